@@ -2,17 +2,24 @@
 
 `slurm` is what a test takes: the cluster, with SLURM_CONF set so that sbatch, squeue and llmlaunch find it. What must
 hold as root and as a normal user, where a site enforces its limits and where it does not, takes `anyone`: a person with
-a cluster of his own, in each of these four ways; or `anyone_at_both_ends`, in the two of them that differ in both.
+a cluster of his own, in each of these four ways. What mostly waits is a story, told side by side with its module's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
-from one_machine import Cluster, install, new_cluster, throw_away, what_it_says
-from person import BOTH_ENDS, WAYS, Person, person_with_a_cluster
+from one_machine import Cluster, install, running_cluster, what_it_says
+from person import SITES, Person, at_home, person_with_a_cluster
+
+from support.side_by_side import asked_for
+
+SIDE_BY_SIDE = 8  # stories of one module on the session's cluster: two nodes with a process each
 
 
 @pytest.fixture(scope="session")
@@ -24,12 +31,8 @@ def slurm_packages() -> None:
 @pytest.fixture(scope="session")
 def slurm_cluster(slurm_packages: None) -> Iterator[Cluster]:
     """11 nodes, so that node10 and node11 come after node9; no accounting."""
-    cluster = new_cluster({"CPUS": "4"})
-    try:
-        cluster.do("up", "11")
+    with running_cluster(11, CPUS="4") as cluster:
         yield cluster
-    finally:
-        throw_away(cluster)
 
 
 @pytest.fixture
@@ -40,17 +43,48 @@ def slurm(slurm_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     slurm_cluster.ask("scancel", "--me")
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture
+def person(slurm: Cluster, tmp_path: Path) -> Person:
+    """Who uses the session's cluster, at home in the test's folder."""
+    return at_home(slurm, tmp_path)
+
+
+@pytest.fixture
+def alone(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster of one node of the test's own, to be broken."""
+    with running_cluster(1, CPUS="2", GPUS="0") as cluster:
+        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def stories(
+    slurm_packages: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, Future[None]]]:
+    """What became of each test of the module that takes a `story`, by the tests' ids. All are begun, since most of
+    their time is waiting. A story gets someone with a home of his own, who uses the session's cluster; in a test that
+    takes a `site`, the one person of eleven nodes of that site."""
+    asked = asked_for(request, "story")
+    sites = {parameters.get("site") for parameters in asked.values()}
+    cluster = request.getfixturevalue("slurm_cluster") if None in sites else None
+    with ExitStack() as stack:
+        people = {site: stack.enter_context(person_with_a_cluster(site, 11)) for site in sorted(sites - {None})}
+
+        def tell(number: int, parameters: dict[str, Any]) -> None:
+            home = tmp_path_factory.getbasetemp() / f"{request.path.stem}-{number}"
+            parameters["story"](people.get(parameters.get("site")) or at_home(cluster, home))
+
+        with ThreadPoolExecutor(getattr(request.module, "SIDE_BY_SIDE", SIDE_BY_SIDE)) as threads:
+            yield {name: threads.submit(tell, number, each) for number, (name, each) in enumerate(asked.items())}
+            threads.shutdown(cancel_futures=True)
+        if cluster:
+            cluster.ask("scancel", "--me")
+
+
+@pytest.fixture(scope="module", params=SITES)
 def anyone(request: pytest.FixtureRequest, slurm_packages: None) -> Iterator[Person]:
     """Three nodes."""
     with person_with_a_cluster(request.param, 3) as person:
-        yield person
-
-
-@pytest.fixture(scope="module", params=BOTH_ENDS)
-def anyone_at_both_ends(request: pytest.FixtureRequest, slurm_packages: None) -> Iterator[Person]:
-    """Eleven nodes, for many jobs side by side."""
-    with person_with_a_cluster(request.param, 11) as person:
         yield person
 
 

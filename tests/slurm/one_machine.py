@@ -1,9 +1,7 @@
-"""Drives slurm/one_machine/cluster.sh for the tests, and makes run directories by hand."""
+"""Drives slurm/one_machine/cluster.sh for the tests."""
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import random
 import re
@@ -12,8 +10,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,10 +21,9 @@ import pytest
 CLUSTER_SH = Path(__file__).parents[2] / "slurm" / "one_machine" / "cluster.sh"
 _PORT_OFFSETS = (0, 1, *range(11, 23))
 _PORTS = 23
-_CLAIMS: dict[int, ExitStack] = {}
-"""By first port: what tells other processes that a cluster of this one has them."""
-
-_SAID_LINES = 40
+_CLAIMS: dict[int, ExitStack] = {}  # by first port: tells other processes that a cluster of this one has them
+_LOG_LINES = 40
+IN_QUEUE = "pending,running,completing"
 
 
 @dataclass(frozen=True)
@@ -73,9 +70,11 @@ class Cluster:
             pytest.fail(f"cluster.sh {' '.join(words)}: {done.stderr}")
         return done.stdout
 
-    def ask(self, *argv: str) -> str:
-        """A SLURM command against this cluster, which must succeed; what it printed."""
-        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False, timeout=180)
+    def ask(self, *argv: str, cwd: Path | None = None) -> str:
+        """Return what a SLURM command against this cluster printed; it must succeed."""
+        done = subprocess.run(
+            argv, cwd=cwd, env=self.environment, capture_output=True, text=True, check=False, timeout=180
+        )
         if done.returncode != 0:
             pytest.fail(f"{' '.join(argv)}: {done.stderr}")
         return done.stdout
@@ -83,37 +82,28 @@ class Cluster:
     def run(self, folder: Path, *words: str, seconds: float = 600.0) -> str:
         """`sbatch WORDS` in `folder`, and wait; "0:0" where the job succeeded, else its exit code and signal. Unlike
         `sbatch --wait`, which in the end looks every 32 seconds, this sees at once that it has ended."""
-        done = subprocess.run(
-            ["sbatch", "--parsable", *words],
-            cwd=folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=180,
-        )
-        if done.returncode != 0:
-            pytest.fail(f"sbatch {' '.join(words)}: {done.stderr}")
-        job = done.stdout.strip()
-        every = "pending,running,completing"
+        job = self.ask("sbatch", "--parsable", *words, cwd=folder).strip()
         wait_until(
-            lambda: not self.ask("squeue", "-h", "-j", job, "-t", every, "-o", "%i"), "the job has ended", seconds
+            lambda: not self.ask("squeue", "-h", "-j", job, "-t", IN_QUEUE, "-o", "%i"), "the job has ended", seconds
         )
         (code,) = re.findall(r" ExitCode=(\S+)", self.ask("scontrol", "show", "job", job))
         return str(code)
+
+    def number(self, node: str) -> str:
+        """Return the number of a node, as `cluster.sh kill-node` wants it."""
+        return str(self.nodes.index(node) + 1)
 
     def pid(self, name: str) -> int:
         return int((self.directory / "run" / f"{name}.pid").read_text())
 
     def daemons(self, name: str) -> list[psutil.Process]:
         """Its processes of that name: slurmctld, slurmd, munged."""
-        found = []
+        processes = []
         for process in psutil.process_iter(["name"]):
-            try:
+            with suppress(psutil.Error):  # it has ended meanwhile, or is another user's
                 if process.info["name"] == name and process.environ().get("SLURM_CONF") == str(self.conf):
-                    found.append(process)
-            except psutil.Error:  # it has ended meanwhile, or is another user's
-                continue
-        return found
+                    processes.append(process)
+        return processes
 
     def kill(self, name: str) -> None:
         """SIGKILL for a daemon, and its end: until then it still takes connections."""
@@ -127,6 +117,16 @@ class Cluster:
                 return True
 
         wait_until(gone, f"{name} is gone")
+
+    def start_controller(self, *words: str) -> None:
+        """Start slurmctld as cluster.sh does; it may not answer yet."""
+        environment = {**self.environment, "LLMLAUNCH_SLURM_DAEMON": "controller"}
+        environment["PATH"] += ":/usr/sbin:/sbin"
+        subprocess.run([*self.prefix, "slurmctld", *words], env=environment, check=True, capture_output=True)
+
+    def wait_until_whole(self) -> None:
+        """Wait until the controller and every node answer."""
+        wait_until(lambda: self.call("status").returncode == 0, "the cluster answers")
 
 
 def install(*, accounting: bool = False) -> None:
@@ -149,6 +149,17 @@ def throw_away(cluster: Cluster) -> None:
     _CLAIMS.pop(cluster.port).close()
 
 
+@contextmanager
+def running_cluster(nodes: int, **settings: str) -> Iterator[Cluster]:
+    """A cluster of so many nodes, of the settings LLMLAUNCH_SLURM_<name>."""
+    cluster = new_cluster(settings)
+    try:
+        cluster.do("up", str(nodes))
+        yield cluster
+    finally:
+        throw_away(cluster)
+
+
 def what_it_says(cluster: Cluster) -> str:
     """Its queue, its nodes, and the ends of its logs; for who looks into a test that failed. Never raises."""
     said = []
@@ -158,12 +169,12 @@ def what_it_says(cluster: Cluster) -> str:
     ):
         try:
             done = subprocess.run(argv, env=cluster.environment, capture_output=True, text=True, timeout=10)
-            said += [" ".join(argv), *(done.stdout + done.stderr).splitlines()[-_SAID_LINES:]]
+            said += [" ".join(argv), *(done.stdout + done.stderr).splitlines()[-_LOG_LINES:]]
         except (OSError, subprocess.TimeoutExpired) as error:
             said.append(str(error))
     for log in sorted((cluster.directory / "log").glob("slurm*.log")):
         lines = log.read_text(errors="replace").splitlines()
-        said += [log.name, *lines[-_SAID_LINES if log.name == "slurmctld.log" else -5 :]]
+        said += [log.name, *lines[-_LOG_LINES if log.name == "slurmctld.log" else -5 :]]
     return "\n".join(said)
 
 
@@ -186,56 +197,19 @@ def _free_ports() -> int:
     pytest.fail("no 23 free ports between 30000 and 32767")
 
 
-# What every job.sbatch does around its training: a name for the attempt, a log, a last word.
-_FRAME = """#!/bin/bash
-#SBATCH --output=slurm-%j.out
-#SBATCH --open-mode=append
-#SBATCH --job-name=sample
-#SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node=1
-job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
-attempt=$job.${{SLURM_RESTART_COUNT:-0}}
-mkdir -p "attempts/$attempt"
-exec >> "logs/$attempt.job.log" 2>&1
-finish() {{
-  state=failed
-  [ "$1" != 0 ] || state=succeeded
-  printf '{{"schema": 1, "attempt": "%s", "state": "%s", "exit_code": %d, "nodes": [], "ranks": [], "ended_at": 1,
-    "why": "%s"}}' "$attempt" "$state" "$1" "$2" > .status && mv .status status.json
-  exit "$1"
-}}
-"""
-
-
-def run_directory(path: Path, body: str, nodes: int = 1) -> Path:
-    """A run directory whose job.sbatch runs `body`, which ends with `finish CODE [WHY]`."""
-    path.mkdir()
-    (path / "run.json").write_text(json.dumps({"schema": 1, "name": "sample", "nodes": nodes}))
-    (path / "job.sbatch").write_text(_FRAME.format(nodes=nodes) + body)
-    return path
-
-
-class Output(io.StringIO):
-    """Keeps what is written, and calls back with each text."""
-
-    def __init__(self, hear: Callable[[str], None]) -> None:
-        super().__init__()
-        self.hear = hear
-
-    def write(self, text: str) -> int:
-        self.hear(text)
-        return super().write(text)
-
-
 def wait_until(
     true: Callable[[], bool], what: str, seconds: float = 240.0, instead: Callable[[], object] = lambda: "still not so"
 ) -> None:
     """Returns when `true()` is; fails after a time no healthy machine needs, and says what is so `instead`.
 
     A node that did not answer within MessageTimeout is told again that a job has ended, but only after 60 seconds
-    (RPC_RETRY_INTERVAL of SLURM 22.05's slurmctld.h): so long the job is COMPLETING.
+    (RPC_RETRY_INTERVAL of SLURM 22.05's slurmctld.h): so long the job is COMPLETING. Between two questions it pauses
+    longer than an answer takes: on a loaded machine those who wait do not take its time from those who are waited for.
     """
     end = time.monotonic() + seconds
-    while not true():
+    while True:
+        asked = time.monotonic()
+        if true():
+            return
         assert time.monotonic() < end, f"waited in vain until {what}: {instead()}"
-        time.sleep(0.1)
+        time.sleep(max(0.05, min(2.0, 3 * (time.monotonic() - asked))))

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 from one_machine import Cluster, new_cluster, throw_away
 
+from support.command_line import data_folders
+
 SOURCES = Path(__file__).resolve().parents[2] / "wrapper"
 NOBODY = 65534
 SECONDS = 600
-WAYS = ["root-enforced", "user-default", "root-default", "user-enforced"]
-"""Who, and the site's limits."""
-BOTH_ENDS = WAYS[:2]
+SITES = ["root-enforced", "user-default", "root-default", "user-enforced"]  # who, and the site's limits
+BOTH_ENDS = SITES[:2]
 SMALL_DISK = "small"
 SMALL_DISK_BYTES = 8 << 20
 
@@ -43,31 +44,27 @@ class Person:
     cluster: Cluster
     home: Path
     prefix: Sequence[str] = ()
+    site: str = ""  # one of SITES, where the cluster is his own
 
     @property
     def is_root(self) -> bool:
         return os.getuid() == 0 and not self.prefix
 
-    def call(self, *argv: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def call(self, *argv: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
         """A command of his, whatever its exit code."""
         environment = {
             **self.cluster.environment,
+            **data_folders(self.home),
             "HOME": str(self.home),
-            "XDG_DATA_HOME": str(self.home / "data"),
-            "XDG_CACHE_HOME": str(self.home / "cache"),
             "XDG_CONFIG_HOME": str(self.home / "config"),
             "PYTHONPATH": str(SOURCES),
             "PYTHONDONTWRITEBYTECODE": "1",
+            **variables,
         }
         return subprocess.run(
-            [*self.prefix, *argv],
-            cwd=cwd or self.home,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+            [*self.prefix, *argv], cwd=cwd or self.home, env=environment, capture_output=True, text=True,
+            timeout=SECONDS, check=False,
+        )  # fmt: skip
 
     def ask(self, *argv: str, cwd: Path | None = None) -> str:
         """A command of his, which must succeed; what it printed."""
@@ -76,12 +73,21 @@ class Person:
             pytest.fail(f"{' '.join(argv)}: exit code {done.returncode}: {done.stderr}{done.stdout}")
         return done.stdout
 
-    def llmlaunch(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self.call(sys.executable, "-m", "llmlaunch", *words)
+    def llmlaunch(
+        self, *words: str | Path, code: int | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """`llmlaunch WORDS`; with `code`, it must end with that exit code."""
+        done = self.call(sys.executable, "-m", "llmlaunch", *map(str, words), **variables)
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        return done
 
-    def json(self, *words: str) -> Any:
+    def json(self, *words: str | Path) -> Any:
         """`llmlaunch WORDS --json`, which must succeed."""
-        return json.loads(self.ask(sys.executable, "-m", "llmlaunch", *words, "--json"))
+        return json.loads(self.llmlaunch(*words, "--json", code=0).stdout)
+
+    def measurements(self, *words: str) -> list[dict[str, Any]]:
+        """What `llmlaunch measurements list WORDS` tells of his store."""
+        return list(self.json("measurements", "list", *words)["measurements"])
 
     @property
     def python(self) -> str:
@@ -116,9 +122,8 @@ def small_disk(cluster: Cluster, prefix: Sequence[str]) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def at_home(cluster: Cluster, prefix: Sequence[str]) -> Person:
-    """The person who has started `cluster` with `prefix`."""
-    home = cluster.directory.parent / "home"
+def at_home(cluster: Cluster, home: Path, prefix: Sequence[str] = ()) -> Person:
+    """Someone with this home, which is made, who uses the cluster; `prefix` is what started it."""
     subprocess.run([*prefix, "mkdir", "-p", home], check=True)
     person = Person(cluster, home, prefix)
     Path(person.python).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
@@ -127,9 +132,9 @@ def at_home(cluster: Cluster, prefix: Sequence[str]) -> Person:
 
 
 @contextmanager
-def person_with_a_cluster(way: str, nodes: int) -> Iterator[Person]:
-    """`way` is one of WAYS."""
-    who, limits = way.split("-")
+def person_with_a_cluster(site: str, nodes: int) -> Iterator[Person]:
+    """`site` is one of SITES."""
+    who, limits = site.split("-")
     prefix = as_normal_user() if who == "user" else ()
     cluster = replace(new_cluster({"CPUS": "4", "LIMITS": limits, "GRACE_SECONDS": "20"}), prefix=prefix)
     # The checkout may lie where nobody may look.
@@ -138,7 +143,7 @@ def person_with_a_cluster(way: str, nodes: int) -> Iterator[Person]:
     try:
         with small_disk(cluster, prefix):
             cluster.do("up", str(nodes))
-            yield at_home(cluster, prefix)
+            yield replace(at_home(cluster, cluster.directory.parent / "home", prefix), site=site)
             cluster.do("down")
     finally:
         throw_away(cluster)

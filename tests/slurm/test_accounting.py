@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from one_machine import Cluster, install, new_cluster, run_directory, throw_away, wait_until
+from handmade import run_directory, state
+from one_machine import Cluster, install, running_cluster, wait_until
 
 from llmlaunch.launchers import submit_mark
 from llmlaunch.launchers.base import JobState, Submission
@@ -24,22 +24,16 @@ pytestmark = pytest.mark.slurm
 def accounted(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """One node with slurmdbd and MariaDB."""
     install(accounting=True)
-    cluster = new_cluster({"CPUS": "2", "ACCOUNTING": "1"})
-    try:
-        cluster.do("up", "1")
+    with running_cluster(1, CPUS="2", ACCOUNTING="1") as cluster:
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
         yield cluster
-    finally:
-        throw_away(cluster)
 
 
 def forget_every_job(cluster: Cluster) -> None:
     """A controller started with -c knows no job, as one does MinJobAge after a job's end."""
     cluster.kill("slurmctld")
-    environment = {**cluster.environment, "LLMLAUNCH_SLURM_DAEMON": "controller"}
-    environment["PATH"] += ":/usr/sbin:/sbin"
-    subprocess.run(["slurmctld", "-c"], env=environment, check=True, capture_output=True)
-    wait_until(lambda: cluster.call("status").returncode == 0, "the new controller answers")
+    cluster.start_controller("-c")
+    cluster.wait_until_whole()
 
 
 def test_the_accounting_outlives_the_controller_s_memory(accounted: Cluster, tmp_path: Path) -> None:
@@ -54,11 +48,10 @@ def test_the_accounting_outlives_the_controller_s_memory(accounted: Cluster, tmp
     accounted.ask("scontrol", "requeue", job_id)
     wait_until(lambda: rows() == ["REQUEUED|0:0", "FAILED|4:0"], "both attempts are in the accounting")
 
-    told = SlurmLauncher().states([submission])[job_id]
-    assert told == JobState("failed", "FAILED", "NonZeroExitCode", 4, restarts=1)
+    assert state(submission) == JobState("failed", "FAILED", "NonZeroExitCode", 4, restarts=1)
     forget_every_job(accounted)
     # Nobody remembers the reason; code and state come from slurmdbd.
-    assert SlurmLauncher().states([submission])[job_id] == JobState("failed", "FAILED", "", 4, restarts=1)
+    assert state(submission) == JobState("failed", "FAILED", "", 4, restarts=1)
     told_by_sacct_of_an_interrupted_submit(accounted, tmp_path)
 
 
@@ -86,4 +79,4 @@ def told_by_sacct_of_an_interrupted_submit(accounted: Cluster, tmp_path: Path) -
     assert submission is not None
     assert submission.jobs == (job_id,)
     reason = f"by {pwd.getpwuid(os.getuid()).pw_name}"
-    assert SlurmLauncher().states([submission])[job_id] == JobState("cancelled", "CANCELLED", reason)
+    assert state(submission) == JobState("cancelled", "CANCELLED", reason)

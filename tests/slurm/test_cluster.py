@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,15 +30,13 @@ def small(slurm_packages: None) -> Iterator[Cluster]:
 def of_cluster(cluster: Cluster) -> list[psutil.Process]:
     """Every process that has anything to do with it: by environment, command line or an open file."""
     directory = str(cluster.directory)
-    found = []
+    processes = []
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):
             words = [*process.environ().values(), *process.cmdline(), *(file.path for file in process.open_files())]
-        except psutil.Error:
-            continue
-        if process.pid != os.getpid() and any(directory in word for word in words):
-            found.append(process)
-    return found
+            if process.pid != os.getpid() and any(directory in word for word in words):
+                processes.append(process)
+    return processes
 
 
 def test_up_says_how_to_use_it_and_status_that_all_is_well(small: Cluster) -> None:
@@ -90,11 +89,9 @@ def test_a_killed_node_is_gone_with_its_jobs_and_comes_back(small: Cluster, tmp_
     def sleeping() -> list[str]:
         nodes = []
         for process in psutil.process_iter():
-            try:
+            with suppress(psutil.Error, KeyError):
                 if process.cmdline() == ["sleep", "602"]:
                     nodes.append(process.environ()["SLURMD_NODENAME"])
-            except (psutil.Error, KeyError):
-                continue
         return sorted(nodes)
 
     assert sleeping() == [first, second]
@@ -102,18 +99,13 @@ def test_a_killed_node_is_gone_with_its_jobs_and_comes_back(small: Cluster, tmp_
     wait_until(lambda: sleeping() == [first], "the second node's job is gone")
     assert f"node.{second} " not in small.call("status").stdout
     small.do("start-node", "2")
-    wait_until(lambda: small.call("status").returncode == 0, "the node is back")
+    small.wait_until_whole()  # the node is back
 
 
 def test_without_accounting_sacct_still_knows_finished_jobs(small: Cluster) -> None:
     small.do("up", "1")
-    job_id = subprocess.run(
-        ["sbatch", "--parsable", "--wait", "--output=/dev/null", "--wrap=exit 5"],
-        env=small.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
+    job_id = small.ask("sbatch", "--parsable", "--output=/dev/null", "--wrap=exit 5").strip()
+    wait_until(lambda: "FAILED" in small.ask("squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T"), "it has ended")
     printed = small.ask("sacct", "-c", "-P", "-n", "-j", job_id, "-o", "jobid,state,exitcode")
     assert printed == f"{job_id}|FAILED|5:0\n"
 

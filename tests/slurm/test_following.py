@@ -13,19 +13,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from one_machine import Cluster, Output, run_directory, wait_until
+from handmade import WAIT_FOR_GO, Output, run_directory, state, submit
+from one_machine import Cluster, wait_until
+from person import Person
+from training import QUICKSTART, backend
 
 from llmlaunch.launchers.run_files import read_submission
-from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 from llmlaunch.watch.follow import follow
 from llmlaunch.watch.screen import Screen
+from support.command_line import data_folders
 
 pytestmark = pytest.mark.slurm
 
-QUICKSTART = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")
 STEPS = 'for i in 1 2 3; do echo "step $i/3 | loss 2.5000 | 0.10 s/step | 100 tokens/s"; sleep 0.1; done\n'
 TRAINER = """
 import os, pathlib, sys, time
@@ -44,7 +45,7 @@ def test_from_the_queue_to_the_last_step(slurm: Cluster, tmp_path: Path) -> None
         "sbatch", "--parsable", "--nodes=11", "--exclusive", "--time=10", "--output=/dev/null", "--wrap", "sleep 600"
     ).strip()
     wait_until(lambda: slurm.ask("squeue", "-h", "-j", blocker, "-o", "%T") == "RUNNING\n", "the nodes are taken")
-    submission = SlurmLauncher().submit(run_directory(tmp_path / "run", STEPS + "finish 0"), ["--time=5"])
+    submission = submit(run_directory(tmp_path / "run", STEPS + "finish 0"), "--time=5")
 
     def hear(text: str) -> None:
         if "expects it to start" in text:
@@ -63,7 +64,7 @@ def test_from_the_queue_to_the_last_step(slurm: Cluster, tmp_path: Path) -> None
 
 
 def test_watching_shows_the_queue_s_reason_then_steps_until_the_end(slurm: Cluster, tmp_path: Path) -> None:
-    submission = SlurmLauncher().submit(run_directory(tmp_path / "run", STEPS + "finish 0"), ["--hold"])
+    submission = submit(run_directory(tmp_path / "run", STEPS + "finish 0"), "--hold")
     looking = subprocess.Popen(
         [sys.executable, "-m", "llmlaunch", "status", "--watch", "--interval", "0.3", str(submission.run_dir)],
         stdout=subprocess.PIPE,
@@ -93,7 +94,7 @@ fi
 finish 0
 """
     )
-    submission = SlurmLauncher().submit(run_directory(tmp_path / "run", body))
+    submission = submit(run_directory(tmp_path / "run", body))
     said = io.StringIO()
     assert follow(submission, Screen(said), poll_seconds=0.5).phase == "succeeded"
     lines = said.getvalue().splitlines()
@@ -110,13 +111,12 @@ finish 0
 class Terminal:
     """llmlaunch in a terminal of its own, which can be closed."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
-        places = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "150"}
+    def __init__(self, person: Person, *words: str | Path) -> None:
         self.pid, self.screen = pty.fork()
         if self.pid == 0:
-            os.chdir(folder)
-            argv = [sys.executable, "-m", "llmlaunch", *words]
-            os.execve(sys.executable, argv, {**os.environ, **places})
+            os.chdir(person.home)
+            argv = [sys.executable, "-m", "llmlaunch", *map(str, words)]
+            os.execve(sys.executable, argv, {**os.environ, **data_folders(person.home), "COLUMNS": "150"})
         self.text = ""
 
     def read_until(self, words: str, seconds: float = 240.0) -> None:
@@ -135,60 +135,42 @@ class Terminal:
         return pid != 0
 
 
-def submitted(folder: Path) -> tuple[str, ...]:
-    (folder / "train.py").write_text(TRAINER)
-    return (
-        *("submit", QUICKSTART, "cluster=cpu-x1", f"python={sys.executable}", f"environment.GO={folder / 'go'}"),
-        *(f"backend={{name: deepspeed, script: {folder / 'train.py'}}}", "-o", "run"),
-    )
-
-
-def listed(folder: Path) -> list[dict[str, Any]]:
-    places = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-m", "llmlaunch", "measurements", "list", "--json"],
-        env={**os.environ, **places}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    found: list[dict[str, Any]] = json.loads(done.stdout)["measurements"]
-    return found
-
-
-def test_a_closed_terminal_ends_neither_the_job_nor_its_recording(slurm: Cluster, tmp_path: Path) -> None:
-    follower = Terminal(tmp_path, *submitted(tmp_path), "--follow")
+def test_a_closed_terminal_ends_neither_the_job_nor_its_recording(person: Person, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINER)
+    own = (f"python={person.python}", f"environment.GO={tmp_path / 'go'}", backend(tmp_path / "train.py"))
+    follower = Terminal(person, "submit", QUICKSTART, "cluster=cpu-x1", *own, "-o", "run", "--follow")
     follower.read_until("\x1b[1F\x1b[Jstep ")  # in place: a step takes the place of the one before
-    watcher = Terminal(tmp_path, "logs", "run", "--follow")
+    watcher = Terminal(person, "logs", "run", "--follow")
     watcher.read_until("step ")
     follower.close()
     watcher.close()
     wait_until(watcher.ended, "who only looks has gone")
     submission = read_submission(tmp_path / "run")
     assert submission is not None
-    assert SlurmLauncher().states([submission])[submission.job_id].phase == "running"
+    assert state(submission).phase == "running"
     assert not follower.ended()
     (tmp_path / "go").touch()
     wait_until(follower.ended, "who follows has seen the end")
     assert os.waitstatus_to_exitcode(follower.code) == 0
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "succeeded"
-    (record,) = [record for record in listed(tmp_path) if record["peak_kind"] == "resident"]
+    (record,) = [record for record in person.measurements() if record["peak_kind"] == "resident"]
     assert record["run_state"] == "succeeded"
 
 
-def test_ctrl_c_in_a_terminal_ends_the_looking_and_says_how_to_look_again(slurm: Cluster, tmp_path: Path) -> None:
-    submission = SlurmLauncher().submit(
-        run_directory(tmp_path / "run", "until [ -e go ]; do sleep 0.1; done\nfinish 0")
-    )
-    watcher = Terminal(tmp_path, "logs", "run", "--follow")
+def test_ctrl_c_in_a_terminal_ends_the_looking_and_says_how_to_look_again(person: Person, tmp_path: Path) -> None:
+    submission = submit(run_directory(tmp_path / "run", WAIT_FOR_GO))
+    watcher = Terminal(person, "logs", "run", "--follow")
     watcher.read_until("is running")
     os.kill(watcher.pid, signal.SIGINT)
     watcher.read_until("Stopped following")
     wait_until(watcher.ended, "it has ended")
     assert os.waitstatus_to_exitcode(watcher.code) == 0
-    assert SlurmLauncher().states([submission])[submission.job_id].phase == "running"
+    assert state(submission).phase == "running"
     (submission.run_dir / "go").touch()
 
 
 def test_a_job_that_fails_before_its_first_step_shows_its_last_lines(slurm: Cluster, tmp_path: Path) -> None:
-    submission = SlurmLauncher().submit(run_directory(tmp_path / "run", "echo no such module >&2\nfinish 3 'bad'"))
+    submission = submit(run_directory(tmp_path / "run", "echo no such module >&2\nfinish 3 'bad'"))
     said = io.StringIO()
     assert follow(submission, Screen(said), poll_seconds=0.5).phase == "failed"
     assert said.getvalue().splitlines()[-1] == "no such module"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import json
+import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from functools import cache
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -21,11 +22,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from one_machine import wait_until
-from person import Person
+from person import BOTH_ENDS, Person
 
 from llmlaunch.cli.main import cli
 from llmlaunch.errors import UserError
 from support.recipe_keys import schema
+from support.side_by_side import Story, asked_for, cases
 
 pytestmark = pytest.mark.slurm
 
@@ -33,11 +35,14 @@ Place = tuple[str | int, ...]
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
 
-# {run} is a command that leaves a file behind.
+# Where anyone may leave a file. None is there at the end of any test: each text runs a command that makes it, wherever
+# the text is taken for code.
+CANARY = Path(tempfile.gettempdir()) / f"llmlaunch-canary-{secrets.token_hex(8)}"
+RUN = f"touch {CANARY}"
 ATTACKS = {
-    "quotes": "x' \"; {run}; \\\" $({run}) `{run}` && {run} #'",
-    "lines": "x\n#SBATCH --comment=taken\n{run}\n",
-    "no-quotes": "x $({run}) `{run}` ; {run} & {run} | {run} #{{{{ 7 * 7 }}}} {{% raw %}} ~ * !!",
+    "quotes": f"x' \"; {RUN}; \\\" $({RUN}) `{RUN}` && {RUN} #'",
+    "lines": f"x\n#SBATCH --comment=taken\n{RUN}\n",
+    "no-quotes": f"x $({RUN}) `{RUN}` ; {RUN} & {RUN} | {RUN} #{{{{ 7 * 7 }}}} {{% raw %}} ~ * !!",
 }
 
 # What has another meaning by its nature: lines of shell, which are the recipe's own code.
@@ -145,20 +150,8 @@ def written(recipe: dict[str, Any], folder: Path) -> Path:
     return file
 
 
-@dataclass(frozen=True)
-class Attack:
-    """A text that runs a command wherever it is taken for code."""
-
-    name: str
-    canary: Path
-
-    @property
-    def text(self) -> str:
-        return ATTACKS[self.name].format(run=f"touch {self.canary}")
-
-
 @cache
-def refusals(attack: Attack) -> dict[Place, str]:
+def refusals(attack: str) -> dict[Place, str]:
     """What each field says to it; empty where the recipe is rendered."""
     folder = Path(tempfile.mkdtemp(prefix="hostile-"))
     try:
@@ -167,31 +160,25 @@ def refusals(attack: Attack) -> dict[Place, str]:
         shutil.rmtree(folder)
 
 
-def alone(place: Place, attack: Attack) -> dict[str, Any]:
-    return with_text(HARMLESS, place, attack.text)
+def alone(place: Place, attack: str) -> dict[str, Any]:
+    return with_text(HARMLESS, place, ATTACKS[attack])
 
 
-@pytest.fixture(scope="module")
-def canary() -> Iterator[Path]:
-    """Where anyone may leave a file; there is none at the end of any test."""
-    folder = Path(tempfile.mkdtemp(prefix="canary-", dir="/tmp"))
-    folder.chmod(0o777)
-    yield folder / "canary"
-    shutil.rmtree(folder)
+@pytest.fixture(scope="module", autouse=True)
+def refused(request: pytest.FixtureRequest) -> None:
+    """What is refused is known before stories begin: click's runner is for one thread alone."""
+    for parameters in asked_for(request, "attack").values():
+        refusals(parameters["attack"])
 
 
-@pytest.fixture(params=ATTACKS)
-def attack(request: pytest.FixtureRequest, canary: Path) -> Iterator[Attack]:
-    yield Attack(request.param, canary)
-    assert not canary.exists(), f"{request.param}: a value was run as a command"
-
-
-def test_every_field_takes_the_text_or_refuses_it_in_a_sentence_that_names_it(attack: Attack) -> None:
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_every_field_takes_the_text_or_refuses_it_in_a_sentence_that_names_it(attack: str) -> None:
     for place, said in refusals(attack).items():
         named = takewhile(lambda part: isinstance(part, str) and part != "<key>", place)
         assert not said or f"{'.'.join(map(str, named))}" in said, (place, said)
         assert "\n" not in said, (place, said)
     assert {("name",), ("cluster", "name")} < {place for place, said in refusals(attack).items() if said}
+    assert not CANARY.exists(), "a value was run as a command"
 
 
 def submitted(person: Person, recipe: dict[str, Any], folder: Path) -> str:
@@ -206,27 +193,39 @@ def submitted(person: Person, recipe: dict[str, Any], folder: Path) -> str:
     return json.loads((folder / "run" / "submission.json").read_text())["job_id"] if done.returncode == 0 else ""
 
 
-def test_nothing_in_a_recipe_runs_on_a_cluster_and_what_is_taken_arrives(
-    attack: Attack, anyone_at_both_ends: Person
-) -> None:
-    person = anyone_at_both_ends
+def nothing_in_a_recipe_runs_on_a_cluster_and_what_is_taken_arrives(attack: str, person: Person) -> None:
+    text = ATTACKS[attack]
     taken = [place for place, said in refusals(attack).items() if not said]
     together = HARMLESS
     for at, place in enumerate(taken):
         if place in ON_ITS_OWN:
-            submitted(person, alone(place, attack), person.folder(f"{attack.name}-{at}"))
+            submitted(person, alone(place, attack), person.folder(f"{attack}-{at}"))
         else:
-            together = with_text(together, place, attack.text)
-    folder = person.folder(f"{attack.name}-together")
+            together = with_text(together, place, text)
+    folder = person.folder(f"{attack}-together")
     job = submitted(person, together, folder)
     shown = person.ask("scontrol", "show", "job", job)
-    wait_until(lambda: not person.ask("squeue", "-h"), "every job has ended", 300)
+    wait_until(lambda: not person.ask("squeue", "-h"), "every job has ended")
     logs = "\n".join(path.read_text() for path in folder.glob("run/logs/*"))
     assert (folder / "run" / "arrived.json").exists(), logs
-    told = json.loads((folder / "run" / "arrived.json").read_text())
+    arrived = json.loads((folder / "run" / "arrived.json").read_text())
     taken_by = {place[:2] for place in taken}
     arguments = [place for place in (("backend", "script_args"), ("backend", "extra_args")) if place in taken_by]
-    assert told["argv"].count(attack.text) == len(arguments)
+    assert arrived["argv"].count(text) == len(arguments)
     for place, name in ((("environment", "HOSTILE"), "HOSTILE"), (("cluster", "environment"), "HOSTILE_SITE")):
-        assert told["environment"][name] == (attack.text if place in taken_by else None)
-    assert (attack.text in shown) == (("slurm", "comment") in taken_by)
+        assert arrived["environment"][name] == (text if place in taken_by else None)
+    assert (text in shown) == (("slurm", "comment") in taken_by)
+    assert not CANARY.exists(), "a value was run as a command"
+
+
+STORIES = cases(
+    nothing_in_a_recipe_runs_on_a_cluster_and_what_is_taken_arrives, **{attack: (attack,) for attack in ATTACKS}
+)
+
+
+@pytest.mark.parametrize("site", BOTH_ENDS)
+@pytest.mark.parametrize(("attack", "story"), zip(ATTACKS, STORIES.values(), strict=True), ids=ATTACKS)
+def test_on_a_cluster(
+    stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, site: str, attack: str, story: Story
+) -> None:
+    stories[request.node.nodeid].result()

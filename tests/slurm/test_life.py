@@ -1,30 +1,28 @@
 """The life of jobs on a real cluster: told, saved, come back, given up.
 
-Each is short of work and long of waiting, so all are lived side by side; a test asks how its own
-went. As root where limits are enforced, and as a normal user where they are not.
+As root where limits are enforced, and as a normal user where they are not.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Mapping
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-from one_machine import wait_until
-from person import BOTH_ENDS as WAYS
-from person import SMALL_DISK, Person, person_with_a_cluster
+from one_machine import IN_QUEUE, wait_until
+from person import BOTH_ENDS, SMALL_DISK, Person, person_with_a_cluster
 from training import FAILS_AFTER_SAVING, FAILS_WHEN_TOLD, script, slow_saver
+
+from support.side_by_side import Story, by_name
 
 pytestmark = pytest.mark.slurm
 
-SAVED_SECONDS = {"enforced": 90.0, "default": 5.0}
-"""How long saving takes in the life of the time limit: once longer than most of what a signal waits for."""
-
+# How long saving takes in the life of the time limit: once longer than torchrun and the watchdog wait for trainers.
+SAVED_SECONDS = {"enforced": 65.0, "default": 5.0}
 
 # Leaves not a byte, and trains on.
 FILLS_THE_DISK = """\
@@ -54,12 +52,6 @@ class Nodes:
 
     def only(self, nodes: list[str]) -> str:
         return "slurm.exclude=" + ",".join(node for node in self.every if node not in nodes)
-
-    def number(self, name: str) -> str:
-        return str(self.every.index(name) + 1)
-
-
-Life = Callable[[Person, Path, Nodes], None]
 
 
 def a_job_out_of_time_saves_and_goes_on_from_there(person: Person, folder: Path, nodes: Nodes) -> None:
@@ -114,7 +106,7 @@ def a_job_whose_node_loses_power_goes_on_on_another(person: Person, folder: Path
     training = slow_saver(person, folder, *words, steps=40, step_seconds=0.5)
     training.wait_for_step(2)
     lost = person.ask("squeue", "-h", "-j", training.job, "-o", "%B").strip()  # where the batch script runs
-    person.cluster.do("kill-node", nodes.number(lost))
+    person.cluster.do("kill-node", person.cluster.number(lost))
     training.wait(lambda it: len(it.attempts()) == 2, "SLURM has started it again")
     training.wait_for_end()
     assert training.phase()["phase"] == "succeeded"
@@ -127,7 +119,7 @@ def a_job_that_may_not_come_back_names_the_node_that_failed(person: Person, fold
     training.wait_for_step(2)
     here = person.ask("squeue", "-h", "-j", training.job, "-o", "%B").strip()
     (lost,) = {*nodes.cut_for_good} - {here}
-    person.cluster.do("kill-node", nodes.number(lost))
+    person.cluster.do("kill-node", person.cluster.number(lost))
     training.wait_for_end()
     said = training.phase()
     assert said["phase"] == "failed"
@@ -163,9 +155,8 @@ def where_requeueing_is_forbidden_a_chain_of_jobs_goes_on(person: Person, folder
     words = ("slurm.partition=once", "restart={times: 2, by: chain}", nodes.only(nodes.common))
     training = script(person, folder, FAILS_AFTER_SAVING, *words)
     training.wait(lambda it: len(it.steps()) == 6, "three jobs have trained")
-    every = "pending,running,completing"
     wait_until(
-        lambda: not person.ask("squeue", "-h", "-t", every, "-n", "quickstart", "-p", "once", "-o", "%i"),
+        lambda: not person.ask("squeue", "-h", "-t", IN_QUEUE, "-n", "quickstart", "-p", "once", "-o", "%i"),
         "the chain is over",
     )
     assert training.steps() == [1, 2, 3, 4, 5, 6]
@@ -203,8 +194,31 @@ def four_nodes_train_together(person: Person, folder: Path, nodes: Nodes) -> Non
     assert {*ran} < {*nodes.common}
 
 
-LIVES: list[Life] = [
+def a_job_outlives_the_controller_and_comes_back_when_it_is_there_again(
+    person: Person, folder: Path, nodes: Nodes
+) -> None:
+    """slurmctld is down while a job trains and wants to be requeued: of a cluster of its own, since every other life
+    talks to theirs."""
+    with person_with_a_cluster(person.site, 1) as person:
+        cluster = person.cluster
+        words = ("nodes=1", "restart={times: 1, backoff_seconds: 0}")
+        training = script(person, person.folder("controller"), FAILS_WHEN_TOLD, *words)
+        training.wait_for_step(1)
+        controller = psutil.Process(cluster.pid("slurmctld"))
+        controller.terminate()
+        controller.wait(120)
+        training.wait_for_step(2)
+        person.ask("touch", str(training.checkpoints / "fail"))
+        training.wait(lambda it: "scontrol requeue: " in it.log(), "the job could not be requeued")
+        cluster.start_controller()
+        # SLURM now takes a minute to clean up after the first attempt.
+        training.wait(lambda it: "Restarts=1 " in person.ask("scontrol", "show", "job", it.job), "SLURM puts it back")
+        person.ask("scancel", training.job)
+
+
+LIVES = by_name(
     a_job_out_of_time_saves_and_goes_on_from_there,
+    a_job_outlives_the_controller_and_comes_back_when_it_is_there_again,
     a_job_whose_node_loses_power_goes_on_on_another,
     a_job_that_fails_again_and_again_waits_and_is_given_up,
     where_requeueing_is_forbidden_a_chain_of_jobs_goes_on,
@@ -215,80 +229,17 @@ LIVES: list[Life] = [
     a_stop_file_ends_a_job_in_order,
     four_nodes_train_together,
     *([a_job_whose_disk_is_full_trains_to_its_end_and_says_so] if os.getuid() == 0 else []),  # mounting takes root
-]
+)
 
 
-def name_of(life: Life) -> str:
-    return life.__name__
+SIDE_BY_SIDE = len(BOTH_ENDS) * len(LIVES)
 
 
-@pytest.fixture(scope="module")
-def people(slurm_packages: None, request: pytest.FixtureRequest) -> Iterator[Mapping[str, Person]]:
-    """By those of their ways that are asked for; eleven nodes each."""
-    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    asked = {item.callspec.params["way"] for item in tests if "people" in item.fixturenames}
-    with ExitStack() as stack:
-        yield {way: stack.enter_context(person_with_a_cluster(way, 11)) for way in WAYS if way in asked}
+def lived(life: Story, person: Person) -> None:
+    life(person, person.folder(life.__name__), Nodes(person))
 
 
-@pytest.fixture(scope="module")
-def lives(people: Mapping[str, Person], request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[None]]]:
-    """Every life that is asked for, begun."""
-    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    asked = [item.callspec.params for item in tests if "life" in item.fixturenames]
-    with ThreadPoolExecutor(len(WAYS) * len(LIVES)) as threads:
-        begun = {}
-        for life in LIVES:
-            for way in WAYS:
-                if {"way": way, "life": life} in asked:
-                    person = people[way]
-                    folder = person.folder(name_of(life))
-                    begun[way + name_of(life)] = threads.submit(life, person, folder, Nodes(person))
-        yield begun
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("life", LIVES, ids=name_of)
-def test_life(lives: Mapping[str, Future[None]], way: str, life: Life) -> None:
-    lives[way + name_of(life)].result()
-
-
-def stop_controller(person: Person) -> None:
-    controller = psutil.Process(person.cluster.pid("slurmctld"))
-    controller.terminate()
-    controller.wait(120)
-
-
-def start_controller(person: Person) -> None:
-    environment = {**person.cluster.environment, "LLMLAUNCH_SLURM_DAEMON": "controller"}
-    environment["PATH"] += ":/usr/sbin:/sbin"
-    subprocess.run([*person.prefix, "slurmctld"], env=environment, check=True, capture_output=True)
-
-
-def a_job_outlives_the_controller(person: Person) -> None:
-    """slurmctld is down while a job trains and wants to be requeued; alone, since every life talks to it."""
-    words = ("nodes=1", "restart={times: 1, backoff_seconds: 0}")
-    training = script(person, person.folder("controller"), FAILS_WHEN_TOLD, *words)
-    training.wait_for_step(1)
-    stop_controller(person)
-    training.wait_for_step(2)
-    person.ask("touch", str(training.checkpoints / "fail"))
-    training.wait(lambda it: "scontrol requeue: " in it.log(), "the job could not be requeued")
-    start_controller(person)
-    # SLURM now takes a minute to clean up after the first attempt.
-    training.wait(lambda it: "Restarts=1 " in person.ask("scontrol", "show", "job", it.job), "SLURM puts it back")
-    person.ask("scancel", training.job)
-
-
-@pytest.fixture(scope="module")
-def outages(people: Mapping[str, Person]) -> Iterator[Mapping[str, Future[None]]]:
-    """The controllers of all clusters stop at once; requested when every life is over."""
-    with ThreadPoolExecutor(len(people)) as threads:
-        yield {way: threads.submit(a_job_outlives_the_controller, person) for way, person in people.items()}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_job_outlives_the_controller_and_comes_back_when_it_is_there_again(
-    people: Mapping[str, Person], outages: Mapping[str, Future[None]], way: str
-) -> None:
-    outages[way].result()
+@pytest.mark.parametrize("site", BOTH_ENDS)
+@pytest.mark.parametrize("story", [partial(lived, life) for life in LIVES.values()], ids=LIVES)
+def test_life(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, site: str, story: Story) -> None:
+    stories[request.node.nodeid].result()

@@ -10,7 +10,6 @@ that was cut are shortened to a random length behind the last line that was sync
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,14 +18,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from one_machine import Cluster, wait_until
+from one_machine import IN_QUEUE, Cluster, wait_until
 
 from support import judge
-from support.chain import LATENCIES, TRAINER, quick_templates
+from support.chain import LATENCIES, RECIPE, TRAINER, quick_templates
+from support.command_line import data_folders, run_llmlaunch
 from support.node_rig import build
+from support.side_by_side import asked_for
 
-ROOT = Path(__file__).resolve().parents[2]
-RECIPE = ROOT / "recipes" / "llama2-7b-deepspeed.yaml"
 SECONDS = 180.0
 SIDE_BY_SIDE = 3  # repeats that take three of the eleven nodes each
 SYNCED = ("start", "gpu_lost", "nvml_stalled", "nvml_back")  # as docs/monitor.md says
@@ -43,15 +42,11 @@ class Job:
         library = build(place / "library")
         for node in nodes:
             self.hold(node, 1)
-        places = {
-            "XDG_DATA_HOME": place / "data",
-            "XDG_CACHE_HOME": place / "cache",
-            "LLMLAUNCH_SPOOL": place / "spool",
-        }
         scenario = 'export FAKE_NVML_SCENARIO="$FAKE_NVML_PLACE/scenario.$LLMLAUNCH_NODE"'
         self.environment = {
             **cluster.environment,
-            **{name: str(path) for name, path in places.items()},
+            **data_folders(place),
+            "LLMLAUNCH_SPOOL": str(place / "spool"),
             "LD_LIBRARY_PATH": str(library),
             "FAKE_NVML_PLACE": str(place),
             "FAKE_NVML_SCENARIO": str(place / "scenario"),
@@ -77,7 +72,7 @@ class Job:
             "layout={zero_stage: 2}", "monitor.interval_seconds=0.1", "restart=none", "slurm.no-requeue=true",
             f"python={sys.executable}", f"slurm.nodelist='{','.join(self.nodes)}'",
         )  # fmt: skip
-        self.llmlaunch("submit", str(RECIPE), *words, "-o", str(self.run))
+        self.llmlaunch("submit", RECIPE, *words, "-o", self.run)
 
     def train(self) -> None:
         wait_until(lambda: len(self.ranks()) == 2 * len(self.nodes), "all ranks have begun", SECONDS)
@@ -103,18 +98,13 @@ class Job:
 
     def in_queue(self) -> bool:
         job = json.loads((self.run / "submission.json").read_text())["job_id"]
-        return bool(self.cluster.ask("squeue", "-h", "-j", job, "-t", "pending,running,completing", "-o", "%T").strip())
+        return bool(self.cluster.ask("squeue", "-h", "-j", job, "-t", IN_QUEUE, "-o", "%T").strip())
 
-    def llmlaunch(self, *words: str) -> str:
-        command = [sys.executable, "-m", "llmlaunch", *words]
-        done = subprocess.run(
-            command, cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def llmlaunch(self, *words: str | Path) -> str:
+        return run_llmlaunch(self.place, *words, code=0, **self.environment).stdout
 
     def records(self) -> list[dict[str, Any]]:
-        self.llmlaunch("collect", str(self.run))
+        self.llmlaunch("collect", self.run)
         return [json.loads(line) for line in self.llmlaunch("measurements", "export").splitlines()]
 
 
@@ -132,10 +122,8 @@ class Cut:
 
     @property
     def lost(self) -> tuple[tuple[Job, str], ...]:
-        return (self.two, self.two.nodes[self.repeat % 2]), (
-            self.one,
-            self.one.nodes[0],
-        )  # on the first runs job.sbatch
+        second = self.repeat % 2  # job.sbatch runs on the first
+        return (self.two, self.two.nodes[second]), (self.one, self.one.nodes[0])
 
     @property
     def jobs(self) -> tuple[Job, Job]:
@@ -158,7 +146,7 @@ def cut_side_by_side(cluster: Cluster, place: Path, repeats: list[int]) -> dict[
     try:
         for cut in cuts:
             for job, node in cut.lost:
-                cluster.do("kill-node", str(cluster.nodes.index(node) + 1))
+                cluster.do("kill-node", cluster.number(node))
                 lost.append(node)
                 job.lose_what_was_not_synced(node, Random(cut.repeat))
         at_the_cut = {job: judge.on_disk(job.run) for job in jobs}
@@ -166,7 +154,7 @@ def cut_side_by_side(cluster: Cluster, place: Path, repeats: list[int]) -> dict[
         return {cut.repeat: [said for job in cut.jobs for said in judged(job, at_the_cut[job])] for cut in cuts}
     finally:
         for node in lost:
-            cluster.do("start-node", str(cluster.nodes.index(node) + 1))
+            cluster.do("start-node", cluster.number(node))
         wait_until(lambda: states(cluster, lost) <= {"idle"}, "the nodes are up again", SECONDS)
 
 
@@ -187,8 +175,7 @@ def said(
     slurm_cluster: Cluster, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int], list[str]]:
     """What the judge says of a repeat; those that fit on the cluster's nodes are done with it."""
-    items = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
-    asked = sorted(item.callspec.params["repeat"] for item in items if "said" in item.fixturenames)
+    asked = sorted(parameters["repeat"] for parameters in asked_for(request, "said").values())
     known: dict[int, list[str]] = {}
 
     def of(repeat: int) -> list[str]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from one_machine import Cluster
+from person import Person
+from training import QUICKSTART
 
-ROOT = Path(__file__).resolve().parents[2]
-RECIPE = str(ROOT / "recipes" / "llama3-70b.yaml")
+pytestmark = pytest.mark.slurm
+
+RECIPE = QUICKSTART.with_name("llama3-70b.yaml")
 LAYOUT = "layout={tensor: 8, pipeline: 4, virtual_pipeline: 1, context: 1, micro_batch_size: 1, recompute: none}"
 # 512 devices, for days, on whole nodes
 JOB = ("nodes=64", LAYOUT, "training.global_batch_size=1024", "slurm={exclusive: true, time: '2-00:00:00'}")
@@ -31,27 +29,21 @@ for step in range(1, steps + 1):
     print(f"[Rank {rank}] (after {step} iterations) memory (MB) | {memory}", flush=True)
 """
 
-pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
-
-def test_a_rank_of_512_is_a_job_of_one_gpu_and_some_minutes(slurm: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "pretrain_gpt.py").write_text(TRAINER)
-    own = (f"backend.path={tmp_path}", f"python={sys.executable}")
-    places = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    asked = ("rehearse", RECIPE, *JOB, *own, "--on", "gpu", "--rank", "3", "-o", "runs", "--json")
-    done = subprocess.run(
-        [sys.executable, "-m", "llmlaunch", *asked],
-        cwd=tmp_path, env={**os.environ, **places}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+def test_a_rank_of_512_is_a_job_of_one_gpu_and_some_minutes(person: Person) -> None:
+    (person.home / "pretrain_gpt.py").write_text(TRAINER)
+    own = (f"backend.path={person.home}", f"python={person.python}")
+    done = person.llmlaunch("rehearse", RECIPE, *JOB, *own, "--on", "gpu", "--rank", "3", "-o", "runs", "--json")
     assert done.returncode in (0, 3), done.stderr  # whatever the verdict
     (rank,) = json.loads(done.stdout)["ranks"]
     assert (rank["pipeline_rank"], rank["on"]) == (3, "gpu")
     assert (rank["allocated_bytes"], rank["reserved_bytes"]) == (50 * 2**30, 52 * 2**30)
-    place, world, *devices = (tmp_path / "seen").read_text().split()
+    place, world, *devices = (person.home / "seen").read_text().split()
     assert (place, world, len(devices)) == ("384", "512", 1)
-    job = json.loads((tmp_path / "runs" / "rank3" / "submission.json").read_text())["job_id"]
-    told = dict(word.split("=", 1) for word in slurm.ask("scontrol", "show", "job", job).split() if "=" in word)
-    assert (told["JobState"], told["NumNodes"]) == ("COMPLETED", "1")
-    assert told["TresPerNode"].endswith(("gpu:1", "gpu:h100:1"))
-    assert told["OverSubscribe"] == "OK"  # a part of a node
-    assert told["TimeLimit"] == "00:20:00"
+    job = json.loads((person.home / "runs" / "rank3" / "submission.json").read_text())["job_id"]
+    shown = person.ask("scontrol", "show", "job", job).split()
+    job_shown = dict(word.split("=", 1) for word in shown if "=" in word)
+    assert (job_shown["JobState"], job_shown["NumNodes"]) == ("COMPLETED", "1")
+    assert job_shown["TresPerNode"].endswith(("gpu:1", "gpu:h100:1"))
+    assert job_shown["OverSubscribe"] == "OK"  # a part of a node
+    assert job_shown["TimeLimit"] == "00:20:00"

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
-from pathlib import Path
-from typing import Any
-
 import pytest
 from one_machine import Cluster
+from person import Person
+from training import QUICKSTART, Training, backend, submit
 
-ROOT = Path(__file__).resolve().parents[2]
-QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
-# two nodes with one process each: the machine under all nodes has few cores
-TWO_NODES = ("nodes=2", "cluster=cpu-x1", "training.steps=6", f"python={sys.executable}")
-SECONDS = 600
+pytestmark = pytest.mark.slurm
 
-pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
-
-
-def llmlaunch(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    places = {"XDG_DATA_HOME": str(home / "data"), "XDG_CACHE_HOME": str(home / "cache")}
-    return subprocess.run(
-        [sys.executable, "-m", "llmlaunch", *words],
-        cwd=home, env={**os.environ, **places}, capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
-
-
-def measurements(home: Path) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = json.loads(llmlaunch(home, "measurements", "list", "--json").stdout)["measurements"]
-    return records
+# One process a node: the machine under all nodes has few cores.
+TWO_NODES = ("nodes=2", "training.steps=6")
+# Trains nothing, and holds as much as torch alone.
+LARGE = """\
+import os
+held = b"x" * 2**28
+if os.environ["RANK"] == "0":
+    for step in range(1, 7):
+        print(f"step {step}/6 | loss {1 / step:.4f} | 0.10 s/step | 1000 tokens/s", flush=True)
+"""
+FAILS_ON_RANK_1 = "import os, sys, time\nsys.exit(7) if os.environ['RANK'] == '1' else time.sleep(300)\n"
+SLEEPS = "import time\ntime.sleep(600)\n"
 
 
-def assert_both_nodes_are_measured(home: Path) -> None:
-    everything = measurements(home)
-    assert len({r["node"] for r in everything if r["peak_kind"] == "host"}) == 2
-    records = [r for r in everything if r["peak_kind"] != "host"]
+def own(person: Person, text: str) -> str:
+    (person.home / "trainer.py").write_text(text)
+    return backend(person.home / "trainer.py")
+
+
+def assert_both_nodes_are_measured(person: Person) -> None:
+    measurements = person.measurements()
+    assert len({r["node"] for r in measurements if r["peak_kind"] == "host"}) == 2
+    records = [r for r in measurements if r["peak_kind"] != "host"]
     assert sorted(r["global_rank"] for r in records) == [0, 1]
     assert len({r["node"] for r in records}) == 2
     for record in records:
@@ -47,60 +40,47 @@ def assert_both_nodes_are_measured(home: Path) -> None:
         assert record["world_size"] == 2
 
 
-def test_the_quickstart_trains_on_two_nodes_and_both_peaks_are_collected(slurm: Cluster, tmp_path: Path) -> None:
-    done = llmlaunch(tmp_path, "submit", QUICKSTART, *TWO_NODES, "--follow", "-o", "run")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Submitting to SLURM" in done.stderr
-    assert "step 6/6 | loss" in done.stdout
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
+def test_the_quickstart_trains_on_two_nodes_and_both_peaks_are_collected(person: Person) -> None:
+    training = submit(person, person.home, *TWO_NODES, "--follow")
+    assert "Submitting to SLURM" in training.said.stderr
+    assert "step 6/6 | loss" in training.said.stdout
+    status = training.status()
     assert status["state"] == "succeeded"
-    assert sorted(node["node"] for node in status["nodes"]) == sorted(slurm.nodes[:2])
-    progress = json.loads((tmp_path / "run" / "attempts" / status["attempt"] / "progress.json").read_text())
+    assert sorted(node["node"] for node in status["nodes"]) == sorted(person.cluster.nodes[:2])
+    progress = training.of_attempt("0", "progress.json")
     assert (progress["step"], progress["steps"], progress["hung"]) == (6, 6, None)
-    assert_both_nodes_are_measured(tmp_path)
-    assert "succeeded" in llmlaunch(tmp_path, "status", "run").stdout
+    assert_both_nodes_are_measured(person)
+    assert "succeeded" in person.llmlaunch("status", "run").stdout
 
 
-def test_bare_sbatch_of_a_rendered_directory_behaves_the_same(slurm: Cluster, tmp_path: Path) -> None:
-    rendered = llmlaunch(tmp_path, "render", QUICKSTART, *TWO_NODES, "-o", "run")
-    assert rendered.returncode == 0, rendered.stderr
-    ended = slurm.run(tmp_path / "run", "job.sbatch")
-    logs = "\n".join(path.read_text() for path in sorted((tmp_path / "run" / "logs").glob("*.log")))
-    assert ended == "0:0", logs
-    assert "step 6/6 | loss" in logs
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "succeeded"
-    collected = llmlaunch(tmp_path, "collect", "run")
-    assert collected.returncode == 0, collected.stderr
-    assert_both_nodes_are_measured(tmp_path)
+def test_bare_sbatch_of_a_rendered_directory_behaves_the_same(slurm: Cluster, person: Person) -> None:
+    run = person.home / "run"
+    words = (*TWO_NODES, "cluster=cpu-x1", f"python={person.python}", own(person, LARGE))
+    training = Training(person, run, person.llmlaunch("render", QUICKSTART, *words, "-o", run, code=0))
+    ended = slurm.run(run, "job.sbatch")
+    assert ended == "0:0", training.log()
+    assert "step 6/6 | loss" in training.log()
+    assert training.status()["state"] == "succeeded"
+    person.llmlaunch("collect", "run", code=0)
+    assert_both_nodes_are_measured(person)
 
 
-def test_a_trainer_that_fails_fails_the_job_and_its_own_code_is_kept(tmp_path: Path) -> None:
-    script = tmp_path / "fails_on_rank_1.py"
-    script.write_text("import os, sys, time\nsys.exit(7) if os.environ['RANK'] == '1' else time.sleep(300)\n")
-    own = f"backend={{name: deepspeed, script: {script}}}"
-    done = llmlaunch(tmp_path, "submit", QUICKSTART, *TWO_NODES, own, "--follow", "-o", "run")
-    assert done.returncode == 1, done.stdout + done.stderr
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
+def test_a_trainer_that_fails_fails_the_job_and_its_own_code_is_kept(person: Person) -> None:
+    training = submit(person, person.home, *TWO_NODES, own(person, FAILS_ON_RANK_1), "--follow", code=1)
+    status = training.status()
     assert status["state"] == "failed"
     assert {rank["rank"]: rank["exit_code"] for rank in status["ranks"]}[1] == 7
-    assert "failed" in llmlaunch(tmp_path, "status", "run").stdout
+    assert "failed" in person.llmlaunch("status", "run").stdout
 
 
-def test_a_refused_job_is_exit_code_4_with_sbatchs_own_words_and_the_directory_kept(tmp_path: Path) -> None:
-    refused = llmlaunch(tmp_path, "submit", QUICKSTART, *TWO_NODES, "slurm.partition=nowhere", "-o", "run")
-    assert refused.returncode == 4
-    assert "invalid partition" in refused.stderr.lower()
-    assert "Traceback" not in refused.stderr
-    assert (tmp_path / "run" / "job.sbatch").is_file()
+def test_a_refused_job_is_exit_code_4_with_sbatchs_own_words_and_the_directory_kept(person: Person) -> None:
+    refused = submit(person, person.home, *TWO_NODES, "slurm.partition=nowhere", code=4)
+    assert "invalid partition" in refused.said.stderr.lower()
+    assert "Traceback" not in refused.said.stderr
+    assert (refused.run / "job.sbatch").is_file()
 
 
-def test_a_cancelled_job_is_cancelled_everywhere(tmp_path: Path) -> None:
-    script = tmp_path / "sleeps.py"
-    script.write_text("import time\ntime.sleep(600)\n")
-    own = f"backend={{name: deepspeed, script: {script}}}"
-    assert llmlaunch(tmp_path, "submit", QUICKSTART, *TWO_NODES, own, "-o", "run").returncode == 0
-    assert llmlaunch(tmp_path, "cancel", "run").returncode == 0
-    deadline = time.monotonic() + 240
-    while "cancelled" not in (said := llmlaunch(tmp_path, "status", "run").stdout):
-        assert time.monotonic() < deadline, said
-        time.sleep(1)
+def test_a_cancelled_job_is_cancelled_everywhere(person: Person) -> None:
+    training = submit(person, person.home, *TWO_NODES, own(person, SLEEPS))
+    person.llmlaunch("cancel", "run", code=0)
+    training.wait(lambda it: "cancelled" in it.phase()["phase"], "it is cancelled")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from one_machine import Cluster, wait_until
+from one_machine import Cluster
+from person import Person
 
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.recipe.load import load_recipe
@@ -29,43 +28,30 @@ data: {mock: true}
 STEP = """
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --export=ALL \\
   --output=seen.%n bash -c 'printf "%s %s" "${CUDA_VISIBLE_DEVICES:-none}" "$(nproc)"'
-touch done
 """
+FORMS = ("gpus-per-node", "gres", "gpus-per-task")
 
 
-def test_the_profile_a_cluster_drafts_of_itself_is_that_cluster(slurm: Cluster, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "llmlaunch", "init", "--site", "ours"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    cluster = load_cluster("./ours.yaml", tmp_path)
+def test_the_profile_a_cluster_drafts_of_itself_is_that_cluster(person: Person) -> None:
+    person.llmlaunch("init", "--site", "ours", code=0)
+    cluster = load_cluster("./ours.yaml", person.home)
     assert (cluster.accelerator.name, cluster.devices_per_node, cluster.cpus_per_node) == ("h100-80gb", 8, 4)
     assert cluster.host_memory_bytes == 62 * 2**30
     assert (cluster.slurm["partition"], cluster.gpu_request) == ("train", "gpus-per-node")
-    again = subprocess.run(
-        [sys.executable, "-m", "llmlaunch", "init", "--site", "ours"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert (again.returncode, "ours.yaml exists" in again.stderr) == (2, True)
+    assert "ours.yaml exists" in person.llmlaunch("init", "--site", "ours", code=2).stderr
 
 
 @pytest.mark.parametrize(
-    ("asked", "seen"),
+    "asked",
     [
-        ("gpu_request: gpus-per-node", "0,1,2,3,4,5,6,7"),
-        ("gpu_request: gpus-per-node, gpu_type: h100", "0,1,2,3,4,5,6,7"),
-        ("gpu_request: gres", "0,1,2,3,4,5,6,7"),
-        ("gpu_request: gres, gpu_type: h100", "0,1,2,3,4,5,6,7"),
-        ("gpu_request: gpus-per-task", "0,1,2,3,4,5,6,7"),
-        ("gpu_request: gpus-per-task, gpu_type: h100", "0,1,2,3,4,5,6,7"),
-        ("gpu_request: none", "none"),
+        *("gpu_request: " + form + kind for form in FORMS for kind in ("", ", gpu_type: h100")),
+        "gpu_request: none",
     ],
 )
-def test_every_form_of_asking_gives_each_node_all_its_gpus(
-    asked: str, seen: str, slurm: Cluster, tmp_path: Path
-) -> None:
+def test_every_form_of_asking_gives_each_node_all_its_gpus(asked: str, slurm: Cluster, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE % asked, encoding="utf-8")
     lines = directives(load_recipe(tmp_path / "recipe.yaml"), None)
     (tmp_path / "job").write_text("\n".join(["#!/bin/bash", *lines]) + STEP, encoding="utf-8")
-    subprocess.run(["sbatch", "job"], cwd=tmp_path, check=True, capture_output=True)
-    wait_until((tmp_path / "done").exists, "the job has run")
+    assert slurm.run(tmp_path, "job") == "0:0"
+    seen = "none" if asked.endswith("none") else "0,1,2,3,4,5,6,7"
     assert [(tmp_path / f"seen.{node}").read_text().split()[0] for node in (0, 1)] == [seen, seen]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from one_machine import Cluster, new_cluster, throw_away
-from person import Person
+from one_machine import running_cluster
+from person import Person, at_home
+from training import backend, submit
 
 pytestmark = pytest.mark.slurm
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
 COUNTS_ITS_CPUS = "import os, pathlib\npathlib.Path('cpus').write_text(str(len(os.sched_getaffinity(0))))\n"
 
 
@@ -42,24 +41,17 @@ def test_no_job_comes_back_in_the_partition_that_forbids_it(anyone: Person) -> N
 
 
 @pytest.fixture
-def bound(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Two nodes that bind tasks to the machine's own CPUs."""
-    cluster = new_cluster({"AFFINITY": "1", "REQUEUE": "0", "GPUS": "0"})
-    try:
-        cluster.do("up", "2")
-        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
-        yield cluster
-    finally:
-        throw_away(cluster)
+def bound(slurm_packages: None, tmp_path: Path) -> Iterator[Person]:
+    """Who uses two nodes that bind tasks to the machine's own CPUs."""
+    with running_cluster(2, AFFINITY="1", REQUEUE="0", GPUS="0") as cluster:
+        yield at_home(cluster, tmp_path)
 
 
-def test_the_trainers_have_the_cpus_that_the_profile_asks_for(bound: Cluster, tmp_path: Path) -> None:
+def test_the_trainers_have_the_cpus_that_the_profile_asks_for(bound: Person) -> None:
     every = len(os.sched_getaffinity(0))
     assert bound.ask("srun", "-N1", "-n1", "nproc") == "1\n"
-    assert requeue_of(Person(bound, tmp_path)) == "Requeue=0"
-    (tmp_path / "trainer.py").write_text(COUNTS_ITS_CPUS)
-    words = (f"cluster={{base: cpu-x1, cpus_per_node: {every}}}", f"python={sys.executable}")
-    own = f"backend={{name: deepspeed, script: {tmp_path / 'trainer.py'}}}"
-    done = Person(bound, tmp_path).llmlaunch("submit", str(QUICKSTART), *words, own, "--follow", "-o", "run")
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert (tmp_path / "run" / "cpus").read_text() == str(every)
+    assert requeue_of(bound) == "Requeue=0"
+    (bound.home / "trainer.py").write_text(COUNTS_ITS_CPUS)
+    words = (f"cluster={{base: cpu-x1, cpus_per_node: {every}}}", backend(bound.home / "trainer.py"), "--follow")
+    training = submit(bound, bound.home, *words)
+    assert (training.run / "cpus").read_text() == str(every)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from one_machine import Cluster, Output, new_cluster, run_directory, throw_away, wait_until
+from handmade import WAIT_FOR_GO, Output, phases, run_directory, state, submit, wait_for, write_submission
+from one_machine import Cluster, wait_until
 
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers.base import JobState, Submission
@@ -20,27 +20,11 @@ from llmlaunch.launchers.run_status import read_statuses
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 from llmlaunch.watch.follow import follow
 from llmlaunch.watch.screen import Screen
+from support.command_line import CommandLine
 
 pytestmark = pytest.mark.slurm
 
-WAIT_FOR_GO = "until [ -e go ]; do sleep 0.1; done\nfinish 0"
-
-
-def submit(run_dir: Path, *extra: str) -> Submission:
-    return SlurmLauncher().submit(run_dir, extra)
-
-
-def state(submission: Submission) -> JobState:
-    return SlurmLauncher().states([submission])[submission.job_id]
-
-
-def wait_for(submission: Submission, *phases: str) -> JobState:
-    wait_until(
-        lambda: state(submission).phase in phases,
-        f"the job is {' or '.join(phases)}",
-        instead=lambda: state(submission),
-    )
-    return state(submission)
+UNKNOWN = "4000000"
 
 
 def test_success_is_the_job_s_own_word(slurm: Cluster, tmp_path: Path) -> None:
@@ -114,17 +98,14 @@ def test_cancel(slurm: Cluster, tmp_path: Path) -> None:
     assert SlurmLauncher().cancel(submission) is False  # an ended job is left alone
 
 
-def test_a_job_that_has_succeeded_is_not_told_to_stop(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_job_that_has_succeeded_is_not_told_to_stop(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
     submission = submit(run_directory(tmp_path / "run", "finish 0"))
     wait_for(submission, "succeeded")
     assert SlurmLauncher().cancel(submission) is False
     assert not cancel_mark(submission).exists()
-    done = subprocess.run(
-        [sys.executable, "-m", "llmlaunch", "cancel", str(submission.run_dir)],
-        capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
-    assert "has already finished (succeeded); nothing was cancelled" in done.stderr
-    assert "told" not in done.stderr
+    said = llmlaunch("cancel", submission.run_dir).stderr
+    assert "has already finished (succeeded); nothing was cancelled" in said
+    assert "told" not in said
 
 
 @pytest.mark.parametrize(
@@ -159,22 +140,16 @@ def test_a_run_directory_is_submitted_once(slurm: Cluster, tmp_path: Path) -> No
 
 
 def test_an_unknown_job_is_unknown_and_not_failed(slurm: Cluster, tmp_path: Path) -> None:
-    unknown = Submission("slurm", "4000000", tmp_path, 1700000000.0)
-    assert state(unknown) == JobState("unknown", reason="SLURM does not know job 4000000")
+    unknown = Submission("slurm", UNKNOWN, tmp_path, 1.7e9)
+    assert state(unknown) == JobState("unknown", reason=f"SLURM does not know job {UNKNOWN}")
 
 
 def test_many_jobs_are_asked_for_at_once(slurm: Cluster, tmp_path: Path) -> None:
     good = [submit(run_directory(tmp_path / f"good{i}", "finish 0")) for i in range(5)]
     bad = submit(run_directory(tmp_path / "bad", "finish 3"))
     held = submit(run_directory(tmp_path / "held", "finish 0"), "--hold")
-    unknown = Submission("slurm", "4000000", tmp_path, 1700000000.0)
-    every = [*good, bad, held, unknown]
-
-    def phases() -> list[str]:
-        states = SlurmLauncher().states(every)
-        return [states[submission.job_id].phase for submission in every]
-
-    wait_until(lambda: phases() == [*["succeeded"] * 5, "failed", "pending", "unknown"], "all have ended")
+    every = [*good, bad, held, Submission("slurm", UNKNOWN, tmp_path, 1.7e9)]
+    wait_until(lambda: phases(every) == [*["succeeded"] * 5, "failed", "pending", "unknown"], "all have ended")
     assert SlurmLauncher().states([]) == {}
 
 
@@ -245,16 +220,32 @@ def test_a_requeued_job_is_followed_into_its_next_attempt(slurm: Cluster, tmp_pa
     assert lines.index(f"attempt {submission.job_id}.0") < lines.index(f"attempt {submission.job_id}.1")
 
 
-@pytest.fixture
-def alone(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A cluster of the test's own, to be broken."""
-    cluster = new_cluster({"CPUS": "2", "GPUS": "0"})
-    try:
-        cluster.do("up", "1")
-        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
-        yield cluster
-    finally:
-        throw_away(cluster)
+@pytest.mark.parametrize("held", [False, True], ids=["running", "waiting"])
+def test_the_job_of_another_directory_is_not_cancelled(
+    slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path, held: bool
+) -> None:
+    """A run directory that names somebody's job does not get it cancelled."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    words = ["--parsable", f"--chdir={elsewhere}", "--output=/dev/null", "--comment=llmlaunch=hostile-12"]
+    job = slurm.ask("sbatch", *words, *(["--hold"] if held else []), "--wrap=sleep 600").strip()
+
+    def in_queue() -> str:
+        return slurm.ask("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").strip()
+
+    wait_until(lambda: in_queue() == ("PENDING" if held else "RUNNING"), "it is in the queue", instead=in_queue)
+    before = in_queue()
+    run_dir = run_directory(tmp_path / "hostile", "finish 0")
+    (run_dir / "run.id").write_text("hostile-1\n")
+    named: list[tuple[str, list[str] | None]] = [(job, None), (job, [job]), (UNKNOWN, [job])]
+    damaged = ("--user=root", "--me", f"{job} --full", "-u0")
+    for (job_id, chain), refusal in [
+        *((each, f"names job {job}") for each in named),
+        *(((words, None), "damaged") for words in damaged),
+    ]:
+        write_submission(run_dir, job_id, submitted_at=time.time(), **({"chain": chain} if chain else {}))
+        assert refusal in llmlaunch("cancel", run_dir, code=2).stderr
+        assert in_queue() == before
 
 
 def test_a_controller_that_answers_late_has_taken_the_job_once(alone: Cluster, tmp_path: Path) -> None:

@@ -10,54 +10,39 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from one_machine import Cluster, new_cluster, run_directory, throw_away, wait_until
+from handmade import WAIT_FOR_GO, run_directory, state, submit, wait_for, write_submission
+from one_machine import Cluster, wait_until
 
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers import submit_mark
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_files import read_submission
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
+from support.command_line import CommandLine, run_llmlaunch
 
 pytestmark = pytest.mark.slurm
 
-SOURCES = Path(__file__).resolve().parents[2] / "wrapper"
+ROOT = Path(__file__).resolve().parents[2]
 SUBMIT = (
     "import sys, pathlib\n"
     "from llmlaunch.launchers.slurm.launcher import SlurmLauncher\n"
     "SlurmLauncher().submit(pathlib.Path(sys.argv[1]))\n"
 )
-WAIT_FOR_GO = "until [ -e go ]; do sleep 0.1; done\nfinish 0"
 STOPPED = (
     'printf \'{"schema": 1, "attempt": "%s", "state": "stopped", "exit_code": 75, "why": "told"}\' "$attempt"'
     ' > "attempts/$attempt/status.json"; cp "attempts/$attempt/status.json" status.json; exit 75'
 )
 
 
-def llmlaunch(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
-    argv = [sys.executable, "-m", "llmlaunch", *words]
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=300)
-
-
-def state(submission: Submission) -> JobState:
-    return SlurmLauncher().states([submission])[submission.job_id]
-
-
-def wait_for(submission: Submission, phase: str) -> JobState:
-    """Return the first state that is in `phase`: asked again, the next job of a chain may have begun."""
-    states: list[JobState] = []
-
-    def reached() -> bool:
-        states.append(state(submission))
-        return states[-1].phase == phase
-
-    wait_until(reached, f"the job is {phase}", instead=lambda: states[-1])
-    return states[-1]
+def submission_of(run_dir: Path) -> Submission:
+    submission = read_submission(run_dir)
+    assert submission is not None
+    return submission
 
 
 def jobs_of(cluster: Cluster, run_dir: Path) -> list[str]:
@@ -66,37 +51,41 @@ def jobs_of(cluster: Cluster, run_dir: Path) -> list[str]:
     return sorted((row.split()[0] for row in rows if row.split(" ", 1)[1] == str(run_dir)), key=int)
 
 
+def path_with(folder: Path, **programs: str) -> str:
+    """PATH with these shell scripts before all others."""
+    folder.mkdir()
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
 def killed_submit(run_dir: Path, tmp_path: Path, sbatch: str) -> None:
     """A submit whose sbatch is the shell script `sbatch`, in which $PPID is the submit."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "sbatch").write_text(f"#!/bin/sh\n{sbatch}\n")
-    (folder / "sbatch").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(SOURCES)}
+    environment = {**os.environ, "PATH": path_with(tmp_path / "bin", sbatch=sbatch)}
     done = subprocess.run([sys.executable, "-c", SUBMIT, run_dir], env=environment, check=False, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert read_submission(run_dir) is None
 
 
 REAL = shutil.which("sbatch")
 TAKES_IT = f'{REAL} "$@" >/dev/null; kill -9 $PPID'
 
 
-@pytest.mark.parametrize("way", ["status", "resume"])
-def test_a_submit_that_was_killed_after_sbatch_finds_its_job(slurm: Cluster, tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("command", ["status", "resume"])
+def test_a_submit_that_was_killed_after_sbatch_finds_its_job(
+    slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path, command: str
+) -> None:
     run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
     (run_dir / "job.sbatch").write_text(
         (run_dir / "job.sbatch").read_text().replace("#SBATCH", '#SBATCH --comment="project: ours"\n#SBATCH', 1)
     )
     killed_submit(run_dir, tmp_path, TAKES_IT)
+    assert read_submission(run_dir) is None
     (job,) = jobs_of(slurm, run_dir)
     # Somebody's own job in the same directory is not taken for it.
     slurm.ask("sbatch", "--hold", f"--chdir={run_dir}", "--output=/dev/null", "--wrap=true")
-    answer = llmlaunch(way, str(run_dir))
-    assert answer.returncode == 0, answer.stderr
-    assert job in answer.stderr
-    submission = read_submission(run_dir)
-    assert submission is not None
+    assert job in llmlaunch(command, run_dir).stderr
+    submission = submission_of(run_dir)
     assert submission.jobs == (job,)
     assert not (run_dir / "submitting").exists()
     assert jobs_of(slurm, run_dir)[0] == job
@@ -107,17 +96,17 @@ def test_a_submit_that_was_killed_after_sbatch_finds_its_job(slurm: Cluster, tmp
     wait_for(submission, "succeeded")
 
 
-def test_a_submit_that_was_killed_before_sbatch_is_made_up_for_once(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_submit_that_was_killed_before_sbatch_is_made_up_for_once(
+    slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path
+) -> None:
     run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
     killed_submit(run_dir, tmp_path, "kill -9 $PPID")
-    answer = llmlaunch("status", str(run_dir))
-    assert answer.returncode == 2
-    assert "its submit was interrupted, and SLURM shows no job of it" in answer.stderr
-    assert llmlaunch("resume", str(run_dir)).returncode == 0
+    assert read_submission(run_dir) is None
+    interrupted = llmlaunch("status", run_dir, code=2).stderr
+    assert "its submit was interrupted, and SLURM shows no job of it" in interrupted
+    llmlaunch("resume", run_dir)
     (job,) = jobs_of(slurm, run_dir)
-    again = llmlaunch("resume", str(run_dir))
-    assert again.returncode == 2
-    assert f"its job {job} is " in again.stderr
+    assert f"its job {job} is " in llmlaunch("resume", run_dir, code=2).stderr
     assert jobs_of(slurm, run_dir) == [job]
 
 
@@ -130,49 +119,41 @@ def test_a_job_that_ended_before_anybody_looked_is_found_too(slurm: Cluster, tmp
     assert wait_for(submission, "succeeded").reason == "all done"
 
 
-def test_resume_submits_again_and_keeps_the_jobs_before(slurm: Cluster, tmp_path: Path) -> None:
+def test_resume_submits_again_and_keeps_the_jobs_before(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
     run_dir = run_directory(tmp_path / "run", f"[ -e go ] || {{ {STOPPED}; }}\nfinish 0")
-    assert llmlaunch("resume", str(run_dir)).returncode == 0  # never submitted before
-    first = read_submission(run_dir)
-    assert first is not None
+    llmlaunch("resume", run_dir)  # never submitted before
+    first = submission_of(run_dir)
     assert wait_for(first, "stopped") == JobState("stopped", "FAILED", "told", 75)
     (run_dir / "go").touch()
     (run_dir / "stop").touch()
-    answer = llmlaunch("resume", str(run_dir), "--json", "--", "--job-name=again")
-    assert answer.returncode == 0, answer.stderr
+    answer = llmlaunch("resume", run_dir, "--json", "--", "--job-name=again")
     assert "Removed the stop file" in answer.stderr
     assert json.loads(answer.stdout)["earlier"] == [first.job_id]
     assert not (run_dir / "stop").exists()
-    second = read_submission(run_dir)
-    assert second is not None
+    second = submission_of(run_dir)
     assert second.earlier == (first,)
     assert slurm.ask("squeue", "-h", "-t", "all", "-j", second.job_id, "-o", "%j") == "again\n"
     wait_for(second, "succeeded")
     assert not second.owns(f"{first.job_id}.0")
     assert second.owns(f"{second.job_id}.0")
-    done = llmlaunch("resume", str(run_dir))
-    assert done.returncode == 2
-    assert "succeeded, so nothing is left to do" in done.stderr
+    assert "succeeded, so nothing is left to do" in llmlaunch("resume", run_dir, code=2).stderr
 
 
-def test_a_job_nobody_knows_is_resumed_only_anyway(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_job_nobody_knows_is_resumed_only_anyway(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
     run_dir = run_directory(tmp_path / "run", "finish 0")
-    record = {"schema": 1, "launcher": "slurm", "job_id": "4000000", "submitted_at": 1700000000.0, "cluster": None}
-    (run_dir / "submission.json").write_text(json.dumps(record))
-    answer = llmlaunch("resume", str(run_dir))
-    assert answer.returncode == 2
-    assert "nobody knows whether its job 4000000 has ended" in answer.stderr
-    assert llmlaunch("resume", str(run_dir), "--anyway").returncode == 0
+    write_submission(run_dir, "4000000")
+    assert "nobody knows whether its job 4000000 has ended" in llmlaunch("resume", run_dir, code=2).stderr
+    llmlaunch("resume", run_dir, "--anyway")
 
 
-def test_a_bare_sbatch_job_that_still_runs_is_not_doubled(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_bare_sbatch_job_that_still_runs_is_not_doubled(
+    slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path
+) -> None:
     run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
     (run_dir / "logs").mkdir()
     job = slurm.ask("sbatch", "--parsable", f"--chdir={run_dir}", str(run_dir / "job.sbatch")).strip()
     wait_until((run_dir / "attempts").exists, "the job runs")
-    answer = llmlaunch("resume", str(run_dir))
-    assert answer.returncode == 2
-    assert f"its job {job} is running" in answer.stderr
+    assert f"its job {job} is running" in llmlaunch("resume", run_dir, code=2).stderr
 
 
 def chained(path: Path, body: str, times: int) -> Path:
@@ -182,9 +163,9 @@ def chained(path: Path, body: str, times: int) -> Path:
     return run_dir
 
 
-def test_a_chain_goes_on_in_its_next_job(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_chain_goes_on_in_its_next_job(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
     run_dir = chained(tmp_path / "run", f"ls attempts | grep -q -v $attempt || {{ {STOPPED}; }}\n{WAIT_FOR_GO}", 2)
-    submission = SlurmLauncher().submit(run_dir)
+    submission = submit(run_dir)
     assert len(submission.jobs) == 3
     assert submission.job_id == submission.jobs[0]
     assert read_submission(run_dir) == submission
@@ -196,16 +177,14 @@ def test_a_chain_goes_on_in_its_next_job(slurm: Cluster, tmp_path: Path) -> None
     wait_until(lambda: reached() == ("running", 2), "the second link runs")
     shown = slurm.ask("squeue", "-h", "-j", submission.jobs[2], "-o", "%E")
     assert shown.startswith(f"afterany:{submission.jobs[1]}")
-    assert (
-        f"job {submission.jobs[1]} (slurm): running [RUNNING] - link 2 of 3" in llmlaunch("status", str(run_dir)).stdout
-    )
+    assert f"job {submission.jobs[1]} (slurm): running [RUNNING] - link 2 of 3" in llmlaunch("status", run_dir).stdout
     (run_dir / "go").touch()
     assert wait_for(submission, "succeeded").link == 2  # whatever the third does
-    assert llmlaunch("cancel", str(run_dir)).returncode == 0
+    llmlaunch("cancel", run_dir)
 
 
 def test_cancel_ends_every_job_of_a_chain(slurm: Cluster, tmp_path: Path) -> None:
-    submission = SlurmLauncher().submit(chained(tmp_path / "run", WAIT_FOR_GO, 20))
+    submission = submit(chained(tmp_path / "run", WAIT_FOR_GO, 20))
     assert len(submission.jobs) == 9  # eight follow-up jobs at most
     wait_for(submission, "running")
     SlurmLauncher().cancel(submission)
@@ -216,21 +195,13 @@ def test_cancel_ends_every_job_of_a_chain(slurm: Cluster, tmp_path: Path) -> Non
     )
 
 
-def test_a_chain_that_was_cut_short_is_completed(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_chain_that_was_cut_short_is_completed(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
     run_dir = chained(tmp_path / "run", WAIT_FOR_GO, 2)
-    killed = f'case "$*" in *--dependency*) kill -9 $PPID;; *) {REAL} "$@";; esac'
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "sbatch").write_text(f"#!/bin/sh\n{killed}\n")
-    (folder / "sbatch").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(SOURCES)}
-    subprocess.run([sys.executable, "-c", SUBMIT, run_dir], env=environment, check=False, capture_output=True)
-    first = read_submission(run_dir)
-    assert first is not None
+    killed_submit(run_dir, tmp_path, f'case "$*" in *--dependency*) kill -9 $PPID;; *) {REAL} "$@";; esac')
+    first = submission_of(run_dir)
     assert len(first.jobs) == 1
-    assert llmlaunch("resume", str(run_dir)).returncode == 0
-    whole = read_submission(run_dir)
-    assert whole is not None
+    llmlaunch("resume", run_dir)
+    whole = submission_of(run_dir)
     assert whole.jobs[0] == first.job_id
     assert whole.jobs == tuple(jobs_of(slurm, run_dir))
     assert len(whole.jobs) == 3
@@ -239,7 +210,7 @@ def test_a_chain_that_was_cut_short_is_completed(slurm: Cluster, tmp_path: Path)
 
 def test_one_task_of_an_array_is_cancelled_alone(slurm: Cluster, tmp_path: Path) -> None:
     run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
-    array = SlurmLauncher().submit(run_dir, ["--array=0-2"])
+    array = submit(run_dir, "--array=0-2")
     tasks = [Submission("slurm", f"{array.job_id}_{index}", run_dir, array.submitted_at) for index in range(3)]
     wait_until(lambda: all(state(task).phase == "running" for task in tasks), "all tasks run")
     SlurmLauncher().cancel(tasks[1])
@@ -252,34 +223,29 @@ def test_one_task_of_an_array_is_cancelled_alone(slurm: Cluster, tmp_path: Path)
 def test_an_option_this_slurm_does_not_have_is_refused_before_sbatch(slurm: Cluster, tmp_path: Path) -> None:
     run_dir = run_directory(tmp_path / "run", "finish 0")
     with pytest.raises(UserError, match=r"sbatch --consolidate-segments came with 25\.11, and this site runs slurm"):
-        SlurmLauncher().submit(run_dir, ["--consolidate-segments"])
+        submit(run_dir, "--consolidate-segments")
     assert not (run_dir / "submitting").exists()
 
 
-def test_two_hundred_runs_are_one_question(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_hundred_runs_are_one_question(
+    slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = run_directory(tmp_path / "run", "finish 0") / "job.sbatch"
     lines = "\n".join(f"sbatch --parsable --hold --job-name=r{i} {script}" for i in range(200))
-    ids = slurm.ask("sh", "-c", f"cd {tmp_path / 'run'}\n{lines}").split()
-    for job in ids:
-        run_dir = tmp_path / f"run{job}"
+    ids = slurm.ask("sh", "-c", lines, cwd=tmp_path / "run").split()
+    run_dirs = [tmp_path / f"run{job}" for job in ids]
+    for job, run_dir in zip(ids, run_dirs, strict=True):
         run_dir.mkdir()
-        record = {"schema": 1, "launcher": "slurm", "job_id": job, "submitted_at": 1.9e9, "cluster": None}
-        (run_dir / "submission.json").write_text(json.dumps(record))
-    folder, calls = tmp_path / "bin", tmp_path / "calls"
-    folder.mkdir()
-    for name in ("squeue", "sacct"):
-        (folder / name).write_text(
-            f'#!/bin/sh\necho {name} "$@" | cut -c 1-20 >> {calls}\nexec {shutil.which(name)} "$@"\n'
-        )
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    answer = llmlaunch("status", "--json", *(str(tmp_path / f"run{job}") for job in ids))
-    runs = json.loads(answer.stdout)["runs"]
+        write_submission(run_dir, job, submitted_at=1.9e9)
+    calls = tmp_path / "calls"
+    noted = f'echo {{0}} "$@" | cut -c 1-20 >> {calls}\nexec {{1}} "$@"'
+    programs = {name: noted.format(name, shutil.which(name)) for name in ("squeue", "sacct")}
+    monkeypatch.setenv("PATH", path_with(tmp_path / "bin", **programs))
+    runs = llmlaunch.json("status", *run_dirs)["runs"]
     assert [run["job_id"] for run in runs] == ids
     assert {(run["phase"], run["reason"]) for run in runs} == {("pending", "JobHeldUser")}
     asked = [line.split()[0] for line in calls.read_text().splitlines() if "sacct -c" not in line]
     assert sorted(asked) == ["sacct", "squeue"]
-    slurm.ask("scancel", *ids)
 
 
 def test_test_only_says_what_sbatch_says_and_submits_nothing(slurm: Cluster, tmp_path: Path) -> None:
@@ -294,41 +260,35 @@ def test_test_only_says_what_sbatch_says_and_submits_nothing(slurm: Cluster, tmp
     assert slurm.ask("squeue", "-h", "-t", "all", "-o", "%F") == before
 
 
-def test_from_a_refusal_to_a_job_as_a_person_types_it(slurm: Cluster, tmp_path: Path) -> None:
-    recipe = str(SOURCES.parent / "recipes" / "llama3-8b.yaml")
+def test_from_a_refusal_to_a_job_as_a_person_types_it(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
+    recipe = ROOT / "recipes" / "llama3-8b.yaml"
     run_dir = tmp_path / "run"
-    tried = llmlaunch("submit", recipe, "nodes=2", "slurm.partition=nope", "--test-only")
-    assert tried.returncode == 4
-    assert "sbatch: invalid partition specified: nope" in tried.stderr
-    assert "EnforcePartLimits" in tried.stderr
-    refused = llmlaunch("submit", recipe, "nodes=2", "slurm.partition=nope", "-o", str(run_dir))
-    assert refused.returncode == 4
-    assert f"submit it later: llmlaunch resume {run_dir}" in refused.stderr
-    state = json.loads(llmlaunch("status", str(run_dir), "--json").stdout)
+    own = ("submit", recipe, "nodes=2")
+    tried = llmlaunch(*own, "slurm.partition=nope", "--test-only", code=4).stderr
+    assert "sbatch: invalid partition specified: nope" in tried
+    assert "EnforcePartLimits" in tried
+    refused = llmlaunch(*own, "slurm.partition=nope", "-o", run_dir, code=4).stderr
+    assert f"submit it later: llmlaunch resume {run_dir}" in refused
+    state = llmlaunch.json("status", run_dir)
     assert (state["phase"], state["job_id"]) == ("refused", "-")
     assert "invalid partition specified: nope" in state["reason"]
     assert f"llmlaunch resume {run_dir} submits it again" in state["reason"]
-    (listed,) = json.loads(llmlaunch("runs", "--state", "refused", "--json").stdout)["runs"]
+    (listed,) = llmlaunch.json("runs", "--state", "refused")["runs"]
     assert "invalid partition specified: nope" in listed["why"]
-    again = llmlaunch("submit", recipe, "nodes=2", "-o", str(run_dir))
-    assert again.returncode == 2
-    assert f"rendered before, and not submitted; llmlaunch resume {run_dir} submits it as it is" in again.stderr
+    again = llmlaunch(*own, "-o", run_dir, code=2).stderr
+    assert f"rendered before, and not submitted; llmlaunch resume {run_dir} submits it as it is" in again
     assert jobs_of(slurm, run_dir) == []
-    assert llmlaunch("resume", str(run_dir), "--", "--partition=train", "--hold").returncode == 0
+    llmlaunch("resume", run_dir, "--", "--partition=train", "--hold")
     (job,) = jobs_of(slurm, run_dir)
-    assert json.loads(llmlaunch("status", str(run_dir), "--json").stdout)["phase"] == "pending"
-    assert json.loads(llmlaunch("runs", "--state", "refused", "--json").stdout)["runs"] == []
-    taken = llmlaunch("submit", recipe, "nodes=2", "-o", str(run_dir))
-    assert taken.returncode == 2
-    assert f"already submitted as slurm job {job}" in taken.stderr
+    assert llmlaunch.json("status", run_dir)["phase"] == "pending"
+    assert llmlaunch.json("runs", "--state", "refused")["runs"] == []
+    assert f"already submitted as slurm job {job}" in llmlaunch(*own, "-o", run_dir, code=2).stderr
     assert job in llmlaunch("status").stdout  # all that have not ended, by the store
     # As if that submit had been killed before it wrote the job down.
     (run_dir / "submission.json").unlink()
     mark = {"since": (run_dir / "run.id").stat().st_mtime, "host": os.uname().nodename, "pid": 0, "started": 0}
     (run_dir / "submitting").write_text(json.dumps(mark | {"touched_at": 0}))
-    found = llmlaunch("submit", recipe, "nodes=2", "-o", str(run_dir))
-    assert found.returncode == 0, found.stderr
-    assert f"job {job} in {run_dir}: nothing was submitted again" in found.stderr
+    assert f"job {job} in {run_dir}: nothing was submitted again" in llmlaunch(*own, "-o", run_dir).stderr
     assert jobs_of(slurm, run_dir) == [job]
 
 
@@ -344,24 +304,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def fill(folder: Path) -> None:
-    subprocess.run(["sh", "-c", f"cat /dev/zero > {folder / 'rest'}"], check=False, capture_output=True)
-
-
-def limited(*words: str, folder: Path, size: int) -> subprocess.CompletedProcess[str]:
-    """llmlaunch where `folder` is full: its file system is, or, where none could be made, no file may have `size`."""
-    if os.path.ismount(folder):
-        return llmlaunch(*words)
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "PYTHONDONTWRITEBYTECODE": "1"}
-    argv = ["prlimit", f"--fsize={size}", sys.executable, "-m", "llmlaunch", *words]
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=300)
-
-
 def test_on_a_full_disk_nothing_is_submitted(slurm: Cluster, small_disk: Path) -> None:
     run_dir = run_directory(small_disk / "run", "finish 0")
+    argv = [sys.executable, "-m", "llmlaunch", "resume", str(run_dir)]
     if os.path.ismount(small_disk):
-        fill(small_disk)
-    answer = limited("resume", str(run_dir), folder=small_disk, size=0)
+        subprocess.run(["sh", "-c", f"cat /dev/zero > {small_disk / 'rest'}"], check=False, capture_output=True)
+    else:
+        argv = ["prlimit", "--fsize=0", *argv]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    answer = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert answer.returncode == 2
     assert "cannot write into it" in answer.stderr
     assert "nothing was submitted" in answer.stderr
@@ -369,19 +320,12 @@ def test_on_a_full_disk_nothing_is_submitted(slurm: Cluster, small_disk: Path) -
     assert not list(run_dir.glob(".*"))  # no half-written files
 
 
-def test_a_job_nobody_could_write_down_is_cancelled_again(
-    slurm: Cluster, tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_nobody_could_write_down_is_cancelled_again(slurm: Cluster, tmp_path: Path, small_disk: Path) -> None:
     """The disk fills up while sbatch works. The job is held, lest it fails on that disk before it is cancelled."""
     run_dir = run_directory(small_disk / "run", WAIT_FOR_GO)
-    folder = tmp_path / "bin"
-    folder.mkdir()
     full = f"cat /dev/zero > {small_disk}/rest" if os.path.ismount(small_disk) else "prlimit --fsize=0 --pid=$PPID"
-    (folder / "sbatch").write_text(f'#!/bin/sh\n{REAL} --hold "$@"\n({full}) 2>/dev/null\nexit 0\n')
-    (folder / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    answer = llmlaunch("resume", str(run_dir))
-    assert answer.returncode == 2
+    path = path_with(tmp_path / "bin", sbatch=f'{REAL} --hold "$@"\n({full}) 2>/dev/null\nexit 0')
+    answer = run_llmlaunch(tmp_path, "resume", run_dir, code=2, PATH=path)
     assert "was cancelled again" in answer.stderr
     (job,) = jobs_of(slurm, run_dir)
     wait_until(
@@ -389,25 +333,6 @@ def test_a_job_nobody_could_write_down_is_cancelled_again(
     )
     assert not (run_dir / "submission.json").exists()
     assert not (run_dir / "submitting").exists()
-
-
-@pytest.fixture
-def alone(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A cluster of the test's own, to be broken."""
-    cluster = new_cluster({"CPUS": "2", "GPUS": "0"})
-    try:
-        cluster.do("up", "1")
-        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
-        yield cluster
-    finally:
-        throw_away(cluster)
-
-
-def start_controller(cluster: Cluster, *words: Sequence[str]) -> None:
-    environment = {**cluster.environment, "LLMLAUNCH_SLURM_DAEMON": "controller"}
-    environment["PATH"] += ":/usr/sbin:/sbin"
-    subprocess.run(["slurmctld", *words], env=environment, check=True, capture_output=True)
-    wait_until(lambda: cluster.call("status").returncode == 0, "the new controller answers")
 
 
 def test_a_scheduler_that_hangs_is_said_and_the_job_is_submitted_once(
@@ -427,7 +352,7 @@ def test_a_scheduler_that_hangs_is_said_and_the_job_is_submitted_once(
     assert f"llmlaunch resume {run_dir}" in str(silence.value)
     assert any("looking for a job" in line for line in said)
     assert submit_mark.left_behind(run_dir) is None  # this very process might still be at it
-    submission = SlurmLauncher().submit(run_dir)
+    submission = submit(run_dir)
     assert jobs_of(alone, run_dir) == list(submission.jobs)
     assert len(submission.jobs) == 1
     (run_dir / "go").touch()
@@ -464,7 +389,8 @@ def test_a_controller_that_dies_while_it_is_spoken_to_is_asked_whether_it_took_t
 
     def say(line: str) -> None:
         if not said:
-            start_controller(alone)
+            alone.start_controller()
+            alone.wait_until_whole()
         said.append(line)
 
     killer = threading.Thread(target=kill_it)
@@ -474,7 +400,7 @@ def test_a_controller_that_dies_while_it_is_spoken_to_is_asked_whether_it_took_t
     killer.join()
     assert "looking for a job" in said[0]
     assert (run_dir / "submitting").exists()
-    submission = SlurmLauncher().submit(run_dir)
+    submission = submit(run_dir)
     assert jobs_of(alone, run_dir) == list(submission.jobs)
     assert len(submission.jobs) == 1
     wait_for(submission, "succeeded")
@@ -490,7 +416,7 @@ def wait_until_saved(cluster: Cluster, job: str) -> None:
 
 def test_a_controller_that_is_down_is_waited_for_and_that_is_said(alone: Cluster, tmp_path: Path) -> None:
     """It comes back while sbatch is tried again; the job that ran meanwhile has lost nothing."""
-    running = SlurmLauncher().submit(run_directory(tmp_path / "running", WAIT_FOR_GO))
+    running = submit(run_directory(tmp_path / "running", WAIT_FOR_GO))
     wait_for(running, "running")
     wait_until_saved(alone, running.job_id)
     alone.kill("slurmctld")
@@ -498,7 +424,8 @@ def test_a_controller_that_is_down_is_waited_for_and_that_is_said(alone: Cluster
 
     def say(line: str) -> None:
         if not said:
-            start_controller(alone)
+            alone.start_controller()
+            alone.wait_until_whole()
         said.append(line)
 
     submission = SlurmLauncher(say=say).submit(run_directory(tmp_path / "run", "finish 0"))
@@ -511,13 +438,12 @@ def test_a_controller_that_is_down_is_waited_for_and_that_is_said(alone: Cluster
     wait_for(submission, "succeeded")
 
 
-def test_without_slurm_a_submitted_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_a_submitted_run_says_so(
+    llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_dir = run_directory(tmp_path / "run", "finish 0")
-    record = {"schema": 1, "launcher": "slurm", "job_id": "12", "submitted_at": 1700000000.0, "cluster": None}
-    (run_dir / "submission.json").write_text(json.dumps(record))
+    write_submission(run_dir, "12")
     monkeypatch.setenv("PATH", str(tmp_path))
-    for words in (("status",), ("cancel",), ("resume",)):
-        answer = llmlaunch(*words, str(run_dir))
-        assert answer.returncode == 2
-        assert "cannot be run (No such file or directory); is this a SLURM machine?" in answer.stderr
-        assert "Traceback" not in answer.stderr
+    for command in ("status", "cancel", "resume"):
+        refusal = "cannot be run (No such file or directory); is this a SLURM machine?"
+        assert refusal in llmlaunch(command, run_dir, code=2).stderr

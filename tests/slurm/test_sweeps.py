@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from one_machine import Cluster, run_directory, wait_until
+from handmade import WAIT_FOR_GO, phases, run_directory
+from one_machine import Cluster, wait_until
+from person import Person
+from training import QUICKSTART, backend
 
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers.base import JobState, Submission
@@ -21,9 +22,6 @@ from llmlaunch.launchers.sweep import How, after, refuse_array, submit_sweep, ta
 from llmlaunch.rendering.sweep import render_sweep, run_names
 
 pytestmark = pytest.mark.slurm
-
-QUICKSTART = str(Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml")
-WAIT_FOR_GO = "until [ -e go ]; do sleep 0.1; done\nfinish 0"
 
 
 def sweep(directory: Path, how: How, bodies: Sequence[str], limit: int | None = None) -> list[Path]:
@@ -39,11 +37,6 @@ def sweep(directory: Path, how: How, bodies: Sequence[str], limit: int | None = 
 def hand_in(directory: Path, how: How, bodies: Sequence[str], limit: int | None = None) -> list[Submission]:
     run_dirs = sweep(directory, how, bodies, limit)
     return submit_sweep(SlurmLauncher(), directory, run_dirs, how)
-
-
-def phases(submissions: Sequence[Submission]) -> list[str]:
-    states = SlurmLauncher().states(submissions)
-    return [states[submission.job_id].phase for submission in submissions]
 
 
 def wait_for(submissions: Sequence[Submission], *wanted: str) -> None:
@@ -171,34 +164,29 @@ for step in range(1, 10_000):
 """
 
 
-def test_a_grid_from_the_command_line_followed_to_the_end(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_grid_from_the_command_line_followed_to_the_end(person: Person, tmp_path: Path) -> None:
     """Rendered runs: one succeeds, one fails, and the last is told to stop; a word to it is none to the others."""
     (tmp_path / "train.py").write_text(TRAINER)
-    places = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    argv = [
-        *(sys.executable, "-m", "llmlaunch", "submit", QUICKSTART, "cluster=cpu-x1", f"python={sys.executable}"),
-        f"backend={{name: deepspeed, script: {tmp_path / 'train.py'}}}",
+    words = (
+        *("submit", QUICKSTART, "cluster=cpu-x1", f"python={person.python}", backend(tmp_path / "train.py")),
         *("--grid", "environment.WHAT=good,bad,told", f"environment.GO={tmp_path / 'go'}"),
         *("--array", "--follow", "-o", "sweep"),
-    ]
-    follower = subprocess.Popen(
-        argv, cwd=tmp_path, env={**os.environ, **places}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     good, bad, told = (tmp_path / "sweep" / f"{index}-quickstart" for index in range(3))
 
     def log(run: Path) -> str:
         return "".join(path.read_text() for path in run.glob("logs/*.log"))
 
-    wait_until(lambda: "step 3/" in log(good) and "step 3/" in log(told), "both train")
-    task = read_submission(told)
-    assert task is not None
-    slurm.ask("scancel", "--batch", "--signal=TERM", task.job_id)
-    wait_until((told / "status.json").exists, "it has stopped")
-    (tmp_path / "go").touch()
-    out, err = follower.communicate(timeout=300)
-    assert follower.returncode == 1, out + err
-    states = {run.name[2:]: json.loads((run / "status.json").read_text()) for run in (good,)}
-    assert states["quickstart"]["state"] == "succeeded"
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(person.llmlaunch, *words, code=1)
+        wait_until(lambda: "step 3/" in log(good) and "step 3/" in log(told), "both train")
+        task = read_submission(told)
+        assert task is not None
+        person.ask("scancel", "--batch", "--signal=TERM", task.job_id)
+        wait_until((told / "status.json").exists, "it has stopped")
+        (tmp_path / "go").touch()
+        out, err = following.result().stdout, following.result().stderr
+    assert json.loads((good / "status.json").read_text())["state"] == "succeeded"
     assert json.loads((bad / "status.json").read_text())["exit_code"] != 0
     assert "told to stop" not in log(good)
     assert "run 3 of 3" in err

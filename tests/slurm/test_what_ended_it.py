@@ -1,24 +1,29 @@
-"""What ended a job on real SLURM: out of memory becomes a measurement, a lost node is left out until it is forgiven."""
+"""What ended a job on real SLURM, and what follows: a measurement, another layout or node, a restart, or the end."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
+import re
 import sys
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
-from one_machine import Cluster, wait_until
+from one_machine import wait_until
+from person import Person
+from training import HERE, SLOW_SAVER, Training, backend, submit
 
 from llmlaunch.units import GIB
+from support.side_by_side import Story, by_name, cases
 
-ROOT = Path(__file__).resolve().parents[2]
-QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
-# two nodes with one process each: the machine under all nodes has few cores
-TWO_NODES = ("nodes=2", "cluster=cpu-x1", "training.steps=6", f"python={sys.executable}")
+pytestmark = pytest.mark.slurm
 
+FLOOR_SECONDS = 5  # of the watchdog
+TRACED = HERE.parent / "frameworks" / "traced"
+FRAMEWORKS = HERE.parents[1] / ".venv-frameworks"
+# A two-node job of one process each, since the machine under all nodes has few cores.
+TWO_NODES = ("nodes=2", "training.steps=6")
+SLEEPS = "import time\ntime.sleep(600)\n"
 RUNS_OUT = """
 import os, time
 time.sleep(300 if os.environ["RANK"] != "1" else 0)
@@ -52,145 +57,302 @@ if os.environ["RANK"] == "0":
     raise SystemExit(3)
 time.sleep(600)
 """
-SLOW_VERDICT = """#!/bin/bash
-[[ $* != *finish* ]] || sleep {seconds}
+# Interpreters of training environments: one slow to judge, one that is broken on some nodes, one with Megatron
+# core and stand-ins for what this machine lacks.
+SLOW_VERDICT = '[[ $* != *finish* ]] || sleep {seconds}\nexec {python} "$@"\n'
+BROKEN_NODES = """\
+if [[ " {broken} " = *" $SLURMD_NODENAME "* && $* = *trainer/preflight.py* ]]; then
+  echo "RuntimeError: CUDA unknown error" >&2
+  exit 1
+fi
 exec {python} "$@"
 """
-SLEEPS = "import time\ntime.sleep(600)\n"
-
-pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
-
-
-def llmlaunch(home: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    places = {"XDG_DATA_HOME": str(home / "data"), "XDG_CACHE_HOME": str(home / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-m", "llmlaunch", *words],
-        cwd=home, env={**os.environ, **places}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+MEGATRON = """\
+case $1 in
+*/megatron_check.py) exec "{frameworks}/bin/python" "{traced}/dataset_ranks.py" build "$@" ;;
+*) exec "{frameworks}/bin/python" "$@" ;;
+esac
+"""
 
 
-def submitted(home: Path, name: str, trainer: str, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """A two-node job of a trainer of our own, in the run directory `name`."""
-    script = home / "trainer.py"
-    script.write_text(trainer)
-    own = f"backend={{name: deepspeed, script: {script}}}"
-    return llmlaunch(home, "submit", QUICKSTART, *TWO_NODES, own, *words, "-o", name, code=code)
+def own_python(person: Person, text: str, **words: object) -> str:
+    path = person.home / "own-python"
+    path.write_text("#!/bin/bash\n" + text.format(python=sys.executable, **words))
+    path.chmod(0o755)
+    return f"python={path}"
 
 
-def status(home: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((home / name / "status.json").read_text())
-    return found
+def own(person: Person, text: str, *words: str, name: str = "own", code: int = 0) -> Training:
+    """A two-node job of a trainer of our own; its argument is the folder of its checkpoints."""
+    folder = person.folder(name)
+    (folder / "trainer.py").write_text(text)
+    return submit(person, folder, *TWO_NODES, backend(folder / "trainer.py", folder / "checkpoints"), *words, code=code)
 
 
-def test_a_rank_out_of_memory_is_the_cause_and_a_measurement(tmp_path: Path) -> None:
-    said = submitted(tmp_path, "run", RUNS_OUT, "--follow", code=1).stdout
-    assert "rank 1 on node" in said
-    found = status(tmp_path, "run")
-    assert (found["cause"]["kind"], found["cause"]["rank"], found["cause"]["sick"]) == ("oom", 1, False)
-    assert "out of GPU memory (rank 1 on " in found["why"]
-    assert found["next"]["action"] == "end"
-    records = json.loads(llmlaunch(tmp_path, "measurements", "list", "--kind", "oom", "--json").stdout)["measurements"]
-    (record,) = records
+def saving(person: Person, every: int, name: str = "own") -> tuple[str, ...]:
+    """Words with which a job comes back soon."""
+    path = person.home / name / "checkpoints"
+    return f"training.checkpoint_path={path}", f"training.save_interval={every}", "restart={backoff_seconds: 1}"
+
+
+def a_rank_out_of_memory_is_the_cause_and_a_measurement(person: Person) -> None:
+    training = own(person, RUNS_OUT, "--follow", code=1)
+    assert "rank 1 on node" in training.said.stdout
+    status = training.status()
+    assert (status["cause"]["kind"], status["cause"]["rank"], status["cause"]["sick"]) == ("oom", 1, False)
+    assert "out of GPU memory (rank 1 on " in status["why"]
+    assert status["next"]["action"] == "end"
+    (record,) = person.measurements("--kind", "oom")
     assert (record["global_rank"], record["peak_bytes"], record["run_state"]) == (1, None, "failed")
     assert record["numbers"]["asked_bytes"] == 2 * GIB
     assert record["numbers"]["non_torch_bytes"] == 3 * GIB
-    assert json.loads(llmlaunch(tmp_path, "nodes", "--json").stdout) == {"nodes": []}
+    assert person.json("nodes") == {"nodes": []}
 
 
-@pytest.mark.parametrize("verdict_seconds", [0, 120])
-def test_a_lost_node_is_left_out_by_name_until_it_is_forgiven(
-    slurm: Cluster, tmp_path: Path, verdict_seconds: int
-) -> None:
+def a_lost_node_is_left_out_by_name_until_it_is_forgiven(verdict_seconds: int, person: Person) -> None:
     """SLURM kills the batch script KillWait (here 5 s) after a node was lost. A verdict that takes longer, as on a busy
     machine, is never written: then SLURM's own word counts."""
-    python = tmp_path / "python"
-    python.write_text(SLOW_VERDICT.format(seconds=verdict_seconds, python=sys.executable))
-    python.chmod(0o755)
-    submitted(tmp_path, "run", SLEEPS, "slurm.no-requeue=true", f"python={python}")
-    ranks = tmp_path / "run" / "attempts"
-    wait_until(lambda: len(list(ranks.glob("*/ranks/*.json"))) == 2, "both ranks have started")
-    lost = json.loads(next(ranks.glob("*/ranks/1.json")).read_text())["node"]
-    number = lost.removeprefix("node")
-
-    def is_idle() -> bool:
-        return slurm.ask("sinfo", "-h", "-n", lost, "-p", "train", "-o", "%t").strip() == "idle"
-
-    def state() -> dict[str, Any]:
-        said: dict[str, Any] = json.loads(llmlaunch(tmp_path, "status", "run", "--json").stdout)
-        return said
-
+    python = own_python(person, SLOW_VERDICT, seconds=verdict_seconds)
+    training = own(person, SLEEPS, "slurm.no-requeue=true", "slurm.exclusive=true", python)
+    training.wait(lambda it: len(it.ranks("0")) == 2, "both ranks have started")
+    lost = training.ranks("0")[1]["node"]
+    cluster = person.cluster
+    number = cluster.number(lost)
     try:
-        slurm.do("kill-node", number)
-        wait_until(lambda: state()["phase"] == "failed", "SLURM has noticed", instead=state)
-        assert f"the node failed ({lost})" in state()["reason"]
-        assert verdict_seconds == 0 or not (tmp_path / "run" / "status.json").exists()
+        cluster.do("kill-node", number)
+        training.wait_for_end()  # SLURM has noticed
+        training.wait(lambda it: it.phase()["phase"] == "failed", "the job has failed")
+        assert f"the node failed ({lost})" in training.phase()["reason"]
+        assert verdict_seconds == 0 or not training.status()
     finally:
-        slurm.do("start-node", number)
-        wait_until(is_idle, "the node is up again")
+        cluster.do("start-node", number)
+        up = ("sinfo", "-h", "-n", lost, "-p", "train", "-o", "%t")
+        wait_until(lambda: cluster.ask(*up).strip() in ("idle", "mix", "alloc"), "the node is up again")
 
-    said = submitted(tmp_path, "next", SLEEPS).stderr
-    assert f"{lost} left out until" in said
-    assert "Node failure on" in said
-    job = json.loads((tmp_path / "next" / "submission.json").read_text())["job_id"]
-    assert f"ExcNodeList={lost}" in slurm.ask("scontrol", "show", "job", job)
-    assert lost in llmlaunch(tmp_path, "nodes").stdout
+    following = own(person, SLEEPS, name="next")
+    assert f"{lost} left out until" in following.said.stderr
+    assert "Node failure on" in following.said.stderr
+    assert f"ExcNodeList={lost}" in person.ask("scontrol", "show", "job", following.job)
+    assert lost in person.llmlaunch("nodes").stdout
+    assert "1 failure forgiven" in person.llmlaunch("nodes", "--forgive", lost, code=0).stderr
+    third = own(person, SLEEPS, name="third")
+    assert "left out" not in third.said.stderr
+    person.ask("scancel", following.job, third.job)
 
-    assert "1 failure forgiven" in llmlaunch(tmp_path, "nodes", "--forgive", lost).stderr
-    assert "left out" not in submitted(tmp_path, "third", SLEEPS).stderr
 
-
-def test_a_checkpoint_that_vanished_ends_the_job_until_a_person_lets_it_begin_again(tmp_path: Path) -> None:
-    (tmp_path / "trainer.py").write_text(SAVES)
-    folder, run = tmp_path / "checkpoints", tmp_path / "run"
-    own = json.dumps(
-        {"name": "deepspeed", "script": str(tmp_path / "trainer.py"), "script_args": [str(folder)]}
-    )  # fmt: skip
-    words = (f"training.checkpoint_path={folder}", "training.save_interval=2", "restart={backoff_seconds: 1}")
-    llmlaunch(tmp_path, "submit", QUICKSTART, *TWO_NODES, f"backend={own}", *words, "-o", "run")
-
-    def seen(attempt: str) -> bool:
-        return any(
-            json.loads(path.read_text())["tracker_step"] for path in run.glob(f"attempts/{attempt}/progress.json")
-        )
-
-    wait_until(lambda: seen("*.0"), "the watchdog has seen step 1 saved")
-    (folder / "fail").touch()
-    wait_until(lambda: len(list(run.glob("attempts/*.1/status.json"))) == 1, "the next attempt has ended")
-    said = json.loads(llmlaunch(tmp_path, "status", "run", "--json").stdout)
+def a_checkpoint_that_vanished_ends_the_job_until_a_person_lets_it_begin_again(person: Person) -> None:
+    training = own(person, SAVES, *saving(person, 2))
+    training.wait(lambda it: it.of_attempt("0", "progress.json").get("tracker_step"), "step 1 is seen saved")
+    (training.checkpoints / "fail").touch()
+    training.wait(lambda it: it.status("1"), "the next attempt has ended")
+    said = training.phase()
     assert (said["phase"], said["cause"]["kind"]) == ("failed", "checkpoint")
-    assert f"{folder}/latest names no checkpoint, but attempt" in said["reason"]
-    assert f"llmlaunch resume {run} --from-older" in said["reason"]
-    assert not list(run.glob("logs/*.1.node*.log"))  # nothing was trained
+    assert f"{training.checkpoints}/latest names no checkpoint, but attempt" in said["reason"]
+    assert f"llmlaunch resume {training.run} --from-older" in said["reason"]
+    assert not list(training.run.glob("logs/*.1.node*.log"))  # nothing was trained
 
-    llmlaunch(tmp_path, "resume", "run", "--from-older")
-    job = json.loads((run / "submission.json").read_text())["job_id"]
-    wait_until(lambda: seen(f"{job}.0"), "it trains again")
-    assert not (run / "from_older").exists()
+    person.llmlaunch("resume", training.run, "--from-older", code=0)
+    training.wait(lambda it: it.of_attempt("0", "progress.json").get("tracker_step"), "it trains again")
+    assert not (training.run / "from_older").exists()
+    person.ask("scancel", training.job)
 
 
-@pytest.mark.parametrize(
-    ("message", "kind"),
-    [("CUDA error: uncorrectable ECC error encountered", "ecc"), ("No CUDA GPUs are available", "driver")],
-)
-def test_a_job_that_comes_back_leaves_its_faulty_node_out(
-    slurm: Cluster, tmp_path: Path, message: str, kind: str
-) -> None:
-    saved = f"training.checkpoint_path={tmp_path / 'checkpoints'}"
-    submitted(
-        tmp_path,
-        "run",
-        FAULTY.replace("MESSAGE", message),
-        saved,
-        "training.save_interval=2",
-        "restart={backoff_seconds: 1}",
-    )
-    again = tmp_path / "run" / "attempts"
-    wait_until(lambda: len(list(again.glob("*.1/ranks/1.json"))) == 1, "it started again")
-    first = json.loads(next(again.glob("*.0/status.json")).read_text())
+def a_job_that_comes_back_leaves_its_faulty_node_out(message: str, kind: str, person: Person) -> None:
+    training = own(person, FAULTY.replace("MESSAGE", message), *saving(person, 2))
+    training.wait(lambda it: [rank["rank"] for rank in it.ranks("1")] == [0, 1], "it started again")
+    first = training.status("0")
     assert (first["cause"]["kind"], first["cause"]["sick"], first["next"]["action"]) == (kind, True, "requeue")
     faulty = first["cause"]["node"]
-    assert faulty not in {json.loads(path.read_text())["node"] for path in again.glob("*.1/ranks/*.json")}
-    log = next((tmp_path / "run" / "logs").glob("*.0.job.log")).read_text()
-    assert f"{faulty} at fault: left out when the job starts again" in log
+    assert faulty not in {rank["node"] for rank in training.ranks("1")}
+    assert f"{faulty} at fault: left out when the job starts again" in training.log("0")
+
+
+def watched(person: Person, trainer: Path, *arguments: object, words: tuple[str, ...]) -> Training:
+    """A training whose steps the watchdog waits for."""
+    watchdog = f"watchdog={{floor_seconds: {FLOOR_SECONDS}, first_step_seconds: 300}}"
+    more = (*saving(person, 10, "."), watchdog, 'slurm.time="00:10:00"', *words)
+    return submit(person, person.home, backend(trainer, *arguments), *more)
+
+
+def a_hang_is_noticed_explained_and_ended_and_the_training_comes_back(person: Person) -> None:
+    training = watched(
+        person, HERE / "hangs_once.py", person.home / "checkpoints", 30, words=("nodes=2", "training.steps=30")
+    )
+    training.wait(lambda it: it.status().get("state") == "succeeded", "succeeded")
+    hung = training.of_attempt("0", "progress.json")["hung"]
+    assert hung["what"] == "a step"
+    assert hung["since_seconds"] >= hung["allowed_seconds"] >= FLOOR_SECONDS
+    first, second = (training.run / "attempts" / name for name in training.attempts())
+    assert "line 19 in hangs_here" in (first / "stacks" / "1.txt").read_text()
+    assert "in waits_for_the_other_ranks" in (first / "stacks" / "0.txt").read_text()
+    status = training.status("0")
+    assert (status["state"], status["cause"]["kind"], status["next"]["action"]) == ("failed", "hung", "requeue")
+    assert "in hangs_here (hangs_once.py line 19)" in status["cause"]["line"]
+    assert not (second / "stacks").exists()
+    progress = training.of_attempt("1", "progress.json")
+    assert (progress["step"], progress["steps"], progress["hung"]) == (30, 30, None)
+    assert training.of_attempt("1", "attempt.json")["from_step"] == 10
+
+
+def a_slow_save_is_no_hang_and_the_stop_file_ends_it_in_order(person: Person) -> None:
+    arguments = ("--steps", 5000, "--step-seconds", 0.2, "--save", person.home / "checkpoints")
+    arguments += ("--save-seconds", 2 * FLOOR_SECONDS, "--save-interval", 20)
+    training = watched(person, SLOW_SAVER, *arguments, words=("training.steps=5000",))
+    training.wait_for_step(2)
+    (attempt,) = (training.run / "attempts").iterdir()
+    person.ask("scancel", "--signal=USR2", training.job)
+    person.ask("scancel", "--batch", "--signal=USR2", training.job)
+    training.wait(lambda _: "in pause" in (attempt / "stacks" / "0.txt").read_text(), "it says where it is")
+    training.wait_for_step(24)  # past the first save
+    (training.run / "stop").touch()
+    training.wait(lambda it: it.status(), "ended")
+    assert training.attempts() == [attempt.name]
+    status = training.status("0")
+    (saved,) = re.findall(r"saved step (\d+) after SIGTERM", training.log())
+    assert training.saved_step() == int(saved)
+    assert (status["state"], status["next"]["action"], status["saved_step"]) == ("stopped", "end", int(saved))
+    assert training.of_attempt("0", "progress.json")["hung"] is None
+
+
+def arguments_that_megatron_refuses_end_the_job_and_nothing_starts_it_again(person: Person) -> None:
+    if not (FRAMEWORKS / ".installed").exists():
+        pytest.fail(f"{FRAMEWORKS} is missing: `make install-frameworks` makes it")
+    training = submit(
+        person, person.home, "nodes=2", own_python(person, MEGATRON, frameworks=FRAMEWORKS, traced=TRACED),
+        "data={mock: true}", "layout={micro_batch_size: 1}", "training.save_interval=10",
+        f"backend={{name: megatron-lm, path: {TRACED}, extra_args: [--of-nobody, '4']}}",
+        f"training.checkpoint_path={person.home / 'checkpoints'}",  # so it would come back
+        "--follow", code=1, OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    assert "note: backend.extra_args: --of-nobody is no flag of Megatron core 0.19" in training.said.stderr
+    assert "Megatron-LM refuses its arguments: unrecognized arguments: --of-nobody 4" in training.said.stdout
+    status = training.status()
+    assert status["cause"]["kind"] == "bad_arguments"
+    assert status["next"]["why"] == "a restart would end in bad_arguments again"
+    assert len(training.attempts()) == 1
+    assert f"llmlaunch explain-args {training.run}" in training.log()
+    assert not (training.run / "prepared").exists()
+
+
+def after_preflight(person: Person, nodes: list[str], broken: str, spare: int, code: int) -> Training:
+    words = (f"nodes={len(nodes) - spare}", f"spare_nodes={spare}", "preflight=true", "--follow")
+    words += (f"slurm.nodelist='{','.join(nodes)}'", own_python(person, BROKEN_NODES, broken=broken))
+    saver = backend(SLOW_SAVER, "--steps", 3, "--save", person.home / "saved")
+    return submit(person, person.home, saver, *words, code=code)
+
+
+def a_broken_node_is_named_and_a_spare_one_takes_its_place(person: Person) -> None:
+    """The one in the middle: the last node is the second of those that train, and its rank says so."""
+    first, broken, last = nodes = person.cluster.nodes[:3]
+    training = after_preflight(person, nodes, broken, spare=1, code=0)
+    status = training.status()
+    assert status["state"] == "succeeded"
+    assert {rank["node"]: rank["rank"] for rank in status["ranks"]} == {first: 0, last: 1}
+    chosen = training.of_attempt("0", "preflight.json")
+    assert chosen["nodes"] == [first, last]
+    assert list(chosen["bad"]) == [broken]
+    assert training.of_attempt("0", f"causes/{broken}.json")["sick"]
+    assert training.of_attempt("0", "attempt.json")["nodes"] == [first, last]
+    for node in (first, last):  # the two met without the third
+        assert training.of_attempt("0", f"preflight/{node}.json")["stage"] == "reduced"
+
+
+def too_few_good_nodes_end_the_job_before_it_trains(person: Person) -> None:
+    """The first is broken: nobody keeps the list of those who met, and it is named all the same."""
+    broken, good = nodes = person.cluster.nodes[:2]
+    training = after_preflight(person, nodes, broken, spare=0, code=1)
+    status = training.status()
+    assert status["state"] == "failed"
+    assert (status["cause"]["kind"], status["cause"]["node"]) == ("preflight", broken)
+    assert "step 1/3" not in training.log()
+    assert training.of_attempt("0", f"preflight/{good}.json")["stage"] == "matmul"
+
+
+def picky(person: Person, trainer: tuple[object, ...], *words: str, nodes: int = 1, code: int = 0) -> Training:
+    """Followed to its end. Of 8, the planned micro-batch, it runs out of memory; of 4, that of the next layout, not:
+    sequences are long, so that half a micro-batch leaves memory free."""
+    size = (f"nodes={nodes}", f"training.global_batch_size={32 * nodes}", "training.steps=6")
+    layouts = ("training.sequence_length=512", "layout={zero_stage: 0}")
+    own = backend(HERE / "picky_trainer.py", "--fits", 4, *trainer)
+    return submit(person, person.home, own, *size, *layouts, *words, "--follow", code=code)
+
+
+def out_of_memory_the_next_layout_trains_in_the_same_allocation(person: Person) -> None:
+    training = picky(person, (), "on_oom=fallback", nodes=2)
+    assert training.attempts() == [f"{training.job}.0", f"{training.job}.1"]
+    first, second = training.status("0"), training.status("1")
+    assert (first["state"], first["layout"], first["cause"]["kind"]) == ("failed", "", "oom")
+    assert (first["next"]["action"], first["next"]["layout"]) == ("fallback", "fallback/1")
+    assert (second["state"], second["layout"]) == ("succeeded", "fallback/1")
+    assert training.status() == second
+    for words in ("fallback/1", "step 6/6", "attempt 1, rank 0 on {} (pipeline", "attempt 2, rank 0 on {} (pipeline"):
+        assert words.format(training.ranks("0")[0]["node"]) in training.said.stdout
+    said = person.llmlaunch("status", training.run).stdout
+    assert "succeeded" in said
+    assert "out of memory before, so with fallback/1" in said
+    (run,) = person.json("runs")["runs"]
+    assert (run["state"], run["attempt"], run["job_id"]) == ("succeeded", f"{training.job}.1", training.job)
+    each_layout_has_its_own_measurements(training)
+
+
+def each_layout_has_its_own_measurements(training: Training) -> None:
+    records = training.person.measurements()
+    for attempt, folder, size in ((f"{training.job}.0", "", 8), (f"{training.job}.1", "fallback/1/", 4)):
+        mine = [record for record in records if record["attempt"] == attempt and record["peak_kind"] == "resident"]
+        assert sorted(record["global_rank"] for record in mine) == [0, 1]
+        predicted = training.read(f"{folder}run.json")["predicted_bytes"]
+        died = [record for record in records if record["attempt"] == attempt and record["peak_kind"] == "oom"]
+        assert [record["micro_batch_size"] for record in died] == ([] if folder else [size, size])
+        assert {(r["micro_batch_size"], r["predicted_bytes"]) for r in mine} == {(size, predicted[0])}
+
+
+def a_host_out_of_memory_is_not_answered_with_head_room_on_the_device(person: Person) -> None:
+    training = picky(person, ("--of", "host"), "on_oom=fallback", code=1)
+    status = training.status()
+    assert (status["cause"]["kind"], status["next"]["action"]) == ("host_oom", "end")
+    assert len(training.attempts()) == 1
+
+
+def after_a_checkpoint_the_recipe_says_what_follows(after: str, trained: bool, why: str, person: Person) -> None:
+    """Nobody knows what a script of the person's own can load, so it counts as unable to."""
+    saves = ("training.save_interval=2", f"training.checkpoint_path={person.home}/ckpt")
+    on_oom = f"on_oom={{layouts: 1, after_checkpoint: {after}}}"
+    training = picky(person, ("--steps-before", 3), *saves, on_oom, code=0 if trained else 1)
+    assert len(training.attempts()) == 1 + trained
+    status = training.status()
+    assert status["layout"] == ("fallback/1" if trained else "")
+    assert why in status["next"]["why"]
+    own, theirs = (Path(training.read(name)["checkpoint"]["path"]) for name in ("run.json", "fallback/1/run.json"))
+    assert theirs.name == (f"{own.name}-fallback-1" if after == "restart" else own.name)
+
+
+STORIES = {
+    **cases(a_lost_node_is_left_out_by_name_until_it_is_forgiven, judged=(0,), unjudged=(120,)),
+    **cases(
+        a_job_that_comes_back_leaves_its_faulty_node_out,
+        ecc=("CUDA error: uncorrectable ECC error encountered", "ecc"),
+        driver=("No CUDA GPUs are available", "driver"),
+    ),
+    **by_name(
+        too_few_good_nodes_end_the_job_before_it_trains,
+        a_broken_node_is_named_and_a_spare_one_takes_its_place,
+        a_checkpoint_that_vanished_ends_the_job_until_a_person_lets_it_begin_again,
+        a_hang_is_noticed_explained_and_ended_and_the_training_comes_back,
+        a_slow_save_is_no_hang_and_the_stop_file_ends_it_in_order,
+        out_of_memory_the_next_layout_trains_in_the_same_allocation,
+        a_rank_out_of_memory_is_the_cause_and_a_measurement,
+        arguments_that_megatron_refuses_end_the_job_and_nothing_starts_it_again,
+        a_host_out_of_memory_is_not_answered_with_head_room_on_the_device,
+    ),
+    **cases(
+        after_a_checkpoint_the_recipe_says_what_follows,
+        reshard=("reshard", False, "fallback/1 cannot load the checkpoint of step 2"),
+        restart=("restart", True, ""),
+        stop=("stop", False, "there is a checkpoint of step 2 (on_oom.after_checkpoint: stop)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_what_ended_it(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: Story) -> None:
+    stories[request.node.nodeid].result()

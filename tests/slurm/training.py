@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from one_machine import wait_until
+from one_machine import IN_QUEUE, wait_until
 from person import Person
 
 HERE = Path(__file__).parent
@@ -41,12 +42,15 @@ FAILS_WHEN_TOLD = FAILS_AFTER_SAVING.replace(
 
 @dataclass(frozen=True)
 class Training:
+    """A submitted run directory, and what `submit` printed."""
+
     person: Person
     run: Path
+    said: subprocess.CompletedProcess[str]
 
     @property
     def job(self) -> str:
-        return str(json.loads((self.run / "submission.json").read_text())["job_id"])
+        return str(self.read("submission.json")["job_id"])
 
     @property
     def checkpoints(self) -> Path:
@@ -55,11 +59,24 @@ class Training:
     def saved_step(self) -> int:
         return int((self.checkpoints / "latest").read_text().rpartition("-")[2])
 
+    def read(self, name: str) -> dict[str, Any]:
+        """A file of the run directory; empty where there is none."""
+        path = self.run / name
+        content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return content
+
+    def of_attempt(self, number: str, name: str) -> dict[str, Any]:
+        """A file of attempt <job>.NUMBER."""
+        return self.read(f"attempts/{self.job}.{number}/{name}")
+
     def status(self, attempt: str = "") -> dict[str, Any]:
         """status.json of the run, or of attempt <job>.ATTEMPT; empty where there is none."""
-        path = self.run / "attempts" / f"{self.job}.{attempt}" / "status.json" if attempt else self.run / "status.json"
-        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return found
+        return self.of_attempt(attempt, "status.json") if attempt else self.read("status.json")
+
+    def ranks(self, attempt: str) -> list[dict[str, Any]]:
+        """The records of the ranks that have begun in <job>.ATTEMPT, in their order."""
+        paths = (self.run / "attempts" / f"{self.job}.{attempt}" / "ranks").glob("*.json")
+        return [json.loads(path.read_text()) for path in sorted(paths)]
 
     def attempts(self) -> list[str]:
         """In the order they began."""
@@ -76,23 +93,17 @@ class Training:
 
     def phase(self) -> dict[str, Any]:
         """What `llmlaunch status` says."""
-        said: dict[str, Any] = self.person.json("status", str(self.run))
-        return said
+        return dict(self.person.json("status", self.run))
 
     def in_queue(self) -> str:
         """State and reason as squeue tells them; empty once the job has ended."""
-        return self.person.ask(
-            "squeue", "-h", "-j", self.job, "-t", "pending,running,completing", "-o", "%T %r"
-        ).strip()
+        return self.person.ask("squeue", "-h", "-j", self.job, "-t", IN_QUEUE, "-o", "%T %r").strip()
 
     def wait(self, true: Callable[[Training], object], what: str, seconds: float = 240.0) -> None:
-        def there() -> bool:
-            return bool(true(self))
+        def instead() -> str:
+            return f"{self.in_queue()}\n{self.status()}\n{self.log()}"
 
-        try:
-            wait_until(there, what, seconds)
-        except AssertionError:
-            raise AssertionError(f"in vain until {what}\n{self.in_queue()}\n{self.status()}\n{self.log()}") from None
+        wait_until(lambda: bool(true(self)), what, seconds, instead)
 
     def wait_for_step(self, step: int, attempt: str = "*") -> None:
         self.wait(lambda it: max(it.steps(attempt), default=0) >= step, f"step {step} of attempt {attempt}")
@@ -104,29 +115,40 @@ class Training:
 _one_at_a_time = threading.Lock()
 
 
-def train(person: Person, folder: Path, trainer: Path, arguments: list[str], *words: str) -> Training:
+def backend(trainer: Path, *arguments: object) -> str:
+    """The recipe's key for a script of one's own."""
+    return f"backend={json.dumps({'name': 'deepspeed', 'script': str(trainer), 'script_args': [*map(str, arguments)]})}"
+
+
+def submit(person: Person, folder: Path, *words: str, code: int = 0, **variables: str) -> Training:
+    """`llmlaunch submit` of the quickstart on nodes without GPUs, to `folder`/run."""
+    argv = ("submit", QUICKSTART, "cluster=cpu-x1", f"python={person.python}", *words, "-o", folder / "run")
+    if "--follow" in words:
+        said = person.llmlaunch(*argv, **variables)
+    else:
+        with _one_at_a_time:  # each takes a second of a core; side by side they would be slower
+            said = person.llmlaunch(*argv, **variables)
+    training = Training(person, folder / "run", said)
+    assert said.returncode == code, said.stdout + said.stderr + training.log()
+    return training
+
+
+def train(person: Person, folder: Path, trainer: Path, arguments: Sequence[object], *words: str) -> Training:
     """Submitted: checkpoints below `folder`/checkpoints, every other key by `words`."""
-    own = json.dumps({"name": "deepspeed", "script": str(trainer), "script_args": arguments})
-    with _one_at_a_time:  # each takes a second of a core; side by side they would be slower
-        done = person.llmlaunch(
-            "submit", str(QUICKSTART), "cluster=cpu-x1", f"python={person.python}", f"backend={own}",
-            f"training.checkpoint_path={folder / 'checkpoints'}", "training.save_interval=1000", *words,
-            "-o", str(folder / "run"),
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return Training(person, folder / "run")
+    saved = (f"training.checkpoint_path={folder / 'checkpoints'}", "training.save_interval=1000")
+    return submit(person, folder, backend(trainer, *arguments), *saved, *words)
 
 
 def slow_saver(
     person: Person, folder: Path, *words: str, steps: int, save_seconds: float = 0.0, step_seconds: float = 0.2
 ) -> Training:
     """A trainer that saves for so long when it is told to stop."""
-    arguments = ["--steps", str(steps), "--step-seconds", str(step_seconds)]
-    arguments += ["--save", str(folder / "checkpoints"), "--save-seconds", str(save_seconds)]
+    arguments = ["--steps", steps, "--step-seconds", step_seconds]
+    arguments += ["--save", folder / "checkpoints", "--save-seconds", save_seconds]
     return train(person, folder, person.give(SLOW_SAVER), arguments, f"training.steps={steps}", *words)
 
 
 def script(person: Person, folder: Path, text: str, *words: str) -> Training:
     """A trainer of the test's own; its argument is the folder of its checkpoints."""
     (folder / "trainer.py").write_text(text)
-    return train(person, folder, folder / "trainer.py", [str(folder / "checkpoints")], "training.steps=100", *words)
+    return train(person, folder, folder / "trainer.py", [folder / "checkpoints"], "training.steps=100", *words)
