@@ -16,7 +16,7 @@ settings.register_profile("ci", derandomize=True, deadline=None, suppress_health
 settings.register_profile("soak", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-FAULT_REPEATS = int(os.environ.get("LLMLAUNCH_FAULT_REPEATS", "3"))
+FAULT_REPEATS = os.environ.get("LLMLAUNCH_FAULT_REPEATS", "")
 
 # A shell's background job is started with SIGINT ignored, one under nohup with SIGHUP, and so is all they start: the
 # tests about Ctrl-C and closed terminals would hang.
@@ -58,11 +58,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """What breaks things is done several times, since what a fault meets is chance; the number is a test's seed."""
+    """Repeat what breaks things: LLMLAUNCH_FAULT_REPEATS times; else three times where chance decides what the fault
+    meets (tests that take the number of the `repeat`, which may be their seed), and once where the test decides it."""
     if metafunc.definition.get_closest_marker("faults"):
+        repeats = int(FAULT_REPEATS or (3 if "repeat" in metafunc.fixturenames else 1))
         if "repeat" not in metafunc.fixturenames:
             metafunc.fixturenames.append("repeat")
-        metafunc.parametrize("repeat", range(FAULT_REPEATS), ids=lambda number: f"repeat{number}")
+        metafunc.parametrize("repeat", range(repeats), ids=lambda number: f"repeat{number}")
 
 
 @pytest.fixture(autouse=True)

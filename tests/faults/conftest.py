@@ -21,12 +21,13 @@ from support.node_rig import (  # noqa: F401
     old_gpu_node,
     old_nvml_library,
 )
+from support.side_by_side import asked_for
 
 Make = Callable[..., Chain]
 
 
 @contextmanager
-def made(library: Path, place: Path) -> Iterator[Make]:
+def maker(library: Path, place: Path) -> Iterator[Make]:
     """What makes a run that is not submitted yet; nothing of it is left in the end."""
     runs: list[Chain] = []
 
@@ -39,13 +40,13 @@ def made(library: Path, place: Path) -> Iterator[Make]:
     try:
         yield make
     finally:
-        for one in runs:
-            one.close()
+        for run in runs:
+            run.close()
 
 
 @pytest.fixture
 def chain(nvml_library: Path, tmp_path: Path) -> Iterator[Make]:  # noqa: F811
-    with made(nvml_library, tmp_path) as make:
+    with maker(nvml_library, tmp_path) as make:
         yield make
 
 
@@ -57,18 +58,17 @@ def stories(
 ) -> Iterator[Mapping[str, Future[None]]]:
     """What became of each test that takes a `story`, by the tests' ids. All are begun side by side, since most of their
     time is waiting. A story gets what makes a run, and the number of the repeat."""
-    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    asked = {item.nodeid: item.callspec.params for item in items if "story" in item.fixturenames}
 
     def tell(number: int, story: Callable[[Make, int], None], repeat: int) -> None:
-        with made(nvml_library, tmp_path_factory.mktemp(f"story{number}")) as make:
+        with maker(nvml_library, tmp_path_factory.mktemp(f"story{number}")) as make:
             story(make, repeat)
 
+    asked = [item for item in asked_for(request, "story").items() if item[0].startswith("tests/faults/")]
     threads = ThreadPoolExecutor(2 * (os.cpu_count() or 1))
     try:
         yield {
-            name: threads.submit(tell, number, params["story"], params["repeat"])
-            for number, (name, params) in enumerate(asked.items())
+            name: threads.submit(tell, number, each["story"], each["repeat"])
+            for number, (name, each) in enumerate(asked)
         }
     finally:
         threads.shutdown(cancel_futures=True)

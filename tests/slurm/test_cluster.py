@@ -105,9 +105,8 @@ def test_a_killed_node_is_gone_with_its_jobs_and_comes_back(small: Cluster, tmp_
 def test_without_accounting_sacct_still_knows_finished_jobs(small: Cluster) -> None:
     small.do("up", "1")
     job_id = small.ask("sbatch", "--parsable", "--output=/dev/null", "--wrap=exit 5").strip()
-    wait_until(lambda: "FAILED" in small.ask("squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T"), "it has ended")
-    printed = small.ask("sacct", "-c", "-P", "-n", "-j", job_id, "-o", "jobid,state,exitcode")
-    assert printed == f"{job_id}|FAILED|5:0\n"
+    sacct = ("sacct", "-c", "-P", "-n", "-j", job_id, "-o", "jobid,state,exitcode")
+    wait_until(lambda: small.ask(*sacct) == f"{job_id}|FAILED|5:0\n", "sacct knows", instead=lambda: small.ask(*sacct))
 
 
 def test_gpus_are_handed_out(slurm: Cluster) -> None:
