@@ -77,7 +77,5 @@ STORIES = {
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_kill(
-    stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: object, repeat: int
-) -> None:
+def test_kill(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: object, repeat: int) -> None:
     stories[request.node.nodeid].result()

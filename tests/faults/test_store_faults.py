@@ -1,23 +1,148 @@
-"""Collectors that are killed, meet each other, or find no room: the store stays sound, and nothing is in it twice."""
+"""Collectors that are killed, meet each other, find no room or lose their server: the store stays sound, nothing is in
+it twice or half, a person gets one message, and the next collector completes it."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import random
 import resource
 import signal
+import socket
 import sqlite3
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
+import psycopg
 import pytest
-from collecting import expected, held, many_runs, said, start
+
+from llmlaunch.store.collect import collect
+from llmlaunch.store.database import open_store
+from llmlaunch.store.location import where
+from llmlaunch.store.measurements import contents
+from llmlaunch.store.runs import list_runs
+from support.node_rig import until
+from support.postgres_server import PostgresServer
+from support.store_run_dirs import GIB, RunDir
 
 pytestmark = pytest.mark.faults
 
 KILLS = 4  # of one test, which is repeated
+RANKS = 16
+WRITER_LOCK = 0x6C6C6D6C  # of PostgreSQL: one writer at a time
+
+# The command as a person types it, with small transactions, so that there are many to be caught in. LLMLAUNCH_PAUSE
+# names a folder and a moment: there it writes `here`, and waits until somebody has written `go`.
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+from sqlalchemy import Engine, event
+import llmlaunch.store.collect, llmlaunch.store.database
+from llmlaunch.cli.main import main
+
+llmlaunch.store.collect.MOST_RECORDS = 50
+llmlaunch.store.database.BUSY_SECONDS = float(os.environ.get("BUSY_SECONDS", 30))
+llmlaunch.store.database.SILENT_SECONDS = float(os.environ.get("SILENT_SECONDS", 90))
+folder, _, moment = os.environ.get("LLMLAUNCH_PAUSE", "").partition("|")
+
+def pause():
+    if not Path(folder, "here").exists():
+        Path(folder, "here").touch()
+        until = time.monotonic() + 240
+        while not Path(folder, "go").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+
+written = 0
+
+def executed(connection, cursor, statement, *_):
+    global written
+    written += statement.startswith("INSERT INTO measurements")
+    if moment == "written" and written == 2:
+        pause()
+
+def committing(connection):
+    if moment == "commit" and written == 2:
+        pause()
+
+if moment:
+    event.listen(Engine, "after_cursor_execute", executed)
+    event.listen(Engine, "commit", committing)
+main()
+"""
+
+
+def start(store: str | Path, *words: str | Path, prepare: Callable[[], None] | None = None, **variables: str) -> Any:
+    """`llmlaunch WORDS` beside this process; `prepare` runs in it before it begins."""
+    environment = {**os.environ, "LLMLAUNCH_STORE": str(store), **variables}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *map(str, words)],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=prepare,
+    )  # fmt: skip
+
+
+def ended(process: Any, code: int = 0) -> tuple[str, str]:
+    """stdout and stderr of a program that must end with `code`, and never with a traceback."""
+    out, err = process.communicate(timeout=300)
+    assert "Traceback" not in err, err
+    assert "hush" not in out + err
+    assert process.returncode == code, err
+    return out, err
+
+
+def run(store: str | Path, *words: str | Path, code: int = 0, **more: Any) -> tuple[str, str]:
+    return ended(start(store, *words, **more), code)
+
+
+def refused(process: Any) -> str:
+    """The one message of a program that could not do its work."""
+    _, err = ended(process, 2)
+    assert err.count("\n") == 1
+    return err
+
+
+def paused(store: str | Path, folder: Path, moment: str, *runs: Path, **variables: str) -> Any:
+    """A collector in the midst of its second transaction."""
+    process = start(store, "collect", *runs, LLMLAUNCH_PAUSE=f"{folder}|{moment}", **variables)
+    until((folder / "here").exists, "the moment")
+    return process
+
+
+def killed(process: Any) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def many_runs(folder: Path, count: int = 30) -> list[Path]:
+    runs = []
+    for number in range(count):
+        run_dir = RunDir(folder / f"run{number}", nodes=RANKS // 8, devices=8, run_id=f"many-{number:03d}")
+        run_dir.ranks(resident_peak_bytes=GIB + number)
+        run_dir.status()
+        runs.append(run_dir.path)
+    return runs
+
+
+def held(store: str | Path) -> dict[str, Any]:
+    """Everything a person gets out of a store: its runs, and its records by id."""
+    with open_store(where({"LLMLAUNCH_STORE": str(store)})) as opened:
+        records = [json.loads(text) for text in contents(opened)]
+        runs = {run.run_id: (run.state, run.measured_bytes, run.exit_code) for run in list_runs(opened)}
+    assert len({record["id"] for record in records}) == len(records)
+    return {"runs": runs, "records": {record["id"]: record for record in records}}
+
+
+def expected(folder: Path, runs: Sequence[Path]) -> dict[str, Any]:
+    """The same of a store that nothing happened to."""
+    place = folder / "undisturbed.db"
+    with open_store(where({"LLMLAUNCH_STORE": str(place)})) as opened:
+        assert {outcome.did for outcome in collect(opened, runs)} == {"collected"}
+    return held(place)
 
 
 def assert_sound(store: Path) -> None:
@@ -26,11 +151,35 @@ def assert_sound(store: Path) -> None:
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 240.0) -> None:
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.002)
+def assert_only_the_first_transaction(store: str | Path) -> None:
+    """It is there whole, and nothing of the second."""
+    content = held(store)
+    assert (len(content["runs"]), len(content["records"])) == (4, 4 * RANKS)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def url(server: PostgresServer) -> str:
+    """Of a new database."""
+    name = f"store{time.monotonic_ns()}"
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return server.url_of(name)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store that is empty yet."""
+    return request.getfixturevalue("url") if request.param == "postgres" else str(tmp_path / "store.db")
 
 
 def test_a_collector_killed_at_any_moment_leaves_a_sound_store(tmp_path: Path, repeat: int) -> None:
@@ -39,100 +188,95 @@ def test_a_collector_killed_at_any_moment_leaves_a_sound_store(tmp_path: Path, r
     store = tmp_path / "store.db"
     chance = random.Random(repeat)
     for kill in range(KILLS):
-        process = start(str(store), "collect", *runs)
+        process = start(store, "collect", *runs)
         if kill % 2 and process.poll() is None:  # in the midst of a transaction
-            wait_for(lambda: Path(f"{store}-journal").exists() or process.poll() is not None)  # noqa: B023
+            journal = Path(f"{store}-journal")
+            until(lambda: journal.exists() or process.poll() is not None, "a transaction")  # noqa: B023
         else:
             time.sleep(chance.uniform(0.2, 1.2))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        killed(process)
         if not store.exists():
             continue
         assert_sound(store)
-        found = held(str(store))
-        assert found["records"].items() <= wanted["records"].items()
-        assert found["runs"].items() <= wanted["runs"].items()
-        per_run = {run_id: [r for r in found["records"].values() if r["run_id"] == run_id] for run_id in found["runs"]}
-        assert {len(records) for records in per_run.values()} <= {16}  # a run is there with all of it, or not at all
-    said(start(str(store), "collect", *runs), 0)
-    assert held(str(store)) == wanted
+        content = held(store)
+        assert content["records"].items() <= wanted["records"].items()
+        assert content["runs"].items() <= wanted["runs"].items()
+        of_run = {name: [r for r in content["records"].values() if r["run_id"] == name] for name in content["runs"]}
+        assert {len(records) for records in of_run.values()} <= {RANKS}  # a run is there with all of it, or not at all
+    run(store, "collect", *runs)
+    assert held(store) == wanted
     assert_sound(store)
 
 
 @pytest.mark.parametrize("moment", ["written", "commit"])
-def test_killed_in_the_midst_of_a_transaction_nothing_of_it_is_there(tmp_path: Path, moment: str) -> None:
+def test_killed_in_the_midst_of_a_transaction_nothing_of_it_is_there(
+    store: str, tmp_path: Path, moment: str, repeat: int
+) -> None:
     runs = many_runs(tmp_path / "runs", 12)
-    store = tmp_path / "store.db"
-    process = start(str(store), "collect", *runs, LLMLAUNCH_PAUSE=f"{tmp_path}|{moment}")
-    wait_for((tmp_path / "here").exists)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert len(held(str(store))["runs"]) == 4  # the first transaction
-    assert_sound(store)
-    said(start(str(store), "collect", *runs), 0)
-    assert held(str(store)) == expected(tmp_path, runs)
+    killed(paused(store, tmp_path, moment, *runs))
+    assert_only_the_first_transaction(store)
+    run(store, "collect", *runs)  # a server's lock went with the connection
+    assert held(store) == expected(tmp_path, runs)
 
 
-def test_collectors_at_once_write_every_record_once(tmp_path: Path) -> None:
+def test_collectors_at_once_write_every_record_once(store: str, tmp_path: Path, repeat: int) -> None:
     runs = many_runs(tmp_path / "runs")
-    store = str(tmp_path / "store.db")
     words = [runs, list(reversed(runs)), runs[:20], runs[10:]]  # the same ones, and some of others
     for process in [start(store, "collect", *some) for some in words]:
-        said(process, 0)
+        ended(process)
     assert held(store) == expected(tmp_path, runs)
     for process in [start(store, "collect") for _ in range(2)]:
-        assert "collected," not in said(process, 0)[0]
-    assert_sound(Path(store))
+        assert "collected," not in ended(process)[0]
+    if not store.startswith("postgresql"):
+        assert_sound(Path(store))
 
 
-def test_a_run_that_changes_while_it_is_collected_is_read_again(tmp_path: Path) -> None:
+def test_a_run_that_changes_while_it_is_collected_is_read_again(tmp_path: Path, repeat: int) -> None:
     """The first collector has read a run that still goes on; before it can write, the run ends and another collects."""
     runs = many_runs(tmp_path / "runs", 8)
     over = (runs[7] / "status.json").read_bytes()
     (runs[7] / "status.json").unlink()
-    store = str(tmp_path / "store.db")
-    slow = start(store, "collect", *runs, LLMLAUNCH_PAUSE=f"{tmp_path}|commit")
-    wait_for((tmp_path / "here").exists)  # all are read, the second half is being written
+    store = tmp_path / "store.db"
+    slow = paused(store, tmp_path, "commit", *runs)  # all are read, the second half is being written
     (runs[7] / "status.json").write_bytes(over)
     fast = start(store, "collect", runs[7])
     time.sleep(1.0)  # it waits for the writer, or comes later: both must do
     (tmp_path / "go").touch()
-    said(slow, 0)
-    said(fast, 0)
-    said(start(store, "collect"), 0)
+    ended(slow)
+    ended(fast)
+    run(store, "collect")
     assert held(store) == expected(tmp_path, runs)
 
 
 def test_a_disk_without_room_is_one_message_and_readers_still_answer(tmp_path: Path) -> None:
     runs = many_runs(tmp_path / "runs")
     store = tmp_path / "store.db"
-    said(start(str(store), "collect", *runs[:3]), 0)
-    before = held(str(store))
+    run(store, "collect", *runs[:3])
+    before = held(store)
     room = store.stat().st_size + 20_000
 
     def little_room() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 
-    _, err = said(start(str(store), "collect", *runs, prepare=little_room), 2)
+    err = refused(start(store, "collect", *runs, prepare=little_room))
     assert err.startswith(f"error: store {store}: ")
     assert "check the free space" in err
-    assert err.count("\n") == 1
     assert_sound(store)
-    assert held(str(store))["runs"].items() >= before["runs"].items()
-    kept = held(str(store))
+    kept = held(store)
+    assert kept["runs"].items() >= before["runs"].items()
     end_again(runs[0])
-    out, err = said(start(str(store), "measurements", "export", prepare=no_room), 0)
+    out, err = run(store, "measurements", "export", prepare=no_room)
     assert len(out.splitlines()) == len(kept["records"])
     assert err.startswith("warning: finished runs were not collected: ")
     assert_sound(store)
-    said(start(str(store), "collect", *runs), 0)
-    assert len(held(str(store))["records"]) == 480
+    run(store, "collect", *runs)
+    assert len(held(store)["records"]) == len(runs) * RANKS
 
 
-def end_again(run: Path) -> None:
+def end_again(run_dir: Path) -> None:
     """Something new to collect."""
-    status = (run / "status.json").read_text()
-    (run / "status.json").write_text(status.replace('"why": "as told"', '"why": "as told again"'))
+    status = (run_dir / "status.json").read_text()
+    (run_dir / "status.json").write_text(status.replace('"why": "as told"', '"why": "as told again"'))
 
 
 def no_room() -> None:
@@ -150,23 +294,82 @@ def as_an_ordinary_owner() -> None:
 def test_a_store_that_cannot_be_written_still_answers(tmp_path: Path, what: str) -> None:
     runs = many_runs(tmp_path / "runs", 3)
     store = tmp_path / "place" / "store.db"
-    said(start(str(store), "collect", *runs), 0)
-    before = held(str(store))
+    run(store, "collect", *runs)
+    before = held(store)
     end_again(runs[0])
     locked = store if what == "file" else store.parent
     locked.chmod(0o400 if what == "file" else 0o500)
     try:
-        out, err = said(start(str(store), "runs", prepare=as_an_ordinary_owner), 0)
+        out, err = run(store, "runs", prepare=as_an_ordinary_owner)
         assert len(out.splitlines()) == 4
         assert err.startswith(f"warning: finished runs were not collected: store {store}: ")
         assert err.count("\n") == 1
         for words in (["measurements", "list"], ["measurements", "export"], ["nodes"], ["status"]):
-            out, err = said(start(str(store), *words, prepare=as_an_ordinary_owner), 0)
+            out, err = run(store, *words, prepare=as_an_ordinary_owner)
             assert words[0] != "measurements" or len(out.splitlines()) in (48, 49)
             assert err.startswith("warning: ") or words == ["status"] or "no node" in err
-        _, err = said(start(str(store), "collect", prepare=as_an_ordinary_owner), 2)
-        assert "check the free space and the permissions" in err
-        assert err.count("\n") == 1
+        refusal = refused(start(store, "collect", prepare=as_an_ordinary_owner))
+        assert "check the free space and the permissions" in refusal
     finally:
         locked.chmod(0o700)
-    assert held(str(store)) == before
+    assert held(store) == before
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("mode", ["immediate", "fast"])
+@pytest.mark.parametrize("moment", ["written", "commit"])
+def test_a_server_that_stops_in_mid_write_and_is_completed_afterwards(
+    server: PostgresServer, url: str, tmp_path: Path, mode: str, moment: str
+) -> None:
+    runs = many_runs(tmp_path / "runs", 12)
+    writer = paused(url, tmp_path, moment, *runs)
+    server.stop(mode)
+    (tmp_path / "go").touch()
+    out, err = ended(writer, 2)
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("error: store postgresql://ada@/store")
+    assert "check LLMLAUNCH_STORE, and that the server runs" in err
+    refused(start(url, "runs"))  # while it is down
+    server.start()
+    assert_only_the_first_transaction(url)
+    run(url, "collect", *runs)
+    assert held(url) == expected(tmp_path, runs)
+
+
+@pytest.mark.postgres
+def test_a_server_that_hangs_is_given_up(url: str, tmp_path: Path) -> None:
+    """The process behind the connection is stopped: the connection stays open, and nothing comes."""
+    runs = many_runs(tmp_path / "runs", 12)
+    writer = paused(url, tmp_path, "written", *runs, SILENT_SECONDS="2")
+    with psycopg.connect(url) as other:
+        asked = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted"
+        (pid,) = other.execute(asked).fetchone() or (None,)
+    assert pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        (tmp_path / "go").touch()
+        assert refused(writer).startswith("error: store postgresql://ada@/store")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    run(url, "collect", *runs)
+    assert held(url) == expected(tmp_path, runs)
+
+
+@pytest.mark.postgres
+def test_another_writer_is_waited_for_and_then_named(url: str, tmp_path: Path) -> None:
+    runs = many_runs(tmp_path / "runs", 2)
+    run(url, "collect", runs[0])
+    with psycopg.connect(url) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s)", [WRITER_LOCK])
+        busy = refused(start(url, "collect", runs[1], BUSY_SECONDS="1"))
+        assert "is in use by another program since 1 seconds" in busy
+    run(url, "collect", runs[1])
+
+
+@pytest.mark.postgres
+def test_a_machine_that_takes_a_connection_and_says_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        taken: list[socket.socket] = []
+        Thread(target=lambda: taken.append(silent.accept()[0]), daemon=True).start()
+        url = f"postgresql://ada:hush@127.0.0.1:{silent.getsockname()[1]}/llm?connect_timeout=2"
+        assert refused(start(url, "runs")).startswith("error: store postgresql://ada@127.0.0.1:")

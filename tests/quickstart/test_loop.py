@@ -18,7 +18,7 @@ from support.node_rig import build
 
 MIB = 2**20
 BIAS, NOISE = 1.12, 0.005  # true / predicted
-LAYERS, SEQUENCES = (2, 3, 4, 5, 6, 7), (1, 2)
+LAYERS, SEQUENCES = (2, 3, 4, 5, 7), (1, 2)  # as many runs as calibrate needs
 FRESH = (8, 1)  # the job that has not run
 
 pytestmark = pytest.mark.frameworks
@@ -26,22 +26,22 @@ pytestmark = pytest.mark.frameworks
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Chain]]:
-    """Twelve, of as many configurations, that share a store; over, and not collected yet."""
+    """One of each configuration, which share a store; over, and not collected yet."""
     place = tmp_path_factory.mktemp("loop")
     library = build(place / "library")
     chance = random.Random(7)
     truths = {(layers, many): chance.gauss(BIAS, NOISE) for layers in LAYERS for many in SEQUENCES}
-    made = []
+    chains = []
     for layers, many in truths:
         own = place / f"{layers}-{many}"
         own.mkdir()
-        made.append(Chain(own, library, devices=1, store=str(place / "store.db")))
+        chains.append(Chain(own, library, devices=1, store=str(place / "store.db")))
     try:
         with ThreadPoolExecutor(4) as threads:
-            list(threads.map(trained, made, truths, truths.values()))
-        yield made
+            list(threads.map(trained, chains, truths, truths.values()))
+        yield chains
     finally:
-        for run in made:
+        for run in chains:
             run.close()
 
 
@@ -81,8 +81,6 @@ def test_a_hidden_bias_is_learned_from_runs(runs: list[Chain]) -> None:
     assert memory["evidence"]["runs"] == len(runs)
     assert learned == pytest.approx(BIAS * plain, rel=4 * NOISE)
     assert memory["evidence"]["calibration"] == answer["calibration"]["id"]
-    assert (
-        run.llmlaunch("calibrate", "use", "none", "--backend", "deepspeed", "--accelerator", "a100-80gb").returncode
-        == 0
-    )
+    unused = run.llmlaunch("calibrate", "use", "none", "--backend", "deepspeed", "--accelerator", "a100-80gb")
+    assert unused.returncode == 0
     assert checked(run)[0] == plain

@@ -198,7 +198,7 @@ def _free_ports() -> int:
 
 
 def wait_until(
-    true: Callable[[], bool], what: str, seconds: float = 240.0, instead: Callable[[], object] = lambda: "still not so"
+    true: Callable[[], bool], what: str, seconds: float = 480.0, instead: Callable[[], object] = lambda: "still not so"
 ) -> None:
     """Returns when `true()` is; fails after a time no healthy machine needs, and says what is so `instead`.
 

@@ -99,7 +99,7 @@ class Training:
         """State and reason as squeue tells them; empty once the job has ended."""
         return self.person.ask("squeue", "-h", "-j", self.job, "-t", IN_QUEUE, "-o", "%T %r").strip()
 
-    def wait(self, true: Callable[[Training], object], what: str, seconds: float = 240.0) -> None:
+    def wait(self, true: Callable[[Training], object], what: str, seconds: float = 480.0) -> None:
         def instead() -> str:
             return f"{self.in_queue()}\n{self.status()}\n{self.log()}"
 
@@ -108,7 +108,7 @@ class Training:
     def wait_for_step(self, step: int, attempt: str = "*") -> None:
         self.wait(lambda it: max(it.steps(attempt), default=0) >= step, f"step {step} of attempt {attempt}")
 
-    def wait_for_end(self, seconds: float = 240.0) -> None:
+    def wait_for_end(self, seconds: float = 480.0) -> None:
         self.wait(lambda it: it.in_queue() == "", "the job has left the queue", seconds)
 
 
