@@ -224,7 +224,7 @@ STORIES = cases(
 
 
 @pytest.mark.parametrize("site", BOTH_ENDS)
-@pytest.mark.parametrize(("attack", "story"), zip(ATTACKS, STORIES.values(), strict=True), ids=ATTACKS)
+@pytest.mark.parametrize(("attack", "story"), [*zip(ATTACKS, STORIES.values(), strict=True)], ids=ATTACKS)
 def test_on_a_cluster(
     stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, site: str, attack: str, story: Story
 ) -> None:
