@@ -11,6 +11,7 @@ import pytest
 from llmlaunch.causes import attempt_cause
 from llmlaunch.causes.attempt_cause import cause_of
 from llmlaunch.causes.cause import cause
+from llmlaunch.rundir.attempt import Attempt
 
 ATTEMPT = "7.0"
 OOM = (
@@ -43,7 +44,7 @@ class Run:
         (self.folder / "causes" / f"{node}.json").write_text(json.dumps(cause(kind, node, line, "log", **more)))
 
     def cause(self, *ranks: dict[str, Any], code: int = 1, state: str = "") -> dict[str, Any]:
-        first = cause_of(self.directory, ATTEMPT, ranks, code, state)
+        first = cause_of(Attempt(self.directory, ATTEMPT), ranks, code, state)
         assert first is not None
         return first
 
@@ -55,7 +56,7 @@ def run(tmp_path: Path) -> Run:
 
 def test_nothing_ended_what_succeeded(run: Run) -> None:
     run.log("n1", TRACEBACK + "ValueError: a warning somebody printed")
-    assert cause_of(run.directory, ATTEMPT, [rank(0, "n1", 5.0, 0)], 0) is None
+    assert cause_of(Attempt(run.directory, ATTEMPT), [rank(0, "n1", 5.0, 0)], 0) is None
 
 
 def test_what_kept_the_training_from_beginning_is_in_the_log_of_preparing(run: Run) -> None:

@@ -17,11 +17,10 @@ from .signs import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     Record = dict[str, Any]
 
-__all__ = ["cause_of", "causes_of_nodes", "failed_nodes", "first_cause", "output_of_attempt", "slurm_end"]
+__all__ = ["cause_of", "causes_of_nodes"]
 
 LOGS_SECONDS = 20.0
 LAST_LINES_BYTES = 64 * 1024
@@ -39,8 +38,8 @@ _STATES = (
 _SLURM_BEATS_ONLY = frozenset({"crash", "hung", "nccl"})
 
 
-def cause_of(run_dir: Path, name: str, ranks: Sequence[Record], code: int, state: str = "") -> Record | None:
-    """Return what ended the attempt of this name; None where nothing failed.
+def cause_of(attempt: Attempt, ranks: Sequence[Record], code: int, state: str = "") -> Record | None:
+    """Return what ended the attempt; None where nothing failed.
 
     `ranks` are the attempt's rank records, `code` what its launcher returned, `state` a scheduler's own words on
     the job, where somebody asked (NODE_FAIL, TIMEOUT ...). The first in time of all nodes' causes; one that only
@@ -48,8 +47,7 @@ def cause_of(run_dir: Path, name: str, ranks: Sequence[Record], code: int, state
     """
     if code == 0 and not state and not any(failed(rank) for rank in ranks):
         return None
-    attempt = Attempt(run_dir, name)
-    causes = _causes_of_nodes(attempt, ranks) + _from_watchdog(attempt.progress)
+    causes = causes_of_nodes(attempt, ranks) + _from_watchdog(attempt.progress)
     if not ranks:
         causes += _from_preparation(attempt)
     best = first_cause(causes)
@@ -59,17 +57,13 @@ def cause_of(run_dir: Path, name: str, ranks: Sequence[Record], code: int, state
     return best
 
 
-def causes_of_nodes(run_dir: Path, name: str, ranks: Sequence[Record]) -> list[Record]:
+def causes_of_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[Record]:
     """Return one cause for each node that has any: its own file's; its log's where it left none, or where its last
     lines came after it had looked (SLURM counts the kernel's kills when a step has ended).
 
     Logs are read for LOGS_SECONDS at most, those of the nodes whose ranks failed first before others; a node beyond
     that is judged by how its ranks ended.
     """
-    return _causes_of_nodes(Attempt(run_dir, name), ranks)
-
-
-def _causes_of_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[Record]:
     until = time.monotonic() + LOGS_SECONDS
     causes = []
     for node, here in _first_failed_first(_nodes(attempt, ranks), ranks):
@@ -227,7 +221,6 @@ def slurm_end(text: str) -> tuple[str, str] | None:
 
 
 def failed_nodes(text: str) -> list[str]:
-    """The nodes that srun names as failed."""
     return [name for match in _NAMED.finditer(text) for name in host_names(match.group(1))]
 
 

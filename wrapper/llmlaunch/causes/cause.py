@@ -52,7 +52,6 @@ def cause(kind: str, node: str | None, line: str, source: str, **more: Any) -> R
 
 
 def nodes_at_fault(record: Record | None) -> list[str]:
-    """Return the nodes that a cause accuses."""
     if record is None or not record.get("sick"):
         return []
     listed = record.get("nodes")

@@ -20,7 +20,7 @@ from ..causes.cause import cause as cause_record
 from ..causes.cause import ended_badly, failed, nodes_at_fault, rank_end, sentence
 from ..causes.signs import SAID_BY_SLURM
 from ..rundir import file_names
-from ..rundir.attempt import rank_records
+from ..rundir.attempt import Attempt, rank_records
 from ..rundir.file_names import SUMMARY, attempt_folder
 from ..rundir.files import read_object, replace_json
 from ..rundir.memory_files import summarize
@@ -269,7 +269,7 @@ def _spools(run_directory: Path) -> list[Path]:
 def _cause_or_none(run_dir: Path, attempt: str, ranks: Sequence[Record], code: int) -> Record | None:
     """Return what ended the attempt, or None where a broken file hides it; the job gets its verdict anyway."""
     try:
-        return cause_of(run_dir, attempt, ranks, code)
+        return cause_of(Attempt(run_dir, attempt), ranks, code)
     except Exception as error:
         say(f"what ended attempt {attempt} remains unknown: {type(error).__name__}: {error}")
         return None

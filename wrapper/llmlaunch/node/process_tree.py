@@ -101,7 +101,6 @@ def all_pids() -> Iterator[int]:
 
 
 def _children() -> dict[int, list[int]]:
-    """Map each parent of this machine to its children."""
     children: dict[int, list[int]] = {}
     for pid in all_pids():
         children.setdefault(parent_of(pid), []).append(pid)

@@ -56,14 +56,10 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Chosen:
-    """A sink and its place, which may hold a password: left out of `repr`; messages use `shown`."""
+    """A sink and its place, which may hold a password: left out of `repr`."""
 
     kind: Kind
     place: str = field(repr=False)
-
-    @property
-    def shown(self) -> str:
-        return f"{self.kind.name} ({harmless(self.place)})"
 
 
 def chosen_sinks(options: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> list[Chosen]:

@@ -75,7 +75,6 @@ class Mlflow(Sink):
         return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 
     def _existing_runs(self) -> Iterator[tuple[str, Any]]:
-        """Yield our own runs in MLflow by their ids."""
         token = None
         while True:
             page = self._client.search_runs(

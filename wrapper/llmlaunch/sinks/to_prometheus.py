@@ -72,8 +72,6 @@ class Prometheus(Sink):
 
 
 class _Collector:
-    """The series of one run."""
-
     def __init__(self, run: Figures) -> None:
         self._run = run
 

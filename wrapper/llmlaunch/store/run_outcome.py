@@ -167,8 +167,8 @@ def attempt_causes(directory: Path, attempt: AttemptOutcome, said: str) -> Attem
         return AttemptCauses(attempt.name, None, tuple(_found_by_preflight(files)))
     ranks = [dict(rank) for rank in attempt.ranks]
     own = (files.verdict or {}).get("cause")
-    first = own if isinstance(own, dict) else cause_of(directory, attempt.name, ranks, attempt.exit_code or 1, said)
-    return AttemptCauses(attempt.name, first, tuple(causes_of_nodes(directory, attempt.name, ranks)))
+    first = own if isinstance(own, dict) else cause_of(files, ranks, attempt.exit_code or 1, said)
+    return AttemptCauses(attempt.name, first, tuple(causes_of_nodes(files, ranks)))
 
 
 def failures_of(directory: Path, run_id: str, cluster: str | None, found: Sequence[AttemptCauses]) -> list[Failure]:

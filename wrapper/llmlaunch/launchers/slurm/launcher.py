@@ -272,9 +272,10 @@ def _lost_node(submission: Submission, state: str) -> str:
     from llmlaunch.causes.attempt_cause import cause_of  # late: a question about SLURM need not wait for it
     from llmlaunch.causes.cause import sentence
     from llmlaunch.launchers.run_files import attempt_names
+    from llmlaunch.rundir.attempt import Attempt
 
     names = attempt_names(submission)
-    cause = cause_of(submission.run_dir, names[-1], (), 1, state) if names else None
+    cause = cause_of(Attempt(submission.run_dir, names[-1]), (), 1, state) if names else None
     return "" if cause is None else sentence(cause)
 
 
