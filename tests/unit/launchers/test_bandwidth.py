@@ -65,12 +65,9 @@ def test_what_srun_is_asked_for_and_an_answer_for_other_nodes_is_refused(tools: 
     assert arguments <= set((tools / "arguments").read_text().splitlines())
 
 
-def test_srun_that_fails_is_told_with_its_last_words(tools: Path) -> None:
+def test_one_process_is_no_network_and_srun_that_fails_is_told_with_its_last_words(tools: Path) -> None:
     tool(tools, "srun", "#!/bin/sh\necho 'srun: error: n2: task 1: Exited with exit code 1' >&2\nexit 1\n")
     with pytest.raises(UserError, match=r"failed with exit code 1; its last words:\n  srun: error: n2: task 1"):
         measure_allocation(["n1", "n2"], BandwidthProbe("python"), lambda line: None)
-
-
-def test_one_process_is_no_network() -> None:
     with pytest.raises(UserError, match="at least 2 processes"):
         measure_locally(1, BandwidthProbe("python"), lambda line: None)

@@ -66,19 +66,6 @@ def test_what_is_unusual_is_said() -> None:
     assert look(JobState("running", "COMPLETING")).sentence() == (
         "job 12 (slurm): running [COMPLETING] - ended; SLURM waits for word from every node"
     )
-
-
-def test_a_rank_by_itself_is_called_a_rehearsal(tmp_path: Path) -> None:
-    run_dir = run_directory(tmp_path / "run", "finish 0")
-    described = json.loads((run_dir / "run.json").read_text())
-    (run_dir / "run.json").write_text(json.dumps({**described, "rehearsal": {"pipeline_rank": 3}}))
-    submission = LocalLauncher().submit(run_dir)
-    assert status_of(submission).as_json()["rehearses"] == 3
-    assert "- rehearsal of pipeline rank 3" in status_of(submission).sentence()
-    wait_until(lambda: status_of(submission).state.ended)
-
-
-def test_figures_that_are_none_are_not_shown() -> None:
     torn = {"step": "many", "loss": None, "tokens_per_second": None}
     assert look(JobState("running"), torn).cells() == ["a", "12", "running", "-", "-", "-", ""]
 
@@ -91,6 +78,8 @@ def test_the_keys_of_the_json_stay() -> None:
 
 def test_the_newest_attempt_tells_how_far_it_got(tmp_path: Path) -> None:
     run_dir = run_directory(tmp_path / "run", "until [ -e go ]; do sleep 0.05; done\nfinish 3 'no luck'")
+    described = json.loads((run_dir / "run.json").read_text())
+    (run_dir / "run.json").write_text(json.dumps({**described, "rehearsal": {"pipeline_rank": 3}}))
     submission = LocalLauncher().submit(run_dir)
     wait_until(lambda: len(list(run_dir.glob("attempts/*"))) == 1)
     (attempt,) = run_dir.glob("attempts/*")
@@ -102,6 +91,8 @@ def test_the_newest_attempt_tells_how_far_it_got(tmp_path: Path) -> None:
     wait_until(lambda: status_of(submission).state.phase == "failed")
     ended = status_of(submission)
     assert (ended.state.reason, ended.stopping) == ("no luck", False)
+    assert ended.as_json()["rehearses"] == 3  # a rank by itself
+    assert "- rehearsal of pipeline rank 3" in ended.sentence()
 
 
 def test_a_question_about_slurm_imports_little() -> None:

@@ -38,12 +38,6 @@ def end(run_dir: Path, attempt: str, state: str, code: int) -> None:
     (run_dir / "status.json").write_text(text)
 
 
-def test_a_job_that_was_told_and_saved_is_stopped_and_not_failed(tmp_path: Path) -> None:
-    end(tmp_path, "12.0", "stopped", 75)
-    state = state_of(submission(tmp_path, "12"), past={"12": Row("FAILED", exit_code=75)})
-    assert state == JobState("stopped", "FAILED", "its own words", 75)
-
-
 def test_who_cancelled_it_is_named(tmp_path: Path) -> None:
     job, live = submission(tmp_path, "12"), {"12": Row("CANCELLED")}
     name = pwd.getpwuid(os.getuid()).pw_name
@@ -96,9 +90,12 @@ def test_a_chain_has_succeeded_when_a_link_reached_the_end_of_the_training(tmp_p
 def test_a_link_s_own_word_outlives_the_next_link_s(tmp_path: Path) -> None:
     end(tmp_path, "12.0", "stopped", 75)
     end(tmp_path, "13.0", "failed", 3)
+    assert not note_end(submission(tmp_path, "13"), JobState("failed")), "what it wrote itself needs no note"
+    assert not (tmp_path / "ended.json").exists()
     past = {"12": Row("FAILED", exit_code=75), "13": Row("FAILED", exit_code=3)}
     assert state_of(submission(tmp_path, "12", "13"), past=past).phase == "failed"
-    assert state_of(submission(tmp_path, "12"), past=past).phase == "stopped"
+    alone = state_of(submission(tmp_path, "12"), past=past)
+    assert alone == JobState("stopped", "FAILED", "its own words", 75)  # told and saved, and not failed
 
 
 def test_an_end_that_was_noted_is_known_when_slurm_has_forgotten_the_job(tmp_path: Path) -> None:
@@ -126,20 +123,13 @@ def test_sacct_is_needed_only_where_nobody_else_knows(tmp_path: Path) -> None:
     assert is_settled(chain, {"14": Row("RUNNING")})
 
 
-def test_what_the_job_wrote_itself_needs_no_note(tmp_path: Path) -> None:
-    end(tmp_path, "12.0", "failed", 3)
-    assert not note_end(submission(tmp_path, "12"), JobState("failed"))
-    assert not (tmp_path / "ended.json").exists()
-
-
-def test_our_own_cancel_counts_only_where_slurm_answered(tmp_path: Path) -> None:
+def test_our_own_cancel_counts_only_where_slurm_answered_and_the_accounting_alone_is_said_to_be_so(
+    tmp_path: Path,
+) -> None:
     job = submission(tmp_path, "12_3")
     (tmp_path / "logs").mkdir()
     cancel_mark(job).touch()
     assert state_of(job).phase == "cancelled"
     assert state_of(job, silence="no answer").phase == "unknown"
-
-
-def test_the_accounting_alone_is_said_to_be_so(tmp_path: Path) -> None:
-    state = state_of(submission(tmp_path, "12"), past={"12": Row("RUNNING")}, silence="no answer")
+    state = state_of(job, past={"12_3": Row("RUNNING")}, silence="no answer")
     assert state == JobState("running", "RUNNING", "by sacct alone; squeue: no answer")

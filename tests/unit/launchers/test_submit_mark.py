@@ -25,15 +25,10 @@ HOLD = (
 )
 
 
-def another_at_work(run_dir: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, run_dir], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    return process
-
-
 def test_one_submit_at_a_time_and_a_killed_one_leaves_its_mark(tmp_path: Path) -> None:
-    other = another_at_work(tmp_path)
+    other = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "begun\n"
     with pytest.raises(UserError, match=f"another llmlaunch is submitting it \\(process {other.pid} on "):
         submit_mark.begin(tmp_path)
     assert submit_mark.left_behind(tmp_path) is None
@@ -49,20 +44,21 @@ def test_one_submit_at_a_time_and_a_killed_one_leaves_its_mark(tmp_path: Path) -
     assert not submit_mark.begin(tmp_path)[1]
 
 
-def write_mark(run_dir: Path, host: str, at: float) -> None:
+@pytest.mark.parametrize(
+    ("host", "age_seconds", "is_left_behind"),
+    [
+        ("another", 5.0, False),  # a mark of another host is believed for a while
+        ("another", 3600.0, True),
+        (platform.node(), 0.0, True),  # its process id is used again: that process started at another time
+    ],
+)
+def test_a_mark_is_believed_while_its_process_may_be_at_work(
+    tmp_path: Path, host: str, age_seconds: float, is_left_behind: bool
+) -> None:
+    at = time.time() - age_seconds
     mark = {"since": at, "host": host, "pid": os.getpid(), "started": 1, "touched_at": at}
-    (run_dir / "submitting").write_text(json.dumps(mark))
-
-
-def test_a_mark_of_another_host_is_believed_for_a_while(tmp_path: Path) -> None:
-    for age_seconds, left_behind in ((5.0, False), (3600.0, True)):
-        write_mark(tmp_path, f"not-{platform.node()}", time.time() - age_seconds)
-        assert (submit_mark.left_behind(tmp_path) is not None) == left_behind
-
-
-def test_a_process_id_that_is_used_again_is_not_taken_for_the_same_process(tmp_path: Path) -> None:
-    write_mark(tmp_path, platform.node(), time.time())
-    assert submit_mark.left_behind(tmp_path) is not None
+    (tmp_path / "submitting").write_text(json.dumps(mark))
+    assert (submit_mark.left_behind(tmp_path) is not None) == is_left_behind
 
 
 def test_a_damaged_mark_is_one_left_behind(tmp_path: Path) -> None:

@@ -89,15 +89,12 @@ def test_a_loss_that_is_nan_is_shown_with_the_step_it_began(run: Run) -> None:
     assert "| loss 3.5000 |" in run.news[-1]
 
 
-def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
-    run = Run(tmp_path, progress={"step_patterns": [r"it (?P<step>\d+)"], "slow_patterns": []}, measurement={})
+def test_what_is_not_known_is_left_out_and_known_trainers_lines_are_read_where_a_run_names_none(tmp_path: Path) -> None:
+    run = Run(tmp_path / "a", progress={"step_patterns": [r"it (?P<step>\d+)"], "slow_patterns": []}, measurement={})
     run.begins("12.0")
     run.log("12.0", "n1", "it 7")
     assert run.news[1:] == ["step 7"]
-
-
-def test_a_run_that_does_not_say_how_its_lines_look_is_read_by_the_known_trainers_lines(tmp_path: Path) -> None:
-    run = Run(tmp_path, without=("progress", "measurement", "predicted_bytes"))
+    run = Run(tmp_path / "b", without=("progress", "measurement", "predicted_bytes"))
     run.begins("12.0")
     run.log("12.0", "n1", "step 5/40 | loss 3.1234 | 0.52 s/step | 1969 tokens/s")
     assert run.news[1:] == ["step 5/40 | loss 3.1234 | 0.52 s/step | 1,969 tokens/s | 18 s left"]
@@ -113,11 +110,12 @@ def test_what_an_own_trainer_prints_is_shown_until_its_first_step(tmp_path: Path
     assert step.is_step
 
 
-def test_the_same_step_said_by_several_ranks_is_one(run: Run) -> None:
+def test_the_same_step_said_by_several_ranks_is_one_and_so_is_what_is_slow_in_the_trainer_s_words(run: Run) -> None:
     run.begins("12.0")
     run.log("12.0", "n1", *["it 1/100 loss=3 took 10 ms"] * 4)
     run.log("12.0", "n2", "it 1/100 loss=3 took 10 ms", "it 2/100 loss=3 took 10 ms")
-    assert [text.split()[1] for text in run.news if text.startswith("step")] == ["1/100", "2/100"]
+    run.log("12.0", "n2", *["  saving checkpoint at 2 \x1b[31m"] * 2)
+    assert [text.split(" |")[0] for text in run.news[1:]] == ["step 1/100", "step 2/100", "saving checkpoint at 2"]
 
 
 def test_a_step_that_is_long_in_coming_is_noticed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,12 +126,6 @@ def test_a_step_that_is_long_in_coming_is_noticed(run: Run, monkeypatch: pytest.
     for later, overdue in ((149.0, False), (180.0, True)):
         monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
         assert (run.read().overdue_seconds is not None) == overdue
-
-
-def test_saving_is_said_in_the_trainer_s_words(run: Run) -> None:
-    run.begins("12.0")
-    run.log("12.0", "n1", "it 1/100 loss=3 took 10 ms", *["  saving checkpoint at 1 \x1b[31m"] * 2)
-    assert run.news[2:] == ["saving checkpoint at 1"]
 
 
 def test_out_of_memory_and_the_fallback_in_the_same_allocation(run: Run) -> None:
@@ -198,21 +190,16 @@ def test_the_end_of_an_attempt_is_told_before_the_next_begins(run: Run) -> None:
     ]
 
 
-def test_an_attempt_that_left_no_word_is_named_when_the_next_begins(run: Run) -> None:
-    run.begins("12.0")
-    run.begins("12.1")
-    assert run.news == [
-        "Attempt 1 (12.0) begins on n1, n2",
-        "Attempt 1 left no status: its node was lost, or SLURM ended it at once",
-        "Attempt 2 (12.1) begins on n1, n2",
-    ]
-
-
-def test_an_attempt_is_not_spoken_of_before_it_says_which_layout_it_runs(run: Run) -> None:
+def test_an_attempt_is_spoken_of_when_it_says_its_layout_and_named_if_it_left_no_word(run: Run) -> None:
     (run.directory / "attempts" / "12.0").mkdir(parents=True)
     assert run.news == []
     run.begins("12.0", layout="fallback/2")
-    assert "layout fallback/2" in run.news[0]
+    run.begins("12.1")
+    assert run.news == [
+        "Attempt 1 (12.0) begins on n1, n2, layout fallback/2",
+        "Attempt 1 left no status: its node was lost, or SLURM ended it at once",
+        "Attempt 2 (12.1) begins on n1, n2",
+    ]
 
 
 @pytest.mark.parametrize("torn", ["", "{", "[]", "nul", '{"hung": 3, "next": 4, "cause": 5, "nodes": 6, "layout": 7}'])

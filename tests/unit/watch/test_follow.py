@@ -66,7 +66,7 @@ def test_shows_the_lines_of_a_job_and_its_end(tmp_path: Path) -> None:
 
 
 def test_a_job_that_died_before_its_log_is_still_heard(tmp_path: Path) -> None:
-    submission = LocalLauncher().submit(run_directory(tmp_path / "run", "sleep 0.5\necho no such python >&2\nfinish 1"))
+    submission = LocalLauncher().submit(run_directory(tmp_path / "run", "echo no such python >&2\nfinish 1"))
     output = io.StringIO()
     assert follow(submission, Screen(output), raw=True, poll_seconds=0.2).exit_code == 1
     assert output.getvalue().splitlines()[-1] == "no such python"

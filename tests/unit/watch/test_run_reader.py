@@ -46,8 +46,7 @@ def test_a_gpu_has_its_rank_its_stage_and_its_stage_s_prediction(gpu_node: NodeR
     monitor = gpu_node.started_monitor(idle)
     gpu_node.scenario(f"{idle}proc 1 pid={pids[0]} mem=30G\nproc 0 pid={pids[1]} mem=55G\n")
     gpu_node.until_line(
-        "both processes",
-        lambda line: all(gpu["process_peak_bytes"] for gpu in line.get("gpus") or [{"process_peak_bytes": 0}]),
+        "both processes", lambda line: line.get("gpus") and all(gpu["process_peak_bytes"] for gpu in line["gpus"])
     )
     gpu_node.scenario(f"{idle}proc 1 pid={pids[0]} mem=20G\nproc 0 pid={pids[1]} mem=70G\n")
     gpu_node.until_used(70.5)
@@ -67,18 +66,6 @@ def test_a_gpu_has_its_rank_its_stage_and_its_stage_s_prediction(gpu_node: NodeR
     assert read(reader).remarks == ()
     for sleeper in sleepers:
         sleeper.kill()
-
-
-def test_a_gpu_without_named_processes_is_given_to_a_rank_by_its_record(gpu_node: NodeRig) -> None:
-    reader = reader_of(gpu_node.run_directory)
-    for rank in (0, 1):
-        gpu_node.rank("sleep", "600", rank=rank)
-        gpu_node.until_record(rank)
-    monitor = gpu_node.started_monitor("gpu uuid=GPU-a used=1G\ngpu uuid=GPU-b used=1G\n")
-    gpu_node.scenario("gpu uuid=GPU-a used=31G\ngpu uuid=GPU-b used=41G\n")
-    gpu_node.until_used(41.5, index=1)
-    gpu_node.stop(monitor)
-    assert [(gauge.ranks, gauge.peak_bytes) for gauge in read(reader).gauges] == [((0,), 30 * GIB), ((1,), 40 * GIB)]
 
 
 def test_a_lost_gpu_and_a_silent_monitor_are_said(gpu_node: NodeRig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,10 +114,14 @@ def test_a_terminal_shows_memory_against_the_prediction_and_steps_until_the_run_
 
 
 def test_ctrl_c_ends_the_looking_alone_and_leaves_the_terminal_whole(terminal: Terminal, going: Going) -> None:
-    terminal.type("echo what-was-here")
-    terminal.llmlaunch("status", "--watch", going.directory)
+    terminal.llmlaunch("status", "--watch", "--interval", "0.3", going.directory, before="TERM=dumb")
     terminal.until("s/step")
-    assert not terminal.whole()
+    assert terminal.whole(), "one that cannot draw gets lines"
+    terminal.press("C-c")
+    terminal.until("code-0")
+    terminal.type("clear; echo what-was-here")
+    terminal.llmlaunch("status", "--watch", going.directory)
+    until(lambda: not terminal.whole() and "s/step" in terminal.text(), "drawing")
     terminal.press("C-c")
     shown = terminal.until("code-0")
     assert terminal.whole()
@@ -135,15 +139,11 @@ def test_ctrl_z_and_sigterm_give_the_terminal_back_too(terminal: Terminal, going
     terminal.until("Stopped")
     terminal.type("fg; echo ended-$?")
     until(lambda: not terminal.whole() and "s/step" in terminal.text(), "drawing again")
-    child = until(lambda: _child_of(terminal), "the process that draws")
-    os.kill(int(child), signal.SIGTERM)
+    shell = terminal.command("display-message", "-p", "#{pane_pid}").strip()
+    children = Path(f"/proc/{shell}/task/{shell}/children")
+    os.kill(int(str(until(children.read_text, "the process that draws"))), signal.SIGTERM)
     terminal.until("ended-143")
     assert terminal.whole()
-
-
-def _child_of(terminal: Terminal) -> str:
-    shell = terminal.command("display-message", "-p", "#{pane_pid}").strip()
-    return Path(f"/proc/{shell}/task/{shell}/children").read_text().strip()
 
 
 def test_no_color_is_obeyed(terminal: Terminal, gpu_node: NodeRig, going: Going) -> None:
@@ -200,14 +200,6 @@ def test_json_is_an_object_a_line(gpu_node: NodeRig, going: Going) -> None:
     objects = [json.loads(line) for line in rest.splitlines()]
     assert objects[-1]["runs"][0]["phase"] == "succeeded"
     assert len({json.dumps(line["runs"]) for line in objects}) == len(objects)
-
-
-def test_a_terminal_that_cannot_draw_gets_lines(terminal: Terminal, going: Going) -> None:
-    terminal.llmlaunch("status", "--watch", "--interval", "0.3", going.directory, before="TERM=dumb")
-    terminal.until("s/step")
-    assert terminal.whole()
-    terminal.press("C-c")
-    terminal.until("code-0")
 
 
 def test_an_interval_is_for_watching_and_more_than_nothing(llmlaunch: CommandLine, tmp_path: Path) -> None:

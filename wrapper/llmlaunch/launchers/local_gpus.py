@@ -109,7 +109,6 @@ def _gpus_at(index: int) -> Iterator[LocalGpu]:
 
 
 def _slices(handle: Any) -> Iterator[Any]:
-    """Yield the handles of a GPU's MIG slices."""
     for place in range(_answer("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         part = _answer("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
         if part is not None:

@@ -38,8 +38,6 @@ class LogLine:
 
 
 class _Log:
-    """One log: `logs/<attempt>.<node>.log`."""
-
     def __init__(self, path: Path, attempt: str, node: str, offset: int) -> None:
         self.attempt, self.node = attempt, node
         self.tail = LogTail(path, _MOST_BYTES_A_READ, _LONGEST_LINE_BYTES, offset=offset)

@@ -18,7 +18,15 @@ from llmlaunch.launchers.base import ENDED, JobState, Submission
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import create, read_object, read_run_id, read_text, replace_json
 from llmlaunch.rundir.run import attempt_order
-from llmlaunch.rundir.values import is_attempt, is_cluster, is_local_job, is_slurm_job, job_of, time_or_none
+from llmlaunch.rundir.values import (
+    count_above_zero,
+    is_attempt,
+    is_cluster,
+    is_local_job,
+    is_slurm_job,
+    job_of,
+    time_or_none,
+)
 
 __all__ = [
     "End",
@@ -131,7 +139,7 @@ def name_run(run_dir: Path) -> str:
 
 def node_count(run_dir: Path) -> int:
     """`nodes` of run.json; 1 where it does not say."""
-    return _count(_described(run_dir).get("nodes")) or 1
+    return count_above_zero(_described(run_dir).get("nodes")) or 1
 
 
 def follow_ups(run_dir: Path) -> int:
@@ -143,7 +151,7 @@ def follow_ups(run_dir: Path) -> int:
     restart = _described(run_dir).get("restart")
     if not isinstance(restart, dict) or restart.get("by") != "chain":
         return 0
-    return min(_count(restart.get("times")), _MOST_FOLLOW_UPS)
+    return min(count_above_zero(restart.get("times")) or 0, _MOST_FOLLOW_UPS)
 
 
 def remove_stop(run_dir: Path) -> bool:
@@ -301,16 +309,8 @@ def note_end(submission: Submission, state: JobState) -> bool:
         return False
     if is_foreign(submission.run_dir):
         return False
-    record = {
-        "schema": 1,
-        "job_id": submission.jobs[-1],
-        "phase": state.phase,
-        "state": state.state,
-        "reason": state.reason,
-        "exit_code": state.exit_code,
-        "restarts": state.restarts,
-        "link": state.link,
-    }
+    lasting = {name: value for name, value in vars(state).items() if name != "expected_start"}
+    record = {"schema": 1, "job_id": submission.jobs[-1], **lasting}
     try:
         replace_json(submission.run_dir / file_names.ENDED, record, lasting=False)
     except OSError:
@@ -329,8 +329,8 @@ def end_noted(submission: Submission) -> JobState | None:
         str(noted.get("state") or ""),
         str(noted.get("reason") or ""),
         code if type(code) is int else None,
-        restarts=_count(noted.get("restarts")),
-        link=min(_count(noted.get("link")), len(submission.jobs)),
+        restarts=count_above_zero(noted.get("restarts")) or 0,
+        link=min(count_above_zero(noted.get("link")) or 0, len(submission.jobs)),
     )
 
 
@@ -340,10 +340,6 @@ def _described(run_dir: Path) -> Mapping[str, Any]:
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _count(value: object) -> int:
-    return value if type(value) is int and value > 0 else 0
 
 
 def _record(submission: Submission) -> dict[str, Any]:

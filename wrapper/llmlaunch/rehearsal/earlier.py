@@ -153,7 +153,6 @@ def dated_ranks(
 
 
 def _best(records: Iterable[Record], shape: str, recipe: Recipe) -> dict[int, list[Record]]:
-    """By pipeline rank the records of its best rehearsal."""
     by_place: dict[str, list[Record]] = {}
     for record in records:
         section = record.get("rehearsal")

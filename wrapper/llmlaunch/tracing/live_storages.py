@@ -229,18 +229,7 @@ def grouped(births: list[Birth]) -> list[dict[str, Any]]:
     """Largest first, births that differ in nothing but time together."""
     groups = Counter(births)
     rows = [
-        {
-            "bytes": birth.bytes * count,
-            "count": count,
-            "shape": list(birth.shape),
-            "dtype": birth.dtype,
-            "phase": birth.phase,
-            "operator": birth.operator,
-            "site": birth.site,
-            "module": birth.module,
-            "role": birth.role,
-            "until": birth.until,
-        }
+        {**vars(birth), "bytes": birth.bytes * count, "count": count, "shape": list(birth.shape)}
         for birth, count in groups.items()
     ]
     return sorted(rows, key=lambda row: -row["bytes"])

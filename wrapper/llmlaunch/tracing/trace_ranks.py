@@ -90,7 +90,6 @@ def answers_of(
 
 
 def _start(job: Job, work: Callable[[Job], Answer], seconds: float, running: list[_Running]) -> None:
-    """Start a process for `job` and add it to `running`."""
     reading, writing = os.pipe()
     # Python drops what a handler raises inside the hooks of a fork, of which logging has some. Signals wait for it.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)

@@ -165,7 +165,6 @@ def _cells(size: int | None, whole_bytes: int, width: int) -> int:
 
 
 def _joined(cells: Sequence[tuple[str, str]]) -> Line:
-    """Join neighbouring cells of the same style."""
     pieces: list[tuple[str, str]] = []
     for text, style in cells:
         if pieces and pieces[-1][1] == style:

@@ -53,7 +53,6 @@ class Screen:
             self._write(self._erased())
 
     def _erased(self) -> str:
-        """What takes away the lines shown last."""
         lines, self._shown = len(self._shown), []
         return f"\x1b[{lines}F\x1b[J" if lines else ""
 

@@ -106,22 +106,8 @@ def _past(slurm: SlurmCommands, wanted: JobQuery) -> list[JobMatch]:
     """Return the jobs the accounting knows, even if the controller has forgotten them; without it, ask `sacct -c`."""
     since = (wanted.earliest - timedelta(days=1)).strftime("%Y-%m-%d")
     # Without the states sacct leaves out a job that never started (seen with 22.05.8).
-    argv = [
-        "sacct",
-        *wanted.clusters,
-        "-X",
-        "-P",
-        "-n",
-        "-u",
-        str(os.getuid()),
-        "-S",
-        since,
-        "-E",
-        "now",
-        "-s",
-        _ANY,
-        "-o",
-    ]
+    argv = ["sacct", *wanted.clusters, "-X", "-P", "-n", "-u", str(os.getuid())]
+    argv += ["-S", since, "-E", "now", "-s", _ANY, "-o"]
     answer = slurm.ask([*argv, PAST_JOB_FIELDS])
     if "Invalid field" in answer.words:
         answer = slurm.ask([*argv, PAST_JOB_FIELDS_BEFORE_21_08])
@@ -131,7 +117,6 @@ def _past(slurm: SlurmCommands, wanted: JobQuery) -> list[JobMatch]:
 
 
 def _attempted(wanted: JobQuery) -> list[int]:
-    """Return the jobs that have made their attempt's folder."""
     jobs = set()
     for folder in wanted.run_dir.glob("attempts/*"):
         job = job_of(folder.name)
@@ -216,8 +201,6 @@ def _taken(slurm: SlurmCommands, wanted: JobQuery, before: Submission | None) ->
 
 @dataclass(frozen=True)
 class _JobSubmitter:
-    """Submits the jobs of one directory."""
-
     slurm: SlurmCommands
     cancel: Callable[[Submission], object]
     wanted: JobQuery
