@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.backends.argument import Argument, NodeVariable
+from llmlaunch.backends.argument import Argument, NodeVariable, flag_groups, flag_of
 from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.backends.registry import backend_for
@@ -33,9 +33,14 @@ def value_of(words: Sequence[object], flag: str) -> object:
     return words[words.index(flag) + 1]
 
 
-def flags_of(recipe: Recipe, layout: Layout) -> dict[str, str]:
-    """Return each flag llmlaunch chose with its values in one string."""
-    return {each.flag: " ".join(map(str, each.values)) for each in render(recipe, layout).arguments}
+def check_flags(recipe: Recipe, layout: Layout, said: str, unsaid: str = "") -> None:
+    """Check that llmlaunch chose each flag once, those of `said` with the values behind them, and none of `unsaid`."""
+    arguments = render(recipe, layout).arguments
+    flags = {each.flag: " ".join(map(str, each.values)) for each in arguments}
+    assert len(flags) == len(arguments)
+    expected = {flag_of(group): " ".join(map(str, group[1:])) for group in flag_groups(said.split())}
+    assert expected.items() <= flags.items()
+    assert not set(unsaid.split()) & flags.keys()
 
 
 def ds_config(recipe: Recipe, layout: Layout) -> dict[str, Any]:

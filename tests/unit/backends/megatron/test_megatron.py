@@ -14,7 +14,7 @@ from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import MoeShape
-from support.backend_output import check_with_parser, refused_by, value_of, words_of
+from support.backend_output import check_with_parser, refused_by, words_of
 from support.megatron_disagreements import DISAGREEMENTS, LAYERS, MOST_DISAGREEMENTS, layer_of
 from support.recipes import recipe_of
 
@@ -47,77 +47,15 @@ def test_every_word_is_one_the_real_parser_takes(
     check_with_parser(rendered.arguments, version)
 
 
-def test_the_layout_is_in_the_words() -> None:
-    words = words_of(recipe_of("llama3-70b"), DENSE)
-    sizes = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank")
-    assert [value_of(words, f"--{size}") for size in sizes] == ["8", "4", "5"]
-    assert (value_of(words, "--micro-batch-size"), value_of(words, "--global-batch-size")) == ("1", "1024")
-    assert {"--sequence-parallel", "--use-distributed-optimizer", "--bf16", "--swiglu"} <= set(words)
-
-
-def test_checkpoints_are_written_at_a_signal_and_read_by_the_layouts_that_may_follow() -> None:
-    words = words_of(recipe_of("llama3-70b", *SAVING), DENSE)
-    assert value_of(words, "--save") == value_of(words, "--load") == "/ckpt"
-    assert value_of(words, "--ckpt-format") == "torch_dist"
-    assert "--exit-signal-handler" in words
-    assert "--exit-on-missing-checkpoint" not in words  # the first start finds none
-    # gathers the optimizer's states in host memory: only where another split may have to load them
-    reshardable = "--dist-ckpt-optim-fully-reshardable"
-    assert reshardable not in words
-    by_hand = f"backend={{name: megatron-lm, extra_args: [{reshardable}]}}"
-    for overrides in (SAVING, (*SAVING, by_hand)):
-        assert words_of(recipe_of("llama3-70b", "on_oom=fallback", *overrides), DENSE).count(reshardable) == 1
-    assert "--exit-signal-handler" not in words_of(recipe_of("llama3-70b"), DENSE)
-
-
-def test_weights_to_start_from_are_read_where_there_is_no_checkpoint_yet() -> None:
-    for overrides, loaded in (((), set()), (SAVING, {"--load"})):
-        words = words_of(recipe_of("llama3-70b", "training.start_from=/llama", *overrides), DENSE)
-        assert value_of(words, "--pretrained-checkpoint") == "/llama"
-        assert {"--load", "--finetune"} & set(words) == loaded  # --finetune would begin again at step 0 every time
-
-
 def test_indexes_of_a_dataset_are_built_first_from_the_same_words() -> None:
     rendered = MegatronLM().render(recipe_of("llama3-70b", "data={path: /data/text_document}"), DENSE)
     world = str(recipe_of("llama3-70b").world_size)
     script = NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/megatron_dataset.py")
     assert rendered.prepare == (script, "--world-size", world, "--compute-capability", "9.0", *rendered.program)
     assert "trainer/megatron_dataset.py" in rendered.files
+    blend = recipe_of("llama3-70b", "data={blend: [{path: /a_document, weight: 7}, {path: /b_document, weight: 1}]}")
+    assert MegatronLM().render(blend, DENSE).prepare
     assert MegatronLM().render(recipe_of("llama3-70b"), DENSE).prepare == ()  # made-up data has no index
-
-
-def test_a_blend_is_weights_and_prefixes() -> None:
-    recipe = recipe_of(
-        "llama3-70b",
-        "data={blend: [{path: /data/a_document, weight: 7}, {path: /data/b_document, weight: 0.25}], "
-        "split: '98,2,0', cache_path: /cache}",
-    )
-    words = words_of(recipe, DENSE)
-    place = words.index("--data-path")
-    assert words[place + 1 : place + 5] == ["7", "/data/a_document", "0.25", "/data/b_document"]
-    assert value_of(words, "--split") == "98,2,0"
-    assert value_of(words, "--data-cache-path") == "/cache"
-    assert value_of(words, "--tokenizer-type") == "NullTokenizer"
-    assert MegatronLM().render(recipe, DENSE).prepare  # indexes of a blend are built first, too
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "kind", "model"),
-    [
-        ("tokenizer: meta-llama/Llama-3", "HuggingFaceTokenizer", "meta-llama/Llama-3"),
-        ("tokenizer: /t/20b.tiktoken, tokenizer_type: TikTokenizer", "TikTokenizer", "/t/20b.tiktoken"),
-        ("tokenizer: /t/l.model, tokenizer_type: SentencePieceTokenizer", "SentencePieceTokenizer", "/t/l.model"),
-        ("tokenizer_type: GPT2BPETokenizer", "GPT2BPETokenizer", None),
-    ],
-)
-def test_a_tokenizer_is_named_by_its_type_and_the_plan_says_how_many_words(
-    tokenizer: str, kind: str, model: str | None
-) -> None:
-    words = words_of(recipe_of("llama3-70b", f"data={{path: /data/text_document, {tokenizer}}}"), DENSE)
-    assert value_of(words, "--tokenizer-type") == kind
-    assert not model or value_of(words, "--tokenizer-model") == model
-    assert value_of(words, "--padded-vocab-size") == str(-(-128256 // 1024) * 1024)  # 128 x tensor 8
-    assert "--vocab-size" not in words
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
@@ -128,19 +66,6 @@ def test_megatron_itself_is_asked_first_about_the_same_words(version: str) -> No
     script = (NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/megatron_check.py"), "--world-size", "512")
     assert rendered.check == (*script, "--compute-capability", "9.0", "--planned-for", version, *rendered.program)
     assert "trainer/megatron_check.py" in rendered.files
-
-
-def test_expert_tensor_parallelism_is_always_said_because_its_default_is_the_tensor_size() -> None:
-    words = words_of(recipe_of("mixtral-8x7b"), MIXTURE)
-    assert value_of(words, "--expert-model-parallel-size") == "8"
-    assert value_of(words, "--expert-tensor-parallel-size") == "1"
-
-
-def test_gpt3_keeps_its_biases_and_learned_positions() -> None:
-    words = words_of(recipe_of("llama3-8b", "model=gpt3-175b", "training.sequence_length=2048"), Layout(8, 8, data=1))
-    assert value_of(words, "--position-embedding-type") == "learned_absolute"
-    assert value_of(words, "--normalization") == "LayerNorm"
-    assert not {"--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights"} & set(words)
 
 
 def test_the_checkout_is_named_by_the_recipe_or_by_the_node() -> None:

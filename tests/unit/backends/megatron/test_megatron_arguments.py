@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM: none beside the plan, uneven stages in the plainest notation, formats of checkpoints.
+"""Arguments of Megatron-LM: a job in flags, none beside the plan, and uneven stages in the plainest notation.
 
 What Megatron core makes of the stages is in tests/frameworks/test_megatron_layers.py.
 """
@@ -18,12 +18,113 @@ from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
-from support.backend_output import refused_by, value_of, words_of
+from support.backend_output import check_flags, refused_by, value_of, words_of
 from support.recipe_keys import schema
 from support.recipes import recipe_of
 
 LAYOUT = Layout(8, 4, data=16, sequence_parallel=1, zero_stage=1)
 SAVING = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
+
+
+FORMAT, PINNED, FALLBACK = "training.checkpoint_format", "layout.zero_stage=3", "on_oom=fallback"
+RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
+OLD = (f"{FORMAT}=torch", "layout.zero_stage=0")
+WHOLE = Layout(8, 8, data=8, sequence_parallel=1)
+MIXTURE = Layout(2, 4, data=8, expert=8, sequence_parallel=1, zero_stage=1)
+SECOND, THIRD = Layout(data=512, zero_stage=2), Layout(data=512, zero_stage=3)
+GPT3 = ("model=gpt3-175b", "training.sequence_length=2048")
+BLEND = (
+    "data={blend: [{path: /data/a_document, weight: 7}, {path: /data/b_document, weight: 0.25}], split: '98,2,0', "
+    "cache_path: /cache}"
+)
+FSDP = "--use-megatron-fsdp --use-distributed-optimizer --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor"
+
+
+def data(tokenizer: str) -> tuple[str]:
+    return (f"data={{path: /data/text_document, {tokenizer}}}",)
+
+
+# Recipe and overrides, layout, the flags said and those that are not.
+SAID: dict[str, tuple[str, tuple[str, ...], Layout, str, str]] = {
+    "the layout": (
+        *("llama3-70b", (), replace(LAYOUT, virtual_pipeline=5)),
+        "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 5 "
+        "--micro-batch-size 1 --global-batch-size 1024 --sequence-parallel --use-distributed-optimizer --bf16 --swiglu",
+        f"--exit-signal-handler {RESHARDABLE}",
+    ),
+    "expert tensor parallelism always, because its default is the tensor size": (
+        *("mixtral-8x7b", (), MIXTURE, "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1", ""),
+    ),
+    "gpt3 with its biases and learned positions": (
+        *(
+            "llama3-8b",
+            GPT3,
+            Layout(8, 8, data=1),
+            "--position-embedding-type learned_absolute --normalization LayerNorm",
+        ),
+        "--swiglu --disable-bias-linear --untie-embeddings-and-output-weights",
+    ),
+    "checkpoints, written at a signal; the first start finds none": (
+        *("llama3-70b", SAVING, LAYOUT, "--save /ckpt --load /ckpt --ckpt-format torch_dist --exit-signal-handler"),
+        f"--exit-on-missing-checkpoint {RESHARDABLE}",
+    ),
+    "states gathered in host memory, where another split may have to load them": (
+        *("llama3-70b", (*SAVING, FALLBACK), LAYOUT, RESHARDABLE, ""),
+    ),
+    "and not said again where a person has": (
+        *("llama3-70b", (*SAVING, FALLBACK, f"backend.extra_args=[{RESHARDABLE}]"), LAYOUT, "", RESHARDABLE),
+    ),
+    "weights to start from; --finetune would begin again at step 0 every time": (
+        *("llama3-70b", ("training.start_from=/llama",), LAYOUT, "--pretrained-checkpoint /llama", "--load --finetune"),
+    ),
+    "weights where there is no checkpoint yet": (
+        *("llama3-70b", ("training.start_from=/llama", *SAVING), LAYOUT),
+        *("--pretrained-checkpoint /llama --load /ckpt", "--finetune"),
+    ),
+    "a blend of weights and prefixes": (
+        *("llama3-70b", (BLEND,), LAYOUT),
+        "--data-path 7 /data/a_document 0.25 /data/b_document --split 98,2,0 --data-cache-path /cache "
+        "--tokenizer-type NullTokenizer",
+        "",
+    ),
+    "a tokenizer, and how many words the plan has: a multiple of 128 x tensor": (
+        *("llama3-70b", data("tokenizer: meta-llama/Llama-3"), LAYOUT),
+        "--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3 --padded-vocab-size 129024",
+        "--vocab-size",
+    ),
+    "a tokenizer of another type": (
+        *("llama3-70b", data("tokenizer: /t/20b.tiktoken, tokenizer_type: TikTokenizer"), LAYOUT),
+        *("--tokenizer-type TikTokenizer --tokenizer-model /t/20b.tiktoken --padded-vocab-size 129024", "--vocab-size"),
+    ),
+    "a tokenizer without a file": (
+        *("llama3-70b", data("tokenizer_type: GPT2BPETokenizer"), LAYOUT),
+        *("--tokenizer-type GPT2BPETokenizer --padded-vocab-size 129024", "--vocab-size --tokenizer-model"),
+    ),
+    "a format that is asked for": ("llama3-70b", (*SAVING, *OLD), WHOLE, "--ckpt-format torch", ""),
+    "a folder for TensorBoard": ("llama3-70b", ("training.tensorboard=/tb",), WHOLE, "--tensorboard-dir /tb", ""),
+    "zero_stage 2, which demands its format without checkpoints, too": (
+        *("llama3-70b", ("layout.zero_stage=2",), SECOND),
+        *(f"--data-parallel-sharding-strategy optim_grads --init-model-with-meta-device {FSDP}", RESHARDABLE),
+    ),
+    "zero_stage 3, whose checkpoints are in its own format whatever may follow": (
+        *("llama3-70b", (PINNED, *SAVING, f"{FORMAT}=fsdp_dtensor", FALLBACK, "training.gradient_dtype=fp32"), THIRD),
+        "--data-parallel-sharding-strategy optim_grads_params --init-model-with-meta-device "
+        f"--megatron-fsdp-main-grads-dtype fp32 {FSDP}",
+        RESHARDABLE,
+    ),
+    "gradients in what the plan counts": (
+        *("llama3-70b", (PINNED, "training.gradient_dtype=bf16"), THIRD, "--megatron-fsdp-main-grads-dtype bf16", ""),
+    ),
+    "learned positions are not initialised on the meta device": (
+        *("llama3-8b", (PINNED, *GPT3), Layout(data=32, zero_stage=3)),
+        *(f"--megatron-fsdp-main-grads-dtype fp32 {FSDP}", "--init-model-with-meta-device"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "overrides", "layout", "said", "unsaid"), SAID.values(), ids=SAID)
+def test_a_job_is_said_in_flags(name: str, overrides: tuple[str, ...], layout: Layout, said: str, unsaid: str) -> None:
+    check_flags(recipe_of(name, *overrides), layout, said, unsaid)
 
 
 def rendered(*words: str, layout: Layout = LAYOUT) -> Rendered:
@@ -147,29 +248,8 @@ def test_the_layers_are_not_split_otherwise_beside_the_plan(flag: str) -> None:
         rendered(f"{flag}=2")
 
 
-FORMAT = "training.checkpoint_format"
-OLD = (f"{FORMAT}=torch", "layout.zero_stage=0")
-SHARDED = Layout(data=512, zero_stage=3)
-WHOLE = Layout(8, 8, data=8, sequence_parallel=1)
-
-
 def saving(*overrides: str) -> Recipe:
     return recipe_of("llama3-70b", *SAVING, *overrides)
-
-
-@pytest.mark.parametrize(
-    ("flag", "overrides", "layout", "value"),
-    [
-        ("--ckpt-format", (), WHOLE, "torch_dist"),
-        ("--ckpt-format", OLD, WHOLE, "torch"),
-        ("--ckpt-format", ("layout.zero_stage=3", f"{FORMAT}=fsdp_dtensor"), SHARDED, "fsdp_dtensor"),
-        ("--tensorboard-dir", ("training.tensorboard=/tb",), WHOLE, "/tb"),
-    ],
-)
-def test_each_layout_has_its_format_of_checkpoints_and_a_recipe_may_say_another(
-    flag: str, overrides: tuple[str, ...], layout: Layout, value: str
-) -> None:
-    assert value_of(words_of(saving(*overrides), layout), flag) == value
 
 
 def test_the_old_format_is_of_one_cut_and_written_by_few() -> None:

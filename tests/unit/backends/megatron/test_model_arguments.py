@@ -12,7 +12,7 @@ from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling, Router, SlidingWindow
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from support.backend_output import check_with_parser, flags_of, refused_by
+from support.backend_output import check_flags, check_with_parser, refused_by
 from support.recipes import recipe_of
 
 NODE = Layout(data=8, zero_stage=1)
@@ -32,124 +32,105 @@ def routed(router: Router, **more: object) -> ModelShape:
     return replace(MIXTURE, moe=replace(EXPERTS, router=router, **more))
 
 
-def flags_for(shape: ModelShape, techniques: Techniques = NO_TECHNIQUES) -> dict[str, str]:
-    return flags_of(recipe_for(shape, techniques=techniques), NODE)
+WINDOW = SlidingWindow(1024, full_every=6)
+PLAIN = replace(DENSE, gated_mlp=False, activation="gelu")
+FLEX = replace(MIXTURE, moe=replace(EXPERTS, num_experts=8, token_dispatcher="flex", shared_expert_gate=True))
+USUAL = replace(MIXTURE, moe=replace(EXPERTS, num_experts=8))
+UNBALANCED = Router(balancing="none")
+
+# A shape, the flags it is said with, those it is said without.
+SAID: dict[str, tuple[ModelShape, str, str]] = {
+    "latent attention with its rotation": (
+        replace(LATENT, rope_scaling=DEEPSEEK_YARN),
+        "--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 "
+        "--v-head-dim 128 --qk-layernorm --position-embedding-type rope --rope-type yarn --rotary-scaling-factor 40 "
+        "--mscale 1 --mscale-all-dim 1",
+        "--group-query-attention --kv-channels --no-rope-fusion",
+    ),
+    "latent attention that is not scaled rotates plainly and, as that is refused, unfused": (
+        replace(LATENT, mla=MlaShape(None, 512, 128, 64, 128)),
+        "--rope-type rope --no-rope-fusion",
+        "--q-lora-rank",
+    ),
+    "llama3 scaling": (
+        replace(DENSE, rope_scaling=RopeScaling("llama3", 8.0, 8192)),
+        "--use-rope-scaling --rope-scaling-factor 8",
+        "",
+    ),
+    "linear scaling": (
+        replace(DENSE, rope_scaling=RopeScaling("linear", 4.0)),
+        "--rotary-seq-len-interpolation-factor 4",
+        "",
+    ),
+    "yarn scaling": (
+        replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 32768, truncate=False)),
+        "--position-embedding-type yarn --rotary-scaling-factor 4 --yarn-original-max-position-embeddings 32768 "
+        "--yarn-beta-fast 32 --yarn-beta-slow 1 --no-yarn-correction-range-round-to-int",
+        "",
+    ),
+    "norms and windows, whose tokens count without the token itself": (
+        replace(DENSE, zero_centered_norm=True, norm_epsilon=1e-6, sliding_window=WINDOW),
+        "--apply-layernorm-1p --norm-epsilon 1e-06 --window-size 1023,0 --window-attn-skip-freq 6",
+        "",
+    ),
+    "a window as long as the sequence hides nothing": (
+        replace(DENSE, sliding_window=SlidingWindow(8192)),
+        "--swiglu",
+        "--window-size --norm-epsilon",
+    ),
+    "gelu without biases is not fused": (PLAIN, "--no-bias-gelu-fusion --disable-bias-linear", "--swiglu"),
+    "gelu with biases is": (replace(PLAIN, linear_bias=True), "", "--no-bias-gelu-fusion --disable-bias-linear"),
+    "a router of DeepSeek, 64 experts and the prediction of several tokens": (
+        replace(routed(DEEPSEEK_ROUTER), mtp_num_layers=1),
+        "--moe-router-score-function sigmoid --moe-router-num-groups 8 --moe-router-group-topk 4 "
+        "--moe-router-topk-scaling-factor 2.5 --moe-router-enable-expert-bias --moe-router-dtype fp32 "
+        "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 0.0001 "
+        "--moe-shared-expert-intermediate-size 2816 --moe-layer-freq [0,1,1,1,1,1,1,1] --mtp-num-layers 1",
+        "--moe-router-pre-softmax",
+    ),
+    "softmax after the choice makes the chosen sum to one": (
+        routed(UNBALANCED),
+        "--moe-router-load-balancing-type none",
+        "--moe-router-pre-softmax --moe-aux-loss-coeff",
+    ),
+    "softmax before the choice where they need not": (
+        routed(replace(UNBALANCED, normalize_topk=False)),
+        "--moe-router-pre-softmax",
+        "",
+    ),
+    "softmax before the choice of one expert, which Megatron refuses otherwise": (
+        routed(UNBALANCED, topk=1),
+        "--moe-router-pre-softmax",
+        "",
+    ),
+    "the flex dispatcher sends fp32 scores": (
+        FLEX,
+        "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep --moe-router-dtype fp32 "
+        "--moe-shared-expert-gate --moe-grouped-gemm",
+        "--moe-shared-expert-overlap",
+    ),
+    "the usual dispatcher": (
+        USUAL,
+        "--moe-token-dispatcher-type alltoall",
+        "--moe-flex-dispatcher-backend --moe-router-dtype --moe-shared-expert-overlap",
+    ),
+}
 
 
-def test_latent_attention_with_its_rotation() -> None:
-    words = flags_for(replace(LATENT, rope_scaling=DEEPSEEK_YARN))
-    expected = {
-        "--multi-latent-attention": "",
-        "--q-lora-rank": "1536",
-        "--kv-lora-rank": "512",
-        "--qk-head-dim": "128",
-        "--qk-pos-emb-head-dim": "64",
-        "--v-head-dim": "128",
-        "--qk-layernorm": "",  # the latents' norms
-        "--position-embedding-type": "rope",
-        "--rope-type": "yarn",
-        "--rotary-scaling-factor": "40",
-        "--mscale": "1",
-        "--mscale-all-dim": "1",
-    }
-    assert expected.items() <= words.items()
-    assert not {"--group-query-attention", "--kv-channels", "--no-rope-fusion"} & set(words)
+@pytest.mark.parametrize(("shape", "said", "unsaid"), SAID.values(), ids=SAID)
+def test_a_shape_is_said_in_flags(shape: ModelShape, said: str, unsaid: str) -> None:
+    check_flags(recipe_for(shape), NODE, said, unsaid)
 
 
-def test_latent_attention_that_is_not_scaled_rotates_plainly_and_unfused() -> None:
-    words = flags_for(replace(LATENT, mla=MlaShape(None, 512, 128, 64, 128)))
-    assert words["--rope-type"] == "rope"
-    assert "--no-rope-fusion" in words  # fused, it is refused for rope
-    assert "--q-lora-rank" not in words
-
-
-@pytest.mark.parametrize(
-    ("scaling", "expected"),
-    [
-        (RopeScaling("llama3", 8.0, 8192), {"--use-rope-scaling": "", "--rope-scaling-factor": "8"}),
-        (RopeScaling("linear", 4.0), {"--rotary-seq-len-interpolation-factor": "4"}),
-        (
-            RopeScaling("yarn", 4.0, 32768, truncate=False),
-            {
-                "--position-embedding-type": "yarn",
-                "--rotary-scaling-factor": "4",
-                "--yarn-original-max-position-embeddings": "32768",
-                "--yarn-beta-fast": "32",
-                "--yarn-beta-slow": "1",
-                "--no-yarn-correction-range-round-to-int": "",
-            },
-        ),
-    ],
-)
-def test_scaled_positions(scaling: RopeScaling, expected: dict[str, str]) -> None:
-    assert expected.items() <= flags_for(replace(DENSE, rope_scaling=scaling)).items()
+def test_techniques_of_dispatchers_are_said() -> None:
+    hybrid = recipe_for(FLEX, techniques=Techniques(flex_backend="hybridep", overlap_shared_expert=True))
+    check_flags(hybrid, NODE, "--moe-flex-dispatcher-backend hybridep --moe-shared-expert-overlap")
 
 
 def test_yarn_of_ordinary_attention_came_after_core_016() -> None:
     stretched = replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 32768))
     with pytest.raises(UserError, match=r"model\.rope_scaling: core 0\.16 stretches positions by yarn with latent att"):
         MegatronLM().render(recipe_for(stretched, "backend={name: megatron-lm, version: '0.16.1'}"), NODE)
-
-
-def test_norms_and_windows() -> None:
-    window = SlidingWindow(1024, full_every=6)
-    words = flags_for(replace(DENSE, zero_centered_norm=True, norm_epsilon=1e-6, sliding_window=window))
-    assert "--apply-layernorm-1p" in words
-    assert words["--norm-epsilon"] == "1e-06"
-    assert words["--window-size"] == "1023,0"  # before it, without itself
-    assert words["--window-attn-skip-freq"] == "6"
-    # as long as the sequence, it hides nothing
-    assert "--window-size" not in flags_for(replace(DENSE, sliding_window=SlidingWindow(8192)))
-    assert "--norm-epsilon" not in flags_for(DENSE)
-
-
-def test_gelu_without_biases_is_not_fused() -> None:
-    plain = replace(DENSE, gated_mlp=False, activation="gelu")
-    assert "--no-bias-gelu-fusion" in flags_for(plain)
-    assert "--no-bias-gelu-fusion" not in flags_for(replace(plain, linear_bias=True))
-
-
-def test_a_router_of_deepseek_and_its_prediction_of_several_tokens() -> None:
-    words = flags_for(replace(routed(DEEPSEEK_ROUTER), mtp_num_layers=1))
-    expected = {
-        "--moe-router-score-function": "sigmoid",
-        "--moe-router-num-groups": "8",
-        "--moe-router-group-topk": "4",
-        "--moe-router-topk-scaling-factor": "2.5",
-        "--moe-router-enable-expert-bias": "",
-        "--moe-router-load-balancing-type": "seq_aux_loss",
-        "--moe-aux-loss-coeff": "0.0001",
-        "--moe-router-dtype": "fp32",  # 64 experts
-        "--moe-shared-expert-intermediate-size": "2816",
-        "--moe-layer-freq": "[0,1,1,1,1,1,1,1]",
-        "--mtp-num-layers": "1",
-    }
-    assert expected.items() <= words.items()
-    assert "--moe-router-pre-softmax" not in words
-
-
-def test_softmax_before_the_choice_only_where_the_chosen_need_not_sum_to_one() -> None:
-    def router(topk: int, normalize: bool) -> dict[str, str]:
-        return flags_for(routed(Router(normalize_topk=normalize, balancing="none"), topk=topk))
-
-    assert "--moe-router-pre-softmax" not in router(6, True)
-    assert "--moe-router-pre-softmax" in router(6, False)
-    assert "--moe-router-pre-softmax" in router(1, True)  # Megatron refuses one expert without
-    assert router(6, True)["--moe-router-load-balancing-type"] == "none"
-    assert "--moe-aux-loss-coeff" not in router(6, True)
-
-
-def test_dispatchers_and_the_shared_expert() -> None:
-    flex = replace(MIXTURE, moe=replace(EXPERTS, num_experts=8, token_dispatcher="flex", shared_expert_gate=True))
-    words = flags_for(flex, Techniques(flex_backend="hybridep", overlap_shared_expert=True))
-    assert words["--moe-token-dispatcher-type"] == "flex"
-    assert words["--moe-flex-dispatcher-backend"] == "hybridep"
-    assert words["--moe-router-dtype"] == "fp32"  # what it sends
-    assert {"--moe-shared-expert-gate", "--moe-shared-expert-overlap", "--moe-grouped-gemm"} <= set(words)
-    assert flags_for(flex)["--moe-flex-dispatcher-backend"] == "deepep"
-    usual = flags_for(replace(MIXTURE, moe=replace(EXPERTS, num_experts=8)))
-    assert usual["--moe-token-dispatcher-type"] == "alltoall"
-    assert not {"--moe-flex-dispatcher-backend", "--moe-router-dtype", "--moe-shared-expert-overlap"} & set(usual)
 
 
 MANY = [

@@ -11,47 +11,53 @@ from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import OptimizerFormats
-from support.backend_output import flags_of, refused_by
+from support.backend_output import check_flags, refused_by
 from support.recipes import recipe_of
 
 SHARDED = Layout(8, 4, data=16, sequence_parallel=1, zero_stage=1)
 NAME, PARAMETERS = "llama3-70b", "training.fp8_parameters=true"
-HOPPER, BLACKWELL, AMPERE = "cluster=h100-80gb-x8", "cluster=b200-x8", "cluster=a100-80gb-x8"
+HOPPER, BLACKWELL = "cluster=h100-80gb-x8", "cluster=b200-x8"
+SHARED_BUFFER = "--reuse-grad-buf-for-mxfp8-param-ag"
+FP8 = "--fp8-format --fp8-recipe --fp8-param-gather --fp8-amax-history-len --fp8-amax-compute-algo"
 
 
-def flags(*overrides: str) -> dict[str, str]:
-    return flags_of(recipe_of(NAME, *overrides), SHARDED)
+SAID = [
+    ([HOPPER, "training.fp8=delayed"], "--fp8-format hybrid --fp8-amax-history-len 1024 --bf16", "--fp8-param-gather"),
+    ([HOPPER, "training.fp8=tensorwise"], "--fp8-format hybrid --fp8-recipe tensorwise --bf16", "--fp8-param-gather"),
+    ([HOPPER, "training.fp8=blockwise"], "--fp8-format e4m3 --fp8-recipe blockwise --bf16", "--fp8-param-gather"),
+    ([BLACKWELL, "training.fp8=mxfp8"], "--fp8-format e4m3 --fp8-recipe mxfp8 --bf16", "--fp8-param-gather"),
+    ([BLACKWELL, "training.fp4=nvfp4"], "--fp4-format e2m1 --fp4-recipe nvfp4", FP8),
+    # narrow parameters share the gradients' buffer under mxfp8 alone
+    ([BLACKWELL, "training.fp8=mxfp8", PARAMETERS], f"--fp8-param-gather {SHARED_BUFFER}", ""),
+    ([HOPPER, "training.fp8=tensorwise", PARAMETERS], "--fp8-param-gather", SHARED_BUFFER),
+    ([HOPPER], "--bf16", "--use-precision-aware-optimizer"),
+    (
+        [
+            *(HOPPER, "training.gradient_dtype=bf16"),
+            "training.optimizer={main_parameters: fp16, first_moment: bf16, second_moment: fp8}",
+        ],
+        "--use-precision-aware-optimizer --main-params-dtype fp16 --exp-avg-dtype bf16 --exp-avg-sq-dtype fp8 "
+        "--main-grads-dtype bf16 --grad-reduce-in-bf16",
+        "",
+    ),
+    (
+        [
+            *("training.warmup_steps=7", "training.learning_rate_decay=linear", "training.weight_decay=0.0"),
+            *("training.minimum_learning_rate=3.0e-5", "training.adam_betas=[0.8, 0.99]"),
+            "training.gradient_clipping=0.5",
+        ],
+        "--lr-warmup-iters 7 --lr-decay-style linear --min-lr 3e-05 --weight-decay 0.0 --adam-beta1 0.8 "
+        "--adam-beta2 0.99 --clip-grad 0.5",
+        "",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("cluster", "fp8", "expected"),
-    [
-        (HOPPER, "delayed", {"--fp8-format": "hybrid", "--fp8-amax-history-len": "1024"}),
-        (HOPPER, "tensorwise", {"--fp8-format": "hybrid", "--fp8-recipe": "tensorwise"}),
-        (HOPPER, "blockwise", {"--fp8-format": "e4m3", "--fp8-recipe": "blockwise"}),
-        (BLACKWELL, "mxfp8", {"--fp8-format": "e4m3", "--fp8-recipe": "mxfp8"}),
-    ],
-)
-def test_each_fp8_recipe_is_rendered_with_its_format(cluster: str, fp8: str, expected: dict[str, str]) -> None:
-    rendered = flags(cluster, f"training.fp8={fp8}")
-    assert expected.items() <= rendered.items()
-    assert rendered["--bf16"] == ""  # all that is not a linear layer
-    assert "--fp8-param-gather" not in rendered
-    assert refused_by(recipe_of(NAME, cluster, f"training.fp8={fp8}"), SHARDED) == set()
-
-
-def test_narrow_parameters_share_the_gradients_buffer_under_mxfp8_alone() -> None:
-    mxfp8 = flags(BLACKWELL, "training.fp8=mxfp8", PARAMETERS)
-    assert {"--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag"} <= set(mxfp8)
-    tensorwise = flags(HOPPER, "training.fp8=tensorwise", PARAMETERS)
-    assert "--fp8-param-gather" in tensorwise
-    assert "--reuse-grad-buf-for-mxfp8-param-ag" not in tensorwise
-
-
-def test_four_bits() -> None:
-    rendered = flags(BLACKWELL, "training.fp4=nvfp4")
-    assert (rendered["--fp4-format"], rendered["--fp4-recipe"]) == ("e2m1", "nvfp4")
-    assert not any(flag.startswith("--fp8") for flag in rendered)
+@pytest.mark.parametrize(("overrides", "said", "unsaid"), SAID, ids=[" ".join(overrides) for overrides, *_ in SAID])
+def test_formats_and_schedule_are_said_in_flags(overrides: list[str], said: str, unsaid: str) -> None:
+    recipe = recipe_of(NAME, *overrides)
+    check_flags(recipe, SHARDED, said, unsaid)
+    assert refused_by(recipe, SHARDED) == set()
 
 
 def test_a_device_nobody_knows_is_not_judged() -> None:
@@ -75,20 +81,6 @@ def test_rules_of_words_look_at_the_techniques_chosen_with_a_layout() -> None:
     assert refused(host, "training.optimizer={}") == {"optimizer-formats-on-device"}
     assert refused(host, "training.fp8=tensorwise", PARAMETERS) == {"fp8-parameters-on-device"}
     assert refused(host, "training.fp8=delayed", PARAMETERS) == set()
-
-
-def test_the_optimizers_formats_are_rendered() -> None:
-    formats = "training.optimizer={main_parameters: fp16, first_moment: bf16, second_moment: fp8}"
-    expected = {
-        "--use-precision-aware-optimizer": "",
-        "--main-params-dtype": "fp16",
-        "--exp-avg-dtype": "bf16",
-        "--exp-avg-sq-dtype": "fp8",
-        "--main-grads-dtype": "bf16",
-        "--grad-reduce-in-bf16": "",
-    }
-    assert expected.items() <= flags(HOPPER, formats, "training.gradient_dtype=bf16").items()
-    assert "--use-precision-aware-optimizer" not in flags(HOPPER)
 
 
 HALF = OptimizerFormats(first_moment="bf16", second_moment="bf16")
@@ -136,24 +128,3 @@ def test_a_runs_record_names_its_formats() -> None:
     formats = {"main_parameters": "fp32", "first_moment": "bf16", "second_moment": "bf16"}
     assert record["optimizer"]["formats"] == formats
     assert "precision" not in MegatronLM().render(recipe_of(NAME, HOPPER), SHARDED).measurement
-
-
-def test_the_schedule_is_what_the_recipe_says() -> None:
-    rendered = flags(
-        "training.warmup_steps=7",
-        "training.learning_rate_decay=linear",
-        "training.minimum_learning_rate=3.0e-5",
-        "training.weight_decay=0.0",
-        "training.adam_betas=[0.8, 0.99]",
-        "training.gradient_clipping=0.5",
-    )
-    expected = {
-        "--lr-warmup-iters": "7",
-        "--lr-decay-style": "linear",
-        "--min-lr": "3e-05",
-        "--weight-decay": "0.0",
-        "--adam-beta1": "0.8",
-        "--adam-beta2": "0.99",
-        "--clip-grad": "0.5",
-    }
-    assert expected.items() <= rendered.items()

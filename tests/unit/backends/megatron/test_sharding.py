@@ -18,7 +18,6 @@ from llmlaunch.planner.neighbours import technique_neighbours
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.rendering.run_json import measurement_template
-from support.backend_output import value_of
 from support.recipes import recipe_of
 
 SAVING = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
@@ -31,26 +30,7 @@ def rendered(layout: Layout, *overrides: str) -> Rendered:
     return MegatronLM().render(recipe_of("llama3-8b", f"layout.zero_stage={layout.zero_stage}", *overrides), layout)
 
 
-@pytest.mark.parametrize(("stage", "strategy"), [(2, "optim_grads"), (3, "optim_grads_params")])
-def test_the_stages_are_strategies_of_megatron_fsdp(stage: int, strategy: str) -> None:
-    words = rendered(Layout(data=32, zero_stage=stage)).program
-    assert value_of(words, "--data-parallel-sharding-strategy") == strategy
-    assert value_of(words, "--ckpt-format") == "fsdp_dtensor"  # demanded without checkpoints, too
-    assert {"--use-megatron-fsdp", "--use-distributed-optimizer", "--no-gradient-accumulation-fusion"} <= set(words)
-    assert "--init-model-with-meta-device" in words
-    assert words.count("--use-distributed-optimizer") == 1
-
-
-@pytest.mark.parametrize(
-    ("overrides", "dtype"),
-    [(("training.gradient_dtype=fp32",), "fp32"), (("training.gradient_dtype=bf16",), "bf16"), ((), "fp32")],
-)
-def test_gradients_accumulate_in_what_the_plan_counts(overrides: tuple[str, ...], dtype: str) -> None:
-    assert value_of(rendered(THIRD, *overrides).program, "--megatron-fsdp-main-grads-dtype") == dtype
-
-
-def test_learned_positions_are_not_initialised_on_the_meta_device() -> None:
-    assert "--init-model-with-meta-device" not in rendered(THIRD, *GPT3).program
+def test_learned_positions_are_placed_whole() -> None:
     assert MegatronLM().facts(recipe_of("llama3-8b", PINNED, *GPT3)).placed_whole
     assert not MegatronLM().facts(recipe_of("llama3-8b", PINNED)).placed_whole
 
@@ -62,12 +42,6 @@ def test_several_connections_even_with_tensor_parallelism() -> None:
     assert chosen.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
     with pytest.raises(UserError, match="CUDA_DEVICE_MAX_CONNECTIONS: is '1', and with zero_stage 2 or 3"):
         rendered(split, "environment={CUDA_DEVICE_MAX_CONNECTIONS: '1'}")
-
-
-def test_checkpoints_are_in_its_own_format_whatever_may_follow() -> None:
-    words = rendered(THIRD, *SAVING, "on_oom=fallback").program
-    assert words.count("--ckpt-format") == 1
-    assert "--dist-ckpt-optim-fully-reshardable" not in words
 
 
 def test_a_checkpoint_loads_on_another_number_of_ranks_but_not_cut_otherwise() -> None:
