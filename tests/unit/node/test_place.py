@@ -151,13 +151,11 @@ def test_the_level_of_two_nodes_is_that_of_the_lowest_switch_above_both(
     assert switch_levels(text, nodes) == levels
 
 
-@pytest.mark.parametrize("text", ["", "No topology information available\n", "slurm_load_topo error: x", "a=b c=d"])
-def test_no_topology_sets_nothing_apart(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "No topology information available\n", "slurm_load_topo error: x", "a=b c=d", TREE]
+)
+def test_no_topology_and_one_switch_set_nothing_apart(text: str) -> None:
     assert switch_levels(text, ["n1", "n2"]) is None
-
-
-def test_nodes_under_one_switch_are_all_the_same() -> None:
-    assert switch_levels(TREE, ["n1", "n2"]) is None
 
 
 @pytest.mark.parametrize(

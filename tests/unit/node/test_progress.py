@@ -9,7 +9,8 @@ import pytest
 
 from llmlaunch.backends.base import ProgressLines
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
-from llmlaunch.node.progress import MOST_BYTES_A_LOOK, NodeLogs, StepTracker
+from llmlaunch.node.files import MOST_BYTES_A_LOOK
+from llmlaunch.node.progress import NodeLogs, StepTracker
 from llmlaunch.rundir.step_lines import LONGEST_LINE, Step, StepNews
 from support.step_lines import parser_of
 

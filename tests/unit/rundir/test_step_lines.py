@@ -23,30 +23,33 @@ def read(lines: ProgressLines, text: bytes) -> list[Step]:
     return parser_of(lines).read(text.splitlines()).steps
 
 
-def test_each_trainers_own_line() -> None:
-    assert read(deepspeed_lines(), OURS) == [Step(5, 40, 3.1234, 1969.0, 0.52)]
-    assert read(megatron_lines(), MEGATRON) == [Step(2, 10, 10.0, None, 1.25)]
-
-
-def test_fields_a_flag_switches_off_are_unknown() -> None:
-    line = b" iteration      100/     200 | consumed samples:            1 |"
-    assert read(megatron_lines(), line) == [Step(100, 200, None, None, None)]
+OWN = any_script_lines(40)
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("lines", "line", "expected"),
     [
-        (b"steps: 20 loss: 6.1250 iter time (s): 0.512 samples/sec: 31.2", Step(20, None, 6.125, None, 0.512)),
-        (b"[2026-01-01] [INFO] [Rank 0] step=10, skipped=0, lr=[0.001], mom=[]", Step(10, None, None, None, None)),
-        (b"{'loss': 2.5, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': 0.1}", Step(None, None, 2.5, None, None)),
-        (b"{'loss': '2.5', 'learning_rate': '1e-05', 'epoch': '0.1'}", Step(None, None, 2.5, None, None)),
-        (b" 30%|###       | 12/40 [00:10<00:23,  1.20it/s]", Step(12, 40, None, None, None)),
-        (b"iter 7: loss 4.25, time 250.00ms, mfu 10%", Step(7, None, 4.25, None, None)),
-        (b"\x1b[31mstep:  3  \x1b[32mloss:  7.50  \x1b[33mmemory: 1GiB", Step(3, None, 7.5, None, None)),
+        (deepspeed_lines(), OURS, Step(5, 40, 3.1234, 1969.0, 0.52)),
+        (megatron_lines(), MEGATRON, Step(2, 10, 10.0, None, 1.25)),
+        # a flag switches fields off
+        (megatron_lines(), b" iteration      100/     200 | consumed samples:            1 |", Step(100, 200)),
+        # of skipped steps alone Megatron-LM prints the mean of nothing, 0.0
+        (megatron_lines(), MEGATRON.replace(b"1.000000E+01", b"0.000000E+00"), Step(2, 10, None, None, 1.25)),
+        (OWN, b"steps: 20 loss: 6.1250 iter time (s): 0.512 samples/sec: 31.2", Step(20, None, 6.125, None, 0.512)),
+        (OWN, b"[2026-01-01] [INFO] [Rank 0] step=10, skipped=0, lr=[0.001], mom=[]", Step(10, None, None, None, None)),
+        (
+            OWN,
+            b"{'loss': 2.5, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': 0.1}",
+            Step(None, None, 2.5, None, None),
+        ),
+        (OWN, b"{'loss': '2.5', 'learning_rate': '1e-05', 'epoch': '0.1'}", Step(None, None, 2.5, None, None)),
+        (OWN, b" 30%|###       | 12/40 [00:10<00:23,  1.20it/s]", Step(12, 40, None, None, None)),
+        (OWN, b"iter 7: loss 4.25, time 250.00ms, mfu 10%", Step(7, None, 4.25, None, None)),
+        (OWN, b"\x1b[31mstep:  3  \x1b[32mloss:  7.50  \x1b[33mmemory: 1GiB", Step(3, None, 7.5, None, None)),
     ],
 )
-def test_lines_of_scripts_of_the_persons_own(line: bytes, expected: Step) -> None:
-    assert read(any_script_lines(40), line) == [expected]
+def test_a_line_is_one_step(lines: ProgressLines, line: bytes, expected: Step) -> None:
+    assert read(lines, line) == [expected]
 
 
 OTHER_LINES = (
@@ -101,12 +104,6 @@ def test_what_says_that_something_slow_begins(line: bytes) -> None:
 def test_a_loss_that_is_not_finite_is_read_as_what_it_is(lines: ProgressLines, text: bytes, loss: str) -> None:
     (step,) = read(lines, text)
     assert str(step.loss) == loss
-
-
-def test_a_line_of_skipped_steps_alone_has_no_loss() -> None:
-    """Megatron-LM prints the mean of nothing as 0.0."""
-    skipped = MEGATRON.replace(b"lm loss: 1.000000E+01", b"lm loss: 0.000000E+00")
-    assert read(megatron_lines(), skipped) == [Step(2, 10, None, None, 1.25)]
 
 
 @pytest.mark.parametrize("prefix", ["[default0]:", "0: ", "node-1: "])

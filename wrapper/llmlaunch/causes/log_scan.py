@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Speaker = tuple[str, int]
     Numbers = dict[str, int | float]
 
-__all__ = ["Hit", "device_numbers", "host_numbers", "read_log", "scan"]
+__all__ = ["Hit", "device_numbers", "read_log", "scan"]
 
 FIRST_BYTES, LAST_BYTES = 2**20, 4 * 2**20
 READ_CHARACTERS = 4096  # of a line; a message about memory has some 600
@@ -119,7 +119,7 @@ def _hit(lines: list[str], place: int, speaker: Speaker | None, line: str) -> Hi
         message = " ".join(_speaker(other)[1] for other in lines[place : place + MESSAGE_LINES])
         if kind == "oom" and "Tried to allocate" not in message and _pins(lines, place, speaker):
             kind = "host_oom"  # cudaHostAlloc fails with the same words as cudaMalloc
-        numbers = device_numbers(message) if kind == "oom" else host_numbers(message)
+        numbers = device_numbers(message) if kind == "oom" else _sizes_in(message, {"asked_bytes": _HOST})
     hit = Hit(kind, harmless(line), place, None, None, numbers, sign.sick, sign.consequence)
     return _with_speaker(hit, speaker)
 
@@ -194,11 +194,6 @@ def device_numbers(text: str) -> Numbers:
     if "process_bytes" in numbers and "reserved_bytes" in numbers:
         numbers["non_torch_bytes"] = max(0, numbers["process_bytes"] - numbers["reserved_bytes"])
     return numbers
-
-
-def host_numbers(text: str) -> Numbers:
-    """Return what was asked of main memory, where the message says so."""
-    return _sizes_in(text, {"asked_bytes": _HOST})
 
 
 def _sizes_in(text: str, expressions: dict[str, str]) -> Numbers:

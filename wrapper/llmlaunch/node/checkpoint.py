@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
     from .files import Record
 
-__all__ = ["Start", "checkpoint_of", "choose_start", "latest_in_folder", "reached_step", "read_tracker", "saved_step"]
+__all__ = ["Start", "checkpoint_of", "choose_start", "latest_in_folder", "read_tracker", "saved_step"]
 
 CHECK_SECONDS = 20.0  # for the files of one checkpoint; there are thousands on a large job
 MOST_TRACKER_BYTES = 4096
@@ -56,10 +56,8 @@ def read_tracker(checkpoint: Record | None) -> int | None:
     return int(digits[1]) if digits else None
 
 
-def reached_step(attempt: Attempt | None) -> int | None:
+def _reached_step(attempt: Attempt) -> int | None:
     """The furthest step that the tracker named while `attempt` began, ran or ended; None where it never named one."""
-    if attempt is None:
-        return None
     steps = [record.get("tracker_step") for record in (attempt.began, attempt.progress, attempt.status)]
     return max((step for step in steps if isinstance(step, int)), default=None)
 
@@ -75,7 +73,7 @@ def choose_start(run_directory: Path, checkpoint: Record | None, latest: Attempt
     named = read_tracker(checkpoint)
     if checkpoint is None:
         return Start(0)
-    reached, folder = reached_step(latest), _Folder(checkpoint)
+    reached, folder = None if latest is None else _reached_step(latest), _Folder(checkpoint)
     before = "" if latest is None else f"attempt {latest.name} had saved step {reached}"
     if named is not None:
         wrong = folder.fault(named) if checkpoint.get("promised", True) else ""

@@ -1,17 +1,19 @@
-"""What commands of the node side share: the arguments that say which attempt, and what they write for others: a line on
-stderr, status.json, and a monitor's peaks file."""
+"""What commands of the node side share: the arguments that say which attempt, the reader of a node's log, and what they
+write for others: a line on stderr, status.json, and a monitor's peaks file."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..rundir import file_names
-from ..rundir.files import replace_json
+from ..rundir.files import LogTail, replace_json
+from ..rundir.step_lines import LONGEST_LINE
 
 if TYPE_CHECKING:
     Record = dict[str, Any]
@@ -20,6 +22,9 @@ COMES_BACK_LATER = 75
 """Exit code of a job that saved and stopped before its last step (EX_TEMPFAIL of sysexits.h)."""
 
 
+# A log that grew by more than this between two looks is read from its end: the last lines are those that count.
+MOST_BYTES_A_LOOK = 4 * 2**20
+LINE_ENDS = re.compile(rb"[\r\n]+")  # a progress bar goes back to the line's start
 NODES_ON_STDIN = "node names on stdin, one a line"
 
 
@@ -29,6 +34,11 @@ def command_parser(command: str, description: str | None = None) -> argparse.Arg
     parser.add_argument("--run-dir", required=True, type=Path)
     parser.add_argument("--attempt", required=True)
     return parser
+
+
+def node_log_tail(path: Path) -> LogTail:
+    """Return the reader of one node's log: new lines, the last 4 MiB where more is new."""
+    return LogTail(path, MOST_BYTES_A_LOOK, LONGEST_LINE, skips=True, line_end=LINE_ENDS)
 
 
 def say(message: str) -> None:

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 
 from ..rundir import file_names
 from ..rundir.spool_place import spool_root
-from .files import PeaksFile, command_parser, say
+from .files import PeaksFile, command_parser, node_log_tail, say
 from .host_memory import HostMemory
 from .line_writer import DiskThread, LineWriter
 from .local_spool import Spool, deliver_all
 from .nvml_sampler import NvmlSampler, load_small
-from .progress import node_log_tail
 from .rank_memory import LoggedPeaks, RankProcesses, RankRecords
 from .signals import die_with_parent, hold_end_signals, signal_name
 

@@ -4,32 +4,24 @@ overdue."""
 from __future__ import annotations
 
 import math
-import re
 from collections import deque
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..rundir.files import LogTail
-from ..rundir.step_lines import LONGEST_LINE, StepNews
+from ..rundir.step_lines import StepNews
+from .files import node_log_tail
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..rundir.files import LogTail
     from ..rundir.step_lines import Step, StepLines
     from .files import Record
 
 
-# A log that grew by more than this between two looks is read from its end: the last lines are those that count.
-MOST_BYTES_A_LOOK = 4 * 2**20
-LINE_ENDS = re.compile(rb"[\r\n]+")  # a progress bar goes back to the line's start
 LOGS_AT_A_TIME = 32  # of those that have said nothing yet
 LOOKS_FOR_ALL = 30  # so many looks go by until every log was read, once it is known who speaks
 LOOKS_BETWEEN_LISTINGS = 15
-
-
-def node_log_tail(path: Path) -> LogTail:
-    """Return the reader of one node's log: new lines, the last 4 MiB where more is new."""
-    return LogTail(path, MOST_BYTES_A_LOOK, LONGEST_LINE, skips=True, line_end=LINE_ENDS)
 
 
 class NodeLogs:

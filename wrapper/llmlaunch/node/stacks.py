@@ -74,31 +74,25 @@ def where_they_stand(attempt_directory: Path, ranks: int) -> str:
         place = _place(path) if path.stem.isdigit() else None
         if place is not None:
             places.setdefault(place, []).append(int(path.stem))
-    names = _RankNames(attempt_directory)
     fewest_first = sorted(places.items(), key=lambda item: (len(item[1]), min(item[1])))
-    parts = [f"{names.join(there)} in {place}" for place, there in fewest_first[:MOST_PLACES]]
+    parts = [f"{_named(there, attempt_directory)} in {place}" for place, there in fewest_first[:MOST_PLACES]]
     if len(fewest_first) > MOST_PLACES:
         parts.append(f"others in {len(fewest_first) - MOST_PLACES} more places")
     silent = set(range(ranks)).difference(*places.values())
     if places and silent:
-        parts.insert(0, f"no answer from {names.join(silent)}")
+        parts.insert(0, f"no answer from {_named(silent, attempt_directory)}")
     return ", ".join(parts)
 
 
-class _RankNames:
-    """Ranks and the nodes they are on, for a sentence."""
-
-    def __init__(self, attempt_directory: Path) -> None:
-        self._records = attempt_directory / file_names.RANKS
-
-    def join(self, ranks: Collection[int]) -> str:
-        if len(ranks) > MOST_NAMED:
-            return f"{len(ranks)} ranks"
-        return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(self._name(rank) for rank in sorted(ranks))
-
-    def _name(self, rank: int) -> str:
-        record = read_object(self._records / f"{rank}.json")
-        return str(rank) if record is None else f"{rank} on {record.get('node')}"
+def _named(ranks: Collection[int], attempt_directory: Path) -> str:
+    """Return `ranks 1 on node1, 2`: each with its node where that is known; of many only how many they are."""
+    if len(ranks) > MOST_NAMED:
+        return f"{len(ranks)} ranks"
+    names = []
+    for rank in sorted(ranks):
+        record = read_object(attempt_directory / file_names.RANKS / f"{rank}.json")
+        names.append(str(rank) if record is None else f"{rank} on {record.get('node')}")
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(names)
 
 
 def _place(path: Path) -> str | None:

@@ -93,11 +93,6 @@ class Attempt:
         return byte_count(self.began.get("from_step")) or 0
 
     @property
-    def began_at(self) -> float:
-        """By attempt.json, in unix seconds; 0 where it does not say."""
-        return time_or_none(self.began.get("started_at")) or 0.0
-
-    @property
     def is_fallback(self) -> bool:
         """Whether it was started in the allocation of the attempt before, which ran out of memory."""
         return bool(self.began.get("fallback"))

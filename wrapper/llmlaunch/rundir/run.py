@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import file_names
 from .attempt import Attempt, object_or_problem
 from .files import object_in, read_object, read_run_id
-from .values import is_attempt, is_fallback, whole_number
+from .values import is_attempt, is_fallback, time_or_none, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -121,7 +121,10 @@ def begun_attempts(run_directory: Path) -> list[Attempt]:
     """Return every attempt that wrote its attempt.json, the oldest first by what that says."""
     folders = (run_directory / file_names.ATTEMPTS).glob("*")
     attempts = [Attempt(run_directory, path.name) for path in folders if is_attempt(path.name)]
-    return sorted((attempt for attempt in attempts if attempt.began), key=lambda attempt: attempt.began_at)
+    return sorted(
+        (attempt for attempt in attempts if attempt.began),
+        key=lambda attempt: time_or_none(attempt.began.get("started_at")) or 0.0,
+    )
 
 
 @dataclass(frozen=True)
