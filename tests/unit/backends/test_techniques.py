@@ -76,27 +76,11 @@ def test_offloaded_activations_need_a_variable_and_nothing_else_does() -> None:
         render(recipe_of(DENSE, offloading, "environment={NVTE_CPU_OFFLOAD_V1: '0'}"), GPUS)
 
 
-def test_deepspeed_moves_states_and_parameters_to_the_host() -> None:
-    whole = ds_config(recipe_of(DEEPSPEED, "layout={offload_optimizer: 1.0}"), replace(ZERO_3, zero_stage=1))
-    assert whole["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True, "ratio": 1.0}
-    assert whole["zero_force_ds_cpu_optimizer"] is False
-    streamed = ds_config(recipe_of(DEEPSPEED, "layout={offload_parameters: true}"), ZERO_3)["zero_optimization"]
-    assert streamed["offload_param"] == {"device": "cpu", "pin_memory": True}
-    assert "offload_optimizer" not in streamed
-
-
 def test_a_share_of_the_optimizer_is_kept_by_cutting_the_shard_into_groups() -> None:
     zero = ds_config(recipe_of(DEEPSPEED, OWN, "layout={offload_optimizer: 0.5}"), ZERO_3)["zero_optimization"]
     shard = 6_738_415_616 / 16
     assert zero["offload_optimizer"]["ratio"] == 0.5
     assert 19 <= shard / zero["sub_group_size"] <= 21
-
-
-def test_host_memory_is_not_pinned_where_it_is_the_device() -> None:
-    recipe = recipe_of("quickstart", "layout={offload_optimizer: 1.0, offload_parameters: true}")
-    zero = ds_config(recipe, Layout(data=2, zero_stage=3))["zero_optimization"]
-    assert zero["offload_optimizer"]["pin_memory"] is False
-    assert zero["offload_param"]["pin_memory"] is False
 
 
 SCRIPT_FLAGS = [
@@ -116,12 +100,9 @@ def test_the_script_is_told_words_it_knows(override: str, flags: str) -> None:
     assert flags.split()[0] not in command(DEEPSPEED, ZERO_3)
 
 
-def test_checkpoints_on_the_host_are_told_to_the_script_and_to_deepspeed() -> None:
+def test_checkpoints_on_the_host_are_told_to_the_script() -> None:
     layout, override = replace(ZERO_3, recompute=RECOMPUTE_FULL), "layout={recompute: full, offload_checkpoints: true}"
     assert "--gradient-checkpointing --offload-checkpoints" in command(DEEPSPEED, layout, override)
-    config = ds_config(recipe_of(DEEPSPEED, override), layout)
-    assert config["activation_checkpointing"] == {"cpu_checkpointing": True}
-    assert "activation_checkpointing" not in ds_config(recipe_of(DEEPSPEED), layout)
 
 
 def test_a_script_of_ones_own_does_what_it_likes_but_not_to_deepspeed() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +24,90 @@ from support.backend_output import ds_config, refused_by, render
 from support.recipes import recipe_of
 
 GPU, CPU = "llama2-7b-deepspeed", "quickstart"
-CASES = [
-    (CPU, Layout(data=2, zero_stage=1), ()),
-    (CPU, Layout(data=2, zero_stage=0), ("training.precision=fp32",)),
-    (
-        GPU,
-        Layout(data=16, zero_stage=3, recompute=RECOMPUTE_FULL),
-        ("layout={recompute: full, offload_checkpoints: true}",),
-    ),
-    (GPU, Layout(data=16, zero_stage=2), ("training.precision=fp16", "layout={offload_optimizer: 1.0}")),
-    (GPU, Layout(data=16, zero_stage=3), ("layout={offload_optimizer: 1.0, offload_parameters: true}",)),
-    (GPU, Layout(tensor=2, data=8, zero_stage=1), ("training.gradient_dtype=fp32",)),
-    (GPU, Layout(context=2, data=8, zero_stage=2), ()),
-    (
-        GPU,
-        Layout(pipeline=2, data=8, zero_stage=1),
-        ("backend={name: deepspeed, script: t.py, script_kind: pipeline}",),
-    ),
-    (GPU, Layout(data=16, zero_stage=3), ("backend={name: deepspeed, script: t.py, script_kind: hugging-face}",)),
-    (
-        GPU,
-        Layout(tensor=2, pipeline=2, data=4, zero_stage=1),
-        ("backend={name: deepspeed, script: p.py, script_kind: megatron-deepspeed}", "data={path: /data/text}"),
-    ),
-    (GPU, Layout(data=16, zero_stage=3), ("backend={name: deepspeed, script: /home/me/train.py}",)),
-]
+ZERO_3 = Layout(data=16, micro_batch_size=2, zero_stage=3)
+RECOMPUTED = Layout(data=16, zero_stage=3, recompute=RECOMPUTE_FULL)
+STREAMED = "layout={offload_optimizer: 1.0, offload_parameters: true}"
+TO_THE_HOST = "layout={recompute: full, offload_checkpoints: true}"
+OPTIMIZER, PARAMETERS = "zero_optimization.offload_optimizer", "zero_optimization.offload_param"
 
 
-@pytest.mark.parametrize(("name", "layout", "overrides"), CASES)
-def test_nothing_is_rendered_without_a_reason(name: str, layout: Layout, overrides: tuple[str, ...]) -> None:
+def own_script(kind: str) -> str:
+    return f"backend={{name: deepspeed, script: t.py, script_kind: {kind}}}"
+
+
+# Recipe and overrides, layout, settings of ds_config.json, and those (or sections) it has not.
+SETTINGS: dict[str, tuple[str, tuple[str, ...], Layout, dict[str, object], str]] = {
+    "no optimizer is named, so that none is compiled on the node": (
+        *(GPU, (), ZERO_3, {"zero_allow_untested_optimizer": True, "bf16.enabled": True, "train_batch_size": 256}),
+        "optimizer fp16 data_types tensor_parallel sequence_parallel_size activation_checkpointing",
+    ),
+    "fp16 and states on the host": (
+        *(GPU, ("training.precision=fp16", "layout={offload_optimizer: 1.0}"), replace(ZERO_3, zero_stage=1)),
+        {
+            **{"fp16.enabled": True, f"{OPTIMIZER}.device": "cpu", f"{OPTIMIZER}.pin_memory": True},
+            **{f"{OPTIMIZER}.ratio": 1.0, "zero_force_ds_cpu_optimizer": False},
+        },
+        "bf16",
+    ),
+    "parameters on the host": (
+        *(GPU, ("layout={offload_parameters: true}",), ZERO_3),
+        {f"{PARAMETERS}.device": "cpu", f"{PARAMETERS}.pin_memory": True},
+        OPTIMIZER,
+    ),
+    "host memory is not pinned where it is the device": (
+        *(CPU, (STREAMED,), Layout(data=2, zero_stage=3)),
+        *({f"{OPTIMIZER}.pin_memory": False, f"{PARAMETERS}.pin_memory": False}, ""),
+    ),
+    "checkpoints on the host": (
+        *(GPU, (TO_THE_HOST,), RECOMPUTED, {"activation_checkpointing.cpu_checkpointing": True}, ""),
+    ),
+    "stage 0 says nothing of partitions": (
+        *(CPU, ("training.precision=fp32",), Layout(data=2), {"zero_optimization.stage": 0}),
+        "bf16 fp16 zero_optimization.reduce_scatter zero_optimization.reduce_bucket_size",
+    ),
+    "gradients of bf16 accumulated in fp32, and a norm to clip them at": (
+        *(GPU, ("training.gradient_dtype=fp32", "training.gradient_clipping=0.5"), ZERO_3),
+        *({"data_types.grad_accum_dtype": "fp32", "gradient_clipping": 0.5}, ""),
+    ),
+    # without a mesh of its own DeepSpeed would check the total over all ranks, tensor parallel ones too
+    "tensor parallelism is AutoTP with whole logits, and the batch without its total": (
+        *(GPU, (), Layout(tensor=4, data=4, micro_batch_size=2, zero_stage=3)),
+        {"tensor_parallel.autotp_size": 4, "tensor_parallel.vocab_parallel_lm_head": False},
+        "sequence_parallel_size train_batch_size",
+    ),
+    "context parallelism is Ulysses, and gradients travel as without": (
+        *(GPU, (), Layout(context=4, data=4, zero_stage=3)),
+        {"sequence_parallel_size": 4, "seq_parallel_communication_data_type": "bf16", "train_batch_size": 256},
+        "tensor_parallel",
+    ),
+    "a script with a pipeline is told its stages": (
+        *(GPU, (own_script("pipeline"),)),
+        Layout(pipeline=4, data=4, micro_batch_size=2, zero_stage=1, recompute=RECOMPUTE_FULL),
+        {"pipeline.stages": 4, "pipeline.activation_checkpoint_interval": 1, "train_batch_size": 256},
+        "",
+    ),
+    "a script of the Trainer's": (GPU, (own_script("hugging-face"),), ZERO_3, {"train_batch_size": 256}, ""),
+    "Megatron-DeepSpeed splits by itself": (
+        *(GPU, (own_script("megatron-deepspeed"), "data={path: /data/text}")),
+        *(Layout(tensor=2, pipeline=2, data=4, zero_stage=1), {"train_batch_size": 256}, "tensor_parallel"),
+    ),
+    "a script of one's own": (GPU, (own_script("own"),), ZERO_3, {"train_batch_size": 256}, "pipeline"),
+}
+
+
+@pytest.mark.parametrize(("name", "overrides", "layout", "said", "unsaid"), SETTINGS.values(), ids=SETTINGS)
+def test_the_file_says_the_plan_exactly_with_a_reason_for_all(
+    name: str, overrides: tuple[str, ...], layout: Layout, said: dict[str, object], unsaid: str
+) -> None:
     recipe = recipe_of(name, *overrides)
-    result = render(recipe, layout)
-    assert list(result.settings) == list(dotted_keys(ds_config(recipe, layout)))
+    result, config = render(recipe, layout), ds_config(recipe, layout)
+    assert {key: reduce(getitem, key.split("."), config) for key in said} == said
+    assert list(result.settings) == list(dotted_keys(config))
+    assert not [key for key in result.settings for section in unsaid.split() if f"{key}.".startswith(f"{section}.")]
+    micro, accumulated = config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]
+    assert micro == layout.micro_batch_size
+    assert micro * accumulated * layout.data == recipe.workload.global_batch_size
+    assert b'"auto"' not in result.files["ds_config.json"]
     assert set(result.environment) <= set(result.variables)
     words = command_words(result.arguments)
     assert words == result.program[-len(words) :]
@@ -66,27 +120,10 @@ def test_keys_are_listed_as_they_are_nested() -> None:
 
 
 def test_every_reason_is_of_a_key_that_can_be_rendered() -> None:
-    settings = [render(recipe_of(name, *overrides), layout).settings for name, layout, overrides in CASES]
+    settings = [
+        render(recipe_of(name, *overrides), layout).settings for name, overrides, layout, *_ in SETTINGS.values()
+    ]
     assert {key for each in settings for key in each} == set(REASONS)
-
-
-OWN = "backend={name: deepspeed, script: /home/me/train.py}"
-
-
-def test_tensor_parallelism_is_autotp_with_whole_logits_and_the_batch_without_its_total() -> None:
-    """Without a mesh of its own DeepSpeed would check the total over all ranks, tensor parallel ones too."""
-    config = ds_config(recipe_of(GPU), Layout(tensor=4, data=4, micro_batch_size=2, zero_stage=3))
-    assert config["tensor_parallel"] == {"autotp_size": 4, "vocab_parallel_lm_head": False}
-    assert not {"sequence_parallel_size", "train_batch_size"} & set(config)
-    assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 4 == 256
-
-
-def test_context_parallelism_is_ulysses_and_gradients_travel_as_without() -> None:
-    config = ds_config(recipe_of(GPU), Layout(context=4, data=4, zero_stage=3))
-    assert config["sequence_parallel_size"] == 4
-    assert config["seq_parallel_communication_data_type"] == "bf16"
-    assert config["train_batch_size"] == 256
-    assert "tensor_parallel" not in config
 
 
 @pytest.mark.parametrize(
@@ -101,7 +138,7 @@ def test_splits_are_searched_for_the_shipped_script_on_gpus_alone() -> None:
     shipped = DeepSpeed().space(recipe_of(GPU))
     assert shipped.tensor == (1, 2, 4, 8)
     assert 16 in shipped.context
-    for recipe in (recipe_of(GPU, OWN), recipe_of(CPU)):
+    for recipe in (recipe_of(GPU, own_script("own")), recipe_of(CPU)):
         assert (DeepSpeed().space(recipe).tensor, DeepSpeed().space(recipe).context) == ((1,), (1,))
 
 
