@@ -37,7 +37,7 @@ BIASES = {
 
 
 def pool_of(measured: list[list[dict[str, Any]]]) -> Pool:
-    (pool,), unpriced = pools(gather(record for run in measured for record in run).configurations, CLUSTERS)
+    (pool,), unpriced = pools(gather(record for run in measured for record in run)[0], CLUSTERS)
     assert not unpriced
     return pool
 
@@ -325,7 +325,7 @@ def test_the_next_choices_of_a_planner_are_covered_at_the_risk() -> None:
             site.run(job, site.small_one(job))
         for job in order[:45]:
             site.run(job, site.choice(job, FUJII_SHARE * CARD))
-        (pool,), _ = pools(gather(site.ran).configurations, clusters_by_gpu())
+        (pool,), _ = pools(gather(site.ran)[0], clusters_by_gpu())
         result = learn(pool, None, 1.8e9, "0.1.0", "e" * 64).calibration
         assert result is not None
         bound = next(bound for bound in result.after.bounds if bound.risk == RISK).worse

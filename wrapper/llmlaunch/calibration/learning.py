@@ -296,8 +296,8 @@ def scores_of_records(
 ) -> list[Score]:
     """Return the scores, without any correction, of all runs of a backend (a value of TABLES) on `accelerator`.
     `records` come the newest first."""
-    selection = gather(record for record in records if table_of(record) == backend)
-    for pool in pools(selection.configurations, clusters)[0]:
+    configurations, _ = gather(record for record in records if table_of(record) == backend)
+    for pool in pools(configurations, clusters)[0]:
         if pool.accelerator == accelerator:
             return scores_of_runs(pool, score_runs(pool, uniform(pool, NO_CORRECTION)), np.ones(len(pool), np.bool_))
     return []

@@ -43,7 +43,6 @@ __all__ = [
     "Peaks",
     "Pool",
     "PooledRun",
-    "Selection",
     "gather",
     "pools",
 ]
@@ -118,16 +117,9 @@ def _need(record: Record, stage: int | None) -> tuple[str, int | None, int]:
     return DEVICE, stage, card if type(card) is int else 0
 
 
-@dataclass
-class Selection:
-    """The configurations that count, and how many records are left out for which reason."""
-
-    configurations: list[Configuration]
-    left_out: Counter[str]
-
-
-def gather(records: Iterable[Record]) -> Selection:
-    """Read each record once, the newest first, and gather those of each configuration."""
+def gather(records: Iterable[Record]) -> tuple[list[Configuration], Counter[str]]:
+    """Read each record once, the newest first; return the configurations that count, and how many records are left out
+    for which reason."""
     by_key: dict[bytes, Configuration] = {}
     sizes: Counter[tuple[str | None, str]] = Counter()
     left_out: Counter[str] = Counter()
@@ -145,7 +137,7 @@ def gather(records: Iterable[Record]) -> Selection:
                 continue
             by_key[key] = Configuration(record)
         by_key[key].add(record)
-    return Selection(_merged(by_key.values()), left_out)
+    return _merged(by_key.values()), left_out
 
 
 def _reason_left_out(record: Record) -> str | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -51,10 +50,11 @@ def calibrate_command(
             raise click.UsageError(f"give options after the word: calibrate {context.invoked_subcommand} ...")
         return 0
     from llmlaunch.store.calibrations import Learning, calibrate
+    from llmlaunch.store.collect import open_collected
 
     learning = Learning((), {})
     if store_exists():
-        with _collected_store() as store:
+        with open_collected(notify) as store:
             learning = calibrate(store, time.time(), backend, accelerator, dry_run)
     if as_json:
         print_json(learning.as_json())
@@ -135,22 +135,12 @@ def use_command(calibration: str, backend: str | None, accelerator: str | None, 
         say(f"{table} on {accelerator}: {wanted or NONE} is in use now, before it {earlier or NONE}")
 
 
-@contextmanager
-def _collected_store() -> Iterator[Store]:
-    from llmlaunch.store.collect import open_collected
-
-    with open_collected(notify) as store:
-        yield store
-
-
-@contextmanager
-def _opened_store() -> Iterator[Store]:
+def _opened_store() -> Store:
     if not store_exists():
         raise UserError("calibrate: there is no store yet; runs that were submitted or imported make one")
     from llmlaunch.store.database import open_store
 
-    with open_store() as store:
-        yield store
+    return open_store()
 
 
 def correction_words(correction: Correction) -> str:

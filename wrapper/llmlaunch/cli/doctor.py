@@ -75,35 +75,40 @@ def doctor_command(
 
     With --rehearsal: say where the environment is that `llmlaunch rehearse` traces ranks in, or how to get one.
     """
-    if rehearsal and (network or container is not None or frameworks is not None):
+    looks = [network, container is not None, frameworks is not None, rehearsal]
+    if sum(looks) > 1:
         raise UserError(ONE_THING)
     if rehearsal:
         return _show_trace_environment(as_json)
-    if container is not None or frameworks is not None:
-        if network or (container is not None and frameworks is not None):
-            raise UserError(ONE_THING)
+    if network:
+        return _show_network(save, nodes, local, devices, python, message_mib * 2**20, repeats, as_json)
+    if any(looks):
         return _show_environment(container, frameworks, python, local is not None, as_json)
-    if not network:
-        raise UserError("say what to look at: --network, --container IMAGE, --frameworks or --rehearsal")
+    raise UserError("say what to look at: --network, --container IMAGE, --frameworks or --rehearsal")
+
+
+def _show_network(
+    save: str | None,
+    nodes: str | None,
+    local: int | None,
+    devices: int | None,
+    python: str | None,
+    message_bytes: int,
+    repeats: int,
+    as_json: bool,
+) -> int:
     from llmlaunch.cluster.profile_text import destination
-    from llmlaunch.launchers.bandwidth import (
-        BandwidthProbe,
-        allocated_nodes,
-        default_python,
-        measure_allocation,
-        measure_locally,
-    )
+    from llmlaunch.launchers import bandwidth
 
     where = None if save is None else destination(save)  # mistakes first, then the minutes of measuring
     count = devices or int(os.environ.get("SLURM_GPUS_ON_NODE") or 1)
-    probe = BandwidthProbe(python or default_python(), count, message_mib * 2**20, repeats)
-
+    probe = bandwidth.BandwidthProbe(python or bandwidth.default_python(), count, message_bytes, repeats)
     if local is not None:
-        measured = measure_locally(local, probe, notify)
+        measured = bandwidth.measure_locally(local, probe, notify)
     elif not os.environ.get("SLURM_JOB_ID"):
         raise UserError(_how_to_run(save))
     else:
-        measured = measure_allocation(allocated_nodes(dict(os.environ), nodes), probe, notify)
+        measured = bandwidth.measure_allocation(bandwidth.allocated_nodes(dict(os.environ), nodes), probe, notify)
     if where is not None:
         _save(measured, where)
     if as_json:

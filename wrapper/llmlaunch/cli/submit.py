@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,39 +31,18 @@ class SubmitCommand(click.Command):
         return super().parse_args(ctx, ["--chain=afterok" if word == "--chain" else word for word in args])
 
 
-def sweep_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of several runs, passed on as `options`."""
-
-    @click.option("--array", is_flag=True, help="Several runs as one job array.")
-    @click.option("--array-limit", type=click.IntRange(min=1), metavar="N", help="So many tasks of it run at a time.")
-    @click.option(
-        "--chain",
-        type=click.Choice(["afterok", "afterany"]),
-        help="Several runs one after the other; afterok, unless given: an end without success ends the rest.",
-    )
-    @click.option("--grid", multiple=True, metavar="KEY=A,B", help="One run for each value, whatever the key holds.")
-    @click.option("--after", metavar="RUN|DIR", help="Start when that run has succeeded.")
-    @click.option("--dependency", metavar="WORD", help="As sbatch's own --dependency.")
-    @functools.wraps(function)
-    def wrapped(
-        *args: Any,
-        array: bool,
-        array_limit: int | None,
-        chain: str | None,
-        grid: tuple[str, ...],
-        after: str | None,
-        dependency: str | None,
-        **others: Any,
-    ) -> Any:
-        options = SweepOptions(array, array_limit, chain, dependency, after, grid)
-        return function(*args, options=options, **others)
-
-    return wrapped
-
-
 @click.command("submit", cls=SubmitCommand)
 @recipe_arguments
-@sweep_options
+@click.option("--array", is_flag=True, help="Several runs as one job array.")
+@click.option("--array-limit", type=click.IntRange(min=1), metavar="N", help="So many tasks of it run at a time.")
+@click.option(
+    "--chain",
+    type=click.Choice(["afterok", "afterany"]),
+    help="Several runs one after the other; afterok, unless given: an end without success ends the rest.",
+)
+@click.option("--grid", multiple=True, metavar="KEY=A,B", help="One run for each value, whatever the key holds.")
+@click.option("--after", metavar="RUN|DIR", help="Start when that run has succeeded.")
+@click.option("--dependency", metavar="WORD", help="As sbatch's own --dependency.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written and submitted; do neither.")
 @click.option("--test-only", is_flag=True, help="Ask SLURM whether it would take the job; submit nothing.")
 @click.option("--local", is_flag=True, help="Run on this machine, also where there is SLURM.")
@@ -84,7 +62,7 @@ def submit_command(
     no_exclude: bool,
     output: Path | None,
     as_json: bool,
-    options: SweepOptions,
+    **sweep: Any,
 ) -> int:
     """Plan RECIPE, write its run directory, submit it to SLURM, or run it here where there is none.
 
@@ -96,6 +74,7 @@ def submit_command(
     from llmlaunch.app.submission import earlier_submission, submit_runs
     from llmlaunch.launchers.choose import choose
 
+    options = SweepOptions(**sweep)
     choice = choose(local, notify)
     variants = options.variants(recipe, overrides)
     several = len(variants) > 1
@@ -121,12 +100,15 @@ def submit_command(
         print_json(submitted[0].to_json())
     if follow:
         return _follow([run.submission for run in submitted], raw, as_json)
-    directory = submitted[0].run_dir
+    _hint(submitted[0].run_dir, several)
+    return 0
+
+
+def _hint(directory: Path, several: bool) -> None:
     commands: tuple[str, ...] = (to_type("status", directory), to_type("logs", directory))
     if several:
         commands = ("llmlaunch runs", "llmlaunch status DIR", "llmlaunch logs DIR")
     notify(f"look again: {'; '.join(commands)}")
-    return 0
 
 
 def _planned(recipe: str, overrides: tuple[str, ...]) -> PlannedRun:

@@ -87,9 +87,9 @@ def calibrate(
     """
     table = None if backend is None else TABLES.get(backend, backend)
     with store.read() as connection:  # ended before anything is worked out: on SQLite it keeps writers waiting
-        selection = gather(_records_of_devices(connection))
+        configurations, left_out = gather(_records_of_devices(connection))
         kept_calibrations, all_uses = all_calibrations(connection), uses(connection)
-    all_pools, unpriced = pools(selection.configurations, clusters_by_gpu())
+    all_pools, unpriced = pools(configurations, clusters_by_gpu())
     wanted = [pool for pool in all_pools if table in (None, pool.backend) and accelerator in (None, pool.accelerator)]
     if not wanted and (backend or accelerator):
         raise UserError(_no_such_runs(backend, accelerator, all_pools))
@@ -97,7 +97,7 @@ def calibrate(
     with_calibration = [answer for answer in answers if answer.did == "taken"]
     if with_calibration:
         _use_all(store, with_calibration, now)
-    return Learning(answers, dict((selection.left_out + unpriced).most_common()))
+    return Learning(answers, dict((left_out + unpriced).most_common()))
 
 
 def _records_of_devices(connection: Connection) -> Iterator[dict[str, Any]]:

@@ -35,12 +35,6 @@ class _Target:
     spools: Sequence[Path]
 
 
-@dataclass(frozen=True)
-class _Job:
-    target: _Target
-    read: RunRead
-
-
 def open_collected(say: Callable[[str], None]) -> Store:
     """Open the store and collect what has finished since, as every command that reads it does first.
 
@@ -78,14 +72,14 @@ def collect(store: Store, run_dirs: Iterable[Path] | None = None) -> list[Outcom
     spools = spooled(spool_root(os.environ))
     targets = [_Target(directory, run_id, spools.get(directory, ())) for directory, run_id in wanted]
     outcomes: dict[int, Outcome] = {}
-    batch: dict[int, _Job] = {}
+    batch: dict[int, tuple[_Target, RunRead]] = {}
     for number, target in enumerate(targets):
         result = _read(target, stored)
         if isinstance(result, Outcome):
             outcomes[number] = result
             continue
-        batch[number] = _Job(target, result)
-        if sum(len(job.read.records) for job in batch.values()) >= MOST_RECORDS:
+        batch[number] = target, result
+        if sum(len(read.records) for _, read in batch.values()) >= MOST_RECORDS:
             outcomes.update(_written(store, batch))
             batch = {}
     outcomes.update(_written(store, batch))
@@ -124,27 +118,27 @@ def _read(target: _Target, stored: Mapping[str, KnownRun]) -> Outcome | RunRead:
     return Outcome(target.run_id, target.directory, "unreadable", reason=reason)
 
 
-def _written(store: Store, batch: Mapping[int, _Job]) -> dict[int, Outcome]:
+def _written(store: Store, batch: Mapping[int, tuple[_Target, RunRead]]) -> dict[int, Outcome]:
     """Write what was read in one transaction. A run that another program has written since, or that is in the batch
     twice, is read again in a second transaction, while nobody else writes."""
     if not batch:
         return {}
     done: dict[int, RunRead] = {}
     with store.write() as connection:
-        now = _known_runs_of(connection, {job.read.run_id for job in batch.values()})
+        now = _known_runs_of(connection, {read.run_id for _, read in batch.values()})
         seen_ids: set[str] = set()
-        for number, job in batch.items():
-            if job.read.run_id not in seen_ids and now.get(job.read.run_id) == job.read.before:
-                done[number] = job.read
-            seen_ids.add(job.read.run_id)
+        for number, (_, read) in batch.items():
+            if read.run_id not in seen_ids and now.get(read.run_id) == read.before:
+                done[number] = read
+            seen_ids.add(read.run_id)
         _write(connection, list(done.values()))
     outcomes = {}
     again = [number for number in batch if number not in done]
     if again:
         with store.write() as connection:
             for number in again:
-                job = batch[number]
-                result = _read(job.target, _known_runs_of(connection, [job.read.run_id]))
+                target, read = batch[number]
+                result = _read(target, _known_runs_of(connection, [read.run_id]))
                 if isinstance(result, Outcome):
                     outcomes[number] = result
                 else:

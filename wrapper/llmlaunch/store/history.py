@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select
@@ -28,9 +27,6 @@ class PastPeak:
     peak_bytes: int
     predicted_bytes: int | None
     peak_source: str | None
-    global_rank: int | None
-    node: str | None
-    gpu: str | None
 
 
 @dataclass(frozen=True)
@@ -40,17 +36,10 @@ class PastRun:
     needed more."""
 
     run_id: str
-    directory: Path
-    recipe: str
     same_recipe: bool
     state: str
-    launcher: str | None
     started_at: float | None
     peaks: tuple[PastPeak, ...]
-
-    @property
-    def worst(self) -> PastPeak:
-        return max(self.peaks, key=lambda peak: peak.peak_bytes)
 
 
 def last_true_peaks(store: Store, digest: str, name: str) -> PastRun | None:
@@ -60,43 +49,23 @@ def last_true_peaks(store: Store, digest: str, name: str) -> PastRun | None:
         for same, choice in ((True, recipes.c.digest == digest), (False, recipes.c.name == name)):
             newest = _newest(connection, choice)
             if newest is not None:
-                run, attempt, started_at = newest
-                return PastRun(
-                    run_id=run.run_id,
-                    directory=Path(run.directory),
-                    recipe=run.name,
-                    same_recipe=same,
-                    state=run.state,
-                    launcher=run.launcher,
-                    started_at=started_at,
-                    peaks=_peaks(connection, run.run_id, attempt),
-                )
+                peaks = _peaks(connection, newest.run_id, newest.attempt)
+                return PastRun(newest.run_id, same, newest.state, newest.started_at, peaks)
     return None
 
 
-def _newest(connection: Connection, choice: ColumnElement[bool]) -> tuple[Any, str | None, float | None] | None:
+def _newest(connection: Connection, choice: ColumnElement[bool]) -> Any:
+    """Return the row of the newest measured attempt, or None."""
+    of_attempt = (runs.c.run_id, runs.c.state, measurements.c.attempt)
     wanted = (
-        select(
-            runs.c.run_id,
-            runs.c.directory,
-            runs.c.state,
-            runs.c.launcher,
-            recipes.c.name,
-            measurements.c.attempt,
-            func.max(measurements.c.started_at).label("started_at"),
-        )
+        select(*of_attempt, func.max(measurements.c.started_at).label("started_at"))
         .join(recipes, runs.c.recipe_id == recipes.c.id)
         .join(measurements, measurements.c.run_id == runs.c.run_id)
         .where(choice, measurements.c.peak_bytes.is_not(None), measurements.c.family.is_distinct_from(REHEARSED))
-        .group_by(
-            runs.c.run_id, runs.c.directory, runs.c.state, runs.c.launcher, recipes.c.name, measurements.c.attempt
-        )
+        .group_by(*of_attempt)
     )
     rows = connection.execute(wanted).all()
-    if not rows:
-        return None
-    best = max(rows, key=lambda row: (row.state == "succeeded", row.started_at or 0.0, row.run_id))
-    return best, best.attempt, best.started_at
+    return max(rows, key=lambda row: (row.state == "succeeded", row.started_at or 0.0, row.run_id), default=None)
 
 
 def _peaks(connection: Connection, run_id: str, attempt: str | None) -> tuple[PastPeak, ...]:
