@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,9 @@ class Output(NamedTuple):
 
 
 class CommandLine:
-    """`llmlaunch` in this process."""
+    """`llmlaunch` in this process; `code` is the exit code of the last command."""
+
+    code = 0
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self._capsys, self._monkeypatch = capsys, monkeypatch
@@ -31,13 +34,19 @@ class CommandLine:
         with pytest.raises(SystemExit) as end:
             main()
         stdout, stderr = self._capsys.readouterr()
-        assert (end.value.code or 0) in (code if isinstance(code, tuple) else (code,)), stdout + stderr
+        self.code = int(end.value.code or 0)
+        assert self.code in (code if isinstance(code, tuple) else (code,)), stdout + stderr
         assert "Traceback" not in stderr
         return Output(stdout, stderr)
 
     def json(self, *arguments: str | Path, code: int = 0) -> Any:
         """Return what a command prints with --json."""
         return json.loads(self(*arguments, "--json", code=code).stdout)
+
+    def import_records(self, records: Iterable[Mapping[str, Any]]) -> None:
+        path = Path(os.environ["XDG_DATA_HOME"]).with_name("records.jsonl")
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        self("measurements", "import", path)
 
 
 def run_llmlaunch(

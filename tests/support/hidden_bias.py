@@ -38,6 +38,9 @@ class Bias:
     by_model: Callable[[str], float] = lambda model: 0.0
 
 
+BIAS = Bias(share=0.05, outside_bytes=0.8 * GIB)  # of the site whose measured runs are imported
+
+
 def configuration(model: str, layout: tuple[int, int, int], sequence_length: int) -> dict[str, Any]:
     """A record without a peak: 64 devices, Megatron-LM with its distributed optimizer."""
     layers, hidden, ffn, heads, groups = MODELS[model]
@@ -122,3 +125,12 @@ def runs(
 def noise_of(bias: Bias) -> float:
     """The mean absolute error of a perfect prediction, about."""
     return bias.noise * math.sqrt(2 / math.pi)
+
+
+def site_records(seed: int, count: int) -> list[dict[str, Any]]:
+    """The records of `count` runs of the site with that BIAS, their ids unlike those of another seed."""
+    return [
+        {**record, "id": f"{seed}/{record['id']}", "run_id": f"{seed}/{record['run_id']}"}
+        for run in runs(seed, BIAS, count)
+        for record in run
+    ]

@@ -15,3 +15,9 @@ def store(tmp_path: Path) -> Iterator[Any]:
 
     with open_store(where({"LLMLAUNCH_STORE": str(tmp_path / "store.db")})) as opened:
         yield opened
+
+
+@pytest.fixture
+def store_file(own_home: Path) -> Path:
+    """Where the store of the person is, unless a variable says otherwise."""
+    return own_home / "data" / "llmlaunch" / "store.db"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,6 +102,8 @@ def test_the_worse_bound_counts_where_enough_runs_are_near_the_limit() -> None:
     assert (diluted.ratio, diluted.worse) == (1.0, 1.1)
     few = bound_at(0.1, [*far * 10, *near[:8], (1.1, None)])
     assert (few.near_limit_runs, few.near_limit_ratio, few.worse) == (8, None, 1.0)
+    assert replace(bound, near_limit_ratio=1.01).worse == 1.1
+    assert replace(bound, ratio=None, near_limit_ratio=1.0).worse is None
 
 
 def test_deaths_near_the_limit_leave_no_bound() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import jsonschema
 import pytest
 
 from llmlaunch.accuracy.anchors import anchor_summary
@@ -41,6 +42,12 @@ def found() -> list[ScoredRecord]:
 @pytest.fixture(scope="module")
 def answer(found: list[ScoredRecord]) -> dict[str, Any]:
     return accuracy_json(found, clusters_by_gpu(), anchors=True)
+
+
+def test_accuracy_has_the_published_shape(found: list[ScoredRecord], answer: dict[str, Any]) -> None:
+    shape = json.loads((ROOT / "docs" / "schemas" / "accuracy.schema.json").read_text())
+    for printed in (answer, accuracy_json(found, clusters_by_gpu())):
+        jsonschema.validate(json.loads(json.dumps(printed)), shape)
 
 
 def test_the_readme_tables_are_those_of_a_fresh_run(answer: dict[str, Any]) -> None:

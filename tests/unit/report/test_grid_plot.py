@@ -9,26 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmlaunch.assets import asset
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
-from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.report.grid_plot import grid_of, grid_svg, write_grid_plot
+from support.plans import gallery_setting, setting_for
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def setting(name: str, *words: str) -> Setting:
-    recipe = load_recipe(asset("recipes", f"{name}.yaml"), words)
-    return setting_of(recipe, backend_for(recipe))
-
-
 @pytest.mark.parametrize("name", ["llama3-8b", "llama2-7b-deepspeed"])
 def test_a_cell_holds_the_fastest_safe_layout_there_else_the_one_that_needs_the_least(name: str) -> None:
-    here = setting(name, "cluster=a100-40gb-x8")
+    here = gallery_setting(name, "cluster=a100-40gb-x8")
     found = search(here)
     grid = grid_of(here, found)
     for (row, micro_batch_size), cell in grid.cells.items():
@@ -47,8 +39,8 @@ def test_a_cell_holds_the_fastest_safe_layout_there_else_the_one_that_needs_the_
 
 
 def test_the_picture_names_the_chosen_cell_its_limit_and_the_rule_of_a_grey_one(tmp_path: Path) -> None:
-    here = setting("llama3-8b", "cluster=a100-40gb-x8")
-    plan = make_plan(setting_of(here.recipe, here.backend))
+    here = gallery_setting("llama3-8b", "cluster=a100-40gb-x8")
+    plan = make_plan(setting_for(here.recipe))
     write_grid_plot(here, search(here), plan, tmp_path / "grid.svg")
     root = ElementTree.parse(tmp_path / "grid.svg").getroot()
     titles = [element.text or "" for element in root.iter(f"{SVG}title")]
@@ -63,8 +55,8 @@ def test_the_picture_names_the_chosen_cell_its_limit_and_the_rule_of_a_grey_one(
 
 
 def test_every_colour_stands_for_what_the_legend_says() -> None:
-    here = setting("llama3-8b", "cluster=a100-40gb-x8")
-    plan = make_plan(setting_of(here.recipe, here.backend))
+    here = gallery_setting("llama3-8b", "cluster=a100-40gb-x8")
+    plan = make_plan(setting_for(here.recipe))
     grid = grid_of(here, search(here))
     root = ElementTree.fromstring(grid_svg(here.recipe, plan, grid))
     drawn = {}
@@ -86,18 +78,18 @@ def test_every_colour_stands_for_what_the_legend_says() -> None:
 
 
 def test_a_name_that_is_markup_is_drawn_as_text(tmp_path: Path) -> None:
-    here = setting("quickstart")
+    here = gallery_setting("quickstart")
     evil = '<script>alert(1)</script> & "x"\n'
     recipe = replace(here.recipe, name=evil, model=replace(here.recipe.model, name=evil))
-    plan = make_plan(setting_of(recipe, here.backend))
+    plan = make_plan(setting_for(recipe))
     text = grid_svg(recipe, plan, grid_of(here.with_recipe(recipe), search(here)))
     assert "<script" not in text
     assert ElementTree.fromstring(text).find(f"{SVG}title") is not None
 
 
 def test_only_svg_is_written_and_an_unwritable_place_is_said(tmp_path: Path) -> None:
-    here = setting("quickstart")
-    plan, found = make_plan(setting_of(here.recipe, here.backend)), search(here)
+    here = gallery_setting("quickstart")
+    plan, found = make_plan(setting_for(here.recipe)), search(here)
     with pytest.raises(UserError, match=r"grid.png: --plot writes SVG; give a name that ends in .svg"):
         write_grid_plot(here, found, plan, tmp_path / "grid.png")
     with pytest.raises(UserError, match="cannot be written"):
@@ -105,13 +97,13 @@ def test_only_svg_is_written_and_an_unwritable_place_is_said(tmp_path: Path) -> 
 
 
 def test_the_same_recipe_gives_the_same_picture() -> None:
-    here = setting("llama3-8b")
-    plan = make_plan(setting_of(here.recipe, here.backend))
+    here = gallery_setting("llama3-8b")
+    plan = make_plan(setting_for(here.recipe))
     first, second = (grid_svg(here.recipe, plan, grid_of(here, search(here))) for _ in range(2))
     assert first == second
 
 
 def test_a_space_where_nothing_is_safe_is_drawn_too() -> None:
-    here = setting("llama3-70b", "model=llama3-405b", "nodes=1")
-    plan = make_plan(setting_of(here.recipe, here.backend))
+    here = gallery_setting("llama3-70b", "model=llama3-405b", "nodes=1")
+    plan = make_plan(setting_for(here.recipe))
     assert "unsafe" in grid_svg(here.recipe, plan, grid_of(here, search(here)))

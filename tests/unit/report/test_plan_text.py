@@ -5,34 +5,33 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from llmlaunch.assets import asset
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.margins import Score
-from llmlaunch.calibration.support import Lessons, RunClass, support_of
+from llmlaunch.calibration.support import NO_LESSONS, Lessons, RunClass, support_of
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.judge import explain_unsafe
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import pareto, search
-from llmlaunch.planner.setting import setting_of
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.report.plan_text import check_text, front_text, plan_text
+from support.plans import gallery_setting, plan_of
+from support.recipes import recipe_of
 
 
-def said(*overrides: str) -> str:
-    recipe = load_recipe(asset("recipes", "llama2-7b-deepspeed.yaml"), overrides)
-    return check_text(recipe, make_plan(setting_of(recipe, backend_for(recipe))))
+def said(*overrides: str, recipe: str = "llama3-8b", lessons: Lessons = NO_LESSONS) -> str:
+    """What `check` says of a recipe of the gallery."""
+    setting = gallery_setting(recipe, *overrides, lessons=lessons)
+    return check_text(setting.recipe, make_plan(setting))
 
 
 def test_techniques_stand_in_the_headline() -> None:
-    text = said("layout={zero_stage: 3, offload_parameters: true, mlp_chunks: 4}", "training.adapters={rank: 8}")
+    techniques = ("layout={zero_stage: 3, offload_parameters: true, mlp_chunks: 4}", "training.adapters={rank: 8}")
+    text = said(*techniques, recipe="llama2-7b-deepspeed")
     assert "  with offload_parameters on, mlp_chunks 4, adapters rank 8 frozen_down off" in text
-    assert "\n  with " not in said()
+    assert "\n  with " not in said(recipe="llama2-7b-deepspeed")
 
 
 def test_the_refusals_and_the_safe_layouts_add_up_to_what_was_searched() -> None:
-    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"))
-    plan = make_plan(setting_of(recipe, backend_for(recipe)))
-    text = plan_text(recipe, plan)
+    plan = plan_of("llama3-8b")
+    text = plan_text(recipe_of("llama3-8b"), plan)
     head = re.search(r"Searched ([\d,]+) layouts: ([\d,]+) are legal and safe; refused", text)
     assert head is not None
     searched, safe = (int(figure.replace(",", "")) for figure in head.groups())
@@ -42,16 +41,16 @@ def test_the_refusals_and_the_safe_layouts_add_up_to_what_was_searched() -> None
 
 
 def test_ranked_layouts_say_the_words_that_tell_them_apart() -> None:
-    recipe = load_recipe(asset("recipes", "llama3-70b.yaml"))
-    plan = make_plan(setting_of(recipe, backend_for(recipe)))
-    ranked = [one.describe() for one in (plan.chosen, *plan.alternatives)]
+    plan = plan_of("llama3-70b")
+    ranked = [candidate.describe() for candidate in (plan.chosen, *plan.alternatives)]
     assert len(set(ranked)) == len(ranked)
-    assert all(line in plan_text(recipe, plan) for line in ranked)
+    assert all(line in plan_text(recipe_of("llama3-70b"), plan) for line in ranked)
 
 
 def test_a_plan_that_is_not_safe_calls_its_layouts_the_closest() -> None:
-    recipe = load_recipe(asset("recipes", "llama3-70b.yaml"), ["model=llama3-405b", "nodes=1"])
-    assert "Closest layouts, none of them safe" in plan_text(recipe, make_plan(setting_of(recipe, backend_for(recipe))))
+    overrides = ("model=llama3-405b", "nodes=1")
+    text = plan_text(recipe_of("llama3-70b", *overrides), plan_of("llama3-70b", *overrides))
+    assert "Closest layouts, none of them safe" in text
 
 
 def lessons(torch_share: float, outside_gib: float, highest: float = 1.02) -> Lessons:
@@ -61,8 +60,7 @@ def lessons(torch_share: float, outside_gib: float, highest: float = 1.02) -> Le
 
 
 def test_what_measured_runs_add_is_a_term_and_a_line() -> None:
-    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"))
-    text = check_text(recipe, make_plan(setting_of(recipe, backend_for(recipe), lessons=lessons(0.02, -0.31))))
+    text = said(lessons=lessons(0.02, -0.31))
     assert re.search(r"^  measured residual +\d", text, flags=re.MULTILINE)
     assert re.search(
         r"  measured residual \+[\d.]+ GiB allocated, \+2\.0% of torch's memory, -0\.31 GiB outside torch "
@@ -71,32 +69,28 @@ def test_what_measured_runs_add_is_a_term_and_a_line() -> None:
     )
     assert "  measured runs: 3 runs on h100-80gb, 3 of this family of models (dense gated): none peaked" in text
     assert "more than the limit leaves free" not in text
-    assert "measured residual" not in check_text(recipe, make_plan(setting_of(recipe, backend_for(recipe))))
+    assert "measured residual" not in said()
 
 
 def test_runs_that_exceeded_their_predictions_by_more_than_the_limit_leaves_are_pointed_out() -> None:
-    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"))
-    text = check_text(
-        recipe, make_plan(setting_of(recipe, backend_for(recipe), lessons=lessons(0.0, 0.0, highest=1.4)))
-    )
+    text = said(lessons=lessons(0.0, 0.0, highest=1.4))
     assert "none peaked more than 40.0 % above its prediction (calibration an id); that is more than the limit" in text
 
 
 def test_a_refusal_says_what_of_it_was_measured() -> None:
-    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), ("nodes=1", "layout={tensor: 1, pipeline: 1, context: 1}"))
-    plan = make_plan(setting_of(recipe, backend_for(recipe), lessons=lessons(0.9, 9.0)))
+    overrides = ("nodes=1", "layout={tensor: 1, pipeline: 1, context: 1}")
+    plan = make_plan(gallery_setting("llama3-8b", *overrides, lessons=lessons(0.9, 9.0)))
     assert not plan.safe
-    said = str(explain_unsafe(plan))
-    assert "GiB too much), most of it" in said
-    assert "and measured residual +" in said
-    assert "+9.00 GiB outside torch (calibration an id, 3 runs)" in said
+    refusal = str(explain_unsafe(plan))
+    assert "GiB too much), most of it" in refusal
+    assert "and measured residual +" in refusal
+    assert "+9.00 GiB outside torch (calibration an id, 3 runs)" in refusal
 
 
 def test_the_front_is_thinned_for_a_person_and_says_so() -> None:
-    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"))
-    setting = setting_of(recipe, backend_for(recipe))
-    plan, found = make_plan(setting_of(recipe, setting.backend)), search(setting)
-    front = [found.at(recipe, int(row)) for row in pareto(found)]
+    setting = gallery_setting("llama3-8b")
+    plan, result = plan_of("llama3-8b"), search(setting)
+    front = [result.at(setting.recipe, int(row)) for row in pareto(result)]
     lines = "\n".join(front_text(plan, front)).split("\n")
     assert lines[0].startswith(f"Pareto front of step time against head-room: {len(front)} safe layouts")
     spare = [float(line.split()[-1]) for line in lines[2:]]

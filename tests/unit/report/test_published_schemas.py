@@ -9,18 +9,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from llmlaunch.accuracy.scoring import score
 from llmlaunch.assets import asset
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.margins import Score
-from llmlaunch.calibration.records import clusters_by_gpu, read_records
 from llmlaunch.calibration.support import Lessons, RunClass, margin_of, support_of
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.plan import plan_json
 from llmlaunch.planner.planning import make_plan, make_sized_plan
-from llmlaunch.planner.setting import setting_of
-from llmlaunch.recipe.load import load_recipe
-from llmlaunch.report.accuracy_text import accuracy_json
+from support.plans import gallery_setting, plan_of
 from support.recipe_keys import schema
 
 ROOT = Path(__file__).parents[3]
@@ -41,46 +36,32 @@ def shape(name: str) -> jsonschema.Draft202012Validator:
 
 @pytest.mark.parametrize("path", RECIPES, ids=[path.stem for path in RECIPES])
 def test_every_shipped_recipe_is_safe_and_its_plan_has_the_published_shape(path: Path) -> None:
-    recipe = load_recipe(path)
-    plan = make_plan(setting_of(recipe, backend_for(recipe)))
+    plan = plan_of(path.stem)
     assert plan.safe
     shape("plan").validate(plan_json(plan))
 
 
 def test_an_unsafe_plan_has_the_same_shape() -> None:
-    recipe = load_recipe(asset("recipes", "llama3-70b.yaml"), ["nodes=1"])
-    shape("plan").validate(plan_json(make_plan(setting_of(recipe, backend_for(recipe)))))
+    shape("plan").validate(plan_json(plan_of("llama3-70b", "nodes=1")))
 
 
 @pytest.mark.parametrize("share", [0.4, -0.1])
 def test_a_plan_that_measured_runs_correct_has_the_same_shape(share: float) -> None:
-    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), ["nodes=1", "memory.risk=0.05", "on_oom=fallback"])
+    overrides = ("nodes=1", "memory.risk=0.05", "on_oom=fallback")
     scores = [Score(1.0, "device", "dense gated", None, 0.7) for _ in range(20)]
     asked = RunClass("h100-80gb", "mixture gated", None)
     lessons = Lessons(
         margin_of(scores, asked, 0.05, "an id"), Correction(share, -1e8, "an id"), support_of(scores, asked, "an id")
     )
-    plan = plan_json(make_plan(setting_of(recipe, backend_for(recipe), lessons=lessons)))
+    plan = plan_json(make_plan(gallery_setting("llama3-8b", *overrides, lessons=lessons)))
     shape("plan").validate(plan)
     assert {rank["terms"]["measured_residual"] > 0 for rank in plan["memory"]["ranks"]} == {share > 0}
 
 
 @pytest.mark.parametrize("budget", ["{days: 14}", "{gpu_hours: 1, max_nodes: 4}", "{max_nodes: 2}"])
 def test_a_plan_with_its_nodes_chosen_has_the_same_shape(budget: str) -> None:
-    recipe = load_recipe(asset("recipes", "llama3-70b.yaml"), ["nodes=auto", f"budget={budget}"])
-    _, plan = make_sized_plan(setting_of(recipe, backend_for(recipe)))
+    _, plan = make_sized_plan(gallery_setting("llama3-70b", "nodes=auto", f"budget={budget}"))
     shape("plan").validate(plan_json(plan))
-
-
-@pytest.mark.parametrize("anchors", [False, True])
-def test_accuracy_has_the_published_shape(anchors: bool) -> None:
-    found = [
-        score(record, {})
-        for name in ("fit", "outcomes")
-        for record in read_records(ROOT / "tests" / "data" / "measurements" / f"{name}.jsonl")
-    ]
-    answer = accuracy_json(found, clusters_by_gpu(), anchors)
-    shape("accuracy").validate(json.loads(json.dumps(answer)))
 
 
 def test_the_recipe_schema_in_the_docs_is_the_one_the_program_has() -> None:

@@ -93,6 +93,7 @@ def test_without_a_monitor_the_probe_alone_tells(run: RunDir) -> None:
     ("device", "process", "accounting", "probed", "expected"),
     [
         pytest.param(20, 30, 70, False, (70.0, "nvml accounting"), id="accounting sees spikes between two samples"),
+        pytest.param(20, 30, 2, False, (30.0, "nvml process"), id="accounting counts unless it is less"),
         pytest.param(31, 30, None, True, (61.5, "torch probe, reserved + outside"), id="and so does torch"),
         pytest.param(62, None, 4, True, (61.5, "torch probe, reserved + outside"), id="another process of that pid"),
         pytest.param(45, 40, None, False, (44.0, "nvml device - baseline"), id="devices are sampled more often"),

@@ -91,26 +91,26 @@ def test_a_name_with_odd_characters_is_only_a_name(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_newer_store_is_refused_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ours", "statement", "message"),
+    [
+        (True, f"UPDATE {VERSION_TABLE} SET version_num = '9999'", r"newer llmlaunch.*9999.*upgrade llmlaunch"),
+        (False, "CREATE TABLE bookmarks (url TEXT)", r"another program.*bookmarks"),
+    ],
+    ids=["a newer store", "another program's database"],
+)
+def test_what_is_not_of_this_program_is_refused_and_left_alone(
+    tmp_path: Path, ours: bool, statement: str, message: str
+) -> None:
     path = tmp_path / "store.db"
-    open_store(at(path)).close()
-    newer = sqlite3.connect(path)
-    newer.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
-    newer.commit()
-    newer.close()
+    if ours:
+        open_store(at(path)).close()
+    database = sqlite3.connect(path)
+    database.execute(statement)
+    database.commit()
+    database.close()
     before = path.read_bytes()
-    with pytest.raises(UserError, match=r"newer llmlaunch.*9999.*upgrade llmlaunch"):
-        open_store(at(path))
-    assert path.read_bytes() == before
-
-
-def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "places.db"
-    other = sqlite3.connect(path)
-    other.execute("CREATE TABLE bookmarks (url TEXT)")
-    other.close()
-    before = path.read_bytes()
-    with pytest.raises(UserError, match=r"another program.*bookmarks"):
+    with pytest.raises(UserError, match=message):
         open_store(at(path))
     assert path.read_bytes() == before
 
@@ -127,17 +127,15 @@ def test_a_damaged_file_is_one_message(tmp_path: Path, damage: str) -> None:
         contents(open_store(at(path)))
 
 
-@pytest.mark.parametrize("parent", ["file", "proc"])
-def test_a_place_that_cannot_be_written_is_one_message(tmp_path: Path, parent: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [("file/store.db", "cannot be made"), ("/proc/llmlaunch/store.db", "cannot be made"), (".", "not a file")],
+    ids=["below a file", "in /proc", "a folder"],
+)
+def test_a_place_that_can_hold_no_store_is_one_message(tmp_path: Path, place: str, message: str) -> None:
     (tmp_path / "file").touch()
-    folder = tmp_path / "file" if parent == "file" else Path("/proc/llmlaunch")
-    with pytest.raises(UserError, match=r"cannot be made.*LLMLAUNCH_STORE"):
-        open_store(at(folder / "store.db"))
-
-
-def test_a_folder_is_no_store(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not a file"):
-        open_store(at(tmp_path))
+    with pytest.raises(UserError, match=rf"{message}.*LLMLAUNCH_STORE"):
+        open_store(at(tmp_path / place))
 
 
 def test_a_server_that_does_not_answer_is_one_message_without_the_password() -> None:

@@ -56,24 +56,6 @@ def test_every_measured_record_comes_out_as_it_went_in(store: Store, tmp_path: P
     assert exported == given_lines  # to the last digit, key and blank
 
 
-def test_importing_twice_changes_nothing(store: Store) -> None:
-    first = import_file(store, FILES[0])
-    path = store.location.path
-    assert path is not None
-    before = contents(store)
-    assert first == ImportResult(added=363, replaced=0, unchanged=0)
-    assert import_file(store, FILES[0]) == ImportResult(added=0, replaced=0, unchanged=363)
-    assert contents(store) == before
-
-
-def test_an_export_can_be_imported_into_another_store(store: Store, tmp_path: Path) -> None:
-    import_file(store, FILES[1])
-    write_lines(contents(store), tmp_path / "out.jsonl")
-    with open_store(where({"LLMLAUNCH_STORE": str(tmp_path / "other.db")})) as other:
-        import_file(other, tmp_path / "out.jsonl")
-        assert contents(other) == contents(store)
-
-
 def test_absent_keys_stay_absent_and_unknown_ones_stay(store: Store, tmp_path: Path) -> None:
     line = '{"id": "a", "of_the_site": {"rack": 7}, "x": [0.1, 12, 12.0, 1e3, -0.0, "\\u00fc\\u0000\\ud800"]}'
     import_file(store, written(tmp_path / "in.jsonl", line))

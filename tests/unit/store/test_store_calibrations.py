@@ -9,31 +9,24 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from llmlaunch.calibration.calibrations import Calibration, Errors, TrainingData, calibration_id, calibration_of_json
+from llmlaunch.calibration.calibrations import Calibration, Errors, calibration_id, calibration_of_json
 from llmlaunch.calibration.margins import DIED, Bound, Score
 from llmlaunch.errors import UserError
-from llmlaunch.memory.job import Correction
 from llmlaunch.store.calibrations import Use, all_calibrations, find_calibration, in_use, put, use, uses
 from llmlaunch.store.database import Store
+from support.calibrated import calibration, score
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "calibration.schema.json"
 ERRORS = Errors(0.04, -0.01, 0.125, 0.5, (Bound(0.1, 9, 12, 1.08, 9, 1.09), Bound(0.01, 99, 12, None, 9, None)))
 
 
 def make_calibration(made_at: float, backend: str = "megatron", accelerator: str = "NVIDIA H100 80GB") -> Calibration:
-    made_id = calibration_id(backend, accelerator, made_at)
-    return Calibration(
-        id=made_id,
-        backend=backend,
-        accelerator=accelerator,
-        made_at=made_at,
-        llmlaunch="0.1.0",
-        estimator="e" * 64,
-        data=TrainingData(12, 96, 1, "d" * 64, {"llama": 12}, {"0.19": 11, "unknown": 1}),
-        correction=Correction(0.031, 4.5e8, made_id),
-        before=replace(ERRORS, mape=0.1),
-        after=ERRORS,
-        scores=(Score(1.03, "device", "llama", "0.19", 0.7), Score(DIED, "device", "llama", None, None)),
+    scores = (score(1.03, version="0.19", share=0.7), Score(DIED, "device", "llama", None, None))
+    named = calibration_id(backend, accelerator, made_at)
+    entry = calibration(scores, backend=backend, accelerator=accelerator, estimator="e" * 64)
+    correction = replace(entry.correction, calibration_id=named)
+    return replace(
+        entry, id=named, made_at=made_at, correction=correction, before=replace(ERRORS, mape=0.1), after=ERRORS
     )
 
 
@@ -45,15 +38,6 @@ def test_a_calibration_is_the_same_after_json_and_fits_its_schema() -> None:
     assert entry.id == "megatron-NVIDIA-H100-80GB-20270115T080000Z"
     with pytest.raises(ValueError, match="schema 2"):
         calibration_of_json({**content, "schema": 2})
-
-
-def test_the_bound_is_the_worse_of_all_and_of_those_near_the_limit() -> None:
-    both = Bound(0.1, 9, 20, 1.05, 9, 1.10)
-    assert both.worse == 1.10
-    assert replace(both, near_limit_ratio=1.01).worse == 1.05
-    assert replace(both, near_limit_runs=8, near_limit_ratio=None).worse == 1.05, "too few near the limit to say"
-    assert replace(both, near_limit_ratio=None).worse is None, "too many died near the limit"
-    assert replace(both, ratio=None, near_limit_ratio=1.0).worse is None
 
 
 def test_all_are_kept_and_one_of_each_backend_and_accelerator_is_in_use(store: Store) -> None:
@@ -79,16 +63,12 @@ def test_going_back_is_kept(store: Store) -> None:
     with store.write() as connection:
         put(connection, first)
         put(connection, second)
-        for at, calibration in enumerate((first.id, second.id, first.id, None)):
-            use(connection, *where_used, calibration, float(at))
+        for at, chosen in enumerate((first.id, second.id, first.id, None)):
+            use(connection, *where_used, chosen, float(at))
     with store.read() as connection:
         assert in_use(connection, *where_used) is None
-        assert [entry.calibration_id for entry in uses(connection, *where_used)] == [
-            first.id,
-            second.id,
-            first.id,
-            None,
-        ]
+        in_order = [first.id, second.id, first.id, None]
+        assert [entry.calibration_id for entry in uses(connection, *where_used)] == in_order
         assert uses(connection)[-1] == Use(*where_used, None, 3.0)
 
 

@@ -8,16 +8,18 @@ from typing import Any
 
 import jsonschema
 import pytest
-from calibrating import BIAS, RECIPE, StoreCommandLine
 
 from llmlaunch.app.planned_run import plan_loaded
+from llmlaunch.assets import asset
 from llmlaunch.calibration.learning import scores_of_records
 from llmlaunch.calibration.pool import gather
 from llmlaunch.calibration.records import clusters_by_gpu, exclusion_reason
-from support.hidden_bias import runs
+from support.command_line import CommandLine
+from support.hidden_bias import BIAS, runs
 from support.recipes import recipe_of
 from support.rehearsed_plans import PINS, Planned, on_gpu, planned, records, traced
 
+RECIPE = str(asset("recipes", "llama3-8b.yaml"))
 SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs" / "schemas" / "plan.schema.json").read_text())
 FEW = (*PINS, "layout.recompute=none")  # some hundred layouts
 
@@ -36,13 +38,13 @@ def chosen(plan: dict[str, Any]) -> tuple[Any, ...]:
     return plan["layout"], plan["techniques"], plan["gradient_dtype"]
 
 
-def import_trace(llmlaunch: StoreCommandLine, shape: Planned, ratio: float) -> Planned:
+def import_trace(llmlaunch: CommandLine, shape: Planned, ratio: float) -> Planned:
     """Store a trace of the plan's worst rank that peaked at `ratio` times its estimate."""
     llmlaunch.import_records(records(shape, traced(shape, worst(shape), ratio)))
     return shape
 
 
-def test_the_very_shape_says_when_where_and_by_how_much(llmlaunch: StoreCommandLine) -> None:
+def test_the_very_shape_says_when_where_and_by_how_much(llmlaunch: CommandLine) -> None:
     rank = worst(import_trace(llmlaunch, planned(*FEW), 1.02))
     for command in ("check", "plan"):
         plan = llmlaunch.json(command, RECIPE, *FEW)
@@ -59,7 +61,7 @@ def test_the_very_shape_says_when_where_and_by_how_much(llmlaunch: StoreCommandL
     assert "rehearsed 2025-10-09" in llmlaunch("submit", RECIPE, *FEW, "--dry-run").stderr
 
 
-def test_what_a_rehearsal_refuted_is_not_chosen_again_and_the_next_best_is(llmlaunch: StoreCommandLine) -> None:
+def test_what_a_rehearsal_refuted_is_not_chosen_again_and_the_next_best_is(llmlaunch: CommandLine) -> None:
     before = llmlaunch.json("plan", RECIPE, *FEW)
     assert before["memory"]["rehearsed"] is None
     import_trace(llmlaunch, checked(*FEW), 3.0)
@@ -77,7 +79,7 @@ def test_what_a_rehearsal_refuted_is_not_chosen_again_and_the_next_best_is(llmla
     assert "1  rehearsed: TP2 PP4" in llmlaunch("plan", RECIPE, *FEW).stdout
 
 
-def test_where_all_that_is_safe_was_refuted_nothing_is(llmlaunch: StoreCommandLine) -> None:
+def test_where_all_that_is_safe_was_refuted_nothing_is(llmlaunch: CommandLine) -> None:
     """Each check chooses a layout that was not refuted yet, until there is none."""
     overrides = (*FEW, "layout.layers_by_stage=even", "layout.sequence_parallel=true")
     refuted: list[str] = []
@@ -94,7 +96,7 @@ def test_where_all_that_is_safe_was_refuted_nothing_is(llmlaunch: StoreCommandLi
     assert plan["refused"]["rehearsed"] == len(refuted)
 
 
-def test_a_rank_that_ran_out_of_memory_refutes_its_layout(llmlaunch: StoreCommandLine) -> None:
+def test_a_rank_that_ran_out_of_memory_refutes_its_layout(llmlaunch: CommandLine) -> None:
     shape = planned(*FEW)
     llmlaunch.import_records(records(shape, on_gpu(shape, 2, ran_out=True)))
     plan = llmlaunch.json("check", RECIPE, *FEW)
@@ -102,7 +104,7 @@ def test_a_rank_that_ran_out_of_memory_refutes_its_layout(llmlaunch: StoreComman
     assert "pipeline rank 2 ran out of memory" in plan["refusal_sentences"]["rehearsed"]
 
 
-def test_what_the_estimate_refuses_and_a_gpu_shows_to_fit_is_safe(llmlaunch: StoreCommandLine) -> None:
+def test_what_the_estimate_refuses_and_a_gpu_shows_to_fit_is_safe(llmlaunch: CommandLine) -> None:
     overrides = (*FEW, "memory.limit=0.4")
     shape = planned(*overrides, "layout.micro_batch_size=4")
     assert not shape.plan.safe
@@ -117,13 +119,13 @@ def test_what_the_estimate_refuses_and_a_gpu_shows_to_fit_is_safe(llmlaunch: Sto
 @pytest.mark.parametrize(
     "change", ["training.sequence_length=4096", 'backend.version="0.16"', "cluster=h200-141gb-x8", "nodes=8"]
 )
-def test_of_a_changed_recipe_it_says_nothing(llmlaunch: StoreCommandLine, change: str) -> None:
+def test_of_a_changed_recipe_it_says_nothing(llmlaunch: CommandLine, change: str) -> None:
     before = llmlaunch.json("check", RECIPE, *FEW, change)
     import_trace(llmlaunch, planned(*FEW), 3.0)
     assert llmlaunch.json("check", RECIPE, *FEW, change) == before
 
 
-def test_a_neighbour_that_was_refuted_says_so(llmlaunch: StoreCommandLine) -> None:
+def test_a_neighbour_that_was_refuted_says_so(llmlaunch: CommandLine) -> None:
     """Seen from another layout, the one that a rehearsal refuted is refused for that."""
     overrides = ("layout.layers_by_stage=even", *FEW)
     refuted = import_trace(llmlaunch, planned(*overrides, "layout.micro_batch_size=2"), 3.0)
@@ -135,7 +137,7 @@ def test_a_neighbour_that_was_refuted_says_so(llmlaunch: StoreCommandLine) -> No
     assert "rehearsed 2025-10-09" in near["reason"]
 
 
-def test_more_nodes_are_taken_where_fewer_were_refuted(llmlaunch: StoreCommandLine) -> None:
+def test_more_nodes_are_taken_where_fewer_were_refuted(llmlaunch: CommandLine) -> None:
     overrides = (*FEW, "nodes=auto", "layout.layers_by_stage=even", "layout.sequence_parallel=true")
     before = llmlaunch.json("check", RECIPE, *overrides)
     assert before["sizing"]["nodes"] == 1
@@ -148,7 +150,7 @@ def test_more_nodes_are_taken_where_fewer_were_refuted(llmlaunch: StoreCommandLi
     assert "rehearsed 2025-10-09" in first["reason"]
 
 
-def test_a_recipe_that_takes_no_calibration_takes_no_rehearsal(llmlaunch: StoreCommandLine) -> None:
+def test_a_recipe_that_takes_no_calibration_takes_no_rehearsal(llmlaunch: CommandLine) -> None:
     shape = import_trace(llmlaunch, planned(*FEW), 3.0)
     plan = llmlaunch.json("check", RECIPE, *FEW, "memory.calibration=none")
     assert (plan["layout"], plan["memory"]["rehearsed"]) == (shape.plan.layout.as_json(), None)
@@ -177,7 +179,7 @@ def test_no_reader_takes_one_for_a_run_or_a_death(rehearsals: list[dict[str, Any
 
 
 def test_a_store_full_of_them_calibrates_as_an_empty_one(
-    llmlaunch: StoreCommandLine, rehearsals: list[dict[str, Any]]
+    llmlaunch: CommandLine, rehearsals: list[dict[str, Any]]
 ) -> None:
     llmlaunch.import_records(rehearsals)
     answer = llmlaunch.json("calibrate")
@@ -186,7 +188,7 @@ def test_a_store_full_of_them_calibrates_as_an_empty_one(
 
 
 def test_a_calibration_and_a_margin_are_the_same_with_them_and_without(
-    llmlaunch: StoreCommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rehearsals: list[dict[str, Any]]
+    llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rehearsals: list[dict[str, Any]]
 ) -> None:
     """A plan at a risk, before anything is learned from 30 runs (then they bound it themselves) and after."""
     plans = []

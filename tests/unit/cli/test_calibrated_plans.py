@@ -17,8 +17,10 @@ from llmlaunch.calibration.calibrations import Calibration
 from llmlaunch.store import reading
 from llmlaunch.store.calibrations import put, use
 from llmlaunch.store.database import open_store
+from llmlaunch.units import GIB
 from support.calibrated import calibration, score
 from support.command_line import CommandLine
+from support.measured_runs import run
 from support.measured_runs import run as measured_run
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
@@ -254,3 +256,40 @@ finally:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr.strip() == "[False, False]"
     assert json.loads(done.stdout)["memory"]["evidence"]["runs"] == 40
+
+
+def memory_of_plan(llmlaunch: CommandLine, *overrides: str) -> dict[str, Any]:
+    return dict(llmlaunch.json("check", RECIPE, *overrides)["memory"])
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    """Twenty runs that peaked at up to 1.1 times their prediction, beside records that say nothing."""
+    records = [run(i, 1.005 + i * 0.005) for i in range(20)]
+    strangers = [{**run(90, 5.0), "gpu": "A100"}, {"id": "imported, and no measurement"}]
+    path = tmp_path / "measured.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in [*records, *strangers]))
+    return path
+
+
+def test_where_nothing_was_measured_the_rule_decides_and_no_store_is_made(
+    llmlaunch: CommandLine, store_file: Path
+) -> None:
+    memory = memory_of_plan(llmlaunch, "memory.risk=0.01")
+    assert memory["margin"] == "risk 0.01 needs 99 comparable runs, the store holds 0: the 80 % rule decides"
+    assert (memory["risk"], memory["runs"]) == (0.01, 0)
+    assert memory["limit_bytes"] == int(0.8 * memory["memory_bytes"])
+    assert not store_file.parent.exists()
+
+
+def test_enough_measured_runs_set_the_limit(llmlaunch: CommandLine, measured: Path) -> None:
+    llmlaunch("measurements", "import", measured)
+    memory = memory_of_plan(llmlaunch, "memory.risk=0.05")
+    assert memory["runs"] == 20
+    assert memory["limit_bytes"] == pytest.approx(memory["memory_bytes"] / 1.1 - 4 * GIB, rel=1e-4)
+    assert "20 comparable runs" in memory["margin"]
+    assert "4.0 GiB stay free" in memory["margin"]
+    assert memory_of_plan(llmlaunch, "memory.risk=0.01")["margin"].endswith("the store holds 20: the 80 % rule decides")
+    without = memory_of_plan(llmlaunch)
+    assert (without["risk"], without["runs"]) == (None, None)
+    assert without["limit_bytes"] == int(0.8 * without["memory_bytes"])

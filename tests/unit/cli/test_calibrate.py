@@ -6,13 +6,14 @@ import json
 import random
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from calibrating import BIAS, RECIPE, StoreCommandLine
 
+from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.cases import Prediction, predict
 from llmlaunch.planner.plan import Plan, as_planned
@@ -22,15 +23,17 @@ from llmlaunch.rendering.run_json import run_description
 from llmlaunch.rundir.summary import AttemptSummary, RankSummary
 from llmlaunch.store import calibrations
 from llmlaunch.store.run_records import records_of
-from support.hidden_bias import GIB, runs
+from support.command_line import CommandLine
+from support.hidden_bias import BIAS, GIB, runs, site_records
 from support.recipes import recipe_of
 
+RECIPE = str(asset("recipes", "llama3-8b.yaml"))
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "calibration.schema.json"
 WHERE = ("--backend", "megatron-lm", "--accelerator", "h100-80gb")
 
 
-def test_it_learns_keeps_and_goes_back(llmlaunch: StoreCommandLine) -> None:
-    llmlaunch.import_runs(1, 30)
+def test_it_learns_keeps_and_goes_back(llmlaunch: CommandLine) -> None:
+    llmlaunch.import_records(site_records(1, 30))
     dry = llmlaunch("calibrate", "--dry-run").stdout
     assert "megatron on h100-80gb: 30 runs" in dry
     assert "not taken: --dry-run; none is in use" in dry
@@ -49,7 +52,7 @@ def test_it_learns_keeps_and_goes_back(llmlaunch: StoreCommandLine) -> None:
     assert "in use     from" in llmlaunch("calibrate", "show", first["id"]).stdout
 
     assert f"unchanged, nothing is new since {first['id']}" in llmlaunch("calibrate").stdout
-    llmlaunch.import_runs(2, 40)
+    llmlaunch.import_records(site_records(2, 40))
     (answer,) = llmlaunch.json("calibrate", *WHERE)["answers"]
     assert (answer["did"], answer["before"]) == ("taken", first["id"])
     second = answer["calibration"]["id"]
@@ -63,8 +66,8 @@ def test_it_learns_keeps_and_goes_back(llmlaunch: StoreCommandLine) -> None:
     assert "in use     never" not in llmlaunch("calibrate", "show", second).stdout
 
 
-def test_too_few_runs_are_refused_with_exit_code_0_and_nothing_is_kept(llmlaunch: StoreCommandLine) -> None:
-    llmlaunch.import_runs(3, 9)
+def test_too_few_runs_are_refused_with_exit_code_0_and_nothing_is_kept(llmlaunch: CommandLine) -> None:
+    llmlaunch.import_records(site_records(3, 9))
     (answer,) = llmlaunch.json("calibrate")["answers"]
     assert (answer["did"], answer["calibration"]) == ("refused", None)
     assert "10 runs are needed" in answer["why"]
@@ -72,10 +75,10 @@ def test_too_few_runs_are_refused_with_exit_code_0_and_nothing_is_kept(llmlaunch
     assert llmlaunch.json("calibrate", "list")["calibrations"] == []
 
 
-def test_mistakes_are_one_message(llmlaunch: StoreCommandLine) -> None:
+def test_mistakes_are_one_message(llmlaunch: CommandLine) -> None:
     assert "no measured run to learn from" in llmlaunch("calibrate").stderr
     assert "there is no store yet" in llmlaunch("calibrate", "show", "nonsense", code=2).stderr
-    llmlaunch.import_runs(3, 9)
+    llmlaunch.import_records(site_records(3, 9))
     assert "it holds: megatron on h100-80gb" in llmlaunch("calibrate", "--backend", "deepspeed", code=2).stderr
     assert "no such calibration" in llmlaunch("calibrate", "use", "nonsense", code=2).stderr
     assert "say of what" in llmlaunch("calibrate", "use", "none", code=2).stderr
@@ -83,7 +86,7 @@ def test_mistakes_are_one_message(llmlaunch: StoreCommandLine) -> None:
     assert "give options after the word" in llmlaunch("calibrate", "--json", "list", code=2).stderr
 
 
-def test_records_that_say_nothing_are_counted_and_harm_nothing(llmlaunch: StoreCommandLine) -> None:
+def test_records_that_say_nothing_are_counted_and_harm_nothing(llmlaunch: CommandLine) -> None:
     (record,) = runs(1, BIAS, 1, ["two-8b"])[0][:1]
     odd = [
         {"id": "nothing"},
@@ -100,14 +103,14 @@ def test_records_that_say_nothing_are_counted_and_harm_nothing(llmlaunch: StoreC
         {**record, "id": "nothing observed", "observed": [], "sequence_length": 2051},
     ]
     llmlaunch.import_records([*odd, *unusual])
-    llmlaunch.import_runs(1, 12)
+    llmlaunch.import_records(site_records(1, 12))
     answer = llmlaunch.json("calibrate")
     assert sum(answer["left_out"].values()) == len(odd)
     assert [calibrated["runs"] for calibrated in answer["answers"]] == [12 + len(unusual)]
 
 
 def test_of_two_at_once_one_is_taken_and_the_other_says_so(
-    llmlaunch: StoreCommandLine, monkeypatch: pytest.MonkeyPatch
+    llmlaunch: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one is a process of its own, and faster by as much as this one needs to learn."""
     learn = calibrations.learn
@@ -116,7 +119,7 @@ def test_of_two_at_once_one_is_taken_and_the_other_says_so(
         subprocess.run([sys.executable, "-m", "llmlaunch", "calibrate"], check=True, capture_output=True, timeout=120)
         return learn(*arguments)
 
-    llmlaunch.import_runs(1, 12)
+    llmlaunch.import_records(site_records(1, 12))
     monkeypatch.setattr(calibrations, "learn", slowly)
     assert "another `llmlaunch calibrate` was faster" in llmlaunch("calibrate", code=2).stderr
     assert len(llmlaunch.json("calibrate", "list")["calibrations"]) == 1
@@ -126,13 +129,13 @@ OTHERS = {"process_bytes": 1, "other_processes_bytes": 2}
 PINNED = "layout={tensor: 4, pipeline: 2, context: 1, micro_batch_size: 1, recompute: none, virtual_pipeline: 1}"
 
 
-def ranks_of_a_plan(llmlaunch: StoreCommandLine) -> list[dict[str, Any]]:
+def ranks_of_a_plan(llmlaunch: CommandLine) -> list[dict[str, Any]]:
     return list(llmlaunch.json("check", RECIPE, PINNED)["memory"]["ranks"])
 
 
-def test_what_a_check_predicts_moves_by_the_bias_and_back(llmlaunch: StoreCommandLine) -> None:
+def test_what_a_check_predicts_moves_by_the_bias_and_back(llmlaunch: CommandLine) -> None:
     before = ranks_of_a_plan(llmlaunch)
-    llmlaunch.import_runs(1, 60)
+    llmlaunch.import_records(site_records(1, 60))
     assert ranks_of_a_plan(llmlaunch) == before, "measured runs alone change no prediction"
     (answer,) = llmlaunch.json("calibrate")["answers"]
     after = ranks_of_a_plan(llmlaunch)
@@ -149,8 +152,8 @@ def test_what_a_check_predicts_moves_by_the_bias_and_back(llmlaunch: StoreComman
     assert ranks_of_a_plan(llmlaunch) == after
 
 
-def test_a_check_at_a_risk_says_how_many_runs_stand_behind_it(llmlaunch: StoreCommandLine) -> None:
-    llmlaunch.import_runs(1, 60)
+def test_a_check_at_a_risk_says_how_many_runs_stand_behind_it(llmlaunch: CommandLine) -> None:
+    llmlaunch.import_records(site_records(1, 60))
     llmlaunch("calibrate")
     memory = llmlaunch.json("check", RECIPE, "memory.risk=0.1")["memory"]
     (calibration,) = llmlaunch.json("calibrate", "list")["calibrations"]
@@ -176,6 +179,7 @@ JOBS = [
 ]
 
 
+@cache
 def planned(name: str, *overrides: str) -> tuple[dict[str, Any], Plan]:
     """run.json of a recipe, and its plan."""
     recipe = recipe_of(name, *overrides)
@@ -240,7 +244,7 @@ def test_the_records_of_a_run_are_priced_as_its_plan_was(name: str, overrides: t
     assert (priced.reserved + priced.outside).tolist() == [rank.device_bytes for rank in plan.estimate.ranks]
 
 
-def test_what_runs_of_plans_leave_behind_corrects_the_next_plan(llmlaunch: StoreCommandLine) -> None:
+def test_what_runs_of_plans_leave_behind_corrects_the_next_plan(llmlaunch: CommandLine) -> None:
     rng = random.Random(4)
     records = [record for number, job in enumerate(JOBS) for record in left_behind(rng, number, *planned(*job, ON_X8))]
     before = ranks_of_a_plan(llmlaunch)
@@ -255,7 +259,7 @@ def test_what_runs_of_plans_leave_behind_corrects_the_next_plan(llmlaunch: Store
         assert new["device_bytes"] == pytest.approx(truth, rel=0.01)
 
 
-def test_runs_planned_with_a_calibration_keep_it_right(llmlaunch: StoreCommandLine) -> None:
+def test_runs_planned_with_a_calibration_keep_it_right(llmlaunch: CommandLine) -> None:
     """The second round learns from runs whose plans were corrected: records are priced without any correction, so
     nothing is corrected twice."""
     rng = random.Random(5)
