@@ -18,16 +18,7 @@ from llmlaunch.calibration.records import table_of
 from llmlaunch.layout import RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import ModelShape
 
-__all__ = [
-    "ANCHORS",
-    "Anchor",
-    "ReferenceBytes",
-    "ReferenceJob",
-    "anchor_bytes",
-    "anchor_summary",
-    "fujii_first_stage",
-    "megatron_theory",
-]
+__all__ = ["ANCHORS", "ReferenceJob", "anchor_bytes", "anchor_summary", "fujii_first_stage", "megatron_theory"]
 
 MEGATRON = ("megatron", "megatron-deepspeed")  # the fact tables of what both formulas describe
 MASTER_AND_MOMENTS = 12  # bytes per parameter: fp32 master, first and second moment

@@ -42,7 +42,7 @@ from llmlaunch.calibration.records import (
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.models.shape import kind_of
 
-__all__ = ["ComparableRun", "comparable_runs", "coverage"]
+__all__ = ["comparable_runs", "coverage"]
 
 JOB = ("backend", "gpu", "world_size", "sequence_length", "global_batch_size")
 

@@ -22,7 +22,7 @@ from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.timing.step import step_time
 
-__all__ = ["OUTCOMES", "PRICED", "ScoredRecord", "refuse_broken", "score", "timed_job"]
+__all__ = ["OUTCOMES", "ScoredRecord", "refuse_broken", "score", "timed_job"]
 
 OUTCOMES = ("oom", "fits", "host_oom")
 HOST = ("host", "host_oom")  # of a node, not of a device

@@ -19,7 +19,6 @@ from llmlaunch.memory.job import Correction
 __all__ = [
     "MODULES",
     "ROOMS",
-    "SCHEMA",
     "Calibration",
     "Errors",
     "TrainingData",

@@ -16,7 +16,7 @@ from typing import Any
 
 from llmlaunch.calibration.records import Record
 
-__all__ = ["DEFAULTS", "Default", "Unsupported", "complete", "with_defaults", "with_every_field"]
+__all__ = ["DEFAULTS", "Unsupported", "complete", "with_defaults", "with_every_field"]
 
 PRECISION = "the precision"
 

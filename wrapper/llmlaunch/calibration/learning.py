@@ -37,15 +37,11 @@ from llmlaunch.memory.job import NO_CORRECTION, Correction
 __all__ = [
     "FEWEST_RUNS",
     "LearningResult",
-    "RunCorrections",
-    "RunScores",
-    "cross_validated",
     "errors_of",
     "folds_of",
     "learn",
     "score_runs",
     "scores_of_records",
-    "scores_of_runs",
     "uniform",
 ]
 

@@ -34,18 +34,7 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.models.shape import kind_of
 
-__all__ = [
-    "ALLOCATED",
-    "DEVICE",
-    "OUTSIDE",
-    "RESERVED",
-    "Configuration",
-    "Peaks",
-    "Pool",
-    "PooledRun",
-    "gather",
-    "pools",
-]
+__all__ = ["ALLOCATED", "DEVICE", "OUTSIDE", "RESERVED", "Peaks", "Pool", "PooledRun", "gather", "pools"]
 
 DEVICE, RESERVED, ALLOCATED, OUTSIDE = QUANTITIES = ("device", "reserved", "allocated", "outside")
 OBSERVED = {RESERVED: "reserved_peak_bytes", ALLOCATED: "allocated_peak_bytes", OUTSIDE: "outside_torch_bytes"}

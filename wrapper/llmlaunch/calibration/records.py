@@ -26,7 +26,6 @@ __all__ = [
     "configuration_key",
     "exclusion_reason",
     "problem",
-    "ran_long_enough",
     "ran_out",
     "read_records",
     "retried_allocations",

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["collect_command", "measurements_command"]
 
 UNREADABLE = 2
+HEAD = ("id", "family", "backend", "gpu", "kind", "pipeline rank", "peak GiB", "predicted GiB", "run")
+_FORMAT = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "csv"]),
+    help="One JSON object a line, or a table; without it the file's ending says which, and else it is jsonl.",
+)
 
 
 @click.command("collect")
@@ -78,9 +85,6 @@ def _collect(words: tuple[str, ...], sinks: Sequence[Chosen]) -> tuple[list[Outc
         return outcomes, pass_on(store, sinks, only)
 
 
-HEAD = ("id", "family", "backend", "gpu", "kind", "pipeline rank", "peak GiB", "predicted GiB", "run")
-
-
 def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
     for name, what in (
         ("run", "of one run (any of its names)"),
@@ -91,14 +95,6 @@ def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
     ):
         function = click.option(f"--{name}", metavar="TEXT", help=f"Only records {what}.")(function)
     return function
-
-
-_FORMAT = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["jsonl", "csv"]),
-    help="One JSON object a line, or a table; without it the file's ending says which, and else it is jsonl.",
-)
 
 
 @click.group("measurements")
@@ -181,18 +177,9 @@ def export_command(file: Path | None, form: str | None, as_json: bool, **filters
 
 
 def _contents(filters: dict[str, str | None]) -> list[str]:
-    from llmlaunch.store.location import store_exists
+    from llmlaunch.app.stored_runs import measurements
 
-    if not store_exists():
-        return []
-    from llmlaunch.store.collect import open_collected
-    from llmlaunch.store.measurements import Filters, contents
-    from llmlaunch.store.runs import find_run
-
-    with open_collected(notify) as store:
-        if filters["run"] is not None:
-            filters = filters | {"run": find_run(store, filters["run"]).run_id}
-        return contents(store, Filters(**filters))
+    return [record.text for record in measurements(**filters, notify=notify)]
 
 
 def _echo_json(contents: list[str]) -> None:

@@ -18,15 +18,7 @@ from llmlaunch.units import GIB, duration, gib
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
 
-__all__ = [
-    "check_text",
-    "explained_text",
-    "fallback_text",
-    "front_text",
-    "neighbours_text",
-    "placement_text",
-    "plan_text",
-]
+__all__ = ["check_text", "explained_text", "front_text", "neighbours_text", "placement_text", "plan_text"]
 SHOWN_STEP_BYTES = GIB  # the front as text shows a layout where it frees at least so much more
 
 

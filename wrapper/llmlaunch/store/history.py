@@ -15,7 +15,7 @@ from llmlaunch.store.database import Store
 from llmlaunch.store.runs import ONGOING
 from llmlaunch.store.tables import measurements, plans, recipes, runs
 
-__all__ = ["PastPeak", "PastRun", "RunMark", "last_true_peaks", "run_marks", "stored_run"]
+__all__ = ["PastRun", "RunMark", "last_true_peaks", "run_marks", "stored_run"]
 
 
 @dataclass(frozen=True)

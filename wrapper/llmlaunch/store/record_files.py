@@ -21,24 +21,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import read_bytes
 from llmlaunch.rundir.values import counted
 
-__all__ = [
-    "BadCell",
-    "BadLine",
-    "BadRecord",
-    "RecordFile",
-    "RecordLine",
-    "columns",
-    "dump",
-    "dump_all",
-    "is_csv",
-    "path_of",
-    "read_records",
-    "record_line",
-    "record_of",
-    "rows",
-    "same_content",
-    "text_of_row",
-]
+__all__ = ["BadLine", "columns", "dump", "dump_all", "read_records", "rows", "same_content", "text_of_row"]
 
 
 _INT64 = 2**63
@@ -100,7 +83,7 @@ def columns(record: Mapping[str, Any]) -> dict[str, str | int | float | None]:
 
 
 class BadRecord(Exception):
-    """A line is no measurement record; the message is the reason, without the place."""
+    """A line, a heading or a cell is no part of a measurement record; the message is the reason, without the place."""
 
 
 def record_line(number: int, raw: bytes) -> RecordLine:
@@ -264,14 +247,14 @@ def _csv_lines(path: Path, data: bytes) -> Iterator[RecordLine | BadLine]:
             if not any(row):
                 continue
             if any("\udc80" <= character <= "\udcff" for cell in row for character in cell):
-                raise BadCell("not UTF-8 text")
+                raise BadRecord("not UTF-8 text")
             if columns is None:
                 columns = _columns(path, row)
             else:
                 yield record_line(number, dump(record_of(columns, row)).encode())
         except StopIteration:
             return
-        except (csv.Error, BadCell, BadRecord) as error:
+        except (csv.Error, BadRecord) as error:
             if columns is None:
                 raise UserError(f"{path}, line {number}: {error}; nothing was imported") from None
             yield BadLine(number, str(error))
@@ -298,10 +281,6 @@ _FORMULA = re.compile("(?:^|;)[\\s\"']*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
 KeyPath = tuple[str, ...]
 
 
-class BadCell(ValueError):
-    """A heading or a cell is no part of a record; the message is the reason, without the place."""
-
-
 def rows(records: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yield the headings, in the order in which the records name them, then a row for each record."""
     flat = [dict(_flat(record, ())) for record in records]
@@ -319,20 +298,20 @@ def text_of_row(row: Sequence[str]) -> str:
 
 
 def path_of(heading: str) -> KeyPath:
-    """Return the keys in a heading. Raises BadCell."""
+    """Return the keys in a heading. Raises BadRecord."""
     segments = _SEGMENT.findall(heading)
     if ".".join(segments) != heading or not segments:
-        raise BadCell(f"the heading {heading[:60]!r} is none: keys with dots between, odd ones in JSON's quotes")
+        raise BadRecord(f"the heading {heading[:60]!r} is none: keys with dots between, odd ones in JSON's quotes")
     try:
         return tuple(json.loads(segment) if segment.startswith('"') else segment for segment in segments)
     except ValueError:
-        raise BadCell(f"the heading {heading[:60]!r} holds a key that is no JSON text") from None
+        raise BadRecord(f"the heading {heading[:60]!r} holds a key that is no JSON text") from None
 
 
 def record_of(columns: Sequence[KeyPath], row: Sequence[str]) -> dict[str, Any]:
-    """Return the record in a row. Raises BadCell."""
+    """Return the record in a row. Raises BadRecord."""
     if len(row) > len(columns) and any(row[len(columns) :]):
-        raise BadCell(f"has {counted(len(row), 'cell')}, but the heading line has {len(columns)}")
+        raise BadRecord(f"has {counted(len(row), 'cell')}, but the heading line has {len(columns)}")
     record: dict[str, Any] = {}
     for path, cell in zip(columns, row, strict=False):
         if cell == "":
@@ -341,22 +320,22 @@ def record_of(columns: Sequence[KeyPath], row: Sequence[str]) -> dict[str, Any]:
         for number, key in enumerate(path[:-1], start=1):
             inner = inner.setdefault(key, _NestedObject())
             if not isinstance(inner, _NestedObject):
-                raise BadCell(f"has a value for {_heading(path[:number])} and one for {_heading(path)}")
+                raise BadRecord(f"has a value for {_heading(path[:number])} and one for {_heading(path)}")
         if path[-1] in inner:
-            raise BadCell(f"has a value for {_heading(path)} and one for a key in it")
+            raise BadRecord(f"has a value for {_heading(path)} and one for a key in it")
         inner[path[-1]] = value_of(cell)
     return record
 
 
 def value_of(cell: str) -> Any:
-    """Return the value in a cell that is not empty. Raises BadCell."""
+    """Return the value in a cell that is not empty. Raises BadRecord."""
     if cell in _WORDS:
         return _WORDS[cell]
     if _NUMBER.fullmatch(cell) or cell[0] in '[{"':
         try:
             return json.loads(cell)
         except (ValueError, RecursionError):
-            raise BadCell(f"the cell {cell[:60]!r} is no JSON") from None
+            raise BadRecord(f"the cell {cell[:60]!r} is no JSON") from None
     return cell
 
 
