@@ -12,10 +12,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from types import SimpleNamespace
-from typing import Any
 
 import jsonschema
 import pynvml
@@ -25,13 +24,15 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers import local_gpus
 from llmlaunch.rehearsal import place
 from llmlaunch.units import GIB
-from support.command_line import run_llmlaunch
+from support.command_line import CommandLine, Output
 from support.recipes import recipe_of
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 DENSE = str(RECIPES / "llama3-8b.yaml")
 PIPELINE = "layout={tensor: 4, pipeline: 4, virtual_pipeline: 1, context: 1, micro_batch_size: 1}"
 SCHEMA = json.loads((RECIPES.parent / "docs" / "schemas" / "rehearse.schema.json").read_text())
+
+Rehearse = Callable[..., Output]
 
 ANSWERS = """\
 import json, os, sys
@@ -58,23 +59,29 @@ def frameworks(folder: Path, program: str = ANSWERS, peak: int = 30 * GIB, core:
     return environment_folder
 
 
-def rehearse(frameworks: Path, *arguments: str | Path, code: int = 0, **variables: str) -> CompletedProcess[str]:
-    folder = frameworks.parent
-    variables = {"LLMLAUNCH_FRAMEWORKS": str(frameworks), **variables}
-    return run_llmlaunch(folder, "rehearse", *arguments, code=code, **variables)
+@pytest.fixture
+def rehearse(llmlaunch: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Rehearse:
+    """`llmlaunch rehearse` beside an environment, with further variables."""
+
+    def run(environment: Path, *arguments: str | Path, code: int = 0, **variables: str) -> Output:
+        for name, value in {"LLMLAUNCH_FRAMEWORKS": str(environment), **variables}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(environment.parent)
+        return llmlaunch("rehearse", *arguments, code=code)
+
+    return run
 
 
-def mistake(frameworks: Path, *arguments: str | Path) -> str:
+def mistake(rehearse: Rehearse, environment: Path, *arguments: str | Path) -> str:
     """Return the one message of a `rehearse` that must fail."""
-    answer = rehearse(frameworks, *arguments, code=2)
+    answer = rehearse(environment, *arguments, code=2)
     assert answer.stdout == ""
-    assert "Traceback (most recent call last)" not in answer.stderr
     message = answer.stderr.partition("error: ")[2]
     assert message
     return message
 
 
-def test_the_result_alone_is_on_stdout_in_its_stable_shape(tmp_path: Path) -> None:
+def test_the_result_alone_is_on_stdout_in_its_stable_shape(rehearse: Rehearse, tmp_path: Path) -> None:
     answer = rehearse(frameworks(tmp_path), DENSE, PIPELINE, "--on", "trace", "--rank", "all", "--json")
     result = json.loads(answer.stdout)
     jsonschema.validate(result, SCHEMA)
@@ -88,7 +95,7 @@ def test_the_result_alone_is_on_stdout_in_its_stable_shape(tmp_path: Path) -> No
     assert "pipeline rank 3: traced in 2 s" in answer.stderr
 
 
-def test_a_person_reads_predicted_against_rehearsed_what_is_missing_and_what_is_next(tmp_path: Path) -> None:
+def test_a_person_reads_predicted_against_rehearsed_and_what_is_next(rehearse: Rehearse, tmp_path: Path) -> None:
     answer = rehearse(frameworks(tmp_path), DENSE, PIPELINE, "--on", "trace")
     lines = answer.stdout.splitlines()
     assert lines[0].startswith("llama3-8b: safe  TP4 PP4")
@@ -107,7 +114,7 @@ def test_a_person_reads_predicted_against_rehearsed_what_is_missing_and_what_is_
     assert lines[-1] == f"Next: llmlaunch submit {DENSE} '{PIPELINE}'"
 
 
-def test_what_was_rehearsed_before_is_shown_and_what_it_refuted_is_not_chosen_again(tmp_path: Path) -> None:
+def test_what_was_rehearsed_before_is_shown_and_not_chosen_again_if_refuted(rehearse: Rehearse, tmp_path: Path) -> None:
     variables = {"XDG_DATA_HOME": str(tmp_path / "data")}
     tracer = frameworks(tmp_path)
     rehearse(tracer, DENSE, PIPELINE, "--on=trace", "--rank=1", **variables)
@@ -122,7 +129,7 @@ def test_what_was_rehearsed_before_is_shown_and_what_it_refuted_is_not_chosen_ag
     assert "1 layout left out: refuted by a rehearsal" in another.stderr
 
 
-def test_more_than_the_limit_is_exit_code_3_with_the_next_layout(tmp_path: Path) -> None:
+def test_more_than_the_limit_is_exit_code_3_with_the_next_layout(rehearse: Rehearse, tmp_path: Path) -> None:
     tracer = frameworks(tmp_path, peak=70 * GIB)
     answer = rehearse(tracer, DENSE, "--on", "trace", "--rank", "0", "--json", code=3)
     result = json.loads(answer.stdout)
@@ -134,7 +141,7 @@ def test_more_than_the_limit_is_exit_code_3_with_the_next_layout(tmp_path: Path)
     assert "llmlaunch submit" not in shown.stdout
 
 
-def test_a_plan_that_is_unsafe_is_rehearsed_all_the_same(tmp_path: Path) -> None:
+def test_a_plan_that_is_unsafe_is_rehearsed_all_the_same(rehearse: Rehearse, tmp_path: Path) -> None:
     pins = "layout={tensor: 1, pipeline: 1, context: 1, micro_batch_size: 2, recompute: none}"
     stays = rehearse(frameworks(tmp_path, peak=90 * GIB), DENSE, pins, "--on", "trace", "--json", code=3)
     assert json.loads(stays.stdout)["verdict"] == "unsafe"
@@ -167,8 +174,8 @@ def failing(kind: str) -> str:
         ("import os; os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL) before it was done"),
     ],
 )
-def test_why_a_rank_was_not_traced_is_one_message(tmp_path: Path, program: str, message: str) -> None:
-    assert message in mistake(frameworks(tmp_path, program), DENSE, PIPELINE, "--on", "trace", "--json")
+def test_why_no_rank_was_traced_is_one_message(rehearse: Rehearse, tmp_path: Path, program: str, message: str) -> None:
+    assert message in mistake(rehearse, frameworks(tmp_path, program), DENSE, PIPELINE, "--on", "trace", "--json")
 
 
 def test_ctrl_c_ends_the_tracer_and_all_it_has_started(tmp_path: Path) -> None:
@@ -200,7 +207,7 @@ def lives(pid: int) -> bool:
         return False
 
 
-def wait_for(happened: Any) -> None:
+def wait_for(happened: Callable[[], bool]) -> None:
     for _ in range(3600):
         if happened():
             return
@@ -208,7 +215,7 @@ def wait_for(happened: Any) -> None:
     raise AssertionError("it did not happen within three minutes")
 
 
-def test_the_tracers_python_gets_nothing_of_this_one(tmp_path: Path) -> None:
+def test_the_tracers_python_gets_nothing_of_this_one(rehearse: Rehearse, tmp_path: Path) -> None:
     note = tmp_path / "environment.json"
     program = f"import json, os\njson.dump(dict(os.environ), open({str(note)!r}, 'w'))\n{ANSWERS}"
     leaks = {"PYTHONPATH": os.pathsep.join(sys.path), "VIRTUAL_ENV": "/somewhere"}
@@ -218,7 +225,7 @@ def test_the_tracers_python_gets_nothing_of_this_one(tmp_path: Path) -> None:
     assert variables["OMP_NUM_THREADS"] == "1"
 
 
-def test_mistakes_are_one_message_before_anything_is_traced(tmp_path: Path) -> None:
+def test_mistakes_are_one_message_before_anything_is_traced(rehearse: Rehearse, tmp_path: Path) -> None:
     tracer = frameworks(tmp_path, "raise SystemExit('it was started')")
     deepspeed = str(RECIPES / "llama2-7b-deepspeed.yaml")
     for arguments, message in (
@@ -228,13 +235,13 @@ def test_mistakes_are_one_message_before_anything_is_traced(tmp_path: Path) -> N
         ((DENSE, "-o", "run"), "a trace leaves no run directory"),
         (("nowhere.yaml",), "nowhere.yaml"),
     ):
-        error = mistake(tracer, *arguments, "--on", "trace", "--json")
+        error = mistake(rehearse, tracer, *arguments, "--on", "trace", "--json")
         assert message in error
         assert len(error.strip().splitlines()) == 1
         assert "it was started" not in error
 
 
-def test_a_store_that_cannot_be_written_costs_the_record_alone(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written_costs_the_record_alone(rehearse: Rehearse, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     store = str(tmp_path / "file" / "store.db")
     answer = rehearse(frameworks(tmp_path), DENSE, PIPELINE, "--on", "trace", "--json", LLMLAUNCH_STORE=store)
@@ -242,13 +249,13 @@ def test_a_store_that_cannot_be_written_costs_the_record_alone(tmp_path: Path) -
     assert "warning: not recorded: " in answer.stderr
 
 
-def test_what_is_named_must_be_an_environment_with_megatron(tmp_path: Path) -> None:
-    assert "is no such environment" in mistake(tmp_path / "nowhere", DENSE, PIPELINE, "--on", "trace")
+def test_what_is_named_must_be_an_environment_with_megatron(rehearse: Rehearse, tmp_path: Path) -> None:
+    assert "is no such environment" in mistake(rehearse, tmp_path / "nowhere", DENSE, PIPELINE, "--on", "trace")
     empty = frameworks(tmp_path)
     for file in empty.glob("lib/*/site-packages/*/METADATA"):
         file.unlink()
         file.parent.rmdir()
-    assert "holds no megatron-core" in mistake(empty, DENSE, PIPELINE, "--on", "trace")
+    assert "holds no megatron-core" in mistake(rehearse, empty, DENSE, PIPELINE, "--on", "trace")
 
 
 @pytest.mark.parametrize("where", ["auto", "trace", "gpu"])
@@ -310,11 +317,11 @@ def test_a_gpu_of_this_machine_is_taken_where_it_is_like_the_planned_one(monkeyp
         assert local_gpus.gpu_at_hand(planned) is None
 
 
-def test_a_recipe_for_cpus_has_no_gpus_memory_to_rehearse(tmp_path: Path) -> None:
-    assert "trains on CPUs" in mistake(frameworks(tmp_path), RECIPES / "quickstart.yaml")
+def test_a_recipe_for_cpus_has_no_gpus_memory_to_rehearse(rehearse: Rehearse, tmp_path: Path) -> None:
+    assert "trains on CPUs" in mistake(rehearse, frameworks(tmp_path), RECIPES / "quickstart.yaml")
 
 
-def test_a_version_nobody_knows_is_rehearsed_as_the_one_it_is_rendered_for(tmp_path: Path) -> None:
+def test_a_version_nobody_knows_is_rehearsed_as_the_one_it_is_rendered_for(rehearse: Rehearse, tmp_path: Path) -> None:
     version = 'backend={name: megatron-lm, version: "0.99"}'
     answer = rehearse(frameworks(tmp_path), DENSE, version, "--on", "trace", "--json")
     remarks = json.loads(answer.stdout)["ranks"][0]["remarks"]

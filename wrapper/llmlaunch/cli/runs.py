@@ -176,10 +176,6 @@ def _show_states(
 def _status_table(looks: list[RunStatus]) -> str:
     from llmlaunch.report.text import one_line, table
 
-    head = ("run", "job", "phase", "step", "loss", "tokens/s", "")
     rows = [[one_line(cell) for cell in look.cells()] for look in looks]
-    lines = table(head[:-1], (row[:-1] for row in rows), indent="").split("\n")
-    # The last column is prose: left-aligned, in full.
-    return "\n".join(
-        f"{line}  {reason}".rstrip() for line, reason in zip(lines, ["", *(row[-1] for row in rows)], strict=True)
-    )
+    head = ("run", "job", "phase", "step", "loss", "tokens/s")
+    return table(head, [row[:-1] for row in rows], indent="", remarks=[row[-1] for row in rows])

@@ -22,9 +22,9 @@ from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import as_pin
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.report.plan_text import job_text
 from llmlaunch.report.svg import svg, write_svg
 from llmlaunch.report.text import one_line
-from llmlaunch.rundir.values import counted
 from llmlaunch.units import gib
 
 __all__ = ["grid_of", "grid_svg", "write_grid_plot"]
@@ -136,7 +136,7 @@ def grid_svg(recipe: Recipe, plan: Plan, grid: Grid) -> str:
     return svg(
         "plan_grid",
         title=one_line(f"{recipe.name}: {plan.verdict}, {plan.chosen.describe()}"),
-        about=one_line(_about(recipe)),
+        about=one_line(job_text(recipe)),
         remarks=_remarks(grid, plan),
         fields=[name.replace("_", " ") for name in grid.fields],
         label=LABEL,
@@ -149,16 +149,6 @@ def grid_svg(recipe: Recipe, plan: Plan, grid: Grid) -> str:
         row=ROW,
         left=left,
         height=height,
-    )
-
-
-def _about(recipe: Recipe) -> str:
-    work, cluster = recipe.workload, recipe.cluster
-    return (
-        f"{recipe.model.name} on {recipe.nodes} x {cluster.devices_per_node} {cluster.accelerator.name}, "
-        f"{counted(work.global_batch_size, 'sequence')} of {counted(work.sequence_length, 'token')} a step, "
-        f"{recipe.training.numbers.beside(work.precision)}, "
-        f"{recipe.backend.name}"
     )
 
 

@@ -48,14 +48,20 @@ def _figures(recipe: Recipe, plan: Plan) -> list[str]:
     return [*_headline(recipe, plan), "", *_memory(plan), *_host(plan), "", *_time(plan), *fallback_text(recipe, plan)]
 
 
-def _headline(recipe: Recipe, plan: Plan) -> list[str]:
+def job_text(recipe: Recipe) -> str:
+    """Return what is trained, on what, and in which number formats, in one line."""
     cluster, work = recipe.cluster, recipe.workload
+    return (
+        f"{recipe.model.name} on {recipe.nodes} x {cluster.devices_per_node} {cluster.accelerator.name}, "
+        f"{counted(work.global_batch_size, 'sequence')} of {counted(work.sequence_length, 'token')} a step, "
+        f"{recipe.training.numbers.beside(work.precision)}, {recipe.backend.name}"
+    )
+
+
+def _headline(recipe: Recipe, plan: Plan) -> list[str]:
     return [
         f"{recipe.name}: {plan.verdict}{', beyond the budget' if plan.beyond_budget else ''}  {plan.layout.describe()}",
-        f"  {recipe.model.name} on {recipe.nodes} x {cluster.devices_per_node} {cluster.accelerator.name}, "
-        f"{counted(work.global_batch_size, 'sequence')} of {counted(work.sequence_length, 'token')} a step, "
-        f"{recipe.training.numbers.beside(work.precision)}, "
-        f"{recipe.backend.name}",
+        f"  {job_text(recipe)}",
         *_techniques(recipe),
         *_sizing(plan),
     ]
@@ -214,14 +220,11 @@ def fallback_text(recipe: Recipe, plan: Plan) -> list[str]:
         return []
     if not fallbacks.layouts:
         return ["", str(fallbacks.missing)]
-    head, *rows = table(
-        ["", "GiB worst rank", "s/step", ""],
-        [_row(plan, number, fallback) for number, fallback in enumerate(fallbacks.layouts, 1)],
-    ).splitlines()
-    notes = (_after_checkpoint(recipe, fallback) for fallback in fallbacks.layouts)
-    lines = [f"{row}  {note}".rstrip() for row, note in zip(rows, notes, strict=True)]
+    rows = [_row(plan, number, fallback) for number, fallback in enumerate(fallbacks.layouts, 1)]
+    notes = [_after_checkpoint(recipe, fallback) for fallback in fallbacks.layouts]
     title = "If a device runs out of memory, the same job continues with"
-    return ["", title, head, *lines, *([fallbacks.missing] if fallbacks.missing else [])]
+    lines = table(["", "GiB worst rank", "s/step", ""], rows, remarks=notes)
+    return ["", title, lines, *([fallbacks.missing] if fallbacks.missing else [])]
 
 
 def _row(plan: Plan, number: int, fallback: Fallback) -> list[str]:
@@ -296,12 +299,8 @@ def neighbours_text(plan: Plan, neighbours: Sequence[Neighbour]) -> list[str]:
     rows = [_neighbour_row(plan, neighbour) for neighbour in neighbours]
     if not rows:
         return []
-    head = ["", "time", "GiB to spare"]
-    lines = table(head, [row for row, _ in rows]).split("\n")
-    remarks = ["", *(remark for _, remark in rows)]
-    width = max(map(len, lines))
-    labelled = [f"{line.ljust(width)}  {remark}".rstrip() for line, remark in zip(lines, remarks, strict=True)]
-    return ["Neighbours of this layout: one choice changed, data parallelism takes up the rest", *labelled]
+    lines = table(["", "time", "GiB to spare"], [row for row, _ in rows], remarks=[remark for _, remark in rows])
+    return ["Neighbours of this layout: one choice changed, data parallelism takes up the rest", lines]
 
 
 def _neighbour_row(plan: Plan, neighbour: Neighbour) -> tuple[list[str], str]:

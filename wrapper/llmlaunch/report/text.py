@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 from llmlaunch.rundir.values import printable
 
@@ -19,14 +20,17 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "?").replace("\t", "?")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
-    """Text columns: the first to the left, the others to the right. Trailing spaces are cut."""
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ", remarks: Iterable[str] | None = None
+) -> str:
+    """Text columns: the first to the left, the others to the right. Trailing spaces are cut. `remarks`, one for each
+    row, are a last column of prose without a head: to the left, and in full."""
     lines = [list(head), *(list(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     out = []
-    for line in lines:
+    for line, remark in zip(lines, repeat("") if remarks is None else ["", *remarks], strict=False):
         cells = [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
-        out.append((indent + "  ".join(cells)).rstrip())
+        out.append((indent + "  ".join([*cells, remark])).rstrip())
     return "\n".join(out)
 
 
