@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,10 +76,14 @@ def _errors(family: Family) -> list[str]:
     return [*parts, signed(family["worst"]), family["worst_id"]]
 
 
+def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], end: str = "") -> str:
+    return f"{title}\n{table(head, rows)}{end}" if rows else ""
+
+
 def _peaks(families: Mapping[str, Family]) -> str:
     rows = [[n, str(f["records"]), str(f["supported"]), *_errors(f)] for n, f in families.items() if "mape" in f]
-    head = ["family/peak", "records", "priced", *ERRORS]
-    return "Predicted against measured peaks (- is too low)\n" + table(head, rows) if rows else ""
+    title = "Predicted against measured peaks (- is too low)"
+    return _section(title, ["family/peak", "records", "priced", *ERRORS], rows)
 
 
 def _groups(families: Mapping[str, Family]) -> str:
@@ -88,20 +93,20 @@ def _groups(families: Mapping[str, Family]) -> str:
         for group, f in family.get("groups", {}).items()
         if "mape" in f
     ]
-    return "Parts of these families\n" + table(["part", "priced", *ERRORS], rows) if rows else ""
+    return _section("Parts of these families", ["part", "priced", *ERRORS], rows)
 
 
 def _outcomes(families: Mapping[str, Family]) -> str:
     rows = [[n, *(str(f.get(k, "-")) for k in OUTCOMES)] for n, f in families.items() if "called_safe" in f]
     head = ["family/outcome", "records", "priced", "called safe", "called unsafe", "above the card", "flags unknown"]
-    title = "Runs known only to have fitted or died, judged by the 80 % rule (oom called safe: a death not foreseen)\n"
-    return title + table(head, rows) if rows else ""
+    title = "Runs known only to have fitted or died, judged by the 80 % rule (oom called safe: a death not foreseen)"
+    return _section(title, head, rows)
 
 
 def _throughput(families: Mapping[str, Family]) -> str:
     rows = [[name, *_speeds(family["throughput"])] for name, family in families.items() if "throughput" in family]
     head = ["family/peak", "records", "MAPE", "bias", "p95", "worst", "worst record", "rank correlation"]
-    return "Predicted against measured step times (- is too fast)\n" + table(head, rows) if rows else ""
+    return _section("Predicted against measured step times (- is too fast)", head, rows)
 
 
 def _speeds(f: Mapping[str, Any]) -> list[str]:
@@ -111,10 +116,8 @@ def _speeds(f: Mapping[str, Any]) -> list[str]:
 
 
 def _anchors(answer: Mapping[str, Any]) -> str:
-    if "anchors" not in answer:
-        return ""
     parts = []
-    for name, about in answer["anchors"].items():
+    for name, about in answer.get("anchors", {}).items():
         measured = {n: f["anchors"][name] for n, f in answer["families"].items() if f["anchors"][name]["records"]}
         peaks = [[n, str(f["records"]), *_errors(f)] for n, f in measured.items() if "mape" in f]
         outcomes = [
@@ -123,12 +126,9 @@ def _anchors(answer: Mapping[str, Any]) -> str:
             if "called_safe" in f
         ]
         lines = [f"{about['title']}, on the same records; it ignores {about['ignores']}"]
-        if peaks:
-            lines.append(table(["family/peak", "records", *ERRORS], peaks))
-        if outcomes:
-            lines.append(
-                table(["family/outcome", "records", "called safe", "called unsafe", "above the card"], outcomes)
-            )
+        lines += [table(["family/peak", "records", *ERRORS], peaks)] if peaks else []
+        head = ["family/outcome", "records", "called safe", "called unsafe", "above the card"]
+        lines += [table(head, outcomes)] if outcomes else []
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
@@ -144,9 +144,9 @@ def _margins(pools: Sequence[Mapping[str, Any]]) -> str:
     ]
     head = ["backend, accelerator, peak", "runs", "died", "risk", "ratio", "held", "near the limit", "fastest safe"]
     refused = len([1 for pool in pools for row in pool["risks"] if row["upper_ratio"] is None])
-    title = "Measured / predicted is at most this ratio, but for the risk; and where it held for runs left out of it\n"
+    title = "Measured / predicted is at most this ratio, but for the risk; and where it held for runs left out of it"
     end = f"\n  {refused} more have too few runs, or too many that died, for a bound" if refused else ""
-    return title + table(head, rows) + end if rows else ""
+    return _section(title, head, rows, end)
 
 
 def _pool(pool: Mapping[str, Any]) -> list[str]:
@@ -162,24 +162,22 @@ def _covered(row: Mapping[str, Any]) -> list[str]:
 
 
 def _assumed(records: Sequence[Mapping[str, Any]]) -> str:
-    counts: dict[tuple[str, str], int] = {}
-    for record in records:
-        for field, value in record["assumed"].items():
-            key = (f"{record['family']}/{record['peak_kind']}", f"{field} = {value}")
-            counts[key] = counts.get(key, 0) + 1
-    lines = [f"  {count:>4}  {name}: {what}" for (name, what), count in counts.items()]
-    return "Assumed where a record does not say\n" + "\n".join(lines) if lines else ""
+    counts = Counter(
+        (f"{record['family']}/{record['peak_kind']}", f"{field} = {value}")
+        for record in records
+        for field, value in record["assumed"].items()
+    )
+    return _counts("Assumed where a record does not say", counts)
 
 
 def _unsupported(families: Mapping[str, Family]) -> str:
-    lines = list(_reasons(families))
-    return "Not supported\n" + "\n".join(lines) if lines else ""
+    reasons = {(name, why): n for name, family in families.items() for why, n in family["unsupported"].items()}
+    return _counts("Not supported", reasons)
 
 
-def _reasons(families: Mapping[str, Family]) -> Iterator[str]:
-    for name, family in families.items():
-        for why, count in family["unsupported"].items():
-            yield f"  {count:>4}  {name}: {why}"
+def _counts(title: str, counts: Mapping[tuple[str, str], int]) -> str:
+    lines = [f"  {count:>4}  {name}: {what}" for (name, what), count in counts.items()]
+    return "\n".join([title, *lines]) if lines else ""
 
 
 def accuracy_json(
