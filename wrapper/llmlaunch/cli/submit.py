@@ -80,10 +80,9 @@ def submit_command(
     several = len(variants) > 1
     if several and test_only:
         raise UserError("--test-only: asks SLURM about one run; --dry-run shows several")
-    if output is not None and not (several or dry_run or test_only):
-        earlier = earlier_submission(output, notify)
-        if earlier is not None:
-            return _follow([earlier], raw, as_json) if follow else 0
+    writes_one = not (several or dry_run or test_only)
+    if writes_one and output is not None and (earlier := earlier_submission(output, notify)) is not None:
+        return _follow([earlier], raw, as_json) if follow else 0
     runs = plan_variants(variants, options, notify) if several else [_planned(recipe, variants[0].overrides)]
     if dry_run:
         return _show_sweep(variants, runs, options, choice.why, as_json) if several else _show(runs[0], choice, as_json)

@@ -93,11 +93,11 @@ def _known_runs(connection: Connection) -> dict[str, KnownRun]:
 
 def _known_runs_of(connection: Connection, run_ids: Iterable[str]) -> dict[str, KnownRun]:
     """Return the runs of these ids that the store holds."""
-    known: dict[str, KnownRun] = {}
-    for some in batches(run_ids):
-        wanted = select(runs).where(runs.c.run_id.in_(some))
-        known.update((row.run_id, _known_run(row)) for row in connection.execute(wanted))
-    return known
+    return {
+        row.run_id: _known_run(row)
+        for some in batches(run_ids)
+        for row in connection.execute(select(runs).where(runs.c.run_id.in_(some)))
+    }
 
 
 def _known_run(row: Row[Any]) -> KnownRun:

@@ -223,14 +223,17 @@ def read_directory(
     refused = files.refused is not None and not outcomes
     state = "refused" if refused else run_state(outcomes, files.submission, word)
     wanted = [attempt for attempt in outcomes if attempt.over or named]
-    causes = {one.name: attempt_causes(directory, one, word.why if word else "") for one in wanted if one.over}
+    reason = word.why if word else ""
+    causes = {attempt.name: attempt_causes(directory, attempt, reason) for attempt in wanted if attempt.over}
     # not of a running attempt that nobody named: the files of a long run may be large
-    summaries = [_summary(files, one.name, spools) for one in wanted]
+    summaries = [_summary(files, attempt.name, spools) for attempt in wanted]
     recipe = _recipe(files)
     secrets = secrets_of([recipe.text, *recipe.overrides] if recipe else [])
-    made = [_attempt_records(files, run_id, *both, causes, secrets) for both in zip(wanted, summaries, strict=True)]
-    records = [record for one in made for record in one.records]
-    last_none = made[-1].why_none if made else None
+    by_attempt = [
+        _attempt_records(files, run_id, *both, causes, secrets) for both in zip(wanted, summaries, strict=True)
+    ]
+    records = [record for measured in by_attempt for record in measured.records]
+    last_none = by_attempt[-1].why_none if by_attempt else None
     if not outcomes and state not in ONGOING:
         last_none = "the job never started"
     row = _row(directory, files, outcomes, state)
@@ -255,7 +258,7 @@ def _stored(read: RunRead, secrets: tuple[str, ...]) -> RunRead:
         row=stored_row(read.row, secrets),
         recipe=None if read.recipe is None else read.recipe.as_stored(secrets),
         plan_text=None if read.plan_text is None else stored(read.plan_text, secrets),
-        failures=[replace(one, reason=stored(one.reason, secrets)) for one in read.failures],
+        failures=[replace(failure, reason=stored(failure.reason, secrets)) for failure in read.failures],
     )
 
 
@@ -275,16 +278,15 @@ def _attempt_records(
     if attempt.state in ("stopped", "cancelled") and not summary.steps_run and _promises_steps(run):
         return AttemptRecords((), f"attempt {attempt.name} was told to stop before its first step")
     run = {**run, "measurement": json.loads(stored(json.dumps(run.get("measurement")), secrets))}
-    made = records_of(run, run_id, summary, attempt.state)
-    known = causes.get(attempt.name)
-    nodes = known.nodes if known else ()
-    out = oom_records(run, run_id, attempt.name, attempt.ranks, nodes, made.records, attempt.state)
+    measured = records_of(run, run_id, summary, attempt.state)
+    nodes = causes[attempt.name].nodes if attempt.name in causes else ()
+    out = oom_records(run, run_id, attempt.name, attempt.ranks, nodes, measured.records, attempt.state)
     if is_rehearsal(run):
         versions = _versions(files.directory / file_names.ATTEMPTS / attempt.name)
         ran_out = attempt.state == "failed" and any(record["peak_kind"] == "oom" for record in out)
-        found, why = collected_rehearsal(run, run_id, summary, attempt.state, ran_out, versions)
-        return AttemptRecords(tuple(stored_row(record, secrets) for record in found), why)
-    return AttemptRecords((*made.records, *(stored_row(record, secrets) for record in out)), made.why_none)
+        rehearsed, why = collected_rehearsal(run, run_id, summary, attempt.state, ran_out, versions)
+        return AttemptRecords(tuple(stored_row(record, secrets) for record in rehearsed), why)
+    return AttemptRecords((*measured.records, *(stored_row(record, secrets) for record in out)), measured.why_none)
 
 
 def _promises_steps(run: Mapping[str, Any]) -> bool:
@@ -294,7 +296,7 @@ def _promises_steps(run: Mapping[str, Any]) -> bool:
 
 
 def _summary(files: RunFiles, attempt: str, spools: Sequence[Path]) -> AttemptSummary:
-    written = next((one.summary for one in files.attempts if one.name == attempt), None)
+    written = next((entry.summary for entry in files.attempts if entry.name == attempt), None)
     return written if written is not None and not spools else summarize(files.directory, attempt, spools)
 
 
@@ -335,19 +337,19 @@ def _row(directory: Path, files: RunFiles, outcomes: Sequence[AttemptOutcome], s
 
 def _add_cause(row: dict[str, Any], outcomes: Sequence[AttemptOutcome], causes: Mapping[str, AttemptCauses]) -> None:
     """What ended the newest attempt; in words, too, where it left no verdict with a reason of its own."""
-    known = causes.get(outcomes[-1].name) if outcomes else None
-    first = known.first if known else None
+    newest = causes.get(outcomes[-1].name) if outcomes else None
+    first = newest.first if newest else None
     row["cause"] = str(first.get("kind")) if first else None
     if first and "why" not in row:
         row["why"] = sentence(first)
 
 
 def _recipe(files: RunFiles) -> RecipeRead | None:
-    name, digest, words = (files.run.get(key) for key in ("name", "recipe_digest", "overrides"))
+    name, digest, overrides = (files.run.get(key) for key in ("name", "recipe_digest", "overrides"))
     text = _optional_text(files.directory / file_names.RECIPE)
     if not isinstance(name, str) or not isinstance(digest, str) or text is None:
         return None
-    return RecipeRead(name, digest, text, tuple(str(word) for word in words) if isinstance(words, list) else ())
+    return RecipeRead(name, digest, text, tuple(map(str, overrides)) if isinstance(overrides, list) else ())
 
 
 def _still_running(outcomes: Sequence[AttemptOutcome], named: bool) -> str | None:

@@ -126,8 +126,8 @@ def launched_by(files: RunFiles, outcomes: list[AttemptOutcome]) -> tuple[str | 
 
 
 def _judged(name: str, ranks: tuple[Record, ...], status: Record) -> AttemptOutcome:
-    said = status.get("state")
-    state = str(said) if said in ("succeeded", "stopped") else "failed"
+    verdict = status.get("state")
+    state = str(verdict) if verdict in ("succeeded", "stopped") else "failed"
     code, after = status.get("exit_code"), status.get("next")
     return AttemptOutcome(
         name,
@@ -159,32 +159,32 @@ class AttemptCauses:
     nodes: tuple[Record, ...]
 
 
-def attempt_causes(directory: Path, attempt: AttemptOutcome, said: str) -> AttemptCauses:
-    """The verdict's own cause, else what the files say, together with `said`: the scheduler's word on the job. Nothing
-    ended an attempt that did not fail, but its preflight may have found nodes unfit."""
+def attempt_causes(directory: Path, attempt: AttemptOutcome, reason: str) -> AttemptCauses:
+    """The verdict's own cause, else what the files and `reason`, the scheduler's word on the job, say. Nothing ended an
+    attempt that did not fail, but its preflight may have found nodes unfit."""
     files = Attempt(directory, attempt.name)
     if attempt.state in ("succeeded", "stopped", "running"):
         return AttemptCauses(attempt.name, None, tuple(_found_by_preflight(files)))
     ranks = [dict(rank) for rank in attempt.ranks]
     own = (files.verdict or {}).get("cause")
-    first = own if isinstance(own, dict) else cause_of(files, ranks, attempt.exit_code or 1, said)
+    first = own if isinstance(own, dict) else cause_of(files, ranks, attempt.exit_code or 1, reason)
     return AttemptCauses(attempt.name, first, tuple(causes_of_nodes(files, ranks)))
 
 
-def failures_of(directory: Path, run_id: str, cluster: str | None, found: Sequence[AttemptCauses]) -> list[Failure]:
+def failures_of(directory: Path, run_id: str, cluster: str | None, causes: Sequence[AttemptCauses]) -> list[Failure]:
     """Every node at fault, once an attempt. The cluster is the attempt's own word, else the submission's."""
     failures = []
-    for one in found:
-        attempt = Attempt(directory, one.attempt)
+    for of_attempt in causes:
+        attempt = Attempt(directory, of_attempt.attempt)
         sick: dict[str, Record] = {}
-        for cause in (*([one.first] if one.first else []), *one.nodes):
+        for cause in (*([of_attempt.first] if of_attempt.first else []), *of_attempt.nodes):
             sick.update({node: cause for node in nodes_at_fault(dict(cause)) if node not in sick})
         failures += [
             Failure(
                 cluster=attempt.cluster or cluster or "",
                 node=node,
                 run_id=run_id,
-                attempt=one.attempt,
+                attempt=of_attempt.attempt,
                 kind=str(cause.get("kind")),
                 reason=str(cause.get("line") or ""),
                 since=time_or_none(cause.get("at")) or _last_change(attempt.folder),
