@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,9 @@ def test_only_attempts_by_form_are_a_submission_s(tmp_path: Path) -> None:
     assert submission.owns("12.0")
     for name in ("12.", "12.x", "12.٣", "12.0/../..", "12.\x1b[31m", "13.0"):
         assert not submission.owns(name)
+    local = replace(submission, launcher="local", job_id="local-1700000000-4711")  # known by its process
+    owned = [local.owns(name) for name in ("local-1700000001-4711.0", "local-1700000000-471.0", "4711.0")]
+    assert owned == [True, False, False]
     (tmp_path / "status.json").write_text(json.dumps({"attempt": "12.0/../../y", "state": "succeeded"}))
     assert read_end(submission) is None
 

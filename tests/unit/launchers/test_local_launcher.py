@@ -16,7 +16,7 @@ import pytest
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.local import LocalLauncher
-from llmlaunch.launchers.run_files import read_submission
+from llmlaunch.launchers.run_files import End, read_end, read_submission
 from support.local_jobs import run_directory, wait_until
 
 
@@ -95,22 +95,14 @@ def test_outlives_the_launcher_and_its_terminal(tmp_path: Path) -> None:
     assert wait_for_end(submission).phase == "succeeded"
 
 
-def test_cancel_lets_the_job_put_things_in_order(tmp_path: Path) -> None:
-    body = "trap 'echo saved > saved; finish 143' TERM\necho $$ > pid\nwhile :; do sleep 0.05; done"
-    submission = submit(tmp_path, body)
-    process_of(submission.run_dir, "pid")
-    LocalLauncher().cancel(submission)
-    assert (submission.run_dir / "saved").exists()
-    assert state(submission).phase == "cancelled"
-
-
-def test_the_script_alone_is_told_so_that_its_children_hear_it_once(tmp_path: Path) -> None:
+def test_cancel_tells_the_script_alone_which_puts_things_in_order_and_its_children_hear_it_once(tmp_path: Path) -> None:
     child = "trap 'echo TERM >> heard; sleep 0.5; exit 0' TERM; echo $$ > pid; while :; do sleep 0.05; done"
     body = f"bash -c {child!r} &\ntrap 'kill -TERM $!' TERM\nwait $!\nwait $!\nfinish 143"
     submission = submit(tmp_path, body)
     process_of(submission.run_dir, "pid")
     LocalLauncher().cancel(submission)
     assert (submission.run_dir / "heard").read_text() == "TERM\n"
+    assert read_end(submission) == End("failed", 143, ""), "it could put things in order"
     assert state(submission).phase == "cancelled"
 
 

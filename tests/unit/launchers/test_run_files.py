@@ -81,10 +81,3 @@ def test_the_end_of_an_attempt_before_a_requeue_does_not_count_nor_does_a_torn_o
     assert read_end(submission_of(tmp_path)) is not None
     (tmp_path / "status.json").write_text('{"schema": 1, "attempt": "12.10", "sta')
     assert read_end(submission_of(tmp_path)) is None
-
-
-def test_a_local_attempt_is_known_by_its_process(tmp_path: Path) -> None:
-    local = submission_of(tmp_path, "local-1700000000-4711", "local")
-    assert local.owns("local-1700000001-4711.0")
-    assert not local.owns("local-1700000000-471.0")
-    assert not local.owns("4711.0")

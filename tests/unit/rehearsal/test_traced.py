@@ -116,36 +116,34 @@ def test_what_no_rule_knows_and_what_no_group_holds_is_in_no_term() -> None:
     assert terms_at_peak({"peak_bytes": 512, "peak_phase": "forward"}, predicted()) == {}
 
 
-def test_gradients_as_wide_as_the_logits_are_the_heads() -> None:
-    head = "models/gpt/gpt_model.py GPTModel._postprocess"
-    groups = (
-        group(512, "forward", module=head, shape=(8, 1, 32)),
-        group(1024, "backward", shape=(8, 1, 32)),
-        group(2048, "backward", shape=(8, 1, 16)),
-        group(4096, "backward", "megatron/core/tensor_parallel/cross_entropy.py:1 _VocabParallelCrossEntropy.backward"),
-    )
-    assert terms_at_peak(trace_of(*groups), predicted()) == {
-        "head_backward": 5120,
-        "layer_backward": 2048,
-        "logits_and_loss": 512,
-    }
+HEAD = "models/gpt/gpt_model.py GPTModel._postprocess"
+LOSS = "megatron/core/tensor_parallel/cross_entropy.py:1 _VocabParallelCrossEntropy.backward"
+CLIP = "megatron/core/optimizer/clip_grads.py:136 get_grad_norm_fp32"
+WIDE = (
+    group(512, "forward", module=HEAD, shape=(8, 1, 32)),
+    group(1024, "backward", shape=(8, 1, 32)),
+    group(2048, "backward", shape=(8, 1, 16)),
+    group(4096, "backward", LOSS),
+)
+STEP = (group(512, "optimizer step", CLIP), group(1024, "optimizer step"), group(2048, "forward"))
 
 
-def test_a_gradient_at_the_peak_of_a_forward_pass_waits_to_be_sent() -> None:
-    trace = trace_of(group(512, "backward"), peak_phase="forward")
-    assert terms_at_peak(trace, predicted()) == {"pipeline_buffers": 512}
-
-
-def test_at_the_peak_of_a_step_the_norm_is_told_from_the_optimizer() -> None:
-    clip = "megatron/core/optimizer/clip_grads.py:136 get_grad_norm_fp32"
-    groups = (group(512, "optimizer step", clip), group(1024, "optimizer step"), group(2048, "forward"))
-    assert terms_at_peak(trace_of(*groups, peak_phase="optimizer step"), predicted()) == {
-        REMAINDER: 2048,
-        "optimizer_step": 1024,
-        "gradient_norm": 512,
-    }
-    left = terms_at_peak(trace_of(*groups, peak_phase="forward"), predicted())
-    assert left == {REMAINDER: 3584}
+@pytest.mark.parametrize(
+    ("groups", "peak_phase", "terms"),
+    [
+        # gradients as wide as the logits are the head's
+        (WIDE, "backward", {"head_backward": 5120, "layer_backward": 2048, "logits_and_loss": 512}),
+        # a gradient at the peak of a forward pass waits to be sent
+        ((group(512, "backward"),), "forward", {"pipeline_buffers": 512}),
+        # at the peak of a step the norm is told from the optimizer
+        (STEP, "optimizer step", {REMAINDER: 2048, "optimizer_step": 1024, "gradient_norm": 512}),
+        (STEP, "forward", {REMAINDER: 3584}),
+    ],
+)
+def test_what_a_storage_is_depends_on_the_moment_of_the_peak(
+    groups: tuple[Trace, ...], peak_phase: str, terms: dict[str, int]
+) -> None:
+    assert terms_at_peak(trace_of(*groups, peak_phase=peak_phase), predicted()) == terms
 
 
 EIGHT = Layout(tensor=1, pipeline=4, data=8, sequence_parallel=0, zero_stage=1)
