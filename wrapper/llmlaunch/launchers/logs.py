@@ -15,7 +15,7 @@ from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import LogTail, open_regular
 from llmlaunch.rundir.run import attempt_order
 
-__all__ = ["JOB", "JobLogs", "LogLine", "log_files", "other_files", "the_attempts", "the_nodes"]
+__all__ = ["JOB", "JobLogs", "LogLine", "other_files", "the_attempts", "the_nodes"]
 
 JOB = "job"
 """What stands for a node in the name of the batch script's own log."""

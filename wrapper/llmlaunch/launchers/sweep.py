@@ -15,7 +15,7 @@ from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.values import counted, is_path_component
 
-__all__ = ["How", "after", "complete_array", "refuse_array", "submit_sweep", "task_submission"]
+__all__ = ["How", "after", "refuse_array", "submit_sweep", "task_submission"]
 
 How = Literal["independent", "array", "afterok", "afterany"]
 

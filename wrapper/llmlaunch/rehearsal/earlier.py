@@ -22,7 +22,7 @@ from llmlaunch.rehearsal.verdict import Judgement, judge_plan, unseen_by_a_trace
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
 
-__all__ = ["MALFORMED", "dated_ranks", "rehearsals_of", "rehearsed_ranks", "sentence_of", "summary_json"]
+__all__ = ["rehearsals_of", "rehearsed_ranks"]
 
 Record = Mapping[str, Any]
 

@@ -17,12 +17,9 @@ from llmlaunch.planner.plan import Plan
 __all__ = [
     "ALL",
     "CACHE",
-    "NEARLY_WORST",
     "ON_GPU",
     "ON_TRACE",
-    "WORST",
     "Line",
-    "Peak",
     "Place",
     "RankChoice",
     "RehearsedRank",

@@ -18,7 +18,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["CachingAllocator", "OutOfMemory", "Replayed", "replay"]
+__all__ = ["CachingAllocator", "OutOfMemory", "replay"]
 
 MIB = 2**20
 BLOCK_BYTES = 512  # kMinBlockSize: every request is a multiple of it

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["answer_torch_cuda", "install", "library"]
+__all__ = ["answer_torch_cuda", "install"]
 
 SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 TOTAL_MEMORY_BYTES = 80 * 2**30

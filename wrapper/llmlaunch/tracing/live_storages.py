@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter
 
 from fake_dispatch import bare
 
-__all__ = ["STORAGES", "Birth", "LiveStorages", "grouped", "state_of", "stateless_of"]
+__all__ = ["STORAGES", "grouped", "state_of", "stateless_of"]
 
 ALLOCATION_BYTES = 512  # c10 CUDACachingAllocator kMinBlockSize: every request is rounded up to this
 FRAMEWORKS = ("megatron/", "transformer_engine/")

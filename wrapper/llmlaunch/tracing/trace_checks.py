@@ -16,12 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "DISHONEST",
     "ERROR",
-    "OBSTACLES",
-    "REFUSED",
-    "STEP_PHASES",
-    "UNSUPPORTED",
     "IncompleteTrace",
     "NotTraceable",
     "TraceEvidence",

@@ -13,7 +13,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers.slurm.commands import CommandAnswer, SlurmCommands
 from llmlaunch.rundir.values import host_names
 
-__all__ = ["Exclusion", "ask_site", "cluster_name", "exclusion", "max_array_size", "nodes_of_cluster"]
+__all__ = ["ask_site", "cluster_name", "exclusion", "max_array_size", "nodes_of_cluster"]
 
 _ASK_SECONDS, _ASK_TRIES = 30.0, 2
 _RUNNERS = ("apptainer", "singularity")

@@ -31,7 +31,7 @@ from llmlaunch.launchers.slurm.text import (
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.values import is_attempt, is_slurm_job, job_of, to_type
 
-__all__ = ["JobQuery", "adopt", "comment_of", "find_jobs", "look_for_jobs", "submit", "test"]
+__all__ = ["adopt", "submit", "test"]
 
 _LOOKS = 10
 _SILENCE_SECONDS = 60.0
