@@ -11,7 +11,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.types import Recipe
-from support.backend_output import render, value_of, words_of
+from support.backend_output import check_flags, render, value_of, words_of
 from support.recipes import recipe_of
 
 
@@ -20,35 +20,53 @@ def recipe_for(kind: str, *overrides: str, script_args: str = "[--mine]") -> Rec
     return recipe_of("llama2-7b-deepspeed", f"backend={{name: deepspeed, {script}}}", *overrides)
 
 
-def test_a_script_of_the_trainers_is_told_what_its_arguments_are_called() -> None:
-    layout = Layout(data=16, micro_batch_size=2, zero_stage=3, recompute=RECOMPUTE_FULL)
-    recipe = recipe_for("hugging-face", "training.save_interval=10", "training.checkpoint_path=/ckpt")
+INDEXED = "data={path: /data/mine_text_document}"
+SAVING = ("training.save_interval=10", "training.checkpoint_path=/ckpt")
+TWO_STAGES = Layout(tensor=2, pipeline=2, data=4, zero_stage=1, recompute=RECOMPUTE_FULL)
+
+# Kind of script and overrides, layout, the flags said and those that are not.
+SAID: dict[str, tuple[str, tuple[str, ...], Layout, str, str]] = {
+    "the Trainer's arguments": (
+        *("hugging-face", SAVING, Layout(data=16, micro_batch_size=2, zero_stage=3, recompute=RECOMPUTE_FULL)),
+        "--per_device_train_batch_size 2 --gradient_accumulation_steps 8 --bf16 True --gradient_checkpointing True "
+        "--output_dir /ckpt --save_steps 10",
+        "--deepspeed_config",
+    ),
+    "a cosine decay of the Trainer's, which it stops at a minimum": (
+        "hugging-face",
+        ("training.minimum_learning_rate=1.0e-5", "training.learning_rate_decay=cosine"),
+        *(Layout(data=16), '--lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs {"min_lr": 1e-05}', ""),
+    ),
+    "what Megatron-DeepSpeed's parser calls it": (
+        *("megatron-deepspeed", (INDEXED, "model=llama3-8b"), TWO_STAGES),
+        "--zero-stage 1 --num-key-value-heads 8 --normalization rmsnorm --rotary-position-embeddings-theta 500000 "
+        "--use-rotary-position-embeddings --deepspeed-activation-checkpointing",
+        "--no-pipeline-parallel",
+    ),
+    "Megatron-DeepSpeed without stages makes no pipeline": (
+        *("megatron-deepspeed", (INDEXED,), Layout(context=2, data=8, zero_stage=1)),
+        *("--no-pipeline-parallel --ds-sequence-parallel-size 2", ""),
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "overrides", "layout", "said", "unsaid"), SAID.values(), ids=SAID)
+def test_a_script_is_told_the_plan_after_its_own_words(
+    kind: str, overrides: tuple[str, ...], layout: Layout, said: str, unsaid: str
+) -> None:
+    recipe = recipe_for(kind, *overrides)
     words = words_of(recipe, layout)
     assert words[:2] == ["/home/me/train.py", "--mine"]
-    arguments = dict(zip(words[2::2], words[3::2], strict=True))
-    expected = {
-        "--deepspeed": "$LLMLAUNCH_RUN_DIR/ds_config.json",
-        "--per_device_train_batch_size": "2",
-        "--gradient_accumulation_steps": "8",
-        "--bf16": "True",
-        "--gradient_checkpointing": "True",
-        "--output_dir": "/ckpt",
-        "--save_steps": "10",
-    }
-    assert expected.items() <= arguments.items()
-    assert "--deepspeed_config" not in arguments
+    check_flags(recipe, layout, said, unsaid)
+    config = "--deepspeed" if kind == "hugging-face" else "--deepspeed_config"
+    assert value_of(words, config) == "$LLMLAUNCH_RUN_DIR/ds_config.json"
+    assert kind == "hugging-face" or {word for word in words[2:] if word.startswith("--")} <= TAKEN
 
 
-def test_the_trainer_stops_cosine_decay_at_a_minimum_and_no_other() -> None:
-    cosine, linear = (
-        recipe_for("hugging-face", "training.minimum_learning_rate=1.0e-5", f"training.learning_rate_decay={decay}")
-        for decay in ("cosine", "linear")
-    )
-    words = words_of(cosine, Layout(data=16))
-    assert value_of(words, "--lr_scheduler_kwargs") == '{"min_lr": 1e-05}'
-    assert "cosine_with_min_lr" in words
+def test_the_trainer_stops_no_other_decay_at_a_minimum() -> None:
+    decay = ("training.minimum_learning_rate=1.0e-5", "training.learning_rate_decay=linear")
     with pytest.raises(UserError, match="a minimum of cosine decay alone"):
-        render(linear, Layout(data=16))
+        render(recipe_for("hugging-face", *decay), Layout(data=16))
 
 
 def test_pipelines_are_searched_with_zero_0_and_1() -> None:
@@ -59,31 +77,6 @@ def test_pipelines_are_searched_with_zero_0_and_1() -> None:
     assert plan.chosen.layout.zero_stage == 1
     assert plan.chosen.layout.tensor == plan.chosen.layout.context == 1
     assert DeepSpeed().facts(recipe).pipeline_buffers == 2
-
-
-INDEXED = "data={path: /data/mine_text_document}"
-
-
-def test_megatron_deepspeed_is_told_in_the_words_of_its_parser() -> None:
-    layout = Layout(tensor=2, pipeline=2, data=4, zero_stage=1, recompute=RECOMPUTE_FULL)
-    recipe = recipe_for("megatron-deepspeed", INDEXED, "model=llama3-8b")
-    words = words_of(recipe, layout)
-    assert all(word.split("=")[0] in TAKEN for word in words[2:] if word.startswith("--"))
-    for flag, value in (
-        ("--zero-stage", "1"),
-        ("--num-key-value-heads", "8"),
-        ("--normalization", "rmsnorm"),
-        ("--rotary-position-embeddings-theta", "500000"),
-    ):
-        assert value_of(words, flag) == value
-    assert {"--use-rotary-position-embeddings", "--deepspeed-activation-checkpointing"} <= set(words)
-    assert "--no-pipeline-parallel" not in words
-
-
-def test_without_stages_megatron_deepspeed_makes_no_pipeline() -> None:
-    words = words_of(recipe_for("megatron-deepspeed", INDEXED), Layout(context=2, data=8, zero_stage=1))
-    assert "--no-pipeline-parallel" in words
-    assert value_of(words, "--ds-sequence-parallel-size") == "2"
 
 
 @pytest.mark.parametrize(
