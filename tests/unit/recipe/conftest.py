@@ -1,4 +1,4 @@
-"""A complete recipe to change one line of."""
+"""A recipe written to a file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-GOOD = Path(__file__).with_name("good.yaml")
-
-
-@pytest.fixture
-def good() -> str:
-    return GOOD.read_text(encoding="utf-8")
 
 
 @pytest.fixture

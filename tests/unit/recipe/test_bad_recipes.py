@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.load import load_recipe
+from support.recipes import SMALL
 
 Write = Callable[[str | bytes], Path]
 
-GOOD = (Path(__file__).parent / "good.yaml").read_text(encoding="utf-8")
+GOOD = SMALL.read_text(encoding="utf-8")
 
 
 def complaint(path: Path, *overrides: str) -> str:
@@ -27,262 +28,143 @@ def complaint(path: Path, *overrides: str) -> str:
     return str(caught.value)
 
 
-# (what is replaced, by what, line of the mistake, what the message says)
+# for each line of the recipe: what stands in its place, the line of the mistake, and what the message says
 MISTAKES = {
-    "unknown model": (
-        "model: llama3-8b",
-        "model: llama3-9b",
-        3,
-        "model: unknown model 'llama3-9b'; did you mean llama3-8b?",
-    ),
-    "unknown gpu": (
-        "cluster: h100-80gb-x8",
-        "cluster: {base: h100-80gb-x8, accelerator: h300}",
-        5,
-        "cluster.accelerator: unknown accelerator 'h300'; known: a100-40gb",
-    ),
-    "unknown cluster": (
-        "h100-80gb-x8",
-        "h100-80g-x8",
-        5,
-        "cluster: unknown cluster 'h100-80g-x8'; did you mean h100-80gb-x8?",
-    ),
-    "no such config": ("model: llama3-8b", "model: models/config.json", 3, "config.json: cannot be read: No such file"),
-    "unknown key": ("  steps: 1000", "  stepz: 1000", 10, "training.stepz: is not a known key; did you mean steps?"),
-    "missing key": ("  steps: 1000\n", "", 7, "training: steps: is missing; add it, or tokens:"),
-    "duplicate key": ("nodes: 4", "nodes: 4\nnodes: 8", 7, "the key 'nodes' stands twice (first at"),
-    "1e9 where a whole number is wanted": ("steps: 1000", "steps: 1e9", 10, "YAML reads 1e9 as text: write 1000000000"),
-    "1e-3 where a number is wanted": (
-        "steps: 1000",
-        "steps: 9\n  learning_rate: 1e-3",
-        11,
-        "YAML reads 1e-3 as text: write 1.0e-3 or 0.001",
-    ),
-    "a quoted number": (
-        "steps: 1000",
-        'steps: "1000"',
-        10,
-        "training.steps: must be a whole number, at least 1 and at most 1000000000, not '1000'; remove the quotes",
-    ),
-    "a fraction": (
-        "steps: 1000",
-        "steps: 2.5",
-        10,
-        "must be a whole number, at least 1 and at most 1000000000, not 2.5",
-    ),
-    "zero": ("nodes: 4", "nodes: 0", 6, "nodes: must be a whole number, at least 1 and at most 100000, not 0"),
-    "negative": (
-        "global_batch_size: 512",
-        "global_batch_size: -512",
-        9,
-        "training.global_batch_size: must be a whole number",
-    ),
-    "nan": ("steps: 1000", "steps: 9\n  learning_rate: .nan", 11, "training.learning_rate: must be a finite number"),
-    "infinite": (
-        "steps: 1000",
-        "steps: 9\n  learning_rate: 1.0e+999",
-        11,
-        "training.learning_rate: must be a finite number",
-    ),
-    "negative size of a model": (
-        "model: llama3-8b",
-        "model: {base: llama3-8b, hidden_size: -4096}",
-        3,
-        "model.hidden_size: must be a whole number, at least 1",
-    ),
-    "nan in a model": ("model: llama3-8b", "model: {base: llama3-8b, rotary_base: .nan}", 3, "model.rotary_base"),
-    "true where a number is wanted": ("nodes: 4", "nodes: yes", 6, "not true"),
-    "no where text is wanted": ("name: small", "name: no", 2, 'YAML reads an unquoted no as false: quote it: "no"'),
-    "a number where text is wanted": ("name: small", "name: 12", 2, 'quote it: "12"'),
-    "an unquoted time": (
-        '"24:00:00"',
-        "24:00:00",
-        15,
-        'YAML reads 24:00:00 as a number in base 60; quote it: "24:00:00"',
-    ),
-    "an octal number": ("nodes: 4", "nodes: 010", 6, "YAML reads 010 as an octal number"),
-    "an empty value": ("nodes: 4", "nodes:", 6, "not empty; give it a value or remove the line"),
-    "a word for a choice": ("bf16", "bf8", 11, "training.precision: must be one of bf16, fp16, fp32, not 'bf8'"),
-    "an unknown backend": ("megatron-lm", "megatron", 4, "backend: must be one of megatron-lm, deepspeed or a mapping"),
-    "nodes of another word": ("nodes: 4", "nodes: many", 6, "nodes: must be a whole number, at least 1 and at most"),
-    "nodes beyond the budget": (
-        "nodes: 4",
-        "nodes: 4\nbudget: {max_nodes: 3}",
-        6,
-        "nodes: 4 are more than budget.max_nodes: 3; change one of the two",
-    ),
-    "a bound outside the budget": ("nodes: 4", "nodes: auto\nmax_nodes: 3", 7, "max_nodes: stands under `budget:`"),
-    "no days": ("nodes: 4", "nodes: auto\nbudget: {days: 0}", 7, "budget.days: must be a finite number, above 0"),
-    "two lengths": (
-        "steps: 1000",
-        "steps: 1000\n  tokens: 1T",
-        7,
-        "training: steps and tokens both say how long the training is; remove one of the two",
-    ),
-    "an amount that is none": (
-        "steps: 1000",
-        "tokens: 1.5 T",
-        10,
-        "training.tokens: must be a whole number, or one with K, M, B or T such as 1.5T, not '1.5 T'",
-    ),
-    "tokens in powers of ten": ("steps: 1000", "tokens: 1e12", 10, "or one with K, M, B or T such as 1.5T, not '1e12'"),
-    "half a token": ("steps: 1000", "tokens: 0.0005K", 10, "training.tokens: 0.0005K is no whole number of tokens"),
-    "tokens without end": (
-        "steps: 1000",
-        "tokens: 900000T",
-        10,
-        "training.tokens: are 214576721192 steps of 4194304 tokens; use at most 1000000000 steps",
-    ),
-    "a risk of nothing": ("layout: auto", "memory: {risk: 0}", 13, "memory.risk: must be"),
-    "a risk of more than one in two": ("layout: auto", "memory: {risk: 1}", 13, "memory.risk: must be"),
-    "a limit above one": (
-        "layout: auto",
-        "memory: {limit: 80}",
-        13,
-        "memory.limit: must be a finite number, above 0 and at most 1",
-    ),
-    "heads not divisible": ("layout: auto", "layout: {tensor: 3}", 13, "32 attention heads are not divisible by 3"),
-    "heads of an inline model": (
-        "model: llama3-8b",
-        "model: {base: llama3-8b, num_attention_heads: 30}",
-        3,
-        "hidden_size 4096 is not divisible by 30 heads",
-    ),
-    "query groups": (
-        "model: llama3-8b",
-        "model: {base: llama3-8b, num_query_groups: 5}",
-        3,
-        "num_query_groups must divide num_attention_heads",
-    ),
-    "batch not divisible": (
-        "layout: auto",
-        "layout: {data: 32, micro_batch_size: 3}",
-        9,
-        "training.global_batch_size: 512 is not divisible by data x micro_batch_size = 96",
-    ),
-    "more stages than layers": (
-        "layout: auto",
-        "layout: {pipeline: 64}",
-        13,
-        "64 stages for 32 layers; use at most 32",
-    ),
-    "layout and devices": (
-        "layout: auto",
-        "layout: {tensor: 8, context: 8}",
-        13,
-        "tensor x context = 64 does not divide the 32 devices of 4 nodes",
-    ),
-    "experts of a dense model": ("layout: auto", "layout: {expert: 2}", 13, "a model without experts"),
-    "stages that do not add up": (
-        "layout: auto",
-        "layout: {layers_by_stage: [9, 8, 8, 8]}",
-        13,
-        "layout.layers_by_stage: 9, 8, 8, 8 are 33 layers, llama3-8b has 32; make them add up",
-    ),
-    "more stages than the pipeline has": (
-        "layout: auto",
-        "layout: {pipeline: 2, virtual_pipeline: 1, layers_by_stage: [9, 8, 8, 7]}",
-        13,
-        "layout.layers_by_stage: 4 stages are no pipeline x virtual_pipeline with pipeline: 2, virtual_pipeline: 1",
-    ),
-    "a number of stages": (
-        "layout: auto",
-        "layout: {layers_by_stage: 4}",
-        13,
-        "layout.layers_by_stage: must be auto, even, or the decoder layers of each stage in order, such as [21, 20",
-    ),
-    "an unknown pin": (
-        "layout: auto",
-        "layout: {tensr: 2}",
-        13,
-        "layout.tensr: is not a known key; did you mean tensor?",
-    ),
-    "a wrong pin": (
-        "layout: auto",
-        "layout: {tensor: [1, x]}",
-        13,
-        "layout.tensor: must be a whole number of at least 1",
-    ),
-    "a word for a layout": ("layout: auto", "layout: best", 13, "layout: must be auto or a mapping, not 'best'"),
-    "contradicting pins": (
-        "layout: auto",
-        "layout: {zero_stage: 0, distributed_optimizer: true}",
-        13,
-        "distributed_optimizer: true is zero_stage: 1, which contradicts the zero_stage given",
-    ),
-    "a literal secret": (
-        "layout: auto",
-        "environment: {HF_TOKEN: hf_abc}",
-        13,
-        "environment.HF_TOKEN: looks like a secret, which must not stand in a recipe; list the name under secrets:",
-    ),
-    "a secret in setup": (
-        "layout: auto",
-        "setup: [export WANDB_API_KEY=abc]",
-        13,
-        "gives WANDB_API_KEY a literal value",
-    ),
-    "a secret in slurm": (
-        "layout: auto\nslurm:",
-        "slurm:\n  export: ALL,HF_TOKEN=hf_abc",
-        14,
-        "gives HF_TOKEN a literal value",
-    ),
-    "a name no variable has": ("layout: auto", "environment: {A-B: x}", 13, "is not a name of an environment variable"),
-    "a variable of the launcher": (
-        "layout: auto",
-        "environment: {MASTER_ADDR: x}",
-        13,
-        "is set by the launcher itself",
-    ),
-    "a line break in a directive": (
-        'time: "24:00:00"',
-        'comment: "a\\n#SBATCH --uid=0"',
-        15,
-        "slurm.comment: contains a line break",
-    ),
-    "an option with underscores": ('time: "24:00:00"', "cpus_per_task: 4", 15, "write cpus-per-task"),
-    "an option with dashes": (
-        'time: "24:00:00"',
-        "--mem: 4",
-        15,
-        "slurm.--mem: is not a long option of sbatch without its dashes; write mem",
-    ),
-    "an option of ours": ('time: "24:00:00"', "nodes: 4", 15, "slurm.nodes: is not set here"),
-    "an unsafe name": ("name: small", "name: ../x", 2, "name: must be a safe file and job name"),
-    "a name like an option": ("name: small", "name: -rf", 2, "not beginning with '.' or '-'"),
-    "a path like an option": ("layout: auto", "python: --version", 13, "python: must not begin with '-'"),
-    "two kinds of data": ("{mock: true}", "{mock: true, path: /x}", 12, "data: give exactly one of"),
-    "no data": ("{mock: true}", "{}", 12, "data: give exactly one of"),
-    "bytes and a tiny vocabulary": (
-        "{mock: true}\n",
-        "{python_source: true}\n",
-        12,
-        "bytes need a vocabulary of at least 256",
-    ),
-    "half a checkpoint": ("steps: 1000", "steps: 9\n  save_interval: 5", 7, "add checkpoint_path"),
-    "a script for megatron": ("megatron-lm", "{name: megatron-lm, script: x.py}", 4, "belong to deepspeed"),
-    "a checkout for deepspeed": ("megatron-lm", "{name: deepspeed, path: x}", 4, "path is the Megatron-LM checkout"),
-    "a mount without its end": (
-        "layout: auto",
-        "container: {image: a.sqsh, mounts: [/x]}",
-        13,
-        "must be /source:/destination",
-    ),
-    "a YAML tag": ("{mock: true}", "!!python/object/apply:os.system [ls]", 12, "the YAML tag"),
-    "an anchor": ("{mock: true}", "&a {mock: true}", 12, "anchors (&) and aliases (*) are not accepted"),
-    "a merge key": ("{mock: true}", "{<<: {mock: true}}", 12, "merge keys"),
-    "broken YAML": ("{mock: true}", "{mock: true", 13, "is not valid YAML"),
-    "a second document": ("layout: auto", "---\nlayout: auto", 13, "a second document begins here"),
+    "model: llama3-8b": {
+        "model: llama3-9b": (3, "model: unknown model 'llama3-9b'; did you mean llama3-8b?"),
+        "model: models/config.json": (3, "config.json: cannot be read: No such file"),
+        "model: {base: llama3-8b, hidden_size: -4096}": (3, "model.hidden_size: must be a whole number, at least 1"),
+        "model: {base: llama3-8b, rotary_base: .nan}": (3, "model.rotary_base"),
+        "model: {base: llama3-8b, num_attention_heads: 30}": (3, "hidden_size 4096 is not divisible by 30 heads"),
+        "model: {base: llama3-8b, num_query_groups: 5}": (3, "num_query_groups must divide num_attention_heads"),
+    },
+    "cluster: h100-80gb-x8": {
+        "cluster: {base: h100-80gb-x8, accelerator: h300}": (
+            5,
+            "cluster.accelerator: unknown accelerator 'h300'; known: a100-40gb",
+        ),
+        "cluster: h100-80g-x8": (5, "cluster: unknown cluster 'h100-80g-x8'; did you mean h100-80gb-x8?"),
+    },
+    "steps: 1000": {
+        "stepz: 1000": (10, "training.stepz: is not a known key; did you mean steps?"),
+        "": (7, "training: steps: is missing; add it, or tokens:"),
+        "steps: 1e9": (10, "YAML reads 1e9 as text: write 1000000000"),
+        "steps: 9\n  learning_rate: 1e-3": (11, "YAML reads 1e-3 as text: write 1.0e-3 or 0.001"),
+        'steps: "1000"': (
+            10,
+            "training.steps: must be a whole number, at least 1 and at most 1000000000, not '1000'; remove the quotes",
+        ),
+        "steps: 2.5": (10, "must be a whole number, at least 1 and at most 1000000000, not 2.5"),
+        "steps: 9\n  learning_rate: .nan": (11, "training.learning_rate: must be a finite number"),
+        "steps: 9\n  learning_rate: 1.0e+999": (11, "training.learning_rate: must be a finite number"),
+        "steps: 1000\n  tokens: 1T": (
+            7,
+            "training: steps and tokens both say how long the training is; remove one of the two",
+        ),
+        "tokens: 1.5 T": (
+            10,
+            "training.tokens: must be a whole number, or one with K, M, B or T such as 1.5T, not '1.5 T'",
+        ),
+        "tokens: 1e12": (10, "or one with K, M, B or T such as 1.5T, not '1e12'"),
+        "tokens: 0.0005K": (10, "training.tokens: 0.0005K is no whole number of tokens"),
+        "tokens: 900000T": (
+            10,
+            "training.tokens: are 214576721192 steps of 4194304 tokens; use at most 1000000000 steps",
+        ),
+        "steps: 9\n  save_interval: 5": (7, "add checkpoint_path"),
+    },
+    "nodes: 4": {
+        "nodes: 4\nnodes: 8": (7, "the key 'nodes' stands twice (first at"),
+        "nodes: 0": (6, "nodes: must be a whole number, at least 1 and at most 100000, not 0"),
+        "nodes: yes": (6, "not true"),
+        "nodes: 010": (6, "YAML reads 010 as an octal number"),
+        "nodes:": (6, "not empty; give it a value or remove the line"),
+        "nodes: many": (6, "nodes: must be a whole number, at least 1 and at most"),
+        "nodes: 4\nbudget: {max_nodes: 3}": (6, "nodes: 4 are more than budget.max_nodes: 3; change one of the two"),
+        "nodes: auto\nmax_nodes: 3": (7, "max_nodes: stands under `budget:`"),
+        "nodes: auto\nbudget: {days: 0}": (7, "budget.days: must be a finite number, above 0"),
+    },
+    "global_batch_size: 512": {"global_batch_size: -512": (9, "training.global_batch_size: must be a whole number")},
+    "name: small": {
+        "name: no": (2, 'YAML reads an unquoted no as false: quote it: "no"'),
+        "name: 12": (2, 'quote it: "12"'),
+        "name: ../x": (2, "name: must be a safe file and job name"),
+        "name: -rf": (2, "not beginning with '.' or '-'"),
+    },
+    'time: "24:00:00"': {
+        "time: 24:00:00": (15, 'YAML reads 24:00:00 as a number in base 60; quote it: "24:00:00"'),
+        'comment: "a\\n#SBATCH --uid=0"': (15, "slurm.comment: contains a line break"),
+        "cpus_per_task: 4": (15, "write cpus-per-task"),
+        "--mem: 4": (15, "slurm.--mem: is not a long option of sbatch without its dashes; write mem"),
+        "nodes: 4": (15, "slurm.nodes: is not set here"),
+    },
+    "precision: bf16": {"precision: bf8": (11, "training.precision: must be one of bf16, fp16, fp32, not 'bf8'")},
+    "backend: megatron-lm": {
+        "backend: megatron": (4, "backend: must be one of megatron-lm, deepspeed or a mapping"),
+        "backend: {name: megatron-lm, script: x.py}": (4, "belong to deepspeed"),
+        "backend: {name: deepspeed, path: x}": (4, "path is the Megatron-LM checkout"),
+    },
+    "layout: auto": {
+        "memory: {risk: 0}": (13, "memory.risk: must be"),
+        "memory: {risk: 1}": (13, "memory.risk: must be"),
+        "memory: {limit: 80}": (13, "memory.limit: must be a finite number, above 0 and at most 1"),
+        "layout: {tensor: 3}": (13, "32 attention heads are not divisible by 3"),
+        "layout: {data: 32, micro_batch_size: 3}": (
+            9,
+            "training.global_batch_size: 512 is not divisible by data x micro_batch_size = 96",
+        ),
+        "layout: {pipeline: 64}": (13, "64 stages for 32 layers; use at most 32"),
+        "layout: {tensor: 8, context: 8}": (13, "tensor x context = 64 does not divide the 32 devices of 4 nodes"),
+        "layout: {expert: 2}": (13, "a model without experts"),
+        "layout: {layers_by_stage: [9, 8, 8, 8]}": (
+            13,
+            "layout.layers_by_stage: 9, 8, 8, 8 are 33 layers, llama3-8b has 32; make them add up",
+        ),
+        "layout: {pipeline: 2, virtual_pipeline: 1, layers_by_stage: [9, 8, 8, 7]}": (
+            13,
+            "layout.layers_by_stage: 4 stages are no pipeline x virtual_pipeline with pipeline: 2, virtual_pipeline: 1",
+        ),
+        "layout: {layers_by_stage: 4}": (
+            13,
+            "layout.layers_by_stage: must be auto, even, or the decoder layers of each stage in order, such as [21, 20",
+        ),
+        "layout: {tensr: 2}": (13, "layout.tensr: is not a known key; did you mean tensor?"),
+        "layout: {tensor: [1, x]}": (13, "layout.tensor: must be a whole number of at least 1"),
+        "layout: best": (13, "layout: must be auto or a mapping, not 'best'"),
+        "layout: {zero_stage: 0, distributed_optimizer: true}": (
+            13,
+            "distributed_optimizer: true is zero_stage: 1, which contradicts the zero_stage given",
+        ),
+        "environment: {HF_TOKEN: hf_abc}": (
+            13,
+            "environment.HF_TOKEN: looks like a secret, which must not stand in a recipe; list the name under secrets:",
+        ),
+        "setup: [export WANDB_API_KEY=abc]": (13, "gives WANDB_API_KEY a literal value"),
+        "environment: {A-B: x}": (13, "is not a name of an environment variable"),
+        "environment: {MASTER_ADDR: x}": (13, "is set by the launcher itself"),
+        "python: --version": (13, "python: must not begin with '-'"),
+        "container: {image: a.sqsh, mounts: [/x]}": (13, "must be /source:/destination"),
+        "---\nlayout: auto": (13, "a second document begins here"),
+    },
+    "layout: auto\nslurm:": {"slurm:\n  export: ALL,HF_TOKEN=hf_abc": (14, "gives HF_TOKEN a literal value")},
+    "data: {mock: true}": {
+        "data: {mock: true, path: /x}": (12, "data: give exactly one of"),
+        "data: {}": (12, "data: give exactly one of"),
+        "data: {python_source: true}": (12, "bytes need a vocabulary of at least 256"),
+        "data: !!python/object/apply:os.system [ls]": (12, "the YAML tag"),
+        "data: &a {mock: true}": (12, "anchors (&) and aliases (*) are not accepted"),
+        "data: {<<: {mock: true}}": (12, "merge keys"),
+        "data: {mock: true": (13, "is not valid YAML"),
+    },
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_names_file_line_key_and_fix(name: str, good: str, write: Write) -> None:
-    old, new, line, sentence = MISTAKES[name]
-    assert old in good
-    text = good.replace(old, new)
-    if name == "bytes and a tiny vocabulary":
+@pytest.mark.parametrize(("old", "new"), [(old, new) for old, changes in MISTAKES.items() for new in changes])
+def test_a_mistake_names_file_line_key_and_fix(old: str, new: str, write: Write) -> None:
+    line, sentence = MISTAKES[old][new]
+    assert GOOD.count(old) == 1
+    text = GOOD.replace(old, new)
+    if "python_source" in new:
         text = text.replace("model: llama3-8b", "model: {base: llama3-8b, vocab_size: 64}")
     path = write(text)
     message = complaint(path)
@@ -290,9 +172,111 @@ def test_a_mistake_names_file_line_key_and_fix(name: str, good: str, write: Writ
     assert message.startswith(f"{path}:{line}: ")
 
 
-def test_learned_positions_end_where_they_end(good: str, write: Write) -> None:
-    message = complaint(write(good.replace("model: llama3-8b", "model: gpt3-175b")))
-    assert "training.sequence_length: 8192 is more than the 2048 positions gpt3-175b has learned" in message
+SELECTIVE = "layout={recompute: selective, recompute_modules: "
+BLEND = "data={blend: [{path: /a, weight: 0}]}"
+DEEPSPEED = "backend=deepspeed"
+NO_CONTAINERS = "cluster={base: h100-80gb-x8, container: {runtime: none}}"
+# what the message says, and the overrides that it is about
+CONTRADICTIONS = [
+    # --- layout
+    ("layout.recompute_modules: belongs to recompute: selective", "layout={recompute_modules: [mlp]}"),
+    ("belongs to recompute: selective", "layout={recompute: full, recompute_modules: [mlp]}"),
+    ("layout.recompute_method: belongs to recompute: full", "layout={recompute: selective, recompute_method: block}"),
+    ("layout.recompute_layers: 33 of 32 layers", "layout={recompute: full, recompute_layers: 33}"),
+    ("belongs to recompute: full", "layout={offload_checkpoints: true}"),
+    ("layout.loss_tiles: belongs to loss: tiled", "layout={loss: native, loss_tiles: 4}"),
+    ("layout.offload_layers: offloads whole", "layout={offload_layers: 2, offload_modules: [core_attn]}"),
+    ("layout.offload_modules: expert_fc1 needs experts, and llama3-8b has", "layout={offload_modules: [expert_fc1]}"),
+    ("shared_experts needs a shared expert", "model=mixtral-8x7b", f"{SELECTIVE}[shared_experts]}}"),
+    ("mla_up_proj needs multi-latent attention", f"{SELECTIVE}[mla_up_proj]}}"),
+    ("must be one of core_attn", f"{SELECTIVE}[attention]}}"),
+    ("layout.token_dispatcher: needs experts", "layout={token_dispatcher: alltoall}"),
+    ("at least 0 and at most 1", "layout={offload_optimizer: 1.5}"),
+    ("above 0 and at most 1", "what_if={sampled_share: 0.0}"),
+    ("deepspeed runs without pipeline stages here; remove it", "layout={layers_by_stage: [16, 16]}", DEEPSPEED),
+    ("is a word of megatron-lm; for deepspeed write zero_stage", "layout={distributed_optimizer: true}", DEEPSPEED),
+    # --- training
+    ("training.adapters.rank: is missing", "training.adapters={}"),
+    ("training.trained_layers: trains layers, and", "training.adapters={rank: 4}", "training.trained_layers=2"),
+    ("training.trained_layers: 33 of 32 layers", "training.trained_layers=33"),
+    (
+        "training.trained_layers: llama3-8b changed ties its head to the embedding",
+        *("model={base: llama3-8b, tied_embeddings: true}", "training.trained_layers=2"),
+    ),
+    ("bf16 gradients need precision: bf16, not fp16", "training.precision=fp16", "training.gradient_dtype=bf16"),
+    ("training.fp4: linear layers multiply in one format", "training.fp8=delayed", "training.fp4=nvfp4"),
+    ("training.fp8_parameters: belongs to fp8", "training.fp8_parameters=true"),
+    ("training.fp8: is for precision: bf16", "training.fp8=delayed", "training.precision=fp16"),
+    ("training.optimizer: chooses formats beside half", "training.optimizer={}", "training.precision=fp32"),
+    ("training.fp8: is a word of megatron-lm", "training.fp8=delayed", DEEPSPEED),
+    ("training.fp8_parameters: is a word of megatron-lm", "training.fp8_parameters=true", DEEPSPEED),
+    ("training.optimizer: is a word of megatron-lm", "training.optimizer={}", DEEPSPEED),
+    ("training.fp8: ", "training.fp8=fp8"),
+    ("training.optimizer.main_parameters: ", "training.optimizer={main_parameters: bf16}"),
+    ("training.warmup_steps: 1000 of 1000 steps", "training.warmup_steps=1000"),
+    ("training.minimum_learning_rate: is above the learning rate", "training.minimum_learning_rate=1.0"),
+    (
+        "training.minimum_learning_rate: belongs to a decay",
+        *("training.minimum_learning_rate=1.0e-5", "training.learning_rate_decay=constant"),
+    ),
+    ("training.minimum_learning_rate: belongs to a decay", "training.minimum_learning_rate=1.0e-5", DEEPSPEED),
+    ("training.adam_betas", "training.adam_betas=[0.9]"),
+    ("training.adam_betas[1]", "training.adam_betas=[0.9, 1.0]"),
+    ("training.sequence_length: 8192 is more than the 2048 positions gpt3-175b has learned", "model=gpt3-175b"),
+    ("remove one of the two", "training={sequence_length: 8, global_batch_size: 8, steps: 1, tokens: 8}"),
+    ("restart: there is nothing to come back to", "restart={times: 3}"),
+    # --- data
+    ("give exactly one of mock: true, path", "data={path: /a, blend: [{path: /b, weight: 1}]}"),
+    ("cache_path belongs to path or blend", "data={mock: true, cache_path: /c}"),
+    ("tokenizer belongs to path or blend", "data={mock: true, tokenizer: x}"),
+    ("TikTokenizer needs tokenizer", "data={path: /a, tokenizer_type: TikTokenizer}"),
+    ("NullTokenizer reads no tokenizer", "data={path: /a, tokenizer: x, tokenizer_type: NullTokenizer}"),
+    ("tokenizer_type", "data={path: /a, tokenizer_type: BertWordPieceCase}"),
+    ("data.split", "data={path: /a, split: '0,0,0'}"),
+    ("data.split", "data={path: /a, split: '90,10'}"),
+    ("data.blend", "data={blend: []}"),
+    ("weight", BLEND),
+    ("data.split: is a word of megatron-lm; remove it for", "data={path: /a, split: '9,1,0'}", DEEPSPEED),
+    ("data.cache_path: is a word of megatron-lm", "data={path: /a, cache_path: /c}", DEEPSPEED),
+    ("data.tokenizer_type: is a word of megatron-lm", "data={path: /a, tokenizer_type: NullTokenizer}", DEEPSPEED),
+    # --- container
+    ("container.image: a .sif file is Apptainer's; write runtime: apptainer", "container={image: /c/a.sif}"),
+    ("pyxis takes a registry reference or the path of a .sqsh file", "container={image: 'oras://ghcr.io/a'}"),
+    ("a .sqsh file is enroot's; write runtime: pyxis", "container={image: /c/a.sqsh, runtime: apptainer}"),
+    (
+        "apptainer takes the path of a .sif file or docker://nvcr.io/nvidia/pytorch:25.08-py3",
+        "container={image: 'nvcr.io#nvidia/pytorch:25.08-py3', runtime: apptainer}",
+    ),
+    ("docker://nvcr.io/nvidia/pytorch", "container={image: 'nvcr.io/nvidia/pytorch', runtime: apptainer}"),
+    ("cluster h100-80gb-x8 runs no containers", NO_CONTAINERS, "container={image: /c/a.sqsh}"),
+    ("must be one of pyxis, apptainer", "container={image: /c/a.sqsh, runtime: docker}"),
+    # --- slurm
+    ("slurm.gpus: 8 asks for 8 GPUs, but 4 nodes of 8 trainers need 32", "slurm={gpus: 8}"),
+    ("slurm.gpus: h100:64 asks for 64 GPUs, but 4 nodes of 8 trainers need 32", "slurm={gpus: 'h100:64'}"),
+    ("gpus-per-node: 4 asks for 4 GPUs, but the 8 trainers of a node need 8", "slurm={gpus-per-node: 4}"),
+    ("asks for 4 GPUs, but the 8 trainers of a node need 8", "slurm={gres: 'nvme:10,gpu:h100:4'}"),
+    ("asks for 1 GPUs", "slurm={gres: gpu}"),
+    ("asks for 2 GPUs", "slurm={tres-per-task: 'cpu:8,gres/gpu:2'}"),
+    ("slurm.mem-per-cpu: contradicts mem", "slurm={mem: 4G, mem-per-cpu: 1G}"),
+    ("slurm.oversubscribe: contradicts exclusive", "slurm={exclusive: true, oversubscribe: true}"),
+    ("slurm.no-requeue: contradicts requeue", "slurm={requeue: true, no-requeue: true}"),
+    ("slurm.nodelist: names 6 nodes, and the job takes 4", "slurm={nodelist: 'n[1-6]'}"),
+    ("slurm.contiguous: takes no value, not '3'", "slurm={contiguous: '3'}"),
+    ("slurm.time: must be text, a whole number", "slurm={time: 1.5}"),
+    ("slurm.tiem: is no option of sbatch; did you mean time?", "slurm={tiem: '1'}"),
+    ("slurm.partiton: is no option of sbatch; did you mean partition?", "slurm={partiton: '1'}"),
+    ("slurm.mem-per-node: is no option of sbatch; did you mean gpus-per-node?", "slurm={mem-per-node: '1'}"),
+    ("slurm.part: is no option of sbatch; did you mean partition?", "slurm={part: '1'}"),
+    ("plugin of the site adds goes under slurm_plugins:", "slurm={frobnicate: '1'}"),
+]
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS, ids=lambda case: " ".join(case[1:]))
+def test_what_contradicts_itself_is_told_with_its_key_in_one_line(case: tuple[str, ...]) -> None:
+    message = complaint(SMALL, *case[1:])
+    assert case[0] in message
+    assert "\n" not in message
+    assert message.startswith((f"{SMALL}:", "override "))
 
 
 @pytest.mark.parametrize(
@@ -329,19 +313,19 @@ def test_fifty_megabytes_are_refused_unread(tmp_path: Path) -> None:
     assert "is 50.0 MiB, more than the 1 MiB allowed here" in complaint(path)
 
 
-def test_a_directory_a_device_a_missing_and_an_unreadable_file(good: str, write: Write, tmp_path: Path) -> None:
+def test_a_directory_a_device_a_missing_and_an_unreadable_file(write: Write, tmp_path: Path) -> None:
     assert "is a directory" in complaint(tmp_path)
     assert "is not a regular file" in complaint(Path("/dev/zero"))
     assert "cannot be read: No such file or directory" in complaint(tmp_path / "absent.yaml")
-    assert "cannot be read: Not a directory" in complaint(write(good) / "recipe.yaml")
+    assert "cannot be read: Not a directory" in complaint(write(GOOD) / "recipe.yaml")
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     assert "cannot be read: Too many levels of symbolic links" in complaint(tmp_path / "loop.yaml")
     os.mkfifo(tmp_path / "pipe.yaml")  # must not wait for a writer
     assert "is not a regular file" in complaint(tmp_path / "pipe.yaml")
 
 
-def test_several_mistakes_are_told_at_once_and_only_the_first_few(good: str, write: Write) -> None:
-    text = good.replace("steps: 1000", "steps: -1").replace("nodes: 4", "nodes: -1").replace("bf16", "bf8")
+def test_several_mistakes_are_told_at_once_and_only_the_first_few(write: Write) -> None:
+    text = GOOD.replace("steps: 1000", "steps: -1").replace("nodes: 4", "nodes: -1").replace("bf16", "bf8")
     message = complaint(write(text)).splitlines()
     assert [re.sub(r".*yaml:(\d+): ([\w.]+):.*", r"\1 \2", line) for line in message] == [
         "6 nodes",
@@ -349,29 +333,26 @@ def test_several_mistakes_are_told_at_once_and_only_the_first_few(good: str, wri
         "11 training.precision",
     ]
     many = "".join(f"key{i}: 1\n" for i in range(20))
-    lines = complaint(write(good + many)).splitlines()
+    lines = complaint(write(GOOD + many)).splitlines()
     assert len(lines) == 6
     assert lines[-1].endswith("and 15 more")
 
 
-def test_a_secret_is_never_repeated_in_a_message(good: str, write: Write) -> None:
+def test_a_secret_is_never_repeated_in_a_message(write: Write) -> None:
     for text in ("environment: {MY_API_KEY: s3cr3t}", "environment: {A: {b: s3cr3t}}", "setup: [MY_TOKEN=s3cr3t run]"):
-        assert "s3cr3t" not in complaint(write(good + text + "\n"))
-    assert "s3cr3t" not in complaint(write(good), "environment.MY_TOKEN=s3cr3t")
+        assert "s3cr3t" not in complaint(write(GOOD + text + "\n"))
+    assert "s3cr3t" not in complaint(write(GOOD), "environment.MY_TOKEN=s3cr3t")
 
 
 @pytest.mark.parametrize(
     "name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "KEYS", "SECRETARY", "NCCL_DEBUG", "NCCL_IB_KEY", "KEYCLOAK_REALM"]
 )
-def test_only_the_end_of_a_name_makes_a_secret(name: str, good: str, write: Write) -> None:
-    recipe = load_recipe(write(good + f'environment: {{{name}: "false"}}\n'))
+def test_only_the_end_of_a_name_makes_a_secret(name: str, write: Write) -> None:
+    recipe = load_recipe(write(GOOD + f'environment: {{{name}: "false"}}\n'))
     assert recipe.environment == {name: "false"}
 
 
-TEXTS = st.one_of(
-    st.text(max_size=200),
-    st.text(alphabet="abc:-[]{}\n \t&*!|>'\"#%@,?0123456789.e+_~<=", max_size=200),
-)
+TEXTS = st.one_of(st.text(max_size=200), st.text(alphabet="abc:-[]{}\n \t&*!|>'\"#%@,?0123456789.e+_~<=", max_size=200))
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -406,23 +387,23 @@ def test_any_override_is_taken_or_answered(key: str, value: str, write: Write) -
         load_recipe(write(GOOD), [f"{key}={value}"])
 
 
-def test_many_allowed_values_are_weighed_without_multiplying_them_out(good: str, write: Write) -> None:
+def test_many_allowed_values_are_weighed_without_multiplying_them_out(write: Write) -> None:
     sizes = ", ".join(map(str, range(3, 20_003, 2)))  # odd: none but 1 divides 32 devices
-    text = good.replace(
+    text = GOOD.replace(
         "layout: auto", f"layout: {{context: [{sizes}], expert_tensor: [{sizes}], tensor: [1, {sizes}]}}"
     )
     # multiplied out, this would be 10^12 products
     assert "does not divide the 32 devices" in complaint(write(text))
 
 
-def test_reading_is_the_same_without_the_c_library(good: str, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_is_the_same_without_the_c_library(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     import yaml
 
     from llmlaunch.documents import yaml_strict
 
-    path = write(good)
+    path = write(GOOD)
     expected = load_recipe(path)
     monkeypatch.setattr(yaml_strict, "_Loader", yaml.SafeLoader)
     assert load_recipe(path) == expected
-    assert "recipe.yaml:6: the key 'model' stands twice" in complaint(write(good.replace("nodes: 4", "model: x")))
+    assert "recipe.yaml:6: the key 'model' stands twice" in complaint(write(GOOD.replace("nodes: 4", "model: x")))
     assert "nested more than" in complaint(write(b"[" * 10_000))

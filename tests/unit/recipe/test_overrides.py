@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.overrides import variants
+from support.recipes import SMALL
 
-Write = Callable[[str | bytes], Path]
-
-
-@pytest.fixture
-def path(good: str, write: Write) -> str:
-    return str(write(good))
+PATH = str(SMALL)
 
 
-def test_several_values_of_several_keys_are_every_combination(path: str) -> None:
-    assert variants(path, ["training.steps=10,20", "name=x", "nodes=1,2"]) == [
+def test_several_values_of_several_keys_are_every_combination() -> None:
+    assert variants(PATH, ["training.steps=10,20", "name=x", "nodes=1,2"]) == [
         ("name=x", "training.steps=10", "nodes=1"),
         ("name=x", "training.steps=10", "nodes=2"),
         ("name=x", "training.steps=20", "nodes=1"),
@@ -27,9 +20,9 @@ def test_several_values_of_several_keys_are_every_combination(path: str) -> None
     ]
 
 
-def test_words_that_are_not_split_stay_in_their_order_since_the_last_on_a_key_wins(path: str) -> None:
+def test_words_that_are_not_split_stay_in_their_order_since_the_last_on_a_key_wins() -> None:
     words = ("model={base: llama2-7b, num_layers: 4}", "model.num_layers=7", "slurm.exclude=a,b", "nodes=1")
-    assert variants(path, words) == [words]
+    assert variants(PATH, words) == [words]
 
 
 @pytest.mark.parametrize(
@@ -43,8 +36,8 @@ def test_words_that_are_not_split_stay_in_their_order_since_the_last_on_a_key_wi
         "layout.micro_batch_size=1,auto",
     ],
 )
-def test_numbers_and_fixed_words_are_split(path: str, word: str) -> None:
-    assert len(variants(path, [word])) == word.count(",") + 1
+def test_numbers_and_fixed_words_are_split(word: str) -> None:
+    assert len(variants(PATH, [word])) == word.count(",") + 1
 
 
 @pytest.mark.parametrize(
@@ -67,12 +60,12 @@ def test_numbers_and_fixed_words_are_split(path: str, word: str) -> None:
         "nodes",
     ],
 )
-def test_a_comma_that_may_be_part_of_the_value_is_left_alone(path: str, word: str) -> None:
-    assert variants(path, [word]) == [(word,)]
+def test_a_comma_that_may_be_part_of_the_value_is_left_alone(word: str) -> None:
+    assert variants(PATH, [word]) == [(word,)]
 
 
-def test_grid_splits_whatever_the_key_holds(path: str) -> None:
-    assert variants(path, ["nodes=2"], ["model=llama3-8b,llama3-70b", "environment.X=a,b"]) == [
+def test_grid_splits_whatever_the_key_holds() -> None:
+    assert variants(PATH, ["nodes=2"], ["model=llama3-8b,llama3-70b", "environment.X=a,b"]) == [
         ("nodes=2", "model=llama3-8b", "environment.X=a"),
         ("nodes=2", "model=llama3-8b", "environment.X=b"),
         ("nodes=2", "model=llama3-70b", "environment.X=a"),
@@ -93,7 +86,7 @@ def test_grid_splits_whatever_the_key_holds(path: str) -> None:
         ([], ["model=" + ",".join(map(str, range(40))), "environment.X=" + ",".join(map(str, range(40)))], "1600"),
     ],
 )
-def test_what_makes_no_sense_is_refused(path: str, words: list[str], grid: list[str], why: str) -> None:
+def test_what_makes_no_sense_is_refused(words: list[str], grid: list[str], why: str) -> None:
     with pytest.raises(UserError, match=why) as refusal:
-        variants(path, words, grid)
+        variants(PATH, words, grid)
     assert "secret" not in str(refusal.value)

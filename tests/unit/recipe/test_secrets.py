@@ -17,9 +17,10 @@ from llmlaunch.documents.secrets import is_secret_file, known_secret, looks_secr
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.load import load_recipe
+from support.recipes import SMALL
 
 ROOT = Path(__file__).resolve().parents[3]
-GOOD = (Path(__file__).parent / "good.yaml").read_text()
+GOOD = SMALL.read_text()
 HIDDEN = "Zq7xW2vK9pLm4Rt8"  # in every secret below, so that a message that repeats one is seen
 HF = f"hf_{HIDDEN}AbCdEfGhIjKlMnOpQr"
 
@@ -206,18 +207,7 @@ def test_a_services_own_prefix_is_known_wherever_it_stands(prefix: str, rest: st
 
 WORDS = st.sampled_from(["my", "hf", "hub", "wandb", "aws", "site", "ml", "cluster", "s3", "registry"])
 LAST = st.sampled_from(
-    [
-        "token",
-        "api_key",
-        "secret",
-        "password",
-        "access_key_id",
-        "pat",
-        "key",
-        "passphrase",
-        "credentials",
-        "secret_access_key",
-    ]
+    "token api_key secret password access_key_id pat key passphrase credentials secret_access_key".split()
 )
 KINDS = st.sampled_from(["", "_rw", "_prod", "_2", "_v2"])
 VALUES = st.text(ALPHABET, min_size=8, max_size=40).filter(lambda text: not text.isdigit())
@@ -244,40 +234,11 @@ def test_a_name_that_ends_like_a_secrets_is_known_in_every_form(
 
 
 PARTS = st.sampled_from(
-    [
-        "data",
-        "scratch",
-        "llama",
-        "tokenizer",
-        "tokens",
-        "max",
-        "eos",
-        "path",
-        "model",
-        "checkpoint",
-        "run",
-        "node",
-        "nccl",
-        "ib",
-        "cuda",
-        "module",
-        "load",
-        "export",
-        "set",
-        "keys",
-        "monkey",
-        "secretary",
-        "8192",
-        "0.95",
-        "true",
-        "h100",
-        "train.py",
-        "--seq-length",
-        "--tokenizer-type",
-        "/mnt/data",
-        "./x",
-        "s3://bucket/x",
-    ]
+    (
+        "data scratch llama tokenizer tokens max eos path model checkpoint run node nccl ib cuda module "
+        "load export set keys monkey secretary 8192 0.95 true h100 train.py --seq-length --tokenizer-type "
+        "/mnt/data ./x s3://bucket/x"
+    ).split()
 )
 
 
@@ -289,27 +250,11 @@ def test_ordinary_words_in_any_order_are_no_secret(parts: list[str], between: st
 
 @pytest.mark.parametrize(
     "name",
-    [
-        ".env",
-        ".env.local",
-        "sub/.env",
-        "prod.env",
-        "server.pem",
-        "a/b.key",
-        "id_rsa",
-        "id_ed25519.bak",
-        ".netrc",
-        "credentials.json",
-        "credentials",
-        "kubeconfig",
-        ".npmrc",
-        ".pypirc",
-        ".huggingface/token",
-        ".aws/config",
-        ".kube/config",
-        "secrets.yaml",
-        "service_account_x.json",
-    ],
+    (
+        ".env .env.local sub/.env prod.env server.pem a/b.key id_rsa id_ed25519.bak .netrc "
+        "credentials.json credentials kubeconfig .npmrc .pypirc .huggingface/token .aws/config "
+        ".kube/config secrets.yaml service_account_x.json"
+    ).split(),
 )
 def test_files_that_hold_secrets_are_known_by_name(name: str) -> None:
     assert is_secret_file(name)
@@ -317,21 +262,10 @@ def test_files_that_hold_secrets_are_known_by_name(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "train.py",
-        "tokenizer.json",
-        "environment.py",
-        "env.yaml",
-        "id_rsa.pub",
-        "keys.py",
-        "secrets.py",
-        "credentials.py",
-        "token.py",
-        "monkey.txt",
-        "megatron/core/tokenizers/text.py",
-        "tests/token_ids.json",
-        "requirements.txt",
-    ],
+    (
+        "train.py tokenizer.json environment.py env.yaml id_rsa.pub keys.py secrets.py credentials.py "
+        "token.py monkey.txt megatron/core/tokenizers/text.py tests/token_ids.json requirements.txt"
+    ).split(),
 )
 def test_files_of_code_are_not(name: str) -> None:
     assert not is_secret_file(name)

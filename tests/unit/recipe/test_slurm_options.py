@@ -30,43 +30,10 @@ def test_a_value_that_sbatch_refuses_is_refused_with_its_place(option: str, valu
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("tiem", "did you mean time?"),
-        ("partiton", "did you mean partition?"),
-        ("mem-per-node", "did you mean gpus-per-node?"),
-        ("part", "did you mean partition?"),
-        ("frobnicate", "slurm_plugins:"),
-    ],
-)
-def test_an_unknown_option_is_refused_with_the_nearest(name: str, hint: str) -> None:
-    with pytest.raises(UserError, match=f"slurm.{name}: is no option of sbatch; ") as caught:
-        recipe_of("quickstart", f"slurm={{{name}: '1'}}")
-    assert hint in str(caught.value)
-
-
 def test_an_option_of_a_plugin_passes_under_its_own_key_from_recipe_and_profile(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text("base: cpu-x1\nslurm_plugins: {bee-ond: 4, tunnel: a}\n", encoding="utf-8")
     overrides = [f"cluster={tmp_path / 'site.yaml'}", "slurm_plugins={tunnel: b, no-proxy: true}"]
     assert recipe_of("quickstart", *overrides).slurm == {"bee-ond": 4, "tunnel": "b", "no-proxy": True}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("{mem: 4G, mem-per-cpu: 1G}", "slurm.mem-per-cpu: contradicts mem"),
-        ("{exclusive: true, oversubscribe: true}", "slurm.oversubscribe: contradicts exclusive"),
-        ("{requeue: true, no-requeue: true}", "slurm.no-requeue: contradicts requeue"),
-        ("{nodelist: 'n[1-4]'}", "slurm.nodelist: names 4 nodes, and the job takes 1"),
-        ("{contiguous: '3'}", "slurm.contiguous: takes no value, not '3'"),
-        ("{time: 1.5}", "slurm.time: must be text, a whole number"),
-    ],
-)
-def test_options_that_contradict_each_other_or_the_recipe_are_refused(options: str, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        recipe_of("quickstart", f"slurm={options}")
-    assert message in str(caught.value)
 
 
 def test_what_contradicts_the_profile_replaces_it(tmp_path: Path) -> None:
