@@ -207,7 +207,18 @@ def test_a_services_own_prefix_is_known_wherever_it_stands(prefix: str, rest: st
 
 WORDS = st.sampled_from(["my", "hf", "hub", "wandb", "aws", "site", "ml", "cluster", "s3", "registry"])
 LAST = st.sampled_from(
-    "token api_key secret password access_key_id pat key passphrase credentials secret_access_key".split()
+    [
+        "token",
+        "api_key",
+        "secret",
+        "password",
+        "access_key_id",
+        "pat",
+        "key",
+        "passphrase",
+        "credentials",
+        "secret_access_key",
+    ]
 )
 KINDS = st.sampled_from(["", "_rw", "_prod", "_2", "_v2"])
 VALUES = st.text(ALPHABET, min_size=8, max_size=40).filter(lambda text: not text.isdigit())
@@ -234,11 +245,40 @@ def test_a_name_that_ends_like_a_secrets_is_known_in_every_form(
 
 
 PARTS = st.sampled_from(
-    (
-        "data scratch llama tokenizer tokens max eos path model checkpoint run node nccl ib cuda module "
-        "load export set keys monkey secretary 8192 0.95 true h100 train.py --seq-length --tokenizer-type "
-        "/mnt/data ./x s3://bucket/x"
-    ).split()
+    [
+        "data",
+        "scratch",
+        "llama",
+        "tokenizer",
+        "tokens",
+        "max",
+        "eos",
+        "path",
+        "model",
+        "checkpoint",
+        "run",
+        "node",
+        "nccl",
+        "ib",
+        "cuda",
+        "module",
+        "load",
+        "export",
+        "set",
+        "keys",
+        "monkey",
+        "secretary",
+        "8192",
+        "0.95",
+        "true",
+        "h100",
+        "train.py",
+        "--seq-length",
+        "--tokenizer-type",
+        "/mnt/data",
+        "./x",
+        "s3://bucket/x",
+    ]
 )
 
 
@@ -250,11 +290,27 @@ def test_ordinary_words_in_any_order_are_no_secret(parts: list[str], between: st
 
 @pytest.mark.parametrize(
     "name",
-    (
-        ".env .env.local sub/.env prod.env server.pem a/b.key id_rsa id_ed25519.bak .netrc "
-        "credentials.json credentials kubeconfig .npmrc .pypirc .huggingface/token .aws/config "
-        ".kube/config secrets.yaml service_account_x.json"
-    ).split(),
+    [
+        ".env",
+        ".env.local",
+        "sub/.env",
+        "prod.env",
+        "server.pem",
+        "a/b.key",
+        "id_rsa",
+        "id_ed25519.bak",
+        ".netrc",
+        "credentials.json",
+        "credentials",
+        "kubeconfig",
+        ".npmrc",
+        ".pypirc",
+        ".huggingface/token",
+        ".aws/config",
+        ".kube/config",
+        "secrets.yaml",
+        "service_account_x.json",
+    ],
 )
 def test_files_that_hold_secrets_are_known_by_name(name: str) -> None:
     assert is_secret_file(name)
@@ -262,10 +318,21 @@ def test_files_that_hold_secrets_are_known_by_name(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    (
-        "train.py tokenizer.json environment.py env.yaml id_rsa.pub keys.py secrets.py credentials.py "
-        "token.py monkey.txt megatron/core/tokenizers/text.py tests/token_ids.json requirements.txt"
-    ).split(),
+    [
+        "train.py",
+        "tokenizer.json",
+        "environment.py",
+        "env.yaml",
+        "id_rsa.pub",
+        "keys.py",
+        "secrets.py",
+        "credentials.py",
+        "token.py",
+        "monkey.txt",
+        "megatron/core/tokenizers/text.py",
+        "tests/token_ids.json",
+        "requirements.txt",
+    ],
 )
 def test_files_of_code_are_not(name: str) -> None:
     assert not is_secret_file(name)

@@ -13,7 +13,17 @@ from test_render_run import JOBS
 from llmlaunch.recipe.types import Code
 from llmlaunch.rendering.run_directory import render_run
 
-NAMED = ".env conf/.env.prod server.pem site.key id_rsa .netrc credentials.json kubeconfig .npmrc".split()
+NAMED = (
+    ".env",
+    "conf/.env.prod",
+    "server.pem",
+    "site.key",
+    "id_rsa",
+    ".netrc",
+    "credentials.json",
+    "kubeconfig",
+    ".npmrc",
+)
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"
 KEY = "-----BEGIN RSA PRIVATE KEY-----"
 SECRET_CONTENTS = {"hub.py": f"TOKEN = '{TOKEN}'\n", "blob.bin": f"\0\1\2{KEY}\n"}
