@@ -38,6 +38,7 @@ EXPERTS = Layout(2, 1, data=32, expert=8, sequence_parallel=1, zero_stage=1)
 STAGES = Layout(8, 4, data=16, sequence_parallel=1, zero_stage=1)
 REPLICATED = Layout(16, 1, data=32, sequence_parallel=1)  # 8 query groups on 16 ranks
 PAIRS = replace(GPUS, micro_batch_size=2)
+RING = Layout(1, 4, context=8, data=16, zero_stage=1)  # 64 heads, 8 query groups
 CHUNKS = replace(STAGES, virtual_pipeline=5)
 EXCHANGING = Layout(1, 1, data=64, expert=8, zero_stage=1)
 FULL, SELECTIVE = replace(GPUS, recompute=RECOMPUTE_FULL), replace(GPUS, recompute=RECOMPUTE_SELECTIVE)
@@ -59,6 +60,10 @@ def llama(heads: int, groups: int, **more: object) -> str:
 
 TWELVE_HEADS = llama(12, 3, head_dim=128, family="mistral")
 WINDOWED = "model={base: llama2-7b, sliding_window: {tokens: 1024}}"
+NARROW_VIEW, BIASED = (
+    f"model={{base: llama3-8b, {part}}}" for part in ("sliding_window: {tokens: 512}", "linear_bias: true")
+)
+RECOMPUTED_MLP = "layout={recompute: selective, recompute_modules: [mlp]}"
 PIPELINE = own_script("pipeline", "model={base: llama2-7b, num_layers: 28}")
 OLD_MEGATRON = own_script(
     "megatron-deepspeed", "data={path: /data/mine_text_document}", llama(8, 8, num_layers=28, head_dim=512)
@@ -79,6 +84,7 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("experts", MIXTURE, (), Layout(expert=16), EXPERTS),
     ("expert-ffn expert-world", MIXTURE, (), Layout(expert_tensor=3), EXPERTS),
     ("expert-world", MIXTURE, (), Layout(1, 16, expert=8, data=4), replace(EXPERTS, pipeline=4, data=8)),
+    ("window-without-context", DENSE, (NARROW_VIEW,), Layout(context=2, data=16), GPUS),
     ("mixture-needs-sequence", MIXTURE, (), Layout(2, 1, data=32), EXPERTS),
     ("sharded-one-stage", DENSE, ("layout.zero_stage=3",), Layout(pipeline=2, data=16, zero_stage=3), TWO_PLAIN),
     ("pipeline", DEEPSPEED, (), Layout(pipeline=2, data=8), ZERO_3),
@@ -122,6 +128,9 @@ ASKED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("delayed-gradients-experts", MIXTURE, (DELAYED,), replace(EXPERTS, expert=1), EXPERTS),
     ("delayed-gradients-no-full", MIXTURE, (DELAYED,), replace(EXPERTS, recompute=RECOMPUTE_FULL), EXPERTS),
     ("delayed-gradients-interleaved", MIXTURE, (DELAYED,), EXPERT_STAGES, replace(EXPERT_STAGES, virtual_pipeline=2)),
+    ("recomputed-mlp-unbiased", DENSE, (BIASED, RECOMPUTED_MLP), SELECTIVE, FULL),
+    ("deepep-needs-others", MIXTURE, ("layout.token_dispatcher=flex",), replace(EXPERTS, expert=1), EXPERTS),
+    ("all-to-all-heads", BIG, ("layout.context_comm=a2a",), replace(RING, tensor=2, data=8, sequence_parallel=1), RING),
     ("hidden-tensor-sequence", BIG, ("layout.tp_comm_overlap=true",), replace(STAGES, sequence_parallel=0), STAGES),
     ("hidden-exchange-experts", MIXTURE, (HIDDEN,), replace(EXCHANGING, expert=1), EXCHANGING),
     ("hidden-exchange-no-full", MIXTURE, (HIDDEN,), replace(EXCHANGING, recompute=RECOMPUTE_FULL), EXCHANGING),
@@ -164,8 +173,8 @@ def test_a_technique_nobody_asked_for_refuses_no_layout(
 # Rules whose cases need more than an override: in this folder, and in tests/frameworks.
 RULED_ELSEWHERE = (
     *("shared-expert", "stages-named", "stages-hold-all", "stages-hold-some", "context-precision", "fp16-needs-gpu"),
-    *("biased-experts", "window-without-context", "deepep-needs-others", "overlapped-expert-kept", "context-latents"),
-    *("delayed-gradients-prediction", "recomputed-mlp-unbiased", "offload-optimizer-half", "all-to-all-heads"),
+    *("biased-experts", "overlapped-expert-kept", "context-latents"),
+    *("delayed-gradients-prediction", "offload-optimizer-half"),
     *("optimizer-formats-on-device", "fp8-parameters-on-device", "delayed-keeps-norms"),
 )
 
