@@ -48,14 +48,18 @@ def say(message: str) -> None:
 
 
 def write_status(run_directory: Path, status: Record) -> None:
-    """Keep the verdict of an attempt with it, then make it the run's. A full disk is reported, and changes nothing
-    else."""
+    """Keep the verdict of an attempt with it, then make it the run's. A full disk changes nothing else."""
     own = file_names.attempt_folder(run_directory, str(status["attempt"])) / file_names.STATUS
     for path in (own, run_directory / file_names.STATUS):
-        try:
-            replace_json(path, status)
-        except OSError as error:
-            say(f"{path} not written: {error.strerror}")
+        write_or_say(path, status)
+
+
+def write_or_say(path: Path, record: Record) -> None:
+    """Write `record` to `path`, or say in one line why it cannot be written."""
+    try:
+        replace_json(path, record)
+    except OSError as error:
+        say(f"{path} not written: {error.strerror}")
 
 
 class PeaksFile:

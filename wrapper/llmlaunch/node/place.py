@@ -18,9 +18,9 @@ from ..placement.search import place
 from ..placement.traffic import Sizes, Volumes, inverse, term_seconds, traffic
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import read_object, replace_json
+from ..rundir.files import read_object
 from ..rundir.values import counted, host_names
-from .files import NODES_ON_STDIN, command_parser, say
+from .files import NODES_ON_STDIN, command_parser, say, write_or_say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,10 +58,7 @@ def main(argv: list[str]) -> int:
         record = _decide(options, nodes)
     except Exception as error:  # the job goes on in any case
         record = _unchanged(nodes, f"placing failed: {type(error).__name__}: {error}")
-    try:
-        replace_json(attempt_folder(options.run_dir, options.attempt) / file_names.PLACEMENT, record)
-    except OSError as error:
-        say(f"placement.json not written: {error.strerror}")
+    write_or_say(attempt_folder(options.run_dir, options.attempt) / file_names.PLACEMENT, record)
     say(f"node order: {record['why']}")
     if record["order"] != nodes:
         ranks = {node: rank for rank, node in enumerate(record["order"])}

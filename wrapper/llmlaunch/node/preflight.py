@@ -25,7 +25,7 @@ from ..causes.log_scan import read_log, scan
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
-from .files import NODES_ON_STDIN, command_parser, say
+from .files import NODES_ON_STDIN, command_parser, say, write_or_say
 from .signals import die_with_parent
 
 if TYPE_CHECKING:
@@ -118,10 +118,7 @@ class Marker:
             "matmul_seconds": self._seconds,
             "at": time.time(),
         }
-        try:
-            replace_json(self.path, record)
-        except OSError as error:
-            say(f"{self.path} not written: {error.strerror}")
+        write_or_say(self.path, record)
 
 
 def _start(options: argparse.Namespace, device: int) -> subprocess.Popen[bytes]:

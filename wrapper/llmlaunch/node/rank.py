@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import replace_json
-from .files import command_parser, say
+from .files import command_parser, say, write_or_say
 from .process_tree import all_pids, parent_of
 from .signals import die_with_parent, end_like, signal_name, signal_number
 from .stacks import ask_for_stacks, prepare_stacks, remove_if_empty
@@ -65,7 +64,7 @@ def main(argv: list[str]) -> int:
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
     record["program_pid"] = child = spawn(program, rank)
-    _write(path, record)
+    write_or_say(path, record)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     # while the child is still a zombie, so that no signal ever goes to its number's heir
     for number in (*FORWARDED, *NOT_FOR_TRAINERS):
@@ -76,10 +75,10 @@ def main(argv: list[str]) -> int:
     record["resident_peak_bytes"] = usage.ru_maxrss * 1024  # Linux counts KiB
     if os.WIFSIGNALED(status):
         record["signal"] = signal_name(os.WTERMSIG(status))
-        _write(path, record)
+        write_or_say(path, record)
         end_like(os.WTERMSIG(status))
     record["exit_code"] = os.WEXITSTATUS(status)
-    _write(path, record)
+    write_or_say(path, record)
     return os.WEXITSTATUS(status)
 
 
@@ -152,13 +151,6 @@ def _environment_int(name: str) -> int:
     """torchrun sets RANK and LOCAL_RANK; a program started alone is rank 0."""
     text = os.environ.get(name, "")
     return int(text) if text.isdigit() else 0
-
-
-def _write(path: Path, record: Record) -> None:
-    try:
-        replace_json(path, record)
-    except OSError as error:
-        say(f"rank {record['rank']}: {path} not written: {error.strerror}")
 
 
 def put_hook_first(run_directory: Path) -> bool:
