@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmlaunch.units import GIB
-from llmlaunch.watch.bars import ASCII, BLOCKS, Glyphs, Line, alarm, bar, plain, sparkline
-from llmlaunch.watch.frames import frame
+from llmlaunch.watch.frames import ASCII, BLOCKS, Glyphs, Line, alarm, bar, frame, sparkline
 from llmlaunch.watch.model import Gauge, WatchedRun
 from llmlaunch.watch.views import changes
 
@@ -51,6 +50,10 @@ def run_of(*gauges: Gauge, **changed: object) -> WatchedRun:
         gauges=gauges,
     )
     return replace(run, **changed)
+
+
+def plain(line: Line) -> str:
+    return "".join(text for text, _ in line).rstrip()
 
 
 def text(lines: list[Line]) -> list[str]:

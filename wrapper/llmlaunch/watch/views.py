@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.report.text import one_line
-from llmlaunch.watch.bars import ASCII, BLOCKS, Line
-from llmlaunch.watch.frames import frame
+from llmlaunch.watch.frames import ASCII, BLOCKS, Line, frame
 from llmlaunch.watch.loop import View
 from llmlaunch.watch.model import WatchedRun, step_text
 
