@@ -14,19 +14,10 @@ from click.testing import CliRunner
 from llmlaunch.assets import asset
 from llmlaunch.cli.init import init_command
 from support.command_line import CommandLine
+from support.recipes import recipe_text
 
 ROOT = Path(__file__).resolve().parents[3]
-GOOD = """\
-schema: 1
-name: mine
-model: llama3-8b
-backend: megatron-lm
-cluster: h100-80gb-x8
-nodes: 4
-training: {sequence_length: 8192, global_batch_size: 512, steps: 10}
-data: {mock: true}
-layout: auto
-"""
+GOOD = recipe_text(layout="auto")
 
 
 @pytest.fixture(autouse=True)

@@ -25,19 +25,9 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import relax_pins, search_relaxed
 from llmlaunch.recipe.load import load_recipe
 from support.plans import gallery_setting, plan_of, setting_for
+from support.recipes import recipe_text
 
-GOOD = """\
-schema: 1
-name: mine
-model: llama3-8b
-backend: megatron-lm
-cluster: h100-80gb-x8
-nodes: 4
-training: {sequence_length: 8192, global_batch_size: 512, steps: 10}
-data: {mock: true}
-layout:
-  micro_batch_size: 1
-"""
+GOOD = recipe_text(layout="\n  micro_batch_size: 1")
 
 
 def refusal(name: str, *overrides: str) -> str:

@@ -10,29 +10,19 @@ import pytest
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rendering.inputs import Inputs, inputs_of
 from support.command_line import CommandLine
+from support.recipes import recipe_text
 
-MEGATRON = """\
-schema: 1
-name: mine
-model: llama3-8b
-backend: megatron-lm
-cluster: h100-80gb-x8
-nodes: 4
-training: {sequence_length: 8192, global_batch_size: 512, steps: 10}
-data: {path: corpus/text_document}
-"""
-DEEPSPEED = MEGATRON.replace("megatron-lm", "deepspeed").replace("corpus/text_document", "corpus")
-TINY = """\
-schema: 1
-name: tiny
-model: {num_layers: 2, hidden_size: 64, ffn_hidden_size: 128, num_attention_heads: 4, vocab_size: 256}
-backend: deepspeed
-cluster: cpu-x2
-nodes: 1
-training: {sequence_length: 64, global_batch_size: 4, steps: 2, precision: fp32}
-data: {path: corpus.txt}
-secrets: [MY_HUB]
-"""
+MEGATRON = recipe_text(data="{path: corpus/text_document}")
+DEEPSPEED = recipe_text(backend="deepspeed", data="{path: corpus}")
+TINY = recipe_text(
+    model="{num_layers: 2, hidden_size: 64, ffn_hidden_size: 128, num_attention_heads: 4, vocab_size: 256}",
+    backend="deepspeed",
+    cluster="cpu-x2",
+    nodes="1",
+    training="{sequence_length: 64, global_batch_size: 4, steps: 2, precision: fp32}",
+    data="{path: corpus.txt}",
+    secrets="[MY_HUB]",
+)
 
 
 def looked_for(folder: Path, text: str, *overrides: str, **environment: str) -> Inputs:
@@ -92,7 +82,7 @@ def test_weights_to_start_from_are_looked_for(tmp_path: Path) -> None:
 
 
 def test_an_unset_secret_is_named_and_an_empty_one_too(tmp_path: Path) -> None:
-    mock = MEGATRON.replace("{path: corpus/text_document}", "{mock: true}") + "secrets: [MY_HUB, OTHER]\n"
+    mock = recipe_text(secrets="[MY_HUB, OTHER]")
     missing = looked_for(tmp_path, mock, OTHER="").missing
     assert [sentence.split(": ")[2] for sentence in missing] == [
         "MY_HUB is not set here; export it where you submit",
@@ -145,7 +135,7 @@ def test_check_refuses_what_submit_refuses(
     overrides: list[str], message: str, tmp_path: Path, llmlaunch: CommandLine
 ) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(MEGATRON.replace("{path: corpus/text_document}", "{mock: true}"))
+    recipe.write_text(recipe_text())
     checked = llmlaunch("check", recipe, *overrides, code=2)
     assert message in checked.stderr
     assert checked.stdout == ""

@@ -1,0 +1,175 @@
+"""What a run directory tells of its layout: the stages of its record, the order of its nodes, one rank by itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_samples import container_job, deepspeed_cpu, megatron_70b, plan, rank_by_itself, script_of
+
+from llmlaunch.backends.megatron.arguments import written_layout
+from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.calibration.cases import case_of
+from llmlaunch.cluster.matrix import BandwidthMatrix
+from llmlaunch.layout import Layout
+from llmlaunch.placement.traffic import Sizes, Volumes, traffic
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.rendering.provenance import Provenance, gather_provenance
+from llmlaunch.rendering.run_directory import run_files
+from llmlaunch.rendering.run_json import measurement_template, placement_json
+from llmlaunch.rundir.peak_account import pipeline_rank_of
+
+RECIPE = megatron_70b()[0]
+LAYERS = RECIPE.model.num_layers
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> Layout:
+    """80 layers over two to eight stages of one or two chunks."""
+    pipeline, chunks = draw(st.sampled_from([2, 4])), draw(st.integers(1, 2))
+    stages = pipeline * chunks
+    cuts = st.lists(st.integers(1, LAYERS - 1), min_size=stages - 1, max_size=stages - 1, unique=True)
+    before = sorted(draw(cuts))
+    layers = tuple(b - a for a, b in zip([0, *before], [*before, LAYERS], strict=True))
+    split = () if len(set(layers)) == 1 else layers
+    data = 512 // (8 * pipeline)
+    return Layout(8, pipeline, chunks, data=data, sequence_parallel=1, zero_stage=1, layers_by_stage=split)
+
+
+@given(layout=splits())
+def test_the_record_of_a_run_tells_its_stages_again(layout: Layout) -> None:
+    record = measurement_template(RECIPE, plan(RECIPE, layout), MegatronLM().render(RECIPE, layout))
+    assert case_of(json.loads(json.dumps(record))).layout == layout
+
+
+@pytest.mark.parametrize("split", [(20, 21, 20, 19), (10, 10, 10, 10, 10, 10, 11, 9)])
+def test_the_shell_hands_a_written_layout_on_as_one_word(split: tuple[int, ...]) -> None:
+    layout = Layout(8, 4, len(split) // 4, data=16, sequence_parallel=1, zero_stage=1, layers_by_stage=split)
+    rendered = MegatronLM().render(RECIPE, layout)
+    files = run_files(RECIPE, plan(RECIPE, layout), {"recipe": RECIPE.name}, rendered, Provenance(code={}))
+    word = written_layout(split)
+    line = next(line for line in files["train.sh"].decode().splitlines() if line.startswith("program="))
+    say = f'MEGATRON_LM_PATH=/opt\n{line}\nprintf "%s\\n" "${{program[@]}}"'
+    printed = subprocess.run(["bash", "-c", say], capture_output=True, text=True, check=True).stdout
+    assert word in printed.splitlines()
+
+
+def directives(of: Recipe) -> list[str]:
+    return [line for line in script_of(of).splitlines() if line.startswith("#SBATCH")]
+
+
+def with_cluster(of: Recipe, **changes: object) -> Recipe:
+    return replace(of, cluster=replace(of.cluster, **changes))  # type: ignore[arg-type]
+
+
+def test_the_file_says_what_the_job_sends_between_its_nodes() -> None:
+    of, plan, _ = megatron_70b()
+    matrix = BandwidthMatrix(("a", "b"), ((0.0, 17.25e9), (18e9, 0.0)))
+    job = json.loads(placement_json(with_cluster(of, bandwidth=matrix), plan.layout))
+    assert job["matrix"] == {"nodes": ["a", "b"], "gigabytes_per_second": [[0.0, 17.25], [18.0, 0.0]]}
+    volumes = Volumes(**{**job["bytes"], "data": tuple(job["bytes"]["data"])})
+    terms = traffic(Sizes(**job["layout"]), volumes, job["devices_per_node"])
+    # 64 nodes: 4 stages of 16, tensor parallel inside each node
+    assert len(terms["pipeline"]) == 16
+    assert len(terms["data"]) == 64
+
+
+def test_only_jobs_of_several_nodes_that_leave_the_order_open_have_it() -> None:
+    for (of, planned, rendered), there in (
+        (megatron_70b(), True),
+        (container_job(), True),
+        (deepspeed_cpu(), False),
+    ):
+        for placement in ("auto", "slurm"):
+            changed = replace(of, placement=placement)
+            files = run_files(changed, planned, {}, rendered, gather_provenance(changed))
+            assert ("placement.json" in files) == (there and placement == "auto")
+            assert (b"node.pyz place" in files["job.sbatch"]) == (there and placement == "auto")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cluster", "wanted"),
+    [
+        (64, {}, []),
+        (64, {"nodes_per_switch": 32}, ["#SBATCH --switches=2"]),
+        (20, {"nodes_per_switch": 32}, ["#SBATCH --switches=1"]),
+        (1, {"nodes_per_switch": 32, "nodes_per_block": 18}, []),
+        (64, {"nodes_per_block": 18}, ["#SBATCH --segment=16"]),
+        (36, {"nodes_per_block": 18}, ["#SBATCH --segment=18"]),
+        (12, {"nodes_per_block": 18}, ["#SBATCH --segment=12"]),
+        (37, {"nodes_per_block": 18}, []),
+    ],
+)
+def test_the_job_asks_for_near_nodes_where_the_profile_says_slurm_knows_them(
+    nodes: int, cluster: dict[str, int], wanted: list[str]
+) -> None:
+    of = replace(with_cluster(megatron_70b()[0], **cluster), nodes=nodes)
+    near = [line for line in directives(of) if "switches" in line or "segment" in line]
+    assert near == wanted
+
+
+def test_the_recipe_has_the_last_word_on_switches() -> None:
+    of = with_cluster(megatron_70b()[0], nodes_per_switch=32)
+    changed = replace(of, slurm={**of.slurm, "switches": "1@12:00:00"})
+    assert "#SBATCH --switches=1@12:00:00" in directives(changed)
+    assert not [line for line in directives(replace(of, slurm={"switches": False})) if "switches" in line]
+    assert not [line for line in directives(replace(of, placement="slurm")) if "switches" in line]
+
+
+LONE = rank_by_itself()
+FILES = run_files(LONE.recipe, LONE.plan, {}, LONE.rendered, Provenance(code={}), LONE.described)
+JOB, TRAIN = FILES["job.sbatch"].decode(), FILES["train.sh"].decode()
+
+
+def lone_directives() -> dict[str, str]:
+    return dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", JOB, re.MULTILINE))
+
+
+def test_it_asks_for_one_device_on_a_part_of_one_node() -> None:
+    options = lone_directives()
+    assert (options["nodes"], options["gres"], options["cpus-per-task"]) == ("1", "lscratch:100", "12")
+    assert options["gpus-per-node"] == "1"
+    assert options["mem"] == f"{2**40 * 9 // 10 // 8 // 2**20}M"
+    assert not {"exclusive", "nodelist", "switches", "segment", "requeue", "signal"} & set(options)
+
+
+def test_it_asks_for_minutes_where_and_as_the_recipe_says() -> None:
+    options = lone_directives()
+    assert options["time"] == "00:20:00"  # a quarter of an hour to start, and three steps of 10 s
+    assert (options["partition"], options["qos"], options["job-name"]) == ("gpu", "long", "llama3-70b-rank3")
+
+
+def test_it_tries_no_nodes_prepares_nothing_and_does_not_come_back() -> None:
+    assert "preflight" not in JOB
+    assert "prepare" not in JOB
+    assert not any(name.startswith("fallback/") for name in FILES)
+    assert (LONE.described["restart"], LONE.described["checkpoint"], LONE.described["fallbacks"]) == (None, None, [])
+
+
+def test_one_process_is_started_with_the_rank_s_place_and_no_torchrun() -> None:
+    assert "torch.distributed.run" not in TRAIN
+    assert all(f"export {line}" in TRAIN for line in ("RANK=384", "WORLD_SIZE=512", "LOCAL_RANK=0"))
+    assert 'exec "${program[@]}"' in TRAIN
+    assert '"${LLMLAUNCH_RUN_DIR}"/trainer/rank_alone.py "${MEGATRON_LM_PATH}"/pretrain_gpt.py' in TRAIN
+
+
+def test_torch_s_own_peaks_are_always_written_down() -> None:
+    assert "hook/llmlaunch_memory_probe.py" in FILES
+
+
+def test_what_it_measures_is_of_the_job_it_is_of() -> None:
+    described = LONE.described
+    assert (described["nodes"], described["devices_per_node"], described["pipeline"]) == (1, 1, 4)
+    assert described["measurement"]["world_size"] == 512  # type: ignore[index]
+    assert len(described["predicted_bytes"]) == 4  # type: ignore[arg-type]
+    assert described["progress"]["steps"] == 3  # type: ignore[index]
+    assert pipeline_rank_of(described, 384) == 3
+
+
+def test_its_stage_is_the_one_it_was_started_for_whatever_its_number() -> None:
+    assert pipeline_rank_of({**LONE.described, "rehearsal": {"pipeline_rank": 2}}, 16) == 2
