@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from llmlaunch.assets import asset
@@ -12,12 +14,14 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.cli.init import gallery
 from llmlaunch.cluster.load import find_accelerator
 from llmlaunch.models.presets import preset_names
-from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.plan import Plan, plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.types import Recipe
 from support.plans import setting_for
 from support.recipes import recipe_of
 
+DOCS = Path(__file__).parents[3] / "docs"
+PLAN_SCHEMA = json.loads((DOCS / "schemas" / "plan.schema.json").read_text())
 NAMES = sorted(path.stem for path in asset("recipes").glob("*.yaml"))
 
 
@@ -32,10 +36,11 @@ def planned(name: str) -> Plan:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_is_safe_as_it_stands_and_renders(name: str) -> None:
+def test_a_recipe_is_safe_as_it_stands_has_the_published_plan_and_renders(name: str) -> None:
     recipe = loaded(name)
     assert recipe.name == name
     assert planned(name).verdict == "safe"
+    jsonschema.validate(plan_json(planned(name)), PLAN_SCHEMA)
     rendered = backend_for(recipe).render(recipe, planned(name).layout)
     assert rendered.program
 
@@ -67,7 +72,7 @@ def test_the_gallery_reaches_from_small_to_large_over_all_cards_and_both_backend
 
 
 def test_the_docs_list_the_gallery_and_every_preset() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+    text = (DOCS / "models.md").read_text(encoding="utf-8")
     table = text[text.index("## Gallery") :]
     assert [name for name in NAMES if f"`{name}`" not in table] == []
     models = text[text.index("## Models") : text.index("## Gallery")]
