@@ -101,22 +101,21 @@ def test_pyxis_gets_its_image_from_srun_and_the_checkout_comes_along(folder: Pat
         probe_environment(place, local=True, say=quiet)
 
 
-def test_here_and_inside_an_allocation(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_here_and_inside_an_allocation_and_what_fails_is_told_with_its_last_words(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = environment_named(None, str(folder / "python3"))
     probe_environment(place, local=True, say=quiet)
     assert not (folder / "srun.arguments").exists()
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     probe_environment(place, local=False, say=quiet)
     assert "--overlap" in arguments(folder, "srun")
-    monkeypatch.setenv("PATH", str(folder / "cache"))  # no SLURM there
-    with pytest.raises(UserError, match=r"srun: not found on this host.*--local"):
-        probe_environment(place, local=False, say=quiet)
-
-
-def test_what_fails_is_told_with_its_last_words(folder: Path) -> None:
     (folder / "python3").write_text("#!/bin/bash\necho 'no space on /tmp' >&2\nexit 4\n")
     with pytest.raises(UserError, match=r"(?s)the probe failed with exit code 4; its last words:\n  no space on /tmp"):
         probe_environment(environment_named(None, None), local=True, say=quiet)
+    monkeypatch.setenv("PATH", str(folder / "cache"))  # no SLURM there
+    with pytest.raises(UserError, match=r"srun: not found on this host.*--local"):
+        probe_environment(place, local=False, say=quiet)
 
 
 def test_a_recipe_asks_for_one_device_of_its_own_partition(folder: Path) -> None:
@@ -131,15 +130,10 @@ def test_a_recipe_asks_for_one_device_of_its_own_partition(folder: Path) -> None
 
 def test_an_image_alone_says_by_its_form_what_runs_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    for image, runtime, resolved in (
-        ("box.sif", "apptainer", str(folder / "box.sif")),
-        ("docker://a/b:c", "apptainer", "docker://a/b:c"),
-        ("box.sqsh", "pyxis", str(folder / "box.sqsh")),
-        ("nvcr.io#a/b:c", "pyxis", "nvcr.io#a/b:c"),
-    ):
-        box = environment_named(image, None).container
-        assert box is not None
-        assert (box.runtime, box.image) == (runtime, resolved)
+    images = {"box.sif": "apptainer", "docker://a/b:c": "apptainer", "box.sqsh": "pyxis", "nvcr.io#a/b:c": "pyxis"}
+    for image, runtime in images.items():
+        resolved = str(folder / image) if image.startswith("box") else image
+        assert environment_named(image, None).container == Container(resolved, (), runtime)
 
 
 def test_an_environment_is_remembered_until_it_changes(folder: Path) -> None:

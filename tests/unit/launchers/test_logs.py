@@ -91,18 +91,12 @@ def test_a_line_is_shown_when_it_is_whole(one_node: Submission) -> None:
     assert logs.new_lines()[1:] == ["100%", "�"]
 
 
-def test_a_long_log_is_shown_whole(one_node: Submission) -> None:
+def test_a_long_log_is_shown_whole_and_one_begun_again_from_its_start(one_node: Submission) -> None:
     logs = JobLogs(one_node)
     lines = [f"step {i} {'x' * 100}" for i in range(30_000)]  # more than one read of 1 MiB
     lines.insert(7, "y" * 3_000_000)  # and a line longer than one
     write(one_node, "12.0.node1", "\n".join(lines))
     assert list(logs.to_end()) == lines
     assert list(logs.to_end()) == []
-
-
-def test_a_log_begun_again_is_read_from_its_start(one_node: Submission) -> None:
-    logs = JobLogs(one_node)
-    write(one_node, "12.0.node1", "a long first line\n")
-    logs.new_lines()
     (one_node.run_dir / "logs" / "12.0.node1.log").write_text("short\n")
     assert logs.new_lines() == ["short"]

@@ -78,26 +78,22 @@ def test_half_of_it_does_not_count_and_the_same_call_begins_again(place: Path, s
     assert is_installed(place)
 
 
-def test_a_caller_with_more_to_add_marks_it_itself(place: Path, steps: Steps) -> None:
-    install(place, mark=False)
-    assert not is_installed(place)
-
-
-def test_a_folder_that_is_no_environment_is_left_alone(place: Path, steps: Steps) -> None:
+def test_a_folder_that_is_no_environment_is_left_alone_and_two_installations_do_not_mix(
+    place: Path, steps: Steps
+) -> None:
     place.mkdir(parents=True)
     (place / "thesis.tex").touch()
     with pytest.raises(UserError, match="something else"):
         install(place)
-    assert steps.commands == []
-
-
-def test_two_installations_into_one_folder_do_not_mix(place: Path, steps: Steps) -> None:
-    place.parent.mkdir(parents=True)
+    (place / "thesis.tex").unlink()
     with (place.parent / ".frameworks.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another installation"):
             install(place)
-    install(place)
+    assert steps.commands == []
+    install(place, mark=False)
+    assert steps.commands
+    assert not is_installed(place), "a caller with more to add marks it itself"
 
 
 def test_without_a_compiler_one_message_before_anything_is_downloaded(

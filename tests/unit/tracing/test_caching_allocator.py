@@ -166,9 +166,8 @@ def test_what_requests_take_from_the_device(
 
 def test_a_remainder_of_a_large_block_up_to_a_mebibyte_is_not_cut_off() -> None:
     """should_split: more than kSmallSize must remain; with expandable segments, kMinBlockSize."""
-    assert replay([(1, 11 * MIB)]).allocated_bytes == 12 * MIB
-    assert replay([(1, 11 * MIB - 512)]).allocated_bytes == 11 * MIB - 512
-    assert replay([(1, 11 * MIB)], expandable=True).allocated_bytes == 11 * MIB
+    for request, expandable, taken in ((11, False, 12), (11 - BLOCK, False, 11 - BLOCK), (11, True, 11)):
+        assert replay(storages(request), expandable).allocated_bytes == taken * MIB
 
 
 def test_a_hole_is_preferred_to_the_end_that_can_grow() -> None:
@@ -181,12 +180,9 @@ def test_a_hole_is_preferred_to_the_end_that_can_grow() -> None:
 
 def test_a_full_device_gets_whole_free_segments_back_once() -> None:
     """release_cached_blocks, and num_alloc_retries of the second alloc_block."""
-    events = [(1, 20 * MIB), (2, 20 * MIB), (1, 0), (2, 0), (3, 30 * MIB)]
-    replayed = replay(events, device_bytes=50 * MIB)
-    assert (replayed.reserved_bytes, replayed.retries, replayed.ran_out) == (40 * MIB, 1, False)
-    in_use = [(1, 20 * MIB), (2, 20 * MIB), (1, 0), (3, 40 * MIB)]
-    replayed = replay(in_use, device_bytes=50 * MIB)
-    assert (replayed.reserved_bytes, replayed.retries, replayed.ran_out) == (40 * MIB, 1, True)
+    for requests, ran_out in (((20, 21, -20, -21, 30), False), ((20, 21, -20, 40), True)):
+        replayed = replay(storages(*requests), device_bytes=50 * MIB)
+        assert (replayed.reserved_bytes, replayed.retries, replayed.ran_out) == (42 * MIB, 1, ran_out)
 
 
 def test_a_full_device_gets_whole_free_pages_back() -> None:

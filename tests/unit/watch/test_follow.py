@@ -103,15 +103,6 @@ def test_each_reason_is_told_once_and_again_after_a_requeue(tmp_path: Path) -> N
     ]
 
 
-def test_a_job_nobody_knows_is_given_up(tmp_path: Path) -> None:
-    submission = slurm_job(tmp_path)
-    output = io.StringIO()
-    ask = Recorded(job12=[UNKNOWN])
-    state = follow(submission, Screen(output), raw=True, ask=ask, poll_seconds=0.01, patience_seconds=0.1)
-    assert state.phase == "unknown"
-    assert output.getvalue() == "Job 12 is not known: SLURM does not know job 12\n"
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Submission]:
     submissions = []
@@ -140,13 +131,18 @@ def test_of_several_runs_a_line_is_written_when_a_state_changes(runs: list[Submi
 
 
 def test_on_a_terminal_each_of_several_runs_has_a_line_in_place(runs: list[Submission]) -> None:
-    screen = TerminalStream()
-    follow_several(runs, Screen(screen), ask=Recorded(job11=[RUNS, DONE], job12=[RUNS, DONE]), poll_seconds=0.01)
+    screen, ask = TerminalStream(), Recorded(job11=[RUNS, DONE], job12=[RUNS, DONE])
+    follow_several(runs, Screen(screen), ask=ask, poll_seconds=0.01)
     table = "0-a [11] step 5/40 | loss 3.1234 | 0.5 s/step | 1,969 tokens/s | 18 s left\n1-b [12] step 5/40 "
     assert table in screen.getvalue()
 
 
-def test_a_run_nobody_knows_does_not_hold_up_the_others(runs: list[Submission]) -> None:
+def test_a_job_nobody_knows_is_given_up_and_does_not_hold_up_the_others(tmp_path: Path, runs: list[Submission]) -> None:
+    output = io.StringIO()
+    ask = Recorded(job11=[UNKNOWN], job12=[UNKNOWN])
+    state = follow(slurm_job(tmp_path), Screen(output), raw=True, ask=ask, poll_seconds=0.01, patience_seconds=0.1)
+    assert state.phase == "unknown"
+    assert output.getvalue() == "Job 12 is not known: SLURM does not know job 12\n"
     ask = Recorded(job11=[UNKNOWN], job12=[RUNS, DONE])
     states = follow_several(runs, Screen(io.StringIO()), ask=ask, poll_seconds=0.01, patience_seconds=0.1)
     assert (states["11"].phase, states["12"].phase) == ("unknown", "succeeded")
