@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from llmlaunch.backends.argument import Argument, argument, optional
+from llmlaunch.backends.argument import Argument, argument, flag_groups, optional
 from llmlaunch.backends.megatron.model_arguments import model_arguments
 from llmlaunch.backends.megatron.sharding import sharding_arguments
 from llmlaunch.backends.megatron.techniques import overlap_arguments, technique_arguments
@@ -89,13 +89,9 @@ def stage_flags(layout: Layout, mtp_layers: int = 0) -> Words:
 
 def _stage_arguments(layout: Layout, mtp_layers: int = 0) -> tuple[Argument, ...]:
     """`stage_flags` with what each follows from."""
-    flags, arguments = stage_flags(layout, mtp_layers), []
-    for place, flag in enumerate(flags):
-        if flag.startswith("--"):
-            values = [word for word in flags[place + 1 : place + 2] if not word.startswith("--")]
-            key = "layout.virtual_pipeline" if flag == CHUNKS else "layout.layers_by_stage"
-            arguments.append(argument(flag, *values, of=key))
-    return tuple(arguments)
+    keys = {CHUNKS: "layout.virtual_pipeline"}
+    groups = flag_groups(stage_flags(layout, mtp_layers))
+    return tuple(argument(*map(str, group), of=keys.get(str(group[0]), "layout.layers_by_stage")) for group in groups)
 
 
 def _first_and_last(layout: Layout) -> Words | None:
