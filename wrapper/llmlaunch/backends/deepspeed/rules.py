@@ -97,16 +97,6 @@ def tensor_plan(s: Situation) -> BoolColumn:
     return implies(s.layouts.tensor > 1, planned)
 
 
-def tensor_whole_sequences(s: Situation) -> BoolColumn:
-    tiled = s.techniques.loss == "tiled" or s.techniques.mlp_chunks > 1
-    return implies(s.layouts.tensor > 1, not tiled)
-
-
-def context_groups(s: Situation) -> BoolColumn:
-    groups, context = s.shape.num_query_groups, s.layouts.context
-    return implies(context > 1, (groups % context == 0) | (context % groups == 0))
-
-
 def context_unmasked(s: Situation) -> BoolColumn:
     window = s.shape.sliding_window
     masked = window is not None and window.tokens < s.workload.sequence_length
@@ -156,7 +146,7 @@ SPLIT_RULES: tuple[Rule, ...] = (
         "tiles of the sequence run their part of the model again by themselves, with AutoTP's reductions in it: not "
         "tried with tensor above 1",
         TILED,
-        tensor_whole_sequences,
+        lambda s: implies(s.layouts.tensor > 1, s.techniques.loss != "tiled" and s.techniques.mlp_chunks <= 1),
         of_techniques=True,
     ),
     Rule(
@@ -169,7 +159,10 @@ SPLIT_RULES: tuple[Rule, ...] = (
         "context-query-groups",
         "query groups (key/value heads) must be divisible by context, or context by them",
         ULYSSES,
-        context_groups,
+        lambda s: implies(
+            s.layouts.context > 1,
+            (s.shape.num_query_groups % s.layouts.context == 0) | (s.layouts.context % s.shape.num_query_groups == 0),
+        ),
     ),
     Rule(
         "context-sequence",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmlaunch.backends.base import Requirement
+from llmlaunch.backends.base import Requirement, implies
 from llmlaunch.backends.megatron.model_arguments import windowed
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
@@ -212,28 +212,15 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def biased_experts_are_whole(s: Situation) -> BoolColumn:
-    biased = s.shape.moe is not None and s.shape.linear_bias
-    column: BoolColumn = np.logical_or(not biased, np.equal(s.layouts.expert_tensor, 1))
-    return column
-
-
 def deepep_needs_others(s: Situation) -> BoolColumn:
     flex = s.shape.moe is not None and s.shape.moe.token_dispatcher == "flex"
     deepep = flex and s.techniques.flex_backend in (None, "deepep")
-    column: BoolColumn = np.logical_or(not deepep, s.layouts.expert * s.layouts.expert_tensor > 1)
-    return column
+    return implies(deepep, s.layouts.expert * s.layouts.expert_tensor > 1)
 
 
 def overlapped_expert_is_kept(s: Situation) -> BoolColumn:
     made_again = s.techniques.overlap_shared_expert and "shared_experts" in s.techniques.recompute_modules
-    column: BoolColumn = np.logical_or(not made_again, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
-    return column
-
-
-def delayed_prediction(s: Situation) -> BoolColumn:
-    allowed = not s.techniques.delay_weight_gradients or s.shape.mtp_num_layers <= 1
-    return np.full(len(s.layouts), allowed)
+    return implies(made_again, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
 
 
 MODEL_RULES: tuple[Rule, ...] = (
@@ -241,13 +228,13 @@ MODEL_RULES: tuple[Rule, ...] = (
         "biased-experts",
         "experts with biases need --expert-tensor-parallel-size 1",
         CONFIG,
-        biased_experts_are_whole,
+        lambda s: implies(s.shape.moe is not None and s.shape.linear_bias, np.equal(s.layouts.expert_tensor, 1)),
     ),
     Rule(
         "window-without-context",
         "a sliding window needs --context-parallel-size 1: rings of keys and values pass no windows",
         RING,
-        lambda s: np.logical_or(not windowed(s.shape, s.workload.sequence_length), np.equal(s.layouts.context, 1)),
+        lambda s: implies(windowed(s.shape, s.workload.sequence_length), np.equal(s.layouts.context, 1)),
     ),
     Rule(
         "deepep-needs-others",
@@ -266,7 +253,7 @@ MODEL_RULES: tuple[Rule, ...] = (
         "delayed-gradients-prediction",
         "delay_weight_gradients takes one module of multi-token prediction at most",
         CONFIG,
-        delayed_prediction,
+        lambda s: np.full(len(s.layouts), not s.techniques.delay_weight_gradients or s.shape.mtp_num_layers <= 1),
         of_techniques=True,
     ),
 )

@@ -87,11 +87,6 @@ NUMBER_REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def formats_stay_on_device(s: Situation) -> BoolColumn:
-    offloads = s.numbers.optimizer is not None and s.techniques.offload_optimizer > 0
-    return np.full(len(s.layouts), not offloads)
-
-
 def offload_needs_delayed(s: Situation) -> BoolColumn:
     narrow_parameters = s.numbers.narrow_parameters and s.numbers.narrow != "delayed"
     return np.full(len(s.layouts), not (narrow_parameters and s.techniques.offload_optimizer > 0))
@@ -151,7 +146,7 @@ NUMBER_RULES: tuple[Rule, ...] = (
         "optimizer-formats-on-device",
         "optimizer needs offload_optimizer: 0: on the host the states are fp32, whatever their formats",
         "megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, core 0.19",
-        formats_stay_on_device,
+        lambda s: np.full(len(s.layouts), s.numbers.optimizer is None or s.techniques.offload_optimizer == 0),
         of_techniques=True,
     ),
     Rule(

@@ -40,14 +40,9 @@ ATTENTION = "transformer_engine/pytorch/attention/dot_product_attention/dot_prod
 SCHEDULES = "megatron/core/pipeline_parallel/schedules.py, core 0.19"
 
 
-def divides(part: NDArray[Any], whole: NDArray[Any] | int) -> BoolColumn:
+def divides(part: NDArray[Any] | int, whole: NDArray[Any] | int) -> BoolColumn:
     column: BoolColumn = np.equal(np.asarray(whole) % part, 0)
     return column
-
-
-def query_groups(s: Situation) -> BoolColumn:
-    t, groups = s.layouts.tensor, s.shape.num_query_groups
-    return divides(t, groups) | np.equal(t % groups, 0)
 
 
 def query_columns(s: Situation) -> BoolColumn:
@@ -76,11 +71,6 @@ def of_stages(s: Situation, figure: Callable[[Sequence[int]], int]) -> NDArray[n
     return figures[s.layouts.partition]
 
 
-def interleaved_microbatches(s: Situation) -> BoolColumn:
-    per_pipeline = s.workload.global_batch_size // (s.layouts.data * s.layouts.micro_batch_size)
-    return implies(s.layouts.virtual_pipeline > 1, divides(s.layouts.pipeline, per_pipeline))
-
-
 def sequence_length(s: Situation) -> BoolColumn:
     split = s.layouts.tensor * s.layouts.context
     return implies(s.layouts.sequence_parallel > 0, divides(split, s.workload.sequence_length))
@@ -90,11 +80,6 @@ def experts(s: Situation) -> BoolColumn:
     if s.shape.moe is None:
         return np.equal(s.layouts.expert, 1) & np.equal(s.layouts.expert_tensor, 1)
     return divides(s.layouts.expert, s.shape.moe.num_experts)
-
-
-def expert_ffn(s: Situation) -> BoolColumn:
-    width = s.shape.moe.ffn_hidden_size if s.shape.moe else s.shape.ffn_hidden_size
-    return divides(s.layouts.expert_tensor, width)
 
 
 def mixture_needs_sequence(s: Situation) -> BoolColumn:
@@ -143,7 +128,9 @@ RULES: tuple[Rule, ...] = (
         "query-groups",
         "the query groups must be a multiple or a divisor of --tensor-model-parallel-size",
         CONFIG,
-        query_groups,
+        lambda s: (
+            divides(s.layouts.tensor, s.shape.num_query_groups) | divides(s.shape.num_query_groups, s.layouts.tensor)
+        ),
     ),
     Rule(
         "query-columns",
@@ -208,7 +195,10 @@ RULES: tuple[Rule, ...] = (
         "interleaved-microbatches",
         "with virtual stages, the pipeline size must divide the number of micro-batches",
         SCHEDULES,
-        interleaved_microbatches,
+        lambda s: implies(
+            s.layouts.virtual_pipeline > 1,
+            divides(s.layouts.pipeline, s.workload.global_batch_size // (s.layouts.data * s.layouts.micro_batch_size)),
+        ),
     ),
     Rule(
         "context-length",
@@ -235,7 +225,14 @@ RULES: tuple[Rule, ...] = (
         sequence_length,
     ),
     Rule("experts", "--expert-model-parallel-size must divide the experts, and needs some", ARGUMENTS, experts),
-    Rule("expert-ffn", "--expert-tensor-parallel-size must divide the experts' FFN hidden size", LINEAR, expert_ffn),
+    Rule(
+        "expert-ffn",
+        "--expert-tensor-parallel-size must divide the experts' FFN hidden size",
+        LINEAR,
+        lambda s: divides(
+            s.layouts.expert_tensor, s.shape.moe.ffn_hidden_size if s.shape.moe else s.shape.ffn_hidden_size
+        ),
+    ),
     Rule(
         "expert-world",
         "expert x expert-tensor x pipeline parallel size must divide the number of devices",

@@ -146,9 +146,10 @@ def recomputed_mlp_unbiased(s: Situation) -> BoolColumn:
     return implies(biased, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
 
 
-def delay_interleaved(s: Situation) -> BoolColumn:
-    interleaved = (s.layouts.pipeline == 1) | (s.layouts.virtual_pipeline > 1)
-    return implies(s.techniques.delay_weight_gradients, interleaved)
+def interleaved(s: Situation) -> BoolColumn:
+    """One stage, or stages of several chunks each."""
+    column: BoolColumn = (s.layouts.pipeline == 1) | (s.layouts.virtual_pipeline > 1)
+    return column
 
 
 TECHNIQUE_RULES: tuple[Rule, ...] = (
@@ -228,7 +229,7 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "delayed-gradients-interleaved",
         "delay_weight_gradients with pipeline stages needs virtual stages",
         CONFIG,
-        delay_interleaved,
+        lambda s: implies(s.techniques.delay_weight_gradients, interleaved(s)),
         of_techniques=True,
     ),
 )
@@ -342,11 +343,6 @@ OVERLAP_REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-def hidden_exchange_interleaved(s: Situation) -> BoolColumn:
-    interleaved = (s.layouts.pipeline == 1) | (s.layouts.virtual_pipeline > 1)
-    return implies(s.techniques.overlap_expert_communication, interleaved)
-
-
 def all_to_all_heads(s: Situation) -> BoolColumn:
     """Each tensor rank's heads are dealt out over the context ranks; a rank holds a query group at least."""
     tensor, context = s.layouts.tensor, s.layouts.context
@@ -374,7 +370,7 @@ OVERLAP_RULES: tuple[Rule, ...] = (
         "hidden-exchange-interleaved",
         "overlap_expert_communication with pipeline stages needs virtual stages",
         CONFIG,
-        hidden_exchange_interleaved,
+        lambda s: implies(s.techniques.overlap_expert_communication, interleaved(s)),
     ),
     Rule(
         "hidden-tensor-sequence",

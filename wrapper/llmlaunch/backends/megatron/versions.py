@@ -14,12 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from llmlaunch.backends.argument import Argument
-from llmlaunch.backends.base import Requirement
+from llmlaunch.backends.base import Requirement, implies
 from llmlaunch.backends.megatron.sharding import asks_for_sharding
+from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
@@ -134,10 +132,9 @@ def _strange_extras(recipe: Recipe, flags: Mapping[str, Flag], version: str) -> 
     ]
 
 
-def _heads_overlap_between_stages(s: Situation) -> NDArray[np.bool_]:
+def _heads_overlap_between_stages(s: Situation) -> BoolColumn:
     overlapped = s.techniques.delay_weight_gradients or s.techniques.overlap_expert_communication
-    column: NDArray[np.bool_] = np.logical_or(not overlapped or s.shape.mtp_num_layers != 1, s.layouts.pipeline > 1)
-    return column
+    return implies(overlapped and s.shape.mtp_num_layers == 1, s.layouts.pipeline > 1)
 
 
 VERSION_RULES: dict[str, tuple[Rule, ...]] = {
