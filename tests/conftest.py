@@ -28,7 +28,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # they share its cluster, its traces, or the runs that are broken side by side. Every other module is its own lane.
 LANES = ("slurm", "slurm_lives", "frameworks", "releases", "quickstart", "faults")
 # Modules of tests/slurm about whole lives of jobs, which wait longest: about half of that folder's time.
-LIVES = ("test_hangs.py", "test_injection.py", "test_life.py", "test_power_cut.py", "test_what_ended_it.py")
+LIVES = ("test_injection.py", "test_life.py", "test_power_cut.py", "test_what_ended_it.py")
 
 
 def lane(nodeid: str) -> str:

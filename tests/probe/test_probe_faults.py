@@ -31,6 +31,14 @@ print("trained")
 )
 
 
+def trains_on(trainer: Any, complaints: bool = False) -> str:
+    """What a trainer printed that was let go, and ended well."""
+    said, errors = trainer.communicate("\n", timeout=300)
+    assert trainer.returncode == 0, errors
+    assert complaints or errors == ""
+    return str(said)
+
+
 def accounts(rig: ProbeRig) -> list[dict[str, Any]]:
     return [json.loads(path.read_bytes()) for path in rig.files]
 
@@ -68,8 +76,7 @@ def test_a_directory_that_cannot_be_written_is_spooled_for(probed: ProbeRig, sma
     folder = spoolers(probed) / "attempts" / ATTEMPT / "memory"
     until(lambda: list(folder.glob("0.*.json")), "the spooled file")
     (probed.attempt_directory / "memory").unlink()  # it can be written again
-    said, errors = trainer.communicate("\n", timeout=300)
-    assert (said, trainer.returncode) == ("ready\ntrained\n", 0), errors
+    assert trains_on(trainer, complaints=True) == "ready\ntrained\n"
     assert [account["ended"] for account in accounts(probed)] == [True]
     assert spooled(probed.spool) == {probed.run_directory.resolve(): [spoolers(probed)]}
     (spooled_file,) = folder.glob("*.json")
@@ -96,8 +103,7 @@ def test_a_spool_that_is_not_ours_alone_is_not_used(
         else:
             probed.spool.chmod(0o777)
     trainer = probed.train(WAITS, PYTHONPATH=str(small_torch))
-    said, errors = trainer.communicate("\n", timeout=300)
-    assert (said, errors, trainer.returncode) == ("ready\ntrained\n", "", 0)
+    assert trains_on(trainer) == "ready\ntrained\n"
     assert list(probed.spool.iterdir()) == []
 
 
@@ -110,8 +116,7 @@ def test_a_disk_that_is_full_until_shortly_before_the_end(probed: ProbeRig, smal
     assert trainer.stdout.readline() == "ready\n"
     until(lambda: (probed.attempt_directory / "memory").exists() and spoolers(probed).exists(), "an attempt to write")
     assert (probed.files, list(spoolers(probed).rglob("*.json"))) == ([], [])
-    said, errors = trainer.communicate("\n", timeout=300)
-    assert (said, errors, trainer.returncode) == ("trained\n", "", 0)
+    assert trains_on(trainer) == "trained\n"
     (account,) = accounts(probed)
     assert (account["ended"], account["devices"][0]["allocated_peak_bytes"]) == (True, 60 * GIB)
 
@@ -131,8 +136,7 @@ def test_a_disk_that_hangs_holds_up_neither_the_training_nor_its_end_for_long(
     hangs += "    time.sleep(0.01)\ntorch.cuda.reset_peak_memory_stats(0)\n"
     text = pipe + WAITS.replace("sys.stdin", hangs + "sys.stdin")
     trainer = probed.train(text, PYTHONPATH=str(small_torch))
-    said, errors = trainer.communicate("\n", timeout=300)
-    assert (said, errors, trainer.returncode) == ("ready\ntrained\n", "", 0)
+    assert trains_on(trainer) == "ready\ntrained\n"
     assert probed.files == []
 
 
@@ -153,8 +157,7 @@ def test_a_driver_that_lacks_a_function_costs_its_numbers_alone(
     trainer = probed.train(WAITS.replace("torch.cuda.init()", "fake.driver(); torch.cuda.init()"),
                            PYTHONPATH=str(small_torch))  # fmt: skip
     until(lambda: probed.files, "the first word")
-    said, errors = trainer.communicate("\n", timeout=300)
-    assert (said, errors, trainer.returncode) == ("ready\ntrained\n", "", 0)
+    assert trains_on(trainer) == "ready\ntrained\n"
     peaks = probed.peaks()
     assert (peaks.allocated_peak_bytes, peaks.device_used_bytes, peaks.outside_bytes) == (60 * GIB, None, None)
     assert peaks.uuid is not None

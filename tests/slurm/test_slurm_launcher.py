@@ -13,7 +13,7 @@ import pytest
 from handmade import WAIT_FOR_GO, Output, phases, run_directory, state, submit, wait_for, write_submission
 from one_machine import Cluster, wait_until
 
-from llmlaunch.errors import SchedulerRefused, UserError
+from llmlaunch.errors import SchedulerRefused
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_files import cancel_mark, read_submission
 from llmlaunch.launchers.run_status import read_statuses
@@ -130,13 +130,6 @@ def test_a_refusal_is_told_in_sbatch_s_own_words(
     assert (run_dir / "job.sbatch").exists()
     assert read_submission(run_dir) is None
     wait_for(submit(run_dir), "succeeded")  # mended, it may be submitted again
-
-
-def test_a_run_directory_is_submitted_once(slurm: Cluster, tmp_path: Path) -> None:
-    run_dir = run_directory(tmp_path / "run", "finish 0")
-    submission = submit(run_dir)
-    with pytest.raises(UserError, match=f"already submitted as slurm job {submission.job_id}"):
-        submit(run_dir)
 
 
 def test_an_unknown_job_is_unknown_and_not_failed(slurm: Cluster, tmp_path: Path) -> None:

@@ -208,18 +208,6 @@ def test_a_chain_that_was_cut_short_is_completed(slurm: Cluster, llmlaunch: Comm
     assert whole.earlier == ()
 
 
-def test_one_task_of_an_array_is_cancelled_alone(slurm: Cluster, tmp_path: Path) -> None:
-    run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
-    array = submit(run_dir, "--array=0-2")
-    tasks = [Submission("slurm", f"{array.job_id}_{index}", run_dir, array.submitted_at) for index in range(3)]
-    wait_until(lambda: all(state(task).phase == "running" for task in tasks), "all tasks run")
-    SlurmLauncher().cancel(tasks[1])
-    assert wait_for(tasks[1], "cancelled").state == "CANCELLED"
-    states = SlurmLauncher().states(tasks)
-    assert [states[task.job_id].phase for task in tasks] == ["running", "cancelled", "running"]
-    assert state(array).phase == "running"
-
-
 def test_an_option_this_slurm_does_not_have_is_refused_before_sbatch(slurm: Cluster, tmp_path: Path) -> None:
     run_dir = run_directory(tmp_path / "run", "finish 0")
     with pytest.raises(UserError, match=r"sbatch --consolidate-segments came with 25\.11, and this site runs slurm"):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from handmade import WAIT_FOR_GO, phases, run_directory
+from handmade import WAIT_FOR_GO, phases, run_directory, state
 from one_machine import Cluster, wait_until
 from person import Person
 from training import QUICKSTART, backend
@@ -70,6 +70,9 @@ def test_one_task_is_cancelled_running_or_waiting_and_the_others_go_on(slurm: Cl
     SlurmLauncher().cancel(runs[0])
     SlurmLauncher().cancel(runs[3])  # the last: SLURM's number of it is that of the whole array
     wait_for(runs, "cancelled", "running", "running", "cancelled")
+    array = read_submission(tmp_path / "sweep")
+    assert array is not None
+    assert state(array).phase == "running"
     for submission in runs[1:3]:
         (submission.run_dir / "go").touch()
     wait_for(runs, "cancelled", "succeeded", "succeeded", "cancelled")

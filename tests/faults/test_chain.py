@@ -1,24 +1,84 @@
-"""A GPU job from recipe to store, over the real binding and a driver as slow as a real one: what is short, many, lost
-or stuck is measured all the same."""
+"""A GPU job from recipe to store, over the real binding and a driver as slow as a real one. Whatever of it is killed in
+its midst, and whatever is short, many, lost or stuck: every peak that was written is in the store, once."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from support.chain import Chain
 from support.node_rig import GIB, until
+from support.side_by_side import by_name
 
 pytestmark = pytest.mark.faults
 
 Make = Callable[..., Chain]
 
+KILLED = {
+    "trainer": ("trainer 1",),
+    "wrapper": ("wrapper 0",),
+    "monitor": ("monitor",),
+    "monitor and trainer": ("monitor", "trainer 0"),
+    "torchrun": ("torchrun",),
+    "script of the node": ("train.sh",),
+    "job": ("job",),
+    "everything": ("job", "train.sh", "monitor", "watchdog", "torchrun", "wrapper 0", "wrapper 1", "trainer 0"),
+}
+RANDOM_RUNS = 2
+MOST_GIB = 70.0
+LONGEST_SECONDS = 5.0  # torchrun and the ranks have begun by then, mostly
 SPIKE_SECONDS = 0.02
 PROBED_TRAINER = Path(__file__).with_name("probed_trainer.py")
+
+
+def kills(*roles: str) -> Callable[[Make, int], None]:
+    def story(make: Make, _: int) -> None:
+        run = make().start().train(40)
+        before = run.kill(*roles)
+        run.stop()
+        records = {record["global_rank"]: record for record in run.judged(before) if record["peak_kind"] == "device"}
+        assert [records[rank]["peak_bytes"] for rank in (0, 1)] == [40 * GIB, 41 * GIB]
+
+    return story
+
+
+def any_process_at_any_moment(which: int, make: Make, repeat: int) -> None:
+    """One, two or three of them; and now and then the run is collected in between."""
+    chance = Random(repeat * RANDOM_RUNS + which)
+    run = make().start()
+    faults, killed = [], []
+    for _ in range(chance.randint(1, 3)):
+        train_on(run, chance, chance.uniform(0, LONGEST_SECONDS))
+        role = chance.choice(run.roles() or ["job"])
+        faults.append(run.kill(role))
+        killed.append(role)
+        if chance.random() < 0.3:
+            run.records()
+    run.stop()
+    print("killed", *killed)  # told where it fails
+    run.judged(*faults)
+
+
+def train_on(run: Chain, chance: Random, seconds: float) -> None:
+    """The memory of every rank rises for so long, by steps of any size."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        now = run.driver.gpus[0].used_gib
+        pids = {rank: record["program_pid"] for rank, record in run.ranks().items() if record["program_pid"]}
+        run.driver.hold(min(MOST_GIB, now + chance.uniform(0, 5)), pids)
+        time.sleep(chance.uniform(0, 0.3))
+
+
+KILLS = {
+    **{name: kills(*roles) for name, roles in KILLED.items()},
+    **{f"any {which}": partial(any_process_at_any_moment, which) for which in range(RANDOM_RUNS)},
+}
 
 
 def spike(run: Chain, gib: float) -> None:
@@ -31,7 +91,7 @@ def spike(run: Chain, gib: float) -> None:
     run.driver.tell()
 
 
-def a_spike_of_20_ms_between_samples_on_eight_gpus_is_in_the_accounting(make: Make, repeat: int) -> None:
+def a_spike_of_20_ms_between_samples_on_eight_gpus_is_in_the_accounting(make: Make, _: int) -> None:
     run = make(devices=8, quick=False).start("monitor.interval_seconds=3")  # room for a spike on any machine
     until(lambda: len(run.ranks()) == 8, "eight ranks")
     run.driver.hold(30, {rank: record["program_pid"] for rank, record in run.ranks().items()})
@@ -47,7 +107,7 @@ def a_spike_of_20_ms_between_samples_on_eight_gpus_is_in_the_accounting(make: Ma
     assert sampled_peaks == [(30 + rank) * GIB + GIB // 2 for rank in range(8)]  # it was between samples
 
 
-def a_spike_of_20_ms_without_accounting_is_in_torchs_counters(make: Make, repeat: int) -> None:
+def a_spike_of_20_ms_without_accounting_is_in_torchs_counters(make: Make, _: int) -> None:
     """All counters were reset after it, no sample saw it, and the ranks are killed before they end."""
     run = make()
     for gpu in run.driver.gpus:
@@ -62,7 +122,7 @@ def a_spike_of_20_ms_without_accounting_is_in_torchs_counters(make: Make, repeat
     before = run.kill("trainer 0", "trainer 1")
     run.stop()
     records = run.judged(before)
-    by_kind = {kind: [one for one in records if one["peak_kind"] == kind] for kind in ("device", "reserved")}
+    by_kind = {kind: [record for record in records if record["peak_kind"] == kind] for kind in ("device", "reserved")}
     seen = [record["observed"] for record in by_kind["device"]]
     assert [one["process_peak_bytes"] for one in seen] == [35 * GIB, 36 * GIB]
     assert [one["reserved_peak_bytes"] for one in seen] == [61 * GIB, 62 * GIB]
@@ -71,7 +131,7 @@ def a_spike_of_20_ms_without_accounting_is_in_torchs_counters(make: Make, repeat
     assert [record["peak_bytes"] for record in by_kind["reserved"]] == [62 * GIB]
 
 
-def mig_slices(make: Make, repeat: int) -> None:
+def mig_slices(make: Make, _: int) -> None:
     run = make(sliced=True).start().train(20)
     run.driver.hold(30)
     run.until_written(30)
@@ -81,7 +141,7 @@ def mig_slices(make: Make, repeat: int) -> None:
     assert [(one["gpu_uuid"], one["peak_bytes"]) for one in records] == [("MIG-0", 30 * GIB), ("MIG-1", 31 * GIB)]
 
 
-def a_gpu_lost_in_mid_run(make: Make, repeat: int) -> None:
+def a_gpu_lost_in_mid_run(make: Make, _: int) -> None:
     run = make().start().train(40)
     before = run.on_disk()
     run.driver.rules += "fail * gpu=1 code=15\n"
@@ -94,7 +154,7 @@ def a_gpu_lost_in_mid_run(make: Make, repeat: int) -> None:
     assert records[1]["peak_bytes"] >= 41 * GIB
 
 
-def a_driver_that_hangs_for_20_seconds(make: Make, repeat: int) -> None:
+def a_driver_that_hangs_for_20_seconds(make: Make, _: int) -> None:
     """In every call, in mid-training; the job ends meanwhile, in order, and nobody waits for the driver."""
     run = make().start().train(40)
     before = run.on_disk()
@@ -110,7 +170,7 @@ def a_driver_that_hangs_for_20_seconds(make: Make, repeat: int) -> None:
     assert records[0]["peak_bytes"] == 40 * GIB
 
 
-STORIES = (
+PEAKS = by_name(
     a_spike_of_20_ms_between_samples_on_eight_gpus_is_in_the_accounting,
     a_spike_of_20_ms_without_accounting_is_in_torchs_counters,
     mig_slices,
@@ -119,6 +179,11 @@ STORIES = (
 )
 
 
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+@pytest.mark.parametrize("story", KILLS.values(), ids=KILLS)
+def test_kill(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: object, repeat: int) -> None:
+    stories[request.node.nodeid].result()
+
+
+@pytest.mark.parametrize("story", PEAKS.values(), ids=PEAKS)
 def test_peaks(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: object) -> None:
     stories[request.node.nodeid].result()
