@@ -67,12 +67,16 @@ def stories(
     asked = asked_for(request, "story")
     sites = {parameters.get("site") for parameters in asked.values()}
     cluster = request.getfixturevalue("slurm_cluster") if None in sites else None
+    homes = tmp_path_factory.mktemp(request.path.stem)
     with ExitStack() as stack:
         people = {site: stack.enter_context(person_with_a_cluster(site, 11)) for site in sorted(sites - {None})}
 
         def tell(number: int, parameters: dict[str, Any]) -> None:
-            home = tmp_path_factory.getbasetemp() / f"{request.path.stem}-{number}"
-            parameters["story"](people.get(parameters.get("site")) or at_home(cluster, home))
+            person = people.get(parameters.get("site")) or at_home(cluster, homes / str(number))
+            try:
+                parameters["story"](person)
+            except BaseException as error:  # the cluster may be gone when someone reads of it
+                raise AssertionError(f"{error}\n\nthe cluster\n{what_it_says(person.cluster)}") from error
 
         with ThreadPoolExecutor(getattr(request.module, "SIDE_BY_SIDE", SIDE_BY_SIDE)) as threads:
             yield {name: threads.submit(tell, number, each) for number, (name, each) in enumerate(asked.items())}
