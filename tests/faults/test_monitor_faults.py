@@ -135,8 +135,9 @@ def test_a_file_server_that_is_gone_amid_a_delivery(gpu_node: NodeRig, faulty_di
     monitor = started(gpu_node, faulty_disk, *SHORT_HANG)
     gpu_node.disk(str(REFUSALS["EIO"]))
     until_spooled(gpu_node, 30)
-    gpu_node.disk("hang")
+    # Before the hang: the first that meets it may be a line, and no delivery begins behind that.
     until(lambda: any(gpu_node.spool.glob("*/peaks/*.taken.jsonl")), "a delivery")
+    gpu_node.disk("hang")
     until_spooled(gpu_node, 70)
     terminated(monitor)
     gpu_node.disk("")
