@@ -10,7 +10,8 @@ from person import Person
 
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.rendering.scripts import directives
+from llmlaunch.rendering.scripts import sbatch_options
+from llmlaunch.rendering.shell import directive
 
 pytestmark = pytest.mark.slurm
 
@@ -50,7 +51,8 @@ def test_the_profile_a_cluster_drafts_of_itself_is_that_cluster(person: Person) 
 )
 def test_every_form_of_asking_gives_each_node_all_its_gpus(asked: str, slurm: Cluster, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE % asked, encoding="utf-8")
-    lines = directives(load_recipe(tmp_path / "recipe.yaml"), None)
+    options = sbatch_options(load_recipe(tmp_path / "recipe.yaml"), None)
+    lines = [line for line in (directive(*option) for option in options.items()) if line]
     (tmp_path / "job").write_text("\n".join(["#!/bin/bash", *lines]) + STEP, encoding="utf-8")
     assert slurm.run(tmp_path, "job") == "0:0"
     seen = "none" if asked.endswith("none") else "0,1,2,3,4,5,6,7"

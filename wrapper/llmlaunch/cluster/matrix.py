@@ -18,7 +18,7 @@ from llmlaunch.documents.yaml_strict import read_text
 from llmlaunch.errors import UserError
 from llmlaunch.placement.search import nearest_neighbours
 from llmlaunch.placement.traffic import inverse
-from llmlaunch.rundir.values import counted
+from llmlaunch.rundir.values import counted, shortened
 from llmlaunch.units import GB
 
 __all__ = [
@@ -202,7 +202,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _shown(value: Any) -> str:
     text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shortened(text)
 
 
 _BLANK = re.compile(r"[ \t\n\r]*")

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmlaunch.assets import asset
+from llmlaunch.rundir.values import shortened
 
 __all__ = [
     "GPU_OPTIONS",
@@ -165,7 +166,7 @@ def _value_problem(name: str, value: Any) -> str | None:
 
 def _shown(value: Any) -> str:
     text = ascii(value) if isinstance(value, str) else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shortened(text)
 
 
 @functools.cache

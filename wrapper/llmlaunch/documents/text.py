@@ -7,6 +7,7 @@ with a sentence that says how to mend it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, WithJsonSchema
@@ -82,13 +83,6 @@ class WrongEntry(ValueError):
         self.entry = entry
 
 
-def _slurm_option(text: str) -> str:
-    problem = sbatch_option_problem(text)
-    if problem is not None:
-        raise ValueError(problem)
-    return text
-
-
 def _slurm_value(value: Any) -> Any:
     if isinstance(value, str) and ('"' in value or "\\" in value):  # sbatch's own quoting (slurm src/sbatch/opt.c)
         raise ValueError("contains a double quote or backslash, which no #SBATCH line can hold; remove it")
@@ -102,18 +96,16 @@ def _slurm_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _plugin_option(text: str) -> str:
-    problem = plugin_option_problem(text)
-    if problem is not None:
-        raise ValueError(problem)
-    return text
+def _option(problem_of: Callable[[str], str | None]) -> AfterValidator:
+    """Return a check that the text is an option of which `problem_of` says nothing."""
 
+    def check(text: str) -> str:
+        problem = problem_of(text)
+        if problem is not None:
+            raise ValueError(problem)
+        return text
 
-def _srun_option(text: str) -> str:
-    problem = srun_option_problem(text)
-    if problem is not None:
-        raise ValueError(problem)
-    return text
+    return AfterValidator(check)
 
 
 def _srun_value(value: Any) -> Any:
@@ -159,11 +151,11 @@ def _environment_value(value: Any) -> str:
 Line = Annotated[str, AfterValidator(_line)]
 Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"})]
 PathText = Annotated[str, AfterValidator(_path)]
-SlurmOption = Annotated[str, AfterValidator(_slurm_option)]
+SlurmOption = Annotated[str, _option(sbatch_option_problem)]
 SlurmValue = Annotated[Any, AfterValidator(_slurm_value), WithJsonSchema({"type": ["string", "integer", "boolean"]})]
 SlurmOptions = Annotated[dict[SlurmOption, SlurmValue], AfterValidator(_slurm_options)]
-PluginOptions = dict[Annotated[str, AfterValidator(_plugin_option)], SlurmValue]
-SrunOption = Annotated[str, AfterValidator(_srun_option)]
+PluginOptions = dict[Annotated[str, _option(plugin_option_problem)], SlurmValue]
+SrunOption = Annotated[str, _option(srun_option_problem)]
 SrunValue = Annotated[Any, AfterValidator(_srun_value), WithJsonSchema({"type": ["string", "integer", "boolean"]})]
 SetupLine = Line
 Mount = Annotated[str, AfterValidator(_mount)]

@@ -15,7 +15,7 @@ from llmlaunch.documents.keys import mapping_in
 from llmlaunch.documents.text import WrongEntry
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.values import counted
+from llmlaunch.rundir.values import counted, shortened
 
 __all__ = ["BadKey", "dotted", "known_and_nearest", "report", "validate"]
 
@@ -143,22 +143,9 @@ def _range(field: FieldInfo | None, error: Mapping[str, Any]) -> str:
     bounds = dict(error.get("ctx") or {})
     for constraint in _constraints(field):
         bounds |= {n: getattr(constraint, n) for n in ("ge", "gt", "le", "lt") if hasattr(constraint, n)}
-    low = (
-        f"at least {_figure(bounds['ge'])}"
-        if "ge" in bounds
-        else f"above {_figure(bounds['gt'])}"
-        if "gt" in bounds
-        else ""
-    )
-    high = (
-        f"at most {_figure(bounds['le'])}"
-        if "le" in bounds
-        else f"below {_figure(bounds['lt'])}"
-        if "lt" in bounds
-        else ""
-    )
-    both = " and ".join(part for part in (low, high) if part)
-    return f", {both}" if both else ""
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    limits = " and ".join(f"{word} {_figure(bounds[name])}" for name, word in words.items() if name in bounds)
+    return f", {limits}" if limits else ""
 
 
 def _constraints(field: FieldInfo | None) -> Iterator[Any]:
@@ -182,11 +169,8 @@ def _trap(document: Document, path: KeyPath, kind: str, value: Any) -> str:
         return f'; YAML reads an unquoted {raw} as {_describe(value)}: quote it: "{raw}"'
     if isinstance(value, str) and kind.startswith(("int_", "float_")):
         if raw is not None and _NUMBER.fullmatch(raw) and "e" in raw.lower():
-            return (
-                f"; YAML reads {raw} as text: write {_with_point(raw)} or {_written_out(raw)}"
-                if kind.startswith("float_")
-                else f"; YAML reads {raw} as text: write {_written_out(raw)}"
-            )
+            with_point = f"{_with_point(raw)} or " if kind.startswith("float_") else ""
+            return f"; YAML reads {raw} as text: write {with_point}{_written_out(raw)}"
         if raw is None and _NUMBER.fullmatch(value):
             return "; remove the quotes"
     if value is None:
@@ -233,12 +217,12 @@ def _describe(value: Any) -> str:
     if isinstance(value, list):
         return "a list"
     text = ascii(value) if isinstance(value, str) else str(value) if value == value else ".nan"
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shortened(text)
 
 
 def _clean(key: str) -> str:
     shown = key if key.isprintable() and key else ascii(key)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+    return shortened(shown)
 
 
 def _first_sentence(text: str) -> str:

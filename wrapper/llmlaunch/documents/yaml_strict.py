@@ -22,6 +22,7 @@ import yaml
 
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import open_regular
+from llmlaunch.rundir.values import shortened
 
 __all__ = ["MAX_BYTES", "Document", "KeyPath", "parse_document", "parse_value", "read_document", "read_text"]
 
@@ -233,4 +234,4 @@ def _number(text: str, tag: str) -> int | float:
 
 
 def _short(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+    return repr(shortened(text))

@@ -4,8 +4,10 @@ where in its file or in which override a recipe has a value."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from llmlaunch.documents.validate import validate
 from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_document, parse_value, read_document
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import HINTS, Recipe, recipe_form
-from llmlaunch.rundir.values import counted
+from llmlaunch.rundir.values import counted, shortened
 
 __all__ = [
     "WrittenPin",
@@ -47,7 +49,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     """
     if not overrides:
         return document
-    value = _copy(document.value)
+    value = deepcopy(document.value)
     places, raw = dict(document.places), dict(document.raw)
     for word in overrides:
         path, parsed = parse_override(word)
@@ -119,12 +121,6 @@ def _index(part: str, items: list[Any], name: str) -> int:
     raise UserError(f"{name}: {part!r} is no place in a list of {len(items)}; count from 0, or give the whole list")
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
-
-
 def shown_word(word: str) -> str:
     """Return an override as messages show it: without the value of an environment variable or of what looks like a
     secret.
@@ -133,7 +129,7 @@ def shown_word(word: str) -> str:
     if word.startswith(("environment.", "slurm.export")) or looks_secret(key) or secret_in(value) is not None:
         word = word.partition("=")[0] + "=..."
     text = word if word.isprintable() else ascii(word)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return shortened(text, 80)
 
 
 MOST = 1000
@@ -156,20 +152,15 @@ def variants(path: str, overrides: Sequence[str], grid: Sequence[str] = ()) -> l
     split = set()
     for word in listed:
         parts = _parts(word)
-        if (
-            parts
-            and not _accepted(written, [*single, word])
-            and all(_accepted(written, [*single, part]) for part in parts)
-        ):
+        whole = not parts or _accepted(written, [*single, word])
+        if not whole and all(_accepted(written, [*single, part]) for part in parts):
             choices.append(parts)
             split.add(word)
         else:
             single.append(word)
     single = [word for word in overrides if word not in split]  # as they were given: the last word on a key wins
     _refuse_twice(choices, single)
-    count = 1
-    for parts in choices:
-        count *= len(parts)
+    count = prod(len(parts) for parts in choices)
     if count > MOST:
         raise UserError(f"{path}: {counted(count, 'combination')}; {MOST} is the most that is submitted at once")
     # Words that stay single come first: a key they set may hold one of the others.

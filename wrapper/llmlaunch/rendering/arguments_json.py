@@ -5,29 +5,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from llmlaunch.backends.argument import NodeVariable, Reason, Word
 from llmlaunch.backends.base import Rendered
-from llmlaunch.documents.yaml_strict import Document, KeyPath
+from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.errors import UserError
 from llmlaunch.layout import LAYOUT_FIELDS
 from llmlaunch.planner.plan import Candidate, Plan
-from llmlaunch.recipe.overrides import written_document
+from llmlaunch.recipe.overrides import place_of, written_document
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_json import warning_seconds
 from llmlaunch.rendering.scripts import DIRECTIVE_REASONS, OUR_VARIABLES, exported, sbatch_options
 from llmlaunch.rundir.files import object_in
+from llmlaunch.rundir.values import shortened
 from llmlaunch.techniques import Techniques
 
 __all__ = ["arguments_json", "read_arguments"]
 
-
+SCHEMA = 1
+Entry = dict[str, object]
 # Parts of a recipe that are named by one word: what is not written inside came with the word.
 NAMED = ("model", "cluster")
-LONGEST = 60
+_UNWRITTEN = object()
 
 
 @dataclass(frozen=True)
@@ -41,61 +43,49 @@ class Origin:
     place: str | None
     said: str
 
-    def as_json(self) -> dict[str, object]:
-        return {"key": self.key, "source": self.source, "place": self.place, "said": self.said}
-
 
 class Origins:
     """The origins of one recipe's keys under one plan. A key is dotted, as a person writes it."""
 
     def __init__(self, recipe: Recipe, plan: Plan) -> None:
-        self._recipe, self._plan = recipe, plan
-        self._document = written_document(recipe)
+        document = written_document(recipe)
+        self._recipe, self._plan, self._values = recipe, plan, {} if document is None else document.value
 
     def of(self, key: str) -> Origin:
         path = tuple(key.split("."))
-        written = self._written(path)
-        planned = _is_planned(key)
-        if written is not None and not (planned and _left_open(written[0])):
-            return self._said(key, path, *written)
+        value, planned = self._value(path), _is_planned(key)
+        if value is not _UNWRITTEN and not (planned and _left_open(value)):
+            return Origin(key, *self._place(path), f"{key}: {_shown(value)}")
         if planned:
-            return self._planned(key, path, written)
+            place = None if value is _UNWRITTEN else self._place(path)[1]
+            return Origin(key, "planner", place, _why_chosen(self._plan, path[-1]))
         if path[0] in NAMED and len(path) > 1:
             return self._named(key, path[0])
         return Origin(key, "default", None, f"{key} is not written: its default")
 
     def written(self, key: str) -> bool:
-        """The recipe or the command line says it."""
-        return self._written(tuple(key.split("."))) is not None
+        """Whether the recipe or the command line has the key."""
+        return self._value(tuple(key.split("."))) is not _UNWRITTEN
 
-    def _written(self, path: KeyPath) -> tuple[Any, Document] | None:
-        if self._document is None:
-            return None
-        value: Any = self._document.value
+    def _value(self, path: KeyPath) -> Any:
+        value: Any = self._values
         for part in path:
             if not isinstance(value, Mapping) or part not in value:
-                return None
+                return _UNWRITTEN
             value = value[part]
-        return value, self._document
-
-    def _said(self, key: str, path: KeyPath, value: Any, document: Document) -> Origin:
-        return Origin(key, *self._place(document, path), f"{key}: {_shown(value)}")
+        return value
 
     def _named(self, key: str, part: str) -> Origin:
         """Return the origin of a key that a preset, a profile or a configuration named by the recipe decides."""
         for path in ((part, "base"), (part,)):
-            written = self._written(path)
-            if written is not None and isinstance(written[0], str):
-                return Origin(key, part, self._place(written[1], path)[1], f"of {part} {written[0]}")
+            name = self._value(path)
+            if isinstance(name, str):
+                return Origin(key, part, self._place(path)[1], f"of {part} {name}")
         return Origin(key, "default", None, f"{key} is not written: its default, or follows from other sizes")
 
-    def _planned(self, key: str, path: tuple[str, ...], written: tuple[Any, Document] | None) -> Origin:
-        place = None if written is None else self._place(written[1], path)[1]
-        return Origin(key, "planner", place, _why_chosen(self._plan, path[-1]))
-
-    def _place(self, document: Document, path: KeyPath) -> tuple[str, str]:
+    def _place(self, path: KeyPath) -> tuple[str, str]:
         """Source and place of what is written; the words of the command line are documents of their own."""
-        place = document.where(path)
+        place = place_of(self._recipe, path)
         word = place.removeprefix("override ")
         if word != place:
             return "command line", word.partition(":")[0]
@@ -136,11 +126,7 @@ def _value(candidate: Candidate, name: str) -> Any:
 
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
-
-
-SCHEMA = 1
-Entry = dict[str, object]
+    return shortened(text)
 
 
 def arguments_json(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, object]:
@@ -234,15 +220,14 @@ def _of_directive(recipe: Recipe, name: str, origins: Origins) -> Reason:
 
 def _entry(file: str, kind: str, name: str, value: str, reason: Reason, origins: Origins) -> Entry:
     origins_of_keys = [origins.of(key) for key in reason.keys]
-    written = [
-        origin for origin in origins_of_keys if origin.source != "default"
-    ]  # of several keys those that say something
+    # of several keys those that say something
+    written = [origin for origin in origins_of_keys if origin.source != "default"]
     return {
         "file": file,
         "kind": kind,
         "name": name,
         "value": value,
-        "from": [origin.as_json() for origin in written or origins_of_keys],
+        "from": [asdict(origin) for origin in written or origins_of_keys],
         "why": reason.why,
     }
 

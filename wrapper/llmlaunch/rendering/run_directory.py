@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePath, PurePosixPath
 
 from llmlaunch.backends.argument import NodeVariable
@@ -139,15 +139,6 @@ def _write(directory: Path, name: PurePosixPath, content: bytes) -> None:
 RUN_DIR = "LLMLAUNCH_RUN_DIR"
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """One fallback as it is rendered: `recipe` with its words, and the checkpoint folder it uses."""
-
-    folder: str
-    recipe: Recipe
-    plan: Plan
-
-
 def fallback_files(recipe: Recipe, plan: Plan, shared: Rendered, code_root: PurePath | None) -> dict[str, bytes]:
     """The files of all fallback layouts by relative path; `shared` is what the backend rendered for the planned one.
 
@@ -155,23 +146,31 @@ def fallback_files(recipe: Recipe, plan: Plan, shared: Rendered, code_root: Pure
     Raises UserError as the backend's `render` and `train_script` do.
     """
     files: dict[str, bytes] = {}
-    for layout in _layouts(recipe, plan):
-        rendered = backend_for(recipe).render(layout.recipe, layout.plan.layout)
+    for folder, planned, fallback in _layouts(recipe, plan):
+        rendered = backend_for(recipe).render(planned, fallback.layout)
         own = {name: content for name, content in rendered.files.items() if shared.files.get(name) != content}
-        rendered = _with_own_files(rendered, layout.folder, own)
-        files |= {f"{layout.folder}/{name}": content for name, content in own.items()}
-        files |= _described(layout, rendered, code_root)
+        rendered = _with_own_files(rendered, folder, own)
+        described = {
+            "plan.json": json_bytes(plan_json(replace(fallback, fallbacks=None))),
+            "run.json": json_bytes(run_description(planned, fallback, rendered)),
+            "arguments.json": json_bytes(arguments_json(planned, fallback, rendered)),
+            "train.sh": text_bytes(train_script(planned, rendered, code_root)),
+        }
+        if is_placed(planned):
+            described["placement.json"] = placement_json(planned, fallback.layout)
+        files |= {f"{folder}/{name}": content for name, content in (own | described).items()}
     return files
 
 
-def _layouts(recipe: Recipe, plan: Plan) -> Iterator[_Layout]:
+def _layouts(recipe: Recipe, plan: Plan) -> Iterator[tuple[str, Recipe, Plan]]:
+    """Yield the folder of each fallback, the recipe with its words and checkpoint folder, and its plan."""
     places = [recipe.training.checkpoint_path]
     for number, fallback in enumerate(plan.fallbacks.layouts if plan.fallbacks else (), start=1):
         place = _checkpoint_path(recipe, fallback, places)
         places.append(place)
         planned = as_planned(recipe, fallback.plan.chosen)
         planned = replace(planned, training=replace(planned.training, checkpoint_path=place))
-        yield _Layout(fallback_folder(number), planned, replace(fallback.plan, fallbacks=plan.fallbacks))
+        yield fallback_folder(number), planned, replace(fallback.plan, fallbacks=plan.fallbacks)
 
 
 def _checkpoint_path(recipe: Recipe, fallback: Fallback, places: Sequence[str | None]) -> str | None:
@@ -191,16 +190,3 @@ def _with_own_files(rendered: Rendered, folder: str, own: Mapping[str, bytes]) -
         return word
 
     return replace(rendered, program=tuple(placed(word) for word in rendered.program))
-
-
-def _described(layout: _Layout, rendered: Rendered, code_root: PurePath | None) -> dict[str, bytes]:
-    recipe, plan, folder = layout.recipe, layout.plan, layout.folder
-    files = {
-        f"{folder}/plan.json": json_bytes(plan_json(replace(plan, fallbacks=None))),
-        f"{folder}/run.json": json_bytes(run_description(recipe, plan, rendered)),
-        f"{folder}/arguments.json": json_bytes(arguments_json(recipe, plan, rendered)),
-        f"{folder}/train.sh": text_bytes(train_script(recipe, rendered, code_root)),
-    }
-    if is_placed(recipe):
-        files[f"{folder}/placement.json"] = placement_json(recipe, plan.layout)
-    return files

@@ -21,7 +21,6 @@ __all__ = [
     "DIRECTIVE_REASONS",
     "OUR_VARIABLES",
     "SNAPSHOT_FOLDER",
-    "directives",
     "exported",
     "job_script",
     "paths_to_mount",
@@ -47,10 +46,12 @@ def job_script(recipe: Recipe, plan: Plan, prepares: bool = False) -> str:
     """job.sbatch; with `prepares` one node checks or builds something first. Raises UserError for a recipe value no
     directive or shell word can hold."""
     try:
+        options = sbatch_options(recipe, warning_seconds(recipe, plan))
+        lines = [directive(option, value) for option, value in options.items()]
         return render_template(
             "job.sbatch.j2",
             {
-                "directives": directives(recipe, warning_seconds(recipe, plan)),
+                "directives": [line for line in lines if line],
                 "name": recipe.name,
                 "nodes": recipe.nodes,
                 "allocated": recipe.nodes + recipe.spare_nodes,
@@ -219,12 +220,6 @@ DIRECTIVE_REASONS = {
     "open-mode": Reason(why="a job that comes back goes on in the same file"),
     "exclude": Reason(("slurm.exclude", "cluster.exclude")),
 }
-
-
-def directives(recipe: Recipe, warning_seconds: int | None) -> list[ShellText]:
-    """The lines of `sbatch_options`. Raises UserError as it does, and for what no directive can hold."""
-    lines = [directive(option, value) for option, value in sbatch_options(recipe, warning_seconds).items()]
-    return [line for line in lines if line]
 
 
 def sbatch_options(recipe: Recipe, warning_seconds: int | None) -> dict[str, Option]:

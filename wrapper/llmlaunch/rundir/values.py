@@ -30,6 +30,7 @@ __all__ = [
     "number",
     "objects_in",
     "printable",
+    "shortened",
     "text_or_none",
     "time_or_none",
     "to_type",
@@ -173,6 +174,11 @@ def printable(text: str) -> str:
         return text
     plain = _TERMINAL_SEQUENCE.sub("", text)
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in plain)
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """Return `text`, or its beginning and `...` if it has more than `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def counted(count: float, noun: str, form: str = "") -> str:

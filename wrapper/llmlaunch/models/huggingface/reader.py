@@ -10,6 +10,7 @@ from typing import Any
 
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.shape import RopeScaling, SlidingWindow
+from llmlaunch.rundir.values import shortened
 
 __all__ = ["ConfigReader", "alternating_window", "no_window", "rope", "short", "whole_window"]
 
@@ -106,7 +107,7 @@ def short(value: Any) -> str:
         text = json.dumps(value)
     except (ValueError, RecursionError):
         text = "what it is"
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shortened(text)
 
 
 FULL, WINDOWED = "full_attention", "sliding_attention"
