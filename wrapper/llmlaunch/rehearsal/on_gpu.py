@@ -180,7 +180,12 @@ class LoneRank:
 def lone_rank(
     recipe: Recipe, plan: Plan, rendered: Rendered, alone: RankAlone, rehearsal: Mapping[str, object], steps: int
 ) -> LoneRank:
-    """`recipe`, `plan` and `rendered` are the job's; `rehearsal` goes into run.json, with "pipeline_rank" in it."""
+    """Return a job for one rank by itself, which says of the memory what the job would: plan, predicted bytes and
+    measurement record are the job's. Everything a job of many nodes and days needs is left out: whole nodes, spare
+    ones, preflight, checkpoints, restarts, fallbacks.
+
+    `recipe`, `plan` and `rendered` are the job's; `rehearsal` goes into run.json, with "pipeline_rank" in it.
+    """
     lone = _recipe(recipe, plan, alone, f"{recipe.name}-rank{rehearsal['pipeline_rank']}", steps)
     single = replace(plan, fallbacks=None)
     rendered_alone = replace(

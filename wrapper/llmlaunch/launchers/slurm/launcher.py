@@ -1,4 +1,4 @@
-"""A thin layer over sbatch, squeue, sacct and scancel.
+"""A thin layer over sbatch, squeue, sacct and scancel, and what became of a job by what they and the job itself say.
 
 Traps behind the shape of this module were seen with SLURM 22.05.8: squeue forgets a job after MinJobAge; sacct lags a
 few seconds, and is disabled on some clusters; a step that never started left a job COMPLETED. Those of sbatch are in
