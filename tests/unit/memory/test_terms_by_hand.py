@@ -1,8 +1,11 @@
-"""Terms of the estimate against sums done by hand, each with the reason it exists."""
+"""Terms of the estimate against sums done by hand, each with the reason it exists; those of mixtures and of multi-token
+prediction were found by tracing them. The gradient of the embedding table comes last of a micro-batch: beside a large
+table and few layers it is a peak."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import shapes
@@ -11,8 +14,8 @@ from shapes import LLAMA3_8B, LLAMA3_70B, MIXTRAL
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.estimator import RankEstimate
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
-from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
+from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 
 TENSOR = Layout(tensor=4, data=2, sequence_parallel=1, zero_stage=1)
 PIPELINE = Layout(tensor=4, pipeline=4, data=2, sequence_parallel=1, zero_stage=1)
@@ -184,3 +187,187 @@ def test_only_dropless_routing_is_unbalanced() -> None:
 def test_muon_keeps_one_state_less_for_matrices_of_the_blocks() -> None:
     [adam], [muon] = ranks(LLAMA3_8B, TENSOR), ranks(LLAMA3_8B, TENSOR, MegatronOptions(muon=True))
     assert adam.terms["optimizer_states"] - muon.terms["optimizer_states"] == 4 * LINEAR // 2
+
+
+LENGTH, WIDTH, LAYERS, VOCABULARY = 4096, 2048, 4, 102400
+PLAIN = ModelShape("plain", LAYERS, WIDTH, 8192, 16, 16, 128, VOCABULARY, 8192)
+MIXED = replace(PLAIN, moe=MoeShape(64, 6, 1408, 0, (1,) * LAYERS))
+PLAIN_LATENT = replace(PLAIN, mla=MlaShape(None, 512, 128, 64, 128), qk_layernorm=True)
+TWO_RANKS = Layout(pipeline=2, data=4, zero_stage=1)
+
+
+def traced(
+    shape: ModelShape, layout: Layout, techniques: Techniques = NO_TECHNIQUES, version: str = "0.19"
+) -> tuple[RankEstimate, ...]:
+    facts = replace(megatron_facts(MegatronOptions(version=version)), expert_imbalance=1.0)
+    return shapes.ranks(shape, layout, facts, techniques, LENGTH, microbatches=4)
+
+
+def test_a_router_that_scores_all_experts_keeps_their_scores() -> None:
+    assert MIXED.moe is not None
+    before = replace(MIXED, moe=replace(MIXED.moe, router=Router(normalize_topk=False)))
+    layout = Layout(data=4, zero_stage=1)
+    all_scores, chosen = (traced(shape, layout)[0].terms["activations"] for shape in (before, MIXED))
+    assert all_scores - chosen == 4 * 64 * LENGTH * LAYERS
+
+
+def test_queries_without_a_latent_are_normed_once_more_since_0_19() -> None:
+    layout = Layout(data=1)
+    new, old = (traced(PLAIN_LATENT, layout, version=version)[0].terms for version in ("0.19", "0.16"))
+    assert new["parameters"] - old["parameters"] == 2 * WIDTH * LAYERS
+    assert new["activations"] - old["activations"] == (2 * WIDTH + 4) * LENGTH * LAYERS
+
+
+@pytest.mark.parametrize(
+    ("experts", "split", "bytes_of_routed"),
+    [
+        (64, {"expert": 8}, 2 * 4),  # permuted, exchanged, put out, sorted
+        (64, {}, 2 * 3),  # nothing is exchanged
+        (8, {"expert": 8}, 2 * 3),  # one expert a rank: nothing to sort
+        # gathered, and summed in fp32
+        (64, {"tensor": 2, "expert": 4, "expert_tensor": 2}, 2 * (2 + 2 * 2) + 4 * (2 + 1)),
+    ],
+)
+def test_what_tokens_pass_through_on_their_way_lives_until_the_mixture_has_run(
+    experts: int, split: dict[str, int], bytes_of_routed: int
+) -> None:
+    """On the first of two ranks, where layers are the peak; of experts so narrow that the one thing beside it is the
+    backward pass of an exchange, which holds three of them and the residual stream twice."""
+    narrow = replace(PLAIN, moe=MoeShape(experts, 6, 64, 0, (1,) * LAYERS))
+    layout = Layout(**{"pipeline": 2, "data": 8, "sequence_parallel": int("tensor" in split), **split})
+    routed = LENGTH * 6 / layout.tensor
+    forward, backward = bytes_of_routed * routed * WIDTH, (3 * 2 * routed + 2 * 2 * LENGTH / layout.tensor) * WIDTH
+    assert traced(narrow, layout)[0].terms["layer_backward"] == max(forward, backward)
+
+
+def test_of_the_last_micro_batch_alone_a_dispatcher_has_the_probabilities() -> None:
+    layout = Layout(pipeline=2, data=2)
+    fewer, more = (replace(MIXED, moe=replace(MIXED.moe or MoeShape(1, 1, 1, 0, ()), num_experts=n)) for n in (64, 128))
+    less, whole = (traced(shape, layout)[0].terms["activations"] for shape in (fewer, more))
+    assert whole - less == (2 * 12 + 5) * 64 * LENGTH * (LAYERS / 2)
+
+
+def test_recomputed_latent_projections_let_go_of_their_norms() -> None:
+    recomputed = Layout(data=4, recompute=RECOMPUTE_SELECTIVE)
+    whole, less = (
+        traced(PLAIN_LATENT, recomputed, Techniques((name,)))[0].terms["activations"]
+        for name in ("core_attn", "mla_up_proj")
+    )
+    normed, projected = 2 * (512 + WIDTH) + 4, 2 * 16 * (2 * (128 + 64) + 128)
+    assert whole - less == (normed + projected) * LENGTH * LAYERS
+
+
+def test_experts_activations_that_are_made_again_outlive_the_second_linear() -> None:
+    wide = replace(PLAIN, moe=MoeShape(8, 2, 8192, 0, (1,) * LAYERS))
+    recomputed = replace(TWO_RANKS, recompute=RECOMPUTE_SELECTIVE)
+    again, stored = (
+        traced(wide, recomputed, Techniques((name,)))[0].terms["layer_backward"] for name in ("moe_act", "core_attn")
+    )
+    assert again - stored == 2 * (LENGTH * 2) * 8192
+
+
+def test_a_prediction_head_keeps_a_layer_and_what_surrounds_it() -> None:
+    """On the last of two ranks, where the loss is the peak: the embedded tokens, them beside the hidden states, the
+    input of the norm behind the layer; with the outputs of all heads, which the decoder's is one of, once more that and
+    its own; and fp32 logits until the decoder's own head has run backward."""
+    layer = traced(PLAIN, TWO_RANKS)[-1].terms["activations"] / (LAYERS / 2)
+    hidden = 2 * LENGTH * WIDTH
+    before, after = (traced(replace(PLAIN, mtp_num_layers=heads), TWO_RANKS)[-1].terms for heads in (1, 2))
+    assert after["activations"] - before["activations"] == layer + 5 * hidden
+    assert after["embedding"] - before["embedding"] == hidden
+    assert after["logits_and_loss"] - before["logits_and_loss"] == 4 * LENGTH * VOCABULARY
+    assert after["weight_gradient_stubs"] == before["weight_gradient_stubs"]
+
+
+def test_full_recompute_makes_a_prediction_heads_layer_again() -> None:
+    recomputed = replace(TWO_RANKS, recompute=RECOMPUTE_FULL)
+    before, after = (traced(replace(PLAIN, mtp_num_layers=heads), recomputed)[-1].terms for heads in (1, 2))
+    assert after["activations"] - before["activations"] == 2 * 2 * LENGTH * WIDTH
+
+
+@pytest.mark.parametrize(("tied", "tables"), [(False, 1), (True, 0)])
+def test_prediction_of_more_tokens_embeds_them_on_the_last_stage(tied: bool, tables: int) -> None:
+    """A head that shares its table with the embedding has one already."""
+    shape = replace(PLAIN, tied_embeddings=tied)
+    more = replace(shape, mtp_num_layers=1)
+    alone = [traced(s, Layout(data=4, zero_stage=1))[0].terms["parameters"] for s in (shape, more)]
+    piped = [traced(s, TWO_RANKS)[-1].terms["parameters"] for s in (shape, more)]
+    assert piped[1] - piped[0] == alone[1] - alone[0] + tables * 2 * VOCABULARY * WIDTH
+
+
+FOUR_LAYERS = ModelShape("four-layers", 4, 4096, 14336, 32, 8, 128, 128256, 8192)
+TABLE = 2 * 128256 * 4096  # its gradient in bf16
+STREAM = 2 * 4096 * 4096
+FOUR_RANKS = Layout(pipeline=4, data=2, zero_stage=1)
+
+
+def first_rank(layout: Layout, microbatches: int, shape: ModelShape = FOUR_LAYERS, **job: Any) -> RankEstimate:
+    return shapes.ranks(shape, layout, microbatches=microbatches, **job)[0]
+
+
+def beside(rank: RankEstimate) -> int:
+    return rank.terms["activations"] + rank.terms["layer_backward"]
+
+
+def test_of_one_microbatch_nothing_else_is_left() -> None:
+    assert beside(first_rank(FOUR_RANKS, 1)) == TABLE + STREAM
+
+
+@pytest.mark.parametrize("microbatches", [2, 3])
+def test_the_other_microbatches_in_flight_are_kept(microbatches: int) -> None:
+    rank = first_rank(FOUR_RANKS, microbatches)
+    others = rank.terms["activations"] * (microbatches - 1) / microbatches
+    assert beside(rank) == pytest.approx(others + TABLE + STREAM)
+
+
+def test_where_the_layers_let_go_of_more_they_are_the_peak() -> None:
+    deep = replace(FOUR_LAYERS, num_layers=32)
+    large, small = (first_rank(FOUR_RANKS, 8, shape=shape) for shape in (deep, replace(deep, vocab_size=1024)))
+    assert large.terms["layer_backward"] == small.terms["layer_backward"]
+
+
+def test_an_interleaved_pipeline_lets_go_of_one_chunk_alone() -> None:
+    """Eight layers on two ranks in four chunks: of 11 chunks in flight, all but one are there; but with no more
+    micro-batches than ranks, those of later chunks have run backward as well."""
+    layout = Layout(pipeline=2, virtual_pipeline=4, data=4, zero_stage=1)
+    eight = replace(FOUR_LAYERS, num_layers=8)
+    steady, few = first_rank(layout, 4, shape=eight), first_rank(layout, 2, shape=eight)
+    chunks = 2 * (2 - 1) + (4 - 1) * 2 + 1
+    assert beside(steady) == pytest.approx(steady.terms["activations"] * (chunks - 1) / chunks + TABLE + STREAM)
+    assert beside(few) < beside(steady)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_tied_head_on_the_same_rank_doubles_it(fused: bool) -> None:
+    """What the head gives waits; where that is a stub, which others use as well, their sum is a tensor of its own."""
+    tied = replace(FOUR_LAYERS, num_layers=2, tied_embeddings=True)
+    facts = megatron_facts(MegatronOptions(gradient_accumulation_fusion=fused))
+    layout = Layout(data=2, zero_stage=1, recompute=RECOMPUTE_FULL)
+    rank = first_rank(layout, 1, shape=tied, facts=facts, length=64)
+    assert beside(rank) + rank.terms["recomputed_layer"] == pytest.approx(2 * TABLE + 2 * 64 * 4096)
+
+
+def test_the_gradient_of_a_tied_head_waits_for_the_embedding() -> None:
+    """While layers run backward, of which the last to come holds most."""
+    layout = Layout(data=2, zero_stage=1)
+    wide = replace(FOUR_LAYERS, ffn_hidden_size=65536, vocab_size=16384)
+    unfused = megatron_facts(MegatronOptions(gradient_accumulation_fusion=False))
+    apart, tied = (
+        first_rank(layout, 1, shape=replace(wide, tied_embeddings=tied), facts=unfused).terms["layer_backward"]
+        for tied in (False, True)
+    )
+    assert tied - apart == 2 * 16384 * 4096
+
+
+def test_a_frozen_table_has_no_gradient() -> None:
+    adapters = Techniques(adapters=Adapters(8))
+    assert beside(first_rank(Layout(pipeline=4, data=2), 1, techniques=adapters)) < TABLE
+
+
+def test_fp32_keeps_the_scores_of_attention() -> None:
+    """Neither flash nor fused attention takes fp32."""
+    layout = Layout(tensor=2, data=4, sequence_parallel=1, zero_stage=1)
+    scores = 4 * 16 * 4096 * 4096
+    fp32 = first_rank(layout, 1, facts=megatron_facts(MegatronOptions("fp32"))).terms["activations"]
+    bf16 = first_rank(layout, 1).terms["activations"]
+    assert fp32 - 2 * bf16 == pytest.approx(4 * scores, rel=0.01)  # statistics are fp32 in both

@@ -64,18 +64,12 @@ def judge_layouts(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVer
     # In the order of a search, which asks rules of techniques last.
     rules = sorted(setting.backend.rules(setting.recipe), key=lambda rule: rule.of_techniques)
     failed = rules_failed(setting.recipe, LayoutColumns.of(layouts), rules)
-    legal = [layout for i, layout in enumerate(layouts) if not failed[:, i].any()]
-    priced = iter(_priced(setting, legal))
+    refusals = [next((rule for rule, fails in zip(rules, column, strict=True) if fails), None) for column in failed.T]
+    priced = iter(_priced(setting, [at for at, rule in zip(layouts, refusals, strict=True) if rule is None]))
     return [
-        LayoutVerdict(layout, None, None, _by_rule(rules, failed[:, i])) if failed[:, i].any() else next(priced)
-        for i, layout in enumerate(layouts)
+        next(priced) if rule is None else LayoutVerdict(at, None, None, Refusal(rule.key, rule.sentence))
+        for at, rule in zip(layouts, refusals, strict=True)
     ]
-
-
-def _by_rule(rules: Sequence[Rule], failed: NDArray[np.bool_]) -> Refusal:
-    """Return the first failed rule as the one reason."""
-    rule = rules[int(np.argmax(failed))]
-    return Refusal(rule.key, rule.sentence)
 
 
 def _priced(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVerdict]:

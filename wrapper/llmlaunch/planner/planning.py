@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer, swapped_bytes
@@ -68,6 +67,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
     job = setting.job_of(planned)
     peak_kind = "device" if recipe.cluster.accelerator.kind == "gpu" else "resident"
     detail = estimate(job, chosen.layout, peak_kind=peak_kind, node=node_of(recipe))
+    seconds = step_time(job, setting.cluster, LayoutColumns.of([chosen.layout]))
     length = JobLength.of(recipe, chosen.step_seconds)
     others = [i for i in range(min(len(result.first), ALTERNATIVES + 2)) if i != place][:ALTERNATIVES]
     return Plan(
@@ -77,7 +77,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
         estimate=detail,
         limit=limit,
         host_limit=host,
-        step_terms=_step_terms(setting.cluster, job, chosen.layout),
+        step_terms={name: float(column[0]) for name, column in seconds.terms.items()},
         mfu=_utilisation(recipe, chosen.step_seconds),
         length=length,
         searched=result.searched,
@@ -94,12 +94,6 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
         correction=setting.lessons.correction,
         rehearsed=result.rehearsed.get(int(result.first[place])),
     )
-
-
-def _step_terms(cluster: Cluster, job: Job, layout: Layout) -> dict[str, float]:
-    columns = LayoutColumns.of([layout])
-    terms = step_time(job, cluster, columns).terms
-    return {name: float(column[0]) for name, column in terms.items()}
 
 
 def _utilisation(recipe: Recipe, step_seconds: float) -> float | None:
@@ -148,17 +142,12 @@ def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
     recipe, sizing = setting.recipe, None
     if recipe.nodes == AUTO_NODES:
         sizing = smallest_cluster(setting, 1, most_nodes(recipe))
-        setting = setting.with_recipe(_with_nodes(recipe, sizing.nodes or _nearest(recipe, sizing).nodes))
+        sized = replace(recipe, nodes=sizing.nodes or _nearest(recipe, sizing).nodes)
+        setting = setting.with_recipe(replace(sized, digest=recipe_digest(sized)))  # as if that number were written
     plan = replace(make_plan(setting), sizing=sizing, budget=recipe.budget)
     if not plan.safe or most_exceeded(recipe.budget, plan.length) is None:
         return setting, plan
     return setting, replace(plan, beyond_budget=_beyond_budget(setting, plan))
-
-
-def _with_nodes(recipe: Recipe, nodes: int) -> Recipe:
-    """Return the recipe as if the person had written that number."""
-    sized = replace(recipe, nodes=nodes)
-    return replace(sized, digest=recipe_digest(sized))
 
 
 def _nearest(recipe: Recipe, sizing: Sizing) -> NodeTrial:

@@ -113,7 +113,8 @@ def memory_limit(accelerator: Accelerator, policy: MemoryPolicy, margin: Margin 
         return by_share
     margin = margin or no_margin(policy.risk, 0)
     if margin.upper_ratio is None:
-        decides = "the 80 % rule decides" if _is_fujii_rule(by_share, policy) else by_share.reason
+        fujii = policy.limit == FUJII_SHARE and by_share.limit_bytes == int(by_share.memory_bytes * FUJII_SHARE)
+        decides = "the 80 % rule decides" if fujii else by_share.reason
         return replace(by_share, reason=f"{margin.sentence}: {decides}", risk=policy.risk, runs=margin.runs)
     # A ratio below 1 never lifts the limit above the card: no comparable run came that close to it.
     bytes_at_risk = accelerator.memory_bytes / max(margin.upper_ratio, 1.0) - _free_bytes(accelerator, policy)
@@ -138,10 +139,6 @@ def _limit_by_share(accelerator: Accelerator, policy: MemoryPolicy) -> Limit:
     rule = "the 80 % rule of Fujii et al." if policy.limit == FUJII_SHARE else "as the recipe says"
     reason = f"{policy.limit:.0%} of device memory, {rule}"
     return Limit(share, accelerator.memory_bytes, accelerator.memory_source, reason)
-
-
-def _is_fujii_rule(limit: Limit, policy: MemoryPolicy) -> bool:
-    return policy.limit == FUJII_SHARE and limit.limit_bytes == int(limit.memory_bytes * FUJII_SHARE)
 
 
 def _free_bytes(accelerator: Accelerator, policy: MemoryPolicy) -> int:
