@@ -6,8 +6,11 @@ from functools import cache
 
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
+from llmlaunch.layout import LayoutColumns
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.pricing import first_failed, situation
+from llmlaunch.planner.search_space import enumerate_splits, enumerate_uneven, technique_layouts, technique_space
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.types import Recipe
 from support.recipes import recipe_of
@@ -27,3 +30,12 @@ def gallery_setting(name: str, *overrides: str, lessons: Lessons = NO_LESSONS) -
 def plan_of(name: str, *overrides: str) -> Plan:
     """Return the plan of the gallery's recipe of that name with `KEY=VALUE` overrides, made once."""
     return make_plan(gallery_setting(name, *overrides))
+
+
+def any_legal(setting: Setting) -> bool:
+    """Whether any layout of the search space passes every rule; nothing is priced."""
+    recipe, backend = setting.recipe, setting.backend
+    space, rules = backend.space(recipe), backend.rules(recipe)
+    splits = LayoutColumns.joined([enumerate_splits(recipe, space), enumerate_uneven(recipe, space)])
+    tried = technique_layouts(recipe, technique_space(recipe, backend), splits)
+    return any((first_failed(rules, situation(*changed)) < 0).any() for changed in tried)

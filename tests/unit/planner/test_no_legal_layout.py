@@ -18,13 +18,12 @@ from llmlaunch.errors import UserError
 from llmlaunch.planner.judge import rules_failed
 from llmlaunch.planner.no_legal_layout import no_layout, tightest_rule
 from llmlaunch.planner.planning import make_plan
-from llmlaunch.planner.pricing import first_failed, situation
 from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import enumerate_splits, technique_layouts, technique_space
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import relax_pins, search_relaxed
 from llmlaunch.recipe.load import load_recipe
-from support.plans import gallery_setting, plan_of, setting_for
+from support.plans import any_legal, gallery_setting, plan_of, setting_for
 from support.recipes import recipe_text
 
 GOOD = recipe_text(layout="\n  micro_batch_size: 1")
@@ -129,12 +128,8 @@ PINS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 )
 
 
-def any_legal(here: Setting, keep: Iterable[str]) -> bool:
-    """Whether any layout that keeps these pins passes every rule. Even stages tell: eight layers are split evenly."""
-    recipe, backend = relax_pins(here, keep), here.backend
-    splits, rules = enumerate_splits(recipe, backend.space(recipe)), backend.rules(recipe)
-    tried = technique_layouts(recipe, technique_space(recipe, backend), splits)
-    return any((first_failed(rules, situation(*changed)) < 0).any() for changed in tried)
+def legal_with(here: Setting, keep: Iterable[str]) -> bool:
+    return any_legal(here.with_recipe(relax_pins(here, keep)))
 
 
 @settings(max_examples=12, deadline=None)
@@ -143,10 +138,10 @@ def test_the_named_pins_clash_and_no_fewer_do(pins: dict[str, Any]) -> None:
     base = gallery_setting("llama3-8b", "nodes=1", "model.num_layers=8", "training.global_batch_size=24")
     fixed = ("offload_optimizer", "offload_modules", "gradient_dtype", "recompute_modules", "recompute_method")
     here = base.with_recipe(replace(base.recipe, pins=pins, fixed=fixed))
-    assume(not any_legal(here, pins))
+    assume(not legal_with(here, pins))
     clash = search_relaxed(here).conflict()
     assert clash
-    assert not any_legal(here, clash)
-    assert all(any_legal(here, some) for size in range(len(clash)) for some in combinations(pins, size))
+    assert not legal_with(here, clash)
+    assert all(legal_with(here, some) for size in range(len(clash)) for some in combinations(pins, size))
     for name in clash:
         assert name in str(no_layout(here))
