@@ -34,7 +34,7 @@ def test_every_flag_is_found_in_the_source() -> None:
         for module, node in literals()
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
-        and node.func.id == "argument"
+        and node.func.id in ("argument", "optional")
         and not isinstance(node.args[0], ast.Constant | ast.Name)
     ]
     assert composed == ["number_formats.py: f'--{precision}'"]
@@ -43,7 +43,7 @@ def test_every_flag_is_found_in_the_source() -> None:
         for _, node in literals()
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
-        and node.func.id == "argument"
+        and node.func.id in ("argument", "optional")
         and isinstance(node.args[0], ast.Name)
     }
     assert imported == {"flag", "RESHARDING_FLAG"}

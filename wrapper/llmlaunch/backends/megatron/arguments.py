@@ -90,8 +90,8 @@ def stage_flags(layout: Layout, mtp_layers: int = 0) -> Words:
 def _stage_arguments(layout: Layout, mtp_layers: int = 0) -> tuple[Argument, ...]:
     """`stage_flags` with what each follows from."""
     keys = {CHUNKS: "layout.virtual_pipeline"}
-    groups = flag_groups(stage_flags(layout, mtp_layers))
-    return tuple(argument(*map(str, group), of=keys.get(str(group[0]), "layout.layers_by_stage")) for group in groups)
+    groups = (map(str, group) for group in flag_groups(stage_flags(layout, mtp_layers)))
+    return tuple(argument(flag, *values, of=keys.get(flag, "layout.layers_by_stage")) for flag, *values in groups)
 
 
 def _first_and_last(layout: Layout) -> Words | None:
