@@ -78,6 +78,6 @@ def masked(text: str, values: Iterable[str] = ()) -> str:
     for value in sorted(values, key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     text = _PASSWORD_OF_URL.sub(r"\1:***@", text)
-    for given in _GIVEN:
-        text = given.sub(r"\1***", text)
+    for pattern in _GIVEN:
+        text = pattern.sub(r"\1***", text)
     return _BY_THEIR_LOOKS.sub(HIDDEN, text)

@@ -84,34 +84,20 @@ SIGNS = (
         r"Failed to CUDA host alloc|cuda(HostAlloc|MallocHost|HostRegister) failed",
         "NCCL 2.30, src/include/alloc.h; programs that pin memory",
     ),
-    Sign(
-        "host_oom",
-        r"DefaultCPUAllocator: (can't allocate|not enough) memory",
-        "torch 2.13, alloc_cpu.cpp",
-    ),
+    Sign("host_oom", r"DefaultCPUAllocator: (can't allocate|not enough) memory", "torch 2.13, alloc_cpu.cpp"),
     Sign(
         "oom", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY", "CUDA error 2 by name, also as Thrust's bad_alloc"
     ),
     Sign("host_oom", r"^MemoryError\b|numpy\S*MemoryError: Unable to allocate", "Python; NumPy"),
-    Sign(
-        "host_oom",
-        r"\[Errno 12\]|std::bad_alloc|Cannot allocate memory \(12\)",
-        "ENOMEM; libstdc++; torch's mmap",
-    ),
+    Sign("host_oom", r"\[Errno 12\]|std::bad_alloc|Cannot allocate memory \(12\)", "ENOMEM; libstdc++; torch's mmap"),
     Sign("host_oom", r"Detected \d+ oom[-_]kill event", "slurmstepd 22.05 and 25.05, task_cgroup_memory.c"),
     Sign("host_oom", r"\boom-kill:constraint=|Out of memory: Killed process|invoked oom-killer", "Linux kernel"),
     # --- memory of the device
     Sign(
-        "oom",
-        r"\b(CUDA|HIP|XPU) out of memory\. Tried to allocate",
-        "torch 1.0 on, c10/cuda/CUDACachingAllocator.cpp",
+        "oom", r"\b(CUDA|HIP|XPU) out of memory\. Tried to allocate", "torch 1.0 on, c10/cuda/CUDACachingAllocator.cpp"
     ),
     Sign("oom", r"\btorch\.(cuda\.)?OutOfMemoryError", "torch 1.13 on"),
-    Sign(
-        "oom",
-        r"C(UDA|uda) (driver )?(error|Error|failure):? ?\d* ?'?out of memory",
-        "CUDA error 2; torch, NCCL, TE",
-    ),
+    Sign("oom", r"C(UDA|uda) (driver )?(error|Error|failure):? ?\d* ?'?out of memory", "CUDA error 2; torch, NCCL, TE"),
     Sign("oom", r"CU(BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED", "CUDA libraries"),
     Sign("oom", r"cu(BLAS|DNN) Error: .*(alloc|resource allocation)", "TransformerEngine 2.20, common/util/logging.h"),
     Sign("oom", r"cudaMalloc\w* failed|Failed to CUDA [mc]alloc", "NCCL 2.30, src/include/alloc.h; CUDA samples"),
@@ -201,9 +187,7 @@ SIGNS = (
     ),
     # --- the network
     Sign(
-        "port_taken",
-        r"\bEADDRINUSE\b|[Aa]ddress already in use",
-        "errno 98: torch 2.x, TCPStore; gloo; NCCL sockets",
+        "port_taken", r"\bEADDRINUSE\b|[Aa]ddress already in use", "errno 98: torch 2.x, TCPStore; gloo; NCCL sockets"
     ),
     Sign(
         "nccl",
@@ -257,18 +241,9 @@ TELLING = (
 
 # A line that looks like one of the above and ended nothing.
 NO_CAUSES = (
-    (
-        r"encountered during tensors merging",
-        "Megatron-LM, core/transformer/utils.py: the merge goes on",
-    ),
-    (
-        r"^\[[WI]\S* .*socket\.cpp",
-        "torch 2.x, TCPStore: it tries again, and looks for IPv6 addresses that seldom are",
-    ),
-    (
-        r"^llmlaunch: |^(train\.sh on \S+|job\.sbatch): |^monitor: ",
-        "our own files on a full disk",
-    ),
+    (r"encountered during tensors merging", "Megatron-LM, core/transformer/utils.py: the merge goes on"),
+    (r"^\[[WI]\S* .*socket\.cpp", "torch 2.x, TCPStore: it tries again, and looks for IPv6 addresses that seldom are"),
+    (r"^llmlaunch: |^(train\.sh on \S+|job\.sbatch): |^monitor: ", "our own files on a full disk"),
 )
 
 # What a line that ends a traceback looks like, and what stands for one in programs of C++ and argparse.

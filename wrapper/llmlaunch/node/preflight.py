@@ -183,10 +183,7 @@ def _ours(count: int, visible: str | None) -> list[int]:
 def _problems(handle: Any) -> list[str]:
     problems = []
     volatile = _ask(
-        pynvml.nvmlDeviceGetTotalEccErrors,
-        handle,
-        pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-        pynvml.NVML_VOLATILE_ECC,
+        pynvml.nvmlDeviceGetTotalEccErrors, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     )
     if volatile:
         problems.append(f"has {volatile} uncorrectable ECC errors since the driver was loaded")

@@ -207,14 +207,14 @@ class LoggedPeaks:
         """
         for line in lines:
             if b"memory (MB)" in line:
-                for found in MEGATRON.finditer(line):
-                    rank, _, allocated, _, reserved, device = found.groups()
+                for match in MEGATRON.finditer(line):
+                    rank, _, allocated, _, reserved, device = match.groups()
                     self._rise(int(rank), MEGATRON_LOG, "allocated_peak_bytes", float(allocated) * MIB)
                     self._rise(int(rank), MEGATRON_LOG, "reserved_peak_bytes", float(reserved) * MIB)
                     self._rise(int(rank), MEGATRON_LOG, "device_bytes", float(device or 0) * MIB)
             elif b"Max_MA" in line:
-                for found in DEEPSPEED.finditer(line):
-                    _, allocated, cached, most_cached = found.groups()
+                for match in DEEPSPEED.finditer(line):
+                    _, allocated, cached, most_cached = match.groups()
                     # as much was held for certain, whichever way Max_CA was rounded
                     reserved = max(float(cached), float(most_cached) - 0.5)
                     self._rise(0, DEEPSPEED_LOG, "allocated_peak_bytes", float(allocated) * GIB)

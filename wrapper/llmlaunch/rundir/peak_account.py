@@ -161,10 +161,7 @@ def _pids_of(evidence: MemoryEvidence, record: Record, rank: int) -> set[str]:
 
 
 def _gpus_of_ranks(
-    evidence: MemoryEvidence,
-    nodes: Mapping[int, str],
-    torch: Mapping[int, TorchPeaks],
-    pids: Mapping[int, set[str]],
+    evidence: MemoryEvidence, nodes: Mapping[int, str], torch: Mapping[int, TorchPeaks], pids: Mapping[int, set[str]]
 ) -> dict[int, AssignedGpu]:
     devices = whole_number(evidence.run.get("devices_per_node")) or 0
     gpus: dict[int, AssignedGpu] = {}

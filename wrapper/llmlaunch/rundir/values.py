@@ -187,10 +187,13 @@ def counted(count: float, noun: str, form: str = "") -> str:
     return f"{count:{form}} {noun}{plural}"
 
 
-def to_type(*words: object) -> str:
-    """Return the llmlaunch command of these words for a person to copy into a shell, each quoted where it needs to be.
+def to_type(*arguments: object) -> str:
+    """Return the llmlaunch command with these arguments for a person to copy into a shell, quoted where they need it.
 
     A path that begins with a dash gets `./` before it, so that it is not read as an option.
     """
-    texts = [f"./{word}" if isinstance(word, PurePath) and str(word).startswith("-") else str(word) for word in words]
+    texts = [
+        f"./{argument}" if isinstance(argument, PurePath) and str(argument).startswith("-") else str(argument)
+        for argument in arguments
+    ]
     return " ".join(["llmlaunch", *map(shlex.quote, texts)])

@@ -142,10 +142,7 @@ class Passed:
 
 
 def pass_on(
-    store: Store,
-    sinks: Sequence[Chosen],
-    only: Collection[str] | None = None,
-    answer_seconds: float = ANSWER_SECONDS,
+    store: Store, sinks: Sequence[Chosen], only: Collection[str] | None = None, answer_seconds: float = ANSWER_SECONDS
 ) -> list[Passed]:
     """Send every collected run that a sink lacks or has in an older state; only those of `only` unless it is None.
     Sending twice changes nothing."""
