@@ -52,6 +52,14 @@ class RunDir:
         self.write("plan.json", {"recipe": "tiny", "verdict": "safe"})
         (path / "run.id").write_text(run_id + "\n")
 
+    @classmethod
+    def rendered(cls, path: Path, devices: int = 1) -> RunDir:
+        """A directory of one node that `render` wrote."""
+        run = cls.__new__(cls)
+        run.path, run.nodes, run.devices = path, 1, devices
+        run.run = json.loads((path / "run.json").read_text())
+        return run
+
     def write(self, name: str, value: Any) -> None:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,6 +89,7 @@ class RunDir:
 
     def line(self, node: str, event: str = "end", attempt: str = ATTEMPT, **fields: Any) -> None:
         record = {"v": 1, "event": event, "attempt": attempt, "node": node, "time": STARTED + 50, **fields}
+        (self.path / "peaks").mkdir(exist_ok=True)
         with (self.path / "peaks" / f"{node}.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
 

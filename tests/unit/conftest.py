@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,3 +22,19 @@ def store(tmp_path: Path) -> Iterator[Any]:
 def store_file(own_home: Path) -> Path:
     """Where the store of the person is, unless a variable says otherwise."""
     return own_home / "data" / "llmlaunch" / "store.db"
+
+
+@pytest.fixture
+def put_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """`put_commands(squeue="echo 1")` puts shell scripts before all other commands, and returns their folder."""
+    folder = tmp_path / "bin"
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def put(**scripts: str) -> Path:
+        folder.mkdir(exist_ok=True)
+        for name, script in scripts.items():
+            (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+            (folder / name).chmod(0o755)
+        return folder
+
+    return put

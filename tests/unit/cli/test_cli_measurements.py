@@ -242,20 +242,13 @@ def collected(tmp_path: Path, llmlaunch: CommandLine) -> list[dict[str, Any]]:
     return [{**record, "scored": scored[record["id"]]} for record in records]
 
 
-def trained(run: Path) -> None:
-    attempt = run / "attempts" / ATTEMPT
-    for folder in ("ranks", "memory", "done"):
-        (attempt / folder).mkdir(parents=True)
-    (run / "run.id").write_text("mine-1\n")
-    (attempt / "done" / "n0").touch()
-    (attempt / "progress.json").write_text(json.dumps({"step": 7, "steps": 7, "step_seconds": 1.5}))
-    record: dict[str, Any] = {"node": "n0", "started_at": STARTED, "ended_at": STARTED + 9, "exit_code": 0}
-    ranks = [
-        {**record, "signal": None, "rank": rank, "local_rank": rank, "program_pid": 1000 + rank}
-        for rank in range(RANKS)
-    ]
+def trained(path: Path) -> None:
+    run = RunDir.rendered(path, devices=RANKS)
+    (path / "run.id").write_text("mine-1\n")
+    run.ranks(ended_at=STARTED + 9, resident_peak_bytes=None)
+    run.write(f"attempts/{ATTEMPT}/done/n0", "")
+    run.write(f"attempts/{ATTEMPT}/progress.json", {"step": 7, "steps": 7, "step_seconds": 1.5})
     for rank in range(RANKS):
-        (attempt / "ranks" / f"{rank}.json").write_text(json.dumps(ranks[rank]))
         device = {
             "device": rank, "uuid": f"GPU-n0-{rank}", "total_bytes": 79 * GIB,
             "allocated_peak_bytes": (30 + rank) * GIB, "active_peak_bytes": 33 * GIB,
@@ -263,14 +256,10 @@ def trained(run: Path) -> None:
             "alloc_retries": 0, "ooms": 0, "device_used_bytes": 40 * GIB, "outside_bytes": 2 * GIB,
         }  # fmt: skip
         probe = {"v": 1, "rank": rank, "node": "n0", "pid": 1000 + rank, "at": STARTED, "ended": True}
-        path = attempt / "memory" / f"{rank}.{1000 + rank}.json"
-        path.write_text(json.dumps({**probe, "devices": [device]}))
+        run.write(f"attempts/{ATTEMPT}/memory/{rank}.{1000 + rank}.json", {**probe, "devices": [device]})
     cards = [gpu(rank, accounting_peak_bytes={str(1000 + rank): (37 + rank) * GIB}) for rank in range(RANKS)]
-    host = {"used_peak_bytes": 90 * GIB, "total_bytes": 500 * GIB}
-    line = {"v": 1, "event": "end", "attempt": ATTEMPT, "node": "n0", "time": STARTED + 9, "gpus": cards, "host": host}
-    (run / "peaks" / "n0.jsonl").write_text(json.dumps(line) + "\n")
-    status = {"schema": 1, "attempt": ATTEMPT, "state": "succeeded", "exit_code": 0, "ended_at": STARTED + 9}
-    (run / "status.json").write_text(json.dumps({**status, "ranks": ranks}))
+    run.line("n0", gpus=cards, host={"used_peak_bytes": 90 * GIB, "total_bytes": 500 * GIB})
+    run.status()
 
 
 def test_each_peak_is_a_record_of_its_kind(collected: list[dict[str, Any]]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,14 @@ def ids(llmlaunch: CommandLine, *options: str) -> list[str]:
 
 
 @pytest.fixture
-def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def questions(tmp_path: Path, put_commands: Callable[..., Path]) -> Path:
     """A squeue that knows of jobs 901, which waits, and 902, which runs, and a sacct that knows none; they note what
     they are asked."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
+    note = tmp_path / "questions"
     rows = "901|PENDING|0|N/A|Resources|\n902|RUNNING|1|N/A|None|\n"
-    for name, prints in (("squeue", rows), ("sacct", "")):
-        (folder / name).write_text(f"#!/bin/sh\necho {name} \"$@\" >> {tmp_path}/questions\nprintf '%s' '{prints}'\n")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return tmp_path / "questions"
+    noted = {name: f'echo {name} "$@" >> {note}\n' for name in ("squeue", "sacct")}
+    put_commands(squeue=f"{noted['squeue']}printf '%s' '{rows}'", sacct=noted["sacct"])
+    return note
 
 
 def ongoing(path: Path, run_id: str, job: str, submitted_at: float = NOW - 60) -> RunDir:

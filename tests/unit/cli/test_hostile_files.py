@@ -29,9 +29,8 @@ from llmlaunch.watch.frames import frame
 from llmlaunch.watch.run_reader import RunReader
 from llmlaunch.watch.views import JsonView, LineView
 from support.command_line import CommandLine, data_folders, run_llmlaunch
-from support.store_run_dirs import STARTED, gpu
+from support.store_run_dirs import ATTEMPT, STARTED, RunDir, gpu
 
-ATTEMPT = "77.0"
 RUN_ID = "quickstart-20260101T000000Z-0001"
 MARK = {"since": STARTED, "host": "elsewhere", "pid": 1, "started": 1, "touched_at": STARTED}  # of a submit under way
 LONGEST_SECONDS = 240  # that a healthy command never uses up; without the mends it hangs for ever
@@ -132,50 +131,46 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(run_dir / "submission.json", {**submission, "chain": ["77", "78"], "earlier": [submission]})
     end = {"schema": 1, "job_id": "78", "phase": "failed", "state": "FAILED", "reason": "r", "exit_code": 1}
     write(run_dir / "ended.json", {**end, "restarts": 1, "link": 2})
-    lay_attempt(run_dir, run_dir / "attempts" / ATTEMPT)
+    lay_attempt(run_dir)
     return run_dir
 
 
-def lay_attempt(run_dir: Path, attempt: Path) -> None:
-    write(
-        attempt / "attempt.json",
-        {"schema": 1, "attempt": ATTEMPT, "layout": "", "fallback": False, "cluster": "alps", "nodes": ["n0"]}
-        | {"started_at": STARTED, "from_step": 0},
-    )
+def lay_attempt(run_dir: Path) -> None:
+    run, attempt = RunDir.rendered(run_dir), f"attempts/{ATTEMPT}"
+    start = {"schema": 1, "attempt": ATTEMPT, "layout": "", "fallback": False, "cluster": "alps", "nodes": ["n0"]}
+    run.write(f"{attempt}/attempt.json", {**start, "started_at": STARTED, "from_step": 0})
     hung = {"since_seconds": 600.0, "allowed_seconds": 300.0, "what": "a step", "where": "rank 0 in x"}
     progress = {"schema": 1, "step": 5, "steps": 40, "loss": 3.1, "tokens_per_second": 9.0, "step_seconds": 0.5}
-    write(attempt / "progress.json", {**progress, "at": STARTED + 60, "hung": hung})
-    rank = {"v": 1, "rank": 0, "local_rank": 0, "node": "n0", "pid": 500, "program_pid": 1000, "exit_code": 7}
-    rank |= {"started_at": STARTED, "ended_at": STARTED + 100, "signal": None, "resident_peak_bytes": 2**30}
-    write(attempt / "ranks" / "0.json", {**rank, "visible_devices": None})
+    run.write(f"{attempt}/progress.json", {**progress, "at": STARTED + 60, "hung": hung})
+    run.rank(0, exit_code=7)
     cause = {"schema": 1, "kind": "oom", "node": "n0", "rank": 0, "line": "CUDA out of memory.", "source": "log"}
     cause |= {"numbers": {"requested_bytes": 1}, "sick": False, "consequence": False, "at": STARTED + 99}
-    write(attempt / "causes" / "n0.json", {**cause, "ranks": [{"rank": 0, "line": "x", "numbers": {}}]})
-    card = {"device": 0, "uuid": "GPU-n0-0", "total_bytes": 2**36, "allocated_peak_bytes": 2**30}
-    write(
-        attempt / "memory" / "0.1000.json",
-        {"v": 1, "rank": 0, "local_rank": 0, "node": "n0", "pid": 1000, "at": STARTED + 90, "ended": True}
-        | {"devices": [{**card, "active_peak_bytes": 1, "reserved_peak_bytes": 2**31, "reserved_bytes": 1, "ooms": 1}]},
+    run.write(f"{attempt}/causes/n0.json", {**cause, "ranks": [{"rank": 0, "line": "x", "numbers": {}}]})
+    card = {"device": 0, "uuid": "GPU-n0-0", "total_bytes": 2**36, "allocated_peak_bytes": 2**30, "reserved_bytes": 1}
+    card |= {"active_peak_bytes": 1, "reserved_peak_bytes": 2**31, "ooms": 1}
+    probe = {"v": 1, "rank": 0, "local_rank": 0, "node": "n0", "pid": 1000, "at": STARTED + 90, "ended": True}
+    run.write(f"{attempt}/memory/0.1000.json", {**probe, "devices": [card]})
+    run.write(f"{attempt}/versions.json", {"torch": "2.9"})
+    run.line(
+        "n0",
+        gpus=[gpu(0)],
+        processes=[{"rank": 0, "pid": 1000, "resident_bytes": 5, "resident_peak_bytes": 2**30}],
+        host={"used_peak_bytes": 5, "total_bytes": 9},
+        logged=[{"rank": 0, "allocated_peak_bytes": 1}],
     )
-    write(attempt / "versions.json", {"torch": "2.9"})
-    for name in ("told/n0", "done/n0", "prepare.log"):
-        (attempt / name).parent.mkdir(exist_ok=True)
-        (attempt / name).write_text("SIGTERM\n")
-    line = {"v": 1, "event": "end", "attempt": ATTEMPT, "node": "n0", "time": STARTED + 100, "gpus": [gpu(0)]}
-    line |= {"processes": [{"rank": 0, "pid": 1000, "resident_bytes": 5, "resident_peak_bytes": 2**30}]}
-    line |= {"host": {"used_peak_bytes": 5, "total_bytes": 9}, "logged": [{"rank": 0, "allocated_peak_bytes": 1}]}
-    for name, lines in (("peaks/n0.jsonl", json.dumps(line)), (f"logs/{ATTEMPT}.n0.log", "step 5/40 | loss 3.1")):
+    exited = "srun: error: n0: task 0: Exited with exit code 7\n"
+    for name, text in (
+        *((f"{attempt}/{name}", "SIGTERM\n") for name in ("told/n0", "done/n0", "prepare.log")),
+        (f"logs/{ATTEMPT}.n0.log", "step 5/40 | loss 3.1\n"),
+        *((name, exited) for name in (f"logs/{ATTEMPT}.job.log", "slurm-77.out")),
+    ):
         (run_dir / name).parent.mkdir(exist_ok=True)
-        (run_dir / name).write_text(lines + "\n")
-    for name in (f"logs/{ATTEMPT}.job.log", "slurm-77.out"):
-        (run_dir / name).write_text("srun: error: n0: task 0: Exited with exit code 7\n")
-    status = {"schema": 1, "attempt": ATTEMPT, "state": "failed", "exit_code": 7, "why": "rank 0 exited with 7"}
-    status |= {"ended_at": STARTED + 101, "nodes": [{"node": "n0", "done": False}], "ranks": [rank], "layout": ""}
-    status |= {"cause": cause, "step": 5, "saved_step": 0, "restarts": 0, "fruitless": 1}
-    status |= {"next": {"action": "requeue", "why": "x", "layout": "", "seconds": 60}}
-    write(attempt / "status.json", status)
-    write(run_dir / "status.json", status)
-    write(attempt / "summary.json", attempt_summary(run_dir, ATTEMPT).as_json())
+        (run_dir / name).write_text(text)
+    following = {"action": "requeue", "why": "x", "layout": "", "seconds": 60}
+    steps = {"step": 5, "saved_step": 0, "restarts": 0, "fruitless": 1}
+    run.status(state="failed", exit_code=7, layout="", cause=cause, next=following, **steps)
+    shutil.copy(run_dir / "status.json", run_dir / attempt)
+    run.write(f"{attempt}/summary.json", attempt_summary(run_dir, ATTEMPT).as_json())
 
 
 @pytest.fixture
@@ -184,15 +179,14 @@ def run_dir(rendered: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+def noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put_commands: Callable[..., Path]
+) -> Callable[[], list[str]]:
     """SLURM's commands at their edge: each writes down how it was called, and knows no job. Nothing else is signalled
     or kept: a store of its own, and an alarm for what hangs."""
-    folder, notes = tmp_path / "bin", tmp_path / "notes"
-    folder.mkdir()
-    for name in ("sbatch", "scancel", "scontrol", "squeue", "sacct", "sinfo"):
-        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {notes}\n')
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    notes = tmp_path / "notes"
+    names = ("sbatch", "scancel", "scontrol", "squeue", "sacct", "sinfo")
+    put_commands(**{name: f'echo "{name} $*" >> {notes}' for name in names})
     monkeypatch.setenv("LLMLAUNCH_STORE", str(tmp_path / "store.db"))
     monkeypatch.setattr("os.kill", lambda *arguments: pytest.fail(f"kill{arguments}"))
     return lambda: notes.read_text().splitlines() if notes.exists() else []

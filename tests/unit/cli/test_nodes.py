@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,10 @@ SINFO = "n0|train*|idle\nn1|train*|idle\nn2|train*|idle\n"
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def slurm(tmp_path: Path, put_commands: Callable[..., Path]) -> Path:
     """Stand-ins for scontrol and sinfo; what sinfo says is in the file that is returned."""
-    commands = tmp_path / "bin"
-    commands.mkdir()
     (tmp_path / "sinfo").write_text(SINFO)
-    scripts = {"scontrol": "echo 'ClusterName             = blue'", "sinfo": f"cat {tmp_path / 'sinfo'}"}
-    for name, script in scripts.items():
-        (commands / name).write_text(f"#!/bin/sh\n{script}\n")
-        (commands / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
+    put_commands(scontrol="echo 'ClusterName             = blue'", sinfo=f"cat {tmp_path / 'sinfo'}")
     return tmp_path / "sinfo"
 
 
@@ -89,10 +84,10 @@ def test_a_node_of_another_cluster_is_not_this_ones(llmlaunch: CommandLine, tmp_
 
 
 def test_a_slurm_that_does_not_answer_keeps_nobody_from_submitting(
-    llmlaunch: CommandLine, tmp_path: Path, slurm: Path
+    llmlaunch: CommandLine, tmp_path: Path, slurm: Path, put_commands: Callable[..., Path]
 ) -> None:
     llmlaunch("collect", failed_on(tmp_path / "run", "n1").path)
-    (slurm.parent / "bin" / "sinfo").write_text("#!/bin/sh\nexit 1\n")
+    folder = put_commands(sinfo="exit 1")
     assert exclusion_options(job(tmp_path), notify) == ()
-    (slurm.parent / "bin" / "scontrol").unlink()
+    (folder / "scontrol").unlink()
     assert exclusion_options(job(tmp_path), notify) == ()

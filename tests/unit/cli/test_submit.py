@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,26 +22,19 @@ Submit = Callable[..., Output]
 
 
 @pytest.fixture
-def submit(llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
+def submit(
+    llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put_commands: Callable[..., Path]
+) -> Submit:
     """`llmlaunch submit WORDS` in an empty folder, where sbatch says `Submitted` and counts, and refuses `nowhere`."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
     note = tmp_path / "questions"
     refuses = 'grep -q nowhere job.sbatch && { echo "sbatch: error: no" >&2; exit 1; }'
-    fakes = {
-        "sbatch": f'echo "$PWD $@" >> {note}\n{refuses}\necho $((100 + $(wc -l < {note})))',
-        "scontrol": "echo 'MaxArraySize = 3'",
-        "scancel": f'echo "cancelled $@" >> {note}',
-        "squeue": "",
-        "sacct": "",
-        "sinfo": "",
-    }
-    for name, body in fakes.items():
-        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    put_commands(
+        sbatch=f'echo "$PWD $@" >> {note}\n{refuses}\necho $((100 + $(wc -l < {note})))',
+        scontrol="echo 'MaxArraySize = 3'",
+        scancel=f'echo "cancelled $@" >> {note}',
+        **dict.fromkeys(("squeue", "sacct", "sinfo"), ""),
+    )
     monkeypatch.chdir(tmp_path)
-
     return partial(llmlaunch, "submit")
 
 
