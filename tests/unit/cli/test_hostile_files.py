@@ -36,34 +36,15 @@ MARK = {"since": STARTED, "host": "elsewhere", "pid": 1, "started": 1, "touched_
 LONGEST_SECONDS = 240  # that a healthy command never uses up; without the mends it hangs for ever
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj\x85\x7f\r\ud800"
+OF_ATTEMPT = ("attempt", "progress", "status", "summary", "versions", "ranks/0", "causes/n0", "memory/0.1000")
 JSON_FILES = (
-    "run.json",
-    "plan.json",
-    "arguments.json",
-    "submission.json",
-    "status.json",
-    "ended.json",
-    "submitting",
-    f"attempts/{ATTEMPT}/attempt.json",
-    f"attempts/{ATTEMPT}/progress.json",
-    f"attempts/{ATTEMPT}/status.json",
-    f"attempts/{ATTEMPT}/summary.json",
-    f"attempts/{ATTEMPT}/versions.json",
-    f"attempts/{ATTEMPT}/ranks/0.json",
-    f"attempts/{ATTEMPT}/causes/n0.json",
-    f"attempts/{ATTEMPT}/memory/0.1000.json",
+    *("run.json", "plan.json", "arguments.json", "submission.json", "status.json", "ended.json", "submitting"),
+    *(f"attempts/{ATTEMPT}/{name}.json" for name in OF_ATTEMPT),
 )
 OTHER_FILES = (
-    "recipe.yaml",
-    "run.id",
-    "job.sbatch",
-    "slurm-77.out",
-    "peaks/n0.jsonl",
-    f"logs/{ATTEMPT}.n0.log",
-    f"logs/{ATTEMPT}.job.log",
-    f"attempts/{ATTEMPT}/told/n0",
-    f"attempts/{ATTEMPT}/done/n0",
-    f"attempts/{ATTEMPT}/prepare.log",
+    *("recipe.yaml", "run.id", "job.sbatch", "slurm-77.out", "peaks/n0.jsonl"),
+    *(f"logs/{ATTEMPT}.{name}.log" for name in ("n0", "job")),
+    *(f"attempts/{ATTEMPT}/{name}" for name in ("told/n0", "done/n0", "prepare.log")),
 )
 COMMANDS = (
     ("status",),
@@ -98,18 +79,8 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "surrogates": text(b'{"why": "\\ud800", "attempt": "\\udfff"}'),
 }
 VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    10**30,
-    2**63 - 1,
-    1e308,
-    float("nan"),
-    "../../x",
-    ESCAPES,
-    ["x"],
-    [{}],
-    {"x": []},
+    *(None, True, -1, 10**30, 2**63 - 1, 1e308, float("nan")),
+    *("../../x", ESCAPES, ["x"], [{}], {"x": []}),
 )
 
 
