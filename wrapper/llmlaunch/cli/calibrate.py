@@ -10,7 +10,7 @@ import click
 
 from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
-from llmlaunch.report.text import one_line, percent, table
+from llmlaunch.report.text import one_line, percent, signed_percent, table
 from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.store.location import store_exists
 from llmlaunch.units import gib
@@ -147,7 +147,7 @@ def correction_words(correction: Correction) -> str:
     """torch +3.1 %, outside +0.42 GiB"""
     parts = []
     if correction.torch_share:
-        parts.append(f"torch {100 * correction.torch_share:+.1f} %")
+        parts.append(f"torch {signed_percent(correction.torch_share)}")
     if correction.outside_bytes:
         sign = "+" if correction.outside_bytes > 0 else "-"
         parts.append(f"outside {sign}{gib(abs(correction.outside_bytes))} GiB")
@@ -198,7 +198,7 @@ def _learned(calibration: Calibration) -> list[str]:
 def _errors(before: Errors, after: Errors) -> str:
     rows = [
         ["mean error", percent(before.mape), percent(after.mape)],
-        ["bias", f"{100 * before.bias:+.1f} %", f"{100 * after.bias:+.1f} %"],
+        ["bias", signed_percent(before.bias), signed_percent(after.bias)],
         ["worst under-prediction", percent(before.worst_under), percent(after.worst_under)],
         ["predicted too low", percent(before.under_share), percent(after.under_share)],
     ]

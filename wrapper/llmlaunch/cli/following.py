@@ -13,7 +13,7 @@ from llmlaunch.app.run_lookup import note_ends
 from llmlaunch.cli.output import notify
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.report.run_text import cause_text
-from llmlaunch.report.text import table
+from llmlaunch.report.text import signed_percent, table
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.values import counted, to_type
@@ -150,7 +150,7 @@ def _comparison(records: Sequence[Mapping[str, Any]]) -> str:
             continue
         figures = ["-", gib(measured), "-"]
         if predicted is not None:
-            figures = [gib(predicted), gib(measured), f"{100 * (predicted / measured - 1):+.1f} %"]
+            figures = [gib(predicted), gib(measured), signed_percent(predicted / measured - 1)]
         owner = _owner(record)
         if len(attempts) > 1:
             owner = f"attempt {attempts.index(record.get('attempt')) + 1}, {owner}"

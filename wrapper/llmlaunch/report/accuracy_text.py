@@ -14,7 +14,7 @@ from llmlaunch.accuracy.summary import families, grouped, throughput
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.documents.writing import write_whole
 from llmlaunch.errors import UserError
-from llmlaunch.report.text import one_line, percent, table
+from llmlaunch.report.text import one_line, percent, signed_percent, table
 from llmlaunch.units import gib
 
 __all__ = [
@@ -55,7 +55,7 @@ def records_text(answer: Mapping[str, Any]) -> str:
     rows = []
     for record in answer["records"]:
         measured, predicted = record["measured_bytes"], record["predicted_bytes"]
-        error = signed(predicted / measured - 1) if measured and predicted else "-"
+        error = signed_percent(predicted / measured - 1) if measured and predicted else "-"
         outcome = record["verdict"] or "-" if record["supported"] else record["reason"]
         sizes = ["-" if size is None else gib(size) for size in (measured, predicted)]
         rows.append([record["id"], record["peak_kind"], *sizes, error, outcome])
@@ -67,13 +67,9 @@ def _harmless(text: str) -> str:
     return "\n".join(one_line(line) for line in text.split("\n"))
 
 
-def signed(share: float) -> str:
-    return f"{100 * share:+.1f} %"
-
-
 def _errors(family: Family) -> list[str]:
-    parts = [percent(family["mape"]), percent(family["median"]), signed(family["bias"]), percent(family["p95"])]
-    return [*parts, signed(family["worst"]), family["worst_id"]]
+    parts = [percent(family["mape"]), percent(family["median"]), signed_percent(family["bias"]), percent(family["p95"])]
+    return [*parts, signed_percent(family["worst"]), family["worst_id"]]
 
 
 def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], end: str = "") -> str:
@@ -111,7 +107,13 @@ def _throughput(families: Mapping[str, Family]) -> str:
 
 def _speeds(f: Mapping[str, Any]) -> list[str]:
     order = f["rank_correlation"]
-    errors = [percent(f["mape"]), signed(f["bias"]), percent(f["p95"]), signed(f["worst"]), f["worst_id"]]
+    errors = [
+        percent(f["mape"]),
+        signed_percent(f["bias"]),
+        percent(f["p95"]),
+        signed_percent(f["worst"]),
+        f["worst_id"],
+    ]
     return [str(f["records"]), *errors, "-" if order is None else f"{order:.3f}"]
 
 
@@ -243,7 +245,13 @@ def write_between_markers(path: Path, text: str) -> None:
 
 
 def _peak(name: str, f: Family) -> list[str]:
-    figures = [percent(f["mape"]), percent(f["median"]), signed(f["bias"]), percent(f["p95"]), signed(f["worst"])]
+    figures = [
+        percent(f["mape"]),
+        percent(f["median"]),
+        signed_percent(f["bias"]),
+        percent(f["p95"]),
+        signed_percent(f["worst"]),
+    ]
     return [*name.rsplit("/", 1), str(f["records"]), str(f["supported"]), *figures]
 
 

@@ -11,7 +11,7 @@ from llmlaunch.planner.judge import correction_text
 from llmlaunch.planner.placement import ExpectedPlacement
 from llmlaunch.planner.plan import NO_LAYOUT, Candidate, Fallback, JobLength, Limit, Plan
 from llmlaunch.recipe.types import Budget, Recipe
-from llmlaunch.report.text import table
+from llmlaunch.report.text import signed_percent, table
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import GIB, duration, gib
 
@@ -311,8 +311,8 @@ def _neighbour_row(plan: Plan, neighbour: Neighbour) -> tuple[list[str], str]:
     remark = "" if verdict.refusal is None else f"refused: {verdict.refusal.reason}"
     if verdict.step_seconds is None or verdict.device_bytes is None:
         return [change, "", ""], remark
-    time = 100 * (verdict.step_seconds / plan.chosen.step_seconds - 1)
-    return [change, f"{time:+.1f} %", gib(plan.limit.limit_bytes - verdict.device_bytes)], remark
+    time = signed_percent(verdict.step_seconds / plan.chosen.step_seconds - 1)
+    return [change, time, gib(plan.limit.limit_bytes - verdict.device_bytes)], remark
 
 
 def _setting_text(value: object) -> str:
@@ -334,7 +334,7 @@ def front_text(plan: Plan, front: Sequence[Candidate]) -> list[str]:
         [
             candidate.describe(),
             f"{candidate.step_seconds:.2f}",
-            f"{100 * (candidate.step_seconds / front[0].step_seconds - 1):+.1f} %",
+            signed_percent(candidate.step_seconds / front[0].step_seconds - 1),
             gib(plan.limit.limit_bytes - candidate.device_bytes),
         ]
         for candidate in shown

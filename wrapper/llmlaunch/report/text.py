@@ -8,11 +8,15 @@ from itertools import repeat
 
 from llmlaunch.rundir.values import printable
 
-__all__ = ["one_line", "percent", "print_verdict", "table"]
+__all__ = ["one_line", "percent", "print_verdict", "signed_percent", "table"]
 
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+def signed_percent(share: float) -> str:
+    return f"{100 * share:+.1f} %"
 
 
 def one_line(text: str) -> str:
