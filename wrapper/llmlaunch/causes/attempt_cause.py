@@ -84,7 +84,7 @@ def causes_of_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[Record]:
 def _written_cause(attempt: Attempt, node: str) -> Record | None:
     """What a node wrote, every value of the kind it should have; None where it is not there or of no known kind."""
     own = read_object(attempt.folder / file_names.CAUSES / f"{node}.json")
-    if own is None or own.get("kind") not in KINDS:
+    if own is None or str(own.get("kind")) not in KINDS:
         return None
     at, rank, numbers, ranks = (own.get(key) for key in ("at", "rank", "numbers", "ranks"))
     sound = cause(

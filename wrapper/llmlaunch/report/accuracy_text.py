@@ -245,14 +245,7 @@ def write_between_markers(path: Path, text: str) -> None:
 
 
 def _peak(name: str, f: Family) -> list[str]:
-    figures = [
-        percent(f["mape"]),
-        percent(f["median"]),
-        signed_percent(f["bias"]),
-        percent(f["p95"]),
-        signed_percent(f["worst"]),
-    ]
-    return [*name.rsplit("/", 1), str(f["records"]), str(f["supported"]), *figures]
+    return [*name.rsplit("/", 1), str(f["records"]), str(f["supported"]), *_errors(f)[:-1]]
 
 
 def _anchor_errors(f: Family, names: list[str]) -> Iterator[str]:
