@@ -140,6 +140,7 @@ def test_a_run_without_monitors_says_so_and_one_that_waits_says_why() -> None:
         (0.0, "", "green"),
         (50.0, "", "green"),
         (61.0, "", "yellow"),
+        (65.0, "", "bold red"),
         (500.0, "", "bold red"),
         (10.0, "lost", "bold red"),
     ],
