@@ -9,7 +9,6 @@ from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.logs import JobLogs
 from llmlaunch.launchers.run_status import RunStatus, read_statuses
 from llmlaunch.report.run_text import waiting_text
-from llmlaunch.report.text import one_line
 from llmlaunch.rundir.values import to_type
 from llmlaunch.units import duration
 from llmlaunch.watch.events import EventReader, FollowReader, LogReader
@@ -148,12 +147,12 @@ class _SeveralRunsView(View):
         for look, run in zip(looks, runs, strict=True):
             state = look.state.phase, look.state.reason
             if self._states.get(run.job) != state:
-                self._screen.say(f"{_name(run)} {_state_text(run)}")
+                self._screen.say(f"{run.title} {run.phase_text}")
             self._states[run.job] = state
             for event in run.events:
                 if not event.transient:
-                    self._screen.say(f"{_name(run)} {event.text}")
-        lines = [f"{_name(run)} {(run.phase == 'running' and _progress(run)) or _state_text(run)}" for run in runs]
+                    self._screen.say(f"{run.title} {event.text}")
+        lines = [f"{run.title} {(run.phase == 'running' and _progress(run)) or run.phase_text}" for run in runs]
         self._screen.show([*lines, trouble] if trouble else lines)
 
 
@@ -161,11 +160,3 @@ def _progress(run: WatchedRun) -> str:
     """Return the latest step and how long none was logged if that is unusual; empty before the first step."""
     overdue = "" if run.overdue_seconds is None else f" | no step for {duration(run.overdue_seconds)}"
     return "" if run.step is None and run.loss is None else step_text(run) + overdue
-
-
-def _name(run: WatchedRun) -> str:
-    return f"{run.name} [{run.job}]"
-
-
-def _state_text(run: WatchedRun) -> str:
-    return run.phase + (f": {one_line(run.because)}" if run.because else "")

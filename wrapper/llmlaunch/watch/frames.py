@@ -180,7 +180,7 @@ def _one_run(run: WatchedRun, columns: int, rows: int, now: float, glyphs: Glyph
 
 def _title(run: WatchedRun, columns: int) -> list[Line]:
     because = f": {one_line(run.because)}" if run.because else ""
-    pieces = [(f"{one_line(run.name)} [{run.job}] ", "bold"), (run.phase, PHASE_STYLES.get(run.phase, "yellow"))]
+    pieces = [(f"{run.title} ", "bold"), (run.phase, PHASE_STYLES.get(run.phase, "yellow"))]
     if sum(len(text) for text, _ in pieces) + len(because) <= columns:
         return [(*pieces, (because, ""))]
     return [tuple(pieces), *(styled(line) for line in wrapped(because.removeprefix(": ").split(" "), columns, " ")[:3])]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmlaunch.report.run_text import loss_text
+from llmlaunch.report.text import one_line
 from llmlaunch.units import duration, gib
 
 __all__ = ["Event", "Gauge", "WatchedRun", "step_text"]
@@ -82,6 +83,15 @@ class WatchedRun:
     gauges: tuple[Gauge, ...] = ()
     remarks: tuple[str, ...] = ()
     events: tuple[Event, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return f"{one_line(self.name)} [{self.job}]"
+
+    @property
+    def phase_text(self) -> str:
+        """The phase and why."""
+        return self.phase + (f": {one_line(self.because)}" if self.because else "")
 
     @property
     def seconds_left(self) -> float | None:

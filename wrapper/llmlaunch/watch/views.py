@@ -149,17 +149,16 @@ class JsonView(View):
 
 def changes(before: WatchedRun | None, run: WatchedRun) -> list[str]:
     """Return the lines that say how `run` differs from `before`; None: nothing was written of it yet."""
-    name = f"{one_line(run.name)} [{run.job}]"
     lines = []
     if before is None or (before.phase, before.because) != (run.phase, run.because):
-        lines.append(f"{name} {run.phase}" + (f": {one_line(run.because)}" if run.because else ""))
+        lines.append(f"{run.title} {run.phase_text}")
     moved = (
         before is None or before.step != run.step or abs(_peak(run) - _peak(before)) > _NOTABLE_SHARE * _peak(before)
     )
     if moved and (run.step is not None or run.fullest is not None):
-        lines.append(f"{name} {step_text(run)}")
+        lines.append(f"{run.title} {step_text(run)}")
     earlier = before.remarks if before else ()
-    return [*lines, *(f"{name} {one_line(remark)}" for remark in run.remarks if remark not in earlier)]
+    return [*lines, *(f"{run.title} {one_line(remark)}" for remark in run.remarks if remark not in earlier)]
 
 
 def _peak(run: WatchedRun) -> int:
