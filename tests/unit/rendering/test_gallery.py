@@ -38,7 +38,8 @@ def planned(name: str) -> Plan:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_is_safe_as_it_stands_has_the_published_plan_and_renders(name: str) -> None:
     recipe = loaded(name)
-    assert recipe.name == name
+    assert (recipe.name, recipe.text) == (name, asset("recipes", f"{name}.yaml").read_text(encoding="utf-8"))
+    assert recipe.workload.global_batch_size % recipe.cluster.devices_per_node == 0
     assert planned(name).verdict == "safe"
     jsonschema.validate(plan_json(planned(name)), PLAN_SCHEMA)
     rendered = backend_for(recipe).render(recipe, planned(name).layout)
