@@ -77,14 +77,11 @@ def test_a_torch_that_was_imported_before_the_hook_is_found(
     probed: ProbeRig, small_torch: Path, tmp_path: Path
 ) -> None:
     """A .pth file of the site's may import it; those are read before any sitecustomize."""
-    text = "import sys, sitecustomize; " + USES_CUDA
-    early = (
-        f"import sys; sys.path.insert(0, {str(small_torch)!r}); import torch, runpy; sys.path.insert(0, sys.argv[1]); "
-    )
-    run = f"{early} import sitecustomize; {USES_CUDA}"
+    early = f"import sys; sys.path.insert(0, {str(small_torch)!r}); import torch; sys.path.insert(0, sys.argv[1])"
+    run = f"{early}; import sitecustomize; {USES_CUDA}"
     process = probed.rank(sys.executable, "-S", "-c", run, str(probed.run_directory / "hook"))
     assert process.communicate(timeout=300)[0] == "trained\n"
-    assert probed.peaks().reserved_peak_bytes == GIB, text
+    assert probed.peaks().reserved_peak_bytes == GIB
 
 
 def test_a_program_the_trainer_starts_has_a_file_of_its_own(probed: ProbeRig, small_torch: Path) -> None:

@@ -10,6 +10,7 @@ that was cut are shortened to a random length behind the last line that was sync
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,12 +22,11 @@ import pytest
 from one_machine import IN_QUEUE, Cluster, wait_until
 
 from support import judge
-from support.chain import LATENCIES, RECIPE, TRAINER, quick_templates
+from support.chain import COLLECT_AND_EXPORT, LATENCIES, RECIPE, TRAINER, quick_templates
 from support.command_line import data_folders, run_llmlaunch
 from support.node_rig import build
 from support.side_by_side import asked_for
 
-SECONDS = 180.0
 SIDE_BY_SIDE = 3  # repeats that take three of the eleven nodes each
 SYNCED = ("start", "gpu_lost", "nvml_stalled", "nvml_back")  # as docs/monitor.md says
 
@@ -36,10 +36,9 @@ pytestmark = [pytest.mark.slurm, pytest.mark.faults]
 class Job:
     """A run on some of the cluster's nodes, two GPUs each."""
 
-    def __init__(self, cluster: Cluster, place: Path, nodes: list[str]) -> None:
+    def __init__(self, cluster: Cluster, library: Path, place: Path, nodes: list[str]) -> None:
         self.cluster, self.place, self.nodes, self.run = cluster, place, nodes, place / "run"
         place.mkdir()
-        library = build(place / "library")
         for node in nodes:
             self.hold(node, 1)
         scenario = 'export FAKE_NVML_SCENARIO="$FAKE_NVML_PLACE/scenario.$LLMLAUNCH_NODE"'
@@ -72,13 +71,13 @@ class Job:
             "layout={zero_stage: 2}", "monitor.interval_seconds=0.1", "restart=none", "slurm.no-requeue=true",
             f"python={sys.executable}", f"slurm.nodelist='{','.join(self.nodes)}'",
         )  # fmt: skip
-        self.llmlaunch("submit", RECIPE, *words, "-o", self.run)
+        run_llmlaunch(self.place, "submit", RECIPE, *words, "-o", self.run, code=0, **self.environment)
 
     def train(self) -> None:
-        wait_until(lambda: len(self.ranks()) == 2 * len(self.nodes), "all ranks have begun", SECONDS)
+        wait_until(lambda: len(self.ranks()) == 2 * len(self.nodes), "all ranks have begun")
         for number, node in enumerate(self.nodes):
             self.hold(node, 40 + 10 * number)
-        wait_until(lambda: all(self.seen(node) for node in self.nodes), "the monitors have written it down", SECONDS)
+        wait_until(lambda: all(self.seen(node) for node in self.nodes), "the monitors have written it down")
 
     def seen(self, node: str) -> bool:
         path = self.run / "peaks" / f"{node}.jsonl"
@@ -100,12 +99,14 @@ class Job:
         job = json.loads((self.run / "submission.json").read_text())["job_id"]
         return bool(self.cluster.ask("squeue", "-h", "-j", job, "-t", IN_QUEUE, "-o", "%T").strip())
 
-    def llmlaunch(self, *words: str | Path) -> str:
-        return run_llmlaunch(self.place, *words, code=0, **self.environment).stdout
-
     def records(self) -> list[dict[str, Any]]:
-        self.llmlaunch("collect", self.run)
-        return [json.loads(line) for line in self.llmlaunch("measurements", "export").splitlines()]
+        """All that the store has, after `collect` of this run."""
+        command = [sys.executable, "-c", COLLECT_AND_EXPORT, str(self.run)]
+        done = subprocess.run(
+            command, cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [json.loads(line) for line in (self.place / "exported.jsonl").read_text().splitlines()]
 
 
 def synced(line: bytes) -> bool:
@@ -133,10 +134,10 @@ class Cut:
 def cut_side_by_side(cluster: Cluster, place: Path, repeats: list[int]) -> dict[int, list[str]]:
     """What the judge says of each repeat."""
     each = [cluster.nodes[3 * number : 3 * number + 3] for number in range(len(repeats))]
-    cuts = []
+    library, cuts = build(place / "library"), []
     for repeat, (first, second, third) in zip(repeats, each, strict=True):
-        two = Job(cluster, place / f"{repeat}-two", [first, second])
-        cuts.append(Cut(repeat, two, Job(cluster, place / f"{repeat}-one", [third])))
+        two = Job(cluster, library, place / f"{repeat}-two", [first, second])
+        cuts.append(Cut(repeat, two, Job(cluster, library, place / f"{repeat}-one", [third])))
     jobs = [job for cut in cuts for job in cut.jobs]
     for job in jobs:
         job.submit()
@@ -150,12 +151,12 @@ def cut_side_by_side(cluster: Cluster, place: Path, repeats: list[int]) -> dict[
                 lost.append(node)
                 job.lose_what_was_not_synced(node, Random(cut.repeat))
         at_the_cut = {job: judge.on_disk(job.run) for job in jobs}
-        wait_until(lambda: not any(job.in_queue() for job in jobs), "SLURM has given the jobs up", SECONDS)
+        wait_until(lambda: not any(job.in_queue() for job in jobs), "SLURM has given the jobs up")
         return {cut.repeat: [said for job in cut.jobs for said in judged(job, at_the_cut[job])] for cut in cuts}
     finally:
         for node in lost:
             cluster.do("start-node", cluster.number(node))
-        wait_until(lambda: states(cluster, lost) <= {"idle"}, "the nodes are up again", SECONDS)
+        wait_until(lambda: states(cluster, lost) <= {"idle"}, "the nodes are up again")
 
 
 def judged(job: Job, at_the_cut: judge.OnDisk) -> list[str]:
