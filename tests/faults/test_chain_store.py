@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import psycopg
 import pytest
 
 from support import judge
 from support.chain import Chain
+from support.command_line import run_llmlaunch
 from support.node_rig import GIB, until
 from support.postgres_server import PostgresServer
 
@@ -41,11 +41,10 @@ def ended(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def copies(run: Chain, place: Path) -> list[Path]:
     """The run directory as so many runs."""
-    made = []
-    for number in range(RUNS):
-        made.append(shutil.copytree(run.run, place / f"run{number}"))
-        (made[-1] / "run.id").write_text(f"run-{number}\n")
-    return made
+    directories = [shutil.copytree(run.run, place / f"run{number}") for number in range(RUNS)]
+    for number, directory in enumerate(directories):
+        (directory / "run.id").write_text(f"run-{number}\n")
+    return directories
 
 
 def collector(run: Chain, store: str, *directories: Path) -> subprocess.Popen[str]:
@@ -56,31 +55,25 @@ def collector(run: Chain, store: str, *directories: Path) -> subprocess.Popen[st
     )  # fmt: skip
 
 
-def exported(run: Chain, store: str) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "llmlaunch", "measurements", "export"],
-        env={**run.environment, "LLMLAUNCH_STORE": store}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def judge_all(run: Chain, store: str, directories: list[Path]) -> None:
     """Each of the directories is in the store with every peak it holds, once."""
-    records = exported(run, store)
+    environment = {**run.environment, "LLMLAUNCH_STORE": store}
+    exported = run_llmlaunch(run.place, "measurements", "export", code=0, **environment).stdout
+    records = [json.loads(line) for line in exported.splitlines()]
     for directory in directories:
         now = judge.on_disk(directory)
         run_id = (directory / "run.id").read_text().strip()
-        assert judge.judge(directory, now, now, [one for one in records if one["run_id"] == run_id]) == []
-    assert len({one["run_id"] for one in records}) == len(directories)
+        assert judge.judge(directory, now, now, [record for record in records if record["run_id"] == run_id]) == []
+    assert len({record["run_id"] for record in records}) == len(directories)
 
 
 def test_collectors_at_once_one_of_which_is_killed(ended: Chain, tmp_path: Path, repeat: int) -> None:
     store, directories = str(tmp_path / "store.db"), copies(ended, tmp_path)
-    begun = [collector(ended, store, *directories) for _ in range(COLLECTORS)]
+    collectors = [collector(ended, store, *directories) for _ in range(COLLECTORS)]
     time.sleep(Random(repeat).uniform(0.1, 0.6))  # where it is by then is chance, and any moment will do
-    begun[0].kill()
-    said = [one.communicate()[0] for one in begun]
-    assert [one.returncode for one in begun[1:]] == [0] * (COLLECTORS - 1), said
+    collectors[0].kill()
+    outputs = [process.communicate()[0] for process in collectors]
+    assert [process.returncode for process in collectors[1:]] == [0] * (COLLECTORS - 1), outputs
     judge_all(ended, store, directories)
 
 
@@ -105,17 +98,17 @@ def test_a_server_that_crashes_in_mid_write(ended: Chain, server: PostgresServer
     server.start()
     judge_all(ended, server.url, directories[:1])  # what was committed is there, what was not has left nothing
     both = [collector(ended, server.url, *directories) for _ in range(2)]
-    assert [one.wait() for one in both] == [0, 0]
+    assert [process.wait() for process in both] == [0, 0]
     judge_all(ended, server.url, directories)
 
 
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:
-    one = PostgresServer()
+    server = PostgresServer()
     try:
-        yield one
+        yield server
     finally:
-        one.remove()
+        server.remove()
 
 
 @pytest.fixture
