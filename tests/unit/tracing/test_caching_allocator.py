@@ -123,7 +123,7 @@ def storages(*mebibytes: float) -> list[Event]:
         if size > 0:
             events.append((key, int(size * MIB)))
         else:
-            events.append((next(made for made, bytes_ in events if bytes_ == -size * MIB), 0))
+            events.append((next(first for first, size_bytes in events if size_bytes == -size * MIB), 0))
     return events
 
 
