@@ -121,7 +121,7 @@ def _alike(plan: Plan, shape: ModelShape) -> tuple[RankChoice, ...]:
 
 
 def _layer_kinds(layout: Layout, shape: ModelShape, rank: int) -> tuple[tuple[int, ...], ...]:
-    """Of every model chunk of a rank its layers in order, 1 for a mixture of experts."""
+    """Return the layers of each of a rank's model chunks in order, 1 for a mixture of experts."""
     stages = layout.pipeline * layout.virtual_pipeline
     sizes: Sequence[int] = layout.layers_by_stage or (shape.num_layers // stages,) * stages
     pattern = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers

@@ -69,20 +69,19 @@ class RunFacts:
 def run_facts(run_dir: Path, layout: str) -> RunFacts:
     """Return the facts of the layout an attempt runs: "" or "." is the planned one, else `fallback/K`."""
     run = read_object(run_dir / layout / file_names.RUN) or {}
-    progress = run.get("progress")
-    words = progress if isinstance(progress, Mapping) else {}
+    progress = run["progress"] if isinstance(run.get("progress"), Mapping) else {}
     record = run.get("measurement") if isinstance(run.get("measurement"), Mapping) else {}
-    step_lines = StepLines(words.get("step_patterns"), words.get("slow_patterns"), lenient=True)
+    step_lines = StepLines(progress.get("step_patterns"), progress.get("slow_patterns"), lenient=True)
     readable = "progress" not in run or bool(step_lines)
     if not step_lines:
-        known = known_trainers_lines()
-        step_lines = StepLines(known.step_patterns, words.get("slow_patterns"), lenient=True)
+        defaults = known_trainers_lines()
+        step_lines = StepLines(defaults.step_patterns, progress.get("slow_patterns"), lenient=True)
     return RunFacts(
         step_lines=step_lines,
         readable=readable,
-        promised=words.get("promised") is not False,
-        steps=count_above_zero(words.get("steps")),
-        tokens_per_step=count_above_zero(words.get("tokens_per_step"))
+        promised=progress.get("promised") is not False,
+        steps=count_above_zero(progress.get("steps")),
+        tokens_per_step=count_above_zero(progress.get("tokens_per_step"))
         or _product(record, "global_batch_size", "sequence_length"),
         devices=_product(record, "world_size"),
         peak_kind=str(run.get("peak_kind") or "device"),
