@@ -37,3 +37,9 @@ def state(provenance: Provenance) -> dict[str, object]:
     recorded = provenance.code["git"]
     assert isinstance(recorded, dict), provenance.code["note"]
     return recorded
+
+
+def copied(provenance: Provenance) -> tuple[str, ...]:
+    """Return the files of the snapshot."""
+    assert provenance.snapshot is not None
+    return provenance.snapshot.files

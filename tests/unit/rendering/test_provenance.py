@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from git_checkouts import commit, gathered, git, state
+from git_checkouts import commit, copied, gathered, git, state
 from run_samples import recipe
 from test_render_run import JOBS
 
@@ -56,8 +56,7 @@ def test_changes_can_be_applied_again_binary_ones_too_and_untracked_files_stay_o
     provenance = gathered(checkout)
     assert (state(provenance)["dirty"], state(provenance)["untracked_files"]) == (True, 1)
     assert b"s3cret" not in provenance.diff
-    assert provenance.snapshot is not None
-    assert provenance.snapshot.files == ("train.py", "weights.bin")
+    assert copied(provenance) == ("train.py", "weights.bin")
     git(checkout, "checkout", "-q", ".")
     subprocess.run(["git", "apply"], cwd=checkout, input=provenance.diff, check=True)
     assert (checkout / "train.py").read_text() == "print(2)\n"
@@ -89,8 +88,7 @@ def test_a_folder_another_checkout_ignores_is_not_that_checkout(checkout: Path) 
     provenance = gathered(checkout / "mine")
     assert provenance.code["git"] is None
     assert "tracks nothing" in str(provenance.code["note"])
-    assert provenance.snapshot is not None
-    assert provenance.snapshot.files == ("train.py",)
+    assert copied(provenance) == ("train.py",)
 
 
 def test_the_tree_is_found_from_the_backend(checkout: Path) -> None:
@@ -123,9 +121,7 @@ def test_a_snapshot_without_git_takes_all_but_caches_and_old_runs(tmp_path: Path
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / "link.py").symlink_to("a.py")
-    provenance = gathered(tmp_path)
-    assert provenance.snapshot is not None
-    assert provenance.snapshot.files == ("a.py", "link.py", "pkg/b.py")
+    assert copied(gathered(tmp_path)) == ("a.py", "link.py", "pkg/b.py")
 
 
 def test_a_snapshot_that_is_too_large_or_of_nothing_is_refused(tmp_path: Path, monkeypatch) -> None:
@@ -180,8 +176,7 @@ def test_neither_diff_nor_snapshot_keeps_files_with_secrets_and_both_say_which(t
     provenance = gathered(tree)
     for secret in (b"s3cret-of-mine", TOKEN.encode(), KEY.encode(), b"blob.bin", b".env"):
         assert secret not in provenance.diff
-    assert provenance.snapshot is not None
-    assert provenance.snapshot.files == ("tokenizer.json", "train.py")
+    assert copied(provenance) == ("tokenizer.json", "train.py")
     assert set(provenance.snapshot.left_out) == {*NAMED, *SECRET_CONTENTS}
     recorded = state(provenance)["left_out"]
     assert isinstance(recorded, list)
@@ -212,8 +207,7 @@ def test_a_secret_that_was_taken_out_is_not_in_the_diff_either(tree: Path) -> No
 def test_a_false_alarm_is_kept_at_the_recipes_word(tree: Path) -> None:
     provenance = gathered(tree, "hub.py", "site.key")
     assert TOKEN.encode() in provenance.diff
-    assert provenance.snapshot is not None
-    assert {"hub.py", "site.key"} <= set(provenance.snapshot.files)
+    assert {"hub.py", "site.key"} <= set(copied(provenance))
 
 
 def test_types_renames_conflicts_and_odd_names_leave_every_patch_with_its_file(tree: Path) -> None:
@@ -256,9 +250,7 @@ def test_a_tree_without_git_keeps_neither_secrets_nor_what_its_gitignore_names(t
         tmp_path,
         {".gitignore": "private/\n*.log\n", "private/notes.txt": "x\n", "pkg/run.log": "x\n", "pkg/a.py": "x\n"},
     )
-    snapshot = gathered(tmp_path).snapshot
-    assert snapshot is not None
-    assert snapshot.files == (".gitignore", "pkg/a.py", "tokenizer.json", "train.py")
+    assert copied(gathered(tmp_path)) == (".gitignore", "pkg/a.py", "tokenizer.json", "train.py")
 
 
 def test_a_rendered_directory_holds_none_of_them(tree: Path, tmp_path: Path) -> None:
