@@ -15,17 +15,7 @@ from support.command_line import CommandLine, data_folders, run_llmlaunch
 ROOT = Path(__file__).resolve().parents[3]
 DEEPSPEED = str(asset("recipes", "llama2-7b-deepspeed.yaml"))
 SAVING = ("training.checkpoint_path=/ckpt", "training.save_interval=10", "layout.zero_stage=[2, 3]")
-RECIPE = """\
-schema: 1
-name: mine
-model: llama3-8b
-backend: megatron-lm
-cluster: h100-80gb-x8
-nodes: 4
-training: {sequence_length: 8192, global_batch_size: 512, steps: 10}
-data: {mock: true}
-layout: {tensor: 1, pipeline: 1, context: 1, micro_batch_size: 1}
-"""
+RECIPE = recipe_text(layout="{tensor: 1, pipeline: 1, context: 1, micro_batch_size: 1}")
 MAIN = 'MAJOR = 0\nMINOR = 20\nPATCH = 0\nPRE_RELEASE = ""\n'
 COMMANDS = (
     ("check",),
