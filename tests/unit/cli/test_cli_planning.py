@@ -11,6 +11,7 @@ import pytest
 from llmlaunch.assets import asset
 from llmlaunch.cluster.matrix import matrix_text
 from support.command_line import CommandLine, data_folders, run_llmlaunch
+from support.recipes import recipe_text
 
 ROOT = Path(__file__).resolve().parents[3]
 DEEPSPEED = str(asset("recipes", "llama2-7b-deepspeed.yaml"))
