@@ -250,19 +250,18 @@ def test_the_memory_of_a_cpu_and_of_nodes_is_no_evidence_for_gpus() -> None:
         {**record, "id": "failed", "run_state": "failed"},
         {"id": "nothing"},
     ]
-    pool = gather([record, *strangers])
-    assert len(pool.configurations) == 1
-    assert sum(pool.left_out.values()) == len(strangers)
-    assert len(pool.left_out) == len(strangers)
+    configurations, left_out = gather([record, *strangers])
+    assert len(configurations) == 1
+    assert sum(left_out.values()) == len(left_out) == len(strangers)
 
 
 def test_the_newest_configurations_count_and_no_more_than_that_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "MOST", 20)
     newest_first = [record for run in runs(3, BOTH, 30, apart=False) for record in run[:1]]
-    result = gather(newest_first)
-    newest = [configuration.record["id"] for configuration in result.configurations]
+    configurations, left_out = gather(newest_first)
+    newest = [configuration.record["id"] for configuration in configurations]
     assert newest == [record["id"] for record in newest_first[:20]]
-    assert result.left_out == {"older than the newest 20 configurations": 10}
+    assert left_out == {"older than the newest 20 configurations": 10}
 
 
 SITES, RISK = 12, 0.1

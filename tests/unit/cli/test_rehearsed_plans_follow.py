@@ -31,7 +31,7 @@ def worst(rehearsed: Planned) -> int:
 def checked(*overrides: str) -> Planned:
     """As `check` plans it, with the store."""
     run = plan_loaded(recipe_of("llama3-8b", *overrides))
-    return Planned(run.recipe, run.plan, run.backend.render(run.recipe, run.plan.layout))
+    return Planned(run.recipe, run.plan, run.backend.render(run.recipe, run.plan.layout), run.setting)
 
 
 def chosen(plan: dict[str, Any]) -> tuple[Any, ...]:
