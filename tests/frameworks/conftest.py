@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
-from concurrent.futures import Future
-from threading import Thread
+from pathlib import Path
 
 import pytest
-
-pytest.register_assert_rewrite("traced_runs")  # an imported check shows its numbers as a test would
-
-from judges import DeepSpeedJudge, MegatronJudge, deepspeed_judge, megatron_judge  # noqa: E402
-from traced_cases import Case  # noqa: E402
-from traced_runs import PYTHON, Trace, run_tracer  # noqa: E402
-
-
-@pytest.fixture(scope="session")
-def traces(request: pytest.FixtureRequest) -> dict[str, Future[Trace]]:
-    """Every case that a test of this run asks for, traced side by side; a test waits for its own."""
-    if not (PYTHON.parent.parent / ".installed").exists():
-        pytest.fail(f"{PYTHON.parent.parent} is missing: `make install-frameworks` makes it")
-    asked = [
-        value
-        for item in request.session.items
-        if "traces" in getattr(item, "fixturenames", ())
-        for value in item.callspec.params.values()
-        if isinstance(value, Case)
-    ]
-    cases = list({case.name: case for case in asked}.values())
-    answers: dict[str, Future[Trace]] = {case.name: Future() for case in cases}
-    Thread(target=run_tracer, args=(cases, answers), daemon=True).start()
-    return answers
+from judges import TRACED, DeepSpeedJudge, MegatronJudge, deepspeed_judge, megatron_judge, megatron_python
+from trainer_runner import Train, trainer_process
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +21,19 @@ def megatron() -> Iterator[MegatronJudge]:
 def deepspeed() -> Iterator[DeepSpeedJudge]:
     with deepspeed_judge() as judge:
         yield judge
+
+
+@pytest.fixture(scope="session")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
+    """The shipped DeepSpeed script."""
+    with trainer_process(tmp_path_factory.mktemp("trainer") / "errors") as run:
+        yield run
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An indexed dataset as Megatron core itself writes it, by its prefix: 300 documents of tokens below 1000."""
+    prefix = tmp_path_factory.mktemp("dataset") / "tokens"
+    command = [megatron_python(), TRACED / "dataset_ranks.py", "make", prefix]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return prefix

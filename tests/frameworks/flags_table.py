@@ -12,24 +12,13 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from cpu_training import ADDED, LEFT_OUT
+from cpu_training import ADDED
 from traced_cases import CASES as TRACED
 from traced_cases import PADDED, TECHNIQUES
 from trained_cases import jobs
 
 from llmlaunch.backends import megatron
 from llmlaunch.backends.checkpoints import RESHARDING_FLAG
-
-__all__ = [
-    "NEVER_WRITTEN",
-    "OBSTACLES",
-    "changes_table",
-    "flags_of",
-    "flags_table",
-    "literals",
-    "trained_flags",
-    "written_flags",
-]
 
 EIGHT_BITS = "Transformer Engine multiplies in 8 and 4 bits on CUDA alone"
 FUSED_ADAM = "wants FusedAdam of Transformer Engine (core/optimizer/optimizer_config.py), a CUDA kernel"
@@ -126,8 +115,8 @@ def _traced_flags() -> set[str]:
 
 
 def trained_flags() -> set[str]:
-    """Those the declared jobs are rendered with, and keep on the CPU."""
-    return set().union(*(flags_of(job.rendered) & flags_of(job.words) for job in jobs(Path("/checkpoints"))))
+    """Those the declared jobs are rendered with."""
+    return set().union(*(flags_of(job.rendered) for job in jobs(Path("/checkpoints"))))
 
 
 def _gpu_flags() -> set[str]:
@@ -149,8 +138,7 @@ def flags_table() -> str:
 def changes_table() -> str:
     """What the words are changed by before a CPU trains with them."""
     rows = ["| change | why |", "|---|---|"]
-    rows += [f"| `{' '.join((change.flag, *change.values))}` added | {change.why} |" for change in ADDED]
-    rows += [f"| `{change.flag}` left out | {change.why} |" for change in LEFT_OUT]
+    rows += [f"| `{' '.join(words)}` added | {why} |" for words, why in ADDED.items()]
     return "\n".join(rows)
 
 

@@ -1,7 +1,7 @@
 """The real frameworks behind a pipe: what Megatron core and DeepSpeed say of a job.
 
 `traced/megatron_judge.py` and `deepspeed_judge.py` are the programs at the other end. conftest.py starts each once for
-all test modules, because importing a framework takes ten seconds.
+all test modules, because importing a framework takes ten seconds. Megatron core has an environment of its own.
 """
 
 from __future__ import annotations
@@ -11,31 +11,42 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 import pytest
 
-__all__ = ["DeepSpeedJudge", "MegatronJudge", "Verdict", "deepspeed_judge", "megatron_judge"]
+from llmlaunch.backends.deepspeed.config import ds_config, model_config
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.types import Recipe
 
-PYTHON = Path(__file__).resolve().parents[2] / ".venv-frameworks" / "bin" / "python"
-JUDGE = Path(__file__).with_name("traced") / "megatron_judge.py"
+FRAMEWORKS = Path(__file__).resolve().parents[2] / ".venv-frameworks"
+TRACED = Path(__file__).with_name("traced")  # programs of that environment
 # What a person's own environment may hold, and a job is judged without.
 OURS_ALONE = ("CUDA_DEVICE_MAX_CONNECTIONS", "NVTE_CPU_OFFLOAD_V1", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def megatron_python() -> Path:
+    """Return the interpreter that has Megatron core. Fails the test where it is not installed."""
+    if not (FRAMEWORKS / ".installed").exists():
+        pytest.fail(f"{FRAMEWORKS} is missing: `make install-frameworks` makes it")
+    return FRAMEWORKS / "bin" / "python"
 
 
 @dataclass(frozen=True)
 class Verdict:
     """`layer` is None where Megatron takes the job, else the one of its four layers that refuses it, with `error` in
     its own words and `at`, file and line. `stages` are rank, chunk, first layer, kinds of the layers and prediction
-    heads of all that is built. `stopped` is why a job that was taken could not be run to its end here."""
+    heads of all that is built, `model` its parameters and configuration. `stopped` is why a job that was taken could
+    not be run to its end here."""
 
     layer: str | None
     error: str = ""
     at: str = ""
     stages: tuple[list[Any], ...] = ()
+    model: dict[str, Any] = field(default_factory=dict)
     stopped: str = ""
 
     @property
@@ -44,8 +55,8 @@ class Verdict:
 
 
 class MegatronJudge:
-    """Megatron core, asked one question after the other. `until` is how far a job is taken: its "stages" are laid out,
-    the "forward" pass of one micro-batch, or a whole training "step"."""
+    """Megatron core, asked one question after the other. `until` is how far a job is taken: its "model" is built, its
+    "stages" are laid out, the "forward" pass of one micro-batch, or a whole training "step"."""
 
     def __init__(self, say: Callable[[str], str]) -> None:
         self._say = say
@@ -68,17 +79,14 @@ class MegatronJudge:
             "until": until,
         }
         answer = json.loads(self._say(json.dumps(job)))
-        said = {name: answer[name] for name in ("error", "at", "stopped") if name in answer}
+        said = {name: answer[name] for name in ("error", "at", "model", "stopped") if name in answer}
         return Verdict(answer["layer"], **said, stages=tuple(answer.get("stages", ())))
 
 
 @contextmanager
 def megatron_judge() -> Iterator[MegatronJudge]:
-    """Fails the test where the frameworks are not installed."""
-    if not (PYTHON.parent.parent / ".installed").exists():
-        pytest.fail(f"{PYTHON.parent.parent} is missing: `make install-frameworks` makes it")
     clean = {name: value for name, value in os.environ.items() if name not in OURS_ALONE}
-    words = [PYTHON, JUDGE]
+    words = [megatron_python(), TRACED / "megatron_judge.py"]
     environment = {**clean, "OMP_NUM_THREADS": "1"}
     with Popen(words, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, env=environment) as judge:
         assert judge.stdin is not None
@@ -109,8 +117,19 @@ class DeepSpeedJudge:
         assert isinstance(answer, list)
         return answer
 
+    def judge(self, recipe: Recipe, layout: Layout) -> str | None:
+        """Ask about what we render of a recipe."""
+        return self(
+            config=ds_config(recipe, layout),
+            data=layout.data,
+            total=recipe.workload.global_batch_size,
+            gpu=recipe.cluster.accelerator.kind == "gpu",
+            model=model_config(recipe),
+            sequence=recipe.workload.sequence_length,
+        )
+
     def __call__(self, **case: Any) -> str | None:
-        """None where DeepSpeed takes it, else why not."""
+        """Return None where DeepSpeed takes it, else why not."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(case) + "\n")

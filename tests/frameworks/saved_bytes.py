@@ -1,23 +1,15 @@
-"""Counts what the shipped trainer's techniques keep: run by test_techniques_act.py, prints one JSON line.
+"""Counts what the shipped trainer's techniques keep, for test_techniques_act.py: bytes of distinct storages autograd
+saved in the forward pass beside parameters, trained parameters, and the loss with a checksum of all gradients.
 
-For each case: bytes of distinct storages autograd saved in the forward pass beside parameters, trained parameters, and
-the loss with a checksum of all gradients.
+trainer_cases.py imports this where the trainer's own modules are found.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
-import deepspeed
 import torch
 import torch.nn.functional as F
 from deepspeed.accelerator import get_accelerator
 
-from llmlaunch.trainers import TRAINER
-
-sys.path.insert(0, str(TRAINER.parent))
 import train
 from group import join
 from model import build_model
@@ -41,19 +33,13 @@ SETTINGS = {
     "activation_checkpointing": {"cpu_checkpointing": True},
 }
 SEQUENCE = 128
-CASES: dict[str, list[str]] = {
-    "plain": [],
-    "mlp_chunks": ["--mlp-chunks", "4"],
-    "loss_tiled": ["--loss-tiles", "4"],
-    "recompute": ["--gradient-checkpointing"],
-    "offload_checkpoints": ["--gradient-checkpointing", "--offload-checkpoints"],
-    "adapters": ["--adapter-rank", "4"],
-    "adapters_frozen_down": ["--adapter-rank", "4", "--frozen-adapter-down"],
-    "trained_layers": ["--trained-layers", "1"],
-}
 
 
 def measured(words: list[str]) -> dict[str, float]:
+    """Run one forward and backward pass of a little model with the words of a technique."""
+    join()
+    # DeepSpeed's engine for checkpoints on the host would be left out on a CPU, and its blocking copies fail there.
+    get_accelerator().is_synchronized_device = lambda: False
     args = train.arguments([*words, "--model", "m", "--deepspeed_config", "d"])
     model = build_model(CONFIG, SETTINGS, args, RankSplit())
     model.train()
@@ -82,17 +68,3 @@ def measured(words: list[str]) -> dict[str, float]:
         "loss": float(loss.detach()),
         "gradients": float(sum(p.grad.double().abs().sum() for p in trained)),
     }
-
-
-def main() -> None:
-    join()
-    # DeepSpeed's engine for checkpoints on the host would be left out on a CPU, and its blocking copies fail there.
-    get_accelerator().is_synchronized_device = lambda: False
-    print(json.dumps({name: measured(words) for name, words in CASES.items()}))
-    sys.stdout.flush()
-    deepspeed.comm.destroy_process_group()
-
-
-if __name__ == "__main__":
-    assert Path(TRAINER).exists()
-    main()

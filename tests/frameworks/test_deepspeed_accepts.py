@@ -1,20 +1,27 @@
-"""DeepSpeed's own configuration class and engine checks take every ds_config.json we render; and what it takes although
-it is wrong, our own checks find."""
+"""DeepSpeed's own configuration class and engine checks take every ds_config.json we render, and Hugging Face's
+TrainingArguments take it with the words of a script of the Trainer's. What DeepSpeed takes although it is wrong, our
+own checks find."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from judges import DeepSpeedJudge
 
 from llmlaunch.assets import asset
+from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.deepspeed.config import ds_config, model_config
+from llmlaunch.backends.deepspeed.config import ds_config
 from llmlaunch.backends.deepspeed.scripts import pipeline_config
-from llmlaunch.layout import Layout
+from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
@@ -46,17 +53,6 @@ def recipe_of(name: str, *overrides: str) -> Recipe:
     return load_recipe(asset("recipes", f"{name}.yaml"), ("training.global_batch_size=16", *overrides))
 
 
-def question(recipe: Recipe, layout: Layout) -> dict[str, Any]:
-    return {
-        "config": ds_config(recipe, layout),
-        "data": layout.data,
-        "total": recipe.workload.global_batch_size,
-        "gpu": recipe.cluster.accelerator.kind == "gpu",
-        "model": model_config(recipe),
-        "sequence": recipe.workload.sequence_length,
-    }
-
-
 def rendered() -> Iterator[tuple[str, Recipe, Layout]]:
     for name, precisions in PRECISIONS.items():
         for precision in precisions:
@@ -71,9 +67,8 @@ def rendered() -> Iterator[tuple[str, Recipe, Layout]]:
 
 def test_every_rendered_config_is_accepted_and_has_nothing_deepspeed_would_overlook(deepspeed: DeepSpeedJudge) -> None:
     for label, recipe, layout in rendered():
-        case = question(recipe, layout)
-        assert deepspeed(**case) is None, label
-        assert wrongly_accepted(case["config"]) == [], label
+        assert deepspeed.judge(recipe, layout) is None, label
+        assert wrongly_accepted(ds_config(recipe, layout)) == [], label
 
 
 def test_a_pipelines_config_is_accepted_by_its_engine(deepspeed: DeepSpeedJudge) -> None:
@@ -169,24 +164,11 @@ def test_what_the_engine_refuses_later_is_found_in_the_file_already() -> None:
 
 # Read by name alone in DeepSpeedConfig, or by deepspeed.initialize; and what it looks for to refuse it.
 READ_ELSEWHERE = {
-    "aio",
-    "autotuning",
-    "data_parallel_size",
-    "flops_profiler",
-    "optimizer",
-    "scheduler",
-    "sequence_parallel_size",
+    *("aio", "autotuning", "data_parallel_size", "flops_profiler", "optimizer", "scheduler", "sequence_parallel_size"),
 }
 REMOVED = {
-    "amp",
-    "curriculum_learning",
-    "eigenvalue",
-    "elasticity",
-    "graph_harvesting",
-    "nebula",
-    "progressive_layer_drop",
-    "quantize_training",
-    "sparse_attention",
+    *("amp", "curriculum_learning", "eigenvalue", "elasticity", "graph_harvesting", "nebula"),
+    *("progressive_layer_drop", "quantize_training", "sparse_attention"),
 }
 
 
@@ -203,10 +185,57 @@ def test_the_gallerys_plans_are_accepted(deepspeed: DeepSpeedJudge, name: str) -
     recipe = load_recipe(asset("recipes", f"{name}.yaml"))
     plan = make_plan(setting_of(recipe, DeepSpeed()))
     planned = replace(recipe, techniques=plan.chosen.techniques)
-    case = question(planned, plan.layout)
-    assert deepspeed(**case) is None
-    assert wrongly_accepted(case["config"]) == []
+    assert deepspeed.judge(planned, plan.layout) is None
+    assert wrongly_accepted(ds_config(planned, plan.layout)) == []
 
 
 def test_every_check_has_its_case() -> None:
     assert {check.key for check in CHECKS} == {check for check, _, _ in OVERLOOKED.values()} | {"wide-gradients"}
+
+
+KIND = "backend={name: deepspeed, script: train.py, script_kind: hugging-face}"
+LEAST = ("training.minimum_learning_rate=1.0e-5", "training.learning_rate_decay=cosine")
+# One process, as the Trainer counts them; `use_cpu` because there is no GPU.
+PROGRAM = """
+import json, sys
+from types import SimpleNamespace
+from transformers import HfArgumentParser, TrainingArguments
+(taken,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses([*json.loads(sys.argv[1]), "--use_cpu"])
+config = taken.hf_deepspeed_config
+config.trainer_config_finalize(taken, SimpleNamespace(config=None), taken.max_steps)
+print("TAKEN " + json.dumps({
+    "config": config.config,
+    "bf16": taken.bf16,
+    "warmup": taken.get_warmup_steps(taken.max_steps),
+    "checkpointing": taken.gradient_checkpointing,
+    "decay": taken.weight_decay,
+    "kwargs": taken.lr_scheduler_kwargs,
+}))
+"""
+
+
+def test_the_trainer_takes_words_and_config(tmp_path: Path, deepspeed: DeepSpeedJudge) -> None:
+    """Equal values everywhere: the Trainer compares the file with its own arguments and refuses what differs."""
+    saving = ("training.save_interval=5", f"training.checkpoint_path={tmp_path / 'ckpt'}")
+    overrides = (KIND, "training.precision=bf16", "training.gradient_clipping=0.5", *LEAST, *saving)
+    recipe = load_recipe(asset("recipes", "quickstart.yaml"), overrides)
+    layout = Layout(data=1, micro_batch_size=2, zero_stage=3, recompute=RECOMPUTE_FULL)
+    result = DeepSpeed().render(replace(recipe, path="mine.yaml"), layout)
+    rendered = result.files["ds_config.json"]
+    (tmp_path / "ds_config.json").write_bytes(rendered)
+    words = [f"{tmp_path}{word.suffix}" if isinstance(word, NodeVariable) else word for word in result.program[1:]]
+    answer = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(words)],
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("TAKEN ")]
+    assert lines, answer.stderr[-3000:]
+    taken = json.loads(lines[0].removeprefix("TAKEN "))
+    taken["config"]["steps_per_print"] = recipe.training.log_interval  # accelerate prints steps itself
+    assert taken["config"] == json.loads(rendered)
+    assert (taken["bf16"], taken["checkpointing"], taken["decay"]) == (True, True, 0.1)
+    assert (taken["warmup"], taken["kwargs"]) == (4, {"min_lr": 1e-5})
+    assert deepspeed(config=taken["config"], data=1) is None

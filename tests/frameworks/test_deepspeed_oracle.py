@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from judges import DeepSpeedJudge
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.deepspeed.config import ds_config, model_config
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS
 from llmlaunch.layout import Layout, LayoutColumns, Situation
 from llmlaunch.models.presets import resolve_model
@@ -86,12 +84,7 @@ def jobs(draw: st.DrawFn) -> tuple[Recipe, Layout]:
         precision=draw(st.sampled_from(("bf16", "bf16", "fp32", "fp16"))),
         gradient_dtype=draw(st.sampled_from((None, None, "fp32"))),
     )
-    recipe = replace(
-        base,
-        model=shape,
-        training=training,
-        techniques=draw(techniques()),
-    )
+    recipe = replace(base, model=shape, training=training, techniques=draw(techniques()))
     return recipe, draw(layouts(recipe.world_size))
 
 
@@ -134,17 +127,6 @@ def refused_by_us(recipe: Recipe, layout: Layout) -> set[str]:
     return broken | {rule.key for rule in rules if not bool(np.all(rule.allows(situation)))}
 
 
-def question(recipe: Recipe, layout: Layout) -> dict[str, Any]:
-    return {
-        "config": ds_config(recipe, layout),
-        "data": layout.data,
-        "total": recipe.workload.global_batch_size,
-        "gpu": recipe.cluster.accelerator.kind == "gpu",
-        "model": model_config(recipe),
-        "sequence": recipe.workload.sequence_length,
-    }
-
-
 @pytest.fixture(scope="module")
 def seen() -> dict[str, int]:
     return {"taken": 0, "refused": 0, "stricter": 0}
@@ -160,7 +142,7 @@ def seen() -> dict[str, int]:
 @given(job=jobs())
 def test_we_and_deepspeed_agree(deepspeed: DeepSpeedJudge, seen: dict[str, int], job: tuple[Recipe, Layout]) -> None:
     recipe, layout = job
-    ours, theirs = refused_by_us(recipe, layout), deepspeed(**question(recipe, layout))
+    ours, theirs = refused_by_us(recipe, layout), deepspeed.judge(recipe, layout)
     seen["taken" if theirs is None else "refused"] += 1
     if theirs is not None:
         assert ours, f"DeepSpeed refuses what we take: {theirs}"

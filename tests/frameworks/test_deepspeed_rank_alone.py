@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from trainer_runner import TINY, Ran, as_case, run
+from trainer_runner import TINY, Ran, Train, as_case
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
@@ -62,13 +62,13 @@ def among(name: str, layout: Layout, *overrides: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+def found(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     cases = [among(name, layout, *words) for name, (layout, words) in SMALL.items()]
     cases += [alone(f"{name}, alone", layout, *words) for name, (layout, words) in SMALL.items()]
     cases += [alone(name, layout) for name, layout in LARGE.items()]
     misplaced = among("misplaced", Layout(micro_batch_size=2))
     misplaced["words"] = [*misplaced["words"], "--alone", "4"]
-    return run([*cases, misplaced], tmp_path_factory.mktemp("alone"))
+    return train([*cases, misplaced], tmp_path_factory.mktemp("alone"))
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -139,14 +139,12 @@ def test_a_rank_that_did_less_fails(monkeypatch: pytest.MonkeyPatch, change: dic
     checker = work_checker(monkeypatch)
     states = {0: {"step": torch.tensor(3.0), "exp_avg": torch.zeros(25), "exp_avg_sq": torch.zeros(25)}}
     engine = SimpleNamespace(
-        **{
-            "gradient_accumulation_steps": lambda: 2,
-            "micro_steps": 6,
-            "skipped_steps": 0,
-            "zero_optimization": lambda: True,
-            "basic_optimizer": SimpleNamespace(state=states),
-            "module": torch.nn.Linear(10, 10, bias=False),
-        }
+        gradient_accumulation_steps=lambda: 2,
+        micro_steps=6,
+        skipped_steps=0,
+        zero_optimization=lambda: True,
+        basic_optimizer=SimpleNamespace(state=states),
+        module=torch.nn.Linear(10, 10, bias=False),
     )
     split = SimpleNamespace(ranks=4, data=4, sequence=1)
     checker.check_work(engine, 3, split)

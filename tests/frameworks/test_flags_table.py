@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from cpu_training import LEFT_OUT
 from flags_table import (
     NEVER_WRITTEN,
     OBSTACLES,
@@ -57,4 +56,3 @@ def test_what_is_rendered_is_among_them(tmp_path: Path) -> None:
 
 def test_what_was_not_trained_has_its_reason_and_only_that() -> None:
     assert set(OBSTACLES) == set(written_flags()) - trained_flags()
-    assert not trained_flags() & flags_of(change.flag for change in LEFT_OUT)

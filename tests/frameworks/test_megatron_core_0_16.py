@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
+from judges import TRACED, megatron_python
 from megatron_cases import Case, cases, refusals, situation
 
 from llmlaunch.assets import asset
@@ -28,8 +29,6 @@ from llmlaunch.recipe.types import Recipe
 
 pytestmark = pytest.mark.frameworks
 
-FRAMEWORKS = Path(__file__).resolve().parents[2] / ".venv-frameworks"
-JUDGE = Path(__file__).with_name("traced") / "core_judge.py"
 RECIPES = Path(str(asset("recipes")))
 MEGATRON = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if load_recipe(path, ()).backend.name == "megatron-lm"]
 EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "60"))
@@ -39,9 +38,7 @@ Ask = Callable[[int, list[str]], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Ask]:
-    if not (FRAMEWORKS / "megatron-0.16").is_dir():
-        pytest.fail(f"{FRAMEWORKS / 'megatron-0.16'} is missing: `make install-frameworks` makes it")
-    words = [str(FRAMEWORKS / "bin" / "python"), str(JUDGE)]
+    words = [megatron_python(), TRACED / "core_judge.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -52,8 +49,8 @@ def ask() -> Iterator[Ask]:
 
         def answer(world_size: int, arguments: list[str]) -> dict[str, Any]:
             print(json.dumps({"world_size": world_size, "arguments": arguments}), file=into, flush=True)
-            told: dict[str, Any] = json.loads(out.readline())
-            return told
+            verdict: dict[str, Any] = json.loads(out.readline())
+            return verdict
 
         yield answer
         into.close()
@@ -79,14 +76,13 @@ def planned_stages(layout: Layout, layers: int) -> list[list[int]]:
 @pytest.mark.parametrize("name", MEGATRON)
 def test_the_gallery_planned_for_0_16_is_taken_by_it(ask: Ask, name: str) -> None:
     setting, plan = make_sized_plan(setting_of(at_0_16(load_recipe(RECIPES / f"{name}.yaml", ())), MegatronLM()))
-    recipe = setting.recipe
-    recipe = as_planned(recipe, plan.chosen)
+    recipe = as_planned(setting.recipe, plan.chosen)
     words = words_of(recipe, plan.layout)
     flags = core_parser("0.16").flags
     assert {word for word in words if word.startswith("--")} <= set(flags)
-    told = ask(recipe.world_size, words)
-    assert told["layer"] is None, told["error"]
-    assert sorted(told["stages"]) == planned_stages(plan.layout, recipe.model.num_layers)
+    theirs = ask(recipe.world_size, words)
+    assert theirs["layer"] is None, theirs["error"]
+    assert sorted(theirs["stages"]) == planned_stages(plan.layout, recipe.model.num_layers)
 
 
 @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
@@ -96,9 +92,9 @@ def test_what_our_rules_allow_0_16_takes(ask: Ask, case: Case) -> None:
     one = situation(recipe, LayoutColumns.of([case.layout]))
     assume(not refusals(replace(case, recipe=recipe)))
     assume(all(rule.allows(one)[0] for rule in rules_of_version(recipe)))
-    told = ask(recipe.world_size, words_of(recipe, case.layout))
-    assert told["layer"] is None, told["error"]
-    assert sorted(told["stages"]) == planned_stages(case.layout, recipe.model.num_layers)
+    theirs = ask(recipe.world_size, words_of(recipe, case.layout))
+    assert theirs["layer"] is None, theirs["error"]
+    assert sorted(theirs["stages"]) == planned_stages(case.layout, recipe.model.num_layers)
 
 
 @pytest.mark.parametrize(
@@ -115,5 +111,5 @@ def test_it_can_say_no(ask: Ask, words: list[str], layer: str, said: str) -> Non
     recipe = at_0_16(load_recipe(RECIPES / "mixtral-8x7b.yaml", ()))
     layout = Layout(2, 4, data=8, expert=8, sequence_parallel=1, zero_stage=1)
     granularity = ["--recompute-granularity", "selective"] if "--recompute-modules" in words else []
-    told = ask(recipe.world_size, [*words_of(recipe, layout), *granularity, *words])
-    assert (told["layer"], said in told.get("error", "")) == (layer, True), told
+    theirs = ask(recipe.world_size, [*words_of(recipe, layout), *granularity, *words])
+    assert (theirs["layer"], said in theirs.get("error", "")) == (layer, True), theirs

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from dataclasses import replace
 from math import isclose
-from pathlib import Path
 from typing import Any
 
 import pytest
+from judges import MegatronJudge
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
@@ -21,9 +18,6 @@ from llmlaunch.recipe.load import load_recipe
 
 pytestmark = pytest.mark.frameworks
 
-PYTHON = Path(__file__).resolve().parents[2] / ".venv-frameworks" / "bin" / "python"
-BUILDER = Path(__file__).with_name("traced") / "built_models.py"
-LONGEST_SECONDS = 600
 LAYERS = 4  # of each model: one is as good as a hundred, but the first layers of DeepSeek are others than the last
 PRESETS = (
     *("llama3.1-8b", "mistral-7b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-8b", "qwen2-57b-a14b", "qwen3-30b-a3b"),
@@ -57,26 +51,19 @@ def words_of(shape: ModelShape) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def built() -> dict[str, Built]:
+def built(megatron: MegatronJudge) -> dict[str, Built]:
     """What Megatron builds of every shape."""
-    if not (PYTHON.parent.parent / ".installed").exists():
-        pytest.fail(f"{PYTHON.parent.parent} is missing: `make install-frameworks` makes it")
     asked = {name: words_of(shape) for name, shape in SHAPES.items()}
     asked[FORGOTTEN] = [*words_of(LLAMA), "--use-rope-scaling", "--rope-scaling-factor", "32"]
-    jobs = "\n".join(json.dumps({"world_size": 1, "arguments": words}) for words in asked.values())
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [PYTHON, BUILDER], input=jobs, capture_output=True, text=True, env=environment, timeout=LONGEST_SECONDS
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return dict(zip(asked, map(json.loads, ended.stdout.splitlines()), strict=True))
+    verdicts = {name: megatron(1, words, until="model") for name, words in asked.items()}
+    assert {name: verdict.error for name, verdict in verdicts.items() if not verdict.accepted} == {}
+    return {name: verdict.model for name, verdict in verdicts.items()}
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_it_has_as_many_parameters(built: dict[str, Built], name: str) -> None:
     shape = SHAPES[name]
     padded = replace(shape, vocab_size=shape.padded_vocab_size(1))
-    assert "failure" not in built[name], built[name]["failure"]
     assert built[name]["parameters"] == count_parameters(padded).total + _second_norms(shape)
 
 
@@ -89,7 +76,7 @@ def _second_norms(shape: ModelShape) -> int:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_its_configuration_says_what_the_shape_says(built: dict[str, Built], name: str) -> None:
-    shape, config, model = SHAPES[name], built[name]["config"], built[name]["model"]
+    shape, config, model = SHAPES[name], built[name]["config"], built[name]["others"]
     expected = {
         "num_layers": shape.num_layers,
         "layernorm_epsilon": shape.norm_epsilon,
@@ -148,11 +135,11 @@ def test_its_latents_are_scaled_as_the_shape_says(built: dict[str, Built], name:
 def test_windows_and_positions_arrive(built: dict[str, Built]) -> None:
     assert built["windows"]["config"]["window_size"] == [511, 0]
     assert built["windows"]["config"]["window_attn_skip_freq"] == 2
-    assert built["linear"]["model"]["seq_len_interpolation_factor"] == 4
-    assert built["yarn"]["model"]["position_embedding_type"] == "yarn"
+    assert built["linear"]["others"]["seq_len_interpolation_factor"] == 4
+    assert built["yarn"]["others"]["position_embedding_type"] == "yarn"
 
 
 def test_the_factor_of_llama3s_scaling_is_forgotten(built: dict[str, Built]) -> None:
     """Why others than 8 are refused. Where this fails, a newer Megatron passes it on, and they need not be."""
-    assert built[FORGOTTEN]["model"]["rope_scaling"] is True
-    assert built[FORGOTTEN]["model"]["rope_scaling_factor"] == 8.0
+    assert built[FORGOTTEN]["others"]["rope_scaling"] is True
+    assert built[FORGOTTEN]["others"]["rope_scaling_factor"] == 8.0

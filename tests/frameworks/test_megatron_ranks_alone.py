@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from cpu_training import MEGATRON_CPU, CpuJob, Trained, train_on_cpu
+from cpu_training import CpuJob, Trained, train_on_cpu
 from trained_cases import recipe_for
 
 from llmlaunch.backends.megatron.backend import MegatronLM
@@ -67,7 +67,7 @@ CASES = (
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
     jobs = [case.job() for case in CASES]
-    return train_on_cpu(jobs, tmp_path_factory.mktemp("alone"), trainer=(RANK_ALONE, MEGATRON_CPU / "counted_jobs.py"))
+    return train_on_cpu(jobs, tmp_path_factory.mktemp("alone"), through=(RANK_ALONE,))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from cpu_training import PYTHON, Trained, train_on_cpu, under_torchrun
+from cpu_training import Trained, train_on_cpu, under_torchrun
+from judges import FRAMEWORKS
 from trained_cases import (
     CASES,
     DATASET,
@@ -33,20 +35,20 @@ from trained_cases import (
 )
 
 from llmlaunch.assets import asset
+from llmlaunch.backends.logs import megatron_lines
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
-from support.step_lines import parse_step
+from support.step_lines import parse_step, parser_of
 
 pytestmark = pytest.mark.frameworks
 
-TRACED = Path(__file__).with_name("traced")
-
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
     """Every job of this module, trained one after the other by processes that share one import of Megatron."""
     folder = tmp_path_factory.mktemp("megatron")
-    subprocess.run([PYTHON, TRACED / "dataset_ranks.py", "make", folder / DATASET], check=True)
+    for suffix in (".bin", ".idx"):
+        shutil.copy(dataset.with_suffix(suffix), folder / f"{DATASET}{suffix}")
     return train_on_cpu([*jobs(folder), *gallery_jobs(GALLERY)], folder / "logs")
 
 
@@ -132,3 +134,28 @@ def test_a_recipe_of_the_gallery_trains(trained: dict[str, Trained], recipe: str
     assert [step.step for step in job.steps] == list(range(1, GALLERY_STEPS + 1))
     assert all(map(math.isfinite, job.losses))
     assert job.losses[-1] < job.losses[0]
+
+
+def source(name: str) -> str:
+    """Return a module of Megatron's training."""
+    return next(FRAMEWORKS.glob(f"lib/python*/site-packages/megatron/training/{name}")).read_text()
+
+
+def test_the_training_line_of_megatrons_own_source_is_known_to_the_watchdog() -> None:
+    formats = re.findall(r"log_string \+?= f?[\"'](.*?)[\"'](?:\.format\(|$)", source("training.py"), re.MULTILINE)
+    iteration = next(text for text in formats if "iteration {" in text)
+    elapsed = next(text for text in formats if "elapsed time per iteration" in text)
+    other = next(text for text in formats if re.fullmatch(r" \{\}: \{:\.6E\} \|", text))
+    begin, words = iteration.format(12, 40) + elapsed.format(1250.0), parser_of(megatron_lines())
+    lines = [begin + other.format("lm loss", loss) for loss in (3.5, 0.0)]  # 0.0: every step of it was skipped
+    one, none = words.read(line.encode() for line in lines).steps
+    assert (one.step, one.steps, one.seconds, one.loss) == (12, 40, 1.25, 3.5)
+    assert (none.step, none.steps, none.seconds, none.loss) == (12, 40, 1.25, None)
+
+
+def test_so_are_a_save_and_an_evaluation() -> None:
+    words = parser_of(megatron_lines())
+    for text in (source("checkpointing.py"), source("training.py")):
+        told = re.findall(r"print_rank_0\(\s*f(.*?)\n\s*\)|print_rank_0\(f(.*?)\)\n", text, re.DOTALL)
+        lines = [re.sub(r"\{.*?\}|[\"'\n]| +f", "7", "".join(parts)) for parts in told]
+        assert any(words.read([line.encode()]).slow for line in lines)

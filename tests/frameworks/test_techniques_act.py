@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from test_trainer_runs import free_port
+from trainer_runner import Train
 
 from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns
@@ -22,26 +18,28 @@ from llmlaunch.workload import Workload
 
 pytestmark = pytest.mark.frameworks
 
-COUNTER = Path(__file__).with_name("saved_bytes.py")
+CASES: dict[str, list[str]] = {
+    "plain": [],
+    "mlp_chunks": ["--mlp-chunks", "4"],
+    "loss_tiled": ["--loss-tiles", "4"],
+    "recompute": ["--gradient-checkpointing"],
+    "offload_checkpoints": ["--gradient-checkpointing", "--offload-checkpoints"],
+    "adapters": ["--adapter-rank", "4"],
+    "adapters_frozen_down": ["--adapter-rank", "4", "--frozen-adapter-down"],
+    "trained_layers": ["--trained-layers", "1"],
+}
 # what saved_bytes.py builds: fp32
 TOKENS, LAYERS, HIDDEN, FFN, VOCABULARY, BYTES = 256, 4, 64, 160, 512, 4
 Figures = dict[str, dict[str, float]]
 
 
 @pytest.fixture(scope="module")
-def counted() -> Figures:
+def counted(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Figures:
     """Bytes saved for the backward pass, parameters trained, loss and gradients of each technique."""
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    answer = subprocess.run(
-        [sys.executable, str(COUNTER)],
-        env={**os.environ, **alone, "MASTER_PORT": str(free_port()), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert answer.returncode == 0, answer.stderr
-    figures: Figures = json.loads(answer.stdout.splitlines()[-1])
-    return figures
+    cases = [{"name": name, "ranks": 1, "files": {}, "words": words, "saved": True} for name, words in CASES.items()]
+    runs = train(cases, tmp_path_factory.mktemp("techniques"))
+    assert {name: run.said for name, run in runs.items() if run.codes != [0]} == {}
+    return {name: json.loads(run.said.splitlines()[-1]) for name, run in runs.items()}
 
 
 @pytest.mark.parametrize("name", ["mlp_chunks", "loss_tiled", "recompute", "offload_checkpoints"])
@@ -68,16 +66,8 @@ def test_checkpoints_on_the_host_leave_the_device(counted: Figures) -> None:
 def test_adapters_train_little_and_with_frozen_first_matrices_keep_less(counted: Figures) -> None:
     kv = HIDDEN // 2
     # q, k, v, o, gate, up, down: rank 4 on both sides
-    pairs = [
-        (HIDDEN, HIDDEN),
-        (HIDDEN, kv),
-        (HIDDEN, kv),
-        (HIDDEN, HIDDEN),
-        (HIDDEN, FFN),
-        (HIDDEN, FFN),
-        (FFN, HIDDEN),
-    ]
-    ins, outs = (LAYERS * 4 * sum(side) for side in zip(*pairs, strict=True))
+    ins = LAYERS * 4 * (6 * HIDDEN + FFN)
+    outs = LAYERS * 4 * (HIDDEN + 2 * kv + HIDDEN + 2 * FFN + HIDDEN)
     assert counted["adapters"]["trained"] == ins + outs
     assert counted["adapters_frozen_down"]["trained"] == outs
     # the inputs of q, k, v in one, of o, of gate and up in one, and of down; all but one are saved by nothing else

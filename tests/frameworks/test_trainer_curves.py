@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trainer_runner import Ran, case, run
+from trainer_runner import Ran, Train, case
 
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 
@@ -54,10 +54,10 @@ WHOLE = Layout(micro_batch_size=8, zero_stage=1)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+def runs(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     cases = [case("one process", WHOLE)]
     cases += [case(name, layout, *more) for name, (layout, more) in (SPLITS | ADAPTED).items()]
-    return run(cases, tmp_path_factory.mktemp("curves"))
+    return train(cases, tmp_path_factory.mktemp("curves"))
 
 
 def compare(found: Ran, whole: Ran, tolerance: float) -> None:
@@ -95,7 +95,7 @@ def test_a_rank_that_is_told_less_counts_the_tokens_of_all(runs: dict[str, Ran])
 
 
 @pytest.fixture(scope="module")
-def come_back(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], Path]:
+def come_back(train: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], Path]:
     """Each job stops after two steps, and goes on to the fourth."""
     place = tmp_path_factory.mktemp("again")
     cases = []
@@ -103,7 +103,7 @@ def come_back(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran],
         saving = ("training.save_interval=2", f"training.checkpoint_path={place / 'saved' / name.replace(' ', '-')}")
         cases.append(case(f"{name}, begun", layout, *more, *saving, "training.steps=2"))
         cases.append(case(f"{name}, again", layout, *more, *saving))
-    return run(cases, place), place
+    return train(cases, place), place
 
 
 BACK: dict[str, tuple[Layout, tuple[str, ...]]] = {

@@ -1,5 +1,6 @@
-"""What the shipped script trains: every family of models, weights to begin with, indexed datasets; and what it refuses,
-each with one message. Real DeepSpeed and Transformers on this machine's CPU."""
+"""What the shipped script trains: every family of models, the gallery's DeepSpeed recipes, shrunken, weights to begin
+with, indexed datasets; and what it refuses, each with one message. Real DeepSpeed and Transformers on this machine's
+CPU."""
 
 from __future__ import annotations
 
@@ -7,21 +8,26 @@ import argparse
 import importlib
 import json
 import struct
-import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from trainer_runner import Ran, case, run
+from test_family_bytes import PRESETS, small
+from trainer_runner import Ran, Train, as_case, case
 
-from llmlaunch.layout import Layout
+from llmlaunch.assets import asset
+from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.layout import RECOMPUTE_FULL, Layout
+from llmlaunch.models.presets import load_preset
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import TRAINER
+from llmlaunch.workload import Workload
 
 pytestmark = pytest.mark.frameworks
 
-ROOT = Path(__file__).parents[2]
-FRAMEWORKS = ROOT / ".venv-frameworks" / "bin" / "python"
 ALONE = Layout(micro_batch_size=8, zero_stage=1)
 BASE: dict[str, Any] = {
     **{"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -58,6 +64,7 @@ ALSO_SPLIT = {
     "deepseek_v3, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
     "gemma, context": Layout(context=2, micro_batch_size=8, zero_stage=1),
 }
+HALF_MIXTURE = ("model.moe={num_experts: 4, topk: 2, ffn_hidden_size: 96}", "training.precision=bf16")
 
 
 def model(family: str) -> dict[str, Any]:
@@ -70,11 +77,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(place: Path) -> dict[str, Ran]:
+def trained(train: Train, place: Path) -> dict[str, Ran]:
     steps = ("training.steps=2", "training.learning_rate=0.003")
     cases = [case(family, ALONE, *steps, model=model(family)) for family in FAMILIES]
     cases += [case(name, layout, *steps, model=model(name.split(",")[0])) for name, layout in ALSO_SPLIT.items()]
-    return run(cases, place / "families")
+    half = Layout(data=2, micro_batch_size=4, zero_stage=2)
+    cases.append(case("mixture in bf16", half, *HALF_MIXTURE, "training.steps=12"))
+    return train(cases, place / "families")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -92,8 +101,75 @@ def test_families_split_learn_the_same(trained: dict[str, Ran], name: str) -> No
     assert found.losses == pytest.approx(trained[name.split(",")[0]].losses, rel=1e-5)
 
 
-def checkpoint(folder: Path, family: str) -> dict[str, Any]:
-    """A Hugging Face checkpoint of random weights; returns its state by name."""
+def test_a_mixture_trains_in_bf16(trained: dict[str, Ran]) -> None:
+    found = trained["mixture in bf16"]
+    assert found.codes == [0, 0], found.said[-3000:]
+    assert found.losses[-1] < found.losses[0] - 0.5
+
+
+STEPS = 6
+TINY = (
+    *("cluster=cpu-x2", "nodes=1", "training.precision=fp32"),
+    *("training.sequence_length=64", "training.global_batch_size=8", "training.learning_rate=0.01"),
+    *(f"training.steps={STEPS}", "data={python_source: true}"),
+)
+BY_DATA = Layout(data=2, micro_batch_size=2, zero_stage=3, recompute=RECOMPUTE_FULL)
+BY_SEQUENCE = Layout(context=2, micro_batch_size=2, zero_stage=3)
+LAYOUTS = {"llama3.1-8b-ulysses": BY_SEQUENCE}
+SIZES = {"llama3.1-8b-ulysses": ("layout.context=2",)}  # pinned for more ranks than there are here
+RECIPES = [
+    path.stem
+    for path in sorted(asset("recipes", ".").glob("*.yaml"))
+    if load_recipe(path).backend.name == "deepspeed" and path.stem != "quickstart"  # which trains as it is
+]
+OF_NO_RECIPE = ("qwen3-8b", "gemma-7b", "gpt3-6.7b", "mixtral-8x7b", "qwen3-30b-a3b", "qwen2-57b-a14b")
+
+
+def shrunken(name: str) -> Recipe:
+    """A recipe of the gallery with a model of its family that has two small layers; what makes it that recipe stays."""
+    recipe = load_recipe(asset("recipes", f"{name}.yaml"), (*TINY, *SIZES.get(name, ())))
+    return replace(recipe, model=small(recipe.model, 2))
+
+
+def recipe_of_a_family(preset: str) -> Recipe:
+    recipe = load_recipe(asset("recipes", "quickstart.yaml"), TINY)
+    return replace(recipe, model=small(load_preset(preset), 2))
+
+
+@pytest.fixture(scope="module")
+def gallery(train: Train, place: Path) -> dict[str, Ran]:
+    recipes = {name: shrunken(name) for name in RECIPES} | {
+        preset: recipe_of_a_family(preset) for preset in OF_NO_RECIPE
+    }
+    cases = [
+        as_case(name, DeepSpeed().render(recipe, LAYOUTS.get(name, BY_DATA)), ranks=2)
+        for name, recipe in recipes.items()
+    ]
+    return train(cases, place / "gallery")
+
+
+@pytest.mark.parametrize("name", [*RECIPES, *OF_NO_RECIPE])
+def test_a_recipe_of_the_gallery_learns(gallery: dict[str, Ran], name: str) -> None:
+    found = gallery[name]
+    assert found.codes == [0, 0], found.said[-3000:]
+    assert len(found.losses) == STEPS
+    fall = 0.02 if name.endswith("lora") else 0.3
+    assert found.losses[-1] < found.losses[0] - fall, found.losses
+
+
+def test_every_family_but_deepseek_is_there() -> None:
+    """DeepSeek is refused from nothing: Transformers has no balancing loss for it."""
+    wanted = {load_preset(preset).family for preset in PRESETS if load_preset(preset).mla is None}
+    there = {shrunken(name).model.family for name in RECIPES} | {load_preset(p).family for p in OF_NO_RECIPE}
+    assert there == wanted
+
+
+def test_the_workload_is_what_was_asked() -> None:
+    assert all(shrunken(name).workload == Workload(64, 8, "fp32") for name in RECIPES)
+
+
+def checkpoint(folder: Path, family: str) -> None:
+    """A Hugging Face checkpoint of random weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -102,13 +178,10 @@ def checkpoint(folder: Path, family: str) -> dict[str, Any]:
     with torch.no_grad():
         made.get_output_embeddings().weight.mul_(5)  # so that its first loss is no other's
     made.save_pretrained(folder)
-    tokens = torch.arange(128).reshape(2, 64)
-    loss: float = made(input_ids=tokens, labels=tokens).loss.item()
-    return {"loss": loss}
 
 
 @pytest.fixture(scope="module")
-def begun(place: Path) -> dict[str, Ran]:
+def begun(train: Train, place: Path) -> dict[str, Ran]:
     """Jobs that begin with weights, all with the same data."""
     cases = []
     for family in ("llama", "mixtral"):
@@ -118,11 +191,10 @@ def begun(place: Path) -> dict[str, Ran]:
         split = Layout(data=2, micro_batch_size=4, zero_stage=3)
         cases.append(case(f"{family}, zero 3", split, *start, model=model(family)))
     llama = (f"training.start_from={place / 'weights' / 'llama'}", "training.steps=2")
-    cases.append(
-        case("llama, tensor", Layout(tensor=2, micro_batch_size=8, zero_stage=3), *llama, model=model("llama"))
-    )
+    tensor = Layout(tensor=2, micro_batch_size=8, zero_stage=3)
+    cases.append(case("llama, tensor", tensor, *llama, model=model("llama")))
     cases.append(case("llama, other", ALONE, *llama, model=model("llama") | {"intermediate_size": 128}))
-    return run(cases, place / "begun")
+    return train(cases, place / "begun")
 
 
 def test_it_begins_with_given_weights_whatever_the_split(begun: dict[str, Ran], trained: dict[str, Ran]) -> None:
@@ -149,12 +221,10 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     return importlib.import_module
 
 
-def test_indexed_datasets_are_read_as_megatron_writes_them(place: Path, script: Callable[[str], Any]) -> None:
+def test_indexed_datasets_are_read_as_megatron_writes_them(dataset: Path, script: Callable[[str], Any]) -> None:
     import numpy as np
 
-    prefix, maker = place / "made", Path(__file__).parent / "traced" / "dataset_ranks.py"
-    subprocess.run([str(FRAMEWORKS), str(maker), "make", str(prefix)], check=True, capture_output=True, timeout=300)
-    tokens, random = script("indexed").IndexedTokens(prefix), np.random.RandomState(0)
+    tokens, random = script("indexed").IndexedTokens(dataset), np.random.RandomState(0)
     written = np.concatenate([random.randint(0, 1000, size=random.randint(20, 400)) for _ in range(300)])
     assert len(tokens) == len(written)
     assert tokens.read(1000, 3000).tolist() == written[1000:3000].tolist()
@@ -185,7 +255,7 @@ def index(prefix: Path, tokens: list[int]) -> None:
 
 
 @pytest.fixture(scope="module")
-def odd(place: Path) -> dict[str, Ran]:
+def odd(train: Train, place: Path) -> dict[str, Ran]:
     """Other data, and jobs that cannot be."""
     index(place / "high", [250, 251] * 200)
     index(place / "strange", [7, 300] * 200)
@@ -207,7 +277,7 @@ def odd(place: Path) -> dict[str, Ran]:
     ]
     cases.append(case("both", tensor))
     cases[-1]["files"]["ds_config.json"] = both
-    return run(cases, place / "odd")
+    return train(cases, place / "odd")
 
 
 def test_it_learns_from_an_indexed_dataset(odd: dict[str, Ran]) -> None:

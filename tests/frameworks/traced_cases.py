@@ -17,13 +17,12 @@ from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import OptimizerFormats, Workload
 
-__all__ = ["CASES", "MANY_MICROBATCHES", "PADDED", "TECHNIQUES", "Case"]
-
 Words = tuple[str, ...]
 
 LLAMA3_8B = ModelShape("llama3-8b", 32, 4096, 14336, 32, 8, 128, 128256, 8192)
 LLAMA3_70B = ModelShape("llama3-70b", 80, 8192, 28672, 64, 8, 128, 128256, 8192)
 # Fewer layers than the models they are cut from: memory is by layer, and a trace takes time by layer.
+LLAMA3_HALF = replace(LLAMA3_8B, name="llama3-8b-half", num_layers=16)
 LLAMA3_CUT = replace(LLAMA3_8B, name="llama3-8b-cut", num_layers=8)
 SMALL = ModelShape("four-layers", 4, 2048, 8192, 32, 8, 64, 256000, 8192)
 GPT_CUT = ModelShape(
@@ -213,11 +212,11 @@ FUSED_LOSS = ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "nat
 CASES = (
     *(Case(f"8B rank {rank}", LLAMA3_8B, WHOLE, rank) for rank in range(4)),
     *(Case(f"70B rank {rank}", LLAMA3_70B, LARGE, rank) for rank in (0, 4, 7)),
-    *(Case(f"context parallel rank {rank}", LLAMA3_8B, replace(WHOLE, data=16, context=2), rank) for rank in (0, 3)),
-    *(Case(f"full recompute rank {rank}", LLAMA3_8B, FULL, rank) for rank in (0, 3)),
-    Case("recompute of attention", LLAMA3_8B, SELECTIVE, 0, techniques=Techniques(("core_attn",))),
-    Case("recompute of the MLP", LLAMA3_8B, SELECTIVE, 1, techniques=Techniques(("mlp",))),
-    *(Case(f"interleaved rank {rank}", LLAMA3_8B, INTERLEAVED, rank, microbatches=8) for rank in (0, 3)),
+    *(Case(f"context parallel rank {rank}", LLAMA3_HALF, replace(WHOLE, data=16, context=2), rank) for rank in (0, 3)),
+    *(Case(f"full recompute rank {rank}", LLAMA3_HALF, FULL, rank) for rank in (0, 3)),
+    Case("recompute of attention", LLAMA3_HALF, SELECTIVE, 0, techniques=Techniques(("core_attn",))),
+    Case("recompute of the MLP", LLAMA3_HALF, SELECTIVE, 1, techniques=Techniques(("mlp",))),
+    *(Case(f"interleaved rank {rank}", LLAMA3_HALF, INTERLEAVED, rank, microbatches=8) for rank in (0, 3)),
     *(Case(f"uneven stages rank {rank}", LLAMA3_CUT, UNEVEN, rank) for rank in (0, 1)),
     *(Case(f"uneven chunks rank {rank}", LLAMA3_CUT, UNEVEN_CHUNKS, rank, microbatches=4) for rank in (0, 1)),
     Case("embedding alone in its chunk", LLAMA3_CUT, EMBEDDING_ALONE, 0, microbatches=4),

@@ -13,24 +13,6 @@ from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
-__all__ = [
-    "ALONE",
-    "CASES",
-    "DATASET",
-    "GALLERY_LAYOUTS",
-    "GALLERY_OBSTACLES",
-    "GALLERY_STEPS",
-    "INDEXED",
-    "LONG",
-    "MODELS",
-    "STEPS",
-    "UNDISTURBED",
-    "TrainedCase",
-    "gallery_jobs",
-    "jobs",
-    "long_job",
-]
-
 STEPS = 5
 LLAMA = (
     "model={num_layers: 4, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, num_query_groups: 2, "
@@ -128,7 +110,7 @@ INDEXED = "llama of an indexed dataset"
 
 
 def _job_of_data(folder: Path) -> CpuJob:
-    """A dataset of `traced/dataset_ranks.py make`, whose tokens are below 1000."""
+    """On the dataset of the fixture `dataset`, whose tokens are below 1000."""
     data = f"data={{path: {folder / DATASET}, cache_path: {folder / 'cache'}}}"
     return cpu_job(INDEXED, recipe_for("llama", (data, "model.vocab_size=1000")), SHARED)
 

@@ -1,10 +1,15 @@
-"""Runs the shipped training script many times with its libraries imported once: `trainer_cases.py FOLDER < cases.json`.
+"""Runs the shipped training script many times with its libraries imported once. Lives as long as its input.
+
+in    {"folder": "/tmp/x", "cases": [...]} in a line; a case has a folder of its name there
+out   {name: {"codes", "steps", "kept", "said"}} in a line that begins with RESULT: for each case the exit code of every
+      rank, the loss and the norm of all gradients of every step as rank 0 has them, the files made sure of by every
+      rank, and what all ranks printed
 
 Every rank of every case is a fork of this process that calls the script's own main with the case's words, in a process
 group of its own. A case has "name", "ranks", "files" (text by path) and "words", in which FOLDER stands for its folder.
-Of a case that is "alone" rank 0 is started by itself, as rank_alone.py starts it. Prints one JSON line: for each case
-the exit code of every rank, the loss and the norm of all gradients of every step as rank 0 has them, the files made
-sure of by every rank, and what all ranks printed; for a "weighed" case also what rank 0 held (weigh).
+Of a case that is "alone" rank 0 is started by itself, as rank_alone.py starts it; to rank 0 of a case that is "told" to
+end SIGTERM is sent after three steps. A "weighed" case answers with what rank 0 held (weigh), too; of a "saved" one
+only the forward and backward pass is counted (saved_bytes.py).
 """
 
 from __future__ import annotations
@@ -12,8 +17,10 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +34,7 @@ sys.path.insert(0, str(RANK_ALONE.parent))
 sys.path.insert(0, str(TRAINER.parent))
 import peft  # noqa: F401
 import rank_alone
+import saved_bytes
 import torch
 import torch._inductor.compile_fx
 import transformers.models.llama.modeling_llama  # noqa: F401
@@ -35,13 +43,16 @@ from deepspeed.runtime.sequence_parallel import ulysses_sp  # noqa: F401
 import checkpoints
 import train
 
+TOLD_AFTER = 3  # steps
+
 
 def main() -> None:
-    place = Path(sys.argv[1])
     gc.collect()
     gc.freeze()  # weighing does not look through the libraries' own objects each time
-    found = {case["name"]: run(case, place / case["name"]) for case in json.load(sys.stdin)}
-    print("RESULT " + json.dumps(found), flush=True)
+    for line in sys.stdin:
+        batch = json.loads(line)
+        answers = {case["name"]: run(case, Path(batch["folder"]) / case["name"]) for case in batch["cases"]}
+        print("RESULT " + json.dumps(answers), flush=True)
 
 
 def run(case: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -51,12 +62,22 @@ def run(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     words = [word.replace("FOLDER", str(folder)) for word in case["words"]]
     port = free_port()
     started = range(1 if case.get("alone") else case["ranks"])
+    folder.mkdir(parents=True, exist_ok=True)
     ranks = [start(rank, case, port, words, folder) for rank in started]
+    if case.get("told"):
+        tell(ranks[0], folder / "steps.0")
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
     said = "".join((folder / f"rank{rank}.txt").read_text() for rank in started)
     steps = [json.loads(line) for line in lines(folder / "steps.0")]
     kept = [name for rank in started for name in lines(folder / f"kept.{rank}")]
     return {"codes": codes, "steps": steps, "kept": kept, "said": said}
+
+
+def tell(process: int, steps: Path) -> None:
+    deadline = time.monotonic() + 120
+    while len(lines(steps)) < TOLD_AFTER and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(process, signal.SIGTERM)
 
 
 def lines(path: Path) -> list[str]:
@@ -85,7 +106,11 @@ def start(rank: int, case: dict[str, Any], port: int, words: list[str], folder: 
         rank_alone.pretend_the_others()
     code = 1
     try:
-        train.main(words)
+        if case.get("saved"):
+            print(json.dumps(saved_bytes.measured(words)))
+            code = 0
+        else:
+            train.main(words)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
         print(end.code, file=sys.stderr)

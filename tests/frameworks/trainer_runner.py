@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 from llmlaunch.assets import asset
@@ -18,7 +20,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 
 PROGRAM = Path(__file__).with_name("trainer_cases.py")
-SECONDS = 900
 TINY = (
     "model={num_layers: 2, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, num_query_groups: 2, "
     "vocab_size: 256}",
@@ -62,24 +63,33 @@ def as_case(
     return {"name": name, "ranks": ranks, "files": files, "words": [*said[1:], *words]}
 
 
-def run(cases: list[dict[str, Any]], folder: Path) -> dict[str, Ran]:
-    """Every case in its own folder below `folder`."""
+Train = Callable[[list[dict[str, Any]], Path], dict[str, Ran]]
+
+
+@contextmanager
+def trainer_process(errors: Path) -> Iterator[Train]:
+    """The trainer with its libraries imported: runs every case of a list in its own folder below the one given."""
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    answer = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder)],
-        input=json.dumps(cases),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert "RESULT " in answer.stdout, answer.stderr[-3000:]
-    found = json.loads(answer.stdout.split("RESULT ")[1])
-    return {name: ran(said) for name, said in found.items()}
+    with (
+        errors.open("w") as file,
+        Popen([sys.executable, PROGRAM], stdin=PIPE, stdout=PIPE, stderr=file, text=True, env=environment) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        into, lines = process.stdin, iter(process.stdout)
+
+        def train(cases: list[dict[str, Any]], folder: Path) -> dict[str, Ran]:
+            print(json.dumps({"folder": str(folder), "cases": cases}), file=into, flush=True)
+            answer = next((line for line in lines if line.startswith("RESULT ")), None)
+            assert answer is not None, errors.read_text()[-3000:]
+            return {name: ran(result) for name, result in json.loads(answer.removeprefix("RESULT ")).items()}
+
+        yield train
+        into.close()
 
 
-def ran(said: dict[str, Any]) -> Ran:
-    steps = said["steps"]
+def ran(result: dict[str, Any]) -> Ran:
+    steps = result["steps"]
     weights = [step["weight"] for step in steps if step["weight"]]
     losses, norms = [step["loss"] for step in steps], [step["norm"] for step in steps]
-    return Ran(said["codes"], losses, norms, said["kept"], said["said"], weights)
+    return Ran(result["codes"], losses, norms, result["kept"], result["said"], weights)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "traced"))
 
-import tracer_path  # noqa: F401 (before what lies there)
+import stand_ins  # noqa: F401 (before what lies there)
 
 warnings.filterwarnings("ignore")
 

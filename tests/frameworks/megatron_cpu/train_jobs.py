@@ -4,7 +4,8 @@
         .venv-frameworks/bin/python train_jobs.py --logs FOLDER
 
 One job a line in, one line out as each is done: {"name", "codes", "logs"}: exit code and log file of each rank, whose
-place the environment of a job may override. The frameworks are imported once, and so is torch's compiler, which every
+place the environment of a job may override. A rank's log ends with what it did: {"forward", "backward",
+"optimizer_steps", "states"}. The frameworks are imported once, and so is torch's compiler, which every
 optimizer imports; Megatron's parser is built once. A rank is a fork of that process, which saves seconds for each.
 """
 
@@ -21,17 +22,34 @@ import socket
 import sys
 import time
 import traceback
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import train
 
 # isort: split
+import torch._dynamo  # noqa: F401 (every optimizer imports it, which takes a second)
+from megatron.core.pipeline_parallel import schedules
 from megatron.training import arguments as megatron_arguments
-
-__all__ = ["main"]
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 Job = dict[str, Any]
+COUNTS: Counter[str] = Counter()
+
+
+def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def count(*arguments: Any, **options: Any) -> Any:
+        COUNTS[name] += 1
+        return function(*arguments, **options)
+
+    return count
+
+
+def _count_step(optimizer: Any, *_: Any) -> None:
+    COUNTS["optimizer_steps"] += 1
+    COUNTS["states"] = len(optimizer.state)
 
 
 def _free_port() -> int:
@@ -48,9 +66,11 @@ def _run_rank(job: Job, rank: int, port: int, log: Path) -> None:
     os.dup2(file, 2)
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(job["processes"])}
     os.environ.update(meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | job["environment"])
+    del sys.modules["__main__"].__file__  # or what a checkpoint's writer spawns would import all of this once more
     code = 1
     try:
         train.train(job["words"])
+        print(json.dumps(COUNTS))
         code = 0
     except SystemExit as end:  # Megatron's parser exits where it refuses an argument, its signal handler where it saved
         code = end.code if isinstance(end.code, int) else 1 if end.code else 0
@@ -105,6 +125,9 @@ def main() -> None:
     options = parser.parse_args()
     megatron_parser = megatron_arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     megatron_arguments.add_megatron_arguments = lambda parser: megatron_parser
+    schedules.forward_step = _counted("forward", schedules.forward_step)
+    schedules.backward_step = _counted("backward", schedules.backward_step)
+    register_optimizer_step_post_hook(_count_step)
     gc.freeze()  # what is imported stays shared between the ranks
     for line in sys.stdin:
         if line.strip():

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import tracer_path  # noqa: F401 (first: it lets the next be found)
+import stand_ins  # noqa: F401 (first: it lets the next be found)
 
 # isort: split
 import megatron_rank  # the first to import torch

@@ -32,9 +32,6 @@ FLAGS = json.loads((ROOT / "wrapper/llmlaunch/backends/megatron/parsers/0.16.jso
 
 sys.path.insert(0, str(CORE))
 
-import tracer_path  # noqa: F401 (first: it lets the next be found)
-
-# isort: split
 import stand_ins
 
 stand_ins.install()

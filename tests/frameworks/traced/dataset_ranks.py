@@ -16,9 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import tracer_path  # noqa: F401 (first: it lets the next be found)
-
-# isort: split
 import stand_ins
 
 stand_ins.install()

@@ -15,9 +15,6 @@ import sys
 from typing import Any
 from unittest.mock import MagicMock
 
-import tracer_path  # noqa: F401 (first: it lets the next be found)
-
-# isort: split
 import stand_ins
 
 stand_ins.install()

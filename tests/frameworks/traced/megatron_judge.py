@@ -1,15 +1,17 @@
 """Asks Megatron core 0.19.2 whether it takes a job, on a machine without a GPU. Run as a program, a line for a line:
 
 stdin   {"world_size": 8, "arguments": ["--num-layers", ...], "environment": {...}, "compute_capability": "9.0",
-         "pipeline_rank": 0, "until": "stages" | "forward" | "step"}
+         "pipeline_rank": 0, "until": "model" | "stages" | "forward" | "step"}
 stdout  {"layer": null, "stages": [[rank, chunk, first layer, [kind of each layer], prediction heads], ...],
-         "stopped": "" or what could not be run to its end}, or
+         "model": {}, "stopped": "" or what could not be run to its end}, or
         {"layer": "run time", "error": "ValueError: ...", "at": "megatron/core/transformer/moe/moe_layer.py:627"}
 
 Megatron checks in four layers, and each is its own code here: parser and `validate_args`; TransformerConfig; process
 groups, of torch's fake backend at the job's world size; and at run time the layers of every rank and chunk, then on one
 pipeline rank model, DDP, optimizer and schedule under fake tensors, up to the first micro-batch's forward pass or a
-whole `train_step`. Nothing is restated. Frameworks are imported once, and every job has a process of its own, because
+whole `train_step`. Nothing is restated. Of a job until its "model" nothing runs: the answer's "model" then has the
+"parameters" of the whole model, counted; "config", the TransformerConfig, and "others", what else the model is built
+with, as far as they are plain values. Frameworks are imported once, and every job has a process of its own, because
 Megatron keeps its state in the process.
 """
 
@@ -27,10 +29,10 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-import tracer_path  # noqa: F401 (first: it lets the next be found)
+import stand_ins  # noqa: F401 (first: it lets the next be found)
 
 # isort: split
 import megatron_rank  # the first to import torch
@@ -108,6 +110,7 @@ class Job:
     args: Any = None
     config: Any = None
     stages: list[Stage] = field(default_factory=list)
+    model: dict[str, Any] = field(default_factory=dict)
     stopped: str = ""
 
 
@@ -167,6 +170,9 @@ def _stage(config: Any, rank: int, chunk: int | None) -> tuple[int, list[str], i
 
 def train(job: Job) -> None:
     """Model, DDP, optimizer and schedule of one pipeline rank."""
+    if job.until == "model":
+        job.model = built_model(job)
+        return
     split_layers(job)
     if job.args.use_megatron_fsdp:
         job.stopped = "meshes of devices have no fake backend"
@@ -184,6 +190,27 @@ def train(job: Job) -> None:
             if "transformer_engine_torch" not in str(lacking):
                 raise
             job.stopped = str(lacking)
+
+
+def built_model(job: Job) -> dict[str, Any]:
+    initialize._set_random_seed(job.args.seed)
+    with FakeTensorMode(allow_non_fake_inputs=True), InventedScalars():
+        model = build_model(pre_process=True, post_process=True)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    others = plain_fields(gpt_config_from_args(job.args))
+    return {"parameters": parameters, "config": plain_fields(job.config), "others": others}
+
+
+def plain_fields(config: Any) -> dict[str, Any]:
+    """Return the fields that are numbers, words or lists of such; functions by their names."""
+    values = {each.name: getattr(config, each.name, None) for each in fields(config)}
+    return {name: getattr(value, "__name__", value) for name, value in values.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str)) or hasattr(value, "__name__")
 
 
 def routing(job: Job) -> contextlib.AbstractContextManager[Any]:
@@ -231,7 +258,7 @@ def judge(job: Job) -> dict[str, object]:
             said = complaints.getvalue().strip().splitlines()[-1:] if isinstance(refusal, SystemExit) else [refusal]
             error = f"{type(refusal).__name__}: {' '.join(' '.join(map(str, said)).split())}"
             return {"layer": layer, "error": error, "at": _place(refusal)}
-    return {"layer": None, "stages": job.stages, "stopped": job.stopped}
+    return {"layer": None, "stages": job.stages, "model": job.model, "stopped": job.stopped}
 
 
 def _place(refusal: BaseException) -> str:

@@ -1,13 +1,17 @@
-"""What Megatron core takes for granted and this machine has not, answered: to be called before it is imported."""
+"""Puts the tracer's modules where they are found (they lie beside each other in the package, and import one another by
+their bare names), and answers what Megatron core takes for granted and this machine has not. The first import of every
+program here."""
 
 from __future__ import annotations
 
+import sys
 import typing
+from pathlib import Path
 from typing import Any
 
 import typing_extensions
 
-__all__ = ["install"]
+sys.path.append(str(Path(__file__).resolve().parents[3] / "wrapper" / "llmlaunch" / "tracing"))
 
 
 def not_compiled(function: Any = None, **options: Any) -> Any:
@@ -15,7 +19,7 @@ def not_compiled(function: Any = None, **options: Any) -> Any:
 
 
 def install() -> None:
-    """CUDA, Triton and TransformerEngine's compiled half are pretended, and nothing is compiled."""
+    """Pretend CUDA, Triton and TransformerEngine's compiled half, and compile nothing: before Megatron is imported."""
     # Megatron core takes it from typing, where Python 3.12 has it
     typing.override = typing_extensions.override  # type: ignore[attr-defined]
     import fake_cuda

@@ -1,7 +1,7 @@
 """`llmlaunch rehearse` around its tracer: what it is given, what becomes of every answer, and of none.
 
 The tracer's Python is a few lines that answer as the real one would, too slow for here: what real frameworks answer is
-in tests/frameworks/test_rehearse_traced.py.
+in tests/frameworks/test_rehearsals.py.
 """
 
 from __future__ import annotations
