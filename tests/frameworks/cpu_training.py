@@ -47,7 +47,7 @@ class CpuJob:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedJob:
     """What became of a job."""
 
     job: CpuJob
@@ -80,7 +80,7 @@ def cpu_job(name: str, recipe: Recipe, layout: Layout) -> CpuJob:
 
 def train_on_cpu(
     jobs: Iterable[CpuJob], folder: Path, seconds: float = 120.0, through: Sequence[Path] = ()
-) -> dict[str, Trained]:
+) -> dict[str, TrainedJob]:
     """Train the jobs one after the other, logs in `folder`; `seconds` is the most one may take. `through` are scripts
     that run the one after them."""
     by_name = {job.name: job for job in jobs}
@@ -91,7 +91,7 @@ def train_on_cpu(
     done = subprocess.run(command, input=lines, stdout=PIPE, text=True, env=environment, check=True)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     return {
-        answer["name"]: Trained(
+        answer["name"]: TrainedJob(
             by_name[answer["name"]],
             tuple(answer["codes"]),
             tuple(Path(log).read_text(errors="replace") for log in answer["logs"]),

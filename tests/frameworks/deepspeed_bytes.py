@@ -1,17 +1,16 @@
-"""Counts what DeepSpeed's optimizer classes hold: run with torchrun by test_deepspeed_bytes.py, prints one JSON line.
+"""Counts what DeepSpeed's optimizer classes hold, for test_deepspeed_bytes.py; trainer_cases.py starts its ranks.
 
-argv: a JSON list of {"name", "precision", "config"}, and "fused": false for an AdamW that is not. Every engine trains a
-stack of square linear layers, or, where a case has a "model", the Llama it describes with AutoTP or Ulysses as the
-config says (such a case must be the last: its groups stay). Counted are live tensors after every phase of step three,
-and the most allocated while the last backward and the step ran, all in bytes per parameter and beyond what was held
-before the engine was made. Copies gloo makes of its own are left out.
+A case has "name", "precision" and "config", and "fused": false for an AdamW that is not. Every engine trains a stack of
+square linear layers, or, where a case has a "model", the Llama it describes with AutoTP or Ulysses as the config says
+(such a case must be the last: its groups stay). Counted are live tensors after every phase of step three, and the most
+allocated while the last backward and the step ran, all in bytes per parameter and beyond what was held before the
+engine was made. Copies gloo makes of its own are left out.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -133,17 +132,12 @@ def split(case: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
+def print_counts(cases: list[dict[str, Any]]) -> None:
+    """As one JSON line, by the names of the cases."""
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(verbose=False)
-    gc.collect()
-    gc.freeze()  # the libraries' own objects are not looked through each time
-    results = {case["name"]: (split if "model" in case else counted)(case) for case in json.loads(sys.argv[1])}
+    results = {case["name"]: (split if "model" in case else counted)(case) for case in cases}
     if dist.get_rank() == 0:
         print("COUNTED " + json.dumps(results), flush=True)
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

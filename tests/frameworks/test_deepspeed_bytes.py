@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from trainer_runner import Train
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
@@ -26,12 +22,10 @@ from llmlaunch.recipe.load import load_recipe
 
 pytestmark = pytest.mark.frameworks
 
-PROGRAM = Path(__file__).with_name("deepspeed_bytes.py")
 RANKS = 2
 LAYERS = 16
 WIDTH = 256
 BUCKET = 4 * WIDTH * WIDTH  # elements: four layers
-SECONDS = 300
 TENSOR, CONTEXT = Layout(tensor=2), Layout(context=2)
 SPLIT_RECIPE = load_recipe(
     asset("recipes", "quickstart.yaml"),
@@ -67,29 +61,12 @@ def config(row: Engine, microbatches: int) -> dict[str, Any]:
     return made
 
 
-def run(cases: list[dict[str, Any]], ranks: int = RANKS) -> dict[str, Any]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", f"--master_port={port}"]
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*command, str(PROGRAM), json.dumps(cases)],
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    lines = [line for line in out.splitlines() if line.startswith("COUNTED ")]
-    assert lines, err[-3000:]
-    found: dict[str, Any] = json.loads(lines[0].removeprefix("COUNTED "))
-    return found
+def run(train: Train, folder: Path, cases: list[dict[str, Any]], ranks: int = RANKS) -> dict[str, Any]:
+    result = train([{"name": "counted", "ranks": ranks, "files": {}, "words": [], "counted": cases}], folder)["counted"]
+    assert set(result.codes) == {0}, result.said[-3000:]
+    line = next(line for line in result.said.splitlines() if line.startswith("COUNTED "))
+    counts: dict[str, Any] = json.loads(line.removeprefix("COUNTED "))
+    return counts
 
 
 def case(row: Engine, microbatches: int) -> dict[str, Any]:
@@ -130,10 +107,10 @@ def split_case(layout: Layout, stage: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def counted() -> dict[str, Any]:
+def counted(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Every row with one and with two micro-batches, and with an AdamW that is not fused where that takes more.
 
-    ZeRO 3 has a program of its own, because it frees little, and the second shard of hpZ comes after the rest of it,
+    ZeRO 3 has processes of its own, because it frees little, and the second shard of hpZ comes after the rest of it,
     because its groups stay.
     """
     plain = [case(row, m) for row in COUNTED for m in (1, 2)]
@@ -142,13 +119,15 @@ def counted() -> dict[str, Any]:
     sharded = [case for case in (*plain, *foreach) if by_stage[case["name"]] == 3]
     others = [case for case in (*plain, *foreach) if by_stage[case["name"]] < 3]
     grouped = [in_sub_groups(4), in_sub_groups(8)]
-    return run([*others, split_case(TENSOR, 1)]) | run([*sharded, *grouped, secondary(), split_case(CONTEXT, 2)])
+    first, second = [*others, split_case(TENSOR, 1)], [*sharded, *grouped, secondary(), split_case(CONTEXT, 2)]
+    place = tmp_path_factory.mktemp("counted")
+    return run(train, place / "others", first) | run(train, place / "sharded", second)
 
 
 @pytest.fixture(scope="module")
-def counted_alone() -> dict[str, Any]:
+def counted_alone(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Every ZeRO stage in bf16, on one rank."""
-    return run([case(row, 2) for row in ALONE], ranks=1)
+    return run(train, tmp_path_factory.mktemp("alone"), [case(row, 2) for row in ALONE], ranks=1)
 
 
 def bytes_of(*shares: Share) -> float:

@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from trainer_runner import TINY, Ran, Train, as_case
+from trainer_runner import TINY, Train, TrainerRuns, as_case
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
@@ -62,7 +62,7 @@ def among(name: str, layout: Layout, *overrides: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+def found(train: Train, tmp_path_factory: pytest.TempPathFactory) -> TrainerRuns:
     cases = [among(name, layout, *words) for name, (layout, words) in SMALL.items()]
     cases += [alone(f"{name}, alone", layout, *words) for name, (layout, words) in SMALL.items()]
     cases += [alone(name, layout) for name, layout in LARGE.items()]
@@ -72,7 +72,7 @@ def found(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, R
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_rank_alone_holds_what_it_holds_among_its_peers(found: dict[str, Ran], name: str) -> None:
+def test_a_rank_alone_holds_what_it_holds_among_its_peers(found: TrainerRuns, name: str) -> None:
     """To the byte what lasts, in every step. At most, gloo's threads may hold what has just travelled a little longer
     than a rank alone does."""
     peers, single = found[name], found[f"{name}, alone"]
@@ -84,7 +84,7 @@ def test_a_rank_alone_holds_what_it_holds_among_its_peers(found: dict[str, Ran],
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_its_shards_are_those_of_the_whole_job(found: dict[str, Ran], name: str) -> None:
+def test_its_shards_are_those_of_the_whole_job(found: TrainerRuns, name: str) -> None:
     """Of 64 ranks: bf16 parameters, whole but for AutoTP and ZeRO 3, and Adam's two moments in fp32."""
     layout, single = LARGE[name], found[name]
     assert single.codes == [0], single.said
@@ -97,13 +97,13 @@ def test_its_shards_are_those_of_the_whole_job(found: dict[str, Ran], name: str)
     assert weight["states"] == pytest.approx(8 * mine / sharing, rel=0.01)
 
 
-def test_it_says_what_it_did(found: dict[str, Ran]) -> None:
+def test_it_says_what_it_did(found: TrainerRuns) -> None:
     said = found["ZeRO 3 of 64"].said
     assert "alone as rank 0 of 64: 2 steps, 4 micro-batches, none skipped" in said
     assert all(1.0 < loss < 10.0 for loss in found["ZeRO 3 of 64"].losses)
 
 
-def test_among_real_ranks_it_ends(found: dict[str, Ran]) -> None:
+def test_among_real_ranks_it_ends(found: TrainerRuns) -> None:
     assert found["misplaced"].codes == [1]
     assert "--alone 4: this is a group of 1 ranks over gloo" in found["misplaced"].said
 

@@ -74,13 +74,13 @@ def test_what_is_measured_here_is_saved_to_a_profile_that_loads(tmp_path: Path) 
         tmp_path, "--network", "--local", "3", "--message-mib", "1", "--repeats", "3", "--save", "cpu-x1", "--json"
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["nodes"] == ["process0", "process1", "process2"]
-    assert told["measured"]["backend"] == "gloo"
-    assert told["measured"]["message_bytes"] == 2**20
+    answer = json.loads(done.stdout)
+    assert answer["nodes"] == ["process0", "process1", "process2"]
+    assert answer["measured"]["backend"] == "gloo"
+    assert answer["measured"]["message_bytes"] == 2**20
     matrix = load_cluster("./cpu-x1.yaml", tmp_path).bandwidth
     assert matrix is not None
-    assert matrix.nodes == tuple(told["nodes"])
+    assert matrix.nodes == tuple(answer["nodes"])
     speeds = [speed for i, row in enumerate(matrix.bytes_per_second) for j, speed in enumerate(row) if i != j]
     assert min(speeds) > 1e6
 

@@ -26,6 +26,7 @@ from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from support.backend_output import words_of
 
 pytestmark = pytest.mark.frameworks
 
@@ -60,10 +61,6 @@ def at_0_16(recipe: Recipe) -> Recipe:
     return replace(recipe, backend=replace(recipe.backend, version="0.16.1"))
 
 
-def words_of(recipe: Recipe, layout: Layout) -> list[str]:
-    return [str(word) for word in MegatronLM().render(recipe, layout).program[1:]]
-
-
 def planned_stages(layout: Layout, layers: int) -> list[list[int]]:
     """Pipeline rank, chunk, first layer and number of layers of every stage, as the plan has them."""
     count = layout.pipeline * layout.virtual_pipeline
@@ -77,7 +74,7 @@ def planned_stages(layout: Layout, layers: int) -> list[list[int]]:
 def test_the_gallery_planned_for_0_16_is_taken_by_it(ask: Ask, name: str) -> None:
     setting, plan = make_sized_plan(setting_of(at_0_16(load_recipe(RECIPES / f"{name}.yaml", ())), MegatronLM()))
     recipe = as_planned(setting.recipe, plan.chosen)
-    words = words_of(recipe, plan.layout)
+    words = words_of(recipe, plan.layout)[1:]
     flags = core_parser("0.16").flags
     assert {word for word in words if word.startswith("--")} <= set(flags)
     theirs = ask(recipe.world_size, words)
@@ -92,7 +89,7 @@ def test_what_our_rules_allow_0_16_takes(ask: Ask, case: Case) -> None:
     one = situation(recipe, LayoutColumns.of([case.layout]))
     assume(not refusals(replace(case, recipe=recipe)))
     assume(all(rule.allows(one)[0] for rule in rules_of_version(recipe)))
-    theirs = ask(recipe.world_size, words_of(recipe, case.layout))
+    theirs = ask(recipe.world_size, words_of(recipe, case.layout)[1:])
     assert theirs["layer"] is None, theirs["error"]
     assert sorted(theirs["stages"]) == planned_stages(case.layout, recipe.model.num_layers)
 
@@ -111,5 +108,5 @@ def test_it_can_say_no(ask: Ask, words: list[str], layer: str, said: str) -> Non
     recipe = at_0_16(load_recipe(RECIPES / "mixtral-8x7b.yaml", ()))
     layout = Layout(2, 4, data=8, expert=8, sequence_parallel=1, zero_stage=1)
     granularity = ["--recompute-granularity", "selective"] if "--recompute-modules" in words else []
-    theirs = ask(recipe.world_size, [*words_of(recipe, layout), *granularity, *words])
+    theirs = ask(recipe.world_size, [*words_of(recipe, layout)[1:], *granularity, *words])
     assert (theirs["layer"], said in theirs.get("error", "")) == (layer, True), theirs

@@ -63,20 +63,20 @@ def check(*extra: str, script: str = NOW, version: str = "0.19", layout: Layout 
 def test_what_is_rendered_is_taken_and_another_version_is_said() -> None:
     """By the last rank, too, where parsing begins to report to a tracker (which is not installed)."""
     tracked = ("--wandb-project", "mine", "--wandb-exp-name", "this")
-    code, said = check(*tracked, version="0.16", layout=Layout(zero_stage=1))
-    taken, note = said.splitlines()
+    code, output = check(*tracked, version="0.16", layout=Layout(zero_stage=1))
+    accepted, note = output.splitlines()
     assert code == 0
-    assert taken.startswith("Megatron core 0.19.2 takes the arguments of 1 rank(s) (")
+    assert accepted.startswith("Megatron core 0.19.2 takes the arguments of 1 rank(s) (")
     assert note.startswith(
         "note: this checkout is Megatron core 0.19.2, but the arguments and the memory were planned for"
     )
 
 
 def test_a_flag_nobody_knows_is_refused_by_the_parser_with_the_scripts_own_flags_known() -> None:
-    code, said = check("--of-the-script", "3", "--of-nobody", "4", script=BEFORE)
+    code, output = check("--of-the-script", "3", "--of-nobody", "4", script=BEFORE)
     assert code == 3
-    assert said.startswith("Megatron-LM refuses its arguments: unrecognized arguments: --of-nobody 4\n")
-    assert said.endswith("  it may be about: --of-nobody 4\n" + EXPLAINED)
+    assert output.startswith("Megatron-LM refuses its arguments: unrecognized arguments: --of-nobody 4\n")
+    assert output.endswith("  it may be about: --of-nobody 4\n" + EXPLAINED)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_a_flag_nobody_knows_is_refused_by_the_parser_with_the_scripts_own_flags
 def test_a_combination_is_refused_in_megatrons_words_with_the_flags_in_question(
     extra: tuple[str, ...], script: str, message: str, judge: str, flags: str
 ) -> None:
-    code, said = check(*extra, script=script)
+    code, output = check(*extra, script=script)
     assert code == 3
-    assert said.startswith(f"Megatron-LM refuses its arguments: {message}\n  said by {judge}, line ")
-    assert flags in said
-    assert said.endswith(EXPLAINED)
-    assert "Traceback" not in said
+    assert output.startswith(f"Megatron-LM refuses its arguments: {message}\n  said by {judge}, line ")
+    assert flags in output
+    assert output.endswith(EXPLAINED)
+    assert "Traceback" not in output
 
 
 def test_where_nobody_can_say_the_job_goes_on(tmp_path: Path) -> None:
@@ -117,10 +117,10 @@ def test_where_nobody_can_say_the_job_goes_on(tmp_path: Path) -> None:
         ),
         (start("build", *here, errors=PIPE), "ended without calling megatron.training."),
     ):
-        code, said = finish(process)
+        code, output = finish(process)
         assert code == 0
-        assert said.startswith("note: the arguments were not checked: ")
-        assert why in said
+        assert output.startswith("note: the arguments were not checked: ")
+        assert why in output
 
 
 RANKS = 2
@@ -147,9 +147,9 @@ def train(words: list[str]) -> list[str]:
         meeting = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
     training = words[words.index(str(TRACED / "pretrain_gpt.py")) :]
     ranks = [start("train", *training, **meeting, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(RANKS)]
-    told = list(map(finish, ranks))
-    assert [code for code, _ in told] == [0] * RANKS, told
-    return [said for _, said in told]
+    ended = list(map(finish, ranks))
+    assert [code for code, _ in ended] == [0] * RANKS, ended
+    return [output for _, output in ended]
 
 
 def copied(dataset: Path, place: Path) -> Path:
@@ -162,14 +162,14 @@ def test_the_training_finds_every_index_and_builds_none(dataset: Path, tmp_path:
     dataset = copied(dataset, tmp_path / "text_document")
     words = indexer(f"{{path: {dataset}}}")
     sweep = [finish(build) for build in (start("build", *words), start("build", *words))]  # two runs begin together
-    said = "".join(text for _, text in sweep)
-    assert [code for code, _ in sweep] == [0, 0], said
-    assert said.count("Build and save the GPTDataset train indices") == 1
+    output = "".join(text for _, text in sweep)
+    assert [code for code, _ in sweep] == [0, 0], output
+    assert output.count("Build and save the GPTDataset train indices") == 1
     before = files(tmp_path)
-    assert len([path for path in before if "GPTDataset-train" in path]) == 4, said  # description and three indexes
-    for rank, said in enumerate(train(words)):
-        assert f"rank {rank}: " in said
-        assert "Build and save" not in said
+    assert len([path for path in before if "GPTDataset-train" in path]) == 4, output  # description and three indexes
+    for rank, output in enumerate(train(words)):
+        assert f"rank {rank}: " in output
+        assert "Build and save" not in output
     assert files(tmp_path) == before
 
 
@@ -178,22 +178,22 @@ def test_a_blend_is_built_in_its_cache_and_found_there(dataset: Path, tmp_path: 
     blend = ", ".join(f"{{path: {part}, weight: {weight}}}" for part, weight in zip(parts, (3, 1), strict=True))
     cache = tmp_path / "made" / "by_the_step"
     words = indexer(f"{{blend: [{blend}], cache_path: {cache}}}")
-    code, said = finish(start("build", *words))
-    assert code == 0, said
-    assert said.count("Build and save the GPTDataset train indices") == 2
+    code, output = finish(start("build", *words))
+    assert code == 0, output
+    assert output.count("Build and save the GPTDataset train indices") == 2
     before = files(tmp_path)
     assert all(path.startswith(str(cache)) for path in before if path.endswith(".npy"))
     assert len([path for path in before if "BlendedDataset-train" in path]) == 3  # description and two indexes
-    for rank, said in enumerate(train(words)):
-        assert f"rank {rank}: " in said
-        assert "Build and save" not in said
+    for rank, output in enumerate(train(words)):
+        assert f"rank {rank}: " in output
+        assert "Build and save" not in output
     assert files(tmp_path) == before
 
 
 def test_a_folder_that_cannot_be_written_is_said_in_one_sentence(dataset: Path, tmp_path: Path) -> None:
     dataset = copied(dataset, tmp_path / "text_document")
     dataset.write_text("a file where the indexes would go")
-    code, said = finish(start("build", *indexer(f"{{path: {dataset}}}")))
+    code, output = finish(start("build", *indexer(f"{{path: {dataset}}}")))
     assert code == 1
-    assert "where you may not write, name another folder: data.cache_path: /some/folder" in said
-    assert "Traceback" not in said
+    assert "where you may not write, name another folder: data.cache_path: /some/folder" in output
+    assert "Traceback" not in output

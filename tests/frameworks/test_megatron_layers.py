@@ -12,9 +12,9 @@ from judges import MegatronJudge, Verdict
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.arguments import stage_flags
-from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
+from support.backend_output import words_of
 
 pytestmark = pytest.mark.frameworks
 
@@ -28,14 +28,13 @@ def laid_out(megatron: MegatronJudge, layout: Layout, words: list[str]) -> Verdi
     return megatron(layout.world_size, words, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, until="stages")
 
 
-def words_of(layout: Layout, pattern: Split, mtp_layers: int) -> list[str]:
+def words_for(layout: Layout, pattern: Split, mtp_layers: int) -> list[str]:
     """All words of a small model's run: a mixture where the pattern has one."""
     recipe = MIXTURE if any(pattern) else DENSE
     shape = replace(recipe.model, num_layers=len(pattern), mtp_num_layers=mtp_layers)
     if shape.moe is not None:
         shape = replace(shape, moe=replace(shape.moe, layer_pattern=pattern))
-    words = MegatronLM().render(replace(recipe, model=shape), layout).program
-    return [word for word in words if isinstance(word, str)]
+    return words_of(replace(recipe, model=shape), layout)[1:]
 
 
 def planned(layout: Layout, pattern: Split, mtp_layers: int) -> list[list[object]]:
@@ -85,7 +84,7 @@ def test_every_rank_and_chunk_builds_the_layers_of_the_plan(
     data: st.DataObject, layout: Layout, mtp_layers: int, megatron: MegatronJudge
 ) -> None:
     pattern = data.draw(patterns(sum(layout.layers_by_stage)))
-    answer = laid_out(megatron, layout, words_of(layout, pattern, mtp_layers))
+    answer = laid_out(megatron, layout, words_for(layout, pattern, mtp_layers))
     assert answer == Verdict(None, stages=tuple(planned(layout, pattern, mtp_layers)))
 
 
@@ -104,14 +103,14 @@ def test_every_rank_and_chunk_builds_the_layers_of_the_plan(
 def test_every_way_is_among_those_tried(layout: Layout, flag: str, megatron: MegatronJudge) -> None:
     assert flag in stage_flags(layout)
     pattern = (0,) * sum(layout.layers_by_stage)
-    assert laid_out(megatron, layout, words_of(layout, pattern, 0)).stages == tuple(planned(layout, pattern, 0))
+    assert laid_out(megatron, layout, words_for(layout, pattern, 0)).stages == tuple(planned(layout, pattern, 0))
 
 
 def test_megatron_takes_the_words_of_a_run_that_saves_at_a_signal(megatron: MegatronJudge) -> None:
     saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt", "on_oom=fallback")
     recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), saving)
     layout = Layout(tensor=2, pipeline=2, data=8, sequence_parallel=1, zero_stage=1)
-    words = [word for word in MegatronLM().render(recipe, layout).program if isinstance(word, str)]
+    words = words_of(recipe, layout)[1:]
     assert {"--exit-signal-handler", "--dist-ckpt-optim-fully-reshardable"} <= set(words)
     assert laid_out(megatron, layout, words).accepted
 
@@ -136,5 +135,5 @@ CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2")
 def test_the_ways_exclude_each_other(words: tuple[str, ...], why: str, megatron: MegatronJudge) -> None:
     """What the rules and the renderer are for."""
     even = Layout(pipeline=2, data=2)
-    answer = laid_out(megatron, even, [*words_of(even, (0,) * 8, 0), *words])
+    answer = laid_out(megatron, even, [*words_for(even, (0,) * 8, 0), *words])
     assert why in answer.error

@@ -10,11 +10,11 @@ import pytest
 from judges import MegatronJudge
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape, RopeScaling, SlidingWindow
 from llmlaunch.recipe.load import load_recipe
+from support.backend_output import words_of
 
 pytestmark = pytest.mark.frameworks
 
@@ -44,17 +44,16 @@ SHAPES = {
 FORGOTTEN = "forgotten factor"
 
 
-def words_of(shape: ModelShape) -> list[str]:
+def words_for(shape: ModelShape) -> list[str]:
     recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), ("training.sequence_length=1024", "nodes=1"))
-    rendered = MegatronLM().render(replace(recipe, model=shape), Layout(data=1, zero_stage=1))
-    return [word for word in rendered.program if isinstance(word, str)]
+    return words_of(replace(recipe, model=shape), Layout(data=1, zero_stage=1))[1:]
 
 
 @pytest.fixture(scope="module")
 def built(megatron: MegatronJudge) -> dict[str, Built]:
     """What Megatron builds of every shape."""
-    asked = {name: words_of(shape) for name, shape in SHAPES.items()}
-    asked[FORGOTTEN] = [*words_of(LLAMA), "--use-rope-scaling", "--rope-scaling-factor", "32"]
+    asked = {name: words_for(shape) for name, shape in SHAPES.items()}
+    asked[FORGOTTEN] = [*words_for(LLAMA), "--use-rope-scaling", "--rope-scaling-factor", "32"]
     verdicts = {name: megatron(1, words, until="model") for name, words in asked.items()}
     assert {name: verdict.error for name, verdict in verdicts.items() if not verdict.accepted} == {}
     return {name: verdict.model for name, verdict in verdicts.items()}

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from cpu_training import CpuJob, Trained, train_on_cpu
+from cpu_training import CpuJob, TrainedJob, train_on_cpu
 from trained_cases import recipe_for
 
 from llmlaunch.backends.megatron.backend import MegatronLM
@@ -65,13 +65,13 @@ CASES = (
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainedJob]:
     jobs = [case.job() for case in CASES]
     return train_on_cpu(jobs, tmp_path_factory.mktemp("alone"), through=(RANK_ALONE,))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_rank_alone_does_all_that_it_would_among_its_peers(ran: dict[str, Trained], case: Alone) -> None:
+def test_a_rank_alone_does_all_that_it_would_among_its_peers(ran: dict[str, TrainedJob], case: Alone) -> None:
     one = ran[case.name]
     assert one.codes == (0,), one.complaint()
     (said,) = one.output
@@ -87,7 +87,7 @@ def test_a_rank_alone_does_all_that_it_would_among_its_peers(ran: dict[str, Trai
     assert all(map(math.isfinite, norms))
 
 
-def test_the_last_stage_computes_a_loss_of_what_it_is_sent(ran: dict[str, Trained]) -> None:
+def test_the_last_stage_computes_a_loss_of_what_it_is_sent(ran: dict[str, TrainedJob]) -> None:
     last = [case for case in CASES if case.pipeline_rank == case.layout.pipeline - 1]
     losses = {case.name: ran[case.name].losses for case in last}
     assert all(len(seen) == STEPS and all(3 < loss < 8 for loss in seen) for seen in losses.values()), losses

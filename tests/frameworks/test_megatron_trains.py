@@ -15,7 +15,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cpu_training import Trained, train_on_cpu, under_torchrun
+from cpu_training import TrainedJob, train_on_cpu, under_torchrun
 from judges import FRAMEWORKS
 from trained_cases import (
     CASES,
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.frameworks
 
 
 @pytest.fixture(scope="module")
-def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainedJob]:
     """Every job of this module, trained one after the other by processes that share one import of Megatron."""
     folder = tmp_path_factory.mktemp("megatron")
     for suffix in (".bin", ".idx"):
@@ -53,7 +53,7 @@ def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_loss_falls(trained: dict[str, Trained], model: str) -> None:
+def test_the_loss_falls(trained: dict[str, TrainedJob], model: str) -> None:
     alone = trained[f"{model} alone"]
     assert alone.codes == (0,), alone.complaint()
     assert [step.step for step in alone.steps] == list(range(1, STEPS + 1))
@@ -63,7 +63,7 @@ def test_the_loss_falls(trained: dict[str, Trained], model: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_however_it_is_split_it_learns_the_same(trained: dict[str, Trained], case: TrainedCase) -> None:
+def test_however_it_is_split_it_learns_the_same(trained: dict[str, TrainedJob], case: TrainedCase) -> None:
     one = trained[case.name]
     assert set(one.codes) == {0}, one.complaint()
     if case.tolerance is None:
@@ -73,14 +73,14 @@ def test_however_it_is_split_it_learns_the_same(trained: dict[str, Trained], cas
         assert one.losses == pytest.approx(trained[f"{case.model} alone"].losses, rel=case.tolerance)
 
 
-def test_every_job_behind_the_table_of_flags_ended_well(trained: dict[str, Trained], tmp_path: Path) -> None:
+def test_every_job_behind_the_table_of_flags_ended_well(trained: dict[str, TrainedJob], tmp_path: Path) -> None:
     """docs/megatron-flags.md says "trained on CPU" of the flags of these jobs, and of no other."""
     behind_the_table = [trained[job.name] for job in jobs(tmp_path)]
     assert {run.job.name: run.codes for run in behind_the_table if any(run.codes)} == {}
     assert all(run.steps for run in behind_the_table)
 
 
-def test_it_reads_an_indexed_dataset(trained: dict[str, Trained]) -> None:
+def test_it_reads_an_indexed_dataset(trained: dict[str, TrainedJob]) -> None:
     """Random tokens teach nothing: the loss is that of a guess among 1000."""
     assert trained[INDEXED].losses == pytest.approx([6.9] * STEPS, abs=0.2)
 
@@ -88,25 +88,25 @@ def test_it_reads_an_indexed_dataset(trained: dict[str, Trained]) -> None:
 def tell_after(process: subprocess.Popen[str], step: int) -> str:
     """SIGTERM to one of the trainers once that step is over. Gives all that was said."""
     assert process.stdout is not None
-    said = []
+    output = []
     for line in process.stdout:
-        said.append(line)
+        output.append(line)
         seen = parse_step(line)
         if seen is not None and seen.step == step:
             listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             trainers = [pid for pid in map(int, listed) if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
             os.kill(trainers[0], signal.SIGTERM)
     process.wait()
-    return "".join(said)
+    return "".join(output)
 
 
-def test_told_to_end_it_saves_and_goes_on_under_any_split(trained: dict[str, Trained], tmp_path: Path) -> None:
+def test_told_to_end_it_saves_and_goes_on_under_any_split(trained: dict[str, TrainedJob], tmp_path: Path) -> None:
     """Started by torchrun; one rank alone is told, and all agree. Then as before, and split by tensors."""
-    told = under_torchrun(long_job("told", tmp_path / "told"))
-    said = tell_after(told, step=3)
-    assert told.returncode == 0, said
+    process = under_torchrun(long_job("told", tmp_path / "told"))
+    output = tell_after(process, step=3)
+    assert process.returncode == 0, output
     saved = int((tmp_path / "told" / "latest_checkpointed_iteration.txt").read_text())
-    assert 3 <= saved < LONG, said
+    assert 3 <= saved < LONG, output
     shutil.copytree(tmp_path / "told", tmp_path / "copy")
     again = long_job("again", tmp_path / "told")
     otherwise = long_job("otherwise", tmp_path / "copy", Layout(tensor=2, zero_stage=1))
@@ -128,7 +128,7 @@ def test_no_recipe_of_the_gallery_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("recipe", GALLERY_LAYOUTS)
-def test_a_recipe_of_the_gallery_trains(trained: dict[str, Trained], recipe: str) -> None:
+def test_a_recipe_of_the_gallery_trains(trained: dict[str, TrainedJob], recipe: str) -> None:
     job = trained[recipe]
     assert set(job.codes) == {0}, job.complaint()
     assert [step.step for step in job.steps] == list(range(1, GALLERY_STEPS + 1))
@@ -156,6 +156,6 @@ def test_the_training_line_of_megatrons_own_source_is_known_to_the_watchdog() ->
 def test_so_are_a_save_and_an_evaluation() -> None:
     words = parser_of(megatron_lines())
     for text in (source("checkpointing.py"), source("training.py")):
-        told = re.findall(r"print_rank_0\(\s*f(.*?)\n\s*\)|print_rank_0\(f(.*?)\)\n", text, re.DOTALL)
-        lines = [re.sub(r"\{.*?\}|[\"'\n]| +f", "7", "".join(parts)) for parts in told]
+        prints = re.findall(r"print_rank_0\(\s*f(.*?)\n\s*\)|print_rank_0\(f(.*?)\)\n", text, re.DOTALL)
+        lines = [re.sub(r"\{.*?\}|[\"'\n]| +f", "7", "".join(parts)) for parts in prints]
         assert any(words.read([line.encode()]).slow for line in lines)

@@ -44,10 +44,10 @@ def rehearse_traced(*words: str) -> subprocess.CompletedProcess[str]:
 def test_the_worst_rank_of_a_dense_gallery_recipe_is_as_predicted(recipe: str) -> None:
     """The peak of the 512-GPU job's worst rank on this machine, beside the estimate."""
     done = rehearse_traced(str(asset("recipes", f"{recipe}.yaml")), "--json")
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["verdict"]) == (0, "safe"), done.stderr
-    assert told["worst_pipeline_rank"] in [rank["pipeline_rank"] for rank in told["ranks"]]
-    for rank in told["ranks"]:
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["verdict"]) == (0, "safe"), done.stderr
+    assert answer["worst_pipeline_rank"] in [rank["pipeline_rank"] for rank in answer["ranks"]]
+    for rank in answer["ranks"]:
         assert (rank["on"], rank["peak_kind"]) == ("trace", "allocated")
         assert rank["predicted_bytes"] == pytest.approx(rank["rehearsed_bytes"], rel=PEAK_TOLERANCE)
         assert rank["versions"]["megatron-core"].startswith("0.19.")
@@ -56,7 +56,7 @@ def test_the_worst_rank_of_a_dense_gallery_recipe_is_as_predicted(recipe: str) -
             term = rank["terms"][name]
             assert term["rehearsed_bytes"] == pytest.approx(term["predicted_bytes"], abs=2**20)
         assert sum(term["rehearsed_bytes"] for term in rank["terms"].values()) == rank["rehearsed_bytes"]
-    assert told["recorded"] is not None
+    assert answer["recorded"] is not None
 
 
 def test_what_megatron_refuses_is_said_in_its_own_words() -> None:

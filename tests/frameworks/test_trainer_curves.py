@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trainer_runner import Ran, Train, case
+from trainer_runner import Train, TrainerRun, TrainerRuns, case
 
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 
@@ -54,20 +54,20 @@ WHOLE = Layout(micro_batch_size=8, zero_stage=1)
 
 
 @pytest.fixture(scope="module")
-def runs(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+def runs(train: Train, tmp_path_factory: pytest.TempPathFactory) -> TrainerRuns:
     cases = [case("one process", WHOLE)]
     cases += [case(name, layout, *more) for name, (layout, more) in (SPLITS | ADAPTED).items()]
     return train(cases, tmp_path_factory.mktemp("curves"))
 
 
-def compare(found: Ran, whole: Ran, tolerance: float) -> None:
-    assert set(found.codes) == {0}, found.said[-3000:]
-    assert found.losses == pytest.approx(whole.losses, rel=tolerance)
-    if None not in (*found.norms, *whole.norms):
-        assert found.norms == pytest.approx(whole.norms, rel=10 * tolerance)
+def compare(run: TrainerRun, whole: TrainerRun, tolerance: float) -> None:
+    assert set(run.codes) == {0}, run.said[-3000:]
+    assert run.losses == pytest.approx(whole.losses, rel=tolerance)
+    if None not in (*run.norms, *whole.norms):
+        assert run.norms == pytest.approx(whole.norms, rel=10 * tolerance)
 
 
-def test_one_process_learns(runs: dict[str, Ran]) -> None:
+def test_one_process_learns(runs: TrainerRuns) -> None:
     whole = runs["one process"]
     assert len(whole.losses) == 4
     assert whole.losses[0] == pytest.approx(5.55, abs=0.1)
@@ -75,18 +75,18 @@ def test_one_process_learns(runs: dict[str, Ran]) -> None:
 
 
 @pytest.mark.parametrize("name", SPLITS)
-def test_a_split_job_learns_the_same(runs: dict[str, Ran], name: str) -> None:
+def test_a_split_job_learns_the_same(runs: TrainerRuns, name: str) -> None:
     compare(runs[name], runs["one process"], 1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in ADAPTED if "," in name])
-def test_so_does_one_that_trains_a_part_or_in_half_precision(runs: dict[str, Ran], name: str) -> None:
+def test_so_does_one_that_trains_a_part_or_in_half_precision(runs: TrainerRuns, name: str) -> None:
     alike = runs[name.split(",")[0]]
     assert alike.losses[-1] < alike.losses[0] - 0.02
     compare(runs[name], alike, 1e-2 if name.startswith("bf16") else 1e-5)
 
 
-def test_a_rank_that_is_told_less_counts_the_tokens_of_all(runs: dict[str, Ran]) -> None:
+def test_a_rank_that_is_told_less_counts_the_tokens_of_all(runs: TrainerRuns) -> None:
     """tokens/s times s/step is the tokens of the whole batch, however it is split."""
     for name in ("one process", "tensor x data, zero 2", "context x data, zero 2"):
         line = next(line for line in runs[name].said.splitlines() if line.startswith("step 4/4"))
@@ -95,7 +95,7 @@ def test_a_rank_that_is_told_less_counts_the_tokens_of_all(runs: dict[str, Ran])
 
 
 @pytest.fixture(scope="module")
-def come_back(train: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], Path]:
+def come_back(train: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainerRuns, Path]:
     """Each job stops after two steps, and goes on to the fourth."""
     place = tmp_path_factory.mktemp("again")
     cases = []
@@ -115,7 +115,7 @@ BACK: dict[str, tuple[Layout, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", BACK)
 def test_a_job_that_comes_back_goes_on_with_the_same_curve(
-    runs: dict[str, Ran], come_back: tuple[dict[str, Ran], Path], name: str
+    runs: TrainerRuns, come_back: tuple[TrainerRuns, Path], name: str
 ) -> None:
     again = come_back[0][f"{name}, again"]
     whole = runs["lora" if name == "lora" else "one process"]
@@ -125,15 +125,15 @@ def test_a_job_that_comes_back_goes_on_with_the_same_curve(
 
 
 @pytest.mark.parametrize("name", BACK)
-def test_every_file_of_a_checkpoint_is_made_sure_of(come_back: tuple[dict[str, Ran], Path], name: str) -> None:
-    found, place = come_back
+def test_every_file_of_a_checkpoint_is_made_sure_of(come_back: tuple[TrainerRuns, Path], name: str) -> None:
+    jobs, place = come_back
     folder = place / "saved" / name.replace(" ", "-") / "step-2"
     written = {path.name for path in folder.rglob("*") if path.is_file()}
-    assert written <= set(found[f"{name}, begun"].kept)
+    assert written <= set(jobs[f"{name}, begun"].kept)
     assert len(written) >= 2
 
 
-def test_adapters_are_saved_as_peft_reads_them(come_back: tuple[dict[str, Ran], Path]) -> None:
+def test_adapters_are_saved_as_peft_reads_them(come_back: tuple[TrainerRuns, Path]) -> None:
     """Every pair is found under the name peft looks for it; a second matrix that was not would still be zero."""
     import torch
     from peft import PeftModel

@@ -9,7 +9,8 @@ Every rank of every case is a fork of this process that calls the script's own m
 group of its own. A case has "name", "ranks", "files" (text by path) and "words", in which FOLDER stands for its folder.
 Of a case that is "alone" rank 0 is started by itself, as rank_alone.py starts it; to rank 0 of a case that is "told" to
 end SIGTERM is sent after three steps. A "weighed" case answers with what rank 0 held (weigh), too; of a "saved" one
-only the forward and backward pass is counted (saved_bytes.py).
+only a forward and backward pass is counted (saved_bytes.py), and instead of training, engines are for what is "counted"
+(deepspeed_bytes.py).
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deepspeed_bytes import held, most_added
-
 from llmlaunch.trainers import RANK_ALONE, TRAINER
 
 sys.path.insert(0, str(RANK_ALONE.parent))
 sys.path.insert(0, str(TRAINER.parent))
+import deepspeed.module_inject.auto_ep_layer
+import deepspeed.ops.op_builder.all_ops  # noqa: F401 (every engine imports both)
+import deepspeed_bytes
 import peft  # noqa: F401
 import rank_alone
 import saved_bytes
@@ -109,6 +111,9 @@ def start(rank: int, case: dict[str, Any], port: int, words: list[str], folder: 
         if case.get("saved"):
             print(json.dumps(saved_bytes.measured(words)))
             code = 0
+        elif case.get("counted"):
+            deepspeed_bytes.print_counts(case["counted"])
+            code = 0
         else:
             train.main(words)
     except SystemExit as end:
@@ -145,8 +150,8 @@ def watch(folder: Path, rank: int, weighed: bool) -> None:
 def weigh(engine: Any, run: Callable[[], None]) -> dict[str, int]:
     """Bytes of a step: the parameters and states it leaves behind, and all tensors there are before, at most and after,
     but for what the library that communicates makes for itself."""
-    before = held()
-    most = before + most_added(run)
+    before = deepspeed_bytes.held()
+    most = before + deepspeed_bytes.most_added(run)
     states = [one for state in engine.basic_optimizer.state.values() for one in state.values() if torch.is_tensor(one)]
     parts = [getattr(parameter, "ds_tensor", parameter) for parameter in engine.module.parameters()]
     return {
@@ -154,7 +159,7 @@ def weigh(engine: Any, run: Callable[[], None]) -> dict[str, int]:
         "states": sum(one.numel() * one.element_size() for one in states),
         "before": before,
         "most": most,
-        "after": held(),
+        "after": deepspeed_bytes.held(),
     }
 
 

@@ -32,7 +32,7 @@ TINY = (
 
 
 @dataclass(frozen=True)
-class Ran:
+class TrainerRun:
     """What became of one case. `norms` are of all gradients, None at ZeRO 0 in fp32; `weights` are bytes rank 0 held in
     each step of a weighed case."""
 
@@ -63,7 +63,8 @@ def as_case(
     return {"name": name, "ranks": ranks, "files": files, "words": [*said[1:], *words]}
 
 
-Train = Callable[[list[dict[str, Any]], Path], dict[str, Ran]]
+TrainerRuns = dict[str, TrainerRun]
+Train = Callable[[list[dict[str, Any]], Path], TrainerRuns]
 
 
 @contextmanager
@@ -78,7 +79,7 @@ def trainer_process(errors: Path) -> Iterator[Train]:
         assert process.stdout is not None
         into, lines = process.stdin, iter(process.stdout)
 
-        def train(cases: list[dict[str, Any]], folder: Path) -> dict[str, Ran]:
+        def train(cases: list[dict[str, Any]], folder: Path) -> TrainerRuns:
             print(json.dumps({"folder": str(folder), "cases": cases}), file=into, flush=True)
             answer = next((line for line in lines if line.startswith("RESULT ")), None)
             assert answer is not None, errors.read_text()[-3000:]
@@ -88,8 +89,8 @@ def trainer_process(errors: Path) -> Iterator[Train]:
         into.close()
 
 
-def ran(result: dict[str, Any]) -> Ran:
+def ran(result: dict[str, Any]) -> TrainerRun:
     steps = result["steps"]
     weights = [step["weight"] for step in steps if step["weight"]]
     losses, norms = [step["loss"] for step in steps], [step["norm"] for step in steps]
-    return Ran(result["codes"], losses, norms, result["kept"], result["said"], weights)
+    return TrainerRun(result["codes"], losses, norms, result["kept"], result["said"], weights)

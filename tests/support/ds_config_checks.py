@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CHECKS", "KNOWN_KEYS", "Check", "wrongly_accepted"]
-
 Json = Mapping[str, Any]
-Found = Iterator[str]
-
-CONFIG = "deepspeed/runtime/config.py"
+Keys = Iterator[str]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -51,28 +46,21 @@ SCHEDULES = _names("LRRangeTest OneCycle WarmupLR WarmupDecayLR WarmupCosineLR")
 PYDANTIC = ("zero_optimization", "bf16", "fp16", "tensor_parallel")
 
 
-@dataclass(frozen=True)
-class Check:
-    """`found(config)` names each place that is wrong; `sentence` says what DeepSpeed makes of it."""
-
-    key: str
-    sentence: str
-    where: str
-    found: Callable[[Json], Found]
-
-
-def _unknown_keys(config: Json) -> Found:
+def _unknown_keys(config: Json) -> Keys:
+    """deepspeed/runtime/config.py: nothing comes of a key that is not read."""
     for section, known in KNOWN_KEYS.items():
         said = config if not section else config.get(section, {})
         yield from (f"{section}.{key}".lstrip(".") for key in said if key not in known)
 
 
-def _auto(config: Json) -> Found:
+def _auto(config: Json) -> Keys:
+    """deepspeed/runtime/config_utils.py DeepSpeedConfigModel: "auto" is dropped silently and the default taken; Hugging
+    Face's Trainer alone fills it in."""
     for section in PYDANTIC:
         yield from _autos(config.get(section, {}), section)
 
 
-def _autos(said: Json, within: str) -> Found:
+def _autos(said: Json, within: str) -> Keys:
     for key, value in said.items():
         if value == "auto":
             yield f"{within}.{key}"
@@ -80,13 +68,15 @@ def _autos(said: Json, within: str) -> Found:
             yield from _autos(value, f"{within}.{key}")
 
 
-def _optimizer(config: Json) -> Found:
+def _optimizer(config: Json) -> Keys:
+    """deepspeed/runtime/config.py: torch is asked for a name that is none of DeepSpeed's optimizers."""
     name = config.get("optimizer", {}).get("type")
     if name is not None and str(name).lower() not in OPTIMIZERS:
         yield "optimizer.type"
 
 
-def _scheduler(config: Json) -> Found:
+def _scheduler(config: Json) -> Keys:
+    """deepspeed/runtime/lr_schedules.py VALID_LR_SCHEDULES: torch is asked for a name that is none of DeepSpeed's."""
     name = config.get("scheduler", {}).get("type")
     if name is not None and name not in SCHEDULES:
         yield "scheduler.type"
@@ -96,24 +86,29 @@ def _stage(config: Json) -> int:
     return int(config.get("zero_optimization", {}).get("stage", 0))
 
 
-def _offloaded_parameters(config: Json) -> Found:
+def _offloaded_parameters(config: Json) -> Keys:
+    """deepspeed/runtime/zero/offload_config.py: ignored below ZeRO stage 3."""
     section = config.get("zero_optimization", {}).get("offload_param") or {}
     if section.get("device", "none") != "none" and _stage(config) < 3:
         yield "zero_optimization.offload_param"
 
 
-def _offloaded_optimizer(config: Json) -> Found:
+def _offloaded_optimizer(config: Json) -> Keys:
+    """deepspeed/runtime/zero/offload_config.py: ignored at ZeRO stage 0."""
     section = config.get("zero_optimization", {}).get("offload_optimizer") or {}
     if section.get("device", "none") != "none" and _stage(config) == 0:
         yield "zero_optimization.offload_optimizer"
 
 
-def _pipeline_zero(config: Json) -> Found:
+def _pipeline_zero(config: Json) -> Keys:
+    """deepspeed/runtime/pipe/engine.py PipelineEngine.__init__: ends a job with a pipeline, when its engine is made."""
     if "pipeline" in config and _stage(config) > 1:
         yield "zero_optimization.stage"
 
 
-def _pipeline_tensor(config: Json) -> Found:
+def _pipeline_tensor(config: Json) -> Keys:
+    """deepspeed/runtime/engine.py _configure_tensor_parallel_states, pipe/engine.py: the collectives of a job with a
+    pipeline are of different sizes, and it aborts."""
     if "pipeline" in config and _tensor(config) > 1:
         yield "tensor_parallel.autotp_size"
 
@@ -122,72 +117,36 @@ def _tensor(config: Json) -> int:
     return int(config.get("tensor_parallel", {}).get("autotp_size", 1))
 
 
-def _both_splits(config: Json) -> Found:
+def _both_splits(config: Json) -> Keys:
+    """deepspeed/utils/groups.py _init_tp_mesh_device, runtime/sequence_parallel/parallel_state_sp.py: both make groups
+    of neighbouring ranks, and gradients are summed over the wrong ones."""
     if _tensor(config) > 1 and int(config.get("sequence_parallel_size", 1)) > 1:
         yield "sequence_parallel_size"
 
 
-def _wide_gradients(config: Json) -> Found:
+def _wide_gradients(config: Json) -> Keys:
+    """deepspeed/runtime/engine.py _do_optimizer_sanity_check: fp32 beside a narrower precision needs ZeRO stage 1, 2 or
+    3; refused when the engine is made."""
     wide = config.get("data_types", {}).get("grad_accum_dtype") == "fp32"
     half = any(config.get(name, {}).get("enabled") for name in ("bf16", "fp16"))
     if wide and half and _stage(config) == 0:
         yield "data_types.grad_accum_dtype"
 
 
-CHECKS: tuple[Check, ...] = (
-    Check("unknown-key", "is a key DeepSpeed does not read: nothing comes of it", CONFIG, _unknown_keys),
-    Check(
-        "auto-for-default",
-        '"auto" is dropped silently and the default taken; Hugging Face\'s Trainer alone fills it in',
-        "deepspeed/runtime/config_utils.py DeepSpeedConfigModel",
-        _auto,
-    ),
-    Check("optimizer", "is no optimizer of DeepSpeed's; torch is asked for one of that name", CONFIG, _optimizer),
-    Check(
-        "scheduler",
-        "is no schedule of DeepSpeed's; torch is asked for one of that name",
-        "deepspeed/runtime/lr_schedules.py VALID_LR_SCHEDULES",
-        _scheduler,
-    ),
-    Check(
-        "offload-parameters",
-        "is ignored below ZeRO stage 3",
-        "deepspeed/runtime/zero/offload_config.py",
-        _offloaded_parameters,
-    ),
-    Check(
-        "offload-optimizer",
-        "is ignored at ZeRO stage 0",
-        "deepspeed/runtime/zero/offload_config.py",
-        _offloaded_optimizer,
-    ),
-    Check(
-        "pipeline-zero",
-        "above 1 ends a job with a pipeline, when its engine is made",
-        "deepspeed/runtime/pipe/engine.py PipelineEngine.__init__",
-        _pipeline_zero,
-    ),
-    Check(
-        "pipeline-tensor",
-        "above 1 in a job with a pipeline: its collectives are of different sizes, and it aborts",
-        "deepspeed/runtime/engine.py _configure_tensor_parallel_states, pipe/engine.py",
-        _pipeline_tensor,
-    ),
-    Check(
-        "tensor-or-context",
-        "beside tensor_parallel: both make groups of neighbouring ranks, and gradients are summed over the wrong ones",
-        "deepspeed/utils/groups.py _init_tp_mesh_device, runtime/sequence_parallel/parallel_state_sp.py",
-        _both_splits,
-    ),
-    Check(
-        "wide-gradients",
-        "fp32 beside a narrower precision needs ZeRO stage 1, 2 or 3: refused when the engine is made",
-        "deepspeed/runtime/engine.py _do_optimizer_sanity_check",
-        _wide_gradients,
-    ),
-)
+CHECKS: dict[str, Callable[[Json], Keys]] = {
+    "unknown-key": _unknown_keys,
+    "auto-for-default": _auto,
+    "optimizer": _optimizer,
+    "scheduler": _scheduler,
+    "offload-parameters": _offloaded_parameters,
+    "offload-optimizer": _offloaded_optimizer,
+    "pipeline-zero": _pipeline_zero,
+    "pipeline-tensor": _pipeline_tensor,
+    "tensor-or-context": _both_splits,
+    "wide-gradients": _wide_gradients,
+}
 
 
-def wrongly_accepted(config: Json) -> list[tuple[str, Check]]:
-    """(dotted key, check) for each place of a ds_config that DeepSpeedConfig takes and that is wrong all the same."""
-    return [(key, check) for check in CHECKS for key in check.found(config)]
+def wrongly_accepted(config: Json) -> list[tuple[str, str]]:
+    """Return dotted key and check for each place of a ds_config that DeepSpeedConfig takes and that is wrong."""
+    return [(key, name) for name, check in CHECKS.items() for key in check(config)]
