@@ -23,8 +23,8 @@ FAULT_REPEATS = os.environ.get("LLMLAUNCH_FAULT_REPEATS", "")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# `make test` runs three tests at once (pytest-xdist). The clusters mostly wait and the frameworks mostly compute, so
-# two lanes of clusters and one of frameworks go side by side. Within a lane one test follows another, in one process:
+# `make test` runs four tests at once (pytest-xdist). The clusters mostly wait and the frameworks mostly compute, so
+# two lanes of clusters and one of frameworks go side by side, and a fourth has the rest. Within a lane one test follows another, in one process:
 # they share its cluster, its traces, or the runs that are broken side by side. Every other module is its own lane.
 LANES = ("slurm", "slurm_lives", "frameworks", "releases", "quickstart", "faults")
 # Modules of tests/slurm about whole lives of jobs, which wait longest: about half of that folder's time.
