@@ -23,11 +23,10 @@ FAULT_REPEATS = os.environ.get("LLMLAUNCH_FAULT_REPEATS", "")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# `make test` runs four tests at once (pytest-xdist). The clusters mostly wait and the frameworks mostly compute, so
-# two lanes of clusters and one of frameworks go side by side, and a fourth has the rest. Within a lane one test
-# follows another, in one process: they share its cluster, its traces, or the runs that are broken side by side. Every
-# other module is its own lane.
-LANES = ("slurm", "slurm_lives", "frameworks", "releases", "quickstart", "faults")
+# `make test` runs five tests at once (pytest-xdist): three lanes of clusters mostly wait, two of frameworks mostly
+# compute. Within a lane one test follows another, in one process: they share its cluster, its traces, or the runs that
+# are broken side by side. Every other module is its own lane.
+LANES = ("slurm", "slurm_lives", "frameworks", "frameworks_megatron", "releases", "quickstart", "faults")
 # Modules of tests/slurm about whole lives of jobs, which wait longest: about half of that folder's time.
 LIVES = ("test_injection.py", "test_life.py", "test_power_cut.py", "test_what_ended_it.py")
 
@@ -37,6 +36,8 @@ def lane(nodeid: str) -> str:
     part = nodeid.split("/")[1]
     if part == "slurm" and nodeid.partition("::")[0].endswith(LIVES):
         return "slurm_lives"
+    if nodeid.startswith("tests/frameworks/test_megatron_"):
+        return "frameworks_megatron"
     return part if part in LANES else nodeid.partition("::")[0]
 
 

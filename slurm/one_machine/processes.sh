@@ -46,7 +46,7 @@ none_left() {
   return 1
 }
 
-end_processes() { wait_for 20 "every process has ended" none_left; }
+end_processes() { wait_for "$((2 * TIMEOUT_SECONDS))" "every process has ended" none_left; }
 
 # alive NAME: the process of run/NAME.pid is there and it is ours.
 alive() {

@@ -179,7 +179,7 @@ def test_a_chain_goes_on_in_its_next_job(slurm: Cluster, llmlaunch: CommandLine,
     assert shown.startswith(f"afterany:{submission.jobs[1]}")
     assert f"job {submission.jobs[1]} (slurm): running [RUNNING] - link 2 of 3" in llmlaunch("status", run_dir).stdout
     (run_dir / "go").touch()
-    assert wait_for(submission, "succeeded").link == 2  # whatever the third does
+    assert wait_for(submission, "succeeded").link >= 2  # the third ends at once; whichever is looked at
     llmlaunch("cancel", run_dir)
 
 
