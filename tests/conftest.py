@@ -23,9 +23,9 @@ FAULT_REPEATS = os.environ.get("LLMLAUNCH_FAULT_REPEATS", "")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# `make test` runs five tests at once (pytest-xdist): three lanes of clusters mostly wait, two of frameworks mostly
-# compute. Within a lane one test follows another, in one process: they share its cluster, its traces, or the runs that
-# are broken side by side. Every other module is its own lane.
+# `make test` runs four tests at once (pytest-xdist): lanes of clusters mostly wait, those of frameworks mostly compute.
+# Within a lane one test follows another, in one process: they share its cluster, its traces, or the runs that are
+# broken side by side. Every other module is its own lane.
 LANES = ("slurm", "slurm_lives", "frameworks", "frameworks_megatron", "releases", "quickstart", "faults")
 # Modules of tests/slurm about whole lives of jobs, which wait longest: about half of that folder's time.
 LIVES = ("test_injection.py", "test_life.py", "test_power_cut.py", "test_what_ended_it.py")

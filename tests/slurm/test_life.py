@@ -78,7 +78,7 @@ def a_job_out_of_time_saves_and_goes_on_from_there(person: Person, folder: Path,
 def a_preempted_job_saves_in_its_grace_time_and_comes_back(person: Person, folder: Path, nodes: Nodes) -> None:
     training = slow_saver(
         person, folder, nodes.only(nodes.preempted), "slurm.partition=low", "slurm.exclusive=true",
-        steps=60, save_seconds=3.0,
+        steps=300, save_seconds=3.0,
     )  # fmt: skip
     training.wait_for_step(2)
     urgent = ("--partition=high", "--exclusive", f"--nodelist={nodes.preempted[0]}", "--output=/dev/null")
@@ -103,7 +103,7 @@ def a_cancelled_job_saves_and_stays_away(person: Person, folder: Path, nodes: No
 
 def a_job_whose_node_loses_power_goes_on_on_another(person: Person, folder: Path, nodes: Nodes) -> None:
     words = ("nodes=2", nodes.only(nodes.cut))
-    training = slow_saver(person, folder, *words, steps=40, step_seconds=0.5)
+    training = slow_saver(person, folder, *words, steps=160, step_seconds=0.5)  # not over before the power is cut
     training.wait_for_step(2)
     lost = person.ask("squeue", "-h", "-j", training.job, "-o", "%B").strip()  # where the batch script runs
     person.cluster.do("kill-node", person.cluster.number(lost))
