@@ -26,7 +26,7 @@ test: install install-frameworks  ## everything but what needs a GPU
 	./.ci/prerequisites test
 	$(RUN) -m pytest -m "not gpu" --numprocesses $(AT_ONCE) --timeout 1200 --durations 25
 
-unit: install  ## what needs no server, no framework, no SLURM and breaks nothing: seconds
+unit: install  ## what needs no server, no framework, no SLURM and breaks nothing: minutes
 	$(RUN) -m pytest -m "not gpu and not slurm and not releases and not frameworks and not postgres and not browser and not faults"
 
 soak: install install-frameworks  ## long repeats: property tests with many examples, faults twenty times; results in benchmarks/SOAK.md

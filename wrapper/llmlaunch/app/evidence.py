@@ -211,43 +211,43 @@ def last_true_peaks(recipe: Recipe, notify: Notify) -> PastRun | None:
 
 
 class Corrections:
-    """What each record is priced with: by the calibration in use for its backend and accelerator (`choice` is IN_USE),
-    by that of the id where it is of both, or by none. Counts how many records each corrected."""
+    """The correction of each record: that of the calibration in use for its backend and accelerator where `choice` is
+    IN_USE, of the calibration with the id `choice` where it is of both, or none. Counts the records of each."""
 
     def __init__(self, choice: str, clusters: Mapping[str, Cluster]) -> None:
-        self._asked, self._clusters = choice, clusters
-        self._known: dict[tuple[str, str], Calibration | None] = {}
-        self._used: Counter[str] = Counter()
+        self._choice, self._clusters = choice, clusters
+        self._calibrations: dict[tuple[str, str], Calibration | None] = {}
+        self._counts: Counter[str] = Counter()
 
     def of(self, record: Mapping[str, Any]) -> Correction:
         backend = table_of(record)
-        if self._asked == NO_CALIBRATION or backend is None or not isinstance(record.get("gpu"), str):
+        if self._choice == NO_CALIBRATION or backend is None or not isinstance(record.get("gpu"), str):
             return NO_CORRECTION
         key = (backend, accelerator_of(record, self._clusters))
-        if key not in self._known:
-            self._known[key] = self._found(*key)
-        calibration = self._known[key]
+        if key not in self._calibrations:
+            self._calibrations[key] = self._calibration_of(*key)
+        calibration = self._calibrations[key]
         if calibration is None:
             return NO_CORRECTION
-        self._used[calibration.id] += 1
+        self._counts[calibration.id] += 1
         return calibration.correction
 
-    def _found(self, backend: str, accelerator: str) -> Calibration | None:
-        if self._asked == IN_USE:
+    def _calibration_of(self, backend: str, accelerator: str) -> Calibration | None:
+        if self._choice == IN_USE:
             return stored_calibration(backend, accelerator)
-        named = stored_calibration(backend, accelerator, self._asked)
+        named = stored_calibration(backend, accelerator, self._choice)
         if named is None:
-            raise UserError(f"--calibration {self._asked}: the store holds none; `llmlaunch calibrate list` shows all")
+            raise UserError(f"--calibration {self._choice}: the store holds none; `llmlaunch calibrate list` shows all")
         return named if (named.backend, named.accelerator) == (backend, accelerator) else None
 
-    def said(self) -> dict[str, Any]:
-        """Records corrected by each calibration; absent where none was asked for, whose JSON is frozen."""
-        return {} if self._asked == NO_CALIBRATION else {"calibrations": dict(self._used)}
+    def as_json(self) -> dict[str, Any]:
+        """Return how many records each calibration corrected; empty where none was asked for: that JSON is frozen."""
+        return {} if self._choice == NO_CALIBRATION else {"calibrations": dict(self._counts)}
 
     def lines(self) -> list[str]:
-        """The same for a person."""
-        if self._asked == NO_CALIBRATION:
+        """Return what `as_json` says, a sentence a calibration, for a person."""
+        if self._choice == NO_CALIBRATION:
             return []
-        if not self._used:
-            return [f"--calibration {self._asked}: no record is of a backend and accelerator that has one"]
-        return [f"Corrected by calibration {name}: {counted(count, 'record')}" for name, count in self._used.items()]
+        if not self._counts:
+            return [f"--calibration {self._choice}: no record is of a backend and accelerator that has one"]
+        return [f"Corrected by calibration {name}: {counted(count, 'record')}" for name, count in self._counts.items()]

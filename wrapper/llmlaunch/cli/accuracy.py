@@ -49,7 +49,7 @@ def accuracy_command(
     corrections = Corrections(calibration, clusters)
     records = [record for file in files for record in read_records(file)]
     scores = [score(record, clusters, corrections.of(record)) for record in records]
-    answer = accuracy_json(scores, clusters, anchors or markdown is not None) | corrections.said()
+    answer = accuracy_json(scores, clusters, anchors or markdown is not None) | corrections.as_json()
     if plot is not None:
         from llmlaunch.report.accuracy_plot import write_accuracy_plot
 

@@ -143,8 +143,8 @@ def _range(field: FieldInfo | None, error: Mapping[str, Any]) -> str:
     bounds = dict(error.get("ctx") or {})
     for constraint in _constraints(field):
         bounds |= {n: getattr(constraint, n) for n in ("ge", "gt", "le", "lt") if hasattr(constraint, n)}
-    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    limits = " and ".join(f"{word} {_figure(bounds[name])}" for name, word in words.items() if name in bounds)
+    names = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    limits = " and ".join(f"{name} {_figure(bounds[key])}" for key, name in names.items() if key in bounds)
     return f", {limits}" if limits else ""
 
 

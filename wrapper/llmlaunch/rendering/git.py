@@ -44,16 +44,16 @@ def run_git(
     *arguments: str,
     limit_bytes: int | None = None,
     variables: Mapping[str, str] | None = None,
-    given: bytes = b"",
+    stdin_bytes: bytes = b"",
 ) -> bytes:
-    """Return git's stdout in `folder`, without locks or another repository's variables, with `given` on stdin; of a
-    longer output only the first `limit_bytes` + 1 bytes. Raises GitFailed."""
+    """Return git's stdout in `folder`, without locks or another repository's variables; of a longer output only the
+    first `limit_bytes` + 1 bytes. Raises GitFailed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     # no transport: a partial clone would fetch what it lacks through programs that its configuration names
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_ALLOW_PROTOCOL": "none", "LC_ALL": "C", **(variables or {})}
     command = ["git", *_SWITCHED_OFF, "-C", str(folder), *arguments]
     with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as stdin:
-        stdin.write(given)
+        stdin.write(stdin_bytes)
         stdin.seek(0)
         try:
             git = subprocess.Popen(command, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=errors)
@@ -299,7 +299,7 @@ def _filtered(checkout: BorrowedCheckout, names: list[str]) -> tuple[str, ...]:
     if not checkout.filters or not names:
         return ()
     paths = b"\0".join(map(os.fsencode, names)) + b"\0"
-    answer = _names(run_git(checkout.top, "check-attr", "-z", "--stdin", "filter", given=paths))
+    answer = _names(run_git(checkout.top, "check-attr", "-z", "--stdin", "filter", stdin_bytes=paths))
     return tuple(
         name
         for name, driver in zip(answer[::3], answer[2::3], strict=True)

@@ -173,8 +173,8 @@ def _offloading(choice: StepTechniques, names: Modules) -> StepTechniques | None
 
 
 def _state_techniques(recipe: Recipe) -> tuple[StateTechniques, ...]:
-    """With and without the distributed optimizer, and with its states on the host, or Megatron-FSDP; in bf16 gradients
-    may accumulate in either format."""
+    """Return the treatments of model states that the search tries: with and without the distributed optimizer, with its
+    states on the host, or Megatron-FSDP; in bf16 gradients may accumulate in either format."""
     free = "gradient_dtype" not in recipe.fixed and recipe.workload.precision == "bf16"
     formats = ("fp32", "bf16") if free else (recipe.training.gradient_dtype,)
     if asks_for_sharding(recipe):

@@ -227,20 +227,20 @@ def _state(submission: Submission, heard: SlurmAnswers) -> JobState:
 
 def _phase(submission: Submission, row: Row | None, record: Row | None, silence: str) -> JobState:
     latest = row or record
-    words = f"squeue: {silence}" if silence else f"SLURM does not know job {submission.job_id}"
+    reason = f"squeue: {silence}" if silence else f"SLURM does not know job {submission.job_id}"
     if latest is None:
-        return _own_word(submission) or JobState("unknown", reason=words)
+        return _own_word(submission) or JobState("unknown", reason=reason)
     if latest.phase in ("pending", "running"):
         if row is None and not silence:
             # The controller has forgotten it, the accounting has not heard of its end (yet, or never).
-            return _own_word(submission) or JobState("unknown", latest.state, f"{words}; sacct says {latest.state}")
+            return _own_word(submission) or JobState("unknown", latest.state, f"{reason}; sacct says {latest.state}")
         if row is None:
-            return JobState(latest.phase, latest.state, f"by sacct alone; {words}")
+            return JobState(latest.phase, latest.state, f"by sacct alone; {reason}")
         starts = latest.starts if latest.phase == "pending" else None
         return JobState(latest.phase, latest.state, latest.reason, expected_start=starts)
     if latest.phase == "succeeded":
-        words = f"SLURM says COMPLETED, but job {submission.job_id} left no status.json{_full_disk(submission)}"
-        return _own_word(submission, latest.state) or JobState("unknown", latest.state, words)
+        reason = f"SLURM says COMPLETED, but job {submission.job_id} left no status.json{_full_disk(submission)}"
+        return _own_word(submission, latest.state) or JobState("unknown", latest.state, reason)
     if latest.phase == "failed":
         return _failed(submission, latest, record)
     return JobState(latest.phase, latest.state, _cancelled_by(record) or latest.reason)
