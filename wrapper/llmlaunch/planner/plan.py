@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from llmlaunch.calibration.support import Rehearsal, Support
 from llmlaunch.layout import Layout
@@ -24,6 +24,7 @@ __all__ = [
     "NodeTrial",
     "Plan",
     "Sizing",
+    "StatedRisk",
     "as_planned",
     "plan_json",
 ]
@@ -31,11 +32,24 @@ __all__ = [
 NO_LAYOUT = "no_layout"  # why a number of nodes was refused
 
 
+class StatedRisk(Protocol):
+    """What measured runs say of the risk of a predicted size."""
+
+    def risk_of(self, device_bytes: int) -> float | None:
+        """Return the share of comparable runs, predicted to need `device_bytes`, that would need more than the card
+        has; None where the runs cannot tell. It never falls as `device_bytes` grows."""
+
+
 @dataclass(frozen=True)
 class Limit:
-    """The bytes a device or a node may be filled to, and the reason for that number. `risk` is what the recipe asks for
-    and `runs` the number of comparable measured runs behind it; both are None where it asks for none. `support` is the
-    evidence of measured runs on predictions of this kind, whatever decides; None where nobody looked."""
+    """The bytes a device or a node may be filled to, and the reason for that number in one or two lines. `risk` is what
+    the recipe asks for and `runs` the number of comparable measured runs behind it; both are None where it asks for
+    none. `support` is the evidence of measured runs on predictions of this kind, whatever decides; None where nobody
+    looked.
+
+    `fits_bytes` is what a predicted peak may reach if no error of the prediction is allowed for: the card less what is
+    known to be missing. None: nothing lies between safe and unsafe, as on CPUs and for host memory. `evidence` states
+    the risk of a predicted size; None where no measured run can."""
 
     limit_bytes: int
     memory_bytes: int
@@ -44,6 +58,17 @@ class Limit:
     risk: float | None = None
     runs: int | None = None
     support: Support | None = None
+    fits_bytes: int | None = None
+    evidence: StatedRisk | None = None
+
+    @property
+    def most_bytes(self) -> int:
+        """The bytes up to which a predicted peak is tight; never fewer than those up to which it is safe."""
+        return max(self.limit_bytes, self.fits_bytes or 0)
+
+    def risk_of(self, device_bytes: int) -> float | None:
+        """Return the stated risk of a predicted device peak; None where no measured run can tell."""
+        return None if self.evidence is None else self.evidence.risk_of(device_bytes)
 
 
 @dataclass(frozen=True)
