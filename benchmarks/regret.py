@@ -25,7 +25,8 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "wrapper")]
 
 from llmlaunch.accuracy.scoring import score  # noqa: E402
 from llmlaunch.accuracy.summary import rank_correlation, throughput  # noqa: E402
-from llmlaunch.calibration.records import clusters_by_gpu, read_records  # noqa: E402
+from llmlaunch.calibration.records import read_records  # noqa: E402
+from llmlaunch.cluster.cards import machines  # noqa: E402
 from llmlaunch.cluster.load import load_cluster  # noqa: E402
 from llmlaunch.planner.setting import memory_limit  # noqa: E402
 from llmlaunch.recipe.types import MemoryPolicy  # noqa: E402
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--cluster")
     parser.add_argument("--fit", action="store_true")
     told = parser.parse_args()
-    clusters = clusters_by_gpu()
+    clusters = machines()
     if told.grid:
         records = list(read_records(told.grid))
         if told.cluster:

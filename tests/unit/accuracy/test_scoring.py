@@ -10,7 +10,8 @@ import pytest
 
 from llmlaunch.accuracy.scoring import ScoredRecord, score
 from llmlaunch.accuracy.summary import families
-from llmlaunch.calibration.records import clusters_by_gpu, read_records
+from llmlaunch.calibration.records import read_records
+from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"
@@ -23,7 +24,7 @@ def records() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def results(records: list[dict[str, Any]]) -> list[ScoredRecord]:
-    clusters = clusters_by_gpu()
+    clusters = machines()
     return [score(record, clusters) for record in records]
 
 
@@ -109,12 +110,12 @@ def test_a_folder_or_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_host_memory_is_priced_by_the_node(records: list[dict[str, Any]]) -> None:
     record = json.loads(json.dumps(next(r for r in records if r["family"] == "SimuMax")))
-    clusters = clusters_by_gpu()
+    clusters = machines()
     record |= {"peak_kind": "host", "peak_bytes": 30 * 2**30, "gpu": "H100"}
     eight = score(record, clusters)
     assert eight.supported
     assert eight.predicted_bytes == 8 * score({**record, "devices_per_node": 1}, clusters).predicted_bytes
-    assert eight.limit_bytes == int(0.8 * clusters["H100"].host_memory_bytes)
+    assert eight.limit_bytes == int(0.8 * clusters["h100-80gb"].host_memory_bytes)
     died = score({**record, "peak_kind": "host_oom", "peak_bytes": None, "host_memory_bytes": 2**30}, clusters)
     assert died.verdict == "unsafe"
 

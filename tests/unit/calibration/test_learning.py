@@ -19,13 +19,13 @@ from llmlaunch.calibration.cases import Prediction, predict
 from llmlaunch.calibration.learning import FEWEST_RUNS, LearningResult, errors_of, folds_of, learn, score_runs, uniform
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.pool import Pool, gather, pools
-from llmlaunch.calibration.records import clusters_by_gpu
 from llmlaunch.calibration.residual import PARTS, Equations, correction_of, equations_of
+from llmlaunch.cluster.cards import machines
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from support.hidden_bias import GIB, LAYOUTS, MODELS, Bias, configuration, noise_of, runs
 from support.measured_runs import CARD
 
-CLUSTERS = clusters_by_gpu()
+CLUSTERS = machines()
 BOTH = Bias(share=0.06, outside_bytes=1.0 * GIB)
 BIASES = {
     "share": Bias(share=0.05),
@@ -324,7 +324,7 @@ def test_the_next_choices_of_a_planner_are_covered_at_the_risk() -> None:
             site.run(job, site.small_one(job))
         for job in order[:45]:
             site.run(job, site.choice(job, FUJII_SHARE * CARD))
-        (pool,), _ = pools(gather(site.ran)[0], clusters_by_gpu())
+        (pool,), _ = pools(gather(site.ran)[0], machines())
         result = learn(pool, None, 1.8e9, "0.1.0", "e" * 64).calibration
         assert result is not None
         bound = next(bound for bound in result.after.bounds if bound.risk == RISK).worse

@@ -11,12 +11,12 @@ from llmlaunch.accuracy.coverage import comparable_runs, coverage
 from llmlaunch.accuracy.scoring import score
 from llmlaunch.calibration.learning import scores_of_records
 from llmlaunch.calibration.margins import Margin
-from llmlaunch.calibration.records import clusters_by_gpu
 from llmlaunch.calibration.support import RunClass, margin_of
+from llmlaunch.cluster.cards import machines
 from support.measured_runs import CARD, run
 
-CLUSTERS = clusters_by_gpu()
-H100 = CLUSTERS["H100"].accelerator.name
+CLUSTERS = machines()
+H100 = CLUSTERS["h100-80gb"].accelerator.name
 RATIOS = [0.90 + i / 100 for i in range(20)]
 
 

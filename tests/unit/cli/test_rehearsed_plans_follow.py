@@ -13,7 +13,8 @@ from llmlaunch.app.planned_run import plan_loaded
 from llmlaunch.assets import asset
 from llmlaunch.calibration.learning import scores_of_records
 from llmlaunch.calibration.pool import gather
-from llmlaunch.calibration.records import clusters_by_gpu, exclusion_reason
+from llmlaunch.calibration.records import exclusion_reason
+from llmlaunch.cluster.cards import machines
 from support.command_line import CommandLine
 from support.hidden_bias import BIAS, runs
 from support.recipes import recipe_of
@@ -173,7 +174,7 @@ def rehearsals() -> list[dict[str, Any]]:
 def test_no_reader_takes_one_for_a_run_or_a_death(rehearsals: list[dict[str, Any]]) -> None:
     assert {exclusion_reason(record) for record in rehearsals} == {"rehearsed"}
     assert gather(rehearsals) == ([], {"rehearsed": len(rehearsals)})
-    assert scores_of_records(rehearsals, clusters_by_gpu(), "megatron", "h100-80gb") == []
+    assert scores_of_records(rehearsals, machines(), "megatron", "h100-80gb") == []
     filled = {"run_state": "failed", "peak_bytes": rehearsals[-1]["gpu_memory_bytes"]}  # as a run that filled its card
     assert exclusion_reason({**rehearsals[-1], **filled}) == "rehearsed"
 

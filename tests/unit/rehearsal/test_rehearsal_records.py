@@ -8,7 +8,8 @@ import pytest
 
 from llmlaunch.accuracy.scoring import score
 from llmlaunch.accuracy.summary import families
-from llmlaunch.calibration.records import clusters_by_gpu, problem
+from llmlaunch.calibration.records import problem
+from llmlaunch.cluster.cards import machines
 from llmlaunch.rehearsal.earlier import rehearsed_ranks
 from llmlaunch.rehearsal.records import shape_of
 from support.rehearsed_plans import PINS, VERSIONS, on_gpu, planned, records, traced
@@ -67,13 +68,13 @@ def test_priced_again_it_is_predicted_as_the_plan_predicted_it(kind: str) -> Non
     comparison explains, not one that the formula for the job may be bent to."""
     for rank in range(JOB.plan.layout.pipeline):
         for record in records(JOB, traced(JOB, rank) if kind == "trace" else on_gpu(JOB, rank)):
-            again = score(record, clusters_by_gpu())
+            again = score(record, machines())
             assert again.supported, again.reason
             assert again.predicted_bytes == record["predicted_bytes"], (rank, record["peak_kind"])
 
 
 def test_accuracy_shows_them_as_a_family_of_their_own() -> None:
-    found = [score(record, clusters_by_gpu()) for record in records(JOB, traced(JOB, 0, 1.1))]
+    found = [score(record, machines()) for record in records(JOB, traced(JOB, 0, 1.1))]
     assert list(families(found)) == ["rehearsed/allocated"]
 
 

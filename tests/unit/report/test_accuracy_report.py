@@ -14,7 +14,8 @@ import pytest
 from llmlaunch.accuracy.anchors import anchor_summary
 from llmlaunch.accuracy.scoring import ScoredRecord, score
 from llmlaunch.accuracy.summary import families
-from llmlaunch.calibration.records import clusters_by_gpu, read_records
+from llmlaunch.calibration.records import read_records
+from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError
 from llmlaunch.report.accuracy_plot import accuracy_svg, write_accuracy_plot
 from llmlaunch.report.accuracy_text import (
@@ -34,19 +35,19 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module")
 def found() -> list[ScoredRecord]:
-    clusters = clusters_by_gpu()
+    clusters = machines()
     files = (DATA / "fit.jsonl", DATA / "outcomes.jsonl")
     return [score(record, clusters) for file in files for record in read_records(file)]
 
 
 @pytest.fixture(scope="module")
 def answer(found: list[ScoredRecord]) -> dict[str, Any]:
-    return accuracy_json(found, clusters_by_gpu(), anchors=True)
+    return accuracy_json(found, machines(), anchors=True)
 
 
 def test_accuracy_has_the_published_shape(found: list[ScoredRecord], answer: dict[str, Any]) -> None:
     shape = json.loads((ROOT / "docs" / "schemas" / "accuracy.schema.json").read_text())
-    for printed in (answer, accuracy_json(found, clusters_by_gpu())):
+    for printed in (answer, accuracy_json(found, machines())):
         jsonschema.validate(json.loads(json.dumps(printed)), shape)
 
 

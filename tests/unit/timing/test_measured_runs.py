@@ -12,7 +12,7 @@ import pytest
 from llmlaunch.accuracy.scoring import score
 from llmlaunch.accuracy.summary import measured_step_seconds, rank_correlation, throughput
 from llmlaunch.calibration.cases import case_of
-from llmlaunch.calibration.records import clusters_by_gpu
+from llmlaunch.cluster.cards import machines
 from llmlaunch.planner.setting import memory_limit
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.report.accuracy_text import accuracy_json, accuracy_text
@@ -31,7 +31,7 @@ def records(family: str) -> tuple[dict[str, Any], ...]:
 
 @cache
 def grid() -> tuple[MeasuredLayout, ...]:
-    return tuple(measured_layouts(records(GRID), clusters_by_gpu()))
+    return tuple(measured_layouts(records(GRID), machines()))
 
 
 def limits() -> dict[str, float]:
@@ -78,14 +78,14 @@ def test_the_choice_does_not_hang_on_one_constant(name: str, values: tuple[float
 
 @pytest.mark.parametrize(("family", "mape", "order"), [(GRID, 0.08, 0.90), (TABLES, 0.12, 0.95)])
 def test_step_times_are_near_measured_ones_and_in_their_order(family: str, mape: float, order: float) -> None:
-    clusters = clusters_by_gpu()
+    clusters = machines()
     accuracy = throughput([score(record, clusters) for record in records(family)])
     assert accuracy["mape"] < mape
     assert accuracy["rank_correlation"] > order
 
 
 def test_the_table_for_a_person_has_step_times() -> None:
-    clusters = clusters_by_gpu()
+    clusters = machines()
     answer = accuracy_json([score(record, clusters) for record in records(TABLES)], clusters)
     lines = accuracy_text(answer).splitlines()
     start = lines.index("Predicted against measured step times (- is too fast)")

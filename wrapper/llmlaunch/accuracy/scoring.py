@@ -13,7 +13,7 @@ import numpy as np
 
 from llmlaunch.calibration.cases import Case, Unsupported, case_of
 from llmlaunch.calibration.margins import FUJII_SHARE
-from llmlaunch.calibration.records import Record
+from llmlaunch.calibration.records import Record, machine_of
 from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import LayoutColumns
@@ -31,9 +31,6 @@ DEVICES_PER_NODE = 8  # of a machine without a profile
 # Bytes a second that each device has of its node's adapters, by family. Said of ABCI's A nodes: four HDR adapters of
 # 200 Gb/s for eight A100s. Not confirmed by a page of the site or a measurement; the profile's figure is for one each.
 FABRICS = {"fujii-grid-A100-40GB": 12.5e9}
-# Cards without a profile: the one they resemble, and dense peaks that differ. NVIDIA GB300 NVL72 data sheet, divided by
-# 72: as GB200 but for 15 PFLOP/s in four bits.
-RESEMBLES = {"GB300": ("GB200", {"fp4": 15e15})}
 # Trainers whose loader makes an s x s attention mask for every sample, by version: this fork's launch scripts say
 # --reset-attention-mask and do not turn the mask off (megatron/core/datasets/gpt_dataset.py).
 MASKS = ("okoge-kaz/Megatron-LM fork, Oct 2024",)
@@ -77,8 +74,8 @@ class ScoredRecord:
 
 
 def score(record: Record, clusters: Mapping[str, Cluster], correction: Correction = NO_CORRECTION) -> ScoredRecord:
-    """Price one record. `clusters` maps the record's `gpu` to the machine whose speeds give its step time; `correction`
-    is in every number of bytes."""
+    """Price one record. `clusters` are the machines of known accelerators (`cluster.cards.machines`), whose speeds give
+    step times; `correction` is in every number of bytes."""
     try:
         if record["peak_kind"] not in (*PRICED, *OUTCOMES):
             raise Unsupported(f"peak kind {record['peak_kind']!r} is not priced")
@@ -132,13 +129,13 @@ def _node(record: Record, case: Case, clusters: Mapping[str, Cluster]) -> HostNo
         return None
     if record["gpu"] == "cpu":
         raise Unsupported("the host memory of a CPU-only machine is resident memory, which is not priced")
-    cluster = clusters.get(record["gpu"])
+    cluster = machine_of(record, clusters)
     devices = record.get("devices_per_node") or (cluster.devices_per_node if cluster else DEVICES_PER_NODE)
     return HostNode(processes=min(int(devices), case.layout.world_size))
 
 
 def _host_capacity(record: Record, clusters: Mapping[str, Cluster]) -> int | None:
-    cluster = clusters.get(record["gpu"])
+    cluster = machine_of(record, clusters)
     return record.get("host_memory_bytes") or (cluster.host_memory_bytes if cluster else None)
 
 
@@ -164,16 +161,10 @@ def _step_seconds(record: Record, case: Case, clusters: Mapping[str, Cluster]) -
 
 
 def timed_job(record: Record, case: Case, clusters: Mapping[str, Cluster]) -> tuple[Job, Cluster] | None:
-    """Return the job and the cluster whose step is timed, or None if the record's card has no profile."""
-    gpu = record["gpu"]
-    resembled, peaks = RESEMBLES.get(gpu, (gpu, {}))
-    cluster = clusters.get(resembled)
+    """Return the job and the cluster whose step is timed, or None if the record's card is not known."""
+    cluster = machine_of(record, clusters)
     if cluster is None:
         return None
-    if peaks:
-        device = cluster.accelerator
-        speeds = {**device.flops_per_second, **peaks}
-        cluster = replace(cluster, accelerator=replace(device, name=gpu.lower(), flops_per_second=speeds))
     fabric = FABRICS.get(record["family"])
     if fabric is not None:
         cluster = replace(cluster, fabric_link=Link(fabric, cluster.fabric_link.latency_seconds))

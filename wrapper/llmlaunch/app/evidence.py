@@ -150,7 +150,7 @@ def _scores_in_store(backend: str, accelerator: str, notify: Notify) -> Sequence
     if not store_exists():
         return []
     from llmlaunch.calibration.learning import scores_of_records
-    from llmlaunch.calibration.records import clusters_by_gpu
+    from llmlaunch.cluster.cards import machines
     from llmlaunch.store.collect import open_collected
     from llmlaunch.store.measurements import contents
 
@@ -160,7 +160,7 @@ def _scores_in_store(backend: str, accelerator: str, notify: Notify) -> Sequence
     except UserError as failure:
         notify(f"warning: measured runs are not used: {failure}")
         return []
-    return scores_of_records((json.loads(text) for text in reversed(texts)), clusters_by_gpu(), backend, accelerator)
+    return scores_of_records((json.loads(text) for text in reversed(texts)), machines(), backend, accelerator)
 
 
 def with_rehearsals(setting: Setting, notify: Notify) -> Setting:
@@ -223,7 +223,7 @@ class Corrections:
         backend = table_of(record)
         if self._choice == NO_CALIBRATION or backend is None or not isinstance(record.get("gpu"), str):
             return NO_CORRECTION
-        key = (backend, accelerator_of(record, self._clusters))
+        key = (backend, accelerator_of(record))
         if key not in self._calibrations:
             self._calibrations[key] = self._calibration_of(*key)
         calibration = self._calibrations[key]

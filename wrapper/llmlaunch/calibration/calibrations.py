@@ -30,7 +30,7 @@ __all__ = [
 
 SCHEMA = 1
 IDENTITY = ("id", "backend", "accelerator", "made_at", "llmlaunch", "estimator")
-# What prices a record: the formula, its constants, the facts of the backends, and how records are read.
+# What prices a record: the formula, its constants, the facts of the backends, how records are read and cards named.
 ROOMS = ("memory", "models")
 MODULES = (
     *("layout.py", "techniques.py", "workload.py"),
@@ -39,6 +39,7 @@ MODULES = (
         for name in ("deepspeed/facts", "deepspeed/megatron_deepspeed_facts", "fsdp", "megatron/facts")
     ),
     *(f"calibration/{name}.py" for name in ("cases", "completion", "trainers")),
+    *("cluster/accelerators.json", "cluster/cards.py"),
 )
 
 

@@ -25,6 +25,7 @@ from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, m
 from llmlaunch.calibration.completion import Unsupported, complete, with_every_field
 from llmlaunch.calibration.records import TABLES, Record
 from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split, refuse_unread
+from llmlaunch.cluster.cards import capability_of_card
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
@@ -65,7 +66,6 @@ BRIDGE_KEEPS_WIDE = (("deepseek_v3", "H100"), ("kimi_k2", "GB200"))
 # not known.
 OVER_DATA = {("okoge-kaz/Megatron-LM fork, Oct 2024", "A100-40GB"): 4.0}
 OF_THE_LAYOUT = ("recompute_layers", "offload_layers", "layers_by_stage")  # keys of `techniques` that Layout holds
-CAPABILITY = {"V100": 7.0, "A100": 8.0, "A800": 8.0, "H100": 9.0, "H800": 9.0, "H200": 9.0, "B200": 10.0, "GB200": 10.0}
 SHAPE_SIZES = (  # the same in a record and in ModelShape
     *("name", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "head_dim"),
     *("normalization", "position_embedding"),
@@ -332,7 +332,7 @@ def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOption
         defer_embedding_wgrad=bool(implementation.get("defer_embedding_wgrad")),
         context_all_to_all=implementation.get("cp_comm_type") == "a2a" and record["parallelism"]["context"] > 1,
         tp_comm_overlap=bool(implementation.get("tp_comm_overlap")),
-        compute_capability=CAPABILITY.get((record["gpu"] or "").upper().split("-")[0].split(" ")[0]),
+        compute_capability=capability_of_card(record["gpu"]),
     )
 
 

@@ -219,7 +219,7 @@ def pools(configurations: Sequence[Configuration], clusters: Mapping[str, Cluste
         if isinstance(prediction, str):
             unpriced[prediction] += 1
         else:
-            key = (str(table_of(configuration.record)), accelerator_of(configuration.record, clusters))
+            key = (str(table_of(configuration.record)), accelerator_of(configuration.record))
             members.setdefault(key, []).append((configuration, prediction))
     return [_pool(*key, members[key], clusters) for key in sorted(members)], unpriced
 

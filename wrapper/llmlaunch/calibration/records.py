@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-from llmlaunch.cluster.load import load_cluster
+from llmlaunch.cluster.cards import accelerator_of_card
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import read_bytes
@@ -22,9 +22,9 @@ __all__ = [
     "Record",
     "accelerator_of",
     "card_bytes",
-    "clusters_by_gpu",
     "configuration_key",
     "exclusion_reason",
+    "machine_of",
     "problem",
     "ran_out",
     "read_records",
@@ -114,17 +114,6 @@ CONFIGURATION = (
     *("backend", "gpu", "gpu_memory_bytes", "world_size", "model", "sequence_length", "micro_batch_size"),
     *("global_batch_size", "parallelism", "optimizer", "recompute", "precision", "implementation", "techniques"),
 )
-# The `gpu` of measured records -> the profile whose speeds give their step time. Cards without a profile have none.
-PROFILES = {
-    "A100": "a100-80gb-x8",
-    "A100-SXM": "a100-80gb-x8",
-    "A100-40GB": "a100-40gb-x8",
-    "H100": "h100-80gb-x8",
-    "H200": "h200-141gb-x8",
-    "B200": "b200-x8",
-    "B200-SXM": "b200-x8",
-    "GB200": "gb200-nvl72",
-}
 REHEARSED = "rehearsed"  # `source.evidence` and `family` of one rank that ran alone: it speaks for its own shape
 FULL = 0.9  # a failed run of our own that had filled this share of its card counts as out of memory
 FEWEST_STEPS = 2  # the second step is the first with the optimizer's states, and communicators are made on first use
@@ -175,26 +164,25 @@ def problem(record: Record) -> str | None:
     return f"{', '.join(wrong)} must be an object" if wrong else None
 
 
-def clusters_by_gpu() -> dict[str, Cluster]:
-    """Return the shipped cluster profile that stands for each kind of GPU that records name."""
-    loaded = {name: load_cluster(name) for name in set(PROFILES.values())}
-    return {gpu: loaded[name] for gpu, name in PROFILES.items()}
-
-
 def table_of(record: Record) -> str | None:
     """Return the fact table of the record's backend, or None for an unknown backend."""
     return TABLES.get(str(record.get("backend")))
 
 
-def accelerator_of(record: Record, clusters: Mapping[str, Cluster]) -> str:
-    """Return the accelerator's name as recipes have it if a profile stands for the record's card, else the card's."""
-    cluster = clusters.get(record["gpu"])
-    return cluster.accelerator.name if cluster else str(record["gpu"])
+def accelerator_of(record: Record) -> str:
+    """Return the accelerator's name as recipes have it if the record's card is known, else the card's."""
+    return accelerator_of_card(record["gpu"], record.get("gpu_memory_bytes")) or str(record["gpu"])
+
+
+def machine_of(record: Record, clusters: Mapping[str, Cluster]) -> Cluster | None:
+    """Return the machine that stands for the record's card, or None for an unknown card. `clusters` are machines by
+    accelerator (`cluster.cards.machines`)."""
+    return clusters.get(accelerator_of(record))
 
 
 def card_bytes(record: Record, clusters: Mapping[str, Cluster]) -> int | None:
-    """Return the memory of the record's card: as recorded, else the profile's; None if neither is known."""
-    recorded, cluster = record.get("gpu_memory_bytes"), clusters.get(record["gpu"])
+    """Return the memory of the record's card: as recorded, else that of its machine; None if neither is known."""
+    recorded, cluster = record.get("gpu_memory_bytes"), machine_of(record, clusters)
     if isinstance(recorded, int | float) and recorded > 0:
         return int(recorded)
     return cluster.accelerator.memory_bytes if cluster else None

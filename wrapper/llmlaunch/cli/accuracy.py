@@ -42,10 +42,11 @@ def accuracy_command(
     """
     from llmlaunch.accuracy.scoring import refuse_broken, score
     from llmlaunch.app.evidence import Corrections
-    from llmlaunch.calibration.records import clusters_by_gpu, read_records
+    from llmlaunch.calibration.records import read_records
+    from llmlaunch.cluster.cards import machines
     from llmlaunch.report.accuracy_text import accuracy_json, accuracy_text, records_text
 
-    clusters = clusters_by_gpu()
+    clusters = machines()
     corrections = Corrections(calibration, clusters)
     records = [record for file in files for record in read_records(file)]
     scores = [score(record, clusters, corrections.of(record)) for record in records]

@@ -23,7 +23,14 @@ from llmlaunch.units import GB, GIB
 if TYPE_CHECKING:
     from llmlaunch.cluster.matrix import BandwidthMatrix
 
-__all__ = ["accelerator_names", "find_accelerator", "load_cluster", "profile_names", "profile_path"]
+__all__ = [
+    "accelerator_names",
+    "accelerator_table",
+    "find_accelerator",
+    "load_cluster",
+    "profile_names",
+    "profile_path",
+]
 
 FOLDERS_VARIABLE = "LLMLAUNCH_CLUSTERS"
 
@@ -220,17 +227,17 @@ _TABLE = Path(__file__).with_name("accelerators.json")
 
 def accelerator_names() -> tuple[str, ...]:
     """Return the names of the accelerators in accelerators.json, in its order."""
-    return tuple(_table())
+    return tuple(accelerator_table())
 
 
 def find_accelerator(name: str) -> Accelerator:
     """Return an accelerator by its name. Raises `UserError` with the known names.
 
-    `flops_per_second` has the dense peaks of "bf16", "fp16", "fp8", "tf32" and "fp32" (without tensor cores), as far as
-    the device has them.
+    `flops_per_second` has the dense peaks of "bf16", "fp16", "fp8", "fp4", "tf32" and "fp32" (without tensor cores), as
+    far as the device has them; where "fp4" is not among them, it is twice the peak of "fp8".
     """
     try:
-        row = _table()[name]
+        row = accelerator_table()[name]
     except KeyError:
         near = known_and_nearest(name, accelerator_names())
         raise UserError(f"unknown accelerator {name!r}; {near} (or describe it: base, memory_gib ...)") from None
@@ -247,6 +254,7 @@ def find_accelerator(name: str) -> Accelerator:
 
 
 @cache
-def _table() -> dict[str, dict[str, Any]]:
+def accelerator_table() -> dict[str, dict[str, Any]]:
+    """Return accelerators.json: a row for each accelerator, by its name."""
     table: dict[str, dict[str, Any]] = json.loads(_TABLE.read_text(encoding="utf-8"))
     return table

@@ -49,17 +49,21 @@ class _Known:
 
 # The first that fits. MIG slices and boards that differ in memory or speed from those of the table fit none.
 _KNOWN = (
+    _Known(r"gb300", "gb300", "gb300-nvl72"),
     _Known(r"gb200", "gb200", "gb200-nvl72"),
     _Known(r"\dg\.\d|nvl|pcie|gh200|(64|94|96)gb", "", ""),
+    _Known(r"b300", "b300", "b300-x8"),
     _Known(r"b200", "b200", "b200-x8"),
     _Known(r"h200", "h200-141gb", "h200-141gb-x8"),
     _Known(r"h100", "h100-80gb", "h100-80gb-x8", "SXM, as in DGX and HGX; the PCIe and NVL boards are other ones"),
+    _Known(r"h800", "h800-80gb", "h100-80gb-x8", "NVLink of the H800 is slower than the H100's: set links.node"),
+    _Known(r"h20(?!0)", "h20-96gb", "h100-80gb-x8", "96 GB; the H20 of 141 GB is another one"),
     _Known(r"a800", "a800-80gb", "a100-80gb-x8", "NVLink of the A800 is slower than the A100's: set links.node"),
     _Known(r"a100.*80", "a100-80gb", "a100-80gb-x8"),
     _Known(r"a100.*40", "a100-40gb", "a100-40gb-x8"),
     _Known(r"a100", "a100-40gb", "a100-40gb-x8", "SLURM does not say 40 or 80 GB: a100-80gb where nvidia-smi does"),
 )
-_BASE_DEVICES = {"gb200-nvl72": 4}  # all others have eight
+_BASE_DEVICES = {"gb200-nvl72": 4, "gb300-nvl72": 4}  # all others have eight
 
 
 @dataclass(frozen=True)

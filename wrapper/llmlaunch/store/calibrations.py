@@ -13,7 +13,8 @@ from llmlaunch import __version__
 from llmlaunch.calibration.calibrations import Calibration, calibration_of_json, estimator_digest
 from llmlaunch.calibration.learning import LearningResult, learn
 from llmlaunch.calibration.pool import NOT_OF_A_DEVICE, Pool, gather, pools
-from llmlaunch.calibration.records import TABLES, clusters_by_gpu
+from llmlaunch.calibration.records import TABLES
+from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError
 from llmlaunch.store.database import Store
 from llmlaunch.store.reading import IN_USE, NAMED
@@ -89,7 +90,7 @@ def calibrate(
     with store.read() as connection:  # ended before anything is worked out: on SQLite it keeps writers waiting
         configurations, left_out = gather(_records_of_devices(connection))
         kept_calibrations, all_uses = all_calibrations(connection), uses(connection)
-    all_pools, unpriced = pools(configurations, clusters_by_gpu())
+    all_pools, unpriced = pools(configurations, machines())
     wanted = [pool for pool in all_pools if table in (None, pool.backend) and accelerator in (None, pool.accelerator)]
     if not wanted and (backend or accelerator):
         raise UserError(_no_such_runs(backend, accelerator, all_pools))
