@@ -28,7 +28,9 @@ def forgotten(record: dict[str, Any], *fields: str) -> dict[str, Any]:
 
 
 def one_of(backend: str, precision: str = "bf16") -> dict[str, Any]:
-    record = copy.deepcopy(next(r for r in RECORDS if r["backend"] == backend))
+    same = next((r for r in RECORDS if r["backend"] == backend), None)  # or of a trainer priced by the same table
+    record = copy.deepcopy(same or next(r for r in RECORDS if TABLES[r["backend"]] == TABLES[backend]))
+    record["backend"] = backend
     record["precision"].update(compute=precision, fp8_recipe=None)
     record["optimizer"].update(parameter_dtype=precision)
     return record

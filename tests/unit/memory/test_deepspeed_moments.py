@@ -107,6 +107,15 @@ def test_a_second_shard_costs_its_part_of_the_parameters() -> None:
     assert second.terms["parameters"] - whole.terms["parameters"] == pytest.approx(2 * PARAMETERS / 8, abs=1)
 
 
+def test_a_linear_that_keeps_its_weight_keeps_all_that_is_gathered_unless_layers_are_recomputed() -> None:
+    """`memory_efficient_linear: false`: whole parameters in the compute type beside the shard."""
+    facts = replace(deepspeed_facts(DeepSpeedOptions(memory_efficient_linear=False, split_from_start=True)), **BARE)
+    layout = Layout(data=8, zero_stage=3)
+    assert rank(facts, layout).terms["parameters"] == pytest.approx(2 * PARAMETERS / 8 + 2 * PARAMETERS, abs=1)
+    recomputed = rank(facts, replace(layout, recompute=RECOMPUTE_FULL)).terms["parameters"]
+    assert recomputed == pytest.approx(2 * PARAMETERS / 8 + 2 * TABLE, abs=1)
+
+
 def test_checkpoints_cut_from_mlp_blocks_waste_a_part_of_them() -> None:
     """3.5 layer inputs fit a block of the MLP's width, so half of one is lost to every three."""
     cut = replace(deepspeed_facts(DeepSpeedOptions(split_from_start=True)), **BARE, flat_step=False)

@@ -15,6 +15,7 @@ from llmlaunch.backends.deepspeed.facts import (
     LIVE_ELEMENTS,
     SHIPPED_TRAINER,
     DeepSpeedOptions,
+    atorch_pipeline_facts,
     bucket_bytes,
     deepspeed_facts,
     script_facts,
@@ -23,7 +24,7 @@ from llmlaunch.backends.deepspeed.facts import (
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.calibration.completion import Unsupported, complete, with_every_field
-from llmlaunch.calibration.records import TABLES, Record
+from llmlaunch.calibration.records import ATORCH_PIPELINE, TABLES, Record
 from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split, refuse_unread
 from llmlaunch.cluster.cards import capability_of_card
 from llmlaunch.columns import FloatColumn
@@ -99,6 +100,8 @@ def case_of(record: Record) -> Case:
     layout = _layout(record)
     if TABLES[record["backend"]] == "megatron-deepspeed":
         shape, layout = _as_megatron_deepspeed_runs(record, shape, layout, assumed)
+    if record["backend"] == ATORCH_PIPELINE:  # ties its head to the embedding (tie_first, ds_pipe_utils.py, 11bf2fb)
+        shape = replace(shape, tied_embeddings=True)
     microbatches = record.get("num_microbatches")
     batch = record.get("global_batch_size")
     if not microbatches and batch:
@@ -237,6 +240,8 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
     table = TABLES[record["backend"]]
     if table == "deepspeed":
         facts = deepspeed_facts(_deepspeed_options(record))
+        if record["backend"] == ATORCH_PIPELINE:
+            facts = atorch_pipeline_facts(facts)
     elif table == "megatron-deepspeed":
         facts = megatron_deepspeed_facts(precision, optimizer["gradient_dtype"])
     elif table in TRAINERS:
@@ -299,6 +304,7 @@ def _deepspeed_options(record: Record) -> DeepSpeedOptions:
     return DeepSpeedOptions(
         reduce_bucket_elements=implementation.get("reduce_bucket_elements") or BUCKET_ELEMENTS,
         live_elements=implementation.get("live_elements") or LIVE_ELEMENTS,
+        memory_efficient_linear=implementation.get("memory_efficient_linear") is not False,
         split_from_start="live_elements" in implementation,  # our own runs make the model in shards
         precision=record["precision"]["compute"],
         accumulation=optimizer["gradient_dtype"],

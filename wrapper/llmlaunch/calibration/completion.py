@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from llmlaunch.calibration.records import Record
+from llmlaunch.calibration.records import ATORCH_PIPELINE, SWIFT, Record
 
 __all__ = ["DEFAULTS", "Unsupported", "complete", "with_defaults", "with_every_field"]
 
@@ -65,6 +65,11 @@ def _gated(record: Record) -> bool:
     return bool(record["model"].get("gated_mlp"))
 
 
+def _flagperf_llama2(record: Record) -> bool:
+    citation = str((record.get("source") or {}).get("citation"))
+    return citation.startswith("FlagOpen/FlagPerf@") and "training/nvidia/llama2_7b-deepspeed/" in citation
+
+
 @dataclass(frozen=True)
 class Default:
     """The value a framework uses for `field`, "section.name" of a record; PRECISION stands for the number format of the
@@ -80,7 +85,7 @@ class Default:
 
 # Megatron-LM and its own FSDP, Megatron-Bridge, Megatron-DeepSpeed (BLOOM's fork), DeepSpeed with a Hugging Face model
 LM, BRIDGE = ("megatron-lm", "megatron-fsdp"), ("megatron-bridge",)
-FORK, DEEPSPEED = ("megatron-deepspeed",), ("deepspeed",)
+FORK, DEEPSPEED = ("megatron-deepspeed",), ("deepspeed", SWIFT, ATORCH_PIPELINE)
 TITAN, TUNE = ("torchtitan-fsdp2",), ("torchtune single-device",)
 WRAPPED = ("fsdp (composer)", "fsdp (atorch)", "internevo-fsdp")  # by FullyShardedDataParallel
 LLAMAS = DEEPSPEED + TITAN + TUNE + WRAPPED  # whose models are Llamas unless a record says otherwise
@@ -97,6 +102,7 @@ ZERO_CONFIG = "deepspeed/runtime/zero/config.py, DeepSpeed 0.19"
 TITAN_CONFIG = "torchtitan/config_manager.py, torchtitan 9dec370"
 TITAN_PLAN = "torchtitan/parallelisms/parallelize_llama.py, torchtitan 9dec370"
 TUNE_RECIPE = "recipes/full_finetune_single_device.py, torchtune bd2a0fc7"
+FLAGPERF = "training/benchmarks/llama2_7b/deepspeed/run_pretraining.py, FlagPerf 1b5a030"
 TORCH_FSDP = "torch/distributed/fsdp/api.py, torch 2.13"
 LLAMA = "transformers/models/llama/modeling_llama.py and configuration_llama.py, 5.x"
 
@@ -150,6 +156,15 @@ DEFAULTS: tuple[Default, ...] = (
         DEEPSPEED, "implementation.expandable_segments", False, f"off by torch's default and not set by {LAUNCHER}"
     ),
     Default(DEEPSPEED, "implementation.gated_activation_fused", False, f"LlamaMLP, {LLAMA}", _gated),
+    Default(
+        DEEPSPEED,
+        "implementation.memory_efficient_linear",
+        False,
+        f"zero.Init(mem_efficient_linear=False), {FLAGPERF}",
+        _flagperf_llama2,
+    ),
+    Default(DEEPSPEED, "implementation.reduce_bucket_elements", 1e7, f"ds_config.json of {FLAGPERF}", _flagperf_llama2),
+    Default(DEEPSPEED, "implementation.live_elements", 1e9, f"ds_config.json of {FLAGPERF}", _flagperf_llama2),
     Default(CORE, "implementation.cp_comm_type", "p2p", f"--cp-comm-type, {ARGUMENTS}", _context),
     Default(LM, "implementation.overlap_grad_reduce", False, f"--overlap-grad-reduce, {ARGUMENTS}"),
     Default(LM, "implementation.overlap_param_gather", False, f"--overlap-param-gather, {ARGUMENTS}"),

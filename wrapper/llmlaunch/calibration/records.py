@@ -14,7 +14,9 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import read_bytes
 
 __all__ = [
+    "ATORCH_PIPELINE",
     "REHEARSED",
+    "SWIFT",
     "TABLES",
     "TORCHTITAN",
     "TORCHTUNE",
@@ -95,11 +97,12 @@ Record = Mapping[str, Any]
 
 # Trainers that no recipe can choose are priced by fact tables of their own (trainers.py).
 TORCHTITAN, TORCHTUNE = "torchtitan-fsdp2", "torchtune single-device"
+SWIFT, ATORCH_PIPELINE = "deepspeed (ms-swift/HF trainer)", "deepspeed (pipeline 3D, atorch TP)"
 TABLES = {
     "megatron-lm": "megatron",
     "megatron-bridge": "megatron",
     "megatron-deepspeed": "megatron-deepspeed",
-    "deepspeed": "deepspeed",
+    **dict.fromkeys(("deepspeed", SWIFT, ATORCH_PIPELINE), "deepspeed"),
     "megatron-fsdp": "megatron-fsdp",
     **{name: name for name in (TORCHTITAN, TORCHTUNE, "fsdp (composer)", "fsdp (atorch)", "internevo-fsdp")},
 }

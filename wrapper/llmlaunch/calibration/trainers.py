@@ -14,7 +14,7 @@ from typing import Any
 from llmlaunch.backends.fsdp import atorch_facts, composer_facts, internevo_facts, torchtitan_facts, torchtune_facts
 from llmlaunch.backends.megatron.facts import LOSSES
 from llmlaunch.calibration.completion import Unsupported
-from llmlaunch.calibration.records import TORCHTITAN, TORCHTUNE, Record
+from llmlaunch.calibration.records import ATORCH_PIPELINE, TORCHTITAN, TORCHTUNE, Record
 from llmlaunch.layout import Layout
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
@@ -88,7 +88,8 @@ def _the_precision(value: Any, record: Record) -> bool:
 
 
 def _stages(value: Any, record: Record) -> bool:
-    return bool(value == 1 or record["implementation"].get("trainer") in ("pipeline", "megatron-deepspeed"))
+    trainer = record["implementation"].get("trainer")
+    return bool(value == 1 or trainer in ("pipeline", "megatron-deepspeed") or record["backend"] == ATORCH_PIPELINE)
 
 
 def _whole_sequence(value: Any, record: Record) -> bool:

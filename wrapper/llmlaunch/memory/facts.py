@@ -138,6 +138,7 @@ class MemoryFacts:
     cut_checkpoints: bool = False  # kept layer inputs are cut from freed MLP tensors, whole ones to a block
     secondary_parameter_bytes: float = 0.0  # ZeRO 3: a second shard of the compute copy, per parameter of the rank
     moved_to_buffers: bool = False  # from ZeRO 1 on parameters are made one by one and then moved into whole buffers
+    gathered_weights_kept: bool = False  # ZeRO 3: what layers gather stays until their backward pass, not recomputed
     placed_whole: bool = False  # ZeRO 3 is given a model that already lies whole on every device
     activation_bytes: float = 2.0
     gated_activation_fused: bool = True  # silu(gate) is recomputed inside the fused kernel, not saved

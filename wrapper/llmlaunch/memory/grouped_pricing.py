@@ -40,7 +40,8 @@ def state_fields(job: Job, layouts: LayoutColumns) -> tuple[str, ...]:
     """Return the layout fields that model states depend on. The chunks of a pipeline decide which layers a rank holds
     where layers differ or stages are uneven, and how many of them are moved into their buffers at a time."""
     by_chunk = job.facts.moved_to_buffers or all_are_candidates(job, layouts)
-    return (*FIELDS, "virtual_pipeline") if by_chunk else FIELDS
+    recompute = ("recompute",) if job.facts.gathered_weights_kept else ()
+    return (*FIELDS, *recompute, "virtual_pipeline") if by_chunk else (*FIELDS, *recompute)
 
 
 def distinct_states(job: Job, layouts: LayoutColumns) -> tuple[LayoutColumns, IntColumn]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.layout import LayoutColumns
+from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.facts import ByStage, GradientLife
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.weights import (
@@ -102,11 +102,8 @@ def states(job: Job, rows: RankColumns) -> States:
         step=step,
         placed=_placed(job, rows, counts, trained, over_step.lasting, sharded),
         norm=norm,
-        flat=np.maximum(
-            # the norm's copy fits where the fp32 gradients of the last step were, if it is no larger
-            step + np.where(norm > MASTER_GRADIENT_BYTES * sharded, norm, 0.0),
-            np.where(dense_group > 1, facts.flat_bucket_bytes, 0.0),
-        ),
+        # the norm's copy is gone before the step flattens gradients, which then takes its place
+        flat=np.maximum(np.maximum(step, norm), np.where(dense_group > 1, facts.flat_bucket_bytes, 0.0)),
     )
 
 
@@ -238,10 +235,15 @@ def _gathered(job: Job, rows: RankColumns, counts: RankParameters, group: FloatC
     """Return the parameters gathered by ZeRO 3: those of what runs now, the largest layer, and what is prefetched or
     kept up to a limit. The gathered parameters are a copy, the shard stays beside them (counted in CPU runs, DeepSpeed
     0.19.8). A single device has nothing to gather, but copies what rests on the host all the same
-    (deepspeed/runtime/zero/partition_parameters.py `NoGatherHandle` and `NoGatherCoalescedHandle`, 0.19.8)."""
+    (deepspeed/runtime/zero/partition_parameters.py `NoGatherHandle` and `NoGatherCoalescedHandle`, 0.19.8). Without
+    `memory_efficient_linear` autograd saves a view of each gathered weight, which outlives the parameter's release
+    (torch.nn.functional.linear, 2.13; counted in tests/frameworks/test_layer_bytes.py)."""
     if job.facts.full_sharding is not None:
         return np.zeros(len(rows))
-    most = np.minimum(counts.dense + counts.expert, counts.largest_layer + job.facts.live_parameters)
+    whole = counts.dense + counts.expert
+    most = np.minimum(whole, counts.largest_layer + job.facts.live_parameters)
+    if job.facts.gathered_weights_kept:
+        most = np.where(rows.layouts.recompute == RECOMPUTE_FULL, most, whole)
     copied = (group > 1) | job.techniques.offload_parameters
     return np.where((rows.layouts.zero_stage >= 3) & copied, job.facts.parameter_bytes * most, 0.0)
 

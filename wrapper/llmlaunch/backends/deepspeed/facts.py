@@ -23,6 +23,7 @@ __all__ = [
     "DeepSpeedOptions",
     "Engine",
     "Share",
+    "atorch_pipeline_facts",
     "bucket_bytes",
     "deepspeed_facts",
     "engine_of",
@@ -115,6 +116,7 @@ class DeepSpeedOptions:
     reduce_bucket_elements: float = BUCKET_ELEMENTS
     live_elements: float = LIVE_ELEMENTS
     liger: bool = False  # Liger's norm, rotary, SwiGLU and fused linear cross-entropy in place of Hugging Face's
+    memory_efficient_linear: bool = True  # of ds_config.json, or zero.Init's mem_efficient_linear
     split_from_start: bool = False  # the model is made under zero.Init (HF's from_pretrained with an HfDeepSpeedConfig)
     expandable_segments: bool = False
     sequence_ranks: int = 1  # Ulysses sequence parallelism, the layout's context size
@@ -179,6 +181,7 @@ def _state_facts(options: DeepSpeedOptions) -> MemoryFacts:
         sub_group_elements=SUB_GROUP_ELEMENTS,
         flat_step=not options.expandable_segments,
         placed_whole=not options.split_from_start,
+        gathered_weights_kept=not options.memory_efficient_linear,
         # made in the forward pass, kept to the step (zero/partition_parameters.py `_partition_param_sec`, 0.19.8)
         secondary_parameter_bytes=width / options.secondary_ranks if options.secondary_ranks > 1 else 0.0,
         live_parameters=float(options.live_elements),
@@ -285,6 +288,21 @@ def script_facts(facts: MemoryFacts, kind: str, precision: str, gradient_dtype: 
     if kind == "megatron-deepspeed":
         return megatron_deepspeed_facts(precision, gradient_dtype)
     return replace(facts, pipeline_buffers=2) if kind == "pipeline" else facts
+
+
+def atorch_pipeline_facts(facts: MemoryFacts) -> MemoryFacts:
+    """Return the facts of ATorch's pipeline of a Hugging Face model, which no recipe can choose (dlrover 11bf2fb,
+    atorch/examples/llama2/ds_3d_llama2.py). Embedding and head are split over tensor ranks. Of each logit the engine
+    keeps the 16-bit output; the loss makes an fp32 copy and another that becomes the softmax and then its own gradient
+    (atorch/modules/distributed_modules/cross_entropy.py), which is narrowed for the head."""
+    return replace(
+        facts,
+        pipeline_buffers=2,
+        embedding_whole=False,
+        logits_gathered=False,
+        logit_bytes=facts.activation_bytes + 8.0,
+        logit_gradient_bytes=2.0 * facts.activation_bytes + 4.0,
+    )
 
 
 def shipped_facts(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:
