@@ -39,9 +39,9 @@ MISTAKES = {
         "model: {base: llama3-8b, num_query_groups: 5}": (3, "num_query_groups must divide num_attention_heads"),
     },
     "cluster: h100-80gb-x8": {
-        "cluster: {base: h100-80gb-x8, accelerator: tpu}": (
+        "cluster: {base: h100-80gb-x8, accelerator: gaudi}": (
             5,
-            "cluster.accelerator: unknown accelerator 'tpu'; known: v100-16gb, v100-32gb, a100-40gb",
+            "cluster.accelerator: unknown accelerator 'gaudi'; known: v100-16gb, v100-32gb, a100-40gb",
         ),
         "cluster: h100-80g-x8": (5, "cluster: unknown cluster 'h100-80g-x8'; did you mean h100-80gb-x8?"),
     },
