@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts, with_family
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
@@ -20,6 +20,7 @@ from llmlaunch.models.huggingface.written import config_of, unsaid
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.presets import load_preset, preset_names
 from llmlaunch.models.shape import FAMILIES, ModelShape
+from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.workload import Workload
 
 pytestmark = pytest.mark.frameworks
@@ -188,15 +189,21 @@ def small(shape: ModelShape, layers: int) -> ModelShape:
     )
 
 
-def kept(shape: ModelShape) -> int:
-    """Bytes of distinct storages autograd saves beside parameters and buffers, forward, in bf16."""
+def model_of(shape: ModelShape, attention: str = "sdpa") -> Any:
+    """The model of Transformers in bf16."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    attention = "sdpa" if shape.attention_softcap is None else "eager"
+    attention = attention if shape.attention_softcap is None else "eager"
     config = AutoConfig.for_model(**config_of(shape), bos_token_id=None, eos_token_id=None)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.bfloat16).train()
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.bfloat16).train()
+
+
+def kept(model: Any) -> int:
+    """Bytes of distinct storages autograd saves beside parameters and buffers, forward."""
+    import torch
+
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     saved: dict[int, torch.Tensor] = {}
 
@@ -212,9 +219,11 @@ def kept(shape: ModelShape) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
-def priced(shape: ModelShape) -> float:
-    facts = with_family(deepspeed_facts(DeepSpeedOptions(precision="bf16")), shape, LENGTH)
-    job = Job(shape, Workload(LENGTH, SEQUENCES, "bf16"), facts)
+def priced(shape: ModelShape, techniques: Techniques = NO_TECHNIQUES, eager: bool = False) -> float:
+    options = DeepSpeedOptions(precision="bf16", eager_attention=eager)
+    facts = with_family(script_facts(deepspeed_facts(options), "own", "bf16", None), shape, LENGTH)
+    facts = replace(facts, adapter_dropout=False)  # whose mask is a byte on a GPU and a wide factor on a CPU
+    job = Job(shape, Workload(LENGTH, SEQUENCES, "bf16"), facts, techniques=techniques)
     rows = all_ranks(job, LayoutColumns.of([Layout(micro_batch_size=SEQUENCES)]))
     layer = saved_by_dense_layer if shape.moe is None else saved_by_mixture_layer
     return float(layer(job, rows).total[0])
@@ -224,5 +233,42 @@ def priced(shape: ModelShape) -> float:
 def test_a_layer_keeps_what_is_priced(preset: str) -> None:
     """The difference of three layers and two: everything outside the layers is in both."""
     shape = load_preset(preset)
-    measured = kept(small(shape, 3)) - kept(small(shape, 2))
+    measured = kept(model_of(small(shape, 3))) - kept(model_of(small(shape, 2)))
     assert priced(small(shape, 3)) == pytest.approx(measured, rel=PRESETS[preset])
+
+
+def test_eager_attention_keeps_a_softmax_in_fp32_beside_the_probabilities() -> None:
+    shape = load_preset("llama2-7b")
+    measured = kept(model_of(small(shape, 3), "eager")) - kept(model_of(small(shape, 2), "eager"))
+    assert priced(small(shape, 3), eager=True) == pytest.approx(measured, rel=0.005)
+
+
+@pytest.mark.parametrize("frozen_down", [False, True])
+def test_each_linear_keeps_its_input_in_the_type_of_the_adapters_that_peft_makes(frozen_down: bool) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    def adapted(layers: int) -> int:
+        wanted = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model_of(small(load_preset("llama3-8b"), layers)), wanted).train()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad = parameter.requires_grad and not (frozen_down and ".lora_A." in name)
+        return kept(model)
+
+    techniques = Techniques(adapters=Adapters(4, frozen_down=frozen_down))
+    counted = priced(small(load_preset("llama3-8b"), 3), techniques)
+    assert counted == pytest.approx(adapted(3) - adapted(2), rel=0.005)
+
+
+def test_a_plain_linear_holds_the_storage_of_its_weight_and_deepspeeds_own_does_not() -> None:
+    """So that without `memory_efficient_linear` every weight that ZeRO 3 gathers lives until its backward pass."""
+    import torch
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+
+    weight = torch.nn.Parameter(torch.randn(24, 16))
+    tokens = torch.randn(2, 8, 16, requires_grad=True)
+    for linear, holds in ((torch.nn.functional.linear, True), (zero3_linear_wrap, False)):
+        saved: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda tensor: tensor):
+            linear(tokens, weight)
+        others = [tensor for tensor in saved if tensor is not weight]
+        assert any(tensor.untyped_storage().data_ptr() == weight.data_ptr() for tensor in others) == holds

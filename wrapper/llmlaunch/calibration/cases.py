@@ -12,6 +12,7 @@ import numpy as np
 
 from llmlaunch.backends.deepspeed.facts import (
     BUCKET_ELEMENTS,
+    HUGGING_FACE_KINDS,
     LIVE_ELEMENTS,
     SHIPPED_TRAINER,
     DeepSpeedOptions,
@@ -20,6 +21,7 @@ from llmlaunch.backends.deepspeed.facts import (
     deepspeed_facts,
     script_facts,
     shipped_facts,
+    with_family,
 )
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
@@ -66,6 +68,7 @@ BRIDGE_KEEPS_WIDE = (("deepseek_v3", "H100"), ("kimi_k2", "GB200"))
 # that fitted are priced above the card. Four bytes (one fp32 copy) contradict neither; what in that build does it is
 # not known.
 OVER_DATA = {("okoge-kaz/Megatron-LM fork, Oct 2024", "A100-40GB"): 4.0}
+UNFUSED = ("unfused", "eager")  # the second is Hugging Face's name
 OF_THE_LAYOUT = ("recompute_layers", "offload_layers", "layers_by_stage")  # keys of `techniques` that Layout holds
 SHAPE_SIZES = (  # the same in a record and in ModelShape
     *("name", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "head_dim"),
@@ -253,7 +256,7 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
     recorded = bool(implementation.get("gated_activation_fused"))
     return replace(
         facts,
-        attention_scores_saved=implementation.get("attention") == "unfused",
+        attention_scores_saved=implementation.get("attention") in UNFUSED,
         gated_activation_fused=facts.gated_activation_fused if table in (*TRAINERS, "deepspeed") else recorded,
         pad_vocabulary=False,  # the record's own padded size is used
     )
@@ -274,7 +277,9 @@ def _as_we_run_it(record: Record, shape: ModelShape, facts: MemoryFacts) -> Memo
         lasting_bucket_bytes=elements * width,
         pad_vocabulary=False,
     )
-    return shipped_facts(facts, shape, record["sequence_length"]) if trainer == SHIPPED_TRAINER else facts
+    if trainer == SHIPPED_TRAINER:
+        return shipped_facts(facts, shape, record["sequence_length"])
+    return with_family(facts, shape, record["sequence_length"]) if trainer in HUGGING_FACE_KINDS else facts
 
 
 def _offloads_checkpoints(record: Record) -> bool:
@@ -312,6 +317,7 @@ def _deepspeed_options(record: Record) -> DeepSpeedOptions:
         fused_optimizer=implementation.get("fused_optimizer") is not False,
         offloaded_share=share % 1.0,
         sequence_ranks=record["parallelism"].get("context") or 1,
+        eager_attention=implementation.get("attention") in UNFUSED,
         liger=implementation["cross_entropy_fusion"] == "liger",
         expandable_segments=bool(implementation.get("expandable_segments")),
     )

@@ -148,6 +148,7 @@ class MemoryFacts:
     embedding_norm: bool = False  # a norm after the embedding, outside what is recomputed, keeps its input
     stage_output_bytes: float = 0.0  # per hidden element / tensor: this rank's share of the output it sent, kept
     attention_scores_saved: bool = False  # unfused attention keeps the s x s probabilities
+    softmax_bytes: float | None = None  # of those in the softmax's own type, where the product with V reads a copy
     score_gradient_bytes: float = 0.0  # per score: more alive in its backward pass than it has let go of by then
     logit_bytes: float = 6.0  # per token and vocabulary/tensor element, alive around the loss
     kept_logit_bytes: float = 4.0  # of the same, from the loss to its backward pass
@@ -177,6 +178,8 @@ class MemoryFacts:
     expert_imbalance: float = 1.0  # tokens of the busiest device's experts over the mean, dropless routing
     quantized: Quantized | None = None
     full_sharding: FullSharding | None = None
+    adapter_bytes: float | None = None  # of adapters that compute in a wider type: each linear casts its input to it
+    adapter_dropout: bool = False  # and drops out of it
     gradients_freed: bool = False  # no gradients from the optimizer step to the next backward pass
     stream_bytes: float | None = None  # of the residual stream where it is wider than the other activations
     # keys and values are copied to every query head before attention; of latent attention values are a view of what

@@ -235,13 +235,16 @@ def _latents(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
 
 def _scores(job: Job, rows: RankColumns) -> FloatColumn:
     """The s x s probabilities where attention is unfused, with dropout their mask and the dropped copy too
-    (Korthikanti et al., section 4.1); a cap keeps what tanh puts out, and the softmax behind it its fp32 result
-    (eager_attention_forward of transformers/models/gemma2/modeling_gemma2.py, 5.23). Recomputing anything recomputes
-    these."""
-    shape, e = job.shape, job.facts.activation_bytes
-    copies = 2.0 * e + 1.0 if shape.attention_dropout > 0 else e
+    (Korthikanti et al., section 4.1). A softmax in a wider type keeps its result besides, in place of the probabilities
+    where those are dropped, and a cap what tanh puts out (eager_attention_forward of
+    transformers/models/gemma2/modeling_gemma2.py, 5.23). Recomputing anything recomputes these."""
+    shape, e, wide = job.shape, job.facts.activation_bytes, job.facts.softmax_bytes
+    dropped = shape.attention_dropout > 0
+    copies = 2.0 * e + 1.0 if dropped else e
+    if wide is not None:
+        copies += wide - e if dropped or wide == e else wide
     if shape.attention_softcap is not None:
-        copies += e + 4.0
+        copies += e
     return copies * shape.num_attention_heads * tokens(job, rows) * job.workload.sequence_length / rows.tensor
 
 
@@ -292,23 +295,28 @@ def _chunked(job: Job, tensors: Tensors) -> Tensors:
 
 def _adapted(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensors) -> Tensors:
     """Adapters keep their own rank-wide tensor beside the input of every linear layer; with frozen first matrices
-    nothing needs that input (LoRA-FA, Zhang et al. 2023, section 3). A frozen unfused norm lets go of the normalized
+    nothing needs that input (LoRA-FA, Zhang et al. 2023, section 3). A wider or dropped input is a copy for each linear
+    layer, with dropout's mask (peft/tuners/lora/layer.py Linear.forward, 0.19). A frozen unfused norm lets go of the
     copy its weight's gradient would need (transformers/models/llama/modeling_llama.py LlamaRMSNorm, 5.23)."""
-    adapters = job.techniques.adapters
+    adapters, facts = job.techniques.adapters, job.facts
     if adapters is None:
         return tensors
-    shape, e = job.shape, job.facts.activation_bytes
+    shape, e, wide = job.shape, facts.activation_bytes, facts.adapter_bytes or facts.activation_bytes
     saved_bytes = dict(tensors)
     mixture = shape.moe is not None and "expert_fc1_input" in tensors
-    pairs = 4.0 + (0.0 if mixture else (3.0 if shape.gated_mlp else 2.0))
-    saved_bytes["adapters"] = pairs * e * adapters.rank * n
-    if mixture and shape.moe is not None:
-        saved_bytes["adapters"] += (3.0 if shape.gated_mlp else 2.0) * shape.moe.topk * e * adapters.rank * n
-    if job.facts.norm_extra_bytes >= e:
+    times, ffn = (shape.moe.topk, shape.moe.ffn_hidden_size) if mixture and shape.moe else (1, shape.ffn_hidden_size)
+    first = 2.0 if shape.gated_mlp else 1.0
+    saved_bytes["adapters"] = (4.0 + (first + 1.0) * times) * wide * adapters.rank * n
+    if facts.norm_extra_bytes >= e:
         for name in ("attn_norm_input", "mlp_norm_input"):
             saved_bytes[name] = saved_bytes[name] - norm_tokens * e * shape.hidden_size
-    if adapters.frozen_down:
+    copied = wide > e or facts.adapter_dropout
+    if adapters.frozen_down or copied:
         saved_bytes = {name: column for name, column in saved_bytes.items() if name not in LINEAR_INPUTS}
+    if copied:
+        inputs = 3.0 * shape.hidden_size + shape.query_width + times * (first * shape.hidden_size + ffn)
+        per_input = (0.0 if adapters.frozen_down else wide) + (1.0 if facts.adapter_dropout else 0.0)
+        saved_bytes["adapter_inputs"] = per_input * inputs * n
     return saved_bytes
 
 

@@ -237,7 +237,7 @@ def _gathered(job: Job, rows: RankColumns, counts: RankParameters, group: FloatC
     0.19.8). A single device has nothing to gather, but copies what rests on the host all the same
     (deepspeed/runtime/zero/partition_parameters.py `NoGatherHandle` and `NoGatherCoalescedHandle`, 0.19.8). Without
     `memory_efficient_linear` autograd saves a view of each gathered weight, which outlives the parameter's release
-    (torch.nn.functional.linear, 2.13; counted in tests/frameworks/test_layer_bytes.py)."""
+    (torch.nn.functional.linear, 2.13; counted in tests/frameworks/test_family_bytes.py)."""
     if job.facts.full_sharding is not None:
         return np.zeros(len(rows))
     whole = counts.dense + counts.expert

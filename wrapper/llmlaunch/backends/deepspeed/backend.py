@@ -17,12 +17,14 @@ from llmlaunch.backends.deepspeed.config import (
     to_json,
 )
 from llmlaunch.backends.deepspeed.facts import (
+    HUGGING_FACE_KINDS,
     SHIPPED_TRAINER,
     DeepSpeedOptions,
     bucket_bytes,
     deepspeed_facts,
     script_facts,
     shipped_facts,
+    with_family,
 )
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import accumulates_in_fp32
 from llmlaunch.backends.deepspeed.rules import context_sizes, tensor_sizes
@@ -75,6 +77,8 @@ class DeepSpeed:
         facts = replace(facts, bucket_bytes=bucket_bytes(bucket_elements(recipe), precision))
         if recipe.backend.script is None:
             facts = shipped_facts(facts, recipe.model, recipe.workload.sequence_length)
+        elif recipe.backend.script_kind in HUGGING_FACE_KINDS:
+            facts = with_family(facts, recipe.model, recipe.workload.sequence_length)
         if recipe.cluster.accelerator.kind == "gpu":
             return facts
         return replace(
@@ -134,6 +138,7 @@ def _options(recipe: Recipe) -> DeepSpeedOptions:
         accumulation="fp32" if wide_gradients(recipe) else None,
         offload_optimizer=leaving == 1.0,
         fused_optimizer=_fused_optimizer(recipe),
+        eager_attention=_eager_attention(recipe),
         offloaded_share=leaving % 1.0,
         reduce_bucket_elements=bucket_elements(recipe),
         live_elements=live_parameters(recipe),
@@ -146,11 +151,22 @@ def _fused_optimizer(recipe: Recipe) -> bool:
     """Whether AdamW is surely fused: the shipped script's is, and that of Hugging Face's Trainer unless it is told
     otherwise (transformers/training_args.py `default_optim`, 5.23 on torch 2.8 and later). Of other scripts nothing is
     known, and one that is not fused takes more."""
-    backend = recipe.backend
-    if backend.script is None:
+    if recipe.backend.script is None:
         return True
-    script_words = " ".join(map(str, (*backend.script_args, *backend.extra_args)))
-    return backend.script_kind == "hugging-face" and not re.search(r"--optim[= ]adamw_torch(?!_fused)", script_words)
+    other = re.search(r"--optim[= ]adamw_torch(?!_fused)", _script_words(recipe))
+    return recipe.backend.script_kind == "hugging-face" and not other
+
+
+def _eager_attention(recipe: Recipe) -> bool:
+    """Whether a script of the person's own is told to write attention scores out, by the name that Transformers' and
+    TRL's scripts have for it."""
+    return bool(re.search(r"--attn[-_]implementation[= ]eager\b", _script_words(recipe)))
+
+
+def _script_words(recipe: Recipe) -> str:
+    """Return the arguments of a script of the person's own as one text."""
+    backend = recipe.backend
+    return " ".join(map(str, (*backend.script_args, *backend.extra_args))) if backend.script is not None else ""
 
 
 def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
@@ -168,6 +184,8 @@ def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
             "expandable_segments": recipe.cluster.accelerator.kind == "gpu",
         },
     }
+    if _eager_attention(recipe):
+        sections["implementation"]["attention"] = "unfused"
     if recipe.backend.script is None:
         sections["implementation"] |= {
             "attention": "auto",  # torch's scaled_dot_product_attention chooses

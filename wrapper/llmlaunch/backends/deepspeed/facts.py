@@ -17,6 +17,7 @@ from llmlaunch.workload import ELEMENT_BYTES
 __all__ = [
     "BUCKET_ELEMENTS",
     "ENGINES",
+    "HUGGING_FACE_KINDS",
     "OFFLOAD_GROUPS",
     "SHIPPED_TRAINER",
     "SUB_GROUP_ELEMENTS",
@@ -42,6 +43,7 @@ SUB_GROUP_ELEMENTS = 1_000_000_000  # sub_group_size
 OFFLOAD_GROUPS = 20
 
 SHIPPED_TRAINER = "llmlaunch"  # as records of measured runs call it
+HUGGING_FACE_KINDS = ("own", "hugging-face")  # scripts of one's own whose model is one of Transformers'
 
 Share = tuple[float, float]  # bytes per parameter: whole, and divided by the ranks that shard
 
@@ -115,6 +117,7 @@ class DeepSpeedOptions:
     offloaded_share: float = 0.0  # of ZeRO 3's sub-groups, where the states of some are on the host and some are not
     reduce_bucket_elements: float = BUCKET_ELEMENTS
     live_elements: float = LIVE_ELEMENTS
+    eager_attention: bool = False  # Hugging Face's attn_implementation "eager", which writes scores out
     liger: bool = False  # Liger's norm, rotary, SwiGLU and fused linear cross-entropy in place of Hugging Face's
     memory_efficient_linear: bool = True  # of ds_config.json, or zero.Init's mem_efficient_linear
     split_from_start: bool = False  # the model is made under zero.Init (HF's from_pretrained with an HfDeepSpeedConfig)
@@ -195,6 +198,9 @@ def _activation_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFa
         facts,
         activation_bytes=ELEMENT_BYTES[options.precision],
         cut_checkpoints=not options.expandable_segments,
+        attention_scores_saved=options.eager_attention,
+        softmax_bytes=ELEMENT_BYTES["fp32"],
+        score_gradient_bytes=_eager_gradient_bytes(options.precision) if options.eager_attention else 0.0,
         gated_activation_fused=options.liger,
         gated_gradient_in_place=options.liger,
         norm_extra_bytes=0.0 if options.liger else 4.0,
@@ -209,6 +215,14 @@ def _activation_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFa
         logits_gathered=True,
         inputs_reduced_apart=True,
     )
+
+
+def _eager_gradient_bytes(precision: str) -> float:
+    """Return the bytes per score alive while eager attention runs backward, beyond what it saved. Its softmax is fp32
+    whatever the precision: the probabilities go, and their gradient in fp32, that in the precision and the scores' come
+    (transformers/models/llama/modeling_llama.py eager_attention_forward, 5.23; torch's softmax with a dtype, 2.13)."""
+    width = ELEMENT_BYTES[precision]
+    return 8.0 if width == ELEMENT_BYTES["fp32"] else 4.0
 
 
 def _loss_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFacts:
@@ -284,10 +298,13 @@ def script_facts(facts: MemoryFacts, kind: str, precision: str, gradient_dtype: 
     """Return what a kind of script of one's own changes. A stage of a pipeline holds, beside what its layers keep, the
     tensor it received and the one it sends (deepspeed/runtime/pipe/engine.py _exec_recv_activations and
     _exec_send_activations, 0.19.8). Megatron-DeepSpeed is priced as the fork and the DeepSpeed of 2022, whose runs are
-    measured; what changed since is not known."""
+    measured; what changed since is not known. Adapters of another script are taken to be as `peft.get_peft_model` makes
+    them, in fp32 whatever the model's type, and to drop out of their input."""
     if kind == "megatron-deepspeed":
         return megatron_deepspeed_facts(precision, gradient_dtype)
-    return replace(facts, pipeline_buffers=2) if kind == "pipeline" else facts
+    if kind not in HUGGING_FACE_KINDS:
+        return replace(facts, pipeline_buffers=2)
+    return replace(facts, adapter_bytes=ELEMENT_BYTES["fp32"], adapter_dropout=True)
 
 
 def atorch_pipeline_facts(facts: MemoryFacts) -> MemoryFacts:
