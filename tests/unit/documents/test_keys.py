@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import pytest
-from pydantic import TypeAdapter
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
-from llmlaunch.documents.keys import form, form_of, key, key_names, keys_of, section
+from llmlaunch.documents.keys import form, form_of, key, key_names, keys_in, keys_of, narrowed, section
 from llmlaunch.documents.validate import validate
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
@@ -83,3 +85,25 @@ def test_descriptions_limits_and_defaults_stand_in_the_json_schema() -> None:
     assert schema["properties"]["eggs"]["minimum"] == 1
     assert schema["$defs"]["Oven"]["properties"]["fan"]["default"] is True
     assert "default" not in schema["properties"]["shape"]  # absent has a meaning of its own
+
+
+VALUES = st.sampled_from([None, 0, 1, 300, "fast", "round", ["nut"], ["nut", "milk"], {"degrees": 90}, {"heat": 1}, {}])
+TRAY = form("Tray", {**keys_of(Oven), "cake": form_of(Cake)}, check=lambda keys: None)
+
+
+def judged(mapping: Any, written: Any) -> Any:
+    try:
+        return TypeAdapter(mapping).validate_python(written)
+    except ValidationError as error:
+        return [(one["loc"], one["type"], one["msg"]) for one in error.errors()]
+
+
+@given(st.dictionaries(st.sampled_from(["degrees", "fan", "cake", "other", "eggs"]), VALUES), st.booleans())
+def test_the_keys_that_are_written_are_judged_as_with_all_keys(written: dict[str, Any], nested: bool) -> None:
+    document = {"degrees": 200, "cake": written} if nested else written
+    assert judged(narrowed(TRAY, keys_in(document)), document) == judged(TRAY, document)
+
+
+def test_keys_that_are_neither_written_nor_required_are_left_out() -> None:
+    left = narrowed(form_of(Cake), keys_in({"eggs": 2, "oven": {"degrees": 90}})).__origin__
+    assert list(left.__annotations__) == ["eggs", "oven"]

@@ -20,12 +20,25 @@ from pydantic import AfterValidator, ConfigDict, Discriminator, GetCoreSchemaHan
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import NotRequired, Required, TypedDict, dataclass_transform, is_typeddict
 
-__all__ = ["form", "form_of", "key", "key_names", "keys_of", "mapping_in", "name_or_mapping", "section"]
+__all__ = [
+    "form",
+    "form_of",
+    "key",
+    "key_names",
+    "keys_in",
+    "keys_of",
+    "mapping_in",
+    "name_or_mapping",
+    "narrowed",
+    "section",
+]
 
 _typed_dict: Any = TypedDict  # mypy knows only names and keys that are literals
+_annotated: Any = Annotated
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 Section = TypeVar("Section")
+WrittenKeys = frozenset[tuple[Any, "WrittenKeys"]] | None
 
 
 @dataclass(frozen=True)
@@ -109,6 +122,43 @@ def form(
     return mapping if check is None else Annotated[mapping, AfterValidator(_returning_argument(check))]
 
 
+def keys_in(value: Any) -> WrittenKeys:
+    """Return the keys of a mapping, each with those of the mapping below it; None for what is no mapping."""
+    if not isinstance(value, dict):
+        return None
+    return frozenset((name, keys_in(item)) for name, item in value.items())
+
+
+@cache
+def narrowed(mapping: Any, written: WrittenKeys) -> Any:
+    """Return the type of a mapping (`form`) without the keys that are neither in `written` nor required.
+
+    It judges a mapping of these keys as `mapping` does, and pydantic builds its validator in a fraction of the time: a
+    recipe uses few of the keys it may have.
+    """
+    if get_origin(mapping) is Annotated:
+        arguments = (narrowed(mapping.__origin__, written), *mapping.__metadata__)
+        return _annotated[arguments]
+    if not is_typeddict(mapping):
+        return mapping
+    below = dict(written or ())
+    keys = {
+        name: _narrowed_key(hint, below.get(name))
+        for name, hint in mapping.__annotations__.items()
+        if name in below or name in mapping.__required_keys__
+    }
+    narrow = form(mapping.__name__, keys, description=mapping.__doc__)
+    narrow.__pydantic_config__ = mapping.__pydantic_config__
+    return narrow
+
+
+def _narrowed_key(hint: Any, written: WrittenKeys) -> Any:
+    for marker in (Required, NotRequired):
+        if get_origin(hint) is marker:
+            return marker[narrowed(get_args(hint)[0], written)]
+    return narrowed(hint, written)
+
+
 def _returning_argument(check: Callable[[Mapping[str, Any]], None]) -> Callable[[Any], Any]:
     def checked(values: Any) -> Any:
         check(values)
@@ -166,7 +216,7 @@ def _annotation(item: Field[Any], about: _Key, hint: Any, replaced: Any, nullabl
     limits: dict[str, Any] = dict(about.limits)
     if get_origin(plain) is tuple:  # YAML has lists only
         plain = Annotated[
-            types.GenericAlias(list, get_args(plain)[:1]), pydantic.Field(**limits), AfterValidator(tuple)
+            types.GenericAlias(list, get_args(plain)[:1]), pydantic.Field(**limits), AfterValidator(_as_tuple)
         ]
     elif limits:
         plain = Annotated[plain, pydantic.Field(**limits)]
@@ -176,6 +226,11 @@ def _annotation(item: Field[Any], about: _Key, hint: Any, replaced: Any, nullabl
     shown = None if nullable else _shown_default(item, about)
     extra: dict[str, Any] = {} if shown is None else {"json_schema_extra": {"default": shown}}
     return Annotated[plain | None if nullable else plain, pydantic.Field(description=about.description, **extra)]
+
+
+# pydantic asks for the signatures of its validators, and those of C code are parsed from text, which is slow
+def _as_tuple(items: list[Any]) -> tuple[Any, ...]:
+    return tuple(items)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
@@ -208,10 +263,13 @@ class _WordOrMapping:
         flags = all(isinstance(word, bool) for word in self.words)
         word = core_schema.bool_schema(strict=True) if flags else core_schema.literal_schema(list(self.words))
         branches = {
-            "(word)": core_schema.no_info_after_validator_function(self.words.__getitem__, word),
+            "(word)": core_schema.no_info_after_validator_function(self._value, word),
             "(mapping)": handler(source),
         }
         return core_schema.tagged_union_schema(branches, discriminator=_branch)
+
+    def _value(self, word: Any) -> Any:
+        return self.words[word]
 
 
 def name_or_mapping(name: Any, mapping: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from llmlaunch.documents.keys import mapping_in
+from llmlaunch.documents.keys import keys_in, mapping_in, narrowed
 from llmlaunch.documents.text import WrongEntry
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 from llmlaunch.errors import UserError
@@ -58,7 +58,7 @@ def validate(form: Any, document: Document, hints: Mapping[KeyPath, str] | None 
     each of the first few problems.
     """
     try:
-        values: dict[str, Any] = _adapter(form).validate_python(document.value)
+        values: dict[str, Any] = _adapter(narrowed(form, keys_in(document.value))).validate_python(document.value)
         return values
     except ValidationError as error:
         # A key that is missing is often the same mistake as one that is unknown: that one stands first.

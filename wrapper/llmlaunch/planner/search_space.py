@@ -245,8 +245,14 @@ def apply_techniques(
 
 
 def recipe_with_techniques(recipe: Recipe, step: StepTechniques, state: StateTechniques) -> Recipe:
-    """Return the recipe with these techniques and their gradient format."""
-    values = {f.name: getattr(kind, f.name) for kind in (step, state) for f in fields(kind)}
-    techniques = {name: value for name, value in values.items() if name in TECHNIQUE_NAMES}
-    training = replace(recipe.training, gradient_dtype=state.gradient_dtype)
-    return replace(recipe, techniques=replace(recipe.techniques, **techniques), training=training)
+    """Return the recipe with these techniques and their gradient format. A search asks some hundred times for the same
+    few; the recipe carries them, so they are gone with it."""
+    variants: dict[tuple[StepTechniques, StateTechniques], Recipe] = vars(recipe).setdefault("variants", {})
+    variant = variants.get((step, state))
+    if variant is None:
+        values = {f.name: getattr(kind, f.name) for kind in (step, state) for f in fields(kind)}
+        techniques = {name: value for name, value in values.items() if name in TECHNIQUE_NAMES}
+        training = replace(recipe.training, gradient_dtype=state.gradient_dtype)
+        variant = replace(recipe, techniques=replace(recipe.techniques, **techniques), training=training)
+        variants[step, state] = variant
+    return variant

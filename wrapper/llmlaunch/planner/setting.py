@@ -47,8 +47,11 @@ class Setting:
         return setting_of(recipe, self.backend, self.baseline_bytes, self.lessons)
 
     def job_of(self, recipe: Recipe) -> Job:
-        """Return the job of the same recipe with other techniques."""
-        return _job(recipe, self.backend, self.baseline_bytes, self.lessons.correction)
+        """Return the job of the same recipe with other techniques, built once for each recipe object."""
+        jobs: dict[int, tuple[Recipe, Job]] = vars(self).setdefault("jobs", {})
+        if id(recipe) not in jobs:  # the recipe stays beside its job, so no other one gets its id
+            jobs[id(recipe)] = recipe, _job(recipe, self.backend, self.baseline_bytes, self.lessons.correction)
+        return jobs[id(recipe)][1]
 
 
 def setting_of(

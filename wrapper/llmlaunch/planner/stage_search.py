@@ -234,7 +234,7 @@ def _by_shape(job: Job, layouts: LayoutColumns, costs: Costs) -> Iterator[tuple[
         yield single, [_two_kinds(job, layouts.take(np.array([row])), costs, row) for row in single.tolist()]
     several = np.flatnonzero(v > 1)
     code = p[several] * (layers + 1) + v[several]
-    for value in np.unique(code):
+    for value in sorted(set(code.tolist())):
         rows = several[code == value]
         yield rows, _interleaved(job, int(p[rows[0]]), int(v[rows[0]]), costs.take(rows))
 

@@ -173,7 +173,8 @@ def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total
     for place in range(len(example)):
         rows, mine = np.flatnonzero(which == place), ranks.layout_index == place
         contents = np.stack([ranks.dense_layers, ranks.moe_layers, ranks.first, ranks.last])[:, mine]
-        for dense, mixture, first, last in np.unique(contents, axis=1).T:
+        # for a few ranks a set is faster than np.unique, whose first call imports numpy.ma besides
+        for dense, mixture, first, last in sorted(set(zip(*contents.tolist(), strict=True))):
             rank_seconds = dense * seconds.dense_layer[rows] + mixture * seconds.mixture_layer[rows]
             rank_seconds = rank_seconds + first * seconds.first[rows] + last * seconds.last[rows]
             slower = rank_seconds > slowest[0][rows]
