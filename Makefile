@@ -65,8 +65,11 @@ docs-tables: install  ## tables made from the code: keys in docs/recipe-keys.md,
 	PYTHONPATH=tests $(RUN) -m support.recipe_keys
 	PYTHONPATH=tests $(RUN) -m support.backend_tables
 
+evidence-table: install  ## the measured runs that decide margins, priced by the formula of today
+	PYTHONPATH=tests $(RUN) -m support.evidence_table
+
 accuracy-table: install  ## the tables of README.md, from the measurements that come with the source
-	$(RUN) -m llmlaunch accuracy tests/data/measurements/fit.jsonl tests/data/measurements/outcomes.jsonl \
+	$(RUN) -m llmlaunch accuracy tests/data/measurements/*.jsonl \
 		--markdown README.md
 
 install: $(INSTALLED)

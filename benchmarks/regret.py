@@ -25,11 +25,10 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "wrapper")]
 
 from llmlaunch.accuracy.scoring import score  # noqa: E402
 from llmlaunch.accuracy.summary import rank_correlation, throughput  # noqa: E402
+from llmlaunch.calibration.evidence import JobClass, evidence_margin  # noqa: E402
 from llmlaunch.calibration.records import read_records  # noqa: E402
 from llmlaunch.cluster.cards import machines  # noqa: E402
 from llmlaunch.cluster.load import load_cluster  # noqa: E402
-from llmlaunch.planner.setting import memory_limit  # noqa: E402
-from llmlaunch.recipe.types import MemoryPolicy  # noqa: E402
 from llmlaunch.timing.constants import replaced  # noqa: E402
 from support.regret import Choice, MeasuredLayout, choose, measured_layouts, predicted, rule_of_thumb  # noqa: E402
 
@@ -83,16 +82,22 @@ def summary(found: Sequence[Any]) -> str:
     return f"{speeds['records']} timed: {shares} rank correlation {order:.3f}"
 
 
-def limits(runs: Sequence[MeasuredLayout]) -> dict[str, float]:
-    devices = {run.cluster.accelerator.name: run.cluster.accelerator for run in runs}
-    return {name: memory_limit(device, MemoryPolicy()).limit_bytes for name, device in devices.items()}
+def limits(runs: Sequence[MeasuredLayout], family: str) -> dict[str, float]:
+    """Return how far each device may be filled, by the margin without their family's own runs."""
+    margins = {}
+    for device in {run.cluster.accelerator.name: run.cluster.accelerator for run in runs}.values():
+        job = JobClass("megatron", mixture=False, narrow=False, capability=device.compute_capability)
+        margin = evidence_margin(job, device.memory_bytes, without_source=family)
+        assert margin is not None
+        margins[device.name] = float(margin.limit_bytes)
+    return margins
 
 
 def show(runs: Sequence[MeasuredLayout], name: str) -> None:
     """Ours and the rule of thumb by group."""
     seconds = predicted(runs)
-    ours = choose(runs, seconds, limits(runs))
-    thumb = choose(runs, rule_of_thumb(runs), limits(runs))
+    ours = choose(runs, seconds, limits(runs, name))
+    thumb = choose(runs, rule_of_thumb(runs), limits(runs, name))
     print(f"{name}: what the choice loses of the best measured speed\n")
     print("| tokens, sequences, devices | measured | ours | of the safe | rule of thumb | taken | MAPE | rank corr. |")
     print("|---|---|---|---|---|---|---|---|")
@@ -133,7 +138,7 @@ def left_out(runs: Sequence[MeasuredLayout]) -> None:
         values = fit([run for run in runs if run.group != group], FITTED[GRID])
         with replaced(values):
             mine = [run for run in runs if run.group == group]
-            choice = choose(mine, predicted(mine), limits(mine))[group]
+            choice = choose(mine, predicted(mine), limits(mine, GRID))[group]
         choices.append(choice)
         print(f"  {group[-1]} devices: {said(choice.regret)}", {name: f"{value:.3g}" for name, value in values.items()})
     print(f"  {total(choices)}\n")

@@ -36,8 +36,8 @@ def test_every_record_gets_one_result_in_input_order(
     for record, result in zip(records, results, strict=True):  # priced or refused with a reason, never half
         assert result.supported == (result.predicted_bytes is not None) == (result.reason is None)
         if result.supported and record["gpu_memory_bytes"]:
-            assert result.verdict in ("safe", "unsafe")
-            assert result.limit_bytes == int(0.8 * record["gpu_memory_bytes"])
+            assert result.verdict in ("safe", "tight", "unsafe")
+            assert 0.6 * record["gpu_memory_bytes"] < result.limit_bytes < record["gpu_memory_bytes"]
 
 
 def test_step_time_is_predicted_where_the_batch_is_known(results: list[ScoredRecord]) -> None:

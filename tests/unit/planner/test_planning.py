@@ -27,7 +27,8 @@ def test_the_70b_recipe_is_safe_as_it_ships() -> None:
     assert plan.safe
     assert plan.layout.world_size == 512
     assert plan.estimate.worst.device_bytes == plan.chosen.device_bytes <= plan.limit.limit_bytes
-    assert plan.limit.limit_bytes == int(0.8 * plan.limit.memory_bytes)
+    assert 0.8 * plan.limit.memory_bytes < plan.limit.limit_bytes < plan.limit.fits_bytes == plan.limit.memory_bytes
+    assert plan.limit.runs > 100
     assert sum(plan.step_terms.values()) == pytest.approx(plan.chosen.step_seconds)
 
 
@@ -69,7 +70,7 @@ def test_nothing_safe_says_the_closest_layout_its_rank_and_term_and_what_would_f
 
 def test_a_small_card_keeps_a_fixed_floor_free() -> None:
     recipe = recipe_of("llama3-8b", "cluster=a100-40gb-x8", "memory.limit=0.95", "memory.floor_gib=4")
-    limit = memory_limit(recipe.cluster.accelerator, recipe.memory)
+    limit = memory_limit(recipe)
     assert limit.limit_bytes == recipe.cluster.accelerator.memory_bytes - 4 * GIB
     assert "stay free" in limit.reason
 
@@ -81,20 +82,41 @@ def test_the_published_llama3_layout_is_nearly_as_fast_as_the_chosen_one() -> No
     assert plan_of("llama3-70b").chosen.step_seconds > 0.9 * published.chosen.step_seconds
 
 
-def test_without_enough_measured_runs_the_rule_decides_and_says_so() -> None:
-    recipe = recipe_of("llama3-8b", "memory.risk=0.01")
-    limit = memory_limit(recipe.cluster.accelerator, recipe.memory, no_margin(0.01, 3))
+def test_without_enough_runs_of_its_own_a_store_leaves_it_to_the_shipped_ones() -> None:
+    recipe = recipe_of("llama3-8b", "memory.risk=0.05")
+    limit = memory_limit(recipe, Lessons(margin=no_margin(0.05, 3)))
+    assert limit == memory_limit(recipe)
+    assert limit.risk == 0.05
+    assert limit.limit_bytes < memory_limit(recipe_of("llama3-8b", "memory.risk=0.2")).limit_bytes
+    assert f"by {limit.runs} measured megatron runs of dense models in 16 bits" in limit.reason
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (("memory.limit=0.8",), "80% of device memory"),
+        (("memory.risk=0.0001",), "risk 0.0001 needs 9999 measured runs: 80% of device memory"),
+        (
+            ("cluster={base: a100-40gb-x8, accelerator: v100-32gb}",),
+            "no measured run is of a card like v100-32gb: 80% of device memory",
+        ),
+    ],
+)
+def test_fujiis_rule_decides_where_it_is_asked_for_and_where_no_run_can(
+    overrides: tuple[str, ...], reason: str
+) -> None:
+    recipe = recipe_of("llama3-8b", *overrides)
+    limit = memory_limit(recipe)
     assert limit.limit_bytes == int(0.8 * recipe.cluster.accelerator.memory_bytes)
-    assert limit.reason == "risk 0.01 needs 99 comparable runs, the store holds 3: the 80 % rule decides"
-    assert (limit.risk, limit.runs) == (0.01, 3)
+    assert limit.reason == f"{reason}, the 80 % rule of Fujii et al."
 
 
 @pytest.mark.parametrize(("ratio", "share"), [(1.25, 0.8), (1.05, 1 / 1.05), (0.9, 1.0)])
-def test_with_enough_measured_runs_they_decide_and_the_floor_stays_free(ratio: float, share: float) -> None:
+def test_with_enough_runs_of_its_own_a_store_decides_and_the_floor_stays_free(ratio: float, share: float) -> None:
     recipe = recipe_of("llama3-8b", "memory={risk: 0.05, floor_gib: 2}")
     margin = Margin(0.05, 30, 19, ratio, "risk 0.05 by 30 comparable runs")
     memory = recipe.cluster.accelerator.memory_bytes
-    limit = memory_limit(recipe.cluster.accelerator, recipe.memory, margin)
+    limit = memory_limit(recipe, Lessons(margin=margin))
     assert limit.limit_bytes == int(memory * share - 2 * GIB)
     assert limit.limit_bytes <= memory
     assert limit.reason.startswith(margin.sentence)
@@ -103,10 +125,18 @@ def test_with_enough_measured_runs_they_decide_and_the_floor_stays_free(ratio: f
     assert plan["memory"]["limit_bytes"] == limit.limit_bytes
 
 
-def test_measured_runs_change_nothing_where_no_risk_is_asked_for() -> None:
+def test_measured_runs_change_nothing_where_the_recipe_names_a_share() -> None:
     margin = Margin(0.05, 30, 19, 1.01, "risk 0.05 by 30 comparable runs")
-    plan = make_plan(gallery_setting("llama3-8b", lessons=Lessons(margin=margin)))
-    assert plan_json(plan) == plan_json(plan_of("llama3-8b"))
+    plan = make_plan(gallery_setting("llama3-8b", "memory.limit=0.8", lessons=Lessons(margin=margin)))
+    assert plan_json(plan) == plan_json(plan_of("llama3-8b", "memory.limit=0.8"))
+
+
+def test_a_store_whose_runs_are_of_other_kinds_never_allows_more_than_the_shipped_runs() -> None:
+    recipe = recipe_of("llama3-8b")
+    margin = Margin(0.1, 30, 9, 1.01, "risk 0.1 by 30 comparable runs", widened="no run is of a dense gated model")
+    assert memory_limit(recipe, Lessons(margin=margin)).limit_bytes == memory_limit(recipe).limit_bytes
+    tighter = Margin(0.1, 30, 9, 1.3, "risk 0.1 by 30 comparable runs", widened="no run is of a dense gated model")
+    assert memory_limit(recipe, Lessons(margin=tighter)).limit_bytes < memory_limit(recipe).limit_bytes
 
 
 def test_host_memory_refuses_with_the_term_and_the_way_out() -> None:
@@ -191,7 +221,7 @@ def plan_on(factor: float) -> Plan:
     chance = random.Random(0)
     speeds = tuple(tuple(factor * chance.uniform(16.2e9, 19.8e9) for _ in range(NODES)) for _ in range(NODES))
     training = ("training.sequence_length=2048", "training.global_batch_size=512")
-    recipe = recipe_of("llama3-8b", "cluster=a100-80gb-x8", f"nodes={NODES}", *training)
+    recipe = recipe_of("llama3-8b", "cluster=a100-80gb-x8", f"nodes={NODES}", "memory.limit=0.8", *training)
     matrix = BandwidthMatrix(tuple(f"n{i:02}" for i in range(NODES)), speeds)
     cluster = replace(recipe.cluster, devices_per_node=4, nvlink_domain_devices=4, bandwidth=matrix)
     return make_plan(setting_for(replace(recipe, cluster=cluster, pins={})))

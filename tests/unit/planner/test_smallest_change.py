@@ -106,7 +106,7 @@ def as_written(name: str, value: int) -> Any:
 def test_of_several_single_changes_the_least_far_is_named_with_the_pin_as_it_was(tensor: str) -> None:
     # micro-batch 1 would do as well, five doublings away
     pins = f"tensor: {tensor}, pipeline: 4, context: 1, micro_batch_size: 32, recompute: full"
-    change = smallest_change(gallery_setting("llama3-70b", f"layout={{{pins}}}"))
+    change = smallest_change(gallery_setting("llama3-70b", f"layout={{{pins}}}", "memory.limit=0.8"))
     assert change is not None
     assert change.sentence() == f"set layout.tensor: 8 (from {tensor})"
 

@@ -51,7 +51,7 @@ def test_the_quickstart_is_small_real_and_needs_no_gpu() -> None:
 def test_what_is_not_said_has_a_default() -> None:
     recipe = small()
     assert recipe.training.learning_rate == 3e-4
-    assert (recipe.memory.limit, recipe.memory.floor_bytes) == (0.80, 4 * 2**30)
+    assert (recipe.memory.limit, recipe.memory.risk, recipe.memory.floor_gib) == (None, None, None)
     assert recipe.slurm == {"exclusive": True, "time": "24:00:00"}
     assert (recipe.container, recipe.code.snapshot, recipe.python) == (None, False, None)
     assert recipe.monitor.interval_seconds == 1.0
@@ -221,7 +221,7 @@ def test_the_digest_is_of_the_meaning_not_of_the_writing(write: Write) -> None:
     reordered = "# a remark\n" + "".join(
         reversed([f"{part}\n" for part in GOOD.strip().split("\n") if part[0] != " "][:6])
     )
-    reordered += GOOD[GOOD.index("training:") :] + "memory: {limit: 0.8}\n"
+    reordered += GOOD[GOOD.index("training:") :] + "memory: {calibration: in-use}\n"
     assert load_recipe(write(reordered)).digest == first
     assert load_recipe(write(GOOD.replace("steps: 1000", "steps: 5")), ["training.steps=1000"]).digest == first
     spelled = GOOD.replace("model: llama3-8b", "model: {base: llama3-8b}").replace("llama3-8b}", "llama3-8b}  # same")

@@ -241,7 +241,7 @@ def test_an_image_beside_the_recipe_is_found_from_the_run_directory() -> None:
         (CHECKPOINTS, ("on_oom=stop", "watchdog=true", "restart={times: 20}"), ["restart={times: 3}"]),
         (CHECKPOINTS, ("restart=none",), ["restart={times: 3}"]),
         (("data={path: /a}",), (), ["data.cache_path=/c"]),
-        ((), ("budget.days=14", "cluster.exclude=[n1, 'n[4-5]']", "memory.limit=0.8"), ["cluster.modules=[cuda/12.4]"]),
+        ((), ("budget.days=14", "cluster.exclude=[n1, 'n[4-5]']"), ["cluster.modules=[cuda/12.4]", "memory.limit=0.8"]),
         (("nodes=auto",), (), ["budget.days=14"]),
         ((), (), ["nodes=8", "training.seed=1", "model.num_layers=31", "cluster.devices_per_node=4"]),
         ((), (), ["layout.tensor=2", "slurm.qos=b"]),

@@ -12,9 +12,8 @@ import pytest
 from llmlaunch.accuracy.scoring import score
 from llmlaunch.accuracy.summary import measured_step_seconds, rank_correlation, throughput
 from llmlaunch.calibration.cases import case_of
+from llmlaunch.calibration.evidence import JobClass, evidence_margin
 from llmlaunch.cluster.cards import machines
-from llmlaunch.planner.setting import memory_limit
-from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.report.accuracy_text import accuracy_json, accuracy_text
 from llmlaunch.timing.constants import constant, replaced
 from support.regret import Choice, MeasuredLayout, choose, measured_layouts, predicted, rule_of_thumb
@@ -35,8 +34,14 @@ def grid() -> tuple[MeasuredLayout, ...]:
 
 
 def limits() -> dict[str, float]:
-    devices = [run.cluster.accelerator for run in grid()]
-    return {device.name: memory_limit(device, MemoryPolicy()).limit_bytes for device in devices}
+    """Return how far each device may be filled, by the margin without the grid's own runs."""
+    margins = {}
+    for device in {run.cluster.accelerator.name: run.cluster.accelerator for run in grid()}.values():
+        job = JobClass("megatron", mixture=False, narrow=False, capability=device.compute_capability)
+        margin = evidence_margin(job, device.memory_bytes, without_source=GRID)
+        assert margin is not None
+        margins[device.name] = float(margin.limit_bytes)
+    return margins
 
 
 def regrets(choices: dict[Any, Choice]) -> list[float]:

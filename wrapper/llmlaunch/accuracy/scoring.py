@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.calibration.cases import Case, Unsupported, case_of
+from llmlaunch.calibration.evidence import JobClass, evidence_margin
 from llmlaunch.calibration.margins import FUJII_SHARE
-from llmlaunch.calibration.records import Record, machine_of
+from llmlaunch.calibration.records import Record, machine_of, table_of
+from llmlaunch.cluster.cards import accelerator_of_card, capability_of_card
+from llmlaunch.cluster.load import accelerator_table
 from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import LayoutColumns
@@ -22,11 +25,14 @@ from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.timing.step import step_time
 
-__all__ = ["OUTCOMES", "ScoredRecord", "refuse_broken", "score", "timed_job"]
+__all__ = ["OUTCOMES", "ScoredRecord", "card_memory_bytes", "job_class", "refuse_broken", "score", "timed_job"]
 
 OUTCOMES = ("oom", "fits", "host_oom")
 HOST = ("host", "host_oom")  # of a node, not of a device
 PRICED = ("allocated", "reserved", "device", "host")
+USABLE_SHARE = 0.985  # of a card's nominal GiB torch reports 98.45 to 99.5 % (cluster/accelerators.json)
+NOMINAL_EXCEEDS = 0.03  # what torch reports, by no more than this share, if a record's card is the known one
+NARROW = ("fp8", "mxfp8", "nvfp4")
 DEVICES_PER_NODE = 8  # of a machine without a profile
 # Bytes a second that each device has of its node's adapters, by family. Said of ABCI's A nodes: four HDR adapters of
 # 200 Gb/s for eight A100s. Not confirmed by a page of the site or a measurement; the profile's figure is for one each.
@@ -86,11 +92,10 @@ def score(record: Record, clusters: Mapping[str, Cluster], correction: Correctio
     priced = estimate(replace(case.job, correction=correction), case.layout, case.num_microbatches, node=node)
     rank = _compared_rank(record, priced)
     predicted, worst = _bytes_of_kind(rank, record["peak_kind"]), priced.worst.device_bytes
-    capacity = record.get("gpu_memory_bytes")
+    limit, most = _limits(record)
     if record["peak_kind"] in HOST:
         predicted = worst = priced.host_bytes_per_node or 0
-        capacity = _host_capacity(record, clusters)
-    limit = int(FUJII_SHARE * capacity) if capacity else None
+        limit = most = _share(_host_capacity(record, clusters))
     seconds = _step_seconds(record, case, clusters)
     tokens = case.job.workload.tokens_per_step
     return ScoredRecord(
@@ -100,13 +105,58 @@ def score(record: Record, clusters: Mapping[str, Cluster], correction: Correctio
         assumed=dict(case.assumed),
         predicted_bytes=predicted,
         limit_bytes=limit,
-        verdict=None if limit is None else ("safe" if worst <= limit and priced.fault is None else "unsafe"),
+        verdict=_verdict(priced, worst, limit, most),
         predicted_step_seconds=seconds,
         predicted_tokens_per_second_per_gpu=tokens / seconds / case.layout.world_size if seconds else None,
         case=case,
         rank=rank,
         worst=priced.worst,
     )
+
+
+def _limits(record: Record) -> tuple[int | None, int | None]:
+    """Return up to how many bytes a prediction is safe, by the default margin without the record's own family, and up
+    to how many it is tight."""
+    card = card_memory_bytes(record)
+    if card is None or record["gpu"] == "cpu":
+        return _share(card), _share(card)
+    margin = evidence_margin(job_class(record), card, without_source=record["family"])
+    return (_share(card) if margin is None else margin.limit_bytes), card
+
+
+def _share(capacity: int | None) -> int | None:
+    return int(FUJII_SHARE * capacity) if capacity else None
+
+
+def _verdict(priced: Estimate, worst_bytes: int, limit: int | None, most: int | None) -> str | None:
+    if limit is None or most is None:
+        return None
+    if priced.fault is not None or worst_bytes > max(limit, most):
+        return "unsafe"
+    return "safe" if worst_bytes <= limit else "tight"
+
+
+def job_class(record: Record) -> JobClass:
+    """Return the class of jobs a record belongs to."""
+    precision = record["precision"]
+    narrow = precision.get("fp8_recipe") is not None or str(precision.get("compute")).startswith(NARROW)
+    capability = capability_of_card(record["gpu"])
+    return JobClass(
+        backend=str(table_of(record)),
+        mixture=bool(record["model"].get("moe")),
+        narrow=narrow,
+        capability=None if capability is None else str(capability),
+    )
+
+
+def card_memory_bytes(record: Record) -> int | None:
+    """Return what torch would report as the card's memory; records have the nominal figure."""
+    nominal = record.get("gpu_memory_bytes")
+    name = accelerator_of_card(record["gpu"], nominal)
+    known: int | None = None if name is None else accelerator_table()[name]["memory_bytes"]
+    if known is None or (nominal and not 0 <= 1.0 - known / nominal <= NOMINAL_EXCEEDS):
+        return int(USABLE_SHARE * nominal) if nominal else None
+    return known
 
 
 def refuse_broken(scores: Sequence[ScoredRecord]) -> None:

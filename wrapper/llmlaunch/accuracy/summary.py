@@ -107,6 +107,7 @@ def _outcomes(priced: Sequence[ScoredRecord]) -> dict[str, int]:
     verdicts = [scored.verdict for scored in counted]
     counts = {
         "called_safe": verdicts.count("safe"),
+        "called_tight": verdicts.count("tight"),
         "called_unsafe": verdicts.count("unsafe"),
         "flags_unknown": len(priced) - len(counted),
     }

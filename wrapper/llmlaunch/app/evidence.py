@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmlaunch.backends.registry import recorded_name
 from llmlaunch.calibration.calibrations import Calibration, estimator_digest
+from llmlaunch.calibration.evidence import DEFAULT_RISK, EvidenceRun, own_runs
 from llmlaunch.calibration.margins import BOUNDING
 from llmlaunch.calibration.records import TABLES, accelerator_of, table_of
 from llmlaunch.calibration.support import (
@@ -27,12 +28,13 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.models.shape import kind_of
+from llmlaunch.planner.setting import job_class
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
 from llmlaunch.rundir.values import counted
 from llmlaunch.store.location import store_exists, where
 
 if TYPE_CHECKING:
-    from llmlaunch.calibration.margins import Score
+    from llmlaunch.calibration.margins import Margin, Score
     from llmlaunch.planner.setting import Setting
     from llmlaunch.store.history import PastRun
 
@@ -51,49 +53,66 @@ def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
     """Return what measured runs say of the recipe's plans.
 
     Predictions are corrected by the calibration that the recipe names, or by the one in use. Without a calibration
-    nothing is corrected, and a risk is bounded by all comparable runs in the store. A store that cannot be read is one
-    warning, and the rule decides.
+    nothing is corrected, and the risk is bounded by all comparable runs in the store. A store that cannot be read is
+    one warning, and the shipped runs decide.
 
     Raises:
         UserError: the calibration that the recipe names does not exist, or is of another backend or accelerator.
     """
-    backend, question, risk = _table(recipe), _question(recipe), recipe.memory.risk
+    backend, question, risk = job_class(recipe).backend, _question(recipe), _risk(recipe)
     calibration = _calibration(recipe, backend, notify)
     if calibration is not None:
         support = support_of(calibration.scores, question, calibration.id, risk)
         if calibration.estimator != estimator_digest():
-            return _lessons_of_outdated(calibration, support, question, risk, notify)
+            return _lessons_of_outdated(calibration, support, recipe, notify)
         margin = None if risk is None else margin_of(calibration.scores, question, risk, calibration.id)
-        return Lessons(margin, trusted_correction(calibration.correction, support), support)
-    if risk is None:
+        own_runs = _own_runs(calibration.scores, recipe)
+        return Lessons(margin, trusted_correction(calibration.correction, support), support, own_runs)
+    if risk is None or (recipe.memory.risk is None and not _has_runs(backend)):
         reason = f"no calibration is in use for {backend} on {question.accelerator}"
         if recipe.memory.calibration == NO_CALIBRATION:
             reason = "the recipe takes no calibration"
         return Lessons(support=no_support(question, reason))
     scores = _scores_in_store(backend, question.accelerator, notify)
-    return Lessons(margin_of(scores, question, risk), support=support_of(scores, question, risk=risk))
+    support = support_of(scores, question, risk=risk)
+    return Lessons(margin_of(scores, question, risk), support=support, own_runs=_own_runs(scores, recipe))
 
 
-def _lessons_of_outdated(
-    calibration: Calibration, support: Support, question: RunClass, risk: float | None, notify: Notify
-) -> Lessons:
+def _risk(recipe: Recipe) -> float | None:
+    """Return the risk at which measured runs bound the recipe's plans; None where they do not."""
+    if recipe.memory.risk is not None or recipe.cluster.accelerator.kind == "cpu" or not recipe.memory.by_runs:
+        return recipe.memory.risk
+    return DEFAULT_RISK
+
+
+def _has_runs(backend: str) -> bool:
+    from llmlaunch.store.reading import has_measurements
+
+    place = where()
+    names = [name for name, table in TABLES.items() if table == backend]
+    return store_exists(place) and has_measurements(place, names)
+
+
+def _own_runs(scores: Sequence[Score], recipe: Recipe) -> tuple[EvidenceRun, ...]:
+    """Return runs of the store in the form of the shipped ones, by their scores."""
+    job, card = job_class(recipe), recipe.cluster.accelerator.memory_bytes
+    return own_runs([score for score in scores if score.kind in BOUNDING], job, card)
+
+
+def _lessons_of_outdated(calibration: Calibration, support: Support, recipe: Recipe, notify: Notify) -> Lessons:
     """The scores of an outdated calibration are of predictions that are not made any more, so they bound none. Runs
     priced anew do: what is added to their predictions only makes the bound safer."""
     notify(
         f"warning: calibration {calibration.id} was made for an earlier version of the formula: `llmlaunch calibrate`"
     )
-    margin = None
+    question, risk = _question(recipe), _risk(recipe)
+    margin: Margin | None = None
+    runs: tuple[EvidenceRun, ...] = ()
     support = mark_outdated(support)
     if risk is not None:
         scores = _scores_in_store(calibration.backend, question.accelerator, notify)
-        margin = margin_of(scores, question, risk)
-    return Lessons(margin, trusted_correction(calibration.correction, support), support)
-
-
-def _table(recipe: Recipe) -> str:
-    """Return the recipe's backend as calibrations name it."""
-    name = recorded_name(recipe)
-    return TABLES.get(name, name)
+        margin, runs = margin_of(scores, question, risk), _own_runs(scores, recipe)
+    return Lessons(margin, trusted_correction(calibration.correction, support), support, runs)
 
 
 def _question(recipe: Recipe) -> RunClass:

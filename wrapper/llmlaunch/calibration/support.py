@@ -17,6 +17,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from llmlaunch.calibration.evidence import EvidenceRun
 from llmlaunch.calibration.margins import (
     BOUNDING,
     DIED,
@@ -111,11 +112,13 @@ class Rehearsal:
 class Lessons:
     """What measured runs tell of the plans of one recipe, for the planner, which reads no store. `margin` is the bound
     at the recipe's risk, None if it names none; `correction` belongs into every prediction; `support` counts the runs
-    behind both, None if nobody looked; `rehearsals` hold for their very shapes only."""
+    behind both, None if nobody looked; `own_runs` of the store join the shipped ones where they are too few for a bound
+    of their own; `rehearsals` hold for their very shapes only."""
 
     margin: Margin | None = None
     correction: Correction = NO_CORRECTION
     support: Support | None = None
+    own_runs: tuple[EvidenceRun, ...] = ()
     rehearsals: tuple[Rehearsal, ...] = ()
 
 

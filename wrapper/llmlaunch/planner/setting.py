@@ -6,7 +6,10 @@ import re
 from dataclasses import dataclass, replace
 
 from llmlaunch.backends.base import Backend
-from llmlaunch.calibration.margins import FUJII_SHARE, Margin, no_margin
+from llmlaunch.backends.registry import recorded_name
+from llmlaunch.calibration.evidence import DEFAULT_RISK, EvidenceMargin, JobClass, evidence_margin
+from llmlaunch.calibration.margins import FUJII_SHARE, Margin, no_margin, runs_needed
+from llmlaunch.calibration.records import TABLES
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.cluster.matrix import slurm_order
 from llmlaunch.cluster.profile import Accelerator, Cluster
@@ -18,7 +21,7 @@ from llmlaunch.recipe.types import MemoryPolicy, Recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
 
-__all__ = ["Setting", "host_limit", "memory_limit", "node_of", "setting_of", "timed_cluster"]
+__all__ = ["Setting", "host_limit", "job_class", "memory_limit", "node_of", "setting_of", "timed_cluster"]
 
 SIZE_UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}  # sbatch: megabytes where no unit is given
 SIZE = re.compile(r"(\d+)([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -65,7 +68,7 @@ def setting_of(
         UserError: the recipe asks SLURM for what is no amount of memory.
     """
     sized = replace(recipe, nodes=recipe.nodes or 1)
-    limit = memory_limit(recipe.cluster.accelerator, recipe.memory, lessons.margin)
+    limit = memory_limit(recipe, lessons)
     return Setting(
         recipe=recipe,
         backend=backend,
@@ -108,44 +111,83 @@ def timed_cluster(recipe: Recipe) -> Cluster:
     return cluster.between(recipe.nodes, slurm_order(cluster.bandwidth, recipe.nodes))
 
 
-def memory_limit(accelerator: Accelerator, policy: MemoryPolicy, margin: Margin | None = None) -> Limit:
-    """Return the bytes a device may be filled to, with the reason: the bound at the recipe's risk where measured runs
-    give one (`margin`), else the share of device memory."""
+def memory_limit(recipe: Recipe, lessons: Lessons = NO_LESSONS) -> Limit:
+    """Return the bytes a device may be filled to, with the reason.
+
+    The recipe's share of device memory decides where it names one and no risk. Else measured runs do: those of the
+    store where they bound the risk, the shipped ones with them where they do not. A bound of the store on jobs that are
+    new to its runs never allows more than the shipped ones do. On a CPU, on a card that nobody measured and at a risk
+    that nothing bounds the share decides, which is Fujii's 80 % where the recipe names none.
+    """
+    accelerator, policy, margin = recipe.cluster.accelerator, recipe.memory, lessons.margin
+    on_gpu = accelerator.kind == "gpu"
     by_share = _limit_by_share(accelerator, policy)
-    if policy.risk is None:
+    if not (policy.by_runs if on_gpu else policy.risk is not None):
         return by_share
-    margin = margin or no_margin(policy.risk, 0)
-    if margin.upper_ratio is None:
-        fujii = policy.limit == FUJII_SHARE and by_share.limit_bytes == int(by_share.memory_bytes * FUJII_SHARE)
-        decides = "the 80 % rule decides" if fujii else by_share.reason
-        return replace(by_share, reason=f"{margin.sentence}: {decides}", risk=policy.risk, runs=margin.runs)
-    # A ratio below 1 never lifts the limit above the card: no comparable run came that close to it.
-    bytes_at_risk = accelerator.memory_bytes / max(margin.upper_ratio, 1.0) - _free_bytes(accelerator, policy)
-    if margin.widened is not None and by_share.limit_bytes < bytes_at_risk:
-        reason = f"{margin.sentence}: {by_share.reason}"
-        return replace(by_share, reason=reason, risk=policy.risk, runs=margin.runs)
-    free_bytes = _free_bytes(accelerator, policy)
-    reason = margin.sentence + (f", and {free_bytes / GIB:.1f} GiB stay free" if free_bytes else "")
-    return replace(by_share, limit_bytes=max(int(bytes_at_risk), 0), reason=reason, risk=policy.risk, runs=margin.runs)
+    risk = DEFAULT_RISK if policy.risk is None else policy.risk
+    shipped = None
+    if on_gpu:
+        shipped = evidence_margin(job_class(recipe), accelerator.memory_bytes, risk, own_runs=lessons.own_runs)
+    if margin is not None and margin.upper_ratio is not None:
+        # A ratio below 1 never lifts the limit above the card: no comparable run came that close to it.
+        free_bytes = _free_bytes(accelerator, policy)
+        most = max(int(accelerator.memory_bytes / max(margin.upper_ratio, 1.0)) - free_bytes, 0)
+        others = by_share if shipped is None else _limit_by_evidence(by_share, shipped, policy)
+        if margin.widened is None or most <= others.limit_bytes:
+            reason = margin.sentence + (f", and {free_bytes / GIB:.1f} GiB stay free" if free_bytes else "")
+            return replace(others, limit_bytes=most, reason=reason, risk=risk, runs=margin.runs)
+        return replace(others, reason=f"{margin.sentence}: {others.reason}", risk=risk, runs=margin.runs)
+    if shipped is not None:
+        return _limit_by_evidence(by_share, shipped, policy)
+    return replace(by_share, reason=f"{_why_share(recipe, risk, margin)}: {by_share.reason}", risk=risk, runs=0)
+
+
+def job_class(recipe: Recipe) -> JobClass:
+    """Return the class of measured runs that the recipe's jobs are compared with."""
+    name, training = recorded_name(recipe), recipe.training
+    return JobClass(
+        backend=TABLES.get(name, name),
+        mixture=recipe.model.moe is not None,
+        narrow=training.numbers.narrow is not None,
+        capability=recipe.cluster.accelerator.compute_capability,
+    )
+
+
+def _limit_by_evidence(by_share: Limit, margin: EvidenceMargin, policy: MemoryPolicy) -> Limit:
+    most, reason = margin.limit_bytes, margin.sentence
+    if policy.floor_gib is not None and margin.memory_bytes - policy.floor_bytes < most:
+        most, reason = max(margin.memory_bytes - policy.floor_bytes, 0), f"{policy.floor_gib:g} GiB stay free; {reason}"
+    return replace(by_share, limit_bytes=most, reason=reason, risk=margin.risk, runs=margin.runs, evidence=margin)
+
+
+def _why_share(recipe: Recipe, risk: float, margin: Margin | None) -> str:
+    accelerator = recipe.cluster.accelerator
+    if accelerator.kind == "cpu":
+        return (margin or no_margin(risk, 0)).sentence
+    shipped = evidence_margin(job_class(recipe), accelerator.memory_bytes)
+    if shipped is None:
+        return f"no measured run is of a card like {accelerator.name}"
+    return f"risk {risk:g} needs {runs_needed(risk)} measured runs"
 
 
 def _limit_by_share(accelerator: Accelerator, policy: MemoryPolicy) -> Limit:
     """Fujii et al.'s rule: at most 80 % of the device (454 runs on A100 and H100, arXiv 2411.06465), and never less
     free than a fixed floor, because 20 % of a 40 GB card is too thin. A CPU process has no driver beside it: there the
     share alone decides."""
-    share = int(accelerator.memory_bytes * policy.limit)
-    free_bytes = _free_bytes(accelerator, policy)
-    by_floor = accelerator.memory_bytes - free_bytes
-    if by_floor < share:
-        reason = f"{free_bytes / GIB:.1f} GiB stay free, more than {policy.limit:.0%} of the device would leave"
-        return Limit(max(by_floor, 0), accelerator.memory_bytes, accelerator.memory_source, reason)
-    rule = "the 80 % rule of Fujii et al." if policy.limit == FUJII_SHARE else "as the recipe says"
-    reason = f"{policy.limit:.0%} of device memory, {rule}"
-    return Limit(share, accelerator.memory_bytes, accelerator.memory_source, reason)
+    on_gpu, memory = accelerator.kind == "gpu", accelerator.memory_bytes
+    share = FUJII_SHARE if policy.limit is None else policy.limit
+    rule = "the 80 % rule of Fujii et al." if share == FUJII_SHARE else "as the recipe says"
+    reason = f"{share:.0%} of device memory, {rule}"
+    limit = Limit(int(memory * share), memory, accelerator.memory_source, reason, fits_bytes=memory if on_gpu else None)
+    if on_gpu and memory - policy.floor_bytes < limit.limit_bytes:
+        reason = f"{policy.floor_bytes / GIB:.1f} GiB stay free, more than {share:.0%} of the device would leave"
+        return replace(limit, limit_bytes=max(memory - policy.floor_bytes, 0), reason=reason)
+    return limit
 
 
 def _free_bytes(accelerator: Accelerator, policy: MemoryPolicy) -> int:
-    return policy.floor_bytes if accelerator.kind == "gpu" else 0
+    """What the recipe itself wants free; measured runs have their own margin."""
+    return policy.floor_bytes if accelerator.kind == "gpu" and policy.floor_gib is not None else 0
 
 
 def node_of(recipe: Recipe) -> HostNode:
@@ -168,7 +210,7 @@ def host_limit(recipe: Recipe) -> Limit:
     requested, source = _requested_host_bytes(recipe)
     node_bytes = _node_bytes(recipe)
     available = node_bytes if requested is None else min(requested, node_bytes)
-    share = recipe.memory.limit
+    share = FUJII_SHARE if recipe.memory.limit is None else recipe.memory.limit
     where = "the node's host memory" if requested is None or node_bytes < requested else source
     by_request = requested is not None and requested <= node_bytes
     return Limit(

@@ -25,6 +25,8 @@ _NOTES = frozenset({"memory_source", "bandwidth", "found_version", "family", "ho
 # came after the first digests were stored: these values still mean what absent meant, so those digests hold
 _LATER = {
     "risk": None,
+    "by_runs": True,
+    "floor_asked": False,
     "calibration": "in-use",
     "techniques": NO_TECHNIQUES,
     "gradient_dtype": None,
@@ -124,8 +126,10 @@ def _without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 def _stored(value: Recipe | Training | Site | MemoryPolicy) -> dict[str, Any]:
     """Return the content of a section by the names and in the units of the first digests."""
     if isinstance(value, MemoryPolicy):
-        policy = {"limit": value.limit, "floor_bytes": value.floor_bytes}
-        return _without_defaults(policy | {"risk": value.risk, "calibration": value.calibration})
+        absent = 0.80  # as the first digests have it
+        policy = {"limit": absent if value.limit is None else value.limit, "floor_bytes": value.floor_bytes}
+        rule = {"by_runs": value.by_runs, "floor_asked": value.floor_gib is not None and value.by_runs}
+        return _without_defaults(policy | rule | {"risk": value.risk, "calibration": value.calibration})
     if isinstance(value, Training):
         training = {name: getattr(value, name) for name in _PLAIN_TRAINING}
         schedule = {name: getattr(value, key) for name, key in _SCHEDULE.items()}

@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 
+FLOOR_GIB = 4.0  # 20 % of a 40 GB card is too thin
 NO_RESTART = "none"  # the word; a recipe that says nothing has the defaults of `Restart` where checkpoints are written
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
@@ -169,15 +170,24 @@ class BackendChoice:
 
 @section
 class MemoryPolicy:
-    """When a plan is called safe: device bytes <= `limit` x device memory, and at least `floor_gib` free. With a
-    `risk`, measured runs set the limit where there are enough of them."""
+    """When a plan is called safe. Without a word here, and with a `risk`, measured runs set the limit of a GPU where
+    there are enough of them. With a `limit` alone, and wherever they do not, it is a share of device memory, and at
+    least `floor_gib` stay free."""
 
-    limit: float = key("Share of device memory that may be used", default=0.80, gt=0, le=1)
-    floor_gib: float = key(
-        "What must stay free at least, in units of 2**30 bytes (GPUs only)", default=4.0, ge=0, le=1024
+    limit: float | None = key(
+        "Share of device memory that may be used (Fujii's rule is 0.8), in place of measured runs",
+        default=None,
+        gt=0,
+        le=1,
+    )
+    floor_gib: float | None = key(
+        "What must stay free at least, in units of 2**30 bytes (GPUs only); absent = 4.0 beside a share",
+        default=None,
+        ge=0,
+        le=1024,
     )
     risk: float | None = key(
-        "Share of runs that may need more; measured runs then set the limit, `limit` until they do",
+        "Share of runs that may need more than predicted and the margin; absent = 0.1",
         default=None,
         gt=0,
         le=0.5,
@@ -190,7 +200,13 @@ class MemoryPolicy:
 
     @property
     def floor_bytes(self) -> int:
-        return int(self.floor_gib * GIB)
+        """What stays free beside a share of memory."""
+        return int((FLOOR_GIB if self.floor_gib is None else self.floor_gib) * GIB)
+
+    @property
+    def by_runs(self) -> bool:
+        """Whether measured runs may set the limit."""
+        return self.limit is None or self.risk is not None
 
 
 @section

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import constant
@@ -145,7 +144,7 @@ def _measured_limit(plan: Plan, policy: MemoryPolicy, parts: Mapping[str, int]) 
     """Return the limit of a rank that a GPU measured: device memory less the floor and what remains unknown, and never
     less than the rule allows."""
     limit = plan.limit
-    if policy.limit != FUJII_SHARE or limit.risk is not None:
+    if policy.limit is not None or policy.risk is not None:
         return limit.limit_bytes, limit.reason
     unknown = round(COMMUNICATORS_MAY_EXCEED * parts[COMMUNICATORS] + RUNS_DIFFER * parts["process"])
     measured = limit.memory_bytes - policy.floor_bytes - unknown

@@ -11,6 +11,7 @@ from llmlaunch.accuracy.anchors import ANCHORS, anchor_bytes, anchor_summary
 from llmlaunch.accuracy.coverage import comparable_runs, coverage
 from llmlaunch.accuracy.scoring import ScoredRecord
 from llmlaunch.accuracy.summary import families, grouped, throughput
+from llmlaunch.accuracy.verdicts import verdicts
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.documents.writing import write_whole
 from llmlaunch.errors import UserError
@@ -29,7 +30,7 @@ __all__ = [
 
 
 Family = Mapping[str, Any]
-OUTCOMES = ("records", "supported", "called_safe", "called_unsafe", "above_card", "flags_unknown")
+OUTCOMES = ("records", "supported", "called_safe", "called_tight", "called_unsafe", "above_card", "flags_unknown")
 ERRORS = ["MAPE", "median", "bias", "p95", "worst", "worst record"]
 
 
@@ -41,6 +42,7 @@ def accuracy_text(answer: Mapping[str, Any]) -> str:
         _peaks(families),
         _groups(families),
         _outcomes(families),
+        _verdicts(answer["verdicts"]),
         _throughput(families),
         _anchors(answer),
         _margins(answer["margins"]),
@@ -94,9 +96,28 @@ def _groups(families: Mapping[str, Family]) -> str:
 
 def _outcomes(families: Mapping[str, Family]) -> str:
     rows = [[n, *(str(f.get(k, "-")) for k in OUTCOMES)] for n, f in families.items() if "called_safe" in f]
-    head = ["family/outcome", "records", "priced", "called safe", "called unsafe", "above the card", "flags unknown"]
-    title = "Runs known only to have fitted or died, judged by the 80 % rule (oom called safe: a death not foreseen)"
+    head = ["family/outcome", "records", "priced", "safe", "tight", "unsafe", "above the card", "flags unknown"]
+    title = "Runs known only to have fitted or died, by the margin without their own family"
     return _section(title, head, rows)
+
+
+def _verdicts(classes: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            *(c["class"], c["family"], f"{c['deaths_called_safe']} of {c['deaths']}", _at_most(c)),
+            *(f"{c['fits_called_tight']} + {c['fits_called_unsafe']} of {c['fits']}", f"{c['stated_risk']:g}"),
+            f"{c['fujii_deaths_called_safe']}, {c['fujii_fits_not_called_safe']}",
+        ]
+        for c in classes
+    ]
+    head = ["class", "family", "deaths called safe", "at most", "fits called tight + unsafe", "risk", "80 % rule"]
+    title = "Verdicts by class (at most: 95 % bound of the share of deaths; the 80 % rule: deaths safe, fits refused)"
+    return _section(title, head, rows)
+
+
+def _at_most(c: Mapping[str, Any]) -> str:
+    share = c["deaths_called_safe_at_most"]
+    return "-" if share is None else percent(share)
 
 
 def _throughput(families: Mapping[str, Family]) -> str:
@@ -190,6 +211,7 @@ def accuracy_json(
     answer: dict[str, Any] = {
         "records": [scored.as_json() for scored in records],
         "families": families(records),
+        "verdicts": verdicts(records),
         "margins": coverage(comparable_runs(records, clusters)),
     }
     for name, group in grouped(records).items():
@@ -216,7 +238,16 @@ def accuracy_markdown(answer: Mapping[str, Any]) -> str:
     titles = [answer["anchors"][name]["title"] for name in names]
     head = ["measured runs", "peak", "records", "priced", "MAPE", "median", "bias", "p95", "worst"]
     peaks = [[*_peak(name, f), *_anchor_errors(f, names)] for name, f in families.items() if "mape" in f]
-    outcome_head = ["runs", "outcome", "priced", "called safe", "called unsafe", "flags unknown", "above the card"]
+    outcome_head = [
+        "runs",
+        "outcome",
+        "priced",
+        "called safe",
+        "called tight",
+        "called unsafe",
+        "flags unknown",
+        "above the card",
+    ]
     outcomes = [[*_outcome(name, f), *_anchor_verdicts(f, names)] for name, f in families.items() if _judged(f)]
     return "\n\n".join(
         [
@@ -257,11 +288,11 @@ def _anchor_errors(f: Family, names: list[str]) -> Iterator[str]:
 
 
 def _judged(f: Family) -> bool:
-    return bool(f.get("called_safe", 0) + f.get("called_unsafe", 0))
+    return bool(f.get("called_safe", 0) + f.get("called_tight", 0) + f.get("called_unsafe", 0))
 
 
 def _outcome(name: str, f: Family) -> list[str]:
-    counts = [str(f[key]) for key in ("supported", "called_safe", "called_unsafe", "flags_unknown")]
+    counts = [str(f[key]) for key in ("supported", "called_safe", "called_tight", "called_unsafe", "flags_unknown")]
     return [*name.rsplit("/", 1), *counts, str(f.get("above_card", "-"))]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from llmlaunch.calibration.calibrations import Calibration, calibration_of_json
 from llmlaunch.errors import UserError
 from llmlaunch.store.location import Location
 
-__all__ = ["IN_USE", "NAMED", "has_runs_of", "rehearsal_texts", "stored_calibration"]
+__all__ = ["IN_USE", "NAMED", "has_measurements", "has_runs_of", "rehearsal_texts", "stored_calibration"]
 
 BUSY_SECONDS = 5.0
 NAMED = "SELECT content FROM calibrations WHERE id = :id"
@@ -60,6 +61,13 @@ def has_runs_of(location: Location, digest: str, name: str) -> bool:
         return bool(_select_from_file(location.path, _RUNS, {"digest": digest, "name": name}))
     except sqlite3.Error:
         return True
+
+
+def has_measurements(location: Location, backends: Sequence[str]) -> bool:
+    """Whether the store holds any measured run with one of those backends. Raises UserError if it cannot be read."""
+    names = {f"b{index}": name for index, name in enumerate(backends)}
+    places = ", ".join(f":{name}" for name in names)
+    return bool(_select(location, f"SELECT 1 FROM measurements WHERE backend IN ({places}) LIMIT 1", **names))
 
 
 def _select(location: Location, statement: str, **values: str) -> list[Any]:

@@ -1,0 +1,159 @@
+"""The shipped margin: an honest table, a bound that holds at its risk, wider where runs are few, none without any."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmlaunch.calibration import evidence
+from llmlaunch.calibration.evidence import (
+    DIED,
+    FITTED,
+    LIVED,
+    TABLE,
+    EvidenceRun,
+    JobClass,
+    evidence_margin,
+    own_runs,
+    shipped_runs,
+    unit_bytes,
+)
+from llmlaunch.calibration.margins import DIED as DEATH
+from llmlaunch.calibration.margins import Score
+from llmlaunch.units import GIB
+from support.evidence_table import evidence_table
+
+DENSE = JobClass("megatron", mixture=False, narrow=False, capability="9.0")
+CARD = 80 * GIB
+
+
+def run_of(shortfall_gib: float, outcome: str = LIVED, job: JobClass = DENSE, source: str = "a") -> EvidenceRun:
+    predicted = 60 * GIB
+    return EvidenceRun("run", source, job, outcome, predicted, round(shortfall_gib * GIB))
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> list[EvidenceRun]:
+    """The shipped runs, replaced by those a test appends."""
+    runs: list[EvidenceRun] = []
+    monkeypatch.setattr(evidence, "shipped_runs", lambda: tuple(runs))
+    return runs
+
+
+def test_the_shipped_table_is_what_the_formula_of_today_predicts_of_the_measured_runs() -> None:
+    assert TABLE.read_text(encoding="utf-8") == evidence_table(), "run `make evidence-table`"
+
+
+def test_every_shipped_run_has_a_source_and_says_something_of_a_full_card() -> None:
+    assert len(shipped_runs()) > 400
+    for run in shipped_runs():
+        assert run.outcome in (LIVED, DIED, FITTED)
+        assert run.predicted_bytes + (run.shortfall_bytes if run.outcome == LIVED else 0) > 6 * GIB
+
+
+@given(
+    shortfalls=st.lists(st.floats(-20, 20), min_size=25, max_size=120),
+    outcomes=st.randoms(use_true_random=False),
+    risk=st.sampled_from([0.05, 0.1, 0.2]),
+)
+def test_the_summed_loss_of_the_runs_behind_a_margin_keeps_to_its_risk(
+    shortfalls: list[float], outcomes: random.Random, risk: float
+) -> None:
+    runs = [
+        run_of(size, outcomes.choice([LIVED, LIVED, DIED, FITTED]), source="ab"[index % 2])
+        for index, size in enumerate(shortfalls)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence, "shipped_runs", lambda: tuple(runs))
+        margin = evidence_margin(DENSE, CARD, risk)
+    assert margin is not None
+    lost = sum(run.outcome != FITTED and run.units >= margin.units for run in runs)
+    assert lost + 1 <= Fraction(str(risk)) * (len(runs) + 1)
+    assert margin.limit_bytes <= CARD
+    assert margin.limit_bytes + margin.units * unit_bytes(margin.limit_bytes) == pytest.approx(CARD, abs=4)
+    assert margin.risk_of(margin.limit_bytes - GIB) <= risk
+
+
+def test_a_margin_covers_the_next_run_of_its_class_as_often_as_it_says(table: list[EvidenceRun]) -> None:
+    """300 draws of 40 runs with a shortfall of no special distribution, and of the next."""
+    draw = random.Random(20)
+    missed = 0
+    for _ in range(300):
+        sizes = [draw.choice([0.1, 0.5, 1.0]) * draw.expovariate(0.5) - 1.0 for _ in range(41)]
+        table[:] = [run_of(size, source="ab"[index % 2]) for index, size in enumerate(sizes[:-1])]
+        margin = evidence_margin(DENSE, CARD, 0.1)
+        assert margin is not None
+        missed += run_of(sizes[-1]).units > margin.units
+    assert missed / 300 <= 0.14
+
+
+def test_a_death_that_the_margin_would_have_called_safe_raises_it(table: list[EvidenceRun]) -> None:
+    table += [run_of(0.0, source="ab"[index % 2]) for index in range(30)]
+    before = evidence_margin(DENSE, CARD, 0.05)
+    table += [run_of(8.0, DIED), run_of(8.0, DIED)]
+    after = evidence_margin(DENSE, CARD, 0.05)
+    assert before is not None
+    assert after is not None
+    assert after.limit_bytes < before.limit_bytes
+    assert 60 * GIB + after.units * unit_bytes(60 * GIB) >= 68 * GIB, "what died is not safe on its card"
+
+
+def test_too_few_runs_of_a_class_are_pooled_wider_and_said(table: list[EvidenceRun]) -> None:
+    table += [run_of(1.0, source="ab"[index % 2]) for index in range(30)]
+    table += [run_of(3.0, job=replace(DENSE, narrow=True)) for _ in range(30)]
+    own = evidence_margin(DENSE, CARD, 0.05)
+    wider = evidence_margin(replace(DENSE, narrow=True), CARD, 0.05)  # its runs are of one source
+    assert own is not None
+    assert wider is not None
+    assert (own.widened, own.runs) == (False, 30)
+    assert (wider.widened, wider.runs) == (True, 60)
+    assert "dense models" in wider.sentence
+    assert "the job's own class has too few" in wider.sentence
+
+
+def test_no_bound_without_runs_on_such_cards_nor_at_a_risk_too_small(table: list[EvidenceRun]) -> None:
+    table += [run_of(1.0, source="ab"[index % 2]) for index in range(30)]
+    assert evidence_margin(replace(DENSE, capability="7.0"), CARD, 0.05) is None
+    assert evidence_margin(DENSE, CARD, 0.01) is None
+    assert evidence_margin(DENSE, CARD, 0.05, without_source="a") is None, "the rest are too few"
+
+
+def test_a_family_never_decides_over_itself() -> None:
+    for source in {run.source for run in shipped_runs()}:
+        with_it = [run for run in shipped_runs() if run.source != source]
+        margin = evidence_margin(DENSE, CARD, without_source=source)
+        assert margin is not None
+        assert margin.runs <= len(with_it)
+
+
+def test_the_stores_runs_join_the_shipped_ones() -> None:
+    scores = [Score(1.2, "device", "dense gated", None, 0.9)] * 30 + [Score(DEATH, "device", "dense gated", None, 0.9)]
+    runs = own_runs(scores, DENSE, CARD)
+    assert runs[0].shortfall_bytes == pytest.approx(0.2 * 0.9 * 0.8 * CARD, abs=1)
+    assert runs[-1].shortfall_bytes == pytest.approx(CARD * (1 - 0.72), abs=1)
+    alone, joined = evidence_margin(DENSE, CARD), evidence_margin(DENSE, CARD, own_runs=runs)
+    assert alone is not None
+    assert joined is not None
+    assert joined.runs == alone.runs + 31
+    assert joined.limit_bytes < alone.limit_bytes
+
+
+def test_a_larger_prediction_never_has_a_smaller_stated_risk() -> None:
+    margin = evidence_margin(DENSE, CARD)
+    assert margin is not None
+    risks = [margin.risk_of(round(share / 100 * CARD)) for share in range(40, 111)]
+    assert risks == sorted(risks)
+    assert risks[0] < 0.05 < 0.1 < risks[-1]
+
+
+def test_a_large_card_keeps_more_free_than_a_small_one_and_a_smaller_share() -> None:
+    small, large = evidence_margin(DENSE, CARD), evidence_margin(DENSE, 270 * GIB)
+    assert small is not None
+    assert large is not None
+    assert CARD - small.limit_bytes < 270 * GIB - large.limit_bytes
+    assert small.limit_bytes / CARD < large.limit_bytes / (270 * GIB)
