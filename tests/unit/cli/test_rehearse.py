@@ -231,7 +231,8 @@ def test_mistakes_are_one_message_before_anything_is_traced(rehearse: Rehearse, 
     for arguments, message in (
         ((DENSE, PIPELINE, "--rank", "4"), "pipeline ranks are 0 to 3; or say worst or all"),
         ((DENSE, 'backend={name: megatron-lm, version: "0.16"}'), "the job runs Megatron core 0.16, and"),
-        ((deepspeed,), "a trace runs Megatron-LM alone"),
+        ((deepspeed, 'backend={name: deepspeed, version: "0.15.0"}'), "the job runs DeepSpeed 0.15.0, and"),
+        ((deepspeed, "backend={name: deepspeed, script: /x.py}"), "no rank of /x.py can be run alone"),
         ((DENSE, "-o", "run"), "a trace leaves no run directory"),
         (("nowhere.yaml",), "nowhere.yaml"),
     ):

@@ -34,7 +34,7 @@ def _install(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     "place",
     type=click.Choice(["auto", "trace", "gpu"]),
     default="auto",
-    help="One GPU, or real Megatron-LM code without any [auto: what is at hand].",
+    help="One GPU, or real framework code without any [auto: what is at hand].",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="With --on gpu: the run directory; must be new.")
 @click.option(

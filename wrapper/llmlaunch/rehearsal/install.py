@@ -188,13 +188,13 @@ def python_of(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def versions_in(folder: Path) -> dict[str, str]:
+def versions_in(folder: Path, packages: Sequence[str] = TRACED) -> dict[str, str]:
     """Return the installed versions of the packages that are traced, by package; no process is started."""
     places = [str(path) for path in folder.glob("lib/python3*/site-packages")]
     versions = {
         _plain(distribution.metadata["Name"] or ""): distribution.version for distribution in distributions(path=places)
     }
-    return {name: versions[_plain(name)] for name in TRACED if _plain(name) in versions}
+    return {name: versions[_plain(name)] for name in packages if _plain(name) in versions}
 
 
 def _plain(name: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, known_version, rendered_version
+from llmlaunch.calibration.support import same_minor
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.choose import LauncherChoice, choose
 from llmlaunch.launchers.local_gpus import gpu_at_hand
@@ -27,7 +29,7 @@ __all__ = [
 
 
 GPU, TRACE = "gpu", "trace"
-MEGATRON = "megatron-lm"
+MEGATRON, DEEPSPEED = "megatron-lm", "deepspeed"
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def chosen_place(recipe: Recipe, place: str, say: Callable[[str], None]) -> Plac
         UserError: there is nothing to rehearse on, with every way to have something; or the job has no trace.
     """
     accelerator = recipe.cluster.accelerator
-    if place != TRACE and accelerator.kind == "cpu":
+    if accelerator.kind == "cpu" and (place != TRACE or recipe.backend.name == DEEPSPEED):
         raise UserError(f"{recipe.path}: trains on CPUs: there is no GPU's memory to rehearse; submit runs it here")
     gpu = None if place == TRACE else gpu_at_hand(accelerator)
     if gpu is not None:
@@ -57,13 +59,7 @@ def chosen_place(recipe: Recipe, place: str, say: Callable[[str], None]) -> Plac
         if shutil.which("sbatch") is None:
             raise UserError(_nothing_at_hand(recipe))
         return _launched(choose(False, say), "On one GPU of a node that SLURM gives.")
-    if recipe.backend.name != MEGATRON:
-        raise UserError(
-            f"{recipe.path}: a trace runs Megatron-LM alone. Under fake tensors DeepSpeed's engine does not start with "
-            "ZeRO 3, and shows no difference between ZeRO 1 and 2, so that it would say nothing true of gradients. "
-            f"--on gpu runs it on one {accelerator.name}, on a machine that has one or under SLURM"
-        )
-    environment = find_trace_environment()
+    environment = find_trace_environment(recipe.backend.name)
     if environment is None:
         raise UserError(_nothing_at_hand(recipe))
     return Place(environment, None, f"Traced without a GPU, with {environment.folder}.")
@@ -75,9 +71,7 @@ def _launched(choice: LauncherChoice, why: str) -> Place:
 
 def _nothing_at_hand(recipe: Recipe) -> str:
     trace = (
-        f"Without a GPU, its ranks are traced in an environment of their own: {how_to_get_one()}. "
-        if recipe.backend.name == MEGATRON
-        else ""
+        f"Without a GPU, its ranks are traced in an environment of their own: {how_to_get_one(recipe.backend.name)}. "
     )
     return (
         f"{recipe.path}: nothing here to rehearse on. {trace}With one: on a machine that has a "
@@ -89,6 +83,7 @@ VARIABLE = "LLMLAUNCH_FRAMEWORKS"
 CHECKOUT = Path(__file__).resolve().parents[3]
 IN_CHECKOUT = ".venv-frameworks"
 CORE = "megatron-core"
+WITH_DEEPSPEED = ("deepspeed", "torch", "transformers", "peft")
 
 # Of the variables of the person who asks, those that would make another Python of this one.
 _LEAKS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "LD_PRELOAD")
@@ -96,7 +91,8 @@ _LEAKS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "LD_PRELOA
 
 @dataclass(frozen=True)
 class TraceEnvironment:
-    """A folder with Megatron core and Transformer Engine beside a CPU build of torch; `versions` by package."""
+    """A folder with the frameworks of a backend beside a CPU build of torch; `versions` by package. For Megatron-LM
+    these are Megatron core and Transformer Engine."""
 
     folder: Path
     versions: Mapping[str, str]
@@ -111,20 +107,20 @@ class TraceEnvironment:
         return variables | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def find_trace_environment() -> TraceEnvironment | None:
-    """The one `LLMLAUNCH_FRAMEWORKS` names, else the checkout's, else the person's own; None where there is none.
+def find_trace_environment(backend: str = MEGATRON) -> TraceEnvironment | None:
+    """The one `LLMLAUNCH_FRAMEWORKS` names, else the checkout's, else the person's own; None where there is none. Ranks
+    of DeepSpeed may also be traced by the very Python that runs llmlaunch.
 
     Raises:
         UserError: the variable names something else.
     """
-    named = os.environ.get(VARIABLE)
-    if named:
-        folder = Path(named).expanduser().absolute()
-        if not python_of(folder).exists():
-            raise UserError(f"{VARIABLE}: {named} is no such environment (it has no bin/python); {how_to_get_one()}")
-        environment = TraceEnvironment(folder, versions_in(folder))
+    if backend == DEEPSPEED:
+        return _environment_with_deepspeed()
+    named = _named_folder(backend)
+    if named is not None:
+        environment = TraceEnvironment(named, versions_in(named))
         if CORE not in environment.versions:
-            raise UserError(f"{VARIABLE}: {named} holds no {CORE}; {how_to_get_one()}")
+            raise UserError(f"{VARIABLE}: {os.environ[VARIABLE]} holds no {CORE}; {how_to_get_one(backend)}")
         return environment
     for folder in (CHECKOUT / IN_CHECKOUT, user_folder()):
         if is_installed(folder):
@@ -132,8 +128,34 @@ def find_trace_environment() -> TraceEnvironment | None:
     return None
 
 
-def how_to_get_one() -> str:
+def _environment_with_deepspeed() -> TraceEnvironment | None:
+    """An environment that the variable names for Megatron-LM does not stand in the way of this one."""
+    named = _named_folder(DEEPSPEED)
+    for folder in (*((named,) if named is not None else ()), Path(sys.prefix)):
+        versions = versions_in(folder, WITH_DEEPSPEED)
+        if len(versions) == len(WITH_DEEPSPEED):
+            return TraceEnvironment(folder, versions)
+    return None
+
+
+def _named_folder(backend: str) -> Path | None:
+    """The folder the variable names. Raises UserError where that is no environment."""
+    named = os.environ.get(VARIABLE)
+    if not named:
+        return None
+    folder = Path(named).expanduser().absolute()
+    if not python_of(folder).exists():
+        raise UserError(f"{VARIABLE}: {named} is no such environment (it has no bin/python); {how_to_get_one(backend)}")
+    return folder
+
+
+def how_to_get_one(backend: str = MEGATRON) -> str:
     """What a person types to have one, here."""
+    if backend == DEEPSPEED:
+        return (
+            "pip install --index-url https://download.pytorch.org/whl/cpu torch, then pip install 'llmlaunch[local]', "
+            f"beside llmlaunch or in a folder that {VARIABLE} names"
+        )
     if (CHECKOUT / "Makefile").is_file():
         return f"make install-frameworks in {CHECKOUT} makes one"
     return "llmlaunch rehearse --install-frameworks makes one"
@@ -145,6 +167,8 @@ def refuse_another_version(environment: TraceEnvironment, recipe: Recipe) -> tup
     Raises:
         UserError: the recipe's version takes other arguments than the environment's.
     """
+    if recipe.backend.name == DEEPSPEED:
+        return _refuse_another_deepspeed(environment, recipe)
     job_version, here = recipe.backend.runs_version, environment.versions.get(CORE, "unknown")
     rendered_as = rendered_version(recipe)
     if known_version(here) is None:
@@ -161,4 +185,16 @@ def refuse_another_version(environment: TraceEnvironment, recipe: Recipe) -> tup
         )
     if job_version is not None and known_version(job_version) is None:
         return (f"the job runs Megatron core {job_version}; this is {here}, whose arguments were rendered for it",)
+    return ()
+
+
+def _refuse_another_deepspeed(environment: TraceEnvironment, recipe: Recipe) -> tuple[str, ...]:
+    job_version, here = recipe.backend.runs_version, environment.versions[DEEPSPEED]
+    if job_version is None:
+        return (f"assumed that the job runs DeepSpeed {here} too (set backend.version to say another)",)
+    if not same_minor(job_version, here):
+        raise UserError(
+            f"{recipe.path}: backend.version: the job runs DeepSpeed {job_version}, and {environment.folder} holds "
+            f"{here}: what that keeps in memory is another job's. {VARIABLE}=FOLDER names an environment with it"
+        )
     return ()

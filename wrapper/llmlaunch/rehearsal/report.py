@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from llmlaunch.planner.plan import Plan
+from llmlaunch.rehearsal.deepspeed_trace import FORWARD, REMAINDER
 from llmlaunch.rehearsal.ranks import CACHE, ON_TRACE, RehearsedRank, compared, headline
-from llmlaunch.rehearsal.traced import FORWARD, REMAINDER
 from llmlaunch.rehearsal.verdict import SAFE, UNSAFE, Judgement, NextLayout, RankJudgement
 from llmlaunch.report.text import table
 from llmlaunch.units import GIB, gib
@@ -33,7 +33,8 @@ def rehearsal_text(
 def _rank(result: RehearsedRank, rank: RankJudgement) -> list[str]:
     others = [str(number) for number in result.stands_for if number != result.pipeline_rank]
     also = f", as {', '.join(others)} would" if others else ""
-    how = "traced under real Megatron-LM code" if result.on == ON_TRACE else "run on one GPU"
+    framework = "DeepSpeed" if "deepspeed" in result.versions else "Megatron-LM"
+    how = f"traced under real {framework} code" if result.on == ON_TRACE else "run on one GPU"
     lines = (line for line in compared(result) if max(line.predicted_bytes, line.rehearsed_bytes or 0) >= SHOWN_BYTES)
     rows = [_row(line.term, line.predicted_bytes, line.rehearsed_bytes) for line in lines]
     rows += [_row("allocated peak", result.predicted.allocated_bytes, result.allocated_bytes, share=True)]

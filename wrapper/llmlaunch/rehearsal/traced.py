@@ -25,6 +25,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rehearsal.deepspeed_trace import FORWARD, REMAINDER, deepspeed_job, deepspeed_terms
 from llmlaunch.rehearsal.place import TraceEnvironment, refuse_another_version
 from llmlaunch.rehearsal.ranks import ON_TRACE, RankChoice, RehearsedRank
 from llmlaunch.tracing import TRACER
@@ -35,8 +36,9 @@ __all__ = ["FORWARD", "REMAINDER", "terms_at_peak", "traced", "traced_job"]
 Say = Callable[[str], None]
 LAST_WORDS = 12  # lines
 
+FRAMEWORKS = {"megatron-lm": "Megatron-LM", "deepspeed": "DeepSpeed"}
 _WHY = {
-    "refused": "Megatron-LM refuses these arguments",
+    "refused": "{framework} refuses these arguments",
     "dishonest": "the trace would not have been true, so it says nothing",
     "unsupported": "this cannot be traced",
 }
@@ -53,18 +55,25 @@ def traced(
     """Each of `chosen` as it is done. Whoever stops asking, or is interrupted, ends the tracer and all it has started.
 
     Raises:
-        UserError: the environment's Megatron core is not the job's, or a rank cannot be traced; with the reason.
+        UserError: the environment's framework is not the job's, or a rank cannot be traced; with the reason.
     """
     notes = refuse_another_version(environment, recipe)
-    jobs = [traced_job(recipe, rendered, chosen_rank.pipeline_rank) for chosen_rank in chosen]
+    jobs = [_job(recipe, plan, rendered, chosen_rank.pipeline_rank) for chosen_rank in chosen]
     ranks = {str(chosen_rank.pipeline_rank): chosen_rank for chosen_rank in chosen}
     side_by_side = min(len(ranks), os.cpu_count() or 1)
     say(f"Tracing {_named(chosen)} of {plan.layout.describe()} with {environment.folder}, a minute or so each...")
-    for done, answer in enumerate(_answers(environment, jobs, side_by_side), start=1):
+    framework = recipe.backend.name.partition("-")[0]
+    for done, answer in enumerate(_answers(environment, framework, jobs, side_by_side), start=1):
         chosen_rank = ranks[answer["name"]]
         result = _rehearsed(chosen_rank, recipe, rendered, answer, environment, notes)
         say(f"pipeline rank {chosen_rank.pipeline_rank}: traced in {result.seconds:.0f} s ({done} of {len(ranks)})")
         yield result
+
+
+def _job(recipe: Recipe, plan: Plan, rendered: Rendered, pipeline_rank: int) -> dict[str, Any]:
+    if recipe.backend.name == "deepspeed":
+        return deepspeed_job(recipe, rendered, plan.layout, pipeline_rank)
+    return traced_job(recipe, rendered, pipeline_rank)
 
 
 def _named(chosen: Sequence[RankChoice]) -> str:
@@ -73,9 +82,9 @@ def _named(chosen: Sequence[RankChoice]) -> str:
 
 
 def _answers(
-    environment: TraceEnvironment, jobs: Sequence[Mapping[str, Any]], side_by_side: int
+    environment: TraceEnvironment, framework: str, jobs: Sequence[Mapping[str, Any]], side_by_side: int
 ) -> Iterator[Mapping[str, Any]]:
-    command = [str(environment.python), str(TRACER), "--processes", str(side_by_side)]
+    command = [str(environment.python), str(TRACER), "--framework", framework, "--processes", str(side_by_side)]
     missing = {job["name"] for job in jobs}
     with tempfile.TemporaryFile("w+", errors="replace") as complaints:
         tracer = _started(command, environment, complaints)
@@ -155,6 +164,7 @@ def _rehearsed(
     if "trace" not in answer:
         raise UserError(_failure(recipe, chosen, answer.get("failure")))
     trace = answer["trace"]
+    terms = deepspeed_terms if recipe.backend.name == "deepspeed" else terms_at_peak
     return RehearsedRank(
         pipeline_rank=chosen.pipeline_rank,
         on=ON_TRACE,
@@ -162,7 +172,7 @@ def _rehearsed(
         allocated_bytes=trace["peak_bytes"],
         reserved_bytes=_replayed(rendered, trace),
         stands_for=chosen.stands_for,
-        terms=terms_at_peak(trace, chosen.predicted),
+        terms=terms(trace, chosen.predicted),
         versions=trace.get("versions") or environment.versions,
         seconds=float(trace["seconds"]),
         remarks=(*notes, *_fewer(trace)),
@@ -193,9 +203,8 @@ def _failure(recipe: Recipe, chosen: RankChoice, failure: Any) -> str:
     kind, what, detail = report.get("kind"), str(report.get("what") or ""), str(report.get("detail") or "")
     lines = [line for line in detail.splitlines() if line.strip()]
     if kind in _WHY:
-        return (
-            f"{recipe.path}: pipeline rank {chosen.pipeline_rank}: {_WHY[kind]}: {what or (lines or ['?'])[-1].strip()}"
-        )
+        why = _WHY[kind].format(framework=FRAMEWORKS[recipe.backend.name])
+        return f"{recipe.path}: pipeline rank {chosen.pipeline_rank}: {why}: {what or (lines or ['?'])[-1].strip()}"
     tail = "".join(f"\n  {line}" for line in lines[-LAST_WORDS:])
     return (
         f"{recipe.path}: pipeline rank {chosen.pipeline_rank}: the trace failed: {what or 'no reason was given'}{tail}"
@@ -229,11 +238,6 @@ def _plain(word: Word) -> str:
     """Nothing of such a word is read: it names a place on a node."""
     return f"${word.name}{word.suffix}" if isinstance(word, NodeVariable) else word
 
-
-REMAINDER = "other"
-FORWARD = (
-    "layer_forward"  # what a layer's forward pass makes and lets go of again: no moment of the estimate lies there
-)
 
 Group = Mapping[str, Any]  # storages alike: bytes together, phase, site, module, role, the phase they were let go of in
 

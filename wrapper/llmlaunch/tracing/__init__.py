@@ -1,4 +1,4 @@
-"""Programs for an environment of their own, which holds real Megatron core and TransformerEngine beside a CPU build of
+"""Programs for an environment of their own, which holds real Megatron core or DeepSpeed beside a CPU build of
 torch: nothing here is imported by llmlaunch, only their paths are known. They import one another by bare names."""
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["CachingAllocator", "OutOfMemory", "replay"]
+__all__ = ["CachingAllocator", "OutOfMemory", "replay", "replayed"]
 
 MIB = 2**20
 BLOCK_BYTES = 512  # kMinBlockSize: every request is a multiple of it
@@ -343,3 +343,11 @@ def replay(events: Iterable[Event], expandable: bool = False, device_bytes: int 
             reserved, stuck = allocator.reserved_bytes, allocator.stuck_bytes
             idle = reserved - allocator.allocated_bytes
     return Replayed(reserved, allocated, idle, stuck, allocator.retries, ran_out)
+
+
+def replayed(events: Iterable[Event]) -> dict[str, dict[str, int]]:
+    """What torch's allocator would have taken for it all, by figure and then by its setting."""
+    log = list(events)
+    replays = {"default": replay(log), "expandable": replay(log, expandable=True)}
+    figures = ("reserved_bytes", "allocated_bytes", "idle_bytes", "stuck_bytes")
+    return {figure: {name: getattr(result, figure) for name, result in replays.items()} for figure in figures}

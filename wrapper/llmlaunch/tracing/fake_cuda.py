@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import hashlib
 import importlib
+import os
 import subprocess
 import sys
 import types
@@ -42,12 +43,17 @@ def library() -> Path:
     if b"cuda: Optional[str] = None" not in version and b"cuda: str | None = None" not in version:
         raise SystemExit(
             f"{torch}: this torch was built for CUDA; tracing without a GPU wants a CPU build: "
-            'make install-frameworks TRACED_TORCH="--index-url https://download.pytorch.org/whl/cpu torch==2.13.0"'
+            'make install-frameworks TRACED_TORCH="--index-url https://download.pytorch.org/whl/cpu torch==2.13.0", or '
+            "for DeepSpeed pip install --index-url https://download.pytorch.org/whl/cpu torch in an environment"
         )
     digest = hashlib.sha256(SOURCE.read_bytes() + version).hexdigest()[:16]
-    built = Path(sys.prefix) / f"libfake_cuda-{digest}.so"
+    folder = Path(sys.prefix)
+    if not os.access(folder, os.W_OK):  # an environment of somebody else's
+        folder = Path.home() / ".cache" / "llmlaunch"
+        folder.mkdir(parents=True, exist_ok=True)
+    built = folder / f"libfake_cuda-{digest}.so"
     if not built.exists():
-        unfinished = built.with_suffix(".building")
+        unfinished = built.with_suffix(f".building-{os.getpid()}")
         flags = ["-O1", "-shared", "-fPIC", "-std=c++20"]
         flags += [f"-I{torch}/include", f"-L{torch}/lib", f"-Wl,-rpath,{torch}/lib"]
         subprocess.run(["c++", *flags, str(SOURCE), "-ltorch_cpu", "-lc10", "-o", str(unfinished)], check=True)
@@ -75,6 +81,17 @@ class _Stream(_Event):
         return _Event()
 
 
+class _Generator:
+    """Random numbers are never drawn on the fake device."""
+
+    def get_state(self) -> None: ...
+    def set_state(self, state: Any) -> None: ...
+
+
+class _Device(contextlib.nullcontext[None]):
+    """The only device is always the current one. A class, because `isinstance` is asked of it."""
+
+
 def answer_torch_cuda(torch: Any) -> None:
     """What of `torch.cuda` asks a real device."""
     cuda, stream = torch.cuda, _Stream()
@@ -96,15 +113,21 @@ def answer_torch_cuda(torch: Any) -> None:
         "is_bf16_supported": True,
         "memory_allocated": 0,
         "max_memory_allocated": 0,
+        "memory_reserved": 0,
+        "max_memory_reserved": 0,
         **dict.fromkeys(
-            ("set_device", "synchronize", "empty_cache", "_lazy_init", "set_stream", "manual_seed", "set_rng_state")
+            (
+                *("set_device", "synchronize", "empty_cache", "_lazy_init", "set_stream", "manual_seed"),
+                *("manual_seed_all", "set_rng_state", "reset_peak_memory_stats", "reset_max_memory_allocated"),
+            )
         ),
     }
     for name, value in answers.items():
         setattr(cuda, name, answer(value))
     cuda.Stream, cuda.Event = _Stream, _Event
     cuda.stream = lambda _: contextlib.nullcontext()
-    cuda.device = lambda _: contextlib.nullcontext()
+    cuda.device = _Device
+    cuda.default_generators = (_Generator(),)
     cuda.get_rng_state = lambda *args, **options: torch.zeros(16, dtype=torch.uint8, device="cpu")
     cuda.nvtx.range_push = cuda.nvtx.range_pop = answer(None)
     importlib.import_module("torch.cuda.graphs")._cuda_isCurrentStreamCapturing = answer(False)  # type: ignore[attr-defined]

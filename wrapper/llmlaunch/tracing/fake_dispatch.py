@@ -20,6 +20,8 @@ fake_tensor.CONSTANT_NUMEL_LIMIT = 4096  # lists made into tensors (splits of a 
 META = torch.device("meta")
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
+FLAGS = (torch.bool, torch.uint8)  # the latter are DeepSpeed's of an overflow
+
 _own_key = FakeTensorMode._cache_key
 
 
@@ -79,8 +81,8 @@ def install() -> None:
 
 @bare
 class InventedScalars(TorchDispatchMode):
-    """A fake tensor has no value; Megatron reads a few. What it wrote as a constant is known; of the rest flags read as
-    false and numbers as one."""
+    """A fake tensor has no value; the frameworks read a few. What it wrote as a constant is known; of the rest flags
+    read as false and numbers as one."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:  # every second operator
@@ -91,7 +93,9 @@ class InventedScalars(TorchDispatchMode):
             if constant is not None:
                 return constant.item()
             dtype = args[0].dtype
-            return False if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+            if dtype in FLAGS:
+                return False
+            return 1.0 if dtype.is_floating_point else 1
         if func.namespace == "c10d" and "coalesced" in func._schema.name:
             return torch._C._distributed_c10d.FakeWork().boxed()
         return func(*args, **(kwargs or {}))

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_iter
 
 from fake_dispatch import bare
 
-__all__ = ["STORAGES", "grouped", "state_of", "stateless_of"]
+__all__ = ["STORAGES", "grouped", "state_of", "stateless_of", "tensors_in"]
 
 ALLOCATION_BYTES = 512  # c10 CUDACachingAllocator kMinBlockSize: every request is rounded up to this
-FRAMEWORKS = ("megatron/", "transformer_engine/")
-MODULES = ("megatron/core/transformer/", "megatron/core/models/")
+FRAMEWORKS = ("megatron/", "transformer_engine/", "deepspeed/", "transformers/", "peft/")
+MODULES = ("megatron/core/transformer/", "megatron/core/models/", "transformers/models/")
 
 
 @dataclass(frozen=True)
@@ -176,23 +176,24 @@ class LiveStorages(TorchDispatchMode):
 STORAGES = LiveStorages()  # of this process
 
 
-def _tensors_in(value: Any, visited: set[int]) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any, visited: set[int]) -> Iterator[torch.Tensor]:
+    """All tensors inside nested collections; `visited` are the collections already looked into."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict | list | tuple | set) and id(value) not in visited:
         visited.add(id(value))
         for item in [*value.values()] if isinstance(value, dict) else value:
-            yield from _tensors_in(item, visited)
+            yield from tensors_in(item, visited)
 
 
 def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     """Main parameters and states of every optimizer in the chain; the model's own parameters are not among them."""
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         for name in ("shard_fp32_from_float16_groups", "fp32_from_float16_groups"):
-            yield from _tensors_in(getattr(part, name, []), set())
+            yield from tensors_in(getattr(part, name, []), set())
         if part.optimizer is not None:
             for state in part.optimizer.state.values():
-                yield from _tensors_in(state, set())
+                yield from tensors_in(state, set())
 
 
 def stateless_of(optimizer: Any) -> int:

@@ -52,8 +52,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import balanced_routing
-import caching_allocator
 import fake_dispatch
+from caching_allocator import replayed
 from fake_dispatch import InventedScalars
 from few_microbatches import enough_microbatches, full_microbatches
 from live_storages import STORAGES, grouped, state_of, stateless_of
@@ -149,14 +149,6 @@ def _train(
     return skipped
 
 
-def _replayed() -> dict[str, dict[str, int]]:
-    """What torch's allocator would have taken for it all, by figure and then by its setting."""
-    settings = {"default": False, "expandable": True}
-    replayed = {name: caching_allocator.replay(STORAGES.events(), setting) for name, setting in settings.items()}
-    figures = ("reserved_bytes", "allocated_bytes", "idle_bytes", "stuck_bytes")
-    return {figure: {name: getattr(replay, figure) for name, replay in replayed.items()} for figure in figures}
-
-
 def trace(arguments: list[str], world_size: int, pipeline_rank: int, fewer: bool = True) -> dict[str, Any]:
     """Return the memory the rank used: lasting state, peak and what was alive at the peak (bytes, rounded to 512 as c10
     does).
@@ -195,7 +187,7 @@ def trace(arguments: list[str], world_size: int, pipeline_rank: int, fewer: bool
         "peak_phase": STORAGES.peak_phase,
         "peak_by_phase": STORAGES.peak_by_phase,
         "at_peak": grouped(STORAGES.alive_at_peak()),
-        "allocator": _replayed(),
+        "allocator": replayed(STORAGES.events()),
         "versions": {package: metadata.version(package) for package in PACKAGES},
         "resident_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
         "seconds": round(time.time() - started, 1),

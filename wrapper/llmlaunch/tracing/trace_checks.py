@@ -31,7 +31,9 @@ DISHONEST = "dishonest"  # it ran, and not all of it that allocates
 UNSUPPORTED = "unsupported"  # it would run on a GPU, and cannot be traced
 ERROR = "error"  # anything else
 
-FRAMEWORKS = ("/site-packages/megatron/", "/site-packages/transformer_engine/")
+FRAMEWORKS = tuple(
+    f"/site-packages/{name}/" for name in ("megatron", "transformer_engine", "deepspeed", "transformers", "peft")
+)
 REFUSALS = (AssertionError, ValueError, SystemExit)  # what Megatron and TransformerEngine raise about arguments
 NEEDS_VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")  # torch/_subclasses/fake_tensor.py
 LONGEST = 400  # characters of the sentence

@@ -1,12 +1,14 @@
-"""Traces ranks of Megatron jobs, several at a time, without a GPU.
+"""Traces ranks of Megatron or DeepSpeed jobs, several at a time, without a GPU.
 
     echo '{"name": "first", "world_size": 512, "pipeline_rank": 0, "arguments": ["--num-layers", "32", ...]}' |
         .venv-frameworks/bin/python trace_ranks.py --processes 2
 
 One job a line in; one line out for each as it is done: {"name", "trace"}, or {"name", "failure": {"kind", "what",
-"detail"}}: one sentence, and the traceback. `arguments` are those of Megatron's `pretrain_gpt.py`. A job may have
-"environment", variables by name, and "all_microbatches": true, which runs those that show nothing new, too. Frameworks
-are imported once, then each job has a process of its own, because Megatron keeps its state in the process.
+"detail"}}: one sentence, and the traceback. `arguments` are those of Megatron's `pretrain_gpt.py`. With `--framework
+deepspeed` they are those of the shipped trainer, and "files" holds by name the JSON files they name as
+"$LLMLAUNCH_RUN_DIR/NAME". A job may have "environment", variables by name, and "all_microbatches": true, which runs
+those that show nothing new, too. Frameworks are imported once, then each job has a process of its own, because the
+frameworks keep their state in the process.
 
 Whatever becomes of a process, there is an answer: one that the kernel ends, that hangs or that says nothing gives a
 failure for its job. SIGINT, SIGTERM, a reader of stdout who has left, and the death of this process by any signal, end
@@ -19,6 +21,7 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import importlib
 import io
 import json
 import logging
@@ -30,6 +33,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from trace_checks import ERROR, failed, failure_of
@@ -173,18 +177,30 @@ def _reap(rank: _Running) -> int:
     return os.waitpid(rank.process, 0)[1]
 
 
-def _traced(job: Job) -> Answer:
+def _megatron_trace(job: Job) -> dict[str, Any]:
     import megatron_rank
 
+    few = not job.get("all_microbatches")
+    return megatron_rank.trace(job["arguments"], job["world_size"], job["pipeline_rank"], fewer=few)
+
+
+def _deepspeed_trace(job: Job) -> dict[str, Any]:
+    import deepspeed_rank
+
+    few = not job.get("all_microbatches")
+    return deepspeed_rank.trace(job["arguments"], job["files"], job["world_size"], fewer=few)
+
+
+TRACERS = {"megatron": _megatron_trace, "deepspeed": _deepspeed_trace}
+
+
+def _traced(trace: Callable[[Job], dict[str, Any]], job: Job) -> Answer:
     complaints = io.StringIO()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(complaints):
             os.environ.update(job.get("environment") or {})
-            trace = megatron_rank.trace(
-                job["arguments"], job["world_size"], job["pipeline_rank"], fewer=not job.get("all_microbatches")
-            )
-        return {"name": job["name"], "trace": trace}
-    except (Exception, SystemExit) as error:  # Megatron's parser exits where it refuses an argument
+            return {"name": job["name"], "trace": trace(job)}
+    except (Exception, SystemExit) as error:  # a parser exits where it refuses an argument
         return {"name": job["name"], "failure": failure_of(error, complaints.getvalue())}
 
 
@@ -192,17 +208,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="ranks traced at a time")
     parser.add_argument("--seconds", type=float, default=LONGEST_SECONDS, help="the longest that one may take")
+    parser.add_argument("--framework", choices=TRACERS, default="megatron")
     options = parser.parse_args()
     end_on_signals()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    import megatron_rank  # noqa: F401 (once for all ranks, and quietly; before torch, for which it fakes CUDA)
+    importlib.import_module(f"{options.framework}_rank")  # once for all ranks; before torch, for which it fakes CUDA
 
     # isort: split
     import torch._dynamo  # noqa: F401 (every optimizer imports it, which takes a second)
 
     jobs = [json.loads(line) for line in sys.stdin if line.strip()]
-    answers = answers_of(jobs, _traced, options.processes, options.seconds, sys.stdout.fileno())
+    answers = answers_of(
+        jobs, partial(_traced, TRACERS[options.framework]), options.processes, options.seconds, sys.stdout.fileno()
+    )
     try:
         with contextlib.closing(answers):  # which ends what still runs
             for answer in answers:

@@ -112,8 +112,9 @@ def _parameters(recipe: Recipe) -> int:
 
 
 def bucket_elements(recipe: Recipe) -> int:
-    """Elements in one collective."""
-    return min(MOST_BUCKET, max(_parameters(recipe) // 10, LEAST_BUCKET))
+    """Elements in one collective: an even number, which ZeRO 1 and 2 insist on (runtime/zero/stage_1_and_2.py
+    `nccl_start_alignment_factor`, 0.19.8)."""
+    return min(MOST_BUCKET, max(_parameters(recipe) // 20 * 2, LEAST_BUCKET))
 
 
 def live_parameters(recipe: Recipe) -> int:
