@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import DROPOUT, megatron_deepspeed_facts
+from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import DROPOUT, ForkOptions, megatron_deepspeed_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import constant
@@ -83,6 +83,46 @@ def test_the_norms_doubles_reuse_a_segment_that_is_large_enough() -> None:
     alone = replace(LAYOUT, data=1)
     assert ranks(alone)[0].terms["gradient_norm"] == 0
     assert ranks(alone)[0].reserved_bytes < 22.5 * STAGE_PARAMETERS + 12 * 9 * SEQUENCE * HIDDEN * 2
+
+
+# MiB allocated and reserved at the most by pipeline rank, after the first step of a 52B GPT on 64 V100s without ZeRO
+# (bigscience-workshop/bigscience, experiments/gpt2-meg-ds-3d/meg_ds_3d_gpt2_perf_n16-ds-on.out, 2021-06)
+LOGGED = {0: (19961, 23288), 1: (17462, 20018), 4: (16646, 19218), 8: (15558, 18654), 12: (15447, 17710)}
+LOGGED_DEVICE = {4: 26, 6: 29, 8: 32}  # GB rounded up, by micro-batch size (experiments/gpt2.md)
+GPT_52B = replace(
+    BLOOM,
+    name="gpt-52b",
+    num_layers=64,
+    hidden_size=8192,
+    ffn_hidden_size=4 * 8192,
+    num_attention_heads=32,
+    num_query_groups=32,
+    head_dim=256,
+    vocab_size=50688,
+    max_position_embeddings=1024,
+    position_embedding="learned_absolute",
+)
+
+
+def logged_ranks(micro_batch_size: int) -> tuple[RankEstimate, ...]:
+    """The run as its log tells it: Apex's Adam was not fused for DeepSpeed 0.4, and the embedding had no norm."""
+    facts = megatron_deepspeed_facts("fp16", "fp16", ForkOptions(False, False, 7.0))
+    job = Job(GPT_52B, Workload(1024, 256 * micro_batch_size, "fp16"), facts)
+    layout = Layout(tensor=4, pipeline=16, micro_batch_size=micro_batch_size, recompute=RECOMPUTE_FULL)
+    return estimate(job, layout).ranks
+
+
+def test_every_rank_of_a_logged_run_on_v100s_allocates_and_reserves_what_is_priced() -> None:
+    priced = logged_ranks(4)
+    for rank, (allocated, reserved) in LOGGED.items():
+        assert priced[rank].allocated_bytes / 2**20 == pytest.approx(allocated, rel=0.01)
+        assert priced[rank].reserved_bytes / 2**20 == pytest.approx(reserved, rel=0.04)
+
+
+@pytest.mark.parametrize("micro_batch_size", LOGGED_DEVICE)
+def test_the_fullest_v100_shows_what_is_priced(micro_batch_size: int) -> None:
+    fullest = max(rank.device_bytes for rank in logged_ranks(micro_batch_size)) / 2**30
+    assert fullest == pytest.approx(LOGGED_DEVICE[micro_batch_size], abs=1.0)
 
 
 def test_a_rank_communicates_in_megatrons_groups_and_in_deepspeeds_own() -> None:

@@ -23,7 +23,12 @@ from llmlaunch.backends.deepspeed.facts import (
     shipped_facts,
     with_family,
 )
-from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import DROPOUT, accumulates_in_fp32, megatron_deepspeed_facts
+from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import (
+    DROPOUT,
+    ForkOptions,
+    accumulates_in_fp32,
+    megatron_deepspeed_facts,
+)
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.calibration.completion import Unsupported, complete, with_every_field
 from llmlaunch.calibration.records import ATORCH_PIPELINE, TABLES, Record
@@ -246,7 +251,7 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
         if record["backend"] == ATORCH_PIPELINE:
             facts = atorch_pipeline_facts(facts)
     elif table == "megatron-deepspeed":
-        facts = megatron_deepspeed_facts(precision, optimizer["gradient_dtype"])
+        facts = megatron_deepspeed_facts(precision, optimizer["gradient_dtype"], _fork_options(record))
     elif table in TRAINERS:
         facts = TRAINERS[table](record)
     elif table == "megatron-fsdp":
@@ -320,6 +325,14 @@ def _deepspeed_options(record: Record) -> DeepSpeedOptions:
         eager_attention=implementation.get("attention") in UNFUSED,
         liger=implementation["cross_entropy_fusion"] == "liger",
         expandable_segments=bool(implementation.get("expandable_segments")),
+    )
+
+
+def _fork_options(record: Record) -> ForkOptions:
+    return ForkOptions(
+        fused_optimizer=record["implementation"].get("fused_optimizer") is not False,
+        embedding_norm=bool(record["implementation"].get("embedding_norm")),
+        compute_capability=capability_of_card(record["gpu"]),
     )
 
 

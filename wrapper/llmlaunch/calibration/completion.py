@@ -65,9 +65,19 @@ def _gated(record: Record) -> bool:
     return bool(record["model"].get("gated_mlp"))
 
 
-def _flagperf_llama2(record: Record) -> bool:
-    citation = str((record.get("source") or {}).get("citation"))
-    return citation.startswith("FlagOpen/FlagPerf@") and "training/nvidia/llama2_7b-deepspeed/" in citation
+def _cites(repository: str, place: str) -> Callable[[Record], bool]:
+    """Whether a published run is of `place` of a repository, whose scripts or logs say what its table does not."""
+
+    def cited(record: Record) -> bool:
+        citation = str((record.get("source") or {}).get("citation"))
+        return citation.startswith(f"{repository}@") and place in citation
+
+    return cited
+
+
+_flagperf_llama2 = _cites("FlagOpen/FlagPerf", "training/nvidia/llama2_7b-deepspeed/")
+_bloom = _cites("bigscience-workshop/bigscience", "train/tr11-176B-ml/")
+_gpt_2021 = _cites("bigscience-workshop/bigscience", "experiments/gpt2")
 
 
 @dataclass(frozen=True)
@@ -165,6 +175,14 @@ DEFAULTS: tuple[Default, ...] = (
     ),
     Default(DEEPSPEED, "implementation.reduce_bucket_elements", 1e7, f"ds_config.json of {FLAGPERF}", _flagperf_llama2),
     Default(DEEPSPEED, "implementation.live_elements", 1e9, f"ds_config.json of {FLAGPERF}", _flagperf_llama2),
+    Default(FORK, "implementation.embedding_norm", True, f"tr11-176B-ml/*.slurm set it, {FORK_ARGUMENTS}", _bloom),
+    Default(
+        FORK,
+        "implementation.fused_optimizer",
+        False,
+        "unfused_optimizer.py, DeepSpeed 0.4, experiments/gpt2-meg-ds-3d/meg_ds_3d_gpt2_perf_n16-ds-on.out, 2021-06",
+        _gpt_2021,
+    ),
     Default(CORE, "implementation.cp_comm_type", "p2p", f"--cp-comm-type, {ARGUMENTS}", _context),
     Default(LM, "implementation.overlap_grad_reduce", False, f"--overlap-grad-reduce, {ARGUMENTS}"),
     Default(LM, "implementation.overlap_param_gather", False, f"--overlap-param-gather, {ARGUMENTS}"),

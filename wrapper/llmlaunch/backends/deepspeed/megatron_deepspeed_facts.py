@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from llmlaunch.memory.facts import MemoryFacts, constant
 from llmlaunch.workload import ELEMENT_BYTES
 
-__all__ = ["DROPOUT", "accumulates_in_fp32", "megatron_deepspeed_facts"]
+__all__ = ["DROPOUT", "ForkOptions", "accumulates_in_fp32", "megatron_deepspeed_facts"]
 
 # The fork's default of both dropouts, which the BLOOM runs inherited (bigscience-workshop/Megatron-DeepSpeed,
 # megatron/arguments.py, 2022-02; bigscience-workshop/bigscience, train/tr11-176B-ml/README.md).
@@ -42,17 +42,34 @@ def accumulates_in_fp32(precision: str, gradient_dtype: str | None) -> bool:
     return precision == "bf16" and gradient_dtype != "bf16"
 
 
-def megatron_deepspeed_facts(precision: str, gradient_dtype: str | None = None) -> MemoryFacts:
+AMPERE = 8.0
+
+
+@dataclass(frozen=True)
+class ForkOptions:
+    """What of a job decides bytes beside its precision. `fused_optimizer` is DeepSpeed's own or Apex's Adam, for which
+    DeepSpeed since 0.5 takes FP16_Optimizer; 0.4 took FP16_UnfusedOptimizer for Apex's. `embedding_norm` is
+    `--embed-layernorm`."""
+
+    fused_optimizer: bool = True
+    embedding_norm: bool = True
+    compute_capability: float | None = None
+
+
+def megatron_deepspeed_facts(
+    precision: str, gradient_dtype: str | None = None, options: ForkOptions = ForkOptions()
+) -> MemoryFacts:
     """Megatron's model of early 2022 under DeepSpeed's pipeline engine.
 
     Model (megatron/model/transformer.py, mpu/layers.py): unfused attention; no gradient is accumulated in place; the
-    embedding's norm (`--embed-layernorm`) and dropout lie outside the checkpointed layers. Pipeline (deepspeed/runtime/
-    pipe/engine.py): a stage keeps the share of the output it sent, and restores output and gradient whole to run
-    backward. Loss: fp16 logits, their fp32 copy, what is left after subtracting the maximum, and its exponential
-    (mpu/cross_entropy.py).
+    embedding's norm and dropout lie outside the checkpointed layers. Pipeline (deepspeed/runtime/pipe/engine.py): a
+    stage keeps the share of the output it sent, and restores output and gradient whole to run backward. Loss: the
+    16-bit logits, their fp32 copy, and a clone that becomes the softmax and then its own gradient
+    (mpu/cross_entropy.py). Kernels are loaded at once, fewer and smaller before Ampere.
     """
     width = ELEMENT_BYTES[precision]
-    engine = _engine(precision, gradient_dtype)
+    engine = _engine(precision, gradient_dtype, options.fused_optimizer)
+    before = options.compute_capability is not None and options.compute_capability < AMPERE
     return MemoryFacts(
         backend="megatron-deepspeed",
         version="0.6",
@@ -67,7 +84,7 @@ def megatron_deepspeed_facts(precision: str, gradient_dtype: str | None = None) 
         flat_bucket_bytes=REDUCE_BUCKET_ELEMENTS * max(width, engine.gradient_bytes),
         flat_step=True,
         activation_bytes=width,
-        embedding_norm=True,
+        embedding_norm=options.embedding_norm,
         stage_output_bytes=width,
         attention_scores_saved=True,
         logit_bytes=width + 8.0,
@@ -77,8 +94,8 @@ def megatron_deepspeed_facts(precision: str, gradient_dtype: str | None = None) 
         workspace_bytes=constant("workspace_bytes"),
         # where the step has flat tensors of its own, what they take beside the backward pass is the cache
         cache_share=0.0 if engine.step_bytes_sharded else constant("cache_share"),
-        context_bytes=constant("context_a100_2022_bytes"),
-        communicator_bytes=constant("communicator_bytes"),
+        context_bytes=constant("context_v100_2021_bytes" if before else "context_a100_2022_bytes"),
+        communicator_bytes=constant("communicator_bytes_before_ampere" if before else "communicator_bytes"),
         groups=GROUPS,
     )
 
@@ -96,13 +113,16 @@ class _Engine:
     norm_bytes: float
 
 
-def _engine(precision: str, gradient_dtype: str | None) -> _Engine:
+def _engine(precision: str, gradient_dtype: str | None, fused_optimizer: bool) -> _Engine:
     """BF16_Optimizer adds every micro-batch's bf16 gradients to whole fp32 ones and steps on a slice of those.
 
     Otherwise the 16-bit gradients accumulate whole. ZeRO 1 takes each gradient's norm in double precision, flattens the
     partition's gradients and copies them to fp32: 2 + 4 bytes. Without ZeRO the step copies each gradient to fp32 and
-    flattens the copies: 4 + 4 (deepspeed/runtime/fp16/fused_optimizer.py).
+    flattens the copies: 4 + 4 (deepspeed/runtime/fp16/fused_optimizer.py); with an optimizer that is not fused it steps
+    on the copies, too large for blocks of activations (unfused_optimizer.py; experiments/gpt2-meg-ds-3d of bigscience).
     """
     if accumulates_in_fp32(precision, gradient_dtype):
         return _Engine("deepspeed/runtime/bf16_optimizer.py, 0.6", 4.0, 2.0, 0.0, 0.0, 0.0)
-    return _Engine("deepspeed/runtime/zero/stage_1_and_2.py, fp16/fused_optimizer.py, 0.6", 2.0, 0.0, 8.0, 6.0, 8.0)
+    whole = "fused_optimizer.py" if fused_optimizer else "unfused_optimizer.py"
+    step_bytes = 8.0 if fused_optimizer else 4.0
+    return _Engine(f"deepspeed/runtime/zero/stage_1_and_2.py, fp16/{whole}, 0.6", 2.0, 0.0, step_bytes, 6.0, 8.0)
