@@ -35,6 +35,8 @@ __all__ = [
     "default_directory",
     "earlier_submission",
     "exclusion_options",
+    "idle_trainer_bytes",
+    "refuse_elsewhere",
     "resubmit",
     "submit",
     "submit_runs",
@@ -156,13 +158,22 @@ def _refuse_sweep(
 
 
 def _planned_for_this_machine(run: PlannedRun, why: str, notify: Notify) -> PlannedRun:
-    """Return the plan of a local run, after everything that can be refused at once. The interpreter is the recipe's,
-    else what LLMLAUNCH_PYTHON names, else this one if it has torch. Where the peak is resident memory, the bytes of an
-    idle trainer are measured and the run is planned again with them."""
-    from llmlaunch.launchers.environment_cache import measured_baseline
+    """Return the plan of a local run, after everything that can be refused at once. Where the peak is resident memory,
+    the run is planned again with the bytes of an idle trainer."""
+    refuse_elsewhere(run.recipe, why)
+    baseline_bytes = idle_trainer_bytes(run.recipe, notify)
+    if baseline_bytes is None:
+        return run
+    planned = plan_loaded(run.recipe, notify, baseline_bytes, run.plan.sizing)
+    planned.refuse_unsafe()
+    return planned
+
+
+def refuse_elsewhere(recipe: Recipe, why: str) -> None:
+    """Raise UserError for a recipe that this machine cannot run: it has several nodes, or other GPUs. `why` says why it
+    would run here."""
     from llmlaunch.launchers.local_gpus import refuse_missing_gpus
 
-    recipe = run.recipe
     if recipe.nodes > 1:
         raise UserError(
             f"{recipe.path}: nodes: is {recipe.nodes}, and this machine is one; submit where there is SLURM, or try "
@@ -171,14 +182,19 @@ def _planned_for_this_machine(run: PlannedRun, why: str, notify: Notify) -> Plan
     if recipe.cluster.accelerator.kind != "cpu":
         accelerator = recipe.cluster.accelerator
         refuse_missing_gpus(recipe.path, accelerator.name, recipe.cluster.devices_per_node, accelerator.memory_bytes)
+
+
+def idle_trainer_bytes(recipe: Recipe, notify: Notify) -> int | None:
+    """Choose the interpreter of a local run: the recipe's, else what LLMLAUNCH_PYTHON names, else this one if it has
+    torch. Return the measured bytes of an idle trainer under it where the peak is resident memory, else None."""
+    from llmlaunch.launchers.environment_cache import measured_baseline
+
     python = recipe.python or os.environ.get("LLMLAUNCH_PYTHON") or sys.executable
     if python == sys.executable and importlib.util.find_spec("torch") is not None:
         os.environ["LLMLAUNCH_PYTHON"] = python
     if recipe.cluster.accelerator.kind != "cpu" or recipe.backend.name != "deepspeed":
-        return run
-    planned = plan_loaded(recipe, notify, measured_baseline(python, notify), run.plan.sizing)
-    planned.refuse_unsafe()
-    return planned
+        return None
+    return measured_baseline(python, notify)
 
 
 def _rendered(

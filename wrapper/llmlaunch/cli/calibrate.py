@@ -10,15 +10,13 @@ import click
 
 from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
-from llmlaunch.report.text import one_line, percent, signed_percent, table
+from llmlaunch.report.text import correction_words, one_line, percent, signed_percent, table
 from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.store.location import store_exists
-from llmlaunch.units import gib
 
 if TYPE_CHECKING:
     from llmlaunch.calibration.calibrations import Calibration, Errors
     from llmlaunch.calibration.margins import Bound
-    from llmlaunch.memory.job import Correction
     from llmlaunch.store.calibrations import Answer, Learning, Use
     from llmlaunch.store.database import Store
 
@@ -143,17 +141,6 @@ def _opened_store() -> Store:
     return open_store()
 
 
-def correction_words(correction: Correction) -> str:
-    """torch +3.1 %, outside +0.42 GiB"""
-    parts = []
-    if correction.torch_share:
-        parts.append(f"torch {signed_percent(correction.torch_share)}")
-    if correction.outside_bytes:
-        sign = "+" if correction.outside_bytes > 0 else "-"
-        parts.append(f"outside {sign}{gib(abs(correction.outside_bytes))} GiB")
-    return ", ".join(parts) or "none"
-
-
 def learning_text(learning: Learning) -> str:
     parts = ["\n".join(_answer(answer)) for answer in learning.answers]
     if learning.left_out:
@@ -190,7 +177,7 @@ def _learned(calibration: Calibration) -> list[str]:
     return [
         f"  families   {_counts(calibration.data.families)}",
         f"  versions   {_counts(calibration.data.versions)}",
-        f"  correction {correction_words(calibration.correction)}",
+        f"  correction {correction_words(calibration.correction.torch_share, calibration.correction.outside_bytes)}",
         _errors(calibration.before, calibration.after),
     ]
 
@@ -248,7 +235,7 @@ def list_text(calibrations: Sequence[Calibration], uses: Sequence[Use]) -> str:
             calibration.backend,
             calibration.accelerator,
             str(calibration.data.runs),
-            correction_words(calibration.correction),
+            correction_words(calibration.correction.torch_share, calibration.correction.outside_bytes),
             errors,
             since,
         ]

@@ -31,6 +31,7 @@ COMMANDS = {
     "collect": ("measurements", "Take the peaks of finished runs into the store."),
     "measurements": ("measurements", "List, import and export measurements."),
     "accuracy": ("accuracy", "Score predictions against measured records."),
+    "qualify": ("qualify", "Measure six small layouts on your own devices against their predictions."),
     "calibrate": ("calibrate", "Learn from measured runs what predictions leave out; list, show, go back."),
     "explain-args": ("planning", "Say what each rendered argument and variable of a run follows from."),
     "doctor": ("doctor", "Look at the site: its network, and what its containers hold."),

@@ -55,7 +55,11 @@ def check_command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int
 
         print_verdict(check_text(run.recipe, run.plan), run.plan.good)
         past = last_true_peaks(run.recipe, notify)
-        for line in (*_placement_lines(run), *([] if past is None else _past_lines(past, run))):
+        for line in (
+            *_placement_lines(run),
+            *_qualification_lines(run),
+            *([] if past is None else _past_lines(past, run)),
+        ):
             click.echo(line)
     warn_of_inputs(run)
     run.refuse_unsafe()
@@ -69,6 +73,21 @@ def _placement_lines(run: PlannedRun) -> list[str]:
     from llmlaunch.report.plan_text import placement_text
 
     return [placement_text(run.placement)]
+
+
+def _qualification_lines(run: PlannedRun) -> list[str]:
+    """Return when the cluster was qualified, and how far off predictions were; nothing where the store cannot tell,
+    which was said before."""
+    from llmlaunch.app.evidence import last_qualification
+    from llmlaunch.report.qualification_text import summary_line
+
+    recipe = run.recipe
+    try:
+        summary = last_qualification(recipe)
+    except UserError:
+        return []
+    figures = None if summary is None else (summary.changed_at, summary.layouts, summary.worst_error)
+    return [summary_line(figures, recipe.cluster.name, recipe.backend.name)]
 
 
 def _past_lines(past: PastRun, run: PlannedRun) -> list[str]:

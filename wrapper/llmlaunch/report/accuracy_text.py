@@ -15,7 +15,7 @@ from llmlaunch.accuracy.verdicts import verdicts
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.documents.writing import write_whole
 from llmlaunch.errors import UserError
-from llmlaunch.report.text import one_line, percent, signed_percent, table
+from llmlaunch.report.text import markdown_table, one_line, percent, signed_percent, table
 from llmlaunch.units import gib
 
 __all__ = [
@@ -251,8 +251,8 @@ def accuracy_markdown(answer: Mapping[str, Any]) -> str:
     outcomes = [[*_outcome(name, f), *_anchor_verdicts(f, names)] for name, f in families.items() if _judged(f)]
     return "\n\n".join(
         [
-            _markdown_table([*head, *(f"{title}: MAPE" for title in titles)], peaks),
-            _markdown_table([*outcome_head, *(f"{title}: called safe" for title in titles)], outcomes),
+            markdown_table([*head, *(f"{title}: MAPE" for title in titles)], peaks),
+            markdown_table([*outcome_head, *(f"{title}: called safe" for title in titles)], outcomes),
             "\n".join(_remarks(answer)),
         ]
     )
@@ -308,8 +308,3 @@ def _remarks(answer: Mapping[str, Any]) -> Iterator[str]:
         yield f"- {about['title']} ignores {about['ignores']}."
     priced = sum(family["supported"] for family in answer["families"].values())
     yield f"- Of {len(answer['records'])} records {priced} are priced; the command says why not for each of the others."
-
-
-def _markdown_table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 from llmlaunch.rundir.values import printable
+from llmlaunch.units import gib
 
-__all__ = ["one_line", "percent", "print_verdict", "signed_percent", "table"]
+__all__ = ["correction_words", "markdown_table", "one_line", "percent", "print_verdict", "signed_percent", "table"]
 
 
 def percent(share: float) -> str:
@@ -17,6 +18,17 @@ def percent(share: float) -> str:
 
 def signed_percent(share: float) -> str:
     return f"{100 * share:+.1f} %"
+
+
+def correction_words(torch_share: float, outside_bytes: float) -> str:
+    """Return what a calibration adds to predictions: torch +3.1 %, outside +0.42 GiB."""
+    parts = []
+    if torch_share:
+        parts.append(f"torch {signed_percent(torch_share)}")
+    if outside_bytes:
+        sign = "+" if outside_bytes > 0 else "-"
+        parts.append(f"outside {sign}{gib(abs(outside_bytes))} GiB")
+    return ", ".join(parts) or "none"
 
 
 def one_line(text: str) -> str:
@@ -36,6 +48,12 @@ def table(
         cells = [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
         out.append((indent + "  ".join([*cells, remark])).rstrip())
     return "\n".join(out)
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return the rows as a table of Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def print_verdict(text: str, safe: bool) -> None:

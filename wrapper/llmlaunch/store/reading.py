@@ -10,6 +10,7 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,7 +19,16 @@ from llmlaunch.calibration.calibrations import Calibration, calibration_of_json
 from llmlaunch.errors import UserError
 from llmlaunch.store.location import Location
 
-__all__ = ["IN_USE", "NAMED", "has_measurements", "has_runs_of", "rehearsal_texts", "stored_calibration"]
+__all__ = [
+    "IN_USE",
+    "NAMED",
+    "NamedRun",
+    "has_measurements",
+    "has_runs_of",
+    "rehearsal_texts",
+    "runs_by_name",
+    "stored_calibration",
+]
 
 BUSY_SECONDS = 5.0
 NAMED = "SELECT content FROM calibrations WHERE id = :id"
@@ -28,6 +38,37 @@ IN_USE = (
 )
 _RUNS = "SELECT 1 FROM runs JOIN recipes ON recipes.id = runs.recipe_id WHERE digest = :digest OR name = :name LIMIT 1"
 _REHEARSED = "SELECT content FROM measurements WHERE family = 'rehearsed' AND backend = :backend ORDER BY position"
+
+_NAMED_RUNS = (
+    "SELECT recipes.name, runs.run_id, runs.directory, runs.state, runs.cause, runs.peak_kind, runs.predicted_bytes, "
+    "(SELECT MAX(peak_bytes) FROM measurements WHERE run_id = runs.run_id AND peak_kind = runs.peak_kind), "
+    "COALESCE(runs.ended_at, runs.started_at, runs.submitted_at, 0), plans.content "
+    "FROM runs JOIN recipes ON recipes.id = runs.recipe_id LEFT JOIN plans ON plans.id = runs.plan_id "
+    "WHERE recipes.name >= :first AND recipes.name <= :last"
+)
+
+
+@dataclass(frozen=True)
+class NamedRun:
+    """A run found by the name of its recipe. Bytes are those of the worst rank, of `peak_kind`; `changed_at` is the
+    unix time of its end, else of its start; `plan_text` is its plan as JSON."""
+
+    name: str
+    run_id: str
+    directory: str
+    state: str
+    cause: str | None
+    peak_kind: str | None
+    predicted_bytes: int | None
+    measured_bytes: int | None
+    changed_at: float
+    plan_text: str | None
+
+
+def runs_by_name(location: Location, first: str, last: str) -> list[NamedRun]:
+    """Return the runs of recipes whose names lie between these two, both included. Raises UserError if the store cannot
+    be read."""
+    return [NamedRun(*row) for row in _select(location, _NAMED_RUNS, first=first, last=last)]
 
 
 def stored_calibration(

@@ -1,0 +1,187 @@
+"""`llmlaunch qualify`: six small layouts on the person's own devices, as predicted and as measured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmlaunch.cli.output import notify, print_json, say
+from llmlaunch.errors import UserError
+from llmlaunch.rundir.values import to_type
+
+if TYPE_CHECKING:
+    from llmlaunch.app.qualification import QualificationRequest
+    from llmlaunch.launchers.base import Submission
+    from llmlaunch.launchers.choose import LauncherChoice
+    from llmlaunch.recipe.types import Recipe
+    from llmlaunch.watch.screen import Screen
+
+__all__ = ["qualify_command"]
+
+OTHERWISE = 1
+PAGE = "qualification.md"
+
+
+@click.command("qualify")
+@click.argument("words", nargs=-1, metavar="[RECIPE] [KEY=VALUE]...")
+@click.option("--cluster", metavar="NAME", help="Profile to qualify, where no RECIPE says it.")
+@click.option("--backend", type=click.Choice(["megatron-lm", "deepspeed"]), help="[RECIPE's, else megatron-lm].")
+@click.option("--model", metavar="PRESET", help="Family whose layers are used [RECIPE's, else an 8B or 7B Llama].")
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes of each of the six.")
+@click.option("--local", is_flag=True, help="Run here, one after the other, also where there is SLURM.")
+@click.option("--no-wait", is_flag=True, help="Submit and return; the same command shows the results later.")
+@click.option("--report", is_flag=True, help="Show the last qualification of the cluster; submit nothing.")
+@click.option("--again", is_flag=True, help="Begin a new qualification beside the earlier one.")
+@click.option("--dry-run", is_flag=True, help="Show the six layouts; write and submit nothing.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder [runs/qualify-CLUSTER-BACKEND-MODEL].")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def qualify_command(
+    words: tuple[str, ...],
+    cluster: str | None,
+    backend: str | None,
+    model: str | None,
+    nodes: int,
+    local: bool,
+    no_wait: bool,
+    report: bool,
+    again: bool,
+    dry_run: bool,
+    output: Path | None,
+    as_json: bool,
+) -> int:
+    """Measure memory and step time of six small layouts of one model family on your own devices, one of them near the
+    limit and one predicted to run out of memory; then propose a calibration.
+
+    The six are short jobs of SLURM, or run here one after the other. The same command goes on with what it began.
+
+    Exit code 0: all that ended did so as predicted. 1: one died, survived or failed otherwise. 2: invalid. 4: the
+    scheduler refused.
+    """
+    from llmlaunch.app.qualification import base_recipe, default_place, run_directories
+    from llmlaunch.launchers.choose import choose
+    from llmlaunch.recipe.load import load_recipe
+
+    named = bool(words) and "=" not in words[0]
+    recipe, overrides = (words[0], words[1:]) if named else (None, words)
+    request = base_recipe(recipe, overrides, cluster, backend, model, nodes)
+    base = load_recipe(request.recipe, request.overrides)
+    if report:
+        return _show(base, output, (), as_json)
+    choice = choose(local, notify)
+    if no_wait and choice.launcher.name == "local" and not dry_run:
+        raise UserError(
+            "qualify --no-wait: on this machine this command starts one run after the other, so it has to stay; "
+            f"leave out --no-wait. {choice.why}"
+        )
+    directory = output or default_place(base)
+    if again:
+        directory = _new_place(directory)
+    run_dirs = [] if dry_run else run_directories(directory, request)
+    if not run_dirs:
+        run_dirs = _begin(request, directory, choice, dry_run, as_json)
+        if dry_run:
+            return 0
+    else:
+        notify(f"Continuing the qualification in {directory} (a new one: --again)")
+    _run(run_dirs, choice.launcher.name == "local", no_wait, as_json)
+    if no_wait:
+        notify(f"the results, when the runs have ended: {to_type(*sys.argv[1:])}")
+        return 0
+    return _show(base, directory, run_dirs, as_json)
+
+
+def _new_place(directory: Path) -> Path:
+    from llmlaunch.app.submission import default_directory
+
+    return directory.with_name(default_directory(directory.name).name)
+
+
+def _begin(
+    request: QualificationRequest, directory: Path, choice: LauncherChoice, dry_run: bool, as_json: bool
+) -> list[Path]:
+    """Choose the six layouts, show them, and unless `dry_run` write their run directories and return these."""
+    from llmlaunch.app.qualification import plan_qualification, run_directories, write_qualification
+    from llmlaunch.report.qualification_text import planned_text
+    from llmlaunch.units import duration
+
+    runs = plan_qualification(request, choice, notify)
+    rows = [each.to_json() for each in runs]
+    limit = runs[0].run.plan.limit
+    if dry_run and as_json:
+        print_json({"memory_bytes": limit.memory_bytes, "limit_bytes": limit.limit_bytes, "layouts": rows})
+    else:
+        say(planned_text(rows, limit.memory_bytes, limit.limit_bytes), err=not dry_run)
+    if dry_run:
+        training = duration(sum(each.run.plan.length.seconds for each in runs))
+        notify(f"{training} of training, and the start of six jobs; nothing was written or submitted. {choice.why}")
+        return []
+    write_qualification(directory, runs, request, notify)
+    return run_directories(directory, request)
+
+
+def _run(run_dirs: Sequence[Path], local: bool, no_wait: bool, as_json: bool) -> None:
+    """Submit what is not submitted yet, and follow it to the end unless `no_wait`: all at once, but on this machine one
+    after the other. A closed terminal does not end this."""
+    from llmlaunch.app.qualification import has_ended, submit_unless_submitted
+    from llmlaunch.watch.screen import Screen, outliving_the_terminal
+
+    screen = Screen(sys.stderr if as_json else sys.stdout, lasting=True)
+    notify_each = _once()
+    with outliving_the_terminal():
+        groups = [[run_dir] for run_dir in run_dirs] if local else [run_dirs]
+        for group in groups:
+            submissions = [submit_unless_submitted(run_dir, local, notify_each) for run_dir in group]
+            going_on = [each for each in submissions if not has_ended(each)]
+            if going_on and not no_wait and not _follow(going_on, screen):
+                break
+
+
+def _once() -> Callable[[str], None]:
+    """Return `notify` for messages that six runs share."""
+    shown: set[str] = set()
+
+    def notify_once(message: str) -> None:
+        if message not in shown:
+            shown.add(message)
+            notify(message)
+
+    return notify_once
+
+
+def _follow(submissions: Sequence[Submission], screen: Screen) -> bool:
+    """Follow runs to their end; return False where a person stopped following before."""
+    from llmlaunch.app.run_lookup import note_ends
+    from llmlaunch.watch.follow import follow_several
+
+    states = follow_several(submissions, screen)
+    note_ends(((submission, states[submission.job_id]) for submission in submissions), notify)
+    return all(state.ended for state in states.values())
+
+
+def _show(base: Recipe, directory: Path | None, run_dirs: Sequence[Path], as_json: bool) -> int:
+    """Show what the store knows of the qualification, and write it beside the runs."""
+    from llmlaunch.app.qualification_results import qualification_result
+    from llmlaunch.documents.writing import write_whole
+    from llmlaunch.report.qualification_text import qualification_markdown, qualification_text
+
+    result = qualification_result(base, directory, run_dirs, notify)
+    if result is None:
+        raise UserError(
+            f"qualify: nothing was measured on {base.cluster.name} with {base.backend.name}"
+            + (f" in {directory}" if directory else "")
+            + "; the same command without --report begins"
+        )
+    answer: dict[str, Any] = result.to_json()
+    if as_json:
+        print_json(answer)
+    else:
+        say(qualification_text(answer))
+    folder = Path(result.directory)
+    if folder.is_dir():
+        write_whole(folder / PAGE, qualification_markdown(answer))
+        notify(f"the page: {folder / PAGE}")
+    return 0 if result.as_predicted else OTHERWISE

@@ -1,0 +1,366 @@
+"""Six small layouts that try a cluster out: which they are, and how deep the model and how long its sequences must be
+so that one of them just fits and one is predicted to run out of memory.
+
+The layers keep the shape of the model family. Only their number, the length of the sequences and the size of a
+micro-batch are chosen here, so that a few devices are filled as far as each layout asks for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from llmlaunch.documents.yaml_strict import Document
+from llmlaunch.errors import UserError
+from llmlaunch.layout import RECOMPUTE_NAMES, Layout
+from llmlaunch.planner.judge import LayoutVerdict, judge_layouts
+from llmlaunch.planner.plan import Limit
+from llmlaunch.planner.setting import Setting
+from llmlaunch.recipe.layout_keys import CHOOSABLE
+from llmlaunch.units import MINUTE
+
+__all__ = ["DIES", "EXPECTED", "FITS", "TIGHT", "TRIALS", "ChosenTrial", "Trial", "choose_trials", "expectation_of"]
+
+FITS, TIGHT, DIES = "fits", "tight", "dies"
+EXPECTED = {FITS: "predicted to fit", TIGHT: "predicted near the limit", DIES: "predicted above the card"}
+
+STEPS = 12
+MOST_MICRO_BATCH, MOST_SEQUENCE = 64, 4096
+MOST_LAYERS_ON_CPU = 256  # model states fill a CPU sooner than tokens do; on a GPU the model's own depth is the most
+MICRO_BATCHES = 2  # of each pipeline rank in a step: the second finds the gradients of the first
+DEATH = 1.20  # predicted bytes of the layout that is to die, as a share of the card
+NEAR_DEATH = 0.05  # how far from that it may be predicted
+NEAR_FIT, NEAR_LIMIT = 0.12, 0.03
+EIGHTHS = 8  # a sequence is lengthened by eighths of itself, where one more layer would be too much
+START_MINUTES = 13  # for the start of a job, and for the first step
+
+# What a job that is measured must not do: train on, come back, write checkpoints, fall back on another layout.
+SHORT_RUN = (
+    "data={mock: true}",
+    "budget={}",
+    "what_if={}",
+    "restart=none",
+    "on_oom=stop",
+    "preflight=false",
+    "spare_nodes=0",
+    "watchdog={floor_seconds: 180, first_step_seconds: 600}",
+    "slurm.requeue=false",
+    "slurm.no-requeue=true",
+    "training.log_interval=1",
+    *(f"training.{key}=null" for key in ("save_interval", "checkpoint_path", "start_from", "warmup_steps")),
+)
+# Pins and techniques that a search would choose; those that a trial does not name are switched off.
+SWITCHED_OFF = {"virtual_pipeline": 1, "expert_tensor": 1, "sequence_parallel": False, "offload_layers": 0}
+SIZES = ("tensor", "pipeline", "context", "expert")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One of the six. `sizes` are the largest sizes of its split; where the devices or the model allow less, less is
+    taken. `fill` is the share of the device's memory, beyond what an idle process takes, that it is to be predicted to
+    need where `expectation` is FITS."""
+
+    expectation: str
+    zero_stage: int
+    fill: float = 0.0
+    micro_batch_size: int = 1
+    recompute: str = "none"
+    sequence_factor: int = 1
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+TRIALS: Mapping[str, tuple[Trial, ...]] = {
+    "megatron-lm": (
+        Trial(FITS, zero_stage=1, fill=0.40, sizes={"expert": 8}),
+        Trial(FITS, zero_stage=1, fill=0.55, micro_batch_size=4, sizes={"tensor": 4}),
+        Trial(FITS, zero_stage=1, fill=0.65, micro_batch_size=2, sizes={"pipeline": 4, "tensor": 2}),
+        Trial(
+            FITS,
+            zero_stage=1,
+            fill=0.70,
+            recompute="full",
+            sequence_factor=4,
+            sizes={"context": 4, "tensor": 2, "expert": 4},
+        ),
+        Trial(TIGHT, zero_stage=1, micro_batch_size=2, sizes={"tensor": 2, "pipeline": 2, "expert": 2}),
+        Trial(DIES, zero_stage=0, micro_batch_size=4, sizes={"tensor": 2, "expert": 4}),
+    ),
+    "deepspeed": (
+        Trial(FITS, zero_stage=1, fill=0.40),
+        Trial(FITS, zero_stage=2, fill=0.55, micro_batch_size=4),
+        Trial(FITS, zero_stage=3, fill=0.45, micro_batch_size=2, recompute="full"),
+        Trial(FITS, zero_stage=3, fill=0.70, sequence_factor=4, sizes={"context": 4}),
+        Trial(TIGHT, zero_stage=2, micro_batch_size=2, sizes={"tensor": 2}),
+        Trial(DIES, zero_stage=0, micro_batch_size=4),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ChosenTrial:
+    """A trial as it will run: `words` are the overrides of the recipe that say so."""
+
+    trial: Trial
+    words: tuple[str, ...]
+    layout: Layout
+    num_layers: int
+    sequence_length: int
+    predicted_bytes: int
+    step_seconds: float
+
+
+SettingOf = Callable[[Sequence[str]], Setting]
+"""Called with overrides of the recipe; returns what its layouts are priced with."""
+
+
+def expectation_of(device_bytes: int, limit_bytes: int, memory_bytes: int) -> str:
+    """Return what is to be expected of a run by its predicted bytes."""
+    if device_bytes > memory_bytes:
+        return DIES
+    return TIGHT if device_bytes > limit_bytes else FITS
+
+
+def choose_trials(setting_of: SettingOf, name: str) -> list[ChosenTrial]:
+    """Return the six layouts of a recipe, sized; their runs are called `name`-1 to `name`-6.
+
+    Raises:
+        UserError: no size of the model brings a layout near the limit, or above the card; or the backend cannot run
+            the recipe at all.
+    """
+    base = setting_of(())
+    chosen: list[ChosenTrial] = []
+    for number, trial in enumerate(TRIALS[base.recipe.backend.name], start=1):
+        sizing = _Sizing(trial, f"{name}-{number}", base, setting_of)
+        chosen.append(sizing.best([_kind(earlier) for earlier in chosen]))
+    return chosen
+
+
+def _kind(chosen: ChosenTrial) -> tuple[Layout, int, int]:
+    """Return what tells two runs apart."""
+    return chosen.layout, chosen.num_layers, chosen.sequence_length
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One size of a trial."""
+
+    sizes: Mapping[str, int]
+    micro_batch_size: int
+    sequence_length: int
+    num_layers: int
+
+
+@dataclass(frozen=True)
+class _Sizing:
+    """One trial of one recipe, to be sized."""
+
+    trial: Trial
+    name: str
+    base: Setting
+    setting_of: SettingOf
+
+    @cached_property
+    def aim_bytes(self) -> float:
+        """The bytes that the trial is to be predicted to need."""
+        limit = self.base.limit
+        if self.trial.expectation == DIES:
+            return DEATH * limit.memory_bytes
+        if self.trial.expectation == TIGHT:
+            return (limit.limit_bytes + limit.memory_bytes) / 2
+        idle = self.base.job.facts.context_bytes
+        return idle + self.trial.fill * (limit.limit_bytes - idle)
+
+    def best(self, earlier: Sequence[tuple[Layout, int, int]]) -> ChosenTrial:
+        """Return the first of the trial's splits and micro-batches that comes near enough to the aim, else the nearest
+        one. Raises UserError where that is not what the trial is for."""
+        nearest: ChosenTrial | None = None
+        for sizes in self._legal_sizes():
+            for micro_batch_size in _powers_of_two(self.trial.micro_batch_size):
+                candidate = self._nearest(sizes, micro_batch_size)
+                if candidate is None or _kind(candidate) in earlier:
+                    continue
+                if nearest is None or self._distance(candidate) < self._distance(nearest):
+                    nearest = candidate
+                if self._distance(nearest) <= self._tolerance_bytes:
+                    return nearest
+        if nearest is None or not self._as_expected(nearest, self.base.limit):
+            raise self._no_such_layout(nearest)
+        return nearest
+
+    @property
+    def _tolerance_bytes(self) -> float:
+        limit = self.base.limit
+        share = {FITS: NEAR_FIT, TIGHT: NEAR_LIMIT, DIES: NEAR_DEATH}[self.trial.expectation]
+        tolerance = share * limit.memory_bytes
+        within = (limit.memory_bytes - limit.limit_bytes) / 2
+        return min(tolerance, within) if self.trial.expectation == TIGHT else tolerance
+
+    def _distance(self, candidate: ChosenTrial) -> float:
+        return abs(candidate.predicted_bytes - self.aim_bytes)
+
+    def _as_expected(self, candidate: ChosenTrial, limit: Limit) -> bool:
+        predicted = candidate.predicted_bytes
+        return expectation_of(predicted, limit.limit_bytes, limit.memory_bytes) == self.trial.expectation
+
+    def _no_such_layout(self, nearest: ChosenTrial | None) -> UserError:
+        recipe = self.base.recipe
+        card = f"{self.base.limit.memory_bytes / 2**30:.1f} GiB"
+        close = "none is legal"
+        if nearest is not None:
+            close = f"the nearest, {nearest.layout.describe()}, needs {nearest.predicted_bytes / 2**30:.1f} GiB"
+        return UserError(
+            f"{recipe.path}: qualify: no layout of {recipe.model.name} on {recipe.cluster.name} is "
+            f"{EXPECTED[self.trial.expectation]} ({card}): {close}; name a model with layers of another size (--model)"
+        )
+
+    def _legal_sizes(self) -> Iterator[dict[str, int]]:
+        """Yield the splits that a rule allows, the largest first."""
+        recipe = self.base.recipe
+        wanted = {} if self._on_cpu else self.trial.sizes  # no split of one replica is tried over CPUs
+        options = [[2**power for power in range(wanted.get(name, 1).bit_length())] for name in SIZES]
+        splits = [dict(zip(SIZES, sizes, strict=True)) for sizes in product(*options)]
+        if recipe.model.moe is None:
+            splits = [sizes for sizes in splits if sizes["expert"] == 1]
+        for sizes in sorted(splits, key=lambda sizes: -prod(sizes.values())):
+            if recipe.world_size % _split(sizes) == 0:
+                point = _Point(sizes, self.trial.micro_batch_size, self._sequence_length, sizes["pipeline"])
+                if self._priced(point).legal:
+                    yield sizes
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.base.recipe.cluster.accelerator.kind == "cpu"
+
+    @property
+    def _sequence_length(self) -> int:
+        wanted = min(self.base.recipe.training.sequence_length, MOST_SEQUENCE) * self.trial.sequence_factor
+        return min(wanted, self._most_tokens)
+
+    @property
+    def _most_tokens(self) -> int:
+        model = self.base.recipe.model
+        return model.max_position_embeddings if model.position_embedding == "learned_absolute" else 2**28
+
+    def _nearest(self, sizes: Mapping[str, int], micro_batch_size: int) -> ChosenTrial | None:
+        """Return the deepest model that stays below the aim, with sequences as long as come nearest to it; None where
+        not even the shallowest is legal."""
+        stages, length = sizes["pipeline"], self._sequence_length
+
+        def bytes_of(groups: int, sequence_length: int = length) -> float:
+            verdict = self._priced(_Point(sizes, micro_batch_size, sequence_length, groups * stages))
+            return float("inf") if verdict.device_bytes is None else verdict.device_bytes
+
+        if bytes_of(1) == float("inf"):
+            return None
+        most_layers = MOST_LAYERS_ON_CPU if self._on_cpu else self.base.recipe.model.num_layers
+        groups = _most_below(lambda count: bytes_of(count) <= self.aim_bytes, most_layers // stages)
+        lengths = [length + length * part // EIGHTHS for part in range(EIGHTHS + 1)]
+        lengths = [tokens for tokens in lengths if tokens <= self._most_tokens]
+        best_length = min(lengths, key=lambda tokens: abs(bytes_of(groups, tokens) - self.aim_bytes))
+        return self._chosen(_Point(sizes, micro_batch_size, best_length, groups * stages))
+
+    def _chosen(self, point: _Point) -> ChosenTrial:
+        verdict = self._priced(point)
+        assert verdict.device_bytes is not None
+        assert verdict.step_seconds is not None
+        minutes = START_MINUTES + round(2 * STEPS * verdict.step_seconds / MINUTE)
+        return ChosenTrial(
+            self.trial,
+            (*self._words(point), f'slurm.time="{minutes}"'),
+            verdict.layout,
+            point.num_layers,
+            point.sequence_length,
+            verdict.device_bytes,
+            verdict.step_seconds,
+        )
+
+    def _priced(self, point: _Point) -> LayoutVerdict:
+        setting = self.setting_of(self._words(point))
+        layout = Layout(
+            tensor=point.sizes["tensor"],
+            pipeline=point.sizes["pipeline"],
+            context=point.sizes["context"],
+            expert=point.sizes["expert"],
+            data=setting.recipe.world_size // _split(point.sizes),
+            micro_batch_size=point.micro_batch_size,
+            sequence_parallel=int(self._sequence_parallel(point.sizes)),
+            zero_stage=self.trial.zero_stage,
+            recompute=RECOMPUTE_NAMES.index(self.trial.recompute),
+        )
+        return judge_layouts(setting, [layout])[0]
+
+    def _sequence_parallel(self, sizes: Mapping[str, int]) -> bool:
+        return self.base.recipe.backend.name == "megatron-lm" and sizes["tensor"] > 1
+
+    def _words(self, point: _Point) -> tuple[str, ...]:
+        """Return the overrides that make the recipe this short run."""
+        recipe = self.base.recipe
+        data = recipe.world_size // _split(point.sizes)
+        batch = data * point.micro_batch_size * MICRO_BATCHES * point.sizes["pipeline"]
+        layout = {
+            **_kept_techniques(recipe.document),
+            **SWITCHED_OFF,
+            **point.sizes,
+            "data": data,
+            "micro_batch_size": point.micro_batch_size,
+            "sequence_parallel": self._sequence_parallel(point.sizes),
+            "zero_stage": self.trial.zero_stage,
+            "recompute": self.trial.recompute,
+            "offload_modules": [],
+            "offload_checkpoints": False,
+            "offload_optimizer": 0,
+            "offload_parameters": False,
+        }
+        if recipe.backend.name == "megatron-lm":
+            layout["layers_by_stage"] = "even"
+        return (
+            *SHORT_RUN,
+            f"name={self.name}",
+            f"model.num_layers={point.num_layers}",
+            f"training.sequence_length={point.sequence_length}",
+            f"training.global_batch_size={batch}",
+            f"training.steps={min(recipe.training.steps, STEPS)}",
+            f"layout={json.dumps(layout)}",
+        )
+
+
+def _split(sizes: Mapping[str, int]) -> int:
+    """Return the devices that hold one replica."""
+    return sizes["tensor"] * sizes["pipeline"] * sizes["context"]
+
+
+def _powers_of_two(first: int) -> list[int]:
+    """Return the micro-batch sizes to try: the first, then larger ones, then smaller ones."""
+    sizes = [2**power for power in range(MOST_MICRO_BATCH.bit_length())]
+    return [first, *(size for size in sizes if size > first), *(size for size in reversed(sizes) if size < first)]
+
+
+def _kept_techniques(document: Document | None) -> dict[str, object]:
+    """Return what the recipe's own `layout` says beside the split and beside what a search would choose."""
+    written = None if document is None else document.value.get("layout")
+    ours = {*LAYOUT_KEYS, *CHOOSABLE}
+    return {key: value for key, value in written.items() if key not in ours} if isinstance(written, dict) else {}
+
+
+LAYOUT_KEYS = (
+    *SIZES,
+    *SWITCHED_OFF,
+    *("data", "micro_batch_size", "zero_stage", "distributed_optimizer", "recompute", "recompute_layers"),
+    "layers_by_stage",
+)
+
+
+def _most_below(below: Callable[[int], bool], most: int) -> int:
+    """Return the largest count from 1 to `most` that is `below`, as all smaller ones are; 1 where none is."""
+    high = 1
+    while high < most and below(min(2 * high, most)):
+        high = min(2 * high, most)
+    low, high = high, min(2 * high, most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if below(middle) else (low, middle - 1)
+    return low
