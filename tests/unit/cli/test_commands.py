@@ -272,6 +272,10 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "collect": ["as_json", "sinks", "words"],
         "measurements": [],
         "accuracy": ["anchors", "as_json", "calibration", "each", "files", "markdown", "plot"],
+        "qualify": [
+            *("again", "as_json", "backend", "cluster", "dry_run", "local", "model", "no_wait", "nodes", "output"),
+            *("report", "words"),
+        ],
         "calibrate": ["accelerator", "as_json", "backend", "dry_run"],
         "explain-args": ["as_json", "fallback", "names", "run"],
         "doctor": [

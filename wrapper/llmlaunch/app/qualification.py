@@ -98,7 +98,7 @@ def base_recipe(
             "drafts one of this cluster)"
         )
     given = {"cluster": cluster, "backend": backend, "model": model}
-    words = [*overrides, *(f"{key}={value}" for key, value in given.items() if value is not None), f"nodes={nodes}"]
+    words = [*(f"{key}={value}" for key, value in given.items() if value is not None), f"nodes={nodes}", *overrides]
     if recipe is not None:
         return QualificationRequest(recipe, tuple(words))
     from llmlaunch.cluster.load import load_cluster
@@ -107,7 +107,7 @@ def base_recipe(
     on_cpu = load_cluster(cluster).accelerator.kind == "cpu"
     name = CPU_RECIPE if on_cpu else RECIPES.get(backend or "megatron-lm", RECIPES["megatron-lm"])
     if model is not None:
-        words.append(f"training.sequence_length={_sequence_length(model)}")
+        words.insert(0, f"training.sequence_length={_sequence_length(model)}")
     return QualificationRequest(str(asset("recipes", f"{name}.yaml")), tuple(words))
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.planner.judge import LayoutVerdict, judge_layouts
-from llmlaunch.planner.plan import Limit
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.layout_keys import CHOOSABLE
 from llmlaunch.units import MINUTE
@@ -34,15 +34,16 @@ MOST_LAYERS_ON_CPU = 256  # model states fill a CPU sooner than tokens do; on a 
 MICRO_BATCHES = 2  # of each pipeline rank in a step: the second finds the gradients of the first
 DEATH = 1.20  # predicted bytes of the layout that is to die, as a share of the card
 NEAR_DEATH = 0.05  # how far from that it may be predicted
-NEAR_FIT, NEAR_LIMIT = 0.12, 0.03
-EIGHTHS = 8  # a sequence is lengthened by eighths of itself, where one more layer would be too much
+NEAR_FIT = 0.12
+NEAR_CARD = 0.97
+TIGHT_SHARE, NEAR_TIGHT = 0.35, 0.25  # of what lies between the limit and the card the tight layout uses so much
+EIGHTHS = 8  # a sequence is lengthened or cut by eighths of itself, where a layer would be too much
 START_MINUTES = 13  # for the start of a job, and for the first step
 
 # What a job that is measured must not do: train on, come back, write checkpoints, fall back on another layout.
 SHORT_RUN = (
     "data={mock: true}",
     "budget={}",
-    "what_if={}",
     "restart=none",
     "on_oom=stop",
     "preflight=false",
@@ -55,7 +56,6 @@ SHORT_RUN = (
 )
 # Pins and techniques that a search would choose; those that a trial does not name are switched off.
 SWITCHED_OFF = {"virtual_pipeline": 1, "expert_tensor": 1, "sequence_parallel": False, "offload_layers": 0}
-SIZES = ("tensor", "pipeline", "context", "expert")
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,15 @@ SettingOf = Callable[[Sequence[str]], Setting]
 
 
 def expectation_of(device_bytes: int, limit_bytes: int, memory_bytes: int) -> str:
-    """Return what is to be expected of a run by its predicted bytes."""
+    """Return what is to be expected of a run by its predicted bytes. Beyond NEAR_CARD of the memory a run is tight,
+    even where the limit lies higher."""
     if device_bytes > memory_bytes:
         return DIES
-    return TIGHT if device_bytes > limit_bytes else FITS
+    return TIGHT if device_bytes > _tight_from(limit_bytes, memory_bytes) else FITS
+
+
+def _tight_from(limit_bytes: int, memory_bytes: int) -> float:
+    return min(limit_bytes, NEAR_CARD * memory_bytes)
 
 
 def choose_trials(setting_of: SettingOf, name: str) -> list[ChosenTrial]:
@@ -144,11 +149,23 @@ def _kind(chosen: ChosenTrial) -> tuple[Layout, int, int]:
     return chosen.layout, chosen.num_layers, chosen.sequence_length
 
 
-@dataclass(frozen=True)
-class _Point:
+class _Sizes(NamedTuple):
+    """The sizes of a split, but for data parallelism, which takes up what they leave."""
+
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
+
+    @property
+    def replica_devices(self) -> int:
+        return self.tensor * self.pipeline * self.context
+
+
+class _Point(NamedTuple):
     """One size of a trial."""
 
-    sizes: Mapping[str, int]
+    sizes: _Sizes
     micro_batch_size: int
     sequence_length: int
     num_layers: int
@@ -162,6 +179,7 @@ class _Sizing:
     name: str
     base: Setting
     setting_of: SettingOf
+    verdicts: dict[_Point, LayoutVerdict] = field(default_factory=dict)
 
     @cached_property
     def aim_bytes(self) -> float:
@@ -170,7 +188,7 @@ class _Sizing:
         if self.trial.expectation == DIES:
             return DEATH * limit.memory_bytes
         if self.trial.expectation == TIGHT:
-            return (limit.limit_bytes + limit.memory_bytes) / 2
+            return limit.memory_bytes - (1 - TIGHT_SHARE) * self._tight_room
         idle = self.base.job.facts.context_bytes
         return idle + self.trial.fill * (limit.limit_bytes - idle)
 
@@ -183,28 +201,35 @@ class _Sizing:
                 candidate = self._nearest(sizes, micro_batch_size)
                 if candidate is None or _kind(candidate) in earlier:
                     continue
-                if nearest is None or self._distance(candidate) < self._distance(nearest):
-                    nearest = candidate
-                if self._distance(nearest) <= self._tolerance_bytes:
+                nearest = candidate if nearest is None else min(nearest, candidate, key=self._worth)
+                if self._near_enough(nearest):
                     return nearest
-        if nearest is None or not self._as_expected(nearest, self.base.limit):
+        if nearest is None or not self._as_expected(nearest):
             raise self._no_such_layout(nearest)
         return nearest
 
+    def _near_enough(self, candidate: ChosenTrial) -> bool:
+        share = {FITS: NEAR_FIT, DIES: NEAR_DEATH}.get(self.trial.expectation)
+        tolerance = NEAR_TIGHT * self._tight_room if share is None else share * self.base.limit.memory_bytes
+        return self._distance(candidate) <= tolerance and self._as_expected(candidate)
+
     @property
-    def _tolerance_bytes(self) -> float:
+    def _tight_room(self) -> float:
+        """The bytes between the limit and the card."""
         limit = self.base.limit
-        share = {FITS: NEAR_FIT, TIGHT: NEAR_LIMIT, DIES: NEAR_DEATH}[self.trial.expectation]
-        tolerance = share * limit.memory_bytes
-        within = (limit.memory_bytes - limit.limit_bytes) / 2
-        return min(tolerance, within) if self.trial.expectation == TIGHT else tolerance
+        return limit.memory_bytes - _tight_from(limit.limit_bytes, limit.memory_bytes)
+
+    def _worth(self, candidate: ChosenTrial) -> tuple[bool, float]:
+        """Return a key by which the best candidate is the smallest."""
+        return not self._as_expected(candidate), self._distance(candidate)
 
     def _distance(self, candidate: ChosenTrial) -> float:
         return abs(candidate.predicted_bytes - self.aim_bytes)
 
-    def _as_expected(self, candidate: ChosenTrial, limit: Limit) -> bool:
-        predicted = candidate.predicted_bytes
-        return expectation_of(predicted, limit.limit_bytes, limit.memory_bytes) == self.trial.expectation
+    def _as_expected(self, candidate: ChosenTrial) -> bool:
+        limit = self.base.limit
+        expected = expectation_of(candidate.predicted_bytes, limit.limit_bytes, limit.memory_bytes)
+        return expected == self.trial.expectation
 
     def _no_such_layout(self, nearest: ChosenTrial | None) -> UserError:
         recipe = self.base.recipe
@@ -217,17 +242,17 @@ class _Sizing:
             f"{EXPECTED[self.trial.expectation]} ({card}): {close}; name a model with layers of another size (--model)"
         )
 
-    def _legal_sizes(self) -> Iterator[dict[str, int]]:
+    def _legal_sizes(self) -> Iterator[_Sizes]:
         """Yield the splits that a rule allows, the largest first."""
         recipe = self.base.recipe
         wanted = {} if self._on_cpu else self.trial.sizes  # no split of one replica is tried over CPUs
-        options = [[2**power for power in range(wanted.get(name, 1).bit_length())] for name in SIZES]
-        splits = [dict(zip(SIZES, sizes, strict=True)) for sizes in product(*options)]
+        options = [[2**power for power in range(wanted.get(name, 1).bit_length())] for name in _Sizes._fields]
+        splits = [_Sizes(*sizes) for sizes in product(*options)]
         if recipe.model.moe is None:
-            splits = [sizes for sizes in splits if sizes["expert"] == 1]
-        for sizes in sorted(splits, key=lambda sizes: -prod(sizes.values())):
-            if recipe.world_size % _split(sizes) == 0:
-                point = _Point(sizes, self.trial.micro_batch_size, self._sequence_length, sizes["pipeline"])
+            splits = [sizes for sizes in splits if sizes.expert == 1]
+        for sizes in sorted(splits, key=lambda sizes: -prod(sizes)):
+            if recipe.world_size % sizes.replica_devices == 0:
+                point = _Point(sizes, self.trial.micro_batch_size, self._sequence_length, sizes.pipeline)
                 if self._priced(point).legal:
                     yield sizes
 
@@ -245,10 +270,10 @@ class _Sizing:
         model = self.base.recipe.model
         return model.max_position_embeddings if model.position_embedding == "learned_absolute" else 2**28
 
-    def _nearest(self, sizes: Mapping[str, int], micro_batch_size: int) -> ChosenTrial | None:
-        """Return the deepest model that stays below the aim, with sequences as long as come nearest to it; None where
-        not even the shallowest is legal."""
-        stages, length = sizes["pipeline"], self._sequence_length
+    def _nearest(self, sizes: _Sizes, micro_batch_size: int) -> ChosenTrial | None:
+        """Return the deepest model that stays below the aim, or one with a layer more on each stage, with sequences as
+        long as come nearest to it; None where not even the shallowest is legal."""
+        stages, length = sizes.pipeline, self._sequence_length
 
         def bytes_of(groups: int, sequence_length: int = length) -> float:
             verdict = self._priced(_Point(sizes, micro_batch_size, sequence_length, groups * stages))
@@ -257,11 +282,21 @@ class _Sizing:
         if bytes_of(1) == float("inf"):
             return None
         most_layers = MOST_LAYERS_ON_CPU if self._on_cpu else self.base.recipe.model.num_layers
-        groups = _most_below(lambda count: bytes_of(count) <= self.aim_bytes, most_layers // stages)
-        lengths = [length + length * part // EIGHTHS for part in range(EIGHTHS + 1)]
+        most_groups = max(most_layers // stages, 1)
+        groups = _most_below(lambda count: bytes_of(count) <= self.aim_bytes, most_groups)
+        lengths = [length * part // EIGHTHS for part in range(EIGHTHS // 2, 2 * EIGHTHS + 1)]
         lengths = [tokens for tokens in lengths if tokens <= self._most_tokens]
-        best_length = min(lengths, key=lambda tokens: abs(bytes_of(groups, tokens) - self.aim_bytes))
-        return self._chosen(_Point(sizes, micro_batch_size, best_length, groups * stages))
+        nearest: ChosenTrial | None = None
+        for deep in range(groups, min(groups + 1, most_groups) + 1):
+            if nearest is None or not self._near_enough(nearest):
+                below = _most_below(partial(self._is_below, bytes_of, deep, lengths), len(lengths))
+                for tokens in lengths[below - 1 : below + 1]:
+                    candidate = self._chosen(_Point(sizes, micro_batch_size, tokens, deep * stages))
+                    nearest = candidate if nearest is None else min(nearest, candidate, key=self._worth)
+        return nearest
+
+    def _is_below(self, bytes_of: Callable[[int, int], float], groups: int, lengths: Sequence[int], count: int) -> bool:
+        return bytes_of(groups, lengths[count - 1]) <= self.aim_bytes
 
     def _chosen(self, point: _Point) -> ChosenTrial:
         verdict = self._priced(point)
@@ -270,7 +305,7 @@ class _Sizing:
         minutes = START_MINUTES + round(2 * STEPS * verdict.step_seconds / MINUTE)
         return ChosenTrial(
             self.trial,
-            (*self._words(point), f'slurm.time="{minutes}"'),
+            (f"name={self.name}", *SHORT_RUN, *self._words(point), f'slurm.time="{minutes}"'),
             verdict.layout,
             point.num_layers,
             point.sequence_length,
@@ -279,13 +314,18 @@ class _Sizing:
         )
 
     def _priced(self, point: _Point) -> LayoutVerdict:
+        if point not in self.verdicts:
+            self.verdicts[point] = self._price(point)
+        return self.verdicts[point]
+
+    def _price(self, point: _Point) -> LayoutVerdict:
         setting = self.setting_of(self._words(point))
         layout = Layout(
-            tensor=point.sizes["tensor"],
-            pipeline=point.sizes["pipeline"],
-            context=point.sizes["context"],
-            expert=point.sizes["expert"],
-            data=setting.recipe.world_size // _split(point.sizes),
+            tensor=point.sizes.tensor,
+            pipeline=point.sizes.pipeline,
+            context=point.sizes.context,
+            expert=point.sizes.expert,
+            data=setting.recipe.world_size // point.sizes.replica_devices,
             micro_batch_size=point.micro_batch_size,
             sequence_parallel=int(self._sequence_parallel(point.sizes)),
             zero_stage=self.trial.zero_stage,
@@ -293,18 +333,18 @@ class _Sizing:
         )
         return judge_layouts(setting, [layout])[0]
 
-    def _sequence_parallel(self, sizes: Mapping[str, int]) -> bool:
-        return self.base.recipe.backend.name == "megatron-lm" and sizes["tensor"] > 1
+    def _sequence_parallel(self, sizes: _Sizes) -> bool:
+        return self.base.recipe.backend.name == "megatron-lm" and sizes.tensor > 1
 
     def _words(self, point: _Point) -> tuple[str, ...]:
-        """Return the overrides that make the recipe this short run."""
+        """Return the overrides on which the price of a size hangs."""
         recipe = self.base.recipe
-        data = recipe.world_size // _split(point.sizes)
-        batch = data * point.micro_batch_size * MICRO_BATCHES * point.sizes["pipeline"]
+        data = recipe.world_size // point.sizes.replica_devices
+        batch = data * point.micro_batch_size * MICRO_BATCHES * point.sizes.pipeline
         layout = {
             **_kept_techniques(recipe.document),
             **SWITCHED_OFF,
-            **point.sizes,
+            **point.sizes._asdict(),
             "data": data,
             "micro_batch_size": point.micro_batch_size,
             "sequence_parallel": self._sequence_parallel(point.sizes),
@@ -318,19 +358,13 @@ class _Sizing:
         if recipe.backend.name == "megatron-lm":
             layout["layers_by_stage"] = "even"
         return (
-            *SHORT_RUN,
-            f"name={self.name}",
+            "what_if={}",
             f"model.num_layers={point.num_layers}",
             f"training.sequence_length={point.sequence_length}",
             f"training.global_batch_size={batch}",
             f"training.steps={min(recipe.training.steps, STEPS)}",
             f"layout={json.dumps(layout)}",
         )
-
-
-def _split(sizes: Mapping[str, int]) -> int:
-    """Return the devices that hold one replica."""
-    return sizes["tensor"] * sizes["pipeline"] * sizes["context"]
 
 
 def _powers_of_two(first: int) -> list[int]:
@@ -347,7 +381,7 @@ def _kept_techniques(document: Document | None) -> dict[str, object]:
 
 
 LAYOUT_KEYS = (
-    *SIZES,
+    *_Sizes._fields,
     *SWITCHED_OFF,
     *("data", "micro_batch_size", "zero_stage", "distributed_optimizer", "recompute", "recompute_layers"),
     "layers_by_stage",

@@ -18,18 +18,7 @@ OUTCOMES = {
     "survived": "SURVIVED",
     "failed": "FAILED",
 }
-HEAD = [
-    "",
-    "layout",
-    "layers",
-    "tokens",
-    "predicted GiB",
-    "measured GiB",
-    "error",
-    "predicted s",
-    "measured s",
-    "error",
-]
+HEAD = ["layout", "layers", "tokens", "predicted GiB", "measured GiB", "error", "predicted s", "measured s", "error"]
 
 
 def qualification_text(result: Mapping[str, Any]) -> str:
