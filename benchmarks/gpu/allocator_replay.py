@@ -6,8 +6,8 @@ The allocations and frees of traced ranks (benchmarks/gpu/events/) and of made-u
 same order: `torch.empty` where a storage was made, `del` where it was let go of. Nothing is computed, so a rank of any
 model takes seconds. What torch reserves is compared with what the model says, a few hundred times on the way and at the
 peak, without and with expandable segments; without them once more on a device with less room than torch would reserve,
-where the cache has to be given back. Needs torch and this checkout, nothing else. A record goes into the folder
-RECORDS.
+where the cache has to be given back. Needs torch and this checkout, nothing else. The record goes into the folder
+RECORDS; started again there, it goes on behind the lists that are done. About six minutes.
 
 With --stand-in the model itself takes the place of torch: that tries the program and says nothing about the model.
 """
@@ -17,20 +17,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
-
-from llmlaunch.units import GIB
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "wrapper" / "llmlaunch" / "tracing"))
 
 from allocation_events import made_up, read_events  # noqa: E402
+from gpu_records import GIB, GRACE_SECONDS, LIMIT_SECONDS, Session, require_cuda, versions  # noqa: E402
 
 from caching_allocator import CachingAllocator, OutOfMemory  # noqa: E402
 
@@ -159,12 +157,15 @@ def events_named(name: str) -> Iterator[Event]:
     return made_up(int(name.removeprefix("made-up-"))) if name.startswith("made-up-") else read_events(Path(name))
 
 
-def on_device(name: str, setting: str, device_bytes: int | None, every: int, stand_in: bool) -> Seen:
+def on_device(
+    name: str, setting: str, device_bytes: int | None, every: int, stand_in: bool, limit_seconds: float
+) -> Seen:
     """In a process of its own: torch reads its setting once, and nothing is left over from the run before."""
     words = [sys.executable, __file__, "--one", name, setting, str(device_bytes or 0), str(every)]
     kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     environment = {**kept, VARIABLES[0]: SETTINGS[setting]}
-    said = subprocess.run([*words, *(["--stand-in"] * stand_in)], env=environment, capture_output=True, text=True)
+    words += ["--stand-in"] * stand_in
+    said = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=limit_seconds)
     if said.returncode:
         sys.exit(f"{name} ({setting}) ended with {said.returncode}:\n{said.stderr[-3000:]}")
     found: Seen = json.loads(said.stdout.splitlines()[-1])
@@ -182,11 +183,11 @@ def one(name: str, setting: str, device_bytes: int, every: int, stand_in: bool) 
     print(json.dumps(seen))
 
 
-def compared(name: str, setting: str, device_bytes: int | None, stand_in: bool) -> Seen:
+def compared(name: str, setting: str, device_bytes: int | None, stand_in: bool, session: Session) -> Seen:
     """Torch beside the model, for one list of events, one setting and one size of device."""
     every = max(sum(1 for _ in events_named(name)) // LOOKS, 1)
     said = repeat(events_named(name), Model(setting, device_bytes), every)
-    seen = on_device(name, setting, device_bytes, every, stand_in)
+    seen = on_device(name, setting, device_bytes, every, stand_in, session.left_seconds() + GRACE_SECONDS)
     pairs = list(zip(said.pop("looks"), seen.pop("looks"), strict=False))
     return {
         "events": Path(name).name,
@@ -223,6 +224,7 @@ def main() -> None:
     parser.add_argument("records", type=Path, nargs="?")
     parser.add_argument("events", nargs="*", help="files; those of benchmarks/gpu/events unless said")
     parser.add_argument("--made-up", type=int, default=4, metavar="N", help="so many made-up lists besides")
+    parser.add_argument("--limit-seconds", type=float, default=LIMIT_SECONDS, help="no list begins after so long")
     parser.add_argument("--stand-in", action="store_true")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -232,34 +234,27 @@ def main() -> None:
         return
     if options.records is None:
         parser.error("name a folder for the record")
-    rows = list(all_rows(options.events, options.made_up, options.stand_in))
-    first = rows[0]["torch"]
-    date = time.strftime("%Y-%m-%dT%H%M%SZ", time.gmtime())
-    record = {
-        "what": "allocator_replay",
-        "date": date,
-        **{key: first.get(key) for key in ("gpu", "torch", "cuda")},
-        "python": platform.python_version(),
-        "rows": rows,
-    }
-    options.records.mkdir(parents=True, exist_ok=True)
-    path = options.records / f"allocator_replay-{'-'.join(first['gpu'].lower().split())}-{date}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    worst = max(abs(row["reserved_ratio"] - 1) for row in rows)
+    about = {"gpu": "stand-in"} if options.stand_in else versions(require_cuda(Path(__file__).name))
+    session = Session("allocator_replay", options.records, options.limit_seconds, about)
+    recorded = options.events or [str(path) for path in sorted((HERE / "events").glob("*.xz"))]
+    for name in (*recorded, *(f"made-up-{seed}" for seed in range(options.made_up))):
+        session.part(Path(name).name, partial(rows_of, name, options.stand_in, session))
+    parts = session.content["parts"].values()
+    worst = max((abs(row["reserved_ratio"] - 1) for part in parts for row in part["result"]), default=0.0)
     print(f"reserved: the model differs by at most {100 * worst:.2f} % from torch at the peak")
-    print(path)
+    sys.exit(session.finish())
 
 
-def all_rows(files: list[str], count: int, stand_in: bool) -> Iterator[Seen]:
-    """In parentheses what the model says."""
-    recorded = files or [str(path) for path in sorted((HERE / "events").glob("*.xz"))]
-    for name in (*recorded, *(f"made-up-{seed}" for seed in range(count))):
-        for setting in SETTINGS:
-            whole = compared(name, setting, None, stand_in)
-            rooms = [tight(whole)] if setting in BOUNDED else []
-            for row in (whole, *(compared(name, setting, room, stand_in) for room in rooms)):
-                print(line(row), flush=True)
-                yield row
+def rows_of(name: str, stand_in: bool, session: Session) -> list[Seen]:
+    """One list of events with each setting, and on a device that is too small. In parentheses what the model says."""
+    rows = []
+    for setting in SETTINGS:
+        whole = compared(name, setting, None, stand_in, session)
+        rooms = [tight(whole)] if setting in BOUNDED else []
+        rows += [whole, *(compared(name, setting, room, stand_in, session) for room in rooms)]
+    for row in rows:
+        print(line(row), flush=True)
+    return rows
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 Pairs of whole processes, one with the probe and one without, in turn and in changing order, so that a device whose
 clock drifts slows both; what counts is the ratio of their median steps. The counters are reset at every step, as
 torchtitan does at every log: with the probe each reset is a look more. Bar: 1.002. A record goes into the folder
-RECORDS.
+RECORDS. About five minutes; no pair begins after the time limit.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+from gpu_records import LIMIT_SECONDS, require_cuda
 from probed import driver_version, result, start, write_record
 
 
@@ -32,10 +34,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", type=Path)
     parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--limit-seconds", type=float, default=LIMIT_SECONDS)
     parser.add_argument("--stand-in", action="store_true")
     options, more = parser.parse_known_args()
+    if not options.stand_in:
+        require_cuda(Path(__file__).name)
     words = ["--reset-every", "1", *(["--stand-in"] if options.stand_in else []), *more]
-    pairs = [pair(number, words) for number in range(options.pairs)]
+    end, pairs = time.monotonic() + options.limit_seconds, [pair(0, words)]
+    while len(pairs) < options.pairs and time.monotonic() < end:
+        pairs.append(pair(len(pairs), words))
     medians = [tuple(statistics.median(one["step_seconds"]) for one in both) for both in pairs]
     ratios = sorted(probed / plain for probed, plain in medians)
     of = pairs[0][0]

@@ -8,8 +8,11 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from device_memory import Driver, NoDriver
 
 from llmlaunch.trainers import HOOK, MEMORY_PROBE
 
@@ -17,19 +20,25 @@ ATTEMPT = "1"
 TRAINING = Path(__file__).with_name("small_training.py")
 
 
+def probe_environment(run: Path, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return an environment in which Python starts with the memory probe, as a rank of the run directory `run` does."""
+    hook = run / "hook"
+    hook.mkdir(parents=True, exist_ok=True)
+    shutil.copy(HOOK, hook / "sitecustomize.py")
+    shutil.copy(MEMORY_PROBE, hook / "llmlaunch_memory_probe.py")
+    place = {"run": str(run), "attempt": ATTEMPT, "node": os.uname().nodename, "rank": 0, "local_rank": 0}
+    path = variables.get("PYTHONPATH")
+    search = {"PYTHONPATH": f"{hook}:{path}" if path else str(hook)}
+    return {**without_probe(variables), **search, "LLMLAUNCH_PROBE": json.dumps(place)}
+
+
+def without_probe(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in ("LLMLAUNCH_PROBE", "LLMLAUNCH_STACKS")}
+
+
 def start(run: Path, probe: bool, words: list[str]) -> subprocess.Popen[str]:
     """A training in a process of its own; its one line of JSON comes on stdout. With `probe` as in a run directory."""
-    dropped = ("LLMLAUNCH_PROBE", "LLMLAUNCH_STACKS")
-    environment = {name: value for name, value in os.environ.items() if name not in dropped}
-    if probe:
-        hook = run / "hook"
-        hook.mkdir(parents=True, exist_ok=True)
-        shutil.copy(HOOK, hook / "sitecustomize.py")
-        shutil.copy(MEMORY_PROBE, hook / "llmlaunch_memory_probe.py")
-        place = {"run": str(run), "attempt": ATTEMPT, "node": os.uname().nodename, "rank": 0, "local_rank": 0}
-        path = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{hook}:{path}" if path else str(hook)
-        environment["LLMLAUNCH_PROBE"] = json.dumps(place)
+    environment = probe_environment(run) if probe else without_probe()
     return subprocess.Popen([sys.executable, str(TRAINING), *words], env=environment, stdout=subprocess.PIPE, text=True)
 
 
@@ -53,10 +62,7 @@ def write_record(folder: Path, what: str, record: dict[str, Any]) -> Path:
 
 def driver_version() -> str | None:
     """None where there is no NVML to ask."""
-    import pynvml
-
     try:
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
+        return Driver().version()
+    except NoDriver:
         return None

@@ -17,6 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
+VOCABULARY, HEAD_SIZE = 32_000, 64
 
 
 class Counters:
@@ -33,7 +34,7 @@ class Counters:
             cuda.reset_peak_memory_stats()
 
 
-def arguments() -> argparse.Namespace:
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--warm-up", type=int, default=20, help="steps before those that are timed")
@@ -41,51 +42,102 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=1024, help="of a sequence")
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--checkpointing", action="store_true", help="recompute every layer in the backward pass")
+    parser.add_argument("--bf16", action="store_true", help="parameters and states in bf16, instead of autocast")
     parser.add_argument("--reset-every", type=int, default=0, help="steps between resets of the counters; 0 = never")
     parser.add_argument("--spike-mib", type=int, default=0, help="held for 20 ms after the last step")
     parser.add_argument("--stand-in", action="store_true")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def build(torch: Any, options: argparse.Namespace, device: str) -> tuple[Any, Any]:
-    layer = torch.nn.TransformerEncoderLayer(
-        options.hidden, options.hidden // 64, 4 * options.hidden, dropout=0.0, norm_first=True, batch_first=True
-    )
-    model = torch.nn.Sequential(
-        torch.nn.Embedding(32_000, options.hidden),
-        torch.nn.TransformerEncoder(layer, options.layers, enable_nested_tensor=False),
-        torch.nn.Linear(options.hidden, 32_000),
-    ).to(device)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+    torch.set_default_dtype(torch.bfloat16 if options.bf16 else torch.float32)
+    with torch.device(device):
+        layer = torch.nn.TransformerEncoderLayer(
+            options.hidden,
+            options.hidden // HEAD_SIZE,
+            4 * options.hidden,
+            dropout=0.0,
+            norm_first=True,
+            batch_first=True,
+        )
+        model = torch.nn.Sequential(
+            torch.nn.Embedding(VOCABULARY, options.hidden),
+            torch.nn.TransformerEncoder(layer, options.layers, enable_nested_tensor=False),
+            torch.nn.Linear(options.hidden, VOCABULARY),
+        )
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+
+
+def step(torch: Any, model: Any, optimizer: Any, tokens: Any, options: argparse.Namespace) -> Any:
+    """One training step on all of `tokens`; returns the loss, which the device may still be working on."""
+    embedding, layers, head = model
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=not options.bf16):
+        hidden = embedding(tokens[:, :-1])
+        if options.checkpointing:
+            hidden = torch.utils.checkpoint.checkpoint_sequential(
+                list(layers.layers), options.layers, hidden, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            hidden = layers(hidden)
+        logits = head(hidden)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    del hidden, logits
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
 
 
 def train(torch: Any, options: argparse.Namespace, fake: Any) -> dict[str, Any]:
     device = "cpu" if fake else "cuda"
     torch.manual_seed(1)
     model, optimizer = build(torch, options, device)
-    tokens = torch.randint(32_000, (options.batch, options.tokens + 1), device=device)
+    tokens = torch.randint(VOCABULARY, (options.batch, options.tokens + 1), device=device)
     counters, seconds = Counters(torch), []
-    for step in range(options.warm_up + options.steps):
+    for number in range(options.warm_up + options.steps):
         start = time.perf_counter()
-        with torch.autocast(device, torch.bfloat16):
-            logits = model(tokens[:, :-1])
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = step(torch, model, optimizer, tokens, options)
         loss.item()  # the device has come to the end of the step
         if fake:
             fake.hold(500 * MIB)
             fake.release(500 * MIB)
-        if options.reset_every and (step + 1) % options.reset_every == 0:
+        if options.reset_every and (number + 1) % options.reset_every == 0:
             counters.take(reset=True)
-        if step >= options.warm_up:
+        if number >= options.warm_up:
             seconds.append(time.perf_counter() - start)
     if options.spike_mib:
         spike(torch, options.spike_mib * MIB, fake)
     counters.take(reset=True)
     peaks = {"allocated_peak_bytes": counters.allocated, "reserved_peak_bytes": counters.reserved}
     return {"pid": os.getpid(), "step_seconds": seconds, **peaks, **versions(torch, fake)}
+
+
+def described(options: argparse.Namespace, about: dict[str, Any], expandable: bool | None) -> dict[str, Any]:
+    """Return the training as a measurement record has it, without its peak. Its backend is torch itself, which no
+    formula of ours prices."""
+    heads, numbers = options.hidden // HEAD_SIZE, "bf16" if options.bf16 else "fp32"
+    model = {
+        **{"name": f"encoder-{options.layers}x{options.hidden}", "num_layers": options.layers},
+        **{"hidden_size": options.hidden, "ffn_hidden_size": 4 * options.hidden, "num_attention_heads": heads},
+        **{"num_query_groups": heads, "head_dim": HEAD_SIZE, "vocab_size": VOCABULARY},
+        **{"padded_vocab_size": VOCABULARY, "vocab_assumed": False, "tied_embeddings": False, "gated_mlp": False},
+        **{"linear_bias": True, "normalization": "LayerNorm", "position_embedding": "none", "qk_layernorm": False},
+        **{"attention_dropout": 0.0, "hidden_dropout": 0.0, "mtp_num_layers": 0, "moe": None, "mla": None},
+    }
+    sizes = dict.fromkeys(("tensor", "pipeline", "virtual_pipeline", "context", "expert", "expert_tensor", "data"), 1)
+    return {
+        **{"backend": "torch", "backend_version": about["torch"], "world_size": 1, "model": model},
+        **{"sequence_length": options.tokens, "micro_batch_size": options.batch, "global_batch_size": options.batch},
+        **{"num_microbatches": 1, "parallelism": {**sizes, "sequence_parallel": False, "microbatch_group": 1}},
+        "optimizer": {
+            **{"name": "adamw", "zero_stage": 0, "distributed_optimizer": False, "parameter_dtype": numbers},
+            **{"gradient_dtype": numbers, "state_dtype": numbers, "state_bytes_per_parameter": None, "offload": None},
+        },
+        "recompute": {"granularity": "full" if options.checkpointing else "none", "method": None, "num_layers": 1},
+        "precision": {"compute": "bf16", "fp8_recipe": None, "fp8_param_gather": False},
+        "implementation": {"attention": "auto", "torch_compile": False, "expandable_segments": expandable},
+    }
 
 
 def spike(torch: Any, size: int, fake: Any) -> None:

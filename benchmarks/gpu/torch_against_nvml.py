@@ -19,7 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pynvml
+try:
+    import pynvml
+except ImportError:
+    sys.exit("torch_against_nvml.py: this Python has no pynvml: pip install nvidia-ml-py")
+from gpu_records import require_cuda
 from probed import ATTEMPT, result, start, write_record
 
 from llmlaunch.rundir.file_names import PROBES, attempt_folder
@@ -106,6 +110,8 @@ def main() -> None:
     parser.add_argument("records", type=Path)
     parser.add_argument("--stand-in", action="store_true")
     options, more = parser.parse_known_args()
+    if not options.stand_in:
+        require_cuda(Path(__file__).name)
     words = ["--reset-every", "7", "--spike-mib", "4096", *(["--stand-in"] if options.stand_in else []), *more]
     samples = Samples()
     with tempfile.TemporaryDirectory() as folder:

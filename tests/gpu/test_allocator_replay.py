@@ -24,8 +24,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     done = subprocess.run([sys.executable, str(program), str(folder)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     (record,) = folder.glob("*.json")
-    found: list[dict[str, Any]] = json.loads(record.read_text())["rows"]
-    return found
+    parts = json.loads(record.read_text())["parts"].values()
+    return [row for part in parts for row in part["result"]]
 
 
 def test_what_is_handed_out_is_the_same_to_the_byte(rows: list[dict[str, Any]]) -> None:

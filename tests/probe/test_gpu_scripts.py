@@ -50,3 +50,30 @@ def test_torch_and_nvml_are_held_against_each_other(tmp_path: Path, fake_libcuda
     assert found["differences"]["probe_reserved_less_trainer"] == 0
     assert (found["probe"]["uuid"], found["nvml"]["device_peak_bytes"]) == (uuid, 9 * GIB + GIB // 2)
     assert found["nvml"]["samples"] > 0
+
+
+def test_a_transformer_is_traced_on_a_machine_without_a_gpu(tmp_path: Path) -> None:
+    words = ["--out", str(tmp_path), "--stand-in", "--training", "wide"]
+    program = ROOT / "benchmarks" / "gpu" / "traced_against_run.py"
+    done = subprocess.run([sys.executable, str(program), *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    trace = json.loads((tmp_path / "traced_against_run.json").read_text())["parts"]["wide"]["result"]["trace"]
+    # parameters, gradients and two moments in fp32; at the loss the logits and their gradient, at most three times
+    states, logits = 16 * (4 * 12 * 4096**2 + 2 * 32_000 * 4096), 4 * 8 * 1024 * 32_000
+    assert states + logits < trace["allocated_bytes"] < 1.6 * states + 6 * logits
+    evidence = {json.loads(line)["source"]["evidence"] for line in (tmp_path / "measurements.jsonl").open()}
+    assert evidence == {"made up"}
+
+
+def test_the_driver_is_asked_without_any_package(tmp_path: Path) -> None:
+    library = build(tmp_path / "driver")
+    (tmp_path / "scenario").write_text("gpu uuid=GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0 used=9G\n")
+    variables = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML_SCENARIO": str(tmp_path / "scenario")}
+    program = "from device_memory import Driver; d = Driver(); print(d.version(), *d.uuids(), d.used_bytes(0))"
+    folder = ROOT / "benchmarks" / "gpu"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True
+    )
+    version, uuid, used = done.stdout.split()
+    assert version
+    assert (uuid, int(used)) == ("GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0", 9 * GIB + GIB // 2)

@@ -71,11 +71,12 @@ def test_the_program_compares_both_settings_and_a_device_that_is_too_small(tmp_p
     assert str(path) in done.stdout
     record = json.loads(path.read_text())
     assert record["gpu"] == "stand-in"  # nobody takes it for a GPU's
-    whole, bounded = ([r for r in record["rows"] if (r["device_bytes"] is None) is free] for free in (True, False))
+    rows = [row for part in record["parts"].values() for row in part["result"]]
+    whole, bounded = ([r for r in rows if (r["device_bytes"] is None) is free] for free in (True, False))
     assert [(row["events"], row["setting"]) for row in whole] == [
         (name, setting) for name in ("events.xz", "made-up-0") for setting in ("default", "expandable")
     ]
-    assert all(row["reserved_ratio"] == 1.0 and row["largest_difference_bytes"] == 0 for row in record["rows"])
+    assert all(row["reserved_ratio"] == 1.0 and row["largest_difference_bytes"] == 0 for row in rows)
     assert len(bounded) == 2
     assert all(row["torch"]["retries"] > 0 or row["torch"]["ran_out"] for row in bounded)
     assert all(row["torch"]["reserved_bytes"] >= row["torch"]["allocated_bytes"] > 0 for row in whole)
