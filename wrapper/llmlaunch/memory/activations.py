@@ -29,6 +29,7 @@ __all__ = [
     "kept_activations",
     "kept_by_layer",
     "kept_embedding",
+    "largest_layer",
     "layer_input",
     "returned_key_values",
     "swapped_bytes",
@@ -69,13 +70,16 @@ OFFLOADED: dict[str, tuple[str, ...]] = {
 
 def kept_by_layer(job: Job, rows: RankColumns) -> Kept:
     """Return the bytes one layer saves on the device for one micro-batch, less what is recomputed or offloaded."""
-    dense = _kept(job, rows, saved_by_dense_layer)
-    if job.shape.moe is None:
+    dense = _kept(job, rows, saved_by_dense_layer, job.shape.ffn_hidden_size)
+    moe = job.shape.moe
+    if moe is None:
         return dense, np.zeros(len(rows))
-    return dense, _kept(job, rows, saved_by_mixture_layer)
+    return dense, _kept(job, rows, saved_by_mixture_layer, moe.shared_expert_ffn_hidden_size)
 
 
-def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], SavedTensors]) -> FloatColumn:
+def _kept(
+    job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], SavedTensors], mlp_width: int
+) -> FloatColumn:
     layer = saved(job, rows)
     offloaded = (*_named(OFFLOADED, job.techniques.offload_modules), *_offloaded_norms(job, layer))
 
@@ -84,7 +88,7 @@ def _kept(job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], Saved
 
     def part() -> FloatColumn:
         if job.facts.operators_kept:
-            return kept_operators(job, rows)
+            return kept_operators(job, rows, mlp_width)
         modules = job.techniques.recompute_modules or DEFAULT_MODULES
         left = layer.without((*_named(RECOMPUTED, modules), *_recomputed_norms(job, layer, modules), *offloaded))
         return left + _uncopied_values(job, rows) if "core_attn" in modules else left
@@ -116,15 +120,14 @@ def _offloaded_norms(job: Job, layer: SavedTensors) -> tuple[str, ...]:
 
 def _reloaded(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return what stays of offloaded modules: their last group, so that its backward pass need not wait
-    (fine_grained_activation_offload.py post_warmup_callback, core 0.19): one layer's, one micro-batch's."""
+    (fine_grained_activation_offload.py post_warmup_callback, core 0.19): one layer's, one micro-batch's, where a rank
+    keeps any."""
     if not job.techniques.offload_modules:
         return 0.0
     here = replace(job, techniques=replace(job.techniques, offload_modules=()))
     (dense, mixture), (dense_left, mixture_left) = kept_by_layer(here, rows), kept_by_layer(job, rows)
-    return np.maximum(
-        np.where(rows.dense_layers > 0, dense - dense_left, 0.0),
-        np.where(rows.moe_layers > 0, mixture - mixture_left, 0.0),
-    )
+    moved = dense - dense_left, mixture - mixture_left
+    return np.minimum(_largest(rows, moved), _on_device(job, rows, _of_all_layers(job, rows, moved), moved))
 
 
 def _named(table: dict[str, tuple[str, ...]], modules: tuple[str, ...]) -> tuple[str, ...]:
@@ -165,15 +168,34 @@ def kept_activations(job: Job, rows: RankColumns) -> FloatColumn:
     Full recompute keeps the input of every layer ("uniform", one layer to a checkpoint, or of every few), or
     recomputes some layers of each rank and keeps the others whole ("block"; Megatron `--recompute-num-layers`).
     """
-    dense, mixture = kept_by_layer(job, rows)
-    alive = in_flight(job, rows)
-    share_dense, share_mixture = _trained_share(job, rows)
-    saved_bytes = alive.dense * dense * share_dense
+    depth = in_flight(job, rows).depth
+    by_kind = kept_by_layer(job, rows)
+    layers = _of_all_layers(job, rows, by_kind) + _block(job, rows, depth)
+    layers = _on_device(job, rows, layers, by_kind) + _reloaded(job, rows)
+    return np.asarray(layers + _stage_output(job, rows) * depth + _routing_of_last(job, rows))
+
+
+def _on_device(job: Job, rows: RankColumns, saved_bytes: FloatColumn, by_kind: Kept) -> FloatColumn:
+    return on_device(job, rows, saved_bytes, _largest(rows, by_kind) * _checkpointed_share(job.techniques, rows))
+
+
+def largest_layer(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the bytes that the largest layer of a rank keeps on the device, for one micro-batch."""
+    return _largest(rows, kept_by_layer(job, rows))
+
+
+def _largest(rows: RankColumns, by_kind: Kept) -> FloatColumn:
+    dense, mixture = by_kind
+    return np.maximum(np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, mixture, 0.0))
+
+
+def _of_all_layers(job: Job, rows: RankColumns, by_kind: Kept) -> FloatColumn:
+    """Return the bytes of all layers that run backward and all micro-batches in flight, of those of one layer."""
+    alive, (share_dense, share_mixture) = in_flight(job, rows), _trained_share(job, rows)
+    saved_bytes = alive.dense * by_kind[0] * share_dense
     if job.shape.moe is not None:
-        saved_bytes = saved_bytes + alive.mixture * mixture * share_mixture
-    layers = saved_bytes * _checkpointed_share(job.techniques, rows) + _block(job, rows, alive.depth)
-    layers = on_device(job, rows, layers, alive.depth) + _reloaded(job, rows)
-    return np.asarray(layers + _stage_output(job, rows) * alive.depth + _routing_of_last(job, rows))
+        saved_bytes = saved_bytes + alive.mixture * by_kind[1] * share_mixture
+    return saved_bytes * _checkpointed_share(job.techniques, rows)
 
 
 def _routing_of_last(job: Job, rows: RankColumns) -> FloatColumn | float:

@@ -14,10 +14,11 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_bytes
 from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.loss import saved_by_heads
 from llmlaunch.memory.peak import rank_terms
 from llmlaunch.memory.saved import tokens
 from llmlaunch.memory.states import shard_groups
-from llmlaunch.memory.weights import largest_parameter, rank_parameters, trained_parameters
+from llmlaunch.memory.weights import adapter_parameters, largest_parameter, rank_parameters, trained_parameters
 
 __all__ = ["HostNode", "host_terms", "node_bytes", "state_host_terms", "transient_host_terms"]
 
@@ -72,15 +73,16 @@ def _pinned(total: FloatColumn, piece: FloatColumn, node: HostNode) -> FloatColu
     return rounded
 
 
-def _sharded(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the parameters whose states a rank holds once states are sharded."""
-    counts, (dense, expert) = rank_parameters(job, rows), shard_groups(job, rows)
-    return counts.dense / dense + counts.expert / expert
+def _sharded(job: Job, rows: RankColumns, dense: FloatColumn, expert: FloatColumn) -> FloatColumn:
+    """Return what a rank holds of so many (dense, expert) parameters where they are sharded."""
+    dense_group, expert_group = shard_groups(job, rows)
+    return dense / dense_group + expert / expert_group
 
 
 def _state_parameters(job: Job, rows: RankColumns, from_stage: int) -> FloatColumn:
     counts = rank_parameters(job, rows)
-    return np.where(rows.layouts.zero_stage >= from_stage, _sharded(job, rows), counts.dense + counts.expert)
+    sharded = _sharded(job, rows, counts.dense, counts.expert)
+    return np.where(rows.layouts.zero_stage >= from_stage, sharded, counts.dense + counts.expert)
 
 
 def _optimizer(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
@@ -88,19 +90,14 @@ def _optimizer(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
     if not share:
         return np.zeros(len(rows))
     stage = rows.layouts.zero_stage
-    moved = share * _state_parameters(job, rows, 1) * _trained(job, rows)
+    trained = trained_parameters(job, rows, rank_parameters(job, rows))
+    sharded = _sharded(job, rows, trained.dense, trained.expert)
+    moved = share * np.where(stage >= 1, sharded, trained.dense + trained.expert)
     whole = np.asarray(host.optimizer_bytes, dtype=np.float64)[stage] * moved
     pinned = np.asarray(host.optimizer_pinned_bytes, dtype=np.float64)[stage] * moved
     element = 4.0  # the pinned tensors are fp32, whole flat partitions or a parameter's share
     piece = element * (moved if host.optimizer_flat else largest_parameter(job, rows) * _share(job, rows))
     return np.asarray(whole - pinned + _pinned(pinned, piece, node))
-
-
-def _trained(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the share of all parameters that have optimizer states."""
-    counts = rank_parameters(job, rows)
-    trained = trained_parameters(job, rows, counts)
-    return (trained.dense + trained.expert) / _some(counts.dense + counts.expert)
 
 
 def _share(job: Job, rows: RankColumns) -> FloatColumn:
@@ -116,7 +113,8 @@ def _some(count: FloatColumn) -> FloatColumn:
 def _parameters(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
     if not job.techniques.offload_parameters:
         return np.zeros(len(rows))
-    moved = job.facts.host.parameter_bytes * _state_parameters(job, rows, 3)
+    adapters = _sharded(job, rows, *adapter_parameters(job, rows))
+    moved = job.facts.host.parameter_bytes * (_state_parameters(job, rows, 3) + adapters)
     return np.where(rows.layouts.zero_stage >= 3, _pinned(moved, moved, node), 0.0)
 
 
@@ -130,13 +128,17 @@ def _activations(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
     here = rows
     if layers:
         here = rows.with_layouts(replace(rows.layouts, offload_layers=np.zeros_like(rows.layouts.offload_layers)))
-    moved = kept_activations(replace(job, techniques=nothing), here) - kept_activations(job, rows)
+    moved = _kept(replace(job, techniques=nothing), here) - _kept(job, rows)
     moved = np.maximum(moved, 0.0)
     if techniques.swapped_share:
         moved = moved * _swapped_part(job, rows)
     if not job.facts.host.activations_pinned:
         return moved
     return _pinned(moved, job.facts.activation_bytes * tokens(job, rows) * job.shape.hidden_size, node)
+
+
+def _kept(job: Job, rows: RankColumns) -> FloatColumn:
+    return kept_activations(job, rows) + saved_by_heads(job, rows)
 
 
 def _swapped_part(job: Job, rows: RankColumns) -> FloatColumn:
@@ -158,7 +160,8 @@ def _data_loader(job: Job, rows: RankColumns) -> FloatColumn:
 
 def _checkpoint(job: Job, rows: RankColumns) -> FloatColumn:
     """States that are on the host already are written from there."""
-    host, sharded = job.facts.host, _sharded(job, rows)
+    host, counts = job.facts.host, rank_parameters(job, rows)
+    sharded = _sharded(job, rows, counts.dense, counts.expert)
     here = 1.0 - job.techniques.offload_optimizer
     at_once = np.maximum(host.checkpoint_bytes - job.facts.parameter_bytes, 0.0) * here
     at_once += min(host.checkpoint_bytes, job.facts.parameter_bytes)

@@ -17,7 +17,7 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL
-from llmlaunch.memory.activations import kept_activations, kept_embedding, returned_key_values
+from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer, returned_key_values
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import (
@@ -32,6 +32,7 @@ from llmlaunch.memory.loss import (
     waiting_table,
 )
 from llmlaunch.memory.states import States, weight_versions
+from llmlaunch.memory.weights import trained_layers
 from llmlaunch.memory.workspace import (
     delayed_weight_gradients,
     embedding_backward,
@@ -68,13 +69,13 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     beside = {"recomputed_layer": recomputed_layer(job, rows), **delayed_weight_gradients(job, rows)}
     # a prediction head's layer is the first to run backward, before the norm of the decoder
     first = {"logits_and_loss": norm} if job.shape.mtp_num_layers else {}
-    backward = layer_backward(job, rows)
-    backward = np.maximum(backward, backward + waiting_table(job, rows) - heads - embedded - sum(first.values()))
+    one_layer, waiting = _where_trained(job, rows, layer_backward(job, rows)), waiting_table(job, rows)
+    backward = np.maximum(one_layer, one_layer + waiting - heads - embedded - sum(first.values()))
     gone = reduce(np.add, beside.values())
     tables = np.maximum(embedding_backward(job, rows, activations), tables_of_heads(job, rows) - heads)
     again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, 0.0, gone)  # where a mixture runs forward a second time
-    backward = np.maximum(backward, mixture_forward(job, rows) - again)
-    layer = {**first, "layer_backward": np.maximum(backward, tables - gone), **beside}
+    mixture = mixture_forward(job, rows) - again
+    layer = {**first, "layer_backward": np.maximum(np.maximum(backward, mixture), tables - gone), **beside}
     whole = _Whole()
     alive = {**always, "activations": activations}
     holes = {HOLES: cached_logits(job, rows)} if facts.cached_logit_bytes else {}
@@ -84,8 +85,11 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
         {**alive, **layer},
     ]
     if _gradients_come_and_go(facts):
-        last_layer = activations / np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
-        moments.append({**always, **layer, "activations": last_layer})
+        last_layer = np.minimum(activations, largest_layer(job, rows))
+        # of one micro-batch, the embedding's gradient is among those that are all there
+        table = np.where(rows.microbatches > 1, embedding_backward(job, rows, last_layer) - gone, 0.0)
+        end = {"activations": last_layer, "layer_backward": np.maximum(np.maximum(one_layer + waiting, mixture), table)}
+        moments.append({**always, **layer, **end})
     lasting = {
         **passing_buffers(job, rows),
         "workspace": np.full(len(rows), facts.workspace_bytes + _grouped(job)),
@@ -117,6 +121,13 @@ def state_terms(job: Job, rows: RankColumns, state: States) -> MomentTerms:
     }
     whole = _Whole()
     return MomentTerms(whole(lasting), tuple(map(whole, moments)))
+
+
+def _where_trained(job: Job, rows: RankColumns, backward: FloatColumn) -> FloatColumn:
+    """Return the bytes of a layer's backward pass on ranks that train a layer, and 0 on others, where none runs."""
+    if job.techniques.trained_layers is None:
+        return backward
+    return np.where(sum(trained_layers(job, rows)) > 0, backward, 0.0)
 
 
 class _Whole:

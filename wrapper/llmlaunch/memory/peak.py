@@ -175,11 +175,7 @@ def device_bytes(transient: TransientSums, state_sums: StateSums) -> FloatColumn
     IMPOSSIBLE_BYTES where they break a law (`guard`)."""
     totals = moment_totals(transient, state_sums)
     most = reduce(np.maximum, totals)
-    if transient.holes is None and not state_sums.other_streams:  # the same whichever moment is the worst
-        reserved = most + _reserved(state_sums, most, _apart(transient, state_sums, totals, most))
-    else:
-        worst = np.argmax(totals, axis=0)
-        reserved = most - _holes(transient, worst) + cache_bytes(transient, state_sums, totals, worst)
+    reserved = most + cache_bytes(transient, state_sums, totals, most)
     torch = corrected(reserved, state_sums.torch_factor)
     broken = torch < state_sums.least
     for negative in (transient.broken, state_sums.broken):
@@ -194,23 +190,27 @@ def corrected(torch_bytes: FloatColumn, torch_factor: float) -> FloatColumn:
 
 
 def cache_bytes(
-    transient: TransientSums, state_sums: StateSums, totals: Sequence[FloatColumn], worst: IntColumn
+    transient: TransientSums, state_sums: StateSums, totals: Sequence[FloatColumn], most: FloatColumn
 ) -> FloatColumn:
-    """Return what the allocator holds beside what is alive at the moment `worst` of `totals`."""
-    most = reduce(np.maximum, totals)
-    free = _holes(transient, worst)
-    apart = free + _apart(transient, state_sums, totals, most)
+    """Return what the allocator holds beyond `most`, what is alive at the worst moment: its usual share, what freed
+    blocks are cut up for, and what another moment holds more where pieces lie free beside what is alive."""
+    apart = _apart(transient, state_sums, totals, most) + _beside(transient, state_sums, totals, most)
+    return np.rint(state_sums.cache_share * most + apart)
+
+
+def _beside(
+    transient: TransientSums, state_sums: StateSums, totals: Sequence[FloatColumn], most: FloatColumn
+) -> FloatColumn | float:
+    """Return what is reserved beyond `most` because at some moment pieces are free that nothing there fits into: those
+    of the logits at the loss, and what other streams allocated. The allocator gives nothing back between moments."""
+    if transient.holes is None and not state_sums.other_streams:
+        return 0.0
+    held = list(totals)
     if state_sums.other_streams:
-        apart = apart + np.choose(worst, state_sums.other_streams[: len(totals)])
-    return _reserved(state_sums, most - free, apart)
-
-
-def _reserved(state_sums: StateSums, alive: FloatColumn, apart: FloatColumn | float) -> FloatColumn:
-    return np.rint(state_sums.cache_share * alive + apart)
-
-
-def _holes(transient: TransientSums, worst: IntColumn) -> FloatColumn:
-    return np.zeros(len(worst)) if transient.holes is None else np.where(worst == 0, transient.holes, 0.0)
+        held = [alive + free for alive, free in zip(totals, state_sums.other_streams, strict=False)]
+    if transient.holes is not None:
+        held[0] = held[0] + transient.holes
+    return reduce(np.maximum, held) - most
 
 
 def _apart(
@@ -246,7 +246,10 @@ def _other_streams(state: States, terms: MomentTerms) -> tuple[FloatColumn, ...]
 
 def _moments(terms: MomentTerms) -> tuple[FloatColumn, ...]:
     lasting = sum_of(terms.lasting.values())
-    return tuple(reduce(np.add, moment.values(), lasting) for moment in terms.moments)
+    return tuple(
+        reduce(np.add, (column for name, column in moment.items() if name != HOLES), lasting)
+        for moment in terms.moments
+    )
 
 
 def _broken(terms: MomentTerms) -> NDArray[np.bool_] | None:
@@ -298,7 +301,7 @@ def rank_terms(job: Job, rows: RankColumns) -> Terms:
     terms = {**lasting, **_of_moment(worst, alternatives)}
     terms.pop(HOLES, None)
     terms = {name: terms[name] for name in dict.fromkeys((*STATE, *terms))}
-    cache = cache_bytes(transient, state_sums, totals, worst)
+    cache = cache_bytes(transient, state_sums, totals, reduce(np.maximum, totals))
     residual = (
         {} if state_sums.torch_factor == 1.0 else _residual(sum_of(terms.values()), cache, state_sums.torch_factor)
     )

@@ -248,16 +248,17 @@ def _scores(job: Job, rows: RankColumns) -> FloatColumn:
     return copies * shape.num_attention_heads * tokens(job, rows) * job.workload.sequence_length / rows.tensor
 
 
-def kept_operators(job: Job, rows: RankColumns) -> FloatColumn:
+def kept_operators(job: Job, rows: RankColumns, mlp_width: int) -> FloatColumn:
     """Selective recompute by operator keeps the layer's input, attention's output, and what every second linear puts
     out: of Q, K, V, output, gate, up and down the first, third, fifth and seventh; over tensor ranks also what both
     blocks reduce-scatter (torchtitan, parallelisms/parallelize_llama.py, 9dec370, December 2024;
     distributed/activation_checkpoint.py, b5bcd76). The down projection's output is not read again: compiled code drops
-    it, eager code keeps it."""
+    it, eager code keeps it. `mlp_width` is that of the dense MLP or of a mixture's shared expert; the others' grouped
+    products are none of the operators whose output is kept."""
     shape, facts, t = job.shape, job.facts, rows.tensor
     e, h, split = facts.activation_bytes, shape.hidden_size, sequence_split(job, rows)
     values = np.maximum(shape.num_query_groups, t) * shape.head_dim
-    linears = e * (shape.query_width + values + shape.ffn_hidden_size) / t
+    linears = e * (shape.query_width + values + mlp_width) / t
     attention = (e * shape.query_width + STATISTIC_BYTES * shape.num_attention_heads) / t
     scattered = np.where(t > 1, 2.0 * e * h / split, 0.0)
     last = e * h / split * facts.unused_outputs_kept * (t == 1)
@@ -329,14 +330,13 @@ def _sampled(job: Job, n: FloatColumn, tensors: Tensors) -> Tensors:
     return {name: column * (share if name in LINEAR_INPUTS else 1.0) for name, column in tensors.items()}
 
 
-def on_device(job: Job, rows: RankColumns, saved_bytes: FloatColumn, depth: FloatColumn) -> FloatColumn:
-    """Return the part of `saved_bytes`, the activations of all layers of a rank over `depth` micro-batches, that does
-    not wait in host memory."""
+def on_device(job: Job, rows: RankColumns, saved_bytes: FloatColumn, layer_bytes: FloatColumn) -> FloatColumn:
+    """Return the part of `saved_bytes`, the activations of all layers of a rank over the micro-batches in flight, that
+    does not wait in host memory. `layer_bytes` are those of its largest layer, for one micro-batch."""
     techniques = job.techniques
     if not (techniques.offload_checkpoints or techniques.swapped_share or np.any(rows.layouts.offload_layers)):
         return saved_bytes
     layers = np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
-    layer_bytes = saved_bytes / np.maximum(layers * depth, 1.0)  # one layer, one micro-batch
     left = _first_layers(rows, layers, _checkpoints(job, rows, saved_bytes, layer_bytes), layer_bytes)
     # The rounding buffers hold a layer each; what is not swapped is recomputed into them (MEMO, Zhao et al. 2025,
     # section 4): whatever the share, nothing else of a layer stays. What-if.

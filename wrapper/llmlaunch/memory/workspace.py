@@ -54,10 +54,9 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     dense = _mlp_backward(job, n, width, n * shape.hidden_size, matrices(job, rows).dense) + _recomputed_piece(
         job, width
     )
-    if job.facts.score_gradient_bytes:
-        dense = np.maximum(dense, _unfused_attention_backward(job, rows))
+    attention = _unfused_attention_backward(job, rows) if job.facts.score_gradient_bytes else 0.0
     if shape.moe is None:
-        return np.asarray(stream + dense)
+        return np.asarray(stream + np.maximum(dense, attention))
     routed = routed_tokens(job, rows)
     inputs = routed * shape.hidden_size * rows.layouts.expert_tensor
     expert_width = routed * shape.moe.ffn_hidden_size * piece
@@ -67,8 +66,8 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     gathered = gathered_tokens(job, rows)
     exchange = e * shape.hidden_size * np.where(gathered > 0, routed + gathered, 3.0 * routed)
     mixture = np.maximum(expert, exchange)
-    dense = np.where(rows.dense_layers > 0, dense, 0.0)
-    return np.asarray(stream + np.maximum(dense, np.where(rows.moe_layers > 0, mixture, 0.0)))
+    dense, mixture = np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, mixture, 0.0)
+    return np.asarray(stream + np.maximum(np.maximum(dense, mixture), attention))
 
 
 def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
@@ -91,10 +90,18 @@ def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
 
 
 def _unfused_attention_backward(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the gradients of the scores, less what the layer's MLP saved, which is freed by then."""
+    """Return the gradients of the scores, less what the layer's MLP saved, which is freed by then: the least of the
+    kinds of layers that the rank has."""
     scores = job.shape.num_attention_heads / rows.tensor * tokens(job, rows) * job.workload.sequence_length
-    mlp = ("mlp_norm_input", "mlp_norm_output", *RECOMPUTED["mlp"])
-    return np.asarray(job.facts.score_gradient_bytes * scores - saved_by_dense_layer(job, rows).of(*mlp))
+    norm = ("mlp_norm_input", "mlp_norm_output")
+    freed = saved_by_dense_layer(job, rows).of(*norm, *RECOMPUTED["mlp"])
+    if job.shape.moe is not None:
+        mixture = saved_by_mixture_layer(job, rows).of(*norm, *RECOMPUTED["moe"])
+        freed = np.minimum(
+            np.where(rows.dense_layers > 0, freed, np.inf), np.where(rows.moe_layers > 0, mixture, np.inf)
+        )
+        freed = np.where(np.isfinite(freed), freed, 0.0)
+    return np.asarray(job.facts.score_gradient_bytes * scores - freed)
 
 
 def embedding_backward(job: Job, rows: RankColumns, activations: FloatColumn) -> FloatColumn:
@@ -228,7 +235,7 @@ def _whole_layer(job: Job, rows: RankColumns) -> FloatColumn:
 def _recomputed_modules(job: Job, rows: RankColumns) -> FloatColumn:
     """Return what selective recompute recomputes of one layer."""
     if job.facts.operators_kept:
-        return np.maximum(_whole_layer(job, rows) - kept_operators(job, rows), 0.0)
+        return _recomputed_operators(job, rows)
     modules, dense = job.techniques.recompute_modules, saved_by_dense_layer(job, rows)
     part = np.zeros(len(rows))
     if "mlp" in modules:
@@ -238,6 +245,16 @@ def _recomputed_modules(job: Job, rows: RankColumns) -> FloatColumn:
         mixture = saved_by_mixture_layer(job, rows).of(*RECOMPUTED[wider])
         part = np.maximum(part, np.where(rows.moe_layers > 0, mixture, 0.0))
     return dense.of("attn_scores") + part
+
+
+def _recomputed_operators(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return what selective recompute by operator recomputes of the layer that saves most."""
+    dense = saved_by_dense_layer(job, rows).total - kept_operators(job, rows, job.shape.ffn_hidden_size)
+    if job.shape.moe is None:
+        return dense
+    shared = job.shape.moe.shared_expert_ffn_hidden_size
+    mixture = saved_by_mixture_layer(job, rows).total - kept_operators(job, rows, shared)
+    return np.maximum(np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, mixture, 0.0))
 
 
 def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
