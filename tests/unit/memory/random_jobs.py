@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
 
-from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts, with_family
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
 from llmlaunch.backends.fsdp import (
     atorch_facts,
@@ -117,7 +117,7 @@ def megatron(draw: st.DrawFn, fsdp: bool) -> Trainer:
 
 @st.composite
 def deepspeed(draw: st.DrawFn, script: str) -> Trainer:
-    """`script`: the trainer that comes with llmlaunch, a Hugging Face one (Liger or not), or Megatron-DeepSpeed."""
+    """`script`: the trainer that comes with llmlaunch, a Hugging Face one (Liger or not), or one with a pipeline."""
     precision = draw(st.sampled_from(["bf16", "fp16", "fp32"]))
     share = draw(st.sampled_from([0.0, 0.25, 0.5, 1.0]))
     options = DeepSpeedOptions(
@@ -126,14 +126,16 @@ def deepspeed(draw: st.DrawFn, script: str) -> Trainer:
         fused_optimizer=draw(st.booleans()),
         reduce_bucket_elements=draw(st.sampled_from([1e6, 5e8])),
         live_elements=draw(st.sampled_from([0, 10**9])),
-        liger=script == "hugging face" and draw(st.booleans()),
+        liger=script == "hugging-face" and draw(st.booleans()),
         split_from_start=draw(st.booleans()),
         expandable_segments=draw(st.booleans()),
+        eager_attention=draw(st.booleans()),
+        memory_efficient_linear=draw(st.booleans()),
     )
 
     def offloading(share: float) -> MemoryFacts:
         facts = deepspeed_facts(replace(options, offload_optimizer=share == 1.0, offloaded_share=share % 1.0))
-        return replace(facts, logit_bytes=12.0) if script == "shipped" else facts
+        return replace(facts, logit_bytes=12.0) if script == "shipped" else script_facts(facts, script, precision, None)
 
     width = STATE_BYTES[precision]
     return Trainer(
@@ -142,10 +144,10 @@ def deepspeed(draw: st.DrawFn, script: str) -> Trainer:
         gradient=width,
         states=12.0 if width == 2.0 else 8.0,
         stages=(3,) if share % 1.0 else (0, 1, 2, 3),  # a share of the states leaves the device with ZeRO 3 alone
-        pipelines=False,
+        pipelines=script == "pipeline",
         offloads=share,
         offloading=offloading,
-        hugging_face=script != "own",
+        hugging_face=script != "pipeline",
     )
 
 
@@ -157,8 +159,9 @@ TRAINERS = {
     "Megatron-LM": megatron(fsdp=False),
     "Megatron-FSDP": megatron(fsdp=True),
     "DeepSpeed trainer": deepspeed("shipped"),
-    "Hugging Face trainer": deepspeed("hugging face"),
+    "Hugging Face trainer": deepspeed("hugging-face"),
     "a script of one's own": deepspeed("own"),
+    "DeepSpeed pipeline": deepspeed("pipeline"),
     "Megatron-DeepSpeed": st.sampled_from(
         [
             Trainer(megatron_deepspeed_facts("bf16"), 2.0, 4.0, 12.0, (1,)),
