@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.accuracy.scoring import ScoredRecord, score
-from llmlaunch.accuracy.summary import families
+from llmlaunch.accuracy.summary import by_size, families
 from llmlaunch.calibration.records import read_records
 from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError
@@ -68,7 +68,7 @@ def test_errors_stay_as_small_as_the_readme_says(results: list[ScoredRecord], fa
 def test_offload_of_an_unknown_amount_is_refused(results: list[ScoredRecord], records: list[dict[str, Any]]) -> None:
     for record, result in zip(records, results, strict=True):
         if record["backend"] == "megatron-fsdp" and record["implementation"]["cpu_activation_offload"]:
-            assert result.reason == "how many layers' activations are offloaded is not recorded"
+            assert "of how many layers the activations leave the device is not recorded" in str(result.reason)
 
 
 def test_a_run_of_megatron_deepspeed_assumes_the_forks_dropout_and_its_optimizers_sharding(
@@ -120,9 +120,49 @@ def test_host_memory_is_priced_by_the_node(records: list[dict[str, Any]]) -> Non
     assert died.verdict == "unsafe"
 
 
-def test_host_memory_of_a_cpu_machine_is_refused_with_a_reason(records: list[dict[str, Any]]) -> None:
-    record = {**records[0], "peak_kind": "host", "gpu": "cpu"}
-    assert "resident memory" in str(score(record, {}).reason)
+@pytest.fixture
+def on_a_cpu(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """A DeepSpeed run of two processes on a CPU-only machine."""
+    record = next(r for r in records if r["backend"] == "deepspeed" and not r["optimizer"]["offload"])
+    alone = {**record, "world_size": 2, "parallelism": {**record["parallelism"], "data": 2}}
+    return {**alone, "gpu": "cpu", "peak_kind": "resident", "baseline_bytes": 2**29, "gpu_memory_bytes": 2**32}
+
+
+def test_resident_memory_stands_on_the_idle_trainer_of_its_machine(on_a_cpu: dict[str, Any]) -> None:
+    known, heavier = score(on_a_cpu, {}), score({**on_a_cpu, "baseline_bytes": 2**30}, {})
+    assert heavier.predicted_bytes == (known.predicted_bytes or 0) + 2**29
+    assert "baseline_bytes" in score({**on_a_cpu, "baseline_bytes": None}, {}).assumed
+    node = score({**on_a_cpu, "peak_kind": "host", "devices_per_node": 2}, {})
+    assert node.predicted_bytes == 2 * (known.predicted_bytes or 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gpu": "H100"}, "resident memory is predicted on CPU-only machines"),
+        ({"backend": "megatron-lm"}, "what a process of megatron-lm holds on a CPU-only machine is not known"),
+        ({"backend": "keras"}, "backend 'keras': what it keeps in memory has not been read"),
+        ({"peak_kind": "swap"}, "peak_kind 'swap' is not predicted"),
+        ({"micro_batch_size": 0}, "its sizes make no layout"),
+        ({"micro_batch_size": "one"}, "its value is of another type"),
+        ({"gpu": "H200", "peak_kind": "device", "precision": {"compute": "bf16", "fp8_recipe": "fp8"}}, "'fp8': not"),
+    ],
+)
+def test_a_refusal_says_what_and_why(on_a_cpu: dict[str, Any], changes: dict[str, Any], reason: str) -> None:
+    result = score({**on_a_cpu, **changes}, {})
+    assert not result.supported
+    assert reason in str(result.reason)
+
+
+def test_a_peak_that_was_not_reached_is_no_error(on_a_cpu: dict[str, Any]) -> None:
+    lived = {**on_a_cpu, "run_state": "succeeded", "observed": {"steps_run": 9}}
+    scores = [
+        score({**lived, **changes}, {}) for changes in ({}, {"run_state": "failed"}, {"observed": {"steps_run": 1}})
+    ]
+    (family,) = families(scores).values()
+    assert family["not_compared"] == {"failed": 1, "fewer than 2 steps": 1}
+    assert family["mape"] == families(scores[:1])[next(iter(families(scores)))]["mape"]
+    assert by_size(scores)[0]["records"] == 1
 
 
 def test_a_record_that_offloads_its_optimizer_holds_it_on_the_host(records: list[dict[str, Any]]) -> None:

@@ -207,7 +207,7 @@ def test_an_absent_field_of_a_section_is_as_unknown_as_null(record: dict[str, An
 def test_a_size_that_follows_from_nothing_is_asked_for_by_name(field: str) -> None:
     record = ONE_OF_EACH[0]
     result = score({**record, "model": {**record["model"], field: None}}, {}).as_json()
-    assert result["reason"] == f"model.{field} is not recorded"
+    assert result["reason"] == f"model.{field} is not recorded, and nothing stands in for it"
 
 
 def test_what_is_worked_out_is_said() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from llmlaunch.accuracy.anchors import anchor_summary
 from llmlaunch.accuracy.scoring import ScoredRecord, score
-from llmlaunch.accuracy.summary import families
+from llmlaunch.accuracy.summary import SIZES, families
 from llmlaunch.calibration.records import read_records
 from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError
@@ -85,6 +85,18 @@ def test_groups_split_a_family_without_loss(answer: dict[str, Any]) -> None:
     family = answer["families"]["megatron-lm-goldens/allocated"]
     for one, other in (("dense", "moe"), ("below_8_gib", "from_8_gib"), ("repeats_agree", "repeats_differ")):
         assert family["groups"][one]["records"] + family["groups"][other]["records"] == family["supported"]
+
+
+def test_sizes_hold_each_measured_and_priced_record_once(answer: dict[str, Any]) -> None:
+    measured = {record["id"] for record in answer["records"] if record["measured_bytes"] and record["predicted_bytes"]}
+    assert sum(row["records"] for row in answer["sizes"]) == len(measured)
+    large = {(row["backend"], row["peak_kind"]): row for row in answer["sizes"] if row["size"] == "above_40_gib"}
+    assert large["megatron", "allocated"]["mape"] < 0.03
+    sizes = [row["size"] for row in answer["sizes"]]
+    assert sizes == sorted(sizes, key=[*SIZES].index)
+    worst = answer["underestimates"]
+    assert [row["error"] for row in worst] == sorted(row["error"] for row in worst)
+    assert all(row["measured_bytes"] >= 8 * 2**30 for row in worst)
 
 
 def test_runs_whose_flags_nobody_knows_are_never_refusals(found: list[ScoredRecord]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.calibration.cases import Case, Unsupported, case_of
+from llmlaunch.calibration.cases import CPU, NO_SIZES, Case, case_or_reason
 from llmlaunch.calibration.evidence import JobClass, evidence_margin
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.records import Record, machine_of, table_of
@@ -29,7 +29,7 @@ __all__ = ["OUTCOMES", "ScoredRecord", "card_memory_bytes", "job_class", "refuse
 
 OUTCOMES = ("oom", "fits", "host_oom")
 HOST = ("host", "host_oom")  # of a node, not of a device
-PRICED = ("allocated", "reserved", "device", "host")
+PRICED = ("allocated", "reserved", "device", "resident", "host")
 USABLE_SHARE = 0.985  # of a card's nominal GiB torch reports 98.45 to 99.5 % (cluster/accelerators.json)
 NOMINAL_EXCEEDS = 0.03  # what torch reports, by no more than this share, if a record's card is the known one
 NARROW = ("fp8", "mxfp8", "nvfp4")
@@ -82,14 +82,17 @@ class ScoredRecord:
 def score(record: Record, clusters: Mapping[str, Cluster], correction: Correction = NO_CORRECTION) -> ScoredRecord:
     """Price one record. `clusters` are the machines of known accelerators (`cluster.cards.machines`), whose speeds give
     step times; `correction` is in every number of bytes."""
+    if record["peak_kind"] not in (*PRICED, *OUTCOMES):
+        known = ", ".join((*PRICED, *OUTCOMES))
+        return ScoredRecord(record, False, f"peak_kind {record['peak_kind']!r} is not predicted; known are {known}")
+    case = case_or_reason(record)
+    if isinstance(case, str):
+        return ScoredRecord(record, supported=False, reason=case)
+    node = _node(record, case, clusters)
     try:
-        if record["peak_kind"] not in (*PRICED, *OUTCOMES):
-            raise Unsupported(f"peak kind {record['peak_kind']!r} is not priced")
-        case = case_of(record)
-        node = _node(record, case, clusters)
-    except Unsupported as refusal:
-        return ScoredRecord(record, supported=False, reason=str(refusal))
-    priced = estimate(replace(case.job, correction=correction), case.layout, case.num_microbatches, node=node)
+        priced = estimate(replace(case.job, correction=correction), case.layout, case.num_microbatches, node=node)
+    except (ArithmeticError, IndexError, TypeError, ValueError):
+        return ScoredRecord(record, supported=False, reason=NO_SIZES)
     rank = _compared_rank(record, priced)
     predicted, worst = _bytes_of_kind(rank, record["peak_kind"]), priced.worst.device_bytes
     limit, most = _limits(record)
@@ -177,11 +180,9 @@ def _node(record: Record, case: Case, clusters: Mapping[str, Cluster]) -> HostNo
     """Return what runs on one node of a record of host memory, and None for other kinds."""
     if record["peak_kind"] not in HOST:
         return None
-    if record["gpu"] == "cpu":
-        raise Unsupported("the host memory of a CPU-only machine is resident memory, which is not priced")
     cluster = machine_of(record, clusters)
     devices = record.get("devices_per_node") or (cluster.devices_per_node if cluster else DEVICES_PER_NODE)
-    return HostNode(processes=min(int(devices), case.layout.world_size))
+    return HostNode(processes=min(int(devices), case.layout.world_size), resident=record["gpu"] == CPU)
 
 
 def _host_capacity(record: Record, clusters: Mapping[str, Cluster]) -> int | None:

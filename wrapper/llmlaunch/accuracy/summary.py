@@ -1,18 +1,24 @@
-"""Errors of memory and of step time by family and kind of peak, and verdicts on runs known only to have fitted or
-died."""
+"""Errors of memory and of step time by family and kind of peak and by size of peak, and verdicts on runs known only to
+have fitted or died."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from llmlaunch.accuracy.scoring import OUTCOMES, ScoredRecord
 from llmlaunch.calibration.cases import Case
-from llmlaunch.calibration.records import Record
+from llmlaunch.calibration.records import Record, reason_of_no_whole_peak, table_of
+from llmlaunch.units import GIB
 
 __all__ = [
+    "SIZES",
+    "by_size",
     "errors",
     "families",
     "grouped",
@@ -20,9 +26,13 @@ __all__ = [
     "measured_step_seconds",
     "rank_correlation",
     "throughput",
+    "underestimates",
 ]
 
-LARGE_BYTES = 8 * 2**30
+# Sizes of measured peaks, from the first number of GiB up to the second; the errors of the large ones count most.
+SIZES = {"above_40_gib": (40.0, math.inf), "from_8_to_40_gib": (8.0, 40.0), "below_8_gib": (0.0, 8.0)}
+SMALL_BYTES = 8 * GIB  # of a peak below it a constant of the driver is a tenth
+MOST_UNDERESTIMATES = 10
 STEADY_SPREAD = 0.05  # (largest - smallest) / peak of a record's repeats
 
 
@@ -47,6 +57,8 @@ def _summary(group: Sequence[ScoredRecord]) -> dict[str, Any]:
         if scored.reason:
             reasons[scored.reason] = reasons.get(scored.reason, 0) + 1
     summary: dict[str, Any] = {"records": len(group), "supported": len(priced), "unsupported": reasons}
+    if aside := Counter(reason for scored in priced if (reason := _reason_not_compared(scored))):
+        summary["not_compared"] = dict(aside)
     if group[0].record["peak_kind"] in OUTCOMES:
         return {**summary, **_outcomes(priced)}
     return {**summary, **errors(priced), "groups": _subgroups(priced)}
@@ -55,7 +67,7 @@ def _summary(group: Sequence[ScoredRecord]) -> dict[str, Any]:
 def errors(scores: Iterable[ScoredRecord]) -> dict[str, Any]:
     """Return MAPE, median and 95th percentile of the absolute relative error, bias, and the worst error with its
     record; nothing if nothing was measured and priced. Negative: predicted too low."""
-    known = [scored for scored in scores if scored.predicted_bytes and scored.measured_bytes]
+    known = _compared(scores)
     relative = np.array([(scored.predicted_bytes or 0) / (scored.measured_bytes or 1) - 1.0 for scored in known])
     if not known:
         return {}
@@ -71,22 +83,77 @@ def errors(scores: Iterable[ScoredRecord]) -> dict[str, Any]:
     }
 
 
+def _compared(scores: Iterable[ScoredRecord]) -> list[ScoredRecord]:
+    return [s for s in scores if s.predicted_bytes and s.measured_bytes and _reason_not_compared(s) is None]
+
+
+def _reason_not_compared(scored: ScoredRecord) -> str | None:
+    """Return why the measured peak is not what the prediction is of, or None if it is: a run that failed or ended
+    before its second step had not reached its peak, and what other programs held of the card is none of its own."""
+    record = scored.record
+    if record["peak_kind"] in OUTCOMES:
+        return None
+    return reason_of_no_whole_peak(record)
+
+
+def by_size(scores: Iterable[ScoredRecord]) -> list[dict[str, Any]]:
+    """Return the errors by backend, kind and size of peak, the large peaks first. Backends that share a table of facts
+    are one."""
+    groups: dict[tuple[str, str, str], list[ScoredRecord]] = {}
+    for scored in _compared(scores):
+        key = (_size_of(scored), str(table_of(scored.record)), scored.record["peak_kind"])
+        groups.setdefault(key, []).append(scored)
+    return [
+        {"size": size, "backend": backend, "peak_kind": kind, "records": len(group), **errors(group)}
+        for (size, backend, kind), group in sorted(groups.items(), key=_size_first)
+    ]
+
+
+def _size_first(item: tuple[tuple[str, str, str], Any]) -> tuple[int, str, str]:
+    size, backend, kind = item[0]
+    return [*SIZES].index(size), backend, kind
+
+
+def _size_of(scored: ScoredRecord) -> str:
+    gib = (scored.measured_bytes or 0) / GIB
+    return next(name for name, (least, most) in SIZES.items() if least <= gib < most)
+
+
+def underestimates(scores: Iterable[ScoredRecord]) -> list[dict[str, Any]]:
+    """Return the records of 8 GiB and more whose predictions are furthest too low, the worst first."""
+    large = [scored for scored in _compared(scores) if (scored.measured_bytes or 0) >= SMALL_BYTES]
+    rows = [
+        {
+            **{name: scored.record[name] for name in ("id", "family", "peak_kind", "backend")},
+            "measured_bytes": scored.measured_bytes,
+            "predicted_bytes": scored.predicted_bytes,
+            "error": (scored.predicted_bytes or 0) / (scored.measured_bytes or 1) - 1.0,
+        }
+        for scored in large
+    ]
+    return sorted((row for row in rows if row["error"] < 0), key=lambda row: row["error"])[:MOST_UNDERESTIMATES]
+
+
 def _subgroups(priced: Sequence[ScoredRecord]) -> dict[str, dict[str, Any]]:
-    """Return the errors of halves of a family that may err differently; a half that is empty or whole is left out."""
-    halves: dict[str, Callable[[ScoredRecord], bool]] = {
+    """Return the errors of parts of a family that may err differently; a part that is empty or whole is left out."""
+    parts: dict[str, Callable[[ScoredRecord], bool]] = {
         "dense": lambda scored: not scored.record["model"].get("moe"),
         "moe": lambda scored: bool(scored.record["model"].get("moe")),
-        "below_8_gib": lambda scored: (scored.measured_bytes or 0) < LARGE_BYTES,
-        "from_8_gib": lambda scored: (scored.measured_bytes or 0) >= LARGE_BYTES,
+        **{size: partial(_has_size, size) for size in SIZES},
+        "from_8_gib": lambda scored: (scored.measured_bytes or 0) >= SMALL_BYTES,
         "repeats_agree": lambda scored: _spread(scored.record) <= STEADY_SPREAD,
         "repeats_differ": lambda scored: _spread(scored.record) > STEADY_SPREAD,
     }
     groups = {}
-    for name, belongs in halves.items():
+    for name, belongs in parts.items():
         part = [scored for scored in priced if belongs(scored)]
         if 0 < len(part) < len(priced):
             groups[name] = {"records": len(part), **errors(part)}
     return groups
+
+
+def _has_size(size: str, scored: ScoredRecord) -> bool:
+    return _size_of(scored) == size
 
 
 def _spread(record: Record) -> float:

@@ -13,6 +13,7 @@ from llmlaunch.app.evidence import Notify, ignore
 from llmlaunch.app.run_lookup import note_ends
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import PHASES
+from llmlaunch.rundir.values import counted
 from llmlaunch.store.location import store_exists
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from llmlaunch.rundir.run import RunHistory
     from llmlaunch.store.runs import Run
 
-__all__ = ["Measurement", "RunState", "measurements", "runs"]
+__all__ = ["Measurement", "RunState", "measurements", "runs", "whole_records"]
 
 
 @dataclass(frozen=True)
@@ -199,3 +200,19 @@ def measurements(
         run_id = None if run is None else find_run(store, run).run_id
         filters = Filters(family=family, backend=backend, gpu=gpu, kind=kind, run=run_id)
         return [Measurement(text) for text in contents(store, filters)]
+
+
+def whole_records(notify: Notify = ignore) -> list[MeasurementRecord]:
+    """Return the measurement records in the store that have every field a record must have, in the order they came in.
+    Finished runs are collected first, and how many objects are left out is one warning.
+
+    Raises UserError where the store cannot be read.
+    """
+    from llmlaunch.calibration.records import problem
+
+    records = [json.loads(measurement.text) for measurement in measurements(notify=notify)]
+    whole = [record for record in records if problem(record) is None]
+    if len(whole) < len(records):
+        count = counted(len(records) - len(whole), "object")
+        notify(f"warning: {count} of the store left out: not whole measurement records")
+    return whole

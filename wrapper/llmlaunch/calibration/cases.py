@@ -19,6 +19,7 @@ from llmlaunch.backends.deepspeed.facts import (
     atorch_pipeline_facts,
     bucket_bytes,
     deepspeed_facts,
+    resident_facts,
     script_facts,
     shipped_facts,
     with_family,
@@ -43,7 +44,7 @@ from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, MlaShape, ModelShape,
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import ELEMENT_BYTES, OptimizerFormats, Workload
 
-__all__ = ["Case", "Prediction", "Unsupported", "case_of", "predict"]
+__all__ = ["CPU", "NO_RECORD", "NO_SIZES", "Case", "Prediction", "Unsupported", "case_of", "case_or_reason", "predict"]
 
 TRANSFORMER_ENGINE = ("megatron", "megatron-fsdp")  # the tables that know its number formats
 # Names of number formats in records and recipes -> Transformer Engine's recipes.
@@ -58,6 +59,7 @@ FP8_RECIPES = {
     "fp8_mx": "mxfp8",
     "nvfp4": "nvfp4",
 }
+UNSPECIFIC_RECIPES = ("fp8", "fp4")  # of published tables: a width, not a recipe
 MUON = ("muon", "dist_muon")  # the second is the first with its layers' states spread over data parallel ranks
 # Records of NVIDIA's performance summary have the flag of Megatron-Bridge's model, which says false; what decides is
 # the number format, and those gather narrow parameters (src/megatron/bridge/training/mixed_precision.py,
@@ -82,7 +84,9 @@ SHAPE_SIZES = (  # the same in a record and in ModelShape
 SHAPE_FLAGS = ("tied_embeddings", "gated_mlp", "linear_bias", "qk_layernorm")
 SPLITS = ("tensor", "pipeline", "context", "data", "expert", "expert_tensor")
 SIZES = (*SPLITS, "virtual_pipeline", "micro_batch_size")
-NO_SIZES = "its sizes are no sizes of a layout"
+NO_SIZES = "its sizes make no layout: a parallel size or the micro-batch size is below 1, or not of a job that runs"
+NO_RECORD = "a field is missing, or its value is of another type than measurements have"
+CPU = "cpu"  # the `gpu` of records of CPU-only machines
 RANKS_AT_ONCE = 20_000  # a rank has some hundred columns of eight bytes
 
 
@@ -104,7 +108,7 @@ def case_of(record: Record) -> Case:
     refuse_unread(record, TABLES[record["backend"]])
     record, assumed = complete(record)
     shape = _shape(record)
-    facts = _as_we_run_it(record, shape, _facts(record, assumed))
+    facts = _on_its_machine(record, _as_we_run_it(record, shape, _facts(record, assumed)), assumed)
     layout = _layout(record)
     if TABLES[record["backend"]] == "megatron-deepspeed":
         shape, layout = _as_megatron_deepspeed_runs(record, shape, layout, assumed)
@@ -169,18 +173,32 @@ def _ends_for_layers(record: Record, shape: ModelShape, layout: Layout) -> tuple
 def _refuse(record: Record) -> None:
     backend = record["backend"]
     if backend not in TABLES:
-        raise Unsupported(f"no fact table for backend {backend!r}")
+        raise Unsupported(f"backend {backend!r}: what it keeps in memory has not been read in its source")
+    if record["gpu"] == CPU and TABLES[backend] != "deepspeed":
+        raise Unsupported(f"what a process of {backend} holds on a CPU-only machine is not known; DeepSpeed's is")
+    if record["peak_kind"] == "resident" and record["gpu"] != CPU:
+        raise Unsupported(
+            "resident memory is predicted on CPU-only machines; beside a GPU, the node's is (peak kind host)"
+        )
     optimizer = record["optimizer"]
     muon = MUON if TABLES[backend] == "megatron" else ()
     if optimizer["name"] not in ("adam", *muon, *OPTIMIZERS.get(backend, ())):
-        raise Unsupported(f"optimizer {optimizer['name']!r} is not modelled")
+        raise Unsupported(f"optimizer.name {optimizer['name']!r}: the states it keeps are not modelled for {backend}")
     recipe = record["precision"].get("fp8_recipe")
     formats = FP8_RECIPES if TABLES[backend] in TRANSFORMER_ENGINE else FORMATS.get(backend, ())
     if recipe and recipe not in formats:
-        raise Unsupported(f"precision recipe {recipe!r} is not modelled for {backend}")
+        raise Unsupported(f"precision.fp8_recipe {recipe!r}: {_why_not_priced(recipe, tuple(formats), backend)}")
     amount_known = record.get("techniques") or _offloads_checkpoints(record)
     if record["implementation"].get("cpu_activation_offload") and not amount_known:
-        raise Unsupported("how many layers' activations are offloaded is not recorded")
+        raise Unsupported(
+            "implementation.cpu_activation_offload: of how many layers the activations leave the device is not recorded"
+        )
+
+
+def _why_not_priced(recipe: str, formats: Sequence[str], backend: str) -> str:
+    if formats and recipe in UNSPECIFIC_RECIPES:
+        return f"does not say how it scales, which decides the copies kept; known are {', '.join(formats)}"
+    return f"not modelled for {backend}, whose known ones are {', '.join(formats) or 'none'}"
 
 
 def _shape(record: Record) -> ModelShape:
@@ -285,6 +303,18 @@ def _as_we_run_it(record: Record, shape: ModelShape, facts: MemoryFacts) -> Memo
     if trainer == SHIPPED_TRAINER:
         return shipped_facts(facts, shape, record["sequence_length"])
     return with_family(facts, shape, record["sequence_length"]) if trainer in HUGGING_FACE_KINDS else facts
+
+
+def _on_its_machine(record: Record, facts: MemoryFacts, assumed: dict[str, Any]) -> MemoryFacts:
+    """Return the facts of a CPU-only machine for a record of one, with the idle trainer that was measured there; the
+    facts as they are for a GPU's."""
+    if record["gpu"] != CPU:
+        return facts
+    baseline = record.get("baseline_bytes")
+    facts = resident_facts(facts, baseline)
+    if baseline is None:
+        assumed["baseline_bytes"] = int(facts.context_bytes)
+    return facts
 
 
 def _offloads_checkpoints(record: Record) -> bool:
@@ -399,7 +429,7 @@ class Prediction:
 
 def predict(records: Sequence[Record]) -> list[Prediction | str]:
     """Return for each record its prediction, or why there is none. Records of equal jobs are priced together."""
-    cases = [_case_or_reason(record) for record in records]
+    cases = [case_or_reason(record) for record in records]
     predictions: list[Prediction | str] = [case if isinstance(case, str) else "" for case in cases]
     by_job: dict[Job, list[tuple[int, Case]]] = {}
     for index, case in enumerate(cases):
@@ -412,15 +442,16 @@ def predict(records: Sequence[Record]) -> list[Prediction | str]:
     return predictions
 
 
-def _case_or_reason(record: Record) -> Case | str:
-    """The store takes over any JSON object with an id, so a record may only look like a measurement."""
+def case_or_reason(record: Record) -> Case | str:
+    """Return the estimator's inputs for a record, or why it cannot be priced. The store takes over any JSON object with
+    an id, so a record may only look like a measurement."""
     try:
         case = case_of(record)
         return case if min(getattr(case.layout, name) for name in SIZES) >= 1 else NO_SIZES
     except Unsupported as refusal:
         return str(refusal)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        return "no whole measurement record"
+        return NO_RECORD
 
 
 def _pieces(members: Sequence[tuple[int, Case]]) -> Iterator[Sequence[tuple[int, Case]]]:

@@ -262,11 +262,11 @@ def complete(record: Record) -> tuple[dict[str, Any], dict[str, Any]]:
     filled, assumed = with_defaults(record)
     for field in NEEDED:
         if _value(filled, field) is None:
-            raise Unsupported(f"{field} is not recorded")
+            raise Unsupported(f"{field} is not recorded, and nothing stands in for it")
     for part, names in NEEDED_OF.items():
         for name in names:
             if filled["model"].get(part) and filled["model"][part].get(name) is None:
-                raise Unsupported(f"model.{part}.{name} is not recorded")
+                raise Unsupported(f"model.{part}.{name} is not recorded, and nothing stands in for it")
     for field, value in _derived_sizes(filled).items():
         section, name = field.split(".")
         if filled[section].get(name) is None:
@@ -288,7 +288,7 @@ def _derived_sizes(record: Record) -> dict[str, Any]:
     model, split = record["model"], record["parallelism"]
     vocabulary = model.get("padded_vocab_size") or model.get("vocab_size")
     if vocabulary is None:
-        raise Unsupported("model.vocab_size is not recorded")
+        raise Unsupported("model.vocab_size is not recorded, and nothing stands in for it")
     ranks = split["tensor"] * (split.get("pipeline") or 1) * (split.get("context") or 1)
     return {
         "model.padded_vocab_size": vocabulary,
@@ -305,5 +305,5 @@ def _derived_sizes(record: Record) -> dict[str, Any]:
 def _data(record: Record, ranks: int) -> int:
     world = record.get("world_size")
     if not world:
-        raise Unsupported("parallelism.data and world_size are not recorded")
+        raise Unsupported("neither parallelism.data nor world_size is recorded, so how states are shared is not known")
     return max(int(world) // ranks, 1)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.calibration.cases import Prediction, predict
+from llmlaunch.calibration.cases import NO_RECORD, Prediction, predict
 from llmlaunch.calibration.records import (
     CONFIGURATION,
     Record,
@@ -134,7 +134,7 @@ def _reason_left_out(record: Record) -> str | None:
     try:
         return _not_a_device_peak(record) or exclusion_reason(record)
     except (AttributeError, TypeError, ValueError):
-        return "no whole measurement record"
+        return NO_RECORD
 
 
 def _not_a_device_peak(record: Record) -> str | None:

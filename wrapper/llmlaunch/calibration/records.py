@@ -30,6 +30,7 @@ __all__ = [
     "problem",
     "ran_out",
     "read_records",
+    "reason_of_no_whole_peak",
     "retried_allocations",
     "table_of",
 ]
@@ -212,6 +213,11 @@ def exclusion_reason(record: Record) -> str | None:
         return None
     if record.get("peak_kind") == "oom":
         return "ran out of memory that others held, or that its program kept from it"
+    return reason_of_no_whole_peak(record)
+
+
+def reason_of_no_whole_peak(record: Record) -> str | None:
+    """Return in a few words why a measured peak is not what its whole run needs, or None if it is."""
     if record.get("run_state") not in (None, "succeeded"):
         return f"{record.get('run_state')}"
     if not ran_long_enough(record):

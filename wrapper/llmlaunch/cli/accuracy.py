@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llmlaunch.cli.output import print_json
+from llmlaunch.cli.output import notify, print_json
 
 __all__ = ["accuracy_command"]
 
@@ -14,7 +14,7 @@ FILE = click.Path(path_type=Path)
 
 
 @click.command("accuracy")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=FILE)
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print every record and family as JSON.")
 @click.option("--records", "each", is_flag=True, help="Also a line for each record.")
 @click.option("--anchors", is_flag=True, help="Beside it Fujii's formula and Megatron's own theory, same records.")
@@ -36,19 +36,23 @@ def accuracy_command(
     plot: Path | None,
     markdown: Path | None,
 ) -> int:
-    """Score the estimator on each FILE, measured records as JSON lines (docs/store.md says the format).
+    """Score the estimator on measured records: those of each FILE, JSON lines (docs/store.md says the format), or
+    without one those of the store. Finished runs are collected first.
 
     Exit code 0. 2: a file is no measurements. 3: an estimate cannot be right, which is a bug of llmlaunch.
     """
     from llmlaunch.accuracy.scoring import refuse_broken, score
     from llmlaunch.app.evidence import Corrections
+    from llmlaunch.app.stored_runs import whole_records
     from llmlaunch.calibration.records import read_records
     from llmlaunch.cluster.cards import machines
     from llmlaunch.report.accuracy_text import accuracy_json, accuracy_text, records_text
 
     clusters = machines()
     corrections = Corrections(calibration, clusters)
-    records = [record for file in files for record in read_records(file)]
+    records = [record for file in files for record in read_records(file)] if files else whole_records(notify)
+    if not records:
+        notify("no measurements in the store yet; give a FILE of records, or run a recipe: llmlaunch submit RECIPE")
     scores = [score(record, clusters, corrections.of(record)) for record in records]
     answer = accuracy_json(scores, clusters, anchors or markdown is not None) | corrections.as_json()
     if plot is not None:

@@ -107,6 +107,7 @@ def measurement_template(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict
         "implementation": dict.fromkeys(_IMPLEMENTATION),
         **_techniques(recipe, plan.layout),
         "source": {"citation": "llmlaunch", "license": None, "evidence": "measured", "note": None},
+        **_baseline(plan),
         **_calibration(plan),
     }
     for section, values in rendered.measurement.items():
@@ -115,6 +116,12 @@ def measurement_template(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict
             raise TypeError(f"measurement section {section!r} of backend {recipe.backend.name} is no section")
         record[section] = {**template_values, **values}
     return record
+
+
+def _baseline(plan: Plan) -> dict[str, object]:
+    """The idle trainer that the plan counts on a CPU-only machine, by which resident peaks are priced again; absent on
+    GPUs, whose monitor sees what was held before the trainer."""
+    return {"baseline_bytes": plan.estimate.worst.terms.get("context")} if plan.estimate.peak_kind == "resident" else {}
 
 
 def _calibration(plan: Plan) -> dict[str, object]:

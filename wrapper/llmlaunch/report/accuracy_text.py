@@ -10,7 +10,7 @@ from typing import Any
 from llmlaunch.accuracy.anchors import ANCHORS, anchor_bytes, anchor_summary
 from llmlaunch.accuracy.coverage import comparable_runs, coverage
 from llmlaunch.accuracy.scoring import ScoredRecord
-from llmlaunch.accuracy.summary import families, grouped, throughput
+from llmlaunch.accuracy.summary import SIZES, by_size, families, grouped, throughput, underestimates
 from llmlaunch.accuracy.verdicts import verdicts
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.documents.writing import write_whole
@@ -35,10 +35,12 @@ ERRORS = ["MAPE", "median", "bias", "p95", "worst", "worst record"]
 
 
 def accuracy_text(answer: Mapping[str, Any]) -> str:
-    """Measured peaks first, then parts of families, outcomes, the anchors, margins, what was assumed, and what is not
-    supported and why. `answer` is what `accuracy --json` prints."""
+    """Measured peaks by size first, then by family and parts of families, outcomes, the anchors, margins, what was
+    assumed, and what is not compared or not supported and why. `answer` is what `accuracy --json` prints."""
     families: Mapping[str, Family] = answer["families"]
     parts = [
+        _sizes(answer["sizes"]),
+        _underestimates(answer["underestimates"]),
         _peaks(families),
         _groups(families),
         _outcomes(families),
@@ -47,7 +49,8 @@ def accuracy_text(answer: Mapping[str, Any]) -> str:
         _anchors(answer),
         _margins(answer["margins"]),
         _assumed(answer["records"]),
-        _unsupported(families),
+        _reasons("Priced and not compared", families, "not_compared"),
+        _reasons("Not supported", families, "unsupported"),
     ]
     return _harmless("\n\n".join(part for part in parts if part))
 
@@ -78,9 +81,33 @@ def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], end
     return f"{title}\n{table(head, rows)}{end}" if rows else ""
 
 
+SIZE_NAMES = {"above_40_gib": "above 40 GiB", "from_8_to_40_gib": "8 to 40 GiB", "below_8_gib": "below 8 GiB"}
+
+
+def _sizes(rows: Sequence[Family]) -> str:
+    cells = [
+        [SIZE_NAMES[row["size"]], f"{row['backend']}/{row['peak_kind']}", str(row["records"]), *_errors(row)]
+        for row in rows
+    ]
+    title = "Predicted against measured peaks by size (- is too low)"
+    return _section(title, ["measured", "backend/peak", "records", *ERRORS], cells)
+
+
+def _underestimates(rows: Sequence[Family]) -> str:
+    cells = [
+        [
+            *(row["id"], row["backend"], row["peak_kind"]),
+            *(gib(row["measured_bytes"]), gib(row["predicted_bytes"]), signed_percent(row["error"])),
+        ]
+        for row in rows
+    ]
+    head = ["record", "backend", "peak", "measured GiB", "predicted GiB", "error"]
+    return _section("Predictions furthest too low, of peaks of 8 GiB and more", head, cells)
+
+
 def _peaks(families: Mapping[str, Family]) -> str:
     rows = [[n, str(f["records"]), str(f["supported"]), *_errors(f)] for n, f in families.items() if "mape" in f]
-    title = "Predicted against measured peaks (- is too low)"
+    title = "Predicted against measured peaks by family (- is too low)"
     return _section(title, ["family/peak", "records", "priced", *ERRORS], rows)
 
 
@@ -89,7 +116,7 @@ def _groups(families: Mapping[str, Family]) -> str:
         [f"{n}: {group.replace('_', ' ')}", str(f["records"]), *_errors(f)]
         for n, family in families.items()
         for group, f in family.get("groups", {}).items()
-        if "mape" in f
+        if "mape" in f and group != "from_8_gib"  # the two larger sizes stand there
     ]
     return _section("Parts of these families", ["part", "priced", *ERRORS], rows)
 
@@ -193,9 +220,9 @@ def _assumed(records: Sequence[Mapping[str, Any]]) -> str:
     return _counts("Assumed where a record does not say", counts)
 
 
-def _unsupported(families: Mapping[str, Family]) -> str:
-    reasons = {(name, why): n for name, family in families.items() for why, n in family["unsupported"].items()}
-    return _counts("Not supported", reasons)
+def _reasons(title: str, families: Mapping[str, Family], key: str) -> str:
+    reasons = {(name, why): n for name, family in families.items() for why, n in family.get(key, {}).items()}
+    return _counts(title, reasons)
 
 
 def _counts(title: str, counts: Mapping[tuple[str, str], int]) -> str:
@@ -206,12 +233,15 @@ def _counts(title: str, counts: Mapping[tuple[str, str], int]) -> str:
 def accuracy_json(
     records: Sequence[ScoredRecord], clusters: Mapping[str, Cluster], anchors: bool = False
 ) -> dict[str, Any]:
-    """`records` in input order, `families` by "family/kind", `margins` by backend, accelerator and kind. With
-    `anchors` the published formulas stand beside each record and family, and `anchors` says what each ignores."""
+    """`records` in input order, `families` by "family/kind", `sizes` and `underestimates` over all of them, `margins`
+    by backend, accelerator and kind. With `anchors` the published formulas stand beside each record and family, and
+    `anchors` says what each ignores."""
     answer: dict[str, Any] = {
         "records": [scored.as_json() for scored in records],
         "families": families(records),
         "verdicts": verdicts(records),
+        "sizes": by_size(records),
+        "underestimates": underestimates(records),
         "margins": coverage(comparable_runs(records, clusters)),
     }
     for name, group in grouped(records).items():
@@ -230,9 +260,10 @@ START, END = "<!-- accuracy -->", "<!-- end of accuracy -->"
 
 
 def accuracy_markdown(answer: Mapping[str, Any]) -> str:
-    """Two Markdown tables: errors of measured peaks, verdicts on runs that fitted or died. `answer` is what
-    `accuracy --anchors --json` prints. An anchor that applies to fewer records than ours says to how many, and what our
-    error on those is."""
+    """Markdown tables: errors of measured peaks by size and by family, verdicts on runs that fitted or died.
+
+    `answer` is what `accuracy --anchors --json` prints. An anchor that applies to fewer records than ours says to how
+    many, and what our error on those is."""
     families: Mapping[str, Family] = answer["families"]
     names = list(answer.get("anchors", {}))
     titles = [answer["anchors"][name]["title"] for name in names]
@@ -251,6 +282,7 @@ def accuracy_markdown(answer: Mapping[str, Any]) -> str:
     outcomes = [[*_outcome(name, f), *_anchor_verdicts(f, names)] for name, f in families.items() if _judged(f)]
     return "\n\n".join(
         [
+            markdown_table(["backend", "peak", *SIZE_NAMES.values()], _size_cells(answer["sizes"])),
             markdown_table([*head, *(f"{title}: MAPE" for title in titles)], peaks),
             markdown_table([*outcome_head, *(f"{title}: called safe" for title in titles)], outcomes),
             "\n".join(_remarks(answer)),
@@ -273,6 +305,15 @@ def write_between_markers(path: Path, text: str) -> None:
     except ValueError:
         raise UserError(f"{path}: needs a line {START} and after it a line {END}, each once; add them") from None
     write_whole(path, f"{head}{START}\n{text}\n{END}{tail}")
+
+
+def _size_cells(rows: Sequence[Family]) -> list[list[str]]:
+    """Return a row for each backend and kind of peak, with MAPE, bias and records of each size."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        text = f"{percent(row['mape'])} (bias {signed_percent(row['bias'])}) of {row['records']}"
+        cells.setdefault((row["backend"], row["peak_kind"]), {})[row["size"]] = text
+    return [[*key, *(by_size.get(size, "-") for size in SIZES)] for key, by_size in cells.items()]
 
 
 def _peak(name: str, f: Family) -> list[str]:

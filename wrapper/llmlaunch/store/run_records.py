@@ -67,7 +67,7 @@ def _rank_record(run: Record, common: Record, summary: AttemptSummary, rank: Ran
     return {
         **_of_one_rank(common, rank, str(run.get("peak_kind")), f"rank{rank.rank}"),
         "peak_bytes": rank.peak_bytes,
-        "baseline_bytes": rank.baseline_bytes,
+        "baseline_bytes": common.get("baseline_bytes") if rank.baseline_bytes is None else rank.baseline_bytes,
         "peak_source": rank.peak_source,
         "predicted_bytes": _at_stage(run.get("predicted_bytes"), rank.pipeline_rank),
         "observed": _observed(summary, rank),
@@ -143,6 +143,8 @@ def _host_record(run: Record, common: Record, node: NodeSummary) -> dict[str, An
     }
     if node.host_total_bytes is not None:
         record["host_memory_bytes"] = node.host_total_bytes
+    if isinstance(run.get("devices_per_node"), int):
+        record["devices_per_node"] = run["devices_per_node"]
     return record
 
 

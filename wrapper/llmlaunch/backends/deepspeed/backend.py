@@ -22,6 +22,7 @@ from llmlaunch.backends.deepspeed.facts import (
     DeepSpeedOptions,
     bucket_bytes,
     deepspeed_facts,
+    resident_facts,
     script_facts,
     shipped_facts,
     with_family,
@@ -32,7 +33,7 @@ from llmlaunch.backends.deepspeed.scripts import kind_of
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
 from llmlaunch.layout import Layout, Rule
-from llmlaunch.memory.facts import MemoryFacts, constant
+from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import TRAINER_MODULES
 
@@ -69,8 +70,6 @@ class DeepSpeed:
         )
 
     def facts(self, recipe: Recipe) -> MemoryFacts:
-        """On a CPU the peak is resident memory: the idle trainer stands where a GPU has its context, and nothing is
-        held by drivers or communicators."""
         precision, facts = recipe.workload.precision, deepspeed_facts(_options(recipe))
         if recipe.backend.script is not None:
             facts = script_facts(facts, recipe.backend.script_kind, precision, recipe.training.gradient_dtype)
@@ -79,15 +78,7 @@ class DeepSpeed:
             facts = shipped_facts(facts, recipe.model, recipe.workload.sequence_length)
         elif recipe.backend.script_kind in HUGGING_FACE_KINDS:
             facts = with_family(facts, recipe.model, recipe.workload.sequence_length)
-        if recipe.cluster.accelerator.kind == "gpu":
-            return facts
-        return replace(
-            facts,
-            workspace_bytes=0.0,
-            communicator_bytes=0.0,
-            cache_share=constant("resident_cache_share"),
-            context_bytes=constant("resident_baseline_bytes"),
-        )
+        return facts if recipe.cluster.accelerator.kind == "gpu" else resident_facts(facts)
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where `extra_args` or the recipe's environment contradict the plan, and for what no backend

@@ -322,6 +322,21 @@ def atorch_pipeline_facts(facts: MemoryFacts) -> MemoryFacts:
     )
 
 
+def resident_facts(facts: MemoryFacts, baseline_bytes: float | None = None) -> MemoryFacts:
+    """Return the facts of a CPU-only machine, where the peak is resident memory: the idle trainer stands where a GPU
+    has its context, nothing is held by drivers or communicators, and no caching allocator keeps pieces.
+    `baseline_bytes` are those of the idle trainer on this machine; without them one measured elsewhere counts."""
+    return replace(
+        facts,
+        workspace_bytes=0.0,
+        communicator_bytes=0.0,
+        cache_share=constant("resident_cache_share"),
+        flat_step=False,
+        cut_checkpoints=False,
+        context_bytes=constant("resident_baseline_bytes") if baseline_bytes is None else baseline_bytes,
+    )
+
+
 def shipped_facts(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:
     """Return the facts of the shipped script. Its loss frees the logits; left are the fp32 log-softmax, its gradient
     and the gradient of its input (counted in a profile of the backward pass, torch 2.13)."""
