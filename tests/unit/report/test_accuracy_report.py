@@ -36,8 +36,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.fixture(scope="module")
 def found() -> list[ScoredRecord]:
     clusters = machines()
-    files = (DATA / "fit.jsonl", DATA / "outcomes.jsonl")
-    return [score(record, clusters) for file in files for record in read_records(file)]
+    return [score(record, clusters) for file in sorted(DATA.glob("*.jsonl")) for record in read_records(file)]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +104,7 @@ def test_runs_whose_flags_nobody_knows_are_never_refusals(found: list[ScoredReco
     ]
     known = families(grid)["fujii-grid-A100-40GB/fits"]
     unknown = families([replace(o, record={**o.record, "flags_known": False}) for o in grid])
-    assert known["called_safe"] + known["called_unsafe"] == len(grid)
+    assert known["called_safe"] + known["called_tight"] + known["called_unsafe"] == len(grid)
     assert unknown["fujii-grid-A100-40GB/fits"]["called_unsafe"] == 0
     assert unknown["fujii-grid-A100-40GB/fits"]["flags_unknown"] == len(grid)
 
