@@ -113,7 +113,7 @@ def test_too_few_runs_of_a_class_are_pooled_wider_and_said(table: list[EvidenceR
     assert (own.widened, own.runs) == (False, 30)
     assert (wider.widened, wider.runs) == (True, 60)
     assert "dense models" in wider.sentence
-    assert "the job's own class has too few" in wider.sentence
+    assert "its own class has too few" in wider.sentence
 
 
 def test_no_bound_without_runs_on_such_cards_nor_at_a_risk_too_small(table: list[EvidenceRun]) -> None:

@@ -202,7 +202,7 @@ def test_a_calibration_and_a_margin_are_the_same_with_them_and_without(
         after = llmlaunch.json("check", RECIPE, "memory.risk=0.1")
         plans.append((before["memory"], learned, _unnamed(after["memory"])))
     assert plans[0] == plans[1]
-    assert plans[0][0]["runs"] == 30
+    assert plans[0][0]["runs"] > 30, "the shipped runs join them"
 
 
 def _unnamed(memory: dict[str, Any]) -> dict[str, Any]:

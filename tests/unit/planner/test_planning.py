@@ -88,7 +88,7 @@ def test_without_enough_runs_of_its_own_a_store_leaves_it_to_the_shipped_ones() 
     assert limit == memory_limit(recipe)
     assert limit.risk == 0.05
     assert limit.limit_bytes < memory_limit(recipe_of("llama3-8b", "memory.risk=0.2")).limit_bytes
-    assert f"by {limit.runs} measured megatron runs of dense models in 16 bits" in limit.reason
+    assert f"{limit.runs} measured megatron runs of dense models in 16 bits" in limit.reason
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.memory.facts import constant
+from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.ranks import RehearsedRank
 from llmlaunch.rehearsal.verdict import ROUTING, WORKSPACE, Judgement, judge_plan, next_layout, unseen_by_a_trace
@@ -30,8 +31,8 @@ def on_gpu(process_bytes: int, ran_out: bool = False) -> RehearsedRank:
     return rehearsed_plans.on_gpu(JOB, process_bytes=process_bytes, ran_out=ran_out)
 
 
-def said(*ranks: RehearsedRank, policy: MemoryPolicy = RULE) -> Judgement:
-    return judge_plan(PLAN, ranks, policy, UNSEEN)
+def said(*ranks: RehearsedRank, policy: MemoryPolicy = RULE, plan: Plan = PLAN) -> Judgement:
+    return judge_plan(plan, ranks, policy, UNSEEN)
 
 
 def test_nothing_rehearsed_is_the_plans_own_verdict() -> None:
@@ -75,11 +76,13 @@ def test_a_rank_speaks_for_those_that_hold_the_same() -> None:
 
 
 def test_a_gpu_measures_all_but_nccl_and_leaves_less_to_keep_free() -> None:
-    rank = said(on_gpu(66 * GIB)).ranks[0]
+    """On a card that nobody measured, where Fujii's rule decides."""
+    by_rule = replace(PLAN, limit=replace(PLAN.limit, limit_bytes=int(0.8 * PLAN.limit.memory_bytes)))
+    rank = said(on_gpu(66 * GIB), plan=by_rule).ranks[0]
     assert rank.device_bytes == 66 * GIB + FIRST.terms["communicators"]
-    assert PLAN.limit.limit_bytes < rank.limit_bytes < PLAN.limit.memory_bytes - RULE.floor_bytes
+    assert by_rule.limit.limit_bytes < rank.limit_bytes < PLAN.limit.memory_bytes - RULE.floor_bytes
     assert rank.safe, "the rule alone would refuse it"
-    assert not said(on_gpu(72 * GIB)).safe
+    assert not said(on_gpu(72 * GIB), plan=by_rule).safe
 
 
 @pytest.mark.parametrize("changed", [{"floor_gib": 30.0}, {"limit": 0.7}, {"limit": 0.95}], ids=str)

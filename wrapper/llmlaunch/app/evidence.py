@@ -84,7 +84,7 @@ def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
         margin = None if risk is None else margin_of(calibration.scores, question, risk, calibration.id)
         own_runs = _own_runs(calibration.scores, recipe)
         return Lessons(margin, trusted_correction(calibration.correction, support), support, own_runs)
-    if risk is None or (recipe.memory.risk is None and not _has_runs(backend)):
+    if risk is None or (recipe.memory.risk is None and not _has_runs(backend, notify)):
         reason = f"no calibration is in use for {backend} on {question.accelerator}"
         if recipe.memory.calibration == NO_CALIBRATION:
             reason = "the recipe takes no calibration"
@@ -101,12 +101,17 @@ def _risk(recipe: Recipe) -> float | None:
     return DEFAULT_RISK
 
 
-def _has_runs(backend: str) -> bool:
+def _has_runs(backend: str, notify: Notify) -> bool:
+    place = where()
+    if not store_exists(place):
+        return False
     from llmlaunch.store.reading import has_measurements
 
-    place = where()
-    names = [name for name, table in TABLES.items() if table == backend]
-    return store_exists(place) and has_measurements(place, names)
+    try:
+        return has_measurements(place, [name for name, table in TABLES.items() if table == backend])
+    except UserError as failure:
+        notify(f"warning: measured runs are not used: {failure}")
+        return False
 
 
 def _own_runs(scores: Sequence[Score], recipe: Recipe) -> tuple[EvidenceRun, ...]:

@@ -135,14 +135,13 @@ class EvidenceMargin:
 
     @property
     def sentence(self) -> str:
-        """What the limit is made of and how many measured runs stand behind it, in one line, without a full stop."""
+        """What stays free, and how many measured runs stand behind it, in one line, without a full stop."""
         percent = 100.0 * self.units * UNIT_SHARE
-        dead = f", {self.died} of which died of memory" if self.died else ""
-        wider = "; the job's own class has too few" if self.widened else ""
+        dead = f", {self.died} of which died" if self.died else ""
+        wider = " (its own class has too few)" if self.widened else ""
         return (
-            f"{self.memory_bytes / GIB:.1f} GiB less {self.units:.1f} GiB and {percent:.0f} % that at most "
-            f"{self.risk:.0%} of jobs like it need beyond their prediction, by {self.runs} measured {self.pool}"
-            f"{dead}{wider}"
+            f"{self.units:.1f} GiB and {percent:.1f} % stay free, which at most {self.risk:.0%} of such jobs exceed: "
+            f"{self.runs} measured {self.pool}{dead}{wider}"
         )
 
 

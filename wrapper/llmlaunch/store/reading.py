@@ -37,6 +37,7 @@ IN_USE = (
     "WHERE u.backend = :backend AND u.accelerator = :accelerator ORDER BY u.id DESC LIMIT 1"
 )
 _RUNS = "SELECT 1 FROM runs JOIN recipes ON recipes.id = runs.recipe_id WHERE digest = :digest OR name = :name LIMIT 1"
+_MEASURED = "SELECT 1 FROM measurements WHERE (family IS NULL OR family <> 'rehearsed') AND backend IN"
 _REHEARSED = "SELECT content FROM measurements WHERE family = 'rehearsed' AND backend = :backend ORDER BY position"
 
 _NAMED_RUNS = (
@@ -105,10 +106,11 @@ def has_runs_of(location: Location, digest: str, name: str) -> bool:
 
 
 def has_measurements(location: Location, backends: Sequence[str]) -> bool:
-    """Whether the store holds any measured run with one of those backends. Raises UserError if it cannot be read."""
+    """Whether the store holds any run, rehearsals aside, with one of those backends. Raises UserError if it cannot be
+    read."""
     names = {f"b{index}": name for index, name in enumerate(backends)}
     places = ", ".join(f":{name}" for name in names)
-    return bool(_select(location, f"SELECT 1 FROM measurements WHERE backend IN ({places}) LIMIT 1", **names))
+    return bool(_select(location, f"{_MEASURED} ({places}) LIMIT 1", **names))
 
 
 def _select(location: Location, statement: str, **values: str) -> list[Any]:
