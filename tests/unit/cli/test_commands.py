@@ -40,7 +40,7 @@ def changed(key: str, value: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-UNSAFE = "{tensor: 1, pipeline: 1, context: 1, micro_batch_size: 2, recompute: none}"
+UNSAFE = "{tensor: 1, pipeline: 1, context: 1, micro_batch_size: 4, recompute: none}"
 BY_DATA = changed("layout", "{tensor: 1, pipeline: 1, context: 1}")
 BAD = [
     ("unknown model", changed("model", "llama9-8b"), "llama9-8b"),

@@ -96,15 +96,15 @@ def test_it_learns_and_goes_back(server: str, monkeypatch: pytest.MonkeyPatch) -
         assert calibration is not None
         assert calibration.after.mape < calibration.before.mape
         with store.write() as connection:
-            assert in_use(connection, "internevo-fsdp", "A800") == calibration
-            use(connection, "internevo-fsdp", "A800", None, 1.9e9)
+            assert in_use(connection, "internevo-fsdp", "a800-80gb") == calibration
+            use(connection, "internevo-fsdp", "a800-80gb", None, 1.9e9)
         with store.read() as connection:
-            assert in_use(connection, "internevo-fsdp", "A800") is None
+            assert in_use(connection, "internevo-fsdp", "a800-80gb") is None
             assert [entry.calibration_id for entry in uses(connection, "internevo-fsdp")] == [calibration.id, None]
     monkeypatch.setenv("LLMLAUNCH_STORE", server)  # as a check asks
-    assert stored_calibration("internevo-fsdp", "A800") is None
-    assert stored_calibration("internevo-fsdp", "A800", calibration.id) == calibration
-    assert stored_calibration("internevo-fsdp", "A800", "no-such") is None
+    assert stored_calibration("internevo-fsdp", "a800-80gb") is None
+    assert stored_calibration("internevo-fsdp", "a800-80gb", calibration.id) == calibration
+    assert stored_calibration("internevo-fsdp", "a800-80gb", "no-such") is None
 
 
 @pytest.mark.parametrize(
