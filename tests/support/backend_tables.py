@@ -1,4 +1,5 @@
-"""The tables of docs/megatron*.md, docs/deepspeed*.md and docs/backends.md, made from the backends' rules and facts.
+"""The tables of docs/megatron*.md, docs/deepspeed*.md and docs/backends.md, made from the backends' rules and facts, and
+that of docs/sites.md, made from the accelerators.
 
 `make docs-tables` writes them into the pages; tests/unit/backends/test_backend_docs.py keeps page and code equal.
 """
@@ -6,8 +7,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from llmlaunch.backends.base import Requirement
 from llmlaunch.backends.deepspeed import megatron_deepspeed
@@ -18,7 +20,10 @@ from llmlaunch.backends.deepspeed.facts import ENGINES, Engine, Share
 from llmlaunch.backends.megatron import model_rules, number_formats, sharding, training_arguments, versions
 from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron import techniques as megatron_techniques
+from llmlaunch.cluster.cards import machines
+from llmlaunch.cluster.load import accelerator_table, profile_names
 from llmlaunch.layout import Rule
+from llmlaunch.units import GIB
 from support.megatron_disagreements import DISAGREEMENTS, layer_of
 from support.technique_list import TECHNIQUE_LIST
 
@@ -59,6 +64,7 @@ def tables() -> list[tuple[str, str]]:
         ("deepspeed-memory.md", _engines_table()),
         ("backends.md", _techniques_table()),
         ("backends.md", _rules_table(training_arguments.CHECKPOINT_REQUIREMENTS, layer_of)),
+        ("sites.md", _accelerators_table()),
     ]
 
 
@@ -103,6 +109,30 @@ def _engine_row(engine: Engine) -> list[str]:
     phases = (engine.lasting, *((engine.lasting[0] + more[0], engine.lasting[1] + more[1]) for more in extras))
     cells = [engine.name, str(engine.stage), precision, *(_share(share) for share in phases)]
     return [*cells, f"`{engine.where}`", engine.evidence]
+
+
+def _accelerators_table() -> str:
+    """The GPUs of accelerators.json, in its order."""
+    head = ["accelerator", "GiB", "bf16 (/ fp16) TFLOP/s", "memory GB/s", "NVLink GB/s, each way", "profile"]
+    known, profiles = machines(), profile_names()
+    return _table(
+        head,
+        [
+            _accelerator_row(name, row, known[name].name if known[name].name in profiles else None)
+            for name, row in accelerator_table().items()
+            if row["kind"] == "gpu"
+        ],
+    )
+
+
+def _accelerator_row(name: str, row: Mapping[str, Any], profile: str | None) -> list[str]:
+    half = [f"{row['flops_per_second'][precision] / 1e12:,.0f}" for precision in ("bf16", "fp16")]
+    link = row.get("nvlink_bytes_per_second")
+    return [
+        *(f"`{name}`", f"{row['memory_bytes'] / GIB:.1f}", " / ".join(dict.fromkeys(half))),
+        *(f"{row['memory_bytes_per_second'] / 1e9:,.0f}", f"{link / 1e9:.0f}" if link else "-"),
+        f"`{profile}`" if profile else "-",
+    ]
 
 
 def _share(share: Share) -> str:
