@@ -1,4 +1,4 @@
-"""The tables of docs/megatron*.md, docs/deepspeed*.md and docs/backends.md, made from the backends' rules and facts, and
+"""The tables of docs/megatron*.md, docs/deepspeed*.md and docs/backends.md, made from the backends' rules and facts;
 that of docs/sites.md, made from the accelerators.
 
 `make docs-tables` writes them into the pages; tests/unit/backends/test_backend_docs.py keeps page and code equal.
