@@ -1,0 +1,335 @@
+"""What layers, the loss and the ends of a model hold, one function after the other, against sums done by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from random_jobs import GEMMA, GPT, LATENT, SHARED
+from shapes import LLAMA3_8B, MIXTRAL, job_of
+
+from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
+from llmlaunch.backends.fsdp import atorch_facts, torchtitan_facts
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
+from llmlaunch.memory.activations import (
+    kept_activations,
+    kept_embedding,
+    largest_layer,
+    returned_key_values,
+    swapped_bytes,
+)
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.job import Job, RankColumns, all_ranks
+from llmlaunch.memory.loss import (
+    cached_logits,
+    final_norm,
+    logits,
+    projection,
+    saved_by_heads,
+    step_logits,
+    tables_of_heads,
+    waiting_logits,
+)
+from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
+from llmlaunch.memory.workspace import (
+    delayed_weight_gradients,
+    head_backward,
+    layer_backward,
+    mixture_forward,
+    passing_buffers,
+    recomputed_layer,
+    weight_gradient_stubs,
+)
+from llmlaunch.models.shape import MlaShape, ModelShape
+from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+
+N = 4096  # tokens of a sequence
+BALANCED = replace(megatron_facts(), expert_imbalance=1.0)
+SPLIT = Layout(tensor=2, data=4, sequence_parallel=1)
+ENDS = Layout(tensor=2, pipeline=2, data=4, sequence_parallel=1)
+
+
+def value(
+    function: Callable[[Job, RankColumns], Any],
+    shape: ModelShape,
+    layout: Layout = SPLIT,
+    facts: MemoryFacts = BALANCED,
+    techniques: Techniques = NO_TECHNIQUES,
+    rank: int = 0,
+    microbatches: int = 1,
+) -> float:
+    job = job_of(shape, layout, facts, techniques, N, microbatches)
+    return float(np.broadcast_to(function(job, all_ranks(job, LayoutColumns.of([layout]))), layout.pipeline)[rank])
+
+
+def dense_layer(job: Job, rows: RankColumns) -> Any:
+    return saved_by_dense_layer(job, rows).total
+
+
+def mixture_layer(job: Job, rows: RankColumns) -> Any:
+    return saved_by_mixture_layer(job, rows).total
+
+
+def test_a_gpt_layer_keeps_what_korthikanti_and_others_count() -> None:
+    """34 s b h + 5 a s^2 b bytes with dropout and without parallelism (Korthikanti et al. 2022, equation 1), and the
+    statistics of two norms and of a softmax in fp32."""
+    gpt = replace(GPT, attention_dropout=0.1, hidden_dropout=0.1)
+    h, heads = 1024, 16
+    expected = 34 * N * h + 5 * heads * N * N + 4 * N * (2 + heads)
+    assert value(dense_layer, gpt, Layout(), megatron_deepspeed_facts("fp16")) == expected
+
+
+def test_a_layer_with_grouped_queries_and_head_norms() -> None:
+    """Per token: norms' inputs with fp32 statistics, their outputs, Q, K and V, those of Q and K normed, attention's
+    output with the statistics of each head, gate and up, their product."""
+    shape = replace(LLAMA3_8B, qk_layernorm=True)
+    h, query, key, ffn, t = 4096, 4096, 1024, 14336, 2
+    norms = 2 * (2 * h + 4 + 2 * h) / t
+    heads = 2 * (query + 2 * key) / t + (2 + 4 / 128) * (query + key) / t
+    expected = N * (norms + heads + (2 * query + 4 * 32) / t + 3 * 2 * ffn / t)
+    assert value(dense_layer, shape) == pytest.approx(expected)
+
+
+def test_a_gemma_layer_under_transformers() -> None:
+    """Four norms that keep two fp32 copies besides; heads' norms do, too; unfused scores, their fp32 softmax and tanh;
+    silu(gate) beside gate and up."""
+    facts = with_family(deepspeed_facts(DeepSpeedOptions()), GEMMA, N)
+    h, heads, width, ffn = 2304, 8, 256, 9216
+    extra = 4 + 2
+    norms = 2 * (2 * h + extra * h + 4 + 2 * h) + 2 * (2 * h + extra * h + 4)
+    qkv = 2 * (heads * width + 2 * heads * width) + (2 + extra + 4 / width) * (2 * heads * width)
+    scores = (2 + 4 + 2) * heads * N
+    expected = N * (norms + qkv + 2 * heads * width + 4 * heads + scores + 4 * 2 * ffn)
+    assert value(dense_layer, GEMMA, Layout(), facts) == pytest.approx(expected)
+
+
+def test_a_mixture_keeps_its_router_its_routed_tokens_and_the_shared_expert() -> None:
+    """Softmax before the choice keeps fp32 scores of all experts, and a gate the shared expert's output."""
+    h, query, t, topk, experts, ffn, shared = 2048, 2048, 2, 4, 60, 1408, 5632
+    attention = (2 * h + 4 + 2 * h) / t + 2 * 3 * query / t + (2 * query + 4 * 16) / t
+    router = (12 + 4) * experts / t
+    routed = topk / t * (2 * h + 3 * 2 * ffn)
+    expected = N * (attention + (4 * h + 4) / t + router + routed + 3 * 2 * shared / t + 2 * h / t)
+    assert value(mixture_layer, SHARED) == pytest.approx(expected)
+
+
+def test_experts_weighed_after_they_are_done_keep_their_outputs() -> None:
+    """Under transformers: every routed token twice, as it is put out and as it is weighed; DeepSeek's router reads an
+    fp32 copy of its input."""
+    facts = with_family(replace(deepspeed_facts(), combine_bytes=2.0), LATENT, N)
+    without = replace(facts, combine_bytes=0.0, expert_output_weighted=False, router_input_bytes=0.0)
+    more = value(mixture_layer, LATENT, Layout(), facts) - value(mixture_layer, LATENT, Layout(), without)
+    h, topk, ffn = 2048, 6, 1408
+    # where the activation is not fused, what is weighed before the second linear is kept as well
+    assert more == pytest.approx(N * (topk * 4 * h + 4 * h - topk * 2 * ffn))
+
+
+def test_latent_attention_keeps_latents_their_norms_and_whole_heads() -> None:
+    shape = replace(LLAMA3_8B, num_query_groups=32, mla=MlaShape(1536, 512, 128, 64, 128))
+    facts = megatron_facts(MegatronOptions(fp8_recipe="tensorwise"))
+    h, heads, ffn, t = 4096, 32, 14336, 2
+    norms = 2 * (2 * h + 4 + h) / t
+    latents = (2 * (1536 + 512) + (2 + 1) * 64 + (1536 + 512)) / t
+    attention = 2 * heads * (2 * 192 + 128) / t + (2 * heads * 128 + 4 * heads) / t + heads * 128 / t
+    assert value(dense_layer, shape, facts=facts) == pytest.approx(N * (norms + latents + attention + 5 * ffn / t))
+
+
+def test_the_embedding_keeps_ids_masks_of_dropout_and_the_input_of_its_norm() -> None:
+    gpt = replace(GPT, hidden_dropout=0.1)
+    per_token = 32 + 1024 + 2 * 1024
+    assert value(kept_embedding, gpt, Layout(), megatron_deepspeed_facts("fp16")) == N * per_token
+    assert value(kept_embedding, gpt, ENDS, rank=1) == 0
+
+
+def test_a_stage_of_megatron_deepspeed_keeps_its_share_of_the_output_it_sent() -> None:
+    layout = Layout(tensor=2, pipeline=2, data=4)
+    facts = megatron_deepspeed_facts("fp16")
+    kept, without = (
+        value(kept_activations, GPT, layout, replace(facts, stage_output_bytes=width), microbatches=8)
+        for width in (2.0, 0.0)
+    )
+    assert kept - without == 2 * N * 2 * 1024 / 2  # two micro-batches in flight
+
+
+def test_block_recompute_of_a_mixture_keeps_the_other_layers_whole() -> None:
+    layout = replace(SPLIT, recompute=RECOMPUTE_FULL, recompute_layers=8)
+    block = Techniques(recompute_method="block")
+    facts = replace(BALANCED, router_last_bytes=0.0)
+    whole, stream = value(mixture_layer, SHARED, facts=facts), N * 2 * 2048 / 2
+    assert value(kept_activations, SHARED, layout, facts, block) == pytest.approx(8 * stream + 4 * whole)
+    assert value(recomputed_layer, SHARED, layout, facts, block) == pytest.approx(0.0)
+    eleven = replace(layout, recompute_layers=12)
+    assert value(recomputed_layer, SHARED, eleven, facts, block) == pytest.approx(whole - stream)
+
+
+def test_what_is_recomputed_of_a_layer_is_all_but_its_input_or_its_modules() -> None:
+    full, selective = (replace(SPLIT, recompute=r) for r in (RECOMPUTE_FULL, RECOMPUTE_SELECTIVE))
+    assert value(recomputed_layer, SHARED, full) == value(mixture_layer, SHARED) - N * 4096 / 2
+    dense, ffn, h = LLAMA3_8B, 14336, 4096
+    assert value(recomputed_layer, dense, selective, techniques=Techniques(("mlp",))) == N * (2 * h + 6 * ffn) / 2
+    moe = value(recomputed_layer, MIXTRAL, selective, techniques=Techniques(("moe",)))
+    assert moe == pytest.approx(N / 2 * (12 * 8 + 2 * (2 * h + 6 * ffn)))
+    fp32 = megatron_facts(MegatronOptions("fp32"))
+    scores = 4 * 32 * N * N / 2
+    assert value(recomputed_layer, dense, selective, fp32, Techniques(("core_attn",))) == scores
+
+
+def test_selective_recompute_by_operator_recomputes_the_others() -> None:
+    """On one tensor rank of a compiled model are kept: the input, the outputs of Q, V, gate, attention, eager ones that
+    of down."""
+    layout = replace(Layout(), recompute=RECOMPUTE_SELECTIVE)
+    for compiled in (True, False):
+        facts = torchtitan_facts(compiled, True, False, 1)
+        whole = value(dense_layer, LLAMA3_8B, layout, facts)
+        h, query, value_width, ffn = 4096, 4096, 1024, 14336
+        kept = N * (2 * h + 2 * (query + value_width + ffn) + 2 * query + 4 * 32 + (0 if compiled else 2 * h))
+        assert value(recomputed_layer, LLAMA3_8B, layout, facts) == whole - kept
+        assert value(largest_layer, LLAMA3_8B, layout, facts) == kept
+    shared = value(mixture_layer, SHARED, layout, facts) - value(recomputed_layer, SHARED, layout, facts)
+    assert shared == N * (2 * 2048 + 2 * (3 * 2048 - 2048 + 5632) + 2 * 2048 + 4 * 16 + 2 * 2048)
+
+
+def test_swapped_bytes_are_the_input_attentions_output_and_a_share_of_the_rest() -> None:
+    kept = 1e9
+    whole = N * 2 * (4096 / 2 + 4096 / 2)
+    swapped = value(
+        lambda job, rows: swapped_bytes(job, rows, np.array([kept])),
+        LLAMA3_8B,
+        techniques=Techniques(swapped_share=0.3),
+    )
+    assert swapped == pytest.approx(whole + 0.3 * (kept - whole))
+
+
+def test_models_that_return_keys_and_values_hold_those_of_every_layer() -> None:
+    layout = Layout(tensor=2)
+    assert value(returned_key_values, MIXTRAL, layout, atorch_facts()) == 32 * N * 2 * 2 * 1024 / 2
+
+
+@pytest.mark.parametrize(("microbatches", "waiting"), [(1, 1), (8, 2)])
+def test_deferred_gradients_of_the_head_wait_with_their_logits(microbatches: int, waiting: int) -> None:
+    facts = megatron_facts(MegatronOptions(defer_embedding_wgrad=True))
+    expected = N * (6 + 2 * waiting) * LLAMA3_8B.padded_vocab_size(2) / 2
+    assert value(logits, LLAMA3_8B, facts=facts, microbatches=microbatches) == expected
+
+
+def test_logits_of_prediction_heads_wait_for_the_decoders() -> None:
+    shape = replace(LATENT, mtp_num_layers=2, vocab_size=102400)
+    assert value(waiting_logits, shape, ENDS, rank=1) == 2 * 4 * N * 102400 / 2
+    assert value(logits, shape, ENDS, rank=1) == (6 + 2 * 4) * N * 102400 / 2
+
+
+def test_a_trainers_logits_in_pieces_and_through_the_step() -> None:
+    facts = torchtitan_facts(False, False, False, 1)
+    layout = Layout(pipeline=2, data=4, zero_stage=3)
+    assert value(cached_logits, LLAMA3_8B, layout, facts, rank=1) == 2 * N * 128256
+    assert value(step_logits, LLAMA3_8B, layout, facts, rank=1, microbatches=8) == 8 * 2 * N * 128256
+    assert value(step_logits, LLAMA3_8B, layout, facts, rank=0, microbatches=8) == 0
+
+
+def test_the_last_norm_keeps_what_the_head_reads_and_unfused_copies() -> None:
+    facts = deepspeed_facts(DeepSpeedOptions())
+    assert value(final_norm, LLAMA3_8B, Layout(), facts) == N * ((2 * 2 + 4) * 4096 + 4)
+    adapted = value(final_norm, LLAMA3_8B, Layout(), facts, Techniques(adapters=Adapters(8)))
+    assert adapted == N * ((2 + 4) * 4096 + 4)
+    gathered = replace(torchtitan_facts(True, True, False, 2), gathered_inputs_kept=True)
+    assert value(final_norm, LLAMA3_8B, SPLIT, gathered) == N * (4 * 4096 + 4 + 2 * 4096) / 2
+
+
+def test_a_prediction_head_under_block_recompute_keeps_its_layer_and_is_not_run_again() -> None:
+    layout = replace(ENDS, recompute=RECOMPUTE_FULL, recompute_layers=1)
+    shape = replace(LATENT, mtp_num_layers=1)
+    hidden = N * 2 * 2048 / 2
+    around = 3 * hidden + hidden * 2 - hidden
+    kept = value(saved_by_heads, shape, layout, techniques=Techniques(recompute_method="block"), rank=1)
+    layer = value(mixture_layer, shape, layout, rank=1)
+    assert kept == pytest.approx(layer + around + 2 * hidden)
+    full = replace(layout, recompute_layers=0)
+    assert value(recomputed_layer, shape, full, rank=1) - value(recomputed_layer, shape, full, rank=0) == around
+    assert value(projection, shape, full, rank=1) == 2 * 2048**2 / 2
+    assert value(tables_of_heads, shape, full, rank=1) == 102400 / 2 * 2048 * 2
+    stubs = [value(weight_gradient_stubs, s, full, rank=1) for s in (replace(shape, mtp_num_layers=0), shape)]
+    assert stubs[1] - stubs[0] == 2 * 2 * 2048**2 / 2
+
+
+def test_the_head_runs_backward_with_its_logits_its_weight_and_its_gathered_input() -> None:
+    fused = value(head_backward, LLAMA3_8B, facts=BALANCED)
+    gathered, padded = N * 4096 * 2 * (1 + 1 / 2), LLAMA3_8B.padded_vocab_size(2) / 2
+    assert fused == 2 * N * padded + gathered
+    unfused = value(head_backward, LLAMA3_8B, facts=megatron_facts(MegatronOptions(gradient_accumulation_fusion=False)))
+    assert unfused - fused == 2 * padded * 4096
+
+
+def test_a_layer_runs_backward_through_the_worst_of_three_steps() -> None:
+    """Of Llama's MLP it is the first linear: what is in the place of gate, up and their product, less those that are
+    gone, the input's gradient, the stream twice, and the weight's where it is not accumulated in place."""
+    h, ffn, t = 4096, 14336, 2
+    stream = 2 * 2 * N * h / t
+    width, hidden = N * ffn / t, N * h
+    activation = 2 * 3 * width - 2 * width
+    second = 2 * (hidden + width)
+    assert value(layer_backward, LLAMA3_8B) == stream + max(activation, second)
+    weight = 2 * 2 * h * ffn / t
+    unfused = megatron_facts(MegatronOptions(gradient_accumulation_fusion=False))
+    first = 2 * hidden + weight - 2 * width
+    assert value(layer_backward, LLAMA3_8B, facts=unfused) == stream + max(activation, second + weight / 2, first)
+
+
+def test_a_mixture_runs_backward_through_its_exchange_or_its_experts() -> None:
+    """Narrow experts leave the exchange, three copies of the routed tokens; wide ones their activations."""
+    h, t, topk = 4096, 2, 2
+    stream, routed = 2 * 2 * N * h / t, N * topk / t
+    assert value(layer_backward, MIXTRAL) == stream + 2 * 2 * routed * 14336
+    narrow = replace(MIXTRAL, moe=replace(MIXTRAL.moe, ffn_hidden_size=64))
+    assert value(layer_backward, narrow) == stream + 3 * 2 * routed * h
+    gathering = replace(narrow, moe=replace(narrow.moe, token_dispatcher="allgather"))
+    layout = Layout(tensor=2, data=4, expert=4, sequence_parallel=1)
+    assert value(layer_backward, gathering, layout) == stream + 2 * (routed + N / t * 4) * h
+
+
+def test_scores_run_backward_beside_what_the_mlp_has_not_freed() -> None:
+    """fp32: four gradients of the scores, less one that is saved; of a mixture too."""
+    fp32 = replace(megatron_facts(MegatronOptions("fp32")), expert_imbalance=1.0)
+    h, t = 4096, 2
+    stream, scores = 2 * 4 * N * h / t, 32 / t * N * N
+    mlp = N / t * (4 * h + 4 + 4 * h + 3 * 4 * 14336)
+    assert value(layer_backward, LLAMA3_8B, facts=fp32) == stream + 12 * scores - mlp
+    experts = N / t * (4 * h + 4 + 4 * h + 12 * 8 + 2 * (4 * h + 3 * 4 * 14336))
+    many = replace(MIXTRAL, num_attention_heads=128, head_dim=32)
+    assert value(layer_backward, many, facts=fp32) == pytest.approx(stream + 12 * 4 * scores - experts)
+
+
+def test_delayed_weight_gradients_keep_outputs_gradients_and_the_mlps_inputs() -> None:
+    delayed = Techniques(delay_weight_gradients=True)
+
+    def kept(shape: ModelShape) -> float:
+        return value(lambda j, r: delayed_weight_gradients(j, r)["delayed_weight_gradients"], shape, techniques=delayed)
+
+    h, ffn, t = 4096, 14336, 2
+    outputs = 2 * N * ((4096 + 2 * 1024) / t + 2 * h / t)
+    assert kept(LLAMA3_8B) == outputs + N * (2 * 2 + 2) * ffn / t
+    assert kept(MIXTRAL) == outputs + N * 2 / t * (6 * ffn + 2 * 2 * h)
+
+
+def test_buffers_that_micro_batches_pass_through() -> None:
+    facts = megatron_facts(MegatronOptions(tp_comm_overlap=True))
+
+    def buffer(name: str, rank: int, facts: MemoryFacts = facts, layout: Layout = ENDS, count: int = 8) -> float:
+        return value(lambda j, r: passing_buffers(j, r)[name], LLAMA3_8B, layout, facts, rank=rank, microbatches=count)
+
+    stream = 2 * N * 4096
+    assert buffer("user_buffers", 0) == 10 * stream
+    assert (buffer("sequence_gather", 0), buffer("sequence_gather", 1)) == (0, stream)
+    assert buffer("pipeline_buffers", 0) == stream / 2
+    titan = torchtitan_facts(True, True, False, 2)
+    assert buffer("pipeline_buffers", 0, titan, count=5) == 5 * 2 * stream / 2
+
+
+def test_a_mixture_running_forward_holds_the_shared_experts_output_too() -> None:
+    layout = Layout(tensor=2, data=4, expert=4, sequence_parallel=1)
+    routed = N * 4 / 2
+    assert value(mixture_forward, SHARED, layout) == 2048 * 2 * (4 * routed + N / 2)

@@ -1,0 +1,291 @@
+"""Parameters of every rank against a list of the model's weight tensors, written down one by one: how many elements a
+device holds, trains, adapts and keeps in a narrower format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import pytest
+from random_jobs import GEMMA, GPT, LATENT, SHAPES, SHARED
+from shapes import LLAMA3_8B, MIXTRAL, job_of
+
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.job import Job, RankColumns, all_ranks
+from llmlaunch.memory.states import states, weight_versions
+from llmlaunch.memory.weights import (
+    adapter_parameters,
+    largest_parameter,
+    layer_parameters,
+    linear_weights,
+    rank_parameters,
+    trained_parameters,
+)
+from llmlaunch.models.shape import MlaShape, ModelShape
+from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+
+QUERY_LATENT = replace(LATENT, name="query-latent", mla=MlaShape(1536, 512, 128, 64, 128), mtp_num_layers=0)
+BIASED = replace(LLAMA3_8B, name="biased", linear_bias=True, qk_layernorm=True)
+ALL_SHAPES = (*SHAPES, QUERY_LATENT, BIASED)
+LAYOUTS = (
+    Layout(pipeline=2),
+    Layout(tensor=4, pipeline=2, data=2, expert=2, expert_tensor=2, sequence_parallel=1),
+    Layout(tensor=2, pipeline=2, data=4, expert=4, layers_by_stage=(3, 5)),
+)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight tensor of a layer on one device. A linear layer multiplies `inputs` columns to `outputs` rows."""
+
+    outputs: float
+    inputs: float = 1.0
+    is_linear: bool = True
+    is_expert: bool = False
+
+    @property
+    def elements(self) -> float:
+        return self.outputs * self.inputs
+
+
+other = partial(Weight, is_linear=False)
+
+
+def layer_weights(shape: ModelShape, layout: Layout, mixture: bool) -> Iterator[Weight]:
+    """Yield the weights of one layer. First linears are split over tensor ranks by output, second ones by input."""
+    h, t = shape.hidden_size, layout.tensor
+    norm = h * (2 if shape.normalization == "LayerNorm" else 1)
+    yield from (other(norm) for _ in range(4 if shape.post_norms else 2))
+    yield from attention_weights(shape, t)
+    moe = shape.moe
+    if not mixture or moe is None:
+        yield from mlp_weights(shape, shape.ffn_hidden_size, t)
+        return
+    yield other(moe.num_experts, h)
+    if moe.shared_expert_gate:
+        yield other(1, h)
+    if moe.shared_expert_ffn_hidden_size:
+        yield from mlp_weights(shape, moe.shared_expert_ffn_hidden_size, t)
+    for _ in range(moe.num_experts // layout.expert):
+        for weight in mlp_weights(shape, moe.ffn_hidden_size, layout.expert_tensor):
+            yield replace(weight, is_expert=True)
+
+
+def attention_weights(shape: ModelShape, t: int) -> Iterator[Weight]:
+    h, heads, mla = shape.hidden_size, shape.num_attention_heads, shape.mla
+    if mla is None:
+        groups = max(shape.num_query_groups, t)
+        outputs = (heads * shape.head_dim / t, *(groups * shape.head_dim / t,) * 2)
+        yield from (Weight(columns, h) for columns in outputs)
+        yield Weight(h, outputs[0])
+        if shape.linear_bias or shape.qkv_bias:
+            yield from map(other, outputs)
+        if shape.linear_bias:
+            yield other(h)
+        if shape.qk_layernorm:
+            yield from (other(shape.head_dim), other(shape.head_dim))
+        return
+    queries = heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim) / t
+    if mla.q_lora_rank is None:
+        yield Weight(queries, h)
+        yield other(h)  # core 0.19 has a norm before queries without a latent
+    else:
+        yield Weight(mla.q_lora_rank, h)
+        yield other(mla.q_lora_rank)
+        yield Weight(queries, mla.q_lora_rank)
+    yield Weight(mla.kv_lora_rank + mla.qk_pos_emb_head_dim, h)
+    yield other(mla.kv_lora_rank)
+    yield Weight(heads * (mla.qk_head_dim + mla.v_head_dim) / t, mla.kv_lora_rank)
+    yield Weight(h, heads * mla.v_head_dim / t)
+
+
+def mlp_weights(shape: ModelShape, width: int, t: int) -> Iterator[Weight]:
+    h, firsts = shape.hidden_size, 2 if shape.gated_mlp else 1
+    yield from (Weight(width / t, h) for _ in range(firsts))
+    yield Weight(h, width / t)
+    if shape.linear_bias:
+        yield from (other(width / t) for _ in range(firsts))
+        yield other(h)
+
+
+def rank_weights(shape: ModelShape, layout: Layout, rank: int) -> list[Weight]:
+    """Return all weights of a pipeline rank's layers."""
+    pattern = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
+    split = layout.layers_by_stage or (shape.num_layers // layout.pipeline,) * layout.pipeline
+    start = sum(split[:rank])
+    return [w for kind in pattern[start : start + split[rank]] for w in layer_weights(shape, layout, bool(kind))]
+
+
+def priced(shape: ModelShape, layout: Layout, techniques: Techniques = NO_TECHNIQUES) -> tuple[Job, RankColumns]:
+    job = job_of(shape, layout, techniques=techniques)
+    return job, all_ranks(job, LayoutColumns.of([layout]))
+
+
+def fitting(shape: ModelShape, layout: Layout) -> Layout:
+    """Return the layout as the model allows it: uneven stages are of eight layers."""
+    if layout.layers_by_stage and shape.num_layers != sum(layout.layers_by_stage):
+        half = shape.num_layers // 2
+        layout = replace(layout, layers_by_stage=(half - 1, shape.num_layers - half + 1))
+    return layout if shape.moe else replace(layout, expert=1, expert_tensor=1)
+
+
+def elements(weights: list[Weight], *, is_expert: bool) -> float:
+    return sum(weight.elements for weight in weights if weight.is_expert == is_expert)
+
+
+each_shape = pytest.mark.parametrize("shape", ALL_SHAPES, ids=lambda shape: shape.name)
+each_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.describe())
+
+
+@each_shape
+@each_layout
+def test_a_rank_holds_its_layers_its_tables_and_the_last_norm(shape: ModelShape, layout: Layout) -> None:
+    shape = replace(shape, mtp_num_layers=0)
+    layout = fitting(shape, layout)
+    job, rows = priced(shape, layout)
+    counts = rank_parameters(job, rows)
+    table = shape.padded_vocab_size(layout.tensor) // layout.tensor * shape.hidden_size
+    positions = shape.max_position_embeddings * shape.hidden_size if shape.position_embedding != "rope" else 0
+    last_norm = shape.hidden_size * (2 if shape.normalization == "LayerNorm" else 1)
+    outside = (table + positions, table + last_norm)
+    for rank in range(2):
+        weights = rank_weights(shape, layout, rank)
+        assert counts.dense[rank] == pytest.approx(elements(weights, is_expert=False) + outside[rank], rel=1e-12)
+        assert counts.expert[rank] == pytest.approx(elements(weights, is_expert=True), rel=1e-12)
+    kinds = [kind for kind in (False, True) if kind in (shape.moe.layer_pattern if shape.moe else (0,))]
+    largest = max(sum(w.elements for w in layer_weights(shape, layout, kind)) for kind in kinds)
+    assert counts.largest_layer[0] >= max(largest, table) * (1 - 1e-12)
+
+
+@each_shape
+@each_layout
+def test_linear_layers_of_the_blocks_are_what_is_kept_narrow(shape: ModelShape, layout: Layout) -> None:
+    shape = replace(shape, linear_bias=False, qkv_bias=False, mtp_num_layers=0)
+    layout = fitting(shape, layout)
+    dense, expert = linear_weights(*priced(shape, layout))
+    for rank in range(2):
+        linears = [w for w in rank_weights(shape, layout, rank) if w.is_linear]
+        latent_norms = 0.0
+        if shape.mla is not None:  # counted with the projections that they are fused into
+            layers = sum(1 for w in linears if w.outputs == shape.mla.kv_lora_rank + shape.mla.qk_pos_emb_head_dim)
+            latent_norms = layers * (shape.mla.kv_lora_rank + (shape.mla.q_lora_rank or 0))
+        assert dense[rank] == pytest.approx(elements(linears, is_expert=False) + latent_norms, rel=1e-12)
+        assert expert[rank] == pytest.approx(elements(linears, is_expert=True), rel=1e-12)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@each_shape
+@each_layout
+def test_adapters_have_both_sides_of_every_linear_layer(shape: ModelShape, layout: Layout, frozen: bool) -> None:
+    layout = fitting(shape, layout)
+    job, rows = priced(shape, layout, Techniques(adapters=Adapters(16)))
+    dense, expert = adapter_parameters(job, rows, frozen)
+    for rank in range(2):
+        for is_expert, counted in ((False, dense), (True, expert)):
+            linears = [w for w in rank_weights(shape, layout, rank) if w.is_linear and w.is_expert == is_expert]
+            sides = sum(w.outputs + (0.0 if frozen else w.inputs) for w in linears)
+            assert counted[rank] == pytest.approx(16 * sides, rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", [MIXTRAL, LATENT, SHARED, QUERY_LATENT], ids=lambda shape: shape.name)
+def test_last_layers_that_are_trained_have_states_with_head_and_norm(shape: ModelShape) -> None:
+    layout = Layout(tensor=2, data=4, expert=4)
+    job, rows = priced(replace(shape, mtp_num_layers=0), layout, Techniques(trained_layers=2))
+    trained = trained_parameters(job, rows, rank_parameters(job, rows))
+    weights = [
+        w
+        for kind in (shape.moe.layer_pattern if shape.moe else ())[-2:]
+        for w in layer_weights(shape, layout, bool(kind))
+    ]
+    table = shape.padded_vocab_size(2) // 2 * shape.hidden_size
+    assert trained.dense[0] == pytest.approx(elements(weights, is_expert=False) + table + shape.hidden_size, rel=1e-12)
+    assert trained.expert[0] == pytest.approx(elements(weights, is_expert=True), rel=1e-12)
+
+
+def test_prediction_heads_have_a_layer_a_projection_and_three_norms() -> None:
+    layout = Layout(tensor=2, pipeline=2, data=4, expert=4)
+    none, two = (rank_parameters(*priced(replace(LATENT, mtp_num_layers=n), layout)) for n in (0, 2))
+    layer = list(layer_weights(LATENT, layout, mixture=True))
+    around = 2 * LATENT.hidden_size**2 / 2 + 3 * LATENT.hidden_size
+    table = LATENT.padded_vocab_size(2) // 2 * LATENT.hidden_size
+    assert (two.dense - none.dense)[1] == pytest.approx(
+        2 * (elements(layer, is_expert=False) + around) + table, rel=1e-12
+    )
+    assert (two.expert - none.expert)[1] == pytest.approx(2 * elements(layer, is_expert=True), rel=1e-12)
+    assert (two.dense == none.dense)[0]
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("shape", [LLAMA3_8B, MIXTRAL, GPT, GEMMA, SHARED], ids=lambda shape: shape.name)
+def test_states_are_shared_by_those_that_hold_the_same_parameters(shape: ModelShape, zero_stage: int) -> None:
+    """Of an expert there are fewer copies: tensor x context x data ranks, divided by the expert ranks."""
+    layout = fitting(shape, Layout(tensor=2, context=2, data=8, expert=4, expert_tensor=2, zero_stage=zero_stage))
+    job, rows = priced(shape, layout)
+    dense, expert = (column[0] for column in (rank_parameters(job, rows).dense, rank_parameters(job, rows).expert))
+    sharded = dense / 16 + expert / (32 / 8)
+    state = states(job, rows)
+    assert state.optimizer[0] == pytest.approx(12 * (sharded if zero_stage >= 1 else dense + expert))
+    assert state.gradients[0] == pytest.approx(4 * (sharded if zero_stage >= 2 else dense + expert))
+    largest = min(dense + expert, rank_parameters(job, rows).largest_layer[0])
+    gathered = 2 * sharded + 2 * largest
+    assert state.parameters[0] == pytest.approx(gathered if zero_stage >= 3 else 2 * (dense + expert))
+
+
+def test_narrow_weights_of_experts_rest_beside_the_wide_ones_or_in_their_place() -> None:
+    layout = Layout(tensor=2, data=4, expert=4, zero_stage=1)
+    weights = [w for w in rank_weights(MIXTRAL, layout, 0) if w.is_linear]
+    for instead in (False, True):
+        facts = megatron_facts(MegatronOptions(fp8_recipe="tensorwise", fp8_parameters=instead))
+        job = job_of(MIXTRAL, layout, facts)
+        rows = all_ranks(job, LayoutColumns.of([layout]))
+        counts, state = rank_parameters(job, rows), states(job, rows)
+        narrow = sum(w.elements for w in weights)
+        assert state.weight_copies[0] == pytest.approx(narrow)
+        wide = counts.dense[0] + counts.expert[0] - narrow * instead
+        assert state.parameters[0] == pytest.approx(2 * wide)
+
+
+def test_muon_spares_a_state_of_the_experts_matrices_too() -> None:
+    layout = Layout(tensor=2, data=4, expert=4, zero_stage=1)
+    weights = [w for w in rank_weights(MIXTRAL, layout, 0) if w.is_linear]
+    rows = all_ranks(job_of(MIXTRAL, layout), LayoutColumns.of([layout]))
+    adam, muon = (states(job_of(MIXTRAL, layout, megatron_facts(MegatronOptions(muon=m))), rows) for m in (False, True))
+    spared = 4 * (elements(weights, is_expert=False) / 4 + elements(weights, is_expert=True) / 2)
+    assert (adam.optimizer - muon.optimizer)[0] == pytest.approx(spared)
+
+
+def test_a_second_version_of_a_mixture_has_its_experts_too() -> None:
+    layout = Layout(tensor=2, data=4, expert=4, zero_stage=1)
+    job, rows = priced(MIXTRAL, layout, Techniques(weight_versions=3))
+    counts = rank_parameters(job, rows)
+    assert weight_versions(job, rows)["weight_versions"][0] == pytest.approx(8 * (counts.dense + counts.expert)[0])
+
+
+def test_the_largest_parameter_is_a_table_or_the_first_linear_of_an_mlp_or_of_all_experts() -> None:
+    layout = Layout(tensor=2, pipeline=2, data=4, expert=4)
+    table = LLAMA3_8B.padded_vocab_size(2) // 2 * 4096
+    assert largest_parameter(*priced(LLAMA3_8B, layout))[0] == table
+    small = replace(LLAMA3_8B, vocab_size=1024)
+    assert largest_parameter(*priced(small, layout))[1] == 2 * 4096 * 14336 / 2
+    assert largest_parameter(*priced(MIXTRAL, layout))[0] == 2 * 2 * 4096 * 14336
+
+
+def test_layers_of_each_kind_are_those_of_the_ranks_chunks() -> None:
+    """Of an uneven, interleaved pipeline of a model whose layers alternate."""
+    pattern = (0, 1, 1, 0, 0, 0, 1, 1, 1, 0, 1, 1)
+    shape = replace(SHARED, moe=replace(SHARED.moe, layer_pattern=pattern))
+    layout = Layout(pipeline=2, virtual_pipeline=2, layers_by_stage=(2, 5, 4, 1))
+    _, rows = priced(shape, layout)
+    starts = np.cumsum((0, 2, 5, 4, 1))
+    for rank in range(2):
+        mine = [k for stage in (rank, rank + 2) for k in pattern[starts[stage] : starts[stage + 1]]]
+        assert rows.moe_layers[rank] == sum(mine)
+        assert rows.dense_layers[rank] == len(mine) - sum(mine)
+    dense, mixture, experts = layer_parameters(*priced(shape, layout))
+    whole = list(layer_weights(shape, layout, mixture=True))
+    assert mixture[0] == pytest.approx(elements(whole, is_expert=False))
+    assert experts[0] == pytest.approx(elements(whole, is_expert=True))
+    assert dense[0] == pytest.approx(elements(list(layer_weights(shape, layout, mixture=False)), is_expert=False))
