@@ -359,6 +359,7 @@ class _Sizing:
             layout["layers_by_stage"] = "even"
         return (
             "what_if={}",
+            "training.trained_layers=null",
             f"model.num_layers={point.num_layers}",
             f"training.sequence_length={point.sequence_length}",
             f"training.global_batch_size={batch}",
