@@ -69,15 +69,19 @@ class JobClass:
         return f"{self.backend}, {layers}, {bits}"
 
     def pools(self) -> tuple[tuple[str, tuple[object, ...]], ...]:
-        """Return the classes to pool runs by, the narrowest first: the name and the key of each."""
-        layers = "mixture" if self.mixture else "dense"
-        bits = "below 16 bits" if self.narrow else "in 16 bits"
+        """Return the classes to pool runs by, the narrowest first: the name and the key of each. Formulas err by
+        backend, so it is given up after all else."""
+        models = "mixture models" if self.mixture else "dense models"
+        exact = f"{models} {'below 16 bits' if self.narrow else 'in 16 bits'}"
         traced = self.backend in TRACED
+        others = f"runs of backends {'held' if traced else 'not held'} to traces"
         return (
-            (f"{self.backend} runs of {layers} models {bits}", (self.backend, self.mixture, self.narrow)),
-            (f"{self.backend} runs of {layers} models", (self.backend, self.mixture)),
+            (f"{self.backend} runs of {exact}", (self.backend, self.mixture, self.narrow)),
+            (f"{self.backend} runs of {models}", (self.backend, self.mixture)),
             (f"{self.backend} runs", (self.backend,)),
-            (f"runs of backends {'held' if traced else 'not held'} to traces", (traced,)),
+            (f"{others}, {exact}", (traced, self.mixture, self.narrow)),
+            (f"{others}, {models}", (traced, self.mixture)),
+            (others, (traced,)),
             ("runs of all backends", ()),
         )
 
