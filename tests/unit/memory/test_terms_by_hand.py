@@ -364,10 +364,12 @@ def test_a_frozen_table_has_no_gradient() -> None:
     assert beside(first_rank(Layout(pipeline=4, data=2), 1, techniques=adapters)) < TABLE
 
 
-def test_fp32_keeps_the_scores_of_attention() -> None:
-    """Neither flash nor fused attention takes fp32."""
+def test_fp32_and_cards_before_ampere_keep_the_scores_of_attention() -> None:
+    """Neither flash nor fused attention takes fp32, or runs on a V100."""
     layout = Layout(tensor=2, data=4, sequence_parallel=1, zero_stage=1)
     scores = 4 * 16 * 4096 * 4096
     fp32 = first_rank(layout, 1, facts=megatron_facts(MegatronOptions("fp32"))).terms["activations"]
     bf16 = first_rank(layout, 1).terms["activations"]
     assert fp32 - 2 * bf16 == pytest.approx(4 * scores, rel=0.01)  # statistics are fp32 in both
+    volta = first_rank(layout, 1, facts=megatron_facts(MegatronOptions(compute_capability=7.0))).terms["activations"]
+    assert volta - bf16 == pytest.approx(2 * scores, rel=0.01)

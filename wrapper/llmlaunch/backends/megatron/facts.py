@@ -10,7 +10,7 @@ from llmlaunch.workload import ELEMENT_BYTES, OptimizerFormats
 __all__ = ["FP32_ROUTER_EXPERTS", "LOSSES", "MegatronOptions", "megatron_facts", "megatron_fsdp_facts"]
 
 
-HOPPER = 9.0
+AMPERE, HOPPER = 8.0, 9.0
 # Forward and backward multiplications of a layer that `--tp-comm-overlap` overlaps, each with a buffer of its own and
 # three streams' workspaces together (transformer_engine/pytorch/module/base.py initialize_ub, 2.20).
 USER_BUFFERS = 10
@@ -120,11 +120,13 @@ def _state_facts(options: MegatronOptions) -> MemoryFacts:
 def _activation_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
     """What layers save for the backward pass: attention, sequence parallelism, router and experts.
 
-    Neither flash nor fused attention takes fp32 (transformer_engine/pytorch/attention/dot_product_attention/utils.py
-    get_attention_backend, 2.20): the softmax of the scores is saved, and its backward pass holds four more at once.
+    Neither flash nor fused attention takes fp32 or runs before Ampere (transformer_engine/pytorch/attention/
+    dot_product_attention/utils.py get_attention_backend, 2.20): the softmax of the scores is saved, and its backward
+    pass holds four more at once.
     """
     width = ELEMENT_BYTES[options.precision]
-    unfused = options.precision == "fp32"
+    before_ampere = options.compute_capability is not None and options.compute_capability < AMPERE
+    unfused = options.precision == "fp32" or before_ampere
     return replace(
         facts,
         activation_bytes=width,
