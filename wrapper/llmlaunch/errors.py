@@ -18,7 +18,7 @@ class UserError(Exception):
 
 
 class NothingSafe(UserError):
-    """The recipe is valid, but no layout of it is safe on the cluster it names."""
+    """The recipe is valid, but no layout of it may run on the cluster it names: none is safe, or tight and accepted."""
 
     exit_code = 3
 

@@ -40,7 +40,7 @@ def changed(key: str, value: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-UNSAFE = "{tensor: 1, pipeline: 1, context: 1, micro_batch_size: 4, recompute: none}"
+UNSAFE = "{tensor: 1, pipeline: 1, context: 1, micro_batch_size: 8, recompute: none}"
 BY_DATA = changed("layout", "{tensor: 1, pipeline: 1, context: 1}")
 BAD = [
     ("unknown model", changed("model", "llama9-8b"), "llama9-8b"),
@@ -89,7 +89,7 @@ def test_a_folder_a_missing_an_unreadable_and_a_huge_file_are_refused(llmlaunch:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (changed("layout", UNSAFE), ("Smallest change that fits", "pipeline rank")),
+        (changed("layout", UNSAFE), ("Smallest change that is safe", "pipeline rank")),
         (GOOD + "budget: {days: 0.0001}\n", ("of budget.days: 0.0001",)),
     ],
     ids=["nothing is safe", "the budget is not met"],

@@ -64,7 +64,7 @@ def test_nothing_safe_says_the_closest_layout_its_rank_and_term_and_what_would_f
     assert plan.layout.describe() in message
     assert "pipeline rank 0" in message
     assert "optimizer_states" in message
-    assert "Smallest change that fits: " in message
+    assert "Smallest change that is safe: " in message
     assert "\n" not in message
 
 
@@ -147,7 +147,7 @@ def test_host_memory_refuses_with_the_term_and_the_way_out() -> None:
     assert "not the host memory" in message
     assert "80% of slurm.mem (20 GiB)" in message
     assert "most of it processes" in message
-    assert "Smallest change that fits: set slurm.mem: 0 (from 20G)" in message
+    assert "Smallest change that is safe: set slurm.mem: 0 (from 20G)" in message
 
 
 def test_a_host_that_is_large_enough_changes_nothing() -> None:

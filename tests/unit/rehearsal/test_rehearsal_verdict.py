@@ -8,16 +8,18 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.memory.facts import constant
-from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.plan import SAFE, Limit, Plan
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.ranks import RehearsedRank
 from llmlaunch.rehearsal.verdict import ROUTING, WORKSPACE, Judgement, judge_plan, next_layout, unseen_by_a_trace
 from llmlaunch.units import GIB
 from support import rehearsed_plans
 from support.rehearsed_plans import FOUR_STAGES, planned
+from support.tight import judge_by
 
 JOB = planned(FOUR_STAGES)
-SETTING, PLAN = JOB.setting, JOB.plan
+FUJII = Limit(round(0.8 * JOB.plan.limit.memory_bytes), JOB.plan.limit.memory_bytes, "by hand", "80 % of it")
+SETTING, PLAN = JOB.setting, replace(JOB.plan, limit=FUJII)
 UNSEEN = unseen_by_a_trace(SETTING.job_of(JOB.recipe), PLAN.layout)
 FIRST = PLAN.estimate.ranks[0]
 RULE = MemoryPolicy()
@@ -81,7 +83,7 @@ def test_a_gpu_measures_all_but_nccl_and_leaves_less_to_keep_free() -> None:
     rank = said(on_gpu(66 * GIB), plan=by_rule).ranks[0]
     assert rank.device_bytes == 66 * GIB + FIRST.terms["communicators"]
     assert by_rule.limit.limit_bytes < rank.limit_bytes < PLAN.limit.memory_bytes - RULE.floor_bytes
-    assert rank.safe, "the rule alone would refuse it"
+    assert rank.verdict == SAFE, "the rule alone would refuse it"
     assert not said(on_gpu(72 * GIB), plan=by_rule).safe
 
 
@@ -107,7 +109,10 @@ def test_out_of_memory_is_unsafe_whatever_it_had_reached_and_the_next_layout_has
     assert following.plan.chosen.device_bytes <= PLAN.chosen.device_bytes - 0.08 * PLAN.limit.memory_bytes
 
 
-def test_more_than_the_limit_is_unsafe_and_the_next_layout_is_priced_as_rehearsed() -> None:
+def test_more_than_the_limit_is_unsafe_and_the_next_layout_is_priced_as_rehearsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judge_by(monkeypatch, FUJII)
     over = FIRST.allocated_bytes + PLAN.limit.limit_bytes - FIRST.device_bytes + GIB
     found = said(traced(over))
     assert (PLAN.verdict, found.verdict) == ("safe", "unsafe")
@@ -116,6 +121,18 @@ def test_more_than_the_limit_is_unsafe_and_the_next_layout_is_priced_as_rehearse
     assert following.plan.layout != PLAN.layout
     assert following.plan.chosen.device_bytes <= PLAN.limit.limit_bytes
     assert following.plan.correction.torch_share > 0
+
+
+def test_more_than_the_limit_that_fits_the_card_is_tight() -> None:
+    plan = replace(PLAN, limit=replace(PLAN.limit, fits_bytes=PLAN.limit.limit_bytes + 2 * GIB))
+    over = FIRST.allocated_bytes + PLAN.limit.limit_bytes - FIRST.device_bytes
+    verdicts = [judge_plan(plan, [traced(over + size)], RULE, UNSEEN).verdict for size in (-GIB, GIB, 3 * GIB)]
+    assert verdicts == ["safe", "tight", "unsafe"]
+    tight = judge_plan(plan, [traced(over + GIB)], RULE, UNSEEN)
+    assert any("GiB more than the limit, but fits the card" in sentence for sentence in tight.sentences)
+    assert next_layout(SETTING, plan, tight) is not None, "the plan was safe by its estimate"
+    assert next_layout(SETTING, replace(plan, verdict="tight"), tight) is None
+    assert judge_plan(plan, [on_gpu(10 * GIB, ran_out=True)], RULE, UNSEEN).verdict == "unsafe"
 
 
 def test_a_trace_may_show_that_the_estimate_was_too_high() -> None:

@@ -53,9 +53,10 @@ class MemoryEstimate:
 class PlannedRun:
     """A recipe as planned: its number of nodes chosen, its techniques filled in, its layout found.
 
-    `plan` is the planner's result, which may be unsafe. `setting` is what the plan was searched with; its recipe is as
-    the person gave it but for the number of nodes, so that it searches the same space again. `placement` is what the
-    order of the nodes is worth, or None where nothing is known of the network. `messages` are warnings, a line each.
+    `plan` is the planner's result, which may be tight or unsafe. `setting` is what the plan was searched with; its
+    recipe is as the person gave it but for the number of nodes, and the fallback of a tight plan, so that it searches
+    the same space again. `placement` is what the order of the nodes is worth, or None where nothing is known of the
+    network. `messages` are warnings, a line each.
     """
 
     recipe: Recipe
@@ -70,7 +71,7 @@ class PlannedRun:
 
     @property
     def verdict(self) -> str:
-        """Return "safe" or "unsafe", by memory alone."""
+        """Return "safe", "tight" or "unsafe", by memory alone."""
         return self.plan.verdict
 
     @property
@@ -139,7 +140,8 @@ class PlannedRun:
         return [self.search.at(self.setting.recipe, int(row)) for row in pareto(self.search)]
 
     def refuse_unsafe(self) -> None:
-        """Raise NothingSafe where the plan is not safe, or takes more than the recipe's budget."""
+        """Raise NothingSafe where the plan is not safe, nor tight and accepted, or takes more than the recipe's
+        budget."""
         from llmlaunch.planner.judge import refuse
 
         refuse(self.plan)
@@ -190,7 +192,8 @@ class PlannedRun:
 
 
 def plan(recipe: Recipe | str | Path, overrides: Sequence[str] = (), notify: Notify = ignore) -> PlannedRun:
-    """Plan a recipe, given as loaded or by its path with `KEY=VALUE` overrides. The plan may be unsafe: see `verdict`.
+    """Plan a recipe, given as loaded or by its path with `KEY=VALUE` overrides. The plan may be tight or unsafe: see
+    `verdict`.
 
     The version of the framework is looked up where the recipe does not name it, and the store's measured runs and
     rehearsals are taken into account. `notify` is called with each warning at once; they are also in `messages`.
@@ -226,12 +229,23 @@ def plan_loaded(
     setting = setting_of(recipe, backend_for(recipe), baseline_bytes, lessons)
     setting, result = make_sized_plan(with_rehearsals(setting, hear))
     result = result if sizing is None else replace(result, sizing=sizing)
-    if recipe.on_oom.layouts and result.good:
-        from llmlaunch.planner.fallbacks import find_fallbacks
-
-        result = replace(result, fallbacks=find_fallbacks(setting, result, recipe.on_oom.layouts))
+    if result.good and (recipe.on_oom.layouts or result.accepted):
+        setting, result = _with_fallbacks(setting, result)
     planned = as_planned(setting.recipe, result.chosen)
     return PlannedRun(planned, result, setting, _placement(setting, planned, result), tuple(messages))
+
+
+def _with_fallbacks(setting: Setting, result: Plan) -> tuple[Setting, Plan]:
+    """Return the plan with its fallback layouts. A tight plan has one even where the recipe asks for none; the recipe
+    of the setting then asks for it, because what is rendered for checkpoints depends on it."""
+    from llmlaunch.planner.fallbacks import find_fallbacks
+
+    on_oom = setting.recipe.on_oom
+    asking = setting
+    if not on_oom.layouts:
+        asking = setting.with_recipe(replace(setting.recipe, on_oom=replace(on_oom, layouts=1)))
+    fallbacks = find_fallbacks(asking, result, asking.recipe.on_oom.layouts)
+    return asking if fallbacks.layouts else setting, replace(result, fallbacks=fallbacks)
 
 
 def _placement(setting: Setting, recipe: Recipe, result: Plan) -> ExpectedPlacement | None:
@@ -252,7 +266,7 @@ def render(run: PlannedRun | Recipe | str | Path, directory: str | Path, overrid
     """Write the run directory of a plan, or of a recipe that is planned first; return its absolute path.
 
     Raises:
-        NothingSafe: the plan is not safe, or exceeds the budget; nothing is written.
+        NothingSafe: the plan is not safe (nor tight and accepted), or exceeds the budget; nothing is written.
         UserError: the recipe is invalid, or `directory` holds files or cannot be written.
     """
     planned = run if isinstance(run, PlannedRun) else plan(run, overrides)

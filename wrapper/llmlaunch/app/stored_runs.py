@@ -58,11 +58,29 @@ class RunState:
         """Return the measured peak of the worst rank; None before the run was collected."""
         return self.run.measured_bytes
 
+    @property
+    def verdict(self) -> str | None:
+        """Return "safe" or "tight", as the run was planned; None where its files do not say."""
+        return self.progress.verdict
+
+    @property
+    def fujii_verdict(self) -> str | None:
+        """Return what Fujii et al.'s 80 % rule would have said of the plan, "safe" or "unsafe"; None of a run on CPUs,
+        and where its files do not say."""
+        from llmlaunch.planner.plan import fujii_verdict
+
+        memory_bytes, predicted = self.progress.memory_bytes, self.predicted_bytes
+        if self.run.peak_kind != "device" or memory_bytes is None or predicted is None:
+            return None
+        return fujii_verdict(predicted, memory_bytes)
+
     def to_json(self) -> dict[str, Any]:
         """Return one entry of `runs` in `llmlaunch runs --json`."""
         attempts = zip(self.progress.attempts, self.progress.layouts, strict=True)
         return {
             **self.run.as_json(),
+            "verdict": self.verdict,
+            "fujii_verdict": self.fujii_verdict,
             "phase": self.phase,
             "live": None if self.live is None else self.live.as_json(),
             "attempts": [{"attempt": name, "layout": layout} for name, layout in attempts],

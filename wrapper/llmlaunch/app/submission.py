@@ -86,7 +86,7 @@ def submit(
     runs/NAME-TIME unless given. `notify` is called with each line a person may want to read.
 
     Raises:
-        NothingSafe: the plan is not safe, or exceeds the budget; nothing is written.
+        NothingSafe: the plan is not safe (nor tight and accepted), or exceeds the budget; nothing is written.
         SchedulerRefused: SLURM did not take the job.
         UserError: any other mistake that can be mended.
     """

@@ -121,8 +121,8 @@ def _is_recipe(word: str) -> bool:
 def plan_variants(variants: Sequence[Variant], options: SweepOptions, notify: Notify) -> list[PlannedRun]:
     """Plan each of several runs, in order.
 
-    Raises UserError for the first that is invalid, not safe or lacks an input, and where runs that may run at the same
-    time would write and read each other's checkpoints.
+    Raises UserError for the first that is invalid, may not run or lacks an input, and where runs that may run at the
+    same time would write and read each other's checkpoints.
     """
     runs = []
     for number, variant in enumerate(variants, start=1):
@@ -133,15 +133,19 @@ def plan_variants(variants: Sequence[Variant], options: SweepOptions, notify: No
             run.refuse_missing_inputs()
         except UserError as mistake:
             raise _none_submitted(mistake, variant, len(variants)) from None
-        warn_of_missing_fallbacks(run, notify)
+        warn_of_memory(run, notify)
         runs.append(run)
     if options.how in ("independent", "array"):
         _refuse_shared_checkpoints(variants, runs)
     return runs
 
 
-def warn_of_missing_fallbacks(run: PlannedRun, notify: Notify) -> None:
-    """Warn where fewer layouts than the recipe asks for would follow one that runs out of memory."""
+def warn_of_memory(run: PlannedRun, notify: Notify) -> None:
+    """Warn of a tight plan, and where fewer layouts than wanted would follow one that runs out of memory."""
+    if run.plan.accepted:
+        from llmlaunch.planner.judge import tightness
+
+        notify(f"warning: tight, accepted by memory.accept: {tightness(run.plan)}")
     if run.plan.fallbacks is not None and run.plan.fallbacks.missing is not None:
         notify(f"warning: {run.plan.fallbacks.missing}")
 

@@ -93,9 +93,9 @@ class Support:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What ranks that ran alone tell of one layout with its techniques, and of no other. `safe` and `device_bytes` are
-    those of the rank nearest to its limit or farthest beyond it, on a device that may be filled to `limit_bytes`.
-    `sentence` is for a person, `details` is `memory.rehearsed` of a plan's JSON."""
+    """What ranks that ran alone tell of one layout with its techniques, and of no other. `safe`, `tight` and
+    `device_bytes` are those of the rank nearest to its limit or farthest beyond it, on a device that may be filled to
+    `limit_bytes`. `sentence` is for a person, `details` is `memory.rehearsed` of a plan's JSON."""
 
     workload: Workload
     layout: Layout
@@ -106,6 +106,17 @@ class Rehearsal:
     limit_bytes: int
     sentence: str
     details: Mapping[str, Any]
+    tight: bool = False
+
+    def allows(self, limit_bytes: int) -> bool:
+        """Whether the layout passes on a device that may be filled to `limit_bytes`, whatever its estimate. A safe one
+        does not where less may be filled than when it was judged, as for a fallback layout; there the estimate
+        decides."""
+        return limit_bytes >= self.limit_bytes if self.safe else self.tight and limit_bytes >= self.device_bytes
+
+    def refuses(self, limit_bytes: int) -> bool:
+        """Whether the layout is refused on such a device, whatever its estimate."""
+        return not self.safe and not self.allows(limit_bytes)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmlaunch.app.planned_run import PlannedRun, plan
-from llmlaunch.app.variants import warn_of_missing_fallbacks
+from llmlaunch.app.variants import warn_of_memory
 from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
+from llmlaunch.planner.plan import UNSAFE
 from llmlaunch.rundir import file_names
 from llmlaunch.units import gib
 
@@ -42,7 +43,8 @@ def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
 def check_command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
     """Validate and plan RECIPE; show memory by pipeline rank and term, the margin and the step time.
 
-    Exit code 0: safe. 2: the recipe is invalid. 3: no layout is safe, or none within the budget.
+    Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe, or none
+    within the budget.
     """
     run = plan(recipe, overrides, notify)
     run.refuse_unrenderable()
@@ -53,7 +55,7 @@ def check_command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int
         from llmlaunch.report.plan_text import check_text
         from llmlaunch.report.text import print_verdict
 
-        print_verdict(check_text(run.recipe, run.plan), run.plan.good)
+        print_verdict(check_text(run.recipe, run.plan), run.plan.verdict if run.plan.good else UNSAFE)
         past = last_true_peaks(run.recipe, notify)
         for line in (
             *_placement_lines(run),
@@ -125,7 +127,7 @@ def plan_command(recipe: str, overrides: tuple[str, ...], as_json: bool, with_fr
     """Show the layouts of RECIPE ranked by step time, what each neighbouring choice would cost, and how many were
     refused for what.
 
-    Exit code 0: safe. 2: the recipe is invalid. 3: no layout is safe.
+    Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe.
     """
     run = plan(recipe, overrides, notify)
     neighbours = run.neighbours()
@@ -141,7 +143,7 @@ def plan_command(recipe: str, overrides: tuple[str, ...], as_json: bool, with_fr
         from llmlaunch.report.plan_text import plan_text
         from llmlaunch.report.text import print_verdict
 
-        print_verdict(plan_text(run.recipe, run.plan, neighbours, front), run.plan.good)
+        print_verdict(plan_text(run.recipe, run.plan, neighbours, front), run.plan.verdict if run.plan.good else UNSAFE)
         for line in _placement_lines(run):
             click.echo(line)
     run.refuse_unsafe()
@@ -153,10 +155,11 @@ def plan_command(recipe: str, overrides: tuple[str, ...], as_json: bool, with_fr
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write; must be new.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def render_command(recipe: str, overrides: tuple[str, ...], output: Path, as_json: bool) -> int:
-    """Plan RECIPE and write its run directory. Nothing is submitted; nothing is written unless it is safe."""
+    """Plan RECIPE and write its run directory. Nothing is submitted; nothing is written unless it is safe, or tight and
+    accepted."""
     run = plan(recipe, overrides, notify)
     run.refuse_unsafe()
-    warn_of_missing_fallbacks(run, notify)
+    warn_of_memory(run, notify)
     warn_of_inputs(run)
     run.write(output, notify)
     if as_json:

@@ -11,6 +11,7 @@ from llmlaunch.app.planned_run import plan
 from llmlaunch.cli.output import notify, print_json
 from llmlaunch.cli.planning import recipe_arguments
 from llmlaunch.errors import NothingSafe
+from llmlaunch.planner.plan import SAFE, TIGHT
 from llmlaunch.rundir.values import to_type
 
 __all__ = ["rehearse_command"]
@@ -54,7 +55,7 @@ def rehearse_command(
     Tensor, context and data peers of a pipeline rank hold the same, so one process speaks for all of them. What it
     shows is put beside the estimate by term, recorded, and the verdict follows it.
 
-    Exit code 0: safe. 2: invalid, or nothing at hand to rehearse on. 3: not safe.
+    Exit code 0: safe, or tight and accepted by the recipe. 2: invalid, or nothing at hand to rehearse on. 3: not safe.
     """
     from llmlaunch.app.rehearsals import rehearse
     from llmlaunch.rehearsal.report import rehearsal_text
@@ -62,15 +63,16 @@ def rehearse_command(
 
     run = plan(recipe, overrides, notify)
     result = rehearse(run, rank, place, output, to_type(*sys.argv[1:]), notify)
-    safe = result.judgement.safe
+    verdict = result.judgement.verdict
+    may_run = verdict == SAFE or (verdict == TIGHT and run.plan.accepts_tight)
     if as_json:
         print_json(result.to_json())
     else:
-        print_verdict(rehearsal_text(run.plan, result.ranks, result.judgement, result.next_layout), safe)
+        print_verdict(rehearsal_text(run.plan, result.ranks, result.judgement, result.next_layout), verdict)
         if result.store is not None:
             click.echo(f"Recorded in {result.store} for this shape and version alone (evidence: rehearsed)")
-        if safe and run.plan.beyond_budget is not None:
+        if may_run and run.plan.beyond_budget is not None:
             click.echo(f"Beyond the budget: {run.plan.beyond_budget}")
-        elif safe:
+        elif may_run:
             click.echo(f"Next: {to_type('submit', Path(run.recipe.path), *run.recipe.overrides)}")
-    return 0 if safe else NothingSafe.exit_code
+    return 0 if may_run else NothingSafe.exit_code

@@ -26,7 +26,7 @@ __all__ = ["runs_command", "status_command"]
 
 HEAD = (
     *("run", "recipe", "launcher", "job", "state", "attempts", "step", "kind"),
-    *("predicted GiB", "measured GiB", "age", "directory"),
+    *("verdict (80 % rule)", "predicted GiB", "measured GiB", "age", "directory"),
 )
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -50,7 +50,8 @@ def runs_command(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """List the runs, the newest first: state, attempts, step, and the worst rank's predicted and measured peak.
+    """List the runs, the newest first: state, attempts, step, the plan's verdict with Fujii's 80 % rule's in brackets,
+    and the worst rank's predicted and measured peak.
 
     Runs that have finished since are collected first; SLURM is asked once about all that go on.
     """
@@ -83,7 +84,9 @@ def _runs_table(listed: Sequence[RunState]) -> str:
         step = "-" if progress.step is None else f"{progress.step}{steps}"
         since = run.submitted_at or run.started_at
         sizes = ["-" if size is None else gib(size) for size in (run.predicted_bytes, run.measured_bytes)]
-        texts = (run.run_id, run.recipe, run.launcher, run.job_id, state, progress.chain, step, run.peak_kind)
+        fujii = "" if entry.fujii_verdict is None else f" ({entry.fujii_verdict})"
+        verdict = f"{entry.verdict or '-'}{fujii}"
+        texts = (run.run_id, run.recipe, run.launcher, run.job_id, state, progress.chain, step, run.peak_kind, verdict)
         age = "-" if since is None else duration(max(0.0, now - since))
         rows.append([*(one_line(text or "-") for text in texts), *sizes, age, one_line(str(run.directory))])
     return table(HEAD, rows, indent="")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmlaunch.app.planned_run import PlannedRun, plan
-from llmlaunch.app.variants import SweepOptions, Variant, plan_variants, warn_of_missing_fallbacks
+from llmlaunch.app.variants import SweepOptions, Variant, plan_variants, warn_of_memory
 from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.cli.planning import recipe_arguments, warn_of_inputs
 from llmlaunch.errors import SchedulerRefused, UserError
@@ -113,7 +113,7 @@ def _hint(directory: Path, several: bool) -> None:
 def _planned(recipe: str, overrides: tuple[str, ...]) -> PlannedRun:
     run = plan(recipe, overrides, notify)
     run.refuse_unsafe()
-    warn_of_missing_fallbacks(run, notify)
+    warn_of_memory(run, notify)
     if run.plan.rehearsed is not None:
         notify(run.plan.rehearsed.sentence)
     return run

@@ -10,7 +10,7 @@ import numpy as np
 
 from llmlaunch.backends.checkpoints import reshards
 from llmlaunch.memory.estimator import Estimate, estimate
-from llmlaunch.planner.plan import Candidate, Fallback, Fallbacks, Plan, as_planned
+from llmlaunch.planner.plan import TIGHT, Candidate, Fallback, Fallbacks, Plan, as_planned
 from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.setting import Setting, node_of
@@ -30,17 +30,18 @@ WORTH = 0.01
 
 
 def find_fallbacks(setting: Setting, plan: Plan, count: int) -> Fallbacks:
-    """Return at most `count` layouts to fall back on from a safe `plan`. Each is the fastest safe layout of the same
-    search, with its pins kept and on the same devices, whose worst rank stays HEAD_ROOM_STEP of a device below the one
-    before."""
+    """Return at most `count` layouts to fall back on from a `plan` that may run, found in the `setting` it was searched
+    with. Each is the fastest layout of the same search, with its pins kept and on the same devices, whose worst rank
+    stays HEAD_ROOM_STEP of a device below the one before. Where a tight plan has too few of them, the nearest safe
+    layout with other pins follows: a job that has died of its pins can go on in no other way."""
     layouts: list[Fallback] = []
-    chain = [plan]
-    for after in islice(_next_plans(setting, plan), count):
-        loads = (can_load(setting.recipe, before.chosen, after.chosen) for before in chain)
-        layouts.append(Fallback(after, tuple(loads)))
-        chain.append(after)
+    before = [plan]
+    for after, change in islice(_next_plans(setting, plan), count):
+        loads = (can_load(setting.recipe, earlier.chosen, after.chosen) for earlier in before)
+        layouts.append(Fallback(after, tuple(loads), change))
+        before.append(after)
     complete = len(layouts) == count
-    return Fallbacks(tuple(layouts), None if complete else _missing(setting, chain[-1], len(layouts), count))
+    return Fallbacks(tuple(layouts), None if complete else _missing(setting, before[-1], len(layouts), count))
 
 
 def can_load(recipe: Recipe, saved: Candidate, loading: Candidate) -> bool:
@@ -53,15 +54,30 @@ def can_load(recipe: Recipe, saved: Candidate, loading: Candidate) -> bool:
     return same and reshards(recipe, saved.layout, loading.layout)
 
 
-def _next_plans(setting: Setting, plan: Plan) -> Iterator[Plan]:
-    """Yield one fallback plan after the other, as long as a layout is safe."""
+def _next_plans(setting: Setting, first: Plan) -> Iterator[tuple[Plan, str | None]]:
+    """Yield one fallback plan after the other, as long as a layout leaves enough free; then, for a tight `first`, the
+    one with other pins, with what it changes of them."""
+    plan = first
     while True:
         lowered = _lowered(setting, plan)
         result = search(lowered)
         if not np.any(result.safe):
-            return
+            break
         plan = plan_of(lowered, result, _place(lowered, result, plan))
-        yield plan
+        yield replace(plan, verdict=first.limit.verdict_of(plan.device_bytes)), None
+    if first.verdict == TIGHT and not plan.safe:
+        yield from _with_other_pins(replace(setting, limit=first.limit, widened=False))
+
+
+def _with_other_pins(setting: Setting) -> Iterator[tuple[Plan, str]]:
+    """Yield the plan of the smallest change that is safe, where it changes nothing but the layout."""
+    from llmlaunch.planner.smallest_change import smallest_change  # few jobs need it
+
+    change = smallest_change(setting)
+    if change is None or not all(key.startswith("layout.") for key in change.settings):
+        return
+    changed = setting.with_recipe(change.recipe)
+    yield plan_of(changed, search(changed), 0), change.sentence()
 
 
 def _lowered(setting: Setting, plan: Plan) -> Setting:
@@ -99,9 +115,10 @@ def _missing(setting: Setting, last: Plan, have: int, count: int) -> str:
     pins = {**recipe.pins, **{name: getattr(recipe.techniques, name, None) for name in recipe.fixed}}
     pinned = ", ".join(f"{name}: {_plain(value)}" for name, value in pins.items() if value is not None)
     step = HEAD_ROOM_STEP * setting.limit.memory_bytes / GIB
-    return (
-        f"on_oom: {'no layout has' if not have else f'{have} of {count} layouts; no other has'} {step:.1f} GiB more "
-        f"head-room than {last.chosen.describe()}" + (f"; pinned: {pinned}" if pinned else "")
+    asked_by = "memory.accept: tight" if last.verdict == TIGHT else "on_oom"
+    which = f"{have} of {count} layouts; no other has" if have else "no layout has"
+    return f"{asked_by}: {which} {step:.1f} GiB more head-room than {last.chosen.describe()}" + (
+        f"; pinned: {pinned}" if pinned else ""
     )
 
 

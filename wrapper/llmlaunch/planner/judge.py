@@ -13,23 +13,32 @@ from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import Layout, LayoutColumns, Rule
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.peak import RESIDUAL
-from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.plan import SAFE, TIGHT, Plan
 from llmlaunch.planner.pricing import situation
-from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, lifts, rehearsal_of
+from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, rehearsal_of
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
 from llmlaunch.timing.step import step_time
 from llmlaunch.units import GIB
 
-__all__ = ["LayoutVerdict", "correction_text", "explain_unsafe", "judge_layouts", "refuse", "rules_failed"]
+__all__ = [
+    "LayoutVerdict",
+    "correction_text",
+    "explain_unsafe",
+    "judge_layouts",
+    "refuse",
+    "risk_text",
+    "rules_failed",
+    "tightness",
+]
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a layout is refused. `key` is a rule's key, "memory", "host_memory", "broken_estimate" or "rehearsed";
-    `reason` is the rule's sentence, what overflows and by how much, which law of memory the estimate breaks, or what a
-    rehearsal showed."""
+    """Why a layout is refused. `key` is a rule's key, "tight", "memory", "host_memory", "broken_estimate" or
+    "rehearsed"; `reason` is the rule's sentence, what overflows and by how much, which law of memory the estimate
+    breaks, or what a rehearsal showed."""
 
     key: str
     reason: str
@@ -90,12 +99,12 @@ def _by_memory(setting: Setting, layout: Layout) -> Refusal | None:
     rehearsed = rehearsal_of(setting.lessons.rehearsals, setting.recipe, layout)
     if detail.fault is not None:
         return Refusal(BROKEN_ESTIMATE, f"its estimate cannot be right, which is a bug of llmlaunch: {detail.fault}")
-    if rehearsed is not None and not rehearsed.safe:
+    if rehearsed is not None and rehearsed.refuses(limit):
         return Refusal(REHEARSED, rehearsed.sentence)
-    if worst.device_bytes > limit and not (rehearsed is not None and lifts(rehearsed, setting.limit)):
+    if worst.device_bytes > limit and not (rehearsed is not None and rehearsed.allows(limit)):
         over = (worst.device_bytes - limit) / GIB
         return Refusal(
-            MEMORY,
+            TIGHT if setting.limit.verdict_of(worst.device_bytes) == TIGHT else MEMORY,
             f"needs {over:.1f} GiB more than the limit on pipeline rank {worst.pipeline_rank}, "
             f"most of it {_largest(worst.terms)}",
         )
@@ -118,12 +127,43 @@ def refuse(plan: Plan) -> None:
     """Refuse a plan that must not be submitted.
 
     Raises:
-        NothingSafe: the plan is not safe or exceeds the recipe's budget; the message says what would do.
+        NothingSafe: the plan is neither safe nor tight and accepted, or exceeds the recipe's budget; the message says
+            what would do.
     """
-    if not plan.safe:
-        raise explain_unsafe(plan)
+    if not plan.may_run:
+        raise explain_tight(plan) if plan.verdict == TIGHT else explain_unsafe(plan)
     if plan.beyond_budget is not None:
         raise NothingSafe(f"{plan.recipe}: {plan.beyond_budget}")
+
+
+def explain_tight(plan: Plan) -> NothingSafe:
+    """Return the error for a tight plan that nobody has accepted: by how much it is, the stated risk, and the word that
+    accepts it."""
+    return NothingSafe(
+        f"{plan.recipe}: no layout is safe. Tight: {tightness(plan)}. To run it all the same, write "
+        f"memory: {{accept: tight}} in the recipe, or add memory.accept=tight; the job then falls back on a layout "
+        f"with more head-room where there is one. {plan.advice or ''}".rstrip()
+    )
+
+
+def tightness(plan: Plan) -> str:
+    """Return the layout of a tight plan, by how much it exceeds its limit, what is left of the card, and the stated
+    risk."""
+    limit, needs = plan.limit, plan.device_bytes
+    rank = plan.estimate.worst.pipeline_rank
+    whose = f"pipeline rank {rank} needs" if plan.rehearsed is None else "its rehearsal needed"
+    return (
+        f"{plan.layout.describe()}, {whose} {needs / GIB:.1f} GiB, {(needs - limit.limit_bytes) / GIB:.1f} GiB more "
+        f"than the limit and {(limit.most_bytes - needs) / GIB:.1f} GiB less than what fits the card; {risk_text(plan)}"
+    )
+
+
+def risk_text(plan: Plan) -> str:
+    """Return the stated risk of the plan as a clause."""
+    risk = plan.limit.risk_of(plan.device_bytes)
+    if risk is None:
+        return "its risk of running out of memory is not known: too few runs like it were measured"
+    return f"stated risk of running out of memory: {100 * risk:.2g} %"
 
 
 def explain_unsafe(plan: Plan) -> NothingSafe:
@@ -134,7 +174,7 @@ def explain_unsafe(plan: Plan) -> NothingSafe:
             f"{plan.recipe}: the estimate of {plan.layout.describe()} cannot be right: {plan.estimate.fault}. "
             f"This is a bug of llmlaunch, not yours: please report it with the recipe. {plan.advice or ''}".rstrip()
         )
-    if plan.rehearsed is not None and not plan.rehearsed.safe and plan.safe_by_estimate:
+    if plan.rehearsed is not None and not plan.rehearsed.safe and plan.verdict_by_estimate == SAFE:
         return NothingSafe(
             f"{plan.recipe}: no layout is safe. Closest: {plan.layout.describe()}, which the estimate lets pass; but "
             f"{plan.rehearsed.sentence}. {plan.advice or ''}".rstrip()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.support import Rehearsal, Support
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate
@@ -16,6 +17,9 @@ from llmlaunch.units import HOUR
 
 __all__ = [
     "NO_LAYOUT",
+    "SAFE",
+    "TIGHT",
+    "UNSAFE",
     "Candidate",
     "Fallback",
     "Fallbacks",
@@ -26,10 +30,12 @@ __all__ = [
     "Sizing",
     "StatedRisk",
     "as_planned",
+    "fujii_verdict",
     "plan_json",
 ]
 
 NO_LAYOUT = "no_layout"  # why a number of nodes was refused
+SAFE, TIGHT, UNSAFE = "safe", "tight", "unsafe"
 
 
 class StatedRisk(Protocol):
@@ -42,10 +48,9 @@ class StatedRisk(Protocol):
 
 @dataclass(frozen=True)
 class Limit:
-    """The bytes a device or a node may be filled to, and the reason for that number in one or two lines. `risk` is what
-    the recipe asks for and `runs` the number of comparable measured runs behind it; both are None where it asks for
-    none. `support` is the evidence of measured runs on predictions of this kind, whatever decides; None where nobody
-    looked.
+    """The bytes a device or a node may be filled to, and the reason for that number. `risk` is what the recipe asks for
+    and `runs` the number of comparable measured runs behind it; both are None where it asks for none. `support` is the
+    evidence of measured runs on predictions of this kind, whatever decides; None where nobody looked.
 
     `fits_bytes` is what a predicted peak may reach if no error of the prediction is allowed for: the card less what is
     known to be missing. None: nothing lies between safe and unsafe, as on CPUs and for host memory. `evidence` states
@@ -65,6 +70,12 @@ class Limit:
     def most_bytes(self) -> int:
         """The bytes up to which a predicted peak is tight; never fewer than those up to which it is safe."""
         return max(self.limit_bytes, self.fits_bytes or 0)
+
+    def verdict_of(self, device_bytes: int) -> str:
+        """Return SAFE, TIGHT or UNSAFE for a peak of `device_bytes`."""
+        if device_bytes <= self.limit_bytes:
+            return SAFE
+        return TIGHT if device_bytes <= self.most_bytes else UNSAFE
 
     def risk_of(self, device_bytes: int) -> float | None:
         """Return the stated risk of a predicted device peak; None where no measured run can tell."""
@@ -139,10 +150,11 @@ class JobLength:
 
 @dataclass(frozen=True)
 class NodeTrial:
-    """The outcome for one number of nodes. `refused` is "no_layout", "memory", "host_memory", "broken_estimate",
-    "rehearsed", "days" or "gpu_hours", and None where the fastest safe layout stays within the budget. `device_bytes`
-    is the worst rank's of the best layout, None where none is legal or its estimate is broken; `length` is None where
-    none is safe. Both are None where nothing was searched."""
+    """The outcome for one number of nodes. `refused` is "no_layout", "tight", "memory", "host_memory",
+    "broken_estimate", "rehearsed", "days" or "gpu_hours", and None where the fastest safe layout stays within the
+    budget; a tight one counts as safe where the recipe accepts it. `device_bytes` is the worst rank's of the best
+    layout, None where none is legal or its estimate is broken; `length` is None where none is safe. Both are None where
+    nothing was searched."""
 
     nodes: int
     refused: str | None
@@ -173,11 +185,13 @@ class Sizing:
 
 @dataclass(frozen=True)
 class Plan:
-    """The chosen layout with everything a reader asks of it. `verdict` is "safe" or "unsafe", by memory alone. An
-    unsafe plan carries the closest layout, and in `advice` the smallest change that would fit; `changes` maps its keys
-    to what to write there, None to remove the key. `beyond_budget` says by how much a safe plan exceeds the recipe's
-    budget, and the nearest that would do. `fallbacks` follow where a device runs out of memory; None where the recipe
-    asks for none. `rehearsed` is the result of ranks of this very layout that ran alone, and decides the verdict."""
+    """The chosen layout with everything a reader asks of it. `verdict` is SAFE, TIGHT or UNSAFE, by memory alone; TIGHT
+    and UNSAFE only where no layout is safe. An unsafe plan carries the closest layout. A tight or unsafe one has in
+    `advice` the smallest change that would be safe; `changes` maps its keys to what to write there, None to remove the
+    key. `accepts_tight` is what the recipe says of tight plans. `beyond_budget` says by how much a plan that may run
+    exceeds the recipe's budget, and the nearest that would do. `fallbacks` follow where a device runs out of memory;
+    None where neither the recipe asks for one nor the plan is tight. `rehearsed` is the result of ranks of this very
+    layout that ran alone, and decides the verdict."""
 
     recipe: str
     verdict: str
@@ -202,6 +216,7 @@ class Plan:
     fallbacks: Fallbacks | None = None
     correction: Correction = NO_CORRECTION  # from measured runs, included in every number of bytes here
     rehearsed: Rehearsal | None = None  # None: nobody rehearsed it
+    accepts_tight: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -216,27 +231,45 @@ class Plan:
 
     @property
     def safe(self) -> bool:
-        return self.verdict == "safe"
+        return self.verdict == SAFE
 
     @property
-    def safe_by_estimate(self) -> bool:
-        """Whether the plan would be safe if nobody had rehearsed it."""
-        fits = self.estimate.worst.device_bytes <= self.limit.limit_bytes and not self.host_bytes_beyond
-        return fits and self.estimate.fault is None
+    def verdict_by_estimate(self) -> str:
+        """The verdict if nobody had rehearsed the plan."""
+        if self.host_bytes_beyond or self.estimate.fault is not None:
+            return UNSAFE
+        return self.limit.verdict_of(self.estimate.worst.device_bytes)
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the plan is tight, and the recipe accepts that."""
+        return self.verdict == TIGHT and self.accepts_tight
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the plan is safe, or tight and accepted; the budget is another question."""
+        return self.safe or self.accepted
 
     @property
     def good(self) -> bool:
-        """Whether the plan is safe and within the budget."""
-        return self.safe and self.beyond_budget is None
+        """Whether the plan may run, and stays within the budget."""
+        return self.may_run and self.beyond_budget is None
+
+    @property
+    def device_bytes(self) -> int:
+        """The device peak the verdict rests on: the rehearsed one where there is one."""
+        return self.estimate.worst.device_bytes if self.rehearsed is None else self.rehearsed.device_bytes
 
 
 @dataclass(frozen=True)
 class Fallback:
     """The plan that takes over where the layout before it ran out of memory. `loads` says for each layout before it,
-    the planned one first, whether this plan can load its checkpoints."""
+    the planned one first, whether this plan can load its checkpoints. `change` says what it changes of the recipe's
+    pins; None where it keeps them."""
 
     plan: Plan
     loads: tuple[bool, ...]
+    change: str | None = None
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -253,11 +286,19 @@ class Fallbacks:
     missing: str | None = None
 
 
+def fujii_verdict(device_bytes: int, memory_bytes: int) -> str:
+    """Return what Fujii et al.'s rule says of a peak: at most 80 % of device memory is safe."""
+    return SAFE if device_bytes <= FUJII_SHARE * memory_bytes else UNSAFE
+
+
 def plan_json(plan: Plan) -> dict[str, Any]:
     """Return the plan in the stable shape of `check --json`, `plan --json` and a run's `plan.json`. Keys are in a fixed
     order: the same plan gives the same bytes."""
     fallbacks = () if plan.fallbacks is None else plan.fallbacks.layouts
-    after = [after.plan.chosen.as_json() | {"keeps_checkpoints": after.keeps_checkpoints} for after in fallbacks]
+    after = [
+        after.plan.chosen.as_json() | {"keeps_checkpoints": after.keeps_checkpoints, "change": after.change}
+        for after in fallbacks
+    ]
     budget = {**asdict(plan.budget), "beyond": plan.beyond_budget}
     return {
         "recipe": plan.recipe,
@@ -281,6 +322,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "advice": plan.advice,
         "changes": None if plan.changes is None else dict(plan.changes),
         "fallbacks": None if plan.fallbacks is None else after,
+        "accepted": plan.accepted,
     }
 
 
@@ -289,6 +331,9 @@ def _memory_json(plan: Plan) -> dict[str, Any]:
     return {
         "peak_kind": estimate.peak_kind,
         "limit_bytes": limit.limit_bytes,
+        "fits_bytes": limit.most_bytes,
+        "stated_risk": limit.risk_of(plan.device_bytes),
+        "fujii_verdict": fujii_verdict(plan.device_bytes, limit.memory_bytes),
         "memory_bytes": limit.memory_bytes,
         "memory_source": limit.memory_source,
         "margin": limit.reason,

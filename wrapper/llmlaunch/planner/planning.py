@@ -13,7 +13,7 @@ from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer, swapped_bytes
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
 from llmlaunch.memory.job import Job, candidate_ranks
-from llmlaunch.planner.plan import JobLength, Limit, NodeTrial, Plan, Sizing, as_planned
+from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, JobLength, Limit, NodeTrial, Plan, Sizing, as_planned
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, OUTPACED, REHEARSED, SearchResult, search
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.planner.sizing import (
@@ -39,23 +39,34 @@ ALTERNATIVES = 5
 
 
 def make_plan(setting: Setting) -> Plan:
-    """Return the plan of the fastest safe layout or, where none is safe, of the closest unsafe one with advice.
+    """Return the plan of the fastest safe layout; where none is safe, of the best tight one; where none is tight
+    either, of the closest unsafe one. The last two come with advice.
 
     Raises:
         UserError: no layout is legal at all; the message names the rule that refuses the most.
     """
+    return _searched_plan(setting)[1]
+
+
+def _searched_plan(setting: Setting) -> tuple[Setting, Plan]:
+    """Return the plan and the setting whose search found it."""
     result = search(setting)
     if not len(result.points):
         from llmlaunch.planner.no_legal_layout import no_layout  # what explains a failure is imported only then
 
         raise no_layout(setting)
-    plan = plan_of(setting, result, 0)
     if np.any(result.safe):
-        return plan
+        return setting, plan_of(setting, result, 0)
     from llmlaunch.planner.smallest_change import advice, smallest_change
+    from llmlaunch.planner.tight import search_tight
 
+    searched = search_tight(setting, result) or (setting, result)
+    plan = replace(plan_of(*searched, 0), limit=setting.limit)
+    if plan.accepted:
+        return searched[0], plan
     change = smallest_change(setting)
-    return replace(plan, advice=advice(change), changes=None if change is None else change.settings)
+    changes = None if change is None else change.settings
+    return searched[0], replace(plan, advice=advice(change), changes=changes)
 
 
 def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
@@ -72,7 +83,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
     others = [i for i in range(min(len(result.first), ALTERNATIVES + 2)) if i != place][:ALTERNATIVES]
     return Plan(
         recipe=recipe.name,
-        verdict="safe" if safe and detail.fault is None else "unsafe",
+        verdict=UNSAFE if not safe or detail.fault is not None else TIGHT if setting.widened else SAFE,
         chosen=chosen,
         estimate=detail,
         limit=limit,
@@ -93,6 +104,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
         ),
         correction=setting.lessons.correction,
         rehearsed=result.rehearsed.get(int(result.first[place])),
+        accepts_tight=recipe.memory.accept == TIGHT,
     )
 
 
@@ -107,6 +119,11 @@ def _utilisation(recipe: Recipe, step_seconds: float) -> float | None:
 def _refusal_sentences(result: SearchResult, limit: Limit, host: Limit) -> dict[str, str]:
     failed = (rule for rule in result.rules if rule.key in result.refused)
     sentences = {rule.key: f"{rule.sentence} ({rule.where})" for rule in failed}
+    if TIGHT in result.refused:
+        sentences[TIGHT] = (
+            f"the worst pipeline rank needs more than {limit.limit_bytes / GIB:.1f} GiB, but no more than the "
+            f"{limit.most_bytes / GIB:.1f} GiB that fit the card if the prediction is not too low"
+        )
     if MEMORY in result.refused:
         sentences[MEMORY] = f"the worst pipeline rank needs more than {limit.limit_bytes / GIB:.1f} GiB: {limit.reason}"
     if BROKEN_ESTIMATE in result.refused:
@@ -119,7 +136,7 @@ def _refusal_sentences(result: SearchResult, limit: Limit, host: Limit) -> dict[
     if HOST_MEMORY in result.refused:
         sentences[HOST_MEMORY] = f"a node's processes need more than {host.limit_bytes / GIB:.1f} GiB: {host.reason}"
     if REHEARSED in result.refused:
-        refuted = (rehearsal for rehearsal in result.rehearsed.values() if not rehearsal.safe)
+        refuted = (rehearsal for rehearsal in result.rehearsed.values() if rehearsal.refuses(limit.limit_bytes))
         by_layout = {rehearsal.layout.describe(): rehearsal.sentence for rehearsal in refuted}
         sentences[REHEARSED] = "; ".join(f"{layout}: {sentence}" for layout, sentence in by_layout.items())
     return sentences
@@ -133,8 +150,8 @@ def _baseline_note(job: Job, peak_kind: str, baseline_bytes: int | None) -> tupl
 
 
 def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
-    """Return the setting with its number of nodes, and its plan. For `nodes: auto` that is the fewest nodes that are
-    safe and within the budget, or the nearest to it.
+    """Return the setting with its number of nodes, widened where the plan is tight, and its plan. For `nodes: auto`
+    that is the fewest nodes that are safe and within the budget, or the nearest to it.
 
     Raises:
         UserError: no layout is legal at all, on any number of nodes.
@@ -144,8 +161,9 @@ def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
         sizing = smallest_cluster(setting, 1, most_nodes(recipe))
         sized = replace(recipe, nodes=sizing.nodes or _nearest(recipe, sizing).nodes)
         setting = setting.with_recipe(replace(sized, digest=recipe_digest(sized)))  # as if that number were written
-    plan = replace(make_plan(setting), sizing=sizing, budget=recipe.budget)
-    if not plan.safe or most_exceeded(recipe.budget, plan.length) is None:
+    setting, plan = _searched_plan(setting)
+    plan = replace(plan, sizing=sizing, budget=recipe.budget)
+    if not plan.may_run or most_exceeded(recipe.budget, plan.length) is None:
         return setting, plan
     return setting, replace(plan, beyond_budget=_beyond_budget(setting, plan))
 

@@ -16,7 +16,7 @@ from llmlaunch.calibration.support import Rehearsal
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import Layout, LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
-from llmlaunch.planner.plan import Candidate, Limit
+from llmlaunch.planner.plan import TIGHT, Candidate
 from llmlaunch.planner.pricing import Points, first_failed, is_safe, price, situation
 from llmlaunch.planner.search_space import (
     SPLIT_FIELDS,
@@ -36,7 +36,6 @@ __all__ = [
     "OUTPACED",
     "REHEARSED",
     "SearchResult",
-    "lifts",
     "pareto",
     "rehearsal_of",
     "search",
@@ -164,17 +163,21 @@ def _judged(
     are refused for what. For points that a rehearsal refuses, `filled` is set to what it measured; it cannot lift an
     estimate that breaks a law."""
     rows = points.rows
-    fits, fits_node = rows.device_bytes <= setting.limit.limit_bytes, rows.host_bytes <= setting.host_limit.limit_bytes
+    limit = setting.limit
+    fits, fits_node = rows.device_bytes <= limit.limit_bytes, rows.host_bytes <= setting.host_limit.limit_bytes
     safe = is_safe(setting, rows.device_bytes, rows.host_bytes)
     broken = np.maximum(rows.device_bytes, rows.host_bytes) >= IMPOSSIBLE_BYTES
     refuted, lifted = np.zeros(len(points), dtype=np.bool_), np.zeros(len(points), dtype=np.bool_)
     for row, rehearsal in rehearsed.items():
-        refuted[row] = not rehearsal.safe
-        lifted[row] = lifts(rehearsal, setting.limit) and fits_node[row] and not broken[row]
-        if not rehearsal.safe:
-            filled[row] = max(filled[row], rehearsal.device_bytes / max(setting.limit.limit_bytes, 1), 1.0)
+        refuted[row] = rehearsal.refuses(limit.limit_bytes)
+        lifted[row] = rehearsal.allows(limit.limit_bytes) and fits_node[row] and not broken[row]
+        if refuted[row]:
+            filled[row] = max(filled[row], rehearsal.device_bytes / max(limit.limit_bytes, 1), 1.0)
+    beyond = ~fits & ~lifted & ~broken
+    tight = beyond & fits_node & (rows.device_bytes <= limit.most_bytes)
     refused = {
-        MEMORY: int(np.count_nonzero(~fits & ~lifted & ~broken)),
+        TIGHT: int(np.count_nonzero(tight)),
+        MEMORY: int(np.count_nonzero(beyond & ~tight)),
         HOST_MEMORY: int(np.count_nonzero(fits & ~safe & ~broken)),
         BROKEN_ESTIMATE: int(np.count_nonzero(broken)),
         REHEARSED: int(np.count_nonzero(safe & refuted)),
@@ -240,12 +243,6 @@ def _same_techniques(recipe: Recipe, rehearsal: Rehearsal) -> bool:
 def rehearsal_of(rehearsals: Iterable[Rehearsal], recipe: Recipe, layout: Layout) -> Rehearsal | None:
     """Return the rehearsal of one layout with the techniques of `recipe`."""
     return next((r for r in rehearsals if r.layout == layout and _same_techniques(recipe, r)), None)
-
-
-def lifts(rehearsal: Rehearsal, limit: Limit) -> bool:
-    """Whether a rehearsal lets pass what the estimate refuses. It does not where less of a device may be filled than
-    when it was judged, as for a fallback layout."""
-    return rehearsal.safe and limit.limit_bytes >= rehearsal.limit_bytes
 
 
 def _refutable(rehearsals: Iterable[Rehearsal], recipe: Recipe) -> int:

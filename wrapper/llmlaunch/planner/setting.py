@@ -33,7 +33,8 @@ class Setting:
     devices and nodes may be filled. Everything that searches, judges, sizes or explains takes this one object.
 
     A recipe with `nodes: auto` is priced on one node until `make_sized_plan` chooses. `baseline_bytes` and `lessons`
-    are kept so that `with_recipe` can build the setting of a changed recipe.
+    are kept so that `with_recipe` can build the setting of a changed recipe. Where `widened` is true, `limit` is one of
+    tight layouts (`planner.tight`), which then count as safe.
     """
 
     recipe: Recipe
@@ -44,10 +45,12 @@ class Setting:
     host_limit: Limit
     baseline_bytes: int | None
     lessons: Lessons
+    widened: bool = False
 
     def with_recipe(self, recipe: Recipe) -> Setting:
-        """Return the setting of another recipe with the same backend, baseline and lessons."""
-        return setting_of(recipe, self.backend, self.baseline_bytes, self.lessons)
+        """Return the setting of another recipe with the same backend, baseline and lessons, widened as this one is."""
+        setting = setting_of(recipe, self.backend, self.baseline_bytes, self.lessons)
+        return replace(setting, limit=self.limit, widened=True) if self.widened else setting
 
     def job_of(self, recipe: Recipe) -> Job:
         """Return the job of the same recipe with other techniques, built once for each recipe object."""

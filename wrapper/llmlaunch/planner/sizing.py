@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
-from llmlaunch.planner.plan import NO_LAYOUT, JobLength, NodeTrial, Sizing
+from llmlaunch.planner.plan import NO_LAYOUT, TIGHT, JobLength, NodeTrial, Sizing
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult, search
 from llmlaunch.planner.search_space import MOST_CONTEXT, offered_values, pinned_numbers
 from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.tight import search_tight
 from llmlaunch.recipe.types import MOST_NODES, Budget, Recipe
 from llmlaunch.timing.products import least_device_seconds
 from llmlaunch.units import DAY, GIB, duration
@@ -156,20 +157,31 @@ def _try(setting: Setting) -> NodeTrial:
     nodes, result = setting.recipe.nodes, search(setting)
     if not len(result.points):
         return NodeTrial(nodes, NO_LAYOUT, _no_legal_reason(result))
-    best = result.candidate(setting.recipe, 0)
+    if not np.any(result.safe) and setting.recipe.memory.accept == TIGHT:
+        setting, result = search_tight(setting, result) or (setting, result)
     if not np.any(result.safe):
-        rehearsed = result.rehearsed.get(int(result.first[0]))
-        if rehearsed is not None and not rehearsed.safe:
-            return NodeTrial(nodes, REHEARSED, rehearsed.sentence, best.device_bytes)
-        if best.device_bytes >= IMPOSSIBLE_BYTES:
-            return NodeTrial(nodes, BROKEN_ESTIMATE, "its estimate cannot be right, which is a bug of llmlaunch")
-        if best.device_bytes <= setting.limit.limit_bytes:
-            return NodeTrial(nodes, HOST_MEMORY, "fits the devices, not the host memory", best.device_bytes)
-        needs, limit = best.device_bytes / GIB, setting.limit.limit_bytes / GIB
-        return NodeTrial(nodes, MEMORY, f"needs {needs:.1f} GiB of {limit:.1f} GiB", best.device_bytes)
+        return _unsafe(setting, result)
+    best = result.candidate(setting.recipe, 0)
     length = JobLength.of(setting.recipe, best.step_seconds)
     over = most_exceeded(setting.recipe.budget, length)
     return NodeTrial(nodes, over, f"takes {length_text(length, over)}", best.device_bytes, length)
+
+
+def _unsafe(setting: Setting, result: SearchResult) -> NodeTrial:
+    """Return the trial of a count on which no layout may run, by the layout closest to it."""
+    nodes, best = setting.recipe.nodes, result.candidate(setting.recipe, 0)
+    rehearsed = result.rehearsed.get(int(result.first[0]))
+    if rehearsed is not None and not rehearsed.safe:
+        return NodeTrial(nodes, REHEARSED, rehearsed.sentence, best.device_bytes)
+    if best.device_bytes >= IMPOSSIBLE_BYTES:
+        return NodeTrial(nodes, BROKEN_ESTIMATE, "its estimate cannot be right, which is a bug of llmlaunch")
+    if best.device_bytes <= setting.limit.limit_bytes:
+        return NodeTrial(nodes, HOST_MEMORY, "fits the devices, not the host memory", best.device_bytes)
+    needs, limit = best.device_bytes / GIB, setting.limit.limit_bytes / GIB
+    short = f"needs {needs:.1f} GiB of {limit:.1f} GiB"
+    if setting.limit.verdict_of(best.device_bytes) == TIGHT:
+        return NodeTrial(nodes, TIGHT, f"is tight: {short}", best.device_bytes)
+    return NodeTrial(nodes, MEMORY, short, best.device_bytes)
 
 
 def _no_legal_reason(result: SearchResult) -> str:

@@ -179,9 +179,9 @@ def advice(change: Change | None) -> str:
     if change is None:
         return (
             f"Neither other pins, nor a technique added, nor more nodes, up to {DEFAULT_MOST_NODES}, nor a "
-            f"{SHORTER[-1]} times shorter sequence would fit."
+            f"{SHORTER[-1]} times shorter sequence would be safe."
         )
-    return f"Smallest change that fits: {change.sentence()} ({change.layout.describe()})."
+    return f"Smallest change that is safe: {change.sentence()} ({change.layout.describe()})."
 
 
 def smallest_change(setting: Setting) -> Change | None:
@@ -295,7 +295,8 @@ def _added_techniques(recipe: Recipe) -> Iterator[Change]:
 def _larger(setting: Setting) -> Iterator[Change]:
     """Yield more nodes, then shorter sequences, each with as few of the pins changed as do."""
     recipe = setting.recipe
-    without_budget = setting.with_recipe(replace(relax_pins(setting), budget=NO_BUDGET))
+    safe_alone = replace(recipe.memory, accept=None)
+    without_budget = setting.with_recipe(replace(relax_pins(setting), budget=NO_BUDGET, memory=safe_alone))
     nodes = smallest_cluster(without_budget, recipe.nodes + 1, most_nodes(without_budget.recipe)).nodes
     if nodes is not None:
         relaxed = search_relaxed(setting.with_recipe(replace(recipe, nodes=nodes)))

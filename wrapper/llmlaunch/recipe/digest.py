@@ -28,6 +28,7 @@ _LATER = {
     "by_runs": True,
     "floor_asked": False,
     "calibration": "in-use",
+    "accept": None,
     "techniques": NO_TECHNIQUES,
     "gradient_dtype": None,
     "numbers": NO_NUMBER_FORMATS,
@@ -129,7 +130,8 @@ def _stored(value: Recipe | Training | Site | MemoryPolicy) -> dict[str, Any]:
         absent = 0.80  # as the first digests have it
         policy = {"limit": absent if value.limit is None else value.limit, "floor_bytes": value.floor_bytes}
         rule = {"by_runs": value.by_runs, "floor_asked": value.floor_gib is not None and value.by_runs}
-        return _without_defaults(policy | rule | {"risk": value.risk, "calibration": value.calibration})
+        later = {name: getattr(value, name) for name in ("risk", "calibration", "accept")}
+        return _without_defaults(policy | rule | later)
     if isinstance(value, Training):
         training = {name: getattr(value, name) for name in _PLAIN_TRAINING}
         schedule = {name: getattr(value, key) for name, key in _SCHEDULE.items()}

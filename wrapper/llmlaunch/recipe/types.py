@@ -197,6 +197,11 @@ class MemoryPolicy:
         default=IN_USE,
         pattern=r"^[A-Za-z0-9.-]+$",
     )
+    accept: str | None = key(
+        "tight: run also what fits the card only if its prediction is not too low, with a layout to fall back on",
+        default=None,
+        written=Literal["tight"],
+    )
 
     @property
     def floor_bytes(self) -> int:

@@ -13,7 +13,7 @@ from llmlaunch.calibration.support import Rehearsal, same_minor
 from llmlaunch.errors import UserError
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.estimator import NOT_MODELLED, RankEstimate, estimate
-from llmlaunch.planner.plan import Candidate, JobLength, Plan
+from llmlaunch.planner.plan import TIGHT, UNSAFE, Candidate, JobLength, Plan
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.ranks import ON_GPU, RehearsedRank, headline
@@ -67,6 +67,7 @@ def _rehearsal(shape: str, records: Sequence[Record], setting: Setting) -> Rehea
         techniques=planned.techniques,
         gradient_dtype=training.gradient_dtype,
         safe=judgement.safe,
+        tight=judgement.verdict == TIGHT,
         device_bytes=judgement.worst.device_bytes,
         limit_bytes=plan.limit.limit_bytes,
         sentence=sentence,
@@ -107,7 +108,7 @@ def _plan_of_one(setting: Setting, layout: Layout) -> Plan:
     )
     plan = Plan(
         recipe=recipe.name,
-        verdict="unsafe",
+        verdict=UNSAFE,
         chosen=chosen,
         estimate=detail,
         limit=setting.limit,
@@ -123,7 +124,7 @@ def _plan_of_one(setting: Setting, layout: Layout) -> Plan:
         assumptions=(),
         correction=setting.lessons.correction,
     )
-    return replace(plan, verdict="safe") if plan.safe_by_estimate else plan
+    return replace(plan, verdict=plan.verdict_by_estimate)
 
 
 NOBODYS = RankEstimate(0, {}, 0, 0, 0)

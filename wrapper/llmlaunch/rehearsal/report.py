@@ -9,7 +9,7 @@ from typing import Any
 from llmlaunch.planner.plan import Plan
 from llmlaunch.rehearsal.deepspeed_trace import FORWARD, REMAINDER
 from llmlaunch.rehearsal.ranks import CACHE, ON_TRACE, RehearsedRank, compared, headline
-from llmlaunch.rehearsal.verdict import SAFE, UNSAFE, Judgement, NextLayout, RankJudgement
+from llmlaunch.rehearsal.verdict import Judgement, NextLayout, RankJudgement
 from llmlaunch.report.text import table
 from llmlaunch.units import GIB, gib
 
@@ -45,7 +45,7 @@ def _rank(result: RehearsedRank, rank: RankJudgement) -> list[str]:
         f"Pipeline rank {result.pipeline_rank}{also}: {how} in {result.seconds:.0f} s, GiB per device",
         table(["", "predicted", "rehearsed", "difference"], rows),
         *ended,
-        f"  limit: {gib(rank.limit_bytes)} GiB, {rank.limit_reason}",
+        f"  limit: {gib(rank.limit_bytes)} GiB, {rank.limit.reason}",
     ]
 
 
@@ -147,7 +147,7 @@ def rehearsal_json(
     return {
         "recipe": plan.recipe,
         "verdict": judgement.verdict,
-        "predicted_verdict": SAFE if plan.safe_by_estimate else UNSAFE,
+        "predicted_verdict": plan.verdict_by_estimate,
         "layout": plan.layout.as_json(),
         "ranks": [
             _rank_json(result)
@@ -155,7 +155,7 @@ def rehearsal_json(
                 "device_bytes": judged[result.pipeline_rank].device_bytes,
                 "device_parts": dict(judged[result.pipeline_rank].parts),
                 "limit_bytes": judged[result.pipeline_rank].limit_bytes,
-                "margin": judged[result.pipeline_rank].limit_reason,
+                "margin": judged[result.pipeline_rank].limit.reason,
             }
             for result in rehearsed
         ],

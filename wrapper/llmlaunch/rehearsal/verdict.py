@@ -26,7 +26,7 @@ from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.memory.peak import OUTSIDE_TORCH
 from llmlaunch.planner.fallbacks import find_fallbacks
-from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, Limit, Plan
 from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
@@ -36,8 +36,6 @@ from llmlaunch.units import GIB
 
 __all__ = [
     "ROUTING",
-    "SAFE",
-    "UNSAFE",
     "WORKSPACE",
     "Judgement",
     "NextLayout",
@@ -48,7 +46,6 @@ __all__ = [
 ]
 
 
-SAFE, UNSAFE = "safe", "unsafe"
 COMMUNICATORS = "communicators"
 COMMUNICATORS_MAY_EXCEED = 0.30
 RUNS_DIFFER = 0.05
@@ -66,8 +63,11 @@ class RankJudgement:
     predicted: RankEstimate
     rehearsed: RehearsedRank | None
     parts: Mapping[str, int]
-    limit_bytes: int
-    limit_reason: str
+    limit: Limit
+
+    @property
+    def limit_bytes(self) -> int:
+        return self.limit.limit_bytes
 
     @property
     def device_bytes(self) -> int:
@@ -78,8 +78,8 @@ class RankJudgement:
         return self.rehearsed is not None and self.rehearsed.ran_out
 
     @property
-    def safe(self) -> bool:
-        return not self.ran_out and self.device_bytes <= self.limit_bytes
+    def verdict(self) -> str:
+        return UNSAFE if self.ran_out else self.limit.verdict_of(self.device_bytes)
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,9 @@ def judge_plan(plan: Plan, rehearsed: Sequence[RehearsedRank], policy: MemoryPol
         _judged_rank(plan, policy, rank, best.get(rank.pipeline_rank), unseen[rank.pipeline_rank])
         for rank in plan.estimate.ranks
     )
-    safe = all(rank.safe for rank in ranks) and not plan.host_bytes_beyond and plan.estimate.fault is None
-    judgement = Judgement(SAFE if safe else UNSAFE, ranks, ())
+    worst = max((rank.verdict for rank in ranks), key=(SAFE, TIGHT, UNSAFE).index)
+    broken = plan.host_bytes_beyond or plan.estimate.fault is not None
+    judgement = Judgement(UNSAFE if broken else worst, ranks, ())
     return Judgement(judgement.verdict, ranks, tuple(_sentences(plan, judgement)))
 
 
@@ -124,37 +125,36 @@ def _judged_rank(
 ) -> RankJudgement:
     outside = {name: predicted.terms.get(name, 0) for name in OUTSIDE_TORCH}
     cache = predicted.terms.get(CACHE, 0)
-    limit, reason = plan.limit.limit_bytes, plan.limit.reason
-    allocated = predicted.allocated_bytes
+    limit, allocated = plan.limit, predicted.allocated_bytes
     if rehearsed is not None and rehearsed.process_bytes is not None:
         parts = {"process": rehearsed.process_bytes, COMMUNICATORS: outside[COMMUNICATORS]}
         if not rehearsed.ran_out:
-            limit, reason = _measured_limit(plan, policy, parts)
-        return RankJudgement(predicted.pipeline_rank, predicted, rehearsed, parts, limit, reason)
+            limit = _measured_limit(plan, policy, parts)
+        return RankJudgement(predicted.pipeline_rank, predicted, rehearsed, parts, limit)
     if rehearsed is not None and rehearsed.allocated_bytes is not None:
         allocated = rehearsed.allocated_bytes
         replayed = 0 if rehearsed.reserved_bytes is None else rehearsed.reserved_bytes - allocated
         cache = replayed if rehearsed.on != ON_TRACE and rehearsed.reserved_bytes is not None else max(cache, replayed)
         outside = {**(unseen if rehearsed.on == ON_TRACE else {}), **outside}
     parts = {"allocated": allocated, CACHE: cache, **outside}
-    return RankJudgement(predicted.pipeline_rank, predicted, rehearsed, parts, limit, reason)
+    return RankJudgement(predicted.pipeline_rank, predicted, rehearsed, parts, limit)
 
 
-def _measured_limit(plan: Plan, policy: MemoryPolicy, parts: Mapping[str, int]) -> tuple[int, str]:
+def _measured_limit(plan: Plan, policy: MemoryPolicy, parts: Mapping[str, int]) -> Limit:
     """Return the limit of a rank that a GPU measured: device memory less the floor and what remains unknown, and never
     less than the rule allows."""
     limit = plan.limit
     if policy.limit is not None or policy.risk is not None:
-        return limit.limit_bytes, limit.reason
+        return limit
     unknown = round(COMMUNICATORS_MAY_EXCEED * parts[COMMUNICATORS] + RUNS_DIFFER * parts["process"])
     measured = limit.memory_bytes - policy.floor_bytes - unknown
     if measured <= limit.limit_bytes:
-        return limit.limit_bytes, limit.reason
+        return limit
     reason = (
         f"{policy.floor_bytes / GIB:.1f} GiB stay free, and {unknown / GIB:.1f} GiB for what one GPU alone does not "
         "show: NCCL beyond its estimate, and what runs of one job differ by"
     )
-    return measured, reason
+    return replace(limit, limit_bytes=measured, reason=reason)
 
 
 def _sentences(plan: Plan, judgement: Judgement) -> list[str]:
@@ -165,15 +165,16 @@ def _sentences(plan: Plan, judgement: Judgement) -> list[str]:
     if worst.ran_out:
         lines.append(f"{where} ran out of memory")
     elif over > 0:
-        lines.append(f"{where} needs {over / GIB:.2f} GiB more than the limit")
+        but = ", but fits the card" if judgement.verdict == TIGHT else ""
+        lines.append(f"{where} needs {over / GIB:.2f} GiB more than the limit{but}")
     else:
         lines.append(f"{where} is the nearest to its limit, with {-over / GIB:.2f} GiB to spare")
     if plan.estimate.fault is not None:
         lines.append(f"the estimate cannot be right, which is a bug of llmlaunch: {plan.estimate.fault}")
     if plan.host_bytes_beyond:
         lines.append(f"a node needs {plan.host_bytes_beyond / GIB:.1f} GiB more host memory than it may use")
-    if judgement.safe != plan.safe_by_estimate:
-        lines.append(f"the estimate alone said {SAFE if plan.safe_by_estimate else UNSAFE}")
+    if judgement.verdict != plan.verdict_by_estimate:
+        lines.append(f"the estimate alone said {plan.verdict_by_estimate}")
     return lines
 
 
@@ -216,13 +217,14 @@ def next_layout(setting: Setting, plan: Plan, judgement: Judgement) -> NextLayou
 
     Where a rank ran out of memory, nobody knows by how much it was short: the first layout with a step more head-room.
     Else the fastest that is safe with torch's memory priced as much higher as the worst rank was rehearsed. None where
-    the plan is safe, or there is no such layout.
+    the plan is safe, or tight as it was planned, or there is no such layout.
     """
-    if judgement.safe:
+    if judgement.safe or judgement.verdict == TIGHT == plan.verdict:
         return None
     if judgement.worst.ran_out:
         after = find_fallbacks(setting, plan, 1).layouts
-        return NextLayout(after[0].plan, "with a step more head-room than the one that ran out") if after else None
+        why = "with a step more head-room than the one that ran out"
+        return NextLayout(after[0].plan, why) if after and after[0].change is None else None
     share = _beyond(judgement.worst)
     if share <= 0:
         return None

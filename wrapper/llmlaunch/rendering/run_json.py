@@ -64,6 +64,7 @@ def run_description(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str,
         "nodes": recipe.nodes,
         "devices_per_node": recipe.cluster.devices_per_node,
         "pipeline": plan.layout.pipeline,
+        "verdict": plan.verdict,
         "peak_kind": plan.estimate.peak_kind,
         "predicted_bytes": [rank.device_bytes for rank in plan.estimate.ranks],
         "predicted_by_kind": {

@@ -99,7 +99,9 @@ def _best(setting: Setting, result: SearchResult, fields: tuple[str, ...]) -> di
     order = np.lexsort((worth, ~result.safe, cell))
     _, first = np.unique(cell[order], return_index=True)
     return {
-        (tuple(places[i, :-1].tolist()), int(places[i, -1])): Cell(result.at(setting.recipe, i), bool(result.safe[i]))
+        (tuple(places[i, :-1].tolist()), int(places[i, -1])): Cell(
+            result.at(setting.recipe, i), bool(result.safe[i]) and not setting.widened
+        )
         for i in order[first].tolist()
     }
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.memory.estimator import RankEstimate
-from llmlaunch.planner.judge import correction_text
+from llmlaunch.planner.judge import correction_text, risk_text
 from llmlaunch.planner.placement import ExpectedPlacement
-from llmlaunch.planner.plan import NO_LAYOUT, Candidate, Fallback, JobLength, Limit, Plan
+from llmlaunch.planner.plan import NO_LAYOUT, SAFE, TIGHT, Candidate, Fallback, JobLength, Limit, Plan, fujii_verdict
 from llmlaunch.recipe.types import Budget, Recipe
 from llmlaunch.report.text import signed_percent, table
 from llmlaunch.rundir.values import counted
@@ -24,9 +26,14 @@ SHOWN_STEP_BYTES = GIB  # the front as text shows a layout where it frees at lea
 
 def check_text(recipe: Recipe, plan: Plan) -> str:
     """What `llmlaunch check` prints."""
-    safe = plan.searched - sum(plan.refused.values())
-    searched = f"Searched {plan.searched:,} layouts: {safe:,} are legal and safe (llmlaunch plan shows the others)"
+    searched = f"{_searched(plan)} (llmlaunch plan shows the others)"
     return "\n".join([*_figures(recipe, plan), "", searched, *_small_print(plan)])
+
+
+def _searched(plan: Plan) -> str:
+    count = plan.searched - sum(plan.refused.values())
+    verdict = "tight, and none is safe" if plan.verdict == TIGHT else "safe"
+    return f"Searched {plan.searched:,} layouts: {count:,} are legal and {verdict}"
 
 
 def plan_text(
@@ -60,11 +67,16 @@ def job_text(recipe: Recipe) -> str:
 
 def _headline(recipe: Recipe, plan: Plan) -> list[str]:
     return [
-        f"{recipe.name}: {plan.verdict}{', beyond the budget' if plan.beyond_budget else ''}  {plan.layout.describe()}",
+        f"{recipe.name}: {_verdict(plan)}  {plan.layout.describe()}",
         f"  {job_text(recipe)}",
         *_techniques(recipe),
         *_sizing(plan),
     ]
+
+
+def _verdict(plan: Plan) -> str:
+    accepted = ", accepted by the recipe" if plan.accepted else ""
+    return f"{plan.verdict}{accepted}{', beyond the budget' if plan.beyond_budget else ''}"
 
 
 def _sizing(plan: Plan) -> list[str]:
@@ -109,10 +121,35 @@ def _memory(plan: Plan) -> list[str]:
         f"Memory, GiB per device; the worst pipeline rank is {worst.pipeline_rank}: {gib(worst.device_bytes)} of "
         f"{gib(plan.limit.limit_bytes)}, {gib(free)} to spare",
         table(["pipeline rank", *(str(r.pipeline_rank) for r in ranks)], rows),
-        f"  limit: {plan.limit.reason}; device memory is {gib(plan.limit.memory_bytes)} GiB by "
-        f"{plan.limit.memory_source.split(':')[0]}",
+        *_limit(plan.limit),
+        *_tightness(plan),
+        *fujii_line(plan),
         *_measured(plan),
     ]
+
+
+def _limit(limit: Limit) -> list[str]:
+    """What the limit is made of, and how many runs stand behind it: a line, or two."""
+    source = limit.memory_source.split(":")[0]
+    text = f"limit: {limit.reason}; device memory is {gib(limit.memory_bytes)} GiB by {source}"
+    return wrap(text, 120, initial_indent="  ", subsequent_indent="    ")
+
+
+def _tightness(plan: Plan) -> list[str]:
+    """What a size beyond the limit risks, and what is left of the card; of another size the risk alone."""
+    if plan.verdict != TIGHT:
+        return [] if plan.limit.risk_of(plan.device_bytes) is None else [f"  {risk_text(plan)}"]
+    left = gib(plan.limit.most_bytes - plan.device_bytes)
+    return [f"  tight: {left} GiB less than the {gib(plan.limit.most_bytes)} that fit the card; {risk_text(plan)}"]
+
+
+def fujii_line(plan: Plan) -> list[str]:
+    """What Fujii et al.'s rule would have said; nothing of a CPU, whose limit is a share of its own."""
+    if plan.estimate.peak_kind != "device":
+        return []
+    needs, memory = plan.device_bytes, plan.limit.memory_bytes
+    verdict = fujii_verdict(needs, memory)
+    return [f"  Fujii's 80 % rule: {verdict}, {gib(needs)} of {gib(FUJII_SHARE * memory)} GiB"]
 
 
 def _measured(plan: Plan) -> list[str]:
@@ -202,7 +239,9 @@ def _alternatives(plan: Plan) -> list[str]:
         return [f"{place}. {c.describe()}", gib(c.device_bytes), f"{c.step_seconds:.2f}", rate]
 
     rows = [row(i + 1, c) for i, c in enumerate((plan.chosen, *plan.alternatives))]
-    title = "Ranked layouts" if plan.safe else "Closest layouts, none of them safe"
+    title = {SAFE: "Ranked layouts", TIGHT: "Ranked layouts, all of them tight"}.get(
+        plan.verdict, "Closest layouts, none of them safe"
+    )
     return [title, table(["", "GiB worst rank", "s/step", "tokens/s/device"], rows)]
 
 
@@ -221,7 +260,7 @@ def fallback_text(recipe: Recipe, plan: Plan) -> list[str]:
     if not fallbacks.layouts:
         return ["", str(fallbacks.missing)]
     rows = [_row(plan, number, fallback) for number, fallback in enumerate(fallbacks.layouts, 1)]
-    notes = [_after_checkpoint(recipe, fallback) for fallback in fallbacks.layouts]
+    notes = ["; ".join(filter(None, _notes(recipe, fallback))) for fallback in fallbacks.layouts]
     title = "If a device runs out of memory, the same job continues with"
     lines = table(["", "GiB worst rank", "s/step", ""], rows, remarks=notes)
     return ["", title, lines, *([fallbacks.missing] if fallbacks.missing else [])]
@@ -232,6 +271,11 @@ def _row(plan: Plan, number: int, fallback: Fallback) -> list[str]:
     slower = chosen.step_seconds / plan.chosen.step_seconds - 1.0
     figures = [gib(chosen.device_bytes), f"{chosen.step_seconds:.2f}", f"{slower:+.1%}"]
     return [f"{number}. {chosen.describe()}", *figures]
+
+
+def _notes(recipe: Recipe, fallback: Fallback) -> list[str]:
+    """Which pins a fallback changes, and what becomes of checkpoints."""
+    return [fallback.change or "", _after_checkpoint(recipe, fallback)]
 
 
 def _after_checkpoint(recipe: Recipe, fallback: Fallback) -> str:
@@ -340,7 +384,7 @@ def front_text(plan: Plan, front: Sequence[Candidate]) -> list[str]:
         for candidate in shown
     ]
     return [
-        f"Pareto front of step time against head-room: {len(front)} safe layouts that none beats in both"
+        f"Pareto front of step time against head-room: {len(front)} {plan.verdict} layouts that none beats in both"
         + (f", {len(shown)} shown (each at least 1 GiB apart; --json has all)" if len(shown) < len(front) else ""),
         table(["", "s/step", "time", "GiB to spare"], rows),
     ]
@@ -348,8 +392,7 @@ def front_text(plan: Plan, front: Sequence[Candidate]) -> list[str]:
 
 def _refused_text(plan: Plan) -> list[str]:
     """How many layouts were refused for what: the first rule each fails, else memory."""
-    safe = plan.searched - sum(plan.refused.values())
-    head = f"Searched {plan.searched:,} layouts: {safe:,} are legal and safe"
+    head = _searched(plan)
     if not plan.refused:
         return [head]
     ordered = sorted(plan.refused.items(), key=lambda item: -item[1])

@@ -11,6 +11,8 @@ from llmlaunch.units import gib
 
 __all__ = ["correction_words", "markdown_table", "one_line", "percent", "print_verdict", "signed_percent", "table"]
 
+VERDICT_COLOURS = {"safe": "green", "tight": "yellow", "unsafe": "red"}
+
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
@@ -56,8 +58,8 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def print_verdict(text: str, safe: bool) -> None:
-    """To stdout: the first line, which is the verdict, in green or red; the others as they are."""
+def print_verdict(text: str, verdict: str) -> None:
+    """Write to stdout: the first line, which says the verdict, in its colour; the others as they are."""
     if not sys.stdout.isatty():
         print(text)
         return
@@ -65,7 +67,7 @@ def print_verdict(text: str, safe: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    verdict, _, rest = text.partition("\n")
+    headline, _, rest = text.partition("\n")
     console = Console(soft_wrap=True, highlight=False)
-    console.print(Text(verdict, style="bold green" if safe else "bold red"))
+    console.print(Text(headline, style=f"bold {VERDICT_COLOURS[verdict]}"))
     console.print(Text(rest))  # Text: what a person named is never markup

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import file_names
 from .attempt import Attempt, object_or_problem
 from .files import object_in, read_object, read_run_id
-from .values import is_attempt, is_fallback, time_or_none, whole_number
+from .values import byte_count, is_attempt, is_fallback, time_or_none, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,12 +129,15 @@ def begun_attempts(run_directory: Path) -> list[Attempt]:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """How far a run has come: its attempts and their layouts, oldest first, and the step reached of all."""
+    """How far a run has come: its attempts and their layouts, oldest first, and the step reached of all; and what its
+    plan was judged by: the verdict, and the memory of a device."""
 
     attempts: tuple[str, ...]
     layouts: tuple[str, ...]
     step: int | None
     steps: int | None
+    verdict: str | None = None
+    memory_bytes: int | None = None
 
     @property
     def chain(self) -> str:
@@ -151,14 +154,18 @@ def run_history(run_directory: Path) -> RunHistory:
     attempts = [Attempt(run_directory, name) for name in ordered]
     reached = [whole_number(record.get("step")) for item in attempts for record in (item.progress, item.status)]
     planned = [whole_number(attempt.progress.get("steps")) for attempt in attempts]
+    run = read_object(run_directory / file_names.RUN) or {}
     if all(steps is None for steps in planned):
-        progress = (read_object(run_directory / file_names.RUN) or {}).get("progress")
+        progress = run.get("progress")
         planned = [whole_number(progress.get("steps"))] if isinstance(progress, dict) else []
+    verdict, measurement = run.get("verdict"), run.get("measurement")
     return RunHistory(
         attempts=tuple(ordered),
         layouts=tuple(attempt.layout for attempt in attempts),
         step=max((step for step in reached if step is not None), default=None),
         steps=next((steps for steps in reversed(planned) if steps is not None), None),
+        verdict=verdict if isinstance(verdict, str) else None,
+        memory_bytes=byte_count(measurement.get("gpu_memory_bytes")) if isinstance(measurement, dict) else None,
     )
 
 

@@ -1,0 +1,39 @@
+"""Limits made by hand, with room between safe and unsafe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from llmlaunch.planner.plan import Limit
+from llmlaunch.units import GIB
+
+__all__ = ["RiskBySize", "hand_made_limit", "judge_by"]
+
+
+@dataclass(frozen=True)
+class RiskBySize:
+    """Stated risks: each holds up to a number of GiB, ascending; beyond the last, every run dies."""
+
+    steps: tuple[tuple[float, float], ...]
+
+    def risk_of(self, device_bytes: int) -> float | None:
+        return next((risk for most_gib, risk in self.steps if device_bytes <= most_gib * GIB), 1.0)
+
+
+def hand_made_limit(limit_gib: float, fits_gib: float | None, *risks: tuple[float, float]) -> Limit:
+    """Return a limit on an 80 GB card; without `risks` none can be stated."""
+    return Limit(
+        limit_bytes=int(limit_gib * GIB),
+        memory_bytes=int(79.1 * GIB),
+        memory_source="by hand",
+        reason="by 12 measured runs",
+        fits_bytes=None if fits_gib is None else int(fits_gib * GIB),
+        evidence=RiskBySize(risks) if risks else None,
+    )
+
+
+def judge_by(monkeypatch: pytest.MonkeyPatch, limit: Limit) -> None:
+    """Judge every plan of this test by `limit`, whatever its card."""
+    monkeypatch.setattr("llmlaunch.planner.setting.memory_limit", lambda *_: limit)
