@@ -142,7 +142,7 @@ def test_more_than_the_limit_is_exit_code_3_with_the_next_layout(rehearse: Rehea
 
 
 def test_a_plan_that_is_unsafe_is_rehearsed_all_the_same(rehearse: Rehearse, tmp_path: Path) -> None:
-    pins = "layout={tensor: 1, pipeline: 1, context: 1, micro_batch_size: 4, recompute: none}"
+    pins = "layout={tensor: 1, pipeline: 1, context: 1, micro_batch_size: 4, recompute: none, offload_layers: 0}"
     stays = rehearse(frameworks(tmp_path, peak=90 * GIB), DENSE, pins, "--on", "trace", "--json", code=3)
     assert json.loads(stays.stdout)["verdict"] == "unsafe"
     fits = rehearse(frameworks(tmp_path / "less", peak=40 * GIB), DENSE, pins, "--on", "trace", "--json")

@@ -114,7 +114,7 @@ def test_what_the_estimate_refuses_and_a_gpu_shows_to_fit_is_safe(llmlaunch: Com
     llmlaunch.import_records([record for rank in ranks for record in records(shape, on_gpu(shape, rank, 0.3))])
     plan = llmlaunch.json("check", RECIPE, *overrides, "layout.micro_batch_size=4")
     assert (plan["verdict"], plan["layout"]) == ("safe", shape.plan.layout.as_json())
-    assert "the estimate alone said unsafe" in plan["memory"]["rehearsed"]["sentence"]
+    assert "the estimate alone said tight" in plan["memory"]["rehearsed"]["sentence"]
 
 
 @pytest.mark.parametrize(

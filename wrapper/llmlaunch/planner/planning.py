@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from llmlaunch.calibration.support import Rehearsal
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer, swapped_bytes
@@ -62,6 +63,8 @@ def _searched_plan(setting: Setting) -> tuple[Setting, Plan]:
 
     searched = search_tight(setting, result) or (setting, result)
     plan = replace(plan_of(*searched, 0), limit=setting.limit)
+    if plan.safe:  # by a rehearsal of a layout that only the wider search cuts so
+        return setting, plan
     if plan.accepted:
         return searched[0], plan
     change = smallest_change(setting)
@@ -80,10 +83,11 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
     detail = estimate(job, chosen.layout, peak_kind=peak_kind, node=node_of(recipe))
     seconds = step_time(job, setting.cluster, LayoutColumns.of([chosen.layout]))
     length = JobLength.of(recipe, chosen.step_seconds)
+    rehearsed = result.rehearsed.get(int(result.first[place]))
     others = [i for i in range(min(len(result.first), ALTERNATIVES + 2)) if i != place][:ALTERNATIVES]
     return Plan(
         recipe=recipe.name,
-        verdict=UNSAFE if not safe or detail.fault is not None else TIGHT if setting.widened else SAFE,
+        verdict=_verdict(setting, safe and detail.fault is None, rehearsed),
         chosen=chosen,
         estimate=detail,
         limit=limit,
@@ -103,9 +107,15 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
             *host_link_notes(planned, job, chosen.layout),
         ),
         correction=setting.lessons.correction,
-        rehearsed=result.rehearsed.get(int(result.first[place])),
+        rehearsed=rehearsed,
         accepts_tight=recipe.memory.accept == TIGHT,
     )
+
+
+def _verdict(setting: Setting, may_run: bool, rehearsed: Rehearsal | None) -> str:
+    if not may_run:
+        return UNSAFE
+    return TIGHT if setting.widened and not (rehearsed is not None and rehearsed.safe) else SAFE
 
 
 def _utilisation(recipe: Recipe, step_seconds: float) -> float | None:

@@ -37,7 +37,15 @@ def search_tight(setting: Setting, result: SearchResult) -> tuple[Setting, Searc
     reason = f"of the layouts that fit the card, those that need at most {limit_bytes / GIB:.1f} GiB risk least"
     tight = replace(setting, limit=replace(setting.limit, limit_bytes=limit_bytes, reason=reason), widened=True)
     tight_result = search(tight)
-    return (tight, tight_result) if np.any(tight_result.safe) else None
+    return (tight, _with_rehearsed_first(tight_result)) if np.any(tight_result.safe) else None
+
+
+def _with_rehearsed_first(result: SearchResult) -> SearchResult:
+    """Return the result with the layouts that a rehearsal showed to be safe before all that are tight."""
+    rows = [row for row, rehearsal in result.rehearsed.items() if rehearsal.safe and result.safe[row]]
+    rows.sort(key=lambda row: float(result.step_seconds[row]))
+    others = result.first[~np.isin(result.first, rows)]
+    return replace(result, first=np.concatenate([np.array(rows, dtype=others.dtype), others])) if rows else result
 
 
 def _least_bytes(setting: Setting, result: SearchResult) -> int | None:
