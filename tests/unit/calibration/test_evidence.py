@@ -57,7 +57,7 @@ def test_every_shipped_run_has_a_source_and_says_something_of_a_full_card() -> N
 
 
 @given(
-    shortfalls=st.lists(st.floats(-20, 20), min_size=25, max_size=120),
+    shortfalls=st.lists(st.floats(-20, 20), min_size=40, max_size=120),
     outcomes=st.randoms(use_true_random=False),
     risk=st.sampled_from([0.05, 0.1, 0.2]),
 )
@@ -93,7 +93,7 @@ def test_a_margin_covers_the_next_run_of_its_class_as_often_as_it_says(table: li
 
 
 def test_a_death_that_the_margin_would_have_called_safe_raises_it(table: list[EvidenceRun]) -> None:
-    table += [run_of(0.0, source="ab"[index % 2]) for index in range(30)]
+    table += [run_of(0.0, source="ab"[index % 2]) for index in range(40)]
     before = evidence_margin(DENSE, CARD, 0.05)
     table += [run_of(8.0, DIED), run_of(8.0, DIED)]
     after = evidence_margin(DENSE, CARD, 0.05)
@@ -104,20 +104,20 @@ def test_a_death_that_the_margin_would_have_called_safe_raises_it(table: list[Ev
 
 
 def test_too_few_runs_of_a_class_are_pooled_wider_and_said(table: list[EvidenceRun]) -> None:
-    table += [run_of(1.0, source="ab"[index % 2]) for index in range(30)]
-    table += [run_of(3.0, job=replace(DENSE, narrow=True)) for _ in range(30)]
+    table += [run_of(1.0, source="ab"[index % 2]) for index in range(40)]
+    table += [run_of(3.0, job=replace(DENSE, narrow=True)) for _ in range(40)]
     own = evidence_margin(DENSE, CARD, 0.05)
     wider = evidence_margin(replace(DENSE, narrow=True), CARD, 0.05)  # its runs are of one source
     assert own is not None
     assert wider is not None
-    assert (own.widened, own.runs) == (False, 30)
-    assert (wider.widened, wider.runs) == (True, 60)
+    assert (own.widened, own.runs) == (False, 40)
+    assert (wider.widened, wider.runs) == (True, 80)
     assert "dense models" in wider.sentence
     assert "its own class has too few" in wider.sentence
 
 
 def test_no_bound_without_runs_on_such_cards_nor_at_a_risk_too_small(table: list[EvidenceRun]) -> None:
-    table += [run_of(1.0, source="ab"[index % 2]) for index in range(30)]
+    table += [run_of(1.0, source="ab"[index % 2]) for index in range(40)]
     assert evidence_margin(replace(DENSE, capability="7.0"), CARD, 0.05) is None
     assert evidence_margin(DENSE, CARD, 0.01) is None
     assert evidence_margin(DENSE, CARD, 0.05, without_source="a") is None, "the rest are too few"

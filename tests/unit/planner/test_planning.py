@@ -95,7 +95,7 @@ def test_without_enough_runs_of_its_own_a_store_leaves_it_to_the_shipped_ones() 
     ("overrides", "reason"),
     [
         (("memory.limit=0.8",), "80% of device memory"),
-        (("memory.risk=0.0001",), "risk 0.0001 needs 9999 measured runs: 80% of device memory"),
+        (("memory.risk=0.0001",), "risk 0.0001 needs 19998 measured runs: 80% of device memory"),
         (
             ("cluster={base: a100-40gb-x8, accelerator: v100-32gb}",),
             "no measured run is of a card like v100-32gb: 80% of device memory",

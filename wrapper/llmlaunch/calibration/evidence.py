@@ -35,11 +35,21 @@ from llmlaunch.calibration.margins import DIED as INFINITE
 from llmlaunch.calibration.margins import FUJII_SHARE, NEAR, Score, runs_needed
 from llmlaunch.units import GIB
 
-__all__ = ["DEFAULT_RISK", "EvidenceMargin", "EvidenceRun", "JobClass", "evidence_margin", "own_runs", "shipped_runs"]
+__all__ = [
+    "DEFAULT_RISK",
+    "ENOUGH",
+    "EvidenceMargin",
+    "EvidenceRun",
+    "JobClass",
+    "evidence_margin",
+    "own_runs",
+    "shipped_runs",
+]
 
 DEFAULT_RISK = 0.1  # where the recipe names none
 TABLE = Path(__file__).parent / "evidence.json"  # `make evidence-table` writes it
 UNIT_SHARE = 0.005  # of the predicted peak, in a unit of shortfall
+ENOUGH = 2  # times the runs that a bound needs at all, so that not the single worst one decides
 FEWEST_SOURCES = 2  # one source says nothing of how far sources lie apart
 # Backends whose formulas are held to traces of the real framework; the others' are read from source alone.
 TRACED = ("megatron", "megatron-fsdp", "deepspeed")
@@ -164,7 +174,7 @@ def evidence_margin(
     for step, (pool, key) in enumerate(job.pools()):
         members = [run for run in runs if run.job.pools()[step][1] == key]
         sources = len({run.source for run in members})
-        if len(members) < runs_needed(risk) or sources < FEWEST_SOURCES:
+        if len(members) < ENOUGH * runs_needed(risk) or sources < FEWEST_SOURCES:
             continue
         shortfalls = tuple(sorted(run.units for run in members if run.outcome != FITTED))
         died = sum(run.outcome == DIED for run in members)

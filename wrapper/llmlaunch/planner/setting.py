@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from llmlaunch.backends.base import Backend
 from llmlaunch.backends.registry import recorded_name
-from llmlaunch.calibration.evidence import DEFAULT_RISK, EvidenceMargin, JobClass, evidence_margin
+from llmlaunch.calibration.evidence import DEFAULT_RISK, ENOUGH, EvidenceMargin, JobClass, evidence_margin
 from llmlaunch.calibration.margins import FUJII_SHARE, Margin, no_margin, runs_needed
 from llmlaunch.calibration.records import TABLES
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
@@ -170,7 +170,7 @@ def _why_share(recipe: Recipe, risk: float, margin: Margin | None) -> str:
     shipped = evidence_margin(job_class(recipe), accelerator.memory_bytes)
     if shipped is None:
         return f"no measured run is of a card like {accelerator.name}"
-    return f"risk {risk:g} needs {runs_needed(risk)} measured runs"
+    return f"risk {risk:g} needs {ENOUGH * runs_needed(risk)} measured runs"
 
 
 def _limit_by_share(accelerator: Accelerator, policy: MemoryPolicy) -> Limit:
