@@ -216,3 +216,29 @@ def test_what_is_worked_out_is_said() -> None:
     result = score(unknown, {}).as_json()
     assert result["assumed"]["parallelism.context"] == 1
     assert result["assumed"]["parallelism.data"] == record["parallelism"]["data"] * record["parallelism"]["context"]
+
+
+def measured(name: str) -> dict[str, Any]:
+    """The released record of that id."""
+    lines = (DATA / "released.jsonl").read_text(encoding="utf-8").splitlines()
+    return next(record for record in map(json.loads, lines) if record["id"] == name)
+
+
+def test_a_benchmark_of_megatron_bridge_reduces_in_bf16_and_gathers_narrow_parameters() -> None:
+    case = case_of(measured("megatron-bridge-03270"))
+    assert case.assumed["optimizer.gradient_dtype"] == "bf16"
+    assert case.assumed["precision.fp8_param_gather"] is True
+    assert case.job.facts.gradient_bytes == 2
+    assert case.assumed["implementation.expandable_segments"] is True
+    assert case_of(measured("megatron-bridge-03266")).job.facts.whole_segments  # which died of fragmentation
+
+
+def test_flagperfs_llama_2_ran_megatrons_own_layers_of_2023() -> None:
+    """Its norms keep fp32 inputs, its activation silu(gate), and its loss makes two copies of the logits: what fused
+    layers do not."""
+    case = case_of(measured("FlagPerf-03882"))
+    facts = case.job.facts
+    assert case.assumed["implementation.legacy_models"] is True
+    assert (facts.norm_extra_bytes, facts.gated_activation_fused, facts.key_values_expanded) == (4, False, True)
+    assert facts.logit_bytes == 2 + 4 + 4
+    assert case_of(measured("FlagPerf-03884")).job.facts.norm_extra_bytes == 0

@@ -9,7 +9,9 @@ from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
 
 __all__ = [
+    "ALLOCATOR_SETTINGS",
     "ENVIRONMENT_REASONS",
+    "EXPANDABLE_SEGMENTS",
     "RUN_DIR",
     "Argument",
     "NodeVariable",
@@ -17,6 +19,7 @@ __all__ = [
     "Word",
     "argument",
     "command_words",
+    "expands_segments",
     "flag_groups",
     "flag_of",
     "merged_environment",
@@ -117,13 +120,20 @@ def refuse_repeats(recipe: Recipe, planned: Iterable[str | NodeVariable]) -> Non
             )
 
 
+ALLOCATOR_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
+EXPANDABLE_SEGMENTS = "expandable_segments:True"
 ENVIRONMENT_REASONS: Mapping[str, Reason] = {
     "OMP_NUM_THREADS": Reason(why="one CPU thread per rank, as torchrun would set"),
-    "PYTORCH_CUDA_ALLOC_CONF": Reason(
+    ALLOCATOR_SETTINGS: Reason(
         why="expandable segments keep long runs from dying of fragmentation well under the card's size"
     ),
 }
 """Why both frameworks' jobs export these variables."""
+
+
+def expands_segments(recipe: Recipe) -> bool:
+    """Whether torch's allocator may grow its segments: as rendered, unless the recipe's own environment says less."""
+    return EXPANDABLE_SEGMENTS in recipe.environment.get(ALLOCATOR_SETTINGS, EXPANDABLE_SEGMENTS)
 
 
 def merged_environment(

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from llmlaunch.calibration.records import ATORCH_PIPELINE, SWIFT, Record
+from llmlaunch.calibration.records import ATORCH_PIPELINE, MEGATRON_SWIFT, SWIFT, Record
 
-__all__ = ["DEFAULTS", "Unsupported", "complete", "with_defaults", "with_every_field"]
+__all__ = ["DEFAULTS", "Unsupported", "complete", "is_bridge_benchmark", "with_defaults", "with_every_field"]
 
 PRECISION = "the precision"
 
@@ -80,6 +80,26 @@ _bloom = _cites("bigscience-workshop/bigscience", "train/tr11-176B-ml/")
 _gpt_2021 = _cites("bigscience-workshop/bigscience", "experiments/gpt2")
 
 
+BENCHMARKS = (
+    "NVIDIA-NeMo/Megatron-Bridge docs/performance-summary",
+    "skills/nemo-mbridge-perf-",
+)
+
+
+def is_bridge_benchmark(record: Record) -> bool:
+    """Whether a record's source is one of Megatron-Bridge's own benchmarks, which run its perf recipes."""
+    citation = str((record.get("source") or {}).get("citation"))
+    return any(benchmark in citation for benchmark in BENCHMARKS)
+
+
+def _benchmark_in_bf16(record: Record) -> bool:
+    return _bf16(record) and is_bridge_benchmark(record)
+
+
+def _bf16_but_no_benchmark(record: Record) -> bool:
+    return _bf16(record) and not (record["backend"] in BRIDGE and is_bridge_benchmark(record))
+
+
 @dataclass(frozen=True)
 class Default:
     """The value a framework uses for `field`, "section.name" of a record; PRECISION stands for the number format of the
@@ -94,7 +114,7 @@ class Default:
 
 
 # Megatron-LM and its own FSDP, Megatron-Bridge, Megatron-DeepSpeed (BLOOM's fork), DeepSpeed with a Hugging Face model
-LM, BRIDGE = ("megatron-lm", "megatron-fsdp"), ("megatron-bridge",)
+LM, BRIDGE = ("megatron-lm", "megatron-fsdp", MEGATRON_SWIFT), ("megatron-bridge",)
 FORK, DEEPSPEED = ("megatron-deepspeed",), ("deepspeed", SWIFT, ATORCH_PIPELINE)
 TITAN, TUNE = ("torchtitan-fsdp2",), ("torchtune single-device",)
 WRAPPED = ("fsdp (composer)", "fsdp (atorch)", "internevo-fsdp")  # by FullyShardedDataParallel
@@ -105,6 +125,7 @@ CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
 PARALLEL = "megatron/core/model_parallel_config.py, core 0.19"
 ARGUMENTS = "megatron/training/arguments.py, core 0.9 to 0.19"
 PROVIDER = "src/megatron/bridge/models/gpt_provider.py, Megatron-Bridge 0.2 to 0.6"
+PERF_RECIPES = "src/megatron/bridge/perf_recipes/_common.py, Megatron-Bridge 2026-08"
 FORK_ARGUMENTS = "megatron/arguments.py, bigscience-workshop/Megatron-DeepSpeed 2023-12"
 ENGINE = "deepspeed/runtime/engine.py get_data_types, DeepSpeed 0.19"
 LAUNCHER = "deepspeed/launcher/launch.py, DeepSpeed 0.19"
@@ -127,7 +148,8 @@ DEFAULTS: tuple[Default, ...] = (
     Default(CORE, "recompute.modules", ["core_attn"], f"recompute_modules, {CONFIG}", _selective),
     Default(CORE, "recompute.method", "uniform", f"has no default: full recompute must name one, {CONFIG}", _full),
     Default(CORE, "recompute.num_layers", 1, f"has no default: full recompute must name it, {CONFIG}", _uniform),
-    Default(CORE, "optimizer.gradient_dtype", "fp32", f"set with --bf16, {ARGUMENTS}", _bf16),
+    Default(BRIDGE, "optimizer.gradient_dtype", "bf16", f"_perf_precision, {PERF_RECIPES}", _benchmark_in_bf16),
+    Default(CORE, "optimizer.gradient_dtype", "fp32", f"set with --bf16, {ARGUMENTS}", _bf16_but_no_benchmark),
     Default(FORK, "optimizer.gradient_dtype", "fp32", f"set with --bf16, {FORK_ARGUMENTS}", _bf16),
     Default(CORE, "optimizer.gradient_dtype", PRECISION, f"the parameters' own, {ARGUMENTS}", _not_bf16),
     Default(FORK, "optimizer.gradient_dtype", PRECISION, f"the parameters' own, {FORK_ARGUMENTS}", _not_bf16),
@@ -162,6 +184,8 @@ DEFAULTS: tuple[Default, ...] = (
     Default(FORK, "implementation.gradient_accumulation_fusion", False, f"has none, {FORK_ARGUMENTS}"),
     Default(CORE, "implementation.defer_embedding_wgrad", False, f"defer_embedding_wgrad_compute, {PARALLEL}"),
     Default(CORE, "implementation.gated_activation_fused", True, f"bias_swiglu_fusion, {ARGUMENTS}", _gated),
+    Default(LM, "implementation.expandable_segments", False, "off by torch's default, kept by megatron/training/*.py"),
+    Default(BRIDGE, "implementation.expandable_segments", True, f"env_vars of {PERF_RECIPES}, llama/*/llama3.py"),
     Default(
         DEEPSPEED, "implementation.expandable_segments", False, f"off by torch's default and not set by {LAUNCHER}"
     ),

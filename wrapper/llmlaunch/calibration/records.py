@@ -4,6 +4,7 @@ other runs. Everything here is told from the record alone, before it is priced."
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -15,6 +16,7 @@ from llmlaunch.rundir.files import read_bytes
 
 __all__ = [
     "ATORCH_PIPELINE",
+    "MEGATRON_SWIFT",
     "REHEARSED",
     "SWIFT",
     "TABLES",
@@ -27,6 +29,7 @@ __all__ = [
     "configuration_key",
     "exclusion_reason",
     "machine_of",
+    "minor",
     "problem",
     "ran_out",
     "read_records",
@@ -99,9 +102,11 @@ Record = Mapping[str, Any]
 # Trainers that no recipe can choose are priced by fact tables of their own (trainers.py).
 TORCHTITAN, TORCHTUNE = "torchtitan-fsdp2", "torchtune single-device"
 SWIFT, ATORCH_PIPELINE = "deepspeed (ms-swift/HF trainer)", "deepspeed (pipeline 3D, atorch TP)"
+MEGATRON_SWIFT = "megatron-lm (ms-swift)"
 TABLES = {
     "megatron-lm": "megatron",
     "megatron-bridge": "megatron",
+    MEGATRON_SWIFT: "megatron",
     "megatron-deepspeed": "megatron-deepspeed",
     **dict.fromkeys(("deepspeed", SWIFT, ATORCH_PIPELINE), "deepspeed"),
     "megatron-fsdp": "megatron-fsdp",
@@ -276,3 +281,9 @@ def _shared_its_card(record: Record) -> bool:
 def _observed(record: Record) -> Record:
     observed = record.get("observed")
     return observed if isinstance(observed, Mapping) else {}
+
+
+def minor(version: str | None) -> tuple[int, int] | None:
+    """Return (0, 19) for "0.19.2", "v0.19" or "core_v0.19.0", and None for a commit or a phrase."""
+    match = re.fullmatch(r"(?:core_)?v?(\d+)\.(\d+)(?:[.+a-z\d-].*)?", version.strip()) if version else None
+    return (int(match[1]), int(match[2])) if match else None

@@ -12,7 +12,6 @@ from a prediction for runs of another kind.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +29,7 @@ from llmlaunch.calibration.margins import (
     scores_of_best_kind,
     upper_ratio,
 )
+from llmlaunch.calibration.records import minor
 from llmlaunch.layout import Layout
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.rundir.values import counted
@@ -274,12 +274,6 @@ def same_minor(version: str | None, other: str | None) -> bool:
     """Whether two framework versions agree in major.minor, or one of them is not known."""
     first, second = minor(version), minor(other)
     return first is None or second is None or first == second
-
-
-def minor(version: str | None) -> tuple[int, int] | None:
-    """Return (0, 19) for "0.19.2", "v0.19" or "core_v0.19.0", and None for a commit or a phrase."""
-    match = re.fullmatch(r"(?:core_)?v?(\d+)\.(\d+)(?:[.+a-z\d-].*)?", version.strip()) if version else None
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def _version_text(version: str | None) -> str:

@@ -136,6 +136,9 @@ class MemoryFacts:
     flat_bucket_bytes: float = 0.0  # gradients are flattened this many bytes at a time to be reduced, before the step
     flat_step: bool = False  # the step's temporaries are single tensors, which no freed activation can give room to
     cut_checkpoints: bool = False  # kept layer inputs are cut from freed MLP tensors, whole ones to a block
+    # segments of the allocator are not expandable: activations are cut from those that parameters left when they moved
+    # to their buffers, and the gradient of a table, larger than what is free by then, gets one of its own
+    whole_segments: bool = False
     secondary_parameter_bytes: float = 0.0  # ZeRO 3: a second shard of the compute copy, per parameter of the rank
     moved_to_buffers: bool = False  # from ZeRO 1 on parameters are made one by one and then moved into whole buffers
     gathered_weights_kept: bool = False  # ZeRO 3: what layers gather stays until their backward pass, not recomputed
@@ -202,6 +205,7 @@ class MemoryFacts:
     context_bytes: float = 0.0  # the accelerator's context, outside torch; on a CPU the idle trainer
     communicator_bytes: float = 0.0  # per process group of more than one rank that a rank communicates in
     groups: tuple[str, ...] = DEFAULT_GROUPS  # those groups, by name (`GROUPS` of memory/peak.py)
+    exchange_peer_bytes: float = 0.0  # per other expert rank of the node that tokens are exchanged with by all-to-all
     host: HostFacts = HostFacts()
     pad_vocabulary: bool = True  # to a multiple of 128 x tensor
     embedding_whole: bool = False  # tensor parallelism leaves the embedding table whole, and a head tied to it

@@ -22,6 +22,7 @@ __all__ = [
     "cached_logits",
     "embedded_again",
     "final_norm",
+    "logit_piece",
     "logits",
     "logits_split",
     "loss_piece",
@@ -110,6 +111,13 @@ def loss_piece(job: Job, rows: RankColumns) -> FloatColumn | float:
     chunk = np.ceil(n / np.ceil(job.shape.vocab_size / job.shape.hidden_size))
     piece: FloatColumn = np.minimum(2.0 ** np.ceil(np.log2(chunk)) / n, 1.0)
     return piece
+
+
+def logit_piece(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return for the last rank the bytes of the widest tensor of logits, which are free once the head has run."""
+    bytes_of_logit = max(job.facts.activation_bytes, job.facts.kept_logit_bytes)
+    widest = tokens(job, rows) * bytes_of_logit * vocabulary(job, rows) / logits_split(job, rows)
+    return np.where(rows.last, widest * loss_piece(job, rows), 0.0)
 
 
 def table_gradient(job: Job, rows: RankColumns) -> FloatColumn:

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.activations import cut_checkpoints
+from llmlaunch.memory.activations import cut_checkpoints, cut_parameters
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, least_torch_bytes, negative_rows
 from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.loss import logit_piece, table_gradient
 from llmlaunch.memory.moments import HOLES, Moment, MomentTerms, state_terms, transient_terms
 from llmlaunch.memory.states import States, states
 
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 
+LAYER_BACKWARD = 2  # of the moments
 Members = Callable[[RankColumns], FloatColumn]
 
 
@@ -50,6 +52,11 @@ def _several(size: Callable[[LayoutColumns], IntColumn]) -> Members:
     return lambda rows: (size(rows.layouts) > 1).astype(np.float64)
 
 
+def _expert_replicas(lay: LayoutColumns) -> IntColumn:
+    """Return how many ranks hold the same experts; none where experts are not spread over ranks of their own."""
+    return np.where(lay.expert > 1, lay.tensor * lay.context * lay.data // (lay.expert * lay.expert_tensor), 1)
+
+
 # The number of communicators of each kind that a row's rank holds.
 GROUPS: Mapping[str, Members] = {
     "world": _several(lambda lay: lay.tensor * lay.pipeline * lay.context * lay.data),
@@ -58,6 +65,7 @@ GROUPS: Mapping[str, Members] = {
     "context": _several(lambda lay: lay.context),
     "data": _several(lambda lay: lay.data),
     "expert": _several(lambda lay: lay.expert),
+    "expert_data": _several(_expert_replicas),
     "data_and_context": _several(lambda lay: np.minimum(lay.data, lay.context)),
     "model": _several(lambda lay: lay.tensor * lay.pipeline),
     # the shares of a stage's output are gathered only where there is another stage
@@ -78,7 +86,20 @@ def communicators(job: Job, rows: RankColumns) -> FloatColumn:
     for name in job.facts.groups:
         members = GROUPS[name](rows)
         count = count + (members if name != "tied_embeddings" or job.shape.tied_embeddings else 0.0)
-    return job.facts.communicator_bytes * count
+    return job.facts.communicator_bytes * count + _exchange_connections(job, rows)
+
+
+NODE_DEVICES = 8
+
+
+def _exchange_connections(job: Job, rows: RankColumns) -> FloatColumn | float:
+    """Return the bytes of the connections an all-to-all opens from every expert rank to every other in its node, where
+    all-gathers and reductions need those of a ring alone."""
+    moe, lay = job.shape.moe, rows.layouts
+    if moe is None or not job.facts.exchange_peer_bytes or moe.token_dispatcher not in (None, "alltoall"):
+        return 0.0
+    beside = np.maximum(np.minimum(lay.expert, NODE_DEVICES // lay.expert_tensor), 1) - 1
+    return job.facts.exchange_peer_bytes * beside
 
 
 @dataclass(frozen=True)
@@ -88,7 +109,8 @@ class TransientSums:
 
     moments: tuple[FloatColumn, ...]
     holes: FloatColumn | None  # free at the first moment, in pieces the cache keeps
-    cut: FloatColumn | None  # wasted beside the backward pass by kept layer inputs
+    cut: FloatColumn | None  # wasted beside the backward pass where blocks of another size are cut
+    lone: FloatColumn | None  # a tensor of the layers' backward pass that gets a segment of its own
     broken: NDArray[np.bool_] | None
 
     @classmethod
@@ -96,9 +118,23 @@ class TransientSums:
         return cls(
             moments=_moments(terms),
             holes=terms.moments[0].get(HOLES),
-            cut=np.rint(cut_checkpoints(job, rows)) if job.facts.cut_checkpoints else None,
+            cut=_cut(job, rows),
+            lone=np.rint(_lone(job, rows)) if job.facts.whole_segments else None,
             broken=_broken(terms),
         )
+
+
+def _cut(job: Job, rows: RankColumns) -> FloatColumn | None:
+    facts = job.facts
+    if not (facts.cut_checkpoints or facts.whole_segments):
+        return None
+    return np.rint(cut_checkpoints(job, rows) if facts.cut_checkpoints else cut_parameters(job, rows))
+
+
+def _lone(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the gradient of the first rank's table, unless the logits that are free by then leave room for it."""
+    table = table_gradient(job, rows)
+    return np.where(rows.first & (table > logit_piece(job, rows)), table, 0.0)
 
 
 @dataclass(frozen=True)
@@ -220,12 +256,15 @@ def _apart(
 
     Freed blocks merge only inside the segment they were cut from (c10/cuda/CUDACachingAllocator.cpp, free_block,
     without expandable segments). Kept layer inputs waste a part of the blocks they are cut from; and blocks of the size
-    of a layer's tensors never make room for one tensor of the size of the rank's gradients, so where the step's
-    temporaries are single large tensors, their segments lie beside those of the backward pass.
+    of a layer's tensors never make room for one tensor of the size of the rank's gradients or of a table, so where the
+    step's temporaries are single large tensors, or a table has a gradient, their segments lie beside those of the
+    backward pass.
     """
     if state_sums.flat is None and transient.cut is None:
         return 0.0
     backward = reduce(np.maximum, totals[: len(transient.moments) - 1])
+    if transient.lone is not None:
+        backward = np.maximum(backward, totals[LAYER_BACKWARD] + transient.lone)
     for beside in (transient.cut, state_sums.flat):
         backward = backward if beside is None else backward + beside
     return np.maximum(backward - most, 0.0)

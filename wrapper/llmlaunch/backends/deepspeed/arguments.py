@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from llmlaunch.backends.argument import (
+    ALLOCATOR_SETTINGS,
     ENVIRONMENT_REASONS,
+    EXPANDABLE_SEGMENTS,
     RUN_DIR,
     Argument,
     NodeVariable,
@@ -142,6 +144,6 @@ def environment(recipe: Recipe) -> dict[str, str]:
     if not recipe.techniques.steps_on_the_host:  # else train.sh shares out the cores of the node
         wanted["OMP_NUM_THREADS"] = "1"
     if recipe.cluster.accelerator.kind == "gpu":
-        return merged_environment(recipe, wanted | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}, "")
+        return merged_environment(recipe, wanted | {ALLOCATOR_SETTINGS: EXPANDABLE_SEGMENTS}, {}, "")
     because = f"cluster {recipe.cluster.name}, which has no GPU,"
     return merged_environment(recipe, wanted | MALLOC, CPU_ACCELERATOR, because)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from llmlaunch.backends.argument import RUN_DIR, NodeVariable, Word, command_words, refuse_repeats
+from llmlaunch.backends.argument import RUN_DIR, NodeVariable, Word, command_words, expands_segments, refuse_repeats
 from llmlaunch.backends.base import Rendered, Space, StateTechniques, refuse_unmet, refuse_what_ifs
 from llmlaunch.backends.deepspeed.arguments import CONFIG_FILE, MODEL_FILE, REASONS, TRAINER_FILE, environment
 from llmlaunch.backends.deepspeed.config import (
@@ -134,7 +134,7 @@ def _options(recipe: Recipe) -> DeepSpeedOptions:
         reduce_bucket_elements=bucket_elements(recipe),
         live_elements=live_parameters(recipe),
         split_from_start=True,
-        expandable_segments=True,
+        expandable_segments=expands_segments(recipe),
     )
 
 
@@ -172,7 +172,7 @@ def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
             "reduce_bucket_elements": bucket_elements(recipe),
             "live_elements": live_parameters(recipe),
             "fused_optimizer": _fused_optimizer(recipe),
-            "expandable_segments": recipe.cluster.accelerator.kind == "gpu",
+            "expandable_segments": recipe.cluster.accelerator.kind == "gpu" and expands_segments(recipe),
         },
     }
     if _eager_attention(recipe):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from itertools import product
 
 from llmlaunch.backends.argument import (
+    ALLOCATOR_SETTINGS,
     ENVIRONMENT_REASONS,
+    EXPANDABLE_SEGMENTS,
     RUN_DIR,
     NodeVariable,
     Reason,
     command_words,
+    expands_segments,
     merged_environment,
 )
 from llmlaunch.backends.base import Rendered, Space, StateTechniques, StepTechniques, refuse_unmet, refuse_what_ifs
@@ -109,7 +112,7 @@ class MegatronLM:
                     "tp_comm_overlap": techniques.tp_comm_overlap,
                     "cp_comm_type": techniques.context_comm or "p2p" if layout.context > 1 else None,
                     "gradient_accumulation_fusion": layout.zero_stage < FIRST_STAGE,
-                    "expandable_segments": True,
+                    "expandable_segments": expands_segments(recipe),
                 },
             },
         )
@@ -197,6 +200,7 @@ def _options(recipe: Recipe) -> MegatronOptions:
         fp8_recipe=numbers.narrow,
         fp8_parameters=numbers.narrow_parameters,
         compute_capability=float(capability) if capability else None,
+        expandable_segments=expands_segments(recipe),
     )
 
 
@@ -238,7 +242,7 @@ def environment(recipe: Recipe, layout: Layout) -> dict[str, str]:
     """Raises UserError where the recipe's environment sets one that must be so to something else."""
     wanted = {
         "OMP_NUM_THREADS": "1",
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        ALLOCATOR_SETTINGS: EXPANDABLE_SEGMENTS,
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
     }
     capability = recipe.cluster.accelerator.compute_capability

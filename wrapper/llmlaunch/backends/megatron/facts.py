@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from llmlaunch.memory.facts import FullSharding, HostFacts, MemoryFacts, Quantized, constant
+from llmlaunch.memory.facts import DEFAULT_GROUPS, FullSharding, HostFacts, MemoryFacts, Quantized, constant
 from llmlaunch.workload import ELEMENT_BYTES, OptimizerFormats
 
 __all__ = ["FP32_ROUTER_EXPERTS", "LOSSES", "MegatronOptions", "megatron_facts", "megatron_fsdp_facts"]
@@ -17,7 +17,8 @@ USER_BUFFERS = 10
 BLACKWELL = 10.0
 
 # Bytes per logit at the loss's worst moment, beyond the logits themselves, by `--cross-entropy-fusion-impl`.
-# none: an fp32 copy, the softmax in place of it (tensor_parallel/cross_entropy.py, core 0.19).
+# none: an fp32 copy, the softmax in place of it (tensor_parallel/cross_entropy.py, core 0.8 to 0.19; up to 0.7 the
+# caller kept the copy and the softmax was another). Logits that are fp32 already are not copied.
 # native: the same, compiled (fusions/fused_cross_entropy.py, core 0.19). Its source works in place, and so it does run
 # eagerly; compiled, Megatron's CI runs peak 355 to 405 MiB above those without it, 4 bytes a logit more
 # (tests/data/measurements/fit.jsonl, A100, H100 and GB200).
@@ -39,6 +40,12 @@ STATE_BYTES = {**ELEMENT_BYTES, "fp8": 1.0}
 # A checkpoint holds master and moments in fp32, whatever they are kept in (fused_adam.py state_dict).
 WIDE_STATES = 12.0
 EAGER_LOSS_BYTES = {**LOSS_BYTES, "native": 4.0}
+WIDE_LOGIT_BYTES = 4.0
+
+# The start of a job is reduced over all ranks, gradients of tied tables over the two that hold them, and those of
+# experts over their replicas (megatron/training/training.py pretrain; core/distributed/finalize_model_grads.py;
+# core/parallel_state.py, core 0.19).
+GROUPS = ("world", *DEFAULT_GROUPS, "expert_data", "tied_embeddings")
 
 # Megatron-FSDP: elements gathered ahead, elements that wait for their reduction.
 PREFETCHED_ELEMENTS = 5e8
@@ -58,6 +65,8 @@ class MegatronOptions:
     muon: bool = False
     optimizer_instances: int = 1
     loss: str = "none"
+    eager_layers: bool = False  # Megatron-LM's own Llama layers of 2023 (megatron/model/)
+    two_loss_copies: bool = False  # of the logits in fp32, as core 0.4 to 0.7 made them
     compiled: bool = True  # Megatron's fused functions go through torch.compile
     fp8_recipe: str | None = None
     fp8_parameters: bool = False
@@ -67,6 +76,7 @@ class MegatronOptions:
     context_all_to_all: bool = False
     tp_comm_overlap: bool = False
     compute_capability: float | None = None
+    expandable_segments: bool = True  # as llmlaunch renders it
     optimizer_bytes_over_data: float = 0.0
     version: str = "0.19"
 
@@ -141,6 +151,11 @@ def _activation_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFac
         router_scores_bytes=4.0,
         query_input_normed=options.version not in WITHOUT_QUERY_NORM,
         expert_imbalance=constant("expert_imbalance"),
+        # RMSNorm in fp32 keeps its input so, and what it normalized; silu(gate) is kept; keys and values are repeated
+        # for every query head (megatron/model/rms_norm.py, transformer.py ParallelMLP, ParallelAttention, core_v0.4.0)
+        gated_activation_fused=not options.eager_layers,
+        norm_extra_bytes=4.0 if options.eager_layers else 0.0,
+        key_values_expanded=options.eager_layers,
     )
 
 
@@ -148,7 +163,7 @@ def _loss_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
     width = ELEMENT_BYTES[options.precision]
     return replace(
         facts,
-        logit_bytes=width + (LOSS_BYTES if options.compiled else EAGER_LOSS_BYTES)[options.loss],
+        logit_bytes=width + _loss_bytes(options),
         kept_logit_bytes=width if options.loss == "te" else 4.0,
         logit_gradient_bytes=width,
         # --wgrad-deferral-limit is not recorded with the runs we have; Megatron's own tests set 2
@@ -156,19 +171,32 @@ def _loss_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
     )
 
 
+def _loss_bytes(options: MegatronOptions) -> float:
+    """Return the bytes per logit that the loss makes beside the logits."""
+    beside = (LOSS_BYTES if options.compiled else EAGER_LOSS_BYTES)[options.loss]
+    if options.loss == "none" and options.two_loss_copies:
+        beside += WIDE_LOGIT_BYTES
+    copied = options.precision != "fp32" and options.loss != "te"
+    return beside if copied else max(beside - WIDE_LOGIT_BYTES, 0.0)
+
+
 def _runtime_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
     """Buffers, workspaces, allocator cache and context: what no tensor of the model accounts for."""
     engine = _engine_workspace(options)
+    segments = "expandable" if options.expandable_segments else "whole"
     return replace(
         facts,
         user_buffers=USER_BUFFERS if options.tp_comm_overlap else 0,
         pipeline_buffers=1,
         workspace_bytes=constant("workspace_bytes") + engine * (1.0 + 3.0 * options.tp_comm_overlap),
         grouped_workspace_bytes=4.0 * engine,
-        cache_share=constant("cache_share"),
+        whole_segments=not options.expandable_segments,
+        cache_share=constant(f"cache_share_of_{segments}_segments"),
         mixture_cache_share=constant("mixture_cache_share"),
         context_bytes=constant("context_bytes"),
         communicator_bytes=constant("communicator_bytes"),
+        groups=GROUPS,
+        exchange_peer_bytes=constant("exchange_peer_bytes"),
     )
 
 
@@ -278,6 +306,8 @@ def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
         backend="megatron-fsdp",
         source="megatron/core/distributed/fsdp/src/megatron_fsdp, core 0.19",
         moved_to_buffers=False,
+        whole_segments=False,  # no parameters lie apart before they move
+        cache_share=constant("cache_share"),  # its streams were not replayed
         full_sharding=FullSharding(
             gathered_bytes=copies if narrow else base.parameter_bytes,
             root_bytes=base.parameter_bytes,
