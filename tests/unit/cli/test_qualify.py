@@ -11,6 +11,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from support.command_line import CommandLine
+from support.recipes import recipe_text
 from support.store_run_dirs import RunDir, gpu
 
 CLUSTER = ("--cluster", "h100-80gb-x8")
@@ -103,7 +104,7 @@ def test_what_was_measured_is_on_the_page_in_json_and_in_check(
     assert "Qualified h100-80gb-x8 with megatron-lm" in page
     assert "memory -3.8 % (too low) at worst" in page
     assert "out of memory: as predicted" in page
-    assert "fits, tightly: as predicted" in page
+    assert "tight: as predicted" in page
     assert "No calibration of megatron-lm on h100-80gb yet" in page
     assert "5 more runs will do" in page
     (written,) = Path("runs").glob("*/qualification.md")
@@ -146,7 +147,7 @@ def test_ends_that_were_not_predicted_are_findings(llmlaunch: CommandLine) -> No
 def test_dry_run_shows_the_six_and_writes_nothing(llmlaunch: CommandLine, tmp_path: Path, questions: Path) -> None:
     before = sorted(tmp_path.iterdir())
     shown = llmlaunch(*QUALIFY, "--backend", "deepspeed", "--model", "qwen2.5-0.5b", "--dry-run").stdout
-    assert "fits, tightly" in shown
+    assert "tight" in shown
     answer: dict[str, Any] = llmlaunch.json(*QUALIFY, "--dry-run")
     assert len(answer["layouts"]) == 6
     assert sorted(tmp_path.iterdir()) == before
@@ -170,3 +171,12 @@ def test_a_mistake_is_one_message(llmlaunch: CommandLine, questions: Path, words
     assert answer.stdout == ""
     assert submitted(questions) == []
     assert not Path("runs").exists()
+
+
+def test_a_recipes_own_split_is_left_out_and_its_other_techniques_stay(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(recipe_text(nodes="64", layout="{tensor: 8, pipeline: 16, loss: native, recompute: full}"))
+    answer = llmlaunch.json("qualify", recipe, "--dry-run")
+    words = [next(word for word in layout["overrides"] if word.startswith("layout=")) for layout in answer["layouts"]]
+    assert all('"loss": "native"' in word for word in words)
+    assert not any('"pipeline": 16' in word for word in words)

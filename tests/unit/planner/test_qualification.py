@@ -63,11 +63,17 @@ def test_on_eight_gpus_they_differ_in_all_that_the_formula_hangs_on() -> None:
     assert len({each.sequence_length for each in chosen("llama3-8b", ON_ONE_NODE)}) > 1
     stages = {each.layout.zero_stage for each in chosen("llama2-7b-deepspeed", ON_ONE_NODE)}
     assert stages == {0, 1, 2, 3}
-    assert any(each.layout.expert > 1 for each in chosen("mixtral-8x7b", ON_ONE_NODE))
 
 
 def test_a_gpus_model_is_no_deeper_than_its_family() -> None:
     assert max(each.num_layers for each in chosen("llama3-8b", ON_ONE_NODE)) <= 32
+
+
+def test_a_mixture_has_a_layer_with_experts_and_splits_them() -> None:
+    trials = chosen("deepseek-v2-lite", ON_ONE_NODE)  # its first layer is dense
+    assert min(each.num_layers for each in trials) >= 2
+    assert max(each.layout.expert for each in trials) == 8
+    assert max(each.layout.tensor for each in trials) > 1
 
 
 def test_sequences_stay_within_learned_positions() -> None:

@@ -7,6 +7,7 @@ left: what was submitted is not submitted again.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -19,10 +20,12 @@ from llmlaunch.app.planned_run import PlannedRun, plan_loaded
 from llmlaunch.app.submission import idle_trainer_bytes, refuse_elsewhere, resubmit
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
+from llmlaunch.documents.yaml_strict import read_document
 from llmlaunch.errors import UserError
-from llmlaunch.planner.qualification import ChosenTrial, choose_trials
+from llmlaunch.planner.qualification import ChosenTrial, choose_trials, kept_techniques
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
@@ -88,7 +91,8 @@ def base_recipe(
     model: str | None,
     nodes: int,
 ) -> QualificationRequest:
-    """Return the recipe to start from: the person's own, else the gallery's for the backend and the kind of cluster.
+    """Return the recipe to start from: the person's own without its split, else the gallery's for the backend and the
+    kind of cluster.
 
     Raises UserError where neither a recipe nor a cluster is named.
     """
@@ -100,7 +104,8 @@ def base_recipe(
     given = {"cluster": cluster, "backend": backend, "model": model}
     words = [*(f"{key}={value}" for key, value in given.items() if value is not None), f"nodes={nodes}", *overrides]
     if recipe is not None:
-        return QualificationRequest(recipe, tuple(words))
+        kept = kept_techniques(apply_overrides(read_document(Path(recipe)), words))
+        return QualificationRequest(recipe, (*words, f"layout={json.dumps(kept)}"))
     from llmlaunch.cluster.load import load_cluster
 
     assert cluster is not None

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import product
-from math import prod
 from typing import NamedTuple
 
 from llmlaunch.documents.yaml_strict import Document
@@ -23,13 +22,25 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.layout_keys import CHOOSABLE
 from llmlaunch.units import MINUTE
 
-__all__ = ["DIES", "EXPECTED", "FITS", "TIGHT", "TRIALS", "ChosenTrial", "Trial", "choose_trials", "expectation_of"]
+__all__ = [
+    "DIES",
+    "EXPECTED",
+    "FITS",
+    "TIGHT",
+    "TRIALS",
+    "ChosenTrial",
+    "Trial",
+    "choose_trials",
+    "expectation_of",
+    "kept_techniques",
+]
 
 FITS, TIGHT, DIES = "fits", "tight", "dies"
 EXPECTED = {FITS: "predicted to fit", TIGHT: "predicted near the limit", DIES: "predicted above the card"}
 
 STEPS = 12
 MOST_MICRO_BATCH, MOST_SEQUENCE = 64, 4096
+MOST_EXPERT_PARALLEL = 8
 MOST_LAYERS_ON_CPU = 256  # model states fill a CPU sooner than tokens do; on a GPU the model's own depth is the most
 MICRO_BATCHES = 2  # of each pipeline rank in a step: the second finds the gradients of the first
 DEATH = 1.20  # predicted bytes of the layout that is to die, as a share of the card
@@ -75,19 +86,12 @@ class Trial:
 
 TRIALS: Mapping[str, tuple[Trial, ...]] = {
     "megatron-lm": (
-        Trial(FITS, zero_stage=1, fill=0.40, sizes={"expert": 8}),
+        Trial(FITS, zero_stage=1, fill=0.40),
         Trial(FITS, zero_stage=1, fill=0.55, micro_batch_size=4, sizes={"tensor": 4}),
         Trial(FITS, zero_stage=1, fill=0.65, micro_batch_size=2, sizes={"pipeline": 4, "tensor": 2}),
-        Trial(
-            FITS,
-            zero_stage=1,
-            fill=0.70,
-            recompute="full",
-            sequence_factor=4,
-            sizes={"context": 4, "tensor": 2, "expert": 4},
-        ),
-        Trial(TIGHT, zero_stage=1, micro_batch_size=2, sizes={"tensor": 2, "pipeline": 2, "expert": 2}),
-        Trial(DIES, zero_stage=0, micro_batch_size=4, sizes={"tensor": 2, "expert": 4}),
+        Trial(FITS, zero_stage=1, fill=0.70, recompute="full", sequence_factor=4, sizes={"context": 4, "tensor": 2}),
+        Trial(TIGHT, zero_stage=1, micro_batch_size=2, sizes={"tensor": 2, "pipeline": 2}),
+        Trial(DIES, zero_stage=0, micro_batch_size=4, sizes={"tensor": 2}),
     ),
     "deepspeed": (
         Trial(FITS, zero_stage=1, fill=0.40),
@@ -245,16 +249,23 @@ class _Sizing:
     def _legal_sizes(self) -> Iterator[_Sizes]:
         """Yield the splits that a rule allows, the largest first."""
         recipe = self.base.recipe
-        wanted = {} if self._on_cpu else self.trial.sizes  # no split of one replica is tried over CPUs
+        megatron = recipe.backend.name == "megatron-lm"
+        most_experts = MOST_EXPERT_PARALLEL if megatron and recipe.model.moe is not None else 1
+        wanted = {} if self._on_cpu else {**self.trial.sizes, "expert": most_experts}  # CPUs split no replica
         options = [[2**power for power in range(wanted.get(name, 1).bit_length())] for name in _Sizes._fields]
         splits = [_Sizes(*sizes) for sizes in product(*options)]
-        if recipe.model.moe is None:
-            splits = [sizes for sizes in splits if sizes.expert == 1]
-        for sizes in sorted(splits, key=lambda sizes: -prod(sizes)):
+        for sizes in sorted(splits, key=lambda sizes: (-sizes.replica_devices, -sizes.expert)):
             if recipe.world_size % sizes.replica_devices == 0:
-                point = _Point(sizes, self.trial.micro_batch_size, self._sequence_length, sizes.pipeline)
+                layers = self._least_groups(sizes) * sizes.pipeline
+                point = _Point(sizes, self.trial.micro_batch_size, self._sequence_length, layers)
                 if self._priced(point).legal:
                     yield sizes
+
+    def _least_groups(self, sizes: _Sizes) -> int:
+        """Return the fewest layers of a stage: enough for a mixture to have one with experts."""
+        moe = self.base.recipe.model.moe
+        least_layers = 1 if moe is None else 1 + moe.layer_pattern.index(1)
+        return -(-least_layers // sizes.pipeline)
 
     @property
     def _on_cpu(self) -> bool:
@@ -279,11 +290,15 @@ class _Sizing:
             verdict = self._priced(_Point(sizes, micro_batch_size, sequence_length, groups * stages))
             return float("inf") if verdict.device_bytes is None else verdict.device_bytes
 
-        if bytes_of(1) == float("inf"):
+        least_groups = self._least_groups(sizes)
+        if bytes_of(least_groups) == float("inf"):
             return None
         most_layers = MOST_LAYERS_ON_CPU if self._on_cpu else self.base.recipe.model.num_layers
-        most_groups = max(most_layers // stages, 1)
-        groups = _most_below(lambda count: bytes_of(count) <= self.aim_bytes, most_groups)
+        most_groups = max(most_layers // stages, least_groups)
+        more = _most_below(
+            lambda count: bytes_of(least_groups + count - 1) <= self.aim_bytes, most_groups - least_groups + 1
+        )
+        groups = least_groups + more - 1
         lengths = [length * part // EIGHTHS for part in range(EIGHTHS // 2, 2 * EIGHTHS + 1)]
         lengths = [tokens for tokens in lengths if tokens <= self._most_tokens]
         nearest: ChosenTrial | None = None
@@ -342,7 +357,7 @@ class _Sizing:
         data = recipe.world_size // point.sizes.replica_devices
         batch = data * point.micro_batch_size * MICRO_BATCHES * point.sizes.pipeline
         layout = {
-            **_kept_techniques(recipe.document),
+            **kept_techniques(recipe.document),
             **SWITCHED_OFF,
             **point.sizes._asdict(),
             "data": data,
@@ -374,7 +389,7 @@ def _powers_of_two(first: int) -> list[int]:
     return [first, *(size for size in sizes if size > first), *(size for size in reversed(sizes) if size < first)]
 
 
-def _kept_techniques(document: Document | None) -> dict[str, object]:
+def kept_techniques(document: Document | None) -> dict[str, object]:
     """Return what the recipe's own `layout` says beside the split and beside what a search would choose."""
     written = None if document is None else document.value.get("layout")
     ours = {*LAYOUT_KEYS, *CHOOSABLE}

@@ -12,7 +12,7 @@ from llmlaunch.units import gib
 
 __all__ = ["planned_text", "qualification_markdown", "qualification_text", "summary_line"]
 
-EXPECTED = {"fits": "fits", "tight": "fits, tightly", "dies": "out of memory"}
+EXPECTED = {"fits": "fits", "tight": "tight", "dies": "out of memory"}
 OUTCOMES = {
     "died": "OUT OF MEMORY",
     "survived": "SURVIVED",
