@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from llmlaunch.assets import asset
@@ -14,6 +15,7 @@ from support.command_line import CommandLine
 from support.recipes import recipe_text
 from support.store_run_dirs import RunDir, gpu
 
+ROOT = Path(__file__).parents[3]
 CLUSTER = ("--cluster", "h100-80gb-x8")
 QUALIFY = ("qualify", *CLUSTER)
 NAME = "qualify-h100-80gb-x8-megatron-lm"
@@ -75,6 +77,7 @@ def test_six_jobs_are_submitted_once_and_a_repeated_command_submits_what_is_miss
     llmlaunch(*QUALIFY, "--no-wait")
     assert submitted(questions) == [f"{NAME}-{number}" for number in range(1, 7)]
     assert all(f"--job-name={path.name}" in (path / "job.sbatch").read_text() for path in run_dirs())
+    assert not any((path / "fallback").exists() for path in run_dirs())
     again = llmlaunch(*QUALIFY, "--no-wait")
     assert "Continuing the qualification" in again.stderr
     assert len(submitted(questions)) == 6
@@ -113,6 +116,7 @@ def test_what_was_measured_is_on_the_page_in_json_and_in_check(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     answer = llmlaunch.json(*QUALIFY, "--report")
+    jsonschema.validate(answer, json.loads((ROOT / "docs" / "schemas" / "qualify.schema.json").read_text()))
     assert (answer["complete"], answer["as_predicted"]) == (True, True)
     assert answer["worst_error"] == pytest.approx(1 / 1.04 - 1, abs=1e-6)
     assert [layout["expectation"] for layout in answer["layouts"]] == [*["fits"] * 4, "tight", "dies"]
