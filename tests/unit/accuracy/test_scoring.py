@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.accuracy.scoring import ScoredRecord, score
+from llmlaunch.accuracy.scoring import ScoredRecord, score, score_all
 from llmlaunch.accuracy.summary import by_size, families
 from llmlaunch.calibration.records import read_records
 from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError
+from llmlaunch.memory.job import NO_CORRECTION
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"
 
@@ -152,6 +153,14 @@ def test_a_refusal_says_what_and_why(on_a_cpu: dict[str, Any], changes: dict[str
     result = score({**on_a_cpu, **changes}, {})
     assert not result.supported
     assert reason in str(result.reason)
+
+
+def test_ranks_of_one_run_are_priced_once_and_as_each_alone(records: list[dict[str, Any]]) -> None:
+    of_ranks = [{**record, "id": f"{record['id']}/{rank}", "peak_bytes": rank} for record in records for rank in (1, 2)]
+    some, clusters = of_ranks[::40], machines()
+    together = score_all([*some, *some], clusters, lambda record: NO_CORRECTION)
+    assert together == [score(record, clusters) for record in some] * 2
+    assert together[0].case is together[len(some)].case
 
 
 def test_a_peak_that_was_not_reached_is_no_error(on_a_cpu: dict[str, Any]) -> None:

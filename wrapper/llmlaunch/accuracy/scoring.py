@@ -5,7 +5,8 @@ What differs from a shipped profile or from the record's own fields stands here 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +26,16 @@ from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.timing.step import step_time
 
-__all__ = ["OUTCOMES", "ScoredRecord", "card_memory_bytes", "job_class", "refuse_broken", "score", "timed_job"]
+__all__ = [
+    "OUTCOMES",
+    "ScoredRecord",
+    "card_memory_bytes",
+    "job_class",
+    "refuse_broken",
+    "score",
+    "score_all",
+    "timed_job",
+]
 
 OUTCOMES = ("oom", "fits", "host_oom")
 HOST = ("host", "host_oom")  # of a node, not of a device
@@ -33,6 +43,12 @@ PRICED = ("allocated", "reserved", "device", "resident", "host")
 USABLE_SHARE = 0.985  # of a card's nominal GiB torch reports 98.45 to 99.5 % (cluster/accelerators.json)
 NOMINAL_EXCEEDS = 0.03  # what torch reports, by no more than this share, if a record's card is the known one
 NARROW = ("fp8", "mxfp8", "nvfp4")
+# What was measured, when, and where: no prediction depends on it; nor on what a GPU held before, as it does on a CPU.
+ANSWERS = (
+    *("id", "peak_bytes", "repeats", "observed", "line", "numbers", "predicted_bytes", "peak_source", "step_seconds"),
+    *("tokens_per_second_per_gpu", "tflops_per_gpu", "run_id", "attempt", "run_state", "started_at", "global_rank"),
+    *("node", "gpu_uuid"),
+)
 DEVICES_PER_NODE = 8  # of a machine without a profile
 # Bytes a second that each device has of its node's adapters, by family. Said of ABCI's A nodes: four HDR adapters of
 # 200 Gb/s for eight A100s. Not confirmed by a page of the site or a measurement; the profile's figure is for one each.
@@ -79,6 +95,23 @@ class ScoredRecord:
         return {**named, "measured_bytes": self.measured_bytes, **{name: getattr(self, name) for name in JSON_NAMES}}
 
 
+def score_all(
+    records: Iterable[Record], clusters: Mapping[str, Cluster], correction_of: Callable[[Record], Correction]
+) -> list[ScoredRecord]:
+    """Score every record, in order. Ranks and repeats of one run are records that differ in what was measured alone, so
+    they are priced once."""
+    by_question: dict[str, ScoredRecord] = {}
+    scores = []
+    for record in records:
+        correction = correction_of(record)
+        aside = ANSWERS if record["gpu"] == CPU else (*ANSWERS, "baseline_bytes")
+        question = json.dumps([{key: record[key] for key in record if key not in aside}, repr(correction)])
+        if question not in by_question:
+            by_question[question] = score(record, clusters, correction)
+        scores.append(replace(by_question[question], record=record))
+    return scores
+
+
 def score(record: Record, clusters: Mapping[str, Cluster], correction: Correction = NO_CORRECTION) -> ScoredRecord:
     """Price one record. `clusters` are the machines of known accelerators (`cluster.cards.machines`), whose speeds give
     step times; `correction` is in every number of bytes."""
@@ -88,8 +121,8 @@ def score(record: Record, clusters: Mapping[str, Cluster], correction: Correctio
     case = case_or_reason(record)
     if isinstance(case, str):
         return ScoredRecord(record, supported=False, reason=case)
-    node = _node(record, case, clusters)
     try:
+        node = _node(record, case, clusters)
         priced = estimate(replace(case.job, correction=correction), case.layout, case.num_microbatches, node=node)
     except (ArithmeticError, IndexError, TypeError, ValueError):
         return ScoredRecord(record, supported=False, reason=NO_SIZES)

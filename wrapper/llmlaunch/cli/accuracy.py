@@ -41,7 +41,7 @@ def accuracy_command(
 
     Exit code 0. 2: a file is no measurements. 3: an estimate cannot be right, which is a bug of llmlaunch.
     """
-    from llmlaunch.accuracy.scoring import refuse_broken, score
+    from llmlaunch.accuracy.scoring import refuse_broken, score_all
     from llmlaunch.app.evidence import Corrections
     from llmlaunch.app.stored_runs import whole_records
     from llmlaunch.calibration.records import read_records
@@ -53,7 +53,7 @@ def accuracy_command(
     records = [record for file in files for record in read_records(file)] if files else whole_records(notify)
     if not records:
         notify("no measurements in the store yet; give a FILE of records, or run a recipe: llmlaunch submit RECIPE")
-    scores = [score(record, clusters, corrections.of(record)) for record in records]
+    scores = score_all(records, clusters, corrections.of)
     answer = accuracy_json(scores, clusters, anchors or markdown is not None) | corrections.as_json()
     if plot is not None:
         from llmlaunch.report.accuracy_plot import write_accuracy_plot
