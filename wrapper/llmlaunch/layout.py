@@ -7,7 +7,7 @@ read the same list.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from itertools import groupby
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, IntColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import NO_NUMBER_FORMATS, NumberFormats, Workload
@@ -39,7 +40,7 @@ RECOMPUTE_NAMES = ("none", "selective", "full")
 EVEN: tuple[tuple[int, ...], ...] = ((),)
 
 
-@dataclass(frozen=True)
+@frozen
 class Layout:
     """One way to split a job.
 
@@ -129,7 +130,7 @@ def _runs(layers: tuple[int, ...]) -> str:
     return "+".join(f"{count}x{times}" if times > 1 else str(count) for count, times in groups)
 
 
-@dataclass(frozen=True)
+@frozen
 class LayoutColumns:
     """The same fields as `Layout`, each an int64 column of equal length: a million layouts at once.
 
@@ -209,7 +210,7 @@ class LayoutColumns:
         return np.not_equal(self.partition, 0)
 
 
-@dataclass(frozen=True)
+@frozen
 class Situation:
     """All a legality rule may look at."""
 
@@ -226,7 +227,7 @@ class Situation:
         return self.nodes * self.cluster.devices_per_node
 
 
-@dataclass(frozen=True)
+@frozen
 class Rule:
     """One legality rule as data.
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from llmlaunch.documents.keys import key, section
+from llmlaunch.frozen import frozen
 
 __all__ = ["ELEMENT_BYTES", "NO_NUMBER_FORMATS", "PRECISIONS", "NumberFormats", "OptimizerFormats", "Workload"]
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 
 
-@dataclass(frozen=True)
+@frozen
 class Workload:
     """One training step: `global_batch_size` sequences of `sequence_length` tokens in `precision`."""
 
@@ -41,7 +41,7 @@ class OptimizerFormats:
     second_moment: str = key("Running mean of their squares", default="fp32", written=Moment)
 
 
-@dataclass(frozen=True)
+@frozen
 class NumberFormats:
     """Number formats beside `Workload.precision`.
 

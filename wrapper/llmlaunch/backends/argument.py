@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from llmlaunch.errors import UserError
+from llmlaunch.frozen import frozen
 from llmlaunch.recipe.types import Recipe
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@frozen
 class NodeVariable:
     """A command-line word expanded on the node: the value of the variable `name` there, followed by `suffix`."""
 
@@ -41,7 +41,7 @@ Word = str | NodeVariable
 RUN_DIR = "LLMLAUNCH_RUN_DIR"  # the run directory, on the node
 
 
-@dataclass(frozen=True)
+@frozen
 class Reason:
     """Why an argument is rendered as it is.
 
@@ -54,7 +54,7 @@ class Reason:
     why: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Argument:
     """A flag as the framework spells it, with its values and the reason for it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from llmlaunch.backends.argument import Argument, Reason, Word
 from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@frozen
 class StepTechniques:
     """Techniques that change what a step adds to the model states, under the names they have in `Layout` and
     `Techniques`. `solved` names the amount the planner solves for: "recompute_layers", "offload_layers" or None."""
@@ -46,7 +47,7 @@ class StepTechniques:
     solved: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class StateTechniques:
     """Techniques that change the model states: parameters, gradients and optimizer states. `gradient_dtype` None is
     the backend's default."""
@@ -57,7 +58,7 @@ class StateTechniques:
     offload_parameters: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Space:
     """The values of each layout field this backend can be asked for; empty = the planner enumerates all divisors.
     `step_techniques` and `state_techniques` list the combinations worth a search; a recipe's own settings replace them.
@@ -76,7 +77,7 @@ class Space:
     uneven: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class ProgressLines:
     """Regular expressions for log lines that report a step, and for lines that announce something slow: a save or an
     evaluation (llmlaunch.backends.logs). `promised`: the trainer is known to print step lines."""
@@ -86,7 +87,7 @@ class ProgressLines:
     promised: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Rendered:
     """What a backend puts into the run directory.
 
@@ -118,7 +119,7 @@ class Rendered:
     by_itself: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class RankAlone:
     """One pipeline rank of a rendered job, started by itself: one process, without the others.
 
@@ -142,7 +143,7 @@ class RankAlone:
         return int(self.environment["RANK"])
 
 
-@dataclass(frozen=True)
+@frozen
 class Requirement:
     """One thing a backend cannot do: `broken(recipe)` is True where the recipe asks for it.
 

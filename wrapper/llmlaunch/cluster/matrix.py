@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.documents.yaml_strict import read_text
 from llmlaunch.errors import UserError
+from llmlaunch.frozen import frozen
 from llmlaunch.placement.search import nearest_neighbours
 from llmlaunch.placement.traffic import inverse
 from llmlaunch.rundir.values import counted, shortened
@@ -40,7 +41,7 @@ _AGAIN = "measure again with llmlaunch doctor --network"
 Key = tuple[str | int, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class BandwidthMatrix:
     """`bytes_per_second[i][j]` is what each device of `nodes[i]` sends to its like on `nodes[j]` when all of them send;
     the diagonal is 0 and means nothing. `path` is where it was read."""
@@ -246,7 +247,7 @@ def _skip(text: str, at: int) -> int:
     return at if blank is None else blank.end()
 
 
-@dataclass(frozen=True)
+@frozen
 class MeasuredNetwork:
     """`seconds_per_byte[a, b]` is what one device of node rank `a` takes for a byte to its like on node rank `b` while
     all devices send; the diagonal is 0. Node rank n holds the global ranks from n x `devices_per_node` on.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,6 +28,7 @@ from llmlaunch.documents.text import (
     SrunOption,
     SrunValue,
 )
+from llmlaunch.frozen import frozen
 
 if TYPE_CHECKING:
     from llmlaunch.cluster.matrix import BandwidthMatrix, MeasuredNetwork
@@ -38,7 +39,7 @@ Nodes = Annotated[int, Field(ge=1, le=2**16)]
 Speed = Annotated[float, Field(gt=0, le=1e9)]
 
 
-@dataclass(frozen=True)
+@frozen
 class Link:
     """One tier of the network, per device and direction."""
 
@@ -47,7 +48,7 @@ class Link:
     measured: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class HostLink:
     """The link between a device and its node's memory: nominal bytes a second in each direction, and what that memory
     carries for each device while all devices of the node use it.
@@ -74,7 +75,7 @@ class SiteContainer:
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class Accelerator:
     """One device.
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
+
+from llmlaunch.frozen import frozen
 
 __all__ = ["Answers", "Gpus", "Partition", "SlurmNode", "SlurmSite", "host_count", "read_site"]
 
 _NONE = ("(null)", "N/A", "n/a", "None", "none", "")
 
 
-@dataclass(frozen=True)
+@frozen
 class Answers:
     """The output of each SLURM command; "" if a command has none here."""
 
@@ -29,7 +30,7 @@ class Answers:
     programs: tuple[str, ...] = ()  # of those that run containers, the ones on PATH
 
 
-@dataclass(frozen=True)
+@frozen
 class Gpus:
     """The GPUs of a node, as its GRES name them; `type` is None where they have none there."""
 
@@ -37,7 +38,7 @@ class Gpus:
     count: int
 
 
-@dataclass(frozen=True)
+@frozen
 class SlurmNode:
     """One node. `cpus` are those jobs may have; `memory_mib` is what SLURM hands out."""
 
@@ -49,7 +50,7 @@ class SlurmNode:
     partitions: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Partition:
     """One partition, with SLURM's own words for its limits."""
 
@@ -62,7 +63,7 @@ class Partition:
     whole_nodes: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class SlurmSite:
     """`nodes_per_switch` and `nodes_per_block` are the smallest leaf's, None where SLURM knows of none."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -19,6 +19,8 @@ import pydantic
 from pydantic import AfterValidator, ConfigDict, Discriminator, GetCoreSchemaHandler, Tag
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import NotRequired, Required, TypedDict, dataclass_transform, is_typeddict
+
+from llmlaunch.frozen import frozen
 
 __all__ = [
     "form",
@@ -41,7 +43,7 @@ Section = TypeVar("Section")
 WrittenKeys = frozenset[tuple[Any, "WrittenKeys"]] | None
 
 
-@dataclass(frozen=True)
+@frozen
 class _Key:
     """The arguments of `key`, kept with the field."""
 
@@ -87,8 +89,8 @@ def section(cls: type[Section]) -> type[Section]:
     what was written and raises ValueError where its keys contradict each other.
     """
     schema: Any = classmethod(_section_schema)
-    frozen: Any = dataclass(frozen=True)(cls)
-    frozen.__get_pydantic_core_schema__ = schema
+    frozen_class: Any = frozen(cls)
+    frozen_class.__get_pydantic_core_schema__ = schema
     return cls
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.guard import broken_law
 from llmlaunch.memory.host import HostNode, host_terms, node_bytes
@@ -17,7 +18,7 @@ from llmlaunch.memory.worst import Ranks, WorstRanks, pieces, worst_of
 __all__ = ["NOT_MODELLED", "Estimate", "RankEstimate", "estimate", "worst_ranks"]
 
 
-@dataclass(frozen=True)
+@frozen
 class RankEstimate:
     """One pipeline rank. `terms` sum to `device_bytes` exactly; allocated and reserved are partial sums of them."""
 
@@ -28,7 +29,7 @@ class RankEstimate:
     device_bytes: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Estimate:
     """All pipeline ranks of one layout. `peak_kind` is what `device_bytes` means: "device" on GPUs, "resident"
     on a CPU-only machine. `fault` is a law of memory that the estimate breaks (memory/guard.py): then llmlaunch is

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from llmlaunch.frozen import frozen
 
 __all__ = ["FullSharding", "FusedLoss", "GradientLife", "HostFacts", "MemoryFacts", "Quantized", "constant"]
 
@@ -15,7 +16,7 @@ NONE: ByStage = (0.0, 0.0, 0.0, 0.0)
 DEFAULT_GROUPS = ("tensor", "pipeline", "context", "data", "expert", "data_and_context")
 
 
-@dataclass(frozen=True)
+@frozen
 class Quantized:
     """Linear layers that multiply in a narrower format: bytes per element of the input they save, and per weight of
     the narrow copies they keep, scales included. With `replaces_parameters` there is no wider compute copy beside them
@@ -26,7 +27,7 @@ class Quantized:
     replaces_parameters: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class HostFacts:
     """What one process keeps in host memory. Of offloaded tensors, `pinned` is the part in page-locked blocks.
 
@@ -49,7 +50,7 @@ class HostFacts:
     loader_mask: bool = False  # every sample brings its own s x s attention mask, a byte an entry
 
 
-@dataclass(frozen=True)
+@frozen
 class FullSharding:
     """Blocks that gather parameters before they run and scatter their gradients after (FSDP), bytes per parameter.
 
@@ -72,7 +73,7 @@ class FullSharding:
     narrow_scale_bytes: float = 0.0  # and of its scales, which rest whole on every device
 
 
-@dataclass(frozen=True)
+@frozen
 class GradientLife:
     """When gradients are alive beside `gradient_bytes`, by ZeRO stage: bytes per parameter of the rank, and per sharded
     parameter.
@@ -93,7 +94,7 @@ class GradientLife:
     flattened: ByStage = NONE
 
 
-@dataclass(frozen=True)
+@frozen
 class FusedLoss:
     """A loss fused with the output head over chunks of tokens, with gradients made in the forward pass: bytes per
     element of the head's weight at the worst moment and from there to the head's backward, and bytes per token and
@@ -104,7 +105,7 @@ class FusedLoss:
     hidden_bytes: float
 
 
-@dataclass(frozen=True)
+@frozen
 class MemoryFacts:
     """One backend, one version, one precision, as data. Every figure is bytes per element unless said otherwise.
 

@@ -8,11 +8,11 @@ sums are of whole bytes, so the result equals that of `worst_ranks` and `estimat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.guard import unless_negative
 from llmlaunch.memory.host import HostNode, state_host_terms, transient_host_terms
@@ -54,7 +54,7 @@ def distinct_states(job: Job, layouts: LayoutColumns) -> tuple[LayoutColumns, In
     return layouts.take(first), of
 
 
-@dataclass(frozen=True)
+@frozen
 class TransientPiece:
     """Transient bytes of the candidate ranks of a few layouts."""
 
@@ -64,7 +64,7 @@ class TransientPiece:
     host: FloatColumn
 
 
-@dataclass(frozen=True)
+@frozen
 class TransientBytes:
     """What a step adds to the model states, for layouts in order. It does not depend on the ZeRO stage, the data type
     of gradients, or what is offloaded of optimizer states and parameters."""
@@ -75,7 +75,7 @@ class TransientBytes:
         return sum(piece.ranks.count for piece in self.pieces)
 
 
-@dataclass(frozen=True)
+@frozen
 class ModelStateBytes:
     """Model states of each layout twice: with one micro-batch in a step, and with several. `first_row` and `last_row`
     are the row numbers of the first and the last rank of each."""
@@ -89,7 +89,7 @@ class ModelStateBytes:
     host: FloatColumn
 
 
-@dataclass(frozen=True)
+@frozen
 class WorstBytes:
     """Per layout: the pipeline rank with the most device bytes (the first of equals), those bytes, and the bytes of a
     node's host memory."""

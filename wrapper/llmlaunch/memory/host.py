@@ -7,11 +7,12 @@ never too low.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_bytes
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import saved_by_heads
@@ -25,7 +26,7 @@ __all__ = ["HostNode", "host_terms", "node_bytes", "state_host_terms", "transien
 BATCH_BYTES_PER_TOKEN = 40.0  # token ids, labels, positions and two masks, 8 bytes each
 
 
-@dataclass(frozen=True)
+@frozen
 class HostNode:
     """What runs on one node. On a CPU-only machine (`resident`) devices are processes, and their bytes are host
     memory."""

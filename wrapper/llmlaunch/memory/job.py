@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property, wraps
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import LAYOUT_FIELDS, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@frozen
 class Correction:
     """The correction of a prediction by measured runs, in two parts: torch's memory, and what is outside it.
 
@@ -74,7 +75,7 @@ NO_CORRECTION = Correction()
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
+@frozen
 class Job:
     """What all layouts of a recipe share. `microbatch_group` is how many micro-batches an interleaved
     schedule runs through one chunk before the next; None is its default, the pipeline size."""
@@ -99,7 +100,7 @@ class Job:
         return self.techniques.trained_layers is None and pattern_is_uniform(self.shape)
 
 
-@dataclass(frozen=True)
+@frozen
 class RankColumns:
     """One row per (layout, pipeline rank). `layout_index` says which layout a row belongs to: layout by layout, or,
     where these are the `ends` of even pipelines, the first ranks of all layouts and then the last ranks of all, unless

@@ -10,12 +10,12 @@ numbers, and each part is priced once for many layouts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer, returned_key_values
 from llmlaunch.memory.facts import MemoryFacts
@@ -50,7 +50,7 @@ HOLES = "cached_logits"  # a term that goes into the allocator's cache
 Moment = Mapping[str, FloatColumn]
 
 
-@dataclass(frozen=True)
+@frozen
 class MomentTerms:
     """Whole bytes by term. `lasting` is alive from the second step on, whatever the moment. `moments` come on top, in
     the same order for transient bytes and model states: the loss with all activations alive, the backward pass of the

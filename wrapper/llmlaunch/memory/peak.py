@@ -8,13 +8,13 @@ the rank, so they sum to its peak exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.activations import cut_checkpoints, cut_parameters
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, least_torch_bytes, negative_rows
@@ -102,7 +102,7 @@ def _exchange_connections(job: Job, rows: RankColumns) -> FloatColumn | float:
     return job.facts.exchange_peer_bytes * beside
 
 
-@dataclass(frozen=True)
+@frozen
 class TransientSums:
     """Whole transient bytes at each moment, the lasting ones included. A column is None where the facts know no such
     thing, and `broken` is None where no term is negative."""
@@ -137,7 +137,7 @@ def _lone(job: Job, rows: RankColumns) -> FloatColumn:
     return np.where(rows.first & (table > logit_piece(job, rows)), table, 0.0)
 
 
-@dataclass(frozen=True)
+@frozen
 class StateSums:
     """Whole bytes of model states at each moment, the lasting ones included, and the bytes outside torch. Torch's bytes
     are multiplied by `torch_factor`, the correction by measured runs; `outside` and `least`, below which torch cannot
@@ -306,7 +306,7 @@ STATE = ("parameters", "weight_copies", "gradients", "optimizer_states")  # show
 OUTSIDE_TORCH = ("context", "communicators")
 
 
-@dataclass(frozen=True)
+@frozen
 class Terms:
     """Columns of bytes by term, with allocated <= reserved <= device. `least` is what torch must hold (`guard`)."""
 

@@ -10,12 +10,12 @@ MLPs, adapters, sampled inputs, and what waits on the host.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property, reduce
 
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import Job, RankColumns, once_for_rows
 from llmlaunch.models.shape import MoeShape
@@ -35,7 +35,7 @@ __all__ = [
 STATISTIC_BYTES = 4.0  # softmax and norm statistics are fp32
 
 
-@dataclass(frozen=True)
+@frozen
 class SavedTensors:
     """Bytes by tensor of one layer for one micro-batch."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, layer_kinds, once_for_rows, pattern_is_uniform
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
@@ -15,7 +15,7 @@ from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 __all__ = ["InFlight", "in_flight"]
 
 
-@dataclass(frozen=True)
+@frozen
 class InFlight:
     """The `dense` and `mixture` layers alive, counted once for each micro-batch in flight; `depth` counts micro-batches
     of the whole rank."""

@@ -3,12 +3,13 @@ they are reduced in are followed from one micro-batch's backward to the end of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.facts import ByStage, GradientLife
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
@@ -30,7 +31,7 @@ __all__ = ["States", "least_state_bytes", "states", "weight_versions"]
 MASTER_GRADIENT_BYTES = 4.0
 
 
-@dataclass(frozen=True)
+@frozen
 class States:
     """Bytes on one device. The first four live all the time, `gathered` through forward and backward; `forward` and
     `backward` are gradients and buckets while those run, `unreduced` while a block makes its own, `final` at the end of
@@ -269,7 +270,7 @@ def least_state_bytes(job: Job, layouts: LayoutColumns) -> FloatColumn:
 ALWAYS = GradientLife()
 
 
-@dataclass(frozen=True)
+@frozen
 class Gradients:
     """Bytes on one device: `lasting` from start to end, the others beside it, each at its moment: while the last
     micro-batch runs forward, while it begins backward, at the end of its backward, and in the optimizer step."""

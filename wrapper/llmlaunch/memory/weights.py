@@ -7,11 +7,12 @@ on the last of several stages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, once_for_rows
 from llmlaunch.models.shape import ModelShape
 
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@frozen
 class RankParameters:
     """Parameter counts on one device. `largest_layer` is what ZeRO 3 must gather at once."""
 
@@ -164,7 +165,7 @@ def _mtp(
     return count * (layer + projection + 3.0 * _norms(shape)), count * (experts if mixture else 0.0 * experts)
 
 
-@dataclass(frozen=True)
+@frozen
 class Matrices:
     """Elements of weight matrices on one device. `dense` and `expert` are (first linear, second linear) of one layer's
     MLP, all its experts together."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_are_candidates
 
@@ -35,7 +35,7 @@ def keep_freed_memory() -> None:
 PIECE = 12288
 
 
-@dataclass(frozen=True)
+@frozen
 class WorstRanks:
     """The pipeline rank of each layout with the most device bytes (the first of equals), and those bytes."""
 
@@ -43,7 +43,7 @@ class WorstRanks:
     device_bytes: FloatColumn
 
 
-@dataclass(frozen=True)
+@frozen
 class Ranks:
     """Row numbers of the ranks of `count` layouts, in the order of `RankColumns`."""
 

@@ -7,14 +7,13 @@ the tests against the published totals and against the modules themselves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from llmlaunch.frozen import frozen
 from llmlaunch.models.shape import ModelShape, MoeShape
 
 __all__ = ["LayerParameters", "ModelParameters", "count_parameters"]
 
 
-@dataclass(frozen=True)
+@frozen
 class LayerParameters:
     """One transformer layer. `mlp` is the dense MLP or the shared expert; `experts` are all routed experts and
     `active_experts` those one token goes through; `router` has the shared expert's gate with it. A bias that balances
@@ -36,7 +35,7 @@ class LayerParameters:
         return self.total - self.experts + self.active_experts
 
 
-@dataclass(frozen=True)
+@frozen
 class ModelParameters:
     """A whole model. `head` is 0 where it is tied to the embedding; `mtp` is 0 without multi-token prediction."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.support import Rehearsal, Support
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate
 from llmlaunch.memory.job import NO_CORRECTION, Correction
@@ -46,7 +47,7 @@ class StatedRisk(Protocol):
         has; None where the runs cannot tell. It never falls as `device_bytes` grows."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Limit:
     """The bytes a device or a node may be filled to, and the reason for that number. `risk` is what the recipe asks for
     and `runs` the number of comparable measured runs behind it; both are None where it asks for none. `support` is the
@@ -82,7 +83,7 @@ class Limit:
         return None if self.evidence is None else self.evidence.risk_of(device_bytes)
 
 
-@dataclass(frozen=True)
+@frozen
 class Candidate:
     """One layout with its worst rank's device bytes and its step time, and the techniques chosen with it and the format
     gradients accumulate in (None: the backend's own choice)."""
@@ -130,7 +131,7 @@ def as_planned(recipe: Recipe, chosen: Candidate) -> Recipe:
     return replace(recipe, techniques=chosen.techniques, training=training)
 
 
-@dataclass(frozen=True)
+@frozen
 class JobLength:
     """The whole training as planned. `gpu_hours` sums over all devices, CPUs too."""
 
@@ -148,7 +149,7 @@ class JobLength:
         return cls(steps, seconds, seconds * recipe.world_size / HOUR, steps * recipe.workload.tokens_per_step)
 
 
-@dataclass(frozen=True)
+@frozen
 class NodeTrial:
     """The outcome for one number of nodes. `refused` is "no_layout", "tight", "memory", "host_memory",
     "broken_estimate", "rehearsed", "days" or "gpu_hours", and None where the fastest safe layout stays within the
@@ -168,7 +169,7 @@ class NodeTrial:
         return {**trial, "job": length}
 
 
-@dataclass(frozen=True)
+@frozen
 class Sizing:
     """The numbers of nodes tried, ascending; only the last may have succeeded."""
 
@@ -183,7 +184,7 @@ class Sizing:
         return {"nodes": self.nodes, "tried": [trial.as_json() for trial in self.tried]}
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """The chosen layout with everything a reader asks of it. `verdict` is SAFE, TIGHT or UNSAFE, by memory alone; TIGHT
     and UNSAFE only where no layout is safe. An unsafe plan carries the closest layout. A tight or unsafe one has in
@@ -261,7 +262,7 @@ class Plan:
         return self.estimate.worst.device_bytes if self.rehearsed is None else self.rehearsed.device_bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class Fallback:
     """The plan that takes over where the layout before it ran out of memory. `loads` says for each layout before it,
     the planned one first, whether this plan can load its checkpoints. `change` says what it changes of the recipe's
@@ -277,7 +278,7 @@ class Fallback:
         return self.loads[-1]
 
 
-@dataclass(frozen=True)
+@frozen
 class Fallbacks:
     """The layouts to fall back on, each with more head-room than the one before. `missing` says why there are fewer
     than the recipe asks for."""

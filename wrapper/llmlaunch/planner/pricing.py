@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 
 import numpy as np
 
 from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns, Rule, Situation, refusal_counts
 from llmlaunch.memory.grouped_pricing import (
     ModelStateBytes,
@@ -52,7 +53,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@frozen
 class Rows:
     """Priced points as columns: indices of the split and of each kind of techniques, the amounts, and the costs. Bytes
     are of the worst pipeline rank's device and of a node."""
@@ -79,7 +80,7 @@ def join_rows(blocks: Sequence[Rows]) -> Rows:
     return Rows(**{f.name: np.concatenate([getattr(block, f.name) for block in blocks]) for f in fields(Rows)})
 
 
-@dataclass(frozen=True)
+@frozen
 class Points:
     """`rows` over the splits and the techniques they point to."""
 
@@ -142,7 +143,7 @@ class Points:
         return np.array([step.recompute for step in self.step_techniques], dtype=np.int64)
 
 
-@dataclass(frozen=True)
+@frozen
 class ModelStateBatch:
     """One set of state techniques, at `index` of the technique space, over the few splits that differ in their model
     states."""
@@ -152,7 +153,7 @@ class ModelStateBatch:
     update: UpdateSeconds
 
 
-@dataclass(frozen=True)
+@frozen
 class TechniqueBatch:
     """One set of step techniques, at `index` of the technique space, over `rows` of the splits. `state_of` maps each
     row to its split of a `ModelStateBatch`; `solved` names the amount to be solved, and `none_searched` says whether

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from llmlaunch.calibration.support import Rehearsal
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout, LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.planner.plan import TIGHT, Candidate
@@ -53,7 +54,7 @@ EQUAL = 1e-3  # shares of a step that no model of time can tell apart
 RANKED = 64  # sorting a million layouts takes longer than pricing them, and few look past the first
 
 
-@dataclass(frozen=True)
+@frozen
 class SearchResult:
     """The legal layouts with their worst rank and step time, by column.
 

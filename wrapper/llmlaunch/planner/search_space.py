@@ -6,7 +6,7 @@ Both are the backend's offer narrowed by the person's pins; what the recipe name
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from llmlaunch.backends.base import Backend, Space, StateTechniques, StepTechniques
 from llmlaunch.errors import UserError
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import EVEN, LAYOUT_FIELDS, RECOMPUTE_FULL, RECOMPUTE_NAMES, LayoutColumns
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
@@ -139,7 +140,7 @@ def divisors(n: int, most: int) -> tuple[int, ...]:
     return tuple(d for d in range(1, min(n, most) + 1) if n % d == 0)
 
 
-@dataclass(frozen=True)
+@frozen
 class TechniqueSpace:
     """All techniques tried with every split: each of `step` with each of `state`."""
 

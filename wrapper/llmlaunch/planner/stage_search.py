@@ -11,12 +11,13 @@ layers is never considered. Seconds are those of one micro-batch, forward and ba
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.peak import rank_terms
@@ -169,7 +170,7 @@ PIECE = 8192  # ranks priced at a time, so that the columns of the formula stay 
 CHORDS = 3  # interpolations before plain bisection: bytes are nearly affine in the layers
 
 
-@dataclass(frozen=True)
+@frozen
 class Costs:
     """Seconds of one micro-batch, forward and backward: of a layer of each kind, and of what the first and the last
     stage do beside their layers."""

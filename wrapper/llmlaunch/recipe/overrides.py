@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -15,6 +15,7 @@ from llmlaunch.documents.secrets import looks_secret, secret_in
 from llmlaunch.documents.validate import validate
 from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_document, parse_value, read_document
 from llmlaunch.errors import UserError
+from llmlaunch.frozen import frozen
 from llmlaunch.recipe.types import HINTS, Recipe, recipe_form
 from llmlaunch.rundir.values import counted, shortened
 
@@ -203,7 +204,7 @@ def _refuse_twice(choices: Sequence[Sequence[str]], single: Sequence[str]) -> No
             raise UserError(f"{key}: is given twice, and once with several values; leave one out")
 
 
-@dataclass(frozen=True)
+@frozen
 class WrittenPin:
     """A pin as the recipe writes it: its dotted key, its place ("recipe.yaml:12"), and how a value is written."""
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import all_to_all, links, neighbour, ring
@@ -20,7 +19,7 @@ RING_KERNELS = 30.0  # of a ring step forward and backward: attention in pieces,
 CORRECTION_BYTES = 20.0  # per query element and ring step: partial outputs and query gradients added up in fp32
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorPasses:
     """Tensor parallelism of one layer. A pass is a gather or a scatter of (tokens x hidden) over the group; `waited`
     of them stand in the way of the next product and `beside` run beside one."""

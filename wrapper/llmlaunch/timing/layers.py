@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
@@ -46,7 +47,7 @@ MLP_SHARE = 0.4  # of a dense layer's kernels
 DEFAULT_MODULES = ("core_attn",)
 
 
-@dataclass(frozen=True)
+@frozen
 class LayerSeconds:
     """Columns of seconds of one layer and micro-batch: its `seconds` in all, those that compute or launch and so can
     hide a transfer, `forward` and `backward`, and what they are made of. None where no layout has such a thing."""
@@ -82,7 +83,7 @@ class LayerSeconds:
         return kinds
 
 
-@dataclass(frozen=True)
+@frozen
 class _Mlp:
     """The parts in which a dense layer and a mixture differ: the products of the MLP, or of shared experts, for every
     token; elements that leave the activation function; kernels forward and backward; and of a mixture the copies of
@@ -95,7 +96,7 @@ class _Mlp:
     experts: Work | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class _Parts:
     """The parts of a layer before anything is recomputed, with the forward seconds of parts that can be recomputed
     alone."""

@@ -9,12 +9,13 @@ network between the job's nodes was measured (`Cluster.network`), each group run
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster, HostLink, Link
 from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer, layer_input, swapped_bytes
 from llmlaunch.memory.job import Job, candidate_ranks
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@frozen
 class Links:
     """Bytes a second that each member of a group sends in a ring, and seconds of one of the ring's steps."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
@@ -24,7 +24,7 @@ PIECE = 4096  # layouts worked out together
 LOADER_WORKERS = 2.0  # Megatron's --num-workers by default, and what other loaders are usually given
 
 
-@dataclass(frozen=True)
+@frozen
 class PassSeconds:
     """Columns of seconds of a step's passes, `total`, and what can hide the transfers of data parallelism: seconds that
     one micro-batch computes forward and backward on the busiest stage, and how many times that where they happen once
@@ -48,7 +48,7 @@ class PassSeconds:
         return {**{kind: self.microbatches * column for kind, column in kinds.items()}, **passes.beside}
 
 
-@dataclass(frozen=True)
+@frozen
 class _Passes:
     """The parts of a step's passes; `beside` holds by term what is not the work of the slowest stage."""
 

@@ -11,12 +11,12 @@ At the end, the arithmetic a model needs whatever the hardware: the numerator of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
@@ -43,7 +43,7 @@ GRADIENT_BUFFER_BYTES = 4.0  # of what weights' gradients are added to, whatever
 MULTIPROCESSORS = {7: 80, 8: 108, 9: 132, 10: 148}  # streaming multiprocessors of V100, A100, H100 SXM, B200
 
 
-@dataclass(frozen=True)
+@frozen
 class Work:
     """Seconds forward and backward."""
 
@@ -58,7 +58,7 @@ class Work:
         return self.forward + self.backward
 
 
-@dataclass(frozen=True)
+@frozen
 class DevicePace:
     """Rates of a device per second, efficiencies included: operations of large products in the compute format and in
     the narrower one of quantized linear layers, operations of attention forward and backward, bytes an element-wise
@@ -96,7 +96,7 @@ def pace(job: Job, cluster: Cluster) -> DevicePace:
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class Linear:
     """A matrix of `inputs` x `outputs`, one of which tensor parallelism divides; "neither" keeps the matrix whole and
     divides the tokens (the down projections of latent attention work on the sequence-parallel share)."""
@@ -132,7 +132,7 @@ def mlp_linears(shape: ModelShape, width: float) -> tuple[Linear, ...]:
     return Linear(h, (2.0 if shape.gated_mlp else 1.0) * width, "outputs"), Linear(width, h, "inputs")
 
 
-@dataclass(frozen=True)
+@frozen
 class Rates:
     """Seconds of matrix products forward: `per_row` for every row on the device, `per_row_split` for every row divided
     as the matrices are, and once `per_matrix_split` for matrices divided and `per_matrix` for those that are not.
@@ -222,7 +222,7 @@ def _unfused(job: Job, pace: DevicePace, width: float, at: SplitColumns) -> Work
     return Work((products + through) * at.share, (2.0 * products + through) * at.share)
 
 
-@dataclass(frozen=True)
+@frozen
 class SplitColumns:
     """`layouts` as floats. `tokens` are those of one micro-batch on one context-parallel rank, `share` their part of
     one tensor-parallel rank (as matrices or the sequence are divided), `stream` those of the residual stream there:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.timing.exchange import tensor_pass
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@frozen
 class StageSeconds:
     """Columns of seconds, forward and backward of one micro-batch: of one dense and of one mixture layer, and what the
     first stage (embedding) and the last (norm, head, loss) do beside their layers. Zero for what a model has not."""
@@ -39,7 +40,7 @@ class StageSeconds:
     last: FloatColumn
 
 
-@dataclass(frozen=True)
+@frozen
 class Ends:
     """Seconds of the first and the last stage beside their layers, by kind."""
 
@@ -47,7 +48,7 @@ class Ends:
     last: Mapping[str, FloatColumn]
 
 
-@dataclass(frozen=True)
+@frozen
 class Pieces:
     """The parts of stages; None where a model has no such layer."""
 
@@ -57,7 +58,7 @@ class Pieces:
     seconds: StageSeconds
 
 
-@dataclass(frozen=True)
+@frozen
 class Stages:
     """Seconds of one micro-batch through all stages of each layout, seconds of the slowest stage, its layers, and 1
     where it is the first or the last."""

@@ -4,13 +4,14 @@ parameter update (gradients reduced, parameters gathered, the optimizer)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, candidate_ranks
 from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
@@ -27,7 +28,7 @@ OPTIMIZER_BYTES = 34.0
 HOST_OPTIMIZER_BYTES = 28.0  # the same in host memory, where no second copy is written
 
 
-@dataclass(frozen=True)
+@frozen
 class UpdateSeconds:
     """Raw seconds, nothing hidden. `reduce_each` and `gather_each` say where these happen for every micro-batch
     (gradients from ZeRO 2 on, parameters from ZeRO 3 on, where gathered forward and again backward), and `overlapped`
@@ -127,7 +128,7 @@ def _optimizer(job: Job, cluster: Cluster, mine: FloatColumn) -> FloatColumn:
     return np.asarray(seconds)
 
 
-@dataclass(frozen=True)
+@frozen
 class StepTime:
     """Columns of seconds: the forward and backward passes, the communication of data parallelism that nothing hides,
     and the optimizer."""
