@@ -159,8 +159,10 @@ def internevo_facts() -> MemoryFacts:
     """InternEvo 7776693 (November 2023) with FSDP: bf16 parameters and gradients; the step makes an fp32 copy of the
     gradients beside the fp32 parameters and moments (internlm/solver/optimizer/fsdp_optimizer.py), and AdamW of torch
     2.0, which FSDP there asked for, two temporaries as large as a moment. Attention and MLP are blocks of their own;
-    the model's output is cast to fp32 and the loss writes its gradient over it."""
-    return _finished(
+    the model's output is cast to fp32 and the loss writes its gradient over it. FSDP shards in the group ZERO1, metrics
+    and the first parameters go through DATA, norms through MODEL and tests of the machine through GLOBAL
+    (internlm/train/training_internlm.py, model/metrics.py, utils/parallel.py, core/context/parallel_context.py)."""
+    facts = _finished(
         MemoryFacts(
             backend="internevo",
             version="7776693",
@@ -175,6 +177,7 @@ def internevo_facts() -> MemoryFacts:
             logit_bytes=10.0,
         )
     )
+    return replace(facts, groups=("world", "tensor", "model", "data", "data"))
 
 
 def _finished(facts: MemoryFacts) -> MemoryFacts:

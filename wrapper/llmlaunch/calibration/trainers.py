@@ -56,6 +56,7 @@ def _torchtune(record: Record) -> MemoryFacts:
         chunked_loss=implementation.get("cross_entropy_fusion") == "chunked",
         optimizer_in_backward=bool(implementation.get("optimizer_in_backward")),
         state_bytes=1.0 if record["optimizer"]["name"] == "adamw8bit" else 2.0,
+        fused_optimizer=implementation.get("fused_optimizer") is not False,
     )
 
 

@@ -45,6 +45,10 @@ OFFLOAD_GROUPS = 20
 SHIPPED_TRAINER = "llmlaunch"  # as records of measured runs call it
 HUGGING_FACE_KINDS = ("own", "hugging-face")  # scripts of one's own whose model is one of Transformers'
 
+# ZeRO communicates in a clone of the group of all ranks (utils/groups.py `_clone_world_group`); barriers, and scripts'
+# mean losses, go through that group itself (zero/stage3.py, 0.19.8).
+GROUPS = ("world", "tensor", "pipeline", "context", "data", "data_and_context")
+
 Share = tuple[float, float]  # bytes per parameter: whole, and divided by the ranks that shard
 
 
@@ -252,6 +256,7 @@ def _runtime_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFacts
         cache_share=constant("cache_share"),
         context_bytes=constant("context_bytes"),
         communicator_bytes=constant("communicator_bytes"),
+        groups=GROUPS,
     )
 
 
