@@ -90,9 +90,11 @@ def test_six_jobs_are_submitted_once_and_a_repeated_command_submits_what_is_miss
 def test_a_new_one_beside_the_earlier(llmlaunch: CommandLine, questions: Path) -> None:
     FOLDER.mkdir(parents=True)
     assert "holds no qualification" in llmlaunch(*QUALIFY, "--no-wait", code=2).stderr
-    llmlaunch(*QUALIFY, "--again", "--no-wait")
-    assert len(submitted(questions)) == 6
+    hint = llmlaunch(*QUALIFY, "--again", "--no-wait").stderr
+    assert f"llmlaunch {' '.join(QUALIFY)} --report" in hint
     assert len(list(Path("runs").iterdir())) == 2
+    assert "Continuing" in llmlaunch(*QUALIFY, "--no-wait").stderr
+    assert len(submitted(questions)) == 6
 
 
 def test_what_was_measured_is_on_the_page_in_json_and_in_check(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmlaunch.app.evidence import Notify, lessons_of, qualification_name
 from llmlaunch.app.planned_run import PlannedRun, plan_loaded
-from llmlaunch.app.submission import idle_trainer_bytes, refuse_elsewhere, resubmit
+from llmlaunch.app.submission import default_directory, idle_trainer_bytes, refuse_elsewhere, resubmit
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.documents.yaml_strict import read_document
@@ -40,8 +40,8 @@ __all__ = [
     "QualificationRequest",
     "QualifyingRun",
     "base_recipe",
-    "default_place",
     "has_ended",
+    "place_of_qualification",
     "plan_qualification",
     "run_directories",
     "submit_unless_submitted",
@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 HOW = "qualification"
+LATER = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}")  # what `default_directory` puts behind a name
 CPU_RECIPE = "quickstart"
 RECIPES = {"megatron-lm": "llama3-8b", "deepspeed": "llama2-7b-deepspeed"}
 
@@ -101,11 +102,11 @@ def base_recipe(
             "qualify: name what is to be qualified: a RECIPE, or --cluster NAME (a profile; `llmlaunch init --site` "
             "drafts one of this cluster)"
         )
-    given = {"cluster": cluster, "backend": backend, "model": model}
-    words = [*(f"{key}={value}" for key, value in given.items() if value is not None), f"nodes={nodes}", *overrides]
+    options = {"cluster": cluster, "backend": backend, "model": model}
+    words = [*(f"{key}={value}" for key, value in options.items() if value is not None), f"nodes={nodes}", *overrides]
     if recipe is not None:
-        kept = kept_techniques(apply_overrides(read_document(Path(recipe)), words))
-        return QualificationRequest(recipe, (*words, f"layout={json.dumps(kept)}"))
+        techniques = kept_techniques(apply_overrides(read_document(Path(recipe)), words))
+        return QualificationRequest(recipe, (*words, f"layout={json.dumps(techniques)}"))
     from llmlaunch.cluster.load import load_cluster
 
     assert cluster is not None
@@ -122,11 +123,16 @@ def _sequence_length(model: str) -> int:
     return min(find_model(model).max_position_embeddings, 4096)
 
 
-def default_place(recipe: Recipe) -> Path:
-    """Return where a qualification lies unless told otherwise: the same place each time, so that it is gone on with."""
+def place_of_qualification(recipe: Recipe, again: bool) -> Path:
+    """Return where a qualification lies unless told otherwise: the place of the last one, so that it is gone on with,
+    or a new place `again`."""
     model = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe.model.name)
     name = f"{qualification_name(recipe.cluster.name, recipe.backend.name)}-{model}"
-    return Path(os.environ.get("LLMLAUNCH_RUNS", "runs")) / name
+    new = default_directory(name)
+    if again:
+        return new
+    later = [path for path in new.parent.glob(f"{name}-*") if LATER.fullmatch(path.name.removeprefix(name))]
+    return max(later, default=new.with_name(name))
 
 
 def plan_qualification(request: QualificationRequest, choice: LauncherChoice, notify: Notify) -> list[QualifyingRun]:
@@ -218,8 +224,8 @@ def run_directories(directory: Path, request: QualificationRequest) -> list[Path
     names = [str(run.get("directory")) for run in runs]
     if sweep.get("how") != HOW or not names or not all(map(is_path_component, names)):
         raise UserError(f"{directory}: exists and holds no qualification; name another folder with -o")
-    given = request.overrides
-    if any(run.get("file") != request.recipe or tuple(run["overrides"][: len(given)]) != given for run in runs):
+    words = list(request.overrides)
+    if any(run.get("file") != request.recipe or run.get("overrides", [])[: len(words)] != words for run in runs):
         raise UserError(
             f"{directory}: holds a qualification of {runs[0].get('file')} with other overrides; name another folder "
             "with -o, or start anew with --again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmlaunch.app.evidence import Notify, farthest, newest_qualification
 from llmlaunch.errors import UserError
-from llmlaunch.layout import Layout
+from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.planner.qualification import DIES, TRIALS, expectation_of
 from llmlaunch.store.location import store_exists
 
@@ -120,9 +121,10 @@ def qualification_result(
     with open_collected(notify) as store:
         collect(store, run_dirs)
         runs = newest_qualification(recipe.cluster.name, recipe.backend.name, directory)
-        layouts = [_layout_result(store, run) for run in runs]
-        calibration = _calibration(store, recipe) if runs else None
-    if not runs:
+        results = [_layout_result(store, run) for run in runs]
+        layouts = [result for result in results if result is not None]
+        calibration = _calibration(store, recipe) if layouts else None
+    if not layouts:
         return None
     return QualificationResult(
         cluster=recipe.cluster.name,
@@ -136,18 +138,21 @@ def qualification_result(
     )
 
 
-def _layout_result(store: Store, run: NamedRun) -> LayoutResult:
+def _layout_result(store: Store, run: NamedRun) -> LayoutResult | None:
+    """Return what the store holds of one run; None where its plan could not be read when it was collected."""
     from llmlaunch.store.history import stored_run
 
-    whole = stored_run(store, run.run_id) or {}
-    plan, records = whole.get("plan") or {}, whole.get("records") or []
+    whole = stored_run(store, run.run_id)
+    if whole is None or whole["plan"] is None:
+        return None
+    plan, records = whole["plan"], whole["records"]
     memory = plan["memory"]
     predicted = max(rank["device_bytes"] for rank in memory["ranks"])
     expectation = expectation_of(predicted, memory["limit_bytes"], memory["memory_bytes"])
     peaks = _peaks(records)
     resident = peaks.get(RESIDENT, (None, 0))[1]
     overfull = run.cause not in OUT_OF_MEMORY and resident > memory["memory_bytes"]
-    words = dict(word.partition("=")[::2] for word in whole.get("overrides", []))
+    words = dict(word.partition("=")[::2] for word in whole["overrides"])
     return LayoutResult(
         number=int(run.name.rpartition("-")[2]),
         run_id=run.run_id,
@@ -180,8 +185,6 @@ def _outcome(state: str, expectation: str, died: bool) -> str:
 
 
 def _described(layout: Mapping[str, Any]) -> str:
-    from llmlaunch.layout import RECOMPUTE_NAMES
-
     values = {**layout, "recompute": RECOMPUTE_NAMES.index(layout["recompute"]), "layers_by_stage": ()}
     return Layout(**values | {"sequence_parallel": int(layout["sequence_parallel"])}).describe()
 
@@ -198,8 +201,6 @@ def _peaks(records: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int | None, 
 
 def _calibration(store: Store, recipe: Recipe) -> Mapping[str, Any] | None:
     """Return what `calibrate` would learn now, without keeping it, and how many more runs it needs."""
-    import time
-
     from llmlaunch.calibration.learning import FEWEST_RUNS
     from llmlaunch.store.calibrations import calibrate
 

@@ -61,64 +61,63 @@ def qualify_command(
     Exit code 0: all that ended did so as predicted. 1: one died, survived or failed otherwise. 2: invalid. 4: the
     scheduler refused.
     """
-    from llmlaunch.app.qualification import base_recipe, default_place, run_directories
+    from llmlaunch.app.qualification import base_recipe, place_of_qualification, run_directories
     from llmlaunch.launchers.choose import choose
     from llmlaunch.recipe.load import load_recipe
 
-    named = bool(words) and "=" not in words[0]
-    recipe, overrides = (words[0], words[1:]) if named else (None, words)
+    has_recipe = bool(words) and "=" not in words[0]
+    recipe, overrides = (words[0], words[1:]) if has_recipe else (None, words)
     request = base_recipe(recipe, overrides, cluster, backend, model, nodes)
     base = load_recipe(request.recipe, request.overrides)
     if report:
         return _show(base, output, (), as_json)
     choice = choose(local, notify)
-    if no_wait and choice.launcher.name == "local" and not dry_run:
+    if dry_run:
+        return _show_layouts(request, choice, as_json)
+    if no_wait and choice.launcher.name == "local":
         raise UserError(
             "qualify --no-wait: on this machine this command starts one run after the other, so it has to stay; "
             f"leave out --no-wait. {choice.why}"
         )
-    directory = output or default_place(base)
-    if again:
-        directory = _new_place(directory)
-    run_dirs = [] if dry_run else run_directories(directory, request)
-    if not run_dirs:
-        run_dirs = _begin(request, directory, choice, dry_run, as_json)
-        if dry_run:
-            return 0
-    else:
+    directory = output or place_of_qualification(base, again)
+    run_dirs = run_directories(directory, request)
+    if run_dirs:
         notify(f"Continuing the qualification in {directory} (a new one: --again)")
+    else:
+        run_dirs = _begin(request, directory, choice)
     _run(run_dirs, choice.launcher.name == "local", no_wait, as_json)
     if no_wait:
-        notify(f"the results, when the runs have ended: {to_type(*sys.argv[1:])}")
+        options = [word for word in sys.argv[1:] if word not in ("--no-wait", "--again")]
+        notify(f"the results, when the runs have ended: {to_type(*options, '--report')}")
         return 0
     return _show(base, directory, run_dirs, as_json)
 
 
-def _new_place(directory: Path) -> Path:
-    from llmlaunch.app.submission import default_directory
-
-    return directory.with_name(default_directory(directory.name).name)
-
-
-def _begin(
-    request: QualificationRequest, directory: Path, choice: LauncherChoice, dry_run: bool, as_json: bool
-) -> list[Path]:
-    """Choose the six layouts, show them, and unless `dry_run` write their run directories and return these."""
-    from llmlaunch.app.qualification import plan_qualification, run_directories, write_qualification
+def _show_layouts(request: QualificationRequest, choice: LauncherChoice, as_json: bool) -> int:
+    """Show the six layouts that would run."""
+    from llmlaunch.app.qualification import plan_qualification
     from llmlaunch.report.qualification_text import planned_text
     from llmlaunch.units import duration
 
     runs = plan_qualification(request, choice, notify)
-    rows = [each.to_json() for each in runs]
-    limit = runs[0].run.plan.limit
-    if dry_run and as_json:
+    rows, limit = [each.to_json() for each in runs], runs[0].run.plan.limit
+    if as_json:
         print_json({"memory_bytes": limit.memory_bytes, "limit_bytes": limit.limit_bytes, "layouts": rows})
     else:
-        say(planned_text(rows, limit.memory_bytes, limit.limit_bytes), err=not dry_run)
-    if dry_run:
-        training = duration(sum(each.run.plan.length.seconds for each in runs))
-        notify(f"{training} of training, and the start of six jobs; nothing was written or submitted. {choice.why}")
-        return []
+        say(planned_text(rows, limit.memory_bytes, limit.limit_bytes))
+    training = duration(sum(each.run.plan.length.seconds for each in runs))
+    notify(f"{training} of training, and the start of six jobs; nothing was written or submitted. {choice.why}")
+    return 0
+
+
+def _begin(request: QualificationRequest, directory: Path, choice: LauncherChoice) -> list[Path]:
+    """Choose the six layouts, show them, and write their run directories; return these."""
+    from llmlaunch.app.qualification import plan_qualification, run_directories, write_qualification
+    from llmlaunch.report.qualification_text import planned_text
+
+    runs = plan_qualification(request, choice, notify)
+    limit = runs[0].run.plan.limit
+    say(planned_text([each.to_json() for each in runs], limit.memory_bytes, limit.limit_bytes), err=True)
     write_qualification(directory, runs, request, notify)
     return run_directories(directory, request)
 
@@ -135,18 +134,18 @@ def _run(run_dirs: Sequence[Path], local: bool, no_wait: bool, as_json: bool) ->
         groups = [[run_dir] for run_dir in run_dirs] if local else [run_dirs]
         for group in groups:
             submissions = [submit_unless_submitted(run_dir, local, notify_each) for run_dir in group]
-            going_on = [each for each in submissions if not has_ended(each)]
-            if going_on and not no_wait and not _follow(going_on, screen):
+            ongoing = [each for each in submissions if not has_ended(each)]
+            if ongoing and not no_wait and not _follow(ongoing, screen):
                 break
 
 
 def _once() -> Callable[[str], None]:
     """Return `notify` for messages that six runs share."""
-    shown: set[str] = set()
+    messages: set[str] = set()
 
     def notify_once(message: str) -> None:
-        if message not in shown:
-            shown.add(message)
+        if message not in messages:
+            messages.add(message)
             notify(message)
 
     return notify_once

@@ -43,8 +43,8 @@ _REHEARSED = "SELECT content FROM measurements WHERE family = 'rehearsed' AND ba
 _NAMED_RUNS = (
     "SELECT recipes.name, runs.run_id, runs.directory, runs.state, runs.cause, runs.peak_kind, runs.predicted_bytes, "
     "(SELECT MAX(peak_bytes) FROM measurements WHERE run_id = runs.run_id AND peak_kind = runs.peak_kind), "
-    "COALESCE(runs.ended_at, runs.started_at, runs.submitted_at, 0), plans.content "
-    "FROM runs JOIN recipes ON recipes.id = runs.recipe_id LEFT JOIN plans ON plans.id = runs.plan_id "
+    "COALESCE(runs.ended_at, runs.started_at, runs.submitted_at, 0) "
+    "FROM runs JOIN recipes ON recipes.id = runs.recipe_id "
     "WHERE recipes.name >= :first AND recipes.name <= :last"
 )
 
@@ -52,7 +52,7 @@ _NAMED_RUNS = (
 @dataclass(frozen=True)
 class NamedRun:
     """A run found by the name of its recipe. Bytes are those of the worst rank, of `peak_kind`; `changed_at` is the
-    unix time of its end, else of its start; `plan_text` is its plan as JSON."""
+    unix time of its end, else of its start."""
 
     name: str
     run_id: str
@@ -63,7 +63,6 @@ class NamedRun:
     predicted_bytes: int | None
     measured_bytes: int | None
     changed_at: float
-    plan_text: str | None
 
 
 def runs_by_name(location: Location, first: str, last: str) -> list[NamedRun]:
