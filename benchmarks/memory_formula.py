@@ -1,6 +1,6 @@
 """Microseconds of the memory formula per layout of recipes/llama3-70b.yaml, on one core: at once, and from halves.
 
-Every legal split of the model with every set of words the search tries, amounts at 1. Bar: at most 2 at once; from
+Every legal split of the model with every set of words the search tries, amounts at 1. Bar: at most 1 at once; from
 halves at most 0.7 for what runs, and 0.15 for each layout made of it and of what is held. Run with OMP_NUM_THREADS=1
 (numpy's element-wise work is single-threaded anyway).
 
@@ -45,7 +45,7 @@ def main() -> None:
     running_halves = [transient_bytes(*way, node) for way in running]
 
     count, ways = len(splits) * len(places), len(splits) * len(running)
-    timed("at once", count, rounds, 2.0, lambda: every(worst_ranks, points))
+    timed("at once", count, rounds, 1.0, lambda: every(worst_ranks, points))
     holds = [(*held, node) for held in holding]
     timed("what is held", len(few) * len(holding), rounds, None, lambda: every(model_state_bytes, holds))
     runs = [(*way, node) for way in running]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmlaunch.app.planned_run import PlannedRun, plan
-from llmlaunch.app.variants import warn_of_memory
 from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import UNSAFE
@@ -157,6 +156,8 @@ def plan_command(recipe: str, overrides: tuple[str, ...], as_json: bool, with_fr
 def render_command(recipe: str, overrides: tuple[str, ...], output: Path, as_json: bool) -> int:
     """Plan RECIPE and write its run directory. Nothing is submitted; nothing is written unless it is safe, or tight and
     accepted."""
+    from llmlaunch.app.variants import warn_of_memory
+
     run = plan(recipe, overrides, notify)
     run.refuse_unsafe()
     warn_of_memory(run, notify)

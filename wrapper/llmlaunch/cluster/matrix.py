@@ -17,8 +17,6 @@ from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.documents.yaml_strict import read_text
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
-from llmlaunch.placement.search import nearest_neighbours
-from llmlaunch.placement.traffic import inverse
 from llmlaunch.rundir.values import counted, shortened
 from llmlaunch.units import GB
 
@@ -331,6 +329,9 @@ def measured_network(
     the nearest node left, so it does not depend on the job's layout. Nodes that are not in the matrix get the median of
     its links, as at job start (`node/place.py`).
     """
+    from llmlaunch.placement.search import nearest_neighbours
+    from llmlaunch.placement.traffic import inverse
+
     rows = slurm_order(matrix, nodes) if order is None else list(order)
     seconds = np.array(inverse([[matrix.bytes_per_second[a][b] for b in rows] for a in rows]))
     if order is None:

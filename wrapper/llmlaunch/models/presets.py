@@ -12,7 +12,6 @@ from llmlaunch.assets import asset
 from llmlaunch.documents.validate import BadKey, known_and_nearest, validate
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
-from llmlaunch.models.huggingface.config import read_config
 from llmlaunch.models.shape import (
     MARKS,
     MlaShape,
@@ -88,7 +87,11 @@ def _named(spec: str, base_dir: Path) -> tuple[ModelShape, tuple[str, ...]]:
         is_path = looks_like_path or path.exists()
     except (OSError, ValueError):
         is_path = False
-    return read_config(path) if is_path else (load_preset(spec), ())
+    if not is_path:
+        return load_preset(spec), ()
+    from llmlaunch.models.huggingface.config import read_config
+
+    return read_config(path)
 
 
 def _complete(

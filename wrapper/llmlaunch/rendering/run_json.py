@@ -13,7 +13,6 @@ from llmlaunch.backends.checkpoints import lead_seconds, refuse_short_time, save
 from llmlaunch.backends.registry import backend_for, recorded_name
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, ModelShape, Router
-from llmlaunch.planner.placement import layout_sizes, step_volumes
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 
@@ -238,6 +237,8 @@ def is_placed(recipe: Recipe) -> bool:
 
 def placement_json(recipe: Recipe, layout: Layout) -> bytes:
     """The file (docs/run-directory.md), a row of the matrix on a line."""
+    from llmlaunch.planner.placement import layout_sizes, step_volumes
+
     cluster = recipe.cluster
     volumes = step_volumes(recipe, layout, backend_for(recipe).facts(recipe))
     described = {
