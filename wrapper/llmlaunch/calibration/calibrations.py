@@ -38,7 +38,7 @@ MODULES = (
         f"backends/{name}.py"
         for name in ("deepspeed/facts", "deepspeed/megatron_deepspeed_facts", "fsdp", "megatron/facts")
     ),
-    *(f"calibration/{name}.py" for name in ("cases", "completion", "trainers")),
+    *(f"calibration/{name}.py" for name in ("cases", "completion", "megatron_records", "trainers")),
     *("cluster/accelerators.json", "cluster/cards.py"),
 )
 

@@ -30,9 +30,10 @@ from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import (
     accumulates_in_fp32,
     megatron_deepspeed_facts,
 )
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
-from llmlaunch.calibration.completion import Unsupported, complete, is_bridge_benchmark, with_every_field
-from llmlaunch.calibration.records import ATORCH_PIPELINE, TABLES, Record, minor
+from llmlaunch.backends.megatron.facts import megatron_facts, megatron_fsdp_facts
+from llmlaunch.calibration.completion import Unsupported, complete, with_every_field
+from llmlaunch.calibration.megatron_records import FP8_RECIPES, megatron_options
+from llmlaunch.calibration.records import ATORCH_PIPELINE, TABLES, Record
 from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split, refuse_unread
 from llmlaunch.cluster.cards import capability_of_card
 from llmlaunch.columns import FloatColumn
@@ -42,48 +43,14 @@ from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.peak import rank_terms
 from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, MlaShape, ModelShape, MoeShape, Router, SlidingWindow
 from llmlaunch.techniques import Techniques
-from llmlaunch.workload import ELEMENT_BYTES, OptimizerFormats, Workload
+from llmlaunch.workload import ELEMENT_BYTES, Workload
 
 __all__ = ["CPU", "NO_RECORD", "NO_SIZES", "Case", "Prediction", "Unsupported", "case_of", "case_or_reason", "predict"]
 
 TRANSFORMER_ENGINE = ("megatron", "megatron-fsdp")  # the tables that know its number formats
-# Names of number formats in records and recipes -> Transformer Engine's recipes. A format without a recipe has one
-# scale to a tensor: that of many steps is Megatron's default, that of the step Megatron-Bridge's, and both keep as many
-# bytes.
-FP8_RECIPES = {
-    "fp8": "delayed",
-    "delayed": "delayed",
-    "fp8_ds": "delayed",
-    "tensorwise": "tensorwise",
-    "fp8_cs": "tensorwise",
-    "blockwise": "blockwise",
-    "fp8_sc": "blockwise",
-    "mxfp8": "mxfp8",
-    "fp8_mx": "mxfp8",
-    "nvfp4": "nvfp4",
-}
 UNSPECIFIC_RECIPES = ("fp8", "fp4")  # of published tables: a width, not a recipe
 MUON = ("muon", "dist_muon")  # the second is the first with its layers' states spread over data parallel ranks
-# Records of Megatron-Bridge's benchmarks have the flag of its model, which says false; what decides is the number
-# format, and those gather narrow parameters (src/megatron/bridge/training/mixed_precision.py, perf_recipes/_common.py,
-# 2026-08), fp4 from a release on, but for the runs whose own recipe says false (perf_recipes/deepseek,
-# perf_recipes/kimi). Any other record means what it says.
-BRIDGE_GATHERS = ("delayed", "tensorwise", "mxfp8")
-BRIDGE_GATHERS_FP4_SINCE = "release 26.06"
-BRIDGE_KEEPS_WIDE = (("deepseek_v3", "H100"), ("kimi_k2", "GB200"))
-# Bytes of the optimizer a version shards over data parallelism alone, by (version, card); elsewhere none. Every branch
-# of this fork reads `get_data_parallel_group(with_context_parallel=True)`, and its 94 GB grid agrees. Its 40 GB grid
-# does not: so priced, two runs that died need 29 and 30 GiB of 40. With 12 or 8 of the 12 bytes over data alone, runs
-# that fitted are priced above the card. Four bytes (one fp32 copy) contradict neither; what in that build does it is
-# not known.
-OVER_DATA = {("okoge-kaz/Megatron-LM fork, Oct 2024", "A100-40GB"): 4.0}
 UNFUSED = ("unfused", "eager")  # the second is Hugging Face's name
-# Versions of Megatron core that records name otherwise: FlagPerf's cases pin core_v0.6.0 and, for Llama 2, a FlagScale
-# of 2023 (training/benchmarks/llama3_8B/megatron/README.md, training/nvidia/*-megatron/README.md, FlagPerf 1b5a030).
-PINNED = {"NGC-era Megatron-LM pinned in FlagPerf case Dockerfile (not extracted)": "0.6"}
-TWO_LOSS_COPIES_UNTIL = (0, 7)
-# That FlagScale (26cd664) trains the model in megatron/model, by its own layers, whatever its records say.
-FLAGSCALE_LLAMA = "FlagOpen/FlagPerf@1b5a030:training/nvidia/llama2_70B-megatron/"
 OF_THE_LAYOUT = ("recompute_layers", "offload_layers", "layers_by_stage")  # keys of `techniques` that Layout holds
 SHAPE_SIZES = (  # the same in a record and in ModelShape
     *("name", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "head_dim"),
@@ -281,9 +248,9 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
     elif table in TRAINERS:
         facts = TRAINERS[table](record)
     elif table == "megatron-fsdp":
-        facts = megatron_fsdp_facts(_megatron_options(record, assumed))
+        facts = megatron_fsdp_facts(megatron_options(record, assumed))
     else:
-        facts = megatron_facts(_megatron_options(record, assumed))
+        facts = megatron_facts(megatron_options(record, assumed))
     recorded = facts.gated_activation_fused and bool(implementation.get("gated_activation_fused"))
     return replace(
         facts,
@@ -372,62 +339,6 @@ def _fork_options(record: Record) -> ForkOptions:
         embedding_norm=bool(record["implementation"].get("embedding_norm")),
         compute_capability=capability_of_card(record["gpu"]),
     )
-
-
-def _megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOptions:
-    optimizer, implementation, precision = record["optimizer"], record["implementation"], record["precision"]
-    legacy = _trains_legacy_model(record, assumed)
-    local = legacy or implementation.get("transformer_impl") == "local"
-    recipe = FP8_RECIPES[precision["fp8_recipe"]] if precision.get("fp8_recipe") else None
-    return MegatronOptions(
-        precision=precision["compute"],
-        gradient_dtype=optimizer["gradient_dtype"],
-        optimizer_bytes=optimizer.get("state_bytes_per_parameter"),
-        optimizer=OptimizerFormats(**optimizer["formats"]) if optimizer.get("formats") else None,
-        muon="muon" in optimizer["name"],
-        optimizer_instances=optimizer.get("optimizer_instances") or 1,
-        loss=implementation["cross_entropy_fusion"],
-        eager_layers=legacy and record["model"]["normalization"] == "RMSNorm",
-        two_loss_copies=_two_loss_copies(record),
-        compiled=(record.get("source") or {}).get("evidence") != "traced",  # under fake tensors nothing is
-        fp8_recipe=recipe,
-        fp8_parameters=_gathers_narrow(record, recipe, assumed),
-        optimizer_bytes_over_data=OVER_DATA.get((str(record.get("backend_version")), record["gpu"]), 0.0),
-        transformer_engine=not local,
-        gradient_accumulation_fusion=implementation["gradient_accumulation_fusion"],
-        defer_embedding_wgrad=bool(implementation.get("defer_embedding_wgrad")),
-        context_all_to_all=implementation.get("cp_comm_type") == "a2a" and record["parallelism"]["context"] > 1,
-        tp_comm_overlap=bool(implementation.get("tp_comm_overlap")),
-        expandable_segments=bool(implementation.get("expandable_segments")),
-        compute_capability=capability_of_card(record["gpu"]),
-    )
-
-
-def _trains_legacy_model(record: Record, assumed: dict[str, Any]) -> bool:
-    if str((record.get("source") or {}).get("citation")).startswith(FLAGSCALE_LLAMA):
-        assumed["implementation.legacy_models"] = True
-        return True
-    return bool(
-        record["implementation"].get("legacy_models") and record["implementation"]["transformer_impl"] == "local"
-    )
-
-
-def _two_loss_copies(record: Record) -> bool:
-    version = str(record.get("backend_version"))
-    number = minor(PINNED.get(version, version))
-    return number is not None and number <= TWO_LOSS_COPIES_UNTIL
-
-
-def _gathers_narrow(record: Record, recipe: str | None, assumed: dict[str, Any]) -> bool:
-    """Whether parameters are kept and gathered in the narrow format."""
-    flag = "fp4_param_gather" if recipe == "nvfp4" else "fp8_param_gather"
-    if record["precision"].get(flag) or not is_bridge_benchmark(record):
-        return bool(record["precision"].get(flag))
-    fp4 = recipe == "nvfp4" and str(record.get("backend_version")) >= BRIDGE_GATHERS_FP4_SINCE
-    if not (fp4 or recipe in BRIDGE_GATHERS) or (record["model"]["name"], record["gpu"]) in BRIDGE_KEEPS_WIDE:
-        return False
-    assumed[f"precision.{flag}"] = True
-    return True
 
 
 def _layout(record: Record) -> Layout:

@@ -243,8 +243,8 @@ def cut_parameters(job: Job, rows: RankColumns) -> FloatColumn:
     they moved to one buffer: hidden-wide tensors fit whole times into a matrix, and what is left holds none of them.
     The cache of mixtures is counted as a share.
 
-    Replayed allocation by allocation (Megatron core 0.19, traced), the allocator without expandable segments takes
-    within 2 % of what eight B200s reserved (SimuMax, 19 peaks; docs/tracing.md)."""
+    Replayed allocation by allocation (Megatron core 0.19, traced), the allocator without expandable segments is 1.5 %
+    off what eight B200s reserved (SimuMax, 20 peaks; docs/tracing.md), and these are the pieces it leaves."""
     shape, t = job.shape, rows.tensor
     if shape.moe is not None or shape.mla is not None:
         return np.zeros(len(rows))

@@ -1,8 +1,9 @@
 """What torch's CUDA caching allocator would take from a device for a run of allocations and frees.
 
 A model of the native allocator of c10/cuda/CUDACachingAllocator.cpp (torch 2.13; its constants are in
-c10/core/AllocatorConfig.h), with its default settings or with `expandable_segments:True`. UNVALIDATED: nobody has held
-it against a GPU yet. What it leaves out:
+c10/core/AllocatorConfig.h), with its default settings or with `expandable_segments:True`. Without that
+setting it is 1.5 % off 20 peaks that B200s reserved (docs/tracing.md); with it, it is UNVALIDATED: nobody has held it
+against a GPU yet. What it leaves out:
 
 - Several streams. A block is cut from and merged with blocks of its own stream alone, and a block that another stream
   used too is reused only after that stream's work. The real allocator therefore reserves at least a pool's last segment
