@@ -74,8 +74,10 @@ def test_a_record_is_written_once_and_read_by_accuracy(tmp_path: Path) -> None:
         session.add_measurements(measured_records(described, ABOUT, PEAKS, "traced_against_run"))
     records = read_records(tmp_path / "measurements.jsonl")
     assert [(record["peak_kind"], record["peak_bytes"]) for record in records] == list(PEAKS.items())[:2]
-    scored = [score(record, {}) for record in records]
-    assert {record.reason for record in scored} == {"no fact table for backend 'torch'"}
+    for record in records:
+        reason = score(record, {}).reason
+        assert reason is not None
+        assert "backend 'torch'" in reason
 
 
 def planned_runs() -> list[tuple[str, dict[str, Any]]]:
