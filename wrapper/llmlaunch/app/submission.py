@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from llmlaunch.app.evidence import Notify, ignore
 from llmlaunch.app.planned_run import PlannedRun, plan, plan_loaded
 from llmlaunch.app.run_lookup import note_ends, submission_in
-from llmlaunch.app.variants import SweepOptions, Variant
+from llmlaunch.app.variants import SweepOptions, Variant, warn_of_memory
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.layout import Layout
 from llmlaunch.rundir import file_names
@@ -94,6 +94,7 @@ def submit(
 
     planned = run if isinstance(run, PlannedRun) else plan(run, overrides, notify)
     planned.refuse_unsafe()
+    warn_of_memory(planned, notify)
     planned.refuse_missing_inputs()
     return submit_runs([planned], choose(local, notify), None if directory is None else Path(directory), notify)[0]
 

@@ -13,7 +13,6 @@ import click
 from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
-from llmlaunch.planner.plan import UNSAFE
 from llmlaunch.rundir import file_names
 from llmlaunch.units import gib
 
@@ -54,7 +53,7 @@ def check_command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int
         from llmlaunch.report.plan_text import check_text
         from llmlaunch.report.text import print_verdict
 
-        print_verdict(check_text(run.recipe, run.plan), run.plan.verdict if run.plan.good else UNSAFE)
+        print_verdict(check_text(run.recipe, run.plan), run.plan.verdict_with_budget)
         past = last_true_peaks(run.recipe, notify)
         for line in (
             *_placement_lines(run),
@@ -142,7 +141,7 @@ def plan_command(recipe: str, overrides: tuple[str, ...], as_json: bool, with_fr
         from llmlaunch.report.plan_text import plan_text
         from llmlaunch.report.text import print_verdict
 
-        print_verdict(plan_text(run.recipe, run.plan, neighbours, front), run.plan.verdict if run.plan.good else UNSAFE)
+        print_verdict(plan_text(run.recipe, run.plan, neighbours, front), run.plan.verdict_with_budget)
         for line in _placement_lines(run):
             click.echo(line)
     run.refuse_unsafe()

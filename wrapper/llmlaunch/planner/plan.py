@@ -252,6 +252,11 @@ class Plan:
         return self.safe or self.accepted
 
     @property
+    def verdict_with_budget(self) -> str:
+        """The verdict, UNSAFE where the plan exceeds the budget: the colour it is shown in."""
+        return self.verdict if self.beyond_budget is None else UNSAFE
+
+    @property
     def good(self) -> bool:
         """Whether the plan may run, and stays within the budget."""
         return self.may_run and self.beyond_budget is None

@@ -117,9 +117,10 @@ def _memory(plan: Plan) -> list[str]:
     rows = [[name.replace("_", " "), *(gib(r.terms[name]) for r in ranks)] for name in terms]
     rows.append([f"{kind} peak", *(gib(r.device_bytes) for r in ranks)])
     free = plan.limit.limit_bytes - worst.device_bytes
+    room = f"{gib(free)} to spare" if free >= 0 else f"{gib(-free)} too much"
     return [
         f"Memory, GiB per device; the worst pipeline rank is {worst.pipeline_rank}: {gib(worst.device_bytes)} of "
-        f"{gib(plan.limit.limit_bytes)}, {gib(free)} to spare",
+        f"{gib(plan.limit.limit_bytes)}, {room}",
         table(["pipeline rank", *(str(r.pipeline_rank) for r in ranks)], rows),
         *_limit(plan.limit),
         *_tightness(plan),
