@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 
 from llmlaunch.planner.plan import Limit
 from llmlaunch.units import GIB
+from support.plans import plan_of
 
-__all__ = ["RiskBySize", "hand_made_limit", "judge_by"]
+__all__ = ["ONE_LAYOUT", "RECIPE", "RiskBySize", "hand_made_limit", "judge_by", "needed_gib"]
+
+RECIPE = "llama2-7b-deepspeed"
+ONE_LAYOUT = (  # all that is left of the recipe's search
+    "layout={tensor: 1, context: 1, zero_stage: 1, micro_batch_size: 1, recompute: none, offload_optimizer: 0}"
+)
+
+
+@cache
+def needed_gib() -> float:
+    """Return the GiB that the one layout needs on two nodes; ask before `judge_by`."""
+    return plan_of(RECIPE, ONE_LAYOUT).device_bytes / GIB
 
 
 @dataclass(frozen=True)

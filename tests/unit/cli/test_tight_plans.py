@@ -11,27 +11,28 @@ import pytest
 
 from llmlaunch.assets import asset
 from support.command_line import CommandLine
-from support.tight import hand_made_limit, judge_by
+from support.tight import ONE_LAYOUT, RECIPE, hand_made_limit, judge_by, needed_gib
 
-RECIPE = str(asset("recipes", "llama2-7b-deepspeed.yaml"))
-PINNED = "layout={tensor: 1, context: 1, zero_stage: 1, micro_batch_size: 1, recompute: none, offload_optimizer: 0}"
+PATH = str(asset("recipes", f"{RECIPE}.yaml"))
+NEEDED = needed_gib()
+LIMIT, FITS = NEEDED - 2.0, NEEDED + 3.0
 ACCEPT = "memory.accept=tight"
 COMMANDS = (("check",), ("plan",), ("render", "-o", "run"), ("submit", "--dry-run"))
 
 
 @pytest.fixture(autouse=True)
 def tight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of its own, and a limit that the plan exceeds by 1.9 GiB of the 5 there are up to the card."""
+    """A folder of its own, and a limit that the plan exceeds by 2 GiB of the 5 there are up to the card."""
     monkeypatch.chdir(tmp_path)
-    judge_by(monkeypatch, hand_made_limit(55.0, 60.0, (60.0, 0.07)))
+    judge_by(monkeypatch, hand_made_limit(LIMIT, FITS, (FITS, 0.07)))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_it_is_refused_and_nothing_is_written(llmlaunch: CommandLine, command: tuple[str, ...]) -> None:
     name, *options = command
-    error = llmlaunch(name, RECIPE, PINNED, *options, code=3).stderr
+    error = llmlaunch(name, PATH, ONE_LAYOUT, *options, code=3).stderr
     (message,) = (line for line in error.splitlines() if "no layout is safe. Tight: " in line)
-    for part in ("1.9 GiB more than the limit", "out of memory: 7 %", "memory: {accept: tight}", ACCEPT):
+    for part in ("2.0 GiB more than the limit", "out of memory: 7 %", "memory: {accept: tight}", ACCEPT):
         assert part in message
     assert not Path("run").exists()
 
@@ -39,7 +40,7 @@ def test_it_is_refused_and_nothing_is_written(llmlaunch: CommandLine, command: t
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_accepted_every_command_goes_on(llmlaunch: CommandLine, command: tuple[str, ...]) -> None:
     name, *options = command
-    output = llmlaunch(name, RECIPE, PINNED, ACCEPT, *options)
+    output = llmlaunch(name, PATH, ONE_LAYOUT, ACCEPT, *options)
     if name in ("check", "plan"):
         assert output.stdout.startswith("llama2-7b-deepspeed: tight, accepted by the recipe  ")
         assert "If a device runs out of memory, the same job continues with" in output.stdout
@@ -50,46 +51,46 @@ def test_accepted_every_command_goes_on(llmlaunch: CommandLine, command: tuple[s
 
 def test_the_word_in_the_recipe_accepts_as_well(llmlaunch: CommandLine, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(Path(RECIPE).read_text() + "\nmemory: {accept: tight}\n")
-    llmlaunch("check", recipe, PINNED)
+    recipe.write_text(Path(PATH).read_text() + "\nmemory: {accept: tight}\n")
+    llmlaunch("check", recipe, ONE_LAYOUT)
     answer = llmlaunch("check", recipe, "memory.accept=loose", code=2)
     assert "tight" in answer.stderr
 
 
 def test_what_is_rendered_falls_back_as_if_the_recipe_asked_for_one_layout(llmlaunch: CommandLine) -> None:
-    llmlaunch("render", RECIPE, PINNED, ACCEPT, "-o", "tight")
+    llmlaunch("render", PATH, ONE_LAYOUT, ACCEPT, "-o", "tight")
     described = read("tight/run.json")
     (fallback,) = described["fallbacks"]
     assert fallback["layout"] == "fallback/1"
     assert described["verdict"] == "tight"
     other = read("tight/fallback/1/run.json")
-    assert max(other["predicted_bytes"]) <= 55.0 * 2**30 < max(described["predicted_bytes"])
+    assert max(other["predicted_bytes"]) <= LIMIT * 2**30 < max(described["predicted_bytes"])
     assert other["verdict"] == "safe"
-    llmlaunch("render", RECIPE, PINNED, ACCEPT, "on_oom={layouts: 1}", "-o", "asked")
+    llmlaunch("render", PATH, ONE_LAYOUT, ACCEPT, "on_oom={layouts: 1}", "-o", "asked")
     assert files("tight") == files("asked")
     for name in ("job.sbatch", "train.sh", "ds_config.json", "fallback/1/train.sh", "fallback/1/ds_config.json"):
         assert Path("tight", name).read_bytes() == Path("asked", name).read_bytes(), name
 
 
 def test_its_json_says_what_was_accepted(llmlaunch: CommandLine) -> None:
-    plan = llmlaunch.json("check", RECIPE, PINNED, ACCEPT)
+    plan = llmlaunch.json("check", PATH, ONE_LAYOUT, ACCEPT)
     memory = plan["memory"]
     assert (plan["verdict"], plan["accepted"], memory["stated_risk"]) == ("tight", True, 0.07)
-    assert memory["limit_bytes"] == 55 * 2**30
-    assert memory["fits_bytes"] == 60 * 2**30
+    assert memory["limit_bytes"] == int(LIMIT * 2**30)
+    assert memory["fits_bytes"] == int(FITS * 2**30)
     assert memory["fujii_verdict"] == "safe"
     assert plan["fallbacks"][0]["change"].startswith("set layout.")
-    refused = llmlaunch.json("check", RECIPE, PINNED, code=3)
+    refused = llmlaunch.json("check", PATH, ONE_LAYOUT, code=3)
     assert (refused["verdict"], refused["accepted"], refused["fallbacks"]) == ("tight", False, None)
     assert refused["changes"]
 
 
 def test_check_says_what_the_limit_is_made_of_and_what_fujiis_rule_says(llmlaunch: CommandLine) -> None:
-    lines = llmlaunch("check", RECIPE, PINNED, ACCEPT).stdout.splitlines()
+    lines = llmlaunch("check", PATH, ONE_LAYOUT, ACCEPT).stdout.splitlines()
     (at,) = (number for number, line in enumerate(lines) if line.startswith("  limit: "))
     assert lines[at].startswith("  limit: by 12 measured runs; device memory is 79.1 GiB")
-    assert lines[at + 1].startswith("  tight: 3.14 GiB less than the 60.0 that fit the card; stated risk")
-    assert lines[at + 2] == "  Fujii's 80 % rule: safe, 56.9 of 63.3 GiB"
+    assert lines[at + 1].startswith(f"  tight: 3.00 GiB less than the {FITS:.1f} that fit the card; stated risk")
+    assert lines[at + 2] == f"  Fujii's 80 % rule: safe, {NEEDED:.1f} of 63.3 GiB"
     assert "Searched 1 layouts: 1 are legal and tight, and none is safe" in "\n".join(lines)
 
 
@@ -97,7 +98,7 @@ def test_runs_says_how_a_run_was_judged_and_what_fujiis_rule_says(
     llmlaunch: CommandLine, monkeypatch: pytest.MonkeyPatch, put_commands: Any
 ) -> None:
     put_commands(sbatch="echo 101", **dict.fromkeys(("squeue", "sacct", "sinfo", "scontrol", "scancel"), ""))
-    llmlaunch("submit", RECIPE, PINNED, ACCEPT, "-o", "tight")
+    llmlaunch("submit", PATH, ONE_LAYOUT, ACCEPT, "-o", "tight")
     (run,) = llmlaunch.json("runs")["runs"]
     assert (run["verdict"], run["fujii_verdict"]) == ("tight", "safe")
     assert " tight (safe) " in llmlaunch("runs").stdout
@@ -105,7 +106,7 @@ def test_runs_says_how_a_run_was_judged_and_what_fujiis_rule_says(
 
 def test_one_tight_run_of_several_refuses_all_until_it_is_accepted(llmlaunch: CommandLine, put_commands: Any) -> None:
     put_commands(sbatch="echo 101", **dict.fromkeys(("squeue", "sacct", "sinfo", "scontrol", "scancel"), ""))
-    words = (RECIPE, PINNED, "layout.zero_stage=3,1")
+    words = (PATH, ONE_LAYOUT, "layout.zero_stage=3,1")
     error = llmlaunch("submit", *words, "--dry-run", code=3).stderr
     assert "zero_stage=1" in error
     assert "None of the 2 was submitted" in error

@@ -21,23 +21,21 @@ from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.units import GIB
 from support.plans import gallery_setting
-from support.tight import hand_made_limit, judge_by
+from support.tight import ONE_LAYOUT, RECIPE, hand_made_limit, judge_by, needed_gib
 
 WORDS = (SAFE, TIGHT, UNSAFE)
-ONE_LAYOUT = (  # 56.9 GiB on two nodes, 61.7 on one
-    "layout={tensor: 1, context: 1, zero_stage: 1, micro_batch_size: 1, recompute: none, offload_optimizer: 0}"
-)
+NEEDED = needed_gib()
 ACCEPT = "memory.accept=tight"
 
 
 def setting_by(monkeypatch: pytest.MonkeyPatch, limit: Limit, *overrides: str) -> Setting:
     judge_by(monkeypatch, limit)
-    return gallery_setting("llama2-7b-deepspeed", *overrides)
+    return gallery_setting(RECIPE, *overrides)
 
 
 def tight_plan(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> tuple[Setting, Plan]:
-    """Return the plan of one layout that needs 1.9 GiB more than the limit, and its setting."""
-    limit = hand_made_limit(55.0, 60.0, (58.0, 0.07), (60.0, 0.2))
+    """Return the plan of one layout that needs 2 GiB more than the limit, and its setting."""
+    limit = hand_made_limit(NEEDED - 2, NEEDED + 3, (NEEDED + 1, 0.07), (NEEDED + 3, 0.2))
     return make_sized_plan(setting_by(monkeypatch, limit, ONE_LAYOUT, *overrides))
 
 
@@ -58,7 +56,10 @@ def test_a_larger_peak_is_never_judged_better(
 def test_of_one_layout_the_verdict_falls_with_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = [
         make_plan(setting_by(monkeypatch, hand_made_limit(limit_gib, fits_gib), ONE_LAYOUT)).verdict
-        for limit_gib, fits_gib in ((57.0, 60.0), (57.0, None), (56.0, 60.0), (56.0, None), (50.0, 56.0))
+        for limit_gib, fits_gib in (
+            *((NEEDED + 1, NEEDED + 3), (NEEDED + 1, None)),
+            *((NEEDED - 1, NEEDED + 3), (NEEDED - 1, None), (NEEDED - 7, NEEDED - 1)),
+        )
     ]
     assert verdicts == [SAFE, SAFE, TIGHT, UNSAFE, UNSAFE]
 
@@ -74,8 +75,8 @@ def test_a_tight_plan_is_refused_with_what_it_risks_and_the_word_that_accepts_it
     message = str(refused.value)
     assert refused.value.exit_code == 3
     for part in (
-        f"llama2-7b-deepspeed: no layout is safe. Tight: {plan.layout.describe()}, pipeline rank 0 needs 56.9 GiB",
-        "1.9 GiB more than the limit and 3.1 GiB less than what fits the card",
+        f"no layout is safe. Tight: {plan.layout.describe()}, pipeline rank 0 needs {NEEDED:.1f} GiB",
+        "2.0 GiB more than the limit and 3.0 GiB less than what fits the card",
         "stated risk of running out of memory: 7 %",
         "memory: {accept: tight}",
         "memory.accept=tight",
@@ -86,7 +87,7 @@ def test_a_tight_plan_is_refused_with_what_it_risks_and_the_word_that_accepts_it
 
 
 def test_where_no_risk_can_be_stated_the_message_says_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_plan(setting_by(monkeypatch, hand_made_limit(55.0, 60.0), ONE_LAYOUT))
+    plan = make_plan(setting_by(monkeypatch, hand_made_limit(NEEDED - 2, NEEDED + 3), ONE_LAYOUT))
     with pytest.raises(NothingSafe, match="its risk of running out of memory is not known"):
         refuse(plan)
 
@@ -98,7 +99,7 @@ def test_what_the_recipe_accepts_may_run(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_accepting_tight_plans_accepts_no_unsafe_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_plan(setting_by(monkeypatch, hand_made_limit(50.0, 56.0), ONE_LAYOUT, ACCEPT))
+    plan = make_plan(setting_by(monkeypatch, hand_made_limit(NEEDED - 7, NEEDED - 1), ONE_LAYOUT, ACCEPT))
     with pytest.raises(NothingSafe, match="Closest: TP1"):
         refuse(plan)
 
@@ -150,7 +151,7 @@ def test_a_single_layout_is_called_tight_too(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_tight_count_of_nodes_does_only_where_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = hand_made_limit(60.0, 79.0, (79.0, 0.1))
+    limit = hand_made_limit(NEEDED + 2, 79.0, (79.0, 0.1))  # on one node it needs 5 GiB more than on two
     chosen = {}
     for accept in ((), (ACCEPT,)):
         _, plan = make_sized_plan(setting_by(monkeypatch, limit, ONE_LAYOUT, "nodes=auto", *accept))
@@ -204,19 +205,20 @@ def rehearsal_of(plan: Plan, setting: Setting, device_gib: float) -> Rehearsal:
     )
 
 
-@pytest.mark.parametrize("limit_gib", [58.0, 55.0], ids=["safe by the estimate", "tight by the estimate"])
-@pytest.mark.parametrize(("device_gib", "verdict"), [(50.0, SAFE), (59.0, TIGHT), (61.0, UNSAFE)])
+@pytest.mark.parametrize("limit_gib", [NEEDED + 1, NEEDED - 2], ids=["safe by the estimate", "tight by the estimate"])
+@pytest.mark.parametrize(("device_gib", "verdict"), [(50.0, SAFE), (NEEDED + 2, TIGHT), (NEEDED + 4, UNSAFE)])
 def test_a_rehearsal_decides_between_the_three(
     monkeypatch: pytest.MonkeyPatch, limit_gib: float, device_gib: float, verdict: str
 ) -> None:
-    setting = setting_by(monkeypatch, hand_made_limit(limit_gib, 60.0, (58.0, 0.07), (60.0, 0.2)), ONE_LAYOUT)
+    limit = hand_made_limit(limit_gib, NEEDED + 3, (NEEDED + 1, 0.07), (NEEDED + 3, 0.2))
+    setting = setting_by(monkeypatch, limit, ONE_LAYOUT)
     rehearsal = rehearsal_of(make_plan(setting), setting, device_gib)
     lessons = replace(setting.lessons, rehearsals=(rehearsal,))
     plan = make_plan(replace(setting, lessons=lessons))
     assert plan.verdict == verdict
     assert plan.rehearsed == rehearsal
     if verdict == TIGHT:
-        with pytest.raises(NothingSafe, match=r"its rehearsal needed 59\.0 GiB.*: 20 %"):
+        with pytest.raises(NothingSafe, match=rf"its rehearsal needed {device_gib:.1f} GiB.*: 20 %"):
             refuse(plan)
 
 

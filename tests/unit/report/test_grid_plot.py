@@ -15,15 +15,14 @@ from llmlaunch.planner.search import search
 from llmlaunch.report.grid_plot import grid_of, grid_svg, write_grid_plot
 from llmlaunch.units import GIB
 from support.plans import gallery_setting, setting_for
-from support.tight import hand_made_limit, judge_by
+from support.tight import ONE_LAYOUT, RECIPE, hand_made_limit, judge_by, needed_gib
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_a_tight_layout_is_drawn_as_one_that_fits_the_card_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge_by(monkeypatch, hand_made_limit(55.0, 60.0))
-    pins = "layout={tensor: 1, context: 1, zero_stage: 1, micro_batch_size: 1, recompute: none, offload_optimizer: 0}"
-    here, plan = make_sized_plan(gallery_setting("llama2-7b-deepspeed", pins))
+    judge_by(monkeypatch, hand_made_limit(needed_gib() - 2, needed_gib() + 2))
+    here, plan = make_sized_plan(gallery_setting(RECIPE, ONE_LAYOUT))
     assert plan.verdict == "tight"
     grid = grid_of(here, search(here))
     assert grid.cells
