@@ -10,7 +10,7 @@ import pytest
 
 from llmlaunch.accuracy.scoring import score
 from llmlaunch.calibration.cases import case_of
-from llmlaunch.calibration.records import TABLES, read_records
+from llmlaunch.calibration.records import ATORCH_PIPELINE, TABLES, read_records
 from llmlaunch.calibration.trainers import UNREAD, Unread
 from llmlaunch.memory.estimator import estimate
 
@@ -85,3 +85,13 @@ def test_megatron_deepspeed_shards_states_over_ranks_that_share_a_sequence() -> 
 
     alone = states(changed(record, "parallelism.context", 1))
     assert states(record) == pytest.approx(alone / 2)
+
+
+@pytest.mark.parametrize(("family", "backend"), [("FlagPerf", "deepspeed"), ("dlrover", ATORCH_PIPELINE)])
+def test_runs_whose_scripts_say_what_their_records_do_not_are_within_three_percent(family: str, backend: str) -> None:
+    """FlagPerf's script keeps gathered weights, ATorch's pipeline ties the head and keeps three kinds of logits."""
+    records = [r for r in read_records(DATA / "released.jsonl") if (r["family"], r["backend"]) == (family, backend)]
+    assert len(records) >= 4
+    for record in records:
+        predicted = score(record, {}).predicted_bytes
+        assert predicted == pytest.approx(record["peak_bytes"], rel=0.03), record["id"]
