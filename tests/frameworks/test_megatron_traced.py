@@ -12,7 +12,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ import pytest
 import traced_cases
 from judges import TRACED, megatron_python
 from traced_cases import CASES, MANY_MICROBATCHES, PADDED, TECHNIQUES, Case
+from wrong_formulas import Patch, everywhere, left_out, multiplied
 
 from llmlaunch.memory import loss, saved, schedule, states, weights, workspace
 from llmlaunch.memory.peak import OUTSIDE_TORCH
@@ -34,7 +34,6 @@ pytestmark = pytest.mark.frameworks
 
 Trace = dict[str, Any]
 TraceOf = Callable[[Case], Trace]
-Patch = pytest.MonkeyPatch
 
 ITERATIONS = 2  # the first makes the optimizer states, the second runs beside them
 PEAK_TOLERANCE = 0.03
@@ -213,20 +212,6 @@ class Wrong:
     case: str
 
 
-def everywhere(patch: Patch, right: Callable[..., Any], wrong: Callable[..., Any]) -> None:
-    """In every module of the formula that took this function by its name."""
-    places = [
-        (module, name)
-        for path, module in list(sys.modules.items())
-        if path.startswith("llmlaunch.memory.")
-        for name, value in vars(module).items()
-        if value is right
-    ]
-    assert places
-    for module, name in places:
-        patch.setattr(module, name, wrong)
-
-
 def facts(**changes: Any) -> Callable[[Patch], None]:
     """What the backend says, with a figure changed."""
 
@@ -235,15 +220,6 @@ def facts(**changes: Any) -> Callable[[Patch], None]:
         patch.setattr(traced_cases, "megatron_facts", lambda options: replace(right(options), **changes))
 
     return make
-
-
-def left_out(right: Callable[..., Any]) -> Callable[[Patch], None]:
-    """A term that is always zero."""
-    return lambda patch: everywhere(patch, right, lambda job, rows: np.zeros(len(rows)))
-
-
-def multiplied(right: Callable[..., Any], factor: float) -> Callable[[Patch], None]:
-    return lambda patch: everywhere(patch, right, lambda job, rows: factor * right(job, rows))
 
 
 def sequence_parallelism_ignored(patch: Patch) -> None:

@@ -66,6 +66,7 @@ def test_the_bf16_optimizer_keeps_whole_fp32_gradients() -> None:
 def test_gradients_and_activations_of_one_microbatch_are_not_alive_together() -> None:
     """Gradients grow while activations shrink: the larger of the two counts, not the sum."""
     facts = replace(deepspeed_facts(), **BARE, flat_step=False, logit_bytes=0.0, logit_gradient_bytes=0.0)
+    facts = replace(facts, lasting_bucket_bytes=0.0)
     layout = Layout(data=8, zero_stage=1)
     once, several = rank(facts, layout, 32768), rank(facts, layout, 32768, microbatches=2)
     assert once.terms["gradient_buffers"] == 0
@@ -164,7 +165,8 @@ def test_a_single_device_makes_the_buckets_too(stage: int) -> None:
 
     def buffers(bucket_elements: int) -> float:
         options = DeepSpeedOptions(reduce_bucket_elements=bucket_elements, split_from_start=True)
-        facts = replace(deepspeed_facts(options), step_bytes_sharded=(0.0, 0.0, 0.0, 0.0))
+        step = ("step_bytes_sharded", "touched_gradient_bytes", "gradient_norm_bytes")
+        facts = replace(deepspeed_facts(options), **dict.fromkeys(step, (0.0, 0.0, 0.0, 0.0)))
         return rank(facts, Layout(zero_stage=stage)).terms["gradient_buffers"]
 
     assert buffers(1_000_000_000) - buffers(500_000_000) == 2 * 2 * 500_000_000
@@ -194,4 +196,5 @@ def test_ulysses_ranks_share_states_and_reduce_in_fp32() -> None:
     facts = deepspeed_facts(DeepSpeedOptions(sequence_ranks=4, split_from_start=True))
     alone = deepspeed_facts(DeepSpeedOptions(split_from_start=True))
     assert state(rank(replace(facts, **BARE), Layout(data=2, context=4, zero_stage=1))) == pytest.approx(2.0 + 12.0 / 8)
-    assert facts.bucket_bytes == 2.0 * alone.bucket_bytes
+    assert (alone.widened_bucket_bytes, facts.widened_bucket_bytes) == (0.0, 4.0)
+    assert facts.bucket_bytes == alone.bucket_bytes

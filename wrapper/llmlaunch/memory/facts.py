@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmlaunch.frozen import frozen
 
-__all__ = ["FullSharding", "FusedLoss", "GradientLife", "HostFacts", "MemoryFacts", "Quantized", "constant"]
+__all__ = ["NONE", "FullSharding", "FusedLoss", "GradientLife", "HostFacts", "MemoryFacts", "Quantized", "constant"]
 
 
 ByStage = tuple[float, float, float, float]  # by ZeRO stage 0, 1, 2, 3
@@ -128,6 +128,9 @@ class MemoryFacts:
     # more gradient bytes alive during backward, per parameter of the rank and per sharded parameter
     backward_gradient_bytes: ByStage = NONE
     backward_gradient_bytes_sharded: ByStage = NONE
+    touched_gradient_bytes: ByStage = NONE  # in the step, of the larger of the rank's share and the largest parameter
+    widened_bucket_bytes: float = 0.0  # of an element reduced by ZeRO 1 and 2: a copy of the bucket in a wider type
+    host_transfer_bytes: ByStage = NONE  # of the largest parameter: a buffer gradients pass on their way to the host
     gradient_life: GradientLife | None = None  # None: gradients are there from start to end
     # temporaries of the optimizer step, per parameter of the rank and per sharded parameter
     step_bytes: ByStage = NONE
@@ -148,6 +151,7 @@ class MemoryFacts:
     gated_activation_fused: bool = True  # silu(gate) is recomputed inside the fused kernel, not saved
     ungated_activation_bytes: float = 0.0  # per ffn column: more an activation without gate keeps where it is not fused
     gated_gradient_in_place: bool = False  # and its backward overwrites gate and up
+    norm_backward_bytes: float = 0.0  # per hidden element, beside the gradient, while an unfused norm runs backward
     norm_extra_bytes: float = 0.0  # per hidden element and norm: copies an unfused norm keeps beside input and output
     embedding_norm: bool = False  # a norm after the embedding, outside what is recomputed, keeps its input
     stage_output_bytes: float = 0.0  # per hidden element / tensor: this rank's share of the output it sent, kept

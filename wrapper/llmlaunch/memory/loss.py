@@ -16,7 +16,7 @@ from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import Kept, kept_by_layer, layer_input
 from llmlaunch.memory.job import Job, RankColumns, by_recompute
 from llmlaunch.memory.saved import STATISTIC_BYTES, saved_by_dense_layer, saved_by_mixture_layer, sequence_split, tokens
-from llmlaunch.memory.weights import vocabulary
+from llmlaunch.memory.weights import matrices, vocabulary
 
 __all__ = [
     "cached_logits",
@@ -68,7 +68,17 @@ def logits(job: Job, rows: RankColumns) -> FloatColumn:
     if fused is not None:
         per_hidden = fused.weight_bytes * vocabulary(job, rows) / t + fused.hidden_bytes * tokens(job, rows)
         alive = alive + per_hidden * job.shape.hidden_size
+    elif job.techniques.loss == "tiled":
+        alive = alive + _earlier_tiles(job, rows)
     return np.where(rows.last, alive, 0.0)
+
+
+def _earlier_tiles(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the gradients of all hidden states and of the head's weight, which pieces of a tiled loss before the last
+    have filled (deepspeed/runtime/sequence_parallel/ulysses_sp.py SequenceTiledCompute.backward, 0.19.8; traced)."""
+    hidden = job.facts.activation_bytes * tokens(job, rows) * job.shape.hidden_size
+    head = 0.0 if job.techniques.adapters is not None else job.facts.parameter_bytes * matrices(job, rows).head
+    return np.asarray(hidden + head)
 
 
 def waiting_bytes(job: Job) -> float:

@@ -21,6 +21,7 @@ from llmlaunch.memory.weights import (
     linear_weights,
     matrices,
     rank_parameters,
+    tables,
     trained_layers,
     trained_parameters,
 )
@@ -79,7 +80,9 @@ def states(job: Job, rows: RankColumns) -> States:
 
     over_step = gradients(job, rows, whole, sharded, dense_group)
     norm = by_stage(facts.gradient_norm_bytes, rows) * np.minimum(sharded, largest_parameter(job, rows))
+    norm = norm + by_stage(facts.touched_gradient_bytes, rows) * np.maximum(sharded, _largest_trained(job, rows))
     step = by_stage(facts.step_bytes, rows) * whole
+    step = step + by_stage(facts.touched_gradient_bytes, rows) * np.maximum(_largest_trained(job, rows) - sharded, 0.0)
     step = step + by_stage(facts.step_bytes_sharded, rows) * _stepped_at_once(job, rows, sharded, dense_group)
     step = _updated_on_host(job, step, np.minimum(sharded, largest_parameter(job, rows)))
     return States(
@@ -242,6 +245,8 @@ def _gathered(job: Job, rows: RankColumns, counts: RankParameters, group: FloatC
     if job.facts.full_sharding is not None:
         return np.zeros(len(rows))
     whole = counts.dense + counts.expert
+    if job.techniques.adapters is not None:  # no backward pass reads a frozen embedding
+        whole = whole - np.where(rows.first & ~np.asarray(job.shape.tied_embeddings), tables(job, rows)[0], 0.0)
     most = np.minimum(whole, counts.largest_layer + job.facts.live_parameters)
     if job.facts.gathered_weights_kept:
         most = np.where(rows.layouts.recompute == RECOMPUTE_FULL, most, whole)
@@ -299,22 +304,54 @@ def gradients(job: Job, rows: RankColumns, whole: FloatColumn, sharded: FloatCol
 
     alive = bytes_of(facts.backward_gradient_bytes, facts.backward_gradient_bytes_sharded)
     accumulated = np.where(several, bytes_of(life.accumulated, life.accumulated_sharded), 0.0)
-    earlier = np.where(several, by_stage(life.earlier_sharded, rows) * sharded, 0.0)
+    # whole gradients of all that touches the rank's share: of the embedding table, where that is larger
+    # (deepspeed/runtime/zero/stage_1_and_2.py `copy_grads_in_partition`, 0.19.8; traced)
+    touched = np.maximum(sharded, _largest_trained(job, rows))
+    earlier = np.where(several, by_stage(life.earlier_sharded, rows) * touched, 0.0)
+    accumulated = np.maximum(accumulated, earlier)
     final = bytes_of(life.final, life.final_sharded)
     flat = by_stage(life.flattened, rows) * np.minimum(final, facts.flat_bucket_bytes)
     buckets = np.where(group > 1, facts.bucket_bytes, 0.0)
-    before = buckets
-    if facts.gradient_life is not None:  # made for good (3), or for every backward pass (1, 2)
-        buckets = np.where(stage >= 1, facts.bucket_bytes, 0.0)
-        before = np.where(stage >= 3, facts.bucket_bytes, 0.0)
+    before = last_bucket = buckets
+    if facts.gradient_life is not None:
+        before, buckets = _zero_buckets(job, rows)
+        # the last is no larger than a bucket where all gradients are there: the first layer's norms
+        last_bucket = np.minimum(buckets, np.where(stage >= 3, buckets, facts.bucket_bytes))
+    transfer = by_stage(facts.host_transfer_bytes, rows) * _largest_trained(job, rows)
     return Gradients(
         lasting=facts.gradient_bytes * np.where(stage >= 2, sharded, whole)
         + bytes_of(life.lasting, life.lasting_sharded),
-        forward=alive + accumulated + before,
-        backward=alive + accumulated + buckets,
-        final=alive + final + earlier + buckets + flat,
-        step=np.where(stage >= 3, facts.lasting_bucket_bytes, 0.0),
+        forward=alive + accumulated + before + transfer,
+        backward=alive + accumulated + buckets + transfer,
+        final=alive + final + earlier + last_bucket + flat + transfer,
+        step=np.where(stage >= 3, facts.lasting_bucket_bytes, 0.0) + transfer,
     )
+
+
+def _zero_buckets(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
+    """Return ZeRO's buckets while the last micro-batch runs forward, and while it runs backward.
+
+    1 and 2 make them for every backward pass, one of them a flat copy of what is reduced: of the bucket, or of a
+    parameter larger than that (deepspeed/runtime/zero/stage_1_and_2.py `setup_buckets`, `allreduce_bucket`, 0.19.8). 1
+    keeps those of the first micro-batch to the last one's end (`_release_ipg_buffers`), unless it accumulates in fp32
+    (BF16_Optimizer). 3 has one for good, and a flat copy of it (stage3.py `_setup_for_real_optimizer`). Traced.
+    """
+    facts, stage = job.facts, rows.layouts.zero_stage
+    lasting, width = facts.lasting_bucket_bytes, facts.parameter_bytes
+    life = facts.gradient_life or ALWAYS
+    kept = (stage == 1) & (rows.microbatches > 1) & (by_stage(life.lasting, rows) == 0.0)
+    before = np.where(stage >= 3, lasting, np.where(kept, facts.bucket_bytes - lasting, 0.0))
+    largest = _largest_trained(job, rows) if lasting else np.zeros(len(rows))
+    copied = facts.bucket_bytes + np.maximum(width * largest - lasting, 0.0)
+    copied = copied + facts.widened_bucket_bytes * np.maximum(largest, lasting / width)
+    return before, np.where(stage >= 3, 2.0 * lasting, np.where(stage >= 1, copied, 0.0))
+
+
+def _largest_trained(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the elements of the largest parameter that has a gradient, 0 where that is one of small adapters."""
+    if job.techniques.adapters is not None or job.techniques.trained_layers:
+        return np.zeros(len(rows))
+    return largest_parameter(job, rows)
 
 
 def gathered_parameters(job: Job, rows: RankColumns, group: FloatColumn) -> FloatColumn:

@@ -56,7 +56,7 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     )
     attention = _unfused_attention_backward(job, rows) if job.facts.score_gradient_bytes else 0.0
     if shape.moe is None:
-        return np.asarray(stream + np.maximum(dense, attention))
+        return np.asarray(stream + np.maximum(np.maximum(dense, attention), _unfused_norm_backward(job, rows)))
     routed = routed_tokens(job, rows)
     inputs = routed * shape.hidden_size * rows.layouts.expert_tensor
     expert_width = routed * shape.moe.ffn_hidden_size * piece
@@ -68,6 +68,16 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     mixture = np.maximum(expert, exchange)
     dense, mixture = np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, mixture, 0.0)
     return np.asarray(stream + np.maximum(np.maximum(dense, mixture), attention))
+
+
+def _unfused_norm_backward(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the fp32 temporaries of an unfused norm's backward pass, beyond what the MLP behind it has saved and let
+    go of by then; one computed in pieces has saved nothing."""
+    facts, n = job.facts, tokens(job, rows)
+    saved = 4.0 * facts.activation_bytes * n * job.shape.ffn_hidden_size / rows.tensor
+    if facts.mlp_chunks_recomputed and job.techniques.mlp_chunks > 1:
+        saved = np.zeros(len(rows))
+    return np.asarray(facts.norm_backward_bytes * n * job.shape.hidden_size / sequence_split(job, rows) - saved)
 
 
 def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:

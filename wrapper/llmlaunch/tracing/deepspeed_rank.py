@@ -29,9 +29,9 @@ import patches
 
 patches.patch_torch()
 
-import torch_attention
+import torch_kernels
 
-torch_attention.install()
+torch_kernels.install()
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
@@ -41,6 +41,7 @@ TRAINER = Path(__file__).resolve().parents[1] / "trainers" / "deepspeed"
 sys.path.insert(1, str(TRAINER))
 
 import deepspeed
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero import utils as zero_utils
 from transformers import masking_utils
 
@@ -85,6 +86,8 @@ def patch_frameworks() -> None:
         (train, "micro_batch_loss", partial(in_phase, phase="loss")),
     ):
         setattr(module, name, wrap(getattr(module, name)))
+    # ZeRO 1 and 2 flatten parameters on the device where there is room for them twice, else on the host
+    get_accelerator().available_memory = lambda: 0
     engine = deepspeed.DeepSpeedEngine
     for name, phase in (("forward", "forward"), ("backward", "backward"), ("step", "optimizer step")):
         setattr(engine, name, in_phase(getattr(engine, name), phase))
@@ -216,6 +219,8 @@ def state_of(engine: Any) -> dict[str, Any]:
         "gradients": STORAGES.mark(gradients, "gradients"),
         "parameters": STORAGES.mark(parameters, "parameters"),
     }
+    transfer = getattr(engine.optimizer, "temp_grad_buffer_for_gpu_offload", None)
+    STORAGES.mark(tensors_in([transfer], set()), "waiting_gradients")  # and so go on to the host
     return {
         "parameter_count": sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters()),
         "optimizer_state_count": alone.moments(engine),

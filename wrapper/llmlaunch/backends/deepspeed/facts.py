@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
-from llmlaunch.memory.facts import FusedLoss, GradientLife, HostFacts, MemoryFacts, constant
+from llmlaunch.memory.facts import NONE, FusedLoss, GradientLife, HostFacts, MemoryFacts, constant
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.workload import ELEMENT_BYTES
 
@@ -41,6 +41,7 @@ LIVE_ELEMENTS = 1_000_000_000  # stage3_max_live_parameters, stage3_max_reuse_di
 SUB_GROUP_ELEMENTS = 1_000_000_000  # sub_group_size
 # Offload by share sends whole sub-groups to the host, so that a share needs many of them.
 OFFLOAD_GROUPS = 20
+FP64_BYTES = 8.0
 
 SHIPPED_TRAINER = "llmlaunch"  # as records of measured runs call it
 HUGGING_FACE_KINDS = ("own", "hugging-face")  # scripts of one's own whose model is one of Transformers'
@@ -174,6 +175,10 @@ def _state_facts(options: DeepSpeedOptions) -> MemoryFacts:
         rows = [row if row.foreach_step is None else replace(row, step=row.foreach_step) for row in rows]
     if options.offloaded_share:
         rows[3] = _partly_offloaded(rows[3], options.offloaded_share)
+    # gradients of 1 and 2 that wait for the step are whole parameters', and their norm is taken in fp64
+    # (zero/stage_1_and_2.py `get_flat_partition`, `get_grad_norm_direct`, 0.19.8; traced)
+    whole_parameters = not options.offload_optimizer and options.accumulation != "fp32"
+    touched = (0.0, width, width, 0.0) if whole_parameters else NONE
     return MemoryFacts(
         backend="deepspeed",
         version=VERSION,
@@ -185,6 +190,10 @@ def _state_facts(options: DeepSpeedOptions) -> MemoryFacts:
         gradient_life=_gradient_life(rows),
         step_bytes=_column([row.step[0] for row in rows]),
         step_bytes_sharded=_column([row.step[1] for row in rows]),
+        touched_gradient_bytes=touched,
+        gradient_norm_bytes=(0.0, FP64_BYTES, FP64_BYTES, 0.0) if whole_parameters else NONE,
+        # temp_grad_buffer_for_gpu_offload (zero/stage_1_and_2.py, 0.19.8; traced)
+        host_transfer_bytes=(0.0, width, width, 0.0) if options.offload_optimizer else NONE,
         sub_group_elements=SUB_GROUP_ELEMENTS,
         flat_step=not options.expandable_segments,
         placed_whole=not options.split_from_start,
@@ -208,6 +217,8 @@ def _activation_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFa
         gated_activation_fused=options.liger,
         gated_gradient_in_place=options.liger,
         norm_extra_bytes=0.0 if options.liger else 4.0,
+        # LlamaRMSNorm (modeling_llama.py, transformers 5.23): five fp32 tensors of pow, mean and rsqrt (traced)
+        norm_backward_bytes=0.0 if options.liger else 5.0 * ELEMENT_BYTES["fp32"],
         branch_gradients_apart=False,
         mlp_chunks_recomputed=True,  # TiledMLP (deepspeed/runtime/sequence_parallel/ulysses_sp.py, 0.19.8)
         # the one kept for the first backward and the two newest (activation_checkpointing/offload_activations.py,
@@ -243,15 +254,15 @@ def _loss_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFacts:
 def _runtime_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFacts:
     """Buckets of collectives, workspaces, allocator cache and context."""
     width = ELEMENT_BYTES[options.precision]
-    # seq_parallel_communication_data_type is fp32 unless set (runtime/constants.py, 0.19.8)
-    bucket_width = ELEMENT_BYTES["fp32"] if options.sequence_ranks > 1 else width
     return replace(
         facts,
         flat_bucket_bytes=BUCKET_ELEMENTS * width,  # engine.py buffered_allreduce_fallback, 0.19.8: not configurable
         # 1 and 2 make two for every backward pass, to fill one while the other is reduced (overlap_comm); 3 makes one
         # for good, and a flat copy of it to be reduced
-        bucket_bytes=2.0 * options.reduce_bucket_elements * bucket_width,
-        lasting_bucket_bytes=options.reduce_bucket_elements * bucket_width,
+        bucket_bytes=2.0 * options.reduce_bucket_elements * width,
+        lasting_bucket_bytes=options.reduce_bucket_elements * width,
+        # seq_parallel_communication_data_type is fp32 unless set (runtime/constants.py, 0.19.8; traced)
+        widened_bucket_bytes=ELEMENT_BYTES["fp32"] if options.sequence_ranks > 1 and width < 4.0 else 0.0,
         workspace_bytes=constant("workspace_bytes"),
         cache_share=constant("cache_share"),
         context_bytes=constant("context_bytes"),
@@ -294,8 +305,8 @@ def _column(values: list[float]) -> tuple[float, float, float, float]:
 
 
 def bucket_bytes(elements: float, precision: str) -> float:
-    """Three buckets: gradients being collected, gradients being reduced, parameters being gathered (counted in CPU
-    runs for each stage; zero/stage_1_and_2.py and stage3.py, 0.19.8)."""
+    """Three buckets: gradients being collected, those of the bucket before, and a flat copy of what is reduced
+    (zero/stage_1_and_2.py `setup_buckets` with overlap_comm, `allreduce_bucket`, 0.19.8; traced)."""
     return float(3 * elements * ELEMENT_BYTES[precision])
 
 
@@ -366,7 +377,7 @@ def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> 
     if shape.zero_centered_norm:
         facts = replace(facts, norm_extra_bytes=facts.norm_extra_bytes + max(4.0 - e, 0.0))
     if shape.family == "gpt2":
-        facts = replace(facts, norm_extra_bytes=0.0, ungated_activation_bytes=3.0 * e)
+        facts = replace(facts, norm_extra_bytes=0.0, norm_backward_bytes=0.0, ungated_activation_bytes=3.0 * e)
     if shape.attention_softcap is not None:
         facts = replace(facts, attention_scores_saved=True, key_values_expanded=True)
     if shape.logit_softcap is not None:

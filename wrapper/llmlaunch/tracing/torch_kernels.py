@@ -1,10 +1,11 @@
-"""torch's scaled dot-product attention as CUDA runs it; a CPU build would take it apart into unfused products.
+"""Kernels of torch that a CPU build has no CUDA version of, and would take apart: attention, and the backward of SiLU.
 
-Which kernel runs follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: FlashAttention for 16-bit tensors of one
-head size without a mask. What it keeps and what its backward pass allocates beside the gradients is that of mha_fwd and
-mha_bwd (cuda/flash_attn/flash_api.cpp, torch 2.13): the gradient of queries is summed in fp32, and keys and values that
-several heads share get a gradient for each head first. With a mask, or in fp32, it is memory-efficient attention
-(cuda/attention_backward.cu), which wants as many heads of keys as of queries; what neither takes is computed unfused.
+Which attention runs follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: FlashAttention for 16-bit tensors of
+one head size without a mask. What it keeps, and what its backward pass allocates beside the gradients, is that of
+mha_fwd and mha_bwd (cuda/flash_attn/flash_api.cpp, torch 2.13): the gradient of queries is summed in fp32, and keys and
+values that several heads share get a gradient for each head first. With a mask, or in fp32, it is memory-efficient
+attention (cuda/attention_backward.cu), which wants as many heads of keys as of queries; what neither takes is computed
+unfused.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ MOST_HEAD_SIZE = 256
 _unfused = torch.nn.functional.scaled_dot_product_attention
 
 
+LIBRARY = torch.library.Library("aten", "IMPL")  # what it registers lives as long as it
+
+
 def install() -> None:
     torch.nn.functional.scaled_dot_product_attention = attention
+    LIBRARY.impl("silu_backward", lambda gradient, values: torch.empty_like(values), "CUDA")
 
 
 def attention(

@@ -1,0 +1,104 @@
+"""Ranks of DeepSpeed jobs to trace: small models, as `llmlaunch rehearse` hands them to the tracer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.layout import RECOMPUTE_FULL, Layout
+from llmlaunch.memory.estimator import RankEstimate, estimate
+from llmlaunch.memory.facts import constant
+from llmlaunch.memory.job import Job
+from llmlaunch.planner.setting import setting_of
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.rehearsal.deepspeed_trace import deepspeed_job
+
+RANKS = 8
+HIDDEN, LAYERS = 1024, 2
+SHAPE = (
+    f"family: llama, num_layers: {LAYERS}, hidden_size: {HIDDEN}, ffn_hidden_size: 2816, num_attention_heads: 8, "
+    "num_query_groups: 4, max_position_embeddings: 1000000"
+)
+LLAMA = f"model={{{SHAPE}, vocab_size: 32000}}"
+FEW_WORDS = f"model={{{SHAPE}, vocab_size: 2048}}"  # layers weigh more than the loss
+WIDE = (
+    "model={family: llama, num_layers: 2, hidden_size: 4096, ffn_hidden_size: 14336, num_attention_heads: 32, "
+    "num_query_groups: 8, max_position_embeddings: 8192, vocab_size: 32000}"
+)
+GPT2 = (
+    "model={family: gpt2, num_layers: 2, hidden_size: 1024, ffn_hidden_size: 4096, num_attention_heads: 8, "
+    "num_query_groups: 8, vocab_size: 32000, max_position_embeddings: 2048, tied_embeddings: true, gated_mlp: false, "
+    "linear_bias: true, normalization: LayerNorm, position_embedding: learned_absolute}"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rank 0 of one job. `words` are overrides of the recipe."""
+
+    name: str
+    layout: Layout
+    words: tuple[str, ...] = ()
+    model: str = LLAMA
+    length: int = 2048  # of a sequence, tokens
+    microbatches: int = 2
+
+    @property
+    def recipe(self) -> Recipe:
+        batch = self.microbatches * self.layout.data * self.layout.micro_batch_size
+        sizes = (f"training.sequence_length={self.length}", f"training.global_batch_size={batch}", "nodes=1")
+        return load_recipe(asset("recipes", "llama2-7b-deepspeed.yaml"), (self.model, *sizes, *self.words))
+
+    def as_job(self) -> dict[str, Any]:
+        recipe = self.recipe
+        rendered = DeepSpeed().render(recipe, self.layout)
+        return deepspeed_job(recipe, rendered, self.layout, 0) | {"name": self.name}
+
+    def estimate(self, change: Callable[[Job], Job] = lambda job: job) -> RankEstimate:
+        """What llmlaunch says of this rank. A trace sees no workspace inside a kernel library."""
+        job = setting_of(self.recipe, DeepSpeed()).job_of(self.recipe)
+        unseen = job.facts.workspace_bytes - constant("workspace_bytes")
+        return estimate(change(replace(job, facts=replace(job.facts, workspace_bytes=unseen))), self.layout).ranks[0]
+
+
+def split(stage: int, **sizes: Any) -> Layout:
+    return Layout(data=RANKS // sizes.get("context", 1) // sizes.get("tensor", 1), zero_stage=stage, **sizes)
+
+
+PIECES = "layout={loss: tiled, mlp_chunks: 8}"
+CASES = (
+    Case("ZeRO 0", split(0)),
+    Case("ZeRO 1", split(1)),
+    Case("ZeRO 2", split(2)),
+    Case("ZeRO 3", split(3)),
+    Case("ZeRO 2, one micro-batch of a few tokens", split(2), model=WIDE, length=256, microbatches=1),
+    Case("ZeRO 1, gradients in fp32", split(1), ("training.gradient_dtype=fp32",)),
+    Case("ZeRO 2, optimizer on the host", split(2), ("layout={offload_optimizer: 1.0}",)),
+    Case("ZeRO 3, all on the host", split(3), ("layout={offload_optimizer: 1.0, offload_parameters: true}",)),
+    Case("ZeRO 2, LoRA", split(2), ("training.adapters={rank: 16}",)),
+    Case("ZeRO 3, LoRA-FA", split(3), ("training.adapters={rank: 16, frozen_down: true}",)),
+    Case("AutoTP", split(1, tensor=2)),
+    Case("Ulysses", split(3, context=4), length=8192),
+    Case("activations", split(2), model=FEW_WORDS, length=8192, microbatches=1),
+    Case(
+        "checkpoints on the host",
+        split(2, recompute=RECOMPUTE_FULL),
+        ("layout={recompute: full, offload_checkpoints: true}",),
+        length=8192,
+        microbatches=1,
+    ),
+    Case("a long sequence", split(2, recompute=RECOMPUTE_FULL), (PIECES,), length=32768),
+    Case(
+        "a long sequence over ranks",
+        split(3, context=4, recompute=RECOMPUTE_FULL),
+        (PIECES,),
+        FEW_WORDS,
+        131072,
+        microbatches=1,
+    ),
+    Case("GPT-2", split(2), model=GPT2),
+)
