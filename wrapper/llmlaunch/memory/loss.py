@@ -20,6 +20,7 @@ from llmlaunch.memory.weights import matrices, vocabulary
 
 __all__ = [
     "cached_logits",
+    "earlier_tiles",
     "embedded_again",
     "final_norm",
     "logit_piece",
@@ -68,17 +69,18 @@ def logits(job: Job, rows: RankColumns) -> FloatColumn:
     if fused is not None:
         per_hidden = fused.weight_bytes * vocabulary(job, rows) / t + fused.hidden_bytes * tokens(job, rows)
         alive = alive + per_hidden * job.shape.hidden_size
-    elif job.techniques.loss == "tiled":
-        alive = alive + _earlier_tiles(job, rows)
     return np.where(rows.last, alive, 0.0)
 
 
-def _earlier_tiles(job: Job, rows: RankColumns) -> FloatColumn:
+def earlier_tiles(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return the gradients of all hidden states and of the head's weight, which pieces of a tiled loss before the last
     have filled (deepspeed/runtime/sequence_parallel/ulysses_sp.py SequenceTiledCompute.backward, 0.19.8; traced)."""
+    if job.techniques.loss != "tiled" or job.facts.fused_loss is not None:
+        return 0.0
     hidden = job.facts.activation_bytes * tokens(job, rows) * job.shape.hidden_size
-    head = 0.0 if job.techniques.adapters is not None else job.facts.parameter_bytes * matrices(job, rows).head
-    return np.asarray(hidden + head)
+    no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
+    head = 0.0 if no_temporary else job.facts.parameter_bytes * matrices(job, rows).head
+    return np.where(rows.last, hidden + head, 0.0)
 
 
 def waiting_bytes(job: Job) -> float:

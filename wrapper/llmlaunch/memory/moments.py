@@ -22,6 +22,7 @@ from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import (
     cached_logits,
+    earlier_tiles,
     embedded_again,
     final_norm,
     logits,
@@ -80,7 +81,7 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     alive = {**always, "activations": activations}
     holes = {HOLES: cached_logits(job, rows)} if facts.cached_logit_bytes else {}
     moments: list[Moment] = [
-        {**alive, "logits_and_loss": norm + logits(job, rows), **holes},
+        {**alive, "logits_and_loss": norm + logits(job, rows) + earlier_tiles(job, rows), **holes},
         {**alive, "logits_and_loss": norm + waiting_logits(job, rows), "head_backward": head_backward(job, rows)},
         {**alive, **layer},
     ]
