@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.calibration.cases import CPU, NO_SIZES, Case, case_or_reason
+from llmlaunch.calibration.completion import in_performance_summary
 from llmlaunch.calibration.evidence import JobClass, evidence_margin
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.records import Record, machine_of, table_of
@@ -157,7 +158,7 @@ def _limits(record: Record) -> tuple[int | None, int | None]:
     if card is None or record["gpu"] == "cpu":
         return _share(card), _share(card)
     margin = evidence_margin(job_class(record), card, without_source=record["family"])
-    return (_share(card) if margin is None else margin.limit_bytes), card
+    return (_share(card), card) if margin is None else (margin.limit_bytes, margin.memory_bytes)
 
 
 def _share(capacity: int | None) -> int | None:
@@ -182,7 +183,17 @@ def job_class(record: Record) -> JobClass:
         mixture=bool(record["model"].get("moe")),
         narrow=narrow,
         capability=None if capability is None else str(capability),
+        whole_segments=_switched_off(record),
     )
+
+
+def _switched_off(record: Record) -> bool:
+    """Whether segments do not expand where its trainer's runs have them expand: Megatron-Bridge's benchmarks, and every
+    job that llmlaunch renders."""
+    expand = record["implementation"].get("expandable_segments")
+    if record["backend"] == "megatron-bridge":
+        return expand is False or (expand is None and not in_performance_summary(record))
+    return expand is False and record.get("run_id") is not None
 
 
 def card_memory_bytes(record: Record) -> int | None:

@@ -16,7 +16,15 @@ from typing import Any
 
 from llmlaunch.calibration.records import ATORCH_PIPELINE, MEGATRON_SWIFT, SWIFT, Record
 
-__all__ = ["DEFAULTS", "Unsupported", "complete", "is_bridge_benchmark", "with_defaults", "with_every_field"]
+__all__ = [
+    "DEFAULTS",
+    "Unsupported",
+    "complete",
+    "in_performance_summary",
+    "is_bridge_benchmark",
+    "with_defaults",
+    "with_every_field",
+]
 
 PRECISION = "the precision"
 
@@ -84,6 +92,11 @@ BENCHMARKS = (
     "NVIDIA-NeMo/Megatron-Bridge docs/performance-summary",
     "skills/nemo-mbridge-perf-",
 )
+
+
+def in_performance_summary(record: Record) -> bool:
+    """Whether a record is a row of Megatron-Bridge's performance summary."""
+    return BENCHMARKS[0] in str((record.get("source") or {}).get("citation"))
 
 
 def is_bridge_benchmark(record: Record) -> bool:
@@ -185,7 +198,19 @@ DEFAULTS: tuple[Default, ...] = (
     Default(CORE, "implementation.defer_embedding_wgrad", False, f"defer_embedding_wgrad_compute, {PARALLEL}"),
     Default(CORE, "implementation.gated_activation_fused", True, f"bias_swiglu_fusion, {ARGUMENTS}", _gated),
     Default(LM, "implementation.expandable_segments", False, "off by torch's default, kept by megatron/training/*.py"),
-    Default(BRIDGE, "implementation.expandable_segments", True, f"env_vars of {PERF_RECIPES}, llama/*/llama3.py"),
+    Default(
+        BRIDGE,
+        "implementation.expandable_segments",
+        True,
+        f"env_vars of {PERF_RECIPES}, llama/*/llama3.py",
+        in_performance_summary,
+    ),
+    Default(
+        BRIDGE,
+        "implementation.expandable_segments",
+        False,
+        "off by torch's default; cards of skills name the runs that switch it on",
+    ),
     Default(
         DEEPSPEED, "implementation.expandable_segments", False, f"off by torch's default and not set by {LAUNCHER}"
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from llmlaunch.backends.argument import expands_segments
 from llmlaunch.backends.base import Backend
 from llmlaunch.backends.registry import recorded_name
 from llmlaunch.calibration.evidence import DEFAULT_RISK, ENOUGH, EvidenceMargin, JobClass, evidence_margin
@@ -153,6 +154,7 @@ def job_class(recipe: Recipe) -> JobClass:
         mixture=recipe.model.moe is not None,
         narrow=training.numbers.narrow is not None,
         capability=recipe.cluster.accelerator.compute_capability,
+        whole_segments=not expands_segments(recipe),
     )
 
 
@@ -160,7 +162,12 @@ def _limit_by_evidence(by_share: Limit, margin: EvidenceMargin, policy: MemoryPo
     most, reason = margin.limit_bytes, margin.sentence
     if policy.floor_gib is not None and margin.memory_bytes - policy.floor_bytes < most:
         most, reason = max(margin.memory_bytes - policy.floor_bytes, 0), f"{policy.floor_gib:g} GiB stay free; {reason}"
-    return replace(by_share, limit_bytes=most, reason=reason, risk=margin.risk, runs=margin.runs, evidence=margin)
+    fits_bytes = margin.memory_bytes
+    missing_bytes = by_share.memory_bytes - fits_bytes
+    if missing_bytes:
+        reason = f"{missing_bytes / GIB:.1f} GiB may be lost in fragments of segments that do not expand; {reason}"
+    limit = replace(by_share, limit_bytes=most, fits_bytes=fits_bytes, reason=reason)
+    return replace(limit, risk=margin.risk, runs=margin.runs, evidence=margin)
 
 
 def _why_share(recipe: Recipe, risk: float, margin: Margin | None) -> str:
