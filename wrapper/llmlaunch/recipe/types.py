@@ -187,7 +187,7 @@ class MemoryPolicy:
         le=1024,
     )
     risk: float | None = key(
-        "Share of runs that may need more than predicted and the margin; absent = 0.1",
+        "Share of runs that may need more than predicted and the margin; absent = 0.07",
         default=None,
         gt=0,
         le=0.5,
