@@ -59,6 +59,20 @@ def test_the_worst_rank_of_a_dense_gallery_recipe_is_as_predicted(recipe: str) -
     assert answer["recorded"] is not None
 
 
+def test_a_deepspeed_rank_is_traced_recorded_and_followed() -> None:
+    """The same command and verdict; the tracer is the Python that runs the tests."""
+    shape = "num_layers: 2, hidden_size: 1024, ffn_hidden_size: 2816, num_attention_heads: 8, vocab_size: 32000"
+    words = (str(asset("recipes", "llama2-7b-deepspeed.yaml")), f"model={{{shape}}}", "training.sequence_length=16384")
+    done = rehearse_traced(*words, "layout={tensor: 1, context: 1, zero_stage: 2, micro_batch_size: 1}", "--json")
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["verdict"]) == (0, "safe"), done.stderr
+    (rank,) = answer["ranks"]
+    assert rank["predicted_bytes"] == pytest.approx(rank["rehearsed_bytes"], rel=PEAK_TOLERANCE)
+    assert rank["versions"]["deepspeed"].startswith("0.19.")
+    assert sum(term["rehearsed_bytes"] for term in rank["terms"].values()) == rank["rehearsed_bytes"]
+    assert answer["recorded"] is not None
+
+
 def test_what_megatron_refuses_is_said_in_its_own_words() -> None:
     words = 'backend={name: megatron-lm, extra_args: ["--no-such-flag", "1"]}'
     answer = rehearse_traced(str(asset("recipes", "llama3-8b.yaml")), words)
