@@ -1,0 +1,141 @@
+"""The memory formula with one term left out or its sign turned round: what a slip of the hand would make of it.
+
+A mutant is a function's own code with one such change. It is put in place of the function's code object, so that every
+module that imported the function runs it, and taken out again.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+Change = Callable[[ast.expr], ast.expr]
+# Records whose fields are bytes or elements, by the name they are called by.
+RECORDS = ("States", "Gradients", "InFlight", "RankParameters", "Matrices", "cls")
+BYTES = ("FloatColumn", "float", "Kept")  # what a function returns that is a term
+
+
+@dataclass(frozen=True)
+class Mutant:
+    module: str
+    function: FunctionType
+    line: int
+    change: str
+    code: CodeType
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        original = self.function.__code__
+        self.function.__code__ = self.code
+        try:
+            yield
+        finally:
+            self.function.__code__ = original
+
+    def __str__(self) -> str:
+        return f"{self.module}.py {self.function.__qualname__}: {self.change}"
+
+
+def mutants_of(module: ModuleType) -> Iterator[Mutant]:
+    """Yield every mutant of a module's functions, methods and properties."""
+    name = module.__name__.rpartition(".")[2]
+    for function, node in _functions(module):
+        for line, change, mutated in _changes(node):
+            yield Mutant(name, function, line, change, _compiled(mutated))
+
+
+def _functions(module: ModuleType) -> Iterator[tuple[FunctionType, ast.FunctionDef]]:
+    for node in ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            yield _plain(getattr(module, node.name)), node
+        elif isinstance(node, ast.ClassDef):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef):
+                    yield _plain(inspect.getattr_static(getattr(module, node.name), method.name)), method
+
+
+def _plain(member: Any) -> FunctionType:
+    """Return the function inside a property, a class method or a cache."""
+    if isinstance(member, property):
+        member = member.fget
+    member = getattr(member, "func", member) if isinstance(member, functools.cached_property) else member
+    member = getattr(member, "__func__", member)
+    function = inspect.unwrap(member)
+    assert isinstance(function, FunctionType), member
+    return function
+
+
+def _changes(function: ast.FunctionDef) -> Iterator[tuple[int, str, ast.FunctionDef]]:
+    """Yield (line, what is changed, the changed function) for every term of a function."""
+    for place, node in enumerate(ast.walk(function)):
+        for field, index, term in _terms(node, function):
+            for verb, change in (("without", _dropped), ("minus", _negated)):
+                if verb == "without" and isinstance(term, ast.Name) and isinstance(node, ast.Return):
+                    continue  # the terms of a name are those of the line that makes it
+                mutated = copy.deepcopy(function)
+                owner = list(ast.walk(mutated))[place]
+                _put(owner, field, index, change)
+                yield getattr(term, "lineno", 0), f"{verb} {ast.unparse(term)}", mutated
+
+
+def _terms(node: ast.AST, function: ast.FunctionDef) -> Iterator[tuple[str, int | None, ast.expr]]:
+    """Yield the places of terms in a node: operands of sums, values by name, fields of records, what is returned."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        yield "right", None, node.right
+        if not (isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Add | ast.Sub)):
+            yield "left", None, node.left
+    elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add | ast.Sub):
+        yield "value", None, node.value
+    elif isinstance(node, ast.Dict):
+        yield from (("values", i, value) for i, value in enumerate(node.values) if node.keys[i] is not None)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in RECORDS:
+        yield from (("keywords", i, keyword.value) for i, keyword in enumerate(node.keywords))
+        yield from (
+            ("args", i, argument) for i, argument in enumerate(node.args) if not isinstance(argument, ast.Starred)
+        )
+    elif isinstance(node, ast.Return) and node.value is not None and _returns_bytes(function):
+        if isinstance(node.value, ast.Tuple):
+            yield from (("elts", i, value) for i, value in enumerate(node.value.elts))
+        elif "tuple" not in ast.unparse(function.returns or ast.Constant(None)):
+            yield "value", None, node.value
+
+
+def _returns_bytes(function: ast.FunctionDef) -> bool:
+    return function.returns is not None and any(kind in ast.unparse(function.returns) for kind in BYTES)
+
+
+def _put(owner: ast.AST, field: str, index: int | None, change: Change) -> None:
+    if field == "elts":
+        assert isinstance(owner, ast.Return)
+        owner = owner.value  # type: ignore[assignment]
+    value = getattr(owner, field)
+    if index is None:
+        setattr(owner, field, change(value))
+    elif field == "keywords":
+        value[index].value = change(value[index].value)
+    else:
+        value[index] = change(value[index])
+
+
+def _dropped(term: ast.expr) -> ast.expr:
+    return ast.BinOp(ast.Constant(0.0), ast.Mult(), term)
+
+
+def _negated(term: ast.expr) -> ast.expr:
+    return ast.UnaryOp(ast.USub(), term)
+
+
+def _compiled(function: ast.FunctionDef) -> CodeType:
+    function.decorator_list = []
+    future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
+    module = ast.fix_missing_locations(ast.Module([future, function], []))
+    constants = compile(module, "<mutant>", "exec").co_consts
+    return next(code for code in constants if isinstance(code, CodeType) and code.co_name == function.name)

@@ -1,0 +1,166 @@
+"""No term of the memory formula can be lost or turned round unnoticed: whichever is left out or gets the other sign, a
+sum done by hand, a law, a trace or the guard fails. A new term without any such check fails here.
+
+The checks are the other tests of this folder that need no random numbers, and the laws on a few fixed jobs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from laws import LAWS
+from random_jobs import TRAINERS, RandomJob, random_jobs
+
+from support.term_mutants import mutants_of
+
+FORMULA = (
+    "activations",
+    "host",
+    "job",
+    "loss",
+    "moments",
+    "peak",
+    "saved",
+    "schedule",
+    "states",
+    "weights",
+    "workspace",
+)
+BY_HAND = (
+    "test_tensors_by_hand",
+    "test_layers_by_hand",
+    "test_moments_by_hand",
+    "test_terms_by_hand",
+    "test_memory_laws",
+    "test_deepspeed_moments",
+    "test_full_sharding",
+    "test_memory_host",
+    "test_schedule",
+    "test_states",
+    "test_traced_ranks",
+    "test_correction",
+    "test_grouped_pricing",
+    "test_plainest_bound",
+)
+JOBS_OF_EACH_TRAINER = 2
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    run: Callable[[], object]
+
+    def fails(self) -> bool:
+        try:
+            self.run()
+        except Exception:  # a formula that breaks off is noticed, too
+            return True
+        return False
+
+
+def checks_of(module_name: str) -> Iterator[Check]:
+    """Yield the tests of a module for each of their parameters, but those that need a fixture or random numbers."""
+    module = importlib.import_module(module_name)
+    for name, test in vars(module).items():
+        if name.startswith("test_") and test.__module__ == module_name and not hasattr(test, "hypothesis"):
+            for arguments in _parameters(test):
+                if set(inspect.signature(test).parameters) == set(arguments):
+                    yield Check(f"{module_name}.{name}", partial(test, **arguments))
+
+
+def _parameters(test: Any) -> Iterator[dict[str, Any]]:
+    columns: list[list[dict[str, Any]]] = []
+    for mark in getattr(test, "pytestmark", []):
+        if mark.name == "parametrize":
+            names, values = mark.args[0], mark.args[1]
+            names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+            columns.append([dict(zip(names, row if len(names) > 1 else (row,), strict=True)) for row in values])
+    for rows in itertools.product(*columns):
+        yield {name: value for row in rows for name, value in row.items()}
+
+
+def laws_on_fixed_jobs() -> Iterator[Check]:
+    for name in TRAINERS:
+        for drawn, law in itertools.product(fixed_jobs(name), LAWS):
+            yield Check(f"{law.__name__} of {name}", partial(law, drawn))
+
+
+def fixed_jobs(name: str) -> Sequence[RandomJob]:
+    jobs: list[RandomJob] = []
+
+    @settings(
+        derandomize=True,
+        max_examples=8,
+        database=None,
+        phases=[Phase.generate],
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(random_jobs(name))
+    def collect(drawn: RandomJob) -> None:
+        jobs.append(drawn)
+
+    collect()
+    return jobs[-JOBS_OF_EACH_TRAINER:]
+
+
+@cache
+def checks_by_function() -> dict[CodeType, list[Check]]:
+    """Map the code of every function to the checks that run it, the fastest first."""
+    timed = []
+    for check in (*(check for name in BY_HAND for check in checks_of(name)), *laws_on_fixed_jobs()):
+        start = time.perf_counter()
+        functions = _functions_run(check)
+        timed.append((time.perf_counter() - start, check, functions))
+    by_function: dict[CodeType, list[Check]] = {}
+    for _, check, functions in sorted(timed, key=lambda each: each[0]):
+        for code in functions:
+            by_function.setdefault(code, []).append(check)
+    return by_function
+
+
+def _functions_run(check: Check) -> set[CodeType]:
+    functions: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "/llmlaunch/memory/" in frame.f_code.co_filename:
+            functions.add(frame.f_code)
+
+    sys.setprofile(note)
+    try:
+        check.run()
+    finally:
+        sys.setprofile(None)
+    return functions
+
+
+# What may change unnoticed, and why that is no slip: by module, function and change.
+HARMLESS: dict[str, str] = {}
+
+
+@pytest.mark.parametrize("module_name", FORMULA)
+def test_a_term_that_is_lost_or_turned_round_is_noticed(module_name: str) -> None:
+    unnoticed = []
+    with np.errstate(all="ignore"):
+        for mutant in mutants_of(importlib.import_module(f"llmlaunch.memory.{module_name}")):
+            checks = checks_by_function().get(mutant.function.__code__, [])
+            with mutant.in_place():
+                first = next((check for check in checks if check.fails()), None)
+            if first is None:
+                unnoticed.append(str(mutant))
+            else:  # what noticed this one is likely to notice the next
+                checks.remove(first)
+                checks.insert(0, first)
+    assert sorted(set(unnoticed) - set(HARMLESS)) == []
