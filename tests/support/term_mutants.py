@@ -20,6 +20,7 @@ from typing import Any
 Change = Callable[[ast.expr], ast.expr]
 # Records whose fields are bytes or elements, by the name they are called by.
 RECORDS = ("States", "Gradients", "InFlight", "RankParameters", "Matrices", "cls")
+NOTHING = ("np.zeros", "0.0", "none")  # has no sign, and nothing to lose
 BYTES = ("FloatColumn", "float", "Kept")  # what a function returns that is a term
 
 
@@ -44,11 +45,12 @@ class Mutant:
         return f"{self.module}.py {self.function.__qualname__}: {self.change}"
 
 
-def mutants_of(module: ModuleType) -> Iterator[Mutant]:
-    """Yield every mutant of a module's functions, methods and properties."""
+def mutants_of(module: ModuleType, signs: bool) -> Iterator[Mutant]:
+    """Yield every mutant of a module's functions, methods and properties: each term left out and, with `signs`, with
+    the other sign."""
     name = module.__name__.rpartition(".")[2]
     for function, node in _functions(module):
-        for line, change, mutated in _changes(node):
+        for line, change, mutated in _changes(node, signs):
             yield Mutant(name, function, line, change, _compiled(mutated))
 
 
@@ -73,11 +75,13 @@ def _plain(member: Any) -> FunctionType:
     return function
 
 
-def _changes(function: ast.FunctionDef) -> Iterator[tuple[int, str, ast.FunctionDef]]:
+def _changes(function: ast.FunctionDef, signs: bool) -> Iterator[tuple[int, str, ast.FunctionDef]]:
     """Yield (line, what is changed, the changed function) for every term of a function."""
     for place, node in enumerate(ast.walk(function)):
         for field, index, term in _terms(node, function):
-            for verb, change in (("without", _dropped), ("minus", _negated)):
+            if ast.unparse(term).startswith(NOTHING):
+                continue
+            for verb, change in (("without", _dropped), ("minus", _negated))[: 1 + signs]:
                 if verb == "without" and isinstance(term, ast.Name) and isinstance(node, ast.Return):
                     continue  # the terms of a name are those of the line that makes it
                 mutated = copy.deepcopy(function)
@@ -103,7 +107,8 @@ def _terms(node: ast.AST, function: ast.FunctionDef) -> Iterator[tuple[str, int 
         )
     elif isinstance(node, ast.Return) and node.value is not None and _returns_bytes(function):
         if isinstance(node.value, ast.Tuple):
-            yield from (("elts", i, value) for i, value in enumerate(node.value.elts))
+            elements = enumerate(node.value.elts)
+            yield from (("elts", i, value) for i, value in elements if not isinstance(value, ast.Starred))
         elif "tuple" not in ast.unparse(function.returns or ast.Constant(None)):
             yield "value", None, node.value
 

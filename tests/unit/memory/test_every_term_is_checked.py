@@ -55,6 +55,9 @@ BY_HAND = (
     "test_plainest_bound",
 )
 JOBS_OF_EACH_TRAINER = 2
+SIGNS = (
+    settings().max_examples > 100
+)  # `make soak` turns the signs round, too: a lost term is noticed by the same checks
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,7 @@ HARMLESS: dict[str, str] = {}
 def test_a_term_that_is_lost_or_turned_round_is_noticed(module_name: str) -> None:
     unnoticed = []
     with np.errstate(all="ignore"):
-        for mutant in mutants_of(importlib.import_module(f"llmlaunch.memory.{module_name}")):
+        for mutant in mutants_of(importlib.import_module(f"llmlaunch.memory.{module_name}"), SIGNS):
             checks = checks_by_function().get(mutant.function.__code__, [])
             with mutant.in_place():
                 first = next((check for check in checks if check.fails()), None)
@@ -163,4 +166,5 @@ def test_a_term_that_is_lost_or_turned_round_is_noticed(module_name: str) -> Non
             else:  # what noticed this one is likely to notice the next
                 checks.remove(first)
                 checks.insert(0, first)
-    assert sorted(set(unnoticed) - set(HARMLESS)) == []
+    surprises = sorted(set(unnoticed) - set(HARMLESS))
+    assert not surprises, "no check fails:\n" + "\n".join(surprises)

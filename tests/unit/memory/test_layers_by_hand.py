@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from random_jobs import GEMMA, GPT, LATENT, SHARED
-from shapes import LLAMA3_8B, MIXTRAL, job_of
+from shapes import ALTERNATING, LLAMA3_8B, MIXTRAL, job_of
 
 from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
@@ -333,3 +333,101 @@ def test_a_mixture_running_forward_holds_the_shared_experts_output_too() -> None
     layout = Layout(tensor=2, data=4, expert=4, sequence_parallel=1)
     routed = N * 4 / 2
     assert value(mixture_forward, SHARED, layout) == 2048 * 2 * (4 * routed + N / 2)
+
+
+def test_layers_of_both_kinds_and_those_that_are_trained_add_up() -> None:
+    facts = replace(BALANCED, router_last_bytes=0.0)
+    dense, mixture = (value(layer, ALTERNATING, facts=facts) for layer in (dense_layer, mixture_layer))
+    assert value(kept_activations, ALTERNATING, facts=facts) == 8 * dense + 24 * mixture
+    last = value(kept_activations, ALTERNATING, facts=facts, techniques=Techniques(trained_layers=4))
+    assert last == 4 * mixture
+    away = replace(SPLIT, offload_layers=24)
+    assert value(kept_activations, ALTERNATING, away, facts) == pytest.approx((8 * dense + 24 * mixture) / 4)
+    block = replace(SPLIT, recompute=RECOMPUTE_FULL, recompute_layers=8)
+    kept = value(kept_activations, LLAMA3_8B, block, techniques=Techniques(recompute_method="block"))
+    assert kept == 8 * N * 2 * 4096 / 2 + 24 * value(dense_layer, LLAMA3_8B)
+
+
+@pytest.mark.parametrize(("frozen", "per_input"), [(False, 4 + 1), (True, 1)])
+def test_pefts_adapters_cast_and_drop_out_of_every_linears_input(frozen: bool, per_input: int) -> None:
+    """Seven linears of rank 16 in fp32; q, k and v, o, gate and up, and down read copies of their own; frozen norms
+    keep one copy less, and no linear its own input."""
+    facts = replace(deepspeed_facts(), adapter_bytes=4.0, adapter_dropout=True)
+    h, query, ffn = 4096, 4096, 14336
+    norms = 2 * (2 * h + 4 * h + 4 - 2 * h)
+    attention = 2 * (query + 2 * 1024) + 2 * query + 4 * 32
+    adapters = 7 * 4 * 16 + per_input * (3 * h + query + 2 * h + ffn)
+    adapted = value(dense_layer, LLAMA3_8B, Layout(), facts, Techniques(adapters=Adapters(16, frozen)))
+    assert adapted == N * (norms + attention + 3 * 2 * ffn + adapters)
+    experts = value(mixture_layer, MIXTRAL, Layout(), facts, Techniques(adapters=Adapters(16, frozen)))
+    routed = 2 * (3 * 2 * ffn + 2 * ffn + facts.combine_bytes * h)
+    router = facts.router_bytes * 8
+    adapters = (4 + 3 * 2) * 4 * 16 + per_input * (3 * h + query + 2 * (2 * h + ffn))
+    assert experts == N * (norms + attention + routed + router + adapters)
+
+
+def test_attentions_output_is_copied_for_narrow_linears_and_for_all_to_alls() -> None:
+    layout = replace(SPLIT, context=2)
+    narrow, both = (
+        megatron_facts(MegatronOptions(fp8_recipe="tensorwise", context_all_to_all=a2a)) for a2a in (False, True)
+    )
+    wide = megatron_facts(MegatronOptions(context_all_to_all=True))
+    tokens, width = N / 2, 4096 / 2
+    more = [value(dense_layer, LLAMA3_8B, layout, facts) for facts in (narrow, both, wide, BALANCED)]
+    assert more[1] - more[0] == more[2] - more[3] == tokens * 2 * width
+    ring = value(dense_layer, LLAMA3_8B, layout, narrow) - value(
+        dense_layer, LLAMA3_8B, layout, replace(narrow, quantized=None)
+    )
+    linears = -(2 * 4096 / 2 + 14336 / 2)  # inputs of one byte instead of two, of Q, K and V, gate and up, and down
+    assert ring == tokens * (linears + width)
+
+
+def test_latent_attention_under_transformers_copies_heads_and_normalizes_in_fp32() -> None:
+    shape = replace(LATENT, mla=MlaShape(1536, 512, 128, 64, 128))
+    facts = with_family(deepspeed_facts(), shape, N)
+    plain = replace(facts, key_values_expanded=False, norm_extra_bytes=0.0)
+    heads, norms, h = 16, 2, 2048
+    more = value(dense_layer, shape, Layout(), facts) - value(dense_layer, shape, Layout(), plain)
+    assert more == N * (2 * heads * (128 + 128) + 4 * (1536 + 512) + norms * 4 * h)
+
+
+@pytest.mark.parametrize(
+    ("dropout", "cap", "per_score"),
+    [
+        (0.0, None, 2 + 4),  # the probabilities and the fp32 softmax
+        (0.1, None, 2 + 1 + 4),  # dropped probabilities, their mask, the softmax
+        (0.0, 50.0, 2 + 4 + 2),  # what tanh puts out
+    ],
+)
+def test_eager_attention_keeps_its_softmax_in_fp32(dropout: float, cap: float | None, per_score: int) -> None:
+    shape = replace(LLAMA3_8B, attention_dropout=dropout, attention_softcap=cap)
+    eager, fused = (deepspeed_facts(DeepSpeedOptions(eager_attention=is_eager)) for is_eager in (True, False))
+    more = value(dense_layer, shape, Layout(), eager) - value(dense_layer, shape, Layout(), fused)
+    assert more == per_score * 32 * N * N
+
+
+def test_selective_recompute_by_operator_keeps_what_tensor_ranks_scatter() -> None:
+    layout = replace(Layout(tensor=2, sequence_parallel=1), recompute=RECOMPUTE_SELECTIVE)
+    kept = value(largest_layer, LLAMA3_8B, layout, torchtitan_facts(True, True, False, 2))
+    h, ffn = 4096, 14336
+    assert kept == N / 2 * (2 * h + 2 * (h + 1024 + ffn) + 2 * h + 4 * 32 + 2 * 2 * h)
+
+
+def test_gpt_2s_activation_under_transformers_keeps_three_more_results() -> None:
+    shape = replace(GPT, family="gpt2")
+    facts = with_family(deepspeed_facts(), shape, N)
+    h, ffn = 1024, 4096
+    attention = 2 * 3 * h + 2 * h + 4 * 16
+    assert value(dense_layer, shape, Layout(), facts) == N * (2 * (4 * h + 4) + attention + (2 + 3 * 2) * ffn + 2 * ffn)
+
+
+def test_stubs_of_a_mixture_are_of_its_attention_an_expert_the_shared_one_and_the_head() -> None:
+    layout = Layout(tensor=2, data=4, expert=4)
+    h, query = 2048, 2048
+    head = SHARED.padded_vocab_size(2) / 2 * h
+    attention = h * (2 * query + 2 * query) / 2
+    apart = attention + 3 * h * 1408 + 3 * h * 5632 / 2 + head
+    assert value(weight_gradient_stubs, SHARED, layout) == 2 * apart
+    assert SHARED.moe is not None
+    equal = replace(SHARED, moe=replace(SHARED.moe, shared_expert_ffn_hidden_size=2 * 1408))
+    assert value(weight_gradient_stubs, equal, layout) == 2 * (attention + 3 * h * 1408 + head)

@@ -111,3 +111,41 @@ def test_dense_layers_of_a_first_chunk_are_kept_longer_than_the_mixtures_behind_
     job = Job(load_preset("deepseek-v3"), Workload(4096, 512), MEGATRON)
     alive = in_flight(job, all_ranks(job, LayoutColumns.of([layout])))
     assert (alive.dense[0], alive.mixture[0]) == (31, 32)
+
+
+@pytest.mark.parametrize("layers", [(5, 3, 7, 1, 6, 4, 2, 4), (1, 9, 1, 5, 8, 2, 4, 2), (8, 0, 0, 8, 8, 0, 0, 8)])
+@pytest.mark.parametrize(("pipeline", "turns"), [(2, 1), (2, 3), (4, 1), (4, 2), (4, 5)])
+def test_uneven_stages_of_these_sizes_keep_what_the_schedule_keeps(
+    layers: tuple[int, ...], pipeline: int, turns: int
+) -> None:
+    layout = Layout(pipeline=pipeline, virtual_pipeline=8 // pipeline, layers_by_stage=layers)
+    for rank, alive in enumerate(estimated(layout, pipeline * turns)[:-1]):
+        own = list(layers[rank::pipeline])
+        assert alive == most_layers_alive(own, pipeline, rank, pipeline * turns, group=pipeline)
+
+
+@pytest.mark.parametrize("pattern", [(0, 0, 0, 0, 1, 1, 1, 1) * 2, (1, 1, 0, 0, 0, 0, 0, 0) * 2, (0, 1, 1, 1) * 4])
+@pytest.mark.parametrize("heavy", [True, False])
+def test_chunks_of_these_kinds_keep_the_most_bytes_whichever_is_heavier(pattern: tuple[int, ...], heavy: bool) -> None:
+    """Of layouts priced together, each as if it were alone."""
+    width = 8192 if heavy else 64
+    moe = MoeShape(8, 2, width, 0, pattern)
+    shape = ModelShape("mixed", 16, 2048, 8192, 16, 16, 128, 1024, 4096, moe=moe)
+    layouts = [
+        Layout(pipeline=p, virtual_pipeline=v, data=64 // p) for p, v in ((2, 2), (2, 4), (4, 2), (4, 4), (2, 8))
+    ]
+    job = Job(shape, Workload(4096, 512), MEGATRON)
+    rows = all_ranks(job, LayoutColumns.of(layouts))
+    alive = in_flight(job, rows)
+    dense, mixture = (layer.total[0] for layer in (saved_by_dense_layer(job, rows), saved_by_mixture_layer(job, rows)))
+    for row, (index, rank) in enumerate(zip(rows.layout_index, rows.rank, strict=True)):
+        layout = layouts[index]
+        if rank == layout.pipeline - 1:
+            continue
+        stages = layout.pipeline * layout.virtual_pipeline
+        size = 16 // stages
+        own = [pattern[s * size : s * size + size] for s in range(rank, stages, layout.pipeline)]
+        weights = [float(sum(mixture if kind else dense for kind in kinds)) for kinds in own]
+        group, microbatches = layout.pipeline, int(rows.microbatches[row])
+        most = most_layers_alive(weights, layout.pipeline, int(rank), microbatches, group)
+        assert alive.dense[row] * dense + alive.mixture[row] * mixture == pytest.approx(most)
