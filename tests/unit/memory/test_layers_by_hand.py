@@ -17,6 +17,7 @@ from llmlaunch.backends.fsdp import atorch_facts, torchtitan_facts
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import (
+    cut_parameters,
     kept_activations,
     kept_embedding,
     largest_layer,
@@ -28,6 +29,7 @@ from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import (
     cached_logits,
     final_norm,
+    logit_piece,
     logits,
     projection,
     saved_by_heads,
@@ -431,3 +433,37 @@ def test_stubs_of_a_mixture_are_of_its_attention_an_expert_the_shared_one_and_th
     assert SHARED.moe is not None
     equal = replace(SHARED, moe=replace(SHARED.moe, shared_expert_ffn_hidden_size=2 * 1408))
     assert value(weight_gradient_stubs, equal, layout) == 2 * (attention + 3 * h * 1408 + head)
+
+
+def test_a_first_linear_of_a_wide_table_of_experts_is_the_worst_step_of_its_backward_pass() -> None:
+    """Few tokens beside a large weight whose gradient is a tensor of its own: the gradient of the input and of the
+    weight, less the activation's input that is gone."""
+    unfused = replace(megatron_facts(MegatronOptions(gradient_accumulation_fusion=False)), expert_imbalance=1.0)
+    h, ffn, tokens = 4096, 14336, 64
+    job = job_of(LLAMA3_8B, Layout(), unfused, NO_TECHNIQUES, tokens, 1)
+    backward = layer_backward(job, all_ranks(job, LayoutColumns.of([Layout()])))[0]
+    assert backward == 2 * 2 * tokens * h + 2 * tokens * h + 2 * 2 * h * ffn - 2 * tokens * ffn
+
+
+def test_a_piece_of_an_mlp_that_is_computed_again_has_all_it_saves() -> None:
+    facts, chunked = replace(BALANCED, mlp_chunks_recomputed=True), Techniques(mlp_chunks=8)
+    again, stored = (value(layer_backward, LLAMA3_8B, facts=each, techniques=chunked) for each in (facts, BALANCED))
+    assert again - stored == 3 * 2 * N * 14336 / 2 / 8
+    uniform = replace(SPLIT, recompute=RECOMPUTE_FULL, recompute_layers=32)
+    block = Techniques(recompute_method="block")
+    whole = value(dense_layer, LLAMA3_8B) - N * 2 * 4096 / 2
+    assert value(recomputed_layer, LLAMA3_8B, uniform, techniques=block) == whole
+
+
+def test_layer_inputs_that_do_not_fill_the_matrices_once_made_there_waste_the_rest() -> None:
+    """2,500 tokens: what is left of gate and up, of down, of Q, K and V, and of the output, in every layer."""
+    h, ffn, query, key, t = 4096, 14336, 4096, 1024, 2
+    stream = 2 * 2500 * h // t
+    matrices = (2 * h * ffn // t, h * ffn // t, h * (query + 2 * key) // t, h * query // t)
+    for zero_stage, layers in ((0, 0), (1, 32)):
+        layout = replace(SPLIT, zero_stage=zero_stage)
+        job = job_of(LLAMA3_8B, layout, BALANCED, length=2500)
+        wasted = cut_parameters(job, all_ranks(job, LayoutColumns.of([layout])))
+        assert wasted[0] == layers * sum(2 * matrix % stream for matrix in matrices) >= 0
+    assert value(logit_piece, LLAMA3_8B, ENDS, rank=1) == 4 * N * LLAMA3_8B.padded_vocab_size(2) / 2
+    assert value(logit_piece, LLAMA3_8B, ENDS, rank=0) == 0

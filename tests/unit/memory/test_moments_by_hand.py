@@ -403,3 +403,60 @@ def test_the_floor_of_a_split_is_the_mean_of_its_stages() -> None:
     outside = replace(job, correction=Correction(torch_share=0.1, outside_bytes=GIB))
     floor = least_state_bytes(outside, LayoutColumns.of([layout]))[0]
     assert floor == pytest.approx(1.1 * (mean - 8) + job.facts.context_bytes + GIB)
+
+
+def test_the_first_layers_backward_pass_has_one_layer_the_table_and_what_waits_for_it() -> None:
+    """Where gradients come and go: of a short sequence the table's own gradient is more than a layer's; a tied one
+    besides waits while the layer runs."""
+    facts, layout = deepspeed_facts(), Layout(data=8, zero_stage=1)
+    table, h = 128256 * 4096, 4096
+    job, rows = job_and_rows(replace(LLAMA3_8B, num_layers=2), layout, facts, length=64)
+    layer = float(largest_layer(job, rows)[0])
+    terms = transient_terms(job, rows)
+    assert at(terms, "activations")[FIRST_LAYER] == layer
+    assert at(terms, "layer_backward")[FIRST_LAYER] == pytest.approx(2 * table + 2 * 64 * h - layer, rel=1e-6)
+    again = replace(layout, recompute=RECOMPUTE_FULL)
+    job, rows = job_and_rows(replace(LLAMA3_8B, num_layers=2), again, facts, length=64)
+    terms = transient_terms(job, rows)
+    expected = 2 * table + 2 * 64 * h - 64 * 2 * h - float(recomputed_layer(job, rows)[0])
+    assert at(terms, "layer_backward")[FIRST_LAYER] == pytest.approx(expected, rel=1e-6)
+    tied = replace(LLAMA3_8B, tied_embeddings=True)
+    job, rows = job_and_rows(tied, layout, facts)
+    expected = float(layer_backward(job, rows)[0]) + 2 * table
+    assert at(transient_terms(job, rows), "layer_backward")[FIRST_LAYER] == expected
+
+
+def test_a_rank_that_trains_no_layer_runs_none_backward() -> None:
+    layout = Layout(pipeline=2, data=4)
+    job, rows = job_and_rows(LLAMA3_8B, layout, megatron_facts(), Techniques(trained_layers=4))
+    first, last = transient_terms(job, rows).moments[LAYER]["layer_backward"]
+    assert (first, last) == (0, float(layer_backward(job, rows)[1]))
+
+
+def test_narrow_weights_of_a_sharded_mixture_and_its_gathered_experts() -> None:
+    options = MegatronOptions(fp8_recipe="mxfp8", fp8_parameters=True, compute_capability=10.0)
+    facts, layout = megatron_fsdp_facts(options), Layout(data=8, expert=4, zero_stage=3)
+    job, rows = job_and_rows(MIXTRAL, layout, facts)
+    linears, experts = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024), 32 * 2 * 3 * 4096 * 14336
+    counts, state = rank_parameters(job, rows), states(job, rows)
+    assert counts.expert[0] == experts
+    assert state.weight_copies[0] == pytest.approx(2 * (linears / 8 + experts / 2) + (linears + experts) / 16)
+    assert state.parameters[0] == pytest.approx(2 * (counts.dense[0] - linears) / 8)
+    adapted = Techniques(adapters=Adapters(16))
+    few = replace(MIXTRAL, num_layers=1, vocab_size=1024, moe=replace(MIXTRAL.moe, layer_pattern=(1,)))
+    for techniques in (NO_TECHNIQUES, adapted):
+        job, rows = job_and_rows(few, layout, deepspeed_facts(DeepSpeedOptions(split_from_start=True)), techniques)
+        counts = rank_parameters(job, rows)
+        sides = 16 * np.array([3 * 4096 + 6144 + 4096 + 4096, 2 * (3 * 4096 + 3 * 14336)]) * bool(techniques.adapters)
+        resting = (counts.dense[0] + sides[0]) / 8 + (counts.expert[0] + sides[1]) / 2
+        gathered = counts.dense[0] + counts.expert[0]  # all of it: few parameters
+        assert states(job, rows).parameters[0] == pytest.approx(2 * (resting + gathered))
+
+
+def test_narrow_gradients_of_backward_beside_accumulated_ones_to_the_end() -> None:
+    facts = replace(deepspeed_facts(), backward_gradient_bytes=(0.0, 1.0, 0.0, 0.0))
+    without, beside = (
+        at(held(LLAMA3_8B, Layout(data=8, zero_stage=1), each)[1], "gradient_buffers")[:STEP]
+        for each in (deepspeed_facts(), facts)
+    )
+    assert [b - a for a, b in zip(without, beside, strict=True)] == [PARAMETERS] * 4
