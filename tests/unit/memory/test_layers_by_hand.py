@@ -453,6 +453,8 @@ def test_a_piece_of_an_mlp_that_is_computed_again_has_all_it_saves() -> None:
     block = Techniques(recompute_method="block")
     whole = value(dense_layer, LLAMA3_8B) - N * 2 * 4096 / 2
     assert value(recomputed_layer, LLAMA3_8B, uniform, techniques=block) == whole
+    first = replace(uniform, recompute_layers=8)  # the others, whole, have run backward by then
+    assert value(recomputed_layer, LLAMA3_8B, first, techniques=block) == 0
 
 
 def test_layer_inputs_that_do_not_fill_the_matrices_once_made_there_waste_the_rest() -> None:

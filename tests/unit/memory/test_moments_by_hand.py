@@ -460,3 +460,29 @@ def test_narrow_gradients_of_backward_beside_accumulated_ones_to_the_end() -> No
         for each in (deepspeed_facts(), facts)
     )
     assert [b - a for a, b in zip(without, beside, strict=True)] == [PARAMETERS] * 4
+
+
+def test_all_to_alls_open_a_connection_to_every_other_expert_rank_of_the_node() -> None:
+    """Of eight devices; expert-tensor ranks share them."""
+    facts = replace(megatron_facts(), exchange_peer_bytes=1e6)
+    for expert, expert_tensor, peers in ((4, 1, 3), (8, 2, 3), (8, 1, 7), (1, 1, 0)):
+        layout = Layout(data=16, expert=expert, expert_tensor=expert_tensor)
+        job = job_of(MIXTRAL, layout, facts)
+        none = replace(job, facts=replace(facts, exchange_peer_bytes=0.0))
+        [rank], [before] = (estimate(each, layout).ranks for each in (job, none))
+        assert rank.terms["communicators"] - before.terms["communicators"] == peers * 1e6
+
+
+def test_a_table_without_room_among_freed_logits_gets_a_segment_of_its_own() -> None:
+    """Of short sequences: its gradient, beside the whole of a layer's backward pass."""
+    layout = Layout(data=4)
+    facts = replace(megatron_facts(), mixture_cache_share=0.0, whole_segments=True)
+    for length, lone in ((512, True), (8192, False)):
+        job, rows = job_and_rows(MIXTRAL, layout, facts, length=length)
+        terms = transient_terms(job, rows)
+        state = state_terms(job, rows, states(job, rows))
+        lasting = sum(float(column[0]) for column in (*terms.lasting.values(), *state.lasting.values()))
+        layer = sum(float(c[0]) for c in (*terms.moments[LAYER].values(), *state.moments[LAYER].values()))
+        first = estimate(job, layout, 8).ranks[0]
+        table = 2 * 32000 * 4096 * lone
+        assert first.reserved_bytes == max(lasting + layer + table, first.allocated_bytes)
