@@ -17,6 +17,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+NAME_LENGTH = 110  # of a mutant
 Change = Callable[[ast.expr], ast.expr]
 # Records whose fields are bytes or elements, by the name they are called by.
 RECORDS = ("States", "Gradients", "InFlight", "RankParameters", "Matrices", "cls")
@@ -42,7 +43,7 @@ class Mutant:
             self.function.__code__ = original
 
     def __str__(self) -> str:
-        return f"{self.module}.py {self.function.__qualname__}: {self.change}"
+        return f"{self.module}.py {self.function.__qualname__}: {self.change}"[:NAME_LENGTH]
 
 
 def mutants_of(module: ModuleType, signs: bool) -> Iterator[Mutant]:
