@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 from functools import cache
@@ -40,7 +41,9 @@ def test_it_learns_keeps_and_goes_back(llmlaunch: CommandLine) -> None:
     assert llmlaunch.json("calibrate", "list") == {"calibrations": [], "uses": []}
 
     text = llmlaunch("calibrate").stdout
-    assert "correction torch +5." in text
+    learned = re.search(r"correction torch \+(\d\.\d) %", text)
+    assert learned, text
+    assert float(learned[1]) == pytest.approx(5.0, abs=0.5)
     assert "outside +0." in text
     assert "near the limit" in text
     assert "go back with: llmlaunch calibrate use none --backend megatron --accelerator h100-80gb" in text

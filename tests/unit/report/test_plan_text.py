@@ -67,7 +67,7 @@ def test_what_measured_runs_add_is_a_term_and_a_line() -> None:
         r"\(calibration an id, 3 runs\)",
         text,
     )
-    assert "  measured runs: 3 runs on h100-80gb, 3 of this family of models (dense gated): none peaked" in text
+    assert "  own runs: 3 runs on h100-80gb, 3 of this family of models (dense gated): none peaked" in text
     assert "more than the limit leaves free" not in text
     assert "measured residual" not in said()
 

@@ -99,6 +99,10 @@ def in_performance_summary(record: Record) -> bool:
     return BENCHMARKS[0] in str((record.get("source") or {}).get("citation"))
 
 
+def _beyond_performance_summary(record: Record) -> bool:
+    return not in_performance_summary(record)
+
+
 def is_bridge_benchmark(record: Record) -> bool:
     """Whether a record's source is one of Megatron-Bridge's own benchmarks, which run its perf recipes."""
     citation = str((record.get("source") or {}).get("citation"))
@@ -209,7 +213,8 @@ DEFAULTS: tuple[Default, ...] = (
         BRIDGE,
         "implementation.expandable_segments",
         False,
-        "off by torch's default; cards of skills name the runs that switch it on",
+        "off by torch's default; skills/*/card.yaml name the runs that switch it on, perf_recipes/*.py the others",
+        _beyond_performance_summary,
     ),
     Default(
         DEEPSPEED, "implementation.expandable_segments", False, f"off by torch's default and not set by {LAUNCHER}"

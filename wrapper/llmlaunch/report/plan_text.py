@@ -156,7 +156,7 @@ def fujii_line(plan: Plan) -> list[str]:
 def _measured(plan: Plan) -> list[str]:
     """What measured runs say of predictions of this kind, and what of it is in the numbers."""
     support, correction = plan.limit.support, plan.correction
-    lines = [] if support is None else [f"  measured runs: {support.sentence}{_beyond(plan.limit)}"]
+    lines = [] if support is None else [f"  own runs: {support.sentence}{_beyond(plan.limit)}"]
     if support is not None and support.runs and support.widened is not None:
         lines.append(f"  new: {support.widened}")
     if correction.torch_share or correction.outside_bytes:

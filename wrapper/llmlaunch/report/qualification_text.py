@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llmlaunch.report.text import correction_words, markdown_table, one_line, signed_percent, table
-from llmlaunch.rundir.values import counted
+from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.units import gib
 
 __all__ = ["planned_text", "qualification_markdown", "qualification_text", "summary_line"]
@@ -162,7 +162,7 @@ def _finding(layout: Mapping[str, Any]) -> Iterator[str]:
             f"{gib(layout['predicted_bytes'])} GiB is too high."
         )
     elif layout["outcome"] not in ("as predicted", "submitted", "pending", "running", "unknown"):
-        yield f"Run {number} ended for another reason ({layout['cause'] or layout['outcome']}): llmlaunch logs {run}"
+        yield f"Run {number} ended for another reason ({layout['cause'] or layout['outcome']}): {to_type('logs', run)}"
 
 
 def _calibration(result: Mapping[str, Any]) -> str:
