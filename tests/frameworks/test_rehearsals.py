@@ -53,7 +53,8 @@ def test_the_worst_rank_of_a_dense_gallery_recipe_is_as_predicted(recipe: str) -
         assert rank["predicted_bytes"] == pytest.approx(rank["rehearsed_bytes"], rel=PEAK_TOLERANCE)
         assert rank["versions"]["megatron-core"].startswith("0.19.")
         assert 0 < rank["tracer_resident_bytes"] < MOST_RESIDENT_BYTES
-        for name in LASTING:
+        assert {"parameters", "gradients"} <= set(rank["terms"])
+        for name in set(LASTING) & set(rank["terms"]):  # states may be on the host
             term = rank["terms"][name]
             assert term["rehearsed_bytes"] == pytest.approx(term["predicted_bytes"], abs=2**20)
         assert sum(term["rehearsed_bytes"] for term in rank["terms"].values()) == rank["rehearsed_bytes"]
