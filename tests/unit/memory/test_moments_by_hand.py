@@ -27,7 +27,13 @@ from llmlaunch.memory.loss import final_norm, logits, saved_by_heads, waiting_lo
 from llmlaunch.memory.moments import MomentTerms, state_terms, transient_terms
 from llmlaunch.memory.states import States, least_state_bytes, states
 from llmlaunch.memory.weights import rank_parameters
-from llmlaunch.memory.workspace import head_backward, layer_backward, mixture_forward, recomputed_layer
+from llmlaunch.memory.workspace import (
+    embedding_backward,
+    head_backward,
+    layer_backward,
+    mixture_forward,
+    recomputed_layer,
+)
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
@@ -217,17 +223,18 @@ def test_a_grouped_product_has_workspaces_of_its_own() -> None:
     assert terms.lasting["workspace"][0] == (72 + 5 * 32) * 2**20
 
 
-def test_a_prediction_heads_layer_runs_backward_first_beside_the_last_norm_and_the_waiting_table() -> None:
+@pytest.mark.parametrize("length", [64, 1024])  # the tables' gradients outweigh the layers, or wait beside them
+def test_a_prediction_heads_layer_runs_backward_first_beside_the_last_norm_and_the_waiting_table(length: int) -> None:
     facts = replace(megatron_facts(), expert_imbalance=1.0)
     layout = Layout(tensor=2, data=4, sequence_parallel=1)
     shape = replace(LATENT, mtp_num_layers=1)
-    job, rows = job_and_rows(shape, layout, facts, length=64)
+    job, rows = job_and_rows(shape, layout, facts, length=length)
     terms = transient_terms(job, rows)
     norm, heads = (float(f(job, rows)[0]) for f in (final_norm, saved_by_heads))
     assert at(terms, "logits_and_loss")[LAYER] == norm
     assert at(terms, "logits_and_loss")[HEAD] == norm + float(waiting_logits(job, rows)[0])
     assert at(terms, "logits_and_loss")[LOSS] == norm + float(logits(job, rows)[0])
-    embedded, table = 2 * 64 * 2048 / 2, 102400 / 2 * 2048 * 2
+    embedded, table = 2 * length * 2048 / 2, 102400 / 2 * 2048 * 2
     backward = float(layer_backward(job, rows)[0])
     kept = float(kept_activations(job, rows)[0]) + heads
     # the embedding's own gradient, the sum of both, and its output's, less what the layers have freed
@@ -237,7 +244,7 @@ def test_a_prediction_heads_layer_runs_backward_first_beside_the_last_norm_and_t
     )
     assert at(terms, "layer_backward")[LAYER] == pytest.approx(expected, abs=1)
     assert at(terms, "activations")[LOSS] == pytest.approx(kept, abs=1)
-    assert at(terms, "embedding")[LOSS] == 64 * 32 + embedded
+    assert at(terms, "embedding")[LOSS] == length * 32 + embedded
     assert (
         at(transient_terms(*job_and_rows(replace(shape, mtp_num_layers=0), layout, facts)), "logits_and_loss")[LAYER]
         == 0
@@ -484,3 +491,31 @@ def test_a_table_without_room_among_freed_logits_gets_a_segment_of_its_own() -> 
         first = estimate(job, layout, 8).ranks[0]
         table = 2 * 32000 * 4096 * lone
         assert first.reserved_bytes == max(lasting + layer + table, first.allocated_bytes)
+
+
+@pytest.mark.parametrize("shape", [LLAMA3_8B, MIXTRAL], ids=["dense", "mixture"])
+@pytest.mark.parametrize(
+    ("microbatches", "share"),
+    [
+        (2, 0.75),  # all four chunks are alive; the first is one of them, and nothing takes the place of another two
+        (16, 0.2),  # five chunks are alive, and what is freed but for the first is filled again
+    ],
+)
+def test_the_first_chunks_backward_pass_frees_a_share_of_what_is_in_flight(
+    shape: ModelShape, microbatches: int, share: float
+) -> None:
+    """Two stages of two chunks, groups of two micro-batches; every chunk is a quarter of the model."""
+    layout = Layout(pipeline=2, virtual_pipeline=2, data=8)
+    job = job_of(shape, layout, megatron_facts(), NO_TECHNIQUES, 4096, microbatches)
+    rows = all_ranks(job, LayoutColumns.of([layout]))
+    nothing, kept = (embedding_backward(job, rows, np.full(2, size))[0] for size in (0.0, 1e9))
+    assert nothing - kept == pytest.approx(share * 1e9)
+
+
+def test_the_tables_gradient_takes_the_place_of_what_the_first_layer_recomputed() -> None:
+    layout = Layout(data=4, recompute=RECOMPUTE_FULL)
+    job, rows = job_and_rows(LLAMA3_8B, layout, megatron_facts(), length=64)
+    kept, again = kept_activations(job, rows), float(recomputed_layer(job, rows)[0])
+    expected = float(embedding_backward(job, rows, kept)[0]) - again
+    assert again > 0
+    assert at(transient_terms(job, rows), "layer_backward")[LAYER] == pytest.approx(expected, abs=1)

@@ -1,0 +1,140 @@
+"""What DeepSpeed's engine and Hugging Face's layers hold for a moment, against sums done by hand. Traces of the real
+code hold the same terms (tests/frameworks)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from shapes import LLAMA3_8B, MIXTRAL, job_of
+
+from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.facts import NONE, MemoryFacts
+from llmlaunch.memory.job import Job, RankColumns, all_ranks
+from llmlaunch.memory.loss import earlier_tiles, final_norm, logits
+from llmlaunch.memory.moments import transient_terms
+from llmlaunch.memory.states import states
+from llmlaunch.memory.workspace import layer_backward
+from llmlaunch.models.parameters import count_parameters
+from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+
+N, H, F = 4096, 4096, 14336  # tokens, hidden size, columns of the MLP
+TABLE = 128256 * H
+PARAMETERS = count_parameters(LLAMA3_8B).total
+TILED = Techniques(loss="tiled")
+ZERO_1 = Layout(data=64, zero_stage=1)
+
+
+def value(
+    function: Callable[[Job, RankColumns], Any],
+    layout: Layout = ZERO_1,
+    facts: MemoryFacts | None = None,
+    techniques: Techniques = NO_TECHNIQUES,
+    rank: int = 0,
+) -> float:
+    job = job_of(LLAMA3_8B, layout, facts or deepspeed_facts(), techniques, N, 1)
+    return float(np.broadcast_to(function(job, all_ranks(job, LayoutColumns.of([layout]))), layout.pipeline)[rank])
+
+
+def test_earlier_tiles_have_filled_the_gradients_of_hidden_states_and_head() -> None:
+    expected = 2 * N * H + 2 * TABLE
+    stages = Layout(pipeline=2, data=8)
+    assert value(earlier_tiles, techniques=TILED) == expected
+    assert [value(earlier_tiles, stages, techniques=TILED, rank=rank) for rank in (0, 1)] == [0, expected]
+    adapters = replace(TILED, adapters=Adapters(8))
+    assert value(earlier_tiles, techniques=adapters) == 2 * N * H, "a frozen head has no gradient"
+
+
+def test_a_tiled_loss_holds_them_beside_a_tiles_logits_and_the_norm() -> None:
+    def at_the_loss(job: Job, rows: RankColumns) -> Any:
+        return transient_terms(job, rows).moments[0]["logits_and_loss"]
+
+    tile = value(logits, techniques=TILED) + value(final_norm, techniques=TILED)
+    assert value(at_the_loss, techniques=TILED) == pytest.approx(tile + 2 * N * H + 2 * TABLE, abs=2)
+
+
+def test_an_unfused_norm_runs_backward_beside_what_the_mlp_has_not_let_go() -> None:
+    """So many bytes an element that the norm outweighs all else of the layer's backward pass."""
+
+    def backward(norm_bytes: float, chunks: int = 1, layout: Layout = ZERO_1) -> float:
+        facts = replace(deepspeed_facts(), norm_backward_bytes=norm_bytes)
+        return value(layer_backward, layout, facts, Techniques(mlp_chunks=chunks))
+
+    assert deepspeed_facts().norm_backward_bytes == 20
+    assert backward(200) - backward(150) == 50 * N * H
+    assert backward(200, chunks=64) - backward(200) == 2 * 2 * N * F, "in pieces nothing is saved to be let go"
+    split = Layout(tensor=2, data=32, zero_stage=1)
+    assert backward(200, chunks=64, layout=split) - backward(200, layout=split) == 2 * 2 * N * F / 2
+
+
+def test_gradients_on_their_way_to_the_host_pass_a_buffer_of_the_largest_parameter() -> None:
+    layout = Layout(data=64, zero_stage=2)
+    facts = deepspeed_facts(DeepSpeedOptions(offload_optimizer=True))
+    without = replace(facts, host_transfer_bytes=NONE)
+    for name in ("forward", "backward", "final", "buckets"):
+
+        def moment(job: Job, rows: RankColumns, name: str = name) -> Any:
+            return getattr(states(job, rows), name)
+
+        assert value(moment, layout, facts) - value(moment, layout, without) == 2 * TABLE, name
+
+
+def test_zero_steps_on_whole_gradients_of_all_that_touches_its_share() -> None:
+    """The table is larger than a share of one in 64, so the rank that holds a piece of it keeps all of its gradient."""
+    share = PARAMETERS / 64
+    facts = deepspeed_facts()
+    without = replace(facts, touched_gradient_bytes=NONE)
+
+    def norm(job: Job, rows: RankColumns) -> Any:
+        return states(job, rows).norm
+
+    def step(job: Job, rows: RankColumns) -> Any:
+        return states(job, rows).step
+
+    assert value(norm, facts=facts) == pytest.approx(8 * share + 2 * TABLE)
+    assert value(step, facts=facts) - value(step, facts=without) == pytest.approx(2 * (TABLE - share))
+
+
+def test_under_ulysses_buckets_are_reduced_in_fp32() -> None:
+    """ZeRO 1 copies a parameter larger than its bucket, and once more in the wider type."""
+    facts = deepspeed_facts(DeepSpeedOptions(sequence_ranks=2))
+    narrow = replace(facts, widened_bucket_bytes=0.0)
+
+    def backward(job: Job, rows: RankColumns) -> Any:
+        return states(job, rows).backward
+
+    layout = Layout(context=2, data=32, zero_stage=1)
+    assert value(backward, layout, facts) - value(backward, layout, narrow) == 4 * TABLE
+
+
+def test_zero_3_does_not_keep_a_frozen_embedding_gathered() -> None:
+    facts = replace(deepspeed_facts(), live_parameters=1e12)
+    layout = Layout(data=64, zero_stage=3)
+
+    def parameters(job: Job, rows: RankColumns) -> Any:
+        return states(job, rows).parameters
+
+    adapters = Adapters(8)
+    trained = value(parameters, layout, facts)
+    frozen = value(parameters, layout, facts, Techniques(adapters=adapters))
+    assert trained - frozen == pytest.approx(2 * TABLE, rel=0.1)  # adapters add what they hold themselves
+
+
+def test_adapters_of_experts_rest_with_the_parameters() -> None:
+    """Three projections of 8 experts in 32 layers, each with two thin matrices: of rank 8 between 4,096 and 14,336."""
+
+    def parameters(job: Job, rows: RankColumns) -> Any:
+        return states(job, rows).parameters
+
+    layout, job_techniques = Layout(data=64), Techniques(adapters=Adapters(8))
+    job = job_of(MIXTRAL, layout, deepspeed_facts(), job_techniques, N, 1)
+    plain = job_of(MIXTRAL, layout, deepspeed_facts(), NO_TECHNIQUES, N, 1)
+    rows = all_ranks(job, LayoutColumns.of([layout]))
+    beside = float(parameters(job, rows)[0] - parameters(plain, rows)[0])
+    of_attention = 32 * 8 * (2 * (H + H) + 2 * (H + 1024))
+    of_experts = 32 * 8 * 3 * 8 * (H + F)
+    assert beside == 2 * (of_attention + of_experts)
