@@ -46,12 +46,12 @@ class Mutant:
         return f"{self.module}.py {self.function.__qualname__}: {self.change}"[:NAME_LENGTH]
 
 
-def mutants_of(module: ModuleType, signs: bool) -> Iterator[Mutant]:
-    """Yield every mutant of a module's functions, methods and properties: each term left out and, with `signs`, with
-    the other sign."""
+def mutants_of(module: ModuleType) -> Iterator[Mutant]:
+    """Yield every mutant of a module's functions, methods and properties: each term left out, and with the other
+    sign."""
     name = module.__name__.rpartition(".")[2]
     for function, node in _functions(module):
-        for line, change, mutated in _changes(node, signs):
+        for line, change, mutated in _changes(node):
             yield Mutant(name, function, line, change, _compiled(mutated))
 
 
@@ -76,13 +76,13 @@ def _plain(member: Any) -> FunctionType:
     return function
 
 
-def _changes(function: ast.FunctionDef, signs: bool) -> Iterator[tuple[int, str, ast.FunctionDef]]:
+def _changes(function: ast.FunctionDef) -> Iterator[tuple[int, str, ast.FunctionDef]]:
     """Yield (line, what is changed, the changed function) for every term of a function."""
     for place, node in enumerate(ast.walk(function)):
         for field, index, term in _terms(node, function):
             if ast.unparse(term).startswith(NOTHING):
                 continue
-            for verb, change in (("without", _dropped), ("minus", _negated))[: 1 + signs]:
+            for verb, change in (("without", _dropped), ("minus", _negated)):
                 if verb == "without" and isinstance(term, ast.Name) and isinstance(node, ast.Return):
                     continue  # the terms of a name are those of the line that makes it
                 mutated = copy.deepcopy(function)

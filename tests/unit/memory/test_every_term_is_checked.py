@@ -56,9 +56,6 @@ BY_HAND = (
     "test_plainest_bound",
 )
 JOBS_OF_EACH_TRAINER = 2
-SIGNS = (
-    settings().max_examples > 100
-)  # `make soak` turns the signs round, too: a lost term is noticed by the same checks
 
 
 @dataclass(frozen=True)
@@ -157,6 +154,15 @@ HARMLESS = {
     "schedule.py _by_chunk: without turn * g": "a fuller moment is among the others",
     "schedule.py _by_chunk: without 1": "the key that tells rows apart has room to spare",
     "states.py least_state_bytes: without ROUNDING_BYTES * max(factor, 1.0)": "eight bytes of a floor",
+    **dict.fromkeys(
+        (
+            "schedule.py _by_chunk: minus column[which]",
+            "schedule.py _by_chunk: minus int(column.max())",
+            "schedule.py _by_chunk: minus key * (int(column.max()) + 1)",
+        ),
+        "any key does that tells rows apart",
+    ),
+    "job.py chunk_ranges: minus 2": "keeps the index of stages that do not exist within the table",
     "peak.py StateSums.of: without least_torch_bytes(job, rows)": "the guard sleeps while nothing is wrong",
 }
 
@@ -165,7 +171,7 @@ HARMLESS = {
 def test_a_term_that_is_lost_or_turned_round_is_noticed(module_name: str) -> None:
     unnoticed = []
     with np.errstate(all="ignore"):
-        for mutant in mutants_of(importlib.import_module(f"llmlaunch.memory.{module_name}"), SIGNS):
+        for mutant in mutants_of(importlib.import_module(f"llmlaunch.memory.{module_name}")):
             checks = checks_by_function().get(mutant.function.__code__, [])
             with mutant.in_place():
                 first = next((check for check in checks if check.fails()), None)
@@ -174,5 +180,5 @@ def test_a_term_that_is_lost_or_turned_round_is_noticed(module_name: str) -> Non
             else:  # what noticed this one is likely to notice the next
                 checks.remove(first)
                 checks.insert(0, first)
-    surprises = sorted({each.replace(": minus ", ": without ") for each in unnoticed} - set(HARMLESS))
+    surprises = sorted(each for each in unnoticed if not {each, each.replace(": minus ", ": without ")} & set(HARMLESS))
     assert not surprises, "no check fails:\n" + "\n".join(surprises)

@@ -25,6 +25,7 @@ from llmlaunch.memory.host import HostNode, host_terms
 from llmlaunch.memory.job import Correction, Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import final_norm, logits, saved_by_heads, waiting_logits
 from llmlaunch.memory.moments import MomentTerms, state_terms, transient_terms
+from llmlaunch.memory.peak import _other_streams
 from llmlaunch.memory.states import States, least_state_bytes, states
 from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.memory.workspace import (
@@ -510,6 +511,7 @@ def test_the_first_chunks_backward_pass_frees_a_share_of_what_is_in_flight(
     rows = all_ranks(job, LayoutColumns.of([layout]))
     nothing, kept = (embedding_backward(job, rows, np.full(2, size))[0] for size in (0.0, 1e9))
     assert nothing - kept == pytest.approx(share * 1e9)
+    assert nothing == 2 * shape.vocab_size * shape.hidden_size + 2 * 4096 * shape.hidden_size  # of table and output
 
 
 def test_the_tables_gradient_takes_the_place_of_what_the_first_layer_recomputed() -> None:
@@ -519,3 +521,28 @@ def test_the_tables_gradient_takes_the_place_of_what_the_first_layer_recomputed(
     expected = float(embedding_backward(job, rows, kept)[0]) - again
     assert again > 0
     assert at(transient_terms(job, rows), "layer_backward")[LAYER] == pytest.approx(expected, abs=1)
+
+
+def test_a_flat_steps_blocks_lie_beside_the_backward_pass_and_not_beside_the_step() -> None:
+    facts = replace(deepspeed_facts(), cache_share=0.0)
+    layout = Layout(data=8, zero_stage=2)
+    job, rows = job_and_rows(LLAMA3_8B, layout, facts, microbatches=1, length=8)
+    state = states(job, rows)
+    transient, of_states = transient_terms(job, rows), state_terms(job, rows, state)
+    lasting = sum(float(column[0]) for terms in (transient, of_states) for column in terms.lasting.values())
+    totals = [
+        lasting + sum(float(column[0]) for moment in moments for column in moment.values())
+        for moments in zip(transient.moments, of_states.moments, strict=True)
+    ]
+    assert max(totals) == totals[STEP] > max(totals[:STEP])
+    beside = max(totals[:STEP]) + float(state.flat[0]) - totals[STEP]
+    estimated = estimate(job, layout, 1).ranks[0]
+    assert estimated.terms["allocator_cache"] == pytest.approx(beside, abs=8)
+    assert beside > 0
+
+
+def test_what_fsdp_allocated_on_its_own_streams_stays_beside_the_step() -> None:
+    job, rows = job_and_rows(LLAMA3_8B, Layout(data=8, zero_stage=3), torchtitan_facts(True, True, False, 1))
+    state = states(job, rows)
+    beside = _other_streams(state, state_terms(job, rows, state))
+    assert float(beside[-1][0]) == round(float(state.gradients[0])) + round(float(state.gathered[0])) > 0

@@ -121,7 +121,7 @@ def embedding_backward(job: Job, rows: RankColumns, activations: FloatColumn) ->
     beside chunks of one layer, where this is the peak). It is zero without a table to train."""
     table = table_gradient(job, rows)
     if not np.any(table):
-        return table
+        return np.zeros(len(rows))
     gradients = table + table_sum(job, rows) + layer_input(job, rows)
     return np.where(rows.first, gradients - activations * _freed_by_first_chunk(job, rows), 0.0)
 
