@@ -50,8 +50,8 @@ def _initializer(cls: type) -> Callable[..., None]:
         value = name if item.init else f"_default_{name}"
         if item.default_factory is not MISSING:
             names[f"_factory_{name}"] = item.default_factory
-            made = f"_factory_{name}()"
-            value = f"{made} if {name} is _MISSING else {name}" if item.init else made
+            factory = f"_factory_{name}()"
+            value = f"{factory} if {name} is _MISSING else {name}" if item.init else factory
             default = "=_MISSING"
         elif item.default is not MISSING:
             names[f"_default_{name}"] = item.default

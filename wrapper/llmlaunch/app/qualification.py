@@ -103,18 +103,22 @@ def base_recipe(
             "drafts one of this cluster)"
         )
     options = {"cluster": cluster, "backend": backend, "model": model}
-    words = [*(f"{key}={value}" for key, value in options.items() if value is not None), f"nodes={nodes}", *overrides]
+    all_overrides = [
+        *(f"{key}={value}" for key, value in options.items() if value is not None),
+        f"nodes={nodes}",
+        *overrides,
+    ]
     if recipe is not None:
-        techniques = kept_techniques(apply_overrides(read_document(Path(recipe)), words))
-        return QualificationRequest(recipe, (*words, f"layout={json.dumps(techniques)}"))
+        techniques = kept_techniques(apply_overrides(read_document(Path(recipe)), all_overrides))
+        return QualificationRequest(recipe, (*all_overrides, f"layout={json.dumps(techniques)}"))
     from llmlaunch.cluster.load import load_cluster
 
     assert cluster is not None
     on_cpu = load_cluster(cluster).accelerator.kind == "cpu"
     name = CPU_RECIPE if on_cpu else RECIPES.get(backend or "megatron-lm", RECIPES["megatron-lm"])
     if model is not None:
-        words.insert(0, f"training.sequence_length={_sequence_length(model)}")
-    return QualificationRequest(str(asset("recipes", f"{name}.yaml")), tuple(words))
+        all_overrides.insert(0, f"training.sequence_length={_sequence_length(model)}")
+    return QualificationRequest(str(asset("recipes", f"{name}.yaml")), tuple(all_overrides))
 
 
 def _sequence_length(model: str) -> int:
@@ -154,12 +158,12 @@ def plan_qualification(request: QualificationRequest, choice: LauncherChoice, no
         baseline_bytes = idle_trainer_bytes(base, notify)
     lessons, backend = lessons_of(base, notify), backend_for(base)
 
-    def recipe_of(words: Sequence[str]) -> Recipe:
-        recipe = load_recipe(request.recipe, (*request.overrides, *words))
+    def recipe_of(overrides: Sequence[str]) -> Recipe:
+        recipe = load_recipe(request.recipe, (*request.overrides, *overrides))
         return replace(recipe, backend=base.backend)
 
-    def setting(words: Sequence[str]) -> Setting:
-        return setting_of(recipe_of(words), backend, baseline_bytes, lessons)
+    def setting(overrides: Sequence[str]) -> Setting:
+        return setting_of(recipe_of(overrides), backend, baseline_bytes, lessons)
 
     trials = choose_trials(setting, qualification_name(base.cluster.name, base.backend.name))
     runs = [QualifyingRun(trial, plan_loaded(recipe_of(trial.words), notify, baseline_bytes)) for trial in trials]
@@ -224,8 +228,10 @@ def run_directories(directory: Path, request: QualificationRequest) -> list[Path
     names = [str(run.get("directory")) for run in runs]
     if sweep.get("how") != HOW or not names or not all(map(is_path_component, names)):
         raise UserError(f"{directory}: exists and holds no qualification; name another folder with -o")
-    words = list(request.overrides)
-    if any(run.get("file") != request.recipe or run.get("overrides", [])[: len(words)] != words for run in runs):
+    overrides = list(request.overrides)
+    if any(
+        run.get("file") != request.recipe or run.get("overrides", [])[: len(overrides)] != overrides for run in runs
+    ):
         raise UserError(
             f"{directory}: holds a qualification of {runs[0].get('file')} with other overrides; name another folder "
             "with -o, or start anew with --again"

@@ -152,14 +152,14 @@ def _layout_result(store: Store, run: NamedRun) -> LayoutResult | None:
     peaks = _peaks(records)
     resident = peaks.get(RESIDENT, (None, 0))[1]
     overfull = run.cause not in OUT_OF_MEMORY and resident > memory["memory_bytes"]
-    words = dict(word.partition("=")[::2] for word in whole["overrides"])
+    overrides = dict(word.partition("=")[::2] for word in whole["overrides"])
     return LayoutResult(
         number=int(run.name.rpartition("-")[2]),
         run_id=run.run_id,
         directory=run.directory,
         layout=_described(plan["layout"]),
-        num_layers=words.get("model.num_layers", "-"),
-        sequence_length=words.get("training.sequence_length", "-"),
+        num_layers=overrides.get("model.num_layers", "-"),
+        sequence_length=overrides.get("training.sequence_length", "-"),
         expectation=expectation,
         outcome=_outcome(run.state, expectation, run.cause in OUT_OF_MEMORY or overfull),
         cause=run.cause,

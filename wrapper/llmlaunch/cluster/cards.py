@@ -103,5 +103,5 @@ def _sharing_name() -> dict[str, list[str]]:
 
 def _key(card: object) -> str:
     """Return a card's name without its maker, in small letters, one space between words."""
-    words = re.findall(r"[a-z0-9.]+", card.lower()) if isinstance(card, str) else []
-    return " ".join(word for word in words if word not in ("nvidia", "tesla"))
+    parts = re.findall(r"[a-z0-9.]+", card.lower()) if isinstance(card, str) else []
+    return " ".join(word for word in parts if word not in ("nvidia", "tesla"))

@@ -241,12 +241,12 @@ def _beside(
     of the logits at the loss, and what other streams allocated. The allocator gives nothing back between moments."""
     if transient.holes is None and not state_sums.other_streams:
         return 0.0
-    held = list(totals)
+    reserved = list(totals)
     if state_sums.other_streams:
-        held = [alive + free for alive, free in zip(totals, state_sums.other_streams, strict=False)]
+        reserved = [alive + free for alive, free in zip(totals, state_sums.other_streams, strict=False)]
     if transient.holes is not None:
-        held[0] = held[0] + transient.holes
-    return reduce(np.maximum, held) - most
+        reserved[0] = reserved[0] + transient.holes
+    return reduce(np.maximum, reserved) - most
 
 
 def _apart(

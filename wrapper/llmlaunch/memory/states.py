@@ -339,8 +339,8 @@ def _zero_buckets(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn
     facts, stage = job.facts, rows.layouts.zero_stage
     lasting, width = facts.lasting_bucket_bytes, facts.parameter_bytes
     life = facts.gradient_life or ALWAYS
-    kept = (stage == 1) & (rows.microbatches > 1) & (by_stage(life.lasting, rows) == 0.0)
-    before = np.where(stage >= 3, lasting, np.where(kept, facts.bucket_bytes - lasting, 0.0))
+    from_first = (stage == 1) & (rows.microbatches > 1) & (by_stage(life.lasting, rows) == 0.0)
+    before = np.where(stage >= 3, lasting, np.where(from_first, facts.bucket_bytes - lasting, 0.0))
     largest = _largest_trained(job, rows) if lasting else np.zeros(len(rows))
     copied = facts.bucket_bytes + np.maximum(width * largest - lasting, 0.0)
     copied = copied + facts.widened_bucket_bytes * np.maximum(largest, lasting / width)

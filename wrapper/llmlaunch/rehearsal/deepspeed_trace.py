@@ -37,13 +37,13 @@ def deepspeed_job(recipe: Recipe, rendered: Rendered, layout: Layout, pipeline_r
         UserError: no rank of this job can run alone, with the reason.
     """
     alone = rank_alone(recipe, layout, rendered, pipeline_rank, STEPS)
-    words = (word for argument in alone.arguments for word in argument.words)
+    texts = (word for argument in alone.arguments for word in argument.words)
     files = {**rendered.files, **alone.files}
     return {
         "name": str(pipeline_rank),
         "world_size": layout.world_size,
         "arguments": [
-            *(f"${word.name}{word.suffix}" if isinstance(word, NodeVariable) else word for word in words),
+            *(f"${word.name}{word.suffix}" if isinstance(word, NodeVariable) else word for word in texts),
             *alone.own_words,
         ],
         "files": {name: json.loads(content) for name, content in files.items() if name.endswith(".json")},

@@ -180,8 +180,8 @@ def _calibration(result: Mapping[str, Any]) -> str:
             "model (--model), or train."
         )
     correction, before, after = learned["correction"], learned["errors"]["before"], learned["errors"]["after"]
-    words = correction_words(correction["torch_share"], correction["outside_bytes"])
-    figures = f"{words}; mean error {100 * before['mape']:.1f} > {100 * after['mape']:.1f} %"
+    change = correction_words(correction["torch_share"], correction["outside_bytes"])
+    figures = f"{change}; mean error {100 * before['mape']:.1f} > {100 * after['mape']:.1f} %"
     if answer["did"] == "not taken":
         return f"Proposed calibration of {about}: {figures}. To use it: llmlaunch calibrate"
     return f"Calibration of {about}: {answer['did']}, {answer['why']}."

@@ -171,8 +171,8 @@ def trace(arguments: Sequence[str], files: Mapping[str, Any], world_size: int, f
             path = Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(content))
-        words = [word.replace(RUN_DIR, f"{folder}/") for word in arguments]
-        engine, state, lasting = _trained(train.arguments([*words, "--steps", str(STEPS)]), world_size)
+        placed = [word.replace(RUN_DIR, f"{folder}/") for word in arguments]
+        engine, state, lasting = _trained(train.arguments([*placed, "--steps", str(STEPS)]), world_size)
     split = parallel.split_of(config, 0)
     insist_complete(_evidence(engine, microbatches, state))
     return {
