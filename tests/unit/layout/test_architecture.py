@@ -20,7 +20,7 @@ FLOORS = (
     ("memory",),
     ("timing",),
     ("backends",),
-    ("calibration",),
+    ("calibration", "command_lines"),
     ("accuracy", "planner"),
     ("rendering", "report"),
     ("launchers",),

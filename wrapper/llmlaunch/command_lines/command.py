@@ -1,0 +1,75 @@
+"""A training as somebody's own script starts it, and the recipe that was read of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Reading", "TrainerCommand", "UnreadWords", "Unset", "is_unset"]
+
+_VARIABLE = re.compile(r"\$\{\w+\}")
+
+
+@dataclass(frozen=True)
+class Unset:
+    """A variable that has no value where only the script is known: an argument of the script ("1"), or one that the
+    environment of the job sets. `line` is where the script reads it."""
+
+    name: str
+    line: int
+
+
+@dataclass(frozen=True)
+class TrainerCommand:
+    """One command that starts a training on every device of a job.
+
+    `trainer` is the training script as written, or a module after `-m`; `arguments` are its own, after it. A variable
+    without a value stays in a word as `${NAME}`. `nodes` and `devices_per_node` are what launcher and sbatch options
+    say; None where neither does. `slurm` holds options of sbatch by their long names, `environment` the variables that
+    the script exports. `folder` is where relative paths are looked for. `place` says where the command stands, such as
+    "job.sbatch:14".
+    """
+
+    trainer: str
+    arguments: tuple[str, ...]
+    launcher: str = "python"  # torchrun, deepspeed, accelerate, srun or python
+    nodes: int | None = None
+    devices_per_node: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    slurm: Mapping[str, str | int | bool] = field(default_factory=dict)
+    unset: tuple[Unset, ...] = ()
+    folder: Path = Path()
+    place: str = "the command line"
+
+
+@dataclass(frozen=True)
+class UnreadWords:
+    """Words of a command line that no key of a recipe says, and why."""
+
+    words: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A recipe that was read of a command line.
+
+    `document` is the recipe as a person would write it, keys in the order of the gallery; it lacks what the command
+    line does not say, which `missing` names, a sentence each that ends with what to do. `notes` are what a person
+    should know of it. `not_rendered` says why the recipe can be checked and not rendered; None where it can be.
+    """
+
+    kind: str  # megatron-lm, deepspeed, hugging-face or megatron-deepspeed
+    document: Mapping[str, Any]
+    unread: tuple[UnreadWords, ...] = ()
+    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    not_rendered: str | None = None
+
+
+def is_unset(word: str) -> bool:
+    """Return whether a word holds a variable that has no value."""
+    return _VARIABLE.search(word) is not None
