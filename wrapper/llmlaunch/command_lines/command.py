@@ -26,11 +26,14 @@ class Unset:
 class TrainerCommand:
     """One command that starts a training on every device of a job.
 
-    `trainer` is the training script as written, or a module after `-m`; `arguments` are its own, after it. A variable
-    without a value stays in a word as `${NAME}`. `nodes` and `devices_per_node` are what launcher and sbatch options
-    say; None where neither does. `slurm` holds options of sbatch by their long names, `environment` the variables that
-    the script exports. `folder` is where relative paths are looked for. `place` says where the command stands, such as
-    "job.sbatch:14".
+    `trainer` is the training script as written, a module after `-m`, or a command that starts one (llamafactory-cli,
+    trl); `arguments` are its own, after it. A variable without a value stays in a word as `${NAME}`. `nodes` and
+    `devices_per_node` are what launcher and sbatch options say; None where neither does. `launcher_options` holds the
+    launcher's own options by their long names, without dashes in front and with underscores inside (accelerate's
+    `config_file`), the last value of each. `slurm` holds options of sbatch by their long names, `environment` the
+    variables that the script exports. `files` is the text of files that the script writes itself (`cat > ds.json <<E`),
+    by their paths as written. `folder` is where relative paths are looked for. `place` says where the command stands,
+    such as "job.sbatch:14".
     """
 
     trainer: str
@@ -41,6 +44,8 @@ class TrainerCommand:
     environment: Mapping[str, str] = field(default_factory=dict)
     slurm: Mapping[str, str | int | bool] = field(default_factory=dict)
     unset: tuple[Unset, ...] = ()
+    launcher_options: Mapping[str, str | bool] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     folder: Path = Path()
     place: str = "the command line"
 
