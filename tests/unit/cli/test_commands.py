@@ -255,18 +255,18 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
     options = {name: sorted(p.name or "" for p in load_command(name).params) for name in COMMANDS}
     assert options == {
         "init": ["name", "output", "partition", "show", "site"],
-        "check": ["as_json", "overrides", "recipe"],
-        "plan": ["as_json", "overrides", "plot", "recipe", "with_front"],
-        "render": ["as_json", "output", "overrides", "recipe"],
+        "check": ["as_json", "overrides", "recipe", "replan"],
+        "plan": ["as_json", "locks", "overrides", "plot", "recipe", "with_front"],
+        "render": ["as_json", "output", "overrides", "recipe", "replan"],
         "rehearse": ["as_json", "install_frameworks", "output", "overrides", "place", "rank", "recipe"],
         "submit": [
             *("after", "array", "array_limit", "as_json", "chain", "dependency", "dry_run", "follow", "grid", "local"),
-            *("no_exclude", "output", "overrides", "raw", "recipe", "test_only"),
+            *("no_exclude", "output", "overrides", "raw", "recipe", "replan", "test_only"),
         ],
         "status": ["as_json", "interval", "runs", "watch"],
         "logs": ["attempt", "follow", "job", "node", "raw", "run", "tail"],
         "cancel": ["runs"],
-        "resume": ["anyway", "as_json", "from_older", "local", "no_exclude", "options", "run"],
+        "resume": ["anyway", "as_json", "from_older", "local", "no_exclude", "options", "replan", "run"],
         "runs": ["as_json", "cluster", "launcher", "limit", "recipe", "since", "states"],
         "nodes": ["as_json", "cluster", "forgive"],
         "collect": ["as_json", "sinks", "words"],

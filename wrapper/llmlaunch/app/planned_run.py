@@ -20,6 +20,8 @@ from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir import file_names
+from llmlaunch.rundir.files import object_in
 
 if TYPE_CHECKING:
     from llmlaunch.memory.estimator import Estimate
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from llmlaunch.planner.search import SearchResult
     from llmlaunch.rendering.inputs import Inputs
 
-__all__ = ["MemoryEstimate", "PlannedRun", "estimate", "plan", "render"]
+__all__ = ["MemoryEstimate", "PlannedRun", "estimate", "lock_path", "plan", "render", "replan_rendered"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class PlannedRun:
     `plan` is the planner's result, which may be tight or unsafe. `setting` is what the plan was searched with; its
     recipe is as the person gave it but for the number of nodes, and the fallback of a tight plan, so that it searches
     the same space again. `placement` is what the order of the nodes is worth, or None where nothing is known of the
-    network. `messages` are warnings, a line each.
+    network. `messages` are warnings, a line each. `unlocked` is the recipe without the lock that keeps it to an earlier
+    plan; None where it has none.
     """
 
     recipe: Recipe
@@ -64,6 +67,7 @@ class PlannedRun:
     setting: Setting
     placement: ExpectedPlacement | None = None
     messages: tuple[str, ...] = ()
+    unlocked: Recipe | None = None
 
     @property
     def backend(self) -> Backend:
@@ -119,6 +123,26 @@ class PlannedRun:
     def rendered(self) -> Rendered:
         """The program, environment and files that the backend makes of the plan."""
         return self.backend.render(self.recipe, self.plan.layout)
+
+    def replanned(self) -> PlannedRun | None:
+        """Return what planning anew would choose in place of a locked plan; None where the plan is not locked."""
+        return None if self.unlocked is None else plan_loaded(self.unlocked)
+
+    def write_lock(self) -> Path:
+        """Write the file that keeps the recipe to this plan, beside it; return its path.
+
+        Raises:
+            NothingSafe: the plan must not run.
+            UserError: the file cannot be written.
+        """
+        from llmlaunch import __version__
+        from llmlaunch.documents.writing import write_whole
+        from llmlaunch.planner.lock import lock_of, lock_text
+
+        self.refuse_unsafe()
+        path = lock_path(self.recipe.path)
+        write_whole(path, lock_text(lock_of(self.recipe, self.plan, __version__), self.recipe.path))
+        return path
 
     def neighbours(self) -> Sequence[Neighbour]:
         """Return what each neighbouring choice would cost."""
@@ -191,15 +215,18 @@ class PlannedRun:
             raise UserError("\n".join(missing))
 
 
-def plan(recipe: Recipe | str | Path, overrides: Sequence[str] = (), notify: Notify = ignore) -> PlannedRun:
+def plan(
+    recipe: Recipe | str | Path, overrides: Sequence[str] = (), notify: Notify = ignore, *, replan: bool = False
+) -> PlannedRun:
     """Plan a recipe, given as loaded or by its path with `KEY=VALUE` overrides. The plan may be tight or unsafe: see
-    `verdict`.
+    `verdict`. A lock beside the recipe (`llmlaunch plan --lock`) keeps it to the plan that was locked, unless `replan`
+    is true.
 
     The version of the framework is looked up where the recipe does not name it, and the store's measured runs and
     rehearsals are taken into account. `notify` is called with each warning at once; they are also in `messages`.
 
     Raises:
-        UserError: the recipe is invalid, or no layout is legal at all.
+        UserError: the recipe is invalid, no layout is legal at all, or its lock is of another job.
     """
     from llmlaunch.backends.framework_version import with_framework_version
     from llmlaunch.launchers.environment_cache import probed_packages
@@ -210,15 +237,57 @@ def plan(recipe: Recipe | str | Path, overrides: Sequence[str] = (), notify: Not
     messages = [f"warning: {warning}" for warning in (*warnings, *cautions(versioned))]
     for message in messages:
         notify(message)
-    planned = plan_loaded(versioned, notify)
+    locked = versioned if replan else _kept_to_lock(versioned)
+    planned = plan_loaded(locked, notify, unlocked=versioned if locked.locked_by else None)
     return replace(planned, messages=(*messages, *planned.messages))
 
 
+def lock_path(recipe_path: str | Path) -> Path:
+    """Return where the lock of a recipe lies: recipe.yaml has recipe.lock.yaml."""
+    return Path(recipe_path).with_suffix(".lock.yaml")
+
+
+def _kept_to_lock(recipe: Recipe) -> Recipe:
+    """Return the recipe with everything pinned that the lock beside it holds; as it is where there is none."""
+    path = lock_path(recipe.path)
+    if not path.is_file():
+        return recipe
+    from llmlaunch.planner.lock import keeping_to, read_lock
+
+    return keeping_to(recipe, read_lock(path), path)
+
+
+def replan_rendered(directory: Path) -> tuple[PlannedRun, PlannedRun]:
+    """Return the plan of a run directory, priced by what is known today, and what planning its recipe anew would
+    choose.
+
+    Raises:
+        UserError: the directory cannot be read, or its recipe cannot be planned any more.
+    """
+    from llmlaunch.planner.lock import keeping_to, lock_of_run
+
+    description, planned = object_in(directory / file_names.RUN), object_in(directory / file_names.PLAN)
+    recipe = load_recipe(directory / file_names.RECIPE, description.get("overrides", ()))
+    try:
+        version = description["measurement"]["backend_version"]
+        lock = lock_of_run(recipe, planned, description["nodes"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{directory}: its plan.json or run.json is damaged ({error})") from None
+    recipe = replace(recipe, backend=replace(recipe.backend, found_version=version))
+    kept = plan_loaded(keeping_to(recipe, lock, directory / file_names.PLAN), unlocked=recipe)
+    return kept, kept.replanned() or kept
+
+
 def plan_loaded(
-    recipe: Recipe, notify: Notify = ignore, baseline_bytes: int | None = None, sizing: Sizing | None = None
+    recipe: Recipe,
+    notify: Notify = ignore,
+    baseline_bytes: int | None = None,
+    sizing: Sizing | None = None,
+    unlocked: Recipe | None = None,
 ) -> PlannedRun:
     """Plan a recipe whose framework version is known. `baseline_bytes` replaces what the facts hold outside torch: on a
-    CPU, the measured resident memory of an idle trainer. `sizing` is how an earlier plan chose the recipe's nodes."""
+    CPU, the measured resident memory of an idle trainer. `sizing` is how an earlier plan chose the recipe's nodes.
+    `unlocked` is the recipe without its lock, which layouts to fall back on are searched for."""
     messages: list[str] = []
 
     def hear(message: str) -> None:
@@ -229,13 +298,13 @@ def plan_loaded(
     setting = setting_of(recipe, backend_for(recipe), baseline_bytes, lessons)
     setting, result = make_sized_plan(with_rehearsals(setting, hear))
     result = result if sizing is None else replace(result, sizing=sizing)
-    if result.good and (recipe.on_oom.layouts or result.accepted):
-        setting, result = _with_fallbacks(setting, result)
+    if result.good and (recipe.on_oom.layouts or not result.safe):
+        setting, result = _with_fallbacks(setting, result, unlocked)
     planned = as_planned(setting.recipe, result.chosen)
-    return PlannedRun(planned, result, setting, _placement(setting, planned, result), tuple(messages))
+    return PlannedRun(planned, result, setting, _placement(setting, planned, result), tuple(messages), unlocked)
 
 
-def _with_fallbacks(setting: Setting, result: Plan) -> tuple[Setting, Plan]:
+def _with_fallbacks(setting: Setting, result: Plan, unlocked: Recipe | None) -> tuple[Setting, Plan]:
     """Return the plan with its fallback layouts. A tight plan has one even where the recipe asks for none; the recipe
     of the setting then asks for it, because what is rendered for checkpoints depends on it."""
     from llmlaunch.planner.fallbacks import find_fallbacks
@@ -244,7 +313,8 @@ def _with_fallbacks(setting: Setting, result: Plan) -> tuple[Setting, Plan]:
     asking = setting
     if not on_oom.layouts:
         asking = setting.with_recipe(replace(setting.recipe, on_oom=replace(on_oom, layouts=1)))
-    fallbacks = find_fallbacks(asking, result, asking.recipe.on_oom.layouts)
+    free = asking if unlocked is None else asking.with_recipe(replace(unlocked, nodes=setting.recipe.nodes))
+    fallbacks = find_fallbacks(free, result, asking.recipe.on_oom.layouts)
     return asking if fallbacks.layouts else setting, replace(result, fallbacks=fallbacks)
 
 

@@ -165,7 +165,7 @@ def _planned_for_this_machine(run: PlannedRun, why: str, notify: Notify) -> Plan
     baseline_bytes = idle_trainer_bytes(run.recipe, notify)
     if baseline_bytes is None:
         return run
-    planned = plan_loaded(run.recipe, notify, baseline_bytes, run.plan.sizing)
+    planned = plan_loaded(run.recipe, notify, baseline_bytes, run.plan.sizing, run.unlocked)
     planned.refuse_unsafe()
     return planned
 

@@ -12,9 +12,11 @@ from llmlaunch.app.evidence import Notify
 from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.overrides import shown_word
+from llmlaunch.units import gib
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.sweep import How
+    from llmlaunch.planner.plan import Plan
 
 __all__ = ["RUN", "SweepOptions", "Variant", "plan_variants"]
 
@@ -42,7 +44,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """How several jobs relate to each other, and what the first of them waits for."""
+    """How several jobs relate to each other, and what the first of them waits for. `replan` leaves locks aside."""
 
     array: bool = False
     array_limit: int | None = None
@@ -50,6 +52,7 @@ class SweepOptions:
     dependency: str | None = None
     after: str | None = None
     grid: tuple[str, ...] = ()
+    replan: bool = False
 
     @property
     def how(self) -> How:
@@ -128,7 +131,7 @@ def plan_variants(variants: Sequence[Variant], options: SweepOptions, notify: No
     for number, variant in enumerate(variants, start=1):
         notify(f"run {number} of {len(variants)}: {variant.label}")
         try:
-            run = plan(variant.recipe, variant.overrides, notify)
+            run = plan(variant.recipe, variant.overrides, notify, replan=options.replan)
             run.refuse_unsafe()
             run.refuse_missing_inputs()
         except UserError as mistake:
@@ -141,13 +144,28 @@ def plan_variants(variants: Sequence[Variant], options: SweepOptions, notify: No
 
 
 def warn_of_memory(run: PlannedRun, notify: Notify) -> None:
-    """Warn of a tight plan, and where fewer layouts than wanted would follow one that runs out of memory."""
+    """Warn of a tight plan, of a locked one that is not safe by what is known today, and where fewer layouts than
+    wanted would follow one that runs out of memory."""
     if run.plan.accepted:
         from llmlaunch.planner.judge import tightness
 
         notify(f"warning: tight, accepted by memory.accept: {tightness(run.plan)}")
+    elif run.plan.locked_by and not run.plan.safe:
+        notify(
+            f"warning: {run.plan.verdict} by what is known today, and kept by {run.plan.locked_by}: {excess(run.plan)}"
+        )
     if run.plan.fallbacks is not None and run.plan.fallbacks.missing is not None:
         notify(f"warning: {run.plan.fallbacks.missing}")
+
+
+def excess(plan: Plan) -> str:
+    """Return by how much a plan exceeds its limit, on the device or on the host."""
+    needs, limit = plan.device_bytes, plan.limit.limit_bytes
+    if needs > limit:
+        return (
+            f"pipeline rank {plan.estimate.worst.pipeline_rank} needs {gib(needs)} GiB, and the limit is {gib(limit)}"
+        )
+    return f"a node needs {gib(plan.host_bytes_beyond)} GiB more host memory than its limit"
 
 
 def _none_submitted(mistake: UserError, variant: Variant, count: int) -> UserError:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from llmlaunch.app.run_lookup import directory_of, submission_in
-from llmlaunch.cli.output import notify, print_json
+from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import read_run_id
 from llmlaunch.rundir.values import to_type
@@ -57,9 +59,17 @@ def _cancel(run: str) -> None:
     "--from-older", is_flag=True, help="Also from an older checkpoint than the last one saved, or from step 0."
 )
 @click.option("--no-exclude", is_flag=True, help="Also on nodes that ended earlier runs.")
+@click.option("--replan", is_flag=True, help="Say what planning anew would change and gain; submit nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the submission as JSON.")
 def resume_command(
-    run: str, options: tuple[str, ...], anyway: bool, local: bool, from_older: bool, no_exclude: bool, as_json: bool
+    run: str,
+    options: tuple[str, ...],
+    anyway: bool,
+    local: bool,
+    from_older: bool,
+    no_exclude: bool,
+    replan: bool,
+    as_json: bool,
 ) -> int:
     """Submit RUN's directory again when its last job has ended; also one that was never submitted, or whose submit
     was interrupted or refused.
@@ -67,10 +77,15 @@ def resume_command(
     The training goes on from its last checkpoint. Where that has vanished the job ends and says so; --from-older lets
     it go on from the newest whole checkpoint there is, or from step 0. What follows `--` goes to sbatch, where it wins
     over the script.
+
+    The plan stays the one that was rendered, whatever would be chosen today; --replan says what that would be.
     """
     from llmlaunch.app.submission import resubmit
 
     directory = directory_of(run)
+    if replan:
+        _say_replan(directory)
+        return 0
     submission = resubmit(
         directory, options, notify, anyway=anyway, local=local, from_older=from_older, exclude_nodes=not no_exclude
     )
@@ -87,3 +102,18 @@ def resume_command(
         )
     notify(f"look again: {to_type('status', directory)}; {to_type('logs', directory)}")
     return 0
+
+
+def _say_replan(directory: Path) -> None:
+    from llmlaunch.app.planned_run import replan_rendered
+    from llmlaunch.planner.fallbacks import can_load
+    from llmlaunch.report.plan_text import replan_text
+
+    kept, anew = replan_rendered(directory)
+    say(f"{directory}: {replan_text(kept.plan, anew.plan)}")
+    if kept.plan.chosen.layout == anew.plan.chosen.layout:
+        return
+    loads = can_load(kept.setting.recipe, kept.plan.chosen, anew.plan.chosen)
+    saved = kept.recipe.training.checkpoint_path
+    checkpoints = f"the checkpoints in {saved} {'can' if loads else 'cannot'} be loaded by it. " if saved else ""
+    say(f"{checkpoints}resume keeps the plan; to train with the new one, submit the recipe again.")

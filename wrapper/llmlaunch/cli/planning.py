@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmlaunch.app.planned_run import PlannedRun, plan
+from llmlaunch.app.planned_run import PlannedRun, lock_path, plan
 from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.rundir import file_names
@@ -23,8 +23,10 @@ __all__ = [
     "check_command",
     "explain_args_command",
     "plan_command",
+    "planned",
     "recipe_arguments",
     "render_command",
+    "replan_option",
     "warn_of_inputs",
 ]
 
@@ -35,16 +37,37 @@ def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("recipe", metavar="RECIPE", type=click.Path())(function)
 
 
+replan_option = click.option("--replan", is_flag=True, help="Leave the lock beside RECIPE aside, and plan anew.")
+
+
+def planned(recipe: str, overrides: tuple[str, ...], replan: bool) -> PlannedRun:
+    """Plan RECIPE, kept to its lock or, with `replan`, anew; tell of a lock what planning anew changes and gains."""
+    run = plan(recipe, overrides, notify, replan=replan)
+    lock = lock_path(recipe)
+    if run.unlocked is None and not (replan and lock.is_file()):
+        return run
+    from llmlaunch.report.plan_text import replan_text
+
+    try:
+        kept, anew = (plan(recipe, overrides), run) if replan else (run, run.replanned() or run)
+        change = replan_text(kept.plan, anew.plan)
+    except UserError as reason:  # another job than the lock's, or one that has no plan any more
+        change = str(reason)
+    notify(f"note: {lock} is left aside: {change}" if replan else f"note: {lock} keeps the plan; {change} (--replan)")
+    return run
+
+
 @click.command("check")
 @recipe_arguments
+@replan_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def check_command(recipe: str, overrides: tuple[str, ...], as_json: bool) -> int:
+def check_command(recipe: str, overrides: tuple[str, ...], replan: bool, as_json: bool) -> int:
     """Validate and plan RECIPE; show memory by pipeline rank and term, the margin and the step time.
 
     Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe, or none
-    within the budget.
+    within the budget. A locked plan (`llmlaunch plan --lock`) may run whatever is known of it today.
     """
-    run = plan(recipe, overrides, notify)
+    run = planned(recipe, overrides, replan)
     run.refuse_unrenderable()
     if as_json:
         print_json(run.json)
@@ -121,13 +144,16 @@ def warn_of_inputs(run: PlannedRun) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("--pareto", "with_front", is_flag=True, help="Also the Pareto front of step time against head-room.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw the grid of layouts as a heat map, .svg.")
-def plan_command(recipe: str, overrides: tuple[str, ...], as_json: bool, with_front: bool, plot: Path | None) -> int:
+@click.option("--lock", "locks", is_flag=True, help="Keep to this plan from now on: write it beside RECIPE.")
+def plan_command(
+    recipe: str, overrides: tuple[str, ...], as_json: bool, with_front: bool, plot: Path | None, locks: bool
+) -> int:
     """Show the layouts of RECIPE ranked by step time, what each neighbouring choice would cost, and how many were
-    refused for what.
+    refused for what. A lock beside RECIPE is left aside.
 
     Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe.
     """
-    run = plan(recipe, overrides, notify)
+    run = planned(recipe, overrides, replan=True)
     neighbours = run.neighbours()
     front = run.pareto_front() if with_front else None
     if plot is not None:
@@ -145,19 +171,22 @@ def plan_command(recipe: str, overrides: tuple[str, ...], as_json: bool, with_fr
         for line in _placement_lines(run):
             click.echo(line)
     run.refuse_unsafe()
+    if locks:
+        notify(f"wrote {run.write_lock()}; commit it beside the recipe: check, render and submit keep to it")
     return 0
 
 
 @click.command("render")
 @recipe_arguments
+@replan_option
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write; must be new.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def render_command(recipe: str, overrides: tuple[str, ...], output: Path, as_json: bool) -> int:
+def render_command(recipe: str, overrides: tuple[str, ...], replan: bool, output: Path, as_json: bool) -> int:
     """Plan RECIPE and write its run directory. Nothing is submitted; nothing is written unless it is safe, or tight and
     accepted."""
     from llmlaunch.app.variants import warn_of_memory
 
-    run = plan(recipe, overrides, notify)
+    run = planned(recipe, overrides, replan)
     run.refuse_unsafe()
     warn_of_memory(run, notify)
     warn_of_inputs(run)

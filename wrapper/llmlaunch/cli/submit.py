@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmlaunch.app.planned_run import PlannedRun, plan
+from llmlaunch.app.planned_run import PlannedRun
 from llmlaunch.app.variants import SweepOptions, Variant, plan_variants, warn_of_memory
 from llmlaunch.cli.output import notify, print_json, say
-from llmlaunch.cli.planning import recipe_arguments, warn_of_inputs
+from llmlaunch.cli.planning import planned, recipe_arguments, replan_option, warn_of_inputs
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.rundir.values import counted, to_type
 
@@ -48,6 +48,7 @@ class SubmitCommand(click.Command):
 @click.option("--local", is_flag=True, help="Run on this machine, also where there is SLURM.")
 @click.option("--follow", is_flag=True, help="Watch the job to its end, then collect its peaks.")
 @click.option("--raw", is_flag=True, help="With --follow: the lines of the logs as they are.")
+@replan_option
 @click.option("--no-exclude", is_flag=True, help="Also on nodes that ended earlier runs (see llmlaunch nodes).")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The run directory; runs/NAME-TIME unless given.")
 @click.option("--json", "as_json", is_flag=True, help="Print the submission as JSON.")
@@ -83,7 +84,11 @@ def submit_command(
     writes_one = not (several or dry_run or test_only)
     if writes_one and output is not None and (earlier := earlier_submission(output, notify)) is not None:
         return _follow([earlier], raw, as_json) if follow else 0
-    runs = plan_variants(variants, options, notify) if several else [_planned(recipe, variants[0].overrides)]
+    runs = (
+        plan_variants(variants, options, notify)
+        if several
+        else [_planned(recipe, variants[0].overrides, options.replan)]
+    )
     if dry_run:
         return _show_sweep(variants, runs, options, choice.why, as_json) if several else _show(runs[0], choice, as_json)
     if test_only:
@@ -110,8 +115,8 @@ def _hint(directory: Path, several: bool) -> None:
     notify(f"look again: {'; '.join(commands)}")
 
 
-def _planned(recipe: str, overrides: tuple[str, ...]) -> PlannedRun:
-    run = plan(recipe, overrides, notify)
+def _planned(recipe: str, overrides: tuple[str, ...], replan: bool) -> PlannedRun:
+    run = planned(recipe, overrides, replan)
     run.refuse_unsafe()
     warn_of_memory(run, notify)
     if run.plan.rehearsed is not None:

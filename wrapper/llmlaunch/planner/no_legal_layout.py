@@ -25,9 +25,9 @@ from llmlaunch.planner.smallest_change import (
 )
 from llmlaunch.recipe.overrides import place_of, written_pin
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rundir.values import counted
+from llmlaunch.rundir.values import counted, to_type
 
-__all__ = ["TightestRule", "no_layout", "tightest_rule", "tightest_size_rule"]
+__all__ = ["TightestRule", "locked_is_illegal", "no_layout", "tightest_rule", "tightest_size_rule"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,16 @@ def no_layout(setting: Setting) -> UserError:
     why = tightest_rule(setting.with_recipe(relax_pins(setting, pins)))
     clash = _contradiction(setting.recipe, pins, _clashing_techniques(setting, pins))
     return UserError(f"{clash}: {_because(setting, why)}. {_remedies(relaxed, pins)}")
+
+
+def locked_is_illegal(setting: Setting) -> UserError:
+    """Return the error for a recipe whose locked plan a rule refuses."""
+    recipe, rule = setting.recipe, tightest_rule(setting).rule
+    reason = "the devices cannot be split so" if rule is None else f"{rule.sentence} ({rule.where})"
+    return UserError(
+        f"{recipe.locked_by}: the plan it keeps is not legal for this recipe: {reason}. To plan anew and keep that: "
+        f"{to_type('plan', recipe.path, *recipe.overrides, '--lock')}; to leave the lock aside this once: --replan"
+    )
 
 
 def tightest_rule(setting: Setting) -> TightestRule:

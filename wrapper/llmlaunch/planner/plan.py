@@ -218,6 +218,7 @@ class Plan:
     correction: Correction = NO_CORRECTION  # from measured runs, included in every number of bytes here
     rehearsed: Rehearsal | None = None  # None: nobody rehearsed it
     accepts_tight: bool = False
+    locked_by: str = ""  # name of the file that keeps the recipe to this plan; "" where it was chosen now
 
     @property
     def layout(self) -> Layout:
@@ -248,8 +249,8 @@ class Plan:
 
     @property
     def may_run(self) -> bool:
-        """Whether the plan is safe, or tight and accepted; the budget is another question."""
-        return self.safe or self.accepted
+        """Whether the plan is safe, or tight and accepted, or was so when it was locked; the budget is apart."""
+        return self.safe or self.accepted or bool(self.locked_by)
 
     @property
     def verdict_with_budget(self) -> str:
@@ -329,6 +330,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "changes": None if plan.changes is None else dict(plan.changes),
         "fallbacks": None if plan.fallbacks is None else after,
         "accepted": plan.accepted,
+        "locked_by": plan.locked_by or None,
     }
 
 

@@ -53,9 +53,9 @@ def _searched_plan(setting: Setting) -> tuple[Setting, Plan]:
     """Return the plan and the setting whose search found it."""
     result = search(setting)
     if not len(result.points):
-        from llmlaunch.planner.no_legal_layout import no_layout  # what explains a failure is imported only then
+        from llmlaunch.planner.no_legal_layout import locked_is_illegal, no_layout  # imported only for a failure
 
-        raise no_layout(setting)
+        raise locked_is_illegal(setting) if setting.recipe.locked_by else no_layout(setting)
     if np.any(result.safe):
         return setting, plan_of(setting, result, 0)
     from llmlaunch.planner.smallest_change import advice, smallest_change
@@ -65,7 +65,7 @@ def _searched_plan(setting: Setting) -> tuple[Setting, Plan]:
     plan = replace(plan_of(*searched, 0), limit=setting.limit)
     if plan.safe:  # by a rehearsal of a layout that only the wider search cuts so
         return setting, plan
-    if plan.accepted:
+    if plan.accepted or plan.locked_by:
         return searched[0], plan
     change = smallest_change(setting)
     changes = None if change is None else change.settings
@@ -109,6 +109,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
         correction=setting.lessons.correction,
         rehearsed=rehearsed,
         accepts_tight=recipe.memory.accept == TIGHT,
+        locked_by=recipe.locked_by,
     )
 
 

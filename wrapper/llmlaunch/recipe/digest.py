@@ -18,7 +18,9 @@ from llmlaunch.workload import NO_NUMBER_FORMATS
 __all__ = ["recipe_digest"]
 
 # how it was written, what was remarked on it, where a figure was found, and what is measured anew from day to day
-_LEFT_OUT = frozenset({"path", "text", "overrides", "digest", "assumptions", "not_secrets", "slurm_plugins"})
+_LEFT_OUT = frozenset(
+    {"path", "text", "overrides", "digest", "assumptions", "not_secrets", "slurm_plugins", "locked_by"}
+)
 _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothing else of a job
 # a family is a way to say the shape; of a host's link and a measured network a job's meaning does not speak
 _NOTES = frozenset({"memory_source", "bandwidth", "found_version", "family", "host_link", "network", "document"})

@@ -15,6 +15,7 @@ from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import LAYOUT, WHAT_IF, Techniques
 
 __all__ = [
+    "CHOOSABLE",
     "Pin",
     "fixed_names",
     "layout_form",

@@ -355,6 +355,7 @@ class Recipe:
     assumptions: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
     layers_by_stage: tuple[int, ...] | None = None
+    locked_by: str = ""  # name of the file that keeps it to an earlier plan
     document: Document | None = field(default=None, compare=False, repr=False)
 
     @property

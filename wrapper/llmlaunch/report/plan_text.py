@@ -20,7 +20,15 @@ from llmlaunch.units import GIB, duration, gib
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
 
-__all__ = ["check_text", "explained_text", "front_text", "neighbours_text", "placement_text", "plan_text"]
+__all__ = [
+    "check_text",
+    "explained_text",
+    "front_text",
+    "neighbours_text",
+    "placement_text",
+    "plan_text",
+    "replan_text",
+]
 SHOWN_STEP_BYTES = GIB  # the front as text shows a layout where it frees at least so much more
 
 
@@ -76,7 +84,21 @@ def _headline(recipe: Recipe, plan: Plan) -> list[str]:
 
 def _verdict(plan: Plan) -> str:
     accepted = ", accepted by the recipe" if plan.accepted else ""
-    return f"{plan.verdict}{accepted}{', beyond the budget' if plan.beyond_budget else ''}"
+    locked = f", kept by {plan.locked_by}" if plan.locked_by else ""
+    return f"{plan.verdict}{accepted}{locked}{', beyond the budget' if plan.beyond_budget else ''}"
+
+
+def replan_text(kept: Plan, anew: Plan) -> str:
+    """Return what planning anew would change of a locked plan, and what that gains."""
+    if (kept.chosen.layout, kept.chosen.techniques) == (anew.chosen.layout, anew.chosen.techniques):
+        return "planning anew would choose the same"
+    before, after = kept.chosen.step_seconds, anew.chosen.step_seconds
+    pace = f"{100 * abs(before / after - 1):.1f} % {'faster' if after < before else 'slower'}"
+    return (
+        f"planning anew would change {kept.chosen.describe()} to {anew.chosen.describe()}: {after:.3g} s a step in "
+        f"place of {before:.3g} ({pace}), {gib(anew.device_bytes)} GiB in place of {gib(kept.device_bytes)}, "
+        f"{anew.verdict} in place of {kept.verdict}"
+    )
 
 
 def _sizing(plan: Plan) -> list[str]:
