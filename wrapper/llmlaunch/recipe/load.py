@@ -31,7 +31,7 @@ from llmlaunch.recipe.overrides import apply_overrides, parse_override
 from llmlaunch.recipe.training import number_notes, training_from, training_problems
 from llmlaunch.recipe.types import HINTS, NO_RESTART, Recipe, Restart, recipe_form
 
-__all__ = ["load_recipe"]
+__all__ = ["load_recipe", "recipe_from"]
 
 
 Resolved = TypeVar("Resolved")
@@ -47,9 +47,19 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     written = read_document(Path(path))
     document = apply_overrides(written, overrides)
     allowed_secrets = _refuse_secrets(written, overrides, document.value.get("not_secrets"))
+    recipe = recipe_from(document, Path(path).parent)
+    recipe = replace(recipe, text=written.text, overrides=tuple(overrides))
+    if allowed_secrets:
+        note = f"no secret stands in {', '.join(allowed_secrets)}, though it looks so (not_secrets)"
+        recipe = replace(recipe, assumptions=(*recipe.assumptions, note))
+    return _with_absolute_paths(replace(recipe, digest=recipe_digest(recipe)), Path(path).parent)
+
+
+def recipe_from(document: Document, base_dir: Path = Path()) -> Recipe:
+    """Return the recipe of a parsed document: paths as written, no text and no digest. Raises `UserError`."""
     named = tuple(key for key in ("model", "cluster") if not isinstance(document.value.get(key), Mapping))
     keys = validate(recipe_form(named), document, HINTS)
-    recipe = _resolve(keys, document, Path(path).parent)
+    recipe = _resolve(keys, document, base_dir)
     problems = [
         *data_problems(recipe.data, recipe.backend.name),
         *layout_problems(keys.get("layout", {}), recipe.model, recipe.backend.name),
@@ -59,11 +69,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     ]
     if problems:
         raise report(document, problems)
-    recipe = replace(recipe, text=written.text, overrides=tuple(overrides), document=document)
-    if allowed_secrets:
-        note = f"no secret stands in {', '.join(allowed_secrets)}, though it looks so (not_secrets)"
-        recipe = replace(recipe, assumptions=(*recipe.assumptions, note))
-    return _with_absolute_paths(replace(recipe, digest=recipe_digest(recipe)), Path(path).parent)
+    return replace(recipe, document=document)
 
 
 def _refuse_secrets(written: Document, overrides: Sequence[str], allowed: Any) -> tuple[str, ...]:

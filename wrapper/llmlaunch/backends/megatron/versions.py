@@ -53,12 +53,15 @@ ONLY_HELPS = frozenset(
 @dataclass(frozen=True)
 class Flag:
     """`values` is how many words follow the flag: a number, or "?", "*", "+" as argparse has them. `choices` are all
-    that it takes; empty = anything. `default` None = none."""
+    that it takes; empty = anything. `default` None = none. `sets` is what a flag without words puts into `dest`, `type`
+    the name of what makes a value of a word."""
 
     dest: str
     values: int | str
     choices: tuple[str, ...] = ()
     default: str | None = None
+    sets: str | None = None
+    type: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,7 @@ def core_parser(known_version: str) -> CoreParser:
     """One of KNOWN_VERSIONS."""
     stored = json.loads((_PARSERS / f"{known_version}.json").read_text(encoding="utf-8"))
     flags = {
-        name: Flag(flag["dest"], flag["values"], tuple(flag.get("choices", ())), flag.get("default"))
-        for name, flag in stored["flags"].items()
+        name: Flag(**(flag | {"choices": tuple(flag.get("choices", ()))})) for name, flag in stored["flags"].items()
     }
     return CoreParser(stored["version"], stored["source"], flags)
 

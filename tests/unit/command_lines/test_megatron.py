@@ -1,0 +1,92 @@
+"""A Megatron-LM command line becomes the recipe of the same job."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+
+import pytest
+
+from llmlaunch.command_lines.command import Reading, TrainerCommand
+from llmlaunch.command_lines.megatron import read_megatron, read_values
+from llmlaunch.errors import UserError
+
+LLAMA3_8B = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+    "--num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 --position-embedding-type rope "
+    "--rotary-base 500000 --swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights "
+    "--attention-dropout 0 --hidden-dropout 0 --vocab-size 128256 --mock-data --tokenizer-type NullTokenizer "
+    "--micro-batch-size 1 --global-batch-size 128 --train-iters 1000 --lr 3e-4 --bf16 --tensor-model-parallel-size 2 "
+    "--sequence-parallel --use-distributed-optimizer"
+)
+
+
+def reading_of(words: str, nodes: int | None = 2) -> Reading:
+    return read_megatron(TrainerCommand("pretrain_gpt.py", tuple(shlex.split(words)), nodes=nodes, devices_per_node=8))
+
+
+def test_a_model_of_known_sizes_is_named_by_its_preset() -> None:
+    assert reading_of(LLAMA3_8B).document["model"] == "llama3-8b"
+
+
+def test_a_model_beside_a_preset_says_what_differs() -> None:
+    longer = LLAMA3_8B.replace("--max-position-embeddings 8192", "--max-position-embeddings 16384")
+    assert reading_of(longer).document["model"] == {"base": "llama3-8b", "max_position_embeddings": 16384}
+
+
+def test_what_no_key_says_stays_an_extra_argument() -> None:
+    backend = reading_of(f"{LLAMA3_8B} --manual-gc --timing-log-level 2 --flag-of-a-fork 1").document["backend"]
+    assert backend["extra_args"] == ["--manual-gc", "--timing-log-level", "2", "--flag-of-a-fork", "1"]
+
+
+def test_lengths_in_samples_become_steps() -> None:
+    words = LLAMA3_8B.replace("--train-iters 1000", "--train-samples 128000 --lr-warmup-samples 1280")
+    training = reading_of(words).document["training"]
+    assert (training["steps"], training["warmup_steps"]) == (1000, 10)
+
+
+def test_a_variable_without_a_value_is_missing() -> None:
+    reading = reading_of(LLAMA3_8B.replace("--train-iters 1000", "--train-iters ${STEPS}"))
+    assert "steps" not in reading.document["training"]
+    assert any("STEPS" in sentence for sentence in reading.missing)
+
+
+def test_the_namespace_of_a_log_is_read_from_its_text() -> None:
+    values = {
+        "num_layers": "32",
+        "hidden_size": "4096",
+        "ffn_hidden_size": "14336",
+        "num_attention_heads": "32",
+        "group_query_attention": "True",
+        "num_query_groups": "8",
+        "swiglu": "True",
+        "bf16": "True",
+        "add_bias_linear": "False",
+        "untie_embeddings_and_output_weights": "True",
+        "position_embedding_type": "rope",
+        "rotary_base": "500000",
+        "normalization": "RMSNorm",
+        "padded_vocab_size": "128256",
+        "seq_length": "8192",
+        "max_position_embeddings": "8192",
+        "micro_batch_size": "1",
+        "global_batch_size": "128",
+        "attention_dropout": "0.0",
+        "hidden_dropout": "0.0",
+        "lr_decay_iters": "None",
+        "params_dtype": "torch.bfloat16",
+        "virtual_pipeline_model_parallel_size": "2",
+        "pipeline_model_parallel_size": "4",
+    }
+    document = read_values(values, nodes=2, devices_per_node=8).document
+    assert document["model"] == "llama3-8b"
+    assert (document["layout"]["pipeline"], document["layout"]["virtual_pipeline"]) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    "word", ["NaN", "1e999", "9" * 40, "!!python/object:os.system", "\x1b[31m", "", "--", "inf", "0x10", "1_0" * 50]
+)
+@pytest.mark.parametrize("flag", ["--lr", "--num-layers", "--data-path", "--moe-layer-freq", "--window-size", "--foo"])
+def test_a_hostile_word_is_one_message_or_plain_text(flag: str, word: str) -> None:
+    with contextlib.suppress(UserError):  # nothing else
+        reading_of(f"{LLAMA3_8B} --num-experts 8 {flag} {shlex.quote(word)}")

@@ -1,0 +1,207 @@
+"""A Megatron-LM command line, or the namespace that a Megatron log prints, read into a recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from llmlaunch.backends.megatron.versions import NEWEST, known_version
+from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords, is_unset
+from llmlaunch.command_lines.megatron_layout import read_layout
+from llmlaunch.command_lines.megatron_model import read_model
+from llmlaunch.command_lines.megatron_namespace import Namespace, namespace_of
+from llmlaunch.command_lines.megatron_rendered import Differences, compared
+from llmlaunch.command_lines.megatron_training import missing_data, missing_training, read_data, read_training
+from llmlaunch.command_lines.megatron_words import MegatronWords, Values, read_words
+from llmlaunch.documents.secrets import is_secret_variable
+from llmlaunch.documents.slurm_options import sbatch_option_problem
+from llmlaunch.errors import UserError
+
+__all__ = ["read_megatron", "read_values"]
+
+SCRIPT = "pretrain_gpt.py"
+KIND = "megatron-lm"
+# What decides sizes from elsewhere, by `dest`.
+ELSEWHERE = {
+    "yaml_cfg": "the file's settings are not read; write them as arguments, or as keys of the recipe",
+    "use_checkpoint_args": "the sizes stand in a checkpoint; write them as arguments, or as keys of the recipe",
+}
+# Models that are no decoder of equal layers, by `dest`.
+OTHER_MODELS = {
+    "hybrid_layer_pattern": "a hybrid of attention and state spaces",
+    "hybrid_override_pattern": "a hybrid of attention and state spaces",
+    "is_hybrid_model": "a hybrid of attention and state spaces",
+    "decoder_num_layers": "an encoder with a decoder",
+    "heterogeneous_layers_config_path": "a model whose layers differ",
+    "experimental_attention_variant": "a model with another attention than a recipe describes",
+    "linear_attention_freq": "a model with linear attention",
+}
+# Stand-ins for what a command line does not tell, with which the rest is compared.
+STAND_IN_CLUSTER = "h100-80gb-x8"
+STAND_IN_LENGTH, STAND_IN_TOKENS = 2048, 32000
+NO_WORDS = MegatronWords()
+
+
+def read_megatron(command: TrainerCommand) -> Reading:
+    """Return the recipe of a command that starts a trainer with Megatron-LM's arguments.
+
+    Raises UserError for an argument that Megatron's parser refuses, and for a model that no recipe describes.
+    """
+    words = read_words(command.arguments, NEWEST, command.place)
+    reading = read_values(
+        words.values,
+        nodes=command.nodes,
+        devices_per_node=command.devices_per_node,
+        trainer=command.trainer,
+        words=words,
+        place=command.place,
+    )
+    document = dict(reading.document)
+    name = str(command.slurm.get("job-name") or PurePath(command.place.partition(":")[0]).stem)
+    document["name"] = _safe_name(name, str(document["name"]))
+    unread = [*words.unread, *reading.unread]
+    slurm = dict(_slurm(command, unread))
+    environment = dict(_environment(command, unread))
+    document |= {key: value for key, value in (("slurm", slurm), ("environment", environment)) if value}
+    missing = (*reading.missing, *_unset(words, command))
+    return replace(reading, document=document, unread=tuple(unread), missing=missing)
+
+
+def read_values(
+    values: Values,
+    *,
+    nodes: int | None = None,
+    devices_per_node: int | None = None,
+    version: str | None = None,
+    trainer: str | None = None,
+    words: MegatronWords = NO_WORDS,
+    place: str = "the command line",
+) -> Reading:
+    """Return the recipe of a namespace: values by the `dest` of Megatron's parser, all of them as a log prints them
+    (text or typed), or those that a command line sets.
+
+    `words` are those of the command line, where there is one: what no key says becomes an extra argument. Raises
+    UserError for a value of the wrong type, and for a model that no recipe describes.
+    """
+    known = known_version(version) or NEWEST
+    world = nodes * devices_per_node if nodes and devices_per_node else None
+    space = namespace_of(values, known, world, place)
+    _refuse_other_models(space, place)
+    model, (training, notes), (data, data_notes) = read_model(space), read_training(space), read_data(space)
+    document: dict[str, Any] = {"schema": 1, "name": _model_name(model.model)}
+    document |= {"model": model.model} if model.model is not None else {}
+    document["backend"] = _backend(trainer, version)
+    document |= {"nodes": nodes} if nodes else {}
+    document["training"] = training
+    document |= {"data": data} if data is not None else {}
+    document["layout"] = read_layout(space)
+    missing = [*model.missing, *missing_training(space), *missing_data(space)]
+    if nodes is None:
+        missing.append("nodes: neither the launcher nor sbatch tells how many; write nodes")
+    differences, not_rendered = _differences(space, words, document, world, known)
+    if differences.extra_args:
+        backend = document["backend"] if isinstance(document["backend"], dict) else {"name": KIND}
+        document["backend"] = backend | {"extra_args": differences.extra_args}
+    unread = [*_elsewhere(words), *differences.unread]
+    told = (*model.notes, *notes, *data_notes, *differences.notes)
+    return Reading(KIND, document, tuple(unread), tuple(missing), told, not_rendered)
+
+
+def _refuse_other_models(space: Namespace, place: str) -> None:
+    for dest, what in OTHER_MODELS.items():
+        if space.get(dest):
+            flag = f"--{dest.replace('_', '-')}"
+            raise UserError(f"{place}: {flag}: is {what}; recipes describe decoders of attention and MLP alone")
+
+
+def _backend(trainer: str | None, version: str | None) -> str | dict[str, Any]:
+    backend: dict[str, Any] = {"name": KIND}
+    backend |= {"version": version} if version else {}
+    if trainer and PurePath(trainer).name == SCRIPT and PurePath(trainer).is_absolute() and not is_unset(trainer):
+        backend["path"] = str(PurePath(trainer).parent)
+    return backend if len(backend) > 1 else KIND
+
+
+def _model_name(model: str | Mapping[str, Any] | None) -> str:
+    base = model if isinstance(model, str) else (model or {}).get("base")
+    return f"megatron-{base}" if base else "megatron"
+
+
+def _safe_name(name: str, otherwise: str) -> str:
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:64]
+    return safe if safe and not is_unset(name) and name != "the command line" else otherwise
+
+
+def _differences(
+    space: Namespace, words: MegatronWords, document: Mapping[str, Any], world: int | None, version: str
+) -> tuple[Differences, str | None]:
+    """Compare what the document renders to with the namespace; where no recipe can be made of it, say why."""
+    try:
+        return compared(space, words, _whole(document, space, world), version), None
+    except UserError as error:
+        return Differences(), str(error)
+
+
+def _whole(document: Mapping[str, Any], space: Namespace, world: int | None) -> dict[str, Any]:
+    """Return the document with stand-ins for what it lacks: a cluster, a batch of one micro-batch."""
+    layout, whole = document["layout"], dict(document)
+    model = layout["tensor"] * layout["pipeline"] * layout["context"]
+    devices = world or model * max(layout.get("expert", 1), 1)
+    per_node = next(size for size in (8, 4, 2, 1) if devices % size == 0)
+    if not (document.get("nodes") and world and world // document["nodes"] <= 1024):
+        whole["nodes"] = max(devices // per_node, 1)
+    else:
+        per_node = world // document["nodes"]
+    whole["cluster"] = {"base": STAND_IN_CLUSTER, "devices_per_node": per_node}
+    if isinstance(whole.get("model"), Mapping) and "base" not in whole["model"]:
+        whole["model"] = {"vocab_size": STAND_IN_TOKENS} | whole["model"]
+    whole.setdefault("model", "llama3-8b")
+    whole.setdefault("data", {"mock": True})
+    micro = layout.get("micro_batch_size", 1)
+    lengths = {
+        "sequence_length": STAND_IN_LENGTH,
+        "global_batch_size": micro * max(devices // model, 1),
+        "steps": 10**6,
+    }
+    whole["training"] = lengths | whole["training"]
+    return whole
+
+
+def _elsewhere(words: MegatronWords) -> Iterator[UnreadWords]:
+    for dest, reason in ELSEWHERE.items():
+        if dest in words.words and words.values.get(dest):
+            yield UnreadWords(words.words[dest], reason)
+
+
+def _unset(words: MegatronWords, command: TrainerCommand) -> Iterator[str]:
+    lines = {each.name: each.line for each in command.unset}
+    for group in (*words.unset.values(), *(group for group in words.unknown if any(map(is_unset, group)))):
+        names = re.findall(r"\$\{(\w+)\}", " ".join(group))
+        where = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in dict.fromkeys(names))
+        yield f"{group[0]}: {where} has no value in the script; set it, or write the key of the recipe"
+
+
+def _slurm(command: TrainerCommand, unread: list[UnreadWords]) -> Iterator[tuple[str, str | int | bool]]:
+    """Yield the options of sbatch that a recipe may hold."""
+    for name, value in command.slurm.items():
+        problem = sbatch_option_problem(name)
+        if name == "job-name":
+            continue
+        if problem is None and not (isinstance(value, str) and is_unset(value)):
+            yield name, value
+        else:
+            unread.append(UnreadWords((f"--{name}={value}",), problem or "has no value in the script"))
+
+
+def _environment(command: TrainerCommand, unread: list[UnreadWords]) -> Iterator[tuple[str, str]]:
+    """Yield exported variables that a recipe may hold: no secrets, and none that the launcher sets itself."""
+    for name, value in command.environment.items():
+        if is_secret_variable(name, value):
+            unread.append(UnreadWords((name,), "looks like a secret, which is never written; name it under secrets:"))
+        elif is_unset(value):
+            unread.append(UnreadWords((f"{name}={value}",), "has no value in the script"))
+        else:
+            yield name, value

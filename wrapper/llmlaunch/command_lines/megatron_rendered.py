@@ -1,0 +1,195 @@
+"""What a recipe that was read of a Megatron-LM command line renders to, compared with that command line by `dest`.
+
+What the recipe's keys do not say goes into `backend.extra_args`; what rendering changes or leaves out is unread, with
+its reason; what it adds is told in the notes. So a round trip loses nothing silently, whichever flags come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmlaunch.backends.argument import Argument, NodeVariable
+from llmlaunch.backends.megatron.arguments import PLANNED_BY, STAGE_FLAGS, planned_arguments
+from llmlaunch.command_lines.command import UnreadWords
+from llmlaunch.command_lines.megatron_namespace import STAGES, Namespace, namespace_of
+from llmlaunch.command_lines.megatron_words import MegatronWords, read_words
+from llmlaunch.documents.secrets import is_secret_variable, known_secret
+from llmlaunch.documents.yaml_strict import Document
+from llmlaunch.layout import RECOMPUTE_NAMES, Layout
+from llmlaunch.recipe.load import recipe_from
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["ADDED", "REASONS", "Differences", "compared", "pinned_layout", "rendered_namespace"]
+
+# Why rendering adds an argument that a command line may lack, by `dest`; and those that change nothing of the training.
+ADDED: Mapping[str, str] = {
+    "log_throughput": "more in the log",
+    "log_device_memory_used": "more in the log",
+    "eval_interval": "no default, and training.py divides by it",
+    "eval_iters": "a recipe without training.evaluation evaluates nothing",
+    "exit_signal_handler": "saves and ends when it is told to",
+    "create_attention_mask_in_dataloader": "fused attention is causal by itself",
+    "load": "a job that comes back goes on from its last checkpoint",
+    "dist_ckpt_optim_fully_reshardable": "another layout may have to load the checkpoint",
+    "overlap_grad_reduce": "hides communication of the distributed optimizer",
+    "overlap_param_gather": "hides communication of the distributed optimizer",
+    "overlap_cpu_optimizer_d2h_h2d": "hides the copies of the offloaded optimizer",
+    "use_precision_aware_optimizer": "the offloaded optimizer needs it",
+    "moe_grouped_gemm": "all experts of a rank in one kernel",
+    "moe_router_dtype": "many experts want fp32 scores",
+    "moe_router_pre_softmax": "one score that sums to 1 would teach the router nothing",
+    "fp8_amax_history_len": "a scale from the largest value of many steps",
+    "fp8_amax_compute_algo": "a scale from the largest value of many steps",
+    "reuse_grad_buf_for_mxfp8_param_ag": "spares a buffer of its own",
+    "gradient_accumulation_fusion": "fused, Megatron-FSDP needs Transformer Engine 2.10",
+    "init_model_with_meta_device": "no device ever holds the whole model",
+    "megatron_fsdp_main_grads_dtype": "Megatron-FSDP accumulates in bf16 by itself",
+    "bias_gelu_fusion": "the fused kernel adds a bias",
+    "apply_rope_fusion": "the fused kernel of latent attention is for yarn alone",
+    "qk_layernorm": "latents have norms, always",
+    "tokenizer_type": "tokens are numbers already",
+    "ckpt_format": "the format that any other layout can load",
+    "split": "a hundredth is kept apart",
+    "lr": "training.learning_rate has a default",
+}
+# Why an argument of the command line is not in the recipe as it stands, by `dest`.
+REASONS: Mapping[str, str] = {
+    "tokenizer_type": "tokens are numbers where no tokenizer of the recipe reads them; model.vocab_size says how many",
+    "tokenizer_model": "made-up data has no tokenizer; model.vocab_size says how many tokens there are",
+    "load": "a job goes on from where it saves; training.start_from names other weights to begin with",
+    "finetune": "training.start_from begins with weights of another training",
+    "lr_decay_style": "a recipe knows linear, cosine and constant",
+    "lr_warmup_iters": "a recipe leaves at least one step after the warm-up",
+    "eval_iters": "a recipe without training.evaluation evaluates nothing",
+    "eval_interval": "a recipe without training.evaluation evaluates nothing",
+    "use_torch_fsdp2": "layout.zero_stage 3 is rendered as Megatron-FSDP",
+    "fp8": "training.fp8 names the recipe, which decides the format",
+    "moe_router_load_balancing_type": "a recipe knows aux_loss, seq_aux_loss and none",
+    "moe_router_score_function": "a recipe knows softmax and sigmoid",
+    "data_args_path": "a recipe names the datasets themselves",
+    "train_data_path": "a recipe names one blend and its split",
+    "valid_data_path": "a recipe names one blend and its split",
+    "test_data_path": "a recipe names one blend and its split",
+}
+OF_TOKENIZER = ("tokenizer_model", "vocab_file", "merge_file", "vocab_extra_ids", "null_tokenizer_eod_id")
+VOCABULARY = ("vocab_size", "padded_vocab_size", "make_vocab_size_divisible_by")
+DIVISOR = 128
+
+
+@dataclass
+class Differences:
+    """`extra_args` say what no key says; `unread` and `notes` are those of a Reading."""
+
+    extra_args: list[str] = field(default_factory=list)
+    unread: list[UnreadWords] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def compared(original: Namespace, words: MegatronWords, document: Mapping[str, Any], version: str) -> Differences:
+    """Return what rendering `document`, a whole recipe, makes different from `original`. Raises UserError where the
+    document is no recipe that loads."""
+    arguments, rendered = rendered_namespace(document, version)
+    result = Differences()
+    _vocabulary(original, rendered, words, document, result)
+    added: list[str] = []
+    for dest in sorted(original.keys() | rendered.keys()):
+        if dest in VOCABULARY or equal(original.get(dest), rendered.get(dest)):
+            continue
+        group = words.words.get(dest)
+        if dest in original.converted:
+            group = (f"--{dest.replace('_', '-')}", str(original[dest]))
+        if dest in original.explicit and group is not None:
+            _kept(dest, group, rendered, result)
+        elif dest in rendered.explicit:
+            added += [f"{_flag(dest, arguments)} ({ADDED[dest]})"] if dest in ADDED else []
+    if added:
+        result.notes.append(f"rendering adds {', '.join(added)}")
+    for group in words.unknown:
+        _extra(group, result)
+    return result
+
+
+def rendered_namespace(document: Mapping[str, Any], version: str) -> tuple[dict[str, Argument], Namespace]:
+    """Return the arguments that a recipe renders to with its layout pinned, by `dest`, and their namespace."""
+    recipe = recipe_from(Document("the recipe", "", document, {}, {}))
+    arguments = planned_arguments(recipe, pinned_layout(recipe))
+    words = [
+        "${" + word.name + "}" if isinstance(word, NodeVariable) else word for each in arguments for word in each.words
+    ]
+    parsed = read_words(words, version)
+    flags = {each.flag: each for each in arguments}
+    by_dest = {dest: flags[group[0]] for dest, group in (parsed.words | parsed.unset).items() if group[0] in flags}
+    return by_dest, namespace_of(parsed.values, version, recipe.world_size)
+
+
+def pinned_layout(recipe: Recipe) -> Layout:
+    """Return the one layout that all pins of a recipe describe."""
+    sizes = {name: int(value) for name, value in recipe.pins.items() if isinstance(value, (int, bool))}
+    layout = Layout(**sizes, layers_by_stage=recipe.layers_by_stage or ())
+    granularity = RECOMPUTE_NAMES.index(str(recipe.pins.get("recompute", "none")))
+    data = recipe.world_size // (layout.tensor * layout.pipeline * layout.context)
+    return Layout(**{**sizes, "recompute": granularity, "data": max(data, 1)}, layers_by_stage=layout.layers_by_stage)
+
+
+def equal(one: object, other: object) -> bool:
+    """Compare values of two namespaces; what is off, absent or empty is the same."""
+    if isinstance(one, (list, tuple)) or isinstance(other, (list, tuple)):
+        return _items(one) == _items(other)
+    return one == other or (one in (None, False, "") and other in (None, False, ""))
+
+
+def _items(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, (list, tuple)) else [] if value is None else [str(value)]
+
+
+def _kept(dest: str, group: tuple[str, ...], rendered: Namespace, result: Differences) -> None:
+    """Put an argument that no key says into the extra arguments, unless rendering decides it."""
+    unused = dest in OF_TOKENIZER and rendered.get("tokenizer_type") == "NullTokenizer"
+    decided = unused or dest in PLANNED_BY or dest == STAGES or group[0] in STAGE_FLAGS
+    if dest in rendered.explicit or decided:
+        value = rendered.get(dest)
+        instead = (
+            f"rendered as {value}" if dest in rendered.explicit else f"{PLANNED_BY.get(dest, 'the layout')} decides"
+        )
+        reason = REASONS["tokenizer_model"] if unused else REASONS.get(dest, instead)
+        result.unread.append(UnreadWords(group, reason))
+    else:
+        _extra(group, result)
+
+
+def _extra(group: Sequence[str], result: Differences) -> None:
+    name = group[0].lstrip("-").partition("=")[0]
+    if any(known_secret(word) or is_secret_variable(name, word) for word in group[1:]):
+        result.unread.append(UnreadWords((group[0].partition("=")[0],), "looks like a secret, which is never written"))
+    else:
+        result.extra_args += group
+
+
+def _flag(dest: str, arguments: Mapping[str, Argument]) -> str:
+    return arguments[dest].flag if dest in arguments else f"--{dest.replace('_', '-')}"
+
+
+def _vocabulary(
+    original: Namespace, rendered: Namespace, words: MegatronWords, document: Mapping[str, Any], result: Differences
+) -> None:
+    """Compare rows of the embedding, whichever arguments say them."""
+    tensor = original.get("tensor_model_parallel_size") or 1
+    multiple = (original.get("make_vocab_size_divisible_by") or DIVISOR) * tensor
+    tokens = rendered.get("vocab_size")
+    shown = rendered.get("padded_vocab_size") or _padded(tokens, DIVISOR * tensor)
+    rows = original.get("padded_vocab_size") or _padded(original.get("vocab_size") or tokens, multiple)
+    divisor = words.words.get("make_vocab_size_divisible_by")
+    if rows is None or shown is None or rows == shown:
+        return
+    if divisor and tokens:
+        result.extra_args += divisor
+    elif divisor:
+        result.unread.append(UnreadWords(divisor, f"the embedding has {shown} rows instead of {rows}"))
+    else:
+        result.notes.append(f"the embedding is planned with {shown} rows instead of {rows}")
+
+
+def _padded(tokens: Any, multiple: int) -> int | None:
+    return -(-int(tokens) // multiple) * multiple if tokens else None
