@@ -173,7 +173,8 @@ def test_a_lock_has_the_number_of_nodes_that_was_chosen(llmlaunch: CommandLine, 
 
 
 def test_a_plan_that_must_not_run_is_not_locked(llmlaunch: CommandLine, recipe: Path) -> None:
-    llmlaunch("plan", recipe, "model=llama3.2-1b", "nodes=1", "memory.limit=0.01", "--lock", code=3)
+    recipe.write_text(asset("recipes", "quickstart.yaml").read_text())
+    llmlaunch("plan", recipe, "memory.limit=0.01", "--lock", code=3)
     assert not recipe.with_name("train.lock.yaml").exists()
 
 
