@@ -91,9 +91,10 @@ def test_every_word_of_the_program_is_there(gallery: dict[str, bytes]) -> None:
     assert arguments == explained
 
 
-def test_words_for_a_script_of_ones_own_are_there_once() -> None:
-    own = "backend={name: deepspeed, script: train.py, script_args: [--epochs, '3'], extra_args: [--fast]}"
-    files = rendered(asset("recipes", "llama2-7b-deepspeed.yaml"), own)
+@pytest.mark.parametrize(("backend", "recipe"), [("deepspeed", "llama2-7b-deepspeed"), ("megatron-lm", "llama3-70b")])
+def test_words_for_a_script_of_ones_own_are_there_once(backend: str, recipe: str) -> None:
+    own = f"backend={{name: {backend}, script: train.py, script_args: [--epochs, '3'], extra_args: [--fast]}}"
+    files = rendered(asset("recipes", f"{recipe}.yaml"), own)
     arguments, explained = started_and_explained(files)
     assert arguments == explained
     assert len(json.loads(files["arguments.json"])["program"]) == 1

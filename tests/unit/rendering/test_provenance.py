@@ -94,7 +94,8 @@ def test_a_folder_another_checkout_ignores_is_not_that_checkout(checkout: Path) 
 def test_the_tree_is_found_from_the_backend(checkout: Path) -> None:
     megatron = recipe(backend=BackendChoice("megatron-lm", path=str(checkout)))
     script = recipe(backend=BackendChoice("deepspeed", script=str(checkout / "train.py")))
-    for of in (megatron, script):
+    beside = recipe(backend=BackendChoice("megatron-lm", path="/opt/Megatron-LM", script=str(checkout / "train.py")))
+    for of in (megatron, script, beside):
         assert gather_provenance(of).code["path"] == str(checkout)
     elsewhere = recipe(backend=BackendChoice("megatron-lm", path="/on/the/cluster"))
     assert "no folder on the machine" in str(gather_provenance(elsewhere).code["note"])

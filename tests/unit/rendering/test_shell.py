@@ -16,6 +16,7 @@ from llmlaunch.rendering.shell import (
     ShellText,
     directive,
     export,
+    import_from,
     render_template,
     required,
     shell_word,
@@ -61,6 +62,21 @@ def test_what_has_no_shell_form_is_a_template_mistake(value: object) -> None:
 def test_a_name_that_is_no_variable_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="variable name"):
         export(name, "1")
+
+
+@pytest.mark.parametrize(
+    ("folder", "variables", "path"),
+    [
+        ("/my code", {}, "/my code"),
+        ("/my code", {"PYTHONPATH": "/site"}, "/my code:/site"),
+        (NodeVariable("CHECKOUT"), {"CHECKOUT": "/my code", "PYTHONPATH": "/site"}, "/my code:/site"),
+        (NodeVariable("CHECKOUT"), {"PYTHONPATH": "/site"}, "/site"),
+    ],
+)
+def test_a_folder_comes_first_on_the_python_path(
+    folder: str | NodeVariable, variables: dict[str, str], path: str
+) -> None:
+    assert bash(f'set -u; {import_from(folder)}; printf %s "$PYTHONPATH"', **variables).stdout == path
 
 
 def test_a_missing_secret_ends_the_script_and_a_present_one_is_not_shown() -> None:

@@ -29,8 +29,7 @@ def with_framework_version(
     """
     if recipe.backend.name != "megatron-lm":
         return _with_probed(recipe, probed, "deepspeed"), ()
-    checkout = recipe.backend.path or environment.get(CHECKOUT_VARIABLE)
-    version = checkout_version(Path(checkout)) if checkout else None
+    checkout, version = _checkout(recipe, environment)
     if version is not None:
         warnings = _disagreement(recipe, version, str(checkout))
         versioned = _noted(recipe, version, f"as {checkout} says")
@@ -40,6 +39,17 @@ def with_framework_version(
         note = f"Megatron core {NEWEST}, the newest llmlaunch knows; backend.version names another"
         return replace(recipe, assumptions=(*recipe.assumptions, note)), ()
     return versioned, _unknown(versioned)
+
+
+def _checkout(recipe: Recipe, environment: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Return the checkout that the job imports from, and its version, each None where not known. Python looks beside
+    the script first, so a fork's own script runs that fork."""
+    script, checkout = recipe.backend.script, recipe.backend.path or environment.get(CHECKOUT_VARIABLE)
+    fork = str(Path(script).parent) if script is not None else None
+    version = checkout_version(Path(fork)) if fork else None
+    if version is not None:
+        return fork, version
+    return checkout, checkout_version(Path(checkout)) if checkout else None
 
 
 def checkout_version(checkout: Path) -> str | None:

@@ -138,11 +138,15 @@ class BackendChoice:
     name: str = key("Training framework", written=BackendName)
     version: Line | None = key("Version the job will run with, quoted; recorded with the run", default=None)
     path: PathText | None = key("Megatron-LM checkout on the cluster", default=None)
-    script: PathText | None = key("Your own DeepSpeed training script instead of the shipped one", default=None)
+    script: PathText | None = key(
+        "Your own training script: instead of the shipped one (deepspeed), or of pretrain_gpt.py, with its arguments "
+        "(megatron-lm)",
+        default=None,
+    )
     script_args: tuple[Line, ...] = key("Arguments of `script`", default=())
     script_kind: str = key(
-        "What `script` takes: ds_config.json alone, the arguments of Hugging Face's Trainer too, a number of pipeline "
-        "stages it builds a PipelineModule of, or the arguments of Megatron-DeepSpeed's pretrain_gpt.py",
+        "deepspeed: what `script` takes: ds_config.json alone, the arguments of Hugging Face's Trainer too, a number "
+        "of pipeline stages it builds a PipelineModule of, or the arguments of Megatron-DeepSpeed's pretrain_gpt.py",
         default="own",
         written=Literal["own", "hugging-face", "pipeline", "megatron-deepspeed"],
     )
@@ -154,12 +158,18 @@ class BackendChoice:
         """The version the job will run with, as the recipe says or as it was found; None where it is not known."""
         return self.version or self.found_version
 
+    @property
+    def reads_data_keys(self) -> bool:
+        """Whether the trainer is handed the recipe's `data`. Most DeepSpeed scripts of a person's own get their data in
+        their own arguments."""
+        return self.script is None or self.name == "megatron-lm" or self.script_kind == "megatron-deepspeed"
+
     @staticmethod
     def check_keys(keys: Mapping[str, Any]) -> None:
         """Raise ValueError where a key belongs to the other backend, or to a script that is not named."""
         megatron, script = keys["name"] == "megatron-lm", keys.get("script")
-        if megatron and (script is not None or keys.get("script_args")):
-            raise ValueError("script and script_args belong to deepspeed; remove them, or use extra_args")
+        if megatron and keys.get("script_kind", "own") != "own":
+            raise ValueError("script_kind belongs to deepspeed; a script of megatron-lm takes Megatron's arguments")
         if not megatron and keys.get("path") is not None:
             raise ValueError("path is the Megatron-LM checkout; remove it (a script of your own goes into `script`)")
         if keys.get("script_args") and script is None:
@@ -369,10 +379,10 @@ class Recipe:
     @property
     def hub_tokenizer(self) -> str | None:
         """The name by which each rank would ask Hugging Face's hub for its tokenizer. None if no rank would: the
-        tokenizer is named by its path, is of another kind, or the script is a person's own."""
+        tokenizer is named by its path, is of another kind, or is not handed to the script."""
         name, kind = self.data.tokenizer, self.data.tokenizer_type
-        shipped_script = self.backend.script is None and not self.data.mock
-        from_hub = shipped_script and kind in (None, "HuggingFaceTokenizer")
+        reads_files = self.backend.reads_data_keys and not self.data.mock
+        from_hub = reads_files and kind in (None, "HuggingFaceTokenizer")
         return name if name is not None and from_hub and not name.startswith("/") else None
 
 

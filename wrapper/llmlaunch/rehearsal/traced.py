@@ -221,7 +221,14 @@ DATA = ("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size")
 
 def traced_job(recipe: Recipe, rendered: Rendered, pipeline_rank: int) -> dict[str, Any]:
     """A job as tracing/trace_ranks.py reads it, named by its rank. What no rank alone needs is left out, as on a GPU:
-    checkpoints, datasets and what follows a training (backends/megatron/alone.py)."""
+    checkpoints, datasets and what follows a training (backends/megatron/alone.py).
+
+    Raises UserError for a script of the person's own, whose model the tracer does not build."""
+    if recipe.backend.script is not None:
+        raise UserError(
+            f"{recipe.path}: backend.script: {recipe.backend.script} cannot be traced: the tracer builds Megatron's "
+            "own GPT model; rehearse on a GPU (--on gpu), or without backend.script"
+        )
     _, *arguments_of_program = rendered.program  # the first is pretrain_gpt.py, whose work the tracer does
     groups = (group for group in flag_groups(arguments_of_program) if flag_of(group) not in LEFT_OUT.keys() | TOKENIZER)
     arguments = [_plain(word) for group in groups for word in group]

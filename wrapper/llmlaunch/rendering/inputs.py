@@ -19,7 +19,6 @@ __all__ = ["Inputs", "inputs_of"]
 
 _ADDRESS = re.compile(r"(?:^|/)[a-z][a-z0-9+.-]*:/")  # s3://bucket, whose two slashes a path has made one
 _INDEXED = (".bin", ".idx")
-_OTHER_READERS = ("own", "hugging-face", "pipeline")  # scripts that get their data in their own arguments
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,8 @@ def inputs_of(recipe: Recipe, environment: Mapping[str, str]) -> Inputs:
 
 def _paths(recipe: Recipe) -> Iterator[tuple[tuple[str | int, ...], list[str]]]:
     """By the key that names them, the files that must be there."""
-    data, backend = recipe.data, recipe.backend
-    if backend.script is None or backend.script_kind not in _OTHER_READERS:
+    data = recipe.data
+    if recipe.backend.reads_data_keys:
         if data.path is not None:
             yield ("data", "path"), _files_of(recipe, data.path)
         for index, part in enumerate(data.blend):

@@ -77,12 +77,13 @@ def _ours(recipe: Recipe) -> bool:
 
 def _code_root(recipe: Recipe) -> tuple[Path | None, str]:
     """The tree the trainer comes from, as an absolute path, else the reason why there is none to read."""
+    checkout, script = recipe.backend.path, recipe.backend.script
     if recipe.code.path is not None:
         named, key = recipe.code.path, "code.path"
-    elif recipe.backend.path is not None:
-        named, key = recipe.backend.path, "backend.path"
-    elif recipe.backend.script is not None:
-        named, key = str(Path(recipe.backend.script).parent), "backend.script"
+    elif checkout is not None and (script is None or Path(script).is_relative_to(checkout)):
+        named, key = checkout, "backend.path"
+    elif script is not None:
+        named, key = str(Path(script).parent), "backend.script"
     elif recipe.backend.name == "megatron-lm":
         return None, "MEGATRON_LM_PATH is set on the nodes; name backend.path or code.path to have its commit recorded"
     else:

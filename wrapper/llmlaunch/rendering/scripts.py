@@ -92,6 +92,7 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
                 "open_files": FILES_OF_A_NODE + 2 * recipe.world_size,
                 "environment": sorted(_environment(recipe, rendered, code_root).items()),
                 "required_variables": rendered.required_variables,
+                "python_path": [_in_snapshot(word, code_root) for word in rendered.python_path],
                 "container": recipe.container is not None,
                 "python": recipe.python or "",
                 "program": [_in_snapshot(word, code_root) for word in rendered.program],

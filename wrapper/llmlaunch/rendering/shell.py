@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.documents.templates import render
@@ -20,6 +20,7 @@ __all__ = [
     "ShellText",
     "directive",
     "export",
+    "import_from",
     "render_template",
     "required",
     "shell_word",
@@ -77,6 +78,12 @@ def export(name: str, value: object) -> ShellText:
     return ShellText(f"export {variable_name(name)}={shell_word(value)}")
 
 
+def import_from(folder: object) -> ShellText:
+    """A line that puts a folder first on PYTHONPATH, or nothing where it is a variable that the node has not set."""
+    line = f'export PYTHONPATH={shell_word(folder)}"${{PYTHONPATH:+:$PYTHONPATH}}"'
+    return ShellText(f"[[ -z ${{{folder.name}:-}} ]] || {line}" if isinstance(folder, NodeVariable) else line)
+
+
 def required(name: str, advice: str) -> ShellText:
     """A line that ends the script with `advice` where the variable is unset or empty. It never shows the value.
 
@@ -114,7 +121,12 @@ def directive(option: str, value: str | int | float | bool) -> ShellText:
 
 def render_template(name: str, context: Mapping[str, object]) -> str:
     """A shell script's template, filled in (`documents.templates.render`), every expression quoted."""
-    functions = {"directive": directive, "export": export, "required": required}
+    functions: dict[str, Callable[..., ShellText]] = {
+        "directive": directive,
+        "export": export,
+        "import_from": import_from,
+        "required": required,
+    }
     return render(
         name,
         context,

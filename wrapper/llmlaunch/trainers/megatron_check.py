@@ -3,8 +3,10 @@
     megatron_check.py --world-size 512 [--compute-capability 9.0] [--planned-for 0.19] PRETRAIN_GPT.PY ARGUMENT ...
 
 The training script runs with its own arguments, as rank 0 of the training's world, up to its call of `pretrain`: so the
-parser is the checkout's, with the arguments its script adds, and so are `validate_args` and `TransformerConfig`. No GPU
-and no process group is used, and nothing of llmlaunch. Made for core 0.16 to 0.19, and main of August 2026.
+parser is the checkout's, with the arguments its script adds, and so are `validate_args` and `TransformerConfig`. Of a
+script with a training loop of its own the arguments are judged where it starts its process group: `initialize_megatron`
+has parsed them before. No GPU and no process group is used, and nothing of llmlaunch. Made for core 0.16 to 0.19, and
+main of August 2026.
 
 Exit code 0: taken, or nobody here can say (the checkout has another layout, or something does not import: then the
 training will say it). 3: refused; the last lines say why.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import io
 import linecache
 import os
@@ -24,6 +27,7 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -78,23 +82,37 @@ def ask(options: argparse.Namespace) -> None:
     answer_without_gpu(options.compute_capability)
     import_engine()
     import megatron.training
-    from megatron.training import global_vars
+    import torch
+    from megatron.training import global_vars, training
 
-    megatron.training.pretrain = judge_instead
+    judge = partial(judge_instead, inspect.signature(training.pretrain))
+    megatron.training.pretrain = training.pretrain = judge
+    torch.distributed.init_process_group = judge_parsed
     for effect in EFFECTS:
         if hasattr(global_vars, effect):
             setattr(global_vars, effect, lambda *_: None)
     runpy.run_path(options.script, run_name="__main__")
 
 
-def judge_instead(*_: Any, **named: Any) -> NoReturn:
+def judge_instead(pretrain: inspect.Signature, *positional: Any, **named: Any) -> NoReturn:
     """In place of `megatron.training.pretrain`. Since core 0.18 the script has parsed the arguments itself by then."""
+    from megatron.training import arguments, global_vars
+
+    if global_vars._GLOBAL_ARGS is None:
+        handed = {**dict(zip(pretrain.parameters, positional, strict=False)), **named}
+        args = arguments.parse_args(handed.get("extra_args_provider"))
+        arguments.validate_args(args, handed.get("args_defaults") or {})
+        global_vars._GLOBAL_ARGS = args
+    judge_parsed()
+
+
+def judge_parsed(*_: Any, **__: Any) -> NoReturn:
+    """In place of `torch.distributed.init_process_group`, which a script that parses nothing before it may call."""
     from megatron.training import arguments, global_vars
 
     args = global_vars._GLOBAL_ARGS
     if args is None:
-        args = arguments.parse_args(named.get("extra_args_provider"))
-        arguments.validate_args(args, named.get("args_defaults") or {})
+        raise OSError("the script starts its process group before Megatron has parsed its arguments")
     arguments.core_transformer_config_from_args(args)
     raise Taken
 
@@ -225,7 +243,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--world-size", type=int, required=True, help="of the training")
     parser.add_argument("--compute-capability", default=GUESSED_CAPABILITY)
     parser.add_argument("--planned-for", default="", help="the version whose arguments these are")
-    parser.add_argument("script", help="pretrain_gpt.py of the checkout")
+    parser.add_argument("script", help="pretrain_gpt.py of the checkout, or one's own")
     parser.add_argument("script_arguments", nargs=argparse.REMAINDER, help="its arguments")
     return parser.parse_args()
 

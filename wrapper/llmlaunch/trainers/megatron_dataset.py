@@ -6,7 +6,8 @@ Rank 0 of a training builds them while every other rank waits: minutes to hours 
 first collective. Here the training script itself runs with its own arguments, as rank 0 of the training's world, but in
 place of `pretrain` its own dataset provider is called. So parser, seed, split, lengths and number of samples are the
 training's, and so are the names of the index files. No GPU and no process group is used, and nothing of llmlaunch.
-Made for core 0.16 to 0.19.
+Where the script has a training loop of its own, nothing is built, and the training itself will. Made for core 0.16 to
+0.19.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import inspect
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-Provider = Callable[..., Any]
 GUESSED_CAPABILITY = "9.0"
 
 
@@ -34,24 +36,40 @@ def main() -> NoReturn:
     sys.path.insert(0, str(Path(options.script).resolve().parent))
     answer_without_gpu(options.compute_capability)
     import megatron.training
+    import torch
+    from megatron.training import training
 
-    megatron.training.pretrain = build_instead
+    build = partial(build_instead, inspect.signature(training.pretrain))
+    megatron.training.pretrain = training.pretrain = build
+    torch.distributed.init_process_group = nothing_to_build
     try:
         runpy.run_path(options.script, run_name="__main__")
     except Built:
         leave(0)
-    print(f"{options.script} ended without calling megatron.training.pretrain: no dataset was built", file=sys.stderr)
-    leave(1)
+    except OwnLoop:
+        pass
+    print(f"note: {options.script} does not call megatron.training.pretrain; the training builds its indexes itself")
+    leave(0)
 
 
 class Built(BaseException):
     """Leaves the training script from within; not an Exception, so that it is not caught on the way."""
 
 
-def build_instead(*positional: Any, **named: Any) -> NoReturn:
-    """In place of `megatron.training.pretrain`, whose arguments differ by version."""
-    provider = next(value for value in (*positional, *named.values()) if getattr(value, "is_distributed", False))
-    args = parsed(named)
+class OwnLoop(BaseException):
+    """Leaves a training script that begins to train without Megatron's `pretrain`."""
+
+
+def nothing_to_build(*_: Any, **__: Any) -> NoReturn:
+    """In place of `torch.distributed.init_process_group`, for which this process has no other ranks."""
+    raise OwnLoop
+
+
+def build_instead(pretrain: inspect.Signature, *positional: Any, **named: Any) -> NoReturn:
+    """In place of `megatron.training.pretrain`, whose parameters differ by version."""
+    handed = {**dict(zip(pretrain.parameters, positional, strict=False)), **named}
+    provider = next(value for name, value in handed.items() if "dataset" in name)
+    args = parsed(handed)
     stand_on_rank_0()
     from megatron.training import training
 
@@ -107,13 +125,13 @@ def have_helpers() -> None:
         compile_helpers()
 
 
-def parsed(named: dict[str, Any]) -> Any:
+def parsed(handed: dict[str, Any]) -> Any:
     """The training's arguments: since core 0.18 the script has parsed them itself, before `pretrain` did."""
     from megatron.training import arguments, global_vars
 
     if global_vars._GLOBAL_ARGS is None:
-        args = arguments.parse_args(named.get("extra_args_provider"))
-        arguments.validate_args(args, named.get("args_defaults") or {})
+        args = arguments.parse_args(handed.get("extra_args_provider"))
+        arguments.validate_args(args, handed.get("args_defaults") or {})
         global_vars.set_global_variables(args)
     return global_vars.get_args()
 
@@ -147,7 +165,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--world-size", type=int, required=True, help="of the training")
     parser.add_argument("--compute-capability", default=GUESSED_CAPABILITY)
-    parser.add_argument("script", help="pretrain_gpt.py of the checkout")
+    parser.add_argument("script", help="pretrain_gpt.py of the checkout, or one's own")
     parser.add_argument("script_arguments", nargs=argparse.REMAINDER, help="its arguments")
     return parser.parse_args()
 

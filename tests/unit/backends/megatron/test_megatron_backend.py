@@ -77,6 +77,36 @@ def test_the_checkout_is_named_by_the_recipe_or_by_the_node() -> None:
     assert named.required_variables == ()
 
 
+OWN = "backend={{name: megatron-lm, script: /home/me/fork/pretrain_vl.py, script_args: [--freeze-vit, '2']{}}}"
+
+
+def test_a_script_of_ones_own_takes_the_place_of_pretrain_gpt() -> None:
+    """Its own arguments stand before Megatron's, and the check and the indexes of the dataset run the same words."""
+    data = "data={path: /data/text_document, tokenizer: /data/tokenizer}"
+    usual = MegatronLM().render(recipe_of("llama3-70b", data), DENSE)
+    rendered = MegatronLM().render(recipe_of("llama3-70b", OWN.format(""), data), DENSE)
+    assert rendered.program == ("/home/me/fork/pretrain_vl.py", "--freeze-vit", "2", *usual.program[1:])
+    for command in (rendered.check, rendered.prepare):
+        assert command[-len(rendered.program) :] == rendered.program
+    assert rendered.required_variables == ()
+    assert "pretrain_vl.py trains in place of pretrain_gpt.py" in rendered.notes[-1]
+    assert not rendered.progress.promised
+
+
+def test_a_script_of_ones_own_imports_the_checkout_that_the_recipe_or_the_node_names() -> None:
+    from_node = MegatronLM().render(recipe_of("llama3-70b", OWN.format("")), DENSE)
+    assert from_node.python_path == (NodeVariable("MEGATRON_LM_PATH"),)
+    from_recipe = MegatronLM().render(recipe_of("llama3-70b", OWN.format(", path: /opt/Megatron-LM")), DENSE)
+    assert from_recipe.python_path == ("/opt/Megatron-LM",)
+    assert MegatronLM().render(recipe_of("llama3-70b"), DENSE).python_path == ()
+
+
+def test_arguments_of_a_script_do_not_say_what_is_planned() -> None:
+    contradicting = recipe_of("llama3-70b", "backend={name: megatron-lm, script: /s.py, script_args: [--lr, '1']}")
+    with pytest.raises(UserError, match="script_args: --lr is planned"):
+        MegatronLM().render(contradicting, DENSE)
+
+
 def test_extra_arguments_pass_through_unless_they_are_planned() -> None:
     passed = recipe_of("llama3-70b", "backend={name: megatron-lm, extra_args: [--manual-gc]}")
     assert words_of(passed, DENSE)[-1] == "--manual-gc"

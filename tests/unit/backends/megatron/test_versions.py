@@ -156,6 +156,7 @@ def test_the_checkout_says_the_version_where_the_recipe_does_not(tmp_path: Path)
     for recipe, environment in (
         (recipe_for("", f"backend={{name: megatron-lm, path: {place}}}"), {}),
         (recipe_for(), {"MEGATRON_LM_PATH": str(place)}),
+        (recipe_for("", f"backend={{name: megatron-lm, path: /other, script: {place}/pretrain_mine.py}}"), {}),
     ):
         versioned, warnings = with_framework_version(recipe, environment, not_probed)
         assert versioned.backend.runs_version == "0.16.1"

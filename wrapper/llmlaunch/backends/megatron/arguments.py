@@ -179,7 +179,8 @@ PLANNED_BY = {
 
 
 def _refuse_contradictions(recipe: Recipe, planned: Iterable[Argument]) -> None:
-    """Raise UserError for a flag in `backend.extra_args` that repeats or contradicts a planned argument.
+    """Raise UserError for a flag of the person's own (`backend.extra_args`, `backend.script_args`) that repeats or
+    contradicts a planned argument.
 
     The parser keeps one value under each name (`dest`), whichever flag sets it: of two flags with one `dest` the later
     would win silently. So flags are compared by `dest`, as the parser of the recipe's version has it (versions.py).
@@ -191,15 +192,16 @@ def _refuse_contradictions(recipe: Recipe, planned: Iterable[Argument]) -> None:
 
     mine = {name(each.flag): each for each in planned}
     decided = {name(flag): "layout.layers_by_stage" for flag in STAGE_FLAGS} | PLANNED_BY
-    for word in recipe.backend.extra_args:
+    extra = [("extra_args", word) for word in recipe.backend.extra_args]
+    for key, word in [*extra, *(("script_args", word) for word in recipe.backend.script_args)]:
         flag = word.split("=", 1)[0]
         if not flag.startswith("--"):
             continue
         if name(flag) in mine:
-            raise UserError(f"{recipe.path}: backend.extra_args: {_again(flag, mine[name(flag)])}")
+            raise UserError(f"{recipe.path}: backend.{key}: {_again(flag, mine[name(flag)])}")
         if name(flag) in decided:
             raise UserError(
-                f"{recipe.path}: backend.extra_args: {flag} would change what is planned; say it as "
+                f"{recipe.path}: backend.{key}: {flag} would change what is planned; say it as "
                 f"{decided[name(flag)]} and remove it there"
             )
 

@@ -11,12 +11,13 @@ from llmlaunch.backends.argument import (
     RUN_DIR,
     NodeVariable,
     Reason,
+    Word,
     command_words,
     expands_segments,
     merged_environment,
 )
 from llmlaunch.backends.base import Rendered, Space, StateTechniques, StepTechniques, refuse_unmet, refuse_what_ifs
-from llmlaunch.backends.logs import megatron_lines
+from llmlaunch.backends.logs import any_script_lines, megatron_lines
 from llmlaunch.backends.megatron.arguments import planned_arguments
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.backends.megatron.number_formats import number_record
@@ -39,10 +40,15 @@ CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
 CHECKER_FILE = "trainer/megatron_check.py"
 INDEXER_FILE = "trainer/megatron_dataset.py"
 MOST_TENSOR = 64
+OWN_SCRIPT = (
+    "{script} trains in place of pretrain_gpt.py: memory and time are those of Megatron's own model with the recipe's "
+    "shape; what the script builds beside it is not priced"
+)
 
 
 class MegatronLM:
-    """`pretrain_gpt.py` of a Megatron-LM checkout, arguments of the recipe's version of core."""
+    """`pretrain_gpt.py` of a Megatron-LM checkout, or a script of a person's own that takes its arguments, those of the
+    recipe's version of core."""
 
     name = "megatron-lm"
 
@@ -77,11 +83,11 @@ class MegatronLM:
         runs."""
         refuse_what_ifs(recipe)
         refuse_unmet(recipe, ALL_REQUIREMENTS)
-        where = recipe.backend.path
-        script = NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if where is None else f"{where}/{SCRIPT}"
+        script, own = recipe.backend.script, recipe.backend.script is not None
+        checkout: Word = recipe.backend.path or NodeVariable(CHECKOUT_VARIABLE)
         facts, techniques = self.facts(recipe), recipe.techniques
         arguments, notes = rendered_arguments(recipe, planned_arguments(recipe, layout))
-        program = (script, *command_words(arguments), *recipe.backend.extra_args)
+        program = (*_script(recipe), *command_words(arguments), *recipe.backend.extra_args)
         indexed = bool(recipe.data.datasets)
         checker = (*_alone(recipe, CHECKER_FILE), "--planned-for", rendered_version(recipe))
         files = {CHECKER_FILE: MEGATRON_CHECK.read_bytes()}
@@ -90,13 +96,14 @@ class MegatronLM:
             program=program,
             environment=environment(recipe, layout),
             arguments=arguments,
-            notes=notes,
+            notes=(*notes, OWN_SCRIPT.format(script=script)) if own else notes,
             variables=REASONS,
             files=files,
             check=(*checker, *program),
             prepare=(*_alone(recipe, INDEXER_FILE), *program) if indexed else (),
-            progress=megatron_lines(),
-            required_variables=(CHECKOUT_VARIABLE,) if where is None else (),
+            progress=any_script_lines(recipe.training.steps) if own else megatron_lines(),
+            required_variables=() if own or recipe.backend.path else (CHECKOUT_VARIABLE,),
+            python_path=(checkout,) if own else (),
             measurement={
                 **number_record(recipe, facts),
                 "implementation": {
@@ -113,9 +120,18 @@ class MegatronLM:
                     "cp_comm_type": techniques.context_comm or "p2p" if layout.context > 1 else None,
                     "gradient_accumulation_fusion": layout.zero_stage < FIRST_STAGE,
                     "expandable_segments": expands_segments(recipe),
+                    **({"trainer": recipe.backend.script_kind} if own else {}),
                 },
             },
         )
+
+
+def _script(recipe: Recipe) -> tuple[Word, ...]:
+    """Return the script that trains, with its own arguments where it is a person's own."""
+    own, checkout = recipe.backend.script, recipe.backend.path
+    if own is not None:
+        return (own, *recipe.backend.script_args)
+    return (NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if checkout is None else f"{checkout}/{SCRIPT}",)
 
 
 Modules = tuple[str, ...]

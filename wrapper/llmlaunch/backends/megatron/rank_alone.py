@@ -91,7 +91,8 @@ def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank
     """
     if not 0 <= pipeline_rank < layout.pipeline:
         raise UserError(f"{recipe.path}: no pipeline rank {pipeline_rank}: ranks are 0 to {layout.pipeline - 1}")
-    script, *arguments = rendered.program
+    own = 1 + len(recipe.backend.script_args)
+    script, arguments = rendered.program[:own], rendered.program[own:]
     groups = list(flag_groups(arguments))
     _refuse(recipe, groups)
     flags = {flag_of(group) for group in groups}
@@ -102,7 +103,7 @@ def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank
     return RankAlone(
         program=(
             NodeVariable(RUN_DIR, f"/{STARTER_FILE}"),
-            script,
+            *script,
             *remaining,
             *command_words(added_arguments),
         ),
