@@ -34,6 +34,7 @@ APART = {"node", "trainers", "tracing"}
 # know where their files lie: to copy them into the run directory, or to start them under another interpreter
 CARRIERS = {
     ("rendering", "node"),
+    ("cli", "node"),  # `observe` is the same program, installed or from node.pyz
     ("rehearsal", "tracing"),
     *((room, "trainers") for room in ("rendering", "backends", "launchers")),
 }

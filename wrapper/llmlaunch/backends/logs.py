@@ -3,48 +3,17 @@
 from __future__ import annotations
 
 from llmlaunch.backends.base import ProgressLines
+from llmlaunch.rundir.trainer_lines import (
+    BY_HAND,
+    DEEPSPEED_ENGINE,
+    DEEPSPEED_PIPELINE,
+    MEGATRON,
+    OURS,
+    SLOW,
+    TRAINER,
+)
 
 __all__ = ["any_script_lines", "deepspeed_lines", "known_trainers_lines", "megatron_lines"]
-
-# Named groups: step, steps, loss, tokens_per_second, seconds or milliseconds (of a step), and nan, which says in other
-# words that the loss is NaN. They are also searched in bytes by Python 3.8 on the node, so nothing newer, and nothing
-# outside ASCII.
-
-# Our DeepSpeed script (trainers/deepspeed/train.py).
-OURS = (
-    r"\bstep (?P<step>\d+)/(?P<steps>\d+) \| loss (?P<loss>\S+)"
-    r" \| (?P<seconds>[\d.]+) s/step \| (?P<tokens_per_second>\d+) tokens/s"
-)
-# Megatron-LM's training line (training_log of megatron/training/training.py, core 0.16 to 0.19). Which fields appear
-# depends on the flags; the loss lacks until one step was not skipped, and is 0.0 where every step since the line
-# before was (fp16's loss scale): no loss at all. A mean that is NaN is not printed (core 0.19: `if avg >= 0.0`): the
-# norm of the gradients is, and iterations that were skipped for it are counted.
-MEGATRON = (
-    r"\biteration +(?P<step>\d+)/ *(?P<steps>\d+) \|"
-    r"(?:.*? elapsed time per iteration \(ms\): (?P<milliseconds>[\d.]+) \|)?"
-    r"(?:.*? lm loss: (?!0\.0+E\+00 )(?P<loss>\S+) \|)?"
-    r"(?:.*? (?P<nan>grad norm: nan \||number of nan iterations: +[1-9]\d* \|))?"
-)
-# DeepSpeed's pipeline engine (runtime/pipe/engine.py), every steps_per_print steps.
-DEEPSPEED_PIPELINE = r"\bsteps: (?P<step>\d+) loss: (?P<loss>\S+) (?:.*?iter time \(s\): (?P<seconds>[\d.]+))?"
-# Its other engines, where the log level shows them (runtime/engine.py, _report_progress).
-DEEPSPEED_ENGINE = r"\bstep=(?P<step>\d+), skipped=\d+, lr="
-_LOSS = r"(?P<loss>(?i:[-+]?nan|[-+]?inf(?:inity)?)|[-+.\deE]+)"
-# Hugging Face's Trainer: the dictionary has no step, the progress bar has; numbers are text since Transformers 5.
-TRAINER = r"\{'loss': '?" + _LOSS + r"'?, .{0,400}?'epoch': "
-# Scripts by hand say it in many ways, some in colours: "step: 12  loss: 3.1", "iter 7: loss 4.2, time 250ms".
-BY_HAND = (
-    r"(?:\b|\x1b\[\d+m)(?i:step|iter|iteration|batch)[ =:#]+(?P<step>\d+)(?: ?/ ?(?P<steps>\d+))?\b"
-    r".{0,120}?(?i:loss)[ =:]+" + _LOSS
-)
-
-# Each is said when a save or an evaluation begins: Megatron-LM (megatron/training/checkpointing.py and training.py),
-# DeepSpeed (runtime/engine.py), Hugging Face's Trainer, our script ("saving step 40").
-SLOW = (
-    r"(?i:\bsaving (?:step \d+|(?:model |a |the |full )?checkpoint)\b)",
-    r"Evaluating on \d+ samples|Evaluating iter \d+/",
-    r"\*\*\*\*\* Running (?:[Ee]valuation|[Pp]rediction)",
-)
 
 
 def megatron_lines() -> ProgressLines:

@@ -48,15 +48,16 @@ class Hit(NamedTuple):
     consequence: bool = False
 
 
-def read_log(path: Path, last_bytes: int | None = None) -> str:
+def read_log(path: Path, last_bytes: int | None = None, begin: int = 0) -> str:
     """The first MiB and the last four of a log, or its `last_bytes` alone, as text; empty where there is none. Damaged
-    UTF-8 is replaced."""
+    UTF-8 is replaced. What comes before byte `begin` is left out."""
     first, last = (FIRST_BYTES, LAST_BYTES) if last_bytes is None else (0, last_bytes)
     try:
         with open_regular(path, follow=True) as file:  # an array's task has a link to its slurm-<job>.out
             size = file.seek(0, 2)
-            file.seek(0)
-            if size <= first + last:
+            begin = begin if begin <= size else 0  # it was begun again
+            file.seek(begin)
+            if size - begin <= first + last:
                 raw = file.read(first + last) or b""
             else:
                 raw = file.read(first)

@@ -22,6 +22,7 @@ COMMANDS = {
     "render": ("planning", "Write the run directory."),
     "rehearse": ("rehearse", "Run or trace single ranks of the planned job before it is submitted."),
     "submit": ("submit", "Render, submit and record a run."),
+    "observe": ("observe", "Run a training command of your own; write down its peaks, its end and its cause."),
     "status": ("runs", "Say what became of runs."),
     "logs": ("logs", "Print what the nodes of a run have printed."),
     "cancel": ("jobs", "Stop runs."),

@@ -7,8 +7,12 @@ import os
 import sys
 from importlib import import_module
 
-COMMANDS = ("begin", "choose", "diagnose", "finish", "monitor", "place", "preflight", "rank", "tell", "watchdog")
-FUNCTIONS = {"choose": ("preflight", "choose"), "tell": ("rank", "tell")}  # of the others `main` of their own module
+COMMANDS = (
+    *("begin", "beside", "choose", "diagnose", "finish", "monitor", "observe", "place", "preflight", "rank", "tell"),
+    "watchdog",
+)
+# of the others `main` of their own module
+FUNCTIONS = {"beside": ("observer", "beside"), "choose": ("preflight", "choose"), "tell": ("rank", "tell")}
 USAGE = f"usage: python3 node.pyz {{{','.join(COMMANDS)}}} ... (docs/run-directory.md)"
 HOLD_END_SIGNALS = ("monitor", "watchdog")
 

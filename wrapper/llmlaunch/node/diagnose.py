@@ -58,17 +58,17 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def cause_on_node(run_dir: Path, attempt: str, node: str, code: int) -> Record:
+def cause_on_node(run_dir: Path, attempt: str, node: str, code: int, text: str | None = None) -> Record:
     """The cause for this node, `crash` with its exit code where nothing better is known.
 
     A fault of the device goes first, whoever saw it; then the first telling line of the log; then the kernel's count
-    of kills for want of memory, where a process was killed.
+    of kills for want of memory, where a process was killed. `text` is the log where it is not the node's own file.
     """
     directory = attempt_folder(run_dir, attempt)
     before = read_object(directory / file_names.CAUSES / f".{node}.before.json") or {}
     since = float(before.get("at") or time.time() - 3600)
     ranks = [record for record in rank_records(directory) if record.get("node") == node]
-    text = read_log(run_dir / file_names.LOGS / f"{attempt}.{node}.log")
+    text = text if text is not None else read_log(run_dir / file_names.LOGS / f"{attempt}.{node}.log")
     hits = scan(text)
     gpus = _monitored_gpus(run_dir / file_names.PEAKS / f"{node}.jsonl", attempt, node)
     logged = cause_from_log(hits, node, ranks)

@@ -36,9 +36,9 @@ def command_parser(command: str, description: str | None = None) -> argparse.Arg
     return parser
 
 
-def node_log_tail(path: Path) -> LogTail:
-    """Return the reader of one node's log: new lines, the last 4 MiB where more is new."""
-    return LogTail(path, MOST_BYTES_A_LOOK, LONGEST_LINE, skips=True, line_end=LINE_ENDS)
+def node_log_tail(path: Path, offset: int = 0) -> LogTail:
+    """Return the reader of one node's log from `offset` on: new lines, the last 4 MiB where more is new."""
+    return LogTail(path, MOST_BYTES_A_LOOK, LONGEST_LINE, skips=True, line_end=LINE_ENDS, offset=offset)
 
 
 def say(message: str) -> None:

@@ -25,6 +25,8 @@ from .rank_memory import LoggedPeaks, RankProcesses, RankRecords
 from .signals import die_with_parent, hold_end_signals, signal_name
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .files import Record
 
 # How long the end waits for the file system, for the driver, and for the file system again. train.sh kills after 5 s.
@@ -67,7 +69,7 @@ class Monitor:
         )
         self._ranks = RankProcesses()
         self._host = HostMemory()
-        self._log = node_log_tail(options.run_dir / file_names.LOGS / f"{options.attempt}.{options.node}.log")
+        self._log = node_log_tail(file_names.node_log(options.run_dir, options.attempt, options.node))
         self._logged = LoggedPeaks()
         self._logged_records: list[Record] = []  # replaced, never changed
         self._sampler = NvmlSampler(options.interval, options.list_interval)
@@ -80,6 +82,10 @@ class Monitor:
         )
         self._started_at = time.monotonic()
         self._stalled = False
+
+    def follow_log(self, path: Path, offset: int) -> None:
+        """Read the peaks that the ranks print from this log, from `offset` on, in place of the node's own."""
+        self._log = node_log_tail(path, offset)
 
     def run(self) -> None:
         self._sampler.start()
@@ -220,6 +226,12 @@ def _largest_rise(before: list[int], now: list[int]) -> int:
     compared out of step, which at worst writes one extra line."""
     padded = before + [0] * (len(now) - len(before))
     return max((peak - old for old, peak in zip(padded, now)), default=0)
+
+
+def monitor_options(run_directory: Path, attempt: str, node: str, interval: float) -> argparse.Namespace:
+    """Return the options of a monitor that runs within another process."""
+    place = ["--run-dir", str(run_directory), "--attempt", attempt, "--node", node]
+    return _arguments([*place, "--interval", str(interval)])
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:

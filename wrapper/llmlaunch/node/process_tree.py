@@ -51,7 +51,7 @@ class JobProcesses:
         if self._cgroup is not None:
             return _job_cgroup(str(pid)) == self._cgroup
         for _ in range(MOST_GENERATIONS):
-            if pid == self._parent or pid in trainers:
+            if (pid == self._parent and pid > 1) or pid in trainers:
                 return Path(f"/proc/{pid}").exists()
             pid = parent_of(pid)
             if pid <= 0:

@@ -24,6 +24,8 @@ from .signals import die_with_parent, end_like, signal_name, signal_number
 from .stacks import ask_for_stacks, prepare_stacks, remove_if_empty
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .files import Record
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -137,14 +139,18 @@ def _become(program: list[str], parent: int, mask: set[int | signal.Signals]) ->
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.execvp(program[0], program)
-    except FileNotFoundError as error:
-        code = NOT_FOUND
-        say(f"cannot start {program[0]}: {error.strerror}")
-    except OSError as error:
-        say(f"cannot start {program[0]}: {error.strerror}")
+        code = execute(program, os.environ)
     finally:
         os._exit(code)
+
+
+def execute(program: list[str], environment: Mapping[str, str]) -> int:
+    """Turn this process into `program`. Returns the exit code of a shell where that cannot be started."""
+    try:
+        os.execvpe(program[0], program, environment)
+    except OSError as error:
+        say(f"cannot start {program[0]}: {error.strerror}")
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
 
 
 def _environment_int(name: str) -> int:

@@ -12,6 +12,7 @@ import llmlaunch.node
 import llmlaunch.placement
 import llmlaunch.rundir
 from llmlaunch.errors import UserError
+from llmlaunch.trainers import HOOK, MEMORY_PROBE
 
 __all__ = ["node_archive"]
 
@@ -32,7 +33,7 @@ TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # the earliest a zip file can hold
 
 def node_archive() -> bytes:
     """The bytes of `node.pyz`: the packages `node`, `causes`, `placement` and `rundir` in an otherwise empty
-    `llmlaunch`, and NVIDIA's `pynvml.py` unchanged.
+    `llmlaunch`, the files that `observe` gives to trainers, and NVIDIA's `pynvml.py` unchanged.
 
     The same versions of both give the same bytes on any machine: fixed order, times and modes, and stored, since
     what a deflater writes depends on its version. Raises UserError where nvidia-ml-py is not installed.
@@ -41,6 +42,7 @@ def node_archive() -> bytes:
     for package in (llmlaunch.causes, llmlaunch.node, llmlaunch.placement, llmlaunch.rundir):
         folder = Path(str(package.__file__)).parent
         files |= {f"llmlaunch/{folder.name}/{path.name}": path.read_bytes() for path in folder.glob("*.py")}
+    files |= {f"llmlaunch/trainers/{path.name}": path.read_bytes() for path in (HOOK, MEMORY_PROBE)}
     buffer = io.BytesIO()
     buffer.write(SHEBANG)
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_STORED) as archive:

@@ -40,6 +40,7 @@ SUMMARY = "summary.json"
 VERSIONS = "versions.json"
 PREFLIGHT_RESULT = "preflight.json"
 PREPARE_LOG = "prepare.log"
+OBSERVED = "observed.json"  # of a command that somebody else launched
 
 # Folders of an attempt.
 RANKS = "ranks"
@@ -50,6 +51,7 @@ STOP_SIGNALS = "told"
 PREFLIGHT = "preflight"
 STACKS = "stacks"
 FLIGHT = "flight"
+OBSERVERS = "observers"
 
 BATCH_LOG_NODE = "job"
 """What stands for a node in the name of the batch script's own log."""

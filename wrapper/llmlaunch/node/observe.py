@@ -1,0 +1,169 @@
+"""`observe`: one line in front of somebody's own trainer. The command runs as it would without it, and beside it the
+observer (observer.py) writes down what it used and how it ended.
+
+This process only waits. Its child is the command, with the same standard streams, process group and signals; the
+command's end becomes its own. Everything that touches a file is done by the observer, which may die or hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from .files import say
+from .observer import Observer, is_observed
+from .rank import execute
+from .signals import end_like
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .files import Record
+
+USAGE = "%(prog)s [--dir DIR] [--interval SECONDS] -- COMMAND [ARG ...]"
+PREPARE_SECONDS = 10.0  # of the observer, to make its folder; the command starts without it then
+LAST_WORD_SECONDS = 10.0  # of the observer, at the command's end
+TOLD_SECONDS = 0.2  # after which a signal that came here is known to have come to nobody else
+NOT_PASSED_ON = (
+    *("SIGKILL", "SIGSTOP", "SIGCHLD", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT"),
+    *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGPIPE", "SIGXFSZ"),
+)
+PASSED_ON = frozenset(signal.valid_signals()) - {getattr(signal, name) for name in NOT_PASSED_ON}
+
+
+def main(argv: list[str], prog: str = "node.pyz observe", archive: Callable[[], bytes] | None = None) -> int:
+    """Run COMMAND, observed; returns its exit code, or ends by the signal that ended it. `archive` makes the bytes of
+    node.pyz where this does not run from one."""
+    options, command = _arguments(argv, prog)
+    if is_observed(os.environ):  # a line within a line: the outer one observes both
+        _become(command, os.environ, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
+    observer = _start_observer(options, command, archive)
+    environment = {**os.environ, **observer.until_ready()}
+    child = os.fork()
+    if child == 0:
+        _become(command, environment, mask)
+    observer.tell({"child": child})
+    status, resident_peak_bytes = _wait(child, observer)
+    observer.tell({"status": status, "resident_peak_bytes": resident_peak_bytes})
+    observer.until_done()
+    if os.WIFSIGNALED(status):
+        end_like(os.WTERMSIG(status))
+    return os.WEXITSTATUS(status)
+
+
+def _become(command: list[str], environment: Mapping[str, str], mask: set[int | signal.Signals]) -> None:
+    """In the child: turn into the command, with the signals as they were here at first. Never returns."""
+    code = 126
+    try:
+        # Python ignores these for itself; a program expects to inherit the defaults (as subprocess does).
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        code = execute(command, environment)
+    finally:
+        os._exit(code)
+
+
+def _wait(child: int, observer: _Beside) -> tuple[int, int]:
+    """Wait for the child's end, and pass on what this process is told meanwhile. Returns the child's wait status and
+    the most main memory that it and its own children held, in bytes."""
+    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        number = signal.sigwaitinfo(PASSED_ON | {signal.SIGCHLD}).si_signo
+        if number != signal.SIGCHLD and not observer.heard(number):
+            observer.tell({"told": number})
+            with contextlib.suppress(OSError):
+                os.kill(child, number)
+    _, status, usage = os.wait4(child, 0)
+    return status, usage.ru_maxrss * 1024  # Linux counts KiB
+
+
+class _Beside(NamedTuple):
+    """The observer as this process sees it: a socket to it, None where it could not be started."""
+
+    link: socket.socket | None
+
+    def until_ready(self) -> dict[str, str]:
+        """Return the variables that the command gets; none where the observer is not ready in PREPARE_SECONDS."""
+        ready = self._message(PREPARE_SECONDS, "environment") or {}
+        if ready.get("problem"):
+            say(f"observe: {ready['problem']}; the command runs unobserved")
+        elif not ready:
+            say("observe: the observer is not ready; the command starts without it")
+        return {str(name): str(value) for name, value in ready.get("environment", {}).items()}
+
+    def tell(self, message: Record) -> None:
+        if self.link is not None:
+            with contextlib.suppress(OSError):
+                self.link.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+
+    def heard(self, number: int) -> bool:
+        """Whether the observer, a process of the same group, session and job, was sent the signal as well. Then the
+        command has it already: SLURM tells every process of a step, and a terminal its whole group. A second one would
+        break off the orderly end of torchrun."""
+        until = time.monotonic() + TOLD_SECONDS
+        while time.monotonic() < until:
+            message = self._message(until - time.monotonic(), "signal")
+            if message is None:
+                return False
+            if message["signal"] == number and abs(time.time() - message["at"]) < 5 * TOLD_SECONDS:
+                return True
+        return False
+
+    def until_done(self) -> None:
+        """Wait until the observer has written how the command ended, LAST_WORD_SECONDS at most."""
+        self._message(LAST_WORD_SECONDS, "done")
+
+    def _message(self, seconds: float, kind: str) -> Record | None:
+        """Return the next message of this kind, and drop others; None where none comes in time."""
+        until = time.monotonic() + seconds
+        while self.link is not None:
+            try:
+                readable, _, _ = select.select([self.link], [], [], max(0.0, until - time.monotonic()))
+                data = self.link.recv(2**16) if readable else b""
+            except OSError:
+                return None
+            if not data:  # too late, or the observer is gone
+                return None
+            message: Record = json.loads(data)
+            if kind in message:
+                return message
+        return None
+
+
+def _start_observer(options: argparse.Namespace, command: list[str], archive: Callable[[], bytes] | None) -> _Beside:
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.getpid()
+        if os.fork() == 0:
+            try:
+                ours.close()
+                Observer(options, command, theirs, pid, archive).run()
+            finally:
+                os._exit(0)
+        theirs.close()
+    except OSError as error:
+        say(f"observe: {error.strerror}; the command runs unobserved")
+        return _Beside(None)
+    return _Beside(ours)
+
+
+def _arguments(argv: list[str], prog: str) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(prog=prog, usage=USAGE)
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="where to write [observed/NAME-JOB]")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between memory samples [1]")
+    cut = argv.index("--") if "--" in argv else len(argv)
+    options = parser.parse_args(argv[:cut])
+    if not argv[cut + 1 :]:
+        parser.error("no COMMAND after --")
+    return options, argv[cut + 1 :]

@@ -1,0 +1,142 @@
+"""How an observed command ended: what each observer writes of its own command, and the verdict over all of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..causes.attempt_cause import cause_of, slurm_end
+from ..causes.cause import cause as cause_record
+from ..causes.cause import is_vague, sentence
+from ..causes.log_scan import read_log
+from ..rundir import file_names
+from ..rundir.attempt import Attempt, rank_records
+from ..rundir.file_names import attempt_folder
+from ..rundir.files import read_object, replace_json
+from ..rundir.values import counted
+from .diagnose import cause_on_node
+from .files import COMES_BACK_LATER, say, write_status
+from .signals import signal_name, signal_number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .files import Record
+    from .observed_job import ObservedJob
+
+
+def end_of(message: Record) -> Record:
+    """Return exit code or signal, and when; of a command whose end nobody saw only when it was gone."""
+    status = message.get("status")
+    end: Record = {"ended_at": message.get("ended_at"), "exit_code": None, "signal": None}
+    if status is None:
+        return end
+    if os.WIFSIGNALED(status):
+        end["signal"] = signal_name(os.WTERMSIG(status))
+    else:
+        end["exit_code"] = os.WEXITSTATUS(status)
+    return {**end, "resident_peak_bytes": message.get("resident_peak_bytes")}
+
+
+def write_end(run_directory: Path, attempt: str, job: ObservedJob, record: Record) -> None:
+    """Write down what is known of the observed command of one observer; once it has ended also the cause and, where no
+    other command goes on, the verdict. Raises OSError."""
+    folder = attempt_folder(run_directory, attempt)
+    own = {"schema": 1, "node": job.node, "process": job.process, "observers": job.observers, **record}
+    replace_json(folder / file_names.OBSERVERS / f"{job.node}.{job.process}.json", own)
+    if record.get("ended_at") is None:
+        return
+    if _failed(own):
+        _write_cause(run_directory, attempt, own)
+    status = verdict(run_directory, attempt, time.time())
+    if status is not None:
+        write_status(run_directory, status)
+
+
+def verdict(run_directory: Path, attempt: str, now: float) -> Record | None:
+    """Return the status of an attempt; None while a command of it may go on and none has failed."""
+    folder = attempt_folder(run_directory, attempt)
+    paths = sorted((folder / file_names.OBSERVERS).glob("[!.]*.json"))
+    every = [record for record in map(read_object, paths) if record is not None]
+    ended = [record for record in every if record.get("ended_at") is not None]
+    failures = sorted(filter(_failed, ended), key=lambda record: float(record["ended_at"]))
+    expected = max((int(record.get("observers") or 1) for record in every), default=1)
+    if not failures and len(ended) < expected:
+        return None
+    files = Attempt(run_directory, attempt)
+    ranks = rank_records(folder)
+    first = failures[0] if failures else ended[0]
+    cause = _cause(files, ranks, first) if failures else None
+    nodes = [{"node": record["node"], "done": not _failed(record)} for record in ended]
+    state, code, why = _judged(files, ranks, first, cause, bool(failures))
+    return {
+        "schema": 1, "attempt": attempt, "state": state, "exit_code": code, "nodes": nodes, "ranks": ranks,
+        "ended_at": now, "why": why, "layout": "", "cause": cause, "step": files.progress.get("step"),
+        "next": {"action": "end", "why": "an observed command is started again by nobody but its own script"},
+    }  # fmt: skip
+
+
+def _judged(
+    files: Attempt, ranks: Sequence[Record], first: Record, cause: Record | None, failed: bool
+) -> tuple[str, int, str]:
+    """State, exit code and why."""
+    step, steps = files.progress.get("step"), files.progress.get("steps")
+    told = first.get("stop_signal")
+    if failed:
+        code = first["exit_code"] if first.get("signal") is None else 128 + signal_number(str(first["signal"]))
+        line = f"the command on {first['node']} {_end_words(first)}"
+        return "failed", int(code), line if cause is None else f"{line}; {sentence(cause)}"
+    if told and step is not None and isinstance(steps, int) and step < steps:
+        return "stopped", COMES_BACK_LATER, f"told to stop ({told}) and ended in order after step {step} of {steps}"
+    return "succeeded", 0, counted(len(ranks), "rank")
+
+
+def _failed(record: Record) -> bool:
+    return record.get("signal") is not None or record.get("exit_code") not in (None, 0)
+
+
+def _end_words(record: Record) -> str:
+    signal = record.get("signal")
+    return f"exited with {record.get('exit_code')}" if signal is None else f"was ended by {signal}"
+
+
+def _write_cause(run_directory: Path, attempt: str, record: Record) -> None:
+    """Write what ended the ranks of this node, unless another command of the node has said so before."""
+    path = attempt_folder(run_directory, attempt) / file_names.CAUSES / f"{record['node']}.json"
+    if path.exists():
+        return
+    try:
+        code = int(record.get("exit_code") or 1)
+        text = log_text(Attempt(run_directory, attempt))
+        cause = cause_on_node(run_directory, attempt, str(record["node"]), code, text)
+        replace_json(path, _on_its_node(cause, rank_records(attempt_folder(run_directory, attempt))))
+    except Exception as error:
+        say(f"observe: {type(error).__name__}: {error}; the cause remains unknown")
+
+
+def _cause(files: Attempt, ranks: Sequence[Record], first: Record) -> Record | None:
+    """What the nodes say; SLURM's word in the job's log, or who told the command to stop, where that says no more than
+    how it ended."""
+    cause = cause_of(files, ranks, int(first.get("exit_code") or 1))
+    if cause is not None and not is_vague(cause):
+        return _on_its_node(cause, ranks)
+    end = slurm_end(log_text(files))
+    if end is not None:
+        return cause_record(end[0], None, end[1], "slurm")
+    if first.get("stop_signal") and (cause is None or cause["consequence"] or cause["source"] == "ranks"):
+        return cause_record("cancelled", None, f"told to stop ({first['stop_signal']})", "job")
+    return cause
+
+
+def _on_its_node(cause: Record, ranks: Sequence[Record]) -> Record:
+    """The tasks of a step share one log: a rank that it names is on the node that the rank itself has named."""
+    node = next((rank.get("node") for rank in ranks if rank.get("rank") == cause.get("rank")), None)
+    return {**cause, "node": node} if cause.get("rank") is not None and node is not None else cause
+
+
+def log_text(files: Attempt) -> str:
+    """Return what the job's own log has of this attempt; empty where it is unknown."""
+    path, offset = files.began.get("log"), files.began.get("log_offset")
+    return read_log(Path(path), begin=offset if type(offset) is int else 0) if isinstance(path, str) else ""

@@ -1,0 +1,397 @@
+"""The process beside an observed command: it makes the directory, hears of the ranks, runs the monitor, reads the log's
+steps, and writes down how the command ended. Whatever happens to it, the training does not notice.
+
+`beside` is the same without a command of its own, for a node whose ranks were started from another one
+(`observe -- srun torchrun ...`): the hook of the node's first rank starts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..rundir import file_names
+from ..rundir.file_names import attempt_folder
+from ..rundir.files import create, parse_json, read_bytes, replace_bytes, replace_json
+from ..rundir.step_lines import StepLines
+from ..rundir.trainer_lines import ANY_SCRIPT, SLOW
+from ..rundir.values import byte_count, host_names
+from .files import node_log_tail, say
+from .host_memory import memory_counters
+from .monitor import Monitor, monitor_options
+from .nvml_sampler import load_small
+from .observed_end import end_of, write_end
+from .observed_job import (
+    batch_script,
+    description,
+    link_log,
+    observed_job,
+    output_file,
+    scontrol_job,
+    socket_name,
+    take_attempt,
+)
+from .observed_ranks import ObservedRanks
+from .process_tree import Process
+from .progress import StepTracker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ..rundir.files import LogTail
+    from .files import Record
+    from .observed_job import ObservedJob
+
+END_SIGNAL = signal.SIGRTMAX  # ends the monitor: the others tell this process only what the whole job is told
+ASK_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+TURN_SECONDS = 1.0
+WRITE_SECONDS = 5.0  # between two progress.json
+TAKE_OVER_SECONDS = 10.0
+LINGER_SECONDS = 30.0  # without a command: from the last rank's end to ours; torchrun may start it again
+CREDENTIALS = struct.Struct("3i")
+OBSERVE_VARIABLE = "LLMLAUNCH_OBSERVE"  # what trainers/hook.py is told, in every process below the command
+HOOK_FOLDER = "hook"
+HOOK_FILES = {"hook.py": "sitecustomize.py", "memory_probe.py": "llmlaunch_memory_probe.py"}
+
+
+class Observer:
+    """The observer of one command. `link` is a socket to the process that waits for the command, `parent`."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        command: Sequence[str],
+        link: socket.socket,
+        parent: int,
+        archive: Callable[[], bytes] | None,
+    ) -> None:
+        self._options, self._command, self._link, self._archive = options, command, link, archive
+        self._job = observed_job(os.environ, command, parent)
+        self._start: Record = {"started_at": time.time(), "child": None}
+        self._end: Record = {}
+
+    def run(self) -> None:
+        """Observe until the command has ended. Never raises."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        output = output_file({})
+        with contextlib.suppress(Exception):
+            os.nice(10)
+            load_small("pynvml")
+        try:
+            directory, attempt = take_attempt(self._job, self._options.dir)
+            _write_tools(directory, self._archive)
+        except OSError as error:
+            self._send({"environment": {}, "problem": f"{error.filename or 'observed'}: {error.strerror}"})
+            return
+        self._send({"environment": _variables(directory, attempt, self._options.interval)})
+        _redirect_output(directory, attempt, self._job)
+        try:
+            node = NodeObserver(directory, attempt, self._job.node, self._options.interval)
+            threading.Thread(target=self._hear_signals, daemon=True).start()
+            threading.Thread(target=self._hear_command, args=(node,), daemon=True).start()
+            node.give(lambda: self._describe(node, output))
+            node.run()
+            self._write_end(node)
+        except Exception as error:
+            say(f"observe: {type(error).__name__}: {error}; the training continues unobserved")
+        self._send({"done": True})
+
+    def _hear_signals(self) -> None:
+        """Say of each signal that came here that the command has it, too."""
+        while True:
+            number = signal.sigwaitinfo(signal.valid_signals() - {END_SIGNAL, signal.SIGCHLD}).si_signo
+            self._note_signal(number)
+            self._send({"signal": number, "at": time.time()})
+
+    def _note_signal(self, number: int) -> None:
+        if number in ASK_TO_STOP:
+            self._start["stop_signal"] = signal.Signals(number).name
+
+    def _hear_command(self, node: NodeObserver) -> None:
+        """Wait for the word that the command has ended; where nobody is there to say so, until it is gone."""
+        while "status" not in self._end:
+            try:
+                data = self._link.recv(2**16)
+            except OSError:
+                data = b""
+            if not data:
+                child = self._start["child"]
+                process = None if child is None else Process(child)
+                while process is not None and process.alive():
+                    time.sleep(TURN_SECONDS)
+                break
+            message = json.loads(data)
+            self._start.update({"child": message["child"]} if "child" in message else {})
+            self._end.update(message if "status" in message else {})
+            self._note_signal(message.get("told", 0))
+        self._end["ended_at"] = time.time()
+        node.stop()
+
+    def _describe(self, node: NodeObserver, output: tuple[str, int] | None) -> None:
+        """Write down what is known at the beginning; the first observer of a job also what is the same for all."""
+        write_end(node.directory, node.attempt, self._job, self._start)
+        causes = node.folder / file_names.CAUSES
+        replace_json(causes / f".{self._job.node}.before.json", {"schema": 1, "at": time.time(), **memory_counters()})
+        if not self._job.first:
+            return
+        described = description(self._job, self._command, os.environ)
+        run = {"schema": 1, "name": self._job.name, "observed": True, "nodes": self._job.nodes}
+        run["peak_kind"] = "device" if os.path.exists("/dev/nvidiactl") else "resident"  # noqa: PTH110
+        run["progress"] = {"step_patterns": list(ANY_SCRIPT), "slow_patterns": list(SLOW), "promised": False}
+        create(node.directory / file_names.RUN, json.dumps(run, indent=1) + "\n")
+        self._write_submission(node.directory)
+        replace_json(node.folder / file_names.OBSERVED, described)
+        said = scontrol_job(self._job)
+        output = output or output_file(said)
+        if output is not None:
+            link_log(node.directory, node.attempt, self._job.node, output[0])
+            node.follow(*output)
+        begun = {
+            "schema": 1,
+            "attempt": node.attempt,
+            "layout": "",
+            "fallback": False,
+            "nodes": host_names(described["node_list"] or self._job.node),
+        }
+        cluster = os.environ.get("SLURM_CLUSTER_NAME")
+        log = {"log": output[0], "log_offset": output[1]} if output is not None else {}
+        replace_json(node.folder / file_names.ATTEMPT, {**begun, "cluster": cluster, **self._start, **log})
+        script = batch_script(self._job, said, os.environ)
+        replace_json(node.folder / file_names.OBSERVED, {**described, "batch_script": script})
+
+    def _write_submission(self, directory: Path) -> None:
+        """What `status`, `logs` and `collect` know the job by; the first attempt's stays."""
+        at = self._start["started_at"]
+        host = os.uname().nodename if self._job.launcher == "local" else None
+        record = {"schema": 1, "launcher": self._job.launcher, "job_id": self._job.job_id, "submitted_at": at}
+        create(directory / file_names.SUBMISSION, json.dumps({**record, "cluster": host}, indent=1) + "\n")
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
+        create(directory / file_names.RUN_ID, f"{self._job.name}-{stamp}-{os.urandom(2).hex()}\n")
+
+    def _write_end(self, node: NodeObserver) -> None:
+        record = {**self._start, **end_of(self._end)}
+        if self._start["child"] is not None:
+            node.ranks.note_end(self._start["child"], record)
+        write_end(node.directory, node.attempt, self._job, record)
+
+    def _send(self, message: Record) -> None:
+        with contextlib.suppress(OSError):  # who waits for the command may be gone
+            self._link.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+
+
+class NodeObserver:
+    """What one process observes of its node. Of several the one that holds the node's socket hears of the ranks and
+    runs the monitor; another takes its place when it ends. The main thread is the monitor's; files are written by a
+    thread of their own, which may hang."""
+
+    def __init__(self, directory: Path, attempt: str, node: str, interval: float, alone: bool = False) -> None:
+        self.directory, self.attempt, self.node = directory, attempt, node
+        self.folder = attempt_folder(directory, attempt)
+        self.ranks = ObservedRanks(self.folder, node)
+        self._interval, self._alone = interval, alone
+        self._name = socket_name(str(directory), attempt, node)
+        self._log: LogTail | None = None
+        self._monitor: Monitor | None = None
+        self._log_place: tuple[Path, int] | None = None
+        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._stopped = threading.Event()
+        self._tracker = StepTracker({}, time.monotonic())
+        self._lines = StepLines(ANY_SCRIPT, SLOW)
+        self._written_at = 0.0
+        self._unwritten = False
+        self._step_at: float | None = None
+
+    def give(self, job: Callable[[], None]) -> None:
+        """Let the thread of the files do something."""
+        self._jobs.put(job)
+
+    def follow(self, path: str, offset: int) -> None:
+        """Read the steps of this log, from `offset` on."""
+        self._log = node_log_tail(Path(path), offset)
+        self._log_place = (Path(path), offset)
+        if self._monitor is not None:
+            self._monitor.follow_log(*self._log_place)
+
+    def stop(self) -> None:
+        """End the monitor; `run` returns when the last files are written."""
+        self._stopped.set()
+        self._jobs.put(lambda: None)  # so that the thread of the files looks
+        os.kill(os.getpid(), END_SIGNAL)
+
+    def run(self, first: Record | None = None) -> None:
+        """Observe until `stop`. `first` is what the rank that started this said of itself."""
+        files = threading.Thread(target=self._write_files, daemon=True)
+        files.start()
+        while not self._stopped.is_set():
+            listener = self._listener()
+            if listener is not None:
+                if first is not None:
+                    self._jobs.put(lambda: self.ranks.hear(first["pid"], first))
+                threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
+                self._run_monitor()
+                break
+            if self._alone:  # the node has an observer
+                return
+            signal.sigtimedwait({END_SIGNAL}, TAKE_OVER_SECONDS)
+        self._stopped.set()
+        files.join()
+
+    def _listener(self) -> socket.socket | None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        try:
+            listener.bind(self._name)
+        except OSError:
+            listener.close()
+            return None
+        return listener
+
+    def _listen(self, listener: socket.socket) -> None:
+        """Hear what ranks say of themselves. The kernel says which process of which user speaks, by the number that it
+        has here, also where it runs in a container with numbers of its own."""
+        while True:
+            data, ancillary, _, _ = listener.recvmsg(2**16, socket.CMSG_SPACE(CREDENTIALS.size))
+            for level, kind, content in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                    pid, user, _ = CREDENTIALS.unpack(content[: CREDENTIALS.size])
+                    if user == os.getuid():
+                        self._hear(data, pid)
+
+    def _hear(self, data: bytes, pid: int) -> None:
+        with contextlib.suppress(ValueError):
+            message = parse_json(data)
+            if isinstance(message, dict) and byte_count(message.get("rank")) is not None:
+                self._jobs.put(lambda: self.ranks.hear(pid, message))
+
+    def _run_monitor(self) -> None:
+        options = monitor_options(self.directory, self.attempt, self.node, self._interval)
+        self._monitor = Monitor(options, frozenset({END_SIGNAL}))
+        if self._log_place is not None:
+            self._monitor.follow_log(*self._log_place)
+        self._monitor.run()
+
+    # --- in the thread of the files
+
+    def _write_files(self) -> None:
+        """Do what was given, look at the log, and go on until `stop`; then a last time."""
+        quiet_since = time.monotonic()
+        while True:
+            stopped = self._stopped.is_set()
+            with contextlib.suppress(queue.Empty):
+                self._do(self._jobs.get(timeout=TURN_SECONDS if not stopped else 0.01))
+                while True:
+                    self._do(self._jobs.get_nowait())
+            self._look(last=stopped)
+            if stopped:
+                return
+            if self._alone and self.ranks.any_alive():
+                quiet_since = time.monotonic()
+            elif self._alone and time.monotonic() - quiet_since > LINGER_SECONDS:
+                self.stop()
+
+    def _do(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except (OSError, ValueError) as error:  # a full disk: what comes later may be written
+            say(f"observe: {type(error).__name__}: {error}")
+
+    def _look(self, last: bool) -> None:
+        if self._log is None:
+            return
+        lines = self._log.lines()
+        if last:
+            lines = [*lines, self._log.rest()]
+        if self._tracker.update(self._lines.read(lines), time.monotonic()):
+            self._step_at, self._unwritten = time.time(), True
+        if self._unwritten and (last or time.monotonic() - self._written_at >= WRITE_SECONDS):
+            record = {"schema": 1, **self._tracker.record(), "at": self._step_at, "tracker_step": None}
+            self._do(lambda: replace_json(self.folder / file_names.PROGRESS, {**record, "hung": None, "behind": None}))
+            self._unwritten, self._written_at = False, time.monotonic()
+
+
+def beside(argv: list[str]) -> int:
+    """Observe a node whose ranks were started from another one, until they have ended. Always returns 0."""
+    options = argparse.ArgumentParser(prog="node.pyz beside")
+    for name in ("--run-dir", "--attempt", "--node", "--interval", "--first"):
+        options.add_argument(name, required=True)
+    words = options.parse_args(argv)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with contextlib.suppress(Exception):
+        os.nice(10)
+        load_small("pynvml")
+    try:
+        observer = NodeObserver(Path(words.run_dir), words.attempt, words.node, float(words.interval), alone=True)
+        observer.run(json.loads(words.first))
+    except Exception as error:
+        say(f"observe: {type(error).__name__}: {error}; the training continues unobserved")
+    return 0
+
+
+def is_observed(environment: Mapping[str, str]) -> bool:
+    """Whether this process is below an observed command already. sbatch passes variables on to other jobs."""
+    try:
+        return bool(json.loads(environment[OBSERVE_VARIABLE])["job"] == environment.get("SLURM_JOB_ID", ""))
+    except (KeyError, ValueError, TypeError):
+        return False
+
+
+def _variables(directory: Path, attempt: str, interval: float) -> dict[str, str]:
+    """Return what the command's processes get beside their environment: the hook, and where it says what it knows."""
+    own_job = os.environ.get("SLURM_JOB_ID", "")
+    place = {"run": str(directory), "attempt": attempt, "job": own_job, "interval": interval}
+    hook, others = str(directory / HOOK_FOLDER), os.environ.get("PYTHONPATH")
+    return {OBSERVE_VARIABLE: json.dumps(place), "PYTHONPATH": f"{hook}:{others}" if others else hook}
+
+
+def _write_tools(directory: Path, archive: Callable[[], bytes] | None) -> None:
+    """Write the hook of the trainers' Pythons and the node.pyz with which it starts an observer on another node. What
+    is there already stays: other nodes may read it just now. Raises OSError where the hook cannot be written."""
+    for folder in (file_names.LOGS, file_names.PEAKS):
+        (directory / folder).mkdir(exist_ok=True)
+    for name, copy in HOOK_FILES.items():
+        _write_once(directory / HOOK_FOLDER / copy, _source(f"trainers/{name}"))
+    with contextlib.suppress(OSError):
+        _write_once(directory / file_names.NODE_ARCHIVE, _own_archive() if archive is None else archive())
+
+
+def _write_once(path: Path, content: bytes) -> None:
+    try:
+        same = read_bytes(path) == content
+    except OSError:
+        same = False
+    if not same:
+        replace_bytes(path, content, lasting=False)
+
+
+def _source(name: str) -> bytes:
+    """Return a file of llmlaunch, from node.pyz or from an installed package."""
+    package = Path(__file__).parents[1]
+    content: bytes = __loader__.get_data(str(package / name))  # type: ignore[name-defined]
+    return content
+
+
+def _own_archive() -> bytes:
+    return Path(sys.argv[0]).read_bytes()
+
+
+def _redirect_output(directory: Path, attempt: str, job: ObservedJob) -> None:
+    """Leave the command's streams to it alone: who waits for the end of its output is not to wait for this process."""
+    path = file_names.node_log(directory, attempt, f"{job.node}.{job.process}.monitor")
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError:
+        log = null
+    for number, file in ((0, null), (1, log), (2, log)):
+        os.dup2(file, number)
