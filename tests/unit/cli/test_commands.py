@@ -263,6 +263,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
             *("after", "array", "array_limit", "as_json", "chain", "dependency", "dry_run", "follow", "grid", "local"),
             *("no_exclude", "output", "overrides", "raw", "recipe", "replan", "test_only"),
         ],
+        "observe": ["archive", "command", "directory", "interval"],
         "status": ["as_json", "interval", "runs", "watch"],
         "logs": ["attempt", "follow", "job", "node", "raw", "run", "tail"],
         "cancel": ["runs"],

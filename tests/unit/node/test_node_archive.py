@@ -47,7 +47,8 @@ def test_holds_our_node_side_and_nvidias_binding_unchanged() -> None:
     archive = zipfile.ZipFile(io.BytesIO(node_archive()))
     rooms = ("causes", "node", "placement", "rundir")
     ours = {f"llmlaunch/{room}/{path.name}" for room in rooms for path in (PACKAGE / room).glob("*.py")}
-    assert set(archive.namelist()) == {"__main__.py", "pynvml.py", "llmlaunch/__init__.py", *ours}
+    given = {f"llmlaunch/trainers/{name}.py" for name in ("hook", "memory_probe")}  # to trainers that are observed
+    assert set(archive.namelist()) == {"__main__.py", "pynvml.py", "llmlaunch/__init__.py", *ours, *given}
     binding = archive.read("pynvml.py")
     assert binding == Path(str(metadata.distribution("nvidia-ml-py").locate_file("pynvml.py"))).read_bytes()
     assert b"Redistribution and use in source and binary forms" in binding

@@ -12,7 +12,7 @@ from llmlaunch.errors import UserError
 __all__ = ["observe_command"]
 
 
-@click.command("observe", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command("observe", context_settings={"allow_interspersed_args": False})
 @click.option("--dir", "directory", metavar="DIR", help="Where to write; without it observed/NAME-JOB.")
 @click.option("--interval", type=click.FloatRange(0.05, 60), default=1.0, metavar="S", help="Between samples [1].")
 @click.option(
