@@ -220,7 +220,7 @@ def arguments_that_megatron_refuses_end_the_job_and_nothing_starts_it_again(pers
     training = submit(
         person, person.home, "nodes=2", own_python(person, MEGATRON, frameworks=FRAMEWORKS, traced=TRACED),
         "data={mock: true}", "layout={micro_batch_size: 1}", "training.save_interval=10",
-        f"backend={{name: megatron-lm, path: {TRACED}, extra_args: [--of-nobody, '4']}}",
+        f"backend={{name: megatron-lm, path: {TRACED}, extra_args: [--of-nobody, '4'], neutral_args: [--of-nobody]}}",
         f"training.checkpoint_path={person.home / 'checkpoints'}",  # so it would come back
         "--follow", code=1, OMP_NUM_THREADS="1",
     )  # fmt: skip

@@ -16,10 +16,14 @@ from llmlaunch.backends.deepspeed import megatron_deepspeed
 from llmlaunch.backends.deepspeed import rules as deepspeed_rules
 from llmlaunch.backends.deepspeed import scripts as deepspeed_scripts
 from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
+from llmlaunch.backends.deepspeed.extra_arguments import HUGGING_FACE_FLAGS, SHIPPED_TRAINER_FLAGS
 from llmlaunch.backends.deepspeed.facts import ENGINES, Engine, Share
+from llmlaunch.backends.flag_classes import flag_table
 from llmlaunch.backends.megatron import model_rules, number_formats, sharding, training_arguments, versions
 from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron import techniques as megatron_techniques
+from llmlaunch.backends.megatron.extra_arguments import FLAG_CLASSES
+from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.load import accelerator_table, profile_names
 from llmlaunch.layout import Rule
@@ -65,7 +69,36 @@ def tables() -> list[tuple[str, str]]:
         ("backends.md", _techniques_table()),
         ("backends.md", _rules_table(training_arguments.CHECKPOINT_REQUIREMENTS, layer_of)),
         ("sites.md", _accelerators_table()),
+        ("own-arguments.md", _flags_table("flags of Megatron-LM", FLAG_CLASSES, _megatron_flag)),
+        ("own-arguments.md", _flags_table("arguments of Hugging Face", HUGGING_FACE_FLAGS, "--{}".format)),
+        (
+            "own-arguments.md",
+            _flags_table("arguments of the shipped trainer", SHIPPED_TRAINER_FLAGS, _dashed),
+        ),
     ]
+
+
+def _flags_table(head: str, path: Path, flag_of: Callable[[str], str]) -> str:
+    """One row for each group of flags with one class and one reason."""
+    rows = []
+    for group in flag_table(path):
+        flags = (f"`{' '.join(filter(None, (flag_of(name), ', '.join(at))))}`" for name, at in group.patterns.items())
+        key = f"`{group.flag_class.key}`" if group.flag_class.key else ""
+        rows.append([group.title, group.flag_class.kind, " ".join(flags), group.flag_class.why, key])
+    return _table(["subject", "class", head, "why", "recipe key"], rows)
+
+
+def _megatron_flag(name: str) -> str:
+    """The flags that set a name, the newest version's where both have one; a pattern as it is."""
+    if "*" in name:
+        return _dashed(name)
+    by_version = (core_parser(version).flags.items() for version in reversed(versions.KNOWN_VERSIONS))
+    flags = next(names for items in by_version if (names := [flag for flag, parsed in items if parsed.dest == name]))
+    return "/".join(sorted(flags))
+
+
+def _dashed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _rules_table(rules: Iterable[Rule | Requirement], layer_of: Callable[[str], str] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Limits made by hand, with room between safe and unsafe."""
+"""Limits made by hand, with room between safe and unsafe, and rehearsals of a plan."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from functools import cache
 
 import pytest
 
-from llmlaunch.planner.plan import Limit
+from llmlaunch.calibration.support import Rehearsal
+from llmlaunch.planner.plan import SAFE, TIGHT, Limit, Plan
+from llmlaunch.planner.setting import Setting
 from llmlaunch.units import GIB
 from support.plans import plan_of
 
-__all__ = ["ONE_LAYOUT", "RECIPE", "RiskBySize", "hand_made_limit", "judge_by", "needed_gib"]
+__all__ = ["ONE_LAYOUT", "RECIPE", "RiskBySize", "hand_made_limit", "judge_by", "needed_gib", "rehearsal_of"]
 
 RECIPE = "llama2-7b-deepspeed"
 ONE_LAYOUT = (  # all that is left of the recipe's search
@@ -50,3 +52,21 @@ def hand_made_limit(limit_gib: float, fits_gib: float | None, *risks: tuple[floa
 def judge_by(monkeypatch: pytest.MonkeyPatch, limit: Limit) -> None:
     """Judge every plan of this test by `limit`, whatever its card."""
     monkeypatch.setattr("llmlaunch.planner.setting.memory_limit", lambda *_: limit)
+
+
+def rehearsal_of(plan: Plan, setting: Setting, device_gib: float) -> Rehearsal:
+    """Return what a rehearsal of the plan's layout that held `device_gib` tells."""
+    device_bytes = int(device_gib * GIB)
+    verdict = plan.limit.verdict_of(device_bytes)
+    return Rehearsal(
+        workload=setting.recipe.workload,
+        layout=plan.layout,
+        techniques=plan.chosen.techniques,
+        gradient_dtype=plan.chosen.gradient_dtype,
+        safe=verdict == SAFE,
+        tight=verdict == TIGHT,
+        device_bytes=device_bytes,
+        limit_bytes=plan.limit.limit_bytes,
+        sentence=f"rehearsed: {verdict}",
+        details={},
+    )

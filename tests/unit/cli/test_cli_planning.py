@@ -92,7 +92,7 @@ def test_the_version_is_recorded_with_the_run(llmlaunch: CommandLine, folder: Pa
 
 @pytest.mark.usefixtures("folder")
 def test_a_strange_flag_of_ones_own_is_noted_where_the_job_is_rendered(llmlaunch: CommandLine) -> None:
-    own = "backend={name: megatron-lm, extra_args: [--of-my-fork]}"
+    own = "backend={name: megatron-lm, extra_args: [--of-my-fork], neutral_args: [--of-my-fork]}"
     note = "note: backend.extra_args: --of-my-fork is no flag of Megatron core 0.19"
     assert llmlaunch("render", "recipe.yaml", own, "-o", "out").stderr.count(note) == 1
 

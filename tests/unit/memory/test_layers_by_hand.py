@@ -214,7 +214,7 @@ def test_models_that_return_keys_and_values_hold_those_of_every_layer() -> None:
 
 @pytest.mark.parametrize(("microbatches", "waiting"), [(1, 1), (8, 2)])
 def test_deferred_gradients_of_the_head_wait_with_their_logits(microbatches: int, waiting: int) -> None:
-    facts = megatron_facts(MegatronOptions(defer_embedding_wgrad=True))
+    facts = megatron_facts(MegatronOptions(deferred_head_gradients=2))
     expected = N * (6 + 2 * waiting) * LLAMA3_8B.padded_vocab_size(2) / 2
     assert value(logits, LLAMA3_8B, facts=facts, microbatches=microbatches) == expected
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.calibration.support import Rehearsal
 from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import Layout
 from llmlaunch.planner.fallbacks import HEAD_ROOM_STEP, find_fallbacks
@@ -21,7 +20,7 @@ from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.units import GIB
 from support.plans import gallery_setting
-from support.tight import ONE_LAYOUT, RECIPE, hand_made_limit, judge_by, needed_gib
+from support.tight import ONE_LAYOUT, RECIPE, hand_made_limit, judge_by, needed_gib, rehearsal_of
 
 WORDS = (SAFE, TIGHT, UNSAFE)
 NEEDED = needed_gib()
@@ -185,24 +184,6 @@ def test_where_the_pins_leave_none_it_falls_back_on_the_nearest_safe_layout(monk
     assert fallback.plan.layout.world_size == plan.layout.world_size
     assert fallback.change is not None
     assert "layout." in fallback.change
-
-
-def rehearsal_of(plan: Plan, setting: Setting, device_gib: float) -> Rehearsal:
-    """Return what a rehearsal of the plan's layout that held `device_gib` tells."""
-    device_bytes = int(device_gib * GIB)
-    verdict = plan.limit.verdict_of(device_bytes)
-    return Rehearsal(
-        workload=setting.recipe.workload,
-        layout=plan.layout,
-        techniques=plan.chosen.techniques,
-        gradient_dtype=plan.chosen.gradient_dtype,
-        safe=verdict == SAFE,
-        tight=verdict == TIGHT,
-        device_bytes=device_bytes,
-        limit_bytes=plan.limit.limit_bytes,
-        sentence=f"rehearsed: {verdict}",
-        details={},
-    )
 
 
 @pytest.mark.parametrize("limit_gib", [NEEDED + 1, NEEDED - 2], ids=["safe by the estimate", "tight by the estimate"])

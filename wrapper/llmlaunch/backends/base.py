@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from llmlaunch.backends.argument import Argument, Reason, Word
+from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
@@ -200,5 +201,7 @@ class Backend(Protocol):
     def space(self, recipe: Recipe) -> Space: ...
 
     def facts(self, recipe: Recipe) -> MemoryFacts: ...
+
+    def classed_arguments(self, recipe: Recipe, layout: Layout) -> ClassedArguments: ...
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered: ...

@@ -31,6 +31,7 @@ __all__ = [
     "risk_text",
     "rules_failed",
     "tightness",
+    "unknown_arguments_text",
 ]
 
 
@@ -139,10 +140,29 @@ def refuse(plan: Plan) -> None:
 def explain_tight(plan: Plan) -> NothingSafe:
     """Return the error for a tight plan that nobody has accepted: by how much it is, the stated risk, and the word that
     accepts it."""
+    if plan.tight_by_arguments:
+        layout, reason = plan.layout.describe(), unknown_arguments_text(plan)
+        return NothingSafe(f"{plan.recipe}: {layout} is tight, not safe: {reason}. {_mending_text(plan)}")
     return NothingSafe(
         f"{plan.recipe}: no layout is safe. Tight: {tightness(plan)}. To run it all the same, write "
         f"memory: {{accept: tight}} in the recipe, or add memory.accept=tight; the job then falls back on a layout "
         f"with more head-room where there is one. {plan.advice or ''}".rstrip()
+    )
+
+
+def unknown_arguments_text(plan: Plan) -> str:
+    """Return the sentence on arguments of the person's own whose memory is not known."""
+    named = ", ".join(f"{argument.flag} ({argument.flag_class.why})" for argument in plan.arguments.unknown)
+    return f"what these arguments do to GPU memory is not known: {named}"
+
+
+def _mending_text(plan: Plan) -> str:
+    by_key = [each for each in plan.arguments.unknown if each.flag_class.key]
+    flags = ", ".join(dict.fromkeys(each.flag for each in plan.arguments.unknown))
+    moved = "".join(dict.fromkeys(f"Say {each.flag} in the recipe ({each.flag_class.key}). " for each in by_key))
+    return (
+        f"{moved}Where they change no memory, say so with backend: {{neutral_args: [{flags}]}}; else rehearse the plan "
+        "(llmlaunch rehearse), or run it all the same with memory: {accept: tight}"
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+from llmlaunch.backends.flag_classes import NO_ARGUMENTS, ClassedArguments
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.support import Rehearsal, Support
 from llmlaunch.frozen import frozen
@@ -192,7 +193,8 @@ class Plan:
     key. `accepts_tight` is what the recipe says of tight plans. `beyond_budget` says by how much a plan that may run
     exceeds the recipe's budget, and the nearest that would do. `fallbacks` follow where a device runs out of memory;
     None where neither the recipe asks for one nor the plan is tight. `rehearsed` is the result of ranks of this very
-    layout that ran alone, and decides the verdict."""
+    layout that ran alone, and decides the verdict. `arguments` are the person's own; with an unknown one among them,
+    and no rehearsal, no plan is more than tight."""
 
     recipe: str
     verdict: str
@@ -219,6 +221,7 @@ class Plan:
     rehearsed: Rehearsal | None = None  # None: nobody rehearsed it
     accepts_tight: bool = False
     locked_by: str = ""  # name of the file that keeps the recipe to this plan; "" where it was chosen now
+    arguments: ClassedArguments = NO_ARGUMENTS
 
     @property
     def layout(self) -> Layout:
@@ -241,6 +244,11 @@ class Plan:
         if self.host_bytes_beyond or self.estimate.fault is not None:
             return UNSAFE
         return self.limit.verdict_of(self.estimate.worst.device_bytes)
+
+    @property
+    def tight_by_arguments(self) -> bool:
+        """Whether nothing but arguments whose memory nobody knows keeps the plan from being safe."""
+        return self.verdict == TIGHT and bool(self.arguments.unknown) and self.verdict_by_estimate == SAFE
 
     @property
     def accepted(self) -> bool:
@@ -331,6 +339,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "fallbacks": None if plan.fallbacks is None else after,
         "accepted": plan.accepted,
         "locked_by": plan.locked_by or None,
+        "arguments": plan.arguments.as_json(),
     }
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.calibration.support import Rehearsal
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns
@@ -84,10 +85,11 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
     seconds = step_time(job, setting.cluster, LayoutColumns.of([chosen.layout]))
     length = JobLength.of(recipe, chosen.step_seconds)
     rehearsed = result.rehearsed.get(int(result.first[place]))
+    arguments = setting.backend.classed_arguments(planned, chosen.layout)
     others = [i for i in range(min(len(result.first), ALTERNATIVES + 2)) if i != place][:ALTERNATIVES]
     return Plan(
         recipe=recipe.name,
-        verdict=_verdict(setting, safe and detail.fault is None, rehearsed),
+        verdict=_verdict(setting, safe and detail.fault is None, rehearsed, arguments),
         chosen=chosen,
         estimate=detail,
         limit=limit,
@@ -105,18 +107,29 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
             *_baseline_note(job, peak_kind, setting.baseline_bytes),
             *time_limit_note(recipe, length),
             *host_link_notes(planned, job, chosen.layout),
+            *_script_note(recipe, arguments),
         ),
         correction=setting.lessons.correction,
         rehearsed=rehearsed,
         accepts_tight=recipe.memory.accept == TIGHT,
         locked_by=recipe.locked_by,
+        arguments=arguments,
     )
 
 
-def _verdict(setting: Setting, may_run: bool, rehearsed: Rehearsal | None) -> str:
+def _verdict(setting: Setting, may_run: bool, rehearsed: Rehearsal | None, arguments: ClassedArguments) -> str:
+    """A rehearsal ran with the person's own arguments, so it answers for unknown ones, too."""
     if not may_run:
         return UNSAFE
-    return TIGHT if setting.widened and not (rehearsed is not None and rehearsed.safe) else SAFE
+    doubtful = setting.widened or bool(arguments.unknown)
+    return TIGHT if doubtful and not (rehearsed is not None and rehearsed.safe) else SAFE
+
+
+def _script_note(recipe: Recipe, arguments: ClassedArguments) -> tuple[str, ...]:
+    own = [argument.flag for argument in arguments.of_the_script if argument.flag.startswith("--")]
+    if not own:
+        return ()
+    return (f"what {', '.join(dict.fromkeys(own))} of {recipe.backend.script} does to memory is your word",)
 
 
 def _utilisation(recipe: Recipe, step_seconds: float) -> float | None:

@@ -27,6 +27,7 @@ Problem = tuple[KeyPath, str]
 def disagreements(recipe: Recipe) -> list[Problem]:
     """Return every contradiction between parts of the recipe, in the order of its keys."""
     return [
+        *_neutral_arguments(recipe),
         *_model_and_training(recipe),
         *_nodes_and_budget(recipe),
         *_gpus_asked_of_slurm(recipe),
@@ -58,6 +59,17 @@ def _model_and_training(recipe: Recipe) -> Iterator[Problem]:
             ("data", "python_source"),
             f"bytes need a vocabulary of at least 256, the model has {shape.vocab_size}; raise model.vocab_size",
         )
+
+
+def _neutral_arguments(recipe: Recipe) -> Iterator[Problem]:
+    backend = recipe.backend
+    flags = {word.partition("=")[0] for word in (*backend.script_args, *backend.extra_args)}
+    for place, flag in enumerate(backend.neutral_args):
+        if flag not in flags:
+            yield (
+                ("backend", "neutral_args", place),
+                f"{flag} stands in neither extra_args nor script_args; write a flag that does, without its value",
+            )
 
 
 def _nodes_and_budget(recipe: Recipe) -> Iterator[Problem]:

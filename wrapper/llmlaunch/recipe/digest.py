@@ -56,6 +56,7 @@ _LATER = {
     "checkpoint_format": None,
     "tensorboard": None,
     "script_kind": "own",
+    "neutral_args": (),
     "blend": (),
     "split": None,
     "cache_path": None,

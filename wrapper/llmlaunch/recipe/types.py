@@ -151,6 +151,9 @@ class BackendChoice:
         written=Literal["own", "hugging-face", "pipeline", "megatron-deepspeed"],
     )
     extra_args: tuple[Line, ...] = key("Arguments passed to the framework as they are", default=())
+    neutral_args: tuple[Line, ...] = key(
+        "Flags of `extra_args` and `script_args` that change no GPU memory by your word", default=()
+    )
     found_version: str | None = None
 
     @property

@@ -136,7 +136,7 @@ def arguments_json(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, 
         "schema": SCHEMA,
         "program": [_shown_word(word) for word in rendered.program[: -_explained(recipe, rendered) or None]],
         "entries": [
-            *_arguments(recipe, rendered, origins),
+            *_arguments(recipe, plan, rendered, origins),
             *_variables(recipe, rendered, origins),
             *_settings(rendered, origins),
             *_directives(recipe, plan, origins),
@@ -150,18 +150,20 @@ def _explained(recipe: Recipe, rendered: Rendered) -> int:
     return len(recipe.backend.script_args) + planned + len(recipe.backend.extra_args)
 
 
-def _arguments(recipe: Recipe, rendered: Rendered, origins: Origins) -> Iterator[Entry]:
-    yield from _own("backend.script_args", recipe.backend.script_args, origins)
+def _arguments(recipe: Recipe, plan: Plan, rendered: Rendered, origins: Origins) -> Iterator[Entry]:
+    classes = {argument.text: argument.sentence for argument in plan.arguments.arguments}
+    yield from _own("backend.script_args", recipe.backend.script_args, origins, classes)
     for argument in rendered.arguments:
         value = " ".join(_shown_word(word) for word in argument.values)
         yield _entry("train.sh", "argument", argument.flag, value, argument.reason, origins)
-    yield from _own("backend.extra_args", recipe.backend.extra_args, origins)
+    yield from _own("backend.extra_args", recipe.backend.extra_args, origins, classes)
 
 
-def _own(key: str, arguments: Sequence[str], origins: Origins) -> Iterator[Entry]:
-    """The person's own words."""
+def _own(key: str, arguments: Sequence[str], origins: Origins, classes: Mapping[str, str]) -> Iterator[Entry]:
+    """The person's own words, with the class of each."""
     for flag, value in _grouped(arguments):
-        yield _entry("train.sh", "argument", flag, value, Reason((key,)), origins)
+        why = classes.get(" ".join(filter(None, (flag.replace("=", " ", 1), value))), "")
+        yield _entry("train.sh", "argument", flag, value, Reason((key,), why), origins)
 
 
 def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:

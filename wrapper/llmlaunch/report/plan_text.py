@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.memory.estimator import RankEstimate
-from llmlaunch.planner.judge import correction_text, risk_text
+from llmlaunch.planner.judge import correction_text, risk_text, unknown_arguments_text
 from llmlaunch.planner.placement import ExpectedPlacement
 from llmlaunch.planner.plan import NO_LAYOUT, SAFE, TIGHT, Candidate, Fallback, JobLength, Limit, Plan, fujii_verdict
 from llmlaunch.recipe.types import Budget, Recipe
@@ -40,7 +40,8 @@ def check_text(recipe: Recipe, plan: Plan) -> str:
 
 def _searched(plan: Plan) -> str:
     count = plan.searched - sum(plan.refused.values())
-    verdict = "tight, and none is safe" if plan.verdict == TIGHT else "safe"
+    verdict = "tight, and none is safe" if plan.verdict == TIGHT and not plan.tight_by_arguments else "safe"
+    verdict += " but for arguments of your own" if plan.tight_by_arguments else ""
     return f"Searched {plan.searched:,} layouts: {count:,} are legal and {verdict}"
 
 
@@ -78,8 +79,16 @@ def _headline(recipe: Recipe, plan: Plan) -> list[str]:
         f"{recipe.name}: {_verdict(plan)}  {plan.layout.describe()}",
         f"  {job_text(recipe)}",
         *_techniques(recipe),
+        *_arguments(plan),
         *_sizing(plan),
     ]
+
+
+def _arguments(plan: Plan) -> list[str]:
+    """The person's own arguments by class."""
+    by_class = (plan.arguments.as_json() or {}).items()
+    text = "; ".join(f"{kind}: {', '.join(arguments)}" for kind, arguments in by_class if arguments)
+    return wrap(f"your arguments: {text}", 120, initial_indent="  ", subsequent_indent="    ") if text else []
 
 
 def _verdict(plan: Plan) -> str:
@@ -162,6 +171,8 @@ def _tightness(plan: Plan) -> list[str]:
     """What a size beyond the limit risks, and what is left of the card; of another size the risk alone."""
     if plan.verdict != TIGHT:
         return [] if plan.limit.risk_of(plan.device_bytes) is None else [f"  {risk_text(plan)}"]
+    if plan.tight_by_arguments:
+        return wrap(f"tight: {unknown_arguments_text(plan)}", 120, initial_indent="  ", subsequent_indent="    ")
     left = gib(plan.limit.most_bytes - plan.device_bytes)
     return [f"  tight: {left} GiB less than the {gib(plan.limit.most_bytes)} that fit the card; {risk_text(plan)}"]
 

@@ -16,6 +16,7 @@ from llmlaunch.backends.deepspeed.config import (
     settings,
     to_json,
 )
+from llmlaunch.backends.deepspeed.extra_arguments import classed_arguments
 from llmlaunch.backends.deepspeed.facts import (
     HUGGING_FACE_KINDS,
     SHIPPED_TRAINER,
@@ -31,6 +32,7 @@ from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import accumulates_in
 from llmlaunch.backends.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.backends.deepspeed.scripts import kind_of
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
+from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
@@ -79,6 +81,10 @@ class DeepSpeed:
         elif recipe.backend.script_kind in HUGGING_FACE_KINDS:
             facts = with_family(facts, recipe.model, recipe.workload.sequence_length)
         return facts if recipe.cluster.accelerator.kind == "gpu" else resident_facts(facts)
+
+    def classed_arguments(self, recipe: Recipe, layout: Layout) -> ClassedArguments:
+        """Raises UserError where one repeats a planned one."""
+        return classed_arguments(recipe, layout)
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where `extra_args` or the recipe's environment contradict the plan, and for what no backend

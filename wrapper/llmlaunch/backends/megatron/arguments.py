@@ -9,6 +9,7 @@ and all stages written out.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import groupby
 
 from llmlaunch.backends.argument import Argument, argument, flag_groups, optional
@@ -22,7 +23,7 @@ from llmlaunch.layout import Layout
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["PLANNED_BY", "STAGE_FLAGS", "planned_arguments", "stage_flags"]
+__all__ = ["PLANNED_BY", "STAGE_FLAGS", "decided_names", "planned_arguments", "stage_flags"]
 
 
 def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
@@ -185,13 +186,8 @@ def _refuse_contradictions(recipe: Recipe, planned: Iterable[Argument]) -> None:
     The parser keeps one value under each name (`dest`), whichever flag sets it: of two flags with one `dest` the later
     would win silently. So flags are compared by `dest`, as the parser of the recipe's version has it (versions.py).
     """
-    flags = core_parser(rendered_version(recipe)).flags
-
-    def name(option: str) -> str:
-        return flags[option].dest if option in flags else option.lstrip("-").replace("-", "_")
-
+    name, decided = partial(_parsed_name, recipe), decided_names(recipe)
     mine = {name(each.flag): each for each in planned}
-    decided = {name(flag): "layout.layers_by_stage" for flag in STAGE_FLAGS} | PLANNED_BY
     extra = [("extra_args", word) for word in recipe.backend.extra_args]
     for key, word in [*extra, *(("script_args", word) for word in recipe.backend.script_args)]:
         flag = word.split("=", 1)[0]
@@ -204,6 +200,16 @@ def _refuse_contradictions(recipe: Recipe, planned: Iterable[Argument]) -> None:
                 f"{recipe.path}: backend.{key}: {flag} would change what is planned; say it as "
                 f"{decided[name(flag)]} and remove it there"
             )
+
+
+def decided_names(recipe: Recipe) -> dict[str, str]:
+    """Return the names (`dest`) of flags that no recipe may pass on by itself, each with the recipe key to use."""
+    return {_parsed_name(recipe, flag): "layout.layers_by_stage" for flag in STAGE_FLAGS} | PLANNED_BY
+
+
+def _parsed_name(recipe: Recipe, option: str) -> str:
+    flags = core_parser(rendered_version(recipe)).flags
+    return flags[option].dest if option in flags else option.lstrip("-").replace("-", "_")
 
 
 def _again(flag: str, each: Argument) -> str:

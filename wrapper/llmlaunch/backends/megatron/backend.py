@@ -17,8 +17,10 @@ from llmlaunch.backends.argument import (
     merged_environment,
 )
 from llmlaunch.backends.base import Rendered, Space, StateTechniques, StepTechniques, refuse_unmet, refuse_what_ifs
+from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.backends.logs import any_script_lines, megatron_lines
 from llmlaunch.backends.megatron.arguments import planned_arguments
+from llmlaunch.backends.megatron.extra_arguments import classed_arguments, with_extra_arguments
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.backends.megatron.number_formats import number_record
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, rules_for
@@ -78,6 +80,10 @@ class MegatronLM:
         options = _options(recipe)
         return sharding_facts(recipe, options) if asks_for_sharding(recipe) else megatron_facts(options)
 
+    def classed_arguments(self, recipe: Recipe, layout: Layout) -> ClassedArguments:
+        """Raises UserError where one contradicts the plan."""
+        return classed_arguments(recipe, layout)
+
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where `extra_args` or the recipe's environment contradict the plan, and for what no backend
         runs."""
@@ -85,7 +91,7 @@ class MegatronLM:
         refuse_unmet(recipe, ALL_REQUIREMENTS)
         script, own = recipe.backend.script, recipe.backend.script is not None
         checkout: Word = recipe.backend.path or NodeVariable(CHECKOUT_VARIABLE)
-        facts, techniques = self.facts(recipe), recipe.techniques
+        facts, options, techniques = self.facts(recipe), _options(recipe), recipe.techniques
         arguments, notes = rendered_arguments(recipe, planned_arguments(recipe, layout))
         program = (*_script(recipe), *command_words(arguments), *recipe.backend.extra_args)
         indexed = bool(recipe.data.datasets)
@@ -107,18 +113,20 @@ class MegatronLM:
             measurement={
                 **number_record(recipe, facts),
                 "implementation": {
-                    "attention": "auto",
+                    "attention": "unfused" if options.unfused_attention else "auto",
                     "cross_entropy_fusion": techniques.loss,
                     "cpu_activation_offload": bool(techniques.offload_modules or layout.offload_layers),
-                    "transformer_impl": "transformer_engine",
-                    "gated_activation_fused": True,
+                    "transformer_impl": "transformer_engine" if options.transformer_engine else "local",
+                    "gated_activation_fused": options.gated_activation_fused,
                     "overlap_grad_reduce": layout.zero_stage > 0,
                     "overlap_param_gather": layout.zero_stage > 0,
                     "overlap_moe_expert_parallel_comm": techniques.overlap_expert_communication
                     or techniques.delay_weight_gradients,
                     "tp_comm_overlap": techniques.tp_comm_overlap,
                     "cp_comm_type": techniques.context_comm or "p2p" if layout.context > 1 else None,
-                    "gradient_accumulation_fusion": layout.zero_stage < FIRST_STAGE,
+                    "gradient_accumulation_fusion": layout.zero_stage < FIRST_STAGE
+                    and options.gradient_accumulation_fusion,
+                    "defer_embedding_wgrad": True if options.deferred_head_gradients else None,
                     "expandable_segments": expands_segments(recipe),
                     **({"trainer": recipe.backend.script_kind} if own else {}),
                 },
@@ -205,7 +213,7 @@ def _state_techniques(recipe: Recipe) -> tuple[StateTechniques, ...]:
 
 def _options(recipe: Recipe) -> MegatronOptions:
     capability, numbers = recipe.cluster.accelerator.compute_capability, recipe.training.numbers
-    return MegatronOptions(
+    options = MegatronOptions(
         recipe.workload.precision,
         version=rendered_version(recipe),
         gradient_dtype=recipe.training.gradient_dtype,
@@ -218,6 +226,7 @@ def _options(recipe: Recipe) -> MegatronOptions:
         compute_capability=float(capability) if capability else None,
         expandable_segments=expands_segments(recipe),
     )
+    return with_extra_arguments(recipe, options)
 
 
 def _alone(recipe: Recipe, file: str) -> tuple[str | NodeVariable, ...]:

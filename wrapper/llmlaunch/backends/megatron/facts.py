@@ -72,7 +72,9 @@ class MegatronOptions:
     fp8_parameters: bool = False
     transformer_engine: bool = True
     gradient_accumulation_fusion: bool = True
-    defer_embedding_wgrad: bool = False
+    gated_activation_fused: bool = True
+    unfused_attention: bool = False
+    deferred_head_gradients: int = 0  # micro-batches whose head gradients wait (--defer-embedding-wgrad-compute)
     context_all_to_all: bool = False
     tp_comm_overlap: bool = False
     compute_capability: float | None = None
@@ -136,7 +138,7 @@ def _activation_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFac
     """
     width = ELEMENT_BYTES[options.precision]
     before_ampere = options.compute_capability is not None and options.compute_capability < AMPERE
-    unfused = options.precision == "fp32" or before_ampere
+    unfused = options.precision == "fp32" or before_ampere or options.unfused_attention
     return replace(
         facts,
         activation_bytes=width,
@@ -153,7 +155,7 @@ def _activation_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFac
         expert_imbalance=constant("expert_imbalance"),
         # RMSNorm in fp32 keeps its input so, and what it normalized; silu(gate) is kept; keys and values are repeated
         # for every query head (megatron/model/rms_norm.py, transformer.py ParallelMLP, ParallelAttention, core_v0.4.0)
-        gated_activation_fused=not options.eager_layers,
+        gated_activation_fused=options.gated_activation_fused and not options.eager_layers,
         norm_extra_bytes=4.0 if options.eager_layers else 0.0,
         key_values_expanded=options.eager_layers,
     )
@@ -166,8 +168,7 @@ def _loss_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
         logit_bytes=width + _loss_bytes(options),
         kept_logit_bytes=width if options.loss == "te" else 4.0,
         logit_gradient_bytes=width,
-        # --wgrad-deferral-limit is not recorded with the runs we have; Megatron's own tests set 2
-        deferred_head_gradients=2 if options.defer_embedding_wgrad else 0,
+        deferred_head_gradients=options.deferred_head_gradients,
     )
 
 

@@ -1,0 +1,64 @@
+"""Arguments of a person's own for a DeepSpeed job: of the shipped trainer, of Hugging Face's Trainer and scripts like
+it, of Megatron-DeepSpeed, or of a script that nobody here knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmlaunch.backends.argument import Word, command_words, refuse_repeats
+from llmlaunch.backends.deepspeed.scripts import kind_of
+from llmlaunch.backends.flag_classes import (
+    NO_FLAG,
+    OF_THE_SCRIPT,
+    ClassedArguments,
+    FlagClass,
+    class_arguments,
+    flag_table,
+    group_of,
+)
+from llmlaunch.errors import UserError
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["HUGGING_FACE_FLAGS", "SHIPPED_TRAINER_FLAGS", "classed_arguments"]
+
+HUGGING_FACE_FLAGS = Path(__file__).with_name("hugging_face_flags.json")
+SHIPPED_TRAINER_FLAGS = Path(__file__).with_name("shipped_trainer_flags.json")
+
+
+def classed_arguments(recipe: Recipe, layout: Layout) -> ClassedArguments:
+    """Return the class of each argument of the person's own.
+
+    Raises:
+        UserError: one of them repeats a planned one, as rendering it would.
+    """
+    if not (recipe.backend.extra_args or recipe.backend.script_args):
+        return ClassedArguments()
+    refuse_repeats(recipe, _planned_words(recipe, layout))
+    kind = "shipped" if recipe.backend.script is None else recipe.backend.script_kind
+    return class_arguments(recipe, lambda flag, values, of_script: _class_of(kind, flag, values))
+
+
+def _planned_words(recipe: Recipe, layout: Layout) -> tuple[Word, ...]:
+    """Return the words that would be rendered; none of a recipe that can only be priced, as rendering it would say."""
+    try:
+        return () if recipe.techniques.what_ifs else command_words(kind_of(recipe).arguments(recipe, layout))
+    except UserError:
+        return ()
+
+
+def _class_of(kind: str, flag: str, values: tuple[str, ...]) -> FlagClass:
+    """Return the class of a flag. A script of one's own may know nothing of the recipe: what a recipe key says of the
+    job is said to it in its own words, so there such a flag is the script's."""
+    if kind == "megatron-deepspeed":
+        from llmlaunch.backends.megatron.extra_arguments import megatron_flag_class
+        from llmlaunch.backends.megatron.versions import NEWEST, core_parser
+
+        return megatron_flag_class(core_parser(NEWEST).flags.get(flag), values)
+    table = flag_table(SHIPPED_TRAINER_FLAGS if kind == "shipped" else HUGGING_FACE_FLAGS)
+    group = group_of(table, flag.lstrip("-").replace("-", "_"), values)
+    if group is None:
+        return NO_FLAG if kind == "shipped" else OF_THE_SCRIPT
+    if kind in ("own", "pipeline") and group.flag_class.key:
+        return OF_THE_SCRIPT
+    return group.flag_class

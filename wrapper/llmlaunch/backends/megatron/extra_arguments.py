@@ -1,0 +1,113 @@
+"""Arguments of a person's own for Megatron-LM: their classes, and what the formula takes from those that it prices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from llmlaunch.backends.argument import flag_groups
+from llmlaunch.backends.flag_classes import (
+    NEUTRAL,
+    NO_FLAG,
+    OF_THE_SCRIPT,
+    ClassedArguments,
+    FlagClass,
+    class_arguments,
+    flag_table,
+    group_of,
+)
+from llmlaunch.backends.megatron.arguments import decided_names, planned_arguments
+from llmlaunch.backends.megatron.facts import MegatronOptions
+from llmlaunch.backends.megatron.versions import Flag, core_parser, rendered_version
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["FLAG_CLASSES", "classed_arguments", "megatron_flag_class", "with_extra_arguments"]
+
+FLAG_CLASSES = Path(__file__).with_name("flag_classes.json")
+DEFAULT = FlagClass(NEUTRAL, "the parser's own default")
+
+
+def classed_arguments(recipe: Recipe, layout: Layout) -> ClassedArguments:
+    """Return the class of each argument of the person's own.
+
+    Raises:
+        UserError: one of them repeats or contradicts what is planned, as rendering it would.
+    """
+    if not (recipe.backend.extra_args or recipe.backend.script_args):
+        return ClassedArguments()
+    if not recipe.techniques.what_ifs:  # those are priced, not rendered
+        planned_arguments(recipe, layout)
+    return class_arguments(recipe, lambda flag, values, of_script: _class_of(recipe, flag, values, of_script))
+
+
+def _class_of(recipe: Recipe, flag: str, values: tuple[str, ...], of_script: bool) -> FlagClass | None:
+    known = core_parser(rendered_version(recipe)).flags.get(flag)
+    if known is None and of_script:
+        return OF_THE_SCRIPT
+    if known is not None and known.dest in decided_names(recipe):
+        return None
+    return megatron_flag_class(known, values)
+
+
+def megatron_flag_class(flag: Flag | None, values: Sequence[str]) -> FlagClass:
+    """Return the class of a flag of Megatron's parser with these values; None is a flag that it does not have."""
+    if flag is None:
+        return NO_FLAG
+    if _is_default(flag, values):
+        return DEFAULT
+    group = group_of(flag_table(FLAG_CLASSES), flag.dest, values)
+    return NO_FLAG if group is None else group.flag_class
+
+
+def _is_default(flag: Flag, values: Sequence[str]) -> bool:
+    stated = flag.sets if flag.values == 0 else " ".join(values)
+    if stated is None or flag.default is None:
+        return False
+    default = flag.default.rpartition(".")[2] if flag.choices and flag.default in flag.choices else flag.default
+    try:
+        return float(stated) == float(default)
+    except ValueError:
+        return stated == default
+
+
+def with_extra_arguments(recipe: Recipe, options: MegatronOptions) -> MegatronOptions:
+    """Return the options as the recipe's extra arguments change them: what the class `priced` stands for."""
+    values = _stated_values(recipe)
+    local = values.get("transformer_impl") == "local"
+    changes: dict[str, object] = {}
+    if local:
+        changes |= {"transformer_engine": False}
+    if local or values.get("attention_backend") == "unfused":
+        changes |= {"unfused_attention": True}
+    if values.get("gradient_accumulation_fusion") == "False":
+        changes |= {"gradient_accumulation_fusion": False}
+    if values.get("bias_swiglu_fusion") == "False":
+        changes |= {"gated_activation_fused": False}
+    if values.get("defer_embedding_wgrad_compute") == "True":
+        changes |= {"deferred_head_gradients": _number(values, "wgrad_deferral_limit", 0) or ALL_MICRO_BATCHES}
+    changes |= {"optimizer_instances": max(_number(values, "num_distributed_optimizer_instances", 1), 1)}
+    return replace(options, **changes)  # type: ignore[arg-type]
+
+
+ALL_MICRO_BATCHES = 2**31
+
+
+def _stated_values(recipe: Recipe) -> Mapping[str, str]:
+    """Return the values that the person's own arguments give the parser's names; of a switch, what it sets."""
+    flags = core_parser(rendered_version(recipe)).flags
+    stated = {}
+    for group in flag_groups((*recipe.backend.script_args, *recipe.backend.extra_args)):
+        first, *values = map(str, group)
+        name, equals, value = first.partition("=")
+        flag = flags.get(name)
+        if flag is not None:
+            words = [value, *values] if equals else values
+            stated[flag.dest] = str(flag.sets) if flag.values == 0 else " ".join(words)
+    return stated
+
+
+def _number(values: Mapping[str, str], name: str, default: int) -> int:
+    text = values.get(name, "")
+    return int(text) if text.isdigit() else default
