@@ -6,6 +6,7 @@ with a sentence that says how to mend it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -25,6 +26,7 @@ __all__ = [
     "EnvironmentValue",
     "GpuType",
     "HostList",
+    "JsonSettings",
     "Line",
     "ModuleName",
     "Mount",
@@ -46,6 +48,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MAX_LINE = 4096
+_MOST_LEVELS = 8
 
 # set by the launcher and by torchrun on every node; another value would break the rendezvous
 _RESERVED = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
@@ -148,7 +151,23 @@ def _environment_value(value: Any) -> str:
     return _line(str(value))
 
 
+def _settings(value: dict[str, Any], depth: int = 0) -> dict[str, Any]:
+    if depth > _MOST_LEVELS:
+        raise ValueError(f"is nested more than {_MOST_LEVELS} levels deep")
+    for name, item in value.items():
+        _line(name)
+        for leaf in item if isinstance(item, list) else [item]:
+            if isinstance(leaf, dict):
+                _settings(leaf, depth + 1)
+            elif isinstance(leaf, str):
+                _line(leaf)
+            elif isinstance(leaf, list) or (isinstance(leaf, float) and not math.isfinite(leaf)):
+                raise ValueError(f"{name}: must be a finite number, text, true, false, a list of these or a mapping")
+    return value
+
+
 Line = Annotated[str, AfterValidator(_line)]
+JsonSettings = Annotated[dict[str, Any], AfterValidator(_settings), WithJsonSchema({"type": "object"})]
 Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"})]
 PathText = Annotated[str, AfterValidator(_path)]
 SlurmOption = Annotated[str, _option(sbatch_option_problem)]

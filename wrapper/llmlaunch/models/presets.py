@@ -12,6 +12,7 @@ from llmlaunch.assets import asset
 from llmlaunch.documents.validate import BadKey, known_and_nearest, validate
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
+from llmlaunch.models.hub_ids import HubModel, hub_model, is_hub_id, unknown_hub_id
 from llmlaunch.models.shape import (
     MARKS,
     MlaShape,
@@ -51,13 +52,17 @@ def load_preset(name: str) -> ModelShape:
     names = preset_names()
     if name not in names:
         raise UserError(f"unknown model {name!r}; {known_and_nearest(name, names)} (or give the path of a config.json)")
+    return _shape(_preset_values(name) | {"name": name})
+
+
+def _preset_values(name: str) -> dict[str, Any]:
     data = json.loads(asset("recipes", "models", f"{name}.json").read_text(encoding="utf-8"))
-    return _shape(data["shape"] | {"name": name})
+    return dict(data["shape"])
 
 
 def find_model(spec: str | Mapping[str, Any], base_dir: Path = Path()) -> ModelShape:
-    """The shape `spec` names: a preset, the path of a `config.json` or of its folder (relative to `base_dir`), or
-    an inline mapping (`model_form`). Raises `UserError`; `BadKey` where a key of the mapping is wrong."""
+    """The shape `spec` names: a preset, the path of a `config.json` or of its folder (relative to `base_dir`), a model
+    on the hub, or an inline mapping (`model_form`). Raises `UserError`; `BadKey` for a wrong key of the mapping."""
     return resolve_model(spec, base_dir)[0]
 
 
@@ -87,11 +92,36 @@ def _named(spec: str, base_dir: Path) -> tuple[ModelShape, tuple[str, ...]]:
         is_path = looks_like_path or path.exists()
     except (OSError, ValueError):
         is_path = False
+    known = None if is_path and (not is_hub_id(spec) or path.exists()) else hub_model(spec)
+    if known is not None:
+        return _of_hub(known)
     if not is_path:
         return load_preset(spec), ()
+    if is_hub_id(spec) and not path.exists():
+        raise UserError(
+            f"{spec!r}: no such file or folder; as a model on the hub {unknown_hub_id(spec, preset_names())}"
+        )
     from llmlaunch.models.huggingface.config import read_config
 
     return read_config(path)
+
+
+def _of_hub(model: HubModel) -> tuple[ModelShape, tuple[str, ...]]:
+    """Return the shape of a model on the hub, and a note of where it comes from."""
+    if not model.changes:
+        return load_preset(model.preset), (f"{model.hub_id} is the preset {model.preset}",)
+    name = model.hub_id.rpartition("/")[2].lower()
+    differ = ", ".join(model.changes)
+    shape = _shape(_written_over(_preset_values(model.preset), model.changes) | {"name": name})
+    return shape, (f"{model.hub_id} is the preset {model.preset} with another {differ}",)
+
+
+def _written_over(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a preset's values with changes; null takes a key out, and heads follow the width unless they are said."""
+    if "hidden_size" in changes and values["head_dim"] * values["num_attention_heads"] == values["hidden_size"]:
+        heads = changes.get("num_attention_heads", values["num_attention_heads"])
+        changes = {"head_dim": changes["hidden_size"] // heads, **changes}
+    return {name: value for name, value in {**values, **changes}.items() if value is not None}
 
 
 def _complete(

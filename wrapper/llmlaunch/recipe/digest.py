@@ -25,7 +25,7 @@ _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothin
 # a family is a way to say the shape; of a host's link and a measured network a job's meaning does not speak
 _NOTES = frozenset({"memory_source", "bandwidth", "found_version", "family", "host_link", "network", "document"})
 # came after the first digests were stored: these values still mean what absent meant, so those digests hold
-_LATER = {
+_LATER: Mapping[str, Any] = {
     "risk": None,
     "by_runs": True,
     "floor_asked": False,
@@ -57,6 +57,7 @@ _LATER = {
     "tensorboard": None,
     "script_kind": "own",
     "neutral_args": (),
+    "ds_config": {},
     "blend": (),
     "split": None,
     "cache_path": None,

@@ -14,6 +14,7 @@ from llmlaunch.documents.keys import form, form_of, key, keys_of, name_or_mappin
 from llmlaunch.documents.text import (
     EnvironmentName,
     EnvironmentValue,
+    JsonSettings,
     Line,
     Name,
     PathText,
@@ -154,6 +155,11 @@ class BackendChoice:
     neutral_args: tuple[Line, ...] = key(
         "Flags of `extra_args` and `script_args` that change no GPU memory by your word", default=()
     )
+    ds_config: Mapping[str, Any] = key(
+        "deepspeed: keys of ds_config.json beside those the recipe decides, and in place of those llmlaunch chooses",
+        default={},
+        written=JsonSettings,
+    )
     found_version: str | None = None
 
     @property
@@ -173,6 +179,8 @@ class BackendChoice:
         megatron, script = keys["name"] == "megatron-lm", keys.get("script")
         if megatron and keys.get("script_kind", "own") != "own":
             raise ValueError("script_kind belongs to deepspeed; a script of megatron-lm takes Megatron's arguments")
+        if megatron and keys.get("ds_config"):
+            raise ValueError("ds_config belongs to deepspeed; remove it")
         if not megatron and keys.get("path") is not None:
             raise ValueError("path is the Megatron-LM checkout; remove it (a script of your own goes into `script`)")
         if keys.get("script_args") and script is None:

@@ -29,6 +29,7 @@ from llmlaunch.backends.deepspeed.facts import (
     with_family,
 )
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import accumulates_in_fp32
+from llmlaunch.backends.deepspeed.own_settings import refuse_planned_settings, with_own_settings
 from llmlaunch.backends.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.backends.deepspeed.scripts import kind_of
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
@@ -52,6 +53,7 @@ class DeepSpeed:
         if recipe.backend.script is None:
             refuse_what_the_trainer_cannot_build(recipe)
         refuse_unmet(recipe, REQUIREMENTS)
+        refuse_planned_settings(recipe)
         return (*kind_of(recipe).rules, *TECHNIQUE_RULES, *(WIDE_GRADIENT_RULES if wide_gradients(recipe) else ()))
 
     def space(self, recipe: Recipe) -> Space:
@@ -91,8 +93,10 @@ class DeepSpeed:
         runs."""
         refuse_what_ifs(recipe)
         refuse_unmet(recipe, REQUIREMENTS)
+        refuse_planned_settings(recipe)
         kind = kind_of(recipe)
-        config, planned = kind.config(recipe, layout), kind.arguments(recipe, layout)
+        own, planned = recipe.backend.ds_config, kind.arguments(recipe, layout)
+        config = with_own_settings(kind.config(recipe, layout), own)
         files = {CONFIG_FILE: to_json(config)}
         if recipe.backend.script is None:
             refuse_what_the_trainer_cannot_build(recipe)
@@ -107,7 +111,7 @@ class DeepSpeed:
             environment=environment(recipe),
             arguments=planned,
             variables=REASONS,
-            settings=settings(config),
+            settings=settings(config, own),
             settings_file=CONFIG_FILE,
             files=files,
             measurement=_measurement(recipe),

@@ -14,6 +14,7 @@ from typing import Any
 
 from llmlaunch.backends.argument import Reason
 from llmlaunch.backends.deepspeed.facts import OFFLOAD_GROUPS, SUB_GROUP_ELEMENTS
+from llmlaunch.backends.deepspeed.own_settings import OWN_REASON, own_number
 from llmlaunch.backends.deepspeed.rules import split_sections
 from llmlaunch.backends.deepspeed.techniques import checkpointing_section, offload_sections, wide_gradients
 from llmlaunch.errors import UserError
@@ -113,13 +114,16 @@ def _parameters(recipe: Recipe) -> int:
 
 def bucket_elements(recipe: Recipe) -> int:
     """Elements in one collective: an even number, which ZeRO 1 and 2 insist on (runtime/zero/stage_1_and_2.py
-    `nccl_start_alignment_factor`, 0.19.8)."""
-    return min(MOST_BUCKET, max(_parameters(recipe) // 20 * 2, LEAST_BUCKET))
+    `nccl_start_alignment_factor`, 0.19.8). What the recipe says itself may be odd. "auto" is the square of the hidden
+    size (transformers/integrations/deepspeed.py trainer_config_finalize, 5.23)."""
+    stated = own_number(recipe, "zero_optimization.reduce_bucket_size", recipe.model.hidden_size**2)
+    return stated or min(MOST_BUCKET, max(_parameters(recipe) // 20 * 2, LEAST_BUCKET))
 
 
 def live_parameters(recipe: Recipe) -> int:
     """Most parameters ZeRO 3 may keep gathered at once."""
-    return min(LIVE_PARAMETERS, _parameters(recipe))
+    stated = own_number(recipe, "zero_optimization.stage3_max_live_parameters", LIVE_PARAMETERS)
+    return min(LIVE_PARAMETERS if stated is None else stated, _parameters(recipe))
 
 
 def to_json(value: Json) -> bytes:
@@ -184,10 +188,11 @@ REASONS: Mapping[str, Reason] = {
 }
 
 
-def settings(config: Mapping[str, Any]) -> dict[str, Reason]:
-    """The reason of every key of a ds_config, dotted, in the order of the file. Raises KeyError for a key that has
-    none: a key is rendered together with its reason."""
-    return {key: REASONS[key] for key in dotted_keys(config)}
+def settings(config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Reason]:
+    """The reason of every key of a ds_config, dotted, in the order of the file; `own` are the keys the person wrote.
+    Raises KeyError for another key that has none: a key is rendered together with its reason."""
+    written = set(dotted_keys(own))
+    return {key: OWN_REASON if key in written else REASONS[key] for key in dotted_keys(config)}
 
 
 def dotted_keys(config: Mapping[str, Any], within: str = "") -> Iterator[str]:

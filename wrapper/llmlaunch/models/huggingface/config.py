@@ -6,12 +6,12 @@ the family's own configuration class, and the notes say which did, and what is l
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from llmlaunch.documents.json_strict import parse_object
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.documents.yaml_strict import read_text
 from llmlaunch.errors import UserError
@@ -39,7 +39,7 @@ def read_config(path: Path) -> tuple[ModelShape, tuple[str, ...]]:
     Raises `UserError` naming the file and the key for anything that is not such a file.
     """
     file = path / "config.json" if path.is_dir() else path
-    values = _parse(read_text(file), file)
+    values = parse_object(read_text(file), str(file), "a Hugging Face config.json")
     name = str(values.get("_name_or_path") or "") or (path.name if path.is_dir() else path.parent.name or path.stem)
     try:
         return shape_from_config(values, _printable(name))
@@ -72,35 +72,6 @@ def _refuse_quantised(reader: ConfigReader) -> None:
     if quantization is None or quantization.get("quant_method") != "fp8":
         raise BadKey(("quantization_config",), "a quantised checkpoint is not trained; use the original config.json")
     reader.remark("quantization_config says how the weights are stored (fp8); training takes the recipe's precision")
-
-
-def _parse(text: str, file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{file}:{error.lineno}: is not valid JSON: {error.msg}; give a Hugging Face config.json"
-        ) from None
-    except RecursionError:
-        raise UserError(f"{file}: is nested too deeply for a config.json") from None
-    except ValueError as error:
-        raise UserError(f"{file}: {_printable(str(error))}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{file}: is not a JSON object; give a Hugging Face config.json")
-    return values
-
-
-def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not a number JSON knows; write a finite number")
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {short(twice)} stands twice; remove one")
-    return values
 
 
 def _printable(text: str) -> str:

@@ -1,0 +1,373 @@
+"""A command that trains with DeepSpeed or with Hugging Face's Trainer, read into a recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from llmlaunch.backends.deepspeed.own_settings import AUTO
+from llmlaunch.command_lines.command import Reading, TrainerCommand, is_unset
+from llmlaunch.command_lines.deepspeed_config import (
+    DsConfig,
+    file_text,
+    parse_ds_config,
+    read_mapping,
+    read_optimizer,
+    read_precision,
+    read_rest,
+    read_split,
+    read_zero,
+)
+from llmlaunch.command_lines.hugging_face import (
+    LENGTHS,
+    MODELS,
+    TRANSFORMERS,
+    add_batch,
+    family_of_script,
+    is_trainer,
+    read_adapters,
+    read_batch,
+    read_length,
+    read_numbers,
+    read_saving,
+    read_schedule,
+    words_of_file,
+)
+from llmlaunch.command_lines.options import ScriptOptions, true_or_false
+from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, full_path, recipe_name
+from llmlaunch.documents.secrets import is_secret_variable
+from llmlaunch.errors import UserError
+
+__all__ = ["read_deepspeed"]
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+COMMANDS = {"llamafactory-cli": "src/train.py", "llamafactory": "src/train.py", "trl": "trl/scripts/sft.py"}
+STEPS = ("max_steps", "max_train_steps", "train_iters", "steps", "num_steps", "total_steps", "train_steps")
+RECOMPUTED = ("gradient_checkpointing", "checkpoint_activations", "activation_checkpointing")
+STAGES = ("pipeline_parallel_size", "pipe_parallel_size", "pipeline_stages", "num_stages")
+
+
+def read_deepspeed(command: TrainerCommand) -> Reading:
+    """Return the recipe of a command that trains with DeepSpeed, or with Hugging Face's Trainer.
+
+    Raises UserError for a value that no parser would take, and for a file that cannot be read.
+    """
+    draft = RecipeDraft(recipe_name(_text(command.slurm.get("job-name")), PurePath(command.trainer).stem))
+    options = _options(command, draft)
+    add_job(draft, command)
+    kind = "hugging-face" if is_trainer(options) else "deepspeed"
+    (_read_trainer if kind == "hugging-face" else _read_own)(command, options, draft)
+    _tell_of_unset(command, options, draft)
+    return draft.reading(kind)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and not is_unset(value) else None
+
+
+def _options(command: TrainerCommand, draft: RecipeDraft) -> ScriptOptions:
+    """Return the script's options: those of the command line, and of the file of arguments that it names."""
+    words = list(command.arguments)
+    if PurePath(command.trainer).name in COMMANDS and words and not words[0].startswith("-"):
+        words = words[1:]  # `train` of llamafactory-cli, `sft` of trl
+    if words and words[0].lower().endswith((".yaml", ".yml", ".json")) and not is_unset(words[0]):
+        inside = words_of_file(_arguments_in(command, words[0]), draft)
+        rest = [part for word in words[1:] for part in _as_option(word)]
+        return ScriptOptions((*inside, *rest), command.place)
+    options = ScriptOptions(words, command.place)
+    file = options.text("config") if options.has("config") else None
+    if file is None or not file.lower().endswith((".yaml", ".yml")):
+        return options
+    return ScriptOptions(words, command.place, words_of_file(_arguments_in(command, file), draft))
+
+
+def _arguments_in(command: TrainerCommand, path: str) -> dict[str, Any]:
+    text = file_text(command, path)
+    if text is None:
+        raise UserError(
+            f"{command.place}: {path}: there is no such file below {command.folder.absolute()}, and it holds the "
+            "trainer's arguments; give them, or read the script where the file is"
+        )
+    return read_mapping(text, path, "a file of TrainingArguments")
+
+
+def _as_option(word: str) -> tuple[str, ...]:
+    """Return `key=value`, as LLaMA-Factory takes it after its file, as an option."""
+    name, equals, value = word.partition("=")
+    return (f"--{name}", value) if equals and name.isidentifier() else (word,)
+
+
+def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft) -> None:
+    family = family_of_script(command.trainer, options)
+    config, precision, place = _configuration(command, options, draft)
+    stated = read_precision(config) if config is not None else None
+    read_numbers(options, family, draft, precision or (stated if stated != "fp32" else None))
+    read_zero(config or DsConfig(), draft, place)
+    together = read_split(config or DsConfig(), draft, place)
+    ranks = _data_ranks(command, together)
+    read_batch(options, family, draft, ranks)
+    read_length(options, family, draft)
+    read_schedule(options, family, draft)
+    read_adapters(options, family, draft)
+    read_saving(options, family, draft)
+    if "checkpoint_path" in draft.training:
+        draft.training["checkpoint_path"] = full_path(draft.training["checkpoint_path"], command.folder)
+    add_model(draft, options.text(*MODELS), command.folder)
+    own: dict[str, Any] = {}
+    if config is not None:
+        _agree(config, draft, place)
+        read_rest(config, draft)
+        own = config.rest(trainer=True)
+    elif options.has("fsdp"):
+        draft.layout["zero_stage"] = 3
+        options.take("fsdp", "fsdp_config", "fsdp_transformer_layer_cls_to_wrap")
+        draft.leave_out(
+            options.written("fsdp", "fsdp_config", "fsdp_transformer_layer_cls_to_wrap"),
+            "the recipe splits by DeepSpeed's ZeRO 3, which keeps about as much as FSDP's full_shard",
+        )
+    else:
+        draft.notes.append("without DeepSpeed it trains by DistributedDataParallel; the recipe is DeepSpeed's ZeRO 0")
+    options.take("deepspeed", "local_rank")
+    _add_script(command, options, draft, "hugging-face", own)
+
+
+def _data_ranks(command: TrainerCommand, together: int) -> int | None:
+    """Return over how many ranks a batch is shared out; None where it is not known."""
+    if command.nodes is None or command.devices_per_node is None:
+        return None
+    return max(command.nodes * command.devices_per_node // together, 1)
+
+
+def _agree(config: DsConfig, draft: RecipeDraft, place: str) -> None:
+    """Take out of the file what the Trainer's arguments say, and tell where the two differ: the Trainer would stop."""
+    training, layout = draft.training, draft.layout
+    expected = {
+        "train_micro_batch_size_per_gpu": layout["micro_batch_size"],
+        "train_batch_size": training.get("global_batch_size"),
+        "gradient_accumulation_steps": None,
+        "optimizer.params.lr": training["learning_rate"],
+        "optimizer.params.weight_decay": training["weight_decay"],
+        "optimizer.params.betas": training["adam_betas"],
+        "scheduler.params.warmup_max_lr": training["learning_rate"],
+        "scheduler.params.warmup_num_steps": training.get("warmup_steps"),
+        "scheduler.params.total_num_steps": training.get("steps"),
+    }
+    clips, clipping = config.has("gradient_clipping"), config.take("gradient_clipping")
+    if not clips:
+        training["gradient_clipping"] = 0.0
+        draft.notes.append(
+            "ds_config.json has no gradient_clipping, so DeepSpeed clips nothing, whatever the Trainer says"
+        )
+    elif clipping is not None and clipping != training["gradient_clipping"]:
+        draft.notes.append(
+            f"{place}: gradient_clipping {clipping} is not the Trainer's, which stops there; make them equal"
+        )
+    for key, value in expected.items():
+        present, written = config.has(key), config.take(key)
+        if written is not None and value is not None and written != value:
+            draft.notes.append(
+                f"{place}: {key} {written} is not the Trainer's {value}; it stops there: make them equal"
+            )
+        if present and "." in key:
+            config.put(key, AUTO)  # of optimizer and schedule, filled in from the Trainer's arguments
+
+
+def _configuration(
+    command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft
+) -> tuple[DsConfig | None, str | None, str]:
+    """Return ds_config.json with the number format that the launcher says and how messages call the file; no settings
+    where the command names none, or none that is here."""
+    launcher = _accelerate(command, draft)
+    precision = launcher.get("mixed_precision")
+    precision = precision if precision in ("bf16", "fp16") else None
+    path = options.text("deepspeed_config") or options.text("deepspeed") or launcher.get("deepspeed_config_file")
+    path = path if isinstance(path, str) and path not in ("True", "False", "none") else None
+    if path is not None and not is_unset(path):
+        text = file_text(command, path)
+        if text is not None:
+            return parse_ds_config(text, path), precision, path
+        draft.lack(
+            "layout.zero_stage",
+            f"{path} is not there below {command.folder.absolute()}; write the stage and what is offloaded",
+        )
+        return None, precision, path
+    if path is not None or options.has("deepspeed_config") or (options.has("deepspeed") and path is None):
+        if not options.has("zero_stage"):
+            draft.lack("layout.zero_stage", "which ds_config.json is read is not known; write the stage")
+        return None, precision, "ds_config.json"
+    section = launcher if launcher.get("use_deepspeed") else None
+    if section is None:
+        return None, precision, "ds_config.json"
+    return DsConfig(_accelerate_settings(section)), precision, "accelerate's configuration"
+
+
+def _accelerate(command: TrainerCommand, draft: RecipeDraft) -> Mapping[str, Any]:
+    """Return what `accelerate launch` says: its options over those of its file, DeepSpeed's beside the others."""
+    stated: dict[str, Any] = dict(command.launcher_options)
+    path = stated.get("config_file")
+    if command.launcher != "accelerate" or not isinstance(path, str) or is_unset(path):
+        return stated
+    text = file_text(command, path)
+    if text is None:
+        draft.lack("layout.zero_stage", f"{path} of accelerate is not there; write the stage and what is offloaded")
+        return stated
+    values = read_mapping(text, path, "accelerate's configuration")
+    below = values.get("deepspeed_config")
+    values |= below if isinstance(below, dict) else {}
+    values["use_deepspeed"] = str(values.get("distributed_type", "")).upper() == "DEEPSPEED"
+    return values | stated
+
+
+def _accelerate_settings(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ds_config that accelerate makes of its own options (its utils/dataclasses.py DeepSpeedPlugin)."""
+    zero: dict[str, Any] = {"stage": section.get("zero_stage", 2)}
+    stage = str(zero["stage"])
+    zero["stage"] = int(stage) if stage in ("0", "1", "2", "3") else stage
+    for name, key in (("offload_optimizer", "offload_optimizer_device"), ("offload_param", "offload_param_device")):
+        zero[name] = {"device": str(section.get(key) or "none")}
+    if true_or_false(section.get("zero3_save_16bit_model", False)):
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    settings: dict[str, Any] = {"zero_optimization": zero, "gradient_clipping": "auto"}
+    return settings
+
+
+def _add_script(
+    command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft, kind: str, own: Mapping[str, Any]
+) -> None:
+    """Add the script with the arguments that are handed on to it."""
+    backend: dict[str, Any] = {"name": "deepspeed", "script": _script(command, draft)}
+    if kind != "own":
+        backend["script_kind"] = kind
+    words: list[str] = []
+    for group in options.rest():
+        name = group[0].lstrip("-").partition("=")[0]
+        value = " ".join((group[0].partition("=")[2], *group[1:])).strip()
+        if is_secret_variable(name, value):
+            draft.leave_out((group[0].partition("=")[0],), "looks like a secret, which is never written")
+        elif not any(map(is_unset, group)):
+            words += group
+    if words:
+        backend["script_args"] = words
+    if own:
+        backend["ds_config"] = dict(own)
+    draft.keys |= {"backend": backend, "data": {"mock": True}}
+    draft.notes.append("what it is trained on is the script's own affair (its arguments); data: mock says no more")
+
+
+def _script(command: TrainerCommand, draft: RecipeDraft) -> str:
+    """Return the path of the script's file."""
+    name = COMMANDS.get(PurePath(command.trainer).name)
+    if name is not None:
+        draft.lack("backend.script", f"{command.trainer} starts {name} of its own checkout; write that file's path")
+        return full_path(name, command.folder)
+    if "/" not in command.trainer and not command.trainer.endswith(".py"):
+        name = command.trainer.replace(".", "/") + ".py"
+        draft.notes.append(f"the module {command.trainer} is taken to be {name}; backend.script names the file")
+        return full_path(name, command.folder)
+    return full_path(command.trainer, command.folder)
+
+
+def _read_own(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft) -> None:
+    """A script with a training loop of its own: ds_config.json decides, and its arguments where their names say it."""
+    config, precision, place = _configuration(command, options, draft)
+    handed_over = config is not None and options.has("deepspeed_config", "deepspeed")
+    config = config or DsConfig(_settings_of_script(options))
+    draft.training["precision"] = _own_precision(config, options, precision)
+    draft.layout["recompute"] = (
+        "full" if any(options.flag(name) for name in RECOMPUTED if options.has(name)) else "none"
+    )
+    read_zero(config, draft, place)
+    together = read_split(config, draft, place)
+    stages = options.whole(*STAGES) or 1
+    if stages > 1 and "pipeline" not in draft.layout:
+        draft.layout["pipeline"] = stages
+        together *= stages
+    _own_batch(command, config, options, draft, together, place)
+    _own_length(options, draft)
+    clipping = config.take("gradient_clipping")
+    draft.training["gradient_clipping"] = float(clipping) if isinstance(clipping, (int, float)) else 0.0
+    read_optimizer(config, draft)
+    for name, key in (("learning_rate", "learning_rate"), ("lr", "learning_rate"), ("weight_decay", "weight_decay")):
+        if options.has(name) and key not in draft.training:
+            value = options.number(name)
+            draft.training |= {} if value is None else {key: value}
+    read_adapters(options, TRANSFORMERS, draft)
+    read_rest(config, draft)
+    add_model(draft, options.text(*MODELS), command.folder)
+    options.take("deepspeed", "deepspeed_config", "local_rank")
+    kind = "pipeline" if draft.layout.get("pipeline", 1) > 1 else "own"
+    _add_script(command, options, draft, kind, config.rest(trainer=False))
+    if not handed_over:
+        draft.not_rendered = (
+            "the script makes its DeepSpeed configuration itself or gets it from its launcher, and a rendered job "
+            "hands it --deepspeed_config; the recipe can be checked"
+        )
+
+
+def _settings_of_script(options: ScriptOptions) -> dict[str, Any]:
+    """Return the settings that a script's own arguments say, by the names of DeepSpeed-Chat's."""
+    stage = options.whole("zero_stage")
+    zero: dict[str, Any] = {"stage": 0 if stage is None else stage}
+    if options.flag("offload"):
+        zero |= {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    return {"zero_optimization": zero}
+
+
+def _own_precision(config: DsConfig, options: ScriptOptions, launcher: str | None) -> str:
+    stated = read_precision(config)
+    if stated != "fp32":
+        return stated
+    dtype = options.text("dtype", "precision", "data_type")
+    if dtype in ("bf16", "fp16", "bfloat16", "float16"):
+        return "bf16" if dtype.startswith("b") else "fp16"
+    named = next((name for name in ("bf16", "fp16") if options.has(name) and options.flag(name)), None)
+    return named or launcher or "fp32"
+
+
+def _own_batch(
+    command: TrainerCommand, config: DsConfig, options: ScriptOptions, draft: RecipeDraft, together: int, place: str
+) -> None:
+    """Two of the three sizes decide the third, as in deepspeed/runtime/config.py _set_batch_related_parameters."""
+    ranks = _data_ranks(command, together)
+    whole = config.take_whole("train_batch_size", place)
+    micro = config.take_whole("train_micro_batch_size_per_gpu", place)
+    accumulated = config.take_whole("gradient_accumulation_steps", place)
+    if micro is None:
+        micro = options.whole("per_device_train_batch_size", "micro_batch_size", "train_micro_batch_size_per_gpu")
+    if accumulated is None:
+        accumulated = options.whole("gradient_accumulation_steps")
+    if whole is None and micro is None:
+        draft.lack("training.global_batch_size", f"{place} says no batch; write it, and layout.micro_batch_size")
+        return
+    if whole is None and micro is not None:
+        add_batch(draft, micro, accumulated or 1, ranks)
+        return
+    assert whole is not None
+    draft.training["global_batch_size"] = whole
+    if micro is None and ranks is not None:
+        micro = max(whole // ((accumulated or 1) * ranks), 1)
+    if micro is not None:
+        draft.layout["micro_batch_size"] = micro
+
+
+def _own_length(options: ScriptOptions, draft: RecipeDraft) -> None:
+    tokens, steps = options.whole(*LENGTHS), options.whole(*STEPS)
+    if tokens is None:
+        draft.lack("training.sequence_length", "the script decides it by itself; write how many tokens a sequence has")
+    else:
+        draft.training["sequence_length"] = tokens
+    if steps is None or steps < 1:
+        draft.lack("training.steps", "the script decides it by itself; write how many steps it trains")
+    else:
+        draft.training["steps"] = steps
+
+
+def _tell_of_unset(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft) -> None:
+    """Name every option whose value is a variable that only the job knows."""
+    lines = {each.name: each.line for each in command.unset}
+    for group in options.without_value():
+        names = dict.fromkeys(_VARIABLE.findall(" ".join(group)))
+        where = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in names)
+        draft.lack(group[0].partition("=")[0], f"{where} has no value in the script; set it, or write the recipe's key")

@@ -1,0 +1,108 @@
+"""A recipe while it is read from a command line: its keys, and what is to be told of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords
+from llmlaunch.documents.keys import key_names
+from llmlaunch.documents.slurm_options import sbatch_option_problem
+from llmlaunch.models.hub_ids import hub_model, is_hub_id, unknown_hub_id
+from llmlaunch.models.presets import preset_names
+from llmlaunch.recipe.training import Training
+
+__all__ = ["RecipeDraft", "add_job", "add_model", "full_path", "recipe_name"]
+
+_ORDER = ("model", "backend", "nodes", "training", "data", "layout", "slurm", "environment", "secrets")
+
+
+@dataclass
+class RecipeDraft:
+    """Keys of a recipe and of its sections, and the sentences of a `Reading`."""
+
+    name: str
+    keys: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    layout: dict[str, Any] = field(default_factory=dict)
+    unread: list[UnreadWords] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    not_rendered: str | None = None
+
+    def leave_out(self, words: tuple[str, ...], reason: str) -> None:
+        """Tell of words that the recipe does not say."""
+        if words:
+            self.unread.append(UnreadWords(words, reason))
+
+    def lack(self, key: str, sentence: str) -> None:
+        """Tell of a key that the command line does not say; the sentence ends with what to do."""
+        self.missing.append(f"{key}: {sentence}")
+
+    def reading(self, kind: str) -> Reading:
+        """Return what was read, its keys in the order of the gallery."""
+        order = {name: place for place, name in enumerate(key_names(Training))}
+        training = dict(sorted(self.training.items(), key=lambda item: order.get(item[0], len(order))))
+        sections = {**self.keys, "training": training, "layout": self.layout}
+        document = {"schema": 1, "name": self.name} | {key: sections[key] for key in _ORDER if sections.get(key)}
+        return Reading(kind, document, tuple(self.unread), tuple(self.missing), tuple(self.notes), self.not_rendered)
+
+
+def add_job(draft: RecipeDraft, command: TrainerCommand) -> None:
+    """Add what the job's own script says beside the trainer: nodes, options of sbatch, variables."""
+    if command.nodes is not None:
+        draft.keys["nodes"] = command.nodes
+    else:
+        draft.lack("nodes", "neither the launcher nor sbatch says how many; write nodes: N")
+    options = {}
+    for name, value in command.slurm.items():
+        problem = sbatch_option_problem(name)
+        if problem is None:
+            options[name] = value
+        elif name not in ("job-name", "nodes"):
+            draft.leave_out((f"--{name}={value}",), problem)
+    draft.keys["slurm"] = options
+
+
+def add_model(draft: RecipeDraft, name: str | None, folder: Path) -> None:
+    """Add the model that a script names: a folder with a config.json, or a model on the hub."""
+    if name is None:
+        draft.lack("model", "the command does not name one; write a preset or the path of a config.json")
+        return
+    place = folder / name
+    if _is_file(place / "config.json"):
+        draft.keys["model"] = full_path(name, folder)
+        return
+    known = hub_model(name)
+    if known is not None:
+        draft.keys["model"] = name if known.changes else known.preset
+        if not known.changes:
+            draft.notes.append(f"{name} is the preset {known.preset}")
+        return
+    if is_hub_id(name):
+        draft.lack("model", f"{name}: {unknown_hub_id(name, preset_names())}")
+    else:
+        draft.lack("model", f"there is no config.json in {name} here; write a preset or the path of a config.json")
+
+
+def _is_file(place: Path) -> bool:
+    try:
+        return place.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def full_path(path: str, folder: Path) -> str:
+    """Return the path of a file that the command names, as it is found from anywhere."""
+    return str((folder / Path(path).expanduser()).absolute())
+
+
+def recipe_name(*candidates: str | None) -> str:
+    """Return the first text of which a recipe's name can be made."""
+    for candidate in candidates:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", candidate or "").strip("-.")[:64]
+        if name:
+            return name
+    return "from-script"

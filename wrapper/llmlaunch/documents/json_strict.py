@@ -1,0 +1,67 @@
+"""Strict JSON: one object, no key twice, finite numbers only, and one message for anything else."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from llmlaunch.errors import UserError
+from llmlaunch.rundir.values import shortened
+
+__all__ = ["parse_object"]
+
+MOST_DIGITS = 4000  # Python reads no longer ones (sys.get_int_max_str_digits)
+
+
+def parse_object(text: str, name: str, kind: str) -> dict[str, Any]:
+    """Return the object that `text` is; `name` is how messages call the file, `kind` what should stand in it, such as
+    "a Hugging Face config.json". Raises UserError."""
+    try:
+        values = json.loads(
+            text,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            parse_int=_whole,
+            object_pairs_hook=_no_duplicates,
+        )
+    except json.JSONDecodeError as error:
+        raise UserError(f"{name}:{error.lineno}: is not valid JSON: {error.msg}; give {kind}") from None
+    except RecursionError:
+        raise UserError(f"{name}: is nested too deeply for {kind.removeprefix('the ')}") from None
+    except ValueError as error:
+        raise UserError(f"{name}: {_printable(str(error))}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{name}: is not a JSON object; give {kind}")
+    return values
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a number JSON knows; write a finite number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{shortened(text)} is larger than any number here may be; write a finite number")
+    return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"{shortened(text)} is larger than any number here may be; write a finite number")
+    return int(text)
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {shortened(json.dumps(twice))} stands twice; remove one")
+    return values
+
+
+def _printable(text: str) -> str:
+    shown = "".join(c if c.isprintable() else "?" for c in text)
+    return shown if len(shown) <= 120 else shown[:117] + "..."

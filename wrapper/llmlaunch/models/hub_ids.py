@@ -1,0 +1,78 @@
+"""Names of models on the Hugging Face hub, answered from what is shipped: nothing is asked of the network."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from llmlaunch.assets import asset
+from llmlaunch.rundir.values import shortened
+
+__all__ = ["HubModel", "hub_model", "is_hub_id", "unknown_hub_id"]
+
+_HUB_ID = re.compile(r"(?!\.)[\w.-]{1,96}/(?!\.)[\w.-]{1,96}", re.ASCII)
+_FILES = (".json", ".yaml", ".yml")
+_NOT_COMPARED = re.compile(r"meta-|-hf$|-(instruct|chat|it|base|pt)\b|[^a-z0-9.]")
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A hub id's shape: a preset with `changes`, the keys of its shape that differ. `published_parameters` is stated
+    where the changes change their number."""
+
+    hub_id: str
+    preset: str
+    changes: Mapping[str, Any]
+    published_parameters: int | None = None
+
+
+def is_hub_id(spec: str) -> bool:
+    """Return whether a text has the form OWNER/NAME of a model on the hub."""
+    return _HUB_ID.fullmatch(spec) is not None and not spec.lower().endswith(_FILES)
+
+
+def hub_model(hub_id: str) -> HubModel | None:
+    """Return what is shipped of a model on the hub, None where it is not known. The hub is case-insensitive."""
+    return _models().get(hub_id.lower())
+
+
+def unknown_hub_id(hub_id: str, presets: Sequence[str]) -> str:
+    """Return the end of a sentence about a hub id that is not known: how its shape can be had."""
+    beginnings = _data()["unsupported"]
+    family = next((kind for begin, kind in beginnings.items() if hub_id.lower().startswith(begin.lower())), None)
+    if family is not None:
+        return f"its layers ({family}) are of no family that can be read; write a shape inline that is near it"
+    near = difflib.get_close_matches(_compared(hub_id.rpartition("/")[2]), {_compared(p): p for p in presets}, 2, 0.5)
+    by_name = {_compared(preset): preset for preset in presets}
+    nearest = f"the nearest presets are {' and '.join(by_name[name] for name in near)}" if near else "no preset is near"
+    return (
+        f"its shape is not shipped, and nothing is downloaded; {nearest}. Fetch its configuration with "
+        f"`hf download {hub_id} config.json --local-dir FOLDER` and write model: FOLDER"
+    )
+
+
+def _compared(name: str) -> str:
+    return _NOT_COMPARED.sub("", name.lower())
+
+
+@cache
+def _models() -> Mapping[str, HubModel]:
+    entries = _data()["models"]
+    return {
+        hub_id.lower(): HubModel(
+            shortened(hub_id), entry["preset"], entry.get("changes", {}), entry.get("published_parameters")
+        )
+        for entry in entries
+        for hub_id in entry["ids"]
+    }
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    data: Mapping[str, Any] = json.loads(asset("recipes", "hub_ids.json").read_text(encoding="utf-8"))
+    return data
