@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from judges import TRACED, megatron_python
-from megatron_cases import Case, cases, refusals, situation
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
@@ -27,6 +26,7 @@ from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from support.backend_output import words_of
+from support.megatron_cases import Case, cases, refusals, situation
 
 pytestmark = pytest.mark.frameworks
 

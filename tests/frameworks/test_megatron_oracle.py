@@ -13,7 +13,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from judges import MegatronJudge, Verdict
-from megatron_cases import BASE, Case, cases, refusals
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
@@ -27,6 +26,7 @@ from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
+from support.megatron_cases import BASE, Case, cases, refusals
 from support.megatron_disagreements import DISAGREEMENTS, layer_of
 
 pytestmark = pytest.mark.frameworks

@@ -120,8 +120,9 @@ def _refuse_other_models(space: Namespace, place: str) -> None:
 def _backend(trainer: str | None, version: str | None) -> str | dict[str, Any]:
     backend: dict[str, Any] = {"name": KIND}
     backend |= {"version": version} if version else {}
-    if trainer and PurePath(trainer).name == SCRIPT and PurePath(trainer).is_absolute() and not is_unset(trainer):
-        backend["path"] = str(PurePath(trainer).parent)
+    if trainer and not is_unset(trainer):
+        own, script = PurePath(trainer).name != SCRIPT, PurePath(trainer)
+        backend |= {"script": trainer} if own else {"path": str(script.parent)} if script.is_absolute() else {}
     return backend if len(backend) > 1 else KIND
 
 

@@ -49,7 +49,6 @@ TOKENIZERS: tuple[tuple[str, int], ...] = (
     (r"gpt-neox-20b", 50277),
     (r"qwen[-_ ]?3", 151669),
     (r"qwen[-_ ]?2\.5", 151665),
-    (r"deepseek-v3|deepseek-r1", 128815),
 )
 FEW_CHANGES = 4
 PARTS = (MlaShape, MoeShape, RopeScaling, SlidingWindow)

@@ -19,6 +19,7 @@ from llmlaunch.errors import UserError
 __all__ = ["STAGES", "Namespace", "namespace_of"]
 
 STAGES = "layers_by_stage"  # stands for all notations of uneven stages
+DEFAULT_TOKENIZER = "GPT2BPETokenizer"  # of pretrain_gpt.py
 LEGACY_SPLIT = "969,30,1"
 PIPELINE_NOTATIONS = (
     "num_layers_per_virtual_pipeline_stage",
@@ -69,6 +70,7 @@ def namespace_of(values: Values, version: str, world_size: int | None = None, pl
 
 
 def _earlier_spellings(space: Namespace) -> None:
+    space["tokenizer_type"] = space.get("tokenizer_type") or DEFAULT_TOKENIZER
     if space.get("use_rotary_position_embeddings"):
         space["position_embedding_type"] = "rope"
     if space.get("recompute_activations"):
@@ -99,6 +101,10 @@ def _sizes(space: Namespace) -> None:
         space["kv_channels"] = hidden // heads if hidden % heads == 0 else None
     if not space.get("group_query_attention"):
         space["num_query_groups"] = heads
+    elif space.get("num_query_groups") == heads:  # as many keys and values as queries: the same without it
+        space["group_query_attention"] = False
+    if space.get("multi_latent_attention"):
+        space["rope_type"] = space.get("rope_type") or "yarn"
 
 
 def _parallel(space: Namespace, world_size: int | None) -> None:

@@ -60,10 +60,10 @@ REASONS: Mapping[str, str] = {
     "tokenizer_model": "made-up data has no tokenizer; model.vocab_size says how many tokens there are",
     "load": "a job goes on from where it saves; training.start_from names other weights to begin with",
     "finetune": "training.start_from begins with weights of another training",
-    "lr_decay_style": "a recipe knows linear, cosine and constant",
     "lr_warmup_iters": "a recipe leaves at least one step after the warm-up",
     "eval_iters": "a recipe without training.evaluation evaluates nothing",
     "eval_interval": "a recipe without training.evaluation evaluates nothing",
+    "cross_entropy_fusion_impl": "Transformer Engine's kernel is refused as unstable by core 0.19",
     "use_torch_fsdp2": "layout.zero_stage 3 is rendered as Megatron-FSDP",
     "fp8": "training.fp8 names the recipe, which decides the format",
     "moe_router_load_balancing_type": "a recipe knows aux_loss, seq_aux_loss and none",
@@ -74,6 +74,8 @@ REASONS: Mapping[str, str] = {
     "test_data_path": "a recipe names one blend and its split",
 }
 OF_TOKENIZER = ("tokenizer_model", "vocab_file", "merge_file", "vocab_extra_ids", "null_tokenizer_eod_id")
+# What rendering leaves to the extra arguments where the recipe's key is absent, by `dest`.
+OWN_WORD = ("lr_decay_style",)
 VOCABULARY = ("vocab_size", "padded_vocab_size", "make_vocab_size_divisible_by")
 DIVISOR = 128
 
@@ -147,6 +149,9 @@ def _items(value: object) -> list[str]:
 def _kept(dest: str, group: tuple[str, ...], rendered: Namespace, result: Differences) -> None:
     """Put an argument that no key says into the extra arguments, unless rendering decides it."""
     unused = dest in OF_TOKENIZER and rendered.get("tokenizer_type") == "NullTokenizer"
+    if dest in OWN_WORD:
+        _extra(group, result)
+        return
     decided = unused or dest in PLANNED_BY or dest == STAGES or group[0] in STAGE_FLAGS
     if dest in rendered.explicit or decided:
         value = rendered.get(dest)

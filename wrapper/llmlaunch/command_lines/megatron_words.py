@@ -45,6 +45,9 @@ EARLIER: Mapping[str, tuple[Flag, Values]] = {
     "--no-query-key-layer-scaling": (Flag("apply_query_key_layer_scaling", 0, sets="False"), {}),
     "--layernorm-epsilon": (Flag("layernorm_epsilon", 1, type="float"), {}),
     "--use-rms-norm": (Flag("normalization", 0, sets="RMSNorm"), {}),
+    "--qk-nope-head-dim": (Flag("qk_head_dim", 1, type="int"), {}),  # Pai-Megatron-Patch
+    "--qk-rope-head-dim": (Flag("qk_pos_emb_head_dim", 1, type="int"), {}),
+    "--num-mtp-predictor": (Flag("mtp_num_layers", 1, type="int"), {}),
     "--expert-parallel-size": (Flag("expert_model_parallel_size", 1, type="int"), {}),
 }
 

@@ -39,12 +39,7 @@ def _optimizer(recipe: Recipe) -> list[Argument]:
     first_beta = number(first) if first != MEGATRON_FIRST_BETA else None
     return [
         argument("--lr", repr(training.learning_rate), of="training.learning_rate"),
-        argument(
-            "--lr-decay-style",
-            training.learning_rate_decay or "cosine",
-            of="training.learning_rate_decay",
-            why="as the Llama models were trained" if training.learning_rate_decay is None else "",
-        ),
+        *_decay(recipe),
         _warmup(recipe),
         argument("--clip-grad", training.gradient_clipping, of="training.gradient_clipping"),
         argument("--weight-decay", training.weight_decay, of="training.weight_decay"),
@@ -53,6 +48,15 @@ def _optimizer(recipe: Recipe) -> list[Argument]:
         argument("--adam-beta2", number(second), of="training.adam_betas"),
         argument("--seed", training.seed, of="training.seed"),
     ]
+
+
+def _decay(recipe: Recipe) -> list[Argument]:
+    """Without a word of the recipe's, the person's own extra argument decides, such as Megatron's WSD."""
+    flag, stated = "--lr-decay-style", recipe.training.learning_rate_decay
+    if stated is None and any(word.split("=", 1)[0] == flag for word in recipe.backend.extra_args):
+        return []
+    why = "as the Llama models were trained" if stated is None else ""
+    return [argument(flag, stated or "cosine", of="training.learning_rate_decay", why=why)]
 
 
 def _warmup(recipe: Recipe) -> Argument:

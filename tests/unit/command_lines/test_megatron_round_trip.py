@@ -1,0 +1,108 @@
+"""Public Megatron-LM command lines become recipes that load, are priced, and render to the same arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llmlaunch.backends.argument import command_words
+from llmlaunch.backends.megatron.arguments import planned_arguments
+from llmlaunch.backends.megatron.versions import NEWEST, rendered_arguments
+from llmlaunch.command_lines.command import Reading, TrainerCommand
+from llmlaunch.command_lines.megatron import read_megatron
+from llmlaunch.command_lines.megatron_namespace import Namespace, namespace_of
+from llmlaunch.command_lines.megatron_rendered import ADDED, VOCABULARY, equal, pinned_layout
+from llmlaunch.command_lines.megatron_words import read_words
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+from support.plans import setting_for
+
+FACTS = Path(__file__).resolve().parents[2] / "data" / "command_lines" / "megatron"
+LINES = sorted(path.stem for path in FACTS.glob("*.json"))
+
+
+def facts_of(name: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((FACTS / f"{name}.json").read_text("utf-8"))
+    return facts
+
+
+def words_of(arguments: dict[str, Any]) -> Iterator[str]:
+    """Yield the words that facts of a command line stand for: flag = value, values, or true."""
+    for flag, value in arguments.items():
+        yield flag
+        if value is not True:
+            yield from value if isinstance(value, list) else [value]
+
+
+def command_of(facts: dict[str, Any]) -> TrainerCommand:
+    return TrainerCommand(
+        facts["trainer"],
+        tuple(words_of(facts["arguments"])),
+        launcher="torchrun",
+        nodes=facts["nodes"],
+        devices_per_node=facts["devices_per_node"],
+        environment=facts.get("environment", {}),
+        slurm=facts.get("slurm", {}),
+        place="train.sh:1",
+    )
+
+
+def recipe_of_reading(reading: Reading, facts: dict[str, Any], folder: Path) -> Recipe:
+    """Load a reading's recipe on the cluster of the facts, with what the script leaves open supplied."""
+    cluster = {"base": facts["cluster"], "devices_per_node": facts["devices_per_node"]}
+    document = {**reading.document, "cluster": cluster}
+    place = folder / "recipe.yaml"
+    place.write_text(yaml.safe_dump(document, sort_keys=False), "utf-8")
+    return load_recipe(place, [f"{key}={value}" for key, value in facts.get("supplied", {}).items()])
+
+
+def rendered(recipe: Recipe) -> Namespace:
+    arguments, _ = rendered_arguments(recipe, planned_arguments(recipe, pinned_layout(recipe)))
+    words = [str(word) for word in (*command_words(arguments), *recipe.backend.extra_args)]
+    return namespace_of(read_words(words).values, NEWEST, recipe.world_size)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_public_command_line_round_trips(name: str, tmp_path: Path) -> None:
+    facts = facts_of(name)
+    command = command_of(facts)
+    reading = read_megatron(command)
+    recipe = recipe_of_reading(reading, facts, tmp_path)
+    original = namespace_of(read_words(command.arguments).values, NEWEST, facts["nodes"] * facts["devices_per_node"])
+    again = rendered(recipe)
+    unread = {word for each in reading.unread for word in each.words if word.startswith("--")}
+    dropped = {dest for dest, words in read_words(command.arguments).words.items() if words[0] in unread}
+    paths = {
+        "save",
+        "load",
+        "tensorboard_dir",
+        "data_path",
+        "data_cache_path",
+        "pretrained_checkpoint",
+        "tokenizer_model",
+    }
+    differences = {
+        dest: (original.get(dest), again.get(dest))
+        for dest in original.keys() | again.keys()
+        if not equal(original.get(dest), again.get(dest))
+        and dest not in dropped
+        and dest not in VOCABULARY
+        and dest not in paths
+        and not (dest in ADDED and dest not in original.explicit)
+    }
+    assert differences == {}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_public_command_line_is_priced_as_it_is_split(name: str, tmp_path: Path) -> None:
+    """Nothing of its layout is left to the search."""
+    facts = facts_of(name)
+    recipe = recipe_of_reading(read_megatron(command_of(facts)), facts, tmp_path)
+    plan = make_plan(setting_for(recipe))
+    assert plan.layout == pinned_layout(recipe)
