@@ -26,6 +26,7 @@ SWITCHES = {
     "moe_shared_expert_overlap": "overlap_shared_expert",
     "delay_wgrad_compute": "delay_weight_gradients",
 }
+MOST_LAYERS = 10_000
 SHARDING_STAGES = {strategy: stage for stage, strategy in STRATEGIES.items()}
 
 
@@ -60,7 +61,7 @@ def _recompute(space: Namespace) -> Iterator[tuple[str, Any]]:
     yield "recompute", granularity
     if granularity == "full":
         yield "recompute_method", space["recompute_method"]
-        yield "recompute_layers", space["recompute_num_layers"]
+        yield "recompute_layers", min(space["recompute_num_layers"], space.get("num_layers") or MOST_LAYERS)
     elif granularity == "selective":
         yield "recompute_modules", [name for name in space["recompute_modules"] if name in get_args(RecomputeModule)]
 
