@@ -16,8 +16,7 @@ from llmlaunch.command_lines.megatron_namespace import Namespace, namespace_of
 from llmlaunch.command_lines.megatron_rendered import Differences, compared
 from llmlaunch.command_lines.megatron_training import missing_data, missing_training, read_data, read_training
 from llmlaunch.command_lines.megatron_words import MegatronWords, Values, read_words
-from llmlaunch.documents.secrets import is_secret_variable
-from llmlaunch.documents.slurm_options import sbatch_option_problem
+from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, recipe_name
 from llmlaunch.errors import UserError
 
 __all__ = ["read_megatron", "read_values"]
@@ -59,15 +58,19 @@ def read_megatron(command: TrainerCommand) -> Reading:
         words=words,
         place=command.place,
     )
-    document = dict(reading.document)
-    name = str(command.slurm.get("job-name") or PurePath(command.place.partition(":")[0]).stem)
-    document["name"] = _safe_name(name, str(document["name"]))
-    unread = [*words.unread, *reading.unread]
-    slurm = dict(_slurm(command, unread))
-    environment = dict(_environment(command, unread))
-    document |= {key: value for key, value in (("slurm", slurm), ("environment", environment)) if value}
-    missing = (*reading.missing, *_unset(words, command))
-    return replace(reading, document=document, unread=tuple(unread), missing=missing)
+    job_name = command.slurm.get("job-name")
+    name = recipe_name(None if job_name is None or is_unset(str(job_name)) else str(job_name), reading.document["name"])
+    draft = RecipeDraft(name, unread=[*words.unread, *reading.unread])
+    add_job(draft, command)
+    document = {**reading.document, "name": name}
+    document |= {key: draft.keys[key] for key in ("slurm", "environment", "secrets") if draft.keys[key]}
+    return replace(
+        reading,
+        document=document,
+        unread=tuple(draft.unread),
+        missing=(*reading.missing, *_unset(words, command)),
+        notes=(*reading.notes, *draft.notes),
+    )
 
 
 def read_values(
@@ -131,19 +134,15 @@ def _model_name(model: str | Mapping[str, Any] | None) -> str:
     return f"megatron-{base}" if base else "megatron"
 
 
-def _safe_name(name: str, otherwise: str) -> str:
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:64]
-    return safe if safe and not is_unset(name) and name != "the command line" else otherwise
-
-
 def _differences(
     space: Namespace, words: MegatronWords, document: Mapping[str, Any], world: int | None, version: str
 ) -> tuple[Differences, str | None]:
     """Compare what the document renders to with the namespace; where no recipe can be made of it, say why."""
     try:
-        return compared(space, words, _whole(document, space, world), version), None
+        differences = compared(space, words, _whole(document, space, world), version)
     except UserError as error:
         return Differences(), str(error)
+    return differences, "; ".join(differences.refused) or None
 
 
 def _whole(document: Mapping[str, Any], space: Namespace, world: int | None) -> dict[str, Any]:
@@ -183,26 +182,3 @@ def _unset(words: MegatronWords, command: TrainerCommand) -> Iterator[str]:
         names = re.findall(r"\$\{(\w+)\}", " ".join(group))
         where = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in dict.fromkeys(names))
         yield f"{group[0]}: {where} has no value in the script; set it, or write the key of the recipe"
-
-
-def _slurm(command: TrainerCommand, unread: list[UnreadWords]) -> Iterator[tuple[str, str | int | bool]]:
-    """Yield the options of sbatch that a recipe may hold."""
-    for name, value in command.slurm.items():
-        problem = sbatch_option_problem(name)
-        if name == "job-name":
-            continue
-        if problem is None and not (isinstance(value, str) and is_unset(value)):
-            yield name, value
-        else:
-            unread.append(UnreadWords((f"--{name}={value}",), problem or "has no value in the script"))
-
-
-def _environment(command: TrainerCommand, unread: list[UnreadWords]) -> Iterator[tuple[str, str]]:
-    """Yield exported variables that a recipe may hold: no secrets, and none that the launcher sets itself."""
-    for name, value in command.environment.items():
-        if is_secret_variable(name, value):
-            unread.append(UnreadWords((name,), "looks like a secret, which is never written; name it under secrets:"))
-        elif is_unset(value):
-            unread.append(UnreadWords((f"{name}={value}",), "has no value in the script"))
-        else:
-            yield name, value

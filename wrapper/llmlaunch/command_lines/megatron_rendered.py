@@ -12,6 +12,7 @@ from typing import Any
 
 from llmlaunch.backends.argument import Argument, NodeVariable
 from llmlaunch.backends.megatron.arguments import PLANNED_BY, STAGE_FLAGS, planned_arguments
+from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS
 from llmlaunch.command_lines.command import UnreadWords
 from llmlaunch.command_lines.megatron_namespace import STAGES, Namespace, namespace_of
 from llmlaunch.command_lines.megatron_words import MegatronWords, read_words
@@ -82,9 +83,11 @@ DIVISOR = 128
 
 @dataclass
 class Differences:
-    """`extra_args` say what no key says; `unread` and `notes` are those of a Reading."""
+    """`extra_args` say what no key says; `unread` and `notes` are those of a Reading. `refused` says what Megatron-LM
+    cannot run of the recipe, whatever the layout."""
 
     extra_args: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
     unread: list[UnreadWords] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -92,8 +95,10 @@ class Differences:
 def compared(original: Namespace, words: MegatronWords, document: Mapping[str, Any], version: str) -> Differences:
     """Return what rendering `document`, a whole recipe, makes different from `original`. Raises UserError where the
     document is no recipe that loads."""
-    arguments, rendered = rendered_namespace(document, version)
-    result = Differences()
+    recipe = recipe_from(Document("the recipe", "", document, {}, {}))
+    arguments, rendered = rendered_namespace(recipe, version)
+    refused = [f"{each.recipe_key}: {each.sentence}" for each in ALL_REQUIREMENTS if each.broken(recipe)]
+    result = Differences(refused=refused)
     _vocabulary(original, rendered, words, document, result)
     added: list[str] = []
     for dest in sorted(original.keys() | rendered.keys()):
@@ -113,9 +118,8 @@ def compared(original: Namespace, words: MegatronWords, document: Mapping[str, A
     return result
 
 
-def rendered_namespace(document: Mapping[str, Any], version: str) -> tuple[dict[str, Argument], Namespace]:
+def rendered_namespace(recipe: Recipe, version: str) -> tuple[dict[str, Argument], Namespace]:
     """Return the arguments that a recipe renders to with its layout pinned, by `dest`, and their namespace."""
-    recipe = recipe_from(Document("the recipe", "", document, {}, {}))
     arguments = planned_arguments(recipe, pinned_layout(recipe))
     words = [
         "${" + word.name + "}" if isinstance(word, NodeVariable) else word for each in arguments for word in each.words

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords
+from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords, is_unset
 from llmlaunch.documents.keys import key_names
-from llmlaunch.documents.slurm_options import sbatch_option_problem
+from llmlaunch.documents.secrets import is_secret_variable, known_secret
+from llmlaunch.documents.slurm_options import sbatch_option_problem, sbatch_value_problem
+from llmlaunch.documents.text import variable_problem
 from llmlaunch.models.hub_ids import hub_model, is_hub_id, unknown_hub_id
 from llmlaunch.models.presets import preset_names
 from llmlaunch.recipe.training import Training
@@ -56,14 +58,36 @@ def add_job(draft: RecipeDraft, command: TrainerCommand) -> None:
         draft.keys["nodes"] = command.nodes
     else:
         draft.lack("nodes", "neither the launcher nor sbatch says how many; write nodes: N")
-    options = {}
+    options: dict[str, Any] = {}
     for name, value in command.slurm.items():
         problem = sbatch_option_problem(name)
+        if problem is None and isinstance(value, str) and is_unset(value):
+            problem = "has no value in the script"
+        elif problem is None:
+            wrong = sbatch_value_problem({**options, name: value})
+            problem = None if wrong is None else wrong[1]
         if problem is None:
             options[name] = value
         elif name not in ("job-name", "nodes"):
             draft.leave_out((f"--{name}={value}",), problem)
     draft.keys["slurm"] = options
+    _add_environment(draft, command)
+
+
+def _add_environment(draft: RecipeDraft, command: TrainerCommand) -> None:
+    """Add the variables that the script exports. Those that look like secrets are named without their values."""
+    variables, secrets = {}, []
+    for name, value in command.environment.items():
+        problem = variable_problem(name, value)
+        if problem is not None or is_unset(value):
+            draft.leave_out((name,), problem or "has no value in the script")
+        elif is_secret_variable(name, value) or known_secret(value) is not None:
+            secrets.append(name)
+        else:
+            variables[name] = value
+    draft.keys |= {"environment": variables, "secrets": secrets}
+    if secrets:
+        draft.notes.append(f"secrets: {', '.join(secrets)} must be set where you submit; no value is written")
 
 
 def add_model(draft: RecipeDraft, name: str | None, folder: Path) -> None:

@@ -42,6 +42,7 @@ __all__ = [
     "SrunOption",
     "SrunValue",
     "WrongEntry",
+    "variable_problem",
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
@@ -149,6 +150,16 @@ def _environment_value(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise ValueError('must be text: quote it: "..."')
     return _line(str(value))
+
+
+def variable_problem(name: str, value: str) -> str | None:
+    """Say why `environment:` may not hold this variable; None if it may."""
+    try:
+        _environment_name(name)
+        _environment_value(value)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _settings(value: dict[str, Any], depth: int = 0) -> dict[str, Any]:
