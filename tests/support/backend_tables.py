@@ -26,9 +26,11 @@ from llmlaunch.backends.megatron.extra_arguments import FLAG_CLASSES
 from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.load import accelerator_table, profile_names
+from llmlaunch.command_lines.megatron_rendered import ADDED
 from llmlaunch.layout import Rule
 from llmlaunch.units import GIB
 from support.megatron_disagreements import DISAGREEMENTS, layer_of
+from support.megatron_flag_keys import flag_key_table
 from support.technique_list import TECHNIQUE_LIST
 
 __all__ = ["tables", "write_tables"]
@@ -69,6 +71,8 @@ def tables() -> list[tuple[str, str]]:
         ("backends.md", _techniques_table()),
         ("backends.md", _rules_table(training_arguments.CHECKPOINT_REQUIREMENTS, layer_of)),
         ("sites.md", _accelerators_table()),
+        ("megatron-command-lines.md", _table(["added", "why"], [[f"`{dest}`", why] for dest, why in ADDED.items()])),
+        ("megatron-command-lines.md", flag_key_table()),
         ("own-arguments.md", _flags_table("flags of Megatron-LM", FLAG_CLASSES, _megatron_flag)),
         ("own-arguments.md", _flags_table("arguments of Hugging Face", HUGGING_FACE_FLAGS, "--{}".format)),
         (

@@ -6,7 +6,10 @@ import contextlib
 import shlex
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from llmlaunch.backends.megatron.versions import NEWEST, core_parser
 from llmlaunch.command_lines.command import Reading, TrainerCommand
 from llmlaunch.command_lines.megatron import read_megatron, read_values
 from llmlaunch.errors import UserError
@@ -81,6 +84,22 @@ def test_the_namespace_of_a_log_is_read_from_its_text() -> None:
     document = read_values(values, nodes=2, devices_per_node=8).document
     assert document["model"] == "llama3-8b"
     assert (document["layout"]["pipeline"], document["layout"]["virtual_pipeline"]) == (4, 2)
+
+
+HOSTILE = st.sampled_from(
+    ["NaN", "-1", "0", "1e999", "9" * 17, "1.5", "[0]*9999*9999", "([1]*2)", "(" * 99, "Et*99999|(t|)*99999L", "true",
+     "${X}", "flash", "full", "selective", "!!python/object:os.system", "a=b", "/x", "rope", "hybrid"]
+)  # fmt: skip
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(core_parser(NEWEST).flags)), st.lists(HOSTILE, max_size=2)), max_size=6)
+)
+def test_no_shape_of_arguments_raises_anything_but_a_message(groups: list[tuple[str, list[str]]]) -> None:
+    words = [word for flag, values in groups for word in (flag, *values)]
+    with contextlib.suppress(UserError):
+        read_megatron(TrainerCommand("train.py", (*shlex.split(LLAMA3_8B), *words), nodes=2, devices_per_node=8))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 
 from llmlaunch.command_lines.megatron_namespace import Namespace
 from llmlaunch.errors import UserError
+from llmlaunch.models.hub_ids import hub_model
 from llmlaunch.models.presets import find_model, load_preset, preset_names
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling, SlidingWindow
 
@@ -47,8 +48,6 @@ TOKENIZERS: tuple[tuple[str, int], ...] = (
     (r"llama[-_ ]?2", 32000),
     (r"mi[sx]tral-8x7b|mistral-7b(-instruct)?(-v0\.1)?/?$", 32000),
     (r"gpt-neox-20b", 50277),
-    (r"qwen[-_ ]?3", 151669),
-    (r"qwen[-_ ]?2\.5", 151665),
 )
 FEW_CHANGES = 4
 PARTS = (MlaShape, MoeShape, RopeScaling, SlidingWindow)
@@ -73,7 +72,12 @@ def read_model(space: Namespace) -> ModelReading:
         reading.missing.append(
             "model.vocab_size: only the tokenizer tells how many tokens there are; write model.vocab_size"
         )
-    reading.model = _named(shape, int(padded) if padded else None, int(space.get("tensor_model_parallel_size") or 1))
+    longest = (
+        {"max_position_embeddings": space["max_position_embeddings"]} if space.get("max_position_embeddings") else {}
+    )
+    reading.model = _named(
+        shape, longest, int(padded) if padded else None, int(space.get("tensor_model_parallel_size") or 1)
+    )
     reading.notes += [note] if note else []
     return reading
 
@@ -218,6 +222,10 @@ def _vocabulary(space: Namespace) -> tuple[int | None, str | None]:
         return int(size) + int(extra or 0), None
     if space.get("padded_vocab_size"):
         return None, None
+    known = hub_model(name)
+    if known is not None:
+        rows = int(known.changes.get("vocab_size", load_preset(known.preset).vocab_size))
+        return rows, f"model.vocab_size: {rows}, as the model {name} has; the script names no number"
     for pattern, tokens in TOKENIZERS:
         if re.search(pattern, name, re.IGNORECASE) or re.search(pattern, str(kind or "")):
             source = name or str(kind)
@@ -228,14 +236,14 @@ def _vocabulary(space: Namespace) -> tuple[int | None, str | None]:
     return None, None
 
 
-def _named(shape: dict[str, Any], padded: int | None, tensor: int) -> str | dict[str, Any]:
+def _named(shape: dict[str, Any], longest: dict[str, int], padded: int | None, tensor: int) -> str | dict[str, Any]:
     """Return the preset that this shape is, or a preset with the few keys that differ, or the shape itself."""
     if "vocab_size" not in shape and padded is None:
         return shape
     for name, preset in _presets().items():
         if any(getattr(preset, key) != shape[key] for key in SIZES.values()):
             continue
-        own = dict(shape)
+        own = shape | longest
         if "vocab_size" not in own:
             matches = padded is not None and preset.padded_vocab_size(tensor) == padded
             own["vocab_size"] = preset.vocab_size if matches else padded

@@ -70,7 +70,8 @@ def namespace_of(values: Values, version: str, world_size: int | None = None, pl
 
 
 def _earlier_spellings(space: Namespace) -> None:
-    space["tokenizer_type"] = space.get("tokenizer_type") or DEFAULT_TOKENIZER
+    if space.get("tokenizer_type") is None and space.get("vocab_file"):
+        space["tokenizer_type"] = DEFAULT_TOKENIZER
     if space.get("use_rotary_position_embeddings"):
         space["position_embedding_type"] = "rope"
     if space.get("recompute_activations"):

@@ -99,7 +99,7 @@ def compared(original: Namespace, words: MegatronWords, document: Mapping[str, A
     arguments, rendered = rendered_namespace(recipe, version)
     refused = [f"{each.recipe_key}: {each.sentence}" for each in ALL_REQUIREMENTS if each.broken(recipe)]
     result = Differences(refused=refused)
-    _vocabulary(original, rendered, words, document, result)
+    _vocabulary(original, rendered, words, recipe.model.vocab_size, result)
     added: list[str] = []
     for dest in sorted(original.keys() | rendered.keys()):
         if dest in VOCABULARY or equal(original.get(dest), rendered.get(dest)):
@@ -181,18 +181,17 @@ def _flag(dest: str, arguments: Mapping[str, Argument]) -> str:
 
 
 def _vocabulary(
-    original: Namespace, rendered: Namespace, words: MegatronWords, document: Mapping[str, Any], result: Differences
+    original: Namespace, rendered: Namespace, words: MegatronWords, tokens: int, result: Differences
 ) -> None:
     """Compare rows of the embedding, whichever arguments say them."""
     tensor = original.get("tensor_model_parallel_size") or 1
     multiple = (original.get("make_vocab_size_divisible_by") or DIVISOR) * tensor
-    tokens = rendered.get("vocab_size")
     shown = rendered.get("padded_vocab_size") or _padded(tokens, DIVISOR * tensor)
     rows = original.get("padded_vocab_size") or _padded(original.get("vocab_size") or tokens, multiple)
     divisor = words.words.get("make_vocab_size_divisible_by")
-    if rows is None or shown is None or rows == shown:
+    if rows == shown:
         return
-    if divisor and tokens:
+    if divisor and rendered.get("vocab_size"):
         result.extra_args += divisor
     elif divisor:
         result.unread.append(UnreadWords(divisor, f"the embedding has {shown} rows instead of {rows}"))
@@ -200,5 +199,5 @@ def _vocabulary(
         result.notes.append(f"the embedding is planned with {shown} rows instead of {rows}")
 
 
-def _padded(tokens: Any, multiple: int) -> int | None:
-    return -(-int(tokens) // multiple) * multiple if tokens else None
+def _padded(tokens: int, multiple: int) -> int:
+    return -(-tokens // multiple) * multiple

@@ -60,6 +60,8 @@ def add_job(draft: RecipeDraft, command: TrainerCommand) -> None:
         draft.lack("nodes", "neither the launcher nor sbatch says how many; write nodes: N")
     options: dict[str, Any] = {}
     for name, value in command.slurm.items():
+        if name == "job-name" and value == draft.name:  # the recipe's name is that of its jobs
+            continue
         problem = sbatch_option_problem(name)
         if problem is None and isinstance(value, str) and is_unset(value):
             problem = "has no value in the script"

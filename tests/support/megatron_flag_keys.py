@@ -1,0 +1,109 @@
+"""Which key of a recipe each Megatron-LM flag is read into: the table of docs/megatron-flags.md.
+
+The renderer says of every flag which keys decide it; the reader is held to its inverse. So the table is made of what
+recipes of every kind render to, and of the spellings of earlier versions that are read as those flags.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.argument import Argument
+from llmlaunch.backends.megatron.arguments import planned_arguments
+from llmlaunch.backends.megatron.versions import NEWEST, core_parser
+from llmlaunch.command_lines.megatron_words import EARLIER
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
+from llmlaunch.recipe.types import Recipe
+from support.recipes import recipe_of, small
+
+__all__ = ["flag_key_table"]
+
+# Read as other flags of today (megatron_namespace.py): the flag, and the one whose keys it sets.
+READ_AS = {
+    "--train-samples": "--train-iters",
+    "--lr-warmup-samples": "--lr-warmup-iters",
+    "--lr-warmup-fraction": "--lr-warmup-iters",
+    "--recompute-activations": "--recompute-granularity",
+    "--checkpoint-activations": "--recompute-granularity",
+    "--use-rotary-position-embeddings": "--position-embedding-type",
+    "--num-layers-per-virtual-pipeline-stage": "--num-virtual-stages-per-pipeline-rank",
+    "--moe-enable-deepep": "--moe-flex-dispatcher-backend",
+    "--encoder-num-layers": "--num-layers",
+    "--encoder-seq-length": "--seq-length",
+    "--model-parallel-size": "--tensor-model-parallel-size",
+    "--batch-size": "--micro-batch-size",
+    "--warmup": "--lr-warmup-iters",
+    "--vocab-file": "--vocab-size",
+}
+# Words of a recipe that the gallery does not use.
+WORDS = (
+    ("training.fp8=delayed", "training.fp8_parameters=true", "training.optimizer={first_moment: fp8}"),
+    ("training.fp8=mxfp8", "training.fp8_parameters=true", "training.gradient_dtype=bf16", "training.optimizer={}"),
+    ("training.fp4=nvfp4", "training.minimum_learning_rate=1.0e-5", "training.adam_betas=[0.8, 0.95]"),
+    ("training.precision=fp16", "training.gradient_dtype=fp32", "training.tensorboard=/logs", "training.steps=10"),
+    ("layout.offload_modules=[core_attn, attn_proj]", "layout.loss=native", "layout.mlp_chunks=2"),
+    ("layout.offload_optimizer=0.5", "layout.tp_comm_overlap=true", "layout.context_comm=a2a"),
+    ("training.save_interval=10", "training.checkpoint_path=/c", "training.start_from=/w", "on_oom=fallback"),
+    ("data={path: /d, tokenizer: /t, cache_path: /i}",),
+    ("data={blend: [{path: /d, weight: 1}]}", "model={base: llama3.1-8b, qk_layernorm: true, mtp_num_layers: 1}"),
+    ("model={base: gpt3-175b, zero_centered_norm: true, linear_bias: false}", "training.sequence_length=1024"),
+    ("model={base: llama3-8b, rope_scaling: {kind: linear, factor: 2}, norm_epsilon: 1.0e-6}",),
+    (
+        "model={base: llama3-8b, sliding_window: {tokens: 64, full_every: 6}, rope_scaling: {kind: yarn, factor: 2, "
+        "original_max_position_embeddings: 4096, truncate: false, mscale: 1, mscale_all_dim: 1}}",
+    ),
+    (
+        "model={base: qwen2-57b-a14b, moe: {capacity_factor: 1.5, router: {normalize_topk: false}}}",
+        *("layout.token_dispatcher=flex", "layout.overlap_shared_expert=true"),
+    ),
+    ("model=qwen3-30b-a3b", "layout.overlap_expert_communication=true", "layout.token_dispatcher=alltoall"),
+    ("model=qwen3-30b-a3b", "layout.delay_weight_gradients=true"),
+    ("layout.zero_stage=2",),
+)
+LAYOUTS = (
+    Layout(2, 4, 2, 2, 2, 2, 1, 1, 1, 1, RECOMPUTE_FULL),
+    Layout(2, 1, 1, 1, 2, 1, 1, 1, 1, 2, RECOMPUTE_SELECTIVE, offload_layers=1),
+)
+SPLITS = ((7, 9, 8, 8), (9, 9, 8, 6), (7, 8, 8, 8, 8, 8, 8, 7), (6, 9, 9, 8))
+
+
+def flag_key_table() -> str:
+    """Return the table, a row for each flag, in the order of the flags."""
+    keys = _keys_of_flags()
+    by_dest = {flag.dest: keys[name] for name, flag in core_parser(NEWEST).flags.items() if name in keys}
+    rows = {flag: found for flag, found in keys.items() if found}
+    rows |= {flag: keys[today] for flag, today in READ_AS.items()}
+    rows |= {name: by_dest.get(flag.dest, set()) for name, (flag, _) in EARLIER.items()}
+    lines = ["| flag | key |", "|---|---|"]
+    lines += [
+        f"| `{flag}` | {', '.join(f'`{key}`' for key in sorted(rows[flag]))} |" for flag in sorted(rows) if rows[flag]
+    ]
+    return "\n".join(lines)
+
+
+def _keys_of_flags() -> dict[str, set[str]]:
+    keys: dict[str, set[str]] = defaultdict(set)
+    for each in _arguments():
+        keys[each.flag] |= set(each.reason.keys)
+    return keys
+
+
+def _arguments() -> Iterator[Argument]:
+    """Yield the arguments of recipes of every kind, whether or not their layouts are legal."""
+    for recipe in _recipes():
+        for layout in LAYOUTS:
+            yield from planned_arguments(recipe, layout)
+    for split in SPLITS:
+        stages = Layout(pipeline=4, virtual_pipeline=len(split) // 4, layers_by_stage=split)
+        yield from planned_arguments(small(), stages)
+
+
+def _recipes() -> Iterator[Recipe]:
+    for path in sorted(asset("recipes").glob("*.yaml")):
+        recipe = recipe_of(path.stem)
+        if recipe.backend.name == "megatron-lm" and not recipe.data.python_source:
+            yield recipe
+    for words in WORDS:
+        yield small(*words)
