@@ -25,6 +25,7 @@ __all__ = [
     "plugin_option_problem",
     "refused_sbatch_option",
     "sbatch_option_problem",
+    "sbatch_option_takes",
     "sbatch_value_problem",
     "srun_option_problem",
 ]
@@ -119,6 +120,12 @@ def sbatch_option_problem(name: str) -> str | None:
     ]
     hint = f"did you mean {near[0]}? " if near else ""
     return f"is no option of sbatch; {hint}An option that a plugin of the site adds goes under slurm_plugins:"
+
+
+def sbatch_option_takes(name: str) -> str | None:
+    """Return whether an option takes a "value", is a "flag" or "either"; None for what is no option of sbatch."""
+    option = _options().get(name)
+    return None if option is None else option["takes"]
 
 
 def plugin_option_problem(name: str) -> str | None:

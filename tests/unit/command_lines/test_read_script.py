@@ -1,0 +1,207 @@
+"""Scripts are read as bash would run them, which bash itself judges, and nothing of them is ever executed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from llmlaunch.command_lines.launch import trainer_commands
+from llmlaunch.command_lines.shell import Script, read_script
+from llmlaunch.errors import UserError
+
+# `run` prints its words where bash runs a script, and stands for a program where llmlaunch reads it
+HEAD = "run() { printf '%s\\0' \"$@\" END; }\n"
+
+SAME_AS_BASH = {
+    "defaults": 'A=${B:-x}; run ${A} ${C:=y} $C "${D-}" ${A:+set} ${E+set} "${F:-a  b}" ${F:-a  b}',
+    "two assignments on a line": 'A=1 B=2\nC=3 run "$A" "$B"\nrun "${C-}"',
+    "a variable for one command": "A=1\nA=2 run $A\nrun $A",
+    "arithmetic": "G=8; N=4; run $((G*N)) $((G / 3 * 2 % 4)) $((-7/2)) $((N>3?G:0)) $((2**10)) $(( (G+N) << 1 ))",
+    "assigning arithmetic": "i=1; ((i++)); ((i+=5)); let i=i*2; run $i $((j=3, j+1)) $j",
+    "arrays": 'A=(--a 1 # comment\n  --b "x y"\n); A+=(--c); run "${A[@]}" ${A[@]} "${A[*]}" ${#A[@]} ${A[1]} "${A[@]:1:2}"',  # noqa: E501
+    "an array in a word": 'A=(a b c); run "x${A[@]}y" x${A[@]}y "${A[@]}" ""',
+    "an empty array": 'A=(); run "${A[@]}" "${A[*]}" end',
+    "maps": 'declare -A M=([7b]=32 ["13b"]=40); K=13b; run "${M[$K]}" ${M[7b]}',
+    "entries": "A=(a b); A[3]=d; A[0]=z; run ${A[0]} ${A[3]} ${#A[1]}",
+    "added text": 'O="--a 1"; O+=" --b 2"; O="$O --c"; run $O; run "$O"',
+    "text over lines": "O=\"\n  --a 1 \\\n  --b 2\n  --c 'q'\n\"\nrun $O",
+    "continued lines": "run --a 1 \\\n  --b 2 \\\n  --c",
+    "a comment ends a continued line": "run --a 1 \\\n  # --b 2\nrun --c",
+    "quotes": """A='x y'; run "$A"z '$A' "\\$A \\"q\\"" a\\ b $'t\\tn' "it's" 'a'"b"c""",
+    "cutting": "P=/a/b/model.tar.gz; run ${P##*/} ${P%.*} ${P%%.*} ${P#/a} ${P/b/c} ${P//a/z} ${P: -2} ${P:1:3} ${#P}",
+    "cases of letters": "A=Llama; run ${A^^} ${A,,} ${A^} ${A,}",
+    "indirect": "A=B; B=3; run ${!A}",
+    "if": 'A=x; if [ "$A" = y ]; then run 1; elif [[ $A == x* && -n $A ]]; then run 2; else run 3; fi',
+    "numbers compared": "if [ 3 -lt 12 ] && ! [ 2 -ge 3 ]; then run yes; fi; [[ 5 -gt 4 ]] || run no",
+    "case": "A=13b; case $A in 7b|8b) run small;; 1?b) run middle;; *) run large;; esac",
+    "for": 'for i in 1 2 "3 4"; do run $i; done; for ((i=0;i<3;i++)); do run $i; done',
+    "while": "i=0; while [ $i -lt 5 ]; do i=$((i+1)); if [ $i = 2 ]; then continue; fi; [ $i -eq 4 ] && break; run $i; done",  # noqa: E501
+    "seq": "for i in $(seq 2 2 6); do run $i; done; run $(seq 3)",
+    "functions": 'f() { local x=$1; shift; run "$x" "$#" "$@"; return 0; run never; }; f a "b c" d; function g { f x; }; g',  # noqa: E501
+    "subshells": "A=1; (A=2; run $A); run $A; { A=3; }; run $A",
+    "output": 'D=$(dirname /a/b/c); B=`basename /a/b.sh .sh`; run $D $B "$(echo "x  y")" $(echo "x  y") $(printf "%03d" 7)',  # noqa: E501
+    "pipes": "run $(echo a,b,c | cut -d, -f2) $(echo a,b | tr , ' ') $(echo '3*4' | bc) $(expr 3 + 4)",
+    "sed": "run \"$(echo 'lr=LR' | sed 's/LR/1e-4/g')\"",
+    "a here-document": 'A=3\nX=$(cat <<EOF\n{"a": $A, "b": "\\$x"}\nEOF\n)\nrun "$X"\nY=$(cat <<\'EOF\'\n$A\nEOF\n)\nrun "$Y"',  # noqa: E501
+    "a file written": 'A=3\ncat > "$TMP/f.json" <<EOF\n{"z": $A}\nEOF\nrun "$(cat "$TMP/f.json")"',
+    "braces": "run shard_{0..3} {a,b}/x --p={1,2} {01..03} {x} '{a,b}'",
+    "arguments": 'set -- a "b c"; run "$@" $# $1 "${2}" ${3:-none}; while [[ $# -gt 0 ]]; do run $1; shift; done',
+    "eval": 'C=\'run --a "x y"\'; eval $C; D="run 1"; $D',
+    "lists": "true && run 1 || run 2; false && run 3 || run 4; false || run 5; : ; ! false && run 6",
+    "nested": 'A=1; run "$(echo "${A:-$(echo "n")} $((A+$(echo 2)))")"',
+    "folders": 'cd /usr/share; run "$PWD" "$(pwd)" "$(cd .. && pwd)"; cd ../lib; run $(pwd)',
+    "nothing": 'A=; run $A "$A" end; run "" \'\'',
+    "tests of nothing": 'A=; if [ -z "$A" ]; then run empty; fi; if [[ -n ${A} ]]; then run full; fi',
+}
+
+
+def read(text: str, folder: Path, *arguments: str, **variables: str) -> Script:
+    return read_script(text, "train.sh", folder, arguments, variables)
+
+
+def runs(script: Script) -> list[list[str]]:
+    """The words that a script gives to `run`."""
+    return [list(command.words[1:]) for command in script.commands if command.words[0] == "run"]
+
+
+def runs_of_bash(text: str, folder: Path) -> list[list[str]]:
+    done = subprocess.run(
+        ["bash", "-c", HEAD + text],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "TMP": str(folder)},
+    )
+    groups = done.stdout.split("END\0")
+    return [group.split("\0")[:-1] for group in groups[:-1]]
+
+
+@pytest.mark.parametrize("text", SAME_AS_BASH.values(), ids=SAME_AS_BASH)
+def test_a_command_gets_the_words_that_bash_gives_it(text: str, tmp_path: Path) -> None:
+    expected = runs_of_bash(text, tmp_path)
+    assert expected
+    assert runs(read(text, tmp_path, TMP=str(tmp_path))) == expected
+
+
+def test_what_only_the_run_knows_stays_in_the_word_and_is_named_by_line(tmp_path: Path) -> None:
+    script = read('HOST=$(scontrol show hostnames | head -n 1)\nrun $1 "$DATA/x" $HOST $((NODES*8))\n', tmp_path)
+    assert runs(script) == [["${1}", "${DATA}/x", "${HOST}", "${NODES}"]]
+    assert {unset.name: unset.line for unset in script.unset} == {"HOST": 1, "1": 2, "DATA": 2, "NODES": 2}
+    given = read('run $1 "$DATA/x" $HOST $((NODES*8))\n', tmp_path, "7b", DATA="/d", HOST="h0", NODES="4")
+    assert runs(given) == [["7b", "/d/x", "h0", "32"]]
+    assert given.unset == ()
+
+
+def test_a_place_that_an_author_left_open_is_unset(tmp_path: Path) -> None:
+    script = read("CHECKPOINT=<Specify path>\nrun --load $CHECKPOINT/x <input >output\n", tmp_path)
+    assert runs(script) == [["--load", "${Specify_path}/x"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "note"),
+    [
+        ("if nvidia-smi; then run 1; else run 2; fi", ["1"], "train.sh:1: if"),
+        ('if [ "$#" -ne 2 ]; then echo usage; exit 1; fi\nrun $1', ["${1}"], "ends the script"),
+        ('case "$1" in\n 7b) run a;;\n 13b) run b;;\n *) exit 1;;\nesac', ["a"], "lines 2, 3, 4"),
+        ('if [ "$DEBUG" = 1 ]; then run slow; else run fast; fi', ["fast"], "DEBUG is taken as not set"),
+        ("if [ ! -f /nowhere/x ]; then exit 1; fi; run 1", ["1"], "ends the script"),
+    ],
+)
+def test_a_branch_that_only_the_run_decides_is_noted(text: str, expected: list[str], note: str, tmp_path: Path) -> None:
+    script = read(text, tmp_path)
+    assert runs(script) == [expected]
+    assert note in "\n".join(script.notes)
+
+
+def test_a_file_beside_the_script_is_sourced_and_one_that_is_missing_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "env.sh").write_text("SIZE=8\n")
+    text = 'source "$(dirname "$0")/env.sh"\n. ./gone.sh\nrun $SIZE\n'
+    script = read(text, tmp_path)
+    assert runs(script) == [["8"]]
+    assert script.notes == ("train.sh:2: ./gone.sh is not here and was not read",)
+
+
+def test_files_that_a_script_writes_go_with_its_commands(tmp_path: Path) -> None:
+    text = 'MBS=2\ncat <<EOF > ./ds.json\n{"train_micro_batch_size_per_gpu": $MBS}\nEOF\nrun x\n'
+    files = read(text, tmp_path).commands[0].files
+    assert files["./ds.json"] == files[f"{tmp_path}/ds.json"] == '{"train_micro_batch_size_per_gpu": 2}\n'
+    assert list(tmp_path.iterdir()) == []
+
+
+SBATCH = """#!/bin/bash
+#SBATCH --job-name=pretrain -N 4   # nodes
+#SBATCH --gres=gpu:h100:8
+#SBATCH --ntasks-per-node 1
+#SBATCH -p gpu -t 24:00:00 --exclusive
+run $SLURM_NNODES $SLURM_GPUS_ON_NODE $((SLURM_NNODES * SLURM_NTASKS_PER_NODE)) $SLURM_PROCID
+#SBATCH --mem=1G
+"""
+
+
+def test_options_of_sbatch_and_what_slurm_sets_by_them(tmp_path: Path) -> None:
+    script = read(SBATCH, tmp_path)
+    assert script.slurm == {
+        "job-name": "pretrain", "nodes": 4, "gres": "gpu:h100:8", "ntasks-per-node": 1, "partition": "gpu",
+        "time": "24:00:00", "exclusive": True,
+    }  # fmt: skip
+    assert runs(script) == [["4", "8", "4", "${SLURM_PROCID}"]]
+
+
+HOSTILE = {
+    "nested": "(" * 5000,
+    "nested substitutions": "$(" * 3000 + "x" + ")" * 3000,
+    "nested defaults": "run " + "${A:-" * 3000,
+    "nested tests": "if true; then " * 2000,
+    "doubling": "A=xxxxxxxx\n" + "A=$A$A$A$A\n" * 40 + "run $A",
+    "a loop without an end": "while true; do A=$A.; done",
+    "loops in loops": "for i in {1..900}; do for j in {1..900}; do run $i; done; done",
+    "recursion": "f() { f; f; }; f",
+    "mutual sourcing": "source ./train.sh\n" * 3,
+    "braces": "run " + "{1,2}" * 40,
+    "huge numbers": "run $((9**9**9**9)) $((1/0)) $((1<<999999999))",
+    "patterns": "A=" + "a" * 3000 + '\nrun "${A##*a*a*a*a*a*a*a*b}"',
+    "marks": "run \ue000X\ue001",
+    "eval of itself": 'E=\'eval "$E"\'; eval "$E"',
+}
+
+
+def message_of(text: str, folder: Path) -> str | None:
+    """The message that a script is refused with; None where it is read."""
+    try:
+        trainer_commands(read(text, folder))
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.timeout(20)
+def test_a_hostile_script_ends_in_one_message_or_is_read(text: str, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(text)
+    message = message_of(text, tmp_path)
+    assert message is None or (message.startswith("train.sh") and "\n" not in message)
+
+
+TOKENS = r"""touch canary@$(touch canary)@`touch canary`@;@(@)@{@}@if @then @fi@do @done@
+@for i in @case @ in @esac@;;@[[ @
+@ ]@$@${@A@=@+=@((@))@"@'@\\@<<E
+E
+@> f@<(@#@ @torchrun @python train.py @--lr 1 @eval @source f@$@:-@*@~@&@|"""
+PIECES = st.sampled_from(re.split("@", TOKENS))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PIECES, max_size=40).map("".join) | st.text(max_size=80))
+@example("eval '$(touch canary)'")
+def test_nothing_is_executed_and_nothing_but_a_message_comes_of_any_text(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "hostile"
+    folder.mkdir(exist_ok=True)
+    message_of(text, folder)
+    assert list(folder.iterdir()) == []

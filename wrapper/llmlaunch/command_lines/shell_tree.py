@@ -1,0 +1,196 @@
+"""A script as a tree: the kinds of commands that bash has, and the parts of their words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "AndOr",
+    "Arithmetic",
+    "ArithmeticCommand",
+    "Assignment",
+    "Block",
+    "CaseCommand",
+    "Conditional",
+    "CountingFor",
+    "For",
+    "Function",
+    "If",
+    "LiteralText",
+    "Node",
+    "Parameter",
+    "Part",
+    "Pipeline",
+    "Redirect",
+    "Simple",
+    "Subshell",
+    "Substitution",
+    "While",
+    "Word",
+]
+
+
+@dataclass(frozen=True)
+class LiteralText:
+    text: str
+    quoted: bool = False
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """`$name`, `${name[index]operator argument}`; `prefix` is "#" for a length and "!" for an indirect name."""
+
+    name: str
+    line: int
+    quoted: bool = False
+    prefix: str = ""
+    index: Word | None = None
+    operator: str = ""
+    argument: Word = ()
+
+
+@dataclass(frozen=True)
+class Substitution:
+    """`$(…)` or backquotes."""
+
+    body: Block
+    line: int
+    quoted: bool = False
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """`$((…))`; the expression before its variables are expanded."""
+
+    expression: Word
+    line: int
+    quoted: bool = False
+
+
+Part = LiteralText | Parameter | Substitution | Arithmetic
+Word = tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    name: str
+    value: Word | tuple[Word, ...]
+    array: bool = False
+    append: bool = False
+    index: Word | None = None
+
+
+@dataclass(frozen=True)
+class Redirect:
+    operator: str
+    target: Word  # a here-document's body
+
+
+@dataclass(frozen=True)
+class Simple:
+    assignments: tuple[Assignment, ...]
+    words: tuple[Word | Assignment, ...]  # assignments are arguments of `export` and its like
+    line: int
+    redirects: Sequence[Redirect] = ()  # a here-document is filled in when the line ends, after the command is read
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    commands: tuple[Node, ...]
+    negated: bool
+    line: int
+
+
+@dataclass(frozen=True)
+class AndOr:
+    left: Node
+    operator: str
+    right: Node
+
+
+@dataclass(frozen=True)
+class Block:
+    statements: tuple[Node, ...]
+    redirects: Sequence[Redirect] = ()
+
+
+@dataclass(frozen=True)
+class Subshell:
+    body: Block
+
+
+@dataclass(frozen=True)
+class If:
+    branches: tuple[tuple[Block, Block], ...]
+    otherwise: Block | None
+    line: int
+
+
+@dataclass(frozen=True)
+class For:
+    name: str
+    words: tuple[Word, ...] | None
+    body: Block
+    line: int
+
+
+@dataclass(frozen=True)
+class CountingFor:
+    """`for ((first; condition; next))`."""
+
+    expressions: tuple[Word, Word, Word]
+    body: Block
+    line: int
+
+
+@dataclass(frozen=True)
+class While:
+    condition: Block
+    body: Block
+    until: bool
+    line: int
+
+
+@dataclass(frozen=True)
+class CaseCommand:
+    word: Word
+    items: tuple[tuple[tuple[Word, ...], Block], ...]
+    line: int
+
+
+@dataclass(frozen=True)
+class Function:
+    name: str
+    body: Node
+
+
+@dataclass(frozen=True)
+class ArithmeticCommand:
+    expression: Word
+    line: int
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """`[[ … ]]`; operators and brackets are words, too."""
+
+    words: tuple[Word, ...]
+    line: int
+
+
+Node = (
+    Simple
+    | Pipeline
+    | AndOr
+    | Block
+    | Subshell
+    | If
+    | For
+    | CountingFor
+    | While
+    | CaseCommand
+    | Function
+    | ArithmeticCommand
+    | Conditional
+)
