@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from pathlib import PurePath
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Any
 
 from llmlaunch.backends.deepspeed.own_settings import AUTO
@@ -12,6 +13,7 @@ from llmlaunch.command_lines.command import Reading, TrainerCommand, is_unset
 from llmlaunch.command_lines.deepspeed_config import (
     DsConfig,
     file_text,
+    keep_precision,
     parse_ds_config,
     read_mapping,
     read_optimizer,
@@ -20,6 +22,7 @@ from llmlaunch.command_lines.deepspeed_config import (
     read_split,
     read_zero,
 )
+from llmlaunch.command_lines.deepspeed_megatron import add_megatron, is_megatron, kept_words, tell_of_differences
 from llmlaunch.command_lines.hugging_face import (
     LENGTHS,
     MODELS,
@@ -30,6 +33,7 @@ from llmlaunch.command_lines.hugging_face import (
     read_adapters,
     read_batch,
     read_length,
+    read_new_model,
     read_numbers,
     read_saving,
     read_schedule,
@@ -40,7 +44,7 @@ from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.errors import UserError
 
-__all__ = ["read_deepspeed"]
+__all__ = ["read_deepspeed", "read_ds_config", "read_training_args"]
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 COMMANDS = {"llamafactory-cli": "src/train.py", "llamafactory": "src/train.py", "trl": "trl/scripts/sft.py"}
@@ -57,10 +61,64 @@ def read_deepspeed(command: TrainerCommand) -> Reading:
     draft = RecipeDraft(recipe_name(_text(command.slurm.get("job-name")), PurePath(command.trainer).stem))
     options = _options(command, draft)
     add_job(draft, command)
-    kind = "hugging-face" if is_trainer(options) else "deepspeed"
-    (_read_trainer if kind == "hugging-face" else _read_own)(command, options, draft)
+    kind = _kind_of(options)
+    _READERS[kind](command, options, draft)
     _tell_of_unset(command, options, draft)
     return draft.reading(kind)
+
+
+def read_ds_config(text: str, name: str = "ds_config.json") -> Reading:
+    """Return the recipe of a ds_config.json alone, for the shipped training script. Raises UserError."""
+    command, options = TrainerCommand("", (), place=name), ScriptOptions((), name)
+    draft = RecipeDraft(recipe_name(PurePath(name).stem))
+    config = parse_ds_config(text, name)
+    if AUTO in text:
+        draft.notes.append(
+            '"auto" is what Hugging Face\'s Trainer fills in from its arguments: read those for the rest'
+        )
+    add_job(draft, command)
+    _own_keys(command, config, options, draft, name)
+    add_model(draft, None, command.folder)
+    for section in ("optimizer", "scheduler"):
+        if config.settings.pop(section, None) is not None:
+            draft.leave_out((section,), "the shipped script brings AdamW and its schedule, with the same settings")
+    own = config.rest(trainer=False)
+    draft.keys["backend"] = {"name": "deepspeed", "ds_config": own} if own else "deepspeed"
+    draft.lack("data", "write data.path, or data: {mock: true}; and backend.script for a script of your own")
+    return draft.reading("deepspeed")
+
+
+def read_training_args(
+    text: str, name: str, folder: Path = Path(), files: Mapping[str, str] = MappingProxyType({})
+) -> Reading:
+    """Return the recipe of a file of arguments alone, YAML or JSON: TrainingArguments, TRL's or LLaMA-Factory's, or
+    the configuration of `accelerate launch`. Raises UserError."""
+    values = read_mapping(text, name, "a file of TrainingArguments")
+    if "zero_optimization" in values or "train_micro_batch_size_per_gpu" in values:
+        return read_ds_config(text, name)
+    of_launcher = "distributed_type" in values
+    command = TrainerCommand(
+        "train.py",
+        () if of_launcher else (name,),
+        launcher="accelerate" if of_launcher else "torchrun",
+        launcher_options={"config_file": name} if of_launcher else {},
+        files={**files, name: text},
+        folder=folder,
+        place=name,
+    )
+    draft = RecipeDraft(recipe_name(PurePath(name).stem))
+    options = _options(command, draft)
+    add_job(draft, command)
+    _read_trainer(command, options, draft)
+    draft.lack("backend.script", f"{name} does not name the script that reads it; write its path")
+    _tell_of_unset(command, options, draft)
+    return draft.reading("hugging-face")
+
+
+def _kind_of(options: ScriptOptions) -> str:
+    if is_megatron(options):
+        return "megatron-deepspeed"
+    return "hugging-face" if is_trainer(options) else "deepspeed"
 
 
 def _text(value: object) -> str | None:
@@ -80,7 +138,9 @@ def _options(command: TrainerCommand, draft: RecipeDraft) -> ScriptOptions:
     file = options.text("config") if options.has("config") else None
     if file is None or not file.lower().endswith((".yaml", ".yml")):
         return options
-    return ScriptOptions(words, command.place, words_of_file(_arguments_in(command, file), draft))
+    # the file is handed on with all that is in it, so nothing is to be told of what has no form of an argument
+    beneath = words_of_file(_arguments_in(command, file), RecipeDraft(draft.name))
+    return ScriptOptions(words, command.place, beneath)
 
 
 def _arguments_in(command: TrainerCommand, path: str) -> dict[str, Any]:
@@ -104,6 +164,8 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
     config, precision, place = _configuration(command, options, draft)
     stated = read_precision(config) if config is not None else None
     read_numbers(options, family, draft, precision or (stated if stated != "fp32" else None))
+    if config is not None:
+        keep_precision(config, draft.training["precision"])
     read_zero(config or DsConfig(), draft, place)
     together = read_split(config or DsConfig(), draft, place)
     ranks = _data_ranks(command, together)
@@ -114,7 +176,8 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
     read_saving(options, family, draft)
     if "checkpoint_path" in draft.training:
         draft.training["checkpoint_path"] = full_path(draft.training["checkpoint_path"], command.folder)
-    add_model(draft, options.text(*MODELS), command.folder)
+    if not read_new_model(options, draft):
+        add_model(draft, options.text(*MODELS), command.folder)
     own: dict[str, Any] = {}
     if config is not None:
         _agree(config, draft, place)
@@ -130,7 +193,7 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
     else:
         draft.notes.append("without DeepSpeed it trains by DistributedDataParallel; the recipe is DeepSpeed's ZeRO 0")
     options.take("deepspeed", "local_rank")
-    _add_script(command, options, draft, "hugging-face", own)
+    _add_script(command, options.rest(), draft, "hugging-face", own)
 
 
 def _data_ranks(command: TrainerCommand, together: int) -> int | None:
@@ -234,14 +297,18 @@ def _accelerate_settings(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_script(
-    command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft, kind: str, own: Mapping[str, Any]
+    command: TrainerCommand,
+    groups: Sequence[tuple[str, ...]],
+    draft: RecipeDraft,
+    kind: str,
+    own: Mapping[str, Any],
 ) -> None:
-    """Add the script with the arguments that are handed on to it."""
+    """Add the script with the arguments that are handed on to it, each with its words."""
     backend: dict[str, Any] = {"name": "deepspeed", "script": _script(command, draft)}
     if kind != "own":
         backend["script_kind"] = kind
     words: list[str] = []
-    for group in options.rest():
+    for group in groups:
         name = group[0].lstrip("-").partition("=")[0]
         value = " ".join((group[0].partition("=")[2], *group[1:])).strip()
         if is_secret_variable(name, value):
@@ -252,8 +319,10 @@ def _add_script(
         backend["script_args"] = words
     if own:
         backend["ds_config"] = dict(own)
-    draft.keys |= {"backend": backend, "data": {"mock": True}}
-    draft.notes.append("what it is trained on is the script's own affair (its arguments); data: mock says no more")
+    draft.keys["backend"] = backend
+    if "data" not in draft.keys:
+        draft.keys["data"] = {"mock": True}
+        draft.notes.append("what it is trained on is the script's own affair (its arguments); data: mock says no more")
 
 
 def _script(command: TrainerCommand, draft: RecipeDraft) -> str:
@@ -274,7 +343,30 @@ def _read_own(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraf
     config, precision, place = _configuration(command, options, draft)
     handed_over = config is not None and options.has("deepspeed_config", "deepspeed")
     config = config or DsConfig(_settings_of_script(options))
+    _own_keys(command, config, options, draft, place, precision)
+    read_adapters(options, TRANSFORMERS, draft)
+    add_model(draft, options.text(*MODELS), command.folder)
+    options.take("deepspeed", "deepspeed_config", "local_rank")
+    kind = "pipeline" if draft.layout.get("pipeline", 1) > 1 else "own"
+    _add_script(command, options.rest(), draft, kind, config.rest(trainer=False))
+    if not handed_over:
+        draft.not_rendered = (
+            "the script makes its DeepSpeed configuration itself or gets it from its launcher, and a rendered job "
+            "hands it --deepspeed_config; the recipe can be checked"
+        )
+
+
+def _own_keys(
+    command: TrainerCommand,
+    config: DsConfig,
+    options: ScriptOptions,
+    draft: RecipeDraft,
+    place: str,
+    precision: str | None = None,
+) -> None:
+    """Add what a configuration says, and a script's arguments where their names say it."""
     draft.training["precision"] = _own_precision(config, options, precision)
+    keep_precision(config, draft.training["precision"])
     draft.layout["recompute"] = (
         "full" if any(options.flag(name) for name in RECOMPUTED if options.has(name)) else "none"
     )
@@ -293,17 +385,7 @@ def _read_own(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraf
         if options.has(name) and key not in draft.training:
             value = options.number(name)
             draft.training |= {} if value is None else {key: value}
-    read_adapters(options, TRANSFORMERS, draft)
     read_rest(config, draft)
-    add_model(draft, options.text(*MODELS), command.folder)
-    options.take("deepspeed", "deepspeed_config", "local_rank")
-    kind = "pipeline" if draft.layout.get("pipeline", 1) > 1 else "own"
-    _add_script(command, options, draft, kind, config.rest(trainer=False))
-    if not handed_over:
-        draft.not_rendered = (
-            "the script makes its DeepSpeed configuration itself or gets it from its launcher, and a rendered job "
-            "hands it --deepspeed_config; the recipe can be checked"
-        )
 
 
 def _settings_of_script(options: ScriptOptions) -> dict[str, Any]:
@@ -371,3 +453,15 @@ def _tell_of_unset(command: TrainerCommand, options: ScriptOptions, draft: Recip
         names = dict.fromkeys(_VARIABLE.findall(" ".join(group)))
         where = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in names)
         draft.lack(group[0].partition("=")[0], f"{where} has no value in the script; set it, or write the recipe's key")
+
+
+def _read_megatron(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft) -> None:
+    """pretrain_gpt.py of a Megatron-DeepSpeed checkout."""
+    config, _, _ = _configuration(command, options, draft)
+    job = add_megatron(command, options, config, draft)
+    own = config.rest(trainer=False) if config is not None else {}
+    _add_script(command, kept_words(options), draft, "megatron-deepspeed", own)
+    tell_of_differences(job, draft, draft.reading("megatron-deepspeed").document)
+
+
+_READERS = {"hugging-face": _read_trainer, "deepspeed": _read_own, "megatron-deepspeed": _read_megatron}

@@ -20,7 +20,7 @@ from llmlaunch.documents.json_strict import parse_object
 from llmlaunch.documents.yaml_strict import parse_document, read_text
 from llmlaunch.errors import UserError
 
-__all__ = ["DsConfig", "file_text", "parse_ds_config", "read_mapping"]
+__all__ = ["ADDED", "DsConfig", "file_text", "keep_precision", "parse_ds_config", "read_mapping"]
 
 ZERO = "zero_optimization"
 # deepspeed/runtime/zero/config.py, 0.19.8: where a file does not say them, llmlaunch would write its own smaller ones.
@@ -32,6 +32,13 @@ NAMES_OF_3 = {  # what the keys were called before (the fields' own names, which
     "max_live_parameters": "stage3_max_live_parameters",
     "max_reuse_distance": "stage3_max_reuse_distance",
 }
+# What rendering adds to a file that lacks it, and is not DeepSpeed's default.
+ADDED = {
+    "zero_allow_untested_optimizer": "an optimizer that the script brings may be any",
+    "zero_force_ds_cpu_optimizer": "that optimizer steps on the host too, as it is",
+    "steps_per_print": "DeepSpeed reports as often as the trainer does",
+}
+PRECISIONS = ("bf16", "bfloat16", "fp16")
 DECAYS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 # Change what is computed or kept in ways that the estimate does not count.
 UNPRICED = ("sparse_attention", "compression_training", "progressive_layer_drop", "quantize_training", "torch_autocast")
@@ -154,6 +161,7 @@ def read_zero(config: DsConfig, draft: RecipeDraft, place: str) -> int:
     if not stage:
         config.settings.pop(ZERO, None)
         return stage
+    _tell_of_added(config, draft)
     section = config.settings.setdefault(ZERO, {})
     for name, default in (BUCKETS | BUCKETS_OF_3 if stage == 3 else BUCKETS).items():
         section.setdefault(name, default)
@@ -163,6 +171,14 @@ def read_zero(config: DsConfig, draft: RecipeDraft, place: str) -> int:
             draft.leave_out((f"{ZERO}.{name}",), f"belongs to stage 3, and the stage is {stage}")
             del section[name]
     return stage
+
+
+def _tell_of_added(config: DsConfig, draft: RecipeDraft) -> None:
+    added = [f"{key} ({reason})" for key, reason in ADDED.items() if not config.has(key)]
+    if not draft.layout["offload_optimizer"]:
+        added = [text for text in added if not text.startswith("zero_force")]
+    if added:
+        draft.notes.append(f"rendering adds to ds_config.json: {', '.join(added)}")
 
 
 def _offload(config: DsConfig, draft: RecipeDraft, stage: int) -> None:
@@ -185,18 +201,21 @@ def _offload(config: DsConfig, draft: RecipeDraft, stage: int) -> None:
     for name in old.values():
         if devices.get(name, "none") == "none" or (name == "offload_param" and stage < 3):
             config.section(ZERO).pop(name, None)
+        elif not config.has(f"{ZERO}.{name}.pin_memory"):
+            config.put(f"{ZERO}.{name}.pin_memory", False)  # its default; llmlaunch would write true
 
 
 def read_precision(config: DsConfig) -> str:
     """Return the number format that the file turns on; fp32 where it turns on none."""
-    on = {name: true_or_false(config.take(f"{name}.enabled")) for name in ("bf16", "bfloat16", "fp16")}
-    if on["bf16"] or on["bfloat16"]:
-        config.settings.pop("fp16", None)
-        return "bf16"
-    config.settings.pop("bf16", None)
-    if not on["fp16"]:
-        config.settings.pop("fp16", None)
-    return "fp16" if on["fp16"] else "fp32"
+    on = [name for name in PRECISIONS if true_or_false(config.take(f"{name}.enabled"))]
+    return "fp32" if not on else on[0].replace("bfloat16", "bf16")
+
+
+def keep_precision(config: DsConfig, precision: str) -> None:
+    """Leave out the settings of number formats that are not computed in."""
+    for name in PRECISIONS:
+        if name != precision:
+            config.settings.pop(name, None)
 
 
 def read_split(config: DsConfig, draft: RecipeDraft, place: str) -> int:

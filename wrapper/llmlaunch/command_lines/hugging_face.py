@@ -29,6 +29,7 @@ __all__ = [
     "read_adapters",
     "read_batch",
     "read_length",
+    "read_new_model",
     "read_numbers",
     "read_saving",
     "read_schedule",
@@ -97,7 +98,7 @@ def is_trainer(options: ScriptOptions) -> bool:
     """Return whether a script takes the arguments of Hugging Face's Trainer. Scripts without it name some alike."""
     named = options.has("per_device_train_batch_size", "output_dir", "num_train_epochs", "max_steps", "learning_rate")
     without = options.has("num_warmup_steps", "zero_stage", "with_tracking", "deepspeed_config")
-    return named and options.has(*MODELS) and not without
+    return named and options.has(*MODELS, "model_type", "config_name") and not without
 
 
 def family_of_script(trainer: str, options: ScriptOptions) -> TrainerFamily:
@@ -153,8 +154,8 @@ def read_length(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraf
     epochs = options.number("num_train_epochs")
     draft.lack(
         "training.steps",
-        f"the script trains for {3 if epochs is None else epochs:g} epochs, and the data decides how many steps these "
-        "are; write steps (the rendered --max_steps goes before --num_train_epochs)",
+        f"the data decides how many steps --num_train_epochs {3 if epochs is None else epochs:g} makes; write steps "
+        "(the rendered --max_steps goes before the epochs)",
     )
 
 
@@ -244,6 +245,43 @@ def read_numbers(options: ScriptOptions, family: TrainerFamily, draft: RecipeDra
     if options.flag("use_liger_kernel", "use_liger", "enable_liger_kernel"):
         draft.layout["loss"] = "fused_linear"
         draft.notes.append("Liger: its fused loss is counted, what its other kernels spare is not")
+
+
+def read_new_model(options: ScriptOptions, draft: RecipeDraft) -> bool:
+    """Add a GPT-2 that the script makes anew with sizes of its own (`--config_overrides` of run_clm.py); return whether
+    there is one."""
+    text = options.text("config_overrides")
+    if text is None or options.text("model_type") != "gpt2" or options.has(*MODELS):
+        return False
+    given = dict(part.split("=", 1) for part in text.split(",") if part.count("=") == 1)
+    sizes = {
+        key: int(given[name])
+        for name, key in _GPT2_SIZES.items()
+        if given.get(name, "").isdigit() and len(given[name]) < 9
+    }
+    if "hidden_size" in sizes:
+        sizes["ffn_hidden_size"] = 4 * sizes["hidden_size"]
+    if "num_attention_heads" in sizes:
+        sizes["num_query_groups"] = sizes["num_attention_heads"]
+    draft.keys["model"] = {"base": "gpt2", **sizes}
+    if given.get("gradient_checkpointing") == "true":  # of the configuration, in earlier versions of transformers
+        draft.layout["recompute"] = "full"
+        draft.notes.append("gradient_checkpointing of the model's configuration is rendered as the Trainer's argument")
+    if "max_position_embeddings" in sizes and not options.has(*LENGTHS):
+        draft.training["sequence_length"] = min(sizes["max_position_embeddings"], 1024)
+        draft.missing[:] = [
+            sentence for sentence in draft.missing if not sentence.startswith("training.sequence_length")
+        ]
+    return True
+
+
+_GPT2_SIZES = {
+    "n_layer": "num_layers",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+}
 
 
 def read_adapters(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:

@@ -19,7 +19,7 @@ from llmlaunch.command_lines.megatron_words import MegatronWords, Values, read_w
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, recipe_name
 from llmlaunch.errors import UserError
 
-__all__ = ["read_megatron", "read_values"]
+__all__ = ["read_megatron", "read_values", "with_stand_ins"]
 
 SCRIPT = "pretrain_gpt.py"
 KIND = "megatron-lm"
@@ -139,13 +139,13 @@ def _differences(
 ) -> tuple[Differences, str | None]:
     """Compare what the document renders to with the namespace; where no recipe can be made of it, say why."""
     try:
-        differences = compared(space, words, _whole(document, space, world), version)
+        differences = compared(space, words, with_stand_ins(document, space, world), version)
     except UserError as error:
         return Differences(), str(error)
     return differences, "; ".join(differences.refused) or None
 
 
-def _whole(document: Mapping[str, Any], space: Namespace, world: int | None) -> dict[str, Any]:
+def with_stand_ins(document: Mapping[str, Any], space: Namespace, world: int | None) -> dict[str, Any]:
     """Return the document with stand-ins for what it lacks: a cluster, a batch of one micro-batch."""
     layout, whole = document["layout"], dict(document)
     model = layout["tensor"] * layout["pipeline"] * layout["context"]

@@ -22,7 +22,7 @@ from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.recipe.load import recipe_from
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["ADDED", "REASONS", "Differences", "compared", "pinned_layout", "rendered_namespace"]
+__all__ = ["ADDED", "REASONS", "VOCABULARY", "Differences", "compared", "equal", "pinned_layout", "rendered_namespace"]
 
 # Why rendering adds an argument that a command line may lack, by `dest`; and those that change nothing of the training.
 ADDED: Mapping[str, str] = {

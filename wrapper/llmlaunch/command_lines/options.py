@@ -85,6 +85,10 @@ class ScriptOptions:
         """Return the options that are handed on, each with its words, in their order."""
         return tuple(group for name, group in self._own if name not in self._taken)
 
+    def all(self) -> tuple[tuple[str, ...], ...]:
+        """Return all options, each with its words; those of a file first."""
+        return tuple(group for _, group in self._groups)
+
     def without_value(self) -> tuple[tuple[str, ...], ...]:
         """Return the options that hold a variable without a value."""
         return tuple(group for _, group in self._groups if any(map(is_unset, group)))

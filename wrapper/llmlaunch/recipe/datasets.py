@@ -97,13 +97,13 @@ class Data:
         raise ValueError(f"tokenizer_type {kind} reads no tokenizer; remove one of the two")
 
 
-def data_problems(data: Data, backend: str) -> Iterator[Problem]:
-    """Yield the keys that only another backend reads."""
-    if backend == "megatron-lm":
+def data_problems(data: Data, megatron: bool) -> Iterator[Problem]:
+    """Yield the keys that only scripts with Megatron's arguments read, where the job's is none of them."""
+    if megatron:
         return
     for name in OF_MEGATRON:
         if getattr(data, name) is not None:
-            yield ("data", name), f"is a word of megatron-lm; remove it for {backend}"
+            yield ("data", name), "is a word of megatron-lm; remove it for deepspeed"
 
 
 def with_absolute_paths(data: Data, absolute: Callable[[str], str]) -> Data:

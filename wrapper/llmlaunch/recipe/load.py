@@ -61,8 +61,10 @@ def recipe_from(document: Document, base_dir: Path = Path()) -> Recipe:
     keys = validate(recipe_form(named), document, HINTS)
     recipe = _resolve(keys, document, base_dir)
     problems = [
-        *data_problems(recipe.data, recipe.backend.name),
-        *layout_problems(keys.get("layout", {}), recipe.model, recipe.backend.name),
+        *data_problems(recipe.data, recipe.backend.takes_megatron_arguments),
+        *layout_problems(
+            keys.get("layout", {}), recipe.model, recipe.backend.name, recipe.backend.takes_megatron_arguments
+        ),
         *training_problems(keys["training"], recipe.training, recipe.model, recipe.backend.name),
         *container_problems(recipe.container, recipe.cluster.name),
         *disagreements(recipe),

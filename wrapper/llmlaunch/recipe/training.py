@@ -18,7 +18,15 @@ from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import TRAINING, Techniques
 from llmlaunch.workload import NumberFormats, OptimizerFormats, Workload
 
-__all__ = ["MOST_STEPS", "Training", "number_notes", "training_form", "training_from", "training_problems"]
+__all__ = [
+    "MOST_STEPS",
+    "OF_MEGATRON",
+    "Training",
+    "number_notes",
+    "training_form",
+    "training_from",
+    "training_problems",
+]
 
 MOST_STEPS = 10**9
 OF_MEGATRON = ("checkpoint_format", "tensorboard", "fp8", "fp4", "optimizer", "fp8_parameters")

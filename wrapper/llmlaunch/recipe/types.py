@@ -163,6 +163,11 @@ class BackendChoice:
     found_version: str | None = None
 
     @property
+    def takes_megatron_arguments(self) -> bool:
+        """Whether the training script's arguments are Megatron's."""
+        return self.name == "megatron-lm" or self.script_kind == "megatron-deepspeed"
+
+    @property
     def runs_version(self) -> str | None:
         """The version the job will run with, as the recipe says or as it was found; None where it is not known."""
         return self.version or self.found_version

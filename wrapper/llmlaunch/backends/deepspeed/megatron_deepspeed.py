@@ -173,9 +173,10 @@ MEGATRON_DEEPSPEED_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "megatron-layers",
-        "--pipeline-model-parallel-size must divide --num-layers",
+        "--pipeline-model-parallel-size must divide --num-layers, unless layers_by_stage says how "
+        "--pp-partition-method among script_args splits them",
         PARSER,
-        _divides("pipeline", "num_layers"),
+        lambda s: s.layouts.uneven | np.equal(s.shape.num_layers % s.layouts.pipeline, 0),
     ),
     Rule(
         "megatron-ulysses-heads",
