@@ -13,7 +13,14 @@ from llmlaunch.rundir.trainer_lines import (
     TRAINER,
 )
 
-__all__ = ["any_script_lines", "deepspeed_lines", "known_trainers_lines", "megatron_lines"]
+__all__ = [
+    "DEEPSPEED_ENGINE",
+    "DEEPSPEED_PIPELINE",
+    "any_script_lines",
+    "deepspeed_lines",
+    "known_trainers_lines",
+    "megatron_lines",
+]
 
 
 def megatron_lines() -> ProgressLines:

@@ -117,29 +117,44 @@ def list_command(as_json: bool, **filters: str | None) -> None:
 
 
 @measurements_command.command("import")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("words", nargs=-1, required=True, metavar="FILE... [KEY=VALUE]...")
+@click.option("--recipe", metavar="RECIPE", help="The recipe of the job that wrote the logs, with its layout pinned.")
+@click.option("--cluster", metavar="NAME", help="The cluster that the job ran on.")
+@click.option("--one-job", is_flag=True, help="The files are of one job, such as those of its ranks.")
 @click.option("--replace", is_flag=True, help="Take the file's record where the store holds its id with other content.")
 @click.option("--skip-bad", is_flag=True, help="Take the good records, and say which lines were left out and why.")
 @_FORMAT
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
-def import_command(file: Path, replace: bool, skip_bad: bool, form: str | None, as_json: bool) -> None:
-    """Take over every record of FILE, all or none. Importing twice changes nothing."""
-    from llmlaunch.store.database import open_store
-    from llmlaunch.store.measurements import import_file
+def import_command(
+    words: tuple[str, ...],
+    recipe: str | None,
+    cluster: str | None,
+    one_job: bool,
+    replace: bool,
+    skip_bad: bool,
+    form: str | None,
+    as_json: bool,
+) -> None:
+    """Take over the measurement records in each FILE, all or none of a file, or what a log says of memory and time.
 
-    with open_store() as store:
-        for warning in store.warnings:
-            notify(f"warning: {warning}")
-        done = import_file(store, file, replace, form, skip_bad)
-        place = store.location.shown
-    for line in done.bad:
+    Logs are the output of Megatron-LM, DeepSpeed and Transformers' Trainer, trainer_state.json, and W&B's history,
+    system metrics and summary. What a log does not say of its job comes from --recipe, its overrides KEY=VALUE, and
+    --cluster. Importing twice changes nothing.
+    """
+    from llmlaunch.app.imported_logs import ImportOptions, JobSource, import_files, split_words
+
+    paths, overrides = split_words(words)
+    done = import_files(
+        paths, JobSource(recipe, overrides, cluster, one_job), ImportOptions(replace, skip_bad, form), notify
+    )
+    for file, line in done.bad:
         notify(f"warning: {file}, line {line.number}: {line.why}; left out")
     counts = {"added": done.added, "replaced": done.replaced, "unchanged": done.unchanged}
     if as_json:
-        print_json({**counts, "bad": [vars(line) for line in done.bad], "store": place})
+        print_json({**counts, "bad": [vars(line) for _, line in done.bad], "store": done.store})
     else:
         summary = ", ".join(f"{count} {what}" for what, count in counts.items())
-        say(f"{summary}{f', {len(done.bad)} bad' if done.bad else ''} in {place}")
+        say(f"{summary}{f', {len(done.bad)} bad' if done.bad else ''} in {done.store}")
 
 
 @measurements_command.command("export")

@@ -1,1 +1,2 @@
-"""Scripts and command lines that people already have, read into recipes. Nothing in them is ever executed."""
+"""Scripts, command lines and logs that people already have, read into recipes and measurements. Nothing in them is ever
+executed."""

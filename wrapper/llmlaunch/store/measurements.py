@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,16 @@ from llmlaunch.rehearsal.earlier import rehearsed_ranks
 from llmlaunch.rehearsal.ranks import RehearsedRank
 from llmlaunch.rehearsal.records import shape_of
 from llmlaunch.store.database import Store, batches
-from llmlaunch.store.record_files import BadLine, columns, dump_all, read_records, rows, same_content, text_of_row
+from llmlaunch.store.record_files import (
+    BadLine,
+    RecordLine,
+    columns,
+    dump_all,
+    read_records,
+    rows,
+    same_content,
+    text_of_row,
+)
 from llmlaunch.store.tables import measurements
 
 __all__ = [
@@ -29,6 +39,7 @@ __all__ = [
     "contents",
     "csv_lines",
     "import_file",
+    "import_records",
     "put_collected",
     "put_rehearsed",
     "rehearsed_of",
@@ -71,7 +82,19 @@ def import_file(
     `replace`, which then keeps its place in the order.
     """
     read = read_records(path, form, skip_bad)
-    lines = read.lines
+    return replace_fields(_import_lines(store, read.lines, str(path), replace), bad=read.bad)
+
+
+def import_records(store: Store, records: Sequence[Mapping[str, Any]]) -> ImportResult:
+    """Import records that were read of logs, in place of what an earlier reading of the same runs gave."""
+    lines = [
+        RecordLine(number, content, dict(record))
+        for number, (content, record) in enumerate(zip(dump_all(records), records, strict=True), 1)
+    ]
+    return _import_lines(store, lines, "logs", replace=True)
+
+
+def _import_lines(store: Store, lines: Sequence[RecordLine], name: str, replace: bool) -> ImportResult:
     with store.write() as connection:
         stored = _contents_by_id(connection, [line.id for line in lines])
         new: dict[str, str] = {}
@@ -84,13 +107,13 @@ def import_file(
             elif not same_content(before, line.content):
                 if not replace:
                     raise UserError(
-                        f"{path}, line {line.number}: the store holds {line.id!r} with other content; give it another "
+                        f"{name}, line {line.number}: the store holds {line.id!r} with other content; give it another "
                         "id, or use --replace to take the file's; nothing was imported"
                     )
                 changed[line.id] = line.content
         _insert(connection, [(content, records[key]) for key, content in new.items()])
         _update(connection, [(content, records[key]) for key, content in changed.items()])
-    return ImportResult(len(new), len(changed), len(lines) - len(new) - len(changed), read.bad)
+    return ImportResult(len(new), len(changed), len(lines) - len(new) - len(changed))
 
 
 def put_collected(connection: Connection, records: Sequence[Mapping[str, Any]]) -> int:

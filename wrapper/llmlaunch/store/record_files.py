@@ -21,7 +21,17 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import read_bytes
 from llmlaunch.rundir.values import counted
 
-__all__ = ["BadLine", "columns", "dump", "dump_all", "read_records", "rows", "same_content", "text_of_row"]
+__all__ = [
+    "BadLine",
+    "RecordLine",
+    "columns",
+    "dump",
+    "dump_all",
+    "read_records",
+    "rows",
+    "same_content",
+    "text_of_row",
+]
 
 
 _INT64 = 2**63

@@ -1,0 +1,320 @@
+"""Logs of jobs that somebody else launched, as measurement records: what ran is told by the log, or by a recipe."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from llmlaunch.app.evidence import Notify
+from llmlaunch.backends.argument import ALLOCATOR_SETTINGS
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.cluster.load import load_cluster
+from llmlaunch.cluster.profile import Cluster
+from llmlaunch.command_lines.logs import is_record_file, read_logs
+from llmlaunch.command_lines.megatron import read_values
+from llmlaunch.command_lines.training_log import DEEPSPEED, TRANSFORMERS, TrainingLog
+from llmlaunch.errors import UserError
+from llmlaunch.layout import Layout
+from llmlaunch.planner.plan import Candidate, as_planned
+from llmlaunch.planner.planning import plan_of
+from llmlaunch.planner.search import SearchResult, search
+from llmlaunch.planner.setting import setting_of
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import AUTO_NODES, Recipe
+from llmlaunch.rendering.run_json import measurement_template
+from llmlaunch.rundir.values import to_type
+from llmlaunch.store.database import open_store
+from llmlaunch.store.log_records import log_records
+from llmlaunch.store.measurements import import_file, import_records
+from llmlaunch.store.record_files import BadLine
+
+__all__ = ["ImportOptions", "Imported", "JobSource", "import_files", "records_of_logs", "split_words"]
+
+# name of Megatron's argument -> how the recipe's layout calls it
+_SIZES = {
+    "tensor_model_parallel_size": "tensor",
+    "pipeline_model_parallel_size": "pipeline",
+    "context_parallel_size": "context",
+    "expert_model_parallel_size": "expert",
+    "micro_batch_size": "micro_batch_size",
+}
+CPU_PEAKS = "on a CPU no allocator of a device counts, so its peaks are left out"
+_OFFLOADS = ("offload_optimizer", "offload_parameters", "offload_modules", "offload_checkpoints")
+MOST_LAYOUTS = 1000  # looked at; a recipe that leaves more open pins nothing
+
+
+@dataclass(frozen=True)
+class JobSource:
+    """What a person gives beside the logs: a recipe of the job, overrides of it, and the cluster it ran on. `one_job`
+    says that all files are of one job, such as those of its ranks: what one of them says of it holds for all."""
+
+    recipe: str | None = None
+    overrides: tuple[str, ...] = ()
+    cluster: str | None = None
+    one_job: bool = False
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """How files of measurement records are taken over (`store.measurements.import_file`)."""
+
+    replace: bool = False
+    skip_bad: bool = False
+    form: str | None = None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """How many records were new, replaced others, or were there already; `bad` are the lines left out, by file, and
+    `store` is where the store lies."""
+
+    added: int
+    replaced: int
+    unchanged: int
+    bad: tuple[tuple[Path, BadLine], ...]
+    store: str
+
+
+def split_words(words: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:
+    """Return the files and the overrides among the words of a command line. A pattern that no shell has expanded names
+    the files that match it."""
+    paths: list[Path] = []
+    overrides: list[str] = []
+    for word in words:
+        if "=" in word and not Path(word).exists():
+            overrides.append(word)
+        elif any(sign in word for sign in "*?[") and not Path(word).exists():
+            pattern = Path(word)
+            folder = Path(pattern.anchor)
+            paths += sorted(folder.glob(str(pattern.relative_to(folder)))) or [pattern]
+        else:
+            paths.append(Path(word))
+    if not paths:
+        raise UserError("measurements import: names no file; put the files before the overrides")
+    return paths, tuple(overrides)
+
+
+def import_files(paths: Sequence[Path], source: JobSource, options: ImportOptions, notify: Notify) -> Imported:
+    """Import measurement records and logs. All logs are read before anything is written."""
+    record_files = [path for path in paths if options.form is not None or is_record_file(path)]
+    logs = [path for path in paths if path not in record_files]
+    if record_files and not logs and (source != JobSource()):
+        raise UserError(
+            f"{record_files[0]}: holds measurement records, which say themselves what ran; leave out the recipe"
+        )
+    records = records_of_logs(logs, source, notify, options.skip_bad)
+    with open_store() as store:
+        for warning in store.warnings:
+            notify(f"warning: {warning}")
+        results = [import_file(store, path, options.replace, options.form, options.skip_bad) for path in record_files]
+        bad = [(path, line) for path, result in zip(record_files, results, strict=True) for line in result.bad]
+        results += [import_records(store, records)] if logs else []
+        return Imported(
+            added=sum(result.added for result in results),
+            replaced=sum(result.replaced for result in results),
+            unchanged=sum(result.unchanged for result in results),
+            bad=tuple(bad),
+            store=store.location.shown,
+        )
+
+
+def records_of_logs(
+    paths: Sequence[Path], source: JobSource, notify: Notify, skip_bad: bool = False
+) -> list[dict[str, Any]]:
+    """Return the records of all runs in these files. Raises UserError for a file that is no log, and for one that does
+    not say what ran where `source` does not either; with `skip_bad` it is left out with a warning."""
+    left_out: list[UserError] = []
+    runs: list[tuple[Path, TrainingLog]] = []
+    records: list[dict[str, Any]] = []
+    for path in paths:
+        try:
+            runs += [(path, log) for log in read_logs(path)]
+        except UserError as error:
+            left_out.append(error)
+    if source.one_job and source.recipe is None:
+        runs = _with_arguments_of_their_job(runs)
+    for path, log in runs:
+        try:
+            records += _records_of_run(path, log, source, notify)
+        except UserError as error:
+            left_out.append(error)
+    for failure in left_out:
+        if not skip_bad:
+            raise failure
+        notify(f"warning: {failure}; left out")
+    return records
+
+
+def _records_of_run(path: Path, log: TrainingLog, source: JobSource, notify: Notify) -> list[dict[str, Any]]:
+    """Return the records of one run. One that nothing was measured of is a warning."""
+    place = str(path) if log.first_line == 1 else f"{path}:{log.first_line}"
+    if not log.says_nothing:
+        template = _template(_recipe_of(log, path, source), log, place)
+        if template["gpu"] == "cpu":
+            log = replace(log, peaks=(), notes=(*log.notes, CPU_PEAKS))
+        if not log.says_nothing:
+            return log_records(template, log, str(path.absolute()))
+    notes = f" ({'; '.join(log.notes)})" if log.notes else ""
+    notify(f"warning: {place}: names no peak, no step time and no end for lack of memory{notes}; left out")
+    return []
+
+
+def _with_arguments_of_their_job(runs: Sequence[tuple[Path, TrainingLog]]) -> list[tuple[Path, TrainingLog]]:
+    """Return the logs of one job's ranks, each with the arguments that its first rank printed."""
+    printed = [log for _, log in runs if log.values]
+    if len(printed) != 1:
+        raise UserError(
+            f"--one-job: {len(printed)} of the files print Megatron's arguments, where the first rank of a job "
+            "alone does; give the files of one job, or its recipe with --recipe"
+        )
+    [job] = printed
+    return [
+        (path, log if log.values else replace(log, values=job.values, identity=f"{job.identity}-{log.identity}"))
+        for path, log in runs
+    ]
+
+
+def _recipe_of(log: TrainingLog, path: Path, source: JobSource) -> Recipe:
+    cluster = () if source.cluster is None else (f"cluster={source.cluster}",)
+    if source.recipe is not None:
+        overrides = (*cluster, *source.overrides)
+        return load_recipe(source.recipe, (*overrides, *_trainer_overrides(load_recipe(source.recipe, overrides), log)))
+    place, again = str(path), to_type("measurements", "import", path)
+    if not log.values:
+        raise UserError(
+            f"{place}: says what was measured, and not of which job; give the job's recipe with its layout pinned: "
+            f"{again} --recipe RECIPE.yaml (or, together with the file in which its first rank prints Megatron's "
+            "arguments, --one-job)"
+        )
+    if source.cluster is None:
+        raise UserError(f"{place}: does not say on which machine it ran; name it: {again} --cluster NAME")
+    return _recipe_of_arguments(log, place, source)
+
+
+def _trainer_overrides(recipe: Recipe, log: TrainingLog) -> tuple[str, ...]:
+    """Return what makes the recipe one of the trainer that printed the log, where the recipe takes llmlaunch's own."""
+    if recipe.backend.name != "deepspeed" or recipe.backend.script is not None:
+        return ()
+    if not log.printed_by & {DEEPSPEED, TRANSFORMERS}:
+        return ()
+    kind = "hugging-face" if TRANSFORMERS in log.printed_by else "own"
+    return ("backend.script=train.py", f"backend.script_kind={kind}")
+
+
+def _recipe_of_arguments(log: TrainingLog, place: str, source: JobSource) -> Recipe:
+    """Return the recipe of the arguments that Megatron-LM printed, on `source.cluster`."""
+    assert source.cluster is not None
+    cluster = load_cluster(source.cluster, Path())
+    nodes, per_node = _nodes(log, cluster, place)
+    reading = read_values(log.values, nodes=nodes, devices_per_node=per_node, place=place)
+    named = source.cluster if not Path(source.cluster).is_file() else str(Path(source.cluster).absolute())
+    document = {
+        **reading.document,
+        "cluster": named if per_node == cluster.devices_per_node else {"base": named, "devices_per_node": per_node},
+        "nodes": nodes,
+        "data": {"mock": True},  # no part of a measurement
+    }
+    with tempfile.TemporaryDirectory(prefix="llmlaunch-") as folder:
+        path = Path(folder) / "recipe.yaml"
+        path.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        try:
+            return load_recipe(path, source.overrides)
+        except UserError as error:
+            reasons = "; ".join([str(error).replace(str(path), "the recipe read of it"), *reading.missing])
+            raise UserError(
+                f"{place}: its arguments make no recipe: {reasons}; add what is missing as KEY=VALUE, or give the "
+                "job's recipe with --recipe"
+            ) from None
+
+
+def _nodes(log: TrainingLog, cluster: Cluster, place: str) -> tuple[int, int]:
+    """Return the number of nodes and of the devices of each that were used."""
+    world = log.values.get("world_size")
+    if type(world) is not int or world < 1:
+        raise UserError(f"{place}: its arguments do not name world_size; give the job's recipe with --recipe")
+    if world < cluster.devices_per_node:
+        return 1, world
+    if world % cluster.devices_per_node:
+        raise UserError(
+            f"{place}: {world} ranks do not fill nodes of {cluster.devices_per_node} devices; name the cluster that it "
+            "ran on"
+        )
+    return world // cluster.devices_per_node, cluster.devices_per_node
+
+
+def _template(recipe: Recipe, log: TrainingLog, place: str) -> Mapping[str, Any]:
+    """Return the record of the job without its peak. Raises UserError for a recipe that leaves the layout open, that no
+    backend runs, or that contradicts the log."""
+    if recipe.nodes == AUTO_NODES:
+        raise UserError(f"{recipe.path}: nodes: auto: {place} is of one number of nodes; write it")
+    backend = backend_for(recipe)
+    setting = setting_of(recipe, backend)
+    result = search(setting)
+    if not len(result.points):
+        from llmlaunch.planner.no_legal_layout import no_layout
+
+        raise no_layout(setting)
+    index = _index_of_what_ran(recipe, result, place)
+    plan = plan_of(setting, replace(result, first=np.array([index])), 0)
+    _refuse_contradictions(recipe, plan.layout, log, place)
+    planned = as_planned(recipe, plan.chosen)
+    template = measurement_template(planned, plan, backend.render(planned, plan.layout))
+    template.pop("calibration_id", None)
+    if ALLOCATOR_SETTINGS not in recipe.environment:  # llmlaunch would set it; whoever launched the job may not have
+        implementation = template["implementation"]
+        assert isinstance(implementation, dict)
+        template["implementation"] = {**implementation, "expandable_segments": None}
+    return template
+
+
+def _index_of_what_ran(recipe: Recipe, result: SearchResult, place: str) -> int:
+    """Return the point of the layout that the recipe pins. What moves states or activations to the host, and uneven
+    stages, count as used only where the recipe names them. Raises UserError for a recipe that leaves more than one
+    layout."""
+    candidates = {n: result.at(recipe, n) for n in range(min(len(result.points), MOST_LAYOUTS))}
+    plain = {n: candidate for n, candidate in candidates.items() if _is_plain(recipe, candidate)}
+    if len(plain) == 1:
+        return next(iter(plain))
+    values = [{**asdict(c.layout), **asdict(c.techniques)} for c in (plain or candidates).values()]
+    free = [name for name in values[0] if any(value[name] != values[0][name] for value in values) and name != "data"]
+    raise UserError(
+        f"{recipe.path}: leaves {result.searched:,} layouts open, and {place} is of one; pin under layout what the job "
+        f"ran: {', '.join(free)}"
+    )
+
+
+def _is_plain(recipe: Recipe, candidate: Candidate) -> bool:
+    layout, techniques, own = candidate.layout, candidate.techniques, recipe.techniques
+    offloads = bool(layout.offload_layers) and "offload_layers" not in recipe.pins
+    added = any(getattr(techniques, name) != getattr(own, name) for name in _OFFLOADS)
+    return not offloads and not added and not (layout.uneven and recipe.layers_by_stage is None)
+
+
+def _refuse_contradictions(recipe: Recipe, layout: Layout, log: TrainingLog, place: str) -> None:
+    """Raise UserError where the log says another job than the recipe: its peaks would be learned for the wrong one."""
+    facts, values = log.facts, log.values
+    pairs = [
+        ("world size", facts.world_size or values.get("world_size"), recipe.world_size),
+        ("training.global_batch_size", facts.global_batch_size, recipe.workload.global_batch_size),
+        ("training.global_batch_size", values.get("global_batch_size"), recipe.workload.global_batch_size),
+        ("training.sequence_length", values.get("seq_length"), recipe.workload.sequence_length),
+        ("model.num_layers", values.get("num_layers"), recipe.model.num_layers),
+        ("model.hidden_size", values.get("hidden_size"), recipe.model.hidden_size),
+        ("layout.data", facts.data, layout.data),
+        ("layout.micro_batch_size", facts.micro_batch_size, layout.micro_batch_size),
+        ("layout.zero_stage", facts.zero_stage, layout.zero_stage),
+        *((f"layout.{name}", values.get(argument), getattr(layout, name)) for argument, name in _SIZES.items()),
+    ]
+    wrong = [
+        f"{name} {logged}, the recipe {planned}"
+        for name, logged, planned in pairs
+        if type(logged) is int and logged != planned
+    ]
+    if wrong:
+        raise UserError(f"{place}: says {'; '.join(wrong)}; give the recipe of the job that wrote it")
