@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from llmlaunch.backends.megatron.versions import NEWEST, known_version
-from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords, is_unset
+from llmlaunch.command_lines.command import Reading, TrainerCommand, Unset, is_unset
 from llmlaunch.command_lines.megatron_layout import read_layout
 from llmlaunch.command_lines.megatron_model import read_model
 from llmlaunch.command_lines.megatron_namespace import Namespace, namespace_of
@@ -23,11 +23,6 @@ __all__ = ["read_megatron", "read_values", "with_stand_ins"]
 
 SCRIPT = "pretrain_gpt.py"
 KIND = "megatron-lm"
-# What decides sizes from elsewhere, by `dest`.
-ELSEWHERE = {
-    "yaml_cfg": "the file's settings are not read; write them as arguments, or as keys of the recipe",
-    "use_checkpoint_args": "the sizes stand in a checkpoint; write them as arguments, or as keys of the recipe",
-}
 # Models that are no decoder of equal layers, by `dest`.
 OTHER_MODELS = {
     "hybrid_layer_pattern": "a hybrid of attention and state spaces",
@@ -41,6 +36,8 @@ OTHER_MODELS = {
 # Stand-ins for what a command line does not tell, with which the rest is compared.
 STAND_IN_CLUSTER = "h100-80gb-x8"
 STAND_IN_LENGTH, STAND_IN_TOKENS = 2048, 32000
+STAND_IN_DATA = {"path": "/data"}
+ALTERNATIVES = {"--train-samples"}  # named in a sentence beside the flag that lacks a value
 NO_WORDS = MegatronWords()
 
 
@@ -56,6 +53,7 @@ def read_megatron(command: TrainerCommand) -> Reading:
         devices_per_node=command.devices_per_node,
         trainer=command.trainer,
         words=words,
+        unset=command.unset,
         place=command.place,
     )
     job_name = command.slurm.get("job-name")
@@ -68,7 +66,6 @@ def read_megatron(command: TrainerCommand) -> Reading:
         reading,
         document=document,
         unread=tuple(draft.unread),
-        missing=(*reading.missing, *_unset(words, command)),
         notes=(*reading.notes, *draft.notes),
     )
 
@@ -81,13 +78,15 @@ def read_values(
     version: str | None = None,
     trainer: str | None = None,
     words: MegatronWords = NO_WORDS,
+    unset: tuple[Unset, ...] = (),
     place: str = "the command line",
 ) -> Reading:
     """Return the recipe of a namespace: values by the `dest` of Megatron's parser, all of them as a log prints them
     (text or typed), or those that a command line sets.
 
-    `words` are those of the command line, where there is one: what no key says becomes an extra argument. Raises
-    UserError for a value of the wrong type, and for a model that no recipe describes.
+    `words` are those of the command line, where there is one: what no key says becomes an extra argument; `unset` are
+    variables in them without a value. Raises UserError for a value of the wrong type, and for a model that no recipe
+    describes.
     """
     known = known_version(version) or NEWEST
     world = nodes * devices_per_node if nodes and devices_per_node else None
@@ -101,16 +100,16 @@ def read_values(
     document["training"] = training
     document |= {"data": data} if data is not None else {}
     document["layout"] = read_layout(space)
-    missing = [*model.missing, *missing_training(space), *missing_data(space)]
-    if nodes is None:
-        missing.append("nodes: neither the launcher nor sbatch tells how many; write nodes")
     differences, not_rendered = _differences(space, words, document, world, known)
+    absent = [*model.missing, *missing_training(space), *missing_data(space)]
+    if nodes is None:
+        absent.append("nodes: neither the launcher nor sbatch tells how many; write nodes")
+    missing = (*_without_unset(absent, words), *_unset(words, unset, differences))
     if differences.extra_args:
         backend = document["backend"] if isinstance(document["backend"], dict) else {"name": KIND}
         document["backend"] = backend | {"extra_args": differences.extra_args}
-    unread = [*_elsewhere(words), *differences.unread]
     told = (*model.notes, *notes, *data_notes, *differences.notes)
-    return Reading(KIND, document, tuple(unread), tuple(missing), told, not_rendered)
+    return Reading(KIND, document, tuple(differences.unread), missing, told, not_rendered)
 
 
 def _refuse_other_models(space: Namespace, place: str) -> None:
@@ -139,7 +138,7 @@ def _differences(
 ) -> tuple[Differences, str | None]:
     """Compare what the document renders to with the namespace; where no recipe can be made of it, say why."""
     try:
-        differences = compared(space, words, with_stand_ins(document, space, world), version)
+        differences = compared(space, words, document, with_stand_ins(document, space, world), version)
     except UserError as error:
         return Differences(), str(error)
     return differences, "; ".join(differences.refused) or None
@@ -159,7 +158,8 @@ def with_stand_ins(document: Mapping[str, Any], space: Namespace, world: int | N
     if isinstance(whole.get("model"), Mapping) and "base" not in whole["model"]:
         whole["model"] = {"vocab_size": STAND_IN_TOKENS} | whole["model"]
     whole.setdefault("model", "llama3-8b")
-    whole.setdefault("data", {"mock": True})
+    if not {"mock", "path", "blend"} & (whole.get("data") or {}).keys():
+        whole["data"] = STAND_IN_DATA | (whole.get("data") or {})
     micro = layout.get("micro_batch_size", 1)
     lengths = {
         "sequence_length": STAND_IN_LENGTH,
@@ -170,15 +170,20 @@ def with_stand_ins(document: Mapping[str, Any], space: Namespace, world: int | N
     return whole
 
 
-def _elsewhere(words: MegatronWords) -> Iterator[UnreadWords]:
-    for dest, reason in ELSEWHERE.items():
-        if dest in words.words and words.values.get(dest):
-            yield UnreadWords(words.words[dest], reason)
+def _without_unset(sentences: Iterable[str], words: MegatronWords) -> Iterator[str]:
+    """Yield those that are not only about flags which the command line has, though without a value."""
+    flags = {group[0] for group in words.unset.values()}
+    for sentence in sentences:
+        named = set(re.findall(r"--[a-z-]+", sentence))
+        if not named & flags or named - flags - ALTERNATIVES:
+            yield sentence
 
 
-def _unset(words: MegatronWords, command: TrainerCommand) -> Iterator[str]:
-    lines = {each.name: each.line for each in command.unset}
-    for group in (*words.unset.values(), *(group for group in words.unknown if any(map(is_unset, group)))):
-        names = re.findall(r"\$\{(\w+)\}", " ".join(group))
-        where = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in dict.fromkeys(names))
-        yield f"{group[0]}: {where} has no value in the script; set it, or write the key of the recipe"
+def _unset(words: MegatronWords, unset: tuple[Unset, ...], differences: Differences) -> Iterator[str]:
+    lines = {each.name: each.line for each in unset}
+    groups = [*words.unset.items(), *((None, group) for group in words.unknown if any(map(is_unset, group)))]
+    for dest, group in groups:
+        names = dict.fromkeys(re.findall(r"\$\{(\w+)\}", " ".join(group)))
+        where = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in names)
+        key = differences.keys.get(dest or "", "backend.extra_args")
+        yield f"{key}: {group[0]} reads {where}, which has no value in the script; write {key}"

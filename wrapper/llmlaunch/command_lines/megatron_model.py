@@ -265,6 +265,9 @@ def _over_preset(preset: ModelShape, shape: Mapping[str, Any]) -> dict[str, Any]
     except UserError:
         return None
     changed = _differences(_comparable(preset), _comparable(wanted))
+    for name in ("rope_scaling", "sliding_window"):  # which a base does not complete
+        if name in changed:
+            changed[name] = _comparable(wanted)[name]
     changed.pop("activation", None)
     parts = any(
         value is None or isinstance(value, Mapping) != isinstance(getattr(preset, key), PARTS)
@@ -274,8 +277,11 @@ def _over_preset(preset: ModelShape, shape: Mapping[str, Any]) -> dict[str, Any]
         return None
     if not changed:
         return {}
-    same = _comparable(find_model({"base": preset.name, **changed})) == _comparable(wanted)
-    return changed if same else None
+    try:
+        again = find_model({"base": preset.name, **changed})
+    except UserError:
+        return None
+    return changed if _comparable(again) == _comparable(wanted) else None
 
 
 def _comparable(shape: ModelShape) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def namespace_of(values: Values, version: str, world_size: int | None = None, pl
     _numbers(space)
     _experts(space)
     _stages(space, place)
-    if space.get("data_path"):
+    if space.get("data_path") or space.get("split"):
         space["split"] = re.sub(r"\s", "", str(space.get("split") or LEGACY_SPLIT))
     if isinstance(space.get("window_size"), str):
         space["window_size"] = tuple(int(part) for part in re.findall(r"-?\d{1,9}", str(space["window_size"])))
@@ -256,7 +256,7 @@ def _stages(space: Namespace, place: str) -> None:
     written = space.get("pipeline_model_parallel_layout")
     notation = {name: space.pop(name, None) for name in PIPELINE_NOTATIONS}
     split: tuple[int, ...] = ()
-    if layers and layers <= MOST_LAYERS and pipeline <= MOST_STAGES:
+    if layers and 0 < layers <= MOST_LAYERS and 0 < pipeline <= MOST_STAGES:
         if written:
             split = written_stages(str(written))
             if not split or len(split) % pipeline or sum(split) != layers:

@@ -13,7 +13,8 @@ from typing import Any
 from llmlaunch.backends.argument import Argument, NodeVariable
 from llmlaunch.backends.megatron.arguments import PLANNED_BY, STAGE_FLAGS, planned_arguments
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS
-from llmlaunch.command_lines.command import UnreadWords
+from llmlaunch.backends.megatron.versions import core_parser
+from llmlaunch.command_lines.command import UnreadWords, is_unset
 from llmlaunch.command_lines.megatron_namespace import STAGES, Namespace, namespace_of
 from llmlaunch.command_lines.megatron_words import MegatronWords, read_words
 from llmlaunch.documents.secrets import is_secret_variable, known_secret
@@ -61,6 +62,9 @@ REASONS: Mapping[str, str] = {
     "tokenizer_model": "made-up data has no tokenizer; model.vocab_size says how many tokens there are",
     "load": "a job goes on from where it saves; training.start_from names other weights to begin with",
     "finetune": "training.start_from begins with weights of another training",
+    "yaml_cfg": "the file's settings are not read; write them as arguments, or as keys of the recipe",
+    "use_checkpoint_args": "the sizes stand in a checkpoint; write them as arguments, or as keys of the recipe",
+    "use_mp_args_from_checkpoint_args": "the sizes stand in a checkpoint; write them as keys under layout",
     "lr_warmup_iters": "a recipe leaves at least one step after the warm-up",
     "eval_iters": "a recipe without training.evaluation evaluates nothing",
     "eval_interval": "a recipe without training.evaluation evaluates nothing",
@@ -77,32 +81,41 @@ REASONS: Mapping[str, str] = {
 OF_TOKENIZER = ("tokenizer_model", "vocab_file", "merge_file", "vocab_extra_ids", "null_tokenizer_eod_id")
 # What rendering leaves to the extra arguments where the recipe's key is absent, by `dest`.
 OWN_WORD = ("lr_decay_style",)
+# What takes sizes from elsewhere, which a plan cannot see, by `dest`.
+ELSEWHERE = ("yaml_cfg", "use_checkpoint_args", "use_mp_args_from_checkpoint_args")
 VOCABULARY = ("vocab_size", "padded_vocab_size", "make_vocab_size_divisible_by")
 DIVISOR = 128
 
 
 @dataclass
 class Differences:
-    """`extra_args` say what no key says; `unread` and `notes` are those of a Reading. `refused` says what Megatron-LM
-    cannot run of the recipe, whatever the layout."""
+    """`extra_args` say what no key says; `unread` and `notes` are those of a Reading. `keys` has the key that each
+    rendered argument follows from, by `dest`. `refused` says what Megatron-LM cannot run of the recipe, whatever the
+    layout."""
 
     extra_args: list[str] = field(default_factory=list)
+    keys: dict[str, str] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
     unread: list[UnreadWords] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def compared(original: Namespace, words: MegatronWords, document: Mapping[str, Any], version: str) -> Differences:
-    """Return what rendering `document`, a whole recipe, makes different from `original`. Raises UserError where the
-    document is no recipe that loads."""
-    recipe = recipe_from(Document("the recipe", "", document, {}, {}))
+def compared(
+    original: Namespace, words: MegatronWords, document: Mapping[str, Any], whole: Mapping[str, Any], version: str
+) -> Differences:
+    """Return what rendering a recipe makes different from `original`. `whole` is the `document` with stand-ins for what
+    it lacks, which are not compared. Raises UserError where that is no recipe that loads."""
+    recipe = recipe_from(Document("the recipe", "", whole, {}, {}))
     arguments, rendered = rendered_namespace(recipe, version)
     refused = [f"{each.recipe_key}: {each.sentence}" for each in ALL_REQUIREMENTS if each.broken(recipe)]
-    result = Differences(refused=refused)
+    keys = {dest: each.reason.keys[0] for dest, each in arguments.items() if each.reason.keys}
+    result = Differences(refused=refused, keys=keys)
     _vocabulary(original, rendered, words, recipe.model.vocab_size, result)
     added: list[str] = []
     for dest in sorted(original.keys() | rendered.keys()):
         if dest in VOCABULARY or equal(original.get(dest), rendered.get(dest)):
+            continue
+        if dest in arguments and _stands_in(arguments[dest], document):
             continue
         group = words.words.get(dest)
         if dest in original.converted:
@@ -114,7 +127,12 @@ def compared(original: Namespace, words: MegatronWords, document: Mapping[str, A
     if added:
         result.notes.append(f"rendering adds {', '.join(added)}")
     for group in words.unknown:
+        if any(map(is_unset, group)):
+            continue
         _extra(group, result)
+        longer = [flag for flag in core_parser(version).flags if flag.startswith(group[0].partition("=")[0])]
+        if len(longer) == 1:
+            result.notes.append(f"{group[0]}: Megatron takes no abbreviations; write {longer[0]} where that is meant")
     return result
 
 
@@ -150,13 +168,19 @@ def _items(value: object) -> list[str]:
     return [str(item) for item in value] if isinstance(value, (list, tuple)) else [] if value is None else [str(value)]
 
 
+def _stands_in(each: Argument, document: Mapping[str, Any]) -> bool:
+    """Return whether an argument follows from keys that the document lacks alone."""
+    sections = {key.partition(".")[0] for key in each.reason.keys}
+    return bool(sections & {"model", "data"}) and not sections & document.keys()
+
+
 def _kept(dest: str, group: tuple[str, ...], rendered: Namespace, result: Differences) -> None:
     """Put an argument that no key says into the extra arguments, unless rendering decides it."""
     unused = dest in OF_TOKENIZER and rendered.get("tokenizer_type") == "NullTokenizer"
     if dest in OWN_WORD:
         _extra(group, result)
         return
-    decided = unused or dest in PLANNED_BY or dest == STAGES or group[0] in STAGE_FLAGS
+    decided = unused or dest in ELSEWHERE or dest in PLANNED_BY or dest == STAGES or group[0] in STAGE_FLAGS
     if dest in rendered.explicit or decided:
         value = rendered.get(dest)
         instead = (

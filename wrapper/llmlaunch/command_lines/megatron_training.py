@@ -131,17 +131,15 @@ def missing_data(space: Namespace) -> Iterator[str]:
 
 
 def read_data(space: Namespace) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the mapping `data:`, or None where these values do not tell it, and notes."""
+    """Return what these values tell of the mapping `data:`, and notes. It may lack its source."""
     if space.get("mock_data"):
         return {"mock": True}, []
     prefixes = [str(word) for word in space.get("data_path") or space.get("train_data_path") or ()]
-    if not prefixes:
-        return None, []
-    data = _blend(prefixes)
+    data = _blend(prefixes) if prefixes else {}
     notes = []
     split = str(space.get("split") or "")
     shares = f"{split},0" if split.count(",") == 1 else split
-    if space.get("data_path") and SHARES.fullmatch(shares):
+    if not space.get("train_data_path") and SHARES.fullmatch(shares):
         data["split"] = shares
     if space.get("data_cache_path"):
         data["cache_path"] = space["data_cache_path"]
@@ -154,7 +152,7 @@ def read_data(space: Namespace) -> tuple[dict[str, Any] | None, list[str]]:
         notes.append(
             f"data.tokenizer_type: {ascii(kind)[1:-1]} is none that a recipe names; the tokens are read as numbers"
         )
-    return data, notes
+    return data or None, notes
 
 
 def _blend(prefixes: list[str]) -> dict[str, Any]:
@@ -167,7 +165,7 @@ def _blend(prefixes: list[str]) -> dict[str, Any]:
         parts = [{"path": path, "weight": _weight(weight)} for weight, path in pairs]
     else:
         parts = [{"path": path, "weight": 1.0} for path in prefixes]
-    return parts[0] and {"blend": parts} if len(parts) > 1 else {"path": parts[0]["path"]}
+    return {"blend": parts} if len(parts) > 1 else {"path": parts[0]["path"]}
 
 
 def _weight(word: str) -> float | None:

@@ -2,7 +2,7 @@
 
 The tables of `backends/megatron/parsers/` say which flags there are, how many words each takes and of which type. Flags
 that only earlier versions had are read from the older tables and from EARLIER. Megatron's own parser takes no
-abbreviations, so neither does this one.
+abbreviations (allow_abbrev=False), so neither does this one.
 """
 
 from __future__ import annotations
