@@ -36,7 +36,6 @@ OTHER_MODELS = {
 # Stand-ins for what a command line does not tell, with which the rest is compared.
 STAND_IN_CLUSTER = "h100-80gb-x8"
 STAND_IN_LENGTH, STAND_IN_TOKENS = 2048, 32000
-STAND_IN_DATA = {"path": "/data"}
 ALTERNATIVES = {"--train-samples"}  # named in a sentence beside the flag that lacks a value
 NO_WORDS = MegatronWords()
 
@@ -158,8 +157,8 @@ def with_stand_ins(document: Mapping[str, Any], space: Namespace, world: int | N
     if isinstance(whole.get("model"), Mapping) and "base" not in whole["model"]:
         whole["model"] = {"vocab_size": STAND_IN_TOKENS} | whole["model"]
     whole.setdefault("model", "llama3-8b")
-    if not {"mock", "path", "blend"} & (whole.get("data") or {}).keys():
-        whole["data"] = STAND_IN_DATA | (whole.get("data") or {})
+    if "data" not in whole:
+        whole["data"] = read_data(Namespace(space | {"data_path": ["/data"]}))[0]
     micro = layout.get("micro_batch_size", 1)
     lengths = {
         "sequence_length": STAND_IN_LENGTH,

@@ -78,6 +78,7 @@ REASONS: Mapping[str, str] = {
     "valid_data_path": "a recipe names one blend and its split",
     "test_data_path": "a recipe names one blend and its split",
 }
+OF_DATA = ("split", "data_cache_path", "tokenizer_type", "tokenizer_model")
 OF_TOKENIZER = ("tokenizer_model", "vocab_file", "merge_file", "vocab_extra_ids", "null_tokenizer_eod_id")
 # What rendering leaves to the extra arguments where the recipe's key is absent, by `dest`.
 OWN_WORD = ("lr_decay_style",)
@@ -112,6 +113,9 @@ def compared(
     result = Differences(refused=refused, keys=keys)
     _vocabulary(original, rendered, words, recipe.model.vocab_size, result)
     added: list[str] = []
+    if "data" not in document:
+        given = (words.words[dest] for dest in OF_DATA if dest in words.words)
+        result.unread += [UnreadWords(group, "belongs to data, whose source is missing") for group in given]
     for dest in sorted(original.keys() | rendered.keys()):
         if dest in VOCABULARY or equal(original.get(dest), rendered.get(dest)):
             continue

@@ -131,7 +131,7 @@ def missing_data(space: Namespace) -> Iterator[str]:
 
 
 def read_data(space: Namespace) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return what these values tell of the mapping `data:`, and notes. It may lack its source."""
+    """Return the mapping `data:`, or None where these values do not tell its source, and notes."""
     if space.get("mock_data"):
         return {"mock": True}, []
     prefixes = [str(word) for word in space.get("data_path") or space.get("train_data_path") or ()]
@@ -152,7 +152,7 @@ def read_data(space: Namespace) -> tuple[dict[str, Any] | None, list[str]]:
         notes.append(
             f"data.tokenizer_type: {ascii(kind)[1:-1]} is none that a recipe names; the tokens are read as numbers"
         )
-    return data or None, notes
+    return data if prefixes else None, notes
 
 
 def _blend(prefixes: list[str]) -> dict[str, Any]:
