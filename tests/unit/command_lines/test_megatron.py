@@ -88,6 +88,57 @@ def test_the_namespace_of_a_log_is_read_from_its_text() -> None:
     assert (document["layout"]["pipeline"], document["layout"]["virtual_pipeline"]) == (4, 2)
 
 
+def test_no_secret_of_a_command_line_is_read() -> None:
+    token = "hf_" + "aB3dE5gH7jK9mN1pQ3sT5vX7zA2cD4eF6g"
+    command = TrainerCommand(
+        "pretrain_gpt.py",
+        (*shlex.split(LLAMA3_8B), "--hub-token", token, "--load", f"https://{token}@host/x", "stray", token),
+        nodes=2,
+        devices_per_node=8,
+        environment={"HF_TOKEN": token, "NCCL_DEBUG": "INFO"},
+    )
+    reading = read_megatron(command)
+    assert token not in str(reading)
+    assert reading.document["secrets"] == ["HF_TOKEN"]
+    assert reading.document["environment"] == {"NCCL_DEBUG": "INFO"}
+
+
+def test_a_switch_with_a_value_is_refused_as_megatron_refuses_it() -> None:
+    with pytest.raises(UserError, match="--bf16: takes no value"):
+        reading_of(f"{LLAMA3_8B} --bf16=False")
+
+
+def test_sizes_that_stand_elsewhere_are_missing() -> None:
+    reading = reading_of("--use-checkpoint-args --seq-length 2048 --micro-batch-size 1 --mock-data --train-iters 5")
+    assert "model" not in reading.document
+    assert reading.missing[0].startswith("model: --num-layers, --hidden-size, ")
+    assert [each.words for each in reading.unread] == [("--use-checkpoint-args",)]
+
+
+@pytest.mark.parametrize("flag", ["--hybrid-layer-pattern M*M*", "--is-hybrid-model", "--decoder-num-layers 4"])
+def test_a_model_of_another_kind_is_refused(flag: str) -> None:
+    with pytest.raises(UserError, match="recipes describe decoders"):
+        reading_of(f"{LLAMA3_8B} {flag}")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "key", "value"),
+    [
+        ("--recompute-activations", "recompute", "selective"),
+        ("--checkpoint-activations", "recompute", "full"),
+        ("--activations-checkpoint-method block", "recompute_method", "block"),
+        ("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 4", "virtual_pipeline", 2),
+        ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 14", "layers_by_stage", [14, 18]),
+        ("--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Et*7|(t*9|)*2t*7L", "layers_by_stage",
+         [7, 9, 9, 7]),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "zero_stage", 2),
+        ("--batch-size 3", "micro_batch_size", 3),
+    ],
+)  # fmt: skip
+def test_each_spelling_is_read(earlier: str, key: str, value: object) -> None:
+    assert reading_of(f"{LLAMA3_8B} {earlier}").document["layout"][key] == value
+
+
 HOSTILE = st.sampled_from(
     ["NaN", "-1", "0", "1e999", "9" * 17, "1.5", "[0]*9999*9999", "([1]*2)", "(" * 99, "Et*99999|(t|)*99999L", "true",
      "${X}", "flash", "full", "selective", "!!python/object:os.system", "a=b", "/x", "rope", "hybrid"]

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from llmlaunch.backends.megatron.versions import NEWEST, known_version
-from llmlaunch.command_lines.command import Reading, TrainerCommand, Unset, is_unset
+from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords, Unset, is_unset
 from llmlaunch.command_lines.megatron_layout import read_layout
 from llmlaunch.command_lines.megatron_model import read_model
 from llmlaunch.command_lines.megatron_namespace import Namespace, namespace_of
@@ -17,6 +17,7 @@ from llmlaunch.command_lines.megatron_rendered import Differences, compared
 from llmlaunch.command_lines.megatron_training import missing_data, missing_training, read_data, read_training
 from llmlaunch.command_lines.megatron_words import MegatronWords, Values, read_words
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, recipe_name
+from llmlaunch.documents.secrets import known_secret
 from llmlaunch.errors import UserError
 
 __all__ = ["read_megatron", "read_values", "with_stand_ins"]
@@ -57,7 +58,7 @@ def read_megatron(command: TrainerCommand) -> Reading:
     )
     job_name = command.slurm.get("job-name")
     name = recipe_name(None if job_name is None or is_unset(str(job_name)) else str(job_name), reading.document["name"])
-    draft = RecipeDraft(name, unread=[*words.unread, *reading.unread])
+    draft = RecipeDraft(name, unread=[_without_secrets(each) for each in (*words.unread, *reading.unread)])
     add_job(draft, command)
     document = {**reading.document, "name": name}
     document |= {key: draft.keys[key] for key in ("slurm", "environment", "secrets") if draft.keys[key]}
@@ -109,6 +110,11 @@ def read_values(
         document["backend"] = backend | {"extra_args": differences.extra_args}
     told = (*model.notes, *notes, *data_notes, *differences.notes)
     return Reading(KIND, document, tuple(differences.unread), missing, told, not_rendered)
+
+
+def _without_secrets(unread: UnreadWords) -> UnreadWords:
+    """These words end up in files and on screens."""
+    return UnreadWords(tuple("***" if known_secret(word) else word for word in unread.words), unread.reason)
 
 
 def _refuse_other_models(space: Namespace, place: str) -> None:

@@ -83,6 +83,8 @@ def read_words(arguments: Sequence[str], version: str = NEWEST, place: str = "th
         if known is None:
             result.unknown.append((flag, *words))
             continue
+        if equals and known.values == 0:
+            raise UserError(f"{place}: {name}: takes no value, not {_shown(inside)}; remove it")
         count = _count(known, len(given), f"{place}: {name}")
         _take(result, name, known, given[:count], place)
         beyond = words if equals else words[count:]
