@@ -18,6 +18,7 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.plan import Candidate, JobLength, Limit, Plan
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
+from llmlaunch.recipe.tracking import Tracking, WandbRun
 from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import BackendChoice, Code, MemoryPolicy, Recipe, Restart
 from llmlaunch.rehearsal.on_gpu import LoneRank, lone_rank
@@ -255,6 +256,13 @@ def coming_back() -> tuple[Recipe, Plan, Rendered]:
     of = replace(of, nodes=2, spare_nodes=1, training=training, restart=Restart(save_seconds=300.0))
     of = replace(of, slurm={"time": "1-00:00:00"})
     return of, plan(of, Layout(data=4)), rendered
+
+
+def tracked_job() -> tuple[Recipe, Plan, Rendered]:
+    """The same on W&B and TensorBoard, under a name that is hostile to shells."""
+    of, planned, rendered = deepspeed_cpu()
+    run = WandbRun("our project", entity="team", name="$(touch PWNED) 'name'", mode="offline", save_dir="/runs/a b")
+    return replace(of, tracking=Tracking(run, "/tb")), planned, rendered
 
 
 def outside_slurm(*prefixes: str, **more: str) -> dict[str, str]:

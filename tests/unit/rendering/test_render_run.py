@@ -28,6 +28,7 @@ from run_samples import (
     rank_by_itself,
     recipe,
     script_of,
+    tracked_job,
     tried_first,
 )
 
@@ -50,6 +51,7 @@ JOBS = {
     "apptainer": apptainer_job(),
     "coming-back": coming_back(),
     "tried-first": tried_first(),
+    "tracked": tracked_job(),
     "nasty": nasty_job(Path("/opt/train.py")),
     "rank-by-itself": (rank_by_itself().recipe, rank_by_itself().plan, rank_by_itself().rendered),
 }

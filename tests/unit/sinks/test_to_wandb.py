@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
-from collected_runs import GIB, RUN_ID, collected, finished, written
-from wandb_files import read_back
+from collected_runs import GIB, RUN_ID, STARTED, collected, finished, written
 
+from llmlaunch.assets import asset
 from llmlaunch.sinks.delivery import chosen_sinks, pass_on
+from llmlaunch.sinks.figures import figures_of
+from llmlaunch.sinks.to_wandb import Wandb
 from llmlaunch.store.database import Store
+from llmlaunch.store.history import stored_run
+from support.wandb_files import read_back
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -54,3 +59,43 @@ def test_a_run_is_one_offline_run_and_what_grew_takes_its_place(
 
     everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert KEY.encode() not in everything
+
+
+def test_the_figures_of_a_tracked_run_are_written_on_the_run_that_the_training_writes(
+    store: Store, tmp_path: Path
+) -> None:
+    folder, run_id = tmp_path / "wandb-runs", "my.run-20260101T000000Z-0001"
+    directory = finished(tmp_path / "run", run_id, state="failed", exit_code=1)
+    directory.ranks(exit_code=1)
+    cause = {"schema": 1, "kind": "oom", "node": "n0", "rank": 1, "line": "out of memory", "numbers": {}, "at": STARTED}
+    directory.write("attempts/77.0/status.json", {"state": "failed", "exit_code": 1, "cause": cause})
+    tracked = "tracking: {wandb: {project: ours, entity: us, name: shown}}"
+    (directory.path / "recipe.yaml").write_text(f"schema: 1\nname: my.run\n{tracked}\n")
+
+    collected(store, directory)
+    (passed,) = pass_on(store, chosen_sinks([f"wandb={folder}"]))
+    assert (passed.why, passed.sent) == (None, 1)
+    (written_run,) = (folder / "wandb").glob("offline-run-*")
+    contents = read_back(written_run)
+    assert (contents["id"], contents["project"], contents["name"]) == (id_in_train_script(run_id), "ours", "shown")
+    assert contents["summary"]["cause"] == "oom"
+    assert contents["summary"]["peak_bytes/device/stage1"] == 30 * GIB
+
+
+def test_while_a_tracked_run_trains_nothing_is_written_on_it(store: Store, tmp_path: Path) -> None:
+    collected(store, finished(tmp_path / "run"))
+    stored = stored_run(store, RUN_ID)
+    assert stored is not None
+    running = figures_of({**stored, "state": "running", "tracking": {"project": "ours"}})
+    sink = Wandb(str(tmp_path / "wandb-runs"))
+    sink.send(running, "m1")
+    assert not list(tmp_path.rglob("offline-run-*"))
+    assert (sink.due({RUN_ID: "m1"}), sink.due({RUN_ID: "m2"})) == ([], [RUN_ID])
+
+
+def id_in_train_script(run_id: str) -> str:
+    """The id that train.sh exports, by bash itself."""
+    template = asset("templates", "train.sh.j2").read_text("utf-8")
+    (line,) = (line for line in template.splitlines() if line.startswith("export WANDB_RUN_ID="))
+    script = f'run_id=$1; {line}; printf %s "$WANDB_RUN_ID"'
+    return subprocess.run(["bash", "-uc", script, "bash", run_id], capture_output=True, text=True, check=True).stdout

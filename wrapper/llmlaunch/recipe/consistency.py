@@ -251,7 +251,18 @@ def _listed(values: tuple[int, ...]) -> str:
 
 def cautions(recipe: Recipe) -> list[str]:
     """Return the sentences for `check`, `plan` and `submit`, each with what to write instead."""
-    return [sentence for sentence in (_few_cores(recipe), _image_of_a_registry(recipe)) if sentence]
+    return [sentence for sentence in (_few_cores(recipe), _image_of_a_registry(recipe), _no_key(recipe)) if sentence]
+
+
+def _no_key(recipe: Recipe) -> str | None:
+    """Return a warning if a run of Weights & Biases uploads, and no key of its is among the secrets."""
+    run = recipe.tracking.wandb
+    if run is None or run.mode != "online" or "WANDB_API_KEY" in recipe.secrets:
+        return None
+    return (
+        "tracking.wandb: uploads while it trains, and no key is named; list WANDB_API_KEY under secrets: and export it "
+        "where you submit, unless `wandb login` was typed in a home that the nodes share; mode: offline needs none"
+    )
 
 
 def _few_cores(recipe: Recipe) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from llmlaunch.cluster.profile import Site
 from llmlaunch.models.shape import Router, natural_activation
+from llmlaunch.recipe.tracking import NO_TRACKING
 from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import AUTO_NODES, MemoryPolicy, OnOom, Recipe, Restart, WatchdogPolicy
 from llmlaunch.techniques import NO_TECHNIQUES
@@ -55,6 +56,7 @@ _LATER: Mapping[str, Any] = {
     "start_from": None,
     "checkpoint_format": None,
     "tensorboard": None,
+    "tracking": NO_TRACKING,
     "script_kind": "own",
     "neutral_args": (),
     "ds_config": {},

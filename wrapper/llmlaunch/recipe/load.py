@@ -28,6 +28,7 @@ from llmlaunch.recipe.layout_keys import (
     with_token_dispatcher,
 )
 from llmlaunch.recipe.overrides import apply_overrides, parse_override
+from llmlaunch.recipe.tracking import tracking_problems, tracking_with_absolute_paths
 from llmlaunch.recipe.training import number_notes, training_from, training_problems
 from llmlaunch.recipe.types import HINTS, NO_RESTART, Recipe, Restart, recipe_form
 
@@ -67,6 +68,7 @@ def recipe_from(document: Document, base_dir: Path = Path()) -> Recipe:
         ),
         *training_problems(keys["training"], recipe.training, recipe.model, recipe.backend.name),
         *container_problems(recipe.container, recipe.cluster.name),
+        *tracking_problems(recipe.tracking, recipe.training),
         *disagreements(recipe),
     ]
     if problems:
@@ -106,6 +108,7 @@ def _with_absolute_paths(recipe: Recipe, base_dir: Path) -> Recipe:
             tensorboard=absolute_or_none(training.tensorboard),
         ),
         data=with_absolute_paths(recipe.data, absolute),
+        tracking=tracking_with_absolute_paths(recipe.tracking, absolute_or_none),
         code=replace(recipe.code, path=absolute_or_none(recipe.code.path)),
     )
 

@@ -132,7 +132,7 @@ class Training:
         default=None,
         written=Literal["torch_dist", "torch", "torch_dcp", "fsdp_dtensor"] | None,
     )
-    tensorboard: PathText | None = key("megatron-lm: folder on the cluster for TensorBoard", default=None)
+    tensorboard: PathText | None = key("megatron-lm: as tracking.tensorboard", default=None)
     start_from: PathText | None = key(
         "Weights to start from: a Hugging Face folder (deepspeed) or a folder of Megatron checkpoints (megatron-lm); "
         "absent = random ones",
@@ -189,7 +189,8 @@ def training_problems(
     if backend != "megatron-lm":
         for name in OF_MEGATRON:
             if getattr(training, name):
-                yield ("training", name), f"is a word of megatron-lm; remove it for backend: {backend}"
+                instead = "write tracking.tensorboard" if name == "tensorboard" else "remove it"
+                yield ("training", name), f"is a word of megatron-lm; {instead} for backend: {backend}"
     else:
         yield from _number_problems(training)
     yield from _schedule_problems(training, backend)

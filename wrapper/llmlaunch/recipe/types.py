@@ -28,6 +28,7 @@ from llmlaunch.models.shape import ModelShape, model_form
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.layout_keys import Pin, layout_form, what_if_form
+from llmlaunch.recipe.tracking import NO_TRACKING, Tracking
 from llmlaunch.recipe.training import Training, training_form
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.units import GIB
@@ -299,6 +300,7 @@ class Recipe:
     nodes: Nodes = key("Number of nodes; auto = the fewest that fit, and that meet the budget")
     training: Training = key("What is trained, for how long", written=training_form)
     data: Data = key("What it is trained on")
+    tracking: Tracking = key("Where the framework writes its curves", default=NO_TRACKING)
     pins: Mapping[str, Pin] = key(
         "How the job is split: auto, or a mapping of what you fix",
         default={},
@@ -387,6 +389,11 @@ class Recipe:
     @property
     def workload(self) -> Workload:
         return self.training.workload
+
+    @property
+    def tensorboard(self) -> str | None:
+        """The folder for TensorBoard, by either of the keys that may say it."""
+        return self.tracking.tensorboard or self.training.tensorboard
 
     @property
     def world_size(self) -> int:

@@ -20,6 +20,7 @@ from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.launchers.run_files import latest_attempt
 from llmlaunch.planner.plan import Plan
+from llmlaunch.recipe.tracking import NO_TRACKING
 from llmlaunch.recipe.types import OnOom, Recipe
 from llmlaunch.rehearsal.ranks import ON_GPU, RankChoice, RehearsedRank
 from llmlaunch.rehearsal.records import nothing_shown, shape_of
@@ -221,6 +222,7 @@ def _recipe(recipe: Recipe, plan: Plan, alone: RankAlone, name: str, steps: int)
         restart=None,
         on_oom=OnOom(layouts=0),
         monitor=replace(recipe.monitor, probe=True),
+        tracking=NO_TRACKING,
         backend=replace(recipe.backend, extra_args=alone.own_words),
         cluster=replace(cluster, devices_per_node=1, cpus_per_node=cpus and max(1, cpus // devices)),
         training=replace(

@@ -22,6 +22,7 @@ from llmlaunch.rendering.node_archive import node_archive
 from llmlaunch.rendering.provenance import Provenance, copy_snapshot, gather_provenance
 from llmlaunch.rendering.run_json import FALLBACK_FOLDER, fallback_folder, is_placed, placement_json, run_description
 from llmlaunch.rendering.scripts import SNAPSHOT_FOLDER, job_script, train_script
+from llmlaunch.rendering.tracking import CONFIG_FILE, wandb_config
 from llmlaunch.rundir import file_names
 from llmlaunch.trainers import HOOK, MEMORY_PROBE, PREFLIGHT
 
@@ -65,6 +66,8 @@ def run_files(
         files["hook/sitecustomize.py"] = HOOK.read_bytes()
     if probed:
         files["hook/llmlaunch_memory_probe.py"] = MEMORY_PROBE.read_bytes()
+    if recipe.tracking.wandb is not None:
+        files[CONFIG_FILE] = wandb_config(recipe, plan)
     if is_placed(recipe):
         files[file_names.PLACEMENT] = placement_json(recipe, plan.layout)
     if provenance.diff:
@@ -156,6 +159,8 @@ def fallback_files(recipe: Recipe, plan: Plan, shared: Rendered, code_root: Pure
             "arguments.json": json_bytes(arguments_json(planned, fallback, rendered)),
             "train.sh": text_bytes(train_script(planned, rendered, code_root)),
         }
+        if recipe.tracking.wandb is not None:
+            described[CONFIG_FILE] = wandb_config(planned, fallback)
         if is_placed(planned):
             described["placement.json"] = placement_json(planned, fallback.layout)
         files |= {f"{folder}/{name}": content for name, content in (own | described).items()}

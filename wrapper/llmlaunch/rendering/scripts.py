@@ -16,6 +16,7 @@ from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_json import is_placed, late_end_seconds, restart_by, warning_seconds
 from llmlaunch.rendering.shell import ShellText, directive, render_template, shell_word, variable_name
+from llmlaunch.rendering.tracking import TRACKING_REASONS, tracking_environment
 
 __all__ = [
     "DIRECTIVE_REASONS",
@@ -39,6 +40,7 @@ FILES_OF_A_NODE = 512
 OUR_VARIABLES = {
     "PYTHONUNBUFFERED": Reason(why="a line of the log appears when it is written"),
     "CUDA_DEVICE_ORDER": Reason(why="the order NVML counts in, so that ranks and peaks match"),
+    **TRACKING_REASONS,
 }
 
 
@@ -103,6 +105,7 @@ def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None)
                 "prepare": [_in_snapshot(word, code_root) for word in rendered.prepare],
                 "monitor_interval_seconds": recipe.monitor.interval_seconds,
                 "snapshot": code_root is not None,
+                "wandb": recipe.tracking.wandb,
                 "flight_recorder": recipe.cluster.accelerator.kind == "gpu" and recipe.watchdog is not None,
             },
         )
@@ -137,7 +140,7 @@ def paths_to_mount(recipe: Recipe) -> list[str]:
     can hold."""
     training, data, backend = recipe.training, recipe.data, recipe.backend
     # a layout tried after another may keep its checkpoints beside the first one's, and a cache may not be there yet
-    written = (_folder(training.checkpoint_path), _folder(data.cache_path), _folder(training.tensorboard))
+    written = (_folder(training.checkpoint_path), _folder(data.cache_path), *_tracked_folders(recipe))
     read = (*data.datasets, _if_a_path(data.tokenizer), training.start_from, backend.path, backend.script)
     brought = [_unless_brought(recipe, path, written=True) for path in written]
     unmounted = [*brought, *(_unless_brought(recipe, path) for path in read)]
@@ -146,6 +149,11 @@ def paths_to_mount(recipe: Recipe) -> list[str]:
         if re.search("[,:]", path):
             raise UserError(f"container: no mount can hold the comma or colon of {path}; mount it at another place")
     return list(dict.fromkeys(wanted))
+
+
+def _tracked_folders(recipe: Recipe) -> tuple[str | None, ...]:
+    run = recipe.tracking.wandb
+    return _folder(recipe.tensorboard), _folder(None if run is None else run.save_dir)
 
 
 def _unless_brought(recipe: Recipe, path: str | None, written: bool = False) -> str:
@@ -189,7 +197,13 @@ def exported(recipe: Recipe, rendered: Rendered) -> Mapping[str, str]:
     ours = {"PYTHONUNBUFFERED": "1"}
     if recipe.cluster.accelerator.kind == "gpu":
         ours["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    return {**ours, **rendered.environment, **recipe.cluster.environment, **recipe.environment}
+    return {
+        **ours,
+        **tracking_environment(recipe),
+        **rendered.environment,
+        **recipe.cluster.environment,
+        **recipe.environment,
+    }
 
 
 def _in_snapshot(word: str | NodeVariable, code_root: PurePath | None) -> str | NodeVariable:

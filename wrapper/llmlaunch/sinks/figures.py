@@ -33,7 +33,8 @@ class MeasuredPeak:
 @dataclass(frozen=True)
 class Figures:
     """`texts` tell what became of the run, `settings` what was run (never changed), `numbers` what was predicted and
-    measured; `peaks` are those of each rank, stage and node. Times are unix seconds."""
+    measured; `peaks` are those of each rank, stage and node. Times are unix seconds. `tracked_as` are project, entity
+    and name of the W&B run that the training itself writes, None where it writes none."""
 
     run_id: str
     recipe: str
@@ -45,6 +46,7 @@ class Figures:
     settings: dict[str, str | int | float | bool]
     numbers: dict[str, float]
     peaks: tuple[MeasuredPeak, ...]
+    tracked_as: Mapping[str, str] | None = None
 
     def of_kind(self, *kinds: str) -> list[MeasuredPeak]:
         return [peak for peak in self.peaks if peak.kind in kinds]
@@ -71,7 +73,14 @@ def figures_of(run: Mapping[str, Any]) -> Figures:
         settings=_settings(run, plan or {}, records),
         numbers=_numbers(run, plan or {}, own, peaks),
         peaks=peaks,
+        tracked_as=_tracked(run.get("tracking")),
     )
+
+
+def _tracked(tracking: Any) -> dict[str, str] | None:
+    if not isinstance(tracking, dict):
+        return None
+    return {name: str(tracking[name]) for name in ("project", "entity", "name") if tracking.get(name)}
 
 
 def _peak(record: Mapping[str, Any]) -> MeasuredPeak | None:

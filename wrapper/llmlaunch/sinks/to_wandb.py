@@ -13,10 +13,11 @@ from pathlib import Path
 from llmlaunch.documents.writing import write_whole
 from llmlaunch.sinks.figures import Figures, Sink, changed_runs
 
-__all__ = ["Wandb"]
+__all__ = ["Wandb", "tracked_id"]
 
 _MARKS = "llmlaunch-marks"
 _LONGEST_ID = 120
+_ONGOING = ("running", "submitted")
 
 
 class Wandb(Sink):
@@ -32,14 +33,22 @@ class Wandb(Sink):
 
     def send(self, run: Figures, mark: str) -> None:
         """Replace the run written before, unless that was uploaded: then write beside it under the same id, which W&B
-        takes for the same run."""
+        takes for the same run. A run that the training itself tracks gets its figures under the id that the training
+        has, once it has ended: what is written here says that it has."""
+        tracked = run.tracked_as
+        if tracked is not None and run.state in _ONGOING:
+            (self._folder / "wandb").mkdir(exist_ok=True)
+            self._remember(run.run_id, mark, ".")
+            return
         import wandb  # 2 s, which a collect that has nothing to send is spared
 
         before = self._written(run.run_id).get("folder")
+        named = tracked or {}
         begun = wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or "llmlaunch",
-            id=_id(run.run_id),
-            name=run.run_id,
+            project=named.get("project") or os.environ.get("WANDB_PROJECT") or "llmlaunch",
+            entity=named.get("entity"),
+            id=_id(run.run_id) if tracked is None else tracked_id(run.run_id),
+            name=named.get("name", run.run_id),
             group=run.recipe or None,
             tags=[run.state],
             config=dict(run.settings),
@@ -49,7 +58,7 @@ class Wandb(Sink):
             settings=wandb.Settings(**_quiet()),
         )
         begun.summary.update({**run.numbers, **run.texts})
-        begun.finish(exit_code=0 if run.state in ("succeeded", "running", "submitted") else 1)
+        begun.finish(exit_code=0 if run.state in ("succeeded", *_ONGOING) else 1)
         written = Path(begun.dir).parent
         if isinstance(before, str):
             self._remove(before, written.name)
@@ -71,6 +80,11 @@ class Wandb(Sink):
     def _remember(self, run_id: str, mark: str, folder: str) -> None:
         record = json.dumps({"run_id": run_id, "mark": mark, "folder": folder})
         write_whole(self._marks / f"{_id(run_id)}.json", f"{record}\n")
+
+
+def tracked_id(run_id: str) -> str:
+    """Return the id by which the training itself writes the run, as templates/train.sh.j2 makes it."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", run_id)
 
 
 def _id(run_id: str) -> str:

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
 from llmlaunch.calibration.records import REHEARSED
+from llmlaunch.documents.yaml_strict import parse_document
+from llmlaunch.errors import UserError
+from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.store.database import Store
 from llmlaunch.store.runs import ONGOING
 from llmlaunch.store.tables import measurements, plans, recipes, runs
@@ -127,13 +131,15 @@ def run_marks(store: Store) -> list[RunMark]:
 
 def stored_run(store: Store, run_id: str) -> dict[str, Any] | None:
     """Return everything that the store holds of a run: the fields of `runs --json`, `overrides`, `plan` (as
-    `check --json`, or null) and `records`, its measurement records."""
+    `check --json`, or null), `records`, its measurement records, and `tracking`, the recipe's `tracking.wandb` or
+    null."""
     wanted = (
         select(
             *(runs.c[name] for name in (*_COLUMNS, *_NUMBERS)),
             recipes.c.name.label("recipe"),
             recipes.c.digest.label("recipe_digest"),
             recipes.c.overrides,
+            recipes.c.text.label("recipe_text"),
             plans.c.content.label("plan"),
         )
         .outerjoin(recipes, runs.c.recipe_id == recipes.c.id)
@@ -149,7 +155,18 @@ def stored_run(store: Store, run_id: str) -> dict[str, Any] | None:
     whole = dict(row)
     whole["overrides"] = json.loads(whole["overrides"]) if whole["overrides"] else []
     whole["plan"] = json.loads(whole["plan"]) if whole["plan"] else None
+    whole["tracking"] = _tracked_run(whole.pop("recipe_text"), whole["overrides"])
     return {**whole, "records": records}
+
+
+def _tracked_run(recipe_text: str | None, overrides: Sequence[str]) -> dict[str, Any] | None:
+    """Return `tracking.wandb` as the recipe says it; None where it says none, or cannot be read any more."""
+    try:
+        recipe = apply_overrides(parse_document(recipe_text or "", "recipe"), overrides).value
+        tracked = recipe["tracking"]["wandb"]
+    except (UserError, LookupError, TypeError):
+        return None
+    return tracked if isinstance(tracked, dict) else None
 
 
 def _digest(values: list[Any]) -> str:

@@ -41,6 +41,11 @@ SETTINGS: dict[str, tuple[str, tuple[str, ...], Layout, dict[str, object], str]]
         *(GPU, (), ZERO_3, {"zero_allow_untested_optimizer": True, "bf16.enabled": True, "train_batch_size": 256}),
         "optimizer fp16 data_types tensor_parallel sequence_parallel_size activation_checkpointing",
     ),
+    "curves in W&B and TensorBoard": (
+        *(GPU, ("tracking={wandb: {project: ours, entity: team}, tensorboard: /tb}",), ZERO_3),
+        {"wandb.enabled": True, "wandb.team": "team", "tensorboard.output_path": "/tb"},
+        "csv_monitor",
+    ),
     "fp16 and states on the host": (
         *(GPU, ("training.precision=fp16", "layout={offload_optimizer: 1.0}"), replace(ZERO_3, zero_stage=1)),
         {

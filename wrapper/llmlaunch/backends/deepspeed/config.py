@@ -64,6 +64,7 @@ def ds_config(recipe: Recipe, layout: Layout) -> Json:
         **split_sections(recipe, layout),
         **checkpointing_section(recipe.techniques),
     }
+    config |= _monitors(recipe)
     if layout.tensor == 1:
         config["train_batch_size"] = work.global_batch_size
     if recipe.techniques.offload_optimizer:
@@ -76,6 +77,21 @@ def ds_config(recipe: Recipe, layout: Layout) -> Json:
     elif work.precision == "fp16":
         config["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}
     return config
+
+
+def _monitors(recipe: Recipe) -> Json:
+    """What DeepSpeed's engine logs its loss and learning rate to, by rank 0 (deepspeed/monitor/, 0.19.8). Hugging
+    Face's Trainer logs by callbacks of its own."""
+    if recipe.backend.script is not None and recipe.backend.script_kind == "hugging-face":
+        return {}
+    monitors: Json = {}
+    run, folder = recipe.tracking.wandb, recipe.tensorboard
+    if run is not None:
+        team = {} if run.entity is None else {"team": run.entity}
+        monitors["wandb"] = {"enabled": True, "project": run.project, "group": recipe.name, **team}
+    if folder is not None:
+        monitors["tensorboard"] = {"enabled": True, "output_path": folder, "job_name": recipe.name}
+    return monitors
 
 
 def _zero(recipe: Recipe, layout: Layout) -> Json:
@@ -137,6 +153,13 @@ _PINNED = Reason(("cluster",), "page-locked memory is what a GPU copies from wit
 _OPTIMIZER = Reason(("layout.offload_optimizer",))
 
 REASONS: Mapping[str, Reason] = {
+    "wandb.enabled": Reason(("tracking.wandb",)),
+    "wandb.project": Reason(("tracking.wandb.project",)),
+    "wandb.team": Reason(("tracking.wandb.entity",)),
+    "wandb.group": Reason(("name",), "all runs of a recipe stand together"),
+    "tensorboard.enabled": Reason(("tracking.tensorboard",)),
+    "tensorboard.output_path": Reason(("tracking.tensorboard",)),
+    "tensorboard.job_name": Reason(("name",), "the folder below it"),
     "train_batch_size": Reason(("training.global_batch_size",)),
     "train_micro_batch_size_per_gpu": Reason(("layout.micro_batch_size",)),
     "gradient_accumulation_steps": Reason(

@@ -93,11 +93,12 @@ def _mine(rendered: Rendered, layout: Layout, steps: int) -> Iterator[Argument]:
 
 
 def _config(rendered: Rendered) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """ds_config.json where it cannot be the job's, and a sentence of why."""
+    """ds_config.json where it cannot be the job's, and a sentence of why: a rank alone is no run to be tracked."""
     config: dict[str, Any] = json.loads(rendered.files[CONFIG_FILE])
+    tracked = [config.pop(name) for name in ("wandb", "tensorboard") if name in config]
     scaling = config.get("fp16", {})
     if not scaling.get("enabled") or scaling.get("loss_scale"):
-        return {}, ()
+        return ({CONFIG_FILE: to_json(config)} if tracked else {}), ()
     scaling["initial_scale_power"] = 0
     scale = "losses are scaled by 1 at first: the usual 2**16 skips first steps, and with them the optimizer's states"
     return {CONFIG_FILE: to_json(config)}, (scale,)

@@ -84,7 +84,19 @@ def hugging_face_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ..
     the same, which the Trainer checks (transformers/integrations/deepspeed.py trainer_config_process, 5.23), so nothing
     in it need be "auto"; where DeepSpeed works the total batch out, the Trainer does so too."""
     config = argument("--deepspeed", NodeVariable(RUN_DIR, f"/{CONFIG_FILE}"), of="backend", why="ds_config.json")
-    return (*_batch(recipe, layout), *_schedule(recipe), *_numbers(recipe, layout), *_saving(recipe), config)
+    tracked = _tracking(recipe)
+    return (*_batch(recipe, layout), *_schedule(recipe), *_numbers(recipe, layout), *_saving(recipe), *tracked, config)
+
+
+def _tracking(recipe: Recipe) -> list[Argument]:
+    """Return what the Trainer reports to. Project, folder and id of the run are in the environment
+    (transformers/integrations/integration_utils.py WandbCallback, TensorBoardCallback, 5.23)."""
+    run, folder = recipe.tracking.wandb, recipe.tensorboard
+    names = [*(["wandb"] if run else []), *(["tensorboard"] if folder else [])]
+    if not names:
+        return []
+    reported = argument("--report_to", *names, of="tracking")
+    return [reported, *optional("--run_name", NodeVariable("WANDB_NAME") if run else None, of="tracking.wandb.name")]
 
 
 def _batch(recipe: Recipe, layout: Layout) -> list[Argument]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.argument import Argument, argument, number, optional
+from llmlaunch.backends.argument import RUN_DIR, Argument, NodeVariable, argument, number, optional
 from llmlaunch.backends.base import Requirement
 from llmlaunch.backends.checkpoints import RESHARDING_FLAG, saved_by_parameter
 from llmlaunch.backends.megatron.number_formats import number_arguments
@@ -76,7 +76,34 @@ def _log(recipe: Recipe) -> list[Argument]:
         argument("--log-interval", training.log_interval, of="training.log_interval"),
         argument("--log-throughput", why="for whoever reads the log"),
         argument("--log-device-memory-used", why="for whoever reads the log, beside what the monitor measures"),
-        *optional("--tensorboard-dir", training.tensorboard, of="training.tensorboard"),
+        *_tracking(recipe),
+    ]
+
+
+def _tracking(recipe: Recipe) -> list[Argument]:
+    """Return the arguments for TensorBoard and Weights & Biases, which the last rank writes.
+
+    It logs to W&B only what it logs to TensorBoard, and only where that has a folder (training_log, training/
+    training.py, core 0.16 and 0.19). The id of the run and that it goes on come from the environment."""
+    run, folder = recipe.tracking.wandb, recipe.tensorboard
+    if run is None and folder is None:
+        return []
+    key = "tracking.wandb" if folder is None else "training.tensorboard"
+    key = "tracking.tensorboard" if recipe.tracking.tensorboard else key
+    why = "Megatron logs to W&B only what it writes for TensorBoard, too" if folder is None else ""
+    arguments = [
+        argument("--tensorboard-dir", folder or NodeVariable(RUN_DIR, "/tensorboard"), of=key, why=why),
+        argument("--log-timers-to-tensorboard", of=key, why="seconds and throughput of a step are among the curves"),
+    ]
+    if run is None:
+        return arguments
+    place = run.save_dir or NodeVariable(RUN_DIR)
+    return [
+        *arguments,
+        argument("--wandb-project", run.project, of="tracking.wandb.project"),
+        *optional("--wandb-entity", run.entity, of="tracking.wandb.entity"),
+        argument("--wandb-exp-name", NodeVariable("WANDB_NAME"), of="tracking.wandb.name"),
+        argument("--wandb-save-dir", place, of="tracking.wandb.save_dir", why="its default is below --save"),
     ]
 
 
