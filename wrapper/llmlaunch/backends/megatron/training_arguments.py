@@ -10,6 +10,7 @@ from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding,
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.datasets import Data
+from llmlaunch.recipe.tracking import NO_TRACKING
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["CHECKPOINT_REQUIREMENTS", "checkpoint_arguments", "data_arguments", "training_arguments"]
@@ -86,17 +87,19 @@ def _tracking(recipe: Recipe) -> list[Argument]:
     It logs to W&B only what it logs to TensorBoard, and only where that has a folder (training_log, training/
     training.py, core 0.16 and 0.19). The id of the run and that it goes on come from the environment."""
     run, folder = recipe.tracking.wandb, recipe.tensorboard
-    if run is None and folder is None:
-        return []
-    key = "tracking.wandb" if folder is None else "training.tensorboard"
-    key = "tracking.tensorboard" if recipe.tracking.tensorboard else key
-    why = "Megatron logs to W&B only what it writes for TensorBoard, too" if folder is None else ""
+    key = "training.tensorboard" if recipe.training.tensorboard else "tracking.tensorboard"
+    timed = "seconds and throughput of a step are among the curves"
     arguments = [
-        argument("--tensorboard-dir", folder or NodeVariable(RUN_DIR, "/tensorboard"), of=key, why=why),
-        argument("--log-timers-to-tensorboard", of=key, why="seconds and throughput of a step are among the curves"),
+        *optional("--tensorboard-dir", folder, of=key),
+        *optional("--log-timers-to-tensorboard", recipe.tracking != NO_TRACKING, of="tracking", why=timed),
     ]
     if run is None:
         return arguments
+    if folder is None:
+        why = "Megatron logs to W&B only what it writes for TensorBoard, too"
+        arguments.append(
+            argument("--tensorboard-dir", NodeVariable(RUN_DIR, "/tensorboard"), of="tracking.wandb", why=why)
+        )
     place = run.save_dir or NodeVariable(RUN_DIR)
     return [
         *arguments,
