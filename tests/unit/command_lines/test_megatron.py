@@ -56,6 +56,15 @@ def test_a_variable_without_a_value_is_missing() -> None:
     )
 
 
+def test_paths_without_a_value_are_missing_by_their_keys() -> None:
+    words = LLAMA3_8B.replace("--vocab-size 128256 --mock-data --tokenizer-type NullTokenizer", "--data-path ${5}")
+    reading = reading_of(f"{words} --vocab-file ${{3}} --save ${{1}} --save-interval 10")
+    assert reading.document["model"] == {"base": "llama3-8b", "vocab_size": 50257}  # GPT-2's tokenizer has files
+    keys = {sentence.partition(":")[0] for sentence in reading.missing}
+    assert keys == {"data.path", "training.checkpoint_path", "backend.extra_args"}
+    assert "data" not in reading.document and "checkpoint_path" not in reading.document["training"]
+
+
 def test_the_namespace_of_a_log_is_read_from_its_text() -> None:
     values = {
         "num_layers": "32",

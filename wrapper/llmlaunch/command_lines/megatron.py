@@ -13,7 +13,7 @@ from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords
 from llmlaunch.command_lines.megatron_layout import read_layout
 from llmlaunch.command_lines.megatron_model import read_model
 from llmlaunch.command_lines.megatron_namespace import Namespace, namespace_of
-from llmlaunch.command_lines.megatron_rendered import Differences, compared
+from llmlaunch.command_lines.megatron_rendered import OF_TOKENIZER, Differences, compared
 from llmlaunch.command_lines.megatron_training import missing_data, missing_training, read_data, read_training
 from llmlaunch.command_lines.megatron_words import MegatronWords, Values, read_words
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, recipe_name
@@ -37,6 +37,16 @@ OTHER_MODELS = {
 # Stand-ins for what a command line does not tell, with which the rest is compared.
 STAND_IN_CLUSTER = "h100-80gb-x8"
 STAND_IN_LENGTH, STAND_IN_TOKENS = 2048, 32000
+# Keys of what is not rendered where it lacks a value, by `dest`.
+KEYS = {
+    "save": "training.checkpoint_path",
+    "load": "training.checkpoint_path",
+    "save_interval": "training.save_interval",
+    "pretrained_checkpoint": "training.start_from",
+    "tensorboard_dir": "training.tensorboard",
+    "data_cache_path": "data.cache_path",
+    "tokenizer_model": "data.tokenizer",
+}
 ALTERNATIVES = {"--train-samples"}  # named in a sentence beside the flag that lacks a value
 NO_WORDS = MegatronWords()
 
@@ -47,8 +57,9 @@ def read_megatron(command: TrainerCommand) -> Reading:
     Raises UserError for an argument that Megatron's parser refuses, and for a model that no recipe describes.
     """
     words = read_words(command.arguments, NEWEST, command.place)
+    asked_for = {dest: "${}" for dest in OF_TOKENIZER if dest in words.unset}  # which says the type of a tokenizer
     reading = read_values(
-        words.values,
+        words.values | asked_for,
         nodes=command.nodes,
         devices_per_node=command.devices_per_node,
         trainer=command.trainer,
@@ -190,5 +201,5 @@ def _unset(words: MegatronWords, unset: tuple[Unset, ...], differences: Differen
     for dest, group in groups:
         names = dict.fromkeys(re.findall(r"\$\{(\w+)\}", " ".join(group)))
         where = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in names)
-        key = differences.keys.get(dest or "", "backend.extra_args")
+        key = differences.keys.get(dest or "") or KEYS.get(dest or "", "backend.extra_args")
         yield f"{key}: {group[0]} reads {where}, which has no value in the script; write {key}"

@@ -23,7 +23,17 @@ from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.recipe.load import recipe_from
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["ADDED", "REASONS", "VOCABULARY", "Differences", "compared", "equal", "pinned_layout", "rendered_namespace"]
+__all__ = [
+    "ADDED",
+    "OF_TOKENIZER",
+    "REASONS",
+    "VOCABULARY",
+    "Differences",
+    "compared",
+    "equal",
+    "pinned_layout",
+    "rendered_namespace",
+]
 
 # Why rendering adds an argument that a command line may lack, by `dest`; and those that change nothing of the training.
 ADDED: Mapping[str, str] = {
@@ -124,7 +134,11 @@ def compared(
         group = words.words.get(dest)
         if dest in original.converted:
             group = (f"--{dest.replace('_', '-')}", str(original[dest]))
-        if dest in original.explicit and group is not None:
+        if dest == "save_interval" and {"save", "load"} & words.unset.keys():
+            result.unread.append(
+                UnreadWords(words.words[dest], "belongs to training.checkpoint_path, which is missing")
+            )
+        elif dest in original.explicit and group is not None:
             _kept(dest, group, rendered, result)
         elif dest in rendered.explicit:
             added += [f"{_flag(dest, arguments)} ({ADDED[dest]})"] if dest in ADDED else []

@@ -80,6 +80,8 @@ def _add_environment(draft: RecipeDraft, command: TrainerCommand) -> None:
     """Add the variables that the script exports. Those that look like secrets are named without their values."""
     variables, secrets = {}, []
     for name, value in command.environment.items():
+        if name.startswith("SLURM_"):  # SLURM's own, which every job has anew
+            continue
         problem = variable_problem(name, value)
         if problem is not None or is_unset(value):
             draft.leave_out((name,), problem or "has no value in the script")
