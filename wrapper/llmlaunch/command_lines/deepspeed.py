@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any
@@ -58,7 +59,9 @@ def read_deepspeed(command: TrainerCommand) -> Reading:
 
     Raises UserError for a value that no parser would take, and for a file that cannot be read.
     """
-    draft = RecipeDraft(recipe_name(_text(command.slurm.get("job-name")), PurePath(command.trainer).stem))
+    command = _with_launcher_of_its_own(command)
+    stem = PurePath(next((w for w in command.arguments if w.endswith((".yaml", ".yml"))), command.trainer)).stem
+    draft = RecipeDraft(recipe_name(_text(command.slurm.get("job-name")), stem))
     options = _options(command, draft)
     add_job(draft, command)
     kind = _kind_of(options)
@@ -119,6 +122,16 @@ def _kind_of(options: ScriptOptions) -> str:
     if is_megatron(options):
         return "megatron-deepspeed"
     return "hugging-face" if is_trainer(options) else "deepspeed"
+
+
+def _with_launcher_of_its_own(command: TrainerCommand) -> TrainerCommand:
+    """Return a command of LLaMA-Factory, which starts torchrun itself, with the nodes and devices that its variables
+    say (src/llamafactory/launcher.py)."""
+    if PurePath(command.trainer).name not in COMMANDS or command.nodes is not None:
+        return command
+    said = [command.environment.get(name, otherwise) for name, otherwise in (("NNODES", "1"), ("NPROC_PER_NODE", ""))]
+    nodes, devices = (int(text) if text.isdecimal() and len(text) < 7 else None for text in said)
+    return replace(command, nodes=nodes, devices_per_node=command.devices_per_node or devices)
 
 
 def _text(value: object) -> str | None:
@@ -245,9 +258,9 @@ def _configuration(
     launcher = _accelerate(command, draft)
     precision = launcher.get("mixed_precision")
     precision = precision if precision in ("bf16", "fp16") else None
-    path = options.text("deepspeed_config") or options.text("deepspeed") or launcher.get("deepspeed_config_file")
+    path = options.path("deepspeed_config") or options.path("deepspeed") or launcher.get("deepspeed_config_file")
     path = path if isinstance(path, str) and path not in ("True", "False", "none") else None
-    if path is not None and not is_unset(path):
+    if path is not None:
         text = file_text(command, path)
         if text is not None:
             return parse_ds_config(text, path), precision, path
@@ -255,8 +268,8 @@ def _configuration(
             "layout.zero_stage",
             f"{path} is not there below {command.folder.absolute()}; write the stage and what is offloaded",
         )
-        return None, precision, path
-    if path is not None or options.has("deepspeed_config") or (options.has("deepspeed") and path is None):
+        return None, precision, str(path)
+    if options.has("deepspeed_config", "deepspeed"):
         if not options.has("zero_stage"):
             draft.lack("layout.zero_stage", "which ds_config.json is read is not known; write the stage")
         return None, precision, "ds_config.json"

@@ -261,7 +261,7 @@ def read_optimizer(config: DsConfig, draft: RecipeDraft) -> None:
             draft.training[key] = params[name]
     betas = params.get("betas")
     if isinstance(betas, list) and len(betas) == 2 and all(isinstance(beta, float) for beta in betas):
-        draft.training["adam_betas"] = betas
+        draft.training["adam_betas"] = list(betas)
     settings = scheduler.get("params") if isinstance(scheduler.get("params"), dict) else {}
     assert isinstance(settings, dict)
     if scheduler.get("type") in DECAYS:

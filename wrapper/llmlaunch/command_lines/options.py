@@ -39,11 +39,19 @@ class ScriptOptions:
 
     def values(self, *names: str) -> tuple[str, ...] | None:
         """Return the words after the last of these options; None where none is written. The option is handed on."""
+        words = self._words(*names)
+        return None if words is None or any(map(is_unset, words)) else words
+
+    def path(self, *names: str) -> str | None:
+        """Return the value of an option that names a file, also with a variable without a value in it."""
+        words = self._words(*names)
+        return words[0] if words else None
+
+    def _words(self, *names: str) -> tuple[str, ...] | None:
         group = next((group for name, group in reversed(self._groups) if name in names), None)
         if group is None:
             return None
-        words = (group[0].partition("=")[2], *group[1:]) if "=" in group[0] else group[1:]
-        return None if any(map(is_unset, words)) else words
+        return (group[0].partition("=")[2], *group[1:]) if "=" in group[0] else group[1:]
 
     def text(self, *names: str) -> str | None:
         """Return the value of an option; "True" for one without."""

@@ -1,0 +1,238 @@
+"""Commands of DeepSpeed and of Hugging Face's Trainer: which kind they are, what is told of them, and hostile files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llmlaunch.command_lines.command import Reading, TrainerCommand, Unset
+from llmlaunch.command_lines.deepspeed import read_deepspeed, read_ds_config, read_training_args
+from llmlaunch.documents.yaml_strict import parse_document
+from llmlaunch.errors import UserError
+from llmlaunch.recipe.load import load_recipe
+
+ZERO_3 = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 2}
+AUTO = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
+}
+TRAINER = (
+    "--model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 2 --max_steps 100 --block_size 2048"
+)
+
+
+def read(trainer: str, words: str, **about: Any) -> Reading:
+    """Read a command on two nodes of eight devices; files are given as values."""
+    files = {name: text if isinstance(text, str) else json.dumps(text) for name, text in about.pop("files", {}).items()}
+    place: dict[str, Any] = {"nodes": 2, "devices_per_node": 8, "folder": Path("/nowhere")}
+    return read_deepspeed(TrainerCommand(trainer, tuple(words.split()), files=files, **{**place, **about}))
+
+
+def training(reading: Reading) -> dict[str, Any]:
+    return dict(reading.document["training"])
+
+
+def layout(reading: Reading) -> dict[str, Any]:
+    return dict(reading.document["layout"])
+
+
+def test_the_arguments_decide_the_kind() -> None:
+    assert read("run_clm.py", TRAINER).kind == "hugging-face"
+    assert read("train.py", "--deepspeed --deepspeed_config ds.json", files={"ds.json": ZERO_3}).kind == "deepspeed"
+    megatron = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --deepspeed --zero-stage 1"
+    assert read("pretrain_gpt.py", megatron).kind == "megatron-deepspeed"
+    stages = {**ZERO_3, "zero_optimization": {"stage": 1}, "pipeline": {"stages": 4}}
+    pipeline = read("train.py", "--deepspeed_config ds.json", files={"ds.json": stages})
+    assert pipeline.document["backend"]["script_kind"] == "pipeline"
+    assert layout(pipeline)["pipeline"] == 4
+
+
+def test_what_the_trainer_assumes_is_written_out() -> None:
+    reading = read("run_clm.py", TRAINER + " --deepspeed ds.json --bf16", files={"ds.json": AUTO})
+    assert training(reading) == {
+        "sequence_length": 2048,
+        "global_batch_size": 32,
+        "steps": 100,
+        "precision": "bf16",
+        "learning_rate": 5.0e-5,
+        "learning_rate_decay": "linear",
+        "warmup_steps": 0,
+        "weight_decay": 0.0,
+        "adam_betas": [0.9, 0.999],
+        "gradient_clipping": 1.0,
+        "seed": 42,
+        "log_interval": 500,
+    }
+    assert layout(reading)["recompute"] == "none"
+    assert layout(reading)["zero_stage"] == 2
+
+
+def test_trl_and_llama_factory_assume_otherwise() -> None:
+    trl = read("sft.py", "--model_name_or_path gpt2 --max_steps 9 --output_dir out --packing")
+    assert (training(trl)["learning_rate"], training(trl)["precision"]) == (2.0e-5, "bf16")
+    assert layout(trl)["recompute"] == "full"
+    factory = read("src/train.py", "--model_name_or_path gpt2 --stage sft --output_dir out --max_steps 9")
+    assert training(factory)["adapters"] == {"rank": 8}
+    assert (training(factory)["sequence_length"], layout(factory)["recompute"]) == (2048, "full")
+
+
+def test_a_share_of_steps_becomes_steps_where_their_number_is_known() -> None:
+    assert training(read("run_clm.py", TRAINER + " --warmup_ratio 0.03"))["warmup_steps"] == 3
+    epochs = read("run_clm.py", TRAINER.replace("--max_steps 100", "--num_train_epochs 2") + " --warmup_ratio 0.03")
+    assert "warmup_steps" not in training(epochs)
+    assert any(sentence.startswith("training.warmup_steps: ") for sentence in epochs.missing)
+    assert any("--num_train_epochs 2" in sentence for sentence in epochs.missing)
+
+
+def test_where_file_and_arguments_differ_the_trainer_would_stop_and_the_person_is_told() -> None:
+    config = {**AUTO, "gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
+    reading = read("run_clm.py", TRAINER + " --deepspeed ds.json", files={"ds.json": config})
+    told = " ".join(reading.notes)
+    assert "gradient_clipping 0.5" in told
+    assert "optimizer.params.lr 0.1" in told
+
+
+def test_a_variable_without_a_value_is_named_with_its_line() -> None:
+    words = TRAINER + " --deepspeed ${CONFIG} --train_file ${DATA}"
+    reading = read("run_clm.py", words, unset=(Unset("CONFIG", 3), Unset("DATA", 4)))
+    assert any("CONFIG (line 3)" in sentence for sentence in reading.missing)
+    assert any("DATA (line 4)" in sentence for sentence in reading.missing)
+    assert not any("${" in word for word in reading.document["backend"]["script_args"])
+
+
+def test_without_the_number_of_devices_the_batch_is_missing() -> None:
+    reading = read("run_clm.py", TRAINER, nodes=None, devices_per_node=None)
+    assert "global_batch_size" not in training(reading)
+    assert any(sentence.startswith("training.global_batch_size: 2 x 1 ") for sentence in reading.missing)
+
+
+def test_secrets_are_left_out() -> None:
+    reading = read("run_clm.py", TRAINER + " --hub_token hf_" + "a1B2" * 9)
+    assert "hf_" not in json.dumps(dict(reading.document))
+    assert any(each.words == ("--hub_token",) for each in reading.unread)
+
+
+def test_offload_to_nvme_and_settings_of_another_stage_are_told() -> None:
+    config = {
+        "zero_optimization": {
+            "stage": 2,
+            "stage3_prefetch_bucket_size": 1,
+            "offload_optimizer": {"device": "nvme", "nvme_path": "/local"},
+        },
+        "train_micro_batch_size_per_gpu": 1,
+    }
+    reading = read("train.py", "--deepspeed_config ds.json", files={"ds.json": config})
+    assert layout(reading)["offload_optimizer"] == 1.0
+    assert any("NVMe" in note for note in reading.notes)
+    assert {"zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.offload_optimizer.nvme_path"} <= {
+        word for each in reading.unread for word in each.words
+    }
+
+
+@pytest.mark.parametrize(("whole", "micro"), [(64, 4), (32, 2)])
+def test_two_of_the_three_sizes_of_a_batch_decide_the_third(whole: int, micro: int) -> None:
+    config = {"train_batch_size": whole, "gradient_accumulation_steps": 1}
+    reading = read("train.py", "--deepspeed_config ds.json", files={"ds.json": config})
+    assert training(reading)["global_batch_size"] == whole
+    assert layout(reading)["micro_batch_size"] == micro
+
+
+def test_a_bare_ds_config_says_what_it_can_and_names_the_rest(tmp_path: Path) -> None:
+    optimizer = {"type": "AdamW", "params": {"lr": 2.0e-4, "betas": [0.9, 0.98], "weight_decay": 0.05}}
+    reading = read_ds_config(json.dumps({**ZERO_3, "gradient_clipping": 1.0, "optimizer": optimizer}), "ds.json")
+    missing = {sentence.partition(":")[0] for sentence in reading.missing}
+    assert {"model", "nodes", "data", "training.steps", "training.sequence_length"} <= missing
+    assert training(reading)["learning_rate"] == 2.0e-4
+    place = tmp_path / "recipe.yaml"
+    place.write_text(yaml.safe_dump(dict(reading.document), sort_keys=False), "utf-8")
+    supplied = ["model=llama3.1-8b", "cluster=h100-80gb-x8", "nodes=1", "data={mock: true}"]
+    lengths = ["training.steps=10", "training.sequence_length=2048", "training.global_batch_size=64"]
+    recipe = load_recipe(place, [*supplied, *lengths])
+    assert recipe.pins["zero_stage"] == 3
+
+
+def test_a_file_of_arguments_says_what_it_can() -> None:
+    values = {"model_name_or_path": "Qwen/Qwen2.5-7B", "max_steps": 10, "max_seq_length": 4096, "bf16": True}
+    reading = read_training_args(yaml.safe_dump(values), "args.yaml")
+    assert reading.document["model"] == "qwen2.5-7b"
+    assert training(reading)["sequence_length"] == 4096
+    assert any(sentence.startswith("backend.script: ") for sentence in reading.missing)
+
+
+def test_accelerates_own_file_says_the_stage() -> None:
+    values = {
+        "distributed_type": "DEEPSPEED",
+        "mixed_precision": "bf16",
+        "deepspeed_config": {"zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "none"},
+    }
+    reading = read_training_args(yaml.safe_dump(values), "zero3.yaml")
+    assert (layout(reading)["zero_stage"], layout(reading)["offload_optimizer"]) == (3, 1.0)
+    assert training(reading)["precision"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[1, 2]",
+        '{"zero_optimization": {"stage": NaN}}',
+        '{"zero_optimization": {"stage": 1e999}}',
+        '{"train_batch_size": ' + "9" * 5000 + "}",
+        '{"a": ' * 5000,
+        '{"train_batch_size": 1, "train_batch_size": 2}',
+        '{"zero_optimization": {"stage": 7}}',
+        '{"zero_optimization": {"stage": "x"}}',
+        '{"train_batch_size": {}}',
+    ],
+)
+def test_a_hostile_ds_config_is_one_message(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_ds_config(text, "ds.json")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!python/object/apply:os.system [id]",
+        "a: &a [x]\nb: *a",
+        "a: 1\na: 2",
+        "- 1",
+        "per_device_train_batch_size: [1]: 2",
+        "per_device_train_batch_size: 1.5\nmodel_name_or_path: gpt2",
+        "learning_rate: nan\nmodel_name_or_path: gpt2",
+        "max_steps: " + "9" * 100 + "\nmodel_name_or_path: gpt2",
+    ],
+)
+def test_a_hostile_file_of_arguments_is_one_message(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_training_args(text, "args.yaml")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--deepspeed_config ds.json --zero_stage 9999999999999999999999999",
+        "--deepspeed_config",
+        "--deepspeed --deepspeed",
+        "-- -- --",
+        "--=3",
+        TRAINER + " --lr_scheduler_kwargs {{{{",
+        TRAINER + " --output_dir --save_steps 0",
+        TRAINER + " --lora_r -1",
+        TRAINER + " --config_overrides n_layer=9999999999999999999",
+    ],
+)
+def test_odd_words_make_a_reading_whose_values_are_plain(words: str) -> None:
+    reading = read("train.py", words, files={"ds.json": ZERO_3})
+    text = yaml.safe_dump(dict(reading.document), sort_keys=False)
+    assert parse_document(text, "recipe").value["backend"]["name"] == "deepspeed"
