@@ -285,7 +285,7 @@ class Recipe:
 
     name: Name = key("Name of the recipe and of its jobs: letters, digits, '.', '_' and '-', at most 64")
     model: ModelShape = key(
-        "Preset, path of a Hugging Face config.json (or its folder), or an inline shape",
+        "Preset, known id of the Hugging Face hub, path of a config.json (or its folder), or an inline shape",
         written=lambda: name_or_mapping(Line, model_form()),
     )
     backend: BackendChoice = key(
