@@ -62,7 +62,8 @@ def test_paths_without_a_value_are_missing_by_their_keys() -> None:
     assert reading.document["model"] == {"base": "llama3-8b", "vocab_size": 50257}  # GPT-2's tokenizer has files
     keys = {sentence.partition(":")[0] for sentence in reading.missing}
     assert keys == {"data.path", "training.checkpoint_path", "backend.extra_args"}
-    assert "data" not in reading.document and "checkpoint_path" not in reading.document["training"]
+    assert "data" not in reading.document
+    assert "checkpoint_path" not in reading.document["training"]
 
 
 def test_the_namespace_of_a_log_is_read_from_its_text() -> None:
