@@ -31,7 +31,13 @@ _FORMAT = click.option(
 
 
 @click.command("collect")
-@click.argument("words", nargs=-1, metavar="[RUN|DIR]...")
+@click.argument("words", nargs=-1, metavar="[RUN|DIR]... [KEY=VALUE]...")
+@click.option(
+    "--recipe",
+    type=click.Path(path_type=Path),
+    metavar="RECIPE",
+    help="The recipe of an observed command; without it the command is read.",
+)
 @click.option(
     "--sink",
     "sinks",
@@ -40,18 +46,20 @@ _FORMAT = click.option(
     help="Pass on to this sink alone: prometheus, mlflow, wandb.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was done about each run as JSON.")
-def collect_command(words: tuple[str, ...], sinks: tuple[str, ...], as_json: bool) -> int:
+def collect_command(words: tuple[str, ...], recipe: Path | None, sinks: tuple[str, ...], as_json: bool) -> int:
     """Take the measured peaks of finished runs into the store: of all known ones, or of those named.
 
     A named run that is still going on is collected as far as it got. A run directory that was submitted with bare
-    `sbatch job.sbatch` becomes known by naming it. Exit code 2: a named one could not be read.
+    `sbatch job.sbatch` becomes known by naming it, and so does what `llmlaunch observe` wrote, or the folder `observed`
+    of several: the command is read into a recipe, which KEY=VALUE completes or --recipe replaces, and its peaks are
+    compared with what would have been predicted. Exit code 2: a named one could not be read.
 
     What was collected is then passed on to the sinks of LLMLAUNCH_PROMETHEUS, LLMLAUNCH_MLFLOW and LLMLAUNCH_WANDB, or
     those named.
     """
     from llmlaunch.sinks.delivery import chosen_sinks
 
-    outcomes, passed = _collect(words, chosen_sinks(sinks))
+    outcomes, passed = _collect(_directories(words, recipe), chosen_sinks(sinks))
     if as_json:
         sinks_json = {"sinks": [delivery.as_json() for delivery in passed]} if passed else {}
         print_json({"runs": [outcome.as_json() for outcome in outcomes], **sinks_json})
@@ -67,21 +75,37 @@ def collect_command(words: tuple[str, ...], sinks: tuple[str, ...], as_json: boo
     return UNREADABLE if words and any(outcome.did == "unreadable" for outcome in outcomes) else 0
 
 
-def _collect(words: tuple[str, ...], sinks: Sequence[Chosen]) -> tuple[list[Outcome], list[Passed]]:
+def _directories(words: Sequence[str], recipe: Path | None) -> list[Path] | None:
+    """Return the directories that a person named, observed ones made runs like any other; None where none is named.
+    Raises UserError for a recipe or an override without a run."""
+    from llmlaunch.app.observed_runs import describe_observed, observed_directories
+
+    overrides = [word for word in words if "=" in word and not Path(word).exists()]
+    names = [word for word in words if word not in overrides]
+    if not names and (recipe is not None or overrides):
+        raise UserError("collect: name the observed run that the recipe or the key is of")
+    directories = [each for name in names for each in observed_directories(directory_of(name))]
+    for directory in directories:
+        missing = describe_observed(directory, recipe, overrides, notify)
+        if missing is not None:
+            notify(f"warning: {missing}")
+    return directories or None
+
+
+def _collect(directories: list[Path] | None, sinks: Sequence[Chosen]) -> tuple[list[Outcome], list[Passed]]:
     from llmlaunch.store.location import store_exists
 
-    if not words and not store_exists():
+    if directories is None and not store_exists():
         return [], []
     from llmlaunch.sinks.delivery import pass_on
     from llmlaunch.store.collect import collect
     from llmlaunch.store.database import open_store
 
-    directories = [directory_of(word) for word in words] if words else None
     with open_store() as store:
         for warning in store.warnings:
             notify(f"warning: {warning}")
         outcomes = collect(store, directories)
-        only = {outcome.run_id for outcome in outcomes if outcome.run_id} if words else None
+        only = None if directories is None else {outcome.run_id for outcome in outcomes if outcome.run_id}
         return outcomes, pass_on(store, sinks, only)
 
 
