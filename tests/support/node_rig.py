@@ -27,6 +27,20 @@ NODE = "node1"
 
 Line = dict[str, Any]
 
+# Prints what it hears; ends with 9 on SIGTERM.
+LISTENER = """
+import signal, sys, time
+def hear(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    if number == signal.SIGTERM:
+        sys.exit(9)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    signal.signal(number, hear)
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
 
 def run_archive(archive: Path, *arguments: str | Path, stdin: str = "", **options: Any) -> Any:
     """Run `node.pyz ARGUMENTS` to its end; `options` are subprocess.run's."""

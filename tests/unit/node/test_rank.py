@@ -12,21 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.node_rig import NODE, NodeRig, alive, run_archive, until
-
-# Prints what it hears; ends with 9 on SIGTERM.
-LISTENER = """
-import signal, sys, time
-def hear(number, frame):
-    print(signal.Signals(number).name, flush=True)
-    if number == signal.SIGTERM:
-        sys.exit(9)
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-    signal.signal(number, hear)
-print("ready", flush=True)
-while True:
-    time.sleep(0.01)
-"""
+from support.node_rig import LISTENER, NODE, NodeRig, alive, run_archive, until
 
 
 def listening(rig: NodeRig, program: str = LISTENER, **options: Any) -> Any:

@@ -48,6 +48,7 @@ class Observed:
     GPU, or its own was not seen."""
 
     directory: Path
+    name: str
     described: Mapping[str, Any]
     versions: Mapping[str, Any]
     ranks: int
@@ -155,6 +156,7 @@ def _of_attempt(attempt: Attempt, described: Mapping[str, Any]) -> Observed:
     hosts = [node.host_total_bytes for node in summary.nodes if node.host_total_bytes]
     return Observed(
         directory=attempt.run_directory,
+        name=str((read_object(attempt.run_directory / file_names.RUN) or {}).get("name") or "observed"),
         described=described,
         versions=read_object(attempt.folder / file_names.VERSIONS) or {},
         ranks=ranks,
@@ -195,7 +197,7 @@ def _command(observed: Observed) -> TrainerCommand:
         slurm={"job-name": job} if job else {},
         files={**found.files, **(described.get("files") or {})},
         folder=Path(str(described.get("folder") or ".")),
-        place=str(observed.directory.name),
+        place=observed.name,
     )
 
 

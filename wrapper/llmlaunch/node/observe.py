@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .files import say
 from .observer import Observer, is_observed
 from .rank import execute
-from .signals import end_like
+from .signals import die_with_parent, end_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 USAGE = "%(prog)s [--dir DIR] [--interval SECONDS] -- COMMAND [ARG ...]"
 PREPARE_SECONDS = 10.0  # of the observer, to make its folder; the command starts without it then
 LAST_WORD_SECONDS = 10.0  # of the observer, at the command's end
-TOLD_SECONDS = 0.2  # after which a signal that came here is known to have come to nobody else
+TOLD_SECONDS = 0.5  # after which a signal that came here is known to have come to nobody else
 NOT_PASSED_ON = (
     *("SIGKILL", "SIGSTOP", "SIGCHLD", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT"),
     *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGPIPE", "SIGXFSZ"),
@@ -48,13 +48,15 @@ def main(argv: list[str], prog: str = "node.pyz observe", archive: Callable[[], 
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
     observer = _start_observer(options, command, archive)
     environment = {**os.environ, **observer.until_ready()}
+    witness = _Witness()
     child = os.fork()
     if child == 0:
         _become(command, environment, mask)
     observer.tell({"child": child})
-    status, resident_peak_bytes = _wait(child, observer)
+    status, resident_peak_bytes = _wait(child, observer, witness)
     observer.tell({"status": status, "resident_peak_bytes": resident_peak_bytes})
     observer.until_done()
+    witness.dismiss()
     if os.WIFSIGNALED(status):
         end_like(os.WTERMSIG(status))
     return os.WEXITSTATUS(status)
@@ -75,17 +77,71 @@ def _become(command: list[str], environment: Mapping[str, str], mask: set[int | 
         os._exit(code)
 
 
-def _wait(child: int, observer: _Beside) -> tuple[int, int]:
+def _wait(child: int, observer: _Beside, witness: _Witness) -> tuple[int, int]:
     """Wait for the child's end, and pass on what this process is told meanwhile. Returns the child's wait status and
     the most main memory that it and its own children held, in bytes."""
     while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         number = signal.sigwaitinfo(PASSED_ON | {signal.SIGCHLD}).si_signo
-        if number != signal.SIGCHLD and not observer.heard(number):
-            observer.tell({"told": number})
+        if number == signal.SIGCHLD:
+            continue
+        observer.tell({"told": number})
+        if not witness.heard(number):
             with contextlib.suppress(OSError):
                 os.kill(child, number)
+    pending = signal.sigtimedwait(PASSED_ON, 0)
+    while pending is not None:  # which the command had as well, and ended of
+        observer.tell({"told": pending.si_signo})
+        pending = signal.sigtimedwait(PASSED_ON, 0)
     _, status, usage = os.wait4(child, 0)
     return status, usage.ru_maxrss * 1024  # Linux counts KiB
+
+
+class _Witness:
+    """A process of the same group, session and job that only hears signals. What it was sent as well, the command has
+    already: SLURM tells every process of a step, and a terminal its whole group. A second one would break off the
+    orderly end of torchrun."""
+
+    def __init__(self) -> None:
+        self._pid = -1
+        self._heard: list[int] = []  # two that come together may be taken in another order than here
+        with contextlib.suppress(OSError):
+            self._words, words = os.pipe()
+            self._pid = os.fork()
+            if self._pid == 0:
+                self._hear(words)
+            os.close(words)
+
+    def _hear(self, words: int) -> None:
+        """Write each signal's number. Never returns."""
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            die_with_parent(signal.SIGKILL)
+            null = os.open(os.devnull, os.O_RDWR)
+            for number in (0, 1, 2):  # who waits for the end of the command's output is not to wait for this
+                os.dup2(null, number)
+            while True:
+                os.write(words, bytes([signal.sigwaitinfo(PASSED_ON).si_signo]))
+        finally:
+            os._exit(0)
+
+    def heard(self, number: int) -> bool:
+        """Whether the signal came here, too, in this moment."""
+        until = time.monotonic() + TOLD_SECONDS
+        while self._pid > 0 and number not in self._heard:
+            readable, _, _ = select.select([self._words], [], [], max(0.0, until - time.monotonic()))
+            word = os.read(self._words, 1) if readable else b""
+            if not word:
+                return False
+            self._heard.append(word[0])
+        if number in self._heard:
+            self._heard.remove(number)
+            return True
+        return False
+
+    def dismiss(self) -> None:
+        if self._pid > 0:
+            with contextlib.suppress(OSError):
+                os.kill(self._pid, signal.SIGKILL)
 
 
 class _Beside(NamedTuple):
@@ -106,19 +162,6 @@ class _Beside(NamedTuple):
         if self.link is not None:
             with contextlib.suppress(OSError):
                 self.link.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
-
-    def heard(self, number: int) -> bool:
-        """Whether the observer, a process of the same group, session and job, was sent the signal as well. Then the
-        command has it already: SLURM tells every process of a step, and a terminal its whole group. A second one would
-        break off the orderly end of torchrun."""
-        until = time.monotonic() + TOLD_SECONDS
-        while time.monotonic() < until:
-            message = self._message(until - time.monotonic(), "signal")
-            if message is None:
-                return False
-            if message["signal"] == number and abs(time.time() - message["at"]) < 5 * TOLD_SECONDS:
-                return True
-        return False
 
     def until_done(self) -> None:
         """Wait until the observer has written how the command ended, LAST_WORD_SECONDS at most."""

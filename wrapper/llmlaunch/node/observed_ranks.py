@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..rundir import file_names
+from ..rundir.attempt import rank_records
 from ..rundir.files import read_object, replace_json
 from ..rundir.values import byte_count
 from .process_tree import Process
@@ -35,15 +36,19 @@ class ObservedRanks:
             replace_json(self._attempt_folder / file_names.VERSIONS, dict(message["versions"]))
         elif message.get("event") == "end":
             if known is not None and known["pid"] == pid:
-                self._write({**known, **_end(message)})
+                # who waited for this process may have been faster, and knows its exit code
+                written = read_object(self._path(rank)) or known
+                said = {name: value for name, value in _end(message).items() if value is not None}
+                self._write({**known, **written, **said})
         elif known is None or known["pid"] != pid:
             self._begin(rank, pid, message)
 
     def note_end(self, pid: int, end: Record) -> None:
-        """Complete the record of the rank that was the command itself, by the word of who waited for it."""
-        for record in self._records.values():
-            if record["pid"] == pid:
-                at = record["ended_at"] or end.get("ended_at")
+        """Complete the record of the rank that was the command itself, by the word of who waited for it. It may be
+        another observer of this node that has written it. Raises OSError."""
+        for record in rank_records(self._attempt_folder):
+            if record.get("pid") == pid and record.get("node") == self._node:
+                at = record.get("ended_at") or end.get("ended_at")
                 self._write({**record, "ended_at": at, "exit_code": end.get("exit_code"), "signal": end.get("signal")})
 
     def any_alive(self) -> bool:

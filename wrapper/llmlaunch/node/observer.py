@@ -94,11 +94,10 @@ class Observer:
         except OSError as error:
             self._send({"environment": {}, "problem": f"{error.filename or 'observed'}: {error.strerror}"})
             return
+        node = NodeObserver(directory, attempt, self._job.node, self._options.interval)
         self._send({"environment": _variables(directory, attempt, self._options.interval)})
         _redirect_output(directory, attempt, self._job)
         try:
-            node = NodeObserver(directory, attempt, self._job.node, self._options.interval)
-            threading.Thread(target=self._hear_signals, daemon=True).start()
             threading.Thread(target=self._hear_command, args=(node,), daemon=True).start()
             node.give(lambda: self._describe(node, output))
             node.run()
@@ -106,17 +105,6 @@ class Observer:
         except Exception as error:
             say(f"observe: {type(error).__name__}: {error}; the training continues unobserved")
         self._send({"done": True})
-
-    def _hear_signals(self) -> None:
-        """Say of each signal that came here that the command has it, too."""
-        while True:
-            number = signal.sigwaitinfo(signal.valid_signals() - {END_SIGNAL, signal.SIGCHLD}).si_signo
-            self._note_signal(number)
-            self._send({"signal": number, "at": time.time()})
-
-    def _note_signal(self, number: int) -> None:
-        if number in ASK_TO_STOP:
-            self._start["stop_signal"] = signal.Signals(number).name
 
     def _hear_command(self, node: NodeObserver) -> None:
         """Wait for the word that the command has ended; where nobody is there to say so, until it is gone."""
@@ -134,7 +122,8 @@ class Observer:
             message = json.loads(data)
             self._start.update({"child": message["child"]} if "child" in message else {})
             self._end.update(message if "status" in message else {})
-            self._note_signal(message.get("told", 0))
+            if message.get("told") in ASK_TO_STOP:
+                self._start["stop_signal"] = signal.Signals(message["told"]).name
         self._end["ended_at"] = time.time()
         node.stop()
 
@@ -201,6 +190,7 @@ class NodeObserver:
         self.ranks = ObservedRanks(self.folder, node)
         self._interval, self._alone = interval, alone
         self._name = socket_name(str(directory), attempt, node)
+        self._listener = self._bound()  # before any rank is there to speak
         self._log: LogTail | None = None
         self._monitor: Monitor | None = None
         self._log_place: tuple[Path, int] | None = None
@@ -234,20 +224,20 @@ class NodeObserver:
         files = threading.Thread(target=self._write_files, daemon=True)
         files.start()
         while not self._stopped.is_set():
-            listener = self._listener()
-            if listener is not None:
+            if self._listener is not None:
                 if first is not None:
                     self._jobs.put(lambda: self.ranks.hear(first["pid"], first))
-                threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
+                threading.Thread(target=self._listen, args=(self._listener,), daemon=True).start()
                 self._run_monitor()
                 break
             if self._alone:  # the node has an observer
                 return
             signal.sigtimedwait({END_SIGNAL}, TAKE_OVER_SECONDS)
+            self._listener = self._bound()
         self._stopped.set()
         files.join()
 
-    def _listener(self) -> socket.socket | None:
+    def _bound(self) -> socket.socket | None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         try:
