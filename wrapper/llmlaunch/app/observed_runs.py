@@ -173,31 +173,35 @@ def _of_attempt(attempt: Attempt, described: Mapping[str, Any]) -> Observed:
 
 def _reading(observed: Observed) -> Reading:
     """Read the observed command. Raises UserError for one that no reader knows."""
+    from llmlaunch.command_lines.deepspeed import read_deepspeed
     from llmlaunch.command_lines.megatron import read_megatron
 
-    return read_megatron(_command(observed))
+    command = _command(observed)
+    flags = {word.partition("=")[0].replace("_", "-") for word in command.arguments}
+    is_megatron = "--num-layers" in flags and not flags & {"--deepspeed", "--deepspeed-config"}
+    return read_megatron(command) if is_megatron else read_deepspeed(command)
 
 
 def _command(observed: Observed) -> TrainerCommand:
     """Return the trainer's command as it was observed: files are as they were then, and nodes and devices those that
     the ranks were on."""
+    from llmlaunch.command_lines.launch import trainer_command
+
     described = observed.described
     words = [str(word) for word in described.get("command") or ()]
     environment = {str(name): str(value) for name, value in (described.get("environment") or {}).items()}
-    place = next((n for n, word in enumerate(words) if word.endswith(".py")), None)
-    found = None if place is None else TrainerCommand(words[place], tuple(words[place + 1 :]))
-    if found is None:
+    folder = Path(str(described.get("folder") or "."))
+    command = trainer_command(words, environment, folder=folder, place=observed.name)
+    if command is None:
         raise UserError(f"`{' '.join(words)[:200]}` starts no trainer that llmlaunch knows")
     job = environment.get("SLURM_JOB_NAME")
     return replace(
-        found,
-        nodes=observed.nodes or found.nodes,
-        devices_per_node=observed.devices_per_node or found.devices_per_node,
+        command,
+        nodes=observed.nodes or command.nodes,
+        devices_per_node=observed.devices_per_node or command.devices_per_node,
         environment={name: value for name, value in environment.items() if OF_MEMORY.fullmatch(name)},
         slurm={"job-name": job} if job else {},
-        files={**found.files, **(described.get("files") or {})},
-        folder=Path(str(described.get("folder") or ".")),
-        place=observed.name,
+        files={**command.files, **(described.get("files") or {})},
     )
 
 
@@ -212,6 +216,7 @@ def _document(reading: Reading, observed: Observed) -> dict[str, Any]:
     cluster = _cluster(observed)
     document |= {"cluster": cluster} if cluster is not None else {}
     document |= {"nodes": observed.nodes} if observed.nodes else {}
+    document.setdefault("data", {"mock": True})  # what it read decides no byte of its memory
     backend = document.get("backend")
     keys = {"name": backend} if isinstance(backend, str) else dict(backend or {})
     version = observed.versions.get(FRAMEWORKS.get(str(keys.get("name")), ""))
@@ -224,10 +229,14 @@ def _missing(reading: Reading | None, document: Mapping[str, Any] | None, overri
     """Return what the recipe still lacks, but for the keys that overrides name."""
     if reading is None or document is None:
         return []
-    named = {word.partition("=")[0].partition(".")[0] for word in overrides}
+    named = tuple(word.partition("=")[0] for word in overrides)
     lacks = [] if "cluster" in document else ["cluster: the card of its ranks was not seen, or is not known"]
     lacks += [sentence for sentence in reading.missing if sentence.partition(":")[0] not in document]
-    return [sentence for sentence in lacks if sentence.partition(":")[0].partition(".")[0] not in named]
+    return [sentence for sentence in lacks if not f"{sentence.partition(':')[0]}.".startswith(_below(named))]
+
+
+def _below(keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{key}." for key in keys)
 
 
 def _cluster(observed: Observed) -> str | dict[str, Any] | None:
