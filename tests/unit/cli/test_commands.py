@@ -270,7 +270,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "resume": ["anyway", "as_json", "from_older", "local", "no_exclude", "options", "replan", "run"],
         "runs": ["as_json", "cluster", "launcher", "limit", "recipe", "since", "states"],
         "nodes": ["as_json", "cluster", "forgive"],
-        "collect": ["as_json", "sinks", "words"],
+        "collect": ["as_json", "recipe", "sinks", "words"],
         "measurements": [],
         "accuracy": ["anchors", "as_json", "calibration", "each", "files", "markdown", "plot"],
         "qualify": [
