@@ -61,6 +61,7 @@ WORDS = (
     ("model=qwen3-30b-a3b", "layout.overlap_expert_communication=true", "layout.token_dispatcher=alltoall"),
     ("model=qwen3-30b-a3b", "layout.delay_weight_gradients=true"),
     ("layout.zero_stage=2",),
+    ("tracking={wandb: {project: p, entity: e}, tensorboard: /logs}",),
 )
 LAYOUTS = (
     Layout(2, 4, 2, 2, 2, 2, 1, 1, 1, 1, RECOMPUTE_FULL),

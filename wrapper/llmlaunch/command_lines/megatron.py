@@ -14,7 +14,13 @@ from llmlaunch.command_lines.megatron_layout import read_layout
 from llmlaunch.command_lines.megatron_model import read_model
 from llmlaunch.command_lines.megatron_namespace import Namespace, namespace_of
 from llmlaunch.command_lines.megatron_rendered import OF_TOKENIZER, Differences, compared
-from llmlaunch.command_lines.megatron_training import missing_data, missing_training, read_data, read_training
+from llmlaunch.command_lines.megatron_training import (
+    missing_data,
+    missing_training,
+    read_data,
+    read_tracking,
+    read_training,
+)
 from llmlaunch.command_lines.megatron_words import MegatronWords, Values, read_words
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, recipe_name
 from llmlaunch.documents.secrets import known_secret
@@ -110,6 +116,8 @@ def read_values(
     document |= {"nodes": nodes} if nodes else {}
     document["training"] = training
     document |= {"data": data} if data is not None else {}
+    tracking = read_tracking(space)
+    document |= {"tracking": tracking} if tracking is not None else {}
     document["layout"] = read_layout(space)
     differences, not_rendered = _differences(space, words, document, world, known)
     absent = [*model.missing, *missing_training(space), *missing_data(space)]

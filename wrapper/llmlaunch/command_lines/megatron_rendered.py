@@ -39,6 +39,7 @@ __all__ = [
 ADDED: Mapping[str, str] = {
     "log_throughput": "more in the log",
     "log_device_memory_used": "more in the log",
+    "log_timers_to_tensorboard": "seconds and throughput of a step are among the curves",
     "eval_interval": "no default, and training.py divides by it",
     "eval_iters": "a recipe without training.evaluation evaluates nothing",
     "exit_signal_handler": "saves and ends when it is told to",
@@ -129,7 +130,7 @@ def compared(
     for dest in sorted(original.keys() | rendered.keys()):
         if dest in VOCABULARY or equal(original.get(dest), rendered.get(dest)):
             continue
-        if dest in arguments and _stands_in(arguments[dest], document):
+        if dest in arguments and (_stands_in(arguments[dest], document) or _worked_out(arguments[dest])):
             continue
         group = words.words.get(dest)
         if dest in original.converted:
@@ -184,6 +185,11 @@ def equal(one: object, other: object) -> bool:
 
 def _items(value: object) -> list[str]:
     return [str(item) for item in value] if isinstance(value, (list, tuple)) else [] if value is None else [str(value)]
+
+
+def _worked_out(each: Argument) -> bool:
+    """Return whether the value of an argument is known on the node alone, where its keys decide it."""
+    return any(isinstance(value, NodeVariable) for value in each.values)
 
 
 def _stands_in(each: Argument, document: Mapping[str, Any]) -> bool:

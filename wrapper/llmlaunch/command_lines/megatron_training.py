@@ -10,7 +10,7 @@ from typing import Any, get_args
 from llmlaunch.command_lines.megatron_namespace import Namespace
 from llmlaunch.recipe.datasets import SHARES, WITHOUT_MODEL, TokenizerType
 
-__all__ = ["missing_data", "missing_training", "read_data", "read_training"]
+__all__ = ["missing_data", "missing_training", "read_data", "read_tracking", "read_training"]
 
 # By `dest`: the key under `training:` and its default, which is not written.
 PLAIN: tuple[tuple[str, str, Any], ...] = (
@@ -22,6 +22,7 @@ PLAIN: tuple[tuple[str, str, Any], ...] = (
     ("log_interval", "log_interval", 10),
     ("tensorboard_dir", "tensorboard", None),
 )
+WANDB_NAME = re.compile(r"[^/\\#?%:,]{1,128}")
 DECAYS = ("linear", "cosine", "constant")
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
 DEFAULT_BETAS = [0.9, 0.95]
@@ -117,6 +118,20 @@ def _checkpoints(space: Namespace) -> Iterator[tuple[str, Any]]:
     start = space.get("pretrained_checkpoint") or (load if space.get("finetune") and load != save else None)
     if start:
         yield "start_from", start
+
+
+def read_tracking(space: Namespace) -> dict[str, Any] | None:
+    """Return the mapping `tracking:` of a run of Weights & Biases, or None."""
+    names = {
+        "project": "wandb_project",
+        "entity": "wandb_entity",
+        "name": "wandb_exp_name",
+        "save_dir": "wandb_save_dir",
+    }
+    run = {key: str(space[dest]) for key, dest in names.items() if space.get(dest)}
+    if not all(WANDB_NAME.fullmatch(run.get(key, "x")) for key in ("project", "entity")) or "project" not in run:
+        return None
+    return {"wandb": run}
 
 
 def missing_data(space: Namespace) -> Iterator[str]:
