@@ -14,6 +14,7 @@ import yaml
 
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.backends.deepspeed.config import dotted_keys
+from llmlaunch.backends.deepspeed.extra_arguments import classed_arguments
 from llmlaunch.command_lines.command import Reading, TrainerCommand, Unset
 from llmlaunch.command_lines.deepspeed import read_deepspeed
 from llmlaunch.command_lines.deepspeed_config import ADDED
@@ -106,6 +107,13 @@ def test_a_public_command_becomes_a_recipe_that_is_priced(name: str, tmp_path: P
     plan = make_plan(setting_for(public.recipe))
     assert plan.layout is not None
     assert plan.layout == pinned_layout(public.recipe)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_what_a_public_command_passes_on_is_known_but_for_validation(name: str, tmp_path: Path) -> None:
+    recipe = read(name, tmp_path).recipe
+    unknown = classed_arguments(recipe, pinned_layout(recipe)).unknown
+    assert {each.flag_class.key for each in unknown} <= {"training.evaluation"}
 
 
 @pytest.mark.parametrize("name", RENDERED)

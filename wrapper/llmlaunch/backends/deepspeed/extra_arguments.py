@@ -8,8 +8,11 @@ from pathlib import Path
 from llmlaunch.backends.argument import Word, command_words, refuse_repeats
 from llmlaunch.backends.deepspeed.scripts import kind_of
 from llmlaunch.backends.flag_classes import (
+    NEUTRAL,
     NO_FLAG,
     OF_THE_SCRIPT,
+    PRICED,
+    UNKNOWN,
     ClassedArguments,
     FlagClass,
     class_arguments,
@@ -24,6 +27,22 @@ __all__ = ["HUGGING_FACE_FLAGS", "SHIPPED_TRAINER_FLAGS", "classed_arguments"]
 
 HUGGING_FACE_FLAGS = Path(__file__).with_name("hugging_face_flags.json")
 SHIPPED_TRAINER_FLAGS = Path(__file__).with_name("shipped_trainer_flags.json")
+_DATA = "which tokens are read, and how the host reads them"
+# Flags that Megatron-DeepSpeed has and Megatron-LM of today has not (bigscience-workshop/Megatron-DeepSpeed and
+# deepspeedai/Megatron-DeepSpeed, megatron/arguments.py).
+BY_LAYERS = "type:transformer"
+FORK_NEUTRAL = {
+    "--data-impl": _DATA,
+    "--train-weighted-split-paths-path": _DATA,
+    "--valid-weighted-split-paths-path": _DATA,
+    "--test-weighted-split-paths-path": _DATA,
+    "--valid-num-workers": _DATA,
+    "--kill-switch-path": "a file whose presence ends the job",
+    "--abort-on-unmet-fused-kernel-constraints": "stops where a kernel cannot be used",
+    "--no-query-key-layer-scaling": "a factor on the scores",
+    "--pp-partition-method": "the recipe's stages say it",
+    "--embed-layernorm": "the norm after the embedding is counted in all such jobs",
+}
 
 
 def classed_arguments(recipe: Recipe, layout: Layout) -> ClassedArguments:
@@ -36,7 +55,7 @@ def classed_arguments(recipe: Recipe, layout: Layout) -> ClassedArguments:
         return ClassedArguments()
     refuse_repeats(recipe, _planned_words(recipe, layout))
     kind = "shipped" if recipe.backend.script is None else recipe.backend.script_kind
-    return class_arguments(recipe, lambda flag, values, of_script: _class_of(kind, flag, values))
+    return class_arguments(recipe, lambda flag, values, of_script: _class_of(recipe, kind, flag, values))
 
 
 def _planned_words(recipe: Recipe, layout: Layout) -> tuple[Word, ...]:
@@ -47,10 +66,15 @@ def _planned_words(recipe: Recipe, layout: Layout) -> tuple[Word, ...]:
         return ()
 
 
-def _class_of(kind: str, flag: str, values: tuple[str, ...]) -> FlagClass:
-    """Return the class of a flag. A script of one's own may know nothing of the recipe: what a recipe key says of the
-    job is said to it in its own words, so there such a flag is the script's."""
+def _class_of(recipe: Recipe, kind: str, flag: str, values: tuple[str, ...]) -> FlagClass:
+    """Return the class of a flag. What the recipe says too is priced as it says. A script of one's own may know nothing
+    of the recipe: what a recipe key says of the job is said to it in its own words, so there such a flag is the
+    script's."""
     if kind == "megatron-deepspeed":
+        if flag == "--pp-partition-method" and values[:1] != (BY_LAYERS,) and not recipe.layers_by_stage:
+            return FlagClass(UNKNOWN, "which layers a stage gets", "layout.layers_by_stage")
+        if flag in FORK_NEUTRAL:
+            return FlagClass(NEUTRAL, FORK_NEUTRAL[flag])
         from llmlaunch.backends.megatron.extra_arguments import megatron_flag_class
         from llmlaunch.backends.megatron.versions import NEWEST, core_parser
 
@@ -61,4 +85,13 @@ def _class_of(kind: str, flag: str, values: tuple[str, ...]) -> FlagClass:
         return NO_FLAG if kind == "shipped" else OF_THE_SCRIPT
     if kind in ("own", "pipeline") and group.flag_class.key:
         return OF_THE_SCRIPT
+    if kind == "hugging-face" and _is_said(recipe, group.flag_class.key, values):
+        return FlagClass(PRICED, "the recipe says it too", group.flag_class.key)
     return group.flag_class
+
+
+def _is_said(recipe: Recipe, key: str, values: tuple[str, ...]) -> bool:
+    """Return whether the recipe says of adapters or of the sequence's length what a flag of these keys says."""
+    if key == "training.adapters":
+        return recipe.techniques.adapters is not None
+    return "training.sequence_length" in key and values == (str(recipe.workload.sequence_length),)
