@@ -24,7 +24,7 @@ FLOORS = (
     ("accuracy", "planner"),
     ("rendering", "report"),
     ("launchers",),
-    ("rehearsal", "watch"),
+    ("readiness", "rehearsal", "watch"),
     ("store",),
     ("app", "sinks"),
     ("cli",),

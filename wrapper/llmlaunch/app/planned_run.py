@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
     from llmlaunch.planner.placement import ExpectedPlacement
     from llmlaunch.planner.search import SearchResult
-    from llmlaunch.rendering.inputs import Inputs
+    from llmlaunch.readiness.readiness import Readiness
 
 __all__ = ["MemoryEstimate", "PlannedRun", "estimate", "lock_path", "plan", "render", "replan_rendered"]
 
@@ -202,15 +202,28 @@ class PlannedRun:
         for note in (*self.rendered.notes, *left_out):
             notify(f"note: {note}")
 
-    def inputs(self) -> Inputs:
-        """Look on this machine for what the job reads."""
-        from llmlaunch.rendering.inputs import inputs_of
+    @property
+    def mock_data_warning(self) -> str | None:
+        """The sentence on made-up tokens, on which a model learns nothing; None for a recipe with data."""
+        from llmlaunch.recipe.overrides import place_of
 
-        return inputs_of(self.recipe, os.environ)
+        if not self.recipe.data.mock:
+            return None
+        return (
+            f"{place_of(self.recipe, ('data', 'mock'))}: data.mock: trains on made-up tokens, to measure speed and "
+            "memory; to train the model, write data: {path: ...} with your own"
+        )
 
-    def refuse_missing_inputs(self) -> None:
-        """Raise UserError where the job would wait in the queue to find that an input is missing."""
-        missing = self.inputs().missing
+    @cached_property
+    def readiness(self) -> Readiness:
+        """What the job needs and may lack, as far as this machine can tell."""
+        from llmlaunch.readiness.readiness import readiness_of
+
+        return readiness_of(self.recipe, self.plan.layout, os.environ)
+
+    def refuse_missing(self) -> None:
+        """Raise UserError where the job would wait in the queue to find that something it needs is missing."""
+        missing = self.readiness.missing
         if missing:
             raise UserError("\n".join(missing))
 

@@ -169,7 +169,7 @@ def plan_qualification(request: QualificationRequest, choice: LauncherChoice, no
     runs = [QualifyingRun(trial, plan_loaded(recipe_of(trial.words), notify, baseline_bytes)) for trial in trials]
     _refuse_too_little_memory(base, runs, choice)
     for qualifying in runs[:1]:
-        qualifying.run.refuse_missing_inputs()
+        qualifying.run.refuse_missing()
     return runs
 
 

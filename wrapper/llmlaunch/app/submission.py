@@ -95,7 +95,7 @@ def submit(
     planned = run if isinstance(run, PlannedRun) else plan(run, overrides, notify)
     planned.refuse_unsafe()
     warn_of_memory(planned, notify)
-    planned.refuse_missing_inputs()
+    planned.refuse_missing()
     return submit_runs([planned], choose(local, notify), None if directory is None else Path(directory), notify)[0]
 
 

@@ -133,7 +133,7 @@ def plan_variants(variants: Sequence[Variant], options: SweepOptions, notify: No
         try:
             run = plan(variant.recipe, variant.overrides, notify, replan=options.replan)
             run.refuse_unsafe()
-            run.refuse_missing_inputs()
+            run.refuse_missing()
         except UserError as mistake:
             raise _none_submitted(mistake, variant, len(variants)) from None
         warn_of_memory(run, notify)

@@ -27,15 +27,19 @@ def say(text: object, err: bool = False) -> None:
     click.echo(printable(str(text)), err=err)
 
 
-def notify(message: str) -> None:
-    """Write a message to stderr. Several runs of one command share their warnings, so each is written once."""
+def notify(message: str, colour: str | None = None) -> None:
+    """Write a message to stderr, on a terminal in its colour unless NO_COLOR asks for none. Several runs of one command
+    share their warnings, and what is worth a colour, so each is written once."""
     context = click.get_current_context(silent=True)
     shown = set() if context is None else context.meta.setdefault("llmlaunch.warnings", set())
-    if message.startswith("warning: "):
+    if message.startswith("warning: ") or colour is not None:
         if message in shown:
             return
         shown.add(message)
-    say(message, err=True)
+    if colour is None or os.environ.get("NO_COLOR") or not sys.stderr.isatty():
+        say(message, err=True)
+    else:
+        click.echo(click.style(printable(message), fg=colour), err=True)
 
 
 def print_json(value: Any) -> None:

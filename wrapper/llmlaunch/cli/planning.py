@@ -27,7 +27,7 @@ __all__ = [
     "recipe_arguments",
     "render_command",
     "replan_option",
-    "warn_of_inputs",
+    "warn_of_readiness",
 ]
 
 
@@ -76,7 +76,7 @@ def check_command(recipe: str, overrides: tuple[str, ...], replan: bool, as_json
         from llmlaunch.report.plan_text import check_text
         from llmlaunch.report.text import print_verdict
 
-        print_verdict(check_text(run.recipe, run.plan), run.plan.verdict_with_budget)
+        print_verdict(check_text(run.recipe, run.plan), run.plan.verdict_with_budget, run.mock_data_warning)
         past = last_true_peaks(run.recipe, notify)
         for line in (
             *_placement_lines(run),
@@ -84,8 +84,8 @@ def check_command(recipe: str, overrides: tuple[str, ...], replan: bool, as_json
             *([] if past is None else _past_lines(past, run)),
         ):
             click.echo(line)
-    warn_of_inputs(run)
     run.refuse_unsafe()
+    warn_of_readiness(run)
     return 0
 
 
@@ -130,12 +130,13 @@ def _past_lines(past: PastRun, run: PlannedRun) -> list[str]:
     return lines
 
 
-def warn_of_inputs(run: PlannedRun) -> None:
-    """Warn of inputs that are missing or cannot be seen from here: they may come before the job does."""
-    inputs = run.inputs()
-    for sentence in inputs.unseen:
+def warn_of_readiness(run: PlannedRun) -> None:
+    """Warn of what is missing, which may come before the job does, and of what may not be as it is wanted."""
+    for sentence in run.readiness.notes:
         notify(f"note: {sentence}")
-    for sentence in inputs.missing:
+    for sentence in run.readiness.doubtful:
+        notify(f"warning: {sentence}")
+    for sentence in run.readiness.missing:
         notify(f"warning: {sentence} (submit refuses without it)")
 
 
@@ -189,7 +190,7 @@ def render_command(recipe: str, overrides: tuple[str, ...], replan: bool, output
     run = planned(recipe, overrides, replan)
     run.refuse_unsafe()
     warn_of_memory(run, notify)
-    warn_of_inputs(run)
+    warn_of_readiness(run)
     run.write(output, notify)
     if as_json:
         print_json(run.json)

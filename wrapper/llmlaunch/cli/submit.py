@@ -11,7 +11,7 @@ import click
 from llmlaunch.app.planned_run import PlannedRun
 from llmlaunch.app.variants import SweepOptions, Variant, plan_variants, warn_of_memory
 from llmlaunch.cli.output import notify, print_json, say
-from llmlaunch.cli.planning import planned, recipe_arguments, replan_option, warn_of_inputs
+from llmlaunch.cli.planning import planned, recipe_arguments, replan_option, warn_of_readiness
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.rundir.values import counted, to_type
 
@@ -89,13 +89,16 @@ def submit_command(
         if several
         else [_planned(recipe, variants[0].overrides, options.replan)]
     )
+    for run in runs:
+        if run.mock_data_warning is not None:
+            notify(f"note: {run.mock_data_warning}", colour="yellow")
     if dry_run:
         return _show_sweep(variants, runs, options, choice.why, as_json) if several else _show(runs[0], choice, as_json)
     if test_only:
-        warn_of_inputs(runs[0])
+        warn_of_readiness(runs[0])
         return _test(runs[0], choice, as_json)
     if not several:
-        _refuse_missing_inputs(runs[0])
+        _refuse_missing(runs[0])
     submitted = submit_runs(runs, choice, output, notify, options, variants, exclude_nodes=not no_exclude)
     if as_json and several:
         rows = [{key: row[key] for key in SWEEP_KEYS} for row in (run.to_json() for run in submitted)]
@@ -124,10 +127,12 @@ def _planned(recipe: str, overrides: tuple[str, ...], replan: bool) -> PlannedRu
     return run
 
 
-def _refuse_missing_inputs(run: PlannedRun) -> None:
-    for sentence in run.inputs().unseen:
+def _refuse_missing(run: PlannedRun) -> None:
+    for sentence in run.readiness.notes:
         notify(f"note: {sentence}")
-    run.refuse_missing_inputs()
+    for sentence in run.readiness.doubtful:
+        notify(f"warning: {sentence}")
+    run.refuse_missing()
 
 
 def _follow(submissions: Sequence[Submission], raw: bool, json_on_stdout: bool) -> int:
@@ -152,7 +157,7 @@ def _show(run: PlannedRun, choice: LauncherChoice, as_json: bool) -> int:
         notify(
             f"{run.layout.describe()}; {counted(len(files), 'file')}; nothing was written or submitted. {choice.why}"
         )
-    _refuse_missing_inputs(run)
+    _refuse_missing(run)
     return 0
 
 

@@ -58,16 +58,20 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def print_verdict(text: str, verdict: str) -> None:
-    """Write to stdout: the first line, which says the verdict, in its colour; the others as they are."""
+def print_verdict(text: str, verdict: str, warning: str | None = None) -> None:
+    """Write to stdout: the first line, which says the verdict, in its colour; a warning below it in yellow; the other
+    lines as they are."""
+    headline, _, rest = text.partition("\n")
+    caution = [] if warning is None else [f"  {warning}"]
     if not sys.stdout.isatty():
-        print(text)
+        print("\n".join([headline, *caution, rest]))
         return
     # imported here: a pipe or a script must not wait for it
     from rich.console import Console
     from rich.text import Text
 
-    headline, _, rest = text.partition("\n")
     console = Console(soft_wrap=True, highlight=False)
     console.print(Text(headline, style=f"bold {VERDICT_COLOURS[verdict]}"))
+    for line in caution:
+        console.print(Text(line, style="yellow"))
     console.print(Text(rest))  # Text: what a person named is never markup

@@ -1,0 +1,60 @@
+"""That a recipe trains on made-up tokens is said once, in yellow on a terminal and plainly elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from support.command_line import CommandLine
+from support.recipes import recipe_text
+
+SAID = "recipe.yaml:8: data.mock: trains on made-up tokens"
+YELLOW = "\x1b[33m"
+
+
+def written(folder: Path, **values: str) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(recipe_text(**values))
+    return path
+
+
+def on_a_terminal(*arguments: object, **environment: str) -> str:
+    """Return what a command writes where its outputs are a terminal."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "llmlaunch", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**os.environ, **environment})
+    os.close(theirs)
+    text = b""
+    with contextlib.suppress(OSError):  # the terminal's other end is closed
+        while part := os.read(ours, 65536):
+            text += part
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    return text.decode()
+
+
+def test_check_and_submit_say_it_once_and_name_the_key_to_write(tmp_path: Path, llmlaunch: CommandLine) -> None:
+    recipe = written(tmp_path)
+    checked, submitted = llmlaunch("check", recipe), llmlaunch("submit", recipe, "--dry-run")
+    for text in (checked.stdout.splitlines()[1], submitted.stderr):
+        assert text.count(SAID) == 1
+        assert "write data: {path: ...}" in text
+        assert "\x1b" not in text
+    assert "made-up" not in checked.stderr
+    assert "made-up" not in llmlaunch("check", written(tmp_path, data="{path: text}")).stdout
+
+
+def test_several_runs_say_it_once(tmp_path: Path, llmlaunch: CommandLine) -> None:
+    recipe = written(tmp_path)
+    assert llmlaunch("submit", recipe, "training.steps=10,20", "--dry-run").stderr.count(SAID) == 1
+
+
+def test_a_terminal_shows_it_in_yellow_unless_no_colour_is_wanted(tmp_path: Path) -> None:
+    recipe = written(tmp_path)
+    for command in (("check",), ("submit", "--dry-run")):
+        (line,) = [line for line in on_a_terminal(*command, recipe, NO_COLOR="").splitlines() if SAID in line]
+        assert line.startswith(YELLOW)
+        assert YELLOW not in on_a_terminal(*command, recipe, NO_COLOR="1")

@@ -1,0 +1,181 @@
+"""The folder of checkpoints: what it holds already, what a job would make of that, and the room that is left."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from llmlaunch.backends.checkpoints import TRACKERS, checkpoint_bytes, tracker
+from llmlaunch.frozen import frozen
+from llmlaunch.layout import Layout
+from llmlaunch.readiness.findings import (
+    Finding,
+    doubtful,
+    first_bytes,
+    folder_entries,
+    host_path,
+    missing,
+    note,
+    path_state,
+)
+from llmlaunch.readiness.written_folders import nearest_folder
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.values import counted
+from llmlaunch.units import gib
+
+__all__ = ["checkpoint_findings"]
+
+KEY = ("training", "checkpoint_path")
+NEW_FOLDER = "name a new folder to begin at step 0"
+STEP = re.compile(r"\d+")
+# Names of megatron/training/checkpointing.py (get_checkpoint_name) and of DeepSpeed's engine (_get_zero_ckpt_name).
+SPLIT_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
+ZERO_STATES = re.compile(r".*zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
+# A checkpoint so many times smaller or larger than the model's is none of it, whatever its number formats.
+OTHER_MODEL = 4.0
+
+
+@frozen
+class LastCheckpoint:
+    """The checkpoint that a job goes on from, its step and its folder."""
+
+    step: int
+    folder: Path
+
+
+def checkpoint_findings(recipe: Recipe, layout: Layout, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what the folder's checkpoints mean for the job, and whether there is room for its own."""
+    folder = host_path(recipe, str(recipe.training.checkpoint_path))
+    if path_state(folder) == "unseen" or not nearest_folder(folder).is_dir():
+        return
+    last = _last_checkpoint(folder, tracker(recipe))
+    if last is not None:
+        yield from _resumed(recipe, layout, folder, last)
+    elif (folder / tracker(recipe)).exists():
+        yield doubtful(KEY, f"{folder / tracker(recipe)} names no step; {NEW_FOLDER}, or mend it to go on")
+    for name, file in TRACKERS.items():
+        if file != tracker(recipe) and (folder / file).exists():
+            yield doubtful(
+                KEY, f"{folder} holds checkpoints of {name}, which {recipe.backend.name} cannot read; {NEW_FOLDER}"
+            )
+    yield from _room(recipe, folder, 0 if last is None else last.step)
+
+
+def _last_checkpoint(folder: Path, name: str) -> LastCheckpoint | None:
+    """Return the checkpoint that the tracker names; None where it names no step."""
+    text = (first_bytes(folder / name, 256) or b"").decode("utf-8", "replace").strip()
+    numbers = STEP.findall(text)
+    if not numbers or "/" in text:
+        return None
+    return LastCheckpoint(int(numbers[-1]), folder / (f"iter_{int(text):07d}" if text.isdigit() else text))
+
+
+def _resumed(recipe: Recipe, layout: Layout, folder: Path, last: LastCheckpoint) -> Iterator[Finding]:
+    steps = recipe.training.steps
+    if last.step >= steps:
+        yield doubtful(
+            KEY,
+            f"{folder} holds step {last.step}, and the training has {counted(steps, 'step')}: the job would end at "
+            f"once; raise training.steps, or {NEW_FOLDER}",
+        )
+    else:
+        yield note(KEY, f"{folder} holds step {last.step}: the job goes on from there, to step {steps}; {NEW_FOLDER}")
+    entries = folder_entries(last.folder)
+    if not entries:
+        yield doubtful(
+            KEY,
+            f"{folder / tracker(recipe)} names {last.folder.name}, which is missing or empty: the job begins with the "
+            f"newest whole checkpoint, if there is one; {NEW_FOLDER}",
+        )
+        return
+    yield from _other_split(recipe, layout, last.folder, [entry.name for entry in entries])
+    yield from _other_format(recipe, layout, last.folder, [entry.name for entry in entries])
+    yield from _other_model(recipe, last.folder)
+
+
+def _other_split(recipe: Recipe, layout: Layout, folder: Path, names: list[str]) -> Iterator[Finding]:
+    """A checkpoint in pieces that only the same split can load: DeepSpeed's ZeRO, and Megatron-LM's format torch."""
+    if recipe.backend.name == "deepspeed":
+        ranks = sum(1 for name in names if ZERO_STATES.fullmatch(name))
+        if ranks and ranks != recipe.world_size and recipe.backend.script is None:
+            yield missing(
+                KEY,
+                f"{folder} holds the optimizer states of {ranks} ranks, and this job has {recipe.world_size}: ZeRO "
+                f"loads them on as many ranks alone; keep the number of devices, or {NEW_FOLDER}",
+            )
+        return
+    places = [match for match in map(SPLIT_FOLDER.fullmatch, names) if match is not None]
+    if not places:
+        return
+    tensor = 1 + max(int(place[1]) for place in places)
+    pipeline = 1 + max(int(place[2] or 0) for place in places)
+    if (tensor, pipeline) != (layout.tensor, layout.pipeline):
+        yield missing(
+            KEY,
+            f"{folder} is split by tensor {tensor} and pipeline {pipeline}, and this plan by tensor {layout.tensor} "
+            f"and pipeline {layout.pipeline}: the format torch loads under the same split alone; pin layout.tensor: "
+            f"{tensor} and layout.pipeline: {pipeline}, or {NEW_FOLDER}",
+        )
+
+
+def _other_format(recipe: Recipe, layout: Layout, folder: Path, names: list[str]) -> Iterator[Finding]:
+    """As Megatron-LM tells formats apart (_get_checkpoint_format, training/checkpointing.py, core 0.19)."""
+    if recipe.backend.name != "megatron-lm" or recipe.backend.script is not None:
+        return
+    sharded = layout.zero_stage >= 2
+    ours = recipe.training.checkpoint_format or ("fsdp_dtensor" if sharded else "torch_dist")
+    if "metadata.json" in names:
+        theirs = "torch_dist"
+    elif any(SPLIT_FOLDER.fullmatch(name) for name in names):
+        theirs = "torch"
+    else:
+        theirs = "fsdp_dtensor" if ".metadata" in names else ""
+    if theirs and theirs != ours:
+        yield doubtful(
+            KEY,
+            f"{folder} is of the format {theirs}, and this job writes {ours}; set training.checkpoint_format: {theirs} "
+            f"to go on in it, or {NEW_FOLDER}",
+        )
+
+
+def _other_model(recipe: Recipe, folder: Path) -> Iterator[Finding]:
+    """Whose checkpoint it is cannot be read without running what it holds; its size tells the most of it."""
+    if recipe.techniques.adapters is not None or recipe.techniques.trained_layers is not None:
+        return
+    size, whole = 0, checkpoint_bytes(recipe)
+    for parent, _, files in os.walk(folder):
+        size += sum((Path(parent) / file).stat().st_size for file in files if (Path(parent) / file).is_file())
+        if size > OTHER_MODEL * whole:
+            break
+    if not whole / OTHER_MODEL <= size <= OTHER_MODEL * whole:
+        more = "more than " if size > OTHER_MODEL * whole else ""
+        yield doubtful(
+            KEY,
+            f"{folder} has {more}{gib(size)} GiB, and a checkpoint of {recipe.model.name} about {gib(whole)}: it may "
+            f"be another model's; {NEW_FOLDER}",
+        )
+
+
+def _room(recipe: Recipe, folder: Path, step: int) -> Iterator[Finding]:
+    """Room on the file system. What a quota leaves is not known; a script of one's own may delete old checkpoints."""
+    interval, steps = recipe.training.save_interval, recipe.training.steps
+    place = nearest_folder(folder)
+    if interval is None or step >= steps or not os.access(place, os.X_OK):
+        return
+    state = os.statvfs(place)
+    free, each = state.f_bavail * state.f_frsize, checkpoint_bytes(recipe)
+    kept = 1 if recipe.backend.script is not None else -(-(steps - step) // interval)
+    fit = free // max(each, 1)
+    if fit >= kept:
+        return
+    room = f"a checkpoint of {recipe.model.name} has about {gib(each)} GiB, and {gib(free)} GiB are free on {place}"
+    if fit == 0:
+        yield missing(KEY, f"{room}; make room, or name a folder on a larger file system")
+    else:
+        yield doubtful(
+            KEY,
+            f"{room}: {fit} of the {kept} that will be written fit, and none is deleted; raise training.save_interval "
+            "or make room",
+        )

@@ -1,0 +1,65 @@
+"""What a job needs and may lack, looked for where it is submitted, so that it does not wait in the queue to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from llmlaunch.frozen import frozen
+from llmlaunch.layout import Layout
+from llmlaunch.readiness.findings import DOUBTFUL, MISSING, NOTE, Finding, missing
+from llmlaunch.recipe.overrides import place_of
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["Readiness", "readiness_of"]
+
+Environment = Mapping[str, str]
+Look = Callable[[Recipe, Layout, Environment], Iterator[Finding]]
+
+
+@frozen
+class Readiness:
+    """`missing` are sentences on what the job would fail without, `doubtful` on what may not be as it is wanted, and
+    `notes` on what cannot be seen from this machine. Each begins with the line and the key of the recipe."""
+
+    missing: tuple[str, ...] = ()
+    doubtful: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def readiness_of(recipe: Recipe, layout: Layout, environment: Environment) -> Readiness:
+    """Look for everything the job reads and writes. `environment` is that of the person who submits."""
+    findings = [found for look in _looks(recipe) for found in look(recipe, layout, environment)]
+    sentences: dict[str, dict[str, None]] = {MISSING: {}, DOUBTFUL: {}, NOTE: {}}
+    for found in findings:
+        key = ".".join(map(str, found.key))
+        sentences[found.kind][f"{place_of(recipe, found.key)}: {key}: {found.sentence}"] = None
+    return Readiness(*(tuple(sentences[kind]) for kind in (MISSING, DOUBTFUL, NOTE)))
+
+
+def _looks(recipe: Recipe) -> Iterator[Look]:
+    """Yield what there is to look for. Modules are imported where a recipe needs them: `check` should feel instant."""
+    yield _secrets
+    if not recipe.data.mock:
+        from llmlaunch.readiness.data_files import data_findings
+
+        yield data_findings
+    if recipe.training.start_from is not None:
+        from llmlaunch.readiness.weights import weight_findings
+
+        yield weight_findings
+    from llmlaunch.readiness.trainer_files import trainer_findings
+
+    yield trainer_findings
+    from llmlaunch.readiness.written_folders import folder_findings
+
+    yield folder_findings
+    if recipe.training.checkpoint_path is not None:
+        from llmlaunch.readiness.checkpoints import checkpoint_findings
+
+        yield checkpoint_findings
+
+
+def _secrets(recipe: Recipe, _: Layout, environment: Environment) -> Iterator[Finding]:
+    for name in recipe.secrets:
+        if not environment.get(name):
+            yield missing(("secrets",), f"{name} is not set here; export it where you submit")
