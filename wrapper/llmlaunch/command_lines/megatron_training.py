@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from llmlaunch.command_lines.megatron_namespace import Namespace
-from llmlaunch.recipe.datasets import SHARES, WITHOUT_MODEL, TokenizerType
+from llmlaunch.documents.keys import key_names
+from llmlaunch.recipe.datasets import SHARES, WITHOUT_MODEL, Data, TokenizerType
+from llmlaunch.recipe.training import Training
 
 __all__ = ["missing_data", "missing_training", "read_data", "read_tracking", "read_training"]
 
@@ -23,6 +25,7 @@ PLAIN: tuple[tuple[str, str, Any], ...] = (
     ("tensorboard_dir", "tensorboard", None),
 )
 WANDB_NAME = re.compile(r"[^/\\#?%:,]{1,128}")
+MOST = 10**9
 DECAYS = ("linear", "cosine", "constant")
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
 DEFAULT_BETAS = [0.9, 0.95]
@@ -63,7 +66,20 @@ def read_training(space: Namespace) -> tuple[dict[str, Any], list[str]]:
         training["adam_betas"] = betas
     training |= dict(_warmup(space, notes))
     training |= dict(_checkpoints(space))
+    if "evaluation" in key_names(Training) and _evaluates(space):
+        training["evaluation"] = {"interval": space["eval_interval"], "iterations": space["eval_iters"]}
     return training, notes
+
+
+def _evaluates(space: Namespace) -> bool:
+    """Return whether there is something to evaluate, and data that it is evaluated on."""
+    if not (space.get("eval_interval") or 0) > 0 or not (space.get("eval_iters") or 0) > 0:
+        return False
+    if space["eval_interval"] > MOST or space["eval_iters"] > MOST:
+        return False
+    shares = str(space.get("split") or "").split(",")
+    apart = bool(space.get("valid_data_path")) or len(shares) < 2 or _weight(shares[1]) is not None
+    return bool(space.get("mock_data")) or apart
 
 
 def _length_notes(space: Namespace) -> Iterator[str]:
@@ -167,6 +183,10 @@ def read_data(space: Namespace) -> tuple[dict[str, Any] | None, list[str]]:
         notes.append(
             f"data.tokenizer_type: {ascii(kind)[1:-1]} is none that a recipe names; the tokens are read as numbers"
         )
+    valid = [str(word) for word in space.get("valid_data_path") or ()]
+    if valid and "validation" in key_names(Data) and _evaluates(space):
+        source = _blend(valid)
+        data["validation"] = source.get("path") or source["blend"]
     return data if prefixes else None, notes
 
 
