@@ -192,6 +192,11 @@ def _recipe_of(log: TrainingLog, path: Path, source: JobSource) -> Recipe:
             f"{again} --recipe RECIPE.yaml (or, together with the file in which its first rank prints Megatron's "
             "arguments, --one-job)"
         )
+    if DEEPSPEED in log.printed_by or log.values.get("deepspeed") is True:
+        raise UserError(
+            f"{place}: was printed by Megatron-DeepSpeed, whose arguments do not say all of its job; give the job's "
+            f"recipe: {again} --recipe RECIPE.yaml (llmlaunch init --from SCRIPT drafts it)"
+        )
     if source.cluster is None:
         raise UserError(f"{place}: does not say on which machine it ran; name it: {again} --cluster NAME")
     return _recipe_of_arguments(log, place, source)
@@ -203,7 +208,7 @@ def _trainer_overrides(recipe: Recipe, log: TrainingLog) -> tuple[str, ...]:
         return ()
     if not log.printed_by & {DEEPSPEED, TRANSFORMERS}:
         return ()
-    kind = "hugging-face" if TRANSFORMERS in log.printed_by else "own"
+    kind = "hugging-face" if TRANSFORMERS in log.printed_by else "megatron-deepspeed" if log.values else "own"
     return ("backend.script=train.py", f"backend.script_kind={kind}")
 
 
@@ -260,9 +265,11 @@ def _template(recipe: Recipe, log: TrainingLog, place: str) -> Mapping[str, Any]
         from llmlaunch.planner.no_legal_layout import no_layout
 
         raise no_layout(setting)
-    index = _index_of_what_ran(recipe, result, place)
+    index = _index_of_what_ran(recipe, result, log, place)
     plan = plan_of(setting, replace(result, first=np.array([index])), 0)
-    _refuse_contradictions(recipe, plan.layout, log, place)
+    wrong = _contradictions(recipe, plan.layout, log)
+    if wrong:
+        raise UserError(f"{place}: says {'; '.join(wrong)}; give the recipe of the job that wrote it")
     planned = as_planned(recipe, plan.chosen)
     template = measurement_template(planned, plan, backend.render(planned, plan.layout))
     template.pop("calibration_id", None)
@@ -273,12 +280,14 @@ def _template(recipe: Recipe, log: TrainingLog, place: str) -> Mapping[str, Any]
     return template
 
 
-def _index_of_what_ran(recipe: Recipe, result: SearchResult, place: str) -> int:
-    """Return the point of the layout that the recipe pins. What moves states or activations to the host, and uneven
-    stages, count as used only where the recipe names them. Raises UserError for a recipe that leaves more than one
-    layout."""
+def _index_of_what_ran(recipe: Recipe, result: SearchResult, log: TrainingLog, place: str) -> int:
+    """Return the point of the layout that the recipe pins, or the log tells where the recipe does not. What moves
+    states or activations to the host, and uneven stages, count as used only where the recipe names them. Raises
+    UserError for a recipe that leaves more than one layout."""
     candidates = {n: result.at(recipe, n) for n in range(min(len(result.points), MOST_LAYOUTS))}
     plain = {n: candidate for n, candidate in candidates.items() if _is_plain(recipe, candidate)}
+    as_logged = {n: candidate for n, candidate in plain.items() if not _contradictions(recipe, candidate.layout, log)}
+    plain = as_logged or plain
     if len(plain) == 1:
         return next(iter(plain))
     values = [{**asdict(c.layout), **asdict(c.techniques)} for c in (plain or candidates).values()]
@@ -296,8 +305,8 @@ def _is_plain(recipe: Recipe, candidate: Candidate) -> bool:
     return not offloads and not added and not (layout.uneven and recipe.layers_by_stage is None)
 
 
-def _refuse_contradictions(recipe: Recipe, layout: Layout, log: TrainingLog, place: str) -> None:
-    """Raise UserError where the log says another job than the recipe: its peaks would be learned for the wrong one."""
+def _contradictions(recipe: Recipe, layout: Layout, log: TrainingLog) -> list[str]:
+    """Return what the log says otherwise than the recipe: its peaks would be learned for another job."""
     facts, values = log.facts, log.values
     pairs = [
         ("world size", facts.world_size or values.get("world_size"), recipe.world_size),
@@ -311,10 +320,8 @@ def _refuse_contradictions(recipe: Recipe, layout: Layout, log: TrainingLog, pla
         ("layout.zero_stage", facts.zero_stage, layout.zero_stage),
         *((f"layout.{name}", values.get(argument), getattr(layout, name)) for argument, name in _SIZES.items()),
     ]
-    wrong = [
+    return [
         f"{name} {logged}, the recipe {planned}"
         for name, logged, planned in pairs
         if type(logged) is int and logged != planned
     ]
-    if wrong:
-        raise UserError(f"{place}: says {'; '.join(wrong)}; give the recipe of the job that wrote it")
