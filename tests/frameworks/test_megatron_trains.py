@@ -12,9 +12,11 @@ import re
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from cpu_training import TrainedJob, train_on_cpu, under_torchrun
 from judges import FRAMEWORKS
 from trained_cases import (
@@ -32,10 +34,14 @@ from trained_cases import (
     gallery_jobs,
     jobs,
     long_job,
+    recipe_for,
 )
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.logs import megatron_lines
+from llmlaunch.command_lines.logs import read_logs
+from llmlaunch.command_lines.megatron import read_values
+from llmlaunch.command_lines.megatron_rendered import pinned_layout
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 from support.step_lines import parse_step, parser_of
@@ -71,6 +77,26 @@ def test_however_it_is_split_it_learns_the_same(trained: dict[str, TrainedJob], 
         assert one.losses[-1] < one.losses[0] - 0.3
     else:
         assert one.losses == pytest.approx(trained[f"{case.model} alone"].losses, rel=case.tolerance)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_its_log_says_of_which_job_it_is(trained: dict[str, TrainedJob], case: TrainedCase, tmp_path: Path) -> None:
+    """The arguments that Megatron prints are enough for the recipe that was rendered (`measurements import`)."""
+    one = trained[case.name]
+    (tmp_path / "job.log").write_text("\n".join(one.output))
+    [log] = read_logs(tmp_path / "job.log")
+    assert (log.steps_run, log.step_seconds is not None) == (len(one.steps), True)
+    document = read_values(log.values, nodes=1, devices_per_node=one.job.processes).document
+    machine = {"base": "cpu-x2", "devices_per_node": one.job.processes}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**document, "cluster": machine, "nodes": 1}))
+    recipe = load_recipe(tmp_path / "recipe.yaml")
+    even = len(set(case.layout.layers_by_stage)) == 1
+    assert pinned_layout(recipe) == (replace(case.layout, layers_by_stage=()) if even else case.layout)
+    model = recipe_for(case.model, case.overrides).model
+    same = {"name": recipe.model.name}
+    if model.mla is not None:
+        same["qk_layernorm"] = recipe.model.qk_layernorm  # latents have norms, whatever is said of them
+    assert recipe.model == replace(model, **same)
 
 
 def test_every_job_behind_the_table_of_flags_ended_well(trained: dict[str, TrainedJob], tmp_path: Path) -> None:
