@@ -58,10 +58,17 @@ OBSTACLES: dict[str, str] = {
     "--overlap-moe-expert-parallel-comm": DELAYED,
     "--reuse-grad-buf-for-mxfp8-param-ag": EIGHT_BITS,
     "--padded-vocab-size": TOKENIZERS,
-    "--tensorboard-dir": "wants TensorBoard, which is not among the frameworks of the tests",
+    **dict.fromkeys(
+        ("--tensorboard-dir", "--log-timers-to-tensorboard"),
+        "wants TensorBoard, which is not among the frameworks of the tests",
+    ),
     "--tokenizer-model": TOKENIZERS,
     "--tp-comm-overlap": "user buffers of Transformer Engine, memory of GPUs that see each other",
     "--use-precision-aware-optimizer": FUSED_ADAM,
+    **dict.fromkeys(
+        ("--wandb-project", "--wandb-entity", "--wandb-exp-name", "--wandb-save-dir"),
+        "wants wandb, which is not among the frameworks of the tests",
+    ),
 }
 
 
