@@ -25,6 +25,7 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.trainers import TRAINER
 from support.step_lines import parse_step
+from support.wandb_files import read_back
 
 pytestmark = pytest.mark.frameworks
 
@@ -192,3 +193,19 @@ def test_the_idle_trainer_is_measured() -> None:
 def built_since(moment: float) -> list[Path]:
     place = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
     return [path for path in place.rglob("*.so") if path.stat().st_mtime >= moment]
+
+
+def test_the_curves_of_a_run_are_whole_in_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's own monitor, by ds_config.json; the variables are those of train.sh. Rank 0 alone writes."""
+    variables = {"WANDB_RUN_ID": "tiny-1", "WANDB_RESUME": "allow", "WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    code, out, err = finish(start(tmp_path, "training.steps=3", "tracking={wandb: {project: ours, mode: offline}}"))
+    assert code == 0, err
+    (written,) = (tmp_path / "wandb").glob("offline-run-*")
+    contents = read_back(written)
+    assert (contents["id"], contents["project"], contents["exit"]) == ("tiny-1", "ours", 0)
+    last = parse_step(out.splitlines()[-1])
+    assert last is not None
+    assert contents["summary"]["Train/Samples/train_loss"] == pytest.approx(last.loss, abs=1e-4)
+    assert contents["summary"]["_step"] == 3 * 8, "sequences, as DeepSpeed counts"

@@ -38,9 +38,21 @@ def leave() -> NoReturn:
     """
     dist.barrier()
     dist.destroy_process_group()
+    _finish_curves()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _finish_curves() -> None:
+    """Write out what Weights & Biases still holds, which it would do at the interpreter's own end. A run that cannot be
+    finished is no failure of the training."""
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and getattr(wandb, "run", None) is not None:
+        try:
+            wandb.finish()
+        except Exception as error:
+            print(f"Weights & Biases: the run was not finished: {error}", file=sys.stderr)
 
 
 def refuse(message: str) -> NoReturn:

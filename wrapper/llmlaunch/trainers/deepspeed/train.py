@@ -179,12 +179,22 @@ def train(args: argparse.Namespace, notice: Notice) -> None:
                 f"step {finished}/{args.steps} | loss {loss:.4f} | {seconds:.2f} s/step | "
                 f"{tokens_per_step / seconds:.0f} tokens/s"
             )
+            write_curves(engine, {"train_loss": loss, "step_seconds": seconds})
         began = time.perf_counter()
         if save_if_due(engine, args, finished, stop_requested, notice):
             return
         clock += time.perf_counter() - began  # seconds per step are those of training
     if args.alone:
         check_work(engine, args.steps, split)
+
+
+def write_curves(engine: Any, values: dict[str, float]) -> None:
+    """To where ds_config.json sends curves, beside the learning rate, which is all that DeepSpeed 0.19 writes by
+    itself (runtime/engine.py step)."""
+    if engine.monitor.enabled:
+        engine.monitor.write_events(
+            [(f"Train/Samples/{name}", value, engine.global_samples) for name, value in values.items()]
+        )
 
 
 def save_if_due(engine: Any, args: argparse.Namespace, finished: int, stop_requested: bool, notice: Notice) -> bool:
