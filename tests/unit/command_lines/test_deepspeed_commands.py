@@ -83,6 +83,31 @@ def test_trl_and_llama_factory_assume_otherwise() -> None:
     assert (training(factory)["sequence_length"], layout(factory)["recompute"]) == (2048, "full")
 
 
+def test_axolotls_file_is_read_and_cannot_be_rendered() -> None:
+    values = {
+        "base_model": "meta-llama/Llama-3.1-8B",
+        "sequence_len": 4096,
+        "micro_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "num_epochs": 1,
+        "adapter": "lora",
+        "lora_r": 32,
+        "lr_scheduler": "cosine",
+        "learning_rate": 2.0e-4,
+        "bf16": "auto",
+        "gradient_checkpointing": True,
+        "deepspeed": "zero3.json",
+        "output_dir": "out",
+        "datasets": [{"path": "a/b"}],
+    }
+    reading = read("axolotl", "train lora.yml", files={"lora.yml": values, "zero3.json": AUTO})
+    assert (training(reading)["global_batch_size"], training(reading)["precision"]) == (128, "bf16")
+    assert (training(reading)["adapters"], training(reading)["learning_rate_decay"]) == ({"rank": 32}, "cosine")
+    assert layout(reading)["micro_batch_size"] == 2
+    assert reading.not_rendered is not None
+    assert "Axolotl" in reading.not_rendered
+
+
 def test_a_share_of_steps_becomes_steps_where_their_number_is_known() -> None:
     assert training(read("run_clm.py", TRAINER + " --warmup_ratio 0.03"))["warmup_steps"] == 3
     epochs = read("run_clm.py", TRAINER.replace("--max_steps 100", "--num_train_epochs 2") + " --warmup_ratio 0.03")

@@ -25,6 +25,7 @@ from llmlaunch.command_lines.deepspeed_config import (
 )
 from llmlaunch.command_lines.deepspeed_megatron import add_megatron, is_megatron, kept_words, tell_of_differences
 from llmlaunch.command_lines.hugging_face import (
+    AXOLOTL,
     LENGTHS,
     MODELS,
     TRANSFORMERS,
@@ -48,7 +49,12 @@ from llmlaunch.errors import UserError
 __all__ = ["read_deepspeed", "read_ds_config", "read_training_args"]
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-COMMANDS = {"llamafactory-cli": "src/train.py", "llamafactory": "src/train.py", "trl": "trl/scripts/sft.py"}
+COMMANDS = {
+    "axolotl": "src/axolotl/cli/train.py",
+    "llamafactory-cli": "src/train.py",
+    "llamafactory": "src/train.py",
+    "trl": "trl/scripts/sft.py",
+}
 STEPS = ("max_steps", "max_train_steps", "train_iters", "steps", "num_steps", "total_steps", "train_steps")
 RECOMPUTED = ("gradient_checkpointing", "checkpoint_activations", "activation_checkpointing")
 STAGES = ("pipeline_parallel_size", "pipe_parallel_size", "pipeline_stages", "num_stages")
@@ -207,6 +213,11 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
         draft.notes.append("without DeepSpeed it trains by DistributedDataParallel; the recipe is DeepSpeed's ZeRO 0")
     options.take("deepspeed", "local_rank")
     _add_script(command, options.rest(), draft, "hugging-face", own)
+    if family is AXOLOTL:
+        draft.not_rendered = (
+            "Axolotl reads its own file alone, and a rendered job gives the script the Trainer's arguments; the recipe "
+            "can be checked"
+        )
 
 
 def _data_ranks(command: TrainerCommand, together: int) -> int | None:

@@ -19,6 +19,7 @@ from llmlaunch.command_lines.options import ScriptOptions
 from llmlaunch.command_lines.recipe_draft import RecipeDraft
 
 __all__ = [
+    "AXOLOTL",
     "LENGTHS",
     "MODELS",
     "TRANSFORMERS",
@@ -90,6 +91,8 @@ TRL = TrainerFamily(
     1024,
     {"learning_rate": 2.0e-5, "logging_steps": 10, "gradient_checkpointing": True, "bf16": None, "lora_rank": 16},
 )
+# Axolotl's file has names of its own (micro_batch_size, num_epochs, lr_scheduler, adapter), read by its script alone.
+AXOLOTL = TrainerFamily("Axolotl", None, {"per_device_train_batch_size": 1})
 # LLaMA-Factory src/llamafactory/hparams: LoRA of rank 8 unless told otherwise; model_utils/checkpointing.py: on
 LLAMA_FACTORY = TrainerFamily("LLaMA-Factory", 2048, {"gradient_checkpointing": True, "finetuning_type": "lora"})
 
@@ -103,6 +106,8 @@ def is_trainer(options: ScriptOptions) -> bool:
 
 def family_of_script(trainer: str, options: ScriptOptions) -> TrainerFamily:
     """Return the family by the script's name and its own arguments."""
+    if "axolotl" in trainer or (options.has("base_model") and options.has("micro_batch_size")):
+        return AXOLOTL
     if options.has("finetuning_type", "cutoff_len", "stage", "template") or "llamafactory" in trainer.replace("-", ""):
         return LLAMA_FACTORY
     if options.has("model_max_length"):
@@ -115,7 +120,8 @@ def family_of_script(trainer: str, options: ScriptOptions) -> TrainerFamily:
 
 def read_batch(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft, ranks: int | None) -> None:
     """Add micro-batch and batch; `ranks` is the number of data parallel ranks, None where it is not known."""
-    micro = options.whole("per_device_train_batch_size", "per_gpu_train_batch_size")
+    names = ("micro_batch_size",) if family is AXOLOTL else ("per_device_train_batch_size", "per_gpu_train_batch_size")
+    micro = options.whole(*names)
     micro = family.default("per_device_train_batch_size") if micro is None else micro
     accumulated = options.whole("gradient_accumulation_steps")
     accumulated = family.default("gradient_accumulation_steps") if accumulated is None else accumulated
@@ -151,7 +157,7 @@ def read_length(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraf
     if steps is not None and steps > 0:
         draft.training["steps"] = steps
         return
-    epochs = options.number("num_train_epochs")
+    epochs = options.number("num_train_epochs", "num_epochs")
     draft.lack(
         "training.steps",
         f"the data decides how many steps --num_train_epochs {3 if epochs is None else epochs:g} makes; write steps "
@@ -187,7 +193,7 @@ def read_schedule(options: ScriptOptions, family: TrainerFamily, draft: RecipeDr
 
 def _decay(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:
     training = draft.training
-    name = options.text("lr_scheduler_type") or str(family.default("lr_scheduler_type"))
+    name = options.text("lr_scheduler_type", "lr_scheduler") or str(family.default("lr_scheduler_type"))
     if name in DECAYS:
         training["learning_rate_decay"] = DECAYS[name]
     else:
@@ -230,7 +236,8 @@ def _minimum_rate(options: ScriptOptions) -> float | None:
 
 def read_numbers(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft, otherwise: str | None) -> None:
     """Add the number format and what is recomputed; `otherwise` is the format that launcher or ds_config.json say."""
-    fp16, bf16 = options.flag("fp16"), options.flag("bf16")
+    automatic = options.text("bf16") == "auto"  # Axolotl's: wherever the device has it
+    fp16, bf16 = options.flag("fp16"), True if automatic else options.flag("bf16")
     if bf16 is None:
         default = family.default("bf16")
         bf16 = not fp16 if default is None else default
@@ -289,7 +296,8 @@ def read_adapters(options: ScriptOptions, family: TrainerFamily, draft: RecipeDr
     kind = options.text("finetuning_type") or family.default("finetuning_type")
     own = options.has("lora_r", "lora_rank", "lora_dim") and not options.has("finetuning_type")
     switch = options.flag("use_peft", "use_lora", "only_optimize_lora")
-    on = switch if switch is not None else kind == "lora" or (own and family is not TRL)
+    own = own and family not in (TRL, AXOLOTL)
+    on = switch if switch is not None else kind == "lora" or own or options.text("adapter") in ("lora", "qlora")
     rank = options.whole("lora_r", "lora_rank", "lora_dim")
     rank = family.default("lora_rank") if rank is None else rank
     if on and rank > 0:
