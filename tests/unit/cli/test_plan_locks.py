@@ -87,6 +87,8 @@ def test_it_survives_a_version_that_would_choose_otherwise(
     assert (kept["layout"]["tensor"], anew["layout"]["tensor"]) == (4, 1)
     llmlaunch("render", recipe, "-o", "run")
     assert choice(json.loads(Path("run/plan.json").read_text())) == choice(kept)
+    explained = llmlaunch("explain-args", "run", "tensor-model-parallel-size").stdout
+    assert "train.lock.yaml, which keeps the recipe to an earlier plan" in explained
     assert "--tensor-model-parallel-size 4" in " ".join(Path("run/train.sh").read_text().split())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from llmlaunch.app.planned_run import PlannedRun, lock_path, plan
 from llmlaunch.cli.output import notify, print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.rundir import file_names
+from llmlaunch.rundir.files import open_regular
 from llmlaunch.units import gib
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ __all__ = [
     "replan_option",
     "warn_of_readiness",
 ]
+
+
+SCRIPT_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 
 
 def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,35 +63,106 @@ def planned(recipe: str, overrides: tuple[str, ...], replan: bool) -> PlannedRun
 
 
 @click.command("check")
-@recipe_arguments
+@click.argument("recipe", metavar="RECIPE|SCRIPT", required=False)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--megatron-args", metavar="TEXT", help="Instead of RECIPE: the arguments of Megatron-LM's trainer.")
+@click.option("--cluster", metavar="NAME", help="Of a script or arguments, which do not tell: profile by name or path.")
+@click.option(
+    "--set", "variables", multiple=True, metavar="NAME=VALUE", help="A variable that SCRIPT is given; 1=... is $1."
+)
+@click.option("--command", "number", type=click.IntRange(min=1), metavar="N", help="The N-th training of SCRIPT.")
 @replan_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def check_command(recipe: str, overrides: tuple[str, ...], replan: bool, as_json: bool) -> int:
+def check_command(
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    megatron_args: str | None,
+    cluster: str | None,
+    variables: tuple[str, ...],
+    number: int | None,
+    replan: bool,
+    as_json: bool,
+) -> int:
     """Validate and plan RECIPE; show memory by pipeline rank and term, the margin and the step time.
+
+    SCRIPT is a shell script or sbatch file that starts Megatron-LM or DeepSpeed, and TEXT the arguments of
+    pretrain_gpt.py: they are read, never executed, and priced as they are.
 
     Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe, or none
     within the budget. A locked plan (`llmlaunch plan --lock`) may run whatever is known of it today.
     """
-    run = planned(recipe, overrides, replan)
-    run.refuse_unrenderable()
+    if megatron_args is None and (recipe is None or not is_script(recipe)):
+        if recipe is None:
+            raise UserError("check: name a RECIPE or a SCRIPT, or give --megatron-args")
+        if cluster or variables or number:
+            raise UserError(
+                f"{recipe}: is a recipe, and --cluster, --set and --command are for scripts; write cluster=NAME"
+            )
+        run = planned(recipe, overrides, replan)
+        run.refuse_unrenderable()
+        _show_check(run, as_json)
+        run.refuse_unsafe()
+        warn_of_readiness(run)
+    else:
+        run = _existing_job(recipe, overrides, megatron_args, cluster, variables, number)
+        _show_check(run, as_json)
+        run.refuse_unsafe()
+    return 0
+
+
+def is_script(name: str) -> bool:
+    """Return whether a file is a shell script rather than a recipe, by its ending or its first line."""
+    if name.endswith(SCRIPT_SUFFIXES):
+        return True
+    try:
+        with open_regular(Path(name), follow=True) as file:
+            return file.read(2) == b"#!"
+    except (OSError, ValueError):  # the reader of recipes has the better message
+        return False
+
+
+def _existing_job(
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    megatron_args: str | None,
+    cluster: str | None,
+    variables: tuple[str, ...],
+    number: int | None,
+) -> PlannedRun:
+    """Plan the job of a script or of Megatron-LM's arguments, and say how it was read."""
+    from llmlaunch.app.existing_job import job_of_arguments, job_of_script, reading_lines
+
+    if megatron_args is not None:
+        words = overrides if recipe is None else (recipe, *overrides)
+        job = job_of_arguments(megatron_args, cluster, words, notify)
+    else:
+        values = dict(_variable(word) for word in variables)
+        job = job_of_script(Path(str(recipe)), cluster, overrides, notify, variables=values, number=number)
+    for line in reading_lines(job):
+        notify(line)
+    return job.run
+
+
+def _variable(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_]\w*|[0-9]+", name):
+        raise UserError(f"--set {word.partition('=')[0]}: is not NAME=VALUE; write for example --set CHECKPOINTS=/ckpt")
+    return name, value
+
+
+def _show_check(run: PlannedRun, as_json: bool) -> None:
     if as_json:
         print_json(run.json)
-    else:
-        from llmlaunch.app.evidence import last_true_peaks
-        from llmlaunch.report.plan_text import check_text
-        from llmlaunch.report.text import print_verdict
+        return
+    from llmlaunch.app.evidence import last_true_peaks
+    from llmlaunch.report.plan_text import check_text
+    from llmlaunch.report.text import print_verdict
 
-        print_verdict(check_text(run.recipe, run.plan), run.plan.verdict_with_budget, run.mock_data_warning)
-        past = last_true_peaks(run.recipe, notify)
-        for line in (
-            *_placement_lines(run),
-            *_qualification_lines(run),
-            *([] if past is None else _past_lines(past, run)),
-        ):
-            click.echo(line)
-    run.refuse_unsafe()
-    warn_of_readiness(run)
-    return 0
+    print_verdict(check_text(run.recipe, run.plan), run.plan.verdict_with_budget, run.mock_data_warning)
+    past = last_true_peaks(run.recipe, notify)
+    lines = [*_placement_lines(run), *_qualification_lines(run), *([] if past is None else _past_lines(past, run))]
+    for line in lines:
+        click.echo(line)
 
 
 def _placement_lines(run: PlannedRun) -> list[str]:

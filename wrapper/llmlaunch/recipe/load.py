@@ -32,7 +32,7 @@ from llmlaunch.recipe.tracking import tracking_problems, tracking_with_absolute_
 from llmlaunch.recipe.training import number_notes, training_from, training_problems
 from llmlaunch.recipe.types import HINTS, NO_RESTART, Recipe, Restart, recipe_form
 
-__all__ = ["load_recipe", "recipe_from"]
+__all__ = ["load_recipe", "load_written", "recipe_from"]
 
 
 Resolved = TypeVar("Resolved")
@@ -45,15 +45,19 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     place. Raises `UserError` with one line for each of the first few mistakes: file and line, key, what is wrong, how
     to mend it.
     """
-    written = read_document(Path(path))
+    return load_written(read_document(Path(path)), overrides, Path(path).parent)
+
+
+def load_written(written: Document, overrides: Sequence[str], folder: Path) -> Recipe:
+    """Return the recipe of a document; relative paths start in `folder`. Raises UserError as `load_recipe` does."""
     document = apply_overrides(written, overrides)
     allowed_secrets = _refuse_secrets(written, overrides, document.value.get("not_secrets"))
-    recipe = recipe_from(document, Path(path).parent)
+    recipe = recipe_from(document, folder)
     recipe = replace(recipe, text=written.text, overrides=tuple(overrides))
     if allowed_secrets:
         note = f"no secret stands in {', '.join(allowed_secrets)}, though it looks so (not_secrets)"
         recipe = replace(recipe, assumptions=(*recipe.assumptions, note))
-    return _with_absolute_paths(replace(recipe, digest=recipe_digest(recipe)), Path(path).parent)
+    return _with_absolute_paths(replace(recipe, digest=recipe_digest(recipe)), folder)
 
 
 def recipe_from(document: Document, base_dir: Path = Path()) -> Recipe:

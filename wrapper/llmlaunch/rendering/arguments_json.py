@@ -105,6 +105,8 @@ def _is_planned(key: str) -> bool:
 
 def _why_chosen(plan: Plan, name: str) -> str:
     """How much slower the best of the runners-up with another value is."""
+    if plan.locked_by:
+        return f"{plan.locked_by}, which keeps the recipe to an earlier plan"
     if name == "nodes":
         return "the planner: the fewest that fit and meet the budget"
     chosen = _value(plan.chosen, name)

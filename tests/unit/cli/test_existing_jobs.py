@@ -1,0 +1,147 @@
+"""`check` prices the job that somebody has already: a script that starts a training, or the arguments of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.command_line import CommandLine
+
+LLAMA = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+    "--num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 --micro-batch-size 1 "
+    "--global-batch-size 128 --tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer --bf16 "
+    "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --train-iters 100 --lr 3e-4 --vocab-size 128256 "
+    "--tokenizer-type NullTokenizer --mock-data"
+)
+CLUSTER = ("--cluster", "h100-80gb-x8", "nodes=2")
+
+
+def test_arguments_are_priced_as_they_are(llmlaunch: CommandLine) -> None:
+    plan = llmlaunch.json("check", "--megatron-args", LLAMA, *CLUSTER)
+    layout = plan["layout"]
+    assert (layout["tensor"], layout["pipeline"], layout["data"], layout["micro_batch_size"]) == (2, 1, 8, 1)
+    assert (layout["zero_stage"], layout["recompute"], layout["sequence_parallel"]) == (1, "none", True)
+    assert plan["searched"] == 1
+    assert plan["verdict"] == "safe"
+    assert plan["job"]["steps"] == 100
+
+
+def test_a_job_that_does_not_fit_ends_with_the_code_of_a_recipe_that_does_not(llmlaunch: CommandLine) -> None:
+    error = llmlaunch("check", "--megatron-args", f"{LLAMA} --micro-batch-size 8", *CLUSTER, code=3).stderr
+    assert "no layout is safe" in error
+    assert "most of it activations" in error
+
+
+def test_overrides_are_those_of_a_recipe(llmlaunch: CommandLine) -> None:
+    plan = llmlaunch.json(
+        "check", "--megatron-args", LLAMA, *CLUSTER, "training.global_batch_size=64", "memory.limit=0.9"
+    )
+    assert plan["memory"]["margin"].startswith("90%")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (LLAMA, ("--cluster", "h100-80gb-x8"), "nodes: neither the launcher nor sbatch tells how many"),
+        (LLAMA, ("nodes=1",), "does not tell the cluster; add --cluster NAME"),
+        (LLAMA, ("--cluster", "h101", "nodes=1"), "unknown cluster 'h101'"),
+        (f"{LLAMA} --hidden-size nan", CLUSTER, "--hidden-size: 'nan' is no whole number"),
+        (f"{LLAMA} --num-layers {'9' * 400}", CLUSTER, "--num-layers"),
+        (f"{LLAMA} --pipeline-model-parallel-size 3", CLUSTER, "layout.pipeline: 3 does not divide the 16 devices"),
+        (f"{LLAMA} 'open", CLUSTER, "No closing quotation"),
+        ("", CLUSTER, "--megatron-args: is empty"),
+        (f"{LLAMA} --tokenizer-model $(touch never)", CLUSTER, None),
+    ],
+)
+def test_what_is_missing_or_wrong_is_one_message(
+    llmlaunch: CommandLine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    options: tuple[str, ...],
+    message: str | None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = llmlaunch("check", "--megatron-args", arguments, *options, code=2 if message else (0, 2, 3)).stderr
+    assert (message or "") in error
+    assert error.count("error: ") == (1 if message else error.count("error: "))
+    assert not Path("never").exists()
+
+
+def test_options_of_a_script_are_refused_beside_a_recipe(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("schema: 1\n")
+    error = llmlaunch("check", recipe, "--cluster", "h100-80gb-x8", code=2).stderr
+    assert "write cluster=NAME" in error
+
+
+def test_check_needs_something_to_check(llmlaunch: CommandLine) -> None:
+    assert "name a RECIPE or a SCRIPT" in llmlaunch("check", code=2).stderr
+
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name=ours
+#SBATCH --nodes=2
+MICRO=${1:-1}
+ARGS=( %s --micro-batch-size $MICRO )
+touch never
+srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 pretrain_gpt.py "${ARGS[@]}" %s
+"""
+
+
+def written(folder: Path, name: str = "job.sbatch", more: str = "") -> Path:
+    path = folder / name
+    path.write_text(SCRIPT % (LLAMA, more))
+    return path
+
+
+@pytest.mark.parametrize("name", ["job.sbatch", "train.sh", "train"])
+def test_a_script_is_priced_as_its_arguments_are(
+    llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = written(tmp_path, name)
+    plan = llmlaunch.json("check", script, "--cluster", "h100-80gb-x8")
+    typed = llmlaunch.json("check", "--megatron-args", LLAMA, *CLUSTER)
+    assert plan["recipe"] == "ours"
+    assert {**plan, "recipe": None} == {**typed, "recipe": None}
+    assert not Path("never").exists()
+
+
+def test_an_argument_of_the_script_is_set(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    script = written(tmp_path)
+    llmlaunch("check", script, "--cluster", "h100-80gb-x8", "--set", "1=8", code=3)
+    assert "--set 1: is not NAME=VALUE" in llmlaunch("check", script, "--set", "1", code=2).stderr
+
+
+def test_an_unknown_argument_of_the_script_is_never_safe(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    script = written(tmp_path, more="--my-own-flag 3")
+    error = llmlaunch("check", script, "--cluster", "h100-80gb-x8", code=3).stderr
+    assert "--my-own-flag" in error
+    llmlaunch("check", script, "--cluster", "h100-80gb-x8", "backend.neutral_args=[--my-own-flag]")
+
+
+def test_a_script_without_a_training_is_one_message(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\nhostname\n")
+    assert "starts no training" in llmlaunch("check", script, "--cluster", "h100-80gb-x8", code=2).stderr
+    script.write_text("#!/bin/bash\nif [ ((\n")
+    assert "job.sh" in llmlaunch("check", script, "--cluster", "h100-80gb-x8", code=2).stderr
+
+
+def test_another_training_of_the_script_is_chosen_by_its_number(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    script = written(tmp_path)
+    script.write_text(
+        script.read_text() + 'torchrun --nproc_per_node 8 pretrain_gpt.py "${ARGS[@]}" --micro-batch-size 4\n'
+    )
+    options = ("check", script, "--cluster", "h100-80gb-x8")
+    sizes = [
+        llmlaunch.json(*options, "--command", str(number), code=code)["layout"]["micro_batch_size"]
+        for number, code in ((1, 0), (2, 3))
+    ]
+    assert sizes == [1, 4]
+    assert "it starts 2 trainings" in llmlaunch(*options, "--command", "3", code=2).stderr
