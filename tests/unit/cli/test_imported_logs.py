@@ -69,6 +69,17 @@ def test_a_megatron_log_becomes_records_of_its_job(llmlaunch: CommandLine, write
     }
 
 
+def test_a_real_log_of_a_cpu_has_step_times_alone(llmlaunch: CommandLine) -> None:
+    log = LOGS / "megatron-core-0.19.log"
+    assert "1 added" in llmlaunch("measurements", "import", log, "--cluster", "h100-80gb-x8").stdout
+    [record] = records(llmlaunch)
+    assert (record["peak_kind"], record["peak_bytes"], record["world_size"]) == ("fits", None, 4)
+    split = record["parallelism"]
+    assert (split["tensor"], split["pipeline"], split["data"]) == (2, 2, 1)
+    assert (record["recompute"]["granularity"], record["precision"]["compute"]) == ("full", "fp32")
+    assert record["implementation"]["transformer_impl"] == "local"
+
+
 def test_importing_twice_changes_nothing_and_a_log_that_grew_replaces(llmlaunch: CommandLine, write: Write) -> None:
     log = write(megatron_log(memory=MEMORY))
     llmlaunch("measurements", "import", log, *H100)

@@ -45,6 +45,12 @@ _SIZES = {
     "micro_batch_size": "micro_batch_size",
 }
 CPU_PEAKS = "on a CPU no allocator of a device counts, so its peaks are left out"
+# keys of a recipe that neither a peak nor a step time depends on: what is odd in them is no reason to refuse a log
+_OF_NO_PEAK = (
+    *("learning_rate", "learning_rate_decay", "minimum_learning_rate", "warmup_steps", "weight_decay", "adam_betas"),
+    *("seed", "log_interval", "save_interval", "checkpoint_path", "checkpoint_format", "tensorboard", "start_from"),
+    *("tracking", "slurm", "secrets"),
+)
 _OFFLOADS = ("offload_optimizer", "offload_parameters", "offload_modules", "offload_checkpoints")
 MOST_LAYOUTS = 1000  # looked at; a recipe that leaves more open pins nothing
 
@@ -219,8 +225,10 @@ def _recipe_of_arguments(log: TrainingLog, place: str, source: JobSource) -> Rec
     nodes, per_node = _nodes(log, cluster, place)
     reading = read_values(log.values, nodes=nodes, devices_per_node=per_node, place=place)
     named = source.cluster if not Path(source.cluster).is_file() else str(Path(source.cluster).absolute())
+    training = {name: value for name, value in reading.document["training"].items() if name not in _OF_NO_PEAK}
     document = {
-        **reading.document,
+        **{name: value for name, value in reading.document.items() if name not in _OF_NO_PEAK},
+        "training": training,
         "cluster": named if per_node == cluster.devices_per_node else {"base": named, "devices_per_node": per_node},
         "nodes": nodes,
         "data": {"mock": True},  # no part of a measurement
