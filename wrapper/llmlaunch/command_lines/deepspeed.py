@@ -24,6 +24,7 @@ from llmlaunch.command_lines.deepspeed_config import (
     read_zero,
 )
 from llmlaunch.command_lines.deepspeed_megatron import add_megatron, is_megatron, kept_words, tell_of_differences
+from llmlaunch.command_lines.deepspeed_source import configuration
 from llmlaunch.command_lines.hugging_face import (
     AXOLOTL,
     LENGTHS,
@@ -41,7 +42,7 @@ from llmlaunch.command_lines.hugging_face import (
     read_schedule,
     words_of_file,
 )
-from llmlaunch.command_lines.options import ScriptOptions, true_or_false
+from llmlaunch.command_lines.options import ScriptOptions
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, full_path, recipe_name
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.errors import UserError
@@ -135,8 +136,8 @@ def _with_launcher_of_its_own(command: TrainerCommand) -> TrainerCommand:
     say (src/llamafactory/launcher.py)."""
     if PurePath(command.trainer).name not in COMMANDS or command.nodes is not None:
         return command
-    said = [command.environment.get(name, otherwise) for name, otherwise in (("NNODES", "1"), ("NPROC_PER_NODE", ""))]
-    nodes, devices = (int(text) if text.isdecimal() and len(text) < 7 else None for text in said)
+    texts = [command.environment.get(name, otherwise) for name, otherwise in (("NNODES", "1"), ("NPROC_PER_NODE", ""))]
+    nodes, devices = (int(text) if text.isdecimal() and len(text) < 7 else None for text in texts)
     return replace(command, nodes=nodes, devices_per_node=command.devices_per_node or devices)
 
 
@@ -180,7 +181,7 @@ def _as_option(word: str) -> tuple[str, ...]:
 
 def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft) -> None:
     family = family_of_script(command.trainer, options)
-    config, precision, place = _configuration(command, options, draft)
+    config, precision, place = configuration(command, options, draft)
     stated = read_precision(config) if config is not None else None
     read_numbers(options, family, draft, precision or (stated if stated != "fp32" else None))
     if config is not None:
@@ -261,65 +262,6 @@ def _agree(config: DsConfig, draft: RecipeDraft, place: str) -> None:
             config.put(key, AUTO)  # of optimizer and schedule, filled in from the Trainer's arguments
 
 
-def _configuration(
-    command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft
-) -> tuple[DsConfig | None, str | None, str]:
-    """Return ds_config.json with the number format that the launcher says and how messages call the file; no settings
-    where the command names none, or none that is here."""
-    launcher = _accelerate(command, draft)
-    precision = launcher.get("mixed_precision")
-    precision = precision if precision in ("bf16", "fp16") else None
-    path = options.path("deepspeed_config") or options.path("deepspeed") or launcher.get("deepspeed_config_file")
-    path = path if isinstance(path, str) and path not in ("True", "False", "none") else None
-    if path is not None:
-        text = file_text(command, path)
-        if text is not None:
-            return parse_ds_config(text, path), precision, path
-        draft.lack(
-            "layout.zero_stage",
-            f"{path} is not there below {command.folder.absolute()}; write the stage and what is offloaded",
-        )
-        return None, precision, str(path)
-    if options.has("deepspeed_config", "deepspeed"):
-        if not options.has("zero_stage"):
-            draft.lack("layout.zero_stage", "which ds_config.json is read is not known; write the stage")
-        return None, precision, "ds_config.json"
-    section = launcher if launcher.get("use_deepspeed") else None
-    if section is None:
-        return None, precision, "ds_config.json"
-    return DsConfig(_accelerate_settings(section)), precision, "accelerate's configuration"
-
-
-def _accelerate(command: TrainerCommand, draft: RecipeDraft) -> Mapping[str, Any]:
-    """Return what `accelerate launch` says: its options over those of its file, DeepSpeed's beside the others."""
-    stated: dict[str, Any] = dict(command.launcher_options)
-    path = stated.get("config_file")
-    if command.launcher != "accelerate" or not isinstance(path, str) or is_unset(path):
-        return stated
-    text = file_text(command, path)
-    if text is None:
-        draft.lack("layout.zero_stage", f"{path} of accelerate is not there; write the stage and what is offloaded")
-        return stated
-    values = read_mapping(text, path, "accelerate's configuration")
-    below = values.get("deepspeed_config")
-    values |= below if isinstance(below, dict) else {}
-    values["use_deepspeed"] = str(values.get("distributed_type", "")).upper() == "DEEPSPEED"
-    return values | stated
-
-
-def _accelerate_settings(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ds_config that accelerate makes of its own options (its utils/dataclasses.py DeepSpeedPlugin)."""
-    zero: dict[str, Any] = {"stage": section.get("zero_stage", 2)}
-    stage = str(zero["stage"])
-    zero["stage"] = int(stage) if stage in ("0", "1", "2", "3") else stage
-    for name, key in (("offload_optimizer", "offload_optimizer_device"), ("offload_param", "offload_param_device")):
-        zero[name] = {"device": str(section.get(key) or "none")}
-    if true_or_false(section.get("zero3_save_16bit_model", False)):
-        zero["stage3_gather_16bit_weights_on_model_save"] = True
-    settings: dict[str, Any] = {"zero_optimization": zero, "gradient_clipping": "auto"}
-    return settings
-
-
 def _add_script(
     command: TrainerCommand,
     groups: Sequence[tuple[str, ...]],
@@ -364,7 +306,7 @@ def _script(command: TrainerCommand, draft: RecipeDraft) -> str:
 
 def _read_own(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft) -> None:
     """A script with a training loop of its own: ds_config.json decides, and its arguments where their names say it."""
-    config, precision, place = _configuration(command, options, draft)
+    config, precision, place = configuration(command, options, draft)
     handed_over = config is not None and options.has("deepspeed_config", "deepspeed")
     config = config or DsConfig(_settings_of_script(options))
     _own_keys(command, config, options, draft, place, precision)
@@ -481,7 +423,7 @@ def _tell_of_unset(command: TrainerCommand, options: ScriptOptions, draft: Recip
 
 def _read_megatron(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft) -> None:
     """pretrain_gpt.py of a Megatron-DeepSpeed checkout."""
-    config, _, _ = _configuration(command, options, draft)
+    config, _, _ = configuration(command, options, draft)
     job = add_megatron(command, options, config, draft)
     own = config.rest(trainer=False) if config is not None else {}
     _add_script(command, kept_words(options), draft, "megatron-deepspeed", own)

@@ -136,15 +136,15 @@ class DsConfig:
 
 
 def _without_empty(settings: Mapping[str, Any], trainer: bool) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
+    settings_left: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, dict):
             below = _without_empty(value, trainer)
             if below:
-                kept[name] = below
+                settings_left[name] = below
         elif value is not None and (trainer or value != AUTO):
-            kept[name] = value
-    return kept
+            settings_left[name] = value
+    return settings_left
 
 
 def read_zero(config: DsConfig, draft: RecipeDraft, place: str) -> int:

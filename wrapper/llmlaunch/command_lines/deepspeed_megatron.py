@@ -209,10 +209,10 @@ def tell_of_differences(job: MegatronJob, draft: RecipeDraft, document: Mapping[
     parsed = read_words(tuple(_words_of_today(rendered_words)), NEWEST)
     rendered = namespace_of(parsed.values, NEWEST, recipe.world_size)
     for dest, group in sorted(job.words.words.items()):
-        known = group[0] in TAKEN or group[0] in _TODAY
+        rendered_again = group[0] in TAKEN or group[0] in _TODAY
         if dest == "data_path" and len(group) == len(("--data-path", "weight", "path")):
             continue  # of one dataset the weight says nothing
-        if known and dest not in VOCABULARY and not equal(job.space.get(dest), rendered.get(dest)):
+        if rendered_again and dest not in VOCABULARY and not equal(job.space.get(dest), rendered.get(dest)):
             draft.leave_out(group, REASONS.get(dest, f"the recipe renders {shortened(str(rendered.get(dest)))}"))
     added = [
         f"{group[0]} ({ADDED[dest]})"

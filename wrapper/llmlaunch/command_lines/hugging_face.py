@@ -260,18 +260,18 @@ def read_new_model(options: ScriptOptions, draft: RecipeDraft) -> bool:
     text = options.text("config_overrides")
     if text is None or options.text("model_type") != "gpt2" or options.has(*MODELS):
         return False
-    given = dict(part.split("=", 1) for part in text.split(",") if part.count("=") == 1)
+    overrides = dict(part.split("=", 1) for part in text.split(",") if part.count("=") == 1)
     sizes = {
-        key: int(given[name])
+        key: int(overrides[name])
         for name, key in _GPT2_SIZES.items()
-        if given.get(name, "").isdigit() and len(given[name]) < 9
+        if overrides.get(name, "").isdigit() and len(overrides[name]) < 9
     }
     if "hidden_size" in sizes:
         sizes["ffn_hidden_size"] = 4 * sizes["hidden_size"]
     if "num_attention_heads" in sizes:
         sizes["num_query_groups"] = sizes["num_attention_heads"]
     draft.keys["model"] = {"base": "gpt2", **sizes}
-    if given.get("gradient_checkpointing") == "true":  # of the configuration, in earlier versions of transformers
+    if overrides.get("gradient_checkpointing") == "true":  # of the configuration, in earlier versions of transformers
         draft.layout["recompute"] = "full"
         draft.notes.append("gradient_checkpointing of the model's configuration is rendered as the Trainer's argument")
     if "max_position_embeddings" in sizes and not options.has(*LENGTHS):

@@ -103,11 +103,11 @@ def add_model(draft: RecipeDraft, name: str | None, folder: Path) -> None:
     if _is_file(place / "config.json"):
         draft.keys["model"] = full_path(name, folder)
         return
-    known = hub_model(name)
-    if known is not None:
-        draft.keys["model"] = name if known.changes else known.preset
-        if not known.changes:
-            draft.notes.append(f"{name} is the preset {known.preset}")
+    published = hub_model(name)
+    if published is not None:
+        draft.keys["model"] = name if published.changes else published.preset
+        if not published.changes:
+            draft.notes.append(f"{name} is the preset {published.preset}")
         return
     if is_hub_id(name):
         draft.lack("model", f"{name}: {unknown_hub_id(name, preset_names())}")
