@@ -14,8 +14,10 @@ from llmlaunch.calibration.support import Lessons, RunClass, margin_of, support_
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.plan import plan_json
 from llmlaunch.planner.planning import make_plan, make_sized_plan
+from support.command_line import CommandLine
 from support.plans import gallery_setting, plan_of
 from support.recipe_keys import schema
+from support.recipes import SMALL
 
 ROOT = Path(__file__).parents[3]
 
@@ -57,3 +59,9 @@ def test_a_plan_with_its_nodes_chosen_has_the_same_shape(budget: str) -> None:
 
 def test_the_recipe_schema_in_the_docs_is_the_one_the_program_has() -> None:
     assert published("recipe") == json.loads(json.dumps(schema())), "run: make docs-tables"
+
+
+def test_check_with_hints_has_the_published_shape(llmlaunch: CommandLine) -> None:
+    checked = llmlaunch.json("check", SMALL, "layout={tensor: 16}")
+    assert checked["hints"]
+    shape("plan").validate(checked)

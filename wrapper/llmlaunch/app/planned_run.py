@@ -25,6 +25,7 @@ from llmlaunch.rundir.files import object_in
 
 if TYPE_CHECKING:
     from llmlaunch.memory.estimator import Estimate
+    from llmlaunch.planner.hints import Hint
     from llmlaunch.planner.neighbours import Neighbour
     from llmlaunch.planner.placement import ExpectedPlacement
     from llmlaunch.planner.search import SearchResult
@@ -149,6 +150,12 @@ class PlannedRun:
         from llmlaunch.planner.neighbours import neighbours
 
         return neighbours(self.setting.with_recipe(self.recipe), self.plan.layout)
+
+    def hints(self) -> list[Hint]:
+        """Return what the recipe fixes that makes the training slower, each with what to write and its gain."""
+        from llmlaunch.planner.hints import faster_choices
+
+        return faster_choices(self.setting, self.plan)
 
     @cached_property
     def search(self) -> SearchResult:

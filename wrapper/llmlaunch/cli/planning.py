@@ -151,8 +151,9 @@ def _variable(word: str) -> tuple[str, str]:
 
 
 def _show_check(run: PlannedRun, as_json: bool) -> None:
+    hints = run.hints()
     if as_json:
-        print_json(run.json)
+        print_json(run.json | {"hints": [hint.as_json() for hint in hints]})
         return
     from llmlaunch.app.evidence import last_true_peaks
     from llmlaunch.report.plan_text import check_text
@@ -161,6 +162,7 @@ def _show_check(run: PlannedRun, as_json: bool) -> None:
     print_verdict(check_text(run.recipe, run.plan), run.plan.verdict_with_budget, run.mock_data_warning)
     past = last_true_peaks(run.recipe, notify)
     lines = [*_placement_lines(run), *_qualification_lines(run), *([] if past is None else _past_lines(past, run))]
+    lines += ["", "Faster, by one line of the recipe:", *(f"  {hint.sentence()}" for hint in hints)] if hints else []
     for line in lines:
         click.echo(line)
 

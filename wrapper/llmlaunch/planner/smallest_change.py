@@ -24,6 +24,7 @@ from llmlaunch.recipe.types import NO_BUDGET, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
 
 __all__ = [
+    "BELONGS",
     "Change",
     "RelaxedSearch",
     "advice",
@@ -31,6 +32,7 @@ __all__ = [
     "relax_pins",
     "search_relaxed",
     "smallest_change",
+    "stated_value",
     "unfixed",
     "yaml_text",
 ]
@@ -231,7 +233,7 @@ def _tidied(change: Change) -> Change:
     """Remove settings that belong to another kind of recompute than the pinned one: the changed recipe would contradict
     itself."""
     recipe, now = change.recipe, change.recipe.pins["recompute"]
-    away = [name for name, kind in BELONGS.items() if kind != now and _stated_value(recipe, name) is not None]
+    away = [name for name, kind in BELONGS.items() if kind != now and stated_value(recipe, name) is not None]
     for name in away:
         recipe = _without(recipe, name)
     return replace(change, settings={**change.settings, **{f"layout.{name}": None for name in away}}, recipe=recipe)
@@ -288,7 +290,7 @@ def _technique_change(recipe: Recipe, name: str, chosen: Candidate) -> Change:
 def _added_techniques(recipe: Recipe) -> Iterator[Change]:
     """Yield the addition of each technique that the recipe does not mention."""
     for name, value in ADDED:
-        if _stated_value(recipe, name) is None:
+        if stated_value(recipe, name) is None:
             yield Change({f"layout.{name}": value}, _with_technique(recipe, name, value), Layout())
 
 
@@ -327,7 +329,7 @@ def unfixed(recipe: Recipe, name: str) -> Recipe:
     return replace(recipe, fixed=tuple(other for other in recipe.fixed if other != name))
 
 
-def _stated_value(recipe: Recipe, name: str) -> Any:
+def stated_value(recipe: Recipe, name: str) -> Any:
     """Return what `layout:` states for a pin or technique; None where it states nothing."""
     if name in recipe.pins:
         return recipe.pins[name]

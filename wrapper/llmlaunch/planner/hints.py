@@ -1,0 +1,138 @@
+"""What a recipe fixes that makes its training slower: each with the one line to write, and the gain as it is priced.
+
+A hint is about what is the person's to choose: a pin of the layout, a batch that devices cannot share evenly, fp32.
+What the planner is free to choose is the fastest already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from llmlaunch.errors import UserError
+from llmlaunch.frozen import frozen
+from llmlaunch.planner.judge import judge_layouts
+from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.search import search
+from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.smallest_change import BELONGS, as_pin, search_relaxed, stated_value, yaml_text
+from llmlaunch.recipe.overrides import written_pin
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["Hint", "faster_choices"]
+
+LEAST_GAIN = 0.02  # what a model of time can tell apart, and is worth a change
+MOST_HINTS = 3
+MOST_CHANGE_OF_BATCH = 0.125  # a batch further away is another training
+# What a search with another batch keeps of the chosen layout, so that it prices some hundred rows.
+KEPT_WITH_BATCH = ("context", "expert", "expert_tensor", "zero_stage", "recompute")
+
+
+@frozen
+class Hint:
+    """Write `value` at the dotted `key` in place of `before`, and tokens are trained on faster by `gain`, a share of
+    today's rate. `remark` says what else it changes."""
+
+    key: str
+    before: Any
+    value: Any
+    gain: float
+    remark: str = ""
+
+    def sentence(self) -> str:
+        """Return the hint as a line for a person."""
+        remark = f"; {self.remark}" if self.remark else ""
+        line = f"{self.key}: {yaml_text(self.value)}"
+        return f"{line} (now {yaml_text(self.before)}): {self.gain:.1%} more tokens a second{remark}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"key": self.key, "value": self.value, "gain": self.gain}
+
+
+def faster_choices(setting: Setting, plan: Plan) -> list[Hint]:
+    """Return the few hints that gain most; none where the plan is not safe. Each is legal and safe if it alone is
+    followed."""
+    if not plan.safe:
+        return []
+    hints = [*_other_pins(setting, plan), *_other_batches(setting, plan), *_narrower_numbers(setting, plan)]
+    worthwhile = [hint for hint in hints if hint.gain >= LEAST_GAIN]
+    return sorted(worthwhile, key=lambda hint: -hint.gain)[:MOST_HINTS]
+
+
+def _other_pins(setting: Setting, plan: Plan) -> Iterator[Hint]:
+    """Yield for each pin the value with which the fastest safe layout that keeps all other pins is faster."""
+    recipe = setting.recipe
+    if not recipe.pins:
+        return
+    relaxed = search_relaxed(setting)
+    all_kept = (1 << len(relaxed.names)) - 1
+    for place, name in enumerate(relaxed.names):
+        rows = np.flatnonzero(relaxed.result.safe & (relaxed.kept_pins == all_kept - (1 << place)))
+        if not len(rows) or (name == "recompute" and any(stated_value(recipe, other) for other in BELONGS)):
+            continue
+        row = int(rows[np.argmin(relaxed.result.step_seconds[rows])])
+        value = as_pin(name, int(relaxed.result.points.column(name)[row]))
+        if value is not None:
+            pin = written_pin(recipe, name)
+            gain = plan.chosen.step_seconds / float(relaxed.result.step_seconds[row]) - 1.0
+            yield Hint(pin.key, pin.value(recipe.pins[name]), pin.value(value), gain)
+
+
+def _other_batches(setting: Setting, plan: Plan) -> Iterator[Hint]:
+    """Yield the nearby batch with the highest rate, where the devices cannot share the recipe's evenly."""
+    recipe = setting.recipe
+    batch = recipe.workload.global_batch_size
+    if batch % recipe.world_size == 0:
+        return
+    here = {name: as_pin(name, int(getattr(plan.layout, name))) for name in KEPT_WITH_BATCH}
+    pins = {**{name: value for name, value in here.items() if value is not None}, **recipe.pins}
+    best: Hint | None = None
+    for other in _even_batches(batch, recipe.world_size):
+        changed = replace(recipe, pins=pins, training=replace(recipe.training, global_batch_size=other))
+        try:
+            result = search(setting.with_recipe(changed))
+        except UserError:
+            continue
+        if not np.any(result.safe):
+            continue
+        rate = result.candidate(changed, 0).tokens_per_second_per_gpu
+        gain = rate / plan.chosen.tokens_per_second_per_gpu - 1.0
+        if best is None or gain > best.gain:
+            remark = f"{recipe.world_size} devices share it evenly; the batch is part of what the model learns"
+            best = Hint("training.global_batch_size", batch, other, gain, remark)
+    if best is not None:
+        yield best
+
+
+def _even_batches(batch: int, devices: int) -> list[int]:
+    """Return the nearest batches below and above that so many devices share evenly, or half as many, and so on."""
+    share = devices
+    batches: list[int] = []
+    while share > 1 and not batches:
+        below = batch // share * share
+        near = [other for other in (below, below + share) if 0 < abs(other - batch) <= MOST_CHANGE_OF_BATCH * batch]
+        batches = [other for other in near if other > 0]
+        share //= 2
+    return batches
+
+
+def _narrower_numbers(setting: Setting, plan: Plan) -> Iterator[Hint]:
+    """Yield bf16 in place of fp32 on a GPU, in the same layout."""
+    recipe = setting.recipe
+    if recipe.workload.precision != "fp32" or recipe.cluster.accelerator.kind != "gpu":
+        return
+    changed = replace(_as_chosen(recipe, plan), training=replace(recipe.training, precision="bf16"))
+    try:
+        (verdict,) = judge_layouts(setting.with_recipe(changed), [plan.layout])
+    except UserError:
+        return
+    if verdict.refusal is None and verdict.step_seconds is not None:
+        gain = plan.chosen.step_seconds / verdict.step_seconds - 1.0
+        yield Hint("training.precision", "fp32", "bf16", gain, "weights of the optimizer stay fp32")
+
+
+def _as_chosen(recipe: Recipe, plan: Plan) -> Recipe:
+    return replace(recipe, techniques=plan.chosen.techniques)
