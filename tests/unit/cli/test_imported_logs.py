@@ -150,6 +150,18 @@ def test_metrics_of_the_trainer_and_of_wandb_join_it(llmlaunch: CommandLine, wri
     assert record["implementation"]["trainer"] == "hugging-face"
 
 
+def test_what_megatron_gave_wandb_as_configuration_tells_the_job(llmlaunch: CommandLine, write: Write) -> None:
+    write("".join(f"{name}:\n  value: {json.dumps(value)}\n" for name, value in LLAMA.items()), "config.yaml")
+    rows = [
+        {"_step": n, "_runtime": 9.0 * n, "iteration-time": 2.0, "mem-max-allocated-bytes": 5e10} for n in range(1, 4)
+    ]
+    history = write("".join(json.dumps(row) + "\n" for row in rows), "wandb-history.jsonl")
+    llmlaunch("measurements", "import", history, *H100)
+    [record] = records(llmlaunch)
+    assert (record["parallelism"]["tensor"], record["pipeline_rank"], record["rank_scope"]) == (2, None, "unknown")
+    assert (record["peak_kind"], record["peak_bytes"], record["step_seconds"]) == ("allocated", 50_000_000_000, 2.0)
+
+
 def test_a_log_that_ends_for_lack_of_memory_is_an_oom(llmlaunch: CommandLine, write: Write) -> None:
     text = megatron_log(memory=MEMORY) + f"[rank4]: {OOM}\n"
     llmlaunch("measurements", "import", write(text), *H100)

@@ -261,7 +261,7 @@ class TestWandb:
     def test_the_summary_and_the_configuration_beside_it(self, read: Read, tmp_path: Path) -> None:
         (tmp_path / "config.yaml").write_text(
             "wandb_version: 1\n\n_wandb:\n  value: {cli_version: 0.1}\n"
-            "num_layers:\n  desc: null\n  value: 4\nparams_dtype:\n  value: torch.bfloat16\n"
+            "tensor_model_parallel_size:\n  desc: null\n  value: 4\nparams_dtype:\n  value: torch.bfloat16\n"
         )
         summary = {
             "_step": 9,
@@ -271,7 +271,7 @@ class TestWandb:
             "train/train_steps_per_second": 4,
         }
         log = read(json.dumps({**summary, **{f"train/{k}": v for k, v in memory_metrics().items()}}))
-        assert log.values == {"num_layers": 4, "params_dtype": "torch.bfloat16"}
+        assert log.values == {"tensor_model_parallel_size": 4, "params_dtype": "torch.bfloat16"}
         assert peaks(log) == {("allocated", 0): 41 * GIB}
         assert log.step_seconds == 0.25
 

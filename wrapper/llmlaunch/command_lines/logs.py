@@ -16,10 +16,10 @@ from llmlaunch.command_lines.logs_deepspeed import DeepSpeedLines
 from llmlaunch.command_lines.logs_megatron import ARGUMENTS_BEGIN, MegatronLines
 from llmlaunch.command_lines.logs_transformers import TransformersLines, read_results, read_trainer_state
 from llmlaunch.command_lines.logs_wandb import (
-    config_values,
     is_chart,
     is_history,
     is_summary,
+    megatron_arguments,
     read_chart,
     read_history,
     read_summary,
@@ -195,6 +195,6 @@ def _with_wandb_config(path: Path, log: TrainingLog) -> TrainingLog:
     if WANDB not in log.printed_by or not config.is_file():
         return log
     try:
-        return replace(log, values=config_values(read_text(config), str(config)))
+        return replace(log, values=megatron_arguments(read_text(config), str(config)))
     except UserError as error:
         return replace(log, notes=(*log.notes, f"{WANDB_CONFIG} beside it is left out: {error}"))

@@ -20,7 +20,7 @@ from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.rundir.files import parse_json
 from llmlaunch.rundir.values import number
 
-__all__ = ["config_values", "is_chart", "is_history", "is_summary", "read_chart", "read_history", "read_summary"]
+__all__ = ["is_chart", "is_history", "is_summary", "megatron_arguments", "read_chart", "read_history", "read_summary"]
 
 _DEVICE = re.compile(r"(?:system[./])?gpu\.(?P<gpu>\d+)\.memoryAllocated(?P<bytes>Bytes)?(?:/l:.*)?")
 _SAMPLED = "sampled, so the peak was this or more"
@@ -166,12 +166,13 @@ def _cell(text: str) -> float | None:
         return None
 
 
-def config_values(text: str, name: str) -> dict[str, Any]:
-    """Return the configuration in W&B's config.yaml: of Megatron-LM the arguments by their names in its parser. Raises
-    UserError for what is no mapping."""
+def megatron_arguments(text: str, name: str) -> dict[str, Any]:
+    """Return the arguments of Megatron-LM by their names in its parser, which it gives W&B as the run's configuration
+    (config.yaml); empty where the configuration is another trainer's. Raises UserError for what is no mapping."""
     document = parse_document(text, name).value
-    return {
+    values = {
         str(key): entry["value"]
         for key, entry in document.items()
         if isinstance(entry, Mapping) and "value" in entry and not str(key).startswith("_")
     }
+    return values if "tensor_model_parallel_size" in values else {}
