@@ -74,7 +74,7 @@ def flag_key_table() -> str:
     """Return the table, a row for each flag, in the order of the flags."""
     keys = _keys_of_flags()
     by_dest = {flag.dest: keys[name] for name, flag in core_parser(NEWEST).flags.items() if name in keys}
-    rows = {flag: found for flag, found in keys.items() if found}
+    rows = {flag: of_flag for flag, of_flag in keys.items() if of_flag}
     rows |= {flag: keys[today] for flag, today in READ_AS.items()}
     rows |= {name: by_dest.get(flag.dest, set()) for name, (flag, _) in EARLIER.items()}
     lines = ["| flag | key |", "|---|---|"]

@@ -62,20 +62,20 @@ def read_megatron(command: TrainerCommand) -> Reading:
 
     Raises UserError for an argument that Megatron's parser refuses, and for a model that no recipe describes.
     """
-    words = read_words(command.arguments, NEWEST, command.place)
-    asked_for = {dest: "${}" for dest in OF_TOKENIZER if dest in words.unset}  # which says the type of a tokenizer
+    parsed = read_words(command.arguments, NEWEST, command.place)
+    asked_for = {dest: "${}" for dest in OF_TOKENIZER if dest in parsed.unset}  # which says the type of a tokenizer
     reading = read_values(
-        words.values | asked_for,
+        parsed.values | asked_for,
         nodes=command.nodes,
         devices_per_node=command.devices_per_node,
         trainer=command.trainer,
-        words=words,
+        parsed=parsed,
         unset=command.unset,
         place=command.place,
     )
     job_name = command.slurm.get("job-name")
     name = recipe_name(None if job_name is None or is_unset(str(job_name)) else str(job_name), reading.document["name"])
-    draft = RecipeDraft(name, unread=[_without_secrets(each) for each in (*words.unread, *reading.unread)])
+    draft = RecipeDraft(name, unread=[_without_secrets(each) for each in (*parsed.unread, *reading.unread)])
     add_job(draft, command)
     document = {**reading.document, "name": name}
     document |= {key: draft.keys[key] for key in ("slurm", "environment", "secrets") if draft.keys[key]}
@@ -94,20 +94,20 @@ def read_values(
     devices_per_node: int | None = None,
     version: str | None = None,
     trainer: str | None = None,
-    words: MegatronWords = NO_WORDS,
+    parsed: MegatronWords = NO_WORDS,
     unset: tuple[Unset, ...] = (),
     place: str = "the command line",
 ) -> Reading:
     """Return the recipe of a namespace: values by the `dest` of Megatron's parser, all of them as a log prints them
     (text or typed), or those that a command line sets.
 
-    `words` are those of the command line, where there is one: what no key says becomes an extra argument; `unset` are
-    variables in them without a value. Raises UserError for a value of the wrong type, and for a model that no recipe
-    describes.
+    `parsed` is what `read_words` makes of a command line, where there is one: what no key says becomes an extra
+    argument; `unset` are variables in it without a value. Raises UserError for a value of the wrong type, and for a
+    model that no recipe describes.
     """
-    known = known_version(version) or NEWEST
+    parser = known_version(version) or NEWEST
     world = nodes * devices_per_node if nodes and devices_per_node else None
-    space = namespace_of(values, known, world, place)
+    space = namespace_of(values, parser, world, place)
     _refuse_other_models(space, place)
     model, (training, notes), (data, data_notes) = read_model(space), read_training(space), read_data(space)
     document: dict[str, Any] = {"schema": 1, "name": _model_name(model.model)}
@@ -119,16 +119,16 @@ def read_values(
     tracking = read_tracking(space)
     document |= {"tracking": tracking} if tracking is not None else {}
     document["layout"] = read_layout(space)
-    differences, not_rendered = _differences(space, words, document, world, known)
+    differences, not_rendered = _differences(space, parsed, document, world, parser)
     absent = [*model.missing, *missing_training(space), *missing_data(space)]
     if nodes is None:
         absent.append("nodes: neither the launcher nor sbatch tells how many; write nodes")
-    missing = (*_without_unset(absent, words), *_unset(words, unset, differences))
+    missing = (*_without_unset(absent, parsed), *_unset(parsed, unset, differences))
     if differences.extra_args:
         backend = document["backend"] if isinstance(document["backend"], dict) else {"name": KIND}
         document["backend"] = backend | {"extra_args": differences.extra_args}
-    told = (*model.notes, *notes, *data_notes, *differences.notes)
-    return Reading(KIND, document, tuple(differences.unread), missing, told, not_rendered)
+    all_notes = (*model.notes, *notes, *data_notes, *differences.notes)
+    return Reading(KIND, document, tuple(differences.unread), missing, all_notes, not_rendered)
 
 
 def _without_secrets(unread: UnreadWords) -> UnreadWords:
@@ -158,11 +158,11 @@ def _model_name(model: str | Mapping[str, Any] | None) -> str:
 
 
 def _differences(
-    space: Namespace, words: MegatronWords, document: Mapping[str, Any], world: int | None, version: str
+    space: Namespace, parsed: MegatronWords, document: Mapping[str, Any], world: int | None, version: str
 ) -> tuple[Differences, str | None]:
     """Compare what the document renders to with the namespace; where no recipe can be made of it, say why."""
     try:
-        differences = compared(space, words, document, with_stand_ins(document, space, world), version)
+        differences = compared(space, parsed, document, with_stand_ins(document, space, world), version)
     except UserError as error:
         return Differences(), str(error)
     return differences, "; ".join(differences.refused) or None
@@ -194,18 +194,18 @@ def with_stand_ins(document: Mapping[str, Any], space: Namespace, world: int | N
     return whole
 
 
-def _without_unset(sentences: Iterable[str], words: MegatronWords) -> Iterator[str]:
+def _without_unset(sentences: Iterable[str], parsed: MegatronWords) -> Iterator[str]:
     """Yield those that are not only about flags which the command line has, though without a value."""
-    flags = {group[0] for group in words.unset.values()}
+    flags = {group[0] for group in parsed.unset.values()}
     for sentence in sentences:
         named = set(re.findall(r"--[a-z-]+", sentence))
         if not named & flags or named - flags - ALTERNATIVES:
             yield sentence
 
 
-def _unset(words: MegatronWords, unset: tuple[Unset, ...], differences: Differences) -> Iterator[str]:
+def _unset(parsed: MegatronWords, unset: tuple[Unset, ...], differences: Differences) -> Iterator[str]:
     lines = {each.name: each.line for each in unset}
-    groups = [*words.unset.items(), *((None, group) for group in words.unknown if any(map(is_unset, group)))]
+    groups = [*parsed.unset.items(), *((None, group) for group in parsed.unknown if any(map(is_unset, group)))]
     for dest, group in groups:
         names = dict.fromkeys(re.findall(r"\$\{(\w+)\}", " ".join(group)))
         where = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in names)

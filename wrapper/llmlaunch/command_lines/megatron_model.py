@@ -222,9 +222,9 @@ def _vocabulary(space: Namespace) -> tuple[int | None, str | None]:
         return int(size) + int(extra or 0), None
     if space.get("padded_vocab_size"):
         return None, None
-    known = hub_model(name)
-    if known is not None:
-        rows = int(known.changes.get("vocab_size", load_preset(known.preset).vocab_size))
+    hub = hub_model(name)
+    if hub is not None:
+        rows = int(hub.changes.get("vocab_size", load_preset(hub.preset).vocab_size))
         return rows, f"model.vocab_size: {rows}, as the model {name} has; the script names no number"
     for pattern, tokens in TOKENIZERS:
         if re.search(pattern, name, re.IGNORECASE) or re.search(pattern, str(kind or "")):

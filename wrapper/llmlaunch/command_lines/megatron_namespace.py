@@ -46,14 +46,14 @@ class Namespace(dict[str, Any]):
 
 def namespace_of(values: Values, version: str, world_size: int | None = None, place: str = "") -> Namespace:
     """Return all values by `dest`. Raises UserError for a value of the wrong type and for stages that hold no model."""
-    given: dict[str, Value] = {}
+    explicit: dict[str, Value] = {}
     for dest, value in values.items():
         try:
-            given[dest] = typed_value(dest, value, version)
+            explicit[dest] = typed_value(dest, value, version)
         except ValueError as error:
             raise UserError(f"{place}: {dest}: {ascii(value)[:60]} {error}; correct it") from None
-    space = Namespace(default_values(version) | given)
-    space.explicit = frozenset(given)
+    space = Namespace(default_values(version) | explicit)
+    space.explicit = frozenset(explicit)
     _earlier_spellings(space)
     _sizes(space)
     _parallel(space, world_size)

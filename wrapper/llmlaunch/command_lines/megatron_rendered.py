@@ -1,7 +1,7 @@
 """What a recipe that was read of a Megatron-LM command line renders to, compared with that command line by `dest`.
 
 What the recipe's keys do not say goes into `backend.extra_args`; what rendering changes or leaves out is unread, with
-its reason; what it adds is told in the notes. So a round trip loses nothing silently, whichever flags come.
+its reason; what it adds is said in the notes. So a round trip loses nothing silently, whichever flags come.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Differences:
 
 
 def compared(
-    original: Namespace, words: MegatronWords, document: Mapping[str, Any], whole: Mapping[str, Any], version: str
+    original: Namespace, parsed: MegatronWords, document: Mapping[str, Any], whole: Mapping[str, Any], version: str
 ) -> Differences:
     """Return what rendering a recipe makes different from `original`. `whole` is the `document` with stand-ins for what
     it lacks, which are not compared. Raises UserError where that is no recipe that loads."""
@@ -122,22 +122,22 @@ def compared(
     refused = [f"{each.recipe_key}: {each.sentence}" for each in ALL_REQUIREMENTS if each.broken(recipe)]
     keys = {dest: each.reason.keys[0] for dest, each in arguments.items() if each.reason.keys}
     result = Differences(refused=refused, keys=keys)
-    _vocabulary(original, rendered, words, recipe.model.vocab_size, result)
+    _vocabulary(original, rendered, parsed, recipe.model.vocab_size, result)
     added: list[str] = []
     if "data" not in document:
-        given = (words.words[dest] for dest in OF_DATA if dest in words.words)
-        result.unread += [UnreadWords(group, "belongs to data, whose source is missing") for group in given]
+        groups = (parsed.words[dest] for dest in OF_DATA if dest in parsed.words)
+        result.unread += [UnreadWords(group, "belongs to data, whose source is missing") for group in groups]
     for dest in sorted(original.keys() | rendered.keys()):
         if dest in VOCABULARY or equal(original.get(dest), rendered.get(dest)):
             continue
         if dest in arguments and (_stands_in(arguments[dest], document) or _worked_out(arguments[dest])):
             continue
-        group = words.words.get(dest)
+        group = parsed.words.get(dest)
         if dest in original.converted:
             group = (f"--{dest.replace('_', '-')}", str(original[dest]))
-        if dest == "save_interval" and {"save", "load"} & words.unset.keys():
+        if dest == "save_interval" and {"save", "load"} & parsed.unset.keys():
             result.unread.append(
-                UnreadWords(words.words[dest], "belongs to training.checkpoint_path, which is missing")
+                UnreadWords(parsed.words[dest], "belongs to training.checkpoint_path, which is missing")
             )
         elif dest in original.explicit and group is not None:
             _kept(dest, group, rendered, result)
@@ -145,7 +145,7 @@ def compared(
             added += [f"{_flag(dest, arguments)} ({ADDED[dest]})"] if dest in ADDED else []
     if added:
         result.notes.append(f"rendering adds {', '.join(added)}")
-    for group in words.unknown:
+    for group in parsed.unknown:
         if any(map(is_unset, group)):
             continue
         _extra(group, result)
@@ -158,10 +158,10 @@ def compared(
 def rendered_namespace(recipe: Recipe, version: str) -> tuple[dict[str, Argument], Namespace]:
     """Return the arguments that a recipe renders to with its layout pinned, by `dest`, and their namespace."""
     arguments = planned_arguments(recipe, pinned_layout(recipe))
-    words = [
+    rendered_words = [
         "${" + word.name + "}" if isinstance(word, NodeVariable) else word for each in arguments for word in each.words
     ]
-    parsed = read_words(words, version)
+    parsed = read_words(rendered_words, version)
     flags = {each.flag: each for each in arguments}
     by_dest = {dest: flags[group[0]] for dest, group in (parsed.words | parsed.unset).items() if group[0] in flags}
     return by_dest, namespace_of(parsed.values, version, recipe.world_size)
@@ -176,11 +176,11 @@ def pinned_layout(recipe: Recipe) -> Layout:
     return Layout(**{**sizes, "recompute": granularity, "data": max(data, 1)}, layers_by_stage=layout.layers_by_stage)
 
 
-def equal(one: object, other: object) -> bool:
+def equal(value: object, other: object) -> bool:
     """Compare values of two namespaces; what is off, absent or empty is the same."""
-    if isinstance(one, (list, tuple)) or isinstance(other, (list, tuple)):
-        return _items(one) == _items(other)
-    return one == other or (one in (None, False, "") and other in (None, False, ""))
+    if isinstance(value, (list, tuple)) or isinstance(other, (list, tuple)):
+        return _items(value) == _items(other)
+    return value == other or (value in (None, False, "") and other in (None, False, ""))
 
 
 def _items(value: object) -> list[str]:
@@ -229,14 +229,14 @@ def _flag(dest: str, arguments: Mapping[str, Argument]) -> str:
 
 
 def _vocabulary(
-    original: Namespace, rendered: Namespace, words: MegatronWords, tokens: int, result: Differences
+    original: Namespace, rendered: Namespace, parsed: MegatronWords, tokens: int, result: Differences
 ) -> None:
     """Compare rows of the embedding, whichever arguments say them."""
     tensor = original.get("tensor_model_parallel_size") or 1
     multiple = (original.get("make_vocab_size_divisible_by") or DIVISOR) * tensor
     shown = rendered.get("padded_vocab_size") or _padded(tokens, DIVISOR * tensor)
     rows = original.get("padded_vocab_size") or _padded(original.get("vocab_size") or tokens, multiple)
-    divisor = words.words.get("make_vocab_size_divisible_by")
+    divisor = parsed.words.get("make_vocab_size_divisible_by")
     if rows == shown:
         return
     if divisor and rendered.get("vocab_size"):

@@ -78,15 +78,15 @@ def read_words(arguments: Sequence[str], version: str = NEWEST, place: str = "th
     for flag, words in _groups(arguments, result):
         equals = "=" in flag
         name, _, inside = flag.partition("=")
-        given = [inside] if equals else list(words)
-        known = flags.get(name)
-        if known is None:
+        values = [inside] if equals else list(words)
+        flag_type = flags.get(name)
+        if flag_type is None:
             result.unknown.append((flag, *words))
             continue
-        if equals and known.values == 0:
+        if equals and flag_type.values == 0:
             raise UserError(f"{place}: {name}: takes no value, not {_shown(inside)}; remove it")
-        count = _count(known, len(given), f"{place}: {name}")
-        _take(result, name, known, given[:count], place)
+        count = _count(flag_type, len(values), f"{place}: {name}")
+        _take(result, name, flag_type, values[:count], place)
         beyond = words if equals else words[count:]
         if beyond:
             result.unread.append(UnreadWords(tuple(beyond), f"stand after {name}, which does not take them"))
@@ -125,8 +125,8 @@ def typed_value(dest: str, value: Value, version: str = NEWEST) -> Value:
 def _flags_of(version: str) -> Mapping[str, Flag]:
     """All flags that are read: those of this version, then of the others, then EARLIER."""
     flags = {name: flag for name, (flag, _) in EARLIER.items()}
-    for known in (*(other for other in KNOWN_VERSIONS if other != version), version):
-        flags |= core_parser(known).flags
+    for each in (*(other for other in KNOWN_VERSIONS if other != version), version):
+        flags |= core_parser(each).flags
     return flags
 
 
