@@ -221,15 +221,24 @@ def _answer(*command: str) -> str:
     return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
 
 
-def output_file(said: Record) -> tuple[str, int] | None:
-    """Return the regular file that this process writes its output to, and how long it is already; None where there is
-    none. `said` is what SLURM says of the job: the tasks of a step write into a pipe, and srun into that file."""
-    for name in ("/proc/self/fd/1", "/proc/self/fd/2", str(said.get("StdOut") or "")):
-        with contextlib.suppress(OSError):
-            path = os.readlink(name) if name.startswith("/proc/") else name  # noqa: PTH115
-            if os.path.isabs(path) and os.path.isfile(path):  # noqa: PTH113, PTH117 (a name may be no path at all)
-                return path, os.stat(path).st_size  # noqa: PTH116
-    return None
+def own_output() -> tuple[str, int] | None:
+    """Return the regular file that this process writes its output to, and how long it is already; None where that goes
+    to a pipe or a terminal."""
+    return _regular_file("/proc/self/fd/1") or _regular_file("/proc/self/fd/2")
+
+
+def jobs_output(said: Record) -> tuple[str, int] | None:
+    """Return the same of the job, by what SLURM says of it: the tasks of a step write into a pipe, and srun into that
+    file."""
+    return _regular_file(str(said["StdOut"])) if "StdOut" in said else None
+
+
+def _regular_file(name: str) -> tuple[str, int] | None:
+    try:
+        path = Path(name).resolve()
+        return (str(path), path.stat().st_size) if path.is_file() else None
+    except (OSError, ValueError, RuntimeError):
+        return None
 
 
 def link_log(run_directory: Path, attempt: str, node: str, path: str) -> None:

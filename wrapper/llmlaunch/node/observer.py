@@ -35,9 +35,10 @@ from .observed_end import end_of, write_end
 from .observed_job import (
     batch_script,
     description,
+    jobs_output,
     link_log,
     observed_job,
-    output_file,
+    own_output,
     scontrol_job,
     socket_name,
     take_attempt,
@@ -84,7 +85,7 @@ class Observer:
     def run(self) -> None:
         """Observe until the command has ended. Never raises."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        output = output_file({})
+        output = own_output()
         with contextlib.suppress(Exception):
             os.nice(10)
             load_small("pynvml")
@@ -142,7 +143,7 @@ class Observer:
         self._write_submission(node.directory)
         replace_json(node.folder / file_names.OBSERVED, described)
         said = scontrol_job(self._job)
-        output = output or output_file(said)
+        output = output or jobs_output(said)
         if output is not None:
             link_log(node.directory, node.attempt, self._job.node, output[0])
             node.follow(*output)
