@@ -173,13 +173,9 @@ def _of_attempt(attempt: Attempt, described: Mapping[str, Any]) -> Observed:
 
 def _reading(observed: Observed) -> Reading:
     """Read the observed command. Raises UserError for one that no reader knows."""
-    from llmlaunch.command_lines.deepspeed import read_deepspeed
-    from llmlaunch.command_lines.megatron import read_megatron
+    from llmlaunch.command_lines.reading import read_command
 
-    command = _command(observed)
-    flags = {word.partition("=")[0].replace("_", "-") for word in command.arguments}
-    is_megatron = "--num-layers" in flags and not flags & {"--deepspeed", "--deepspeed-config"}
-    return read_megatron(command) if is_megatron else read_deepspeed(command)
+    return read_command(_command(observed))
 
 
 def _command(observed: Observed) -> TrainerCommand:
