@@ -47,6 +47,14 @@ def test_check_and_submit_say_it_once_and_name_the_key_to_write(tmp_path: Path, 
     assert "made-up" not in llmlaunch("check", written(tmp_path, data="{path: text}")).stdout
 
 
+def test_a_script_that_reads_data_of_its_own_is_not_warned_of(tmp_path: Path, llmlaunch: CommandLine) -> None:
+    (tmp_path / "train.py").touch()
+    recipe = written(tmp_path, backend="{name: deepspeed, script: train.py}")
+    result = llmlaunch("check", recipe)
+    assert result.stdout
+    assert "made-up" not in result.stdout + result.stderr
+
+
 def test_several_runs_say_it_once(tmp_path: Path, llmlaunch: CommandLine) -> None:
     recipe = written(tmp_path)
     assert llmlaunch("submit", recipe, "training.steps=10,20", "--dry-run").stderr.count(SAID) == 1

@@ -211,10 +211,13 @@ class PlannedRun:
 
     @property
     def mock_data_warning(self) -> str | None:
-        """The sentence on made-up tokens, on which a model learns nothing; None for a recipe with data."""
+        """The sentence on made-up tokens, on which a model learns nothing; None for a recipe with data, or for a script
+        that reads what its arguments name."""
         from llmlaunch.recipe.overrides import place_of
 
-        if not self.recipe.data.mock:
+        backend = self.recipe.backend
+        reads_its_own = backend.script is not None and not backend.takes_megatron_arguments
+        if not self.recipe.data.mock or reads_its_own:
             return None
         return (
             f"{place_of(self.recipe, ('data', 'mock'))}: data.mock: trains on made-up tokens, to measure speed and "

@@ -203,7 +203,7 @@ def tell_of_differences(job: MegatronJob, draft: RecipeDraft, document: Mapping[
         recipe = recipe_from(Document("the recipe", "", whole, {}, {}))
         arguments = megatron_deepspeed_arguments(recipe, pinned_layout(recipe))
     except UserError as error:
-        draft.not_rendered = str(error)
+        draft.not_rendered = str(error).removeprefix("the recipe: ")
         return
     rendered_words = [word for word in command_words(arguments) if isinstance(word, str)]
     parsed = read_words(tuple(_words_of_today(rendered_words)), NEWEST)
