@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llmlaunch.command_lines.megatron_words import Value, Values, default_values, typed_value
@@ -37,11 +37,13 @@ MOST_LENGTH = 4096
 
 
 class Namespace(dict[str, Any]):
-    """Values by `dest`; `explicit` are the names that the command line, or the log, set itself, and
-    `converted` those among them that it said in another unit, with the name it used."""
+    """Values by `dest`; `explicit` are the names that the command line, or the log, set itself, and `converted` those
+    among them that it said in another unit, with the name it used. `idle` are those that change nothing of this model,
+    with the reason; they stand at their defaults here."""
 
     explicit: frozenset[str] = frozenset()
     converted: Mapping[str, str] = {}
+    idle: Mapping[str, str] = {}
 
 
 def namespace_of(values: Values, version: str, world_size: int | None = None, place: str = "") -> Namespace:
@@ -55,6 +57,8 @@ def namespace_of(values: Values, version: str, world_size: int | None = None, pl
     space = Namespace(default_values(version) | explicit)
     space.explicit = frozenset(explicit)
     _earlier_spellings(space)
+    space.idle = dict(_idle(space))
+    space |= {dest: default_values(version).get(dest) for dest in space.idle}
     _sizes(space)
     _parallel(space, world_size)
     _lengths(space)
@@ -92,6 +96,22 @@ def _earlier_spellings(space: Namespace) -> None:
             space[today] = space.get(earlier)
     for name in (*REPLACED, "model_parallel_size", "moe_enable_deepep", "encoder_num_layers", "encoder_seq_length"):
         space.pop(name, None)
+
+
+def _idle(space: Namespace) -> Iterator[tuple[str, str]]:
+    """Yield what is set and changes nothing, with the reason (core 0.19)."""
+    if space.get("deprecated_use_mcore_models"):
+        yield "deprecated_use_mcore_models", "is ignored: there are no other models"
+    if space.get("add_position_embedding") is False and space.get("position_embedding_type") != "learned_absolute":
+        yield "add_position_embedding", "speaks of learned positions alone"
+    if space.get("rotary_seq_len_interpolation_factor") == 1:
+        yield "rotary_seq_len_interpolation_factor", "1 stretches nothing"
+    if space.get("moe_router_pre_softmax") and space.get("moe_router_score_function") == "sigmoid":
+        yield "moe_router_pre_softmax", "sigmoid scores have no softmax"
+    if space.get("multi_latent_attention"):
+        for dest in ("kv_channels", "use_rope_scaling"):
+            if space.get(dest):
+                yield dest, "latent attention has widths and positions of its own"
 
 
 def _sizes(space: Namespace) -> None:

@@ -127,6 +127,8 @@ def compared(
     if "data" not in document:
         groups = (parsed.words[dest] for dest in OF_DATA if dest in parsed.words)
         result.unread += [UnreadWords(group, "belongs to data, whose source is missing") for group in groups]
+    idle = ((parsed.words[dest], reason) for dest, reason in original.idle.items() if dest in parsed.words)
+    result.unread += [UnreadWords(group, reason) for group, reason in idle]
     for dest in sorted(original.keys() | rendered.keys()):
         if dest in VOCABULARY or equal(original.get(dest), rendered.get(dest)):
             continue
