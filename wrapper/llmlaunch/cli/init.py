@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llmlaunch.assets import asset
-from llmlaunch.cli.output import notify
+from llmlaunch.cli.output import notify, say
 from llmlaunch.documents.writing import new_place
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import to_type
@@ -29,13 +29,44 @@ def gallery() -> dict[str, Path]:
 
 
 @click.command("init")
-@click.argument("name", required=False)
+@click.argument("names", metavar="[NAME]", nargs=-1)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; NAME.yaml here unless given.")
 @click.option("--list", "show", is_flag=True, help="List the gallery and write nothing.")
 @click.option("--site", is_flag=True, help="Draft a profile of this cluster, as its SLURM describes it.")
 @click.option("--partition", metavar="NAME", help="With --site: of this partition's nodes only.")
-def init_command(name: str | None, output: Path | None, show: bool, site: bool, partition: str | None) -> int:
-    """Write the recipe NAME of the gallery to a file of your own; with --site, a cluster profile called NAME."""
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    help="Read the recipe from a script, sbatch file, ds_config.json or file of training arguments; nothing is run. "
+    "NAME and what follows are the script's own arguments.",
+)
+@click.option("--cluster", metavar="NAME", help="With --from: the cluster, where the script does not tell it.")
+@click.option(
+    "--set", "settings", metavar="NAME=VALUE", multiple=True, help="With --from: what the script leaves open."
+)
+@click.option("--command", "number", metavar="N", type=int, help="With --from: which of several trainings to read.")
+def init_command(
+    names: tuple[str, ...],
+    output: Path | None,
+    show: bool,
+    site: bool,
+    partition: str | None,
+    source: Path | None,
+    cluster: str | None,
+    settings: tuple[str, ...],
+    number: int | None,
+) -> int:
+    """Write the recipe NAME of the gallery to a file of your own; with --site, a cluster profile called NAME; with
+    --from, the recipe of a script that you have."""
+    if source is not None:
+        return _from(source, names, output, settings, cluster, number)
+    for option, value in (("--cluster", cluster), ("--set", settings), ("--command", number)):
+        if value:
+            raise UserError(f"init: {option} belongs to --from; add it, or leave it out")
+    if len(names) > 1:
+        raise UserError(f"init: one NAME, not {len(names)}; the arguments of a script go with --from FILE")
+    name = next(iter(names), None)
     if site:
         return _site(name, output, partition)
     if partition is not None:
@@ -50,6 +81,23 @@ def init_command(name: str | None, output: Path | None, show: bool, site: bool, 
     target = output or Path(f"{name}.yaml")
     _write(target, recipes[name].read_bytes())
     click.echo(f"wrote {target}; next: {to_type('check', target)}", err=True)
+    return 0
+
+
+def _from(
+    source: Path,
+    arguments: tuple[str, ...],
+    output: Path | None,
+    settings: tuple[str, ...],
+    cluster: str | None,
+    number: int | None,
+) -> int:
+    from llmlaunch.cli.init_from import recipe_from_script
+
+    name, text = recipe_from_script(source, arguments, settings, cluster, number)
+    target = output or Path(f"{name}.yaml")
+    _write(target, text.encode())
+    say(f"wrote {target}; next: {to_type('check', target)}", err=True)
     return 0
 
 

@@ -20,7 +20,7 @@ from llmlaunch.documents.yaml_strict import Document, parse_document, read_text
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted
 
-__all__ = ["Destination", "Draft", "destination", "drafts"]
+__all__ = ["Destination", "Draft", "destination", "drafts", "profile_of_gpu"]
 
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
@@ -179,6 +179,12 @@ def _devices(kind: _Kind) -> Iterator[str]:
         yield f"accelerator: {gpu.accelerator}{f'   # {gpu.note}' if gpu.note else ''}"
     if gpu is None or kind.devices != _BASE_DEVICES.get(gpu.base, 8):
         yield f"devices_per_node: {kind.devices}"
+
+
+def profile_of_gpu(name: str) -> str | None:
+    """Return the shipped profile of nodes with a GPU that a site names so (`h100`), None where none is known."""
+    gpu = _known(name)
+    return None if gpu is None else gpu.base
 
 
 def _known(name: str) -> _Known | None:

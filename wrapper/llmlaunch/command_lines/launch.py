@@ -37,6 +37,12 @@ _FLAGS = {
     ),
     "python": ("u", "B", "E", "I", "O", "OO", "s", "S", "v", "q", "P", "i", "d", "b", "x", "m"),
 }  # fmt: skip
+_SHORT: dict[str, dict[str, str]] = {
+    "torchrun": {"m": "module", "r": "redirects", "t": "tee"},
+    "deepspeed": {"H": "hostfile", "i": "include", "e": "exclude"},
+    "accelerate": {"m": "module", "t": "tee", "q": "quiet"},
+    "python": {},
+}
 # commands that start torchrun themselves
 _COMMANDS = (
     ("llamafactory-cli", "train"),
@@ -83,7 +89,13 @@ def _of_shell(command: ShellCommand, slurm: Options, depth: int = 0) -> TrainerC
         return None
     inner = _inner_script(command)
     if inner is not None:
-        commands = [_of_shell(each, {**slurm, **inner.slurm}, depth + 1) for each in inner.commands]
+        inside = [
+            replace(
+                each, environment={**command.environment, **each.environment}, files={**command.files, **each.files}
+            )
+            for each in inner.commands
+        ]
+        commands = [_of_shell(each, {**slurm, **inner.slurm}, depth + 1) for each in inside]
         trainings = [each for each in commands if each is not None]
         return _with_prefix(trainings[-1], prefix, command) if trainings else None
     launch = _launch(command)
@@ -98,7 +110,7 @@ def _with_prefix(training: TrainerCommand, prefix: Prefix, command: ShellCommand
     nodes = training.nodes or node_count(prefix.srun)
     devices = training.devices_per_node
     if training.launcher in ("python", "srun") and prefix.has_srun:
-        devices = task_count(prefix.srun) or devices
+        devices = task_count(prefix.srun) or task_count(training.slurm) or devices
         return replace(training, place=place, launcher="srun", nodes=nodes, devices_per_node=devices)
     return replace(training, place=place, nodes=nodes, devices_per_node=devices or device_count(prefix.srun))
 
@@ -106,7 +118,7 @@ def _with_prefix(training: TrainerCommand, prefix: Prefix, command: ShellCommand
 def _inner_script(command: ShellCommand) -> Script | None:
     """Return the script that a command runs in a shell of its own, None where the command is no shell."""
     program, rest = Path(command.words[0]).name, list(command.words[1:])
-    environment, place = command.environment, f"{command.script}:{command.line}"
+    environment, place = {**command.given, **command.environment}, f"{command.script}:{command.line}"
     if program in ("bash", "sh", "zsh", "dash", "ksh"):
         while rest and re.fullmatch(r"[-+][a-zA-Z]+|--[a-z]+", rest[0]):
             option = rest.pop(0)
@@ -193,6 +205,7 @@ def _options(launcher: str, words: Sequence[str]) -> tuple[dict[str, str | bool]
             break
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
+        name = _SHORT[launcher].get(name, name)
         if launcher == "python" and not word.startswith("--") and not equals:
             options.update(dict.fromkeys(name, True) if name[:1] not in ("W", "X") else {})
             if name in ("W", "X", "c"):
@@ -226,11 +239,11 @@ def _command(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Pre
         launcher=launch.launcher,
         nodes=nodes,
         devices_per_node=devices or device_count(slurm),
-        environment=command.environment,
+        environment={name: value for name, value in command.environment.items() if " --" not in value},
         slurm=slurm,
         folder=command.folder,
         place=f"{command.script}:{command.line}",
-        launcher_options=options,
+        launcher_options={"module": True} if options.get("m") else {} if launch.launcher == "python" else options,
         files=command.files,
     )
 
@@ -252,12 +265,12 @@ def _hosts(
     command: ShellCommand, options: Mapping[str, str | bool], devices: int | None
 ) -> tuple[int | None, int | None]:
     """Return nodes and devices of each that DeepSpeed's `--include` or its file of hosts names."""
-    include = str(options.get("include", options.get("i", "")))
+    include = str(options.get("include", ""))
     hosts = {host: slots for host, _, slots in (part.partition(":") for part in include.split("@")) if host}
     if hosts:
         slots = {len(slots.split(",")) for slots in hosts.values() if slots}
         return len(hosts), devices or (slots.pop() if len(slots) == 1 else None)
-    path = options.get("hostfile", options.get("H"))
+    path = options.get("hostfile")
     if not isinstance(path, str):
         return None, devices
     text = _text_of(command, path) or ""

@@ -88,10 +88,8 @@ def read_script(
     record = Record(name)
     record.notes.update(dict.fromkeys(f"{name}:{note}" for note in notes))
     start = str(folder.absolute())
-    given = {key: plain(value) for key, value in variables.items()}
+    given = {key: plain(value) for key, value in (sbatch_environment(options) | dict(variables)).items()}
     state = State(record, name, f"{start}/{name}", start, given, [plain(word) for word in arguments], bool(arguments))
-    state.variables.update(sbatch_environment(options) | given)
-    state.exported.update(state.variables)
     shell = _Shell(state)
     try:
         shell.read(plain(text))
@@ -352,7 +350,9 @@ class _Shell:
         texts = {path: shown(text) for path, text in state.files.items()}
         files = {shown(path): texts[place] for path, place in state.written_as.items()}
         files |= {shown(path): text for path, text in texts.items()}
-        state.record.commands.append(ShellCommand(words, state.environment(), folder, node.line, state.script, files))
+        state.record.commands.append(
+            ShellCommand(words, state.environment(), folder, node.line, state.script, files, state.given)
+        )
         return None
 
     def print_(self, text: str | None) -> Outcome:

@@ -46,6 +46,7 @@ class ShellCommand:
     line: int
     script: str  # the file that holds the line
     files: Mapping[str, str] = field(default_factory=dict)  # what the script had written before
+    given: Mapping[str, str] = field(default_factory=dict)  # what the environment of the script holds
 
 
 @dataclass
@@ -129,8 +130,8 @@ class State:
         return all(name not in self.record.computed for name in unset_names(text)) and not _MARKED.sub("", text)
 
     def resolved(self, path: str) -> str:
-        """Return a path of the script as an absolute one."""
-        return normal(PurePosixPath(self.folder) / path)
+        """Return a path of the script as an absolute one, where no variable without a value begins it."""
+        return path if path.startswith(_OPEN) else normal(PurePosixPath(self.folder) / path)
 
     def text_of(self, path: str) -> str | None:
         """Return what the script wrote to a file, or what the file that lies there holds; None where neither is."""
