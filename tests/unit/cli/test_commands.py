@@ -254,7 +254,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
 
     options = {name: sorted(p.name or "" for p in load_command(name).params) for name in COMMANDS}
     assert options == {
-        "init": ["name", "output", "partition", "show", "site"],
+        "init": ["cluster", "names", "number", "output", "partition", "settings", "show", "site", "source"],
         "check": ["as_json", "cluster", "megatron_args", "number", "overrides", "recipe", "replan", "variables"],
         "plan": ["as_json", "locks", "overrides", "plot", "recipe", "with_front"],
         "render": ["as_json", "output", "overrides", "recipe", "replan"],

@@ -12,9 +12,9 @@ import yaml
 from llmlaunch.cluster.load import load_cluster, profile_names
 from llmlaunch.cluster.profile_text import profile_of_gpu
 from llmlaunch.command_lines.command import Reading, TrainerCommand, Unset
-from llmlaunch.command_lines.deepspeed import read_deepspeed, read_training_args
+from llmlaunch.command_lines.deepspeed import read_training_args
 from llmlaunch.command_lines.launch import trainer_commands
-from llmlaunch.command_lines.megatron import read_megatron
+from llmlaunch.command_lines.reading import read_command
 from llmlaunch.command_lines.sbatch import device_type
 from llmlaunch.command_lines.shell import Script, read_script
 from llmlaunch.documents.yaml_strict import parse_document, read_text
@@ -25,9 +25,6 @@ from llmlaunch.rundir.values import printable, shortened
 
 __all__ = ["Source", "read_source", "recipe_text"]
 
-# One of these stands in every command line of a trainer of Megatron's kind; DeepSpeed's fork takes the others, too.
-MEGATRON = {"num-layers", "micro-batch-size", "tensor-model-parallel-size", "use-checkpoint-args", "yaml-cfg"}
-DEEPSPEED = {"deepspeed", "deepspeed-config"}
 FILES = (".json", ".yaml", ".yml")
 MOST_COMMENTS = 40
 
@@ -73,15 +70,7 @@ def read_source(
         )
     command = trainings[len(trainings) - 1 if number is None else number - 1]
     starts = tuple(f"{training.place}: {training.launcher} {training.trainer}" for training in trainings)
-    return Source(path, _read(command), command, starts, script.notes)
-
-
-def _read(command: TrainerCommand) -> Reading:
-    flags = {
-        word.partition("=")[0].lstrip("-").replace("_", "-") for word in command.arguments if word.startswith("--")
-    }
-    of_megatron = flags & MEGATRON and not flags & DEEPSPEED
-    return read_megatron(command) if of_megatron else read_deepspeed(command)
+    return Source(path, read_command(command), command, starts, script.notes)
 
 
 def _commands(script: Script) -> str:
