@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from llmlaunch.cli.output import say
-from llmlaunch.command_lines.recipe_file import Source, read_source, recipe_text
+from llmlaunch.command_lines.recipe_file import RecipeSource, read_source, recipe_text
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted
 
@@ -49,14 +49,14 @@ def _setting(word: str) -> tuple[str, str]:
     return name, value
 
 
-def _recipe_keys(names: Iterable[str], source: Source) -> list[str]:
+def _recipe_keys(names: Iterable[str], source: RecipeSource) -> list[str]:
     """Return the settings that are keys of the recipe: those with a dot, and its own names where the script has no such
     variable."""
     variables = {unset.name for unset in source.unset}
     return [name for name in names if "." in name or (name in KEYS and name not in variables)]
 
 
-def _ask(source: Source) -> dict[str, str]:
+def _ask(source: RecipeSource) -> dict[str, str]:
     """Ask for the variables without a value; an empty answer leaves one as it is."""
     values = {}
     for unset in source.unset:
@@ -67,7 +67,7 @@ def _ask(source: Source) -> dict[str, str]:
     return values
 
 
-def _say_what_was_read(source: Source, number: int | None, keys: Sequence[str]) -> None:
+def _say_what_was_read(source: RecipeSource, number: int | None, keys: Sequence[str]) -> None:
     reading = source.reading
     if len(source.trainings) > 1 and number is None:
         say(f"{source.path}: starts {counted(len(source.trainings), 'training')}; the last is read:", err=True)

@@ -23,14 +23,14 @@ from llmlaunch.recipe.load import recipe_from
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.rundir.values import printable, shortened
 
-__all__ = ["Source", "read_source", "recipe_text"]
+__all__ = ["RecipeSource", "read_source", "recipe_text"]
 
 FILES = (".json", ".yaml", ".yml")
 MOST_COMMENTS = 40
 
 
 @dataclass(frozen=True)
-class Source:
+class RecipeSource:
     """What was read of a file: the recipe's keys, and of a script the command that they come from.
 
     `trainings` says where each training of the script stands and what starts it.
@@ -51,7 +51,7 @@ class Source:
 
 def read_source(
     path: Path, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None, number: int | None = None
-) -> Source:
+) -> RecipeSource:
     """Read a file by its kind. `arguments` and `variables` are those of a script, `number` chooses one of its
     trainings, from 1 on; otherwise it is the last.
 
@@ -59,7 +59,7 @@ def read_source(
     """
     text = read_text(path)
     if path.suffix.lower() in FILES:
-        return Source(path, read_training_args(text, path.name, path.parent))
+        return RecipeSource(path, read_training_args(text, path.name, path.parent))
     script = read_script(text, path.name, path.parent, arguments, variables or {})
     trainings = trainer_commands(script)
     if not trainings:
@@ -70,7 +70,7 @@ def read_source(
         )
     command = trainings[len(trainings) - 1 if number is None else number - 1]
     starts = tuple(f"{training.place}: {training.launcher} {training.trainer}" for training in trainings)
-    return Source(path, read_command(command), command, starts, script.notes)
+    return RecipeSource(path, read_command(command), command, starts, script.notes)
 
 
 def _commands(script: Script) -> str:
@@ -83,7 +83,7 @@ def _commands(script: Script) -> str:
 
 
 def recipe_text(
-    source: Source, target: Path, cluster: str | None = None, keys: Sequence[str] = ()
+    source: RecipeSource, target: Path, cluster: str | None = None, keys: Sequence[str] = ()
 ) -> tuple[str, tuple[str, ...]]:
     """Return the recipe file of a source, and notes on the cluster. `keys` are `key=value` words for what it lacks.
 
@@ -109,7 +109,7 @@ def _names(keys: Iterable[str]) -> list[str]:
     return [word.partition("=")[0] for word in keys]
 
 
-def _with_cluster(source: Source, cluster: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _with_cluster(source: RecipeSource, cluster: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
     document, notes = dict(source.reading.document), []
     command = source.command
     if cluster is None and "cluster" not in document:
@@ -148,7 +148,7 @@ def _plain(value: Any) -> Any:
     return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
-def _comments(source: Source) -> list[str]:
+def _comments(source: RecipeSource) -> list[str]:
     """Return the lines at the top of the file: where it comes from, what is not in it, what to know."""
     reading, command = source.reading, source.command
     place = source.path.name if command is None else f"{command.place} ({command.launcher} {command.trainer})"
