@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,3 +140,18 @@ def test_hostile_text_of_a_script_stays_text_in_the_recipe(llmlaunch: CommandLin
 def test_a_mistake_is_one_message(llmlaunch: CommandLine, folder: Path, arguments: list[str], message: str) -> None:
     (folder / "empty.sh").write_text("echo hello\n")
     assert message in llmlaunch("init", *arguments, code=2).stderr
+
+
+def test_a_terminal_is_asked_for_what_has_no_value(folder: Path) -> None:
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "llmlaunch", "init", "--from", "job.sbatch"])
+    shown, answered = b"", False
+    with contextlib.suppress(OSError):  # the terminal's end
+        while piece := os.read(terminal, 4096):
+            shown += piece
+            if b"$STEPS has no value here" in shown and not answered:
+                answered = True
+                os.write(terminal, b"77\n")
+    assert os.waitpid(child, 0)[1] == 0, shown
+    assert read_document(Path("pretrain.yaml")).value["training"]["steps"] == 77
