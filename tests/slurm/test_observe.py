@@ -76,7 +76,7 @@ def sbatch(slurm: Cluster, person: Person, template: str, **names: object) -> Pa
     return directory
 
 
-def collected_and_checked(person: Person, directory: Path, ranks: int, nodes: int) -> None:
+def collected_and_checked(person: Person, directory: Path, cluster: str, ranks: int, nodes: int) -> None:
     """The peaks land in the store beside what would have been predicted, and the next check of the same job shows
     them."""
     said = person.llmlaunch("collect", "observed", code=0)
@@ -93,6 +93,8 @@ def collected_and_checked(person: Person, directory: Path, ranks: int, nodes: in
     assert re.search(rf"This recipe ran .*\(succeeded, {re.escape(run_id)}\); measured then", check.stdout), (
         check.stdout
     )
+    of_script = person.llmlaunch("check", person.home / "job.sbatch", "--cluster", cluster).stdout
+    assert f"(succeeded, {run_id}); measured then" in of_script, of_script
     worst = max(record["peak_bytes"] for record in records)
     assert f"rank 0 resident: {worst / 2**30:.2f}" in check.stdout
 
@@ -107,7 +109,7 @@ def test_a_megatron_job_of_ones_own_is_observed_collected_and_shown_by_the_next_
     progress = json.loads(next(directory.glob("attempts/*/progress.json")).read_text())
     assert (progress["step"], progress["steps"]) == (4, 4)
     assert progress["step_seconds"] > 0
-    collected_and_checked(person, directory, ranks=2, nodes=2)
+    collected_and_checked(person, directory, "cpu-x1", ranks=2, nodes=2)
     recipe = (directory / "recipe.yaml").read_text()
     assert "megatron-lm" in recipe
     assert "zero_stage: 1" in recipe
@@ -122,5 +124,5 @@ def test_a_deepspeed_job_of_ones_own_too(slurm: Cluster, person: Person) -> None
     (person.home / "model" / "config.json").write_text(json.dumps(MODEL))
     (person.home / "ds_config.json").write_text(json.dumps(DS_CONFIG))
     directory = sbatch(slurm, person, DEEPSPEED_SBATCH, python=sys.executable, trainer=DEEPSPEED, port=29741)
-    collected_and_checked(person, directory, ranks=2, nodes=1)
+    collected_and_checked(person, directory, "cpu-x2", ranks=2, nodes=1)
     assert "stage: 1" in (directory / "recipe.yaml").read_text()

@@ -89,6 +89,13 @@ def test_the_next_check_of_its_recipe_shows_what_it_used(observed: Callable[...,
     assert "rank 0 device: " in check.stdout
 
 
+def test_calibrate_counts_it_among_the_runs_that_it_learns_from(
+    observed: Callable[..., Path], llmlaunch: CommandLine
+) -> None:
+    llmlaunch("collect", observed(MEGATRON))
+    assert "the store holds 1" in llmlaunch("calibrate", "--dry-run").stdout
+
+
 def test_a_command_that_is_no_recipe_is_collected_all_the_same_and_completed_by_hand(
     observed: Callable[..., Path], llmlaunch: CommandLine
 ) -> None:
