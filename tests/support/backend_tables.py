@@ -16,7 +16,7 @@ from llmlaunch.backends.deepspeed import megatron_deepspeed
 from llmlaunch.backends.deepspeed import rules as deepspeed_rules
 from llmlaunch.backends.deepspeed import scripts as deepspeed_scripts
 from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
-from llmlaunch.backends.deepspeed.extra_arguments import HUGGING_FACE_FLAGS, SHIPPED_TRAINER_FLAGS
+from llmlaunch.backends.deepspeed.extra_arguments import HUGGING_FACE_FLAGS, SETTING_CLASSES, SHIPPED_TRAINER_FLAGS
 from llmlaunch.backends.deepspeed.facts import ENGINES, Engine, Share
 from llmlaunch.backends.flag_classes import flag_table
 from llmlaunch.backends.megatron import model_rules, number_formats, sharding, training_arguments, versions
@@ -75,6 +75,7 @@ def tables() -> list[tuple[str, str]]:
         ("megatron-command-lines.md", flag_key_table()),
         ("own-arguments.md", _flags_table("flags of Megatron-LM", FLAG_CLASSES, _megatron_flag)),
         ("own-arguments.md", _flags_table("arguments of Hugging Face", HUGGING_FACE_FLAGS, "--{}".format)),
+        ("own-arguments.md", _flags_table("keys of ds_config.json", SETTING_CLASSES, str)),
         (
             "own-arguments.md",
             _flags_table("arguments of the shipped trainer", SHIPPED_TRAINER_FLAGS, _dashed),

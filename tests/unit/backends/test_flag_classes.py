@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -174,3 +175,27 @@ def test_arguments_of_a_script_are_its_own_but_for_those_of_the_framework() -> N
 def test_the_shipped_trainer_takes_no_argument_that_it_does_not_know() -> None:
     own = recipe_of("llama2-7b-deepspeed", "backend={name: deepspeed, extra_args: [--mine, '1']}")
     assert classes(own, Layout(data=8, zero_stage=3)) == {"--mine 1": "unknown"}
+
+
+def test_keys_of_ds_config_are_classed_by_what_the_estimate_counts() -> None:
+    settings = {
+        "wall_clock_breakdown": True,
+        "zero_optimization": {
+            "reduce_bucket_size": 300_000_000,
+            "allgather_bucket_size": 300_000_000,
+            "stage3_prefetch_bucket_size": 900_000_000,  # more than is counted
+        },
+        "zenflow": {"topk_ratio": 0.1},
+    }
+    own = recipe_of(
+        "llama2-7b-deepspeed",
+        f"backend={json.dumps({'name': 'deepspeed', 'ds_config': settings, 'neutral_args': ['zenflow.topk_ratio']})}",
+    )
+    zero = "backend.ds_config.zero_optimization."
+    assert classes(own, Layout(data=8, zero_stage=3)) == {
+        "backend.ds_config.wall_clock_breakdown true": "neutral",
+        f"{zero}reduce_bucket_size 300000000": "priced",
+        f"{zero}allgather_bucket_size 300000000": "neutral",
+        f"{zero}stage3_prefetch_bucket_size 900000000": "unknown",
+        "backend.ds_config.zenflow.topk_ratio 0.1": "neutral",
+    }

@@ -18,6 +18,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.recipe.types import Recipe
 
 __all__ = [
+    "BY_WORD",
     "NEUTRAL",
     "NO_ARGUMENTS",
     "NO_FLAG",
@@ -48,7 +49,7 @@ class FlagClass:
 
 NO_FLAG = FlagClass(UNKNOWN, "no flag that llmlaunch knows")
 OF_THE_SCRIPT = FlagClass("", "an argument of your own script, whose memory is your word")
-_BY_WORD = FlagClass(NEUTRAL, "changes no GPU memory by your word (backend.neutral_args)")
+BY_WORD = FlagClass(NEUTRAL, "changes no GPU memory by your word (backend.neutral_args)")
 
 
 @frozen
@@ -153,7 +154,7 @@ def class_arguments(
     for words, of_script in ((backend.script_args, True), (backend.extra_args, False)):
         for flag, values in _flags_with_values(words):
             by_word = flag in backend.neutral_args
-            flag_class = _BY_WORD if by_word else class_of(flag, values, of_script)
+            flag_class = BY_WORD if by_word else class_of(flag, values, of_script)
             if flag_class is not None:
                 classed.append(ClassedArgument(flag, values, flag_class))
     return ClassedArguments(tuple(classed))

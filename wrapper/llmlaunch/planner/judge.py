@@ -158,7 +158,7 @@ def unknown_arguments_text(plan: Plan) -> str:
 
 def _mending_text(plan: Plan) -> str:
     by_key = [each for each in plan.arguments.unknown if each.flag_class.key]
-    flags = ", ".join(dict.fromkeys(each.flag for each in plan.arguments.unknown))
+    flags = ", ".join(dict.fromkeys(each.flag.removeprefix("backend.ds_config.") for each in plan.arguments.unknown))
     moved = "".join(dict.fromkeys(f"Say {each.flag} in the recipe ({each.flag_class.key}). " for each in by_key))
     return (
         f"{moved}Where they change no memory, say so with backend: {{neutral_args: [{flags}]}}; else rehearse the plan "

@@ -7,9 +7,10 @@ backend's own rules and the planner. `cautions` warns about how a valid recipe w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from math import prod
+from typing import Any
 
 from llmlaunch.cluster.slurm_site import host_count
 from llmlaunch.documents.slurm_options import sbatch_value_problem
@@ -64,12 +65,19 @@ def _model_and_training(recipe: Recipe) -> Iterator[Problem]:
 def _neutral_arguments(recipe: Recipe) -> Iterator[Problem]:
     backend = recipe.backend
     flags = {word.partition("=")[0] for word in (*backend.script_args, *backend.extra_args)}
+    flags |= set(_dotted(backend.ds_config))
     for place, flag in enumerate(backend.neutral_args):
         if flag not in flags:
             yield (
                 ("backend", "neutral_args", place),
-                f"{flag} stands in neither extra_args nor script_args; write a flag that does, without its value",
+                f"{flag} stands in neither extra_args nor script_args, nor is it a dotted key of ds_config; write what "
+                "does, without its value",
             )
+
+
+def _dotted(settings: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    for name, value in settings.items():
+        yield from _dotted(value, f"{within}{name}.") if isinstance(value, Mapping) else (f"{within}{name}",)
 
 
 def _nodes_and_budget(recipe: Recipe) -> Iterator[Problem]:

@@ -154,7 +154,8 @@ class BackendChoice:
     )
     extra_args: tuple[Line, ...] = key("Arguments passed to the framework as they are", default=())
     neutral_args: tuple[Line, ...] = key(
-        "Flags of `extra_args` and `script_args` that change no GPU memory by your word", default=()
+        "Flags of `extra_args` and `script_args`, dotted keys of `ds_config`, that change no GPU memory by your word",
+        default=(),
     )
     ds_config: Mapping[str, Any] = key(
         "deepspeed: keys of ds_config.json beside those the recipe decides, and in place of those llmlaunch chooses",

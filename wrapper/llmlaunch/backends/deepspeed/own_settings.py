@@ -10,7 +10,16 @@ from llmlaunch.backends.argument import Reason
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["AUTO", "CHOSEN", "OWN_REASON", "own_number", "own_setting", "refuse_planned_settings", "with_own_settings"]
+__all__ = [
+    "AUTO",
+    "CHOSEN",
+    "OWN_REASON",
+    "own_leaves",
+    "own_number",
+    "own_setting",
+    "refuse_planned_settings",
+    "with_own_settings",
+]
 
 AUTO = "auto"  # for Hugging Face's Trainer, which fills it in
 OWN_REASON = Reason(("backend.ds_config",), "as the recipe has it")
@@ -82,7 +91,7 @@ def with_own_settings(config: Mapping[str, Any], own: Mapping[str, Any]) -> dict
 
 def refuse_planned_settings(recipe: Recipe) -> None:
     """Raise UserError for a key that the recipe decides elsewhere, and for "auto" where nobody would fill it in."""
-    for key, value in _leaves(recipe.backend.ds_config):
+    for key, value in own_leaves(recipe):
         if key in PLANNED:
             raise UserError(
                 f"{recipe.path}: backend.ds_config.{key}: follows from {PLANNED[key]}; write that, and remove it here"
@@ -92,6 +101,11 @@ def refuse_planned_settings(recipe: Recipe) -> None:
                 f'{recipe.path}: backend.ds_config.{key}: "auto" is filled in by Hugging Face\'s Trainer alone; write '
                 "the value"
             )
+
+
+def own_leaves(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Yield every key of `backend.ds_config` that holds no section, dotted, with its value."""
+    yield from _leaves(recipe.backend.ds_config)
 
 
 def _leaves(settings: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
