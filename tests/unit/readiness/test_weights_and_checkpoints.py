@@ -187,11 +187,17 @@ def test_a_folder_that_cannot_be_made_or_written_is_refused(tmp_path: Path, monk
     assert "you may not write into it" in readiness(tmp_path, SAVED["megatron-lm"]).missing[0]
 
 
-@pytest.mark.parametrize("key", ["training.tensorboard", "data.cache_path"])
+@pytest.mark.parametrize("key", ["training.tensorboard", "tracking.tensorboard", "data.cache_path"])
 def test_other_folders_the_job_writes_are_looked_at_too(key: str, tmp_path: Path) -> None:
     dataset(write(tmp_path, {"file": "x"}), "text")
     (sentence,) = readiness(tmp_path, recipe_text(data="{path: text}"), f"{key}=file/inside").missing
     assert f"{key}: {tmp_path}/file is a file" in sentence
+
+
+def test_the_folder_of_weights_and_biases_is_looked_at_too(tmp_path: Path) -> None:
+    run = "tracking={wandb: {project: mine, mode: offline, save_dir: file/inside}}"
+    (sentence,) = readiness(write(tmp_path, {"file": "x"}), recipe_text(), run).missing
+    assert f"tracking.wandb.save_dir: {tmp_path}/file is a file" in sentence
 
 
 def test_a_dataset_in_a_folder_of_somebody_else_needs_a_cache_path(

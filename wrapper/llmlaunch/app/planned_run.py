@@ -231,9 +231,18 @@ class PlannedRun:
 
         return readiness_of(self.recipe, self.plan.layout, os.environ)
 
-    def refuse_missing(self) -> None:
-        """Raise UserError where the job would wait in the queue to find that something it needs is missing."""
-        missing = self.readiness.missing
+    @cached_property
+    def slurm_request(self) -> Readiness:
+        """What the job asks of this machine's SLURM and cannot have, and whether the training fits its time limit."""
+        from llmlaunch.readiness.readiness import in_sentences
+        from llmlaunch.readiness.slurm_request import listed_partitions, request_findings
+
+        return in_sentences(self.recipe, request_findings(self.recipe, self.plan.length.seconds, listed_partitions()))
+
+    def refuse_missing(self, of_slurm: bool = False) -> None:
+        """Raise UserError where the job would wait in the queue to find that something it needs is missing; with
+        `of_slurm` also where SLURM could never start it."""
+        missing = self.readiness.missing + (self.slurm_request.missing if of_slurm else ())
         if missing:
             raise UserError("\n".join(missing))
 

@@ -95,8 +95,9 @@ def submit(
     planned = run if isinstance(run, PlannedRun) else plan(run, overrides, notify)
     planned.refuse_unsafe()
     warn_of_memory(planned, notify)
-    planned.refuse_missing()
-    return submit_runs([planned], choose(local, notify), None if directory is None else Path(directory), notify)[0]
+    choice = choose(local, notify)
+    planned.refuse_missing(of_slurm=choice.launcher.name == "slurm")
+    return submit_runs([planned], choice, None if directory is None else Path(directory), notify)[0]
 
 
 def submit_runs(

@@ -19,11 +19,13 @@ from llmlaunch.rundir.files import open_regular
 from llmlaunch.units import gib
 
 if TYPE_CHECKING:
+    from llmlaunch.readiness.readiness import Readiness
     from llmlaunch.store.history import PastRun
 
 __all__ = [
     "check_command",
     "explain_args_command",
+    "note_doubts",
     "plan_command",
     "planned",
     "recipe_arguments",
@@ -210,12 +212,19 @@ def _past_lines(past: PastRun, run: PlannedRun) -> list[str]:
 
 def warn_of_readiness(run: PlannedRun) -> None:
     """Warn of what is missing, which may come before the job does, and of what may not be as it is wanted."""
-    for sentence in run.readiness.notes:
-        notify(f"note: {sentence}")
-    for sentence in run.readiness.doubtful:
-        notify(f"warning: {sentence}")
-    for sentence in run.readiness.missing:
+    note_doubts(run.readiness, run.slurm_request)
+    for sentence in (*run.readiness.missing, *run.slurm_request.missing):
         notify(f"warning: {sentence} (submit refuses without it)")
+
+
+def note_doubts(*parts: Readiness) -> None:
+    """Write the notes, then what is doubtful."""
+    for readiness in parts:
+        for sentence in readiness.notes:
+            notify(f"note: {sentence}")
+    for readiness in parts:
+        for sentence in readiness.doubtful:
+            notify(f"warning: {sentence}")
 
 
 @click.command("plan")

@@ -11,7 +11,7 @@ import click
 from llmlaunch.app.planned_run import PlannedRun
 from llmlaunch.app.variants import SweepOptions, Variant, plan_variants, warn_of_memory
 from llmlaunch.cli.output import notify, print_json, say
-from llmlaunch.cli.planning import planned, recipe_arguments, replan_option, warn_of_readiness
+from llmlaunch.cli.planning import note_doubts, planned, recipe_arguments, replan_option, warn_of_readiness
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.rundir.values import counted, to_type
 
@@ -98,7 +98,7 @@ def submit_command(
         warn_of_readiness(runs[0])
         return _test(runs[0], choice, as_json)
     if not several:
-        _refuse_missing(runs[0])
+        _refuse_missing(runs[0], choice)
     submitted = submit_runs(runs, choice, output, notify, options, variants, exclude_nodes=not no_exclude)
     if as_json and several:
         rows = [{key: row[key] for key in SWEEP_KEYS} for row in (run.to_json() for run in submitted)]
@@ -127,12 +127,10 @@ def _planned(recipe: str, overrides: tuple[str, ...], replan: bool) -> PlannedRu
     return run
 
 
-def _refuse_missing(run: PlannedRun) -> None:
-    for sentence in run.readiness.notes:
-        notify(f"note: {sentence}")
-    for sentence in run.readiness.doubtful:
-        notify(f"warning: {sentence}")
-    run.refuse_missing()
+def _refuse_missing(run: PlannedRun, choice: LauncherChoice) -> None:
+    of_slurm = choice.launcher.name == "slurm"
+    note_doubts(run.readiness, *([run.slurm_request] if of_slurm else []))
+    run.refuse_missing(of_slurm)
 
 
 def _follow(submissions: Sequence[Submission], raw: bool, json_on_stdout: bool) -> int:
@@ -157,7 +155,7 @@ def _show(run: PlannedRun, choice: LauncherChoice, as_json: bool) -> int:
         notify(
             f"{run.layout.describe()}; {counted(len(files), 'file')}; nothing was written or submitted. {choice.why}"
         )
-    _refuse_missing(run)
+    _refuse_missing(run, choice)
     return 0
 
 

@@ -12,7 +12,7 @@ from math import prod
 
 from llmlaunch.frozen import frozen
 
-__all__ = ["Answers", "Gpus", "Partition", "SlurmNode", "SlurmSite", "host_count", "read_site"]
+__all__ = ["Answers", "Gpus", "Partition", "SlurmNode", "SlurmSite", "gpus_of_gres", "host_count", "read_site"]
 
 _NONE = ("(null)", "N/A", "n/a", "None", "none", "")
 
@@ -153,13 +153,13 @@ def _node(record: str) -> SlurmNode:
         name=_field(record, "NodeName"),
         cpus=_number(record, "CPUEfctv", "CPUTot"),
         memory_mib=_number(record, "RealMemory"),
-        gpus=_gpus(_field(record, "Gres")),
+        gpus=gpus_of_gres(_field(record, "Gres")),
         features=_names(record, "ActiveFeatures") or _names(record, "AvailableFeatures"),
         partitions=_names(record, "Partitions"),
     )
 
 
-def _gpus(gres: str) -> tuple[Gpus, ...]:
+def gpus_of_gres(gres: str) -> tuple[Gpus, ...]:
     """Return the GPUs in a GRES such as `gpu:h100:8(S:0-1),nvme:2`, `gpu:8` or `gpu:a100:no_consume:4`."""
     entries = (entry.split(":") for entry in re.sub(r"\([^)]*\)", "", gres).split(","))
     gpus = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
@@ -10,7 +10,7 @@ from llmlaunch.readiness.findings import DOUBTFUL, MISSING, NOTE, Finding, missi
 from llmlaunch.recipe.overrides import place_of
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["Readiness", "readiness_of"]
+__all__ = ["Readiness", "in_sentences", "readiness_of"]
 
 Environment = Mapping[str, str]
 Look = Callable[[Recipe, Layout, Environment], Iterator[Finding]]
@@ -28,7 +28,11 @@ class Readiness:
 
 def readiness_of(recipe: Recipe, layout: Layout, environment: Environment) -> Readiness:
     """Look for everything the job reads and writes. `environment` is that of the person who submits."""
-    findings = [found for look in _looks(recipe) for found in look(recipe, layout, environment)]
+    return in_sentences(recipe, (found for look in _looks(recipe) for found in look(recipe, layout, environment)))
+
+
+def in_sentences(recipe: Recipe, findings: Iterable[Finding]) -> Readiness:
+    """Return the findings by kind, each with its place in the recipe, and each once."""
     sentences: dict[str, dict[str, None]] = {MISSING: {}, DOUBTFUL: {}, NOTE: {}}
     for found in findings:
         key = ".".join(map(str, found.key))

@@ -26,10 +26,12 @@ def folder_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -
 
 def _written(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
     """Yield the folders the job makes where they are not there, by the keys that name them."""
-    training = recipe.training
+    training, tracking = recipe.training, recipe.tracking
     for key, path in (
         (("training", "checkpoint_path"), training.checkpoint_path),
         (("training", "tensorboard"), training.tensorboard),
+        (("tracking", "tensorboard"), tracking.tensorboard),
+        (("tracking", "wandb", "save_dir"), None if tracking.wandb is None else tracking.wandb.save_dir),
         (("data", "cache_path"), recipe.data.cache_path),
     ):
         if path is not None:
