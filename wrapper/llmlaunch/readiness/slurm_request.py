@@ -160,7 +160,7 @@ def _devices(recipe: Recipe, asked: Sequence[NodeGroup]) -> Iterator[Finding]:
         yield missing(
             ("cluster",),
             f"{counted(needed, 'GPU')}{f' of type {kind}' if kind else ''} a node, and no node of partition {where} "
-            f"has so many (there are {_some(gpus) or 'none'}); name the partition that has them, or the cluster's profile",
+            f"has so many (there are {_some(gpus) or 'none'}); name the partition or the cluster that has them",
         )
     asked_mib, most_mib = _memory_mib(recipe.slurm.get("mem")), max(group.memory_mib for group in asked)
     if asked_mib is not None and most_mib and asked_mib > most_mib:
