@@ -43,6 +43,7 @@ OTHER_MODELS = {
 # Stand-ins for what a command line does not tell, with which the rest is compared.
 STAND_IN_CLUSTER = "h100-80gb-x8"
 STAND_IN_LENGTH, STAND_IN_TOKENS = 2048, 32000
+EXTRA = "backend.extra_args"
 # Keys of what is not rendered where it lacks a value, by `dest`.
 KEYS = {
     "save": "training.checkpoint_path",
@@ -209,5 +210,6 @@ def _unset(parsed: MegatronWords, unset: tuple[Unset, ...], differences: Differe
     for dest, group in groups:
         names = dict.fromkeys(re.findall(r"\$\{(\w+)\}", " ".join(group)))
         where = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in names)
-        key = differences.keys.get(dest or "") or KEYS.get(dest or "", "backend.extra_args")
-        yield f"{key}: {group[0]} reads {where}, which has no value in the script; write {key}"
+        key = differences.keys.get(dest or "") or KEYS.get(dest or "", EXTRA)
+        remedy = "add it there with its value, or leave it out" if key == EXTRA else f"write {key}"
+        yield f"{key}: {group[0]} reads {where}, which has no value in the script; {remedy}"
