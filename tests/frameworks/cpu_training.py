@@ -100,9 +100,9 @@ def train_on_cpu(
     }
 
 
-def under_torchrun(job: CpuJob) -> subprocess.Popen[str]:
+def under_torchrun(job: CpuJob, script: Path = MEGATRON_CPU / "train.py") -> subprocess.Popen[str]:
     """Start one job as a node does; all output of its ranks comes out of one pipe."""
     command = [str(megatron_python()), "-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={job.processes}"]
-    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0", str(MEGATRON_CPU / "train.py"), *job.words]
+    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0", str(script), *job.words]
     environment = {**os.environ, **job.environment}
     return subprocess.Popen(command, env=environment, stdout=PIPE, stderr=STDOUT, text=True)

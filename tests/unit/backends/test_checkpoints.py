@@ -58,6 +58,11 @@ def test_what_the_person_says_a_checkpoint_takes_counts() -> None:
     assert lead_seconds(recipe, BIG, 20.0) == 2 * 300 + 2 * 20 + 60
 
 
+def test_a_job_that_is_to_save_may_have_to_end_an_evaluation_first() -> None:
+    recipe = saving("llama3-70b", "restart={save_seconds: 300}", "training.evaluation={interval: 50, iterations: 30}")
+    assert lead_seconds(recipe, BIG, 20.0) == 2 * 300 + 2 * 20 + 30 * 20 / 3 + 60
+
+
 def test_the_lead_covers_save_and_step_and_fits_sbatch() -> None:
     recipe = saving("llama3-70b")
     seconds = save_seconds(recipe, BIG)

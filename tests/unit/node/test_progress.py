@@ -183,12 +183,13 @@ def test_a_save_is_over_with_the_next_step_and_its_length_is_learnt() -> None:
     assert job.slow().hung_after() == ("saving", 4000.0)
 
 
+@pytest.mark.parametrize("key", ["save_every", "evaluate_every"])
 @pytest.mark.parametrize(("stride", "before_saves", "others"), [(1, (50, 100), (49, 51)), (20, (40, 100), (20, 60))])
-def test_a_script_that_does_not_say_so_saves_when_the_recipe_does(
-    stride: int, before_saves: tuple[int, ...], others: tuple[int, ...]
+def test_a_script_that_does_not_say_so_saves_and_evaluates_when_the_recipe_does(
+    key: str, stride: int, before_saves: tuple[int, ...], others: tuple[int, ...]
 ) -> None:
     """Every 50 steps, and a line every `stride`: after step 40 comes the save of step 50, then the line of step 60."""
-    job = Job(promised=False, save_every=50)
+    job = Job(promised=False, **{key: 50})
     for step in range(stride, 121, stride):
         job.now += 1.0
         job.tracker.update(StepNews([Step(step, 1000, None, None, None)], slow=False), job.now)

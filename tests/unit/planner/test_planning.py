@@ -232,3 +232,13 @@ def test_a_slow_a_middling_and_a_fast_network_make_three_plans_and_a_slow_one_ke
     assert len({plan.layout for plan in (slow, middling, fast)}) == 3
     assert slow.chosen.step_seconds > middling.chosen.step_seconds >= fast.chosen.step_seconds
     assert slow.layout.data < fast.layout.data
+
+
+def test_evaluations_are_part_of_the_jobs_length() -> None:
+    """A batch of one takes a third of a step at most; one more is due after the last step."""
+    evaluation = "training.evaluation={interval: 100, iterations: 30}"
+    plain, evaluated = plan_of("llama3-8b"), plan_of("llama3-8b", evaluation)
+    times = evaluated.length.steps // 100 + 1
+    assert evaluated.length.evaluation_seconds == pytest.approx(times * 30 / 3 * evaluated.chosen.step_seconds)
+    assert evaluated.length.seconds == pytest.approx(plain.length.seconds + evaluated.length.evaluation_seconds)
+    assert evaluated.chosen == plain.chosen

@@ -38,6 +38,16 @@ def test_every_part_of_a_blend_is_looked_for(tmp_path: Path) -> None:
     assert "b.bin is not there" in sentence
 
 
+def test_validation_data_is_looked_for(tmp_path: Path) -> None:
+    dataset(tmp_path, "a")
+    dataset(tmp_path, "b")
+    (tmp_path / "b.idx").unlink()
+    evaluation = "training.evaluation={interval: 1, iterations: 1}"
+    (sentence,) = looked_for(tmp_path, MEGATRON, "data={path: a, validation: b}", evaluation).missing
+    assert "data.validation: " in sentence
+    assert "b.idx is not there" in sentence
+
+
 def test_text_of_the_deepspeed_trainer_is_a_file_a_folder_or_an_indexed_dataset(tmp_path: Path) -> None:
     assert "corpus is not there" in looked_for(tmp_path, DEEPSPEED).missing[0]
     write(tmp_path, {"corpus.idx": "x"})

@@ -175,6 +175,7 @@ def test_a_mistake_names_file_line_key_and_fix(old: str, new: str, write: Write)
 
 SELECTIVE = "layout={recompute: selective, recompute_modules: "
 BLEND = "data={blend: [{path: /a, weight: 0}]}"
+EVALUATION = "training.evaluation={interval: 10, iterations: 2}"
 DEEPSPEED = "backend=deepspeed"
 NO_CONTAINERS = "cluster={base: h100-80gb-x8, container: {runtime: none}}"
 # what the message says, and the overrides that it is about
@@ -237,7 +238,13 @@ CONTRADICTIONS = [
     ("data.split", "data={path: /a, split: '90,10'}"),
     ("data.blend", "data={blend: []}"),
     ("weight", BLEND),
-    ("data.split: is a word of megatron-lm; remove it for", "data={path: /a, split: '9,1,0'}", DEEPSPEED),
+    ("data.validation: is read by training.evaluation alone", "data={path: /a, validation: /b}"),
+    ("remove one", "data={path: /a, validation: /b, split: '9,1,0'}", EVALUATION),
+    ("data.split: 9,0,1 leaves nothing for training.evaluation", "data={path: /a, split: '9,0,1'}", EVALUATION),
+    ("validation belongs to path or blend", "data={mock: true, validation: /b}", EVALUATION),
+    ("data.validation", "data={path: /a, validation: []}", EVALUATION),
+    ("training.evaluation", "training.evaluation={interval: 0, iterations: 1}"),
+    ("training.evaluation", "training.evaluation={interval: 10}"),
     ("data.cache_path: is a word of megatron-lm", "data={path: /a, cache_path: /c}", DEEPSPEED),
     ("data.tokenizer_type: is a word of megatron-lm", "data={path: /a, tokenizer_type: NullTokenizer}", DEEPSPEED),
     # --- container

@@ -45,6 +45,7 @@ OWN = any_script_lines(40)
         (OWN, b"{'loss': '2.5', 'learning_rate': '1e-05', 'epoch': '0.1'}", Step(None, None, 2.5, None, None)),
         (OWN, b" 30%|###       | 12/40 [00:10<00:23,  1.20it/s]", Step(12, 40, None, None, None)),
         (OWN, b"iter 7: loss 4.25, time 250.00ms, mfu 10%", Step(7, None, 4.25, None, None)),
+        (OWN, b"step 7 | loss 4.25 | val loss 5.5", Step(7, None, 4.25, None, None)),
         (OWN, b"\x1b[31mstep:  3  \x1b[32mloss:  7.50  \x1b[33mmemory: 1GiB", Step(3, None, 7.5, None, None)),
     ],
 )
@@ -58,12 +59,23 @@ OTHER_LINES = (
     b"[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.00",
     b"\xff\xfe\x00\x01 garbage",
 )
+# the loss of an evaluation is not the training's
+EVALUATIONS = (
+    b"Validation: step 20 loss 3.1",
+    b"step 20 eval_loss=3.1",
+    b"iteration 20 | val loss: 3.1",
+    b"step 20/40 | validation loss 3.1",
+    b" validation loss at iteration 20 | lm loss value: 1.0E+01 | lm loss PPL: 2.2E+04 | ",
+    b"{'eval_loss': 2.5, 'eval_runtime': 3.1, 'epoch': 0.1}",
+    b"validation at step 20/40 | validation loss 3.1234 | 0.31 s",
+)
 UNLIKE_OURS = (b"", b"step by step | nothing", b"step 5/40 | loss 3.1 | soon")
 
 
 @pytest.mark.parametrize(
     ("lines", "line"),
-    [(any_script_lines(40), line) for line in OTHER_LINES] + [(known_trainers_lines(), line) for line in UNLIKE_OURS],
+    [(any_script_lines(40), line) for line in (*OTHER_LINES, *EVALUATIONS)]
+    + [(known_trainers_lines(), line) for line in UNLIKE_OURS],
 )
 def test_other_lines_are_no_steps(lines: ProgressLines, line: bytes) -> None:
     assert parser_of(lines).read([line]).steps == []

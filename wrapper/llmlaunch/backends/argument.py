@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
+from llmlaunch.recipe.datasets import BlendPart
 from llmlaunch.recipe.types import Recipe
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Reason",
     "Word",
     "argument",
+    "blend_words",
     "command_words",
     "expands_segments",
     "flag_groups",
@@ -84,6 +86,14 @@ def optional(flag: str, value: object, of: str | tuple[str, ...] = (), why: str 
 def number(value: float) -> str:
     """Format a number as briefly as possible without losing precision: 1, 0.1, 500000."""
     return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def blend_words(parts: Sequence[BlendPart]) -> list[str]:
+    """Return the datasets of a blend, each behind its weight, as Megatron-LM and the DeepSpeed trainer take them
+    (get_blend_from_list, core/datasets/utils.py, core 0.19); one alone has no weight."""
+    if len(parts) == 1:
+        return [parts[0].path]
+    return [word for part in parts for word in (number(part.weight), part.path)]
 
 
 def command_words(arguments: Iterable[Argument]) -> tuple[Word, ...]:

@@ -10,6 +10,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.timing.step import evaluation_seconds
 
 __all__ = [
     "RESHARDING_FLAG",
@@ -130,7 +131,8 @@ def saved_by_parameter(recipe: Recipe, layout: Layout) -> bool:
 
 
 def lead_seconds(recipe: Recipe, layout: Layout, step_seconds: float | None) -> int:
-    """How long before its end a job must be told to save: the step that runs, the save, and the signal's way.
+    """How long before its end a job must be told to save: the step that runs, an evaluation after it, the save, and the
+    signal's way.
 
     Megatron-LM may have to save twice: told during a regular save, it saves again after the next step
     (checkpoint_and_decide_exit, training.py, core 0.19). `step_seconds` is the plan's; None = not known.
@@ -141,7 +143,9 @@ def lead_seconds(recipe: Recipe, layout: Layout, step_seconds: float | None) -> 
     save = save_seconds(recipe, layout)
     saves = 2 if recipe.backend.name == "megatron-lm" else 1
     step = UNKNOWN_STEP_SECONDS if step_seconds is None else step_seconds
-    lead = ceil(saves * save + PLANNED_STEPS * step) + LATE_SECONDS + PASSING_SECONDS
+    evaluated = recipe.training.evaluation
+    evaluation = 0.0 if evaluated is None else evaluation_seconds(evaluated.iterations, step)
+    lead = ceil(saves * save + PLANNED_STEPS * step + evaluation) + LATE_SECONDS + PASSING_SECONDS
     if lead > MOST_LEAD_SECONDS:
         raise UserError(
             f"{recipe.path}: restart: saving before the end of a job would have to begin {lead} s before it (a "

@@ -275,7 +275,7 @@ class _WordOrMapping:
 
 
 def name_or_mapping(name: Any, mapping: Any) -> Any:
-    """Return the type of a key that holds a name, or a mapping that describes what has none."""
+    """Return the type of a key that holds a name, or a mapping or list that describes what has none."""
     return Annotated[
         Union[Annotated[name, Tag("(word)")], Annotated[mapping, Tag("(mapping)")]],  # noqa: UP007
         Discriminator(_branch),
@@ -283,7 +283,7 @@ def name_or_mapping(name: Any, mapping: Any) -> Any:
 
 
 def _branch(value: object) -> Literal["(word)", "(mapping)"]:
-    return "(mapping)" if isinstance(value, dict) else "(word)"
+    return "(mapping)" if isinstance(value, (dict, list)) else "(word)"
 
 
 def mapping_in(annotation: Any) -> Any:

@@ -101,7 +101,7 @@ class StepTracker:
         self._saving = _seconds(progress.get("saving_seconds")) or SAVING_SECONDS
         self._promised = bool(progress.get("promised"))
         self._tokens_per_step = progress.get("tokens_per_step")
-        self._save_every = progress.get("save_every")
+        self._every = (progress.get("save_every"), progress.get("evaluate_every"))
         self._last: Step | None = None
         self._steps = progress.get("steps")
         self._loss: float | None = None
@@ -160,18 +160,18 @@ class StepTracker:
         elif self.any_step:
             self._gaps.append(gap)
             self._longest_gap = max(self._longest_gap, gap)
-        self.any_step, self._slow = True, self._saves_next([before, *(step.step for step in fresh)])
+        self.any_step, self._slow = True, self._slow_next([before, *(step.step for step in fresh)])
         self._last_step_at = self._last_sign = now
 
-    def _saves_next(self, numbers: list[int | None]) -> bool:
-        """Whether a save lies between the last of the step `numbers` and the one whose line comes next, by the recipe's
-        interval and the way from the last but one."""
+    def _slow_next(self, numbers: list[int | None]) -> bool:
+        """Whether a save or an evaluation that nothing announces lies between the last of the step `numbers` and the
+        one whose line comes next, by the recipe's intervals and the way from the last but one."""
         steps = [step for step in numbers if step is not None]
-        if not steps or not isinstance(self._save_every, int):
+        if not steps:
             return False
         stride = max(1, steps[-1] - steps[-2]) if len(steps) > 1 else 1
-        next_save = -(-steps[-1] // self._save_every) * self._save_every
-        return next_save < steps[-1] + stride
+        intervals = [interval for interval in self._every if isinstance(interval, int) and interval > 0]
+        return any(-(-steps[-1] // interval) * interval < steps[-1] + stride for interval in intervals)
 
     def limit(self, saving: bool = False) -> TimeLimit | None:
         """Return how long the next sign of progress may take, or None for no limit. With `saving` the trainers were

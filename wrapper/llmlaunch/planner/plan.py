@@ -15,6 +15,7 @@ from llmlaunch.memory.estimator import Estimate
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.timing.step import evaluation_seconds
 from llmlaunch.units import HOUR
 
 __all__ = [
@@ -134,20 +135,25 @@ def as_planned(recipe: Recipe, chosen: Candidate) -> Recipe:
 
 @frozen
 class JobLength:
-    """The whole training as planned. `gpu_hours` sums over all devices, CPUs too."""
+    """The whole training as planned. `gpu_hours` sums over all devices, CPUs too. `evaluation_seconds` are those of
+    `seconds` that evaluate."""
 
     steps: int
     seconds: float
     gpu_hours: float
     tokens: int
+    evaluation_seconds: float = 0.0
 
     @classmethod
     def of(cls, recipe: Recipe, step_seconds: float) -> JobLength:
-        """Return the length of all steps at `step_seconds` each: computing alone, no queue, no checkpoint, no
-        restart."""
-        steps = recipe.training.steps
-        seconds = steps * step_seconds
-        return cls(steps, seconds, seconds * recipe.world_size / HOUR, steps * recipe.workload.tokens_per_step)
+        """Return the length of all steps at `step_seconds` each, and of the evaluations: computing alone, no queue, no
+        checkpoint, no restart."""
+        steps, evaluation = recipe.training.steps, recipe.training.evaluation
+        batches = 0 if evaluation is None else evaluation.times(steps) * evaluation.iterations
+        evaluating = evaluation_seconds(batches, step_seconds)
+        seconds = steps * step_seconds + evaluating
+        tokens = steps * recipe.workload.tokens_per_step
+        return cls(steps, seconds, seconds * recipe.world_size / HOUR, tokens, evaluating)
 
 
 @frozen

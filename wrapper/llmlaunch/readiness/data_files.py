@@ -55,6 +55,9 @@ def _datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
         yield ("data", "path"), recipe.data.path
     for index, part in enumerate(recipe.data.blend):
         yield ("data", "blend", index, "path"), part.path
+    for index, part in enumerate(recipe.data.validation):
+        alone = len(recipe.data.validation) == 1
+        yield ("data", "validation") if alone else ("data", "validation", index, "path"), part.path
 
 
 def _is_indexed(recipe: Recipe, path: str) -> bool:

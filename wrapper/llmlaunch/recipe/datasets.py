@@ -7,20 +7,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 
-from llmlaunch.documents.keys import key, section
+from llmlaunch.documents.keys import key, name_or_mapping, section
 from llmlaunch.documents.text import Line, PathText
 from llmlaunch.documents.yaml_strict import KeyPath
 
-__all__ = ["BlendPart", "Data", "data_problems", "with_absolute_paths"]
+__all__ = ["BlendPart", "Data", "data_problems", "evaluation_problems", "with_absolute_paths"]
 
 Problem = tuple[KeyPath, str]
 SHARES = re.compile(r"(?:[1-9]\d*(?:\.\d+)?|0\.\d*[1-9]\d*)(?:,\d+(?:\.\d+)?){2}")  # something to train on
 # Megatron's types that need no `tokenizer` beside them, and those whose `tokenizer` is a file
 WITHOUT_MODEL = ("NullTokenizer", "GPT2BPETokenizer")
 OF_A_FILE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer", "TikTokenizer")
-OF_MEGATRON = ("split", "cache_path", "tokenizer_type")
+OF_MEGATRON = ("cache_path", "tokenizer_type")
+DEFAULT_SPLIT = "99,1,0"
 
 
 def _shares(text: str) -> str:
@@ -49,6 +50,10 @@ class BlendPart:
     weight: float = key("Share of the samples that come from it, in any unit", gt=0, le=10**12)
 
 
+def _parts(value: list[BlendPart] | str) -> tuple[BlendPart, ...]:
+    return (BlendPart(value, 1.0),) if isinstance(value, str) else tuple(value)
+
+
 @section
 class Data:
     """What it is trained on: exactly one of mock, path, blend and python_source. None is the backend's choice."""
@@ -67,7 +72,20 @@ class Data:
         min_length=1,
         max_length=10_000,
     )
-    split: Shares | None = key("megatron-lm: shares for training, validation and test; absent = 99,1,0", default=None)
+    validation: tuple[BlendPart, ...] = key(
+        "What training.evaluation reads instead of a share of `path` or `blend`: a dataset, or several and their "
+        "weights",
+        default=(),
+        written=lambda: Annotated[
+            name_or_mapping(PathText, Annotated[list[BlendPart], Field(min_length=1, max_length=10_000)]),
+            AfterValidator(_parts),
+        ],
+    )
+    split: Shares | None = key(
+        "Shares of `path` or `blend` for training, validation and test; absent = 99,1,0 (deepspeed: where "
+        "training.evaluation needs one)",
+        default=None,
+    )
     cache_path: PathText | None = key("megatron-lm: folder for the indexes; absent = beside the dataset", default=None)
     tokenizer_type: str | None = key(
         "megatron-lm: what `tokenizer` is; absent = HuggingFaceTokenizer, and NullTokenizer without one",
@@ -78,7 +96,12 @@ class Data:
     @property
     def datasets(self) -> tuple[str, ...]:
         """Paths that data is read from."""
-        return (*(() if self.path is None else (self.path,)), *(part.path for part in self.blend))
+        return (*(() if self.path is None else (self.path,)), *(part.path for part in (*self.blend, *self.validation)))
+
+    @property
+    def shares(self) -> str:
+        """Return the shares for training, validation and test."""
+        return self.split or DEFAULT_SPLIT
 
     @staticmethod
     def check_keys(keys: Mapping[str, Any]) -> None:
@@ -87,9 +110,11 @@ class Data:
         if sum(bool(source) for source in sources) != 1:
             raise ValueError("give exactly one of mock: true, path: ..., blend: ... or python_source: true")
         tokenizer, kind = keys.get("tokenizer"), keys.get("tokenizer_type")
-        for name in ("tokenizer", "tokenizer_type", "split", "cache_path"):
+        for name in ("tokenizer", "tokenizer_type", "split", "validation", "cache_path"):
             if keys.get(name) is not None and not (keys.get("path") or keys.get("blend")):
                 raise ValueError(f"{name} belongs to path or blend; remove it")
+        if keys.get("split") is not None and keys.get("validation") is not None:
+            raise ValueError("split cuts a share for validation off, and validation names other data; remove one")
         if kind is None or (tokenizer is None) == (kind in WITHOUT_MODEL):
             return
         if tokenizer is None:
@@ -106,6 +131,18 @@ def data_problems(data: Data, megatron: bool) -> Iterator[Problem]:
             yield ("data", name), "is a word of megatron-lm; remove it for deepspeed"
 
 
+def evaluation_problems(data: Data, evaluated: bool) -> Iterator[Problem]:
+    """Yield validation data that nothing reads, and an evaluation without any."""
+    if data.validation and not evaluated:
+        yield ("data", "validation"), "is read by training.evaluation alone; add that, or remove it"
+    if evaluated and data.split is not None and float(data.split.split(",")[1]) == 0:
+        yield (
+            ("data", "split"),
+            f"{data.split} leaves nothing for training.evaluation; give the second share, such as 99,1,0, or name "
+            "data.validation",
+        )
+
+
 def with_absolute_paths(data: Data, absolute: Callable[[str], str]) -> Data:
     """Return `data` with `absolute` of every path. A tokenizer is a path where its type reads a file; else it may be a
     name."""
@@ -114,6 +151,7 @@ def with_absolute_paths(data: Data, absolute: Callable[[str], str]) -> Data:
         data,
         path=None if data.path is None else absolute(data.path),
         blend=tuple(BlendPart(absolute(part.path), part.weight) for part in data.blend),
+        validation=tuple(BlendPart(absolute(part.path), part.weight) for part in data.validation),
         cache_path=None if data.cache_path is None else absolute(data.cache_path),
         tokenizer=absolute(str(data.tokenizer)) if in_a_file else data.tokenizer,
     )

@@ -54,6 +54,8 @@ _LATER: Mapping[str, Any] = {
     "site": Site(),
     "runtime": "pyxis",
     "start_from": None,
+    "evaluation": None,
+    "validation": (),
     "checkpoint_format": None,
     "tensorboard": None,
     "tracking": NO_TRACKING,
@@ -88,7 +90,7 @@ _SCHEDULE = {
 }
 _PLAIN_TRAINING = (
     *("steps", "learning_rate", "seed", "log_interval", "save_interval", "checkpoint_path", "gradient_dtype"),
-    *("start_from", "checkpoint_format", "tensorboard"),
+    *("start_from", "checkpoint_format", "tensorboard", "evaluation"),
 )
 
 

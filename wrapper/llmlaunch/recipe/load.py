@@ -18,7 +18,7 @@ from llmlaunch.models.presets import resolve_model
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.consistency import disagreements
 from llmlaunch.recipe.containers import container_at, container_problems
-from llmlaunch.recipe.datasets import data_problems, with_absolute_paths
+from llmlaunch.recipe.datasets import data_problems, evaluation_problems, with_absolute_paths
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.layout_keys import (
     fixed_names,
@@ -67,6 +67,7 @@ def recipe_from(document: Document, base_dir: Path = Path()) -> Recipe:
     recipe = _resolve(keys, document, base_dir)
     problems = [
         *data_problems(recipe.data, recipe.backend.takes_megatron_arguments),
+        *evaluation_problems(recipe.data, recipe.training.evaluation is not None),
         *layout_problems(
             keys.get("layout", {}), recipe.model, recipe.backend.name, recipe.backend.takes_megatron_arguments
         ),

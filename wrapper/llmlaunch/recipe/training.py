@@ -21,6 +21,7 @@ from llmlaunch.workload import NumberFormats, OptimizerFormats, Workload
 __all__ = [
     "MOST_STEPS",
     "OF_MEGATRON",
+    "Evaluation",
     "Training",
     "number_notes",
     "training_form",
@@ -67,6 +68,18 @@ Tokens = Annotated[
     ),
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+@section
+class Evaluation:
+    """How the loss on validation data is worked out on the way."""
+
+    interval: Count = key("Steps between two evaluations")
+    iterations: Count = key("Batches of one evaluation, of `global_batch_size` each")
+
+    def times(self, steps: int) -> int:
+        """Return how many evaluations a training of `steps` has at most: trainers evaluate after the last, too."""
+        return steps // self.interval + 1
 
 
 @section
@@ -124,6 +137,10 @@ class Training:
         "megatron-lm: whichever is faster and fits",
         default=None,
         written=Literal["fp32", "bf16", "auto"] | None,
+    )
+    evaluation: Evaluation | None = key(
+        "The loss on validation data (`data.validation`, else a share of `data.split`); absent = not evaluated",
+        default=None,
     )
     save_interval: Count | None = key("Steps between two checkpoints; absent = none is written", default=None)
     checkpoint_path: PathText | None = key("Folder on the cluster for checkpoints", default=None)

@@ -178,7 +178,7 @@ class BackendChoice:
     def reads_data_keys(self) -> bool:
         """Whether the trainer is handed the recipe's `data`. Most DeepSpeed scripts of a person's own get their data in
         their own arguments."""
-        return self.script is None or self.name == "megatron-lm" or self.script_kind == "megatron-deepspeed"
+        return self.script is None or self.takes_megatron_arguments
 
     @staticmethod
     def check_keys(keys: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, ModelShape, Router
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.timing.step import evaluation_seconds
 
 __all__ = [
     "FALLBACK_FOLDER",
@@ -361,6 +362,9 @@ def progress_json(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, o
     watchdog = recipe.watchdog
     saves = recipe.training.checkpoint_path is not None
     expected = save_seconds(recipe, plan.layout) if saves else 0.0
+    evaluation = recipe.training.evaluation
+    if evaluation is not None:
+        expected += evaluation_seconds(evaluation.iterations, plan.chosen.step_seconds)
     return {
         "step_patterns": list(rendered.progress.step_patterns),
         "slow_patterns": list(rendered.progress.slow_patterns),
@@ -371,5 +375,7 @@ def progress_json(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, o
         "first_step_seconds": None if watchdog is None else watchdog.first_step_seconds,
         # a script of the person's own may save without a word
         "save_every": None if rendered.progress.promised else recipe.training.save_interval,
+        # Megatron-LM announces the last evaluation alone, and a script of the person's own perhaps none
+        "evaluate_every": None if evaluation is None else evaluation.interval,
         "saving_seconds": max(LEAST_SAVING_SECONDS, SAVES_OF_PATIENCE * expected),
     }

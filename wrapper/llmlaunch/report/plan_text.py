@@ -242,9 +242,10 @@ def _time(plan: Plan) -> list[str]:
 
 
 def _length(length: JobLength) -> str:
+    evaluating = f", {duration(length.evaluation_seconds)} of it evaluation" if length.evaluation_seconds else ""
     return (
         f"Job: {counted(length.steps, 'step', ',')}, {_tokens(length.tokens)} tokens: {duration(length.seconds)}, "
-        f"{length.gpu_hours:,.{0 if length.gpu_hours >= 100 else 1}f} GPU-hours"
+        f"{length.gpu_hours:,.{0 if length.gpu_hours >= 100 else 1}f} GPU-hours{evaluating}"
     )
 
 

@@ -32,16 +32,22 @@ _LOSS = r"(?P<loss>(?i:[-+]?nan|[-+]?inf(?:inity)?)|[-+.\deE]+)"
 # Hugging Face's Trainer: the dictionary has no step, the progress bar has; numbers are text since Transformers 5.
 TRAINER = r"\{'loss': '?" + _LOSS + r"'?, .{0,400}?'epoch': "
 # Scripts by hand say it in many ways, some in colours: "step: 12  loss: 3.1", "iter 7: loss 4.2, time 250ms".
+# The loss of an evaluation is not the training's: "validation step 12 loss 3.1", "step 12 eval_loss=3.1".
+_NO_EVALUATION = r"(?:(?!(?i:\b(?:val|valid|validation|eval|evaluation|test)(?![a-z])))."
 BY_HAND = (
-    r"(?:\b|\x1b\[\d+m)(?i:step|iter|iteration|batch)[ =:#]+(?P<step>\d+)(?: ?/ ?(?P<steps>\d+))?\b"
-    r".{0,120}?(?i:loss)[ =:]+" + _LOSS
+    r"^"
+    + _NO_EVALUATION
+    + r")*?(?:\b|\x1b\[\d+m)(?i:step|iter|iteration|batch)[ =:#]+(?P<step>\d+)(?: ?/ ?(?P<steps>\d+))?\b"
+    + _NO_EVALUATION
+    + r"){0,120}?(?i:loss)[ =:]+"
+    + _LOSS
 )
 
 # Each is said when a save or an evaluation begins: Megatron-LM (megatron/training/checkpointing.py and training.py),
 # DeepSpeed (runtime/engine.py), Hugging Face's Trainer, our script ("saving step 40").
 SLOW = (
     r"(?i:\bsaving (?:step \d+|(?:model |a |the |full )?checkpoint)\b)",
-    r"Evaluating on \d+ samples|Evaluating iter \d+/",
+    r"Evaluating on \d+ samples|Evaluating iter \d+/|\bevaluating at step \d+",
     r"\*\*\*\*\* Running (?:[Ee]valuation|[Pp]rediction)",
 )
 

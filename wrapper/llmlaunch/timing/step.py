@@ -19,13 +19,15 @@ from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import exposed, host_link, host_link_bytes_per_second, links, ring
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
 
-__all__ = ["StepTime", "UpdateSeconds", "combined", "step_time", "update_seconds"]
+__all__ = ["StepTime", "UpdateSeconds", "combined", "evaluation_seconds", "step_time", "update_seconds"]
 
 
 # Read and written through device memory for every parameter a device updates: fp32 master, two moments and gradient
 # read, the first three and the parameter written; the gradient is read once more for its norm.
 OPTIMIZER_BYTES = 34.0
 HOST_OPTIMIZER_BYTES = 28.0  # the same in host memory, where no second copy is written
+# Of a step, at most: a backward pass multiplies twice as much, and recomputes; and the optimizer comes after it.
+FORWARD_SHARE = 1 / 3
 
 
 @frozen
@@ -145,6 +147,11 @@ class StepTime:
     def terms(self) -> Mapping[str, FloatColumn]:
         """`total` by what it is spent on."""
         return {**self.passes.terms, "data_parallel": self.data_parallel, "optimizer": self.optimizer}
+
+
+def evaluation_seconds(iterations: int, step_seconds: float) -> float:
+    """Return the most that so many batches take without a backward pass, where a step takes `step_seconds`."""
+    return iterations * FORWARD_SHARE * step_seconds
 
 
 def step_time(job: Job, cluster: Cluster, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> StepTime:

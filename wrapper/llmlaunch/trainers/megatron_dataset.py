@@ -75,7 +75,8 @@ def build_instead(pretrain: inspect.Signature, *positional: Any, **named: Any) -
 
     have_helpers()
     samples = training.get_train_valid_test_num_samples()
-    print(f"building indexes for {samples[0]} training samples, sequence length {args.seq_length}", flush=True)
+    wanted = f"{samples[0]} training samples, {samples[1]} for validation"
+    print(f"building indexes for {wanted}, sequence length {args.seq_length}", flush=True)
     try:
         with contextlib.ExitStack() as locks:
             for place in places(args):
@@ -99,8 +100,9 @@ def places(args: Any) -> list[str]:
         return [str(Path(args.data_cache_path) / "llmlaunch")]
     from megatron.core.datasets.utils import get_blend_from_list
 
-    blend = get_blend_from_list(args.data_path)
-    return sorted(blend[0]) if blend else []
+    named = (args.data_path, args.train_data_path, args.valid_data_path, args.test_data_path)
+    blends = [blend for blend in map(get_blend_from_list, named) if blend]
+    return sorted({prefix for prefixes, _ in blends for prefix in prefixes})
 
 
 @contextlib.contextmanager

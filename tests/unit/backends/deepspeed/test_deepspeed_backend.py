@@ -92,6 +92,17 @@ def test_checkpoints_are_written_and_weights_read_only_where_asked() -> None:
     assert not {"--save", "--weights"} & set(cpu_words())
 
 
+def test_an_evaluation_reads_a_share_or_data_of_its_own() -> None:
+    evaluation = "training.evaluation={interval: 20, iterations: 3}"
+    share = cpu_words(evaluation, "data={path: /text}")
+    assert value_of(share, "--split") == "99,1,0"
+    assert (value_of(share, "--evaluation-interval"), value_of(share, "--evaluation-iterations")) == ("20", "3")
+    other = cpu_words(evaluation, "data={path: /text, validation: /other}")
+    assert value_of(other, "--validation-data") == "/other"
+    assert not {"--split", "--evaluation-interval"} & set(cpu_words("data={path: /text}"))
+    assert "--split" not in other
+
+
 def test_a_script_of_ones_own_gets_the_config_and_nothing_else() -> None:
     own = "backend={name: deepspeed, script: /home/me/train.py, script_args: [--epochs, '3']}"
     recipe = recipe_of(GPU_RECIPE, own, "model=gpt3-175b", "training.sequence_length=2048")

@@ -69,6 +69,33 @@ def test_the_trainer_stops_no_other_decay_at_a_minimum() -> None:
         render(recipe_for("hugging-face", *decay), Layout(data=16))
 
 
+EVALUATION = "training.evaluation={interval: 20, iterations: 3}"
+
+
+def test_the_trainer_evaluates_batches_as_large_as_those_it_trains_on() -> None:
+    rendered = render(recipe_for("hugging-face", EVALUATION), Layout(data=16, micro_batch_size=2))
+    words = [str(word) for word in rendered.program]
+    assert (value_of(words, "--eval_strategy"), value_of(words, "--eval_steps")) == ("steps", "20")
+    assert value_of(words, "--per_device_eval_batch_size") == "2"
+    assert "goes through all validation data each time" in rendered.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "message"),
+    [
+        ("own", (EVALUATION,), "evaluates by its own arguments"),
+        ("pipeline", (EVALUATION,), "evaluates by its own arguments"),
+        ("hugging-face", (EVALUATION, "layout.loss=fused_linear"), "writes all logits out where the model does not"),
+        ("hugging-face", (EVALUATION, "data={path: /a, validation: /b}"), "has its data in its own arguments"),
+    ],
+)
+def test_an_evaluation_that_a_script_does_not_do_as_priced_is_refused(
+    kind: str, overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        render(recipe_for(kind, *overrides), Layout(data=16))
+
+
 def test_pipelines_are_searched_with_zero_0_and_1() -> None:
     recipe = recipe_for("pipeline")
     assert {states.zero_stage for states in DeepSpeed().space(recipe).state_techniques} == {0, 1}

@@ -126,6 +126,20 @@ def test_one_connection_before_blackwell_and_a_contradiction_is_refused() -> Non
         MegatronLM().render(contradicting, DENSE)
 
 
+def test_an_evaluation_reads_its_share_or_data_of_its_own() -> None:
+    evaluation = "training.evaluation={interval: 50, iterations: 4}"
+    share = words_of(recipe_of("llama3-70b", evaluation, "data={path: /data/a, tokenizer: /t}"), DENSE)
+    assert share[share.index("--data-path") :][:4] == ["--data-path", "/data/a", "--split", "99,1,0"]
+    assert share[share.index("--eval-iters") :][:4] == ["--eval-iters", "4", "--eval-interval", "50"]
+    own = "data={path: /data/a, tokenizer: /t, validation: [{path: /data/b, weight: 3}, {path: /data/c, weight: 1}]}"
+    words = words_of(recipe_of("llama3-70b", evaluation, own), DENSE)
+    assert not {"--data-path", "--split"} & set(words)
+    assert words[words.index("--train-data-path") :][:7] == [
+        *("--train-data-path", "/data/a"),
+        *("--valid-data-path", "3", "/data/b", "1", "/data/c"),
+    ]
+
+
 def test_python_source_is_no_data_for_megatron() -> None:
     with pytest.raises(UserError, match="python_source"):
         MegatronLM().render(recipe_of("llama3-8b", "data={python_source: true}"), DENSE)

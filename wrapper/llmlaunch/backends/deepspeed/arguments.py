@@ -11,6 +11,7 @@ from llmlaunch.backends.argument import (
     NodeVariable,
     Reason,
     argument,
+    blend_words,
     merged_environment,
     number,
     optional,
@@ -70,10 +71,26 @@ def _data(recipe: Recipe) -> list[Argument]:
     elif data.python_source:
         source = argument("--data", "python-source", of="data.python_source")
     elif data.blend:
-        source = argument("--data", *(w for p in data.blend for w in (number(p.weight), p.path)), of="data.blend")
+        source = argument("--data", *blend_words(data.blend), of="data.blend")
     else:
         source = argument("--data", data.path, of="data.path")
-    return [source, *optional("--tokenizer", data.tokenizer, of="data.tokenizer")]
+    return [source, *_validation(recipe), *optional("--tokenizer", data.tokenizer, of="data.tokenizer")]
+
+
+def _validation(recipe: Recipe) -> list[Argument]:
+    """What is evaluated, and when. Without an evaluation nothing is kept apart for it, unless the recipe says so."""
+    data, evaluation = recipe.data, recipe.training.evaluation
+    arguments = []
+    if data.validation:
+        arguments.append(argument("--validation-data", *blend_words(data.validation), of="data.validation"))
+    elif data.split is not None or (evaluation is not None and not data.mock):
+        arguments.append(argument("--split", data.shares, of="data.split"))
+    if evaluation is not None:
+        arguments += [
+            argument("--evaluation-interval", evaluation.interval, of="training.evaluation"),
+            argument("--evaluation-iterations", evaluation.iterations, of="training.evaluation"),
+        ]
+    return arguments
 
 
 def _schedule(recipe: Recipe) -> list[Argument]:

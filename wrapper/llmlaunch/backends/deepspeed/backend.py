@@ -38,6 +38,7 @@ from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.values import counted
 from llmlaunch.trainers import TRAINER_MODULES
 
 __all__ = ["DeepSpeed"]
@@ -110,6 +111,7 @@ class DeepSpeed:
             program=(*script, *command_words(planned), *recipe.backend.extra_args),
             environment=environment(recipe),
             arguments=planned,
+            notes=_notes(recipe),
             variables=REASONS,
             settings=settings(config, own),
             settings_file=CONFIG_FILE,
@@ -117,6 +119,17 @@ class DeepSpeed:
             measurement=_measurement(recipe),
             progress=deepspeed_lines() if recipe.backend.script is None else any_script_lines(recipe.training.steps),
         )
+
+
+def _notes(recipe: Recipe) -> tuple[str, ...]:
+    """Return what a person should know of the script's evaluation."""
+    evaluation = recipe.training.evaluation
+    if evaluation is None or recipe.backend.script is None or recipe.backend.script_kind != "hugging-face":
+        return ()
+    return (
+        "training.evaluation.iterations: Hugging Face's Trainer goes through all validation data each time; the time "
+        f"is that of {counted(evaluation.iterations, 'batch')}",
+    )
 
 
 def _state_techniques(recipe: Recipe, most: int) -> tuple[StateTechniques, ...]:

@@ -30,6 +30,8 @@ LEFT_OUT: Mapping[str, str] = {
     "--save-interval": "",
     "--weights": "weights are drawn, not loaded: they take the same memory whatever their values",
     "--tokenizer": "",
+    "--evaluation-interval": "nothing is evaluated: a step needs more memory",
+    **dict.fromkeys(("--evaluation-iterations", "--validation-data", "--split"), ""),
 }
 """Flags a rank alone is started without, and the sentence for the person; empty where another one's says it."""
 

@@ -85,7 +85,8 @@ def hugging_face_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ..
     in it need be "auto"; where DeepSpeed works the total batch out, the Trainer does so too."""
     config = argument("--deepspeed", NodeVariable(RUN_DIR, f"/{CONFIG_FILE}"), of="backend", why="ds_config.json")
     tracked = _tracking(recipe)
-    return (*_batch(recipe, layout), *_schedule(recipe), *_numbers(recipe, layout), *_saving(recipe), *tracked, config)
+    planned = (*_batch(recipe, layout), *_schedule(recipe), *_numbers(recipe, layout), *_saving(recipe))
+    return (*planned, *_evaluation(recipe, layout), *tracked, config)
 
 
 def _tracking(recipe: Recipe) -> list[Argument]:
@@ -163,6 +164,18 @@ def _saving(recipe: Recipe) -> list[Argument]:
         argument("--output_dir", training.checkpoint_path, of="training.checkpoint_path"),
         argument("--save_strategy", "steps", of="training.save_interval"),
         argument("--save_steps", training.save_interval, of="training.save_interval"),
+    ]
+
+
+def _evaluation(recipe: Recipe, layout: Layout) -> list[Argument]:
+    """The Trainer goes through all validation data each time; its own batch would be 8, whatever fits."""
+    evaluation, key = recipe.training.evaluation, "training.evaluation"
+    if evaluation is None:
+        return []
+    return [
+        argument("--eval_strategy", "steps", of=key),
+        argument("--eval_steps", evaluation.interval, of=key),
+        argument("--per_device_eval_batch_size", layout.micro_batch_size, of="layout.micro_batch_size"),
     ]
 
 

@@ -118,6 +118,33 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         _shipped(lambda r: r.techniques.adapters is not None and r.model.moe is not None),
     ),
     Requirement(
+        "evaluation-of-a-script",
+        "training.evaluation",
+        "a script of one's own evaluates by its own arguments, but with script_kind hugging-face or "
+        "megatron-deepspeed; remove it, and use script_args",
+        TRAINER,
+        lambda r: (
+            r.training.evaluation is not None
+            and r.backend.script_kind in ("own", "pipeline")
+            and r.backend.script is not None
+        ),
+    ),
+    Requirement(
+        "evaluation-writes-logits",
+        "training.evaluation",
+        "Liger's fused loss writes all logits out where the model does not train, which is not counted; remove it, or "
+        "layout.loss: fused_linear",
+        "liger_kernel/transformers/model/llama.py lce_forward: skip_logits = self.training and ...",
+        lambda r: r.training.evaluation is not None and r.techniques.loss == "fused_linear",
+    ),
+    Requirement(
+        "validation-of-a-script",
+        "data.validation",
+        "the shipped script reads it; one of your own has its data in its own arguments (script_args)",
+        TRAINER,
+        lambda r: bool(r.data.validation) and r.backend.script is not None,
+    ),
+    Requirement(
         "no-delayed-gradients",
         "layout.delay_weight_gradients",
         "weight gradients come with those of the inputs; backend: megatron-lm has --delay-wgrad-compute",

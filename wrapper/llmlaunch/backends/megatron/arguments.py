@@ -175,6 +175,11 @@ PLANNED_BY = {
     "mock_data": "data.mock",
     "data_path": "data.path",
     "data_args_path": "data.blend",
+    "train_data_path": "data.path",
+    "valid_data_path": "data.validation",
+    "per_split_data_args_path": "data.validation",
+    "eval_micro_batch_size": "layout.micro_batch_size",
+    "eval_global_batch_size": "training.global_batch_size",
     "num_experts": "model.moe",
 }
 

@@ -151,6 +151,10 @@ def _added(recipe: Recipe, job_flags: Collection[str], steps: int) -> Iterator[_
     )
     yield _Added(horizon, gives_way=True)
     yield _Added(argument("--log-interval", 1, why="every step is looked at"))
+    if recipe.training.evaluation is not None:
+        yield _Added(
+            argument("--eval-iters", 0, why="a step needs more: an evaluation keeps nothing for a backward pass")
+        )
     if "--mock-data" not in job_flags:
         yield _Added(argument("--mock-data", why=_DATA), f"made-up data: {_DATA}")
     if "--num-experts" in job_flags:

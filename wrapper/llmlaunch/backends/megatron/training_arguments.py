@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.argument import RUN_DIR, Argument, NodeVariable, argument, number, optional
+from llmlaunch.backends.argument import RUN_DIR, Argument, NodeVariable, argument, blend_words, number, optional
 from llmlaunch.backends.base import Requirement
 from llmlaunch.backends.checkpoints import RESHARDING_FLAG, saved_by_parameter
 from llmlaunch.backends.megatron.number_formats import number_arguments
@@ -70,10 +70,17 @@ def _warmup(recipe: Recipe) -> Argument:
 
 def _log(recipe: Recipe) -> list[Argument]:
     training = recipe.training
-    divided = "no default in core 0.19, yet training.py divides by it"
+    evaluation = [
+        argument("--eval-iters", 0, why="the recipe has no training.evaluation"),
+        argument("--eval-interval", training.steps, why="no default in core 0.19, yet training.py divides by it"),
+    ]
+    if training.evaluation is not None:
+        evaluation = [
+            argument("--eval-iters", training.evaluation.iterations, of="training.evaluation"),
+            argument("--eval-interval", training.evaluation.interval, of="training.evaluation"),
+        ]
     return [
-        argument("--eval-iters", 0, why="no evaluation: the job is planned for training steps"),
-        argument("--eval-interval", training.steps, why=divided),
+        *evaluation,
         argument("--log-interval", training.log_interval, of="training.log_interval"),
         argument("--log-throughput", why="for whoever reads the log"),
         argument("--log-device-memory-used", why="for whoever reads the log, beside what the monitor measures"),
@@ -110,7 +117,6 @@ def _tracking(recipe: Recipe) -> list[Argument]:
     ]
 
 
-DEFAULT_SPLIT = "99,1,0"
 NUMBERS, HUGGING_FACE = "NullTokenizer", "HuggingFaceTokenizer"
 
 
@@ -129,18 +135,19 @@ def data_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
 
 
 def _files(data: Data) -> list[Argument]:
-    """Weights stand before the paths they belong to (get_blend_from_list, core/datasets/utils.py, core 0.19)."""
+    """Validation data of its own excludes --data-path and --split (BlendedMegatronDatasetConfig,
+    core/datasets/blended_megatron_dataset_config.py, core 0.19)."""
+    flag = "--train-data-path" if data.validation else "--data-path"
     if data.blend:
-        pairs = [word for part in data.blend for word in (number(part.weight), part.path)]
-        arguments = [argument("--data-path", *pairs, of="data.blend")]
+        arguments = [argument(flag, *blend_words(data.blend), of="data.blend")]
     else:
-        arguments = [argument("--data-path", data.path, of="data.path")]
-    why = "" if data.split else "a hundredth is kept apart"
-    return [
-        *arguments,
-        argument("--split", data.split or DEFAULT_SPLIT, of="data.split", why=why),
-        *optional("--data-cache-path", data.cache_path, of="data.cache_path"),
-    ]
+        arguments = [argument(flag, data.path, of="data.path")]
+    if data.validation:
+        arguments.append(argument("--valid-data-path", *blend_words(data.validation), of="data.validation"))
+    else:
+        why = "" if data.split else "a hundredth is kept apart"
+        arguments.append(argument("--split", data.shares, of="data.split", why=why))
+    return [*arguments, *optional("--data-cache-path", data.cache_path, of="data.cache_path")]
 
 
 def _tokenizer(recipe: Recipe, layout: Layout) -> list[Argument]:

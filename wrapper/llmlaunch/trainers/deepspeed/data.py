@@ -25,15 +25,23 @@ TEXT_BYTES_PER_RANK = 64 * 2**20
 PYTHON_SOURCE_BYTES = 8 * 2**20
 BYTES = 256  # tokens there are where every byte is one
 
+Share = tuple[float, float]  # where a part of the data begins and ends
+WHOLE: Share = (0.0, 1.0)
 # From a generator of random numbers to the tokens of one sample: a sequence and the token after it.
 Sample = Callable[[torch.Generator], torch.Tensor]
 # From the number of a micro-batch to this rank's tokens [samples, sequence length + 1].
 Batches = Callable[[int], torch.Tensor]
 
 
-def make_batches(args: argparse.Namespace, vocabulary: int, micro_batch_size: int, split: RankSplit) -> Batches:
-    """This rank's micro-batches; ranks that split a layer or a sequence have the same."""
-    sample = open_source(args, vocabulary, split)
+def make_batches(
+    args: argparse.Namespace,
+    vocabulary: int,
+    micro_batch_size: int,
+    split: RankSplit,
+    share: Share = WHOLE,
+) -> Batches:
+    """This rank's micro-batches of a `share` of the data; ranks that split a layer or a sequence have the same."""
+    sample = open_source(args, vocabulary, split, share)
 
     def batch(number: int) -> torch.Tensor:
         first = (number * split.data + split.data_rank) * micro_batch_size
@@ -52,10 +60,10 @@ def generator(seed: int, number: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 1_000_000_007 + number)
 
 
-def open_source(args: argparse.Namespace, vocabulary: int, split: RankSplit) -> Sample:
+def open_source(args: argparse.Namespace, vocabulary: int, split: RankSplit, share: Share = WHOLE) -> Sample:
     """The source `--data` names, or the blend of them. Ends the job where there is too little of one."""
     parts = blend_of(args.data)
-    sources = [open_one(name, args, vocabulary, split) for _, name in parts]
+    sources = [open_one(name, args, vocabulary, split, share) for _, name in parts]
     if len(sources) == 1:
         return sources[0]
     weights = torch.tensor([weight for weight, _ in parts])
@@ -76,13 +84,13 @@ def blend_of(arguments: list[str]) -> list[tuple[float, str]]:
     return parts
 
 
-def open_one(name: str, args: argparse.Namespace, vocabulary: int, split: RankSplit) -> Sample:
+def open_one(name: str, args: argparse.Namespace, vocabulary: int, split: RankSplit, share: Share) -> Sample:
     length = args.sequence_length + 1
     if name == "mock":
         return lambda random: torch.randint(0, vocabulary, (length,), generator=random)
     if Path(f"{name}.idx").exists():
         indexed = IndexedTokens(Path(name))
-        return windows(name, len(indexed), length, indexed.read)
+        return windows(name, len(indexed), length, indexed.read, share)
     text = Text(text_files(name), PYTHON_SOURCE_BYTES if name == "python-source" else None)
     tokenizer = args.tokenizer
     if tokenizer is None and args.weights and name != "python-source":
@@ -90,18 +98,26 @@ def open_one(name: str, args: argparse.Namespace, vocabulary: int, split: RankSp
     if tokenizer is None:
         if vocabulary < BYTES:
             refuse(f"every byte is a token, and the model has {vocabulary}: enlarge vocab_size to {BYTES}")
-        return windows(name, len(text), length, text.tokens)
+        return windows(name, len(text), length, text.tokens, share)
     tokens = tokenized(text, tokenizer, split)
-    return windows(name, len(tokens), length, lambda start, stop: tokens[start:stop])
+    return windows(name, len(tokens), length, lambda start, stop: tokens[start:stop], share)
 
 
-def windows(name: str, total: int, length: int, read: Callable[[int, int], torch.Tensor]) -> Sample:
-    """Samples that begin anywhere in `total` tokens. `read` returns the tokens from one number to another."""
-    if total < length:
-        refuse(f"{name}: has {total} tokens, a sequence needs {length}: give more text or a shorter sequence_length")
+def windows(
+    name: str, total: int, length: int, read: Callable[[int, int], torch.Tensor], share: Share = WHOLE
+) -> Sample:
+    """Samples that begin anywhere in a `share` of `total` tokens. `read` returns the tokens from one number to
+    another."""
+    first, last = (round(end * total) for end in share)
+    if last - first < length:
+        part = "" if share == WHOLE else f", of which this share has {last - first}"
+        refuse(
+            f"{name}: has {total} tokens{part}, a sequence needs {length}: give more text, a larger share (data.split) "
+            "or a shorter sequence_length"
+        )
 
     def sample(random: torch.Generator) -> torch.Tensor:
-        start = int(torch.randint(0, total - length + 1, (), generator=random))
+        start = first + int(torch.randint(0, last - first - length + 1, (), generator=random))
         return read(start, start + length)
 
     return sample
