@@ -11,6 +11,8 @@ import yaml
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand, Unset
 from llmlaunch.command_lines.deepspeed import read_deepspeed, read_ds_config, read_training_args
+from llmlaunch.command_lines.launch import trainer_commands
+from llmlaunch.command_lines.shell import read_script
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.load import load_recipe
@@ -167,6 +169,20 @@ def test_two_of_the_three_sizes_of_a_batch_decide_the_third(whole: int, micro: i
     reading = read("train.py", "--deepspeed_config ds.json", files={"ds.json": config})
     assert training(reading)["global_batch_size"] == whole
     assert layout(reading)["micro_batch_size"] == micro
+
+
+def test_a_file_that_the_script_writes_is_found_though_its_name_is_not_known(tmp_path: Path) -> None:
+    text = (
+        'config="./ds.$SLURM_JOB_ID.json"\n'
+        'cat <<EOT > $config\n{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}\nEOT\n'
+        'export CMD="train.py --deepspeed --deepspeed_config $config"\n'
+        'srun bash -c "torchrun --nproc_per_node 8 $CMD"\n'
+    )
+    (command,) = trainer_commands(read_script(text, "job.sh", tmp_path))
+    reading = read_deepspeed(command)
+    assert layout(reading)["zero_stage"] == 2
+    assert layout(reading)["micro_batch_size"] == 4
+    assert not any("SLURM_JOB_ID" in sentence for sentence in reading.missing)
 
 
 def test_a_bare_ds_config_says_what_it_can_and_names_the_rest(tmp_path: Path) -> None:

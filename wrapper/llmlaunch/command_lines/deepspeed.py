@@ -416,6 +416,8 @@ def _tell_of_unset(command: TrainerCommand, options: ScriptOptions, draft: Recip
     """Name every option whose value is a variable that only the job knows."""
     lines = {each.name: each.line for each in command.unset}
     for group in options.without_value():
+        if any(word in command.files for word in (*group[1:], group[0].partition("=")[2])):
+            continue  # a file that the script writes, under whatever name
         names = dict.fromkeys(_VARIABLE.findall(" ".join(group)))
         where = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in names)
         draft.lack(group[0].partition("=")[0], f"{where} has no value in the script; set it, or write the recipe's key")
