@@ -62,5 +62,5 @@ def test_check_shows_them(llmlaunch: CommandLine) -> None:
     assert "Faster, by one line of the recipe:\n  layout.tensor: " in text
     hints = llmlaunch.json(*slow)["hints"]
     assert {"key", "value", "gain"} == set(hints[0])
-    assert llmlaunch.json("check", SMALL)["hints"] == []
+    assert "hints" not in llmlaunch.json("check", SMALL)
     assert "Faster" not in llmlaunch("check", SMALL).stdout

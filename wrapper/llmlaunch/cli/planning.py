@@ -155,7 +155,7 @@ def _variable(word: str) -> tuple[str, str]:
 def _show_check(run: PlannedRun, as_json: bool) -> None:
     hints = run.hints()
     if as_json:
-        print_json(run.json | {"hints": [hint.as_json() for hint in hints]})
+        print_json(run.json | ({"hints": [hint.as_json() for hint in hints]} if hints else {}))
         return
     from llmlaunch.app.evidence import last_true_peaks
     from llmlaunch.report.plan_text import check_text
