@@ -48,6 +48,7 @@ ATTACKS = {
 # What has another meaning by its nature: lines of shell, which are the recipe's own code.
 CODE: set[Place] = {("setup", 0), ("cluster", "setup", 0)}
 
+EVALUATED = {**QUICKSTART["training"], "evaluation": {"interval": 10, "iterations": 2}}
 MEGATRON = {"backend": {"name": "megatron-lm"}, "cluster": {"base": "h100-80gb-x8"}, "data": {"mock": True}}
 
 # What a field stands in where it means anything; the rest is as in the quickstart.
@@ -55,6 +56,12 @@ AROUND: dict[Place, dict[str, Any]] = {
     ("backend", "path"): MEGATRON,
     ("data", "blend", 0, "path"): {**MEGATRON, "data": {"blend": [{"weight": 1}]}},
     ("data", "cache_path"): {**MEGATRON, "data": {"path": "/data"}},
+    ("data", "validation"): {**MEGATRON, "data": {"path": "/data"}, "training": EVALUATED},
+    ("data", "validation", 0, "path"): {
+        **MEGATRON,
+        "data": {"path": "/data", "validation": [{"weight": 1}]},
+        "training": EVALUATED,
+    },
     ("data", "path"): {"data": {}},
     ("data", "tokenizer"): {"data": {"path": "/data"}},
     ("training", "checkpoint_path"): {"training": {**QUICKSTART["training"], "save_interval": 10}, "restart": "none"},
@@ -119,6 +126,7 @@ HARMLESS: dict[str, Any] = {
 ON_ITS_OWN: set[Place] = {
     ("python",), ("container", "image"), ("container", "mounts", 0), ("backend", "path"), ("data", "tokenizer"),
     ("data", "blend", 0, "path"), ("data", "cache_path"), ("slurm_plugins", "no-such-plugin"),
+    ("data", "validation"), ("data", "validation", 0, "path"),
     ("cluster", "slurm_plugins", "no-such-plugin"),
     # folders, where the hostile script is a file of the same name
     ("training", "start_from"), ("training", "checkpoint_path"), ("tracking", "wandb", "save_dir"),
