@@ -144,4 +144,4 @@ def test_another_training_of_the_script_is_chosen_by_its_number(llmlaunch: Comma
         for number, code in ((1, 0), (2, 3))
     ]
     assert sizes == [1, 4]
-    assert "it starts 2 trainings" in llmlaunch(*options, "--command", "3", code=2).stderr
+    assert "there are 2 trainings; choose 1 to 2" in llmlaunch(*options, "--command", "3", code=2).stderr

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from llmlaunch.app.evidence import Notify, ignore
 from llmlaunch.app.planned_run import PlannedRun, plan
-from llmlaunch.command_lines.command import Reading, TrainerCommand
-from llmlaunch.command_lines.reading import read_command, recipe_of
-from llmlaunch.documents.yaml_strict import read_text
+from llmlaunch.command_lines.command import TrainerCommand
+from llmlaunch.command_lines.reading import read_command
+from llmlaunch.command_lines.recipe_file import RecipeSource, read_source, recipe_text
+from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.values import counted
+from llmlaunch.recipe.load import load_written
 
 __all__ = ["ExistingJob", "job_of_arguments", "job_of_script", "reading_lines"]
 
@@ -24,9 +25,9 @@ MEGATRON_TRAINER = "pretrain_gpt.py"
 class ExistingJob:
     """A job as it was read, and its plan: the layout is the job's own."""
 
-    command: TrainerCommand
-    reading: Reading
+    source: RecipeSource
     run: PlannedRun
+    notes: tuple[str, ...]
 
 
 def job_of_arguments(
@@ -44,7 +45,7 @@ def job_of_arguments(
     if not words:
         raise UserError("--megatron-args: is empty; give the arguments of pretrain_gpt.py")
     command = TrainerCommand(MEGATRON_TRAINER, tuple(words), place="--megatron-args")
-    return _planned(command, cluster, overrides, notify)
+    return _planned(RecipeSource(Path(command.place), read_command(command), command), cluster, overrides, notify)
 
 
 def job_of_script(
@@ -62,38 +63,33 @@ def job_of_script(
     Raises:
         UserError: the script cannot be read, starts no training, or does not say all that a plan needs.
     """
-    return _planned(_training(path, variables or {}, number), cluster, overrides, notify)
+    values = variables or {}
+    named = {name: value for name, value in values.items() if not name.isdigit()}
+    most = max((int(name) for name in values if name.isdigit()), default=0)
+    arguments = [values.get(str(place), "") for place in range(1, most + 1)]
+    return _planned(read_source(path, arguments, named, number), cluster, overrides, notify)
 
 
-def _training(path: Path, variables: Mapping[str, str], number: int | None) -> TrainerCommand:
-    """Return the training that a script starts."""
-    from llmlaunch.command_lines.launch import trainer_commands
-    from llmlaunch.command_lines.shell import read_script
-
-    named = {name: value for name, value in variables.items() if not name.isdigit()}
-    places = [int(name) for name in variables if name.isdigit()]
-    arguments = [variables.get(str(place), "") for place in range(1, max(places, default=0) + 1)]
-    script = read_script(read_text(path), path.name, path.parent, arguments, named)
-    commands = trainer_commands(script)
-    if not commands:
-        raise UserError(f"{path}: starts no training that is known: torchrun, deepspeed, accelerate or python with one")
-    if number is not None and number > len(commands):
-        raise UserError(f"{path}: --command {number}: it starts {counted(len(commands), 'training')}")
-    return commands[-1 if number is None else number - 1]
-
-
-def _planned(command: TrainerCommand, cluster: str | None, overrides: Sequence[str], notify: Notify) -> ExistingJob:
-    reading = read_command(command)
-    recipe = recipe_of(reading, command.place, command.folder, cluster, overrides)
-    return ExistingJob(command, reading, plan(recipe, notify=notify, replan=True))
+def _planned(source: RecipeSource, cluster: str | None, overrides: Sequence[str], notify: Notify) -> ExistingJob:
+    command = source.command
+    place, folder = (str(source.path), source.path.parent) if command is None else (command.place, command.folder)
+    text, notes = recipe_text(source, source.path, cluster, overrides, option="")
+    recipe = load_written(parse_document(text, f"the recipe read of {place}"), (), folder)
+    return ExistingJob(source, plan(recipe, notify=notify, replan=True), notes)
 
 
 def reading_lines(job: ExistingJob) -> list[str]:
     """Return what a person should know of how the job was read, a line each. What rendering it would change is for
     those who make a recipe of it (`llmlaunch init --from`)."""
-    reading, place = job.reading, job.command.place
-    lines = [f"note: {place}: {note}" for note in reading.notes if not note.startswith("rendering ")]
-    lines += [f"warning: {place}: {shlex.join(words.words)}: {words.reason}" for words in reading.unread]
+    source, reading = job.source, job.source.reading
+    notes = [note for note in (*source.notes, *reading.notes) if not note.startswith("rendering ")]
+    lines = [f"note: {source.path}: {note}" for note in (*notes, *job.notes)]
+    lines += [f"warning: {source.path}: {shlex.join(words.words)}: {words.reason}" for words in reading.unread]
+    if len(source.trainings) > 1:
+        lines.append(
+            f"note: {source.path}: starts {len(source.trainings)} trainings (--command N): "
+            + "; ".join(source.trainings)
+        )
     if reading.not_rendered is not None:
-        lines.append(f"note: {place}: it can be checked and not rendered: {reading.not_rendered}")
+        lines.append(f"note: {source.path}: it can be checked and not rendered: {reading.not_rendered}")
     return lines

@@ -83,9 +83,10 @@ def _commands(script: Script) -> str:
 
 
 def recipe_text(
-    source: RecipeSource, target: Path, cluster: str | None = None, keys: Sequence[str] = ()
+    source: RecipeSource, target: Path, cluster: str | None = None, keys: Sequence[str] = (), option: str = "--set "
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the recipe file of a source, and notes on the cluster. `keys` are `key=value` words for what it lacks.
+    """Return the recipe file of a source, and notes on the cluster. `keys` are `key=value` words for what it lacks,
+    each of which a person gives after `option`.
 
     Raises UserError where no recipe can be made of it: the message says what to add.
     """
@@ -99,8 +100,8 @@ def recipe_text(
             raise UserError(f"{source.path}: what was read is no recipe: {error}") from None
         lines = "".join(f"\n  {sentence}" for sentence in lacking)
         raise UserError(
-            f"{source.path}: does not tell all that a recipe needs:{lines}\nadd --set KEY=VALUE for each, such as "
-            f"--set {lacking[0].partition(':')[0]}=VALUE. As a recipe it says: {error}"
+            f"{source.path}: does not tell all that a recipe needs:{lines}\nadd {option}KEY=VALUE for each, such as "
+            f"{option}{lacking[0].partition(':')[0]}=VALUE. As a recipe it says: {error}"
         ) from None
     return "".join(f"# {line}\n" for line in _comments(source)) + _dump(changed.value), notes
 
