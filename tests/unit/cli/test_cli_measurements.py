@@ -193,7 +193,13 @@ def ended(llmlaunch: CommandLine, archive: Path, tmp_path: Path) -> RunDir:
 
 @pytest.mark.parametrize(
     "command",
-    [["runs"], ["measurements", "list"], ["measurements", "export"], ["check", RECIPE, "memory.risk=0.05", "setup=[MEGATRON_LM_PATH=/m]"], ["nodes"]],
+    [
+        ["runs"],
+        ["measurements", "list"],
+        ["measurements", "export"],
+        ["check", RECIPE, "memory.risk=0.05", "setup=[MEGATRON_LM_PATH=/m]"],
+        ["nodes"],
+    ],
     ids=["runs", "list", "export", "check", "nodes"],
 )
 def test_whatever_reads_the_store_next_collects_the_run(
