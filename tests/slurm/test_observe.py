@@ -96,6 +96,10 @@ def collected_and_checked(person: Person, directory: Path, cluster: str, ranks: 
     of_script = person.llmlaunch("check", person.home / "job.sbatch", "--cluster", cluster).stdout
     assert f"(succeeded, {run_id}); measured then" in of_script, of_script
     worst = max(record["peak_bytes"] for record in records)
+    for of in ((directory / "recipe.yaml",), (person.home / "job.sbatch", "--cluster", cluster)):
+        corrected = json.loads(person.llmlaunch("check", *of, "--json").stdout)["memory"]["rehearsed"]
+        assert corrected["device_bytes"] == worst, of
+        assert run_id in corrected["sentence"]
     assert f"rank 0 resident: {worst / 2**30:.2f}" in check.stdout
 
 

@@ -199,7 +199,7 @@ def test_a_rehearsal_decides_between_the_three(
     assert plan.verdict == verdict
     assert plan.rehearsed == rehearsal
     if verdict == TIGHT:
-        with pytest.raises(NothingSafe, match=rf"its rehearsal needed {device_gib:.1f} GiB.*: 20 %"):
+        with pytest.raises(NothingSafe, match=rf"it was measured to need {device_gib:.1f} GiB.*: 20 %"):
             refuse(plan)
 
 

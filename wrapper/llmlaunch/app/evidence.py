@@ -37,6 +37,7 @@ from llmlaunch.store.location import store_exists, where
 
 if TYPE_CHECKING:
     from llmlaunch.calibration.margins import Margin, Score
+    from llmlaunch.calibration.support import Rehearsal
     from llmlaunch.planner.setting import Setting
     from llmlaunch.store.history import PastRun
     from llmlaunch.store.reading import NamedRun
@@ -53,7 +54,7 @@ __all__ = [
     "newest_qualification",
     "qualification_name",
     "stored_calibration",
-    "with_rehearsals",
+    "with_own_layouts",
 ]
 
 
@@ -203,23 +204,43 @@ def _scores_in_store(backend: str, accelerator: str, notify: Notify) -> Sequence
     return scores_of_records((json.loads(text) for text in reversed(texts)), machines(), backend, accelerator)
 
 
-def with_rehearsals(setting: Setting, notify: Notify) -> Setting:
-    """Return the setting with what was rehearsed of the recipe's own layouts; unchanged where the recipe takes no
-    calibration. A store that cannot be read is one warning."""
-    recipe = setting.recipe
-    if recipe.memory.calibration == NO_CALIBRATION:
+def with_own_layouts(setting: Setting, notify: Notify) -> Setting:
+    """Return the setting with what runs of this very job, and rehearsals, showed of its own layouts, a run before a
+    rehearsal; unchanged where the recipe takes no calibration. A store that cannot be read is one warning."""
+    if setting.recipe.memory.calibration == NO_CALIBRATION:
         return setting
     try:
-        contents = _rehearsal_records(recorded_name(recipe))
+        rehearsals = (*_measured_layouts(setting, notify), *_rehearsed_layouts(setting))
     except UserError as failure:
-        notify(f"warning: rehearsals are not used: {failure}")
+        notify(f"warning: earlier runs and rehearsals of this job are not used: {failure}")
         return setting
+    return replace(setting, lessons=replace(setting.lessons, rehearsals=rehearsals)) if rehearsals else setting
+
+
+def _measured_layouts(setting: Setting, notify: Notify) -> tuple[Rehearsal, ...]:
+    recipe, place = setting.recipe, where()
+    if not store_exists(place):
+        return ()
+    from llmlaunch.store.reading import has_runs_of
+
+    if not has_runs_of(place, recipe.digest, recipe.name):
+        return ()
+    from llmlaunch.app.measured_plans import judged_attempts
+    from llmlaunch.store.collect import open_collected
+    from llmlaunch.store.history import measured_attempts
+
+    with open_collected(notify) as store:
+        attempts = measured_attempts(store, recipe.digest, recipe.name)
+    return judged_attempts(attempts, setting)
+
+
+def _rehearsed_layouts(setting: Setting) -> tuple[Rehearsal, ...]:
+    contents = _rehearsal_records(recorded_name(setting.recipe))
     if not contents:
-        return setting
+        return ()
     from llmlaunch.rehearsal.earlier import rehearsals_of
 
-    rehearsals = rehearsals_of([json.loads(text) for text in contents], setting)
-    return replace(setting, lessons=replace(setting.lessons, rehearsals=rehearsals))
+    return rehearsals_of([json.loads(text) for text in contents], setting)
 
 
 def _rehearsal_records(backend: str) -> Sequence[str]:

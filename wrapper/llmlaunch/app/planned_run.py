@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmlaunch.app.evidence import Notify, ignore, lessons_of, with_rehearsals
+from llmlaunch.app.evidence import Notify, ignore, lessons_of, with_own_layouts
 from llmlaunch.backends.base import Backend, Rendered
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
@@ -328,7 +328,7 @@ def plan_loaded(
 
     lessons = lessons_of(recipe, hear)
     setting = setting_of(recipe, backend_for(recipe), baseline_bytes, lessons)
-    setting, result = make_sized_plan(with_rehearsals(setting, hear))
+    setting, result = make_sized_plan(with_own_layouts(setting, hear))
     result = result if sizing is None else replace(result, sizing=sizing)
     if result.good and (recipe.on_oom.layouts or not result.safe):
         setting, result = _with_fallbacks(setting, result, unlocked)

@@ -93,7 +93,8 @@ class Support:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What ranks that ran alone tell of one layout with its techniques, and of no other. `safe`, `tight` and
+    """What ranks that ran alone, or a whole run of the same job, tell of one layout with its techniques, and of no
+    other. `safe`, `tight` and
     `device_bytes` are those of the rank nearest to its limit or farthest beyond it, on a device that may be filled to
     `limit_bytes`. `sentence` is for a person, `details` is `memory.rehearsed` of a plan's JSON."""
 

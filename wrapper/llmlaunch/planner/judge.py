@@ -171,7 +171,7 @@ def tightness(plan: Plan) -> str:
     risk."""
     limit, needs = plan.limit, plan.device_bytes
     rank = plan.estimate.worst.pipeline_rank
-    whose = f"pipeline rank {rank} needs" if plan.rehearsed is None else "its rehearsal needed"
+    whose = f"pipeline rank {rank} needs" if plan.rehearsed is None else "it was measured to need"
     return (
         f"{plan.layout.describe()}, {whose} {needs / GIB:.1f} GiB, {(needs - limit.limit_bytes) / GIB:.1f} GiB more "
         f"than the limit and {(limit.most_bytes - needs) / GIB:.1f} GiB less than what fits the card; {risk_text(plan)}"

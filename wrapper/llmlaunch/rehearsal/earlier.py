@@ -22,7 +22,7 @@ from llmlaunch.rehearsal.verdict import Judgement, judge_plan, unseen_by_a_trace
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
 
-__all__ = ["rehearsals_of", "rehearsed_ranks"]
+__all__ = ["MALFORMED", "layout_of", "plan_of_one", "rehearsals_of", "rehearsed_ranks", "same_version"]
 
 Record = Mapping[str, Any]
 
@@ -46,14 +46,14 @@ def _rehearsal(shape: str, records: Sequence[Record], setting: Setting) -> Rehea
     """None where the shape is of another recipe."""
     newest = records[-1]
     recipe, section = setting.recipe, newest["rehearsal"]
-    layout = _layout(section["layout"])
+    layout = layout_of(section["layout"])
     nodes, rest = divmod(layout.world_size, recipe.cluster.devices_per_node)
     if rest or not _may_be_of(newest, recipe):
         return None
     training = replace(recipe.training, gradient_dtype=section["gradient_dtype"])
     planned = replace(recipe, nodes=nodes, techniques=Techniques.from_json(section["techniques"]), training=training)
     own = setting.with_recipe(planned)
-    plan = _plan_of_one(own, layout)
+    plan = plan_of_one(own, layout)
     if shape_of(planned, plan, setting.backend.render(planned, layout))["shape"] != shape:
         return None
     ranks = dated_ranks(records, shape, planned, plan)
@@ -85,14 +85,14 @@ def _may_be_of(record: Record, recipe: Recipe) -> bool:
     )
 
 
-def _layout(fields: Mapping[str, Any]) -> Layout:
+def layout_of(fields: Mapping[str, Any]) -> Layout:
     """As `Layout.as_json` wrote it."""
     numbers = {name: int(fields[name]) for name in LAYOUT_FIELDS if name != "recompute"}
     recompute, layers = RECOMPUTE_NAMES.index(fields["recompute"]), tuple(map(int, fields["layers_by_stage"]))
     return Layout(**numbers, recompute=recompute, layers_by_stage=layers)
 
 
-def _plan_of_one(setting: Setting, layout: Layout) -> Plan:
+def plan_of_one(setting: Setting, layout: Layout) -> Plan:
     """The plan of a layout that nobody searched for: its memory and the limit, and no time."""
     recipe = setting.recipe
     detail = estimate(setting.job, layout, node=node_of(recipe))
@@ -157,7 +157,7 @@ def _best(records: Iterable[Record], shape: str, recipe: Recipe) -> dict[int, li
     by_place: dict[str, list[Record]] = {}
     for record in records:
         section = record.get("rehearsal")
-        if isinstance(section, Mapping) and section.get("shape") == shape and _same_version(record, recipe):
+        if isinstance(section, Mapping) and section.get("shape") == shape and same_version(record, recipe):
             with suppress(*MALFORMED):
                 rank_of([record], NOBODYS)
                 place = place_of(shape, section["on"], section["versions"], record["pipeline_rank"])
@@ -169,7 +169,7 @@ def _best(records: Iterable[Record], shape: str, recipe: Recipe) -> dict[int, li
     return {int(group[-1]["pipeline_rank"]): group for group in sorted(by_place.values(), key=worth)}
 
 
-def _same_version(record: Record, recipe: Recipe) -> bool:
+def same_version(record: Record, recipe: Recipe) -> bool:
     """A Megatron recipe that names no version is rendered for the newest that llmlaunch knows."""
     newest = NEWEST if recipe.backend.name == "megatron-lm" else None
     return same_minor(record.get("backend_version"), recipe.backend.runs_version or newest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,9 @@ from llmlaunch.store.database import Store
 from llmlaunch.store.runs import ONGOING
 from llmlaunch.store.tables import measurements, plans, recipes, runs
 
-__all__ = ["PastRun", "RunMark", "last_true_peaks", "run_marks", "stored_run"]
+__all__ = ["MeasuredAttempt", "PastRun", "RunMark", "last_true_peaks", "measured_attempts", "run_marks", "stored_run"]
+
+MOST_ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,46 @@ def last_true_peaks(store: Store, digest: str, name: str) -> PastRun | None:
                 peaks = _peaks(connection, newest.run_id, newest.attempt)
                 return PastRun(newest.run_id, same, newest.state, newest.started_at, peaks)
     return None
+
+
+@dataclass(frozen=True)
+class MeasuredAttempt:
+    """One attempt of a run: `plan` as `check --json` had it, `records` of all its ranks, `started_at` in unix seconds.
+    An attempt that fell back on another layout has records of that, and still the run's plan."""
+
+    run_id: str
+    state: str
+    started_at: float
+    plan: Mapping[str, Any]
+    records: tuple[Mapping[str, Any], ...]
+
+
+def measured_attempts(store: Store, digest: str, name: str) -> list[MeasuredAttempt]:
+    """Return the newest attempts of runs of the recipe with this content digest, and of recipes of this name, the
+    newest first: at most MOST_ATTEMPTS."""
+    chosen = (
+        select(measurements.c.run_id, measurements.c.attempt, runs.c.state, plans.c.content.label("plan"))
+        .add_columns(func.max(measurements.c.started_at).label("started_at"))
+        .join(runs, measurements.c.run_id == runs.c.run_id)
+        .join(recipes, runs.c.recipe_id == recipes.c.id)
+        .join(plans, runs.c.plan_id == plans.c.id)
+        .where(
+            (recipes.c.digest == digest) | (recipes.c.name == name), measurements.c.family.is_distinct_from(REHEARSED)
+        )
+        .group_by(measurements.c.run_id, measurements.c.attempt, runs.c.state, plans.c.content)
+    )
+    attempts = []
+    with store.read() as connection:
+        rows = sorted(connection.execute(chosen).all(), key=lambda row: -(row.started_at or 0.0))[:MOST_ATTEMPTS]
+        for row in rows:
+            wanted = select(measurements.c.content).where(
+                measurements.c.run_id == row.run_id, measurements.c.attempt == row.attempt
+            )
+            records = tuple(json.loads(content) for content in connection.execute(wanted).scalars())
+            attempts.append(
+                MeasuredAttempt(row.run_id, row.state, row.started_at or 0.0, json.loads(row.plan), records)
+            )
+    return attempts
 
 
 def _newest(connection: Connection, choice: ColumnElement[bool]) -> Any:

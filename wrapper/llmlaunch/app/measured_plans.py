@@ -1,0 +1,137 @@
+"""Plans of a recipe that ran before, each judged by the peaks that were measured then.
+
+A run of this very job and layout is the best prediction of the next. Its peaks take the place of the estimate, and what
+runs of one job differ by takes the place of the margin; one that ran out of memory refutes its layout. That the job is
+the same is decided by the measurement record, which holds everything that decides its bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from llmlaunch.calibration.records import ran_out, reason_of_no_whole_peak
+from llmlaunch.calibration.support import Rehearsal
+from llmlaunch.errors import UserError
+from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, Limit, Plan
+from llmlaunch.planner.setting import Setting
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.rehearsal.earlier import MALFORMED, layout_of, plan_of_one, same_version
+from llmlaunch.rehearsal.verdict import RUNS_DIFFER
+from llmlaunch.rendering.run_json import measurement_template
+from llmlaunch.store.history import MeasuredAttempt
+from llmlaunch.techniques import Techniques
+from llmlaunch.units import GIB
+
+__all__ = ["judged_attempts"]
+
+# What a record says beside the job: who wrote it, what was measured, and what the prediction was made with.
+BESIDE_THE_JOB = frozenset(
+    {
+        *("id", "family", "split", "source", "calibration_id", "backend_version", "baseline_bytes"),
+        *("peak_kind", "peak_bytes", "allocator_statistic", "rounding_bytes", "repeats", "pipeline_rank", "rank_scope"),
+    }
+)
+
+
+def judged_attempts(attempts: Sequence[MeasuredAttempt], setting: Setting) -> tuple[Rehearsal, ...]:
+    """Return what attempts, the newest first, show of the setting's own layouts: of each layout the newest word. Those
+    of other jobs, and those that tell nothing of a peak, are left out."""
+    judged: dict[str, Rehearsal] = {}
+    for attempt in attempts:
+        with suppress(UserError, *MALFORMED):  # what cannot be rendered today, or is no record of ours
+            result = _judged(attempt, setting)
+            if result is not None:
+                judged.setdefault(json.dumps([result.layout.as_json(), result.techniques.as_json()]), result)
+    return tuple(judged.values())
+
+
+def _judged(attempt: MeasuredAttempt, setting: Setting) -> Rehearsal | None:
+    recipe, layout = setting.recipe, layout_of(attempt.plan["layout"])
+    nodes, rest = divmod(layout.world_size, recipe.cluster.devices_per_node)
+    if rest or (recipe.nodes and recipe.nodes != nodes):
+        return None
+    training = replace(recipe.training, gradient_dtype=attempt.plan["gradient_dtype"])
+    techniques = Techniques.from_json(attempt.plan["techniques"])
+    planned = replace(recipe, nodes=nodes, techniques=techniques, training=training)
+    plan = plan_of_one(setting.with_recipe(planned), layout)
+    own = [record for record in attempt.records if _same_job(record, planned, plan, setting)]
+    deaths = [record for record in own if ran_out(record)]
+    if deaths:
+        return _rehearsal(attempt, planned, plan, deaths[0], None)
+    peaks = [record for record in own if record["peak_kind"] == plan.estimate.peak_kind and record["peak_bytes"]]
+    whole = [record for record in peaks if reason_of_no_whole_peak(record) is None]
+    if len({record["global_rank"] for record in whole}) < layout.world_size:
+        return None
+    worst = max(whole, key=lambda record: int(record["peak_bytes"]))
+    return _rehearsal(attempt, planned, plan, worst, int(worst["peak_bytes"]))
+
+
+def _same_job(record: Mapping[str, Any], recipe: Recipe, plan: Plan, setting: Setting) -> bool:
+    if not same_version(record, recipe):
+        return False
+    template = measurement_template(recipe, plan, setting.backend.render(recipe, plan.layout))
+    return _job(json.loads(json.dumps(template))) == _job({name: record.get(name) for name in template})
+
+
+def _job(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides the bytes of a record's job; the model's name decides none."""
+    job = {name: value for name, value in record.items() if name not in BESIDE_THE_JOB}
+    return job | {"model": {name: value for name, value in job["model"].items() if name != "name"}}
+
+
+def _rehearsal(
+    attempt: MeasuredAttempt, recipe: Recipe, plan: Plan, worst: Mapping[str, Any], peak_bytes: int | None
+) -> Rehearsal:
+    """Judge a plan by its worst rank; `peak_bytes` None: that ran out of memory."""
+    layout, device_bytes = plan.layout, plan.limit.memory_bytes if peak_bytes is None else peak_bytes
+    limit = _limit(plan, recipe, device_bytes)
+    verdict = UNSAFE if peak_bytes is None else limit.verdict_of(device_bytes)
+    predicted = plan.estimate.worst.device_bytes
+    rank = int(worst.get("pipeline_rank") or 0)
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(attempt.started_at))
+    peak = "it ran out of memory" if peak_bytes is None else f"{peak_bytes / GIB:.2f} GiB {plan.estimate.peak_kind}"
+    sentence = (
+        f"this very job ran {day} ({attempt.run_id}): {peak} on its worst rank, {predicted / GIB:.2f} predicted; "
+        f"{verdict} by it"
+    )
+    ranks = [
+        {
+            "pipeline_rank": rank,
+            "stands_for": list(range(layout.pipeline)),
+            "on": "run",
+            "at": attempt.started_at,
+            "versions": {},
+            "peak_kind": plan.estimate.peak_kind,
+            "predicted_bytes": predicted,
+            "rehearsed_bytes": peak_bytes,
+            "ran_out": peak_bytes is None,
+        }
+    ]
+    figures = {"device_bytes": device_bytes, "limit_bytes": limit.limit_bytes}
+    details = {"verdict": verdict, "sentence": sentence, "worst_pipeline_rank": rank, **figures, "ranks": ranks}
+    return Rehearsal(
+        workload=recipe.workload,
+        layout=layout,
+        techniques=recipe.techniques,
+        gradient_dtype=recipe.training.gradient_dtype,
+        safe=verdict == SAFE,
+        tight=verdict == TIGHT,
+        sentence=sentence,
+        details=details,
+        **figures,
+    )
+
+
+def _limit(plan: Plan, recipe: Recipe, device_bytes: int) -> Limit:
+    """Return how far a device may be filled by a run that was measured: what runs of one job differ by stays free, and
+    the recipe's floor; never less than the limit of estimates allows, nor another limit than the recipe asks for."""
+    limit, policy = plan.limit, recipe.memory
+    if policy.limit is not None or policy.risk is not None or plan.estimate.peak_kind != "device":
+        return limit
+    measured = limit.memory_bytes - policy.floor_bytes - round(RUNS_DIFFER * device_bytes)
+    return replace(limit, limit_bytes=max(measured, limit.limit_bytes))
