@@ -212,7 +212,7 @@ def with_own_layouts(setting: Setting, notify: Notify) -> Setting:
     try:
         rehearsals = (*_measured_layouts(setting, notify), *_rehearsed_layouts(setting))
     except UserError as failure:
-        notify(f"warning: earlier runs and rehearsals of this job are not used: {failure}")
+        notify(f"warning: earlier runs of this job, and rehearsals are not used: {failure}")
         return setting
     return replace(setting, lessons=replace(setting.lessons, rehearsals=rehearsals)) if rehearsals else setting
 
