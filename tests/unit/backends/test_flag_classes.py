@@ -17,7 +17,7 @@ from llmlaunch.backends.deepspeed.extra_arguments import HUGGING_FACE_FLAGS, SHI
 from llmlaunch.backends.flag_classes import PRICED, FlagGroup, flag_table
 from llmlaunch.backends.megatron.arguments import decided_names
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.extra_arguments import FLAG_CLASSES
+from llmlaunch.backends.megatron.extra_arguments import FLAG_CLASSES, classed_arguments
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, core_parser
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import estimate
@@ -112,6 +112,20 @@ def megatron(*words: str) -> Recipe:
 def test_the_value_of_a_flag_counts(words: tuple[str, ...], kind: str) -> None:
     (found,) = classes(megatron(*words)).values()
     assert found == kind
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("--no-masked-softmax-fusion",), "neutral"),
+        (("--no-masked-softmax-fusion", "--transformer-impl", "local"), "unknown"),
+        (("--attention-softmax-in-fp32", "--transformer-impl=local"), "unknown"),
+    ],
+)
+def test_what_local_attention_alone_reads_is_neutral_without_it(words: tuple[str, ...], kind: str) -> None:
+    recipe = small(f"backend={json.dumps({'name': 'megatron-lm', 'extra_args': words})}")
+    first = classed_arguments(recipe, Layout(data=recipe.world_size)).arguments[0]
+    assert first.flag_class.kind == kind
 
 
 def test_a_flag_of_a_recipe_key_names_the_key() -> None:

@@ -120,6 +120,21 @@ def test_another_job_tells_nothing(llmlaunch: CommandLine, planned: PlannedRun, 
     assert checked(llmlaunch)["memory"]["rehearsed"] is None
 
 
+def test_an_argument_that_nobody_can_price_is_part_of_the_job(llmlaunch: CommandLine) -> None:
+    """A run with it answers for it, and a run without it tells nothing of a job with it."""
+    unknown = "backend={name: megatron-lm, extra_args: [--log-params-norm]}"
+    assert checked(llmlaunch, unknown, code=3)["verdict"] == "tight"
+    ran(plan(RECIPE, [LAYOUT, unknown]), 60 * GIB)
+    assert checked(llmlaunch, unknown)["verdict"] == "safe"
+    assert checked(llmlaunch)["memory"]["rehearsed"] is None
+
+
+def test_a_run_without_an_unknown_argument_does_not_answer_for_it(llmlaunch: CommandLine, planned: PlannedRun) -> None:
+    ran(planned, 60 * GIB)
+    unknown = "backend={name: megatron-lm, extra_args: [--log-params-norm]}"
+    assert checked(llmlaunch, unknown, code=3)["verdict"] == "tight"
+
+
 def test_a_recipe_that_takes_no_calibration_takes_no_run(llmlaunch: CommandLine, planned: PlannedRun) -> None:
     ran(planned, None)
     assert checked(llmlaunch, "memory.calibration=none")["memory"]["rehearsed"] is None

@@ -2,7 +2,8 @@
 
 A run of this very job and layout is the best prediction of the next. Its peaks take the place of the estimate, and what
 runs of one job differ by takes the place of the margin; one that ran out of memory refutes its layout. That the job is
-the same is decided by the measurement record, which holds everything that decides its bytes.
+the same is decided by the measurement record, which holds everything that decides its bytes, and by the arguments of
+which nobody knows whether they do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from llmlaunch.backends.flag_classes import UNKNOWN
 from llmlaunch.calibration.records import ran_out, reason_of_no_whole_peak
 from llmlaunch.calibration.support import Rehearsal
 from llmlaunch.errors import UserError
@@ -58,6 +60,8 @@ def _judged(attempt: MeasuredAttempt, setting: Setting) -> Rehearsal | None:
     training = replace(recipe.training, gradient_dtype=attempt.plan["gradient_dtype"])
     techniques = Techniques.from_json(attempt.plan["techniques"])
     planned = replace(recipe, nodes=nodes, techniques=techniques, training=training)
+    if not _same_unknown(attempt.plan.get("arguments"), setting.backend.classed_arguments(planned, layout).as_json()):
+        return None
     plan = plan_of_one(setting.with_recipe(planned), layout)
     own = [record for record in attempt.records if _same_job(record, planned, plan, setting)]
     deaths = [record for record in own if ran_out(record)]
@@ -69,6 +73,15 @@ def _judged(attempt: MeasuredAttempt, setting: Setting) -> Rehearsal | None:
         return None
     worst = max(whole, key=lambda record: int(record["peak_bytes"]))
     return _rehearsal(attempt, planned, plan, worst, int(worst["peak_bytes"]))
+
+
+def _same_unknown(then: Mapping[str, Sequence[str]] | None, now: Mapping[str, Sequence[str]] | None) -> bool:
+    """Return whether each argument of which nobody knows what it takes was among those of the other job: a record does
+    not hold it. `then` and `now` are the arguments by class."""
+    before, today = then or {}, now or {}
+    texts_before = {text for texts in before.values() for text in texts}
+    texts_today = {text for texts in today.values() for text in texts}
+    return texts_today.issuperset(before.get(UNKNOWN, ())) and texts_before.issuperset(today.get(UNKNOWN, ()))
 
 
 def _same_job(record: Mapping[str, Any], recipe: Recipe, plan: Plan, setting: Setting) -> bool:

@@ -11,6 +11,7 @@ from llmlaunch.backends.flag_classes import (
     NEUTRAL,
     NO_FLAG,
     OF_THE_SCRIPT,
+    UNKNOWN,
     ClassedArguments,
     FlagClass,
     class_arguments,
@@ -27,6 +28,9 @@ __all__ = ["FLAG_CLASSES", "classed_arguments", "megatron_flag_class", "with_ext
 
 FLAG_CLASSES = Path(__file__).with_name("flag_classes.json")
 DEFAULT = FlagClass(NEUTRAL, "the parser's own default")
+# megatron/core/transformer/dot_product_attention.py, core 0.19: nothing else reads them
+OF_LOCAL_ATTENTION = ("masked_softmax_fusion", "attention_softmax_in_fp32")
+UNPRICED_SOFTMAX = FlagClass(UNKNOWN, "what local attention keeps of its scores with it is not in the formula")
 
 
 def classed_arguments(recipe: Recipe, layout: Layout) -> ClassedArguments:
@@ -48,7 +52,9 @@ def _class_of(recipe: Recipe, flag: str, values: tuple[str, ...], of_script: boo
         return OF_THE_SCRIPT
     if known is not None and known.dest in decided_names(recipe):
         return None
-    return megatron_flag_class(known, values)
+    flag_class = megatron_flag_class(known, values)
+    read = known is not None and known.dest in OF_LOCAL_ATTENTION and flag_class != DEFAULT
+    return UNPRICED_SOFTMAX if read and _stated_values(recipe).get("transformer_impl") == "local" else flag_class
 
 
 def megatron_flag_class(flag: Flag | None, values: Sequence[str]) -> FlagClass:
