@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from cpu_training import ADDED
+from cpu_training import ADDED, cpu_job
 from traced_cases import CASES as TRACED
 from traced_cases import PADDED, TECHNIQUES
-from trained_cases import jobs
+from trained_cases import SHARED, jobs, own_job
 
 from llmlaunch.backends import megatron
 from llmlaunch.backends.checkpoints import RESHARDING_FLAG
@@ -122,8 +122,9 @@ def _traced_flags() -> set[str]:
 
 
 def trained_flags() -> set[str]:
-    """Those the declared jobs are rendered with."""
-    return set().union(*(flags_of(job.rendered) for job in jobs(Path("/checkpoints"))))
+    """Those the declared jobs are rendered with, and those of the trainer of one's own (test_own_trainers.py)."""
+    declared = (*jobs(Path("/checkpoints")), cpu_job("own", own_job(Path("/data")), SHARED))
+    return set().union(*(flags_of(job.rendered) for job in declared))
 
 
 def _gpu_flags() -> set[str]:

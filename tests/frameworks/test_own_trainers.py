@@ -10,9 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cpu_training import ADDED_WORDS, MEGATRON_CPU, cpu_job, under_torchrun
+from cpu_training import ADDED_WORDS, cpu_job, under_torchrun
 from judges import TRACED, megatron_python
-from trained_cases import SHARED, recipe_for
+from trained_cases import EVALUATION, OWN_TRAINER, SHARED, own_job
 from trainer_runner import Train, case
 
 from llmlaunch.backends.argument import NodeVariable
@@ -20,21 +20,12 @@ from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.logs import deepspeed_lines, megatron_lines
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import MEGATRON_CHECK, MEGATRON_DATASET
 from support.step_lines import parse_step, parser_of
 
 pytestmark = pytest.mark.frameworks
 
-OWN_TRAINER = MEGATRON_CPU / "own_trainer.py"
-EVALUATION = "training.evaluation={interval: 2, iterations: 2}"
 SECONDS = 240
-
-
-def own_job(folder: Path) -> Recipe:
-    backend = f"backend={{name: megatron-lm, script: {OWN_TRAINER}, script_args: [--scaled-weights, '0.5']}}"
-    data = f"data={{path: {folder / 'training'}, validation: {folder / 'validation'}, cache_path: {folder / 'cache'}}}"
-    return recipe_for("llama", (backend, data, EVALUATION, "model.vocab_size=1000", "training.steps=4"))
 
 
 def on_one_node(words: tuple[str | NodeVariable, ...], script: Path, rendered: Rendered) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpu_training import CpuJob, cpu_job
+from cpu_training import MEGATRON_CPU, CpuJob, cpu_job
 
 from llmlaunch.assets import asset
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
@@ -13,6 +13,8 @@ from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 
+OWN_TRAINER = MEGATRON_CPU / "own_trainer.py"
+EVALUATION = "training.evaluation={interval: 2, iterations: 2}"
 STEPS = 5
 LLAMA = (
     "model={num_layers: 4, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, num_query_groups: 2, "
@@ -85,6 +87,13 @@ class TrainedCase:
 
 def recipe_for(model: str, overrides: tuple[str, ...] = ()) -> Recipe:
     return load_recipe(asset("recipes", "llama3-8b.yaml"), (*MODELS[model], *USUAL, *overrides))
+
+
+def own_job(folder: Path) -> Recipe:
+    """A trainer of a person's own, with its own data and an evaluation."""
+    backend = f"backend={{name: megatron-lm, script: {OWN_TRAINER}, script_args: [--scaled-weights, '0.5']}}"
+    data = f"data={{path: {folder / 'training'}, validation: {folder / 'validation'}, cache_path: {folder / 'cache'}}}"
+    return recipe_for("llama", (backend, data, EVALUATION, "model.vocab_size=1000", "training.steps=4"))
 
 
 def saving(folder: Path, interval: int, steps: int) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ def test_a_hidden_bias_is_learned_from_runs(runs: list[Chain]) -> None:
     assert memory["correction"] is None
     done = run.llmlaunch("calibrate", "--json")
     (answer,) = json.loads(done.stdout)["answers"]
-    assert (answer["did"], answer["runs"]) == ("taken", len(runs)), answer
+    assert (answer["did"], answer["runs"]) == ("taken", len(runs)), json.dumps(answer, indent=1)
     learned, memory = checked(run)
     assert memory["evidence"]["runs"] == len(runs)
     assert learned == pytest.approx(BIAS * plain, rel=4 * NOISE)

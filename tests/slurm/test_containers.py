@@ -25,6 +25,7 @@ while [[ $1 != *.sif ]]; do shift; done
 shift
 exec "$@"
 """
+IMAGE = "#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0"  # as much of one as is looked at before a submit
 PROFILE = """\
 base: cpu-x1
 slurm: {{partition: train}}
@@ -76,6 +77,7 @@ def the_container_command_reaches_every_node_with_what_the_recipe_names(person: 
     seen, mine, data, clusters = (person.folder(name) for name in ("seen", "mine", "data", "clusters"))
     programs = stand_in(person, "apptainer", APPTAINER.format(seen=seen))
     (mine / "train.py").write_text(TRAINER)
+    (person.home / "box.sif").write_text(IMAGE)
     (clusters / "ours.yaml").write_text(PROFILE.format(data=data, programs=programs))
     shutil.copy(QUICKSTART, person.home / "recipe.yaml")
     run = person.home / "run"
@@ -99,6 +101,7 @@ def a_container_that_is_slow_to_go_does_not_cost_the_verdict(person: Person) -> 
     lingering = APPTAINER.replace("exec ", "trap '' TERM\n").rstrip() + "\nsleep 1000\n"
     programs = stand_in(person, "apptainer", lingering.format(seen=person.folder("seen")))
     (person.home / "train.py").write_text("print('trains', flush=True)\n")
+    (person.home / "box.sif").write_text(IMAGE)
     box = (f"setup=['PATH={programs}:$PATH']", f"container={{image: {person.home}/box.sif, runtime: apptainer}}")
     training = submit(person, person.home, "nodes=2", backend(person.home / "train.py"), *box)
     training.wait(lambda it: it.status(), "the job is judged")
@@ -115,7 +118,7 @@ def a_recipes_container_is_looked_into_on_one_node_and_remembered(person: Person
     """`llmlaunch doctor --container`: the interpreter inside and what it finds are real."""
     seen = person.folder("seen")
     programs = stand_in(person, "apptainer", APPTAINER.format(seen=seen))
-    (person.home / "box.sif").write_text("an image")
+    (person.home / "box.sif").write_text(IMAGE)
     (person.home / "recipe.yaml").write_text(
         QUICKSTART.read_text()
         + f"\npython: {sys.executable}\ncontainer: {{image: box.sif, runtime: apptainer}}\n"

@@ -177,7 +177,8 @@ def a_stop_file_ends_a_job_in_order(person: Person, folder: Path, nodes: Nodes) 
 def a_job_whose_disk_is_full_trains_to_its_end_and_says_so(person: Person, folder: Path, nodes: Nodes) -> None:
     """The file system of the run directory is full from the first step on. Nothing can be written down any more, and
     nothing is made up."""
-    training = script(person, person.home / SMALL_DISK, FILLS_THE_DISK, nodes.only(nodes.common))
+    saved = f"training.checkpoint_path={folder}"  # a disk that has no room for a checkpoint is refused at the desk
+    training = script(person, person.home / SMALL_DISK, FILLS_THE_DISK, nodes.only(nodes.common), saved)
     training.wait_for_end()
     assert "disk full, going on" in training.log()
     said = training.phase()

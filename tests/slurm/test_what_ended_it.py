@@ -217,10 +217,13 @@ def a_slow_save_is_no_hang_and_the_stop_file_ends_it_in_order(person: Person) ->
 def arguments_that_megatron_refuses_end_the_job_and_nothing_starts_it_again(person: Person) -> None:
     if not (FRAMEWORKS / ".installed").exists():
         pytest.fail(f"{FRAMEWORKS} is missing: `make install-frameworks` makes it")
+    checkout = person.folder("Megatron-LM")
+    (checkout / "pretrain_gpt.py").symlink_to(TRACED / "pretrain_gpt.py")
+    (checkout / "megatron").symlink_to(next(FRAMEWORKS.glob("lib/python3*/site-packages/megatron")))
     training = submit(
         person, person.home, "nodes=2", own_python(person, MEGATRON, frameworks=FRAMEWORKS, traced=TRACED),
         "data={mock: true}", "layout={micro_batch_size: 1}", "training.save_interval=10",
-        f"backend={{name: megatron-lm, path: {TRACED}, extra_args: [--of-nobody, '4'], neutral_args: [--of-nobody]}}",
+        f"backend={{name: megatron-lm, path: {checkout}, extra_args: [--of-nobody, '4'], neutral_args: [--of-nobody]}}",
         f"training.checkpoint_path={person.home / 'checkpoints'}",  # so it would come back
         "--follow", code=1, OMP_NUM_THREADS="1",
     )  # fmt: skip

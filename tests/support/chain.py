@@ -151,6 +151,8 @@ class Chain:
     def train(self, gib: float = 40.0) -> Chain:
         """Wait until all ranks train and the monitor has written down that each holds so much."""
         until(lambda: len(self.ranks()) == self.devices, f"{self.devices} ranks")
+        # what a GPU holds at the monitor's first look is counted as other people's
+        self.driver.until_sampled(1)
         self.driver.hold(gib, {rank: record["program_pid"] for rank, record in self.ranks().items()})
         self.until_written(gib)
         return self

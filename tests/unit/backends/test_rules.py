@@ -28,7 +28,7 @@ SAVING = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
 HOPPER, BLACKWELL, AMPERE = "cluster=h100-80gb-x8", "cluster=b200-x8", "cluster=a100-80gb-x8"
 TENSORWISE, MXFP8, DELAYED_FP8 = "training.fp8=tensorwise", "training.fp8=mxfp8", "training.fp8=delayed"
 PARAMETERS, FORMATS = "training.fp8_parameters=true", "training.optimizer={}"
-OWN = "backend={name: deepspeed, script: train.py}"
+OWN, EVALUATION = "backend={name: deepspeed, script: train.py}", "training.evaluation={interval: 10, iterations: 2}"
 MODULES, DELAYED = "layout={offload_modules: [core_attn]}", "layout={delay_weight_gradients: true}"
 PART, WHOLE = "layout={offload_optimizer: 0.5}", "layout={offload_optimizer: 1.0}"
 HIDDEN = "layout.overlap_expert_communication=true"
@@ -242,6 +242,13 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ("dense-tiles", DEEPSPEED, [EXPERT_MODEL, "layout={loss: tiled}"]),
     ("dense-chunks", DEEPSPEED, [EXPERT_MODEL, "layout={mlp_chunks: 2}"]),
     ("dense-adapters", DEEPSPEED, [EXPERT_MODEL, "training.adapters={rank: 2}"]),
+    ("evaluation-of-a-script", DEEPSPEED, [OWN, EVALUATION]),
+    ("evaluation-writes-logits", DEEPSPEED, [*own_script("hugging-face", "layout={loss: fused_linear}"), EVALUATION]),
+    (
+        "validation-of-a-script",
+        DEEPSPEED,
+        [*own_script("hugging-face"), EVALUATION, "data={path: /text, validation: /other}"],
+    ),
     ("no-delayed-gradients", DEEPSPEED, [DELAYED]),
     ("no-hidden-exchange", DEEPSPEED, [HIDDEN]),
     ("no-hidden-tensor", DEEPSPEED, ["layout={tp_comm_overlap: true}"]),

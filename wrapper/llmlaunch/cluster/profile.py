@@ -92,6 +92,11 @@ class Accelerator:
     compute_capability: str | None = None  # "9.0" = Hopper; None where it has no meaning
     host_link: HostLink | None = None  # of processor and device in one package; None = PCI Express
 
+    @property
+    def peak_kind(self) -> str:
+        """What is measured of a rank's memory, and predicted: "device", or "resident" where there is no GPU."""
+        return "device" if self.kind == "gpu" else "resident"
+
 
 @section
 class Site:

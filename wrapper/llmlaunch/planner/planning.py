@@ -80,7 +80,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
     chosen = result.candidate(recipe, place)
     planned = as_planned(recipe, chosen)
     job = setting.job_of(planned)
-    peak_kind = "device" if recipe.cluster.accelerator.kind == "gpu" else "resident"
+    peak_kind = recipe.cluster.accelerator.peak_kind
     detail = estimate(job, chosen.layout, peak_kind=peak_kind, node=node_of(recipe))
     seconds = step_time(job, setting.cluster, LayoutColumns.of([chosen.layout]))
     length = JobLength.of(recipe, chosen.step_seconds)

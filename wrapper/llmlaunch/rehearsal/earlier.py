@@ -95,7 +95,7 @@ def layout_of(fields: Mapping[str, Any]) -> Layout:
 def plan_of_one(setting: Setting, layout: Layout) -> Plan:
     """The plan of a layout that nobody searched for: its memory and the limit, and no time."""
     recipe = setting.recipe
-    detail = estimate(setting.job, layout, node=node_of(recipe))
+    detail = estimate(setting.job, layout, peak_kind=recipe.cluster.accelerator.peak_kind, node=node_of(recipe))
     worst = detail.worst
     chosen = Candidate(
         layout,
