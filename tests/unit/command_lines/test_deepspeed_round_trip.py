@@ -28,7 +28,9 @@ from support.plans import setting_for
 
 FACTS = Path(__file__).resolve().parents[2] / "data" / "command_lines" / "deepspeed"
 LINES = sorted(path.stem for path in FACTS.glob("*.json"))
-RENDERED = [name for name in LINES if json.loads((FACTS / f"{name}.json").read_text("utf-8"))["rendered"]]
+BY_NAME = {name: json.loads((FACTS / f"{name}.json").read_text("utf-8")) for name in LINES}
+RENDERED = [name for name in LINES if BY_NAME[name]["rendered"]]
+WITH_DS_CONFIG = [name for name in RENDERED if any(path.endswith(".json") for path in BY_NAME[name].get("files", ()))]
 # What a file does not say is this (deepspeed/runtime/zero/config.py, runtime/config.py, fp16/loss_scaler.py, 0.19.8).
 DEEPSPEED_DEFAULTS = {
     "gradient_clipping": 0.0,
@@ -116,11 +118,9 @@ def test_what_a_public_command_passes_on_is_known_but_for_validation(name: str, 
     assert {each.flag_class.key for each in unknown} <= {"training.evaluation"}
 
 
-@pytest.mark.parametrize("name", RENDERED)
+@pytest.mark.parametrize("name", [name for name in RENDERED if BY_NAME[name]["kind"] != "megatron-deepspeed"])
 def test_the_trainers_arguments_round_trip(name: str, tmp_path: Path) -> None:
     public = read(name, tmp_path)
-    if public.reading.kind == "megatron-deepspeed":
-        pytest.skip("its arguments are compared where they are read")
     original = options_of(public)
     rendered = DeepSpeed().render(public.recipe, pinned_layout(public.recipe))
     words = [w if isinstance(w, str) else f"${w.name}{w.suffix}" for w in rendered.program[1:]]
@@ -134,6 +134,21 @@ def test_the_trainers_arguments_round_trip(name: str, tmp_path: Path) -> None:
     for flag in names_of(again) - names_of(original) - translated - {"save_strategy"}:
         default = family.defaults.get(flag, DEFAULTS.get(flag))
         assert same((str(True if default is None else default),), again.values(flag), tmp_path), flag
+
+
+@pytest.mark.parametrize("name", [name for name in RENDERED if BY_NAME[name]["kind"] == "megatron-deepspeed"])
+def test_the_arguments_of_megatron_deepspeed_round_trip(name: str, tmp_path: Path) -> None:
+    """Each word is rendered again, or its facts say what stands for it."""
+    public = read(name, tmp_path)
+    rendered = DeepSpeed().render(public.recipe, pinned_layout(public.recipe))
+    again = ScriptOptions([word for word in rendered.program[1:] if isinstance(word, str)], "rendered", ())
+    original = options_of(public)
+    told = {word.partition("=")[0].lstrip("-").replace("-", "_") for u in public.reading.unread for word in u.words}
+    for flag in names_of(original) - told - {"deepspeed_config"}:
+        stands_for = public.facts["rendered_as"].get("--" + flag.replace("_", "-"), {flag: original.values(flag)})
+        for word, value in stands_for.items():
+            values = (value,) if isinstance(value, str) else value or ()
+            assert same(tuple(values), again.values(word.lstrip("-").replace("-", "_")), tmp_path), (flag, word)
 
 
 def options_of(public: PublicCommand) -> ScriptOptions:
@@ -171,14 +186,11 @@ def plain(text: str, folder: Path) -> Any:
         return text.removeprefix(f"{folder}/").removeprefix("./") if truth is None else truth
 
 
-@pytest.mark.parametrize("name", RENDERED)
+@pytest.mark.parametrize("name", WITH_DS_CONFIG)
 def test_the_ds_config_round_trips(name: str, tmp_path: Path) -> None:
     public = read(name, tmp_path)
     rendered = json.loads(DeepSpeed().render(public.recipe, pinned_layout(public.recipe)).files["ds_config.json"])
-    text = next((text for path, text in public.command.files.items() if path.endswith(".json")), None)
-    if text is None:
-        pytest.skip("it names no ds_config.json")
-    original = json.loads(text)
+    original = json.loads(next(text for path, text in public.command.files.items() if path.endswith(".json")))
     told = {word for each in public.reading.unread for word in each.words}
     said = set(dotted_keys(original))
     for key in said - told - {"zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device"}:

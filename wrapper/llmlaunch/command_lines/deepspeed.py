@@ -428,7 +428,7 @@ def _read_megatron(command: TrainerCommand, options: ScriptOptions, draft: Recip
     config, _, _ = configuration(command, options, draft)
     job = add_megatron(command, options, config, draft)
     own = config.rest(trainer=False) if config is not None else {}
-    _add_script(command, kept_words(options), draft, "megatron-deepspeed", own)
+    _add_script(command, kept_words(options, job), draft, "megatron-deepspeed", own)
     tell_of_differences(job, draft, draft.reading("megatron-deepspeed").document)
 
 

@@ -44,7 +44,7 @@ SAME: Mapping[str, tuple[str, ...]] = {
     "--ds-sequence-parallel-size": ("--context-parallel-size", "{}"),
     "--pad-vocab-size-to": ("--vocab-size", "{}"),
     "--tokenizer-name-or-path": ("--tokenizer-model", "{}"),
-    "--train-tokens": (),
+    **dict.fromkeys(("--train-tokens", "--lr-decay-tokens", "--lr-warmup-tokens"), ()),
     "--zero-stage": (),
     "--no-pipeline-parallel": (),
     "--deepspeed": (),
@@ -59,8 +59,8 @@ _TODAY = frozenset(word for words in SAME.values() for word in words if word.sta
 REPLACED = frozenset(
     (
         *("--checkpoint-activations", "--tokenizer-name-or-path", "--position-embedding-type", "--train-samples"),
-        *("--lr-warmup-samples", "--lr-decay-samples", "--lr-decay-iters", "--local_rank", "--train-tokens"),
-        *("--lr-warmup-tokens", "--lr-decay-tokens", "--pad-vocab-size-to", "--mmap-warmup"),
+        *("--lr-warmup-samples", "--lr-decay-samples", "--lr-decay-iters", "--local_rank"),
+        *("--pad-vocab-size-to", "--mmap-warmup"),
     )
 )
 
@@ -89,6 +89,7 @@ def add_megatron(
     words = read_words(tuple(_words_of_today(command.arguments)), NEWEST, command.place)
     world = command.nodes * command.devices_per_node if command.nodes and command.devices_per_node else None
     space = namespace_of(words.values, NEWEST, world, command.place)
+    _end_after_tokens(space, options, draft)
     _add_model(space, options, draft)
     training, notes = read_training(space)
     draft.training |= _spelled_out(training, space)
@@ -122,6 +123,20 @@ def _words_of_today(words: Sequence[str]) -> Iterator[str]:
         else:
             yield flag
             yield from (TOKENIZERS.get(NORMS.get(value, value), NORMS.get(value, value)) for value in plain)
+
+
+def _end_after_tokens(space: Namespace, options: ScriptOptions, draft: RecipeDraft) -> None:
+    """Let the steps end where --train-tokens ends them, and the learning rate decay over what it did (training.py
+    train, optimizer_param_scheduler.py)."""
+    tokens, steps = options.whole("train_tokens"), space.get("train_iters")
+    batch, length = space.get("global_batch_size"), space.get("seq_length")
+    if not (tokens and steps and batch and length) or options.has("curriculum_learning_legacy"):
+        return
+    last = -(-tokens // (batch * length))
+    if last < steps:
+        space["train_iters"], space["lr_decay_iters"] = last, space.get("lr_decay_iters") or steps
+        space.converted = {name: flag for name, flag in space.converted.items() if name != "train_iters"}
+        draft.notes.append(f"training.steps: {last} steps see the tokens that --train-tokens names")
 
 
 def _add_model(space: Namespace, options: ScriptOptions, draft: RecipeDraft) -> None:
@@ -223,8 +238,11 @@ def tell_of_differences(job: MegatronJob, draft: RecipeDraft, document: Mapping[
         draft.notes.append(f"rendering adds {', '.join(added)}")
 
 
-def kept_words(options: ScriptOptions) -> tuple[tuple[str, ...], ...]:
-    """Return the options that rendering does not say again, which are handed on to the script."""
+def kept_words(options: ScriptOptions, job: MegatronJob) -> tuple[tuple[str, ...], ...]:
+    """Return the options that rendering does not say again, which are handed on to the script; a decay over samples as
+    one over steps, since the rendered job is long by steps."""
+    decay = job.space.get("lr_decay_iters")
     flags = TAKEN | REPLACED
     groups = (group for group in options.rest() if group[0].partition("=")[0] not in flags)
-    return tuple(group for group in groups if not any(map(is_unset, group)))
+    kept = tuple(group for group in groups if not any(map(is_unset, group)))
+    return (*kept, ("--lr-decay-iters", str(decay))) if decay else kept

@@ -38,11 +38,15 @@ HUGGING_FACE_FLAGS = Path(__file__).with_name("hugging_face_flags.json")
 SETTING_CLASSES = Path(__file__).with_name("setting_classes.json")
 MOST_PERSISTENT = 1_000_000  # elements of a tensor that may stay whole: norms and biases, no matrix
 SHIPPED_TRAINER_FLAGS = Path(__file__).with_name("shipped_trainer_flags.json")
+_SCHEDULE = "the learning rate, and the last step, by tokens instead of steps"
 _DATA = "which tokens are read, and how the host reads them"
 # Flags that Megatron-DeepSpeed has and Megatron-LM of today has not (bigscience-workshop/Megatron-DeepSpeed and
 # deepspeedai/Megatron-DeepSpeed, megatron/arguments.py).
 BY_LAYERS = "type:transformer"
 FORK_NEUTRAL = {
+    "--train-tokens": _SCHEDULE,
+    "--lr-warmup-tokens": _SCHEDULE,
+    "--lr-decay-tokens": _SCHEDULE,
     "--data-impl": _DATA,
     "--train-weighted-split-paths-path": _DATA,
     "--valid-weighted-split-paths-path": _DATA,
