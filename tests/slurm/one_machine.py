@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from support.node_rig import environment
 
 CLUSTER_SH = Path(__file__).parents[2] / "slurm" / "one_machine" / "cluster.sh"
 _PORT_OFFSETS = (0, 1, *range(11, 23))
@@ -44,7 +45,7 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         """That of a person who uses the cluster."""
-        return {**os.environ, "SLURM_CONF": str(self.conf)}
+        return {**environment(), "SLURM_CONF": str(self.conf)}
 
     @property
     def nodes(self) -> list[str]:
@@ -53,15 +54,15 @@ class Cluster:
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`cluster.sh WORDS`, whatever its exit code."""
-        environment = {
-            **os.environ,
+        variables = {
+            **environment(),
             **{f"LLMLAUNCH_SLURM_{name}": value for name, value in self.settings.items()},
             "LLMLAUNCH_SLURM_DIR": str(self.directory),
             "LLMLAUNCH_SLURM_PORT": str(self.port),
         }
-        environment.pop("SLURM_CONF", None)
+        variables.pop("SLURM_CONF", None)
         argv = [*self.prefix, "bash", str(self.script), *words]
-        return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(argv, env=variables, capture_output=True, text=True, check=False)
 
     def do(self, *words: str) -> str:
         """`cluster.sh WORDS`, which must succeed; what it printed."""

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from support import judge
-from support.node_rig import GIB, alive, until
+from support.node_rig import GIB, alive, environment, until
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "llama2-7b-deepspeed.yaml"
@@ -118,7 +118,7 @@ class Chain:
         self.driver = Driver(self.place, self.devices, self.sliced)
         places = {"XDG_DATA_HOME": self.place / "data", "XDG_CACHE_HOME": self.place / "cache"}
         self.environment = {
-            **os.environ,
+            **environment(),
             **{name: str(path) for name, path in places.items()},
             "LD_LIBRARY_PATH": str(self.library),
             "FAKE_NVML_SCENARIO": str(self.driver.path),

@@ -81,6 +81,13 @@ def _compile(source: Path, library: Path, *options: str) -> None:
     subprocess.run([compiler, *flags, "-o", str(library), str(source), *options], check=True)
 
 
+def environment() -> dict[str, str]:
+    """This process's variables, also while tests in other threads change them."""
+    while True:
+        with contextlib.suppress(KeyError, RuntimeError):
+            return dict(os.environ)
+
+
 def alive(pid: int) -> bool:
     """Whether `pid` runs: neither gone nor a zombie."""
     try:
@@ -171,7 +178,7 @@ class NodeRig:
     def environment(self, **extra: str) -> dict[str, str]:
         dropped = ("LD_LIBRARY_PATH", "PYTHONPATH", "RANK", "LOCAL_RANK", "LLMLAUNCH_NODE_RANK", "CUDA_VISIBLE_DEVICES")
         return {
-            **{name: value for name, value in os.environ.items() if name not in dropped},
+            **{name: value for name, value in environment().items() if name not in dropped},
             "LD_LIBRARY_PATH": str(self.library),
             "FAKE_NVML_SCENARIO": str(self.scenario_path),
             "FAKE_NVML_CALLS": str(self.calls_path),

@@ -59,6 +59,7 @@ ASK_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sig
 TURN_SECONDS = 1.0
 WRITE_SECONDS = 5.0  # between two progress.json
 TAKE_OVER_SECONDS = 10.0
+LAST_WORDS_SECONDS = 2.0  # of ranks that have ended, to be heard
 LINGER_SECONDS = 30.0  # without a command: from the last rank's end to ours; torchrun may start it again
 CREDENTIALS = struct.Struct("3i")
 OBSERVE_VARIABLE = "LLMLAUNCH_OBSERVE"  # what trainers/hook.py is told, in every process below the command
@@ -197,6 +198,7 @@ class NodeObserver:
         self._log_place: tuple[Path, int] | None = None
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._stopped = threading.Event()
+        self._all_heard = threading.Event()
         self._tracker = StepTracker({}, time.monotonic())
         self._lines = StepLines(ANY_SCRIPT, SLOW)
         self._written_at = 0.0
@@ -215,7 +217,12 @@ class NodeObserver:
             self._monitor.follow_log(*self._log_place)
 
     def stop(self) -> None:
-        """End the monitor; `run` returns when the last files are written."""
+        """End the monitor, once all that ranks have said is heard; `run` returns when the last files are written."""
+        if self._listener is not None:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.settimeout(LAST_WORDS_SECONDS)
+                sender.sendto(b"", self._name)  # it stands behind what ranks have sent
+                self._all_heard.wait(LAST_WORDS_SECONDS)
         self._stopped.set()
         self._jobs.put(lambda: None)  # so that the thread of the files looks
         os.kill(os.getpid(), END_SIGNAL)
@@ -256,7 +263,9 @@ class NodeObserver:
             for level, kind, content in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
                     pid, user, _ = CREDENTIALS.unpack(content[: CREDENTIALS.size])
-                    if user == os.getuid():
+                    if pid == os.getpid() and not data:
+                        self._all_heard.set()
+                    elif user == os.getuid():
                         self._hear(data, pid)
 
     def _hear(self, data: bytes, pid: int) -> None:
