@@ -244,5 +244,5 @@ def kept_words(options: ScriptOptions, job: MegatronJob) -> tuple[tuple[str, ...
     decay = job.space.get("lr_decay_iters")
     flags = TAKEN | REPLACED
     groups = (group for group in options.rest() if group[0].partition("=")[0] not in flags)
-    kept = tuple(group for group in groups if not any(map(is_unset, group)))
-    return (*kept, ("--lr-decay-iters", str(decay))) if decay else kept
+    handed_on = tuple(group for group in groups if not any(map(is_unset, group)))
+    return (*handed_on, ("--lr-decay-iters", str(decay))) if decay else handed_on
