@@ -30,6 +30,9 @@ READ_AS = {
     "--use-rotary-position-embeddings": "--position-embedding-type",
     "--num-layers-per-virtual-pipeline-stage": "--num-virtual-stages-per-pipeline-rank",
     "--moe-enable-deepep": "--moe-flex-dispatcher-backend",
+    "--cuda-graph-scope": "--cuda-graph-modules",
+    "--enable-cuda-graph": "--cuda-graph-impl",
+    "--external-cuda-graph": "--cuda-graph-impl",
     "--encoder-num-layers": "--num-layers",
     "--encoder-seq-length": "--seq-length",
     "--model-parallel-size": "--tensor-model-parallel-size",
@@ -60,6 +63,8 @@ WORDS = (
     ),
     ("model=qwen3-30b-a3b", "layout.overlap_expert_communication=true", "layout.token_dispatcher=alltoall"),
     ("model=qwen3-30b-a3b", "layout.delay_weight_gradients=true"),
+    ("layout.cuda_graphs=[attn, mlp]",),
+    ("layout.cuda_graphs=[full_iteration]",),
     ("layout.zero_stage=2",),
     ("tracking={wandb: {project: p, entity: e}, tensorboard: /logs}",),
 )

@@ -154,6 +154,15 @@ TECHNIQUE_LIST: tuple[Technique, ...] = (
         None,
     ),
     Technique(
+        ("layout.cuda_graphs",),
+        "CUDA graphs (NVIDIA, 2019); Megatron core, cuda_graphs.py",
+        "the host's launches of what is captured",
+        "memory of graphs, which nothing else can use, for every micro-batch in flight",
+        "`--cuda-graph-impl --cuda-graph-modules --te-rng-tracker --no-check-for-nan-in-loss-and-grad`, "
+        "`NCCL_GRAPH_REGISTER=0`",
+        None,
+    ),
+    Technique(
         ("training.adapters",),
         "LoRA (Hu et al. 2021); LoRA-FA (Zhang et al. 2023)",
         "gradients and states of all but the adapters; LoRA-FA also the inputs of linear layers",

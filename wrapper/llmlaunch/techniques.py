@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 from llmlaunch.documents.keys import key, section
 
-__all__ = ["NO_TECHNIQUES", "Adapters", "Techniques"]
+__all__ = ["FULL_ITERATION", "NO_TECHNIQUES", "WHOLE_LAYER", "Adapters", "GraphScope", "Techniques"]
 
 LAYOUT, TRAINING, WHAT_IF = "layout", "training", "what_if"  # the mappings of a recipe that hold the keys
 
 RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"]
+GraphScope = Literal["full_iteration", "layer", "attn", "mlp", "moe_router", "moe_preprocess"]
+FULL_ITERATION, WHOLE_LAYER = "full_iteration", "layer"
 
 
 @section
@@ -126,6 +128,14 @@ class Techniques:
         default=None,
         place=LAYOUT,
         written=Literal["p2p", "a2a"] | None,
+    )
+    cuda_graphs: tuple[str, ...] = key(
+        "megatron-lm: what is captured once and replayed as CUDA graphs: the whole iteration, whole layers, or parts "
+        "of each layer; absent = none",
+        default=(),
+        place=LAYOUT,
+        written=tuple[GraphScope, ...] | None,
+        min_length=1,
     )
     swapped_share: float = key(
         "MEMO: share of each layer's activations swapped to the host", default=0.0, place=WHAT_IF, ge=0, le=1

@@ -106,7 +106,8 @@ def megatron(*words: str) -> Recipe:
         (("--no-gradient-accumulation-fusion",), "priced"),
         (("--of-my-fork", "3"), "unknown"),
         (("--wandb-exp-name", "mine"), "neutral"),
-        (("--cuda-graph-impl", "local"), "unknown"),
+        (("--cuda-graph-warmup-steps", "5"), "neutral"),
+        (("--delay-offload-until-cuda-graph",), "unknown"),
     ],
 )
 def test_the_value_of_a_flag_counts(words: tuple[str, ...], kind: str) -> None:

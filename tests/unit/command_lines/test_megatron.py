@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.backends.megatron.versions import NEWEST, core_parser
+from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, NEWEST, core_parser
 from llmlaunch.command_lines.command import Reading, TrainerCommand
 from llmlaunch.command_lines.megatron import read_megatron, read_values
 from llmlaunch.errors import UserError
+from llmlaunch.layout import Layout
+from support.backend_output import words_of
+from support.recipes import small
 
 LLAMA3_8B = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
@@ -143,10 +146,33 @@ def test_a_model_of_another_kind_is_refused(flag: str) -> None:
          [7, 9, 9, 7]),
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "zero_stage", 2),
         ("--batch-size 3", "micro_batch_size", 3),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "cuda_graphs", ["full_iteration"]),
+        ("--cuda-graph-impl full_iteration", "cuda_graphs", ["full_iteration"]),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope mlp attn", "cuda_graphs", ["attn", "mlp"]),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn", "cuda_graphs", ["attn"]),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope full", "cuda_graphs", ["layer"]),
+        ("--external-cuda-graph", "cuda_graphs", ["layer"]),
     ],
 )  # fmt: skip
 def test_each_spelling_is_read(earlier: str, key: str, value: object) -> None:
     assert reading_of(f"{LLAMA3_8B} {earlier}").document["layout"][key] == value
+
+
+@pytest.mark.parametrize("version", KNOWN_VERSIONS)
+@pytest.mark.parametrize("scopes", ["full_iteration", "layer", "attn", "attn, mlp"])
+def test_graphs_of_each_core_are_read_as_they_were_rendered(version: str, scopes: str) -> None:
+    backend = f'backend={{name: megatron-lm, version: "{version}"}}'
+    words = words_of(small(f"layout.cuda_graphs=[{scopes}]", backend), Layout(data=32, zero_stage=1))
+    reading = read_megatron(TrainerCommand("pretrain_gpt.py", tuple(words[1:]), nodes=4, devices_per_node=8))
+    assert reading.document["layout"]["cuda_graphs"] == scopes.split(", ")
+    assert not [each for each in reading.unread if "graph" in " ".join(each.words)]
+
+
+@pytest.mark.parametrize("flags", ["--enable-cuda-graph", "--cuda-graph-impl local --cuda-graph-scope attn"])
+def test_graphs_of_another_implementation_say_what_takes_its_place(flags: str) -> None:
+    (unread,) = reading_of(f"{LLAMA3_8B} {flags}").unread
+    assert unread.words[0] == "--cuda-graph-impl"
+    assert "Transformer Engine" in unread.reason
 
 
 HOSTILE = st.sampled_from(

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from llmlaunch.backends.megatron.sharding import STRATEGIES
 from llmlaunch.command_lines.megatron_namespace import STAGES, Namespace
-from llmlaunch.techniques import OffloadModule, RecomputeModule
+from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER, GraphScope, OffloadModule, RecomputeModule
 
 __all__ = ["read_layout"]
 
@@ -44,6 +44,7 @@ def read_layout(space: Namespace) -> dict[str, Any]:
     layout |= dict(_offload(space))
     layout |= {key: True for dest, key in SWITCHES.items() if space.get(dest)}
     layout |= dict(_communication(space))
+    layout |= dict(_graphs(space))
     return layout
 
 
@@ -77,6 +78,16 @@ def _offload(space: Namespace) -> Iterator[tuple[str, Any]]:
         yield "offload_layers", layers
     fraction = space.get("optimizer_offload_fraction")
     yield "offload_optimizer", (1.0 if fraction is None else fraction) if space.get("optimizer_cpu_offload") else 0.0
+
+
+def _graphs(space: Namespace) -> Iterator[tuple[str, Any]]:
+    """Parts of a layer that no recipe names (moe, mamba) are left out. Without any, whole layers are captured."""
+    implementation, modules = space["cuda_graph_impl"], space["cuda_graph_modules"]
+    scopes = [name for name in modules if name in get_args(GraphScope)]
+    if implementation == FULL_ITERATION:
+        yield "cuda_graphs", [FULL_ITERATION]
+    elif implementation != "none" and (scopes or not modules):
+        yield "cuda_graphs", scopes or [WHOLE_LAYER]
 
 
 def _communication(space: Namespace) -> Iterator[tuple[str, Any]]:

@@ -11,10 +11,11 @@ import ast
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from llmlaunch.command_lines.megatron_words import Value, Values, default_values, typed_value
 from llmlaunch.errors import UserError
+from llmlaunch.techniques import GraphScope
 
 __all__ = ["STAGES", "Namespace", "namespace_of"]
 
@@ -63,6 +64,7 @@ def namespace_of(values: Values, version: str, world_size: int | None = None, pl
     _parallel(space, world_size)
     _lengths(space)
     _recompute(space)
+    _graphs(space)
     _numbers(space)
     _experts(space)
     _stages(space, place)
@@ -178,6 +180,30 @@ def _recompute(space: Namespace) -> None:
         space["recompute_modules"] = sorted(space.get("recompute_modules") or ["core_attn"])
     else:
         space.pop("recompute_modules", None)
+
+
+def _graphs(space: Namespace) -> None:
+    """One spelling for all versions: `cuda_graph_impl` "full_iteration" (core 0.16: a scope of "local"), or the modules
+    in one order, none for whole layers. --enable-cuda-graph and --external-cuda-graph were its two implementations."""
+    implementation = space.get("cuda_graph_impl") or "none"
+    for old, meant in (("enable_cuda_graph", "local"), ("external_cuda_graph", "transformer_engine")):
+        if space.pop(old, None) and implementation == "none":
+            implementation = meant
+            space.explicit |= {"cuda_graph_impl"}
+            space.converted = {**space.converted, "cuda_graph_impl": old}
+    names = ("cuda_graph_modules", "cuda_graph_scope", "cuda_graph_scope_deprecated")
+    stated = [name for value in (space.pop(name, None) for name in names) for name in _names(value)]
+    scopes = {name.rpartition(".")[2] for name in stated} - {"full"}
+    if "full_iteration" in scopes:
+        implementation, scopes = "full_iteration", set()
+    elif implementation in ("none", "full_iteration"):
+        scopes = set()
+    known = [name for name in get_args(GraphScope) if name in scopes]
+    space |= {"cuda_graph_impl": implementation, "cuda_graph_modules": known + sorted(scopes - set(known))}
+
+
+def _names(value: Value) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)] if value else []
 
 
 def _numbers(space: Namespace) -> None:

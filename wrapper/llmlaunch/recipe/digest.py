@@ -40,6 +40,7 @@ _LATER: Mapping[str, Any] = {
     "overlap_expert_communication": False,
     "tp_comm_overlap": False,
     "context_comm": None,
+    "cuda_graphs": (),
     "fixed": ("gradient_dtype",),
     "placement": "auto",
     "nodes_per_switch": None,

@@ -124,10 +124,10 @@ def test_what_one_version_alone_refuses_of_a_layout() -> None:
 
 
 def test_a_flag_of_the_persons_own_that_the_version_lacks_stays_and_is_said() -> None:
-    own = 'backend={name: megatron-lm, version: "0.16", extra_args: [--cuda-graph-modules, attn, --use-legacy-models]}'
+    own = 'backend={name: megatron-lm, version: "0.16", extra_args: [--use-mup, --use-legacy-models]}'
     rendered = MegatronLM().render(recipe_for("", own), LAYOUT)
-    assert rendered.program[-3:] == ("--cuda-graph-modules", "attn", "--use-legacy-models")
-    assert [note.split(":")[1].split(" is ")[0] for note in rendered.notes] == [" --cuda-graph-modules"]
+    assert rendered.program[-2:] == ("--use-mup", "--use-legacy-models")
+    assert [note.split(":")[1].split(" is ")[0] for note in rendered.notes] == [" --use-mup"]
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,13 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.techniques.tp_comm_overlap,
     ),
     Requirement(
+        "no-graphs",
+        "layout.cuda_graphs",
+        "nothing of a step is captured; backend: megatron-lm has --cuda-graph-impl",
+        "deepspeed/runtime/engine.py, 0.19.8",
+        lambda r: bool(r.techniques.cuda_graphs),
+    ),
+    Requirement(
         "no-ring",
         "layout.context_comm",
         "context parallelism is Ulysses here, which is an all-to-all; remove it",

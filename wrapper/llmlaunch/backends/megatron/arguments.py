@@ -13,6 +13,7 @@ from functools import partial
 from itertools import groupby
 
 from llmlaunch.backends.argument import Argument, argument, flag_groups, optional
+from llmlaunch.backends.megatron.cuda_graphs import graph_arguments
 from llmlaunch.backends.megatron.model_arguments import model_arguments
 from llmlaunch.backends.megatron.sharding import sharding_arguments
 from llmlaunch.backends.megatron.techniques import overlap_arguments, technique_arguments
@@ -38,6 +39,7 @@ def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
         *sharding_arguments(recipe, layout),
         *technique_arguments(recipe, layout),
         *overlap_arguments(recipe),
+        *graph_arguments(recipe, rendered_version(recipe)),
         *training_arguments(recipe, layout),
         *data_arguments(recipe, layout),
         *checkpoint_arguments(recipe, layout),
@@ -163,6 +165,12 @@ PLANNED_BY = {
     "overlap_moe_expert_parallel_comm": "layout.overlap_expert_communication",
     "tp_comm_overlap": "layout.tp_comm_overlap",
     "delay_wgrad_compute": "layout.delay_weight_gradients",
+    "cuda_graph_impl": "layout.cuda_graphs",
+    "cuda_graph_modules": "layout.cuda_graphs",
+    "cuda_graph_scope": "layout.cuda_graphs",
+    "cuda_graph_scope_deprecated": "layout.cuda_graphs",
+    "enable_cuda_graph": "layout.cuda_graphs",
+    "external_cuda_graph": "layout.cuda_graphs",
     "moe_token_dispatcher_type": "layout.token_dispatcher",
     "fp16": "training.precision",
     "bf16": "training.precision",

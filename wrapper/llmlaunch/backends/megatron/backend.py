@@ -20,6 +20,7 @@ from llmlaunch.backends.base import Rendered, Space, StateTechniques, StepTechni
 from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.backends.logs import any_script_lines, megatron_lines
 from llmlaunch.backends.megatron.arguments import planned_arguments
+from llmlaunch.backends.megatron.cuda_graphs import graph_environment
 from llmlaunch.backends.megatron.extra_arguments import classed_arguments, with_extra_arguments
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.backends.megatron.number_formats import number_record
@@ -252,6 +253,10 @@ REASONS = {
         ("layout.offload_modules",),
         "Transformer Engine from 2.10 on would offload weights too, and arguments.py refuses to start without it",
     ),
+    "NCCL_GRAPH_REGISTER": Reason(
+        ("layout.cuda_graphs",),
+        "NCCL would register a graph's buffers by addresses that expandable segments unmap; arguments.py refuses it",
+    ),
 }
 
 
@@ -278,5 +283,5 @@ def environment(recipe: Recipe, layout: Layout) -> dict[str, str]:
     if sharded:
         _refuse_one_connection(recipe)
         wanted[CONNECTIONS] = USUAL_CONNECTIONS
-    required |= technique_environment(recipe.techniques)
+    required |= technique_environment(recipe.techniques) | graph_environment(recipe)
     return merged_environment(recipe, wanted, required, f"Megatron-LM with this layout ({layout.describe()})")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from llmlaunch.backends.base import Requirement, implies
 from llmlaunch.backends.megatron import (
+    cuda_graphs,
     model_rules,
     number_formats,
     sharding,
@@ -254,6 +255,7 @@ ALL_REQUIREMENTS = (
     *techniques.REQUIREMENTS,
     *sharding.SHARDING_REQUIREMENTS,
     *techniques.OVERLAP_REQUIREMENTS,
+    *cuda_graphs.GRAPH_REQUIREMENTS,
     *training_arguments.CHECKPOINT_REQUIREMENTS,
     *versions.VERSION_REQUIREMENTS,
     *number_formats.NUMBER_REQUIREMENTS,
@@ -264,6 +266,7 @@ ALL_RULES = (
     *techniques.TECHNIQUE_RULES,
     *sharding.SHARDING_RULES,
     *techniques.OVERLAP_RULES,
+    *cuda_graphs.GRAPH_RULES,
     *number_formats.NUMBER_RULES,
 )
 
