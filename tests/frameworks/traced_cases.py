@@ -35,12 +35,14 @@ PREDICTION = replace(LLAMA3_8B, name="two-heads", num_layers=4, mtp_num_layers=2
 MIXTRAL = MoeShape(8, 2, 14336, 0, (1,) * 8)
 MIXTRAL_CUT = ModelShape("mixtral-cut", 8, 4096, 14336, 32, 8, 128, 32000, 4096, moe=MIXTRAL)
 FINE_CUT = replace(MIXTRAL_CUT, moe=MoeShape(32, 8, 1024, 0, (1,) * 8))
-ALL_GATHER_CUT = replace(MIXTRAL_CUT, moe=replace(MIXTRAL, token_dispatcher="allgather"))
 DEEPSEEK_ATTENTION = MlaShape(1536, 512, 128, 64, 128)
 LATENT_CUT = replace(LLAMA3_CUT, name="latent-cut", num_query_groups=32, mla=DEEPSEEK_ATTENTION, qk_layernorm=True)
 DEEPSEEK_CUT = replace(
     LATENT_CUT, name="deepseek-cut", num_layers=6, moe=MoeShape(64, 8, 2048, 2048, (0, 1, 1, 1, 1, 1))
 )
+
+
+ALL_GATHER = Techniques(token_dispatcher="allgather")
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _mixture(case: Case) -> Words:
             "moe-ffn-hidden-size": moe.ffn_hidden_size,
             "moe-shared-expert-intermediate-size": moe.shared_expert_ffn_hidden_size or None,
             "moe-layer-freq": f"[{','.join(map(str, moe.layer_pattern))}]",
-            "moe-token-dispatcher-type": moe.token_dispatcher or "alltoall",
+            "moe-token-dispatcher-type": case.techniques.token_dispatcher or "alltoall",
             "moe-grouped-gemm": moe.grouped_gemm is not False,
             "moe-router-load-balancing-type": "aux_loss",
             "moe-aux-loss-coeff": 0.01,
@@ -239,7 +241,7 @@ CASES = (
     *(Case(f"experts rank {rank}", MIXTRAL_CUT, EXPERTS, rank, length=4096) for rank in (0, 1)),
     Case("many experts over tensor ranks", FINE_CUT, FINE, 0, length=4096, words=("--moe-router-dtype", "fp32")),
     Case("several experts a rank", MIXTRAL_CUT, replace(CUT, expert=4), 0, length=4096),
-    Case("experts by all-gather", ALL_GATHER_CUT, EXPERTS, 0, length=4096),
+    Case("experts by all-gather", MIXTRAL_CUT, EXPERTS, 0, length=4096, techniques=ALL_GATHER),
     Case("latent attention", LATENT_CUT, CUT, 0, length=4096),
     Case("latent attention and experts", DEEPSEEK_CUT, MANY_EXPERTS, 0, length=4096),
     Case("uneven experts", DEEPSEEK_CUT, replace(MANY_EXPERTS, layers_by_stage=(2, 4)), 0, length=4096),

@@ -113,7 +113,6 @@ def mixtures(draw: st.DrawFn, layers: int) -> MoeShape:
         shared_expert_ffn_hidden_size=draw(st.sampled_from([0, 0, 64, 66])),
         layer_pattern=draw(st.sampled_from([pattern for pattern in given_ones if any(pattern)])),
         capacity_factor=draw(st.sampled_from([None, None, 1.5])),
-        token_dispatcher=draw(st.sampled_from([None, "alltoall", "allgather"])),
         grouped_gemm=draw(st.sampled_from([None, None, None, False])),
         router=draw(routers()),
     )
@@ -148,6 +147,7 @@ def techniques(draw: st.DrawFn, shape: ModelShape) -> Techniques:
         "loss": st.just("native"),
         "mlp_chunks": st.just(2),
         **({"delay_weight_gradients": st.just(True)} if moe else {}),
+        **({"token_dispatcher": st.sampled_from(["alltoall", "allgather"])} if moe else {}),
         **({"overlap_shared_expert": st.just(True)} if shared else {}),
     }
     chosen = draw(st.lists(st.sampled_from(sorted(ways)), max_size=2, unique=True))

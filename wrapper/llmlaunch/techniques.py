@@ -79,10 +79,10 @@ class Techniques:
         "Parameters rest on the host and are streamed in (ZeRO 3); absent = searched", default=False, place=LAYOUT
     )
     loss: str | None = key(
-        "Kernel of the loss: fused, Transformer Engine's, fused with the head, in tiles; absent = unfused",
+        "Kernel of the loss: unfused, fused, Transformer Engine's, fused with the head, in tiles; absent = searched",
         default=None,
         place=LAYOUT,
-        written=Literal["native", "te", "fused_linear", "tiled"] | None,
+        written=Literal["none", "native", "te", "fused_linear", "tiled"] | None,
     )
     loss_tiles: int = key(
         "Pieces of the sequence for loss: tiled; absent = 8",
@@ -93,7 +93,12 @@ class Techniques:
         le=2**20,
     )
     mlp_chunks: int = key(
-        "Pieces of the sequence the MLP computes one after the other", default=1, place=LAYOUT, ge=1, le=2**20
+        "Pieces of the sequence the MLP computes one after the other; absent = searched",
+        default=1,
+        place=LAYOUT,
+        written=int | None,
+        ge=1,
+        le=2**20,
     )
     adapters: Adapters | None = key("Train low-rank adapters (LoRA) instead of the model", default=None, place=TRAINING)
     trained_layers: int | None = key(
@@ -103,7 +108,19 @@ class Techniques:
         ge=1,
         le=10_000,
     )  # SHERL
-    delay_weight_gradients: bool = key("Weight gradients in a pass of their own", default=False, place=LAYOUT)  # 2BP
+    # 2BP
+    delay_weight_gradients: bool = key(
+        "Weight gradients in a pass of their own; absent = searched",
+        default=False,
+        place=LAYOUT,
+        written=bool | None,
+    )
+    token_dispatcher: str | None = key(
+        "How tokens reach their experts; absent = searched",
+        default=None,
+        place=LAYOUT,
+        written=Literal["alltoall", "allgather", "flex"] | None,
+    )
     flex_backend: str | None = key(
         "megatron-lm: library that carries them with token_dispatcher: flex; absent = deepep",
         default=None,
@@ -111,31 +128,36 @@ class Techniques:
         written=Literal["deepep", "hybridep"] | None,
     )
     overlap_shared_expert: bool = key(
-        "megatron-lm: the shared expert computes while tokens travel to the others", default=False, place=LAYOUT
+        "megatron-lm: the shared expert computes while tokens travel to the others; absent = searched",
+        default=False,
+        place=LAYOUT,
+        written=bool | None,
     )
     overlap_expert_communication: bool = key(
-        "megatron-lm: tokens of one micro-batch travel to experts while another one computes",
+        "megatron-lm: tokens of one micro-batch travel to experts while another one computes; absent = searched",
         default=False,
         place=LAYOUT,
+        written=bool | None,
     )
     tp_comm_overlap: bool = key(
-        "megatron-lm: gathers and scatters of tensor parallelism run beside the products (user buffers)",
+        "megatron-lm: gathers and scatters of tensor parallelism run beside the products (user buffers); absent = "
+        "searched",
         default=False,
         place=LAYOUT,
+        written=bool | None,
     )
     context_comm: str | None = key(
-        "megatron-lm: keys and values travel in a ring, or heads by all-to-all; absent = p2p",
+        "megatron-lm: keys and values travel in a ring, or heads by all-to-all; absent = searched",
         default=None,
         place=LAYOUT,
         written=Literal["p2p", "a2a"] | None,
     )
     cuda_graphs: tuple[str, ...] = key(
         "megatron-lm: what is captured once and replayed as CUDA graphs: the whole iteration, whole layers, or parts "
-        "of each layer; absent = none",
+        "of each layer; [] = nothing, absent = searched",
         default=(),
         place=LAYOUT,
         written=tuple[GraphScope, ...] | None,
-        min_length=1,
     )
     swapped_share: float = key(
         "MEMO: share of each layer's activations swapped to the host", default=0.0, place=WHAT_IF, ge=0, le=1

@@ -140,7 +140,7 @@ def test_the_table_lists_every_key_and_no_flag_the_parser_lacks() -> None:
     training = {"training.adapters", "training.trained_layers", "training.gradient_dtype"}
     numbers = {"layout.recompute", "layout.recompute_layers", "layout.offload_layers"}
     assert listed == layout | what_ifs | training | numbers
-    keys = {key.split(".")[-1] for key in listed} - {"token_dispatcher", "gradient_dtype"}
+    keys = {key.split(".")[-1] for key in listed} - {"gradient_dtype"}
     assert keys - {name.split(".")[-1] for name in numbers} == {field.name for field in fields(Techniques)}
     flags = set(core_parser("0.19").flags)
     for entry in TECHNIQUE_LIST:

@@ -186,7 +186,7 @@ def test_a_plan_that_must_not_run_is_not_locked(llmlaunch: CommandLine, recipe: 
         ("tensor: 1", "tensor: 3", "train.lock.yaml: the plan it keeps is not legal for this recipe"),
         ("tensor: 1", "tensor: many", "cannot be read by this version"),
         ("tensor: 1", "pods: 1", "cannot be read by this version"),
-        ("techniques: {}", "techniques: {weight_versions: 2}", "weight_versions is nothing a plan chooses"),
+        ("techniques:", "techniques:\n  weight_versions: 2", "weight_versions is nothing a plan chooses"),
         ("schema: 1", "schema: 2", "train.lock.yaml:3: schema"),
         ("schema: 1", "schema: 1\nhello: 1", "train.lock.yaml:4: hello"),
         ("schema: 1", "schema: !!python/name:os.system 1", "YAML tag"),

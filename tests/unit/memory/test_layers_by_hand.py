@@ -288,9 +288,9 @@ def test_a_mixture_runs_backward_through_its_exchange_or_its_experts() -> None:
     assert value(layer_backward, MIXTRAL) == stream + 2 * 2 * routed * 14336
     narrow = replace(MIXTRAL, moe=replace(MIXTRAL.moe, ffn_hidden_size=64))
     assert value(layer_backward, narrow) == stream + 3 * 2 * routed * h
-    gathering = replace(narrow, moe=replace(narrow.moe, token_dispatcher="allgather"))
+    gathering = Techniques(token_dispatcher="allgather")
     layout = Layout(tensor=2, data=4, expert=4, sequence_parallel=1)
-    assert value(layer_backward, gathering, layout) == stream + 2 * (routed + N / t * 4) * h
+    assert value(layer_backward, narrow, layout, techniques=gathering) == stream + 2 * (routed + N / t * 4) * h
 
 
 def test_scores_run_backward_beside_what_the_mlp_has_not_freed() -> None:

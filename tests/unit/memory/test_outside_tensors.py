@@ -18,6 +18,7 @@ from llmlaunch.calibration.records import Record
 from llmlaunch.layout import Layout
 from llmlaunch.memory.facts import constant
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.techniques import Techniques
 from llmlaunch.units import MIB
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"
@@ -75,9 +76,8 @@ def test_an_all_to_all_connects_every_expert_rank_of_the_node(
     dispatcher: str | None, expert: int, expert_tensor: int, peers: int
 ) -> None:
     assert MIXTRAL.moe is not None
-    shape = replace(MIXTRAL, moe=replace(MIXTRAL.moe, token_dispatcher=dispatcher))
     layout = Layout(data=32, expert=expert, expert_tensor=expert_tensor, zero_stage=1)
-    (rank,) = shapes.ranks(shape, layout, megatron_facts())
+    (rank,) = shapes.ranks(MIXTRAL, layout, megatron_facts(), Techniques(token_dispatcher=dispatcher))
     groups = 2 + (expert > 1) + (expert > 1 and expert * expert_tensor < 32)  # all ranks, data, experts, their replicas
     assert rank.terms["communicators"] == groups * constant("communicator_bytes") + peers * round(
         constant("exchange_peer_bytes")

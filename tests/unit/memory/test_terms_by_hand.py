@@ -168,9 +168,10 @@ def test_all_to_all_over_context_ranks_keeps_the_attentions_output_twice() -> No
 
 
 def test_gathering_instead_of_exchanging_tokens_holds_those_of_all_expert_ranks() -> None:
-    gathering = replace(EXPERTS, moe=replace(EXPERTS.moe, token_dispatcher="allgather"))
     layout = Layout(data=8, expert=8, zero_stage=1)
-    [exchange], [gathered] = ranks(EXPERTS, layout), ranks(gathering, layout)
+    [exchange], [gathered] = (
+        ranks(EXPERTS, layout, techniques=Techniques(token_dispatcher=kind)) for kind in ("alltoall", "allgather")
+    )
     assert exchange.terms["sequence_gather"] == 0
     assert gathered.terms["sequence_gather"] == 8 * 4096 * 4096 * 2
 

@@ -69,10 +69,10 @@ def test_the_distributed_optimizer_is_zero_stage_one(flag: str, stage: int) -> N
     assert small(named).pins == small(named, f"layout.zero_stage={stage}").pins == {"zero_stage": stage}
 
 
-def test_the_dispatcher_is_the_models() -> None:
-    moe = small("model=mixtral-8x7b", "layout={token_dispatcher: allgather}").model.moe
-    assert moe is not None
-    assert moe.token_dispatcher == "allgather"
+def test_the_dispatcher_is_a_technique() -> None:
+    recipe = small("model=mixtral-8x7b", "layout={token_dispatcher: allgather}")
+    assert recipe.techniques.token_dispatcher == "allgather"
+    assert "token_dispatcher" in recipe.fixed
 
 
 # --- training
@@ -230,8 +230,8 @@ def test_an_image_beside_the_recipe_is_found_from_the_run_directory() -> None:
     [
         (
             (),
-            ("layout={mlp_chunks: 1}", "what_if={weight_versions: 1}"),
-            ["layout={mlp_chunks: 2}", "training.gradient_dtype=bf16"],
+            ("what_if={weight_versions: 1}",),
+            ["layout={mlp_chunks: 2}", "layout={mlp_chunks: 1}", "layout.loss=none", "training.gradient_dtype=bf16"],
         ),
         (
             (),

@@ -16,8 +16,10 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import NO_TECHNIQUES
 
 __all__ = [
+    "SWITCH_NAMES",
     "Backend",
     "ProgressLines",
     "RankAlone",
@@ -35,8 +37,9 @@ __all__ = [
 
 @frozen
 class StepTechniques:
-    """Techniques that change what a step adds to the model states, under the names they have in `Layout` and
-    `Techniques`. `solved` names the amount the planner solves for: "recompute_layers", "offload_layers" or None."""
+    """Techniques that change what a step adds to the model states or how long it takes, under the names they have in
+    `Layout` and `Techniques`, and with the same defaults: off. `solved` names the amount the planner solves for:
+    "recompute_layers", "offload_layers" or None."""
 
     recompute: int = RECOMPUTE_NONE
     recompute_modules: tuple[str, ...] = ()
@@ -45,7 +48,39 @@ class StepTechniques:
     offload_modules: tuple[str, ...] = ()
     offload_checkpoints: bool = False
     offload_layers: int = 0
+    loss: str | None = None
+    loss_tiles: int = NO_TECHNIQUES.loss_tiles
+    mlp_chunks: int = 1
+    delay_weight_gradients: bool = False
+    token_dispatcher: str | None = None
+    flex_backend: str | None = None
+    overlap_shared_expert: bool = False
+    overlap_expert_communication: bool = False
+    tp_comm_overlap: bool = False
+    context_comm: str | None = None
+    cuda_graphs: tuple[str, ...] = ()
     solved: str | None = None
+
+    @property
+    def keeping_all(self) -> StepTechniques:
+        """The same techniques with nothing recomputed or offloaded: the fastest of those with the same switches."""
+        return StepTechniques(**{name: getattr(self, name) for name in SWITCH_NAMES})
+
+
+# those of a step that neither recompute nor offload
+SWITCH_NAMES = (
+    "loss",
+    "loss_tiles",
+    "mlp_chunks",
+    "delay_weight_gradients",
+    "token_dispatcher",
+    "flex_backend",
+    "overlap_shared_expert",
+    "overlap_expert_communication",
+    "tp_comm_overlap",
+    "context_comm",
+    "cuda_graphs",
+)
 
 
 @frozen

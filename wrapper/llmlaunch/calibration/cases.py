@@ -228,7 +228,6 @@ def _moe(moe: Mapping[str, Any], layers: int, ffn_hidden_size: int) -> MoeShape:
         shared_expert_ffn_hidden_size=moe.get("shared_expert_ffn_hidden_size") or 0,
         layer_pattern=tuple(moe.get("layer_pattern") or (1,) * layers),
         capacity_factor=moe.get("capacity_factor"),
-        token_dispatcher=moe.get("token_dispatcher"),
         grouped_gemm=moe.get("grouped_gemm"),
         shared_expert_gate=bool(moe.get("shared_expert_gate")),
         router=Router(**{name: value for name, value in (moe.get("router") or {}).items() if name in OF_MEMORY}),
@@ -299,11 +298,15 @@ def _offloads_checkpoints(record: Record) -> bool:
 
 
 def _techniques(record: Record) -> Techniques:
-    """Return a record's techniques: of our own runs from a section for them, of others from the fields that tell."""
+    """Return a record's techniques: of our own runs from a section for them, of others from the fields that tell. The
+    dispatcher of tokens stands beside the experts."""
+    dispatcher = (record["model"].get("moe") or {}).get("token_dispatcher")
     if record.get("techniques"):
-        return Techniques.from_json({n: v for n, v in record["techniques"].items() if n not in OF_THE_LAYOUT})
+        stated = {"token_dispatcher": dispatcher, **record["techniques"]}
+        return Techniques.from_json({name: value for name, value in stated.items() if name not in OF_THE_LAYOUT})
     recompute = record["recompute"]
     return Techniques(
+        token_dispatcher=dispatcher,
         recompute_modules=tuple(recompute.get("modules") or ()),
         recompute_method=recompute["method"] if recompute.get("method") in ("uniform", "block") else "uniform",
         offload_checkpoints=_offloads_checkpoints(record),

@@ -287,8 +287,7 @@ def _over_preset(preset: ModelShape, shape: Mapping[str, Any]) -> dict[str, Any]
 def _comparable(shape: ModelShape) -> dict[str, Any]:
     """The keys of a shape that a recipe may write, plain."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(shape)))
-    for key in ("token_dispatcher", "grouped_gemm"):
-        (values["moe"] or {}).pop(key, None)
+    (values["moe"] or {}).pop("grouped_gemm", None)
     return {key: value for key, value in values.items() if key not in ("name", "family")}
 
 

@@ -95,8 +95,8 @@ NODE_DEVICES = 8
 def _exchange_connections(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return the bytes of the connections an all-to-all opens from every expert rank to every other in its node, where
     all-gathers and reductions need those of a ring alone."""
-    moe, lay = job.shape.moe, rows.layouts
-    if moe is None or not job.facts.exchange_peer_bytes or moe.token_dispatcher not in (None, "alltoall"):
+    lay, dispatcher = rows.layouts, job.techniques.token_dispatcher
+    if job.shape.moe is None or not job.facts.exchange_peer_bytes or dispatcher not in (None, "alltoall"):
         return 0.0
     beside = np.maximum(np.minimum(lay.expert, NODE_DEVICES // lay.expert_tensor), 1) - 1
     return job.facts.exchange_peer_bytes * beside

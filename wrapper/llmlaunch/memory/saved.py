@@ -131,8 +131,8 @@ def routed_tokens(job: Job, rows: RankColumns) -> FloatColumn:
 def gathered_tokens(job: Job, rows: RankColumns) -> FloatColumn:
     """Tokens a device holds at once when the dispatcher gathers all tokens of the expert ranks instead of exchanging
     them (`--moe-token-dispatcher-type allgather`, megatron/core/transformer/moe/token_dispatcher.py, core 0.19)."""
-    moe, lay = job.shape.moe, rows.layouts
-    if moe is None or moe.token_dispatcher != "allgather":
+    lay = rows.layouts
+    if job.shape.moe is None or job.techniques.token_dispatcher != "allgather":
         return np.zeros(len(rows))
     ranks = lay.expert * lay.expert_tensor
     return np.where((ranks > 1) & (rows.moe_layers > 0), tokens(job, rows) / sequence_split(job, rows) * ranks, 0.0)

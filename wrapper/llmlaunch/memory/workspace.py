@@ -87,7 +87,7 @@ def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
     output comes on top
     (megatron/core/transformer/moe/token_dispatcher.py MoEAlltoAllTokenDispatcher, core 0.19; traced)."""
     moe, lay, facts, e = job.shape.moe, rows.layouts, job.facts, job.facts.activation_bytes
-    if moe is None or not facts.exchanges_held or moe.token_dispatcher not in (None, "alltoall"):
+    if moe is None or not facts.exchanges_held or job.techniques.token_dispatcher not in (None, "alltoall"):
         return 0.0
     routed, over = routed_tokens(job, rows), lay.expert_tensor > 1
     gathered = routed * lay.expert_tensor

@@ -113,7 +113,7 @@ class Router:
 
 @section
 class MoeShape:
-    """Mixture of experts. `token_dispatcher` None is the backend's choice."""
+    """Mixture of experts."""
 
     num_experts: Count = key("Experts in one layer")
     topk: Count = key("Experts each token goes to")
@@ -126,12 +126,6 @@ class MoeShape:
     )
     capacity_factor: float | None = key(
         "Tokens an expert takes, relative to an even share; absent = none is dropped", default=None, gt=0, le=1000
-    )
-    token_dispatcher: str | None = key(
-        "How tokens reach their experts; absent = alltoall",
-        default=None,
-        place="layout",
-        written=Literal["alltoall", "allgather", "flex"] | None,
     )
     grouped_gemm: bool | None = None
     shared_expert_gate: bool = key("A sigmoid of the token weighs the shared expert (Qwen 2)", default=False)

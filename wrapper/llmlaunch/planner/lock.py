@@ -7,7 +7,7 @@ of what follows from the recipe: what the recipe names itself stays the recipe's
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,10 +25,10 @@ from llmlaunch.models.parameters import count_parameters
 from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.planner.search_space import as_ints
 from llmlaunch.recipe.digest import recipe_digest
-from llmlaunch.recipe.layout_keys import CHOOSABLE
+from llmlaunch.recipe.layout_keys import CHOOSABLE, OF_FIRST_DIGESTS
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.rundir.values import counted, to_type
-from llmlaunch.techniques import Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 
 __all__ = ["PlanLock", "keeping_to", "lock_of", "lock_of_run", "lock_text", "read_lock"]
 
@@ -75,12 +75,11 @@ class PlanLock:
 def lock_of(recipe: Recipe, plan: Plan, version: str) -> PlanLock:
     """Return the lock that keeps a recipe, its number of nodes chosen, to `plan`."""
     limit, chosen = plan.limit.limit_bytes, plan.chosen
-    techniques = chosen.techniques.as_json()
     return PlanLock(
         llmlaunch=version,
         job=_job_of(recipe),
         layout=chosen.layout.as_json(),
-        techniques={name: techniques[name] for name in CHOOSABLE if name in techniques},
+        techniques=_choices(chosen.techniques),
         predicted=LockedPrediction(plan.verdict, plan.device_bytes, limit, chosen.step_seconds),
         gradient_dtype=chosen.gradient_dtype,
     )
@@ -95,7 +94,7 @@ def lock_of_run(recipe: Recipe, plan: Mapping[str, Any], nodes: int) -> PlanLock
         llmlaunch="that rendered the run",
         job=_job_of(replace(recipe, nodes=nodes)),
         layout=plan["layout"],
-        techniques={name: value for name, value in plan["techniques"].items() if name in CHOOSABLE},
+        techniques=_choices(_with_choices(recipe, plan["techniques"])),
         predicted=LockedPrediction(plan["verdict"], device_bytes, memory["limit_bytes"], plan["step_seconds"]),
         gradient_dtype=plan["gradient_dtype"],
     )
@@ -171,7 +170,7 @@ def keeping_to(recipe: Recipe, lock: PlanLock, path: Path) -> Recipe:
     if recipe.nodes == AUTO_NODES:
         sized = replace(recipe, nodes=lock.job.nodes)
         sized = replace(sized, digest=recipe_digest(sized))  # as if that number were written
-    differences = [*_other_job(sized, lock.job), *_other_pins(recipe, chosen)]
+    differences = [*_other_job(sized, lock.job), *_other_pins(recipe, chosen, (*OF_FIRST_DIGESTS, *lock.techniques))]
     if differences:
         raise UserError(
             f"{path}: keeps a plan of another job: {'; '.join(differences)}. To plan anew and keep that: "
@@ -182,7 +181,7 @@ def keeping_to(recipe: Recipe, lock: PlanLock, path: Path) -> Recipe:
         sized,
         pins=_pins(chosen.layout),
         layers_by_stage=chosen.layout.layers_by_stage,
-        techniques=_with_choices(recipe.techniques, chosen.techniques),
+        techniques=_with_choices(recipe, lock.techniques),
         training=training,
         fixed=(*CHOOSABLE, "gradient_dtype"),
         locked_by=path.name,
@@ -196,8 +195,8 @@ def _other_job(recipe: Recipe, locked: LockedJob) -> Iterator[str]:
             yield f"{name} was {value} and is {today[name]}"
 
 
-def _other_pins(recipe: Recipe, chosen: Candidate) -> Iterator[str]:
-    """Yield what the recipe fixes otherwise than the lock, a clause each."""
+def _other_pins(recipe: Recipe, chosen: Candidate, locked: Collection[str]) -> Iterator[str]:
+    """Yield what the recipe fixes otherwise than the lock, which names the techniques `locked`, a clause each."""
     for name, pin in recipe.pins.items():
         value = getattr(chosen.layout, name)
         if value not in as_ints(name, pin):
@@ -206,7 +205,7 @@ def _other_pins(recipe: Recipe, chosen: Candidate) -> Iterator[str]:
     if split is not None and split != chosen.layout.layers_by_stage:
         yield f"layout.layers_by_stage was cut otherwise, into {counted(len(chosen.layout.layers_by_stage), 'stage')}"
     for name in recipe.fixed:
-        if name in CHOOSABLE and getattr(recipe.techniques, name) != getattr(chosen.techniques, name):
+        if name in locked and getattr(recipe.techniques, name) != getattr(chosen.techniques, name):
             yield f"layout.{name} was {getattr(chosen.techniques, name)} and is {getattr(recipe.techniques, name)}"
     if "gradient_dtype" in recipe.fixed and recipe.training.gradient_dtype not in (None, chosen.gradient_dtype):
         yield f"training.gradient_dtype was {chosen.gradient_dtype} and is {recipe.training.gradient_dtype}"
@@ -222,5 +221,18 @@ def _pins(layout: Layout) -> dict[str, Any]:
     return pins
 
 
-def _with_choices(own: Techniques, chosen: Techniques) -> Techniques:
-    return replace(own, **{name: getattr(chosen, name) for name in CHOOSABLE})
+def _choices(techniques: Techniques) -> dict[str, Any]:
+    """Return what a lock holds of a plan's techniques: of those that searches did not always choose, what is off too,
+    because a lock without them is an older one and leaves them to the recipe."""
+    changed = techniques.as_json()
+    off = {name: getattr(NO_TECHNIQUES, name) for name in CHOOSABLE if name not in OF_FIRST_DIGESTS}
+    return {name: changed.get(name, off.get(name)) for name in CHOOSABLE if name in changed or name in off}
+
+
+def _with_choices(recipe: Recipe, locked: Mapping[str, Any]) -> Techniques:
+    """Return the techniques of the recipe with those of a lock or a plan; what neither names is off."""
+    choices = Techniques.from_json({name: value for name, value in locked.items() if name in CHOOSABLE})
+    named = {*OF_FIRST_DIGESTS, *locked}
+    values = {name: getattr(choices, name) for name in CHOOSABLE if name in named}
+    off = {name: getattr(NO_TECHNIQUES, name) for name in CHOOSABLE if name not in (*named, *recipe.fixed)}
+    return replace(recipe.techniques, **values, **off)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.backends.base import StateTechniques, StepTechniques
+from llmlaunch.backends.base import SWITCH_NAMES, StateTechniques, StepTechniques
 from llmlaunch.columns import IntColumn
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NAMES, RECOMPUTE_NONE, Layout, LayoutColumns
@@ -34,6 +34,10 @@ __all__ = ["Neighbour", "Value", "neighbours", "technique_neighbours"]
 Value = int | bool | str | float | None
 ChosenTechniques = tuple[StepTechniques, StateTechniques]
 
+ORDER = (
+    *("zero_stage", "gradient_dtype", "offload_optimizer", "offload_parameters", "recompute", "offload"),
+    *SWITCH_NAMES,
+)
 # What gives way where a change alone breaks a rule: sequence parallelism comes and goes with tensor parallelism, and
 # virtual stages split what the pipeline has split.
 GIVES_WAY = {"tensor": "sequence_parallel", "pipeline": "virtual_pipeline"}
@@ -186,6 +190,7 @@ def _step_techniques_of(setting: Setting, chosen: Layout) -> StepTechniques:
         techniques.offload_modules,
         techniques.offload_checkpoints,
         chosen.offload_layers,
+        **{name: getattr(techniques, name) for name in SWITCH_NAMES},
     )
     block = chosen.recompute == RECOMPUTE_FULL and techniques.recompute_method == "block"
     if block and "recompute_layers" not in pins:
@@ -233,8 +238,7 @@ def _best_of_each(setting: Setting, points: Points, now: ChosenTechniques) -> li
         if kind is not None:
             candidate = (not bool(safe[row]), float(worth[row]), row)
             best[kind] = min(best.get(kind, candidate), candidate)
-    order = ("zero_stage", "gradient_dtype", "offload_optimizer", "offload_parameters", "recompute", "offload")
-    return [best[kind][2] for kind in sorted(best, key=lambda kind: order.index(kind[0]))]
+    return [best[kind][2] for kind in sorted(best, key=lambda kind: ORDER.index(kind[0]))]
 
 
 def _difference(now: ChosenTechniques, then: ChosenTechniques) -> tuple[str, str] | None:
@@ -242,9 +246,10 @@ def _difference(now: ChosenTechniques, then: ChosenTechniques) -> tuple[str, str
     state = [f.name for f in fields(StateTechniques) if getattr(now[1], f.name) != getattr(then[1], f.name)]
     parts = (("recompute", _recompute), ("offload", _offload))
     step = [name for name, part in parts if part(now[0]) != part(then[0])]
-    if len(state) + len(step) != 1:
+    switches = [name for name in SWITCH_NAMES if getattr(now[0], name) != getattr(then[0], name)]
+    if len(state) + len(step) + len(switches) != 1:
         return None
-    name = (state or step)[0]
+    name = (*state, *step, *switches)[0]
     return name, _kind(name, then)
 
 
@@ -265,7 +270,7 @@ def _kind(name: str, techniques: ChosenTechniques) -> str:
     if name == "offload":
         kinds = (step.offload_modules, step.offload_checkpoints, step.offload_layers or step.solved)
         return " ".join(str(bool(kind)) for kind in kinds)
-    return str(getattr(state, name))
+    return str(getattr(step if name in SWITCH_NAMES else state, name))
 
 
 def _label(name: str, techniques: ChosenTechniques, layout: Layout) -> Value:
@@ -282,5 +287,5 @@ def _label(name: str, techniques: ChosenTechniques, layout: Layout) -> Value:
         whole = (counted(layout.offload_layers, "layer"),) if layout.offload_layers else ()
         checkpoints = ("checkpoints",) if step.offload_checkpoints else ()
         return ", ".join((*step.offload_modules, *checkpoints, *whole)) or "none"
-    value: Value = getattr(state, name)
+    value: Value = getattr(step if name in SWITCH_NAMES else state, name)
     return value

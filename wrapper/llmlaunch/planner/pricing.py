@@ -288,8 +288,10 @@ def _technique_batch(
     state_of: IntColumn,
 ) -> TechniqueBatch:
     recipe, layouts = apply_techniques(setting.recipe, space, indices, splits)
-    solved, none_searched = space.step[indices[0]].solved, StepTechniques() in space.step
-    return TechniqueBatch(setting, setting.job_of(recipe), indices[0], rows, layouts, state_of, solved, none_searched)
+    step = space.step[indices[0]]
+    none_searched = step.keeping_all in space.step
+    job = setting.job_of(recipe)
+    return TechniqueBatch(setting, job, indices[0], rows, layouts, state_of, step.solved, none_searched)
 
 
 def _block(batch: TechniqueBatch, states: ModelStateBatch, allowed: BoolColumn) -> Rows:

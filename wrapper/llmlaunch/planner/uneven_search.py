@@ -70,7 +70,9 @@ def search_uneven(
     """
     result = UnevenLayouts(fastest)
     combinations = len(space.step_without_amounts) * len(space.state)
-    in_reach = _least_seconds(setting, StepTechniques(), space, splits) < result.seconds_to_beat  # techniques only cost
+    fastest_steps = dict.fromkeys(step.keeping_all for step in space.step)  # to recompute and to offload only costs
+    bounds = [_least_seconds(setting, step, space, splits) for step in fastest_steps]
+    in_reach = np.min(bounds, axis=0) < result.seconds_to_beat
     result.outpaced += combinations * int(np.count_nonzero(~in_reach))
     splits = splits.take(np.flatnonzero(in_reach))
     fits = _states_fit(setting, space, splits)

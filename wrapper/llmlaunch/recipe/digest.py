@@ -10,6 +10,7 @@ from typing import Any
 
 from llmlaunch.cluster.profile import Site
 from llmlaunch.models.shape import Router, natural_activation
+from llmlaunch.recipe.layout_keys import OF_FIRST_DIGESTS
 from llmlaunch.recipe.tracking import NO_TRACKING
 from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import AUTO_NODES, MemoryPolicy, OnOom, Recipe, Restart, WatchdogPolicy
@@ -35,6 +36,7 @@ _LATER: Mapping[str, Any] = {
     "techniques": NO_TECHNIQUES,
     "gradient_dtype": None,
     "numbers": NO_NUMBER_FORMATS,
+    "token_dispatcher": None,
     "flex_backend": None,
     "overlap_shared_expert": False,
     "overlap_expert_communication": False,
@@ -105,12 +107,28 @@ def recipe_digest(recipe: Recipe) -> str:
     if recipe.cluster.site.exclude:  # which nodes are bad changes from day to day, what is trained does not
         site = replace(recipe.cluster.site, exclude=())
         recipe = replace(recipe, cluster=replace(recipe.cluster, site=site))
+    dispatcher = recipe.techniques.token_dispatcher  # which stood with the experts in the first digests
+    techniques = replace(recipe.techniques, token_dispatcher=None)
+    recipe = replace(recipe, fixed=_fixed(recipe), techniques=techniques)
     left_out = _LEFT_OUT if recipe.nodes == AUTO_NODES else _LEFT_OUT | _UNTIL_CHOSEN
     content = {name: value for name, value in _plain(recipe).items() if name not in left_out}
     if recipe.model.activation == natural_activation(recipe.model.gated_mlp):  # as absent meant, like _LATER
         del content["model"]["activation"]
+    if recipe.model.moe is not None:
+        content["model"]["moe"]["token_dispatcher"] = dispatcher
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def _fixed(recipe: Recipe) -> tuple[str, ...]:
+    """Return the names of techniques that the recipe chooses itself. Of those that a search did not choose in the first
+    digests only what is switched off has to be named: the others' values are in the digest."""
+    return tuple(
+        name
+        for name in recipe.fixed
+        if name in (*OF_FIRST_DIGESTS, "gradient_dtype")
+        or (name != "loss_tiles" and getattr(recipe.techniques, name) == getattr(NO_TECHNIQUES, name))
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, WithJsonSchema
 
 from llmlaunch.documents.keys import form, key, key_names, keys_of, section
 from llmlaunch.documents.yaml_strict import KeyPath
-from llmlaunch.models.shape import ModelShape, MoeShape
+from llmlaunch.models.shape import ModelShape
 from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import LAYOUT, WHAT_IF, Techniques
 
 __all__ = [
     "CHOOSABLE",
+    "OF_FIRST_DIGESTS",
     "Pin",
     "fixed_names",
     "layout_form",
@@ -23,13 +23,12 @@ __all__ = [
     "pins_from",
     "techniques_from",
     "what_if_form",
-    "with_token_dispatcher",
 ]
 
 Pin = int | str | bool | tuple[int | str | bool, ...]
 Problem = tuple[KeyPath, str]
 # Techniques a search may choose for each layout. All others hold for every layout, as the recipe has them.
-CHOOSABLE = (
+OF_FIRST_DIGESTS = (
     "recompute_modules",
     "recompute_method",
     "offload_modules",
@@ -37,6 +36,21 @@ CHOOSABLE = (
     "offload_optimizer",
     "offload_parameters",
 )
+CHOOSABLE = (
+    *OF_FIRST_DIGESTS,
+    "loss",
+    "loss_tiles",
+    "mlp_chunks",
+    "delay_weight_gradients",
+    "token_dispatcher",
+    "flex_backend",
+    "overlap_shared_expert",
+    "overlap_expert_communication",
+    "tp_comm_overlap",
+    "context_comm",
+    "cuda_graphs",
+)
+NO_KERNEL = "none"  # of layout.loss: torch's own loss, whatever a search would choose
 
 
 def _pin(allowed: Callable[[Any], bool], values: str, item: dict[str, Any]) -> Any:
@@ -146,8 +160,9 @@ class _Pins:
 
 def layout_form() -> Any:
     """Return the type of the mapping `layout:`. What is named in it holds for every layout searched."""
-    techniques = keys_of(Techniques, place=LAYOUT) | keys_of(MoeShape, place=LAYOUT)
-    return form("Layout", keys_of(_Pins) | techniques, description=_Pins.__doc__, check=_Pins.check_keys)
+    return form(
+        "Layout", keys_of(_Pins) | keys_of(Techniques, place=LAYOUT), description=_Pins.__doc__, check=_Pins.check_keys
+    )
 
 
 def what_if_form() -> Any:
@@ -165,7 +180,7 @@ def pins_from(layout: Mapping[str, Any]) -> dict[str, Pin]:
 
 def techniques_from(*mappings: Mapping[str, Any]) -> Techniques:
     """Return the techniques that are named in these mappings of the recipe, all others at their defaults."""
-    keys = {name: value for mapping in mappings for name, value in mapping.items() if value is not None}
+    keys = {name: value for mapping in mappings for name, value in mapping.items() if value not in (None, NO_KERNEL)}
     names = [name for place in (LAYOUT, "training", WHAT_IF) for name in key_names(Techniques, place)]
     return Techniques(**{name: keys[name] for name in names if name in keys})
 
@@ -177,14 +192,6 @@ def fixed_names(layout: Mapping[str, Any], training: Mapping[str, Any]) -> tuple
     """
     dtype = () if training.get("gradient_dtype") == "auto" else ("gradient_dtype",)
     return (*(name for name in CHOOSABLE if layout.get(name) is not None), *dtype)
-
-
-def with_token_dispatcher(model: ModelShape, layout: Mapping[str, Any]) -> ModelShape:
-    """Return the model with the token dispatcher that these keys name."""
-    dispatcher = layout.get("token_dispatcher")
-    if model.moe is None or dispatcher is None:
-        return model
-    return replace(model, moe=replace(model.moe, token_dispatcher=dispatcher))
 
 
 def layout_problems(

@@ -25,7 +25,6 @@ from llmlaunch.recipe.layout_keys import (
     layout_problems,
     pins_from,
     techniques_from,
-    with_token_dispatcher,
 )
 from llmlaunch.recipe.overrides import apply_overrides, parse_override
 from llmlaunch.recipe.tracking import tracking_problems, tracking_with_absolute_paths
@@ -126,7 +125,7 @@ def _resolve(keys: dict[str, Any], document: Document, base_dir: Path) -> Recipe
     cluster = _part("cluster", document, lambda spec: load_cluster(spec, base_dir))
     restart = keys.get("restart") or (Restart() if training.checkpoint_path is not None else None)
     resolved = {
-        "model": with_token_dispatcher(model, layout),
+        "model": model,
         "cluster": cluster,
         "training": training,
         "pins": pins_from(layout),

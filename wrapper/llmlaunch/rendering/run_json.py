@@ -137,7 +137,7 @@ def _model(recipe: Recipe, plan: Plan) -> dict[str, object]:
     moe = None
     if shape.moe is not None:
         moe = {name: value for name, value in asdict(shape.moe).items() if name != "router"}
-        moe |= _router(shape.moe.router)
+        moe |= _router(shape.moe.router) | {"token_dispatcher": plan.chosen.techniques.token_dispatcher}
         moe["layer_pattern"] = list(shape.moe.layer_pattern)
     return {
         "name": shape.name,

@@ -109,7 +109,7 @@ def expert_exchange(job: Job, cluster: Cluster, at: SplitColumns) -> Work:
     mine = (job.facts.activation_bytes * job.shape.hidden_size) * at.share
     ep, etp = at.layouts.expert.astype(np.float64), at.layouts.expert_tensor.astype(np.float64)
     unit = np.ones(len(at))
-    if moe.token_dispatcher == "allgather":
+    if job.techniques.token_dispatcher == "allgather":
         both = ep * etp
         once = 2.0 * ring(links(cluster, both, unit), both, mine * both)
     else:

@@ -34,7 +34,8 @@ def routed(router: Router, **more: object) -> ModelShape:
 
 WINDOW = SlidingWindow(1024, full_every=6)
 PLAIN = replace(DENSE, gated_mlp=False, activation="gelu")
-FLEX = replace(MIXTURE, moe=replace(EXPERTS, num_experts=8, token_dispatcher="flex", shared_expert_gate=True))
+GATED = replace(MIXTURE, moe=replace(EXPERTS, num_experts=8, shared_expert_gate=True))
+FLEX = Techniques(token_dispatcher="flex")
 USUAL = replace(MIXTURE, moe=replace(EXPERTS, num_experts=8))
 UNBALANCED = Router(balancing="none")
 
@@ -103,12 +104,6 @@ SAID: dict[str, tuple[ModelShape, str, str]] = {
         "--moe-router-pre-softmax",
         "",
     ),
-    "the flex dispatcher sends fp32 scores": (
-        FLEX,
-        "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep --moe-router-dtype fp32 "
-        "--moe-shared-expert-gate --moe-grouped-gemm",
-        "--moe-shared-expert-overlap",
-    ),
     "the usual dispatcher": (
         USUAL,
         "--moe-token-dispatcher-type alltoall",
@@ -123,8 +118,11 @@ def test_a_shape_is_said_in_flags(shape: ModelShape, said: str, unsaid: str) -> 
 
 
 def test_techniques_of_dispatchers_are_said() -> None:
-    hybrid = recipe_for(FLEX, techniques=Techniques(flex_backend="hybridep", overlap_shared_expert=True))
+    hybrid = recipe_for(GATED, techniques=replace(FLEX, flex_backend="hybridep", overlap_shared_expert=True))
     check_flags(hybrid, NODE, "--moe-flex-dispatcher-backend hybridep --moe-shared-expert-overlap")
+    scores = "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep --moe-router-dtype fp32"
+    gated = "--moe-shared-expert-gate --moe-grouped-gemm"
+    check_flags(recipe_for(GATED, techniques=FLEX), NODE, f"{scores} {gated}", "--moe-shared-expert-overlap")
 
 
 def test_yarn_of_ordinary_attention_came_after_core_016() -> None:
@@ -137,7 +135,7 @@ MANY = [
     replace(LATENT, rope_scaling=DEEPSEEK_YARN, mtp_num_layers=1, moe=replace(EXPERTS, router=DEEPSEEK_ROUTER)),
     replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 32768, mscale=1.0, mscale_all_dim=0.5), qk_layernorm=True),
     replace(DENSE, rope_scaling=RopeScaling("linear", 2.0), sliding_window=SlidingWindow(512), zero_centered_norm=True),
-    replace(MIXTURE, moe=replace(EXPERTS, token_dispatcher="flex", shared_expert_gate=True, capacity_factor=1.5)),
+    replace(MIXTURE, moe=replace(EXPERTS, shared_expert_gate=True, capacity_factor=1.5)),
 ]
 
 
@@ -179,9 +177,9 @@ def test_what_the_command_line_cannot_say_is_refused_by_name(key: str, shape: Mo
 
 
 def test_an_overlapped_shared_expert_excludes_other_ways() -> None:
-    overlapped, other = Techniques(overlap_shared_expert=True), replace(EXPERTS, token_dispatcher="allgather")
+    overlapped = Techniques(overlap_shared_expert=True)
     with pytest.raises(UserError, match="overlap_shared_expert: needs token_dispatcher: alltoall or flex"):
-        MegatronLM().rules(recipe_for(replace(MIXTURE, moe=other), techniques=overlapped))
+        MegatronLM().rules(recipe_for(MIXTURE, techniques=replace(overlapped, token_dispatcher="allgather")))
     with pytest.raises(UserError, match="overlap_shared_expert: excludes delay_weight_gradients"):
         MegatronLM().rules(recipe_for(MIXTURE, techniques=replace(overlapped, delay_weight_gradients=True)))
     again = replace(overlapped, recompute_modules=("shared_experts",))

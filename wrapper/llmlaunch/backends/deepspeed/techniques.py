@@ -184,7 +184,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         "layout.token_dispatcher",
         "every rank holds all experts, so no token travels; backend: megatron-lm has --moe-token-dispatcher-type",
         TRAINER,
-        _shipped(lambda r: r.model.moe is not None and r.model.moe.token_dispatcher is not None),
+        _shipped(lambda r: r.techniques.token_dispatcher is not None),
     ),
     Requirement(
         "gradients-as-computed",

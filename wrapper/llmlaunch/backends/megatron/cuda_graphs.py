@@ -96,7 +96,7 @@ GRAPH_REQUIREMENTS: tuple[Requirement, ...] = (
             "moe_preprocess" in _scopes(r)
             and r.model.moe is not None
             and r.model.moe.capacity_factor is not None
-            and r.model.moe.token_dispatcher in (None, "alltoall")
+            and r.techniques.token_dispatcher in (None, "alltoall")
         ),
     ),
     Requirement(
@@ -213,7 +213,7 @@ def graph_scopes(recipe: Recipe) -> tuple[tuple[str, ...], ...]:
     moe = recipe.model.moe
     if moe is None:
         return (("attn",), (WHOLE_LAYER,), (FULL_ITERATION,))
-    counted = moe.capacity_factor is not None and moe.token_dispatcher in (None, "alltoall")
+    counted = moe.capacity_factor is not None and recipe.techniques.token_dispatcher in (None, "alltoall")
     mixture = ("moe_router",) if counted else ("moe_router", "moe_preprocess")
     return (mixture, ("attn", *mixture))
 

@@ -192,7 +192,7 @@ def mixture_arguments(shape: ModelShape, techniques: Techniques) -> tuple[Argume
 
 
 def _dispatcher(moe: MoeShape, techniques: Techniques) -> list[Argument]:
-    kind = moe.token_dispatcher or "alltoall"
+    kind = techniques.token_dispatcher or "alltoall"
     flex_backend = techniques.flex_backend or "deepep" if kind == "flex" else None
     who = "the flex dispatcher sends" if kind == "flex" else f"{FP32_ROUTER_EXPERTS} experts and more want"
     scores = "fp32" if kind == "flex" or moe.num_experts >= FP32_ROUTER_EXPERTS else None

@@ -64,10 +64,6 @@ def router_of(recipe: Recipe) -> Router:
     return recipe.model.moe.router if recipe.model.moe is not None else Router()
 
 
-def dispatcher_of(recipe: Recipe) -> str | None:
-    return recipe.model.moe.token_dispatcher if recipe.model.moe is not None else None
-
-
 MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         "activation",
@@ -200,7 +196,7 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         "layout.overlap_shared_expert",
         "needs token_dispatcher: alltoall or flex",
         CONFIG,
-        lambda r: r.techniques.overlap_shared_expert and dispatcher_of(r) == "allgather",
+        lambda r: r.techniques.overlap_shared_expert and r.techniques.token_dispatcher == "allgather",
     ),
     Requirement(
         "shared-expert-overlap-alone",
@@ -213,8 +209,7 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
 
 
 def deepep_needs_others(s: Situation) -> BoolColumn:
-    flex = s.shape.moe is not None and s.shape.moe.token_dispatcher == "flex"
-    deepep = flex and s.techniques.flex_backend in (None, "deepep")
+    deepep = s.techniques.token_dispatcher == "flex" and s.techniques.flex_backend in (None, "deepep")
     return implies(deepep, s.layouts.expert * s.layouts.expert_tensor > 1)
 
 
@@ -241,6 +236,7 @@ MODEL_RULES: tuple[Rule, ...] = (
         "flex_backend: deepep needs expert x expert tensor parallel size above 1",
         "megatron/core/transformer/moe/token_dispatcher.py MoEFlexTokenDispatcher, core 0.19",
         deepep_needs_others,
+        of_techniques=True,
     ),
     Rule(
         "overlapped-expert-kept",

@@ -122,11 +122,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         "layout.delay_weight_gradients",
         "overlapped expert communication needs token_dispatcher: alltoall",
         CONFIG,
-        lambda r: (
-            r.techniques.delay_weight_gradients
-            and r.model.moe is not None
-            and r.model.moe.token_dispatcher == "allgather"
-        ),
+        lambda r: r.techniques.delay_weight_gradients and r.techniques.token_dispatcher == "allgather",
     ),
     Requirement(
         "delayed-gradients-keep-experts",
@@ -317,7 +313,7 @@ OVERLAP_REQUIREMENTS: tuple[Requirement, ...] = (
         EXCHANGE,
         "needs experts with token_dispatcher: alltoall or flex",
         CONFIG,
-        lambda r: _exchanged(r) and (r.model.moe is None or r.model.moe.token_dispatcher == "allgather"),
+        lambda r: _exchanged(r) and (r.model.moe is None or r.techniques.token_dispatcher == "allgather"),
     ),
     Requirement(
         "hidden-exchange-keeps-experts",
@@ -358,6 +354,7 @@ OVERLAP_RULES: tuple[Rule, ...] = (
         "overlap_expert_communication needs --expert-model-parallel-size above 1",
         CONFIG,
         lambda s: implies(s.techniques.overlap_expert_communication, np.greater(s.layouts.expert, 1)),
+        of_techniques=True,
     ),
     Rule(
         "hidden-exchange-no-full",
@@ -371,18 +368,21 @@ OVERLAP_RULES: tuple[Rule, ...] = (
         "overlap_expert_communication with pipeline stages needs virtual stages",
         CONFIG,
         lambda s: implies(s.techniques.overlap_expert_communication, interleaved(s)),
+        of_techniques=True,
     ),
     Rule(
         "hidden-tensor-sequence",
         "tp_comm_overlap needs --sequence-parallel",
         ARGUMENTS,
         lambda s: implies(s.techniques.tp_comm_overlap, np.greater(s.layouts.sequence_parallel, 0)),
+        of_techniques=True,
     ),
     Rule(
         "all-to-all-heads",
         "context_comm: a2a needs heads and query groups of a tensor rank that --context-parallel-size divides",
         "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py AttnFuncWithCPAndQKVOA2A, 2.20",
         all_to_all_heads,
+        of_techniques=True,
     ),
 )
 

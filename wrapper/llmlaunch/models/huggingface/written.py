@@ -18,7 +18,7 @@ Json = dict[str, Any]
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 LATENT = ("deepseek_v2", "deepseek_v3")
 # of training, not of the model: a configuration says none of it
-_NOT_OF_THE_MODEL = ("capacity_factor", "token_dispatcher", "grouped_gemm")
+_NOT_OF_THE_MODEL = ("capacity_factor", "grouped_gemm")
 
 
 def config_of(shape: ModelShape) -> Json:
