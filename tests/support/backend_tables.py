@@ -1,5 +1,5 @@
 """The tables of docs/megatron*.md, docs/deepspeed*.md and docs/backends.md, made from the backends' rules and facts;
-that of docs/sites.md, made from the accelerators.
+that of docs/sites.md, made from the accelerators; that of docs/planning.md, made from the planner's habits.
 
 `make docs-tables` writes them into the pages; tests/unit/backends/test_backend_docs.py keeps page and code equal.
 """
@@ -28,6 +28,7 @@ from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.load import accelerator_table, profile_names
 from llmlaunch.command_lines.megatron_rendered import ADDED
 from llmlaunch.layout import Rule
+from llmlaunch.planner.preference import habits
 from llmlaunch.units import GIB
 from support.megatron_disagreements import DISAGREEMENTS, layer_of
 from support.megatron_flag_keys import flag_key_table
@@ -71,6 +72,7 @@ def tables() -> list[tuple[str, str]]:
         ("backends.md", _techniques_table()),
         ("backends.md", _rules_table(training_arguments.CHECKPOINT_REQUIREMENTS, layer_of)),
         ("sites.md", _accelerators_table()),
+        ("planning.md", _habits_table()),
         ("megatron-command-lines.md", _table(["added", "why"], [[f"`{dest}`", why] for dest, why in ADDED.items()])),
         ("megatron-command-lines.md", flag_key_table()),
         ("own-arguments.md", _flags_table("flags of Megatron-LM", FLAG_CLASSES, _megatron_flag)),
@@ -185,6 +187,16 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _habits_table() -> str:
+    rows = []
+    for habit in habits():
+        each = f" each ({habit.each.replace('_', ' ')})" if habit.each else ""
+        own = ", own" if habit.own_price else ""
+        source = f" ({habit.source})" if habit.source else ""
+        rows.append([habit.name, f"{100 * habit.price:g}{each}{own}", f"{habit.reason}{source}"])
+    return _table(["against", "price, % of a step", "why"], rows)
 
 
 def write_tables() -> None:

@@ -20,7 +20,7 @@ from llmlaunch.memory.grouped_pricing import model_state_bytes, transient_bytes,
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.pricing import fewest_safe, first_failed, is_safe, situation
-from llmlaunch.planner.search import EQUAL, SearchResult, pareto, search
+from llmlaunch.planner.search import SearchResult, pareto, search
 from llmlaunch.planner.search_space import enumerate_splits, recipe_with_techniques, technique_space
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.timing.step import step_time
@@ -109,12 +109,12 @@ def amounts(step: StepTechniques, layers: int) -> list[tuple[str, int]]:
     + [("small card", s) for s in ("more", "less")],
 )
 def test_the_fastest_is_that_of_brute_force_over_every_split_word_and_amount(name: str, said: str) -> None:
-    asked = setting(name, "layout.layers_by_stage=even", lessons=LESSONS[said])
+    asked = setting(name, "layout.layers_by_stage=even", "layout.preference=off", lessons=LESSONS[said])
     safe = [seconds for _, _, fits, seconds in every_layout(asked) if fits]
     result = search(asked)
     assert np.any(result.safe) == bool(safe)
     assert result.step_seconds[result.safe].min() == pytest.approx(min(safe), rel=1e-12)
-    assert result.candidate(asked.recipe, 0).step_seconds <= min(safe) * (1 + EQUAL)
+    assert not safe or result.candidate(asked.recipe, 0).step_seconds == pytest.approx(min(safe), rel=1e-11)
 
 
 def test_amounts_are_the_fewest_that_are_safe_for_every_split() -> None:
@@ -256,18 +256,6 @@ def test_the_format_of_gradients_is_searched_only_where_the_recipe_says_auto() -
         "fp32",
         "bf16",
     }
-
-
-@pytest.mark.parametrize("name", ["dense", "mixture"])
-def test_of_layouts_no_model_can_tell_apart_the_plainest_is_chosen(name: str) -> None:
-    result = search(setting(name))
-    rows, chosen = result.points.rows, int(result.first[0])
-    fastest = result.step_seconds[result.safe].min()
-    equal = np.flatnonzero(result.safe & (result.step_seconds <= fastest * (1 + EQUAL)))
-    uneven = result.points.splits.partition[rows.split[equal]] != 0
-    assert chosen in equal
-    assert not result.points.layout(chosen).uneven or uneven.all()
-    assert np.all(np.diff(result.step_seconds[result.first[1:]]) >= -1e-9), "the others stand by time"
 
 
 def test_equals_go_to_the_smaller_split_and_the_fewer_words() -> None:

@@ -94,7 +94,7 @@ def _place(setting: Setting, result: SearchResult, plan: Plan) -> int:
     most = _activations(plan.estimate)
     for place, index in enumerate(result.first):
         if result.step_seconds[index] > (1.0 + WORTH) * result.step_seconds[result.first[0]]:
-            break
+            continue
         if _activations(_estimated(setting, result.candidate(setting.recipe, place))) <= most:
             return place
     return 0

@@ -73,7 +73,7 @@ def _other_pins(setting: Setting, plan: Plan) -> Iterator[Hint]:
         rows = np.flatnonzero(relaxed.result.safe & (relaxed.kept_pins == all_kept - (1 << place)))
         if not len(rows) or (name == "recompute" and any(stated_value(recipe, other) for other in BELONGS)):
             continue
-        row = int(rows[np.argmin(relaxed.result.step_seconds[rows])])
+        row = int(rows[np.argmin(relaxed.result.preferred_seconds[rows])])
         value = as_pin(name, int(relaxed.result.points.column(name)[row]))
         if value is not None:
             pin = written_pin(recipe, name)

@@ -127,6 +127,29 @@ class Candidate:
         return {"techniques": self.techniques.as_json(), "gradient_dtype": self.gradient_dtype}
 
 
+@frozen
+class HabitPrice:
+    """One habit that a layout goes against: the share of a step that this costs it in the ranking, and why."""
+
+    name: str
+    price: float
+    reason: str
+
+
+@frozen
+class FasterLayout:
+    """The fastest safe layout by the model of time, where the preference chose a plainer one. `gain` is the share by
+    which the chosen layout's step takes longer; `habits` are those that count against this layout and not as much
+    against the chosen one."""
+
+    candidate: Candidate
+    gain: float
+    habits: tuple[HabitPrice, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"gain": self.gain, "habits": [asdict(habit) for habit in self.habits], **self.candidate.as_json()}
+
+
 def as_planned(recipe: Recipe, chosen: Candidate) -> Recipe:
     """Return the recipe with the chosen techniques in place of those left free: what is rendered and recorded."""
     training = replace(recipe.training, gradient_dtype=chosen.gradient_dtype)
@@ -228,6 +251,7 @@ class Plan:
     accepts_tight: bool = False
     locked_by: str = ""  # name of the file that keeps the recipe to this plan; "" where it was chosen now
     arguments: ClassedArguments = NO_ARGUMENTS
+    faster: FasterLayout | None = None  # None: no safe layout is faster by more than nothing can tell apart
 
     @property
     def layout(self) -> Layout:
@@ -338,6 +362,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "refused": dict(plan.refused),
         "refusal_sentences": dict(plan.refusal_sentences),
         "alternatives": [candidate.as_json() for candidate in plan.alternatives],
+        "faster_without_preference": None if plan.faster is None else plan.faster.as_json(),
         "not_modelled": list(plan.not_modelled),
         "assumptions": list(plan.assumptions),
         "advice": plan.advice,

@@ -16,7 +16,16 @@ from llmlaunch.memory.activations import kept_by_layer, swapped_bytes
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
 from llmlaunch.memory.job import Job, candidate_ranks
 from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, JobLength, Limit, NodeTrial, Plan, Sizing, as_planned
-from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, OUTPACED, REHEARSED, SearchResult, search
+from llmlaunch.planner.search import (
+    BROKEN_ESTIMATE,
+    HOST_MEMORY,
+    MEMORY,
+    OUTPACED,
+    REHEARSED,
+    SearchResult,
+    faster_layout,
+    search,
+)
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.planner.sizing import (
     DEFAULT_MOST_NODES,
@@ -114,6 +123,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
         accepts_tight=recipe.memory.accept == TIGHT,
         locked_by=recipe.locked_by,
         arguments=arguments,
+        faster=faster_layout(result, recipe) if safe and place == 0 and recipe.preference else None,
     )
 
 

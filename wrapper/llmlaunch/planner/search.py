@@ -17,7 +17,8 @@ from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout, LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
-from llmlaunch.planner.plan import TIGHT, Candidate
+from llmlaunch.planner.plan import TIGHT, Candidate, FasterLayout, HabitPrice
+from llmlaunch.planner.preference import preference_factor, prices_at
 from llmlaunch.planner.pricing import Points, first_failed, is_safe, price, situation
 from llmlaunch.planner.search_space import (
     SPLIT_FIELDS,
@@ -37,6 +38,7 @@ __all__ = [
     "OUTPACED",
     "REHEARSED",
     "SearchResult",
+    "faster_layout",
     "pareto",
     "rehearsal_of",
     "search",
@@ -49,8 +51,8 @@ OUTPACED = "outpaced"
 BROKEN_ESTIMATE = "broken_estimate"  # a law of memory is broken: a bug of llmlaunch
 REHEARSED = "rehearsed"
 
-EXACT = 6  # the chosen layout and the runners-up a plan shows
 EQUAL = 1e-3  # shares of a step that no model of time can tell apart
+EXACT = 6  # the chosen layout and the runners-up a plan shows
 RANKED = 64  # sorting a million layouts takes longer than pricing them, and few look past the first
 
 
@@ -58,15 +60,17 @@ RANKED = 64  # sorting a million layouts takes longer than pricing them, and few
 class SearchResult:
     """The legal layouts with their worst rank and step time, by column.
 
-    `first` is the beginning of the ranking: the safe points, fastest first, or, where none is safe, all legal ones by
-    how full they make the fullest memory, of a device or of a node. Of the `searched` layouts, each is safe or
-    `refused` for one reason; OUTPACED are uneven stages that cannot be among the EXACT fastest. `rehearsed` maps point
+    `first` is the beginning of the ranking: the safe points by `preferred_seconds`, step time with what the preference
+    adds to it, or, where none is safe, all legal ones by how full they make the fullest memory, of a device or of a
+    node. Of the `searched` layouts, each is safe or
+    `refused` for one reason; OUTPACED are uneven stages that cannot be among the EXACT first. `rehearsed` maps point
     indices to the rehearsals that decide about them.
     """
 
     points: Points
     safe: BoolColumn
     first: IntColumn
+    preferred_seconds: FloatColumn
     searched: int
     refused: Mapping[str, int]
     rules: Sequence[Rule]
@@ -99,6 +103,24 @@ class SearchResult:
         )
 
 
+def faster_layout(result: SearchResult, recipe: Recipe) -> FasterLayout | None:
+    """Return the fastest safe layout where the preference chose another one that takes longer by more than EQUAL."""
+    safe, chosen = np.flatnonzero(result.safe), int(result.first[0])
+    if not len(safe):
+        return None
+    fastest = int(safe[np.argmin(result.step_seconds[safe])])
+    gain = float(result.step_seconds[chosen] / result.step_seconds[fastest]) - 1.0
+    if gain <= EQUAL:
+        return None
+    paid = {habit.name: price for habit, price in prices_at(recipe, result.points, chosen)}
+    counted = [
+        HabitPrice(habit.name, price, habit.reason)
+        for habit, price in prices_at(recipe, result.points, fastest)
+        if price > paid.get(habit.name, 0.0)
+    ]
+    return FasterLayout(result.at(recipe, fastest), gain, tuple(sorted(counted, key=lambda habit: -habit.price)))
+
+
 def search(setting: Setting) -> SearchResult:
     """Price every legal layout. Nothing is sampled: `check` and `plan` see the same space.
 
@@ -123,12 +145,14 @@ def search(setting: Setting) -> SearchResult:
     )
     rehearsed = _rehearsed_points(setting.lessons.rehearsals, recipe, points)
     safe, by_memory = _judged(setting, points, rehearsed, filled)
+    preferred = points.rows.step_seconds * preference_factor(recipe, points)
     refused = refused + by_techniques + uneven.refused + by_memory
     refused += Counter({MEMORY: uneven.overfull, OUTPACED: uneven.outpaced})
     return SearchResult(
         points=points,
         safe=safe,
-        first=_ranking(points, safe, filled),
+        first=_ranking(points, preferred, safe, filled),
+        preferred_seconds=preferred,
         searched=sum(refused.values()) + int(np.count_nonzero(safe)),
         refused=dict(refused),
         rules=rules,
@@ -149,11 +173,12 @@ def _legal(
 
 
 def _fastest(setting: Setting, points: Points) -> FloatColumn:
-    """Return the step times of the EXACT fastest safe points, infinite where there are fewer; of more points where a
-    rehearsal may refuse some of them."""
+    """Return the preferred seconds of the EXACT first safe points, infinite where there are fewer; of more points where
+    a rehearsal may refuse some of them."""
     exact = EXACT + _refutable(setting.lessons.rehearsals, setting.recipe)
     safe = is_safe(setting, points.rows.device_bytes, points.rows.host_bytes)
-    seconds = np.concatenate([points.rows.step_seconds[safe], np.full(exact, np.inf)])
+    preferred = points.rows.step_seconds * preference_factor(setting.recipe, points)
+    seconds = np.concatenate([preferred[safe], np.full(exact, np.inf)])
     return np.sort(np.partition(seconds, exact)[:exact] if len(seconds) > exact else seconds)
 
 
@@ -186,13 +211,13 @@ def _judged(
     return (safe | lifted) & ~refuted, Counter(refused)
 
 
-def _ranking(points: Points, safe: BoolColumn, filled: FloatColumn) -> IntColumn:
-    """Return the first RANKED safe points by step time; where none is safe, of all points by how full the fullest
-    memory is. Ties are broken by plainness: even stages, fewer techniques (those offered first), the smaller split,
-    then the other figure, so that they never wobble. The plainest of those within EQUAL of the first comes first."""
+def _ranking(points: Points, preferred: FloatColumn, safe: BoolColumn, filled: FloatColumn) -> IntColumn:
+    """Return the first RANKED safe points by preferred seconds; where none is safe, of all points by how full the
+    fullest memory is. Ties never wobble: even stages, the techniques offered first, the smaller split, then the other
+    figure decide them."""
     rows, splits = points.rows, points.splits
     index = np.flatnonzero(safe)
-    by, then = (rows.step_seconds, filled) if len(index) else (filled, rows.step_seconds)
+    by, then = (preferred, filled) if len(index) else (filled, preferred)
     if not len(index):
         index = np.arange(len(points))
     if len(index) > RANKED:
@@ -200,7 +225,7 @@ def _ranking(points: Points, safe: BoolColumn, filled: FloatColumn) -> IntColumn
         index = index[near <= np.partition(near, RANKED)[RANKED] + 1e-9]
     split = rows.split[index]
     size = (splits.tensor * splits.pipeline * splits.context * splits.virtual_pipeline)[split]
-    plain = (
+    ties = (
         index,
         then[index],
         size,
@@ -208,12 +233,7 @@ def _ranking(points: Points, safe: BoolColumn, filled: FloatColumn) -> IntColumn
         rows.step_techniques[index],
         splits.partition[split] != 0,
     )
-    order = np.lexsort((*plain, np.round(by[index], 12)))
-    if not len(order):
-        return index
-    equal = order[by[index[order]] <= by[index[order[0]]] * (1.0 + EQUAL)]
-    plainest = equal[np.lexsort([key[equal] for key in plain])[0]]
-    first: IntColumn = index[np.concatenate([[plainest], order[order != plainest]])][:RANKED]
+    first: IntColumn = index[np.lexsort((*ties, np.round(by[index], 12)))][:RANKED]
     return first
 
 

@@ -64,7 +64,7 @@ class RelaxedSearch:
         safe = safe[count == count.max()]
         far = np.round(self.distance[safe], 9)
         safe = safe[far == far.min()]
-        return int(safe[np.argmin(self.result.step_seconds[safe])])
+        return int(safe[np.argmin(self.result.preferred_seconds[safe])])
 
     def conflict(self) -> tuple[str, ...] | None:
         """Return the smallest set of pins that no legal layout keeps together; None where all can be kept, and an empty

@@ -18,7 +18,9 @@ from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.grouped_pricing import distinct_states
 from llmlaunch.memory.states import least_state_bytes
+from llmlaunch.planner.preference import preference_factor
 from llmlaunch.planner.pricing import (
+    Points,
     Rows,
     TechniqueBatch,
     first_failed,
@@ -32,6 +34,7 @@ from llmlaunch.planner.pricing import (
 from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, recipe_with_techniques
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.passes import pass_seconds
 
 __all__ = ["UnevenLayouts", "search_uneven"]
@@ -42,8 +45,9 @@ AT_ONCE = 2048  # splits evaluated together, the fastest bounds first; the next 
 @dataclass
 class UnevenLayouts:
     """Points of uneven splits, each block over splits of its own, and what became of the others: how many each rule
-    refuses, how many exceed device memory for every cut of the layers, how many were outpaced. `fastest` are the step
-    seconds of the fastest safe layouts, as many as the ranking has to show exactly."""
+    refuses, how many exceed device memory for every cut of the layers, how many were outpaced. `fastest` are the
+    preferred seconds of the first safe layouts, as many as the ranking has to show exactly: no layout that takes
+    longer than the last of them can be among them, or be the fastest."""
 
     fastest: FloatColumn
     splits: list[LayoutColumns] = field(default_factory=list)
@@ -56,18 +60,19 @@ class UnevenLayouts:
     def seconds_to_beat(self) -> float:
         return float(self.fastest.max())
 
-    def add(self, splits: LayoutColumns, rows: Rows, safe: BoolColumn) -> None:
+    def add(self, recipe: Recipe, space: TechniqueSpace, splits: LayoutColumns, rows: Rows, safe: BoolColumn) -> None:
         self.splits.append(splits)
         self.blocks.append(rows)
-        self.fastest = np.sort(np.concatenate([self.fastest, rows.step_seconds[safe]]))[: len(self.fastest)]
+        preferred = rows.step_seconds * preference_factor(recipe, Points(splits, space.step, space.state, rows))
+        self.fastest = np.sort(np.concatenate([self.fastest, preferred[safe]]))[: len(self.fastest)]
 
 
 def search_uneven(
     setting: Setting, splits: LayoutColumns, space: TechniqueSpace, rules: Sequence[Rule], fastest: FloatColumn
 ) -> UnevenLayouts:
-    """Price the legal uneven `splits` with all techniques that leave no amount to solve. `fastest` are the step seconds
-    to beat, infinite where there are fewer. If the best balance is not safe, the best that memory allows replaces it.
-    """
+    """Price the legal uneven `splits` with all techniques that leave no amount to solve. `fastest` are the preferred
+    seconds to beat, infinite where there are fewer. If the best balance is not safe, the best that memory allows
+    replaces it."""
     result = UnevenLayouts(fastest)
     combinations = len(space.step_without_amounts) * len(space.state)
     fastest_steps = dict.fromkeys(step.keeping_all for step in space.step)  # to recompute and to offload only costs
@@ -183,7 +188,7 @@ def _add(
     if len(again):
         keep[again[_add_fitting(setting, space, indices, splits.take(again), result)]] = False
     rows = replace(rows.take(keep), split=np.arange(np.count_nonzero(keep)))
-    result.add(splits.take(keep), rows, safe[keep])
+    result.add(setting.recipe, space, splits.take(keep), rows, safe[keep])
 
 
 def _add_fitting(
@@ -197,7 +202,7 @@ def _add_fitting(
     if len(fitting):
         batch, distinct = _technique_batch(setting, space, indices, cut)
         rows = batch.priced_with(state_batch(setting, space, indices[1], distinct))
-        result.add(cut, rows, is_safe(setting, rows.device_bytes, rows.host_bytes))
+        result.add(setting.recipe, space, cut, rows, is_safe(setting, rows.device_bytes, rows.host_bytes))
     return fitting
 
 

@@ -48,6 +48,7 @@ _LATER: Mapping[str, Any] = {
     "nodes_per_switch": None,
     "nodes_per_block": None,
     "layers_by_stage": None,
+    "preference": True,
     "node_mesh": False,
     "restart": None,
     "on_oom": OnOom(layouts=0),

@@ -158,11 +158,20 @@ class _Pins:
             )
 
 
+@section
+class _Choice:
+    """How the search chooses among the layouts that are left."""
+
+    preference: bool = key(
+        "Of nearly equal layouts the one with fewer unusual parts; off = the fastest by the model of time",
+        default=True,
+    )
+
+
 def layout_form() -> Any:
     """Return the type of the mapping `layout:`. What is named in it holds for every layout searched."""
-    return form(
-        "Layout", keys_of(_Pins) | keys_of(Techniques, place=LAYOUT), description=_Pins.__doc__, check=_Pins.check_keys
-    )
+    keys = keys_of(_Pins) | keys_of(_Choice) | keys_of(Techniques, place=LAYOUT)
+    return form("Layout", keys, description=_Pins.__doc__, check=_Pins.check_keys)
 
 
 def what_if_form() -> Any:

@@ -279,8 +279,9 @@ class Recipe:
     `pins` holds what the person fixed of the layout, by the names of `Layout` (recompute as "none", "selective" or
     "full"); what is absent is llmlaunch's to choose. A pin may be one value or a tuple of allowed values. `fixed` names
     the techniques the recipe chooses itself. `layers_by_stage` is as in `Layout`: () is even; None is llmlaunch's to
-    choose. `text` is the file as given and `overrides` the `key=value` words applied to it, so that a run directory can
-    reproduce both; `document` is the two as parsed. `digest` is sha256 over the resolved content (order, comments and
+    choose. With `preference` the plainest of nearly equal layouts is chosen (planner/preference.py). `text` is the file
+    as given and `overrides` the `key=value` words applied to it, so that a run directory can reproduce both;
+    `document` is the two as parsed. `digest` is sha256 over the resolved content (order, comments and
     white space left out).
     """
 
@@ -384,6 +385,7 @@ class Recipe:
     assumptions: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
     layers_by_stage: tuple[int, ...] | None = None
+    preference: bool = True
     locked_by: str = ""  # name of the file that keeps it to an earlier plan
     document: Document | None = field(default=None, compare=False, repr=False)
 

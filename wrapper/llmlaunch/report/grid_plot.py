@@ -95,7 +95,7 @@ def grid_of(setting: Setting, result: SearchResult) -> Grid:
 def _best(setting: Setting, result: SearchResult, fields: tuple[str, ...]) -> dict[tuple[Row, int], Cell]:
     places = np.stack([result.points.column(name) for name in (*fields, "micro_batch_size")], axis=1)
     cell = np.ravel_multi_index(tuple(places.T), tuple((places.max(axis=0, initial=0) + 1).tolist()))
-    worth: NDArray[np.float64] = np.where(result.safe, result.step_seconds, result.device_bytes)
+    worth: NDArray[np.float64] = np.where(result.safe, result.preferred_seconds, result.device_bytes)
     order = np.lexsort((worth, ~result.safe, cell))
     _, first = np.unique(cell[order], return_index=True)
     return {

@@ -238,6 +238,21 @@ def _time(plan: Plan) -> list[str]:
         f"Time: {seconds:.2f} s a step, {plan.chosen.tokens_per_second_per_gpu:,.0f} tokens/s per device{mfu}",
         f"  {parts}",
         _length(plan.length) + _allowed(plan.budget),
+        *_faster(plan),
+    ]
+
+
+def _faster(plan: Plan) -> list[str]:
+    """The fastest layout, where the preference chose a plainer one, and the habits it goes against."""
+    if plan.faster is None:
+        return []
+    faster = plan.faster.candidate
+    habits = [f"    {habit.name} ({100 * habit.price:g} % of a step): {habit.reason}" for habit in plan.faster.habits]
+    return [
+        f"{plan.faster.gain:.1%} faster without the preference (layout.preference: off): {faster.describe()}, "
+        f"{faster.step_seconds:.2f} s a step, {gib(faster.device_bytes)} GiB",
+        "  passed over for:",
+        *habits,
     ]
 
 

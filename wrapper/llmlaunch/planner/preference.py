@@ -1,0 +1,169 @@
+"""What a layout's unusual parts cost beside its step time, so that of nearly equal layouts the one that an expert would
+sign is chosen.
+
+The habits are data: `preference.json`, one line each, with its price as a share of the step, its reason, and its source
+where there is one. Ordinary habits cost at most `within` of a step together: they decide between layouts that the model
+of time cannot tell apart, and never more. A habit with an `own_price` costs that in addition, because an expert wants
+so much in return.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmlaunch.backends.base import StateTechniques, StepTechniques
+from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.frozen import frozen
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.planner.pricing import Points
+from llmlaunch.planner.search_space import SPLIT_FIELDS
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["Habit", "habits", "preference_factor", "prices_at", "split_columns", "technique_columns", "within"]
+
+Columns = Mapping[str, Any]
+COMPARISONS: Mapping[str, Callable[[Any, float], Any]] = {
+    "=": operator.eq,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+}
+POWERS_OF_TWO = ("tensor", "context", "expert", "micro_batch_size")
+
+
+@frozen
+class Habit:
+    """One habit: a layout for which all of `when` holds costs `price`, a share of its step time, times the column
+    `each` where there is one. `when` maps columns to a comparison and its number; all columns of a habit are of the
+    split, of the step techniques, or of the state techniques."""
+
+    name: str
+    when: Mapping[str, tuple[str, float]]
+    price: float
+    reason: str
+    own_price: bool = False
+    each: str | None = None
+    source: str | None = None
+
+    def concerns(self, columns: Columns) -> bool:
+        """Whether these columns are the ones the habit looks at."""
+        return self.when.keys() <= columns.keys()
+
+    def prices(self, columns: Columns) -> Any:
+        """Return the share of a step it costs, 0 where it does not apply, as a column or a number like `columns`."""
+        applies: Any = True
+        for name, (comparison, number) in self.when.items():
+            applies = applies & COMPARISONS[comparison](columns[name], number)
+        return self.price * (applies if self.each is None else applies * columns[self.each])
+
+
+@cache
+def _document() -> Mapping[str, Any]:
+    document: Mapping[str, Any] = json.loads(Path(__file__).with_name("preference.json").read_text("utf-8"))
+    return document
+
+
+def within() -> float:
+    """Return the share of a step that all ordinary habits cost together at most."""
+    return float(_document()["within"])
+
+
+@cache
+def habits() -> tuple[Habit, ...]:
+    """Return all habits in the order of the file."""
+    return tuple(Habit(**line) for line in _document()["habits"])
+
+
+def preference_factor(recipe: Recipe, points: Points) -> FloatColumn:
+    """Return by how much more each point counts than its step time: at least 1, and 1 everywhere where the recipe
+    switches the preference off."""
+    rows = points.rows
+    if not recipe.preference:
+        return np.ones(len(rows))
+    parts = (
+        (_prices(split_columns(recipe, points.splits), len(points.splits)), rows.split),
+        (_table([_technique_prices(step) for step in points.step_techniques]), rows.step_techniques),
+        (_table([_technique_prices(state) for state in points.state_techniques]), rows.state_techniques),
+    )
+    ordinary = sum(np.take(prices[0], index) for prices, index in parts)
+    own = sum(np.take(prices[1], index) for prices, index in parts)
+    factor: FloatColumn = 1.0 + np.minimum(ordinary, within()) + own
+    return factor
+
+
+def prices_at(recipe: Recipe, points: Points, index: int) -> list[tuple[Habit, float]]:
+    """Return the habits that apply to one point, each with the share of a step it costs."""
+    split = points.splits.take(points.rows.split[index : index + 1])
+    step, state = points.techniques(index)
+    columns = {name: float(column[0]) for name, column in split_columns(recipe, split).items()}
+    columns |= technique_columns(step) | technique_columns(state)
+    asked = [(habit, float(habit.prices(columns))) for habit in habits()]
+    return [(habit, price) for habit, price in asked if price]
+
+
+def _prices(columns: Columns, count: int) -> FloatColumn:
+    """Return two rows of `count` shares of a step: what the ordinary habits about these columns cost, and what those
+    with a price of their own do."""
+    prices = np.zeros((2, count))
+    for habit in habits():
+        if habit.concerns(columns):
+            prices[int(habit.own_price)] += habit.prices(columns)
+    return prices
+
+
+def _table(prices: Sequence[FloatColumn]) -> FloatColumn:
+    return np.concatenate(prices, axis=1)
+
+
+@cache
+def _technique_prices(techniques: StepTechniques | StateTechniques) -> FloatColumn:
+    return _prices(technique_columns(techniques), 1)
+
+
+def split_columns(recipe: Recipe, splits: LayoutColumns) -> dict[str, IntColumn | FloatColumn]:
+    """Return what habits may ask of a split, by name."""
+    cluster, cuts = recipe.cluster, splits.partitions
+    parts = splits.tensor * splits.pipeline * splits.context * splits.virtual_pipeline
+    empty = np.array([any(layers == 0 for layers in cut) for cut in cuts])
+    unlike = np.array([len(set(cut[1:-1])) > 1 for cut in cuts])
+    return {name: getattr(splits, name) for name in SPLIT_FIELDS} | {
+        "tokens_of_a_context_rank": recipe.workload.sequence_length / splits.context,
+        "nvlink_domains_of_tensor": splits.tensor / cluster.nvlink_domain_devices,
+        "nodes_of_tensor": splits.tensor / cluster.devices_per_node,
+        "nvlink_domains_of_experts": splits.expert * splits.expert_tensor / cluster.nvlink_domain_devices,
+        "odd_sizes": np.sum([_odd(getattr(splits, name)) for name in POWERS_OF_TWO], axis=0),
+        "split_doublings": np.log2(parts),
+        "uneven": splits.uneven,
+        "empty_stages": empty[splits.partition],
+        "unlike_middle_stages": unlike[splits.partition],
+    }
+
+
+def _odd(sizes: IntColumn) -> IntColumn:
+    """1 where a size is no power of two, else 0."""
+    odd: IntColumn = np.not_equal(sizes & (sizes - 1), 0).astype(np.int64)
+    return odd
+
+
+def technique_columns(techniques: StepTechniques | StateTechniques) -> dict[str, float]:
+    """Return what habits may ask of the techniques, by their names: a switch is 0 or 1, a list counts its items, and a
+    word is 1 where it is given."""
+    columns = {f.name: _number(getattr(techniques, f.name)) for f in fields(techniques)}
+    if isinstance(techniques, StepTechniques):
+        away = techniques.offload_modules or techniques.offload_checkpoints or techniques.offload_layers
+        columns["offloads_activations"] = float(bool(away) or techniques.solved == "offload_layers")
+    return columns
+
+
+def _number(value: object) -> float:
+    if isinstance(value, (int, float)):
+        return float(value)
+    return float(len(value)) if isinstance(value, tuple) else float(value is not None)
