@@ -43,7 +43,7 @@ def test_each_leaves_a_step_more_free_and_none_with_as_much_is_faster(name: str,
         assert after.estimate.worst.device_bytes == after.chosen.device_bytes <= most == after.limit.limit_bytes
         assert after.layout.world_size == plan.layout.world_size
         enough = searched.safe & (searched.device_bytes <= most)
-        assert after.chosen.step_seconds <= (1 + WORTH) * np.min(searched.step_seconds[enough])
+        assert after.chosen.step_seconds <= (1 + WORTH) * np.min(searched.preferred_seconds[enough])
         before = after
 
 

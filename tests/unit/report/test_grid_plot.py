@@ -30,7 +30,7 @@ def test_a_tight_layout_is_drawn_as_one_that_fits_the_card_alone(monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "llama2-7b-deepspeed"])
-def test_a_cell_holds_the_fastest_safe_layout_there_else_the_one_that_needs_the_least(name: str) -> None:
+def test_a_cell_holds_the_first_safe_layout_there_else_the_one_that_needs_the_least(name: str) -> None:
     here = gallery_setting(name, "cluster=a100-40gb-x8")
     found = search(here)
     grid = grid_of(here, found)
@@ -44,7 +44,9 @@ def test_a_cell_holds_the_fastest_safe_layout_there_else_the_one_that_needs_the_
             continue
         assert cell.safe == bool((inside & found.safe).any())
         if cell.safe:
-            assert cell.best.step_seconds == found.step_seconds[inside & found.safe].min()
+            places = np.flatnonzero(inside & found.safe)
+            best = places[np.argmin(found.preferred_seconds[places])]
+            assert cell.best.step_seconds == found.step_seconds[best]
         else:
             assert cell.best.device_bytes == int(found.device_bytes[inside].min())
 

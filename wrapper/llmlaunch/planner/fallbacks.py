@@ -89,12 +89,12 @@ def _lowered(setting: Setting, plan: Plan) -> Setting:
 
 
 def _place(setting: Setting, result: SearchResult, plan: Plan) -> int:
-    """Return the place of the first layout nearly as fast as the fastest that also keeps no more activations than the
-    plan, because nobody knows which term was too low; else the place of the fastest."""
+    """Return the place of the first layout nearly as good as the first that also keeps no more activations than the
+    plan, because nobody knows which term was too low; else the first place."""
     most = _activations(plan.estimate)
     for place, index in enumerate(result.first):
-        if result.step_seconds[index] > (1.0 + WORTH) * result.step_seconds[result.first[0]]:
-            continue
+        if result.preferred_seconds[index] > (1.0 + WORTH) * result.preferred_seconds[result.first[0]]:
+            break
         if _activations(_estimated(setting, result.candidate(setting.recipe, place))) <= most:
             return place
     return 0
