@@ -38,7 +38,7 @@ def test_every_layout_is_chosen_from_or_refused_once(name: str) -> None:
     result = search(setting)
     assert result.searched > len(result.points)
     assert sum(result.refused.values()) + int(np.count_nonzero(result.safe)) == result.searched
-    assert np.all(np.diff(result.step_seconds[result.first][1:]) >= -1e-9)
+    assert np.all(np.diff(result.preferred_seconds[result.first]) >= -1e-9)
     split = result.points.layouts
     assert np.all(split.data * split.tensor * split.pipeline * split.context == setting.recipe.world_size)
 
@@ -224,7 +224,7 @@ def plan_on(factor: float) -> Plan:
     recipe = recipe_of("llama3-8b", "cluster=a100-80gb-x8", f"nodes={NODES}", "memory.limit=0.8", *training)
     matrix = BandwidthMatrix(tuple(f"n{i:02}" for i in range(NODES)), speeds)
     cluster = replace(recipe.cluster, devices_per_node=4, nvlink_domain_devices=4, bandwidth=matrix)
-    return make_plan(setting_for(replace(recipe, cluster=cluster, pins={})))
+    return make_plan(setting_for(replace(recipe, cluster=cluster, pins={}, preference=False)))
 
 
 def test_a_slow_a_middling_and_a_fast_network_make_three_plans_and_a_slow_one_keeps_data_parallelism_small() -> None:

@@ -112,7 +112,7 @@ def test_of_several_single_changes_the_least_far_is_named_with_the_pin_as_it_was
 
 
 def test_a_pin_is_named_as_the_recipe_writes_it() -> None:
-    overrides = "layout={recompute: none, tensor: 1, distributed_optimizer: false}"
+    overrides = "layout={recompute: none, tensor: 1, distributed_optimizer: false, preference: off}"
     change = smallest_change(gallery_setting("llama3-70b", overrides))
     assert change is not None
     assert change.sentence() == "set layout.distributed_optimizer: true (from false)"
