@@ -32,6 +32,7 @@ SAMPLES: dict[str, tuple[Sample, Sample]] = {
     "optimizer on the host": (StateTechniques(offload_optimizer=0.5), StateTechniques()),
     "parameters on the host": (StateTechniques(offload_parameters=True), StateTechniques()),
     "activations on the host": (StepTechniques(solved="offload_layers"), StepTechniques(solved="recompute_layers")),
+    "a technique switched on": (StepTechniques(tp_comm_overlap=True), StepTechniques(loss_tiles=4)),
     "context parallelism where the sequence does not need it": (Layout(context=2), Layout(context=1)),
     "a stage without layers": (Layout(pipeline=2, layers_by_stage=(4, 0)), Layout(pipeline=2, layers_by_stage=(3, 1))),
     "more than 16 pipeline ranks": (Layout(pipeline=18), Layout(pipeline=16)),

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.backends.base import StateTechniques, StepTechniques
+from llmlaunch.backends.base import SWITCH_NAMES, StateTechniques, StepTechniques
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
@@ -36,6 +36,8 @@ COMPARISONS: Mapping[str, Callable[[Any, float], Any]] = {
     ">=": operator.ge,
     "<": operator.lt,
 }
+NO_STEP_TECHNIQUES = StepTechniques()
+SWITCHES = tuple(name for name in SWITCH_NAMES if name not in ("loss_tiles", "flex_backend"))  # they follow another
 POWERS_OF_TWO = ("tensor", "context", "expert", "micro_batch_size")
 
 
@@ -160,6 +162,8 @@ def technique_columns(techniques: StepTechniques | StateTechniques) -> dict[str,
     if isinstance(techniques, StepTechniques):
         away = techniques.offload_modules or techniques.offload_checkpoints or techniques.offload_layers
         columns["offloads_activations"] = float(bool(away) or techniques.solved == "offload_layers")
+        on = (name for name in SWITCHES if getattr(techniques, name) != getattr(NO_STEP_TECHNIQUES, name))
+        columns["switches"] = float(sum(1 for _ in on))
     return columns
 
 
