@@ -27,6 +27,7 @@ from support.term_mutants import mutants_of
 
 FORMULA = (
     "activations",
+    "graphs",
     "host",
     "job",
     "loss",

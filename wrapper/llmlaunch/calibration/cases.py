@@ -32,7 +32,7 @@ from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import (
 )
 from llmlaunch.backends.megatron.facts import megatron_facts, megatron_fsdp_facts
 from llmlaunch.calibration.completion import Unsupported, complete, with_every_field
-from llmlaunch.calibration.megatron_records import FP8_RECIPES, megatron_options
+from llmlaunch.calibration.megatron_records import FP8_RECIPES, captured_graphs, megatron_options
 from llmlaunch.calibration.records import ATORCH_PIPELINE, TABLES, Record
 from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split, refuse_unread
 from llmlaunch.cluster.cards import capability_of_card
@@ -311,6 +311,7 @@ def _techniques(record: Record) -> Techniques:
         recompute_method=recompute["method"] if recompute.get("method") in ("uniform", "block") else "uniform",
         offload_checkpoints=_offloads_checkpoints(record),
         offload_optimizer=1.0 if record["optimizer"].get("offload") else 0.0,
+        cuda_graphs=captured_graphs(record) if TABLES[record["backend"]] == "megatron" else (),
     )
 
 

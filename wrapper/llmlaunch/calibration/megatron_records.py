@@ -9,9 +9,10 @@ from llmlaunch.backends.megatron.facts import MegatronOptions
 from llmlaunch.calibration.completion import is_bridge_benchmark
 from llmlaunch.calibration.records import Record, minor
 from llmlaunch.cluster.cards import capability_of_card
+from llmlaunch.techniques import FULL_ITERATION
 from llmlaunch.workload import OptimizerFormats
 
-__all__ = ["FP8_RECIPES", "megatron_options"]
+__all__ = ["FP8_RECIPES", "captured_graphs", "megatron_options"]
 
 # Names of number formats in records and recipes -> Transformer Engine's recipes. A format without a recipe has one
 # scale to a tensor: that of many steps is Megatron's default, that of the step Megatron-Bridge's, and both keep as many
@@ -105,3 +106,16 @@ def _gathers_narrow(record: Record, recipe: str | None, assumed: dict[str, Any])
         return False
     assumed[f"precision.{flag}"] = True
     return True
+
+
+def captured_graphs(record: Record) -> tuple[str, ...]:
+    """Return what a published record captures, where it says by which implementation: of NVIDIA's perf recipes the
+    local one captures the iteration, Transformer Engine's the MLPs of dense models and of mixtures what runs before
+    tokens travel (Megatron-Bridge, perf_recipes/llama, deepseek, qwen, gpt_oss, 2026-08). A peak that torch allocated
+    does not count the tensors of a pool that is replayed, so such records are priced without graphs."""
+    implementation = record["implementation"].get("cuda_graph")
+    if implementation in (None, "none", False) or record["peak_kind"] == "allocated":
+        return ()
+    if implementation in ("local", FULL_ITERATION) and not record["model"].get("moe"):
+        return (FULL_ITERATION,)
+    return ("attn", "moe_router", "moe_preprocess") if record["model"].get("moe") else ("mlp",)

@@ -89,8 +89,8 @@ class Job:
 
     @cached_property
     def without_recompute(self) -> Job:
-        """The same job without recompute and offload settings."""
-        moved = [f for f in fields(Techniques) if f.name.startswith(("recompute_", "offload_"))]
+        """The same job without settings of recompute, offload and graphs."""
+        moved = [f for f in fields(Techniques) if f.name.startswith(("recompute_", "offload_", "cuda_graphs"))]
         without: dict[str, Any] = {f.name: f.default for f in moved}
         return replace(self, techniques=replace(self.techniques, swapped_share=0.0, **without))
 

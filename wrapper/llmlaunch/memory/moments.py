@@ -19,6 +19,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer, returned_key_values
 from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.graphs import captured_activations, with_graphs
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import (
     cached_logits,
@@ -73,7 +74,9 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     one_layer, waiting = _where_trained(job, rows, layer_backward(job, rows)), waiting_table(job, rows)
     backward = np.maximum(one_layer, one_layer + waiting - heads - embedded - sum(first.values()))
     gone = reduce(np.add, beside.values())
-    tables = np.maximum(embedding_backward(job, rows, activations), tables_of_heads(job, rows) - heads)
+    tables = np.maximum(
+        embedding_backward(job, rows, activations - captured_activations(job, rows)), tables_of_heads(job, rows) - heads
+    )
     again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, 0.0, gone)  # where a mixture runs forward a second time
     mixture = mixture_forward(job, rows) - again
     layer = {**first, "layer_backward": np.maximum(np.maximum(backward, mixture), tables - gone), **beside}
@@ -95,7 +98,8 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
         **passing_buffers(job, rows),
         "workspace": np.full(len(rows), facts.workspace_bytes + _grouped(job)),
     }
-    return MomentTerms(whole(lasting), (*map(whole, moments), {}))
+    every = with_graphs(job, rows, moments, backward + gone, tables)
+    return MomentTerms(whole(lasting), tuple(map(whole, every)))
 
 
 def state_terms(job: Job, rows: RankColumns, state: States) -> MomentTerms:

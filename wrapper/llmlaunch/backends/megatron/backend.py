@@ -20,7 +20,7 @@ from llmlaunch.backends.base import Rendered, Space, StateTechniques, StepTechni
 from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.backends.logs import any_script_lines, megatron_lines
 from llmlaunch.backends.megatron.arguments import planned_arguments
-from llmlaunch.backends.megatron.cuda_graphs import graph_environment
+from llmlaunch.backends.megatron.cuda_graphs import graph_environment, graph_implementation
 from llmlaunch.backends.megatron.extra_arguments import classed_arguments, with_extra_arguments
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.backends.megatron.number_formats import number_record
@@ -124,6 +124,7 @@ class MegatronLM:
                     "overlap_moe_expert_parallel_comm": techniques.overlap_expert_communication
                     or techniques.delay_weight_gradients,
                     "tp_comm_overlap": techniques.tp_comm_overlap,
+                    "cuda_graph": graph_implementation(techniques),
                     "cp_comm_type": techniques.context_comm or "p2p" if layout.context > 1 else None,
                     "gradient_accumulation_fusion": layout.zero_stage < FIRST_STAGE
                     and options.gradient_accumulation_fusion,

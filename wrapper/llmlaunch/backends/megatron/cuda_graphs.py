@@ -15,7 +15,7 @@ from llmlaunch.backends.megatron.sharding import asks_for_sharding
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER
+from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER, Techniques
 
 __all__ = [
     "GRAPH_REQUIREMENTS",
@@ -23,6 +23,7 @@ __all__ = [
     "MODULES_SINCE",
     "graph_arguments",
     "graph_environment",
+    "graph_implementation",
     "graph_scopes",
 ]
 
@@ -218,6 +219,13 @@ def graph_scopes(recipe: Recipe) -> tuple[tuple[str, ...], ...]:
     return (mixture, ("attn", *mixture))
 
 
+def graph_implementation(techniques: Techniques) -> str | None:
+    """Return the implementation that captures, as core 0.19 calls it; None where nothing is captured."""
+    if not techniques.cuda_graphs:
+        return None
+    return FULL_ITERATION if FULL_ITERATION in techniques.cuda_graphs else "transformer_engine"
+
+
 def graph_arguments(recipe: Recipe, version: str) -> tuple[Argument, ...]:
     """Return the flags of `layout.cuda_graphs` as this version of core spells them."""
     scopes = _scopes(recipe)
@@ -232,7 +240,7 @@ def graph_arguments(recipe: Recipe, version: str) -> tuple[Argument, ...]:
             return (argument("--cuda-graph-impl", FULL_ITERATION, of=KEY), tracker, checks)
         scope = argument("--cuda-graph-scope", FULL_ITERATION, of=KEY)
         return (argument("--cuda-graph-impl", "local", of=KEY), scope, tracker, checks)
-    implementation = argument("--cuda-graph-impl", "transformer_engine", of=KEY)
+    implementation = argument("--cuda-graph-impl", graph_implementation(recipe.techniques), of=KEY)
     if scopes == (WHOLE_LAYER,):  # no modules are all of them
         return (implementation, tracker)
     flag = "--cuda-graph-modules" if by_modules else "--cuda-graph-scope"

@@ -1,0 +1,158 @@
+"""What CUDA graphs keep for themselves: the pool of what is captured, which nothing else may use, and the graphs.
+
+Transformer Engine captures each layer's parts forward and backward, with a pipeline for every micro-batch of a step, in
+the order of the schedule and into one pool (transformer_engine/pytorch/graph.py make_graphed_callables, 2.20;
+megatron/core/transformer/cuda_graphs.py TECudaGraphHelper, core 0.19). So what the parts save for their backward passes
+is as large as without graphs, and no larger: it comes and goes in the same order. But the pool stays: while the loss,
+the parts that are not captured or the optimizer run, nothing of it is free for them, and it has its own temporaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+import numpy as np
+
+from llmlaunch.columns import FloatColumn
+from llmlaunch.memory.activations import kept_by_layer, layer_input
+from llmlaunch.memory.facts import constant
+from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.saved import (
+    SavedTensors,
+    saved_by_dense_layer,
+    saved_by_mixture_layer,
+    sequence_split,
+    tokens,
+)
+from llmlaunch.memory.schedule import in_flight
+from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER, Techniques
+
+__all__ = ["GRAPHS", "captured_activations", "captured_kernels", "with_graphs"]
+
+GRAPHS = "cuda_graphs"
+Moment = Mapping[str, FloatColumn]
+
+# Kernels of a captured part of one layer, (forward, backward): those of a profile of Transformer Engine's layers
+# (timing/layers.py), by part.
+CAPTURED_KERNELS: Mapping[str, tuple[float, float]] = {
+    "attn": (12.0, 24.0),
+    "mlp": (8.0, 16.0),
+    "moe_router": (10.0, 16.0),
+    "moe_preprocess": (8.0, 0.0),
+}
+# The saved tensors of each part, by the beginnings of their names (saved.py).
+CAPTURED_TENSORS: Mapping[str, tuple[str, ...]] = {
+    "attn": ("attn_",),
+    "mlp": ("mlp_",),
+    "moe_router": ("mlp_norm", "moe_router", "shared_"),
+    "moe_preprocess": (),
+}
+
+
+def captured_kernels(techniques: Techniques, mixture: bool) -> tuple[float, float] | None:
+    """Return the kernels of one layer that graphs hold, forward and backward; None for all of them."""
+    scopes = techniques.cuda_graphs
+    if FULL_ITERATION in scopes or WHOLE_LAYER in scopes:
+        return None
+    counts = [CAPTURED_KERNELS[scope] for scope in _present(techniques, mixture)]
+    return sum(forward for forward, _ in counts), sum(backward for _, backward in counts)
+
+
+def _present(techniques: Techniques, mixture: bool) -> list[str]:
+    """Return the captured parts that a layer has."""
+    return [scope for scope in techniques.cuda_graphs if scope == "attn" or (scope == "mlp") != mixture]
+
+
+def with_graphs(
+    job: Job, rows: RankColumns, passes: Sequence[Moment], layer: FloatColumn, tables: FloatColumn
+) -> list[Moment]:
+    """Return the transient terms of each moment of the passes, with those of graphs, and after them the terms of the
+    optimizer's step. The last of the passes is the backward pass of a layer, with temporaries of `layer` bytes, or of
+    `tables` where those of the embedding are more."""
+    if not job.techniques.cuda_graphs:
+        return [*passes, {}]
+    graphs = _executables(job, rows)
+    if FULL_ITERATION in job.techniques.cuda_graphs:
+        pool = reduce(np.maximum, (reduce(np.add, moment.values()) for moment in passes))
+        return [*({**moment, GRAPHS: graphs} for moment in passes), {GRAPHS: graphs + pool}]
+    lasting = graphs + _static_buffers(job, rows)
+    if _whole_layers(job):  # temporaries of a layer's backward pass are the pool's, and stay while anything else runs
+        temporary = layer
+        beside = [temporary] * (len(passes) - 1) + [np.minimum(layer, np.maximum(tables, 0.0))]
+    else:
+        temporary = _attention_backward(job, rows) if "attn" in job.techniques.cuda_graphs else np.zeros(len(rows))
+        beside = [temporary] * len(passes)
+    graphed = [{**moment, GRAPHS: lasting + more} for moment, more in zip(passes, beside, strict=True)]
+    return [*graphed, {GRAPHS: lasting + temporary + captured_activations(job, rows)}]
+
+
+def _whole_layers(job: Job) -> bool:
+    scopes = set(job.techniques.cuda_graphs)
+    return WHOLE_LAYER in scopes or (job.shape.moe is None and {"attn", "mlp"} <= scopes)
+
+
+def captured_activations(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the bytes of saved activations that lie in the graphs' pool, over all micro-batches in flight. With the
+    whole iteration captured those are all, which `with_graphs` counts by itself."""
+    if not job.techniques.cuda_graphs or FULL_ITERATION in job.techniques.cuda_graphs:
+        return np.zeros(len(rows))
+    dense, mixture = kept_by_layer(job, rows)
+    alive = in_flight(job, rows)
+    held = alive.dense * np.minimum(_captured(job, saved_by_dense_layer(job, rows)), dense)
+    if job.shape.moe is not None:
+        held = held + alive.mixture * np.minimum(_captured(job, saved_by_mixture_layer(job, rows)), mixture)
+    return held
+
+
+def _captured(job: Job, layer: SavedTensors) -> FloatColumn:
+    """Return the bytes of one layer's saved tensors that its captured parts make."""
+    if WHOLE_LAYER in job.techniques.cuda_graphs:
+        return layer.total
+    mixture = "expert_fc1_input" in layer.tensors
+    beginnings = {name for scope in _present(job.techniques, mixture) for name in CAPTURED_TENSORS[scope]}
+    if job.techniques.overlap_shared_expert:  # which then runs beside the exchange
+        beginnings -= {"shared_"}
+    outside = tuple(name for name in layer.tensors if not name.startswith(tuple(beginnings)))
+    return layer.total - layer.of(*outside) if outside else layer.total
+
+
+def _static_buffers(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the tensors that graphs read their inputs from and leave their results in. A graph's input is a copy of
+    its own for every layer and micro-batch in flight, in place of the one that its norm would save, and the gradients
+    of inputs and outputs are two buffers for all (`_reuse_graph_input_output_buffers`). Where whole layers are
+    captured, a layer's output stays beside the copy that the next layer reads."""
+    buffers = 2.0 * layer_input(job, rows)
+    if _whole_layers(job):
+        alive = in_flight(job, rows)
+        buffers = buffers + (alive.dense + alive.mixture) * layer_input(job, rows)
+    return buffers
+
+
+def _attention_backward(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the temporaries of attention's backward pass in the graphs' pool: the gradients of its output and of Q, K
+    and V, its gathered input, and the residual stream's gradient on both sides."""
+    shape, e, t = job.shape, job.facts.activation_bytes, rows.tensor
+    n, split = tokens(job, rows), sequence_split(job, rows)
+    groups = np.maximum(shape.num_query_groups, t) * shape.head_dim
+    heads = n * (2.0 * shape.query_width + 2.0 * groups) / t
+    gathered = np.where(split > 1.0, n, 0.0) * shape.hidden_size
+    return np.asarray(e * (heads + gathered + 2.0 * n * shape.hidden_size / split))
+
+
+def _executables(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return what the driver keeps of the instantiated graphs, for every kernel in them. Without a pipeline one
+    micro-batch is captured for all, unless two are worked on at once; the whole iteration holds every one of a step."""
+    techniques = job.techniques
+    several = (rows.layouts.pipeline > 1) | techniques.overlap_expert_communication | techniques.delay_weight_gradients
+    copies = np.where(several | (FULL_ITERATION in techniques.cuda_graphs), rows.microbatches, 1)
+    kernels = rows.dense_layers * _kernels(techniques, mixture=False)
+    if job.shape.moe is not None:
+        kernels = kernels + rows.moe_layers * _kernels(techniques, mixture=True)
+    return np.asarray(constant("graph_kernel_bytes") * copies * kernels)
+
+
+def _kernels(techniques: Techniques, mixture: bool) -> float:
+    every = sum(CAPTURED_KERNELS["attn"] + CAPTURED_KERNELS["mlp"])
+    counts = captured_kernels(techniques, mixture)
+    return every if counts is None else sum(counts)
