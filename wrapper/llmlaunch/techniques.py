@@ -12,7 +12,16 @@ from typing import Any, Literal
 
 from llmlaunch.documents.keys import key, section
 
-__all__ = ["FULL_ITERATION", "NO_TECHNIQUES", "WHOLE_LAYER", "Adapters", "GraphScope", "Techniques"]
+__all__ = [
+    "BIT_EQUAL",
+    "CHANGES_ROUNDING",
+    "FULL_ITERATION",
+    "NO_TECHNIQUES",
+    "WHOLE_LAYER",
+    "Adapters",
+    "GraphScope",
+    "Techniques",
+]
 
 LAYOUT, TRAINING, WHAT_IF = "layout", "training", "what_if"  # the mappings of a recipe that hold the keys
 
@@ -210,3 +219,27 @@ class Techniques:
 
 
 NO_TECHNIQUES = Techniques()
+
+# Techniques a search may choose keep the mathematics. These change not even a rounding, for the reason beside each.
+BIT_EQUAL: Mapping[str, str] = {
+    "recompute_modules": "the same kernels run again, on the same input and with the same random numbers",
+    "recompute_method": "the same kernels run again, on the same input and with the same random numbers",
+    "offload_modules": "copies come back from the host as they left",
+    "offload_checkpoints": "copies come back from the host as they left",
+    "offload_parameters": "copies come back from the host as they left",
+    "delay_weight_gradients": "the same products, later, added up in the same order of micro-batches",
+    "overlap_shared_expert": "the same kernels, on a stream beside the others",
+    "overlap_expert_communication": "the passes of two micro-batches take turns, gradients are added up in their order",
+    "cuda_graphs": "the same kernels, launched at once",
+}
+# These sum the same numbers up in another order, or with another kernel.
+CHANGES_ROUNDING: Mapping[str, str] = {
+    "offload_optimizer": "Adam on the host's cores rounds otherwise than the fused one on the device",
+    "loss": "another kernel adds the exponentials of a row up",
+    "loss_tiles": "the head's weight gradient is a sum over the tiles",
+    "mlp_chunks": "an MLP's weight gradient is a sum over the chunks",
+    "token_dispatcher": "the outputs of a token's experts are added up in another order",
+    "flex_backend": "the outputs of a token's experts are added up in another order",
+    "tp_comm_overlap": "the sums over tensor ranks are made piece by piece",
+    "context_comm": "a ring merges attention over parts of the sequence, an all-to-all computes it whole",
+}

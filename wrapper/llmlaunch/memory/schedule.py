@@ -31,12 +31,14 @@ def in_flight(job: Job, rows: RankColumns) -> InFlight:
     2.2).
 
     Interleaved with v chunks in groups of g micro-batches: min(2 (p - r - 1) + (v - 1) g + 1, m v) chunks of 1/v each
-    (megatron/core/pipeline_parallel/schedules.py, core 0.19).
+    (megatron/core/pipeline_parallel/schedules.py, core 0.19). Where tokens of one micro-batch travel while another one
+    computes, one more is under way, or one more chunk of it (the same, get_pp_rank_microbatches; combined_1f1b.py).
     """
     p, v, m = rows.layouts.pipeline, rows.layouts.virtual_pipeline, rows.microbatches
-    plain = np.minimum(m, p - rows.rank)
+    more = int(job.techniques.overlap_expert_communication or job.techniques.delay_weight_gradients)
+    plain = np.minimum(m, p - rows.rank + more)
     group = p if job.microbatch_group is None else job.microbatch_group
-    chunks = np.minimum(2 * (p - rows.rank - 1) + (v - 1) * group + 1, m * v)
+    chunks = np.minimum(2 * (p - rows.rank - 1) + (v - 1) * group + 1 + more, m * v)
     depth = np.where(v > 1, chunks / v, plain).astype(np.float64)
     dense, mixture = rows.dense_layers * depth, rows.moe_layers * depth
     apart = (rows.layouts.uneven | (not pattern_is_uniform(job.shape))) & (v > 1)

@@ -25,10 +25,10 @@ from llmlaunch.models.parameters import count_parameters
 from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.planner.search_space import as_ints
 from llmlaunch.recipe.digest import recipe_digest
-from llmlaunch.recipe.layout_keys import CHOOSABLE, OF_FIRST_DIGESTS
+from llmlaunch.recipe.layout_keys import BIT_EQUAL_ONLY, CHOOSABLE, OF_FIRST_DIGESTS
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.rundir.values import counted, to_type
-from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques import CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
 
 __all__ = ["PlanLock", "keeping_to", "lock_of", "lock_of_run", "lock_text", "read_lock"]
 
@@ -207,6 +207,10 @@ def _other_pins(recipe: Recipe, chosen: Candidate, locked: Collection[str]) -> I
     for name in recipe.fixed:
         if name in locked and getattr(recipe.techniques, name) != getattr(chosen.techniques, name):
             yield f"layout.{name} was {getattr(chosen.techniques, name)} and is {getattr(recipe.techniques, name)}"
+    if recipe.technique_limit == BIT_EQUAL_ONLY:
+        for name in CHANGES_ROUNDING:
+            if name not in recipe.fixed and getattr(chosen.techniques, name) != getattr(NO_TECHNIQUES, name):
+                yield f"layout.techniques is bit-equal, and {name} was {getattr(chosen.techniques, name)}"
     if "gradient_dtype" in recipe.fixed and recipe.training.gradient_dtype not in (None, chosen.gradient_dtype):
         yield f"training.gradient_dtype was {chosen.gradient_dtype} and is {recipe.training.gradient_dtype}"
 

@@ -23,6 +23,7 @@ from llmlaunch.planner.search_space import (
     TechniqueSpace,
     offered_values,
     recipe_with_techniques,
+    switches_beside,
     technique_space,
 )
 from llmlaunch.planner.setting import Setting
@@ -150,7 +151,7 @@ def _amounts_solved(setting: Setting, chosen: Layout, steps: list[tuple[str, Lay
     layouts = LayoutColumns.of([layout for _, layout in steps])
     legal = _legal_rows(setting, layouts)
     plain = replace(step, solved=None, recompute=RECOMPUTE_NONE if step.recompute else step.recompute)
-    space = TechniqueSpace((plain, step), (_state_techniques_of(setting, chosen),))
+    space = TechniqueSpace((plain, step), (_state_techniques_of(setting, chosen),), own=step.keeping_all)
     points, _ = price(setting, layouts.take(legal), space, ())
     answer = list(steps)
     for row in range(len(points)):  # rows with the solved amount come last, and only where some of it is needed
@@ -167,7 +168,8 @@ def technique_neighbours(setting: Setting, chosen: Layout) -> Iterator[Neighbour
     recipe = replace(setting.recipe, pins={"zero_stage": stages}, fixed=("gradient_dtype",))
     now = _step_techniques_of(setting, chosen), _state_techniques_of(setting, chosen)
     space = technique_space(recipe, setting.backend)
-    space = replace(space, state=(*space.state, *_other_formats(setting, now[1])))
+    near = tuple(step for step in space.step if len(_step_differences(now[0], step)) <= 1)
+    space = replace(space, step=near, state=(*space.state, *_other_formats(setting, now[1])))
     rules = [rule for rule in setting.backend.rules(setting.recipe) if rule.of_techniques]
     points, _ = price(setting.with_recipe(recipe), LayoutColumns.of([chosen]), space, rules)
     for row in _best_of_each(setting, points, now):
@@ -244,13 +246,15 @@ def _best_of_each(setting: Setting, points: Points, now: ChosenTechniques) -> li
 def _difference(now: ChosenTechniques, then: ChosenTechniques) -> tuple[str, str] | None:
     """Return the one choice in which the techniques differ and its new kind; None if they differ in none or several."""
     state = [f.name for f in fields(StateTechniques) if getattr(now[1], f.name) != getattr(then[1], f.name)]
-    parts = (("recompute", _recompute), ("offload", _offload))
-    step = [name for name, part in parts if part(now[0]) != part(then[0])]
-    switches = [name for name in SWITCH_NAMES if getattr(now[0], name) != getattr(then[0], name)]
-    if len(state) + len(step) + len(switches) != 1:
+    differences = [*state, *_step_differences(now[0], then[0])]
+    if len(differences) != 1:
         return None
-    name = (*state, *step, *switches)[0]
-    return name, _kind(name, then)
+    return differences[0], _kind(differences[0], then)
+
+
+def _step_differences(now: StepTechniques, then: StepTechniques) -> list[str]:
+    parts = (("recompute", _recompute), ("offload", _offload))
+    return [*(name for name, part in parts if part(now) != part(then)), *switches_beside(now, then)]
 
 
 def _recompute(step: StepTechniques) -> tuple[object, ...]:

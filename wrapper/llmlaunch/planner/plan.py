@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+from llmlaunch.backends.base import SWITCH_NAMES
 from llmlaunch.backends.flag_classes import NO_ARGUMENTS, ClassedArguments
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.support import Rehearsal, Support
@@ -110,6 +111,7 @@ class Candidate:
         away += ["parameters"] if techniques.offload_parameters else []
         away += [f"optimizer:{techniques.offload_optimizer:g}"] if techniques.offload_optimizer else []
         parts += [f"offload={'+'.join(away)}"] if away else []
+        parts += _switch_labels(techniques)
         parts += [f"gradients={self.gradient_dtype}"] if self.gradient_dtype else []
         return " ".join(parts)
 
@@ -148,6 +150,17 @@ class FasterLayout:
 
     def as_json(self) -> dict[str, Any]:
         return {"gain": self.gain, "habits": [asdict(habit) for habit in self.habits], **self.candidate.as_json()}
+
+
+def _switch_labels(techniques: Techniques) -> list[str]:
+    """Return the switches that are on, by their names: tp_comm_overlap, loss=native, cuda_graphs=attn."""
+    labels = []
+    for name in SWITCH_NAMES:
+        value = getattr(techniques, name)
+        if value != getattr(NO_TECHNIQUES, name):
+            shown = "+".join(value) if isinstance(value, tuple) else value
+            labels.append(name if value is True else f"{name}={shown}")
+    return labels
 
 
 def as_planned(recipe: Recipe, chosen: Candidate) -> Recipe:

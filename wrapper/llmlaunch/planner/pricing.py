@@ -32,7 +32,7 @@ from llmlaunch.memory.grouped_pricing import (
 )
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, recipe_with_techniques
+from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, recipe_with_techniques, switches_matter
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
@@ -45,6 +45,7 @@ __all__ = [
     "first_failed",
     "group_equal",
     "is_safe",
+    "legal_rows",
     "price",
     "situation",
     "state_batch",
@@ -237,13 +238,10 @@ def price(
     for indices in group_equal(setting, space):
         batches = [state_batch(setting, space, index, distinct) for index in indices]
         for i in range(len(space.step)):
-            failures = [_failed(setting, space, (i, batch.index), splits, rules) for batch in batches]
-            for failed in failures:
-                refused.update(refusal_counts(rules, failed))
-            rows = np.flatnonzero(np.any([failed < 0 for failed in failures], axis=0))
+            legal = [legal_rows(setting, space, (i, batch.index), splits, rules, refused) for batch in batches]
+            rows = np.flatnonzero(np.any(legal, axis=0))
             batch = _technique_batch(setting, space, (i, indices[0]), splits.take(rows), rows, state_of[rows])
-            allowed = [failed[rows] < 0 for failed in failures]
-            blocks += [_block(batch, states, mine) for states, mine in zip(batches, allowed, strict=True)]
+            blocks += [_block(batch, states, mine[rows]) for states, mine in zip(batches, legal, strict=True)]
     return Points(splits, space.step, space.state, join_rows(blocks)), refused
 
 
@@ -273,10 +271,24 @@ def state_update(setting: Setting, space: TechniqueSpace, index: int, distinct: 
     return update_seconds(state_job(setting, space, index), setting.cluster, layouts)
 
 
-def _failed(
-    setting: Setting, space: TechniqueSpace, indices: tuple[int, int], splits: LayoutColumns, rules: Sequence[Rule]
-) -> IntColumn:
-    return first_failed(rules, situation(*apply_techniques(setting.recipe, space, indices, splits)))
+def legal_rows(
+    setting: Setting,
+    space: TechniqueSpace,
+    indices: tuple[int, int],
+    splits: LayoutColumns,
+    rules: Sequence[Rule],
+    refused: Counter[str],
+) -> BoolColumn:
+    """Return whether each split can be tried with the techniques at `indices`, as far as the rules look at techniques.
+    Refusals are added to `refused`, but for those of switches that nobody asked for: the split is tried without them,
+    and where they change nothing it is the same layout."""
+    failed = first_failed(rules, situation(*apply_techniques(setting.recipe, space, indices, splits)))
+    legal: BoolColumn = failed < 0
+    switches = space.switches[indices[0]]
+    if switches:
+        return legal & switches_matter(switches, splits)
+    refused.update(refusal_counts(rules, failed))
+    return legal
 
 
 def _technique_batch(

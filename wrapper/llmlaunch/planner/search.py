@@ -132,10 +132,11 @@ def search(setting: Setting) -> SearchResult:
     rules = backend.rules(recipe)
     technique_rules = [rule for rule in rules if rule.of_techniques]
     refused: Counter[str] = Counter()
-    combinations = len(techniques.step) * len(techniques.state)
+    combinations = techniques.plain_steps * len(techniques.state)
     even = _legal(recipe, rules, enumerate_splits(recipe, space), combinations, refused)
     points, by_techniques = price(setting, even, techniques, technique_rules)
-    combinations = len(techniques.step_without_amounts) * len(techniques.state)
+    plain = sum(not techniques.switches[i] for i in techniques.step_without_amounts)
+    combinations = plain * len(techniques.state)
     splits = _legal(recipe, rules, enumerate_uneven(recipe, space), combinations, refused)
     uneven = search_uneven(setting, splits, techniques, technique_rules, _fastest(setting, points))
     points = points.extended(uneven.splits, uneven.blocks)

@@ -5,19 +5,22 @@ Both are the backend's offer narrowed by the person's pins; what the recipe name
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from llmlaunch.backends.base import Backend, Space, StateTechniques, StepTechniques
+from llmlaunch.backends.base import SWITCH_NAMES, Backend, Space, StateTechniques, StepTechniques
+from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import EVEN, LAYOUT_FIELDS, RECOMPUTE_FULL, RECOMPUTE_NAMES, LayoutColumns
+from llmlaunch.recipe.layout_keys import BIT_EQUAL_ONLY
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import Techniques
+from llmlaunch.techniques import CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
 
 __all__ = [
     "MOST_CONTEXT",
@@ -30,6 +33,8 @@ __all__ = [
     "offered_values",
     "pinned_numbers",
     "recipe_with_techniques",
+    "switches_beside",
+    "switches_matter",
     "technique_layouts",
     "technique_space",
 ]
@@ -40,6 +45,15 @@ MOST_MICRO_BATCH = 64
 TECHNIQUE_FIELDS = ("zero_stage", "recompute", "recompute_layers", "offload_layers")  # of a layout
 SPLIT_FIELDS = tuple(name for name in LAYOUT_FIELDS if name not in TECHNIQUE_FIELDS)
 TECHNIQUE_NAMES = {f.name for f in fields(Techniques)}
+PARAMETER_OF = {"loss_tiles": "loss", "flex_backend": "token_dispatcher"}  # counted with the switch they belong to
+# Where a switch changes anything; everywhere else the layout is the same without it. The others always do.
+MATTERS: Mapping[str, Callable[[LayoutColumns], BoolColumn]] = {
+    "tp_comm_overlap": lambda layouts: layouts.tensor > 1,
+    "context_comm": lambda layouts: layouts.context > 1,
+    "token_dispatcher": lambda layouts: layouts.expert * layouts.expert_tensor > 1,
+    "flex_backend": lambda layouts: layouts.expert * layouts.expert_tensor > 1,
+    "overlap_shared_expert": lambda layouts: layouts.expert * layouts.expert_tensor > 1,
+}
 
 
 def enumerate_splits(recipe: Recipe, space: Space) -> LayoutColumns:
@@ -142,10 +156,22 @@ def divisors(n: int, most: int) -> tuple[int, ...]:
 
 @frozen
 class TechniqueSpace:
-    """All techniques tried with every split: each of `step` with each of `state`."""
+    """All techniques tried with every split: each of `step` with each of `state`. `own` has the switches as the recipe
+    asks for them."""
 
     step: tuple[StepTechniques, ...]
     state: tuple[StateTechniques, ...]
+    own: StepTechniques = StepTechniques()
+
+    @cached_property
+    def switches(self) -> tuple[tuple[str, ...], ...]:
+        """The switches of each of `step` that nobody asked for."""
+        return tuple(switches_beside(self.own, step) for step in self.step)
+
+    @property
+    def plain_steps(self) -> int:
+        """How many of `step` have no switch that nobody asked for."""
+        return sum(not names for names in self.switches)
 
     @property
     def step_without_amounts(self) -> tuple[int, ...]:
@@ -161,6 +187,7 @@ def technique_space(recipe: Recipe, backend: Backend) -> TechniqueSpace:
     """
     backend.rules(recipe)
     space = backend.space(recipe)
+    own = StepTechniques(**{name: getattr(recipe.techniques, name) for name in SWITCH_NAMES})
     state = state_variants(recipe, space)
     if not state:
         stages = ", ".join(str(stage) for stage in offered_values(recipe, space, "zero_stage"))
@@ -168,9 +195,8 @@ def technique_space(recipe: Recipe, backend: Backend) -> TechniqueSpace:
             f"{recipe.path}: layout.zero_stage: {recipe.pins['zero_stage']} is none of what {recipe.backend.name} has "
             f"({stages}); use one of those"
         )
-    return TechniqueSpace(
-        tuple(step for step in step_variants(recipe, space) if _accepted(recipe, backend, step, state)), state
-    )
+    steps = (step for step in step_variants(recipe, space) if _accepted(recipe, backend, step, state))
+    return TechniqueSpace(tuple(steps), state, own)
 
 
 def _accepted(recipe: Recipe, backend: Backend, step: StepTechniques, state: Sequence[StateTechniques]) -> bool:
@@ -191,7 +217,7 @@ def step_variants(recipe: Recipe, space: Space) -> tuple[StepTechniques, ...]:
     if set(codes) == {RECOMPUTE_FULL} and "recompute_method" not in recipe.fixed:
         offered = [step for step in offered if step.solved != "recompute_layers"]  # "full" means all layers
     variants = (step for offer in (*offered, *others) for step in _with_amounts(recipe, replace(offer, **own)))
-    return tuple(dict.fromkeys(variants))
+    return tuple(dict.fromkeys(step for step in variants if _allowed(recipe, step)))
 
 
 def _with_amounts(recipe: Recipe, step: StepTechniques) -> Iterator[StepTechniques]:
@@ -213,7 +239,16 @@ def state_variants(recipe: Recipe, space: Space) -> tuple[StateTechniques, ...]:
     backend's offer."""
     own, stages = _named_by_recipe(recipe, StateTechniques), pinned_numbers(recipe, "zero_stage")
     variants = (replace(offer, **own) for offer in space.state_techniques if not stages or offer.zero_stage in stages)
-    return tuple(dict.fromkeys(variants))
+    return tuple(dict.fromkeys(state for state in variants if _allowed(recipe, state)))
+
+
+def _allowed(recipe: Recipe, techniques: StepTechniques | StateTechniques) -> bool:
+    """Whether `layout.techniques` lets a search choose these: with bit-equal nothing that changes a rounding, unless
+    the recipe asks for it."""
+    if recipe.technique_limit != BIT_EQUAL_ONLY:
+        return True
+    names = [f.name for f in fields(techniques) if f.name in CHANGES_ROUNDING and f.name not in recipe.fixed]
+    return all(getattr(techniques, name) == getattr(NO_TECHNIQUES, name) for name in names)
 
 
 def _named_by_recipe(recipe: Recipe, kind: type[StepTechniques] | type[StateTechniques]) -> dict[str, Any]:
@@ -223,6 +258,21 @@ def _named_by_recipe(recipe: Recipe, kind: type[StepTechniques] | type[StateTech
     if kind is StateTechniques and "gradient_dtype" in recipe.fixed:
         own["gradient_dtype"] = recipe.training.gradient_dtype
     return own
+
+
+def switches_beside(own: StepTechniques, step: StepTechniques) -> tuple[str, ...]:
+    """Return the switches in which `step` differs from the recipe's `own`."""
+    differing = [name for name in SWITCH_NAMES if getattr(step, name) != getattr(own, name)]
+    return tuple(name for name in differing if PARAMETER_OF.get(name) not in differing)
+
+
+def switches_matter(names: Sequence[str], layouts: LayoutColumns) -> BoolColumn:
+    """Whether each of these switches changes anything in each layout."""
+    matter = np.ones(len(layouts), dtype=np.bool_)
+    for name in names:
+        if name in MATTERS:
+            matter &= MATTERS[name](layouts)
+    return matter
 
 
 def technique_layouts(

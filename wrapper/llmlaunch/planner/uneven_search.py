@@ -15,7 +15,7 @@ import numpy as np
 
 from llmlaunch.backends.base import StepTechniques
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
-from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
+from llmlaunch.layout import LayoutColumns, Rule
 from llmlaunch.memory.grouped_pricing import distinct_states
 from llmlaunch.memory.states import least_state_bytes
 from llmlaunch.planner.preference import preference_factor
@@ -23,10 +23,9 @@ from llmlaunch.planner.pricing import (
     Points,
     Rows,
     TechniqueBatch,
-    first_failed,
     group_equal,
     is_safe,
-    situation,
+    legal_rows,
     state_batch,
     state_job,
     state_update,
@@ -74,8 +73,9 @@ def search_uneven(
     seconds to beat, infinite where there are fewer. If the best balance is not safe, the best that memory allows
     replaces it."""
     result = UnevenLayouts(fastest)
-    combinations = len(space.step_without_amounts) * len(space.state)
-    fastest_steps = dict.fromkeys(step.keeping_all for step in space.step)  # to recompute and to offload only costs
+    combinations = sum(not space.switches[i] for i in space.step_without_amounts) * len(space.state)
+    # to recompute and to offload only costs
+    fastest_steps = dict.fromkeys(step.keeping_all for step in space.step)
     bounds = [_least_seconds(setting, step, space, splits) for step in fastest_steps]
     in_reach = np.min(bounds, axis=0) < result.seconds_to_beat
     result.outpaced += combinations * int(np.count_nonzero(~in_reach))
@@ -83,7 +83,7 @@ def search_uneven(
     fits = _states_fit(setting, space, splits)
     for indices in group_equal(setting, space):
         for i in space.step_without_amounts:
-            legal = np.array([_legal(setting, space, (i, j), splits, rules, result) for j in indices])
+            legal = np.array([legal_rows(setting, space, (i, j), splits, rules, result.refused) for j in indices])
             allowed = legal & fits[indices]
             result.overfull += int(np.count_nonzero(legal & ~allowed))
             rows = np.flatnonzero(allowed.any(axis=0))
@@ -105,21 +105,6 @@ def _states_fit(setting: Setting, space: TechniqueSpace, splits: LayoutColumns) 
     ]
     fits: BoolColumn = np.array([bytes_[state_of] for bytes_ in least]) <= setting.limit.limit_bytes
     return fits
-
-
-def _legal(
-    setting: Setting,
-    space: TechniqueSpace,
-    indices: tuple[int, int],
-    splits: LayoutColumns,
-    rules: Sequence[Rule],
-    result: UnevenLayouts,
-) -> BoolColumn:
-    """Whether each split passes the rules that look at techniques; refusals are added to `result`."""
-    failed = first_failed(rules, situation(*apply_techniques(setting.recipe, space, indices, splits)))
-    result.refused.update(refusal_counts(rules, failed))
-    legal: BoolColumn = failed < 0
-    return legal
 
 
 def _least_seconds(setting: Setting, step: StepTechniques, space: TechniqueSpace, splits: LayoutColumns) -> FloatColumn:

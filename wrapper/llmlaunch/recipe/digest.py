@@ -44,6 +44,7 @@ _LATER: Mapping[str, Any] = {
     "context_comm": None,
     "cuda_graphs": (),
     "fixed": ("gradient_dtype",),
+    "technique_limit": None,
     "placement": "auto",
     "nodes_per_switch": None,
     "nodes_per_block": None,

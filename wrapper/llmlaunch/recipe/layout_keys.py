@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, WithJsonSchema
 
@@ -14,6 +14,7 @@ from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import LAYOUT, WHAT_IF, Techniques
 
 __all__ = [
+    "BIT_EQUAL_ONLY",
     "CHOOSABLE",
     "OF_FIRST_DIGESTS",
     "Pin",
@@ -50,6 +51,7 @@ CHOOSABLE = (
     "context_comm",
     "cuda_graphs",
 )
+BIT_EQUAL_ONLY = "bit-equal"
 NO_KERNEL = "none"  # of layout.loss: torch's own loss, whatever a search would choose
 
 
@@ -146,6 +148,12 @@ class _Pins:
         default=None,
         written=LayersByStage,
     )
+    techniques: str | None = key(
+        "What a search may choose: bit-equal = only what changes not even a rounding; absent = whatever keeps the "
+        "mathematics",
+        default=None,
+        written=Literal["bit-equal"] | None,
+    )
 
     @staticmethod
     def check_keys(keys: Mapping[str, Any]) -> None:
@@ -182,7 +190,8 @@ def what_if_form() -> Any:
 def pins_from(layout: Mapping[str, Any]) -> dict[str, Pin]:
     """Return what these keys fix of the layout, but for the split of the layers, by the names of `Layout`."""
     pins = {name: layout[name] for name in key_names(_Pins) if layout.get(name) is not None}
-    pins.pop("layers_by_stage", None)
+    for name in ("layers_by_stage", "techniques"):
+        pins.pop(name, None)
     flag = pins.pop("distributed_optimizer", None)
     return pins if flag is None else pins | {"zero_stage": int(flag)}
 

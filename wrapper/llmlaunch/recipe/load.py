@@ -147,6 +147,7 @@ def _resolve(keys: dict[str, Any], document: Document, base_dir: Path) -> Recipe
         fixed=fixed_names(layout, keys["training"]),
         layers_by_stage=layout.get("layers_by_stage"),
         preference=layout.get("preference", True),
+        technique_limit=layout.get("techniques"),
     )
 
 

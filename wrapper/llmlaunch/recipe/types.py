@@ -386,6 +386,7 @@ class Recipe:
     fixed: tuple[str, ...] = ()
     layers_by_stage: tuple[int, ...] | None = None
     preference: bool = True
+    technique_limit: str | None = None  # which of them a search may choose; None = all that keep the mathematics
     locked_by: str = ""  # name of the file that keeps it to an earlier plan
     document: Document | None = field(default=None, compare=False, repr=False)
 

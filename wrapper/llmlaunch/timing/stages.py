@@ -29,6 +29,12 @@ __all__ = [
 ]
 
 
+# Per logit of a compiled loss. Kernel by kernel the eager one reads and writes 52 bytes (to fp32, maximum, difference,
+# exponential, sum, quotient, gradient, to bf16), the compiled one 32 (megatron/core/tensor_parallel/cross_entropy.py,
+# fusions/fused_cross_entropy.py, core 0.19); of the first 24 are counted, because parts stay in the cache.
+NATIVE_LOSS_BYTES = 24.0 * 32.0 / 52.0
+
+
 @frozen
 class StageSeconds:
     """Columns of seconds, forward and backward of one micro-batch: of one dense and of one mixture layer, and what the
@@ -113,6 +119,8 @@ def _ends(job: Job, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn) -
     product = rates(job, pace, [Linear(float(shape.hidden_size), vocabulary, "outputs")], wide=True)
     head = product.work(at.tokens, at.share, at.per_tensor)
     logit_traffic = (1.0 if facts.fused_loss is not None else 3.0) * (facts.logit_bytes + facts.logit_gradient_bytes)
+    if job.techniques.loss == "native":
+        logit_traffic = NATIVE_LOSS_BYTES
     over = at.tokens if facts.logits_gathered else at.share
     loss = (logit_traffic / pace.element_wise * vocabulary + 4.0 * hidden) * over
     if facts.logits_gathered:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 from llmlaunch.backends.argument import (
     ALLOCATOR_SETTINGS,
     ENVIRONMENT_REASONS,
@@ -16,7 +14,7 @@ from llmlaunch.backends.argument import (
     expands_segments,
     merged_environment,
 )
-from llmlaunch.backends.base import Rendered, Space, StateTechniques, StepTechniques, refuse_unmet, refuse_what_ifs
+from llmlaunch.backends.base import Rendered, Space, refuse_unmet, refuse_what_ifs
 from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.backends.logs import any_script_lines, megatron_lines
 from llmlaunch.backends.megatron.arguments import planned_arguments
@@ -24,14 +22,14 @@ from llmlaunch.backends.megatron.cuda_graphs import graph_environment, graph_imp
 from llmlaunch.backends.megatron.extra_arguments import classed_arguments, with_extra_arguments
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.backends.megatron.number_formats import number_record
+from llmlaunch.backends.megatron.offered_techniques import state_techniques, step_techniques
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, rules_for
-from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, sharding_facts, sharding_techniques
-from llmlaunch.backends.megatron.techniques import DEFAULT_MODULES, technique_environment
+from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, sharding_facts
+from llmlaunch.backends.megatron.techniques import technique_environment
 from llmlaunch.backends.megatron.versions import rendered_arguments, rendered_version
 from llmlaunch.errors import UserError
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, Rule
+from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
-from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import MEGATRON_CHECK, MEGATRON_DATASET
 
@@ -72,8 +70,8 @@ class MegatronLM:
             virtual_pipeline=(1,) if sharded else (),
             expert_tensor=tensor if recipe.model.moe else (1,),
             sequence_parallel=(0, 1),
-            step_techniques=_step_techniques(recipe),
-            state_techniques=_state_techniques(recipe),
+            step_techniques=step_techniques(recipe),
+            state_techniques=state_techniques(recipe),
             uneven=not sharded,
         )
 
@@ -144,75 +142,6 @@ def _script(recipe: Recipe) -> tuple[Word, ...]:
     return (NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if checkout is None else f"{checkout}/{SCRIPT}",)
 
 
-Modules = tuple[str, ...]
-
-
-def _step_techniques(recipe: Recipe) -> tuple[StepTechniques, ...]:
-    """None, every set of modules that lets go of something, every layer, and so many layers as it takes; nothing or
-    growing sets of modules offloaded beside them, or the first layers whole."""
-    plain = StepTechniques(RECOMPUTE_NONE)
-    modules = [StepTechniques(RECOMPUTE_SELECTIVE, names) for names in _module_sets(recipe)]
-    block = StepTechniques(RECOMPUTE_FULL, recompute_method="block", solved="recompute_layers")
-    choices = [plain, *modules, StepTechniques(RECOMPUTE_FULL), block]
-    if recipe.cluster.accelerator.kind != "gpu":
-        return tuple(choices)
-    offloaded = [
-        _offloading(choice, names) for choice, names in product((plain, *modules), _offload_sets(recipe.model))
-    ]
-    layers = StepTechniques(RECOMPUTE_NONE, solved="offload_layers")
-    return (*choices, *(choice for choice in offloaded if choice is not None), layers)
-
-
-def _module_sets(recipe: Recipe) -> list[Modules]:
-    """Sets of `--recompute-modules` of this model. Fused attention keeps no scores, so core_attn would spare nothing;
-    norms fused into the linear after them likewise. moe is the whole mixture, and takes the place of its parts."""
-    shape = recipe.model
-    parts: list[tuple[Modules, ...]] = []
-    if shape.moe is None or not all(shape.moe.layer_pattern):
-        parts.append(((), ("mlp",)))
-    if shape.mla is not None:
-        parts.append(((), ("mla_up_proj",)))
-    if shape.moe is not None:
-        parts.append(((), ("layernorm",)))
-        experts: list[Modules] = [(), ("moe_act",)]
-        if shape.moe.shared_expert_ffn_hidden_size:
-            experts += [("shared_experts",), ("moe_act", "shared_experts")]
-        parts.append((*experts, ("moe",)))
-    sets = [tuple(name for part in chosen for name in part) for chosen in product(*parts)]
-    if recipe.pins.get("recompute") == "selective":
-        sets.append(DEFAULT_MODULES)
-    return [names for names in sets if names]
-
-
-def _offload_sets(shape: ModelShape) -> list[Modules]:
-    """Growing sets of `--offload-modules`: a module moves as many bytes as it spares, so what counts is how many."""
-    attention: list[Modules] = [("core_attn", "attn_proj"), ("qkv_linear", "core_attn", "attn_proj")]
-    if shape.moe is None:
-        return attention
-    experts: list[Modules] = [("moe_act",), ("expert_fc1", "moe_act")]
-    return [*experts, attention[0], *((*first, *second) for first, second in product(attention, experts[1:]))]
-
-
-def _offloading(choice: StepTechniques, names: Modules) -> StepTechniques | None:
-    """None where Megatron refuses the two together, or what is offloaded is made again anyway."""
-    made_again = {"moe": {"moe_act", "expert_fc1"}, "moe_act": {"moe_act"}}
-    if any(made_again.get(module, set()) & set(names) for module in choice.recompute_modules):
-        return None
-    return StepTechniques(choice.recompute, choice.recompute_modules, offload_modules=names)
-
-
-def _state_techniques(recipe: Recipe) -> tuple[StateTechniques, ...]:
-    """Return the treatments of model states that the search tries: with and without the distributed optimizer, with its
-    states on the host, or Megatron-FSDP; in bf16 gradients may accumulate in either format."""
-    free = "gradient_dtype" not in recipe.fixed and recipe.workload.precision == "bf16"
-    formats = ("fp32", "bf16") if free else (recipe.training.gradient_dtype,)
-    if asks_for_sharding(recipe):
-        return sharding_techniques(formats)
-    offloads = (0.0, 1.0) if recipe.cluster.accelerator.kind == "gpu" else (0.0,)
-    stages = [(0, 0.0), *((1, offload) for offload in offloads)]
-    return tuple(StateTechniques(stage, dtype, offload) for dtype in formats for stage, offload in stages)
-
-
 def _options(recipe: Recipe) -> MegatronOptions:
     capability, numbers = recipe.cluster.accelerator.compute_capability, recipe.training.numbers
     options = MegatronOptions(
@@ -241,6 +170,7 @@ def _alone(recipe: Recipe, file: str) -> tuple[str | NodeVariable, ...]:
 BLACKWELL = 10.0
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 USUAL_CONNECTIONS = "8"  # CUDA's own default
+MANY_CONNECTIONS = "32"  # as many as there can be: exchanges of tokens run beside two passes
 
 REASONS = {
     **ENVIRONMENT_REASONS,
@@ -248,7 +178,8 @@ REASONS = {
     CONNECTIONS: Reason(
         ("layout.tensor", "layout.context", "layout.zero_stage"),
         "1 orders collectives before the kernels they overlap with; arguments.py asserts it for tensor or context "
-        "parallelism before Blackwell, and refuses it for zero_stage 2 and 3",
+        "parallelism before Blackwell, refuses it for zero_stage 2 and 3, and wants more for expert communication "
+        "that overlaps",
     ),
     "NVTE_CPU_OFFLOAD_V1": Reason(
         ("layout.offload_modules",),
@@ -280,7 +211,10 @@ def environment(recipe: Recipe, layout: Layout) -> dict[str, str]:
     blackwell = capability is not None and float(capability) >= BLACKWELL
     sharded = layout.zero_stage >= FIRST_STAGE
     split = layout.tensor > 1 or layout.context > 1
-    required = {CONNECTIONS: "1"} if split and not blackwell and not sharded else {}
+    exchanged = recipe.techniques.overlap_expert_communication or recipe.techniques.delay_weight_gradients
+    required = {CONNECTIONS: "1"} if split and not blackwell and not sharded and not exchanged else {}
+    if exchanged and not blackwell:
+        wanted[CONNECTIONS] = MANY_CONNECTIONS
     if sharded:
         _refuse_one_connection(recipe)
         wanted[CONNECTIONS] = USUAL_CONNECTIONS

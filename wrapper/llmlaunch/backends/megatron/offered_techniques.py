@@ -1,0 +1,83 @@
+"""The techniques that a search tries on Megatron-LM: what is recomputed and offloaded, and how model states
+are treated."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from llmlaunch.backends.base import StateTechniques, StepTechniques
+from llmlaunch.backends.megatron.sharding import asks_for_sharding, sharding_techniques
+from llmlaunch.backends.megatron.techniques import DEFAULT_MODULES
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["state_techniques", "step_techniques"]
+
+Modules = tuple[str, ...]
+
+
+def step_techniques(recipe: Recipe) -> tuple[StepTechniques, ...]:
+    """None, every set of modules that lets go of something, every layer, and so many layers as it takes; nothing or
+    growing sets of modules offloaded beside them, or the first layers whole."""
+    plain = StepTechniques(RECOMPUTE_NONE)
+    modules = [StepTechniques(RECOMPUTE_SELECTIVE, names) for names in _module_sets(recipe)]
+    block = StepTechniques(RECOMPUTE_FULL, recompute_method="block", solved="recompute_layers")
+    choices = [plain, *modules, StepTechniques(RECOMPUTE_FULL), block]
+    if recipe.cluster.accelerator.kind != "gpu":
+        return tuple(choices)
+    offloaded = [
+        _offloading(choice, names) for choice, names in product((plain, *modules), _offload_sets(recipe.model))
+    ]
+    layers = StepTechniques(RECOMPUTE_NONE, solved="offload_layers")
+    return (*choices, *(choice for choice in offloaded if choice is not None), layers)
+
+
+def _module_sets(recipe: Recipe) -> list[Modules]:
+    """Sets of `--recompute-modules` of this model. Fused attention keeps no scores, so core_attn would spare nothing;
+    norms fused into the linear after them likewise. moe is the whole mixture, and takes the place of its parts."""
+    shape = recipe.model
+    parts: list[tuple[Modules, ...]] = []
+    if shape.moe is None or not all(shape.moe.layer_pattern):
+        parts.append(((), ("mlp",)))
+    if shape.mla is not None:
+        parts.append(((), ("mla_up_proj",)))
+    if shape.moe is not None:
+        parts.append(((), ("layernorm",)))
+        experts: list[Modules] = [(), ("moe_act",)]
+        if shape.moe.shared_expert_ffn_hidden_size:
+            experts += [("shared_experts",), ("moe_act", "shared_experts")]
+        parts.append((*experts, ("moe",)))
+    sets = [tuple(name for part in chosen for name in part) for chosen in product(*parts)]
+    if recipe.pins.get("recompute") == "selective":
+        sets.append(DEFAULT_MODULES)
+    return [names for names in sets if names]
+
+
+def _offload_sets(shape: ModelShape) -> list[Modules]:
+    """Growing sets of `--offload-modules`: a module moves as many bytes as it spares, so what counts is how many."""
+    attention: list[Modules] = [("core_attn", "attn_proj"), ("qkv_linear", "core_attn", "attn_proj")]
+    if shape.moe is None:
+        return attention
+    experts: list[Modules] = [("moe_act",), ("expert_fc1", "moe_act")]
+    return [*experts, attention[0], *((*first, *second) for first, second in product(attention, experts[1:]))]
+
+
+def _offloading(choice: StepTechniques, names: Modules) -> StepTechniques | None:
+    """None where Megatron refuses the two together, or what is offloaded is made again anyway."""
+    made_again = {"moe": {"moe_act", "expert_fc1"}, "moe_act": {"moe_act"}}
+    if any(made_again.get(module, set()) & set(names) for module in choice.recompute_modules):
+        return None
+    return StepTechniques(choice.recompute, choice.recompute_modules, offload_modules=names)
+
+
+def state_techniques(recipe: Recipe) -> tuple[StateTechniques, ...]:
+    """Return the treatments of model states that the search tries: with and without the distributed optimizer, with its
+    states on the host, or Megatron-FSDP; in bf16 gradients may accumulate in either format."""
+    free = "gradient_dtype" not in recipe.fixed and recipe.workload.precision == "bf16"
+    formats = ("fp32", "bf16") if free else (recipe.training.gradient_dtype,)
+    if asks_for_sharding(recipe):
+        return sharding_techniques(formats)
+    offloads = (0.0, 1.0) if recipe.cluster.accelerator.kind == "gpu" else (0.0,)
+    stages = [(0, 0.0), *((1, offload) for offload in offloads)]
+    return tuple(StateTechniques(stage, dtype, offload) for dtype in formats for stage, offload in stages)
