@@ -49,6 +49,14 @@ TECHNIQUE_LIST: tuple[Technique, ...] = (
         None,
     ),
     Technique(
+        ("layout.offload_fraction",),
+        "Megatron core, fine-grained activation offloading",
+        "that share of what offload_modules would move",
+        "less host memory and less to travel than all of it",
+        "`--activation-offload-fraction`",
+        None,
+    ),
+    Technique(
         ("layout.offload_layers",),
         "KARMA (Wahib et al. 2020)",
         "all that the first layers save",
@@ -205,8 +213,16 @@ TECHNIQUE_LIST: tuple[Technique, ...] = (
     Technique(
         ("what_if.weight_versions",),
         "PipeDream-2BW (Narayanan et al. 2021)",
-        "nothing: 4 bytes a parameter for each version more",
-        "memory, for a pipeline without flushes",
+        "the pipeline's bubble, and the wait for gradients of data parallelism, which travel beside the next batch",
+        "4 bytes a parameter for each version more; gradients of weights a step old",
+        None,
+        None,
+    ),
+    Technique(
+        ("what_if.zero_bubble",),
+        "ZB-H1 (Qi et al. 2024); 2BP (Rae et al. 2024)",
+        "of the pipeline's bubble twice the weight gradients of the other stages",
+        "what weight gradients are made of waits on later stages",
         None,
         None,
     ),

@@ -72,6 +72,13 @@ class Techniques:
         place=LAYOUT,
         written=tuple[OffloadModule, ...] | None,
     )
+    offload_fraction: float = key(
+        "megatron-lm: share of offload_modules' tensors that leave the device, those of the first layers of each chunk",
+        default=1.0,
+        place=LAYOUT,
+        gt=0,
+        le=1,
+    )
     # DeepSpeed's cpu_checkpointing
     offload_checkpoints: bool = key(
         "The layer inputs recompute: full keeps wait in host memory; absent = searched", default=False, place=LAYOUT
@@ -181,11 +188,14 @@ class Techniques:
     weight_versions: int = key(
         "Versions of the weights in flight; PipeDream-2BW keeps 2", default=1, place=WHAT_IF, ge=1, le=8
     )
+    zero_bubble: bool = key(
+        "ZB-H1: weight gradients wait for the gaps in which a stage would idle", default=False, place=WHAT_IF
+    )
 
     @property
     def what_ifs(self) -> tuple[str, ...]:
         """The techniques in use that no backend runs, by their keys."""
-        neutral = {"swapped_share": 0.0, "sampled_share": 1.0, "weight_versions": 1}
+        neutral = {"swapped_share": 0.0, "sampled_share": 1.0, "weight_versions": 1, "zero_bubble": False}
         return tuple(name for name, value in neutral.items() if getattr(self, name) != value)
 
     @property

@@ -48,6 +48,7 @@ RENDERED = [
     (SELECTIVE, "recompute: selective", "--recompute-granularity selective --recompute-modules core_attn"),
     (SELECTIVE, "recompute: selective, recompute_modules: [layernorm, mlp]", "--recompute-modules layernorm mlp"),
     (GPUS, "offload_modules: [core_attn, attn_proj]", OFFLOADED),
+    (GPUS, "offload_modules: [core_attn], offload_fraction: 0.5", "core_attn --activation-offload-fraction 0.5"),
     (replace(GPUS, offload_layers=3), "offload_layers: auto", "--cpu-offloading-num-layers 3"),
     (GPUS, "offload_optimizer: 0.5", HALF),
     (GPUS, "loss: native", "--cross-entropy-loss-fusion --cross-entropy-fusion-impl native"),

@@ -151,6 +151,8 @@ def test_a_model_of_another_kind_is_refused(flag: str) -> None:
         ("--cuda-graph-impl transformer_engine --cuda-graph-scope mlp attn", "cuda_graphs", ["attn", "mlp"]),
         ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn", "cuda_graphs", ["attn"]),
         ("--cuda-graph-impl transformer_engine --cuda-graph-scope full", "cuda_graphs", ["layer"]),
+        ("--fine-grained-activation-offloading --offload-modules core_attn --activation-offload-fraction 0.25",
+         "offload_fraction", 0.25),
         ("--external-cuda-graph", "cuda_graphs", ["layer"]),
     ],
 )  # fmt: skip

@@ -262,6 +262,15 @@ def test_a_norm_fused_into_a_linear_is_offloaded_with_it_and_the_last_layers_sta
     assert kept_bytes(NO_TECHNIQUES) - kept_bytes(Techniques(offload_modules=("qkv_linear",))) == norm
 
 
+def test_a_share_of_offloaded_modules_moves_that_share_of_their_bytes() -> None:
+    modules = ("qkv_linear", "core_attn")
+    here, away = kept_bytes(NO_TECHNIQUES), kept_bytes(Techniques(offload_modules=modules))
+    one_layer = (here - away) / (LAYERS - 1)
+    for share in (0.25, 0.5, 0.75):
+        some = kept_bytes(Techniques(offload_modules=modules, offload_fraction=share))
+        assert some == pytest.approx(here - (share * LAYERS - 1) * one_layer)
+
+
 def test_a_norm_of_its_own_is_offloaded_where_it_stands() -> None:
     def away(techniques: Techniques) -> float:
         job = job_of(MIXTRAL, Layout(), techniques=techniques)

@@ -74,6 +74,8 @@ def _offload(space: Namespace) -> Iterator[tuple[str, Any]]:
     layers = space.get("cpu_offloading_num_layers") or 0
     if not layers:
         yield "offload_modules", modules
+    if modules and (space.get("activation_offload_fraction") or 1.0) < 1.0:
+        yield "offload_fraction", space["activation_offload_fraction"]
     if not modules:
         yield "offload_layers", layers
     fraction = space.get("optimizer_offload_fraction")

@@ -84,6 +84,17 @@ def _kept(
 ) -> FloatColumn:
     layer = saved(job, rows)
     offloaded = (*_named(OFFLOADED, job.techniques.offload_modules), *_offloaded_norms(job, layer))
+    here = 1.0 - job.techniques.offload_fraction
+    if offloaded and here:
+        every, left = (_kept_of(job, rows, layer, mlp_width, names) for names in ((), offloaded))
+        return np.asarray(here * every + (1.0 - here) * left)
+    return _kept_of(job, rows, layer, mlp_width, offloaded)
+
+
+def _kept_of(
+    job: Job, rows: RankColumns, layer: SavedTensors, mlp_width: int, offloaded: tuple[str, ...]
+) -> FloatColumn:
+    """Return what a layer keeps beside its `offloaded` tensors and what is recomputed."""
 
     def whole() -> FloatColumn:
         return layer.without(offloaded) if offloaded else layer.total
@@ -128,7 +139,8 @@ def _reloaded(job: Job, rows: RankColumns) -> FloatColumn | float:
         return 0.0
     here = replace(job, techniques=replace(job.techniques, offload_modules=()))
     (dense, mixture), (dense_left, mixture_left) = kept_by_layer(here, rows), kept_by_layer(job, rows)
-    moved = dense - dense_left, mixture - mixture_left
+    fraction = job.techniques.offload_fraction  # which decides how many of the groups move, and not how large they are
+    moved = (dense - dense_left) / fraction, (mixture - mixture_left) / fraction
     return np.minimum(_largest(rows, moved), _on_device(job, rows, _of_all_layers(job, rows, moved), moved))
 
 

@@ -43,6 +43,7 @@ from llmlaunch.memory.workspace import (
     mixture_forward,
     passing_buffers,
     recomputed_layer,
+    waiting_weight_passes,
     weight_gradient_stubs,
 )
 
@@ -159,8 +160,8 @@ def _gradients_come_and_go(facts: MemoryFacts) -> bool:
 
 
 def _trainer_terms(job: Job, rows: RankColumns) -> Moment:
-    """Return terms of the forward and backward pass that few backends have."""
-    terms = {}
+    """Return terms of the forward and backward pass that few jobs have."""
+    terms = waiting_weight_passes(job, rows)
     if job.facts.key_values_returned:
         terms["returned_keys_values"] = returned_key_values(job, rows)
     if job.facts.step_logits_bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
@@ -30,6 +32,7 @@ __all__ = [
     "mixture_forward",
     "passing_buffers",
     "recomputed_layer",
+    "waiting_weight_passes",
     "weight_gradient_stubs",
 ]
 
@@ -211,6 +214,23 @@ def delayed_weight_gradients(job: Job, rows: RankColumns) -> dict[str, FloatColu
     experts = routed * (per_column * shape.moe.ffn_hidden_size + 2.0 * e * shape.hidden_size)
     mlp = np.maximum(np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, experts, 0.0))
     return {"delayed_weight_gradients": np.asarray(e * outputs + mlp)}
+
+
+def waiting_weight_passes(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """Return what weight gradients are made of, for micro-batches whose own wait: on rank r of r micro-batches, so
+    that no rank holds more of them than the first one keeps whole (ZB-H1, Qi et al. 2024, section 2.3): the inputs of
+    all linear layers and the gradients of their outputs. What-if."""
+    if not job.techniques.zero_bubble:
+        return {}
+    shape, facts = job.shape, job.facts
+    delayed = delayed_weight_gradients(
+        replace(job, techniques=replace(job.techniques, delay_weight_gradients=True)), rows
+    )
+    outputs = delayed["delayed_weight_gradients"]
+    inputs = facts.linear_input_bytes * (2.0 * shape.hidden_size + shape.query_width)
+    each = outputs + inputs * tokens(job, rows) / rows.tensor
+    waiting = np.where(rows.layouts.virtual_pipeline > 1, 0, np.minimum(rows.rank, rows.microbatches))
+    return {"waiting_weight_passes": np.asarray(waiting * (rows.dense_layers + rows.moe_layers) * each)}
 
 
 def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:

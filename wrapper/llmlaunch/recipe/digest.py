@@ -43,6 +43,8 @@ _LATER: Mapping[str, Any] = {
     "tp_comm_overlap": False,
     "context_comm": None,
     "cuda_graphs": (),
+    "offload_fraction": 1.0,
+    "zero_bubble": False,
     "fixed": ("gradient_dtype",),
     "technique_limit": None,
     "placement": "auto",

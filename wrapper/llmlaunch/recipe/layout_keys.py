@@ -225,6 +225,8 @@ def layout_problems(
             ("layout", "offload_layers"),
             "offloads whole layers and offload_modules parts of them; remove one of the two",
         )
+    if (layout.get("offload_fraction") or 1.0) < 1.0 and not layout.get("offload_modules"):
+        yield ("layout", "offload_fraction"), "is of offload_modules; write those too, or remove offload_fraction"
     if layout.get("loss_tiles") is not None and layout.get("loss") != "tiled":
         yield ("layout", "loss_tiles"), "belongs to loss: tiled; write that too, or remove loss_tiles"
     yield from _model_problems(layout, model)

@@ -93,7 +93,7 @@ def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn, 
     parts = pieces(job, cluster, at)
     stages_ = (stages_in_balance if in_balance else stages)(job, layouts, parts.seconds)
     work = m * stages_.slowest_seconds
-    bubble = np.maximum(stages_.all_seconds - stages_.slowest_seconds, 0.0) / at.chunks
+    bubble = _bubble(job, at, parts, stages_)
     beside = {
         "pipeline_bubble": bubble,
         "pipeline_transfer": _transfer(job, cluster, at, m, stages_),
@@ -107,7 +107,7 @@ def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn, 
         beside["host_transfers"] = m * (exposed(moving, forward) + exposed(moving, backward))
     for column in beside.values():
         work = work + column
-    return _Passes(at, parts, stages_, beside, work, (forward, backward, _times(at)))
+    return _Passes(at, parts, stages_, beside, work, (forward, backward, _times(job, at, m)))
 
 
 def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
@@ -127,6 +127,37 @@ def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
     for kind, column in parts.ends.first.items():
         kinds[kind] = kinds[kind] + stages_.first * column
     return {kind: kinds[kind] for kind in KINDS if kind in kinds}
+
+
+def _bubble(job: Job, at: SplitColumns, parts: Pieces, stages_: Stages) -> FloatColumn:
+    """Return the seconds in which the slowest stage waits for the others to fill and drain. Two versions of the weights
+    let the next batch in before the last one is out: nobody waits (PipeDream-2BW, Narayanan et al. 2021, section 3.1).
+    With weight gradients apart, gradients of inputs are handed on before them, so a stage waits for those of the others
+    no longer, and computes as many of its own meanwhile: ZB-H1's (p - 1)(F + B - W) in place of (p - 1)(F + B + W) (Qi
+    et al. 2024, section 2.1). It has no chunks. Both are what-ifs."""
+    bubble: FloatColumn = np.maximum(stages_.all_seconds - stages_.slowest_seconds, 0.0) / at.chunks
+    if job.techniques.weight_versions > 1:
+        return 0.0 * bubble
+    if not job.techniques.zero_bubble:
+        return bubble
+    gradients = np.zeros(len(at))
+    for layer, layers, slowest in zip(
+        (parts.dense, parts.mixture),
+        _layers_of_each_kind(job),
+        (stages_.dense_layers, stages_.mixture_layers),
+        strict=True,
+    ):
+        if (
+            layer is not None
+        ):  # the backward pass of a product is that of its input, as long as forward, and the weights'
+            gradients = gradients + (layers - slowest) * (layer.linears.backward - layer.linears.forward)
+    return np.where(at.chunks > 1.0, bubble, np.maximum(bubble - 2.0 * gradients, 0.0))
+
+
+def _layers_of_each_kind(job: Job) -> tuple[float, float]:
+    """Return the numbers of dense and of mixture layers."""
+    mixtures = float(sum(job.shape.moe.layer_pattern)) if job.shape.moe else 0.0
+    return job.shape.num_layers - mixtures, mixtures
 
 
 def _transfer(job: Job, cluster: Cluster, at: SplitColumns, m: FloatColumn, stages_: Stages) -> FloatColumn:
@@ -174,11 +205,16 @@ def _compute(at: SplitColumns, parts: Pieces, stages_: Stages) -> tuple[FloatCol
     return forward, backward
 
 
-def _times(at: SplitColumns) -> FloatColumn:
+def _times(job: Job, at: SplitColumns, m: FloatColumn) -> FloatColumn:
     """Return the number of micro-batches whose passes run beside transfers that happen once a step: one, and where a
     rank runs v chunks in turn, p of all chunks but one, because buckets belong to a chunk (megatron/core/distributed/
-    param_and_grad_buffer.py, core 0.19)."""
+    param_and_grad_buffer.py, core 0.19). A pipeline with two versions of the weights reduces the gradients of a batch
+    beside all of the next one (PipeDream-2BW, Narayanan et al. 2021, section 3.3: max(computation, communication /
+    m))."""
     if not np.any(at.layouts.virtual_pipeline > 1):
-        return np.ones(len(at))
-    times: FloatColumn = (1.0 + (at.chunks - 1.0) * at.pipeline) / at.chunks
+        times = np.ones(len(at))
+    else:
+        times = (1.0 + (at.chunks - 1.0) * at.pipeline) / at.chunks
+    if job.techniques.weight_versions > 1:
+        times = np.where(at.pipeline > 1.0, np.maximum(m, times), times)
     return times

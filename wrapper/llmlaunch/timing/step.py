@@ -80,7 +80,7 @@ def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update
         optimizer_seconds=_optimizer(job, cluster, mine),
         reduce_each=each,
         gather_each=each & (zero >= 3),
-        overlapped=zero > 0,
+        overlapped=(zero > 0) | ((job.techniques.weight_versions > 1) & (layouts.pipeline > 1)),
     )
 
 

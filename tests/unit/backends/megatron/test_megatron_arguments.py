@@ -14,7 +14,7 @@ from llmlaunch.backends.checkpoints import reshards, save_seconds
 from llmlaunch.backends.megatron.arguments import PLANNED_BY, STAGE_FLAGS, stage_flags
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.rules import RULES
-from llmlaunch.backends.megatron.versions import core_parser
+from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, core_parser
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
@@ -162,7 +162,7 @@ def test_what_the_plan_does_not_speak_of_passes(words: tuple[str, ...]) -> None:
 
 
 def test_every_name_is_one_of_the_parser_and_every_key_one_of_a_recipe() -> None:
-    names = {flag.dest for flag in core_parser("0.19").flags.values()}
+    names = {flag.dest for version in KNOWN_VERSIONS for flag in core_parser(version).flags.values()}
     assert PLANNED_BY.keys() <= names
     sections = schema()["$defs"]
     for key in PLANNED_BY.values():

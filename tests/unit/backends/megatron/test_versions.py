@@ -98,6 +98,10 @@ def test_what_the_recipe_asks_for_is_refused_by_name() -> None:
 
 LACKED_BY_0_16 = {
     "chunks-since-0.19": ("layout.mlp_chunks=4", "layout.mlp_chunks: --mlp-chunks-for-training came after core 0.16"),
+    "offload-fraction-since-0.19": (
+        "layout={offload_modules: [core_attn], offload_fraction: 0.5}",
+        "layout.offload_fraction: --activation-offload-fraction came after core 0.16",
+    ),
     "sharding-since-0.19": ("layout.zero_stage=[2,3]", "layout.zero_stage: 2 and 3 are Megatron-FSDP"),
     "yarn-since-0.19": (
         "model={base: llama3-8b, rope_scaling: {kind: yarn, factor: 4, original_max_position_embeddings: 8192}}",

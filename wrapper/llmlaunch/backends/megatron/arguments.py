@@ -157,6 +157,7 @@ PLANNED_BY = {
     "cpu_offloading_num_layers": "layout.offload_layers",
     "fine_grained_activation_offloading": "layout.offload_modules",
     "offload_modules": "layout.offload_modules",
+    "activation_offload_fraction": "layout.offload_fraction",
     "optimizer_cpu_offload": "layout.offload_optimizer",
     "optimizer_offload_fraction": "layout.offload_optimizer",
     "cross_entropy_loss_fusion": "layout.loss",

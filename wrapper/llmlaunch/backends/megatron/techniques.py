@@ -276,6 +276,8 @@ def _offload(techniques: Techniques, layout: Layout) -> list[Argument]:
     if techniques.offload_modules:
         arguments += [argument("--fine-grained-activation-offloading", of="layout.offload_modules")]
         arguments += [argument("--offload-modules", *techniques.offload_modules, of="layout.offload_modules")]
+        fraction = repr(techniques.offload_fraction) if techniques.offload_fraction < 1.0 else None
+        arguments += optional("--activation-offload-fraction", fraction, of="layout.offload_fraction")
     if layout.offload_layers:
         arguments += [argument("--cpu-offloading-num-layers", layout.offload_layers, of="layout.offload_layers")]
     if techniques.offload_optimizer:

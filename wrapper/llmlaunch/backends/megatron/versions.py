@@ -171,6 +171,13 @@ VERSION_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.techniques.mlp_chunks > 1 and _lacks(r, "--mlp-chunks-for-training"),
     ),
     Requirement(
+        "offload-fraction-since-0.19",
+        "layout.offload_fraction",
+        "--activation-offload-fraction came after core 0.16; remove it, or name a newer backend.version",
+        "megatron/training/arguments.py, core 0.16",
+        lambda r: r.techniques.offload_fraction < 1.0 and _lacks(r, "--activation-offload-fraction"),
+    ),
+    Requirement(
         "sharding-since-0.19",
         "layout.zero_stage",
         "2 and 3 are Megatron-FSDP, whose gradients core 0.16 cannot be told the format of "

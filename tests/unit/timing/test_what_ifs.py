@@ -1,0 +1,94 @@
+"""What-ifs gain time as well as they cost memory: pipelines without flushes, weight gradients in the bubble."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timed_jobs import FACTS, H100, LLAMA, MIXTRAL, job, term, time_of, total
+
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.job import Job
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from llmlaunch.timing.products import split_of
+from llmlaunch.timing.stages import pieces
+from llmlaunch.workload import Workload
+
+DEEP = Layout(2, 8, data=4, sequence_parallel=1, zero_stage=1)
+FEW = Workload(8192, 64)  # 16 micro-batches
+LAYOUTS = st.builds(
+    Layout,
+    tensor=st.sampled_from([1, 4]),
+    pipeline=st.sampled_from([1, 2, 8]),
+    virtual_pipeline=st.sampled_from([1, 2]),
+    data=st.sampled_from([1, 8]),
+    sequence_parallel=st.just(1),
+    zero_stage=st.sampled_from([0, 1]),
+    recompute=st.sampled_from([0, 2]),
+)
+
+
+def few(techniques: Techniques = NO_TECHNIQUES, work: Workload = FEW) -> Job:
+    return job(work=work, techniques=techniques)
+
+
+@settings(max_examples=40)
+@given(LAYOUTS, st.sampled_from([Techniques(weight_versions=2), Techniques(zero_bubble=True)]))
+def test_no_what_if_of_a_pipeline_makes_a_step_longer(layout: Layout, what_if: Techniques) -> None:
+    assert total(layout, few(what_if)) <= total(layout, few())
+
+
+def test_two_versions_of_the_weights_leave_no_bubble_and_hide_the_gradients() -> None:
+    twice = few(Techniques(weight_versions=2))
+    assert term("pipeline_bubble", DEEP, few()) > 0.0
+    assert term("pipeline_bubble", DEEP, twice) == 0.0
+    assert term("data_parallel", replace(DEEP, zero_stage=0), twice) < term(
+        "data_parallel", replace(DEEP, zero_stage=0), few()
+    )
+    one_stage = replace(DEEP, pipeline=1)
+    assert total(one_stage, twice) == total(one_stage, few())
+
+
+def test_two_versions_take_the_longer_of_computation_and_gradients() -> None:
+    """PipeDream-2BW, section 3.3, but for what hidden communication takes of the device."""
+    work = replace(FEW, global_batch_size=8)
+    slow = replace(H100, fabric_link=replace(H100.fabric_link, bytes_per_second=1e8))
+    layout = Layout(4, 2, data=8, sequence_parallel=1, zero_stage=0)
+    step = time_of(layout, few(Techniques(weight_versions=2), work), slow)
+    plain = time_of(layout, few(work=work), slow)
+    gradients = float(plain.data_parallel[0])  # nothing hides them
+    computed = float((step.passes.microbatches * (step.passes.hiding_forward + step.passes.hiding_backward))[0])
+    assert gradients > 4 * computed
+    assert float(step.data_parallel[0]) > gradients - computed
+    assert float(step.total[0]) < float(plain.total[0])
+
+
+def test_weight_gradients_in_the_bubble_take_twice_their_seconds_out_of_it() -> None:
+    layer = pieces(few(), H100, split_of(few(), LayoutColumns.of([DEEP]))).dense
+    assert layer is not None
+    weights = float((layer.linears.backward - layer.linears.forward)[0])
+    spared = term("pipeline_bubble", DEEP, few()) - term("pipeline_bubble", DEEP, few(Techniques(zero_bubble=True)))
+    assert spared == pytest.approx(2 * (LLAMA.num_layers - LLAMA.num_layers // 8) * weights)
+    chunks = replace(DEEP, virtual_pipeline=2)
+    assert total(chunks, few(Techniques(zero_bubble=True))) == total(chunks, few())
+
+
+def test_what_weight_gradients_are_made_of_waits_on_later_stages() -> None:
+    ranks = estimate(Job(LLAMA, FEW, FACTS, techniques=Techniques(zero_bubble=True)), DEEP).ranks
+    waiting = [rank.terms["waiting_weight_passes"] for rank in ranks]
+    assert waiting == pytest.approx([rank * waiting[1] for rank in range(8)])
+    tokens, layers, h, f, kv = 8192, 4, 4096, 14336, 1024
+    inputs, outputs = 2 * h + h, h + 2 * kv + 2 * h
+    assert waiting[1] == tokens * layers * 2 * (inputs + outputs + 3 * f) // 2
+
+
+@pytest.mark.parametrize("shape", [LLAMA, MIXTRAL], ids=["dense", "mixture"])
+def test_adapters_leave_between_half_and_all_of_a_step(shape: ModelShape) -> None:
+    layout = Layout(2, 2, data=8, sequence_parallel=1, zero_stage=1)
+    full = total(layout, job(shape))
+    adapted = total(layout, job(shape, techniques=Techniques(adapters=Adapters(16))))
+    assert 0.5 * full < adapted < full
