@@ -84,6 +84,7 @@ def test_a_mixture_s_captured_activations_are_those_before_tokens_travel() -> No
     norm = 4096 * (2 * 4096 + 4 + 2 * 4096)  # its input, statistics and output
     router = 4096 * 8 * 12  # scores and the order of all choices
     assert held.tolist() == [32 * (norm + router)]
+    assert MIXTRAL.moe is not None
     shared = replace(MIXTRAL, moe=replace(MIXTRAL.moe, shared_expert_ffn_hidden_size=1024))
     both = [Techniques(cuda_graphs=("moe_router",), overlap_shared_expert=overlapped) for overlapped in (False, True)]
     jobs = [job_of(shared, layout, MEGATRON, techniques) for techniques in both]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timed_jobs import FACTS, H100, LLAMA, MIXTRAL, job, term, time_of, total
+from timed_jobs import FACTS, H100, LLAMA, MIXTRAL, alternating, job, term, time_of, total
 
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate
@@ -92,3 +92,42 @@ def test_adapters_leave_between_half_and_all_of_a_step(shape: ModelShape) -> Non
     full = total(layout, job(shape))
     adapted = total(layout, job(shape, techniques=Techniques(adapters=Adapters(16))))
     assert 0.5 * full < adapted < full
+
+
+@pytest.mark.parametrize("shape", [LLAMA, MIXTRAL, alternating()], ids=["dense", "mixture", "alternating"])
+@pytest.mark.parametrize("layout", [Layout(2, data=16, sequence_parallel=1, zero_stage=1, recompute=2), DEEP])
+def test_each_layer_more_that_is_trained_takes_its_backward_pass(shape: ModelShape, layout: Layout) -> None:
+    steps = [total(layout, job(shape, techniques=Techniques(trained_layers=n))) for n in (1, 8, 16, 24, 32)]
+    assert steps == sorted(steps)
+    every = total(layout, job(shape))
+    # the embedding is not trained
+    assert steps[-1] == pytest.approx(every, rel=2e-3)
+    assert steps[-1] <= every
+    assert steps[0] > every / 5 if layout is DEEP else steps[0] > every / 4.5
+
+
+def test_frozen_layers_run_forward_alone() -> None:
+    layout = Layout(2, data=16, sequence_parallel=1, zero_stage=1)
+    half, every = (job(techniques=Techniques(trained_layers=n)) for n in (16, 32))
+    parts = pieces(half, H100, split_of(half, LayoutColumns.of([layout])))
+    below, whole = parts.frozen[0], parts.dense
+    assert below is not None
+    assert whole is not None
+    assert float(sum(below.kinds.values())[0]) == pytest.approx(float(below.seconds[0]))  # type: ignore[index]
+    microbatches = time_of(layout, half).passes.microbatches[0]
+    spared = 16 * microbatches * float((whole.seconds - below.seconds)[0])
+    stragglers = term("stragglers", layout, every) - term("stragglers", layout, half)
+    rest = term("data_parallel", layout, every) - term("data_parallel", layout, half)
+    rest += term("optimizer", layout, every) - term("optimizer", layout, half)
+    assert total(layout, every) - total(layout, half) == pytest.approx(spared + stragglers + rest)
+    step = time_of(layout, half)
+    assert float(sum(step.terms.values())[0]) == pytest.approx(float(step.total[0]))  # type: ignore[index]
+
+
+def test_stages_below_all_that_is_trained_idle_in_the_backward_pass() -> None:
+    layout = Layout(2, 4, data=8, sequence_parallel=1, zero_stage=1)
+    last_stage, every = (job(techniques=Techniques(trained_layers=n)) for n in (8, 32))
+    assert term("matrix_products", layout, last_stage) == term("matrix_products", layout, every)
+    assert term("pipeline_bubble", layout, last_stage) < term("pipeline_bubble", layout, every) / 2
+    below = job(techniques=Techniques(trained_layers=4))
+    assert term("attention", layout, below) < 0.7 * term("attention", layout, every)

@@ -25,7 +25,7 @@ from llmlaunch.timing.products import (
     rates,
 )
 
-__all__ = ["KINDS", "LayerSeconds", "dense_layer", "mixture_layer"]
+__all__ = ["KINDS", "LayerSeconds", "dense_layer", "forward_only", "mixture_layer"]
 
 
 KINDS = (
@@ -110,6 +110,32 @@ class _Parts:
     tensor: TensorPasses
     context: Work | None
     expert: Work | None
+
+
+def forward_only(layer: LayerSeconds, at: SplitColumns) -> LayerSeconds:
+    """Return a layer below all that is trained: nothing runs backward, so nothing is recomputed. Of the tensor-parallel
+    passes two of a block's five are forward, or two of four without sequence parallelism (`tensor_passes`)."""
+    none = np.zeros(len(at))
+
+    def forward(work: Work | None) -> Work | None:
+        return None if work is None else Work(work.forward, none)
+
+    linears, scores = Work(layer.linears.forward, none), Work(layer.scores.forward, none)
+    launches, share = layer.launches / 3.0, np.where(at.layouts.sequence_parallel > 0, 0.4, 0.5)
+    alone = replace(
+        layer,
+        forward=linears.forward + scores.forward + layer.element_wise.forward + launches,
+        backward=none,
+        linears=linears,
+        scores=scores,
+        element_wise=Work(layer.element_wise.forward, none),
+        launches=launches,
+        tensor=share * layer.tensor,
+        context=forward(layer.context),
+        expert=forward(layer.expert),
+        recomputed=None,
+    )
+    return replace(alone, seconds=sum(alone.kinds.values(), none))
 
 
 def dense_layer(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn) -> LayerSeconds:

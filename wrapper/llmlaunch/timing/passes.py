@@ -119,6 +119,8 @@ def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
         (parts.dense, stages_.dense_layers + (0 if mixture_last else shape.mtp_num_layers) * stages_.last),
         (parts.mixture, stages_.mixture_layers + (shape.mtp_num_layers if mixture_last else 0) * stages_.last),
     ]
+    frozen_counts = stages_.frozen_dense_layers, stages_.frozen_mixture_layers
+    layers_on_slowest += zip(parts.frozen, frozen_counts, strict=True)
     for layer, count in layers_on_slowest:
         for kind, column in layer.kinds.items() if layer is not None else ():
             kinds[kind] = kinds[kind] + count * column if kind in kinds else count * column
@@ -202,6 +204,9 @@ def _compute(at: SplitColumns, parts: Pieces, stages_: Stages) -> tuple[FloatCol
     for layer, count in ((parts.dense, stages_.dense_layers), (parts.mixture, stages_.mixture_layers)):
         if layer is not None:
             forward, backward = forward + count * layer.forward, backward + count * layer.backward
+    for below, count in zip(parts.frozen, (stages_.frozen_dense_layers, stages_.frozen_mixture_layers), strict=True):
+        if below is not None:
+            forward = forward + count * below.forward
     return forward, backward
 
 

@@ -12,8 +12,9 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.weights import trained_layers
 from llmlaunch.timing.exchange import tensor_pass
-from llmlaunch.timing.layers import LayerSeconds, dense_layer, mixture_layer
+from llmlaunch.timing.layers import LayerSeconds, dense_layer, forward_only, mixture_layer
 from llmlaunch.timing.products import DevicePace, Linear, SplitColumns, pace, rates, split_of
 
 __all__ = [
@@ -38,12 +39,14 @@ NATIVE_LOSS_BYTES = 24.0 * 32.0 / 52.0
 @frozen
 class StageSeconds:
     """Columns of seconds, forward and backward of one micro-batch: of one dense and of one mixture layer, and what the
-    first stage (embedding) and the last (norm, head, loss) do beside their layers. Zero for what a model has not."""
+    first stage (embedding) and the last (norm, head, loss) do beside their layers. Zero for what a model has not. The
+    `frozen` ones are of a layer of either kind that runs forward alone, None where all run backward."""
 
     dense_layer: FloatColumn
     mixture_layer: FloatColumn
     first: FloatColumn
     last: FloatColumn
+    frozen: tuple[FloatColumn, FloatColumn] | None = None
 
 
 @frozen
@@ -56,18 +59,20 @@ class Ends:
 
 @frozen
 class Pieces:
-    """The parts of stages; None where a model has no such layer."""
+    """The parts of stages; None where a model has no such layer. `frozen` are its layers, dense and mixture, that run
+    forward alone."""
 
     dense: LayerSeconds | None
     mixture: LayerSeconds | None
     ends: Ends
     seconds: StageSeconds
+    frozen: tuple[LayerSeconds | None, LayerSeconds | None] = (None, None)
 
 
 @frozen
 class Stages:
-    """Seconds of one micro-batch through all stages of each layout, seconds of the slowest stage, its layers, and 1
-    where it is the first or the last."""
+    """Seconds of one micro-batch through all stages of each layout, seconds of the slowest stage, its layers that run
+    backward, 1 where it is the first or the last, and its layers that run forward alone."""
 
     all_seconds: FloatColumn
     slowest_seconds: FloatColumn
@@ -75,6 +80,8 @@ class Stages:
     mixture_layers: FloatColumn
     first: FloatColumn
     last: FloatColumn
+    frozen_dense_layers: FloatColumn
+    frozen_mixture_layers: FloatColumn
 
 
 def stage_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> StageSeconds:
@@ -97,7 +104,11 @@ def pieces(job: Job, cluster: Cluster, at: SplitColumns) -> Pieces:
         _sum(ends.first),
         _sum(ends.last),
     )
-    return Pieces(dense, mixture, ends, seconds)
+    if job.techniques.trained_layers is None:
+        return Pieces(dense, mixture, ends, seconds)
+    layers = tuple(None if layer is None else forward_only(layer, at) for layer in (dense, mixture))
+    columns = tuple(zero if layer is None else layer.seconds for layer in layers)
+    return Pieces(dense, mixture, ends, replace(seconds, frozen=(columns[0], columns[1])), (layers[0], layers[1]))
 
 
 def _sum(kinds: Mapping[str, FloatColumn]) -> FloatColumn:
@@ -114,7 +125,9 @@ def _ends(job: Job, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn) -
     hidden = facts.activation_bytes * shape.hidden_size / pace.element_wise
     exchange = 2.0 * one_pass
     looked_up = 0.0 * one_pass if facts.embedding_whole else exchange
-    first = {"element_wise": (4.0 * hidden) * at.tokens, "tensor_parallel": looked_up}
+    # a table that is not trained has no backward pass
+    trained = 0.5 if job.techniques.adapters is not None or job.techniques.trained_layers is not None else 1.0
+    first = {"element_wise": (trained * 4.0 * hidden) * at.tokens, "tensor_parallel": trained * looked_up}
     vocabulary = float(shape.vocab_size)
     product = rates(job, pace, [Linear(float(shape.hidden_size), vocabulary, "outputs")], wide=True)
     head = product.work(at.tokens, at.share, at.per_tensor)
@@ -140,8 +153,8 @@ def stages(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
     pattern: Sequence[int] = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
     last = last_seconds(job, seconds)
     dense, mixture = float(len(pattern) - sum(pattern)), float(sum(pattern))
-    total = dense * seconds.dense_layer + mixture * seconds.mixture_layer + seconds.first + last
-    if (dense and mixture) or np.any(layouts.uneven):
+    total = _all_layers(job, seconds) + seconds.first + last
+    if (dense and mixture) or np.any(layouts.uneven) or seconds.frozen is not None:
         return _rank_by_rank(job, layouts, replace(seconds, last=last), total)
     p = layouts.pipeline
     each = shape.num_layers / p
@@ -149,7 +162,8 @@ def stages(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
     slowest = each * layer + np.where(p > 1, np.maximum(seconds.first, last), seconds.first + last)
     none, ends = np.zeros(len(layouts)), np.asarray(last >= seconds.first, dtype=np.float64)
     first = np.where(p > 1, 1.0 - ends, 1.0)
-    return Stages(total, slowest, each if dense else none, none if dense else each, first, np.where(p > 1, ends, 1.0))
+    ends_last = np.where(p > 1, ends, 1.0)
+    return Stages(total, slowest, each if dense else none, none if dense else each, first, ends_last, none, none)
 
 
 def stages_in_balance(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
@@ -158,9 +172,38 @@ def stages_in_balance(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -
     mixture = float(sum(shape.moe.layer_pattern)) if shape.moe else 0.0
     dense = shape.num_layers - mixture
     last = last_seconds(job, seconds)
-    total = dense * seconds.dense_layer + mixture * seconds.mixture_layer + seconds.first + last
+    total = _all_layers(job, seconds) + seconds.first + last
     share = 1.0 / layouts.pipeline
-    return Stages(total, share * total, share * dense, share * mixture, share, share)
+    frozen_dense, frozen_mixture = _frozen_layers(job)
+    return Stages(
+        total,
+        share * total,
+        share * (dense - frozen_dense),
+        share * (mixture - frozen_mixture),
+        share,
+        share,
+        share * frozen_dense,
+        share * frozen_mixture,
+    )
+
+
+def _frozen_layers(job: Job) -> tuple[float, float]:
+    """Return the numbers of (dense, mixture) layers below all that are trained."""
+    trained, shape = job.techniques.trained_layers, job.shape
+    below = 0 if trained is None else max(shape.num_layers - trained, 0)
+    mixture = sum(shape.moe.layer_pattern[:below]) if shape.moe else 0
+    return float(below - mixture), float(mixture)
+
+
+def _all_layers(job: Job, seconds: StageSeconds) -> FloatColumn:
+    """Return the seconds of one micro-batch in all layers."""
+    shape = job.shape
+    mixture = float(sum(shape.moe.layer_pattern)) if shape.moe else 0.0
+    total = (shape.num_layers - mixture) * seconds.dense_layer + mixture * seconds.mixture_layer
+    if seconds.frozen is None:
+        return total
+    below, spared = _frozen_layers(job), zip(seconds.frozen, (seconds.dense_layer, seconds.mixture_layer), strict=True)
+    return total - sum(count * (both - forward) for count, (forward, both) in zip(below, spared, strict=True))
 
 
 def last_seconds(job: Job, seconds: StageSeconds) -> FloatColumn:
@@ -178,15 +221,18 @@ def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total
         (cut * (v.max(initial=0) + 1) + v) * (p.max(initial=0) + 1) + p, return_index=True, return_inverse=True
     )
     ranks = all_ranks(job, layouts.take(example))
-    slowest = [np.zeros(len(layouts)) for _ in range(5)]
+    trained = trained_layers(job, ranks)
+    below = ranks.dense_layers - trained[0], ranks.moe_layers - trained[1]
+    frozen = seconds.frozen or (np.zeros(len(layouts)),) * 2
+    slowest = [np.zeros(len(layouts)) for _ in range(7)]
     for place in range(len(example)):
         rows, mine = np.flatnonzero(which == place), ranks.layout_index == place
-        contents = np.stack([ranks.dense_layers, ranks.moe_layers, ranks.first, ranks.last])[:, mine]
+        contents = np.stack([*trained, ranks.first, ranks.last, *below])[:, mine]
+        columns = (seconds.dense_layer, seconds.mixture_layer, seconds.first, seconds.last, *frozen)
         # for a few ranks a set is faster than np.unique, whose first call imports numpy.ma besides
-        for dense, mixture, first, last in sorted(set(zip(*contents.tolist(), strict=True))):
-            rank_seconds = dense * seconds.dense_layer[rows] + mixture * seconds.mixture_layer[rows]
-            rank_seconds = rank_seconds + first * seconds.first[rows] + last * seconds.last[rows]
+        for counts in sorted(set(zip(*contents.tolist(), strict=True))):
+            rank_seconds = sum(count * column[rows] for count, column in zip(counts, columns, strict=True) if count)
             slower = rank_seconds > slowest[0][rows]
-            for column, value in zip(slowest, (rank_seconds, dense, mixture, first, last), strict=True):
+            for column, value in zip(slowest, (rank_seconds, *counts), strict=True):
                 column[rows] = np.where(slower, value, column[rows])
     return Stages(total, *slowest)
