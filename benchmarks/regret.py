@@ -1,5 +1,6 @@
 """What the planner's choice among measured layouts would have cost, in sample and with each group left out of the fit,
-beside a rule of thumb; errors of step times; with --fit, the constants that fit best.
+beside a rule of thumb; errors of step times, of mixtures on releases that nothing was fitted on, too; with --fit, the
+constants that fit best.
 
 Bars, on the 40 GB grid: mean regret at most 1 %, worst 5 %, no choice that died, at most one group with nothing safe.
 
@@ -32,8 +33,9 @@ from llmlaunch.cluster.load import load_cluster  # noqa: E402
 from llmlaunch.timing.constants import replaced  # noqa: E402
 from support.regret import Choice, MeasuredLayout, choose, measured_layouts, predicted, rule_of_thumb  # noqa: E402
 
-OUTCOMES = ROOT / "tests" / "data" / "measurements" / "outcomes.jsonl"
-GRID, TABLES = "fujii-grid-A100-40GB", "nvidia-perf-dense"
+MEASUREMENTS = ROOT / "tests" / "data" / "measurements"
+OUTCOMES, MIXTURES_FILE = MEASUREMENTS / "outcomes.jsonl", MEASUREMENTS / "mixtures.jsonl"
+GRID, TABLES, MIXTURES = "fujii-grid-A100-40GB", "nvidia-perf-dense", "nvidia-perf-mixtures"
 # What is fitted, on which family, and the values measured_layouts: the least mean of |ln(predicted / measured)| wins.
 FITTED: Mapping[str, Mapping[str, np.ndarray]] = {
     GRID: {
@@ -43,6 +45,11 @@ FITTED: Mapping[str, Mapping[str, np.ndarray]] = {
     TABLES: {
         "narrow_matrix_efficiency_9": np.arange(0.60, 0.861, 0.01),
         "narrow_matrix_efficiency_10": np.arange(0.60, 0.861, 0.01),
+    },
+    MIXTURES: {
+        "module_kernel_host_seconds": np.arange(4.5e-5, 7.1e-5, 0.5e-5),
+        "expert_kernel_host_seconds": np.arange(0.8e-5, 1.5e-5, 0.2e-5),
+        "overlapped_schedule_host_factor": np.arange(1.4, 2.01, 0.2),
     },
 }
 
@@ -66,8 +73,11 @@ def main() -> None:
     left_out(grid)
     for name in (GRID, TABLES):
         print(name, summary([score(record, clusters) for record in of_family(records, name)]))
+    published = list(read_records(MIXTURES_FILE))
+    mixtures(published, clusters)
     if told.fit:
-        for runs, name in ((grid, GRID), (tables, TABLES)):
+        fitted = [record for record in published if record["split"] == "fit"]
+        for runs, name in ((grid, GRID), (tables, TABLES), (measured_layouts(fitted, clusters), MIXTURES)):
             print("fitted on", name, {key: f"{value:.3g}" for key, value in fit(runs, FITTED[name]).items()})
 
 
@@ -75,11 +85,25 @@ def of_family(records: Iterable[Mapping[str, Any]], name: str) -> list[Mapping[s
     return [record for record in records if record["family"] == name]
 
 
+def mixtures(records: Sequence[Mapping[str, Any]], clusters: Mapping[str, Any]) -> None:
+    """Print the errors on the releases that constants were fitted on and on the others, and by model and card."""
+    for split, title in (("fit", "releases fitted on"), ("test", "other releases")):
+        scores = [score(record, clusters) for record in records if record["split"] == split]
+        print(MIXTURES, f"({title})", summary(scores))
+        for part in ("model", "gpu"):
+            for name in sorted({_part(found.record, part) for found in scores}):
+                print(f"  {name}:", summary([found for found in scores if _part(found.record, part) == name]))
+
+
+def _part(record: Mapping[str, Any], part: str) -> str:
+    return str(record["model"]["name"] if part == "model" else record[part])
+
+
 def summary(found: Sequence[Any]) -> str:
     speeds = throughput(found)
     order = speeds.pop("rank_correlation")
     shares = " ".join(f"{name} {value:+.1%}" for name, value in speeds.items() if isinstance(value, float))
-    return f"{speeds['records']} timed: {shares} rank correlation {order:.3f}"
+    return f"{speeds['records']} timed: {shares} rank correlation {'-' if order is None else f'{order:.3f}'}"
 
 
 def limits(runs: Sequence[MeasuredLayout], family: str) -> dict[str, float]:

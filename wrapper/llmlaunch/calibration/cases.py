@@ -41,7 +41,16 @@ from llmlaunch.layout import RECOMPUTE_NAMES, Layout, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.peak import rank_terms
-from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, MlaShape, ModelShape, MoeShape, Router, SlidingWindow
+from llmlaunch.models.shape import (
+    OF_FAMILIES,
+    OF_MEMORY,
+    OF_TIME,
+    MlaShape,
+    ModelShape,
+    MoeShape,
+    Router,
+    SlidingWindow,
+)
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import ELEMENT_BYTES, Workload
 
@@ -50,6 +59,7 @@ __all__ = ["CPU", "NO_RECORD", "NO_SIZES", "Case", "Prediction", "Unsupported", 
 TRANSFORMER_ENGINE = ("megatron", "megatron-fsdp")  # the tables that know its number formats
 UNSPECIFIC_RECIPES = ("fp8", "fp4")  # of published tables: a width, not a recipe
 MUON = ("muon", "dist_muon")  # the second is the first with its layers' states spread over data parallel ranks
+ROUTER_FIELDS = (*OF_MEMORY, *OF_TIME)
 UNFUSED = ("unfused", "eager")  # the second is Hugging Face's name
 OF_THE_LAYOUT = ("recompute_layers", "offload_layers", "layers_by_stage")  # keys of `techniques` that Layout holds
 SHAPE_SIZES = (  # the same in a record and in ModelShape
@@ -230,7 +240,7 @@ def _moe(moe: Mapping[str, Any], layers: int, ffn_hidden_size: int) -> MoeShape:
         capacity_factor=moe.get("capacity_factor"),
         grouped_gemm=moe.get("grouped_gemm"),
         shared_expert_gate=bool(moe.get("shared_expert_gate")),
-        router=Router(**{name: value for name, value in (moe.get("router") or {}).items() if name in OF_MEMORY}),
+        router=Router(**{name: value for name, value in (moe.get("router") or {}).items() if name in ROUTER_FIELDS}),
     )
 
 
@@ -251,9 +261,12 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
     else:
         facts = megatron_facts(megatron_options(record, assumed))
     recorded = facts.gated_activation_fused and bool(implementation.get("gated_activation_fused"))
+    if implementation.get("forced_load_balancing"):  # random scores in place of the router's
+        facts = replace(facts, expert_imbalance=1.0)
     return replace(
         facts,
         attention_scores_saved=implementation.get("attention") in UNFUSED,
+        experts_fused=bool(implementation.get("fused_grouped_mlp")),
         gated_activation_fused=facts.gated_activation_fused if table in (*TRAINERS, "deepspeed") else recorded,
         pad_vocabulary=False,  # the record's own padded size is used
     )

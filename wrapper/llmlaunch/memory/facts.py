@@ -184,6 +184,7 @@ class MemoryFacts:
     fp32_router_experts: int = 0  # from so many experts on the router computes in fp32
     router_input_bytes: float = 0.0  # per token and hidden element: a wider copy the router computes from
     expert_imbalance: float = 1.0  # tokens of the busiest device's experts over the mean, dropless routing
+    experts_fused: bool = False  # one kernel multiplies for all experts of a device and quantizes what it puts out
     quantized: Quantized | None = None
     full_sharding: FullSharding | None = None
     adapter_bytes: float | None = None  # of adapters that compute in a wider type: each linear casts its input to it

@@ -18,6 +18,7 @@ __all__ = [
     "MARKS",
     "OF_FAMILIES",
     "OF_MEMORY",
+    "OF_TIME",
     "MlaShape",
     "ModelShape",
     "MoeShape",
@@ -90,6 +91,7 @@ class SlidingWindow:
 
 
 OF_MEMORY = ("score_function", "normalize_topk")  # of a router: whether scores of all experts are kept
+OF_TIME = ("groups", "group_topk")  # of a router: over how many devices a token's experts lie
 
 
 @section

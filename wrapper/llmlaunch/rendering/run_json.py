@@ -12,7 +12,7 @@ from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.checkpoints import lead_seconds, refuse_short_time, save_seconds, tracker
 from llmlaunch.backends.registry import backend_for, recorded_name
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
-from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, ModelShape, Router
+from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, OF_TIME, ModelShape, Router
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import evaluation_seconds
@@ -166,9 +166,10 @@ def _model(recipe: Recipe, plan: Plan) -> dict[str, object]:
 
 
 def _router(router: Router) -> dict[str, object]:
-    """What of a router's ways is a matter of memory, only where it is not the usual one's."""
-    settings = {name: getattr(router, name) for name in OF_MEMORY}
-    return {} if settings == {name: getattr(Router(), name) for name in OF_MEMORY} else {"router": settings}
+    """Return the router's settings that memory or time depends on, if any of them is not the default."""
+    names = (*OF_MEMORY, *OF_TIME)
+    settings = {name: getattr(router, name) for name in names}
+    return {} if settings == {name: getattr(Router(), name) for name in names} else {"router": settings}
 
 
 def _of_family(shape: ModelShape) -> dict[str, object]:

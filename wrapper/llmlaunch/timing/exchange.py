@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.memory.job import Job
+from llmlaunch.models.shape import MoeShape
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.network import all_to_all, links, neighbour, ring
+from llmlaunch.timing.network import all_to_all, exchange, exposed, in_domain, links, neighbour, ring
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work
 
-__all__ = ["TensorPasses", "context_ring", "expert_exchange", "tensor_pass", "tensor_passes"]
+__all__ = [
+    "TensorPasses",
+    "beside_another_microbatch",
+    "context_ring",
+    "distinct_parts",
+    "expert_exchange",
+    "tensor_pass",
+    "tensor_passes",
+]
 
 
 RING_KERNELS = 30.0  # of a ring step forward and backward: attention in pieces, corrections, sends and receives
@@ -99,11 +110,12 @@ def context_ring(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace,
 
 
 def expert_exchange(job: Job, cluster: Cluster, at: SplitColumns) -> Work:
-    """Return the exchange of tokens with their experts, forward and backward. Dispatcher "alltoall" sends topk copies
-    of every token over the expert group and gathers and scatters them over the expert-tensor group; "allgather" gathers
-    every token over both and scatters the sums (megatron/core/transformer/moe/token_dispatcher.py, core 0.19). Another
-    micro-batch's work, delayed weight gradients in it, runs beside the exchange and hides it but for the share it takes
-    of the device (`--overlap-moe-expert-parallel-comm`)."""
+    """Return the exchange of tokens with their experts, forward and backward, where nothing hides it.
+
+    Dispatcher "alltoall" sends topk copies of every token over the expert group and gathers and scatters them over the
+    expert-tensor group; "allgather" gathers every token over both and scatters the sums; "flex" sends a token once to
+    each NVLink domain that has any of its experts, where it is spread once to each device that has (DeepEP and
+    HybridEP; megatron/core/transformer/moe/token_dispatcher.py and fused_a2a.py, core 0.19)."""
     moe = job.shape.moe
     assert moe is not None
     mine = (job.facts.activation_bytes * job.shape.hidden_size) * at.share
@@ -112,11 +124,80 @@ def expert_exchange(job: Job, cluster: Cluster, at: SplitColumns) -> Work:
     if job.techniques.token_dispatcher == "allgather":
         both = ep * etp
         once = 2.0 * ring(links(cluster, both, unit), both, mine * both)
+    elif job.techniques.token_dispatcher == "flex":
+        once = 2.0 * _sent_once(moe, cluster, ep, etp, mine)
     else:
         copies = moe.topk * mine
         once = 2.0 * all_to_all(cluster, ep, etp, copies)
         if np.any(at.layouts.expert_tensor > 1):
             once = once + 2.0 * ring(links(cluster, etp, unit), etp, copies * etp)
-    if job.techniques.delay_weight_gradients or job.techniques.overlap_expert_communication:
-        once = constant("overlap_cost") * once
     return Work(once, once)
+
+
+def _sent_once(
+    moe: MoeShape, cluster: Cluster, ep: FloatColumn, etp: FloatColumn, token_bytes: FloatColumn
+) -> FloatColumn:
+    """Return the seconds of sending every token once to each domain and each device that has any of its experts. What
+    crosses domains and what is spread inside travel at the same time, chunk by chunk. All expert-tensor ranks of an
+    expert get its tokens."""
+    devices, unit = ep * etp, np.ones_like(ep)
+    together = in_domain(cluster, devices, unit)
+    domain = max(cluster.nvlink_domain_devices, cluster.devices_per_node)
+    by_devices, by_domains = _reach(moe, domain, int(devices.max(initial=1.0)))
+    spread = by_devices[ep.astype(np.int64)] * etp * (1.0 - 1.0 / together)
+    crossing = by_domains[devices.astype(np.int64)] * (1.0 - together / devices)
+    near, far = spread * token_bytes, crossing * token_bytes
+    return exchange(cluster, devices, unit, near, far, "nvlink_spread_efficiency")
+
+
+@cache
+def _reach(moe: MoeShape, domain: int, most: int) -> tuple[FloatColumn, FloatColumn]:
+    """Return, for each number of devices up to `most`, how many of them and how many domains a token's experts lie in
+    on average: sizes are few, and nothing else decides it."""
+    sizes = np.maximum(np.arange(most + 1.0), 1.0)
+    return distinct_parts(moe, sizes), distinct_parts(moe, np.maximum(sizes / domain, 1.0))
+
+
+def distinct_parts(moe: MoeShape, parts: FloatColumn) -> FloatColumn:
+    """Return the mean number of parts that hold any of a token's experts, where the experts are divided into so many
+    equal `parts` and tokens choose evenly. A router that chooses groups of experts first (DeepSeek-V3, section 2.1.2)
+    reaches fewer."""
+    experts, router = moe.num_experts, moe.router
+    part = experts / parts
+    if router.groups is None or router.group_topk is None:
+        return parts * (1.0 - _missed(experts, part, moe.topk))
+    group, chosen = experts / router.groups, router.group_topk
+    open_experts = group * chosen
+    inside = chosen / router.groups * (1.0 - _missed(open_experts, part, moe.topk))
+    held = np.maximum(part / group, 1.0)  # groups in a part
+    reached, total = np.zeros_like(parts), np.zeros_like(parts)
+    for count in range(chosen + 1):  # of the chosen groups lie in the part
+        chance = _choose(held, count) * _choose(router.groups - held, chosen - count)
+        total = total + chance
+        reached = reached + chance * (1.0 - _missed(open_experts, count * group, moe.topk))
+    return parts * np.where(part <= group, inside, reached / total)
+
+
+def _missed(total: float, part: float | FloatColumn, drawn: int) -> float | FloatColumn:
+    """Return the chance that none of `drawn` different experts of `total` is one of `part`."""
+    chance: float | FloatColumn = 1.0
+    for already in range(drawn):
+        chance = chance * np.maximum(total - part - already, 0.0) / (total - already)
+    return chance
+
+
+def _choose(total: FloatColumn, drawn: int) -> FloatColumn:
+    """Return the number of ways to choose `drawn` of `total`; between whole numbers, the polynomial's value."""
+    ways = np.ones_like(total)
+    for already in range(drawn):
+        ways = ways * np.maximum(total - already, 0.0) / (already + 1.0)
+    return ways
+
+
+def beside_another_microbatch(expert: Work, device: FloatColumn) -> Work:
+    """Return what is waited for of an exchange that runs beside the passes of another micro-batch, which keep the
+    device busy for `device` seconds (`--overlap-moe-expert-parallel-comm`): a forward pass and a backward pass of the
+    same layer run together, each beside the other's exchange."""
+    waited = exposed(expert.both, device)
+    share = np.divide(waited, expert.both, out=np.zeros_like(waited), where=expert.both > 0)
+    return Work(share * expert.forward, share * expert.backward)

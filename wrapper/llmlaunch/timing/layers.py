@@ -13,7 +13,14 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.exchange import TensorPasses, context_ring, expert_exchange, tensor_passes
+from llmlaunch.timing.exchange import (
+    TensorPasses,
+    beside_another_microbatch,
+    context_ring,
+    expert_exchange,
+    tensor_passes,
+)
+from llmlaunch.timing.launches import MixtureLaunches, mixture_launches
 from llmlaunch.timing.products import (
     DevicePace,
     Rates,
@@ -39,10 +46,9 @@ KINDS = (
     "recompute",
 )
 TILE_ROWS = 128.0  # rows of a tile of a grouped product: every expert's tokens fill whole ones
-# Kernels of a layer forward and backward, counted in a profile of Transformer Engine's layers: norms, projections,
-# rotary positions, attention, activation, collectives. A mixture adds routing and permutation, and its grouped products
-# are one kernel for each matrix of each of the device's experts.
-DENSE_KERNELS, MIXTURE_KERNELS, EXPERT_KERNELS = (20.0, 40.0), (40.0, 70.0), (2.0, 4.0)
+# Kernels of a dense layer forward and backward, counted in a profile of Transformer Engine's layers: norms,
+# projections, rotary positions, attention, activation, collectives.
+DENSE_KERNELS = (20.0, 40.0)
 MLP_SHARE = 0.4  # of a dense layer's kernels
 DEFAULT_MODULES = ("core_attn",)
 
@@ -87,13 +93,14 @@ class LayerSeconds:
 class _Mlp:
     """The parts in which a dense layer and a mixture differ: the products of the MLP, or of shared experts, for every
     token; elements that leave the activation function; kernels forward and backward; and of a mixture the copies of
-    tokens that are routed and the experts' products."""
+    tokens that are routed, the experts' products and their launches."""
 
     rates: Rates
     activated: FloatColumn
     kernels: tuple[float | FloatColumn, float | FloatColumn]
     copies: FloatColumn | None = None
     experts: Work | None = None
+    launches: MixtureLaunches | None = None
 
 
 @frozen
@@ -164,10 +171,10 @@ def mixture_layer(
     rows = TILE_ROWS * local * np.ceil(copies / (TILE_ROWS * local))
     width, beside = float(moe.ffn_hidden_size), float(moe.shared_expert_ffn_hidden_size)
     experts = rates(job, pace, mlp_linears(job.shape, width)).work(rows, rows / etp, local / etp)
-    kernels = tuple(fixed + each * local for fixed, each in zip(MIXTURE_KERNELS, EXPERT_KERNELS, strict=True))
+    launches = mixture_launches(job, local)
     activated = width * copies / etp + beside * at.share
     shared = rates(job, pace, mlp_linears(job.shape, beside)) if beside else Rates()
-    mlp = _Mlp(shared, activated, (kernels[0], kernels[1]), copies, experts)
+    mlp = _Mlp(shared, activated, (launches.forward, 0.0), copies, experts, launches)
     return _layer(job, cluster, at, pace, one_pass, mlp)
 
 
@@ -186,22 +193,29 @@ def _layer(
     parts = _Parts(linears, scores, element, activation, norms, mlp, tensor, context, expert)
     forward = linears.forward + scores.forward + element.forward
     backward = linears.backward + scores.backward + element.backward
-    kernels = mlp.kernels[0] + mlp.kernels[1]
+    repeated_kernels: float | FloatColumn = 0.0
     recomputed: FloatColumn | None = None
     if np.any(at.layouts.recompute):
-        recomputed, more = _recomputed(job, at, pace, parts, forward)
-        kernels, backward = kernels + more, backward + recomputed
+        recomputed, repeated_kernels = _recomputed(job, at, pace, parts, forward)
+        backward = backward + recomputed
     if _chunks_again(job, mlp):
         not_full = at.layouts.recompute != RECOMPUTE_FULL  # full recompute repeats it with the rest
         repeated = not_full * (mlp.rates.work(at.tokens, at.share, at.per_tensor).forward + activation)
-        kernels, backward = kernels + MLP_SHARE * mlp.kernels[0] * not_full, backward + repeated
+        repeated_kernels = repeated_kernels + MLP_SHARE * mlp.kernels[0] * not_full
+        backward = backward + repeated
         recomputed = repeated if recomputed is None else recomputed + repeated
     if job.techniques.swapped_share:
         repeated = _tokens_again(job, at, forward - scores.forward)
-        kernels, backward = kernels + np.where(repeated > 0, mlp.kernels[0], 0.0), backward + repeated
+        repeated_kernels = repeated_kernels + np.where(repeated > 0, mlp.kernels[0], 0.0)
+        backward = backward + repeated
         recomputed = repeated if recomputed is None else recomputed + repeated
     device, waits = forward + backward, tensor.exposed(linears.backward)
-    launches = _launches(kernels, device)
+    if expert is not None and job.techniques.overlap_expert_communication:
+        expert = beside_another_microbatch(expert, device)
+    if mlp.launches is None or expert is None:
+        launches = _launches(mlp.kernels[0] + mlp.kernels[1] + repeated_kernels, device)
+    else:
+        launches = mlp.launches.seconds(job, (forward + expert.forward, backward + expert.backward), repeated_kernels)
     seconds = device + waits + launches
     for exchange in (context, expert):
         if exchange is not None:
@@ -235,7 +249,8 @@ def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> tu
     """Return the seconds of element-wise operations: bytes read and written through device memory. Forward: two norms
     and two residual additions (10 hidden elements a token; 14 where blocks end in norms too), rotary positions of
     queries and keys (read, written), a gated activation (2 read, 1 written). Backward: as many for norms and residuals,
-    the same for positions, 3 read and 2 written for the activation. A mixture permutes its tokens there and back.
+    the same for positions, 3 read and 2 written for the activation. A mixture permutes its tokens there and back, and
+    after a plain exchange sorts them by the device's experts and back.
     Quantized linears read what they are given and write it narrow, in two orientations."""
     shape, e = job.shape, job.facts.activation_bytes / pace.element_wise
     h, activated = float(shape.hidden_size), mlp.activated
@@ -244,16 +259,28 @@ def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> tu
     both = ((norms + 6.0) * e * h) * at.stream + (2.0 * e * (shape.query_width + shape.key_value_width)) * at.share
     activation = ((gates + 1.0) * e) * activated
     if mlp.copies is not None:
-        both = both + (4.0 * e * h) * mlp.copies
+        slower = constant("element_wise_efficiency") / constant("permutation_efficiency")
+        both = both + (slower * e * h) * _permuting_passes(job, at) * mlp.copies
     forward = both + activation
     backward = both + ((2.0 * gates + 1.0) * e) * activated
     if job.facts.quantized is not None:
         cast = e + 2.0 * job.facts.quantized.input_bytes / pace.element_wise
-        inputs = (2.0 * h) * at.tokens + float(shape.query_width) * at.share
-        outputs = (2.0 * h) * at.tokens + (shape.query_width + 2.0 * shape.key_value_width) * at.share
+        blocks = 1.0 if mlp.copies is not None and not mlp.rates.per_row_split else 2.0
+        routed = 0.0 if mlp.copies is None else h * mlp.copies
+        inputs = (blocks * h) * at.tokens + routed + float(shape.query_width) * at.share
+        outputs = (blocks * h) * at.tokens + routed + (shape.query_width + 2.0 * shape.key_value_width) * at.share
         forward = forward + cast * (inputs + activated)
         backward = backward + cast * (outputs + gates * activated)
     return Work(forward, backward), activation, (norms * e * h) * at.stream
+
+
+def _permuting_passes(job: Job, at: SplitColumns) -> float | FloatColumn:
+    """Return how often a routed token is read or written to be permuted, there and back."""
+    moe = job.shape.moe
+    assert moe is not None
+    if job.techniques.token_dispatcher in ("flex", "allgather"):
+        return 4.0
+    return np.where(moe.num_experts > at.layouts.expert, 8.0, 4.0)
 
 
 def _recomputed(

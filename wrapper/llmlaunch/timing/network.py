@@ -23,9 +23,11 @@ from llmlaunch.timing.constants import constant
 
 __all__ = [
     "all_to_all",
+    "exchange",
     "exposed",
     "host_link",
     "host_link_bytes_per_second",
+    "in_domain",
     "links",
     "moves_activations",
     "moving_seconds",
@@ -75,17 +77,19 @@ def links(cluster: Cluster, size: FloatColumn, stride: FloatColumn) -> Links:
     return Links(bandwidth, latency)
 
 
-def _tiers(cluster: Cluster) -> tuple[float, float, float]:
+def _tiers(
+    cluster: Cluster, near_share: str = "nvlink_efficiency", far_share: str = "fabric_efficiency"
+) -> tuple[float, float, float]:
     """Return the bytes a second that node, NVLink domain and fabric carry for one device: a share of what the data
-    sheet says, all of what was measured."""
+    sheet says, by the constants of the kind of traffic, and all of what was measured."""
 
     def carried(link: Link, share: str) -> float:
         return link.bytes_per_second * (1.0 if link.measured else constant(share))
 
     return (
-        carried(cluster.node_link, "nvlink_efficiency"),
-        carried(cluster.domain_link, "nvlink_efficiency"),
-        carried(cluster.fabric_link, "fabric_efficiency"),
+        carried(cluster.node_link, near_share),
+        carried(cluster.domain_link, near_share),
+        carried(cluster.fabric_link, far_share),
     )
 
 
@@ -119,19 +123,37 @@ def ring(group: Links, size: FloatColumn, message_bytes: FloatColumn) -> FloatCo
 
 
 def all_to_all(cluster: Cluster, size: FloatColumn, stride: FloatColumn, message_bytes: FloatColumn) -> FloatColumn:
-    """Return the seconds until every rank has sent `message_bytes` in equal parts to all of its group, itself included.
-    What leaves the NVLink domain and what stays inside travel at the same time."""
+    """Return the seconds until every rank has sent `message_bytes` in equal parts to all of its group, itself too."""
+    together = in_domain(cluster, size, stride)
+    share = message_bytes / size
+    near = (together - 1.0) * share
+    return exchange(cluster, size, stride, near, (size - together) * share, "nvlink_exchange_efficiency")
+
+
+def in_domain(cluster: Cluster, size: FloatColumn, stride: FloatColumn) -> FloatColumn:
+    """Return how many ranks of a group of `size` ranks, `stride` apart, lie in one NVLink domain."""
     domain = max(cluster.nvlink_domain_devices, cluster.devices_per_node)
-    inside, rack, fabric = _tiers(cluster)
+    return np.minimum(np.maximum(np.floor(domain / stride), 1.0), size)
+
+
+def exchange(
+    cluster: Cluster,
+    size: FloatColumn,
+    stride: FloatColumn,
+    near_bytes: FloatColumn,
+    far_bytes: FloatColumn,
+    near_share: str,
+) -> FloatColumn:
+    """Return the seconds until every rank of a group has sent `near_bytes` inside its NVLink domain and `far_bytes` to
+    others, which travel at the same time. `near_share` is the constant of what such traffic reaches of NVLink's speed.
+    Zero for a group of one."""
+    inside, rack, fabric = _tiers(cluster, near_share, "fabric_exchange_efficiency")
     far: float | FloatColumn = fabric
     if cluster.network is not None:
         far = _speeds(cluster.network.exchange(size, stride), fabric)
-    near = min(inside, rack)
-    together = np.minimum(np.maximum(np.floor(domain / stride), 1.0), size)
-    share = message_bytes / size
-    outside = size > together
+    outside = size > in_domain(cluster, size, stride)
     latency = np.where(outside, cluster.fabric_link.latency_seconds, cluster.node_link.latency_seconds)
-    travel = np.maximum((together - 1.0) * share / near, (size - together) * share / far)
+    travel = np.maximum(near_bytes / min(inside, rack), far_bytes / far)
     return np.where(size > 1, travel + latency + constant("collective_seconds"), 0.0)
 
 

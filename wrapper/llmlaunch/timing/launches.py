@@ -1,0 +1,74 @@
+"""What launching the kernels of a mixture layer costs: the gaps between them on the device, and where the device would
+be done sooner, the host's own time.
+
+Routing, permutation and exchange are many small modules, which one Python thread launches; the experts' products are
+launched by a loop over the experts. Megatron asks the device how many tokens each expert gets before it launches their
+products, so in each layer's forward pass the host catches up with the device. What CUDA graphs hold is launched by none
+of this.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
+from llmlaunch.memory.job import Job
+from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER
+from llmlaunch.timing.constants import constant
+
+__all__ = ["MixtureLaunches", "mixture_launches"]
+
+
+MODULE_KERNELS = (40.0, 70.0)  # of a mixture layer forward and backward, its experts' products aside
+# Of these, what each part of a layer launches, by the name of its graph (`layout.cuda_graphs`).
+SCOPE_KERNELS = {"attn": (12.0, 24.0), "moe_router": (10.0, 16.0), "moe_preprocess": (8.0, 8.0)}
+# Of one expert forward and backward: a product for each matrix and gradient. In narrow formats the input of each is
+# quantized by itself and the scales of both operands are rearranged (transformer_engine/pytorch/module/
+# grouped_linear.py and common/swizzle/, 2.20).
+EXPERT_KERNELS, QUANTIZED_EXPERT_KERNELS = (2.0, 4.0), (8.0, 14.0)
+FUSED_EXPERT_KERNELS = (6.0, 10.0)  # of all experts, where one kernel multiplies for all of them
+
+
+@frozen
+class MixtureLaunches:
+    """Kernels of one mixture layer, (forward, backward): those that modules launch, and those of the experts."""
+
+    modules: tuple[float, float]
+    experts: tuple[FloatColumn, FloatColumn]
+
+    @property
+    def forward(self) -> FloatColumn:
+        """All kernels of a forward pass."""
+        return self.modules[0] + self.experts[0]
+
+    def seconds(self, job: Job, device: tuple[FloatColumn, FloatColumn], repeated: float | FloatColumn) -> FloatColumn:
+        """Return the seconds of a layer that launches add to the `device` seconds of both passes. The backward pass
+        launches `repeated` kernels more for what is recomputed."""
+        scopes = job.techniques.cuda_graphs
+        whole = FULL_ITERATION in scopes or WHOLE_LAYER in scopes
+        seconds: FloatColumn = np.zeros_like(device[0])
+        for place in (0, 1):
+            held = sum(SCOPE_KERNELS[scope][place] for scope in scopes if scope in SCOPE_KERNELS)
+            modules, experts = self.modules[place] - held, self.experts[place]
+            if place:
+                experts = experts + repeated
+            if whole:
+                seconds = seconds + constant("graph_kernel_seconds") * (held + modules + experts)
+                continue
+            gaps = constant("kernel_seconds") * (modules + experts) + constant("graph_kernel_seconds") * held
+            module_seconds = constant("module_kernel_host_seconds") * modules
+            if job.techniques.overlap_expert_communication:
+                module_seconds = constant("overlapped_schedule_host_factor") * module_seconds
+            host = module_seconds + constant("expert_kernel_host_seconds") * experts
+            seconds = seconds + np.maximum(host - device[place], gaps)
+        return seconds if whole else seconds + constant("synchronisation_seconds")
+
+
+def mixture_launches(job: Job, local_experts: FloatColumn) -> MixtureLaunches:
+    """Return the kernels of a layer with so many experts on each device."""
+    if job.facts.experts_fused:
+        unit = np.ones_like(local_experts)
+        return MixtureLaunches(MODULE_KERNELS, (FUSED_EXPERT_KERNELS[0] * unit, FUSED_EXPERT_KERNELS[1] * unit))
+    each = EXPERT_KERNELS if job.facts.quantized is None else QUANTIZED_EXPERT_KERNELS
+    return MixtureLaunches(MODULE_KERNELS, (each[0] * local_experts, each[1] * local_experts))
