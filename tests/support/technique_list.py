@@ -198,7 +198,7 @@ TECHNIQUE_LIST: tuple[Technique, ...] = (
         ("what_if.swapped_share",),
         "MEMO (Zhao et al. 2025)",
         "all activations but two layers' rounding buffers",
-        "the rest is recomputed; the link must carry the share while a layer computes; the plan says whether it can",
+        "the rest is recomputed; auto: as much as the link carries while a layer computes and as host memory holds",
         None,
         None,
     ),

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from llmlaunch.documents.keys import key, section
 
@@ -17,6 +19,7 @@ __all__ = [
     "CHANGES_ROUNDING",
     "FULL_ITERATION",
     "NO_TECHNIQUES",
+    "SOLVED_SHARE",
     "WHOLE_LAYER",
     "Adapters",
     "GraphScope",
@@ -29,6 +32,7 @@ RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe",
 OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"]
 GraphScope = Literal["full_iteration", "layer", "attn", "mlp", "moe_router", "moe_preprocess"]
 FULL_ITERATION, WHOLE_LAYER = "full_iteration", "layer"
+SOLVED_SHARE = -1.0  # in place of a `swapped_share` that a plan solves for its layout
 
 
 @section
@@ -176,7 +180,11 @@ class Techniques:
         written=tuple[GraphScope, ...] | None,
     )
     swapped_share: float = key(
-        "MEMO: share of each layer's activations swapped to the host", default=0.0, place=WHAT_IF, ge=0, le=1
+        "MEMO: share of each layer's activations swapped to the host, the rest recomputed; auto = as much as the link "
+        "and host memory take",
+        default=0.0,
+        place=WHAT_IF,
+        written=Annotated[float, Field(ge=0, le=1)] | Literal["auto"],
     )
     sampled_share: float = key(
         "WTA-CRS: share of each linear layer's input rows kept for the weight gradient",

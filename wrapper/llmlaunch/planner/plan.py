@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, Protocol
 
 from llmlaunch.backends.base import SWITCH_NAMES
@@ -17,7 +17,7 @@ from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.timing.step import evaluation_seconds
-from llmlaunch.units import HOUR
+from llmlaunch.units import GIB, HOUR
 
 __all__ = [
     "NO_LAYOUT",
@@ -228,6 +228,32 @@ class Sizing:
 
 
 @frozen
+class WhatIf:
+    """What one technique changes of the plan's layout: bytes of its fullest device and of a node's host memory, and
+    seconds of a step, each with it less without it."""
+
+    key: str
+    value: object
+    device_bytes: int
+    host_bytes: int
+    step_seconds: float
+
+    @property
+    def sentence(self) -> str:
+        host = "" if not self.host_bytes else f", {_more(self.host_bytes / GIB, 'GiB', 1)} host memory a node"
+        device = f"{_more(self.device_bytes / GIB, 'GiB', 1)} on the fullest device"
+        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        return f"{self.key}: {value}: {device}{host}, {_more(self.step_seconds, 's', 3)} a step"
+
+    def as_json(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def _more(amount: float, unit: str, digits: int) -> str:
+    return f"{abs(amount):.{digits}f} {unit} {'less' if amount < 0 else 'more'}"
+
+
+@frozen
 class Plan:
     """The chosen layout with everything a reader asks of it. `verdict` is SAFE, TIGHT or UNSAFE, by memory alone; TIGHT
     and UNSAFE only where no layout is safe. An unsafe plan carries the closest layout. A tight or unsafe one has in
@@ -264,6 +290,7 @@ class Plan:
     accepts_tight: bool = False
     locked_by: str = ""  # name of the file that keeps the recipe to this plan; "" where it was chosen now
     arguments: ClassedArguments = NO_ARGUMENTS
+    what_ifs: tuple[WhatIf, ...] = ()  # what each technique that no backend runs changes of this layout
     faster: FasterLayout | None = None  # None: no safe layout is faster by more than nothing can tell apart
 
     @property
@@ -375,6 +402,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "refused": dict(plan.refused),
         "refusal_sentences": dict(plan.refusal_sentences),
         "alternatives": [candidate.as_json() for candidate in plan.alternatives],
+        "what_ifs": [each.as_json() for each in plan.what_ifs],
         "faster_without_preference": None if plan.faster is None else plan.faster.as_json(),
         "not_modelled": list(plan.not_modelled),
         "assumptions": list(plan.assumptions),

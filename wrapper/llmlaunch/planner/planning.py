@@ -11,10 +11,9 @@ import numpy as np
 from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.calibration.support import Rehearsal
 from llmlaunch.errors import UserError
-from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns
-from llmlaunch.memory.activations import kept_by_layer, swapped_bytes
+from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
-from llmlaunch.memory.job import Job, candidate_ranks
+from llmlaunch.memory.job import Job
 from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, JobLength, Limit, NodeTrial, Plan, Sizing, as_planned
 from llmlaunch.planner.search import (
     BROKEN_ESTIMATE,
@@ -36,11 +35,11 @@ from llmlaunch.planner.sizing import (
     smallest_cluster,
     sufficient_budget,
 )
+from llmlaunch.planner.what_if import swap_note, what_ifs_of, with_solved_share
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second
-from llmlaunch.timing.products import model_flops_per_token, split_of
-from llmlaunch.timing.stages import pieces
+from llmlaunch.timing.products import model_flops_per_token
 from llmlaunch.timing.step import step_time
 from llmlaunch.units import DAY, GB, GIB, HOUR, MINUTE, duration
 
@@ -61,6 +60,7 @@ def make_plan(setting: Setting) -> Plan:
 
 def _searched_plan(setting: Setting) -> tuple[Setting, Plan]:
     """Return the plan and the setting whose search found it."""
+    setting = with_solved_share(setting)
     result = search(setting)
     if not len(result.points):
         from llmlaunch.planner.no_legal_layout import locked_is_illegal, no_layout  # imported only for a failure
@@ -115,7 +115,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
             *recipe.assumptions,
             *_baseline_note(job, peak_kind, setting.baseline_bytes),
             *time_limit_note(recipe, length),
-            *host_link_notes(planned, job, chosen.layout),
+            *host_link_notes(setting, job, chosen.layout),
             *_script_note(recipe, arguments),
         ),
         correction=setting.lessons.correction,
@@ -123,6 +123,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
         accepts_tight=recipe.memory.accept == TIGHT,
         locked_by=recipe.locked_by,
         arguments=arguments,
+        what_ifs=what_ifs_of(setting, planned, chosen.layout),
         faster=faster_layout(result, recipe) if safe and place == 0 and recipe.preference else None,
     )
 
@@ -282,34 +283,15 @@ def _limit_seconds(text: str) -> int | None:
     return (hours * HOUR + minutes * MINUTE + seconds) or None
 
 
-def host_link_notes(recipe: Recipe, job: Job, layout: Layout) -> tuple[str, ...]:
+def host_link_notes(setting: Setting, job: Job, layout: Layout) -> tuple[str, ...]:
     """Return what the plan assumes of the link between device and host; nothing where no technique uses it."""
     if not (job.techniques.moves_to_host or layout.offload_layers):
         return ()
-    link, shared = host_link(recipe.cluster), host_link_bytes_per_second(recipe.cluster)
+    link, shared = host_link(setting.cluster), host_link_bytes_per_second(setting.cluster)
     notes = [
         f"what waits in host memory travels over {link.name}, {link.bytes_per_second / GB:.1f} GB/s each way at best "
         f"and {shared / GB:.1f} GB/s with all devices of a node; the step time shows what no computation hides"
     ]
     if job.techniques.swapped_share:
-        notes.append(_swap_note(recipe, job, layout))
+        notes.append(swap_note(setting, job, layout))
     return tuple(notes)
-
-
-def _swap_note(recipe: Recipe, job: Job, layout: Layout) -> str:
-    """Swapping is hidden where a layer's share travels no longer than the layer computes (MEMO, Zhao et al. 2025,
-    section 4.1)."""
-    columns = LayoutColumns.of([replace(layout, recompute=RECOMPUTE_NONE)])
-    rows = candidate_ranks(job, columns)
-    by_kind = kept_by_layer(job, rows)
-    layer_bytes, swapped = max((float(kind[0]), float(swapped_bytes(job, rows, kind)[0])) for kind in by_kind)
-    layers = pieces(job, recipe.cluster, split_of(job, columns))
-    seconds = max(float(layer.forward[0]) for layer in (layers.dense, layers.mixture) if layer is not None)
-    needed = swapped / seconds
-    name, shared = host_link(recipe.cluster).name, host_link_bytes_per_second(recipe.cluster)
-    hidden = "it is hidden" if needed <= shared else "it is not hidden"
-    return (
-        f"swapping {swapped / GIB:.2f} of a layer's {layer_bytes / GIB:.2f} GiB while the layer computes "
-        f"({seconds * 1e3:.1f} ms) needs {needed / GB:.0f} GB/s of the {shared / GB:.1f} that {name} can carry; "
-        f"{hidden}"
-    )

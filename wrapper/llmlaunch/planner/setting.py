@@ -19,7 +19,7 @@ from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Correction, Job
 from llmlaunch.planner.plan import Limit
 from llmlaunch.recipe.types import MemoryPolicy, Recipe
-from llmlaunch.techniques import Techniques
+from llmlaunch.techniques import SOLVED_SHARE, Techniques
 from llmlaunch.units import GIB
 
 __all__ = ["Setting", "host_limit", "job_class", "memory_limit", "node_of", "setting_of", "timed_cluster"]
@@ -91,6 +91,8 @@ def _job(recipe: Recipe, backend: Backend, baseline_bytes: int | None, correctio
         facts = replace(facts, context_bytes=float(baseline_bytes))
     on_cpu = recipe.cluster.accelerator.kind == "cpu"
     techniques = _without_offload(recipe.techniques) if on_cpu else recipe.techniques
+    if techniques.swapped_share == SOLVED_SHARE:  # all of it, until a layout says how much
+        techniques = replace(techniques, swapped_share=1.0)
     return Job(recipe.model, recipe.workload, facts, techniques=techniques, correction=correction)
 
 

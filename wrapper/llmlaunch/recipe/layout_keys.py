@@ -11,7 +11,7 @@ from llmlaunch.documents.keys import form, key, key_names, keys_of, section
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.rundir.values import counted
-from llmlaunch.techniques import LAYOUT, WHAT_IF, Techniques
+from llmlaunch.techniques import LAYOUT, SOLVED_SHARE, WHAT_IF, Techniques
 
 __all__ = [
     "BIT_EQUAL_ONLY",
@@ -199,6 +199,8 @@ def pins_from(layout: Mapping[str, Any]) -> dict[str, Pin]:
 def techniques_from(*mappings: Mapping[str, Any]) -> Techniques:
     """Return the techniques that are named in these mappings of the recipe, all others at their defaults."""
     keys = {name: value for mapping in mappings for name, value in mapping.items() if value not in (None, NO_KERNEL)}
+    if keys.get("swapped_share") == "auto":
+        keys["swapped_share"] = SOLVED_SHARE
     names = [name for place in (LAYOUT, "training", WHAT_IF) for name in key_names(Techniques, place)]
     return Techniques(**{name: keys[name] for name in names if name in keys})
 

@@ -238,6 +238,7 @@ def _time(plan: Plan) -> list[str]:
         f"Time: {seconds:.2f} s a step, {plan.chosen.tokens_per_second_per_gpu:,.0f} tokens/s per device{mfu}",
         f"  {parts}",
         _length(plan.length) + _allowed(plan.budget),
+        *(f"What if: {what_if.sentence}" for what_if in plan.what_ifs),
         *_faster(plan),
     ]
 
