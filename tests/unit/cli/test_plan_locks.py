@@ -197,3 +197,19 @@ def test_a_damaged_lock_is_one_message(
 ) -> None:
     lock.write_text(lock.read_text().replace(before, after))
     assert reason in llmlaunch("check", recipe, code=2).stderr
+
+
+def test_an_interval_between_saves_that_was_chosen_stays(llmlaunch: CommandLine, recipe: Path) -> None:
+    saving = ("training.save_interval=auto", "training.checkpoint_path=/ckpt", "training.steps=100000")
+    chosen = llmlaunch.json("check", recipe, *saving)["job"]["expected"]
+    assert "Young and Daly" in chosen["save_interval_reason"]
+    llmlaunch("plan", recipe, *saving, "--lock")
+    changed = (*saving, "restart.save_seconds=1")
+    kept = llmlaunch.json("check", recipe, *changed)["job"]["expected"]
+    assert (kept["save_interval"], kept["save_interval_reason"]) == (chosen["save_interval"], None)
+    llmlaunch("render", recipe, *changed, "-o", "run")
+    assert f"--save-interval {chosen['save_interval']} " in Path("run/train.sh").read_text()
+    anew = llmlaunch.json("check", recipe, *changed, "--replan")["job"]["expected"]
+    assert anew["save_interval"] < chosen["save_interval"]
+    run, _ = planned_run.replan_rendered(Path("run"))
+    assert run.recipe.training.save_interval == chosen["save_interval"]

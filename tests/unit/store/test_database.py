@@ -74,7 +74,8 @@ def test_a_store_of_the_first_schema_keeps_what_it_knows(tmp_path: Path) -> None
     first = sqlite3.connect(path)
     first.executescript(
         "DROP TABLE calibration_uses; DROP TABLE calibrations; DROP TABLE sick_nodes;"
-        "ALTER TABLE runs DROP COLUMN cause;"
+        "ALTER TABLE runs DROP COLUMN cause; ALTER TABLE runs DROP COLUMN accelerator;"
+        "ALTER TABLE runs DROP COLUMN device_hours; ALTER TABLE runs DROP COLUMN unplanned_stops;"
         f"UPDATE {VERSION_TABLE} SET version_num = '0001';"
         "INSERT INTO runs (run_id, directory, state) VALUES ('old', '/r', 'failed');"
     )

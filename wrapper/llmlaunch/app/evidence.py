@@ -67,7 +67,25 @@ def ignore(message: str) -> None:
 
 
 def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
-    """Return what measured runs say of the recipe's plans.
+    """Return what measured runs say of the recipe's plans: of their memory, and of how often they are stopped.
+
+    Raises:
+        UserError: the calibration that the recipe names does not exist, or is of another backend or accelerator.
+    """
+    lessons, place = _lessons_of_memory(recipe, notify), where()
+    if recipe.memory.calibration == NO_CALIBRATION or not store_exists(place):
+        return lessons
+    from llmlaunch.store.reading import stop_rate
+
+    try:
+        return replace(lessons, stops=stop_rate(place, recipe.cluster.accelerator.name))
+    except UserError as failure:
+        notify(f"warning: measured runs are not used: {failure}")
+        return lessons
+
+
+def _lessons_of_memory(recipe: Recipe, notify: Notify) -> Lessons:
+    """Return what measured runs say of the memory of the recipe's plans.
 
     Predictions are corrected by the calibration that the recipe names, or by the one in use. Without a calibration
     nothing is corrected, and the risk is bounded by all comparable runs in the store. A store that cannot be read is

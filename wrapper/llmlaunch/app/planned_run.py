@@ -15,7 +15,7 @@ from llmlaunch.backends.base import Backend, Rendered
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.planner.plan import Candidate, Plan, Sizing, as_planned, plan_json
+from llmlaunch.planner.plan import Candidate, Plan, Sizing, as_planned, plan_json, with_save_interval
 from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
@@ -332,7 +332,7 @@ def plan_loaded(
     result = result if sizing is None else replace(result, sizing=sizing)
     if result.good and (recipe.on_oom.layouts or not result.safe):
         setting, result = _with_fallbacks(setting, result, unlocked)
-    planned = as_planned(setting.recipe, result.chosen)
+    planned = with_save_interval(as_planned(setting.recipe, result.chosen), result)
     return PlannedRun(planned, result, setting, _placement(setting, planned, result), tuple(messages), unlocked)
 
 

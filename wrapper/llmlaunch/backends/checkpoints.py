@@ -11,14 +11,17 @@ from llmlaunch.layout import Layout
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import evaluation_seconds
+from llmlaunch.units import GB
 
 __all__ = [
     "RESHARDING_FLAG",
     "checkpoint_bytes",
+    "expected_save_seconds",
     "lead_seconds",
     "limit_seconds",
     "refuse_short_time",
     "reshards",
+    "resume_seconds",
     "save_seconds",
     "saved_by_parameter",
     "tracker",
@@ -36,6 +39,12 @@ COMPUTE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 # A node alone is seldom what is slow.
 FILE_SYSTEM_BYTES_PER_SECOND = 2.3e12 / 40 / 5
 NODE_BYTES_PER_SECOND = 1e9
+# A fifth of what those 48 nodes had each. Llama 3's 2,048 nodes had ten times as much, 2 TB/s (Dubey et al. 2024,
+# section 3.3.1).
+FILE_SYSTEM_BYTES_PER_SECOND_A_NODE = FILE_SYSTEM_BYTES_PER_SECOND / 48
+QUICKEST_SAVE_SECONDS = 5.0
+# Noticing the end, containers, imports, process groups, the data's indexes, the first steps; of no measurement.
+START_SECONDS = 600.0
 LEAST_SAVE_SECONDS = 120.0  # metadata servers, and a file system others use at the same moment
 
 # slurmctld looks every 30 s for jobs whose end is no further away than the lead and 30 s more, so the signal comes up
@@ -66,6 +75,30 @@ def save_seconds(recipe: Recipe, layout: Layout) -> float:
     by_all = checkpoint_bytes(recipe) / FILE_SYSTEM_BYTES_PER_SECOND
     by_one = _bytes_of_busiest_node(recipe, layout) / NODE_BYTES_PER_SECOND
     return max(by_all, by_one, LEAST_SAVE_SECONDS)
+
+
+def expected_save_seconds(recipe: Recipe, layout: Layout) -> float:
+    """Seconds one checkpoint is expected to take: `restart.save_seconds`, else from its bytes and the file system that
+    the cluster's profile tells of, or one that is as wide as clusters of this size have."""
+    if recipe.restart is not None and recipe.restart.save_seconds is not None:
+        return recipe.restart.save_seconds
+    speed = recipe.cluster.site.checkpoint_gigabytes_per_second
+    if speed is not None:
+        return checkpoint_bytes(recipe) / (speed * GB)
+    usual = max(FILE_SYSTEM_BYTES_PER_SECOND, recipe.nodes * FILE_SYSTEM_BYTES_PER_SECOND_A_NODE)
+    by_one = _bytes_of_busiest_node(recipe, layout) / NODE_BYTES_PER_SECOND
+    return max(checkpoint_bytes(recipe) / usual, by_one, QUICKEST_SAVE_SECONDS)
+
+
+def resume_seconds(recipe: Recipe, save_seconds: float) -> float:
+    """Seconds from a stop to the first new step, the queue left out: as the recipe or the profile says, else the wait
+    before a restart, the start of the trainers, and reading the checkpoint, which takes about as long as writing it."""
+    restart, site = recipe.restart, recipe.cluster.site
+    if restart is not None and restart.resume_seconds is not None:
+        return restart.resume_seconds
+    if site.resume_seconds is not None:
+        return site.resume_seconds
+    return (0.0 if restart is None else restart.backoff_seconds) + START_SECONDS + save_seconds
 
 
 def _bytes_of_busiest_node(recipe: Recipe, layout: Layout) -> float:

@@ -30,6 +30,7 @@ from llmlaunch.calibration.margins import (
     upper_ratio,
 )
 from llmlaunch.calibration.records import minor
+from llmlaunch.calibration.stops import PUBLISHED_RATE, StopRate
 from llmlaunch.layout import Layout
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.rundir.values import counted
@@ -125,13 +126,14 @@ class Lessons:
     """What measured runs tell of the plans of one recipe, for the planner, which reads no store. `margin` is the bound
     at the recipe's risk, None if it names none; `correction` belongs into every prediction; `support` counts the runs
     behind both, None if nobody looked; `own_runs` of the store join the shipped ones where they are too few for a bound
-    of their own; `rehearsals` hold for their very shapes only."""
+    of their own; `rehearsals` hold for their very shapes only; `stops` is how often runs are stopped unplanned."""
 
     margin: Margin | None = None
     correction: Correction = NO_CORRECTION
     support: Support | None = None
     own_runs: tuple[EvidenceRun, ...] = ()
     rehearsals: tuple[Rehearsal, ...] = ()
+    stops: StopRate = PUBLISHED_RATE
 
 
 NO_LESSONS = Lessons()

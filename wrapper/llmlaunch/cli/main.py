@@ -19,6 +19,8 @@ COMMANDS = {
     "init": ("init", "Write a starter recipe, or a profile of this cluster."),
     "check": ("planning", "Validate and plan a recipe, show its memory and time; submit nothing."),
     "plan": ("planning", "Show the ranked layouts and why others were refused."),
+    "compare": ("compare", "Rank clusters and numbers of nodes by days, GPU-hours and price."),
+    "diff": ("compare", "Say what differs between two recipes, plans or runs, and what it costs."),
     "render": ("planning", "Write the run directory."),
     "rehearse": ("rehearse", "Run or trace single ranks of the planned job before it is submitted."),
     "submit": ("submit", "Render, submit and record a run."),

@@ -115,6 +115,20 @@ class Site:
         default=None,
         written=Literal["requeue", "chain"] | None,
     )
+    usd_per_gpu_hour: float | None = key(
+        "Price of an hour of one device, in US dollars (`llmlaunch compare`); absent = not known",
+        default=None,
+        ge=0,
+        le=1e6,
+    )
+    checkpoint_gigabytes_per_second: Speed | None = key(
+        "What the file system takes of a checkpoint from all nodes, in 1e9 bytes a second; absent = as is usual for as "
+        "many nodes",
+        default=None,
+    )
+    resume_seconds: float | None = key(
+        "From a stop of a job to its first new step, the queue left out; absent = derived", default=None, ge=0, le=1e6
+    )
     setup: tuple[SetupLine, ...] = key(
         "Shell lines run first on the batch host, before modules are loaded; they are run as they are", default=()
     )

@@ -26,6 +26,7 @@ from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.planner.search_space import as_ints
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.layout_keys import BIT_EQUAL_ONLY, CHOOSABLE, OF_FIRST_DIGESTS
+from llmlaunch.recipe.training import AUTO_INTERVAL
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.techniques import CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
@@ -70,11 +71,12 @@ class PlanLock:
     techniques: Mapping[str, Any] = key("What is chosen beside the layout", written=dict[Line, Any])
     predicted: LockedPrediction = key("What was predicted of it")
     gradient_dtype: str | None = key("Format gradients accumulate in; absent = the backend's own", default=None)
+    save_interval: int | None = key("Steps between two checkpoints, where the recipe says auto", default=None, ge=1)
 
 
 def lock_of(recipe: Recipe, plan: Plan, version: str) -> PlanLock:
     """Return the lock that keeps a recipe, its number of nodes chosen, to `plan`."""
-    limit, chosen = plan.limit.limit_bytes, plan.chosen
+    limit, chosen, expected = plan.limit.limit_bytes, plan.chosen, plan.expected
     return PlanLock(
         llmlaunch=version,
         job=_job_of(recipe),
@@ -82,6 +84,7 @@ def lock_of(recipe: Recipe, plan: Plan, version: str) -> PlanLock:
         techniques=_choices(chosen.techniques),
         predicted=LockedPrediction(plan.verdict, plan.device_bytes, limit, chosen.step_seconds),
         gradient_dtype=chosen.gradient_dtype,
+        save_interval=expected.save_interval if expected is not None and expected.save_interval_reason else None,
     )
 
 
@@ -97,6 +100,7 @@ def lock_of_run(recipe: Recipe, plan: Mapping[str, Any], nodes: int) -> PlanLock
         techniques=_choices(_with_choices(recipe, plan["techniques"])),
         predicted=LockedPrediction(plan["verdict"], device_bytes, memory["limit_bytes"], plan["step_seconds"]),
         gradient_dtype=plan["gradient_dtype"],
+        save_interval=(plan["job"].get("expected") or {}).get("save_interval"),
     )
 
 
@@ -177,6 +181,8 @@ def keeping_to(recipe: Recipe, lock: PlanLock, path: Path) -> Recipe:
             f"{to_type('plan', recipe.path, *recipe.overrides, '--lock')}; to leave the lock aside this once: --replan"
         )
     training = replace(recipe.training, gradient_dtype=chosen.gradient_dtype)
+    if training.save_interval == AUTO_INTERVAL and lock.save_interval is not None:
+        training = replace(training, save_interval=lock.save_interval)
     return replace(
         sized,
         pins=_pins(chosen.layout),

@@ -14,6 +14,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate
 from llmlaunch.memory.job import NO_CORRECTION, Correction
+from llmlaunch.recipe.training import AUTO_INTERVAL
 from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.timing.step import evaluation_seconds
@@ -25,6 +26,7 @@ __all__ = [
     "TIGHT",
     "UNSAFE",
     "Candidate",
+    "ExpectedEnd",
     "Fallback",
     "Fallbacks",
     "JobLength",
@@ -36,6 +38,7 @@ __all__ = [
     "as_planned",
     "fujii_verdict",
     "plan_json",
+    "with_save_interval",
 ]
 
 NO_LAYOUT = "no_layout"  # why a number of nodes was refused
@@ -163,6 +166,14 @@ def _switch_labels(techniques: Techniques) -> list[str]:
     return labels
 
 
+def with_save_interval(recipe: Recipe, plan: Plan) -> Recipe:
+    """Return the recipe with the steps between two saves that the plan chose, where the recipe leaves them open."""
+    training = recipe.training
+    if training.save_interval != AUTO_INTERVAL or plan.expected is None:
+        return recipe
+    return replace(recipe, training=replace(training, save_interval=plan.expected.save_interval))
+
+
 def as_planned(recipe: Recipe, chosen: Candidate) -> Recipe:
     """Return the recipe with the chosen techniques in place of those left free: what is rendered and recorded."""
     training = replace(recipe.training, gradient_dtype=chosen.gradient_dtype)
@@ -190,6 +201,30 @@ class JobLength:
         seconds = steps * step_seconds + evaluating
         tokens = steps * recipe.workload.tokens_per_step
         return cls(steps, seconds, seconds * recipe.world_size / HOUR, tokens, evaluating)
+
+
+@frozen
+class ExpectedEnd:
+    """When the job is expected to end, with its saves, stops that nobody planned and the error of the predicted step
+    time; waiting in the queue is not in it. Times are None where the job may never end.
+
+    `goodput` is the share of the time in which it makes steps that last, `stops` the mean number of stops,
+    `save_interval` the steps between two saves, with `save_interval_reason` where the recipe leaves it open, and
+    `within_budget` the probability to end within `budget.days`.
+    """
+
+    p50_seconds: float | None
+    p95_seconds: float | None
+    goodput: float
+    stops: float | None
+    device_hours_between_stops: float
+    stops_source: str
+    save_interval: int | None
+    save_interval_reason: str | None
+    save_seconds: float | None
+    resume_seconds: float
+    step_time_spread: float
+    within_budget: float | None = None
 
 
 @frozen
@@ -292,6 +327,7 @@ class Plan:
     arguments: ClassedArguments = NO_ARGUMENTS
     what_ifs: tuple[WhatIf, ...] = ()  # what each technique that no backend runs changes of this layout
     faster: FasterLayout | None = None  # None: no safe layout is faster by more than nothing can tell apart
+    expected: ExpectedEnd | None = None  # None: of a plan that is no whole job's, such as a fallback's
 
     @property
     def layout(self) -> Layout:
@@ -394,7 +430,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "step_seconds": plan.chosen.step_seconds,
         "step_terms": dict(plan.step_terms),
         "mfu": plan.mfu,
-        "job": asdict(plan.length),
+        "job": asdict(plan.length) | {"expected": None if plan.expected is None else asdict(plan.expected)},
         "sizing": None if plan.sizing is None else plan.sizing.as_json(),
         "budget": None if plan.budget == NO_BUDGET else budget,
         "tokens_per_second_per_gpu": plan.chosen.tokens_per_second_per_gpu,

@@ -14,6 +14,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
 from llmlaunch.memory.job import Job
+from llmlaunch.planner.expected_end import expected_end
 from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, JobLength, Limit, NodeTrial, Plan, Sizing, as_planned
 from llmlaunch.planner.search import (
     BROKEN_ESTIMATE,
@@ -197,7 +198,8 @@ def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
         sized = replace(recipe, nodes=sizing.nodes or _nearest(recipe, sizing).nodes)
         setting = setting.with_recipe(replace(sized, digest=recipe_digest(sized)))  # as if that number were written
     setting, plan = _searched_plan(setting)
-    plan = replace(plan, sizing=sizing, budget=recipe.budget)
+    expected = expected_end(setting.recipe, plan.layout, plan.chosen.step_seconds, setting.lessons.stops)
+    plan = replace(plan, sizing=sizing, budget=recipe.budget, expected=expected)
     if not plan.may_run or most_exceeded(recipe.budget, plan.length) is None:
         return setting, plan
     return setting, replace(plan, beyond_budget=_beyond_budget(setting, plan))

@@ -29,7 +29,9 @@ __all__ = [
     "length_text",
     "most_exceeded",
     "most_nodes",
+    "no_split_reason",
     "smallest_cluster",
+    "splittable",
     "sufficient_budget",
 ]
 
@@ -55,7 +57,7 @@ def smallest_cluster(setting: Setting, fewest: int, most: int) -> Sizing:
     searched = 0
     for nodes, can_split in _counts(setting, fewest, most):
         if not can_split:
-            trials.append(NodeTrial(nodes, NO_LAYOUT, _no_split_reason(setting.recipe, nodes)))
+            trials.append(NodeTrial(nodes, NO_LAYOUT, no_split_reason(setting.recipe, nodes)))
         elif nodes == most or nodes - searched >= stride(nodes):
             sized = setting.with_recipe(replace(setting.recipe, nodes=nodes))
             trials.append(_hopeless(sized) or _try(sized))
@@ -131,7 +133,8 @@ def _dividing(whole: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return divisors
 
 
-def _no_split_reason(recipe: Recipe, nodes: int) -> str:
+def no_split_reason(recipe: Recipe, nodes: int) -> str:
+    """Say that no layout can split the devices of so many nodes, and what they would have to share."""
     pins = ", ".join(f"{name}={value}" for name, value in recipe.pins.items())
     as_pinned = f" as pinned ({pins})" if pins else ""
     return (

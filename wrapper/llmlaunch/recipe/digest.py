@@ -25,7 +25,11 @@ _LEFT_OUT = frozenset(
 )
 _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothing else of a job
 # a family is a way to say the shape; of a host's link and a measured network a job's meaning does not speak
-_NOTES = frozenset({"memory_source", "bandwidth", "found_version", "family", "host_link", "network", "document"})
+_NOTES = frozenset(
+    {"memory_source", "bandwidth", "found_version", "family", "host_link", "network", "document"}
+    # what a job costs, and how soon it comes back
+    | {"usd_per_gpu_hour", "checkpoint_gigabytes_per_second", "resume_seconds"}
+)
 # came after the first digests were stored: these values still mean what absent meant, so those digests hold
 _LATER: Mapping[str, Any] = {
     "risk": None,

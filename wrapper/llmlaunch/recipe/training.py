@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 
 from llmlaunch.cluster.profile import Accelerator
 from llmlaunch.documents.keys import form, key, key_names, keys_of, section
@@ -19,6 +19,7 @@ from llmlaunch.techniques import TRAINING, Techniques
 from llmlaunch.workload import NumberFormats, OptimizerFormats, Workload
 
 __all__ = [
+    "AUTO_INTERVAL",
     "MOST_STEPS",
     "OF_MEGATRON",
     "Evaluation",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 MOST_STEPS = 10**9
+AUTO_INTERVAL = 0  # steps between two saves that the planner has still to choose
 OF_MEGATRON = ("checkpoint_format", "tensorboard", "fp8", "fp4", "optimizer", "fp8_parameters")
 
 Problem = tuple[KeyPath, str]
@@ -54,6 +56,18 @@ def _token_count(value: Any) -> Any:
 
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
+
+
+def _interval_or_auto(value: Any, check: ValidatorFunctionWrapHandler) -> int:
+    interval: int = AUTO_INTERVAL if value == "auto" and isinstance(value, str) else check(value)
+    return interval
+
+
+SaveInterval = Annotated[
+    Count,
+    WrapValidator(_interval_or_auto),
+    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": 10**9}]}),
+]
 Tokens = Annotated[
     int,
     Field(ge=1, le=10**18),
@@ -142,7 +156,11 @@ class Training:
         "The loss on validation data (`data.validation`, else a share of `data.split`); absent = not evaluated",
         default=None,
     )
-    save_interval: Count | None = key("Steps between two checkpoints; absent = none is written", default=None)
+    save_interval: SaveInterval | None = key(
+        "Steps between two checkpoints; auto = those with which the job is expected to end soonest; absent = none is "
+        "written",
+        default=None,
+    )
     checkpoint_path: PathText | None = key("Folder on the cluster for checkpoints", default=None)
     checkpoint_format: str | None = key(
         "megatron-lm: absent = torch_dist, and fsdp_dtensor with zero_stage 2 or 3",

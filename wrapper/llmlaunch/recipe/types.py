@@ -75,6 +75,10 @@ class Restart:
     save_seconds: Seconds | None = key(
         "How long writing a checkpoint may take; absent = derived from its size", default=None
     )
+    resume_seconds: Seconds | None = key(
+        "From a stop to the first new step, the queue left out; absent = as the cluster profile says, else derived",
+        default=None,
+    )
     by: str | None = key(
         "requeue: the same job again; chain: follow-up jobs are submitted together with the first, for sites that "
         "forbid requeue; absent = as the cluster profile says, else requeue",

@@ -100,7 +100,11 @@ def _left_open(value: Any) -> bool:
 def _is_planned(key: str) -> bool:
     part, _, name = key.partition(".")
     planned = (*LAYOUT_FIELDS, "layers_by_stage", *Techniques.__dataclass_fields__)
-    return (part == "layout" and name in planned) or key in ("training.gradient_dtype", "nodes")
+    return (part == "layout" and name in planned) or key in (
+        "training.gradient_dtype",
+        "training.save_interval",
+        "nodes",
+    )
 
 
 def _why_chosen(plan: Plan, name: str) -> str:
@@ -109,6 +113,9 @@ def _why_chosen(plan: Plan, name: str) -> str:
         return f"{plan.locked_by}, which keeps the recipe to an earlier plan"
     if name == "nodes":
         return "the planner: the fewest that fit and meet the budget"
+    if name == "save_interval":
+        end = plan.expected
+        return "as the planned layout saves" if end is None else f"the planner: {end.save_interval_reason}"
     chosen = _value(plan.chosen, name)
     others = [candidate for candidate in plan.alternatives if _value(candidate, name) != chosen]
     if not others:

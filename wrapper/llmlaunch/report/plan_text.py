@@ -11,11 +11,21 @@ from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.planner.judge import correction_text, risk_text, unknown_arguments_text
 from llmlaunch.planner.placement import ExpectedPlacement
-from llmlaunch.planner.plan import NO_LAYOUT, SAFE, TIGHT, Candidate, Fallback, JobLength, Limit, Plan, fujii_verdict
-from llmlaunch.recipe.types import Budget, Recipe
+from llmlaunch.planner.plan import (
+    NO_LAYOUT,
+    SAFE,
+    TIGHT,
+    Candidate,
+    Fallback,
+    Limit,
+    Plan,
+    fujii_verdict,
+)
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.report.length_text import length_lines
 from llmlaunch.report.text import signed_percent, table
 from llmlaunch.rundir.values import counted
-from llmlaunch.units import GIB, duration, gib
+from llmlaunch.units import GIB, gib
 
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
@@ -237,7 +247,7 @@ def _time(plan: Plan) -> list[str]:
     return [
         f"Time: {seconds:.2f} s a step, {plan.chosen.tokens_per_second_per_gpu:,.0f} tokens/s per device{mfu}",
         f"  {parts}",
-        _length(plan.length) + _allowed(plan.budget),
+        *length_lines(plan),
         *(f"What if: {what_if.sentence}" for what_if in plan.what_ifs),
         *_faster(plan),
     ]
@@ -255,27 +265,6 @@ def _faster(plan: Plan) -> list[str]:
         "  passed over for:",
         *habits,
     ]
-
-
-def _length(length: JobLength) -> str:
-    evaluating = f", {duration(length.evaluation_seconds)} of it evaluation" if length.evaluation_seconds else ""
-    return (
-        f"Job: {counted(length.steps, 'step', ',')}, {_tokens(length.tokens)} tokens: {duration(length.seconds)}, "
-        f"{length.gpu_hours:,.{0 if length.gpu_hours >= 100 else 1}f} GPU-hours{evaluating}"
-    )
-
-
-def _allowed(budget: Budget) -> str:
-    days = [] if budget.days is None else [counted(budget.days, "day", ",.10g")]
-    hours = [] if budget.gpu_hours is None else [counted(budget.gpu_hours, "GPU-hour", ",.10g")]
-    return f" (budget: {', '.join([*days, *hours])})" if days or hours else ""
-
-
-def _tokens(count: int) -> str:
-    for times, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if count >= times:
-            return f"{count / times:,.4g}{unit}"
-    return f"{count:,}"
 
 
 def _small_print(plan: Plan) -> list[str]:

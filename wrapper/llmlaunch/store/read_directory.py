@@ -31,6 +31,7 @@ from llmlaunch.store.run_outcome import (
     run_state,
 )
 from llmlaunch.store.run_records import AttemptRecords, oom_records, records_of
+from llmlaunch.store.run_stops import stop_columns
 from llmlaunch.store.runs import ONGOING, secrets_of, stored, stored_row, unix_seconds, worst_predicted
 from llmlaunch.store.sick_nodes import Failure
 
@@ -241,6 +242,8 @@ def read_directory(
     if refused and files.refused is not None:
         row.update(why=str(files.refused.get("words") or ""), launcher="slurm")
     _add_cause(row, outcomes, causes)
+    if not is_rehearsal(files.run):
+        row |= stop_columns(files.run, outcomes, summaries, causes)
     row["files"] = signatures["running" if state == "running" else "over"]
     reasons = [reason for reason in (_still_running(outcomes, named), last_none, *files.problems) if reason]
     did = "collected" if wanted or state not in ONGOING else "waiting"

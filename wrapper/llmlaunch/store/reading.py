@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from llmlaunch.calibration.calibrations import Calibration, calibration_of_json
+from llmlaunch.calibration.stops import PUBLISHED_RATE, StopRate
 from llmlaunch.errors import UserError
 from llmlaunch.store.location import Location
 
@@ -27,6 +28,7 @@ __all__ = [
     "has_runs_of",
     "rehearsal_texts",
     "runs_by_name",
+    "stop_rate",
     "stored_calibration",
 ]
 
@@ -40,6 +42,10 @@ _RUNS = "SELECT 1 FROM runs JOIN recipes ON recipes.id = runs.recipe_id WHERE di
 _MEASURED = "SELECT 1 FROM measurements WHERE (family IS NULL OR family <> 'rehearsed') AND backend IN"
 _REHEARSED = "SELECT content FROM measurements WHERE family = 'rehearsed' AND backend = :backend ORDER BY position"
 
+_STOPS = (
+    "SELECT COALESCE(SUM(unplanned_stops), 0), COALESCE(SUM(device_hours), 0.0) FROM runs "
+    "WHERE accelerator = :accelerator AND device_hours IS NOT NULL"
+)
 _NAMED_RUNS = (
     "SELECT recipes.name, runs.run_id, runs.directory, runs.state, runs.cause, runs.peak_kind, runs.predicted_bytes, "
     "(SELECT MAX(peak_bytes) FROM measurements WHERE run_id = runs.run_id AND peak_kind = runs.peak_kind), "
@@ -87,6 +93,13 @@ def stored_calibration(
     return calibration_of_json(json.loads(rows[0][0])) if rows and rows[0][0] is not None else None
 
 
+def stop_rate(location: Location, accelerator: str) -> StopRate:
+    """Return how often runs on that accelerator were stopped unplanned, in how many device-hours; none in a store of a
+    version that did not count them. Raises UserError if the store cannot be read."""
+    rows = _select(location, _STOPS, accelerator=accelerator)
+    return StopRate(int(rows[0][0]), float(rows[0][1])) if rows else PUBLISHED_RATE
+
+
 def rehearsal_texts(location: Location, backend: str) -> list[str]:
     """Return the JSON of every record of a rehearsal with that backend. Raises UserError if the store cannot be
     read."""
@@ -128,11 +141,11 @@ def _select(location: Location, statement: str, **values: str) -> list[Any]:
 
 
 def _select_from_file(path: Path, statement: str, values: dict[str, str]) -> list[Any]:
-    """Return no row if the store has no such table yet."""
+    """Return no row if the store has no such table or column yet."""
     with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=BUSY_SECONDS)) as connection:
         try:
             return connection.execute(statement, values).fetchall()
         except sqlite3.OperationalError as error:
-            if "no such table" in str(error):
+            if str(error).startswith(("no such table", "no such column")):
                 return []
             raise

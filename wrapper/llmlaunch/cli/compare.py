@@ -1,0 +1,125 @@
+"""`llmlaunch compare` and `llmlaunch diff`: one recipe on several clusters, and two recipes, plans or runs."""
+
+from __future__ import annotations
+
+import threading
+
+import click
+
+from llmlaunch.cli.output import notify, print_json, say
+from llmlaunch.cli.planning import recipe_arguments
+from llmlaunch.errors import NothingSafe, UserError
+from llmlaunch.recipe.types import AUTO_NODES, MOST_NODES
+
+__all__ = ["compare_command", "diff_command"]
+
+QUIET_SECONDS = 1.0  # an answer that comes within them needs no word on how far it is
+
+
+@click.command("compare")
+@recipe_arguments
+@click.option("--clusters", required=True, metavar="A,B,...", help="Profiles by name or path, instead of RECIPE's.")
+@click.option("--nodes", metavar="N,N,...", help="Numbers of nodes, or auto; absent = as RECIPE says.")
+@click.option(
+    "--price", "prices", multiple=True, metavar="CLUSTER=USD", help="Dollars a GPU-hour; absent = as the profile says."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+def compare_command(
+    recipe: str, overrides: tuple[str, ...], clusters: str, nodes: str | None, prices: tuple[str, ...], as_json: bool
+) -> int:
+    """Plan RECIPE on each cluster with each number of nodes; rank them by days, with GPU-hours and price.
+
+    Each line is what `check` says of RECIPE with that cluster and number of nodes. A lock beside RECIPE is left aside.
+
+    Exit code 0: at least one may run and stays within the budget. 2: the recipe is invalid. 3: none may.
+    """
+    from llmlaunch.app.comparison import compare
+
+    names = [name.strip() for name in clusters.split(",") if name.strip()]
+    if not names:
+        raise UserError("--clusters: names none; write for example --clusters h100-80gb-x8,b200-x8")
+    counts = [] if nodes is None else [_nodes(word.strip()) for word in nodes.split(",")]
+    by_cluster = dict(_price(word) for text in prices for word in text.split(","))
+    progress = Progress()
+    try:
+        result = compare(recipe, overrides, names, counts, by_cluster, notify, progress.begin)
+    finally:
+        progress.end()
+    if as_json:
+        print_json(result.as_json())
+    else:
+        from llmlaunch.report.comparison_text import comparison_text
+
+        say(comparison_text(result.as_json()))
+    if not result.may_run:
+        raise NothingSafe(f"{recipe}: may run on none of {', '.join(names)}; the table says why")
+    return 0
+
+
+def _nodes(word: str) -> int:
+    if word == "auto":
+        return AUTO_NODES
+    if not (word.isascii() and word.isdigit() and 1 <= int(word[:9]) <= MOST_NODES):
+        raise UserError(
+            f"--nodes {word[:40]}: is no number of nodes; write for example --nodes 8,16,32 or --nodes auto"
+        )
+    return int(word)
+
+
+def _price(word: str) -> tuple[str, float]:
+    name, equals, text = word.strip().rpartition("=")
+    try:
+        price = float(text)
+    except ValueError:
+        price = -1.0
+    if not equals or not name or not 0 <= price < 1e6:
+        raise UserError(f"--price {word[:80]}: is not CLUSTER=USD; write for example --price h100-80gb-x8=2.5")
+    return name, price
+
+
+@click.command("diff")
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
+def diff_command(first: str, second: str, as_json: bool) -> int:
+    """Say what differs between A and B, and what it costs in memory and time.
+
+    Each is a recipe, a lock (`plan --lock`), a plan.json, or a run by its directory or id. A recipe is planned as
+    `check` does. What runs have measured is shown beside, and decides nothing.
+
+    Exit code 0: no difference. 1: they differ, as with diff(1). 2: one of them cannot be read.
+    """
+    from llmlaunch.app.difference import describe, difference
+
+    result = difference(describe(first, notify), describe(second, notify))
+    if as_json:
+        print_json(result)
+    else:
+        from llmlaunch.report.difference_text import difference_text
+
+        say(difference_text(result))
+    return int(result["differ"])
+
+
+class Progress:
+    """Says which cell is planned, from QUIET_SECONDS on."""
+
+    def __init__(self) -> None:
+        self._sentence = ""
+        self._quiet = True
+        self._timer = threading.Timer(QUIET_SECONDS, self._speak)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def begin(self, number: int, count: int, cell: str) -> None:
+        self._sentence = f"planning {number} of {count}: {cell}"
+        if not self._quiet:
+            notify(self._sentence)
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _speak(self) -> None:
+        self._quiet = False
+        if self._sentence:
+            notify(self._sentence)

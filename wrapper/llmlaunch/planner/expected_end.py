@@ -1,0 +1,231 @@
+"""When a job is expected to end: saves on the way, stops that nobody planned, and predictions that may be off.
+
+A job is a row of equal segments, each the steps between two saves and the save. Stops are a Poisson process. One that
+falls into a segment loses what the segment had done and the time to come back; then the segment begins again, as often
+as it takes. The time of all segments has a characteristic function in closed form (a geometric number of lost attempts,
+each of a truncated exponential length), and so has a step time that is off by a gamma-distributed factor with the
+median 1. The distribution is the mean over equally likely rates of stops, each inverted by a cosine series (Fang and
+Oosterlee 2008). Nothing is sampled.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.backends.checkpoints import expected_save_seconds, resume_seconds
+from llmlaunch.calibration.stops import StopRate
+from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
+from llmlaunch.layout import Layout
+from llmlaunch.planner.plan import ExpectedEnd, JobLength
+from llmlaunch.recipe.training import AUTO_INTERVAL
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.units import DAY, HOUR, MINUTE, duration
+
+__all__ = ["EndDistribution", "best_interval_seconds", "expected_end"]
+
+TERMS = 256  # of the cosine series
+DEVIATIONS = 10.0  # the series covers so many standard deviations on each side of the mean
+QUANTILE_TOLERANCE = 1e-3  # in standard deviations
+HOPELESS = 30.0  # stops in a segment: it ends once in 10**13 attempts
+# Spread of measured / predicted step time, as the standard deviation of its logarithm, of the public rows in
+# tests/data/measurements (docs/accuracy.md). The bias of a kind of job is not in it.
+DENSE_SPREAD, MIXTURE_SPREAD = 0.10, 0.22
+# Daly's optimum is flat: twice as often or half as often costs little. Fewer saves than these bounds risk more than the
+# rate knows of (preemption, maintenance, a person's mistake); more fill the disk.
+LEAST_INTERVAL_SECONDS, MOST_INTERVAL_SECONDS = 10.0 * MINUTE, 4.0 * HOUR
+
+
+def expected_end(recipe: Recipe, layout: Layout, step_seconds: float, stops: StopRate) -> ExpectedEnd:
+    """Return when the job of `recipe` is expected to end under `layout`, and how often it saves."""
+    length = JobLength.of(recipe, step_seconds)
+    saves = recipe.training.checkpoint_path is not None
+    save_seconds = expected_save_seconds(recipe, layout) if saves else 0.0
+    between = HOUR / (stops.per_device_hour * recipe.world_size)
+    interval, reason = _interval(recipe, step_seconds, save_seconds, between)
+    resume = resume_seconds(recipe, save_seconds)
+    distribution = EndDistribution(
+        work_seconds=length.seconds,
+        spread=DENSE_SPREAD if recipe.model.moe is None else MIXTURE_SPREAD,
+        segments=1.0 if interval is None else max(length.steps / interval, 1.0),
+        save_seconds=save_seconds,
+        resume_seconds=resume,
+        stops_per_second=stops.equally_likely * recipe.world_size / HOUR,
+    )
+    days = recipe.budget.days
+    return ExpectedEnd(
+        p50_seconds=distribution.quantile(0.50),
+        p95_seconds=distribution.quantile(0.95),
+        goodput=distribution.goodput,
+        stops=distribution.expected_stops,
+        device_hours_between_stops=1.0 / stops.per_device_hour,
+        stops_source=stops.source,
+        save_interval=interval,
+        save_interval_reason=reason,
+        save_seconds=save_seconds if saves else None,
+        resume_seconds=resume,
+        step_time_spread=distribution.spread,
+        within_budget=None if days is None else distribution.share_done_by(days * DAY),
+    )
+
+
+def _interval(
+    recipe: Recipe, step_seconds: float, save_seconds: float, seconds_between_stops: float
+) -> tuple[int | None, str | None]:
+    """Return the steps between two saves, None without saves, and why, where the recipe leaves it open."""
+    training = recipe.training
+    if training.checkpoint_path is None or training.save_interval != AUTO_INTERVAL:
+        return training.save_interval, None
+    best = best_interval_seconds(save_seconds, seconds_between_stops)
+    seconds = min(max(best, LEAST_INTERVAL_SECONDS), MOST_INTERVAL_SECONDS)
+    steps = min(max(round(seconds / step_seconds), 1), max(training.steps, 1))
+    reason = (
+        f"Young and Daly's optimum, {duration(best)}, for a save of {duration(save_seconds)} and a stop every "
+        f"{duration(seconds_between_stops)}"
+    )
+    if seconds != best:
+        reason += f"; bounded to {duration(seconds)}"
+    return steps, reason
+
+
+def best_interval_seconds(save_seconds: float, seconds_between_stops: float) -> float:
+    """Return the seconds of training between two saves that make the job end soonest on average.
+
+    The time a second of training takes is proportional to (exp(s / M) - 1) / x, with s = x + the save, and M the time
+    between stops; it is least where 1 - x / M = exp(-s / M) (Daly 2006, whose square roots approximate it).
+    """
+    relative = save_seconds / seconds_between_stops
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        if 1.0 - middle > math.exp(-middle - relative):
+            low = middle
+        else:
+            high = middle
+    return 0.5 * (low + high) * seconds_between_stops
+
+
+@frozen
+class EndDistribution:
+    """The distribution of the time a job takes. `work_seconds` are those of all steps if nothing happens and the
+    prediction is right; `spread` is the relative deviation of the real ones from that; `stops_per_second` are equally
+    likely rates. Arrays have an element for each of these rates."""
+
+    work_seconds: float
+    spread: float
+    segments: float
+    save_seconds: float
+    resume_seconds: float
+    stops_per_second: FloatColumn
+
+    def quantile(self, share: float) -> float | None:
+        """Return the seconds within which the job ends with the probability `share`; None where it never does."""
+        low, high = 0.0, float(np.max(self._last, initial=0.0, where=self._hopeful))
+        if self.share_done_by(high) < share:
+            return None
+        tolerance = QUANTILE_TOLERANCE * float(np.min(self._deviation))
+        while high - low > tolerance:
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if self.share_done_by(middle) < share else (low, middle)
+        return high
+
+    def share_done_by(self, seconds: float) -> float:
+        """Return the probability that the job has ended after `seconds`."""
+        frequencies, weights = self._series
+        passed = np.clip(seconds - self._first, 0.0, self._last - self._first)
+        waves = np.sum(weights * np.sin(frequencies * passed[:, None]), axis=1)
+        share = np.clip(passed / (self._last - self._first) + waves, 0.0, 1.0)
+        return float(np.mean(np.where(self._hopeful, share, 0.0)))
+
+    @property
+    def expected_stops(self) -> float | None:
+        """The mean number of stops; None where the job may never end."""
+        return float(np.mean(self.segments * self._attempts_lost)) if np.all(self._hopeful) else None
+
+    @property
+    def goodput(self) -> float:
+        """The share of the expected time in which the job makes steps that last; 0 where it may never end."""
+        if not np.all(self._hopeful):
+            return 0.0
+        return self.work_seconds / (self.work_seconds + float(np.mean(self._other_seconds)))
+
+    @cached_property
+    def _segment_seconds(self) -> float:
+        return self.work_seconds / self.segments + self.save_seconds
+
+    @cached_property
+    def _stops_in_a_segment(self) -> FloatColumn:
+        return self.stops_per_second * self._segment_seconds
+
+    @cached_property
+    def _hopeful(self) -> NDArray[np.bool_]:
+        return self._stops_in_a_segment < HOPELESS
+
+    @cached_property
+    def _attempts_lost(self) -> FloatColumn:
+        """The mean number of attempts at a segment that a stop ends."""
+        return np.expm1(np.minimum(self._stops_in_a_segment, HOPELESS))
+
+    @cached_property
+    def _back_seconds(self) -> FloatColumn:
+        """Mean seconds from a stop to the first new step; another stop on the way begins them anew."""
+        stops = np.minimum(self.stops_per_second * self.resume_seconds, HOPELESS)
+        return self.resume_seconds * np.where(stops > 0, np.expm1(stops) / np.where(stops > 0, stops, 1.0), 1.0)
+
+    @cached_property
+    def _lost(self) -> tuple[FloatColumn, FloatColumn]:
+        """Mean and variance of the seconds that an attempt ended by a stop has lasted: a truncated exponential."""
+        whole, stops = self._segment_seconds, np.minimum(self._stops_in_a_segment, HOPELESS)
+        x = np.maximum(stops, 1e-3)  # below it the stop is as likely in every second
+        cut = 1.0 / np.expm1(x)
+        mean = np.where(stops > 1e-3, 1.0 / x - cut, 0.5)
+        variance = np.where(stops > 1e-3, 1.0 / x**2 - cut * (1.0 + cut), 1.0 / 12.0)
+        return whole * mean, whole**2 * variance
+
+    @cached_property
+    def _other_seconds(self) -> FloatColumn:
+        """Mean seconds that saves and stops take."""
+        each = self._lost[0] + self._back_seconds
+        return self.segments * (self.save_seconds + self._attempts_lost * each)
+
+    @cached_property
+    def _deviation(self) -> FloatColumn:
+        """Standard deviation of the whole time."""
+        lost, variance = self._lost
+        attempts, each = self._attempts_lost, lost + self._back_seconds
+        stopped = self.segments * attempts * (variance + (attempts + 1.0) * each**2)
+        return np.sqrt((self.spread * self.work_seconds) ** 2 + stopped)
+
+    @cached_property
+    def _first(self) -> FloatColumn:
+        return np.maximum(self.work_seconds + self._other_seconds - DEVIATIONS * self._deviation, 0.0)
+
+    @cached_property
+    def _last(self) -> FloatColumn:
+        return self.work_seconds + self._other_seconds + DEVIATIONS * self._deviation
+
+    @cached_property
+    def _series(self) -> tuple[FloatColumn, FloatColumn]:
+        """Frequencies and weights of the sines that make the cumulative distribution from `_first` to `_last`."""
+        width = (self._last - self._first)[:, None]
+        frequencies = np.arange(1, TERMS + 1) * np.pi / width
+        shifted = self._characteristic(frequencies) * np.exp(-1j * frequencies * self._first[:, None])
+        return frequencies, 2.0 / width * shifted.real / frequencies
+
+    def _characteristic(self, frequencies: FloatColumn) -> NDArray[np.complex128]:
+        """Return the characteristic function of the whole time, for each rate."""
+        rate, back = self.stops_per_second[:, None], self._back_seconds[:, None]
+        whole = self._segment_seconds
+        turn = rate - 1j * frequencies
+        # the probability that an attempt is lost, times the characteristic function of what that takes
+        lost = -np.expm1(-turn * whole) * rate / turn * np.exp(1j * frequencies * back)
+        stopped = self.segments * (-rate * whole - np.log(1.0 - lost))
+        shape = 1.0 / self.spread**2
+        scale = self.work_seconds / (shape * (1.0 - 1.0 / (9.0 * shape)) ** 3)  # of a gamma distribution: the median
+        worked = -shape * np.log(1.0 - 1j * frequencies * scale)
+        result: NDArray[np.complex128] = np.exp(stopped + worked + 1j * frequencies * self.segments * self.save_seconds)
+        return result
