@@ -23,6 +23,7 @@ from llmlaunch.rendering.provenance import Provenance, gather_provenance
 from llmlaunch.rendering.run_directory import run_files
 from llmlaunch.rendering.run_json import measurement_template, placement_json
 from llmlaunch.rundir.peak_account import pipeline_rank_of
+from support.recipes import recipe_of
 
 RECIPE = megatron_70b()[0]
 LAYERS = RECIPE.model.num_layers
@@ -45,6 +46,15 @@ def splits(draw: st.DrawFn) -> Layout:
 def test_the_record_of_a_run_tells_its_stages_again(layout: Layout) -> None:
     record = measurement_template(RECIPE, plan(RECIPE, layout), MegatronLM().render(RECIPE, layout))
     assert case_of(json.loads(json.dumps(record))).layout == layout
+
+
+def test_the_record_of_a_mixture_tells_which_groups_of_experts_its_router_chooses() -> None:
+    of = recipe_of("deepseek-v3")
+    layout = Layout(2, 16, data=8, expert=16, sequence_parallel=1, zero_stage=1)
+    record = measurement_template(of, plan(of, layout), MegatronLM().render(of, layout))
+    moe = case_of(json.loads(json.dumps(record))).job.shape.moe
+    assert moe is not None
+    assert (moe.router.groups, moe.router.group_topk) == (8, 4)
 
 
 @pytest.mark.parametrize("split", [(20, 21, 20, 19), (10, 10, 10, 10, 10, 10, 11, 9)])
