@@ -30,7 +30,7 @@ __all__ = ["EndDistribution", "best_interval_seconds", "expected_end"]
 
 TERMS = 256  # of the cosine series
 DEVIATIONS = 10.0  # the series covers so many standard deviations on each side of the mean
-QUANTILE_TOLERANCE = 1e-3  # in standard deviations
+HALVINGS = 50  # of the range in which a quantile is looked for
 HOPELESS = 30.0  # stops in a segment: it ends once in 10**13 attempts
 # Spread of measured / predicted step time, as the standard deviation of its logarithm, of the public rows in
 # tests/data/measurements (docs/accuracy.md). The bias of a kind of job is not in it.
@@ -127,8 +127,7 @@ class EndDistribution:
         low, high = 0.0, float(np.max(self._last, initial=0.0, where=self._hopeful))
         if self.share_done_by(high) < share:
             return None
-        tolerance = QUANTILE_TOLERANCE * float(np.min(self._deviation))
-        while high - low > tolerance:
+        for _ in range(HALVINGS):
             middle = 0.5 * (low + high)
             low, high = (middle, high) if self.share_done_by(middle) < share else (low, middle)
         return high
