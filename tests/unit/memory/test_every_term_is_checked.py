@@ -44,6 +44,7 @@ BY_HAND = (
     "test_layers_by_hand",
     "test_moments_by_hand",
     "test_terms_by_hand",
+    "test_graphs",
     "test_memory_laws",
     "test_deepspeed_moments",
     "test_deepspeed_by_hand",

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from shapes import LLAMA3_8B, MEGATRON, MIXTRAL, job_of, ranks
+from shapes import ALTERNATING, LLAMA3_8B, MEGATRON, MIXTRAL, job_of, ranks
 
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.graphs import captured_activations
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.moments import transient_terms
+from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 from llmlaunch.memory.workspace import layer_backward
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
@@ -19,6 +20,8 @@ from llmlaunch.techniques import Techniques
 TENSOR = Layout(tensor=4, data=2, sequence_parallel=1, zero_stage=1)
 STAGES = replace(TENSOR, pipeline=4)
 NODE_BYTES = 10_240
+assert MIXTRAL.moe is not None
+SHALLOW = replace(MIXTRAL, num_layers=16, moe=replace(MIXTRAL.moe, layer_pattern=(1,) * 16))
 INPUT = 2 * 4096 * 4096 // 4  # of a layer, on each of four tensor ranks
 SCOPES = [("attn",), ("mlp",), ("attn", "mlp"), ("layer",), ("full_iteration",)]
 
@@ -103,3 +106,23 @@ def test_no_graph_spares_memory(layout: Layout, scopes: tuple[str, ...]) -> None
         assert {
             name: size for name, size in more.terms.items() if name not in ("cuda_graphs", "allocator_cache")
         }.items() >= {"parameters": plain.terms["parameters"]}.items()
+
+
+def test_layers_of_both_kinds_have_their_own_kernels_and_tensors() -> None:
+    """Twelve dense layers and twenty mixtures."""
+    layout = Layout(data=8, expert=8, zero_stage=1)
+    scopes = ("attn", "mlp", "moe_router", "moe_preprocess")
+    job = job_of(ALTERNATING, layout, MEGATRON, Techniques(cuda_graphs=scopes))
+    rows = all_ranks(job, LayoutColumns.of([layout]), np.array([8]))
+    dense, mixture = int(rows.dense_layers[0]), int(rows.moe_layers[0])
+    kernels = (dense * 60 + mixture * (36 + 26 + 8)) * NODE_BYTES
+    of_dense, of_mixture = saved_by_dense_layer(job, rows), saved_by_mixture_layer(job, rows)
+    outside = of_mixture.of("expert_fc1_input", "expert_fc1_output", "expert_fc2_input", "moe_permuted_output")
+    captured = dense * of_dense.total[0] + mixture * (of_mixture.total[0] - outside[0])
+    assert captured_activations(job, rows)[0] == pytest.approx(captured)
+    step = moment_bytes(layout, *scopes, shape=ALTERNATING)[-1]
+    heads = 4096 * 4 * 2048
+    temporary = 2 * (heads + 2 * 4096 * 2048)
+    assert step == pytest.approx(kernels + 2 * 2 * 4096 * 2048 + temporary + captured)
+    whole = moment_bytes(layout, "layer", shape=MIXTRAL)[0] - moment_bytes(layout, "layer", shape=SHALLOW)[0]
+    assert whole == 16 * (60 * NODE_BYTES + 2 * 4096 * 4096)

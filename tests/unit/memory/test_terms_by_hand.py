@@ -20,6 +20,7 @@ from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 TENSOR = Layout(tensor=4, data=2, sequence_parallel=1, zero_stage=1)
 PIPELINE = Layout(tensor=4, pipeline=4, data=2, sequence_parallel=1, zero_stage=1)
 LATENT = replace(LLAMA3_8B, num_query_groups=32, mla=MlaShape(1536, 512, 128, 64, 128))
+ZERO_BUBBLE = Techniques(zero_bubble=True)
 LINEAR = (
     32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) // 4
 )  # weights of Llama 3 8B's blocks, a tensor rank
@@ -374,3 +375,22 @@ def test_fp32_and_cards_before_ampere_keep_the_scores_of_attention() -> None:
     assert fp32 - 2 * bf16 == pytest.approx(4 * scores, rel=0.01)  # statistics are fp32 in both
     volta = first_rank(layout, 1, facts=megatron_facts(MegatronOptions(compute_capability=7.0))).terms["activations"]
     assert volta - bf16 == pytest.approx(2 * scores, rel=0.01)
+
+
+def test_weight_gradients_that_fill_the_bubble_keep_what_they_are_made_of_on_later_stages() -> None:
+    inputs, outputs = 2 * 4096 + 4096, 4096 + 2 * 1024 + 2 * 4096
+    each = 8 * 4096 * 2 * (inputs + outputs + 3 * 14336) // 4  # eight layers of one micro-batch, a quarter of them
+    waiting = [rank.terms["waiting_weight_passes"] for rank in ranks(LLAMA3_8B, PIPELINE, techniques=ZERO_BUBBLE)]
+    assert waiting == [0, each, 2 * each, 3 * each]
+    chunks = ranks(LLAMA3_8B, replace(PIPELINE, virtual_pipeline=2), techniques=ZERO_BUBBLE)
+    assert all(rank.terms["waiting_weight_passes"] == 0 for rank in chunks)
+    plain = ranks(LLAMA3_8B, PIPELINE)
+    assert all("waiting_weight_passes" not in rank.terms for rank in plain)
+
+
+def test_a_mixture_s_waiting_weight_gradients_keep_the_inputs_of_experts() -> None:
+    layout = Layout(pipeline=2, data=4, expert=4, zero_stage=1)
+    waiting = ranks(EXPERTS, layout, techniques=ZERO_BUBBLE)[1].terms["waiting_weight_passes"]
+    delayed = ranks(EXPERTS, layout, techniques=Techniques(delay_weight_gradients=True))[0]
+    inputs = 4096 * 2 * (2 * 4096 + 4096)
+    assert waiting == pytest.approx(4 * (delayed.terms["delayed_weight_gradients"] + inputs), abs=4)
