@@ -38,7 +38,7 @@ def test_it_learns_keeps_and_goes_back(llmlaunch: CommandLine) -> None:
     dry = llmlaunch("calibrate", "--dry-run").stdout
     assert "megatron on h100-80gb: 30 runs" in dry
     assert "not taken: --dry-run; none is in use" in dry
-    assert llmlaunch.json("calibrate", "list") == {"calibrations": [], "uses": []}
+    assert llmlaunch.json("calibrate", "list") == {"calibrations": [], "step_times": [], "uses": []}
 
     text = llmlaunch("calibrate").stdout
     learned = re.search(r"correction torch \+(\d\.\d) %", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,10 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.models.parameters import count_parameters
-from llmlaunch.placement.traffic import Volumes
-from llmlaunch.planner.placement import ExpectedPlacement, expected_placement, step_volumes
+from llmlaunch.placement.traffic import Volumes, inverse, order_seconds, traffic
+from llmlaunch.planner.placement import ExpectedPlacement, expected_placement, layout_sizes, step_volumes
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.timing.step import update_seconds
+from llmlaunch.timing.step import step_time, update_seconds
 from support.plans import setting_for
 from support.recipes import recipe_of
 
@@ -90,6 +91,48 @@ def test_no_order_saves_more_than_the_step_takes(far: float) -> None:
     assert placement is not None
     assert 0 < placement.gain_seconds < placement.slurm_order_step_seconds
     assert placement.slurm_order_seconds < placement.slurm_order_step_seconds
+
+
+OF_ALL_KINDS = {
+    "llama3-8b": [
+        Layout(data=32, zero_stage=0),
+        Layout(tensor=4, pipeline=4, virtual_pipeline=2, data=2, zero_stage=1),
+        Layout(tensor=2, context=2, pipeline=2, data=4, zero_stage=1, sequence_parallel=1),
+        Layout(context=8, data=4, zero_stage=1),
+    ],
+    "mixtral-8x7b": [
+        Layout(data=32, expert=8, zero_stage=1),
+        Layout(tensor=2, data=16, expert=8, expert_tensor=2, zero_stage=1, sequence_parallel=1),
+        Layout(pipeline=4, data=8, expert=8, zero_stage=1),
+    ],
+    "qwen3-30b-a3b": [Layout(data=32, expert=32, zero_stage=1), Layout(pipeline=2, data=16, expert=16, zero_stage=1)],
+    "llama2-7b-deepspeed": [Layout(data=32, zero_stage=stage) for stage in range(4)],
+}
+
+
+def between_and_step(recipe: Recipe, layout: Layout, factor: float) -> tuple[float, float]:
+    """Return the seconds that placement counts and those of the whole step, on an uneven network times a factor."""
+    chance = random.Random(1)
+    speeds = [[factor * chance.uniform(16e9, 20e9) for _ in range(4)] for _ in range(4)]
+    matrix = BandwidthMatrix(("n0", "n1", "n2", "n3"), tuple(map(tuple, speeds)))
+    cluster = replace(recipe.cluster, bandwidth=matrix).between(4, range(4))
+    job = setting_for(recipe).job
+    terms = traffic(layout_sizes(layout), step_volumes(recipe, layout, job.facts), cluster.devices_per_node)
+    step = float(step_time(job, cluster, LayoutColumns.of([layout])).total[0])
+    return order_seconds(terms, range(4), inverse(speeds)), step
+
+
+@pytest.mark.parametrize("name", OF_ALL_KINDS)
+def test_what_placement_counts_between_nodes_is_part_of_the_step(name: str) -> None:
+    """It counts at most what a step takes; and where nothing can hide it any more, a network half as fast makes the
+    step longer by what placement counts more, and hardly by anything else."""
+    recipe = recipe_of(name, "nodes=4")
+    for layout in OF_ALL_KINDS[name]:
+        pairs = {factor: between_and_step(recipe, layout, factor) for factor in (20.0, 1.0, 0.002, 0.001)}
+        assert all(0 < between <= step for between, step in pairs.values()), layout.describe()
+        (between, step), (slower_between, slower_step) = pairs[0.002], pairs[0.001]
+        share = (slower_between - between) / (slower_step - step)
+        assert 0.8 < share < 1.001, layout.describe()  # the rest: exchanges of the bubble, an interleaved round trip
 
 
 def test_a_ring_has_as_many_adapters_as_in_the_step_time() -> None:

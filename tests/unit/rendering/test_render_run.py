@@ -227,7 +227,7 @@ def test_run_json_carries_a_whole_measurement_record_without_its_peak() -> None:
     published = (Path(__file__).parents[2] / "data" / "measurements" / "fit.jsonl").read_text().splitlines()[0]
     example = json.loads(published)
     record = run["measurement"]
-    assert set(record) == set(example)
+    assert set(record) - {"machine"} == set(example)  # a published one does not tell its links
     for section in ("model", "parallelism", "optimizer", "recompute", "precision", "implementation", "source"):
         assert set(record[section]) == set(example[section]), section
     assert record["peak_bytes"] is None

@@ -13,7 +13,7 @@ import pytest
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.memory_files import summarize
 from llmlaunch.rundir.spool_place import spool_folder
-from llmlaunch.store.collect import Outcome, collect, open_collected
+from llmlaunch.store.collect import Outcome, collect, collect_running, open_collected
 from llmlaunch.store.database import Store
 from llmlaunch.store.measurements import contents
 from llmlaunch.store.runs import Run, find_run, list_runs, set_state
@@ -285,6 +285,21 @@ def test_a_running_attempt_waits_unless_it_is_named(store: Store, tmp_path: Path
     assert collected(store).did == "collected"
     assert {rank: peak for rank, (peak, _) in peaks(store).items()} == {0: 4.0, 1: 2.0}
     assert only_run(store).state == "succeeded"
+
+
+def test_the_first_steps_of_a_run_that_goes_on_are_collected_where_they_are_asked_for(
+    store: Store, tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path / "run")
+    run.ranks(ended_at=None, exit_code=None, resident_peak_bytes=None)
+    run.line("n0", "beat", processes=[{"rank": 0, "pid": 1000, "resident_peak_bytes": GIB}])
+    run.write("attempts/77.0/progress.json", {"step": 20, "steps": 1000, "step_seconds": 3.5})
+    collect(store, [run.path])
+    run.write("attempts/77.0/progress.json", {"step": 40, "steps": 1000, "step_seconds": 3.25})
+    assert collected(store).did == "waiting"
+    assert [outcome.did for outcome in collect_running(store)] == ["collected"]
+    [record] = [json.loads(content) for content in contents(store)]
+    assert (record["step_seconds"], record["run_state"]) == (3.25, "running")
 
 
 def test_a_run_that_was_not_started_yet_waits(store: Store, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from timed_jobs import BASE, H100, MIXTRAL, RACK, job, term, total
 
+from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
@@ -138,6 +139,20 @@ def test_grace_reaches_its_devices_over_nvlink_and_others_over_pcie() -> None:
     assert host_link_bytes_per_second(RACK) > 4 * host_link_bytes_per_second(H100)
     offloaded = job(techniques=Techniques(offload_optimizer=1.0))
     assert term("optimizer", BASE, offloaded, ON_PCIE) > 2 * term("optimizer", BASE, offloaded, RACK)
+
+
+def test_devices_that_share_an_uplink_divide_it_and_what_was_measured_is_taken_as_it_is() -> None:
+    a100 = load_cluster("a100-80gb-x8")
+    assert host_link_bytes_per_second(a100) == pytest.approx(12.6e9)
+    alone = replace(a100, devices_per_uplink=1)
+    assert host_link_bytes_per_second(alone) == pytest.approx(25.2e9)
+    measured = load_cluster({"base": "a100-80gb-x8", "links": {"host": {"gigabytes_per_second": 13.1}}})
+    assert host_link_bytes_per_second(measured) == 13.1e9
+    offloaded = job(techniques=Techniques(offload_optimizer=1.0))
+    shared, own = (term("optimizer", BASE, offloaded, at) for at in (a100, alone))
+    assert shared > 1.2 * own
+    faster = replace(a100, host_copy_bytes_per_second=1e12)  # the host's own Adam is not a copy
+    assert term("optimizer", BASE, offloaded, faster) > 0.2 * own
 
 
 def host_bytes(share: float) -> int:

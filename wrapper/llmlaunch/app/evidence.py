@@ -26,6 +26,7 @@ from llmlaunch.calibration.support import (
     support_of,
     trusted_correction,
 )
+from llmlaunch.calibration.time_calibrations import time_class, timing_digest
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.memory.job import NO_CORRECTION, Correction
@@ -34,8 +35,10 @@ from llmlaunch.planner.setting import job_class
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
 from llmlaunch.rundir.values import counted
 from llmlaunch.store.location import store_exists, where
+from llmlaunch.timing.correction import NO_TIME_CORRECTION, TimeCorrection
 
 if TYPE_CHECKING:
+    from llmlaunch.app.measured_plans import OwnRuns
     from llmlaunch.calibration.margins import Margin, Score
     from llmlaunch.calibration.support import Rehearsal
     from llmlaunch.planner.setting import Setting
@@ -67,12 +70,14 @@ def ignore(message: str) -> None:
 
 
 def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
-    """Return what measured runs say of the recipe's plans: of their memory, and of how often they are stopped.
+    """Return what measured runs say of the recipe's plans: of their memory and step times, and of how often they are
+    stopped.
 
     Raises:
         UserError: the calibration that the recipe names does not exist, or is of another backend or accelerator.
     """
-    lessons, place = _lessons_of_memory(recipe, notify), where()
+    memory, place = _lessons_of_memory(recipe, notify), where()
+    lessons = replace(memory, time=_time_correction(recipe, notify))
     if recipe.memory.calibration == NO_CALIBRATION or not store_exists(place):
         return lessons
     from llmlaunch.store.reading import stop_rate
@@ -82,6 +87,34 @@ def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
     except UserError as failure:
         notify(f"warning: measured runs are not used: {failure}")
         return lessons
+
+
+def _time_correction(recipe: Recipe, notify: Notify) -> TimeCorrection:
+    """Return the factors in use for step times of the recipe's class of jobs. Those that were learned for other
+    formulas are not used: they would correct what is not wrong any more."""
+    place = where()
+    if recipe.memory.calibration == NO_CALIBRATION or not store_exists(place):
+        return NO_TIME_CORRECTION
+    from llmlaunch.store.reading import stored_time_calibration
+
+    job = job_class(recipe)
+    key = time_class(job.backend, job.mixture, recipe.cluster).key
+    try:
+        calibration = stored_time_calibration(place, *key)
+    except UserError:  # what is wrong with the store was said of memory's
+        return NO_TIME_CORRECTION
+    except (KeyError, TypeError, ValueError) as error:
+        notify(f"warning: step times are not corrected: a calibration of {' on '.join(key)} is damaged: {error}")
+        return NO_TIME_CORRECTION
+    if calibration is None:
+        return NO_TIME_CORRECTION
+    if calibration.estimator != timing_digest():
+        notify(
+            f"warning: calibration {calibration.id} of step times was made for an earlier version of the formula, and "
+            "is not used: `llmlaunch calibrate`"
+        )
+        return NO_TIME_CORRECTION
+    return calibration.correction
 
 
 def _lessons_of_memory(recipe: Recipe, notify: Notify) -> Lessons:
@@ -228,28 +261,33 @@ def with_own_layouts(setting: Setting, notify: Notify) -> Setting:
     if setting.recipe.memory.calibration == NO_CALIBRATION:
         return setting
     try:
-        rehearsals = (*_measured_layouts(setting, notify), *_rehearsed_layouts(setting))
+        runs = _own_runs_of(setting, notify)
+        rehearsals = (*(() if runs is None else runs.rehearsals), *_rehearsed_layouts(setting))
     except UserError as failure:
         notify(f"warning: earlier runs of this job, and rehearsals are not used: {failure}")
         return setting
-    return replace(setting, lessons=replace(setting.lessons, rehearsals=rehearsals)) if rehearsals else setting
+    lessons = replace(setting.lessons, rehearsals=rehearsals) if rehearsals else setting.lessons
+    if runs is None or not runs.steps:
+        return setting if lessons is setting.lessons else replace(setting, lessons=lessons)
+    time = replace(lessons.time, job_factor=runs.job_factor)
+    return setting.with_lessons(replace(lessons, time=time, measured_steps=runs.steps))
 
 
-def _measured_layouts(setting: Setting, notify: Notify) -> tuple[Rehearsal, ...]:
+def _own_runs_of(setting: Setting, notify: Notify) -> OwnRuns | None:
     recipe, place = setting.recipe, where()
     if not store_exists(place):
-        return ()
+        return None
     from llmlaunch.store.reading import has_runs_of
 
     if not has_runs_of(place, recipe.digest, recipe.name):
-        return ()
-    from llmlaunch.app.measured_plans import judged_attempts
+        return None
+    from llmlaunch.app.measured_plans import own_runs_of
     from llmlaunch.store.collect import open_collected
     from llmlaunch.store.history import measured_attempts
 
     with open_collected(notify) as store:
         attempts = measured_attempts(store, recipe.digest, recipe.name)
-    return judged_attempts(attempts, setting)
+    return own_runs_of(attempts, setting)
 
 
 def _rehearsed_layouts(setting: Setting) -> tuple[Rehearsal, ...]:

@@ -1,24 +1,30 @@
-"""Plans of a recipe that ran before, each judged by the peaks that were measured then.
+"""Plans of a recipe that ran before, each judged by the peaks and the step times that were measured then.
 
 A run of this very job and layout is the best prediction of the next. Its peaks take the place of the estimate, and what
-runs of one job differ by takes the place of the margin; one that ran out of memory refutes its layout. That the job is
-the same is decided by the measurement record, which holds everything that decides its bytes, and by the arguments of
+runs of one job differ by takes the place of the margin; one that ran out of memory refutes its layout. Its step time
+takes the place of the predicted one, and a part of what it differs by is taken for the other layouts, too. That the job
+is the same is decided by the measurement record, which holds everything that decides its bytes, and by the arguments of
 which nobody knows whether they do.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from llmlaunch.backends.flag_classes import UNKNOWN
 from llmlaunch.calibration.records import ran_out, reason_of_no_whole_peak
-from llmlaunch.calibration.support import Rehearsal
+from llmlaunch.calibration.step_times import FEWEST_TIMED_STEPS
+from llmlaunch.calibration.support import MeasuredStep, Rehearsal
+from llmlaunch.calibration.time_calibrations import machine_json
 from llmlaunch.errors import UserError
+from llmlaunch.layout import LayoutColumns
 from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, Limit, Plan
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
@@ -27,32 +33,71 @@ from llmlaunch.rehearsal.verdict import RUNS_DIFFER
 from llmlaunch.rendering.run_json import measurement_template
 from llmlaunch.store.history import MeasuredAttempt
 from llmlaunch.techniques import Techniques
+from llmlaunch.timing.step import step_time
 from llmlaunch.units import GIB
 
-__all__ = ["judged_attempts"]
+__all__ = ["OwnRuns", "own_runs_of"]
 
 # What a record says beside the job: who wrote it, what was measured, and what the prediction was made with.
 BESIDE_THE_JOB = frozenset(
     {
-        *("id", "family", "split", "source", "calibration_id", "backend_version", "baseline_bytes"),
+        *("id", "family", "split", "source", "calibration_id", "backend_version", "baseline_bytes", "machine"),
         *("peak_kind", "peak_bytes", "allocator_statistic", "rounding_bytes", "repeats", "pipeline_rank", "rank_scope"),
     }
 )
 
 
-def judged_attempts(attempts: Sequence[MeasuredAttempt], setting: Setting) -> tuple[Rehearsal, ...]:
-    """Return what attempts, the newest first, show of the setting's own layouts: of each layout the newest word. Those
-    of other jobs, and those that tell nothing of a peak, are left out."""
+NEIGHBOUR_SHARE = 0.6  # of a run's own error that other layouts of its job share
+NEWEST = 5  # attempts of a layout whose median counts: drivers and code change
+
+
+@dataclass(frozen=True)
+class OwnRuns:
+    """What runs of this very job show of its layouts: of each layout the newest word on its memory, and the step times.
+    `job_factor` multiplies the step times that are predicted of all its layouts."""
+
+    rehearsals: tuple[Rehearsal, ...]
+    steps: tuple[MeasuredStep, ...]
+    job_factor: float
+
+
+@dataclass(frozen=True)
+class _OwnAttempt:
+    """An attempt of this very job: its plan as it is made today, and its records."""
+
+    attempt: MeasuredAttempt
+    recipe: Recipe
+    plan: Plan
+    records: tuple[Mapping[str, Any], ...]
+
+    @property
+    def key(self) -> str:
+        return json.dumps([self.plan.layout.as_json(), self.recipe.techniques.as_json()])
+
+
+def own_runs_of(attempts: Sequence[MeasuredAttempt], setting: Setting) -> OwnRuns:
+    """Return what attempts, the newest first, show of the setting's own layouts. Those of other jobs, and those that
+    tell nothing, are left out."""
     judged: dict[str, Rehearsal] = {}
+    timed: dict[str, list[tuple[_OwnAttempt, float]]] = {}
     for attempt in attempts:
         with suppress(UserError, *MALFORMED):  # what cannot be rendered today, or is no record of ours
-            result = _judged(attempt, setting)
+            own = _own_attempt(attempt, setting)
+            if own is None or not own.records:
+                continue
+            seconds = _step_seconds(own, setting)
+            if seconds is not None:
+                timed.setdefault(own.key, []).append((own, seconds))
+            result = _judged(own)
             if result is not None:
-                judged.setdefault(json.dumps([result.layout.as_json(), result.techniques.as_json()]), result)
-    return tuple(judged.values())
+                judged.setdefault(own.key, result)
+    steps = tuple(
+        _measured_step([(own, seconds) for own, seconds in of_layout[:NEWEST]]) for of_layout in timed.values()
+    )
+    return OwnRuns(tuple(judged.values()), steps, _job_factor(steps, setting))
 
 
-def _judged(attempt: MeasuredAttempt, setting: Setting) -> Rehearsal | None:
+def _own_attempt(attempt: MeasuredAttempt, setting: Setting) -> _OwnAttempt | None:
     recipe, layout = setting.recipe, layout_of(attempt.plan["layout"])
     nodes, rest = divmod(layout.world_size, recipe.cluster.devices_per_node)
     if rest or (recipe.nodes and recipe.nodes != nodes):
@@ -63,16 +108,59 @@ def _judged(attempt: MeasuredAttempt, setting: Setting) -> Rehearsal | None:
     if not _same_unknown(attempt.plan.get("arguments"), setting.backend.classed_arguments(planned, layout).as_json()):
         return None
     plan = plan_of_one(setting.with_recipe(planned), layout)
-    own = [record for record in attempt.records if _same_job(record, planned, plan, setting)]
-    deaths = [record for record in own if ran_out(record)]
+    records = tuple(record for record in attempt.records if _same_job(record, planned, plan, setting))
+    return _OwnAttempt(attempt, planned, plan, records)
+
+
+def _judged(own: _OwnAttempt) -> Rehearsal | None:
+    deaths = [record for record in own.records if ran_out(record)]
     if deaths:
-        return _rehearsal(attempt, planned, plan, deaths[0], None)
-    peaks = [record for record in own if record["peak_kind"] == plan.estimate.peak_kind and record["peak_bytes"]]
+        return _rehearsal(own, deaths[0], None)
+    kind = own.plan.estimate.peak_kind
+    peaks = [record for record in own.records if record["peak_kind"] == kind and record["peak_bytes"]]
     whole = [record for record in peaks if reason_of_no_whole_peak(record) is None]
-    if len({record["global_rank"] for record in whole}) < layout.world_size:
+    if len({record["global_rank"] for record in whole}) < own.plan.layout.world_size:
         return None
     worst = max(whole, key=lambda record: int(record["peak_bytes"]))
-    return _rehearsal(attempt, planned, plan, worst, int(worst["peak_bytes"]))
+    return _rehearsal(own, worst, int(worst["peak_bytes"]))
+
+
+def _step_seconds(own: _OwnAttempt, setting: Setting) -> float | None:
+    """Return the step time of an attempt on this machine; None where it made too few steps, or says nothing."""
+    machine = json.loads(json.dumps(machine_json(setting.recipe.cluster)))
+    for record in own.records:
+        seconds, steps = record.get("step_seconds"), (record.get("observed") or {}).get("steps_run")
+        enough = not isinstance(steps, int) or steps >= FEWEST_TIMED_STEPS
+        if seconds and enough and record.get("machine", machine) == machine:
+            return float(seconds)
+    return None
+
+
+def _measured_step(attempts: Sequence[tuple[_OwnAttempt, float]]) -> MeasuredStep:
+    newest = attempts[0][0]
+    return MeasuredStep(
+        workload=newest.recipe.workload,
+        layout=newest.plan.layout,
+        techniques=newest.recipe.techniques,
+        gradient_dtype=newest.recipe.training.gradient_dtype,
+        step_seconds=median(seconds for _, seconds in attempts),
+        runs=len(attempts),
+        run_id=newest.attempt.run_id,
+    )
+
+
+def _job_factor(steps: Sequence[MeasuredStep], setting: Setting) -> float:
+    """Return the factor for the predicted step times of all layouts of the job: the mean error of those that ran,
+    shrunk, because a part of it is the layout's own."""
+    logarithms = []
+    for step in steps:
+        recipe = setting.recipe
+        training = replace(recipe.training, gradient_dtype=step.gradient_dtype)
+        nodes = step.layout.world_size // recipe.cluster.devices_per_node
+        sized = setting.with_recipe(replace(recipe, nodes=nodes, techniques=step.techniques, training=training))
+        predicted = float(step_time(sized.job, sized.cluster, LayoutColumns.of([step.layout])).total[0])
+        logarithms.append(math.log(step.step_seconds / predicted))
+    return math.exp(NEIGHBOUR_SHARE * sum(logarithms) / len(logarithms)) if logarithms else 1.0
 
 
 def _same_unknown(then: Mapping[str, Sequence[str]] | None, now: Mapping[str, Sequence[str]] | None) -> bool:
@@ -97,10 +185,9 @@ def _job(record: Mapping[str, Any]) -> dict[str, Any]:
     return job | {"model": {name: value for name, value in job["model"].items() if name != "name"}}
 
 
-def _rehearsal(
-    attempt: MeasuredAttempt, recipe: Recipe, plan: Plan, worst: Mapping[str, Any], peak_bytes: int | None
-) -> Rehearsal:
+def _rehearsal(own: _OwnAttempt, worst: Mapping[str, Any], peak_bytes: int | None) -> Rehearsal:
     """Judge a plan by its worst rank; `peak_bytes` None: that ran out of memory."""
+    attempt, recipe, plan = own.attempt, own.recipe, own.plan
     layout, device_bytes = plan.layout, plan.limit.memory_bytes if peak_bytes is None else peak_bytes
     limit = _limit(plan, recipe, device_bytes)
     verdict = UNSAFE if peak_bytes is None else limit.verdict_of(device_bytes)

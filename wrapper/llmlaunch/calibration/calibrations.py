@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
@@ -128,10 +128,10 @@ def estimator_digest() -> str:
     return digest_of(Path(llmlaunch.__file__).parent)
 
 
-def digest_of(root: Path) -> str:
-    """Return the digest of the sources below another folder."""
-    sources = [path for room in ROOMS for path in (root / room).rglob("*") if path.suffix in (".py", ".json")]
+def digest_of(root: Path, rooms: Sequence[str] = ROOMS, modules: Sequence[str] = MODULES) -> str:
+    """Return the digest of the sources of `rooms` and `modules` below a folder."""
+    sources = [path for room in rooms for path in (root / room).rglob("*") if path.suffix in (".py", ".json")]
     digest = sha256()
-    for path in sorted([*sources, *(root / name for name in MODULES)]):
+    for path in sorted([*sources, *(root / name for name in modules)]):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

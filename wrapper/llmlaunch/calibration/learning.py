@@ -39,6 +39,7 @@ __all__ = [
     "LearningResult",
     "errors_of",
     "folds_of",
+    "gains",
     "learn",
     "score_runs",
     "scores_of_records",
@@ -137,7 +138,7 @@ def _best_parts(pool: Pool, equations: Equations, chosen: NDArray[np.bool_], onl
     }
     best = PARTS[0]
     for parts in sorted(PARTS[1:], key=lambda parts: (sum(parts), float(np.mean(losses[parts])))):
-        if sum(parts) > sum(best) and _gains(losses[best] - losses[parts], models):
+        if sum(parts) > sum(best) and gains(losses[best] - losses[parts], models):
             best = parts
     return best
 
@@ -148,7 +149,7 @@ def _loss(scores: RunScores) -> FloatColumn:
     return np.where(np.isfinite(scores.typical), np.abs(np.log(scores.typical)), scores.shortfall)
 
 
-def _gains(gain: FloatColumn, models: NDArray[np.str_]) -> bool:
+def gains(gain: FloatColumn, models: NDArray[np.str_]) -> bool:
     """Whether the mean is SURE standard errors above zero. They are taken over models: two runs of one model are not
     two witnesses."""
     groups = np.unique(models, return_inverse=True)[1]

@@ -35,15 +35,19 @@ from llmlaunch.layout import Layout
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import Techniques
+from llmlaunch.timing.correction import NO_TIME_CORRECTION, TimeCorrection
 from llmlaunch.workload import Workload
 
 __all__ = [
     "NO_LESSONS",
+    "NO_TIME_EVIDENCE",
     "RESIDENT",
     "Lessons",
+    "MeasuredStep",
     "Rehearsal",
     "RunClass",
     "Support",
+    "TimeEvidence",
     "margin_of",
     "mark_outdated",
     "no_support",
@@ -122,11 +126,53 @@ class Rehearsal:
 
 
 @dataclass(frozen=True)
+class MeasuredStep:
+    """The step time of one layout with its techniques, as runs of the very job took: the median of `runs` attempts,
+    the newest of which is `run_id`."""
+
+    workload: Workload
+    layout: Layout
+    techniques: Techniques
+    gradient_dtype: str | None
+    step_seconds: float
+    runs: int
+    run_id: str
+
+
+@dataclass(frozen=True)
+class TimeEvidence:
+    """What measured runs say of the chosen layout's step time. `uncorrected_seconds` are predicted without any run,
+    `predicted_seconds` with `correction`; where `measured` is known its step time takes the place of both."""
+
+    uncorrected_seconds: float
+    predicted_seconds: float
+    correction: TimeCorrection = NO_TIME_CORRECTION
+    measured: MeasuredStep | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the value of `step_evidence` of a plan's JSON."""
+        correction, measured = self.correction, self.measured
+        about = {name: getattr(correction, name) for name in ("job_factor", "runs", "calibration_id")}
+        return {
+            "uncorrected_seconds": self.uncorrected_seconds,
+            "predicted_seconds": self.predicted_seconds,
+            "correction": None if correction.changes_nothing else {**correction.factors, **about},
+            "measured": None
+            if measured is None
+            else {name: getattr(measured, name) for name in ("step_seconds", "runs", "run_id")},
+        }
+
+
+NO_TIME_EVIDENCE = TimeEvidence(0.0, 0.0)
+
+
+@dataclass(frozen=True)
 class Lessons:
     """What measured runs tell of the plans of one recipe, for the planner, which reads no store. `margin` is the bound
     at the recipe's risk, None if it names none; `correction` belongs into every prediction; `support` counts the runs
     behind both, None if nobody looked; `own_runs` of the store join the shipped ones where they are too few for a bound
-    of their own; `rehearsals` hold for their very shapes only; `stops` is how often runs are stopped unplanned."""
+    of their own; `rehearsals` hold for their very shapes only; `stops` is how often runs are stopped unplanned. `time`
+    belongs into every step time, and `measured_steps` take its place for their very layouts."""
 
     margin: Margin | None = None
     correction: Correction = NO_CORRECTION
@@ -134,6 +180,8 @@ class Lessons:
     own_runs: tuple[EvidenceRun, ...] = ()
     rehearsals: tuple[Rehearsal, ...] = ()
     stops: StopRate = PUBLISHED_RATE
+    time: TimeCorrection = NO_TIME_CORRECTION
+    measured_steps: tuple[MeasuredStep, ...] = ()
 
 
 NO_LESSONS = Lessons()

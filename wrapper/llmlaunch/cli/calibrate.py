@@ -1,4 +1,4 @@
-"""`llmlaunch calibrate`: learn from measured runs; list, show, and go back."""
+"""`llmlaunch calibrate`: learn memory and step times from measured runs; list, show, and go back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from llmlaunch.store.location import store_exists
 if TYPE_CHECKING:
     from llmlaunch.calibration.calibrations import Calibration, Errors
     from llmlaunch.calibration.margins import Bound
-    from llmlaunch.store.calibrations import Answer, Learning, Use
+    from llmlaunch.calibration.time_calibrations import TimeCalibration
+    from llmlaunch.store.calibrations import Answer, Learning, TimeAnswer, Use
     from llmlaunch.store.database import Store
 
 __all__ = ["calibrate_command"]
@@ -37,28 +38,30 @@ ACCELERATOR = click.option("--accelerator", metavar="NAME", help="Only on this a
 def calibrate_command(
     context: click.Context, backend: str | None, accelerator: str | None, dry_run: bool, as_json: bool
 ) -> int:
-    """Learn from the measured runs in the store what predictions leave out, per backend and accelerator.
+    """Learn from the measured runs in the store what predictions leave out: of memory per backend and accelerator, of
+    step times per backend, machine and kind of model.
 
-    Runs that have finished since are collected first. What is learned is tried on runs it has not seen, shown beside
-    what is in use now, and refused where it would be worse or rests on too few runs; that is no failure, and the exit
-    code is 0. Everything taken is kept: `calibrate use` goes back.
+    Runs that have finished since are collected first, and of those that go on the step times so far. What is learned
+    is tried on runs it has not seen, shown beside what is in use now, and refused where it would be worse or rests on
+    too few runs; that is no failure, and the exit code is 0. Everything taken is kept: `calibrate use` goes back.
     """
     if context.invoked_subcommand is not None:
         if backend or accelerator or dry_run or as_json:
             raise click.UsageError(f"give options after the word: calibrate {context.invoked_subcommand} ...")
         return 0
     from llmlaunch.store.calibrations import Learning, calibrate
-    from llmlaunch.store.collect import open_collected
+    from llmlaunch.store.collect import collect_running, open_collected
 
     learning = Learning((), {})
     if store_exists():
         with open_collected(notify) as store:
+            collect_running(store)  # their first steps tell of step times, though not of memory
             learning = calibrate(store, time.time(), backend, accelerator, dry_run)
     if as_json:
         print_json(learning.as_json())
-    elif learning.answers or learning.left_out:
+    elif learning.answers or learning.left_out or learning.times:
         say(learning_text(learning))
-    if not learning.answers:
+    if not learning.answers and not learning.times:
         notify("no measured run to learn from")
     return 0
 
@@ -70,20 +73,23 @@ def calibrate_command(
 def list_command(backend: str | None, accelerator: str | None, as_json: bool) -> None:
     """List every calibration ever taken, the oldest first, and what is in use."""
     from llmlaunch.calibration.records import TABLES
-    from llmlaunch.store.calibrations import all_calibrations, uses
+    from llmlaunch.store.calibrations import all_calibrations, all_time_calibrations, key_of, uses
 
     calibrations: list[Calibration] = []
+    times: list[TimeCalibration] = []
     used: Sequence[Use] = ()
     if store_exists():
         table = None if backend is None else TABLES.get(backend, backend)
         with _opened_store() as store, store.read() as connection:
-            calibrations, used = all_calibrations(connection, table, accelerator), uses(connection, table, accelerator)
+            calibrations = all_calibrations(connection, table, accelerator)
+            times = [entry for entry in all_time_calibrations(connection, table) if _is_on(entry, accelerator)]
+            keys = {*map(key_of, calibrations), *map(key_of, times)}
+            used = [use for use in uses(connection, table) if (use.backend, use.accelerator) in keys]
     if as_json:
-        print_json(
-            {"calibrations": [entry.as_json() for entry in calibrations], "uses": [vars(entry) for entry in used]}
-        )
-    elif calibrations:
-        say(list_text(calibrations, used))
+        of_memory, of_times = [entry.as_json() for entry in calibrations], [entry.as_json() for entry in times]
+        print_json({"calibrations": of_memory, "step_times": of_times, "uses": [vars(entry) for entry in used]})
+    elif calibrations or times:
+        say("\n\n".join(filter(None, [list_text(calibrations, used), time_list_text(times, used)])))
     else:
         notify("no calibrations")
 
@@ -93,15 +99,18 @@ def list_command(backend: str | None, accelerator: str | None, as_json: bool) ->
 @JSON
 def show_command(calibration: str, as_json: bool) -> None:
     """Show one calibration whole: what it was learned from, how well it predicted, and when it was in use."""
-    from llmlaunch.calibration.calibrations import estimator_digest
+    from llmlaunch.calibration.calibrations import Calibration, estimator_digest
+    from llmlaunch.calibration.time_calibrations import timing_digest
     from llmlaunch.store.calibrations import find_calibration, uses
 
     with _opened_store() as store, store.read() as connection:
         record, used = find_calibration(connection, calibration), uses(connection)
     if as_json:
         print_json(record.as_json())
-    else:
+    elif isinstance(record, Calibration):
         say(calibration_text(record, used, estimator_digest()))
+    else:
+        say(time_calibration_text(record, used, timing_digest()))
 
 
 @calibrate_command.command("use")
@@ -110,9 +119,9 @@ def show_command(calibration: str, as_json: bool) -> None:
 @click.option("--accelerator", metavar="NAME", help="With none: on which accelerator.")
 @JSON
 def use_command(calibration: str, backend: str | None, accelerator: str | None, as_json: bool) -> None:
-    """Go back to an earlier calibration, or to none. This is kept, too."""
+    """Go back to an earlier calibration, or to none, neither of memory nor of step times. This is kept, too."""
     from llmlaunch.calibration.records import TABLES
-    from llmlaunch.store.calibrations import find_calibration, in_use, use
+    from llmlaunch.store.calibrations import find_calibration, key_of, keys_in_use, use, use_of
 
     table = None if backend is None else TABLES.get(backend, backend)
     wanted = None if calibration == NONE else calibration
@@ -120,17 +129,29 @@ def use_command(calibration: str, backend: str | None, accelerator: str | None, 
         raise UserError("calibrate use none: say of what, with --backend NAME --accelerator NAME")
     with _opened_store() as store, store.write() as connection:
         if wanted is not None:
-            record = find_calibration(connection, wanted)
-            table, accelerator = table or record.backend, accelerator or record.accelerator
-        before = in_use(connection, str(table), str(accelerator))
-        if wanted is None and before is None:
+            key = key_of(find_calibration(connection, wanted))
+            keys = [(table or key[0], accelerator or key[1])]
+        else:
+            keys = keys_in_use(connection, str(table), str(accelerator))
+        before = [use_of(connection, *key) for key in keys]
+        if not keys:
             raise UserError(f"calibrate use none: no calibration is in use for {table} on {accelerator}")
-        use(connection, str(table), str(accelerator), wanted, time.time())
-    earlier = None if before is None else before.id
+        for key in keys:
+            use(connection, *key, wanted, time.time())
     if as_json:
-        print_json({"backend": table, "accelerator": accelerator, "used": wanted, "before": earlier})
+        changed = zip(keys, before, strict=True)
+        rows = [
+            {"backend": name, "accelerator": where, "used": wanted, "before": earlier}
+            for (name, where), earlier in changed
+        ]
+        print_json(rows[0] | {"changed": rows})
     else:
-        say(f"{table} on {accelerator}: {wanted or NONE} is in use now, before it {earlier or NONE}")
+        for (name, where), earlier in zip(keys, before, strict=True):
+            say(f"{name} on {one_line(where)}: {wanted or NONE} is in use now, before it {earlier or NONE}")
+
+
+def _is_on(calibration: TimeCalibration, accelerator: str | None) -> bool:
+    return accelerator is None or f" {accelerator} " in f" {calibration.machine} "
 
 
 def _opened_store() -> Store:
@@ -143,6 +164,7 @@ def _opened_store() -> Store:
 
 def learning_text(learning: Learning) -> str:
     parts = ["\n".join(_answer(answer)) for answer in learning.answers]
+    parts += ["\n".join(_time_answer(answer)) for answer in learning.times]
     if learning.left_out:
         parts.append("Left out: " + _counts(learning.left_out))
     return "\n\n".join(parts)
@@ -160,7 +182,39 @@ def _answer(answer: Answer) -> list[str]:
     return [*lines, f"  {answer.did}: {answer.why}; {consequence}"]
 
 
-def _going_back(answer: Answer) -> str:
+def _time_answer(answer: TimeAnswer) -> list[str]:
+    outcome, calibration = answer.result, answer.result.calibration
+    where = one_line(f"{outcome.backend}, {outcome.machine}")
+    if calibration is None or answer.did == "unchanged":
+        return [f"{where}: {answer.did}, {answer.why}"]
+    lines = [f"{where}: {counted(calibration.runs, 'timed run')}", *_time_learned(calibration)]
+    consequence = "the factors in use stay" if answer.before is not None else "none are in use"
+    if answer.did == "taken":
+        return [*lines, f"  taken as {calibration.id}", f"  go back with: {_going_back(answer)}"]
+    return [*lines, f"  {answer.did}: {answer.why}; {consequence}"]
+
+
+def _time_learned(calibration: TimeCalibration) -> list[str]:
+    before, after = calibration.before, calibration.after
+    rows = [
+        ["mean error of the step time", percent(before.mape), percent(after.mape)],
+        ["bias", signed_percent(before.bias), signed_percent(after.bias)],
+        ["largest error", percent(before.worst), percent(after.worst)],
+    ]
+    return [
+        f"  models     {_counts(calibration.models)}",
+        f"  seconds    {_factors(calibration)}",
+        table(["", "in use", "new, cross-validated"], rows),
+    ]
+
+
+def _factors(calibration: TimeCalibration) -> str:
+    factors = calibration.correction.factors
+    learned = [f"{name} {signed_percent(factor - 1.0)}" for name, factor in factors.items() if factor != 1.0]
+    return ", ".join(learned) or "as predicted"
+
+
+def _going_back(answer: Answer | TimeAnswer) -> str:
     if answer.before is not None:
         return to_type("calibrate", "use", answer.before.id)
     about = ["--backend", answer.result.backend, "--accelerator", one_line(answer.result.accelerator)]
@@ -217,11 +271,29 @@ def calibration_text(calibration: Calibration, uses: Sequence[Use], estimator: s
         f"  data       {calibration.data.digest[:12]}",
         *_learned(calibration),
     ]
-    times = [use for use in uses if (use.backend, use.accelerator) == (calibration.backend, calibration.accelerator)]
+    return "\n".join([*lines, *_times_in_use(calibration.id, uses, calibration.backend, calibration.accelerator)])
+
+
+def time_calibration_text(calibration: TimeCalibration, uses: Sequence[Use], estimator: str) -> str:
+    """One calibration of step times whole, with when it was in use. `estimator` is the digest of this program's."""
+    stale = "" if calibration.estimator == estimator else ", not that of this program: calibrate again"
+    lines = [
+        one_line(
+            f"{calibration.id}: {calibration.backend}, {calibration.machine}, {counted(calibration.runs, 'timed run')}"
+        ),
+        f"  made       {_when(calibration.made_at)} by llmlaunch {calibration.llmlaunch}, "
+        f"estimator {calibration.estimator[:12]}{stale}",
+        f"  data       {calibration.data[:12]}",
+        *_time_learned(calibration),
+    ]
+    return "\n".join([*lines, *_times_in_use(calibration.id, uses, calibration.backend, calibration.machine)])
+
+
+def _times_in_use(calibration_id: str, uses: Sequence[Use], backend: str, accelerator: str) -> list[str]:
+    times = [use for use in uses if (use.backend, use.accelerator) == (backend, accelerator)]
     ends = [*(_when(use.since) for use in times[1:]), "now"]
-    mine = [(use.since, end) for use, end in zip(times, ends, strict=True) if use.calibration_id == calibration.id]
-    lines += [f"  in use     from {_when(since)} to {end}" for since, end in mine] or ["  in use     never"]
-    return "\n".join(lines)
+    mine = [(use.since, end) for use, end in zip(times, ends, strict=True) if use.calibration_id == calibration_id]
+    return [f"  in use     from {_when(since)} to {end}" for since, end in mine] or ["  in use     never"]
 
 
 def list_text(calibrations: Sequence[Calibration], uses: Sequence[Use]) -> str:
@@ -241,7 +313,21 @@ def list_text(calibrations: Sequence[Calibration], uses: Sequence[Use]) -> str:
         ]
         rows.append([one_line(text) for text in (calibration.id, *about)])
     head = ["id", "backend", "accelerator", "runs", "correction", "mean error", "in use since"]
-    return table(head, rows, indent="")
+    return table(head, rows, indent="") if rows else ""
+
+
+def time_list_text(calibrations: Sequence[TimeCalibration], uses: Sequence[Use]) -> str:
+    """The table of calibrations of step times; nothing where there are none."""
+    now = {(use.backend, use.accelerator): use for use in uses}
+    rows = []
+    for calibration in calibrations:
+        use = now.get((calibration.backend, calibration.machine))
+        since = _when(use.since) if use is not None and use.calibration_id == calibration.id else "-"
+        errors = f"{percent(calibration.before.mape)} > {percent(calibration.after.mape)}"
+        about = [calibration.backend, calibration.machine, str(calibration.runs), _factors(calibration), errors, since]
+        rows.append([one_line(text) for text in (calibration.id, *about)])
+    head = ["id", "backend", "step times of", "runs", "seconds", "mean error", "in use since"]
+    return table(head, rows, indent="") if rows else ""
 
 
 def _when(at: float) -> str:

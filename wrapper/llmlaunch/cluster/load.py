@@ -153,6 +153,7 @@ def _cluster(values: Mapping[str, Any], name: str) -> Cluster:
         node_link=node,
         domain_link=_link(links, "domain") if links.get("domain") else node,
         fabric_link=_link(links, "fabric"),
+        host_copy_bytes_per_second=_host_copies(links.get("host") or {}),
         bandwidth=_matrix(links.get("matrix")),
         site=Site(**_given(Site, values) | {"container": container}),
     )
@@ -181,6 +182,11 @@ def _link(links: Mapping[str, Any], tier: str) -> Link:
             raise BadKey(("links", tier, key), "is missing; give the speed of this tier")
     speed, latency = link["gigabytes_per_second"] * GB, link["latency_microseconds"] * _MICRO
     return Link(speed, latency, bool(link.get("measured", False)))
+
+
+def _host_copies(host: Mapping[str, Any]) -> float | None:
+    speed = host.get("gigabytes_per_second")
+    return None if speed is None else float(speed * GB)
 
 
 def _accelerator(spec: str | Mapping[str, Any]) -> Accelerator:

@@ -178,8 +178,13 @@ class Cluster:
     node_mesh: bool = key(
         "Devices of a node are wired pair by pair, without a switch (boards of four GPUs)", default=False
     )
+    devices_per_uplink: int = key(
+        "Devices that share one PCI Express link to the processors; absent = each has its own", default=1, ge=1, le=64
+    )
+    host_copy_bytes_per_second: float | None = None  # of each device, each way, all at once, as measured; None = nobody
     site: Site = Site()
     network: MeasuredNetwork | None = field(default=None, compare=False)  # of `bandwidth`, between the nodes of one job
+    host_seconds_factor: float = field(default=1.0, compare=False)  # of what hosts take, by measured runs
 
     def between(self, nodes: int, order: Sequence[int] | None = None) -> Cluster:
         """Return the cluster with the measured network between `nodes` nodes, if there is a matrix; step times use it.
@@ -203,12 +208,22 @@ class _LinkKeys:
 
 
 @section
+class _HostLinkKeys:
+    """Copies between a device and its node's memory, as llmlaunch doctor --host measures them."""
+
+    gigabytes_per_second: Speed = key(
+        "What each device copies in the slower direction while all devices of the node copy, in units of 1e9 bytes"
+    )
+
+
+@section
 class _LinksKeys:
-    """The three tiers."""
+    """The three tiers, and the way to the host."""
 
     node: _LinkKeys = key("Between devices of a node")
     domain: _LinkKeys = key("Between devices of an NVLink domain; absent = as `node`")
     fabric: _LinkKeys = key("Between nodes")
+    host: _HostLinkKeys = key("Between a device and its node's memory; absent = as the accelerator's data sheet has it")
     matrix: PathText = key("File of measured speeds between every two nodes, as llmlaunch doctor --network saves it")
 
 
@@ -263,7 +278,7 @@ def _accelerator_form() -> Any:
 
 def _links_form() -> Any:
     link = _over_base(_LinkKeys)
-    tiers = {"node": link, "domain": link, "fabric": link}
+    tiers = {"node": link, "domain": link, "fabric": link, "host": _over_base(_HostLinkKeys)}
     keys = keys_of(_LinksKeys, over_base=True, nullable=True, written=tiers)
     return form("Links", keys, description=_LinksKeys.__doc__)
 

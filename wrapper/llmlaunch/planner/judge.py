@@ -15,7 +15,7 @@ from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.peak import RESIDUAL
 from llmlaunch.planner.plan import SAFE, TIGHT, Plan
 from llmlaunch.planner.pricing import situation
-from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, rehearsal_of
+from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, evidence_of
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
@@ -88,8 +88,14 @@ def _priced(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVerdict]:
         return []
     device = worst_ranks(setting.job, columns).device_bytes
     seconds = step_time(setting.job, setting.cluster, columns).total
+    ran = [evidence_of(setting.lessons.measured_steps, setting.recipe, layout) for layout in layouts]
     return [
-        LayoutVerdict(layout, float(seconds[i]), int(device[i]), _by_memory(setting, layout))
+        LayoutVerdict(
+            layout,
+            float(seconds[i]) if (measured := ran[i]) is None else measured.step_seconds,
+            int(device[i]),
+            _by_memory(setting, layout),
+        )
         for i, layout in enumerate(layouts)
     ]
 
@@ -97,7 +103,7 @@ def _priced(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVerdict]:
 def _by_memory(setting: Setting, layout: Layout) -> Refusal | None:
     detail = estimate(setting.job, layout, node=node_of(setting.recipe))
     worst, limit, host = detail.worst, setting.limit.limit_bytes, setting.host_limit.limit_bytes
-    rehearsed = rehearsal_of(setting.lessons.rehearsals, setting.recipe, layout)
+    rehearsed = evidence_of(setting.lessons.rehearsals, setting.recipe, layout)
     if detail.fault is not None:
         return Refusal(BROKEN_ESTIMATE, f"its estimate cannot be right, which is a bug of llmlaunch: {detail.fault}")
     if rehearsed is not None and rehearsed.refuses(limit):

@@ -17,7 +17,8 @@ from llmlaunch.placement.search import place
 from llmlaunch.placement.traffic import Sizes, Volumes, inverse, traffic
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.timing.step import step_time
+from llmlaunch.timing.correction import corrected_cluster
+from llmlaunch.timing.step import step_time, travelling_bytes
 
 __all__ = ["ExpectedPlacement", "expected_placement", "layout_sizes", "step_volumes"]
 
@@ -67,47 +68,55 @@ def step_volumes(recipe: Recipe, layout: Layout, facts: MemoryFacts) -> Volumes:
     """Return the bytes a device sends in one step, with nothing hidden behind compute (as Pipette counts them).
 
     The pipeline is traversed once for every p micro-batches (Pipette's hidden critical path). Gradients are reduced
-    and parameters gathered once a step, D - 1 of D shares over every link of the ring; ZeRO 3 gathers parameters twice
-    and scatters gradients for each micro-batch.
+    and parameters gathered as often, and in the formats, that the step time has them (`timing/step.py`), D - 1 of D
+    shares over every link of the ring.
     """
     workload = recipe.workload
-    width = 4.0 if workload.precision == "fp32" else 2.0
+    job = Job(recipe.model, workload, facts, techniques=recipe.techniques)
     microbatches = max(layout.num_microbatches(workload.global_batch_size), 1)
     tokens = workload.sequence_length * layout.micro_batch_size / layout.context
     split = layout.tensor if layout.sequence_parallel else 1
-    boundary = width * tokens * recipe.model.hidden_size / split
-    dense, expert = _trained(recipe, layout, facts)
+    boundary = facts.residual_bytes * tokens * recipe.model.hidden_size / split
+    dense, expert = _trained(job, layout)
     group = layout.data * layout.context
     expert_group = group * layout.tensor // (layout.expert * layout.expert_tensor)
-    each = _ring_bytes_per_parameter(facts, layout.zero_stage, microbatches)
-    if recipe.model.moe is None:
-        mixtures, topk = 0.0, 0
-    else:
-        mixtures = sum(recipe.model.moe.layer_pattern) / layout.pipeline
-        topk = recipe.model.moe.topk
+    each = _ring_bytes_per_parameter(job, layout, microbatches)
     return Volumes(
         pipeline=boundary * -(-microbatches // layout.pipeline),
         data=tuple(each * (group - 1) / group * count for count in dense),
         expert_data=tuple(each * (expert_group - 1) / expert_group * count for count in expert),
-        # dispatch and combine, forward and backward
-        expert=4.0 * mixtures * microbatches * boundary * topk / layout.expert,
+        expert=_exchanged(job, layout, microbatches, tokens),
     )
 
 
-def _trained(recipe: Recipe, layout: Layout, facts: MemoryFacts) -> tuple[list[float], list[float]]:
+def _exchanged(job: Job, layout: Layout, microbatches: int, tokens: float) -> float:
+    """Return the bytes a device sends to each rank of its expert group: dispatch and combine, forward and backward."""
+    moe = job.shape.moe
+    if moe is None:
+        return 0.0
+    mixtures = sum(moe.layer_pattern) / layout.pipeline
+    token = job.facts.activation_bytes * job.shape.hidden_size
+    return 4.0 * mixtures * microbatches * token * tokens / layout.tensor * moe.topk / layout.expert
+
+
+def _trained(job: Job, layout: Layout) -> tuple[list[float], list[float]]:
     """Return the trained parameters on one device of each stage: (dense, expert)."""
-    job = Job(recipe.model, recipe.workload, facts, techniques=recipe.techniques)
     rows = all_ranks(job, LayoutColumns.of([layout]))
     counts = trained_parameters(job, rows, rank_parameters(job, rows))
     return [float(n) for n in counts.dense], [float(n) for n in np.broadcast_to(counts.expert, len(rows))]
 
 
-def _ring_bytes_per_parameter(facts: MemoryFacts, zero_stage: int, microbatches: int) -> float:
-    if zero_stage >= 3:
-        return microbatches * (2.0 * facts.parameter_bytes + facts.gradient_bytes)
-    if zero_stage:
-        return facts.gradient_bytes + facts.parameter_bytes
-    return 2.0 * facts.gradient_bytes  # an all-reduce is a reduce-scatter and an all-gather
+def _ring_bytes_per_parameter(job: Job, layout: Layout, microbatches: int) -> float:
+    gradient, parameter = travelling_bytes(job)
+    sharding = job.facts.full_sharding
+    once = sharding is not None and sharding.keeps_stage and layout.pipeline > 1
+    times = 1 if once else microbatches
+    if layout.zero_stage >= 3 and not once:
+        return times * (gradient + 2.0 * parameter)
+    if layout.zero_stage >= 2:
+        return times * gradient + parameter
+    # without sharding an all-reduce is a reduce-scatter and an all-gather of gradients
+    return gradient + parameter if layout.zero_stage else 2.0 * gradient
 
 
 def expected_placement(setting: Setting, layout: Layout) -> ExpectedPlacement | None:
@@ -119,12 +128,13 @@ def expected_placement(setting: Setting, layout: Layout) -> ExpectedPlacement | 
     volumes = step_volumes(recipe, layout, setting.job.facts)
     terms = traffic(layout_sizes(layout), volumes, cluster.devices_per_node, cluster.nvlink_domain_devices)
     rows = slurm_order(matrix, recipe.nodes)
-    speeds = [[matrix.bytes_per_second[i][j] for j in rows] for i in rows]
+    time = setting.lessons.time
+    speeds = [[matrix.bytes_per_second[i][j] / (time.fabric * time.job_factor) for j in rows] for i in rows]
     orders = count()
     best = place(terms, inverse(speeds), BUDGET_ORDERS, clock=lambda: float(next(orders)))
     columns = LayoutColumns.of([layout])
     before, after = (
-        float(step_time(setting.job, cluster.between(recipe.nodes, order), columns).total[0])
+        float(step_time(setting.job, corrected_cluster(cluster.between(recipe.nodes, order), time), columns).total[0])
         for order in (rows, [rows[index] for index in best.order])
     )
     names = tuple(matrix.nodes[i] for i in rows)

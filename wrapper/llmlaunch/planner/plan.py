@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from llmlaunch.backends.base import SWITCH_NAMES
 from llmlaunch.backends.flag_classes import NO_ARGUMENTS, ClassedArguments
 from llmlaunch.calibration.margins import FUJII_SHARE
-from llmlaunch.calibration.support import Rehearsal, Support
+from llmlaunch.calibration.support import NO_TIME_EVIDENCE, Rehearsal, Support, TimeEvidence
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate
@@ -328,6 +328,7 @@ class Plan:
     what_ifs: tuple[WhatIf, ...] = ()  # what each technique that no backend runs changes of this layout
     faster: FasterLayout | None = None  # None: no safe layout is faster by more than nothing can tell apart
     expected: ExpectedEnd | None = None  # None: of a plan that is no whole job's, such as a fallback's
+    time: TimeEvidence = NO_TIME_EVIDENCE
 
     @property
     def layout(self) -> Layout:
@@ -429,6 +430,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "memory": _memory_json(plan),
         "step_seconds": plan.chosen.step_seconds,
         "step_terms": dict(plan.step_terms),
+        "step_evidence": plan.time.as_json(),
         "mfu": plan.mfu,
         "job": asdict(plan.length) | {"expected": None if plan.expected is None else asdict(plan.expected)},
         "sizing": None if plan.sizing is None else plan.sizing.as_json(),

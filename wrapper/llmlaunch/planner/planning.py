@@ -9,13 +9,25 @@ from dataclasses import replace
 import numpy as np
 
 from llmlaunch.backends.flag_classes import ClassedArguments
-from llmlaunch.calibration.support import Rehearsal
+from llmlaunch.calibration.support import MeasuredStep, Rehearsal, TimeEvidence
+from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.expected_end import expected_end
-from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, JobLength, Limit, NodeTrial, Plan, Sizing, as_planned
+from llmlaunch.planner.plan import (
+    SAFE,
+    TIGHT,
+    UNSAFE,
+    Candidate,
+    JobLength,
+    Limit,
+    NodeTrial,
+    Plan,
+    Sizing,
+    as_planned,
+)
 from llmlaunch.planner.search import (
     BROKEN_ESTIMATE,
     HOST_MEMORY,
@@ -26,7 +38,7 @@ from llmlaunch.planner.search import (
     faster_layout,
     search,
 )
-from llmlaunch.planner.setting import Setting, node_of
+from llmlaunch.planner.setting import Setting, node_of, timed_cluster
 from llmlaunch.planner.sizing import (
     DEFAULT_MOST_NODES,
     budget_shares,
@@ -41,7 +53,7 @@ from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second
 from llmlaunch.timing.products import model_flops_per_token
-from llmlaunch.timing.step import step_time
+from llmlaunch.timing.step import StepTime, step_time
 from llmlaunch.units import DAY, GB, GIB, HOUR, MINUTE, duration
 
 __all__ = ["make_plan", "make_sized_plan", "plan_of", "time_limit_note"]
@@ -93,6 +105,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
     peak_kind = recipe.cluster.accelerator.peak_kind
     detail = estimate(job, chosen.layout, peak_kind=peak_kind, node=node_of(recipe))
     seconds = step_time(job, setting.cluster, LayoutColumns.of([chosen.layout]))
+    time = _time_evidence(setting, job, chosen, seconds, result.measured.get(int(result.first[place])))
     length = JobLength.of(recipe, chosen.step_seconds)
     rehearsed = result.rehearsed.get(int(result.first[place]))
     arguments = setting.backend.classed_arguments(planned, chosen.layout)
@@ -104,7 +117,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
         estimate=detail,
         limit=limit,
         host_limit=host,
-        step_terms={name: float(column[0]) for name, column in seconds.terms.items()},
+        step_terms=_step_terms(seconds, time),
         mfu=_utilisation(recipe, chosen.step_seconds),
         length=length,
         searched=result.searched,
@@ -126,7 +139,28 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
         arguments=arguments,
         what_ifs=what_ifs_of(setting, planned, chosen.layout),
         faster=faster_layout(result, recipe) if safe and place == 0 and recipe.preference else None,
+        time=time,
     )
+
+
+def _time_evidence(
+    setting: Setting, job: Job, chosen: Candidate, seconds: StepTime, measured: MeasuredStep | None
+) -> TimeEvidence:
+    predicted, plain, correction = float(seconds.total[0]), 0.0, setting.lessons.time
+    if correction.changes_nothing:
+        plain = predicted
+    else:
+        columns = LayoutColumns.of([chosen.layout])
+        plain = float(step_time(job, timed_cluster(setting.recipe), columns).total[0])
+    return TimeEvidence(plain, predicted, correction, measured)
+
+
+def _step_terms(seconds: StepTime, time: TimeEvidence) -> dict[str, float]:
+    """Return the step by what it is spent on; what a measured one differs by is a term of its own."""
+    terms = {name: float(column[0]) for name, column in seconds.terms.items()}
+    if time.measured is not None:
+        terms["measured_residual"] = time.measured.step_seconds - time.predicted_seconds
+    return terms
 
 
 def _verdict(setting: Setting, may_run: bool, rehearsed: Rehearsal | None, arguments: ClassedArguments) -> str:
@@ -289,11 +323,21 @@ def host_link_notes(setting: Setting, job: Job, layout: Layout) -> tuple[str, ..
     """Return what the plan assumes of the link between device and host; nothing where no technique uses it."""
     if not (job.techniques.moves_to_host or layout.offload_layers):
         return ()
-    link, shared = host_link(setting.cluster), host_link_bytes_per_second(setting.cluster)
     notes = [
-        f"what waits in host memory travels over {link.name}, {link.bytes_per_second / GB:.1f} GB/s each way at best "
-        f"and {shared / GB:.1f} GB/s with all devices of a node; the step time shows what no computation hides"
+        f"what waits in host memory travels over {_host_link_text(setting.cluster)}; the step time shows what no "
+        "computation hides"
     ]
     if job.techniques.swapped_share:
         notes.append(swap_note(setting, job, layout))
     return tuple(notes)
+
+
+def _host_link_text(cluster: Cluster) -> str:
+    link, shared = host_link(cluster), host_link_bytes_per_second(cluster)
+    if cluster.host_copy_bytes_per_second is not None:
+        return f"{link.name}, {shared / GB:.1f} GB/s each way with all devices of a node, as measured here"
+    divided = f", {cluster.devices_per_uplink} devices to a link" if cluster.devices_per_uplink > 1 else ""
+    return (
+        f"{link.name}, {link.bytes_per_second / GB:.1f} GB/s each way at best and {shared / GB:.1f} GB/s with all "
+        f"devices of a node{divided}"
+    )

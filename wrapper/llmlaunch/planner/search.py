@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
+from typing import TypeVar
 
 import numpy as np
 
-from llmlaunch.calibration.support import Rehearsal
+from llmlaunch.calibration.support import MeasuredStep, Rehearsal
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout, LayoutColumns, Rule, refusal_counts
@@ -38,9 +39,9 @@ __all__ = [
     "OUTPACED",
     "REHEARSED",
     "SearchResult",
+    "evidence_of",
     "faster_layout",
     "pareto",
-    "rehearsal_of",
     "search",
 ]
 
@@ -62,9 +63,9 @@ class SearchResult:
 
     `first` is the beginning of the ranking: the safe points by `preferred_seconds`, step time with what the preference
     adds to it, or, where none is safe, all legal ones by how full they make the fullest memory, of a device or of a
-    node. Of the `searched` layouts, each is safe or
-    `refused` for one reason; OUTPACED are uneven stages that cannot be among the EXACT first. `rehearsed` maps point
-    indices to the rehearsals that decide about them.
+    node. Of the `searched` layouts, each is safe or `refused` for one reason; OUTPACED are uneven stages that cannot be
+    among the EXACT first. `rehearsed` maps point indices to the rehearsals that decide about them, `measured` to the
+    runs whose step time theirs is.
     """
 
     points: Points
@@ -75,6 +76,7 @@ class SearchResult:
     refused: Mapping[str, int]
     rules: Sequence[Rule]
     rehearsed: Mapping[int, Rehearsal] = field(default_factory=dict)
+    measured: Mapping[int, MeasuredStep] = field(default_factory=dict)
 
     @property
     def device_bytes(self) -> FloatColumn:
@@ -144,7 +146,9 @@ def search(setting: Setting) -> SearchResult:
         points.rows.device_bytes / max(setting.limit.limit_bytes, 1),
         points.rows.host_bytes / max(setting.host_limit.limit_bytes, 1),
     )
-    rehearsed = _rehearsed_points(setting.lessons.rehearsals, recipe, points)
+    rehearsed = _points_of(setting.lessons.rehearsals, recipe, points)
+    measured = _points_of(setting.lessons.measured_steps, recipe, points)
+    points = _with_measured_steps(points, measured)
     safe, by_memory = _judged(setting, points, rehearsed, filled)
     preferred = points.rows.step_seconds * preference_factor(recipe, points)
     refused = refused + by_techniques + uneven.refused + by_memory
@@ -158,7 +162,18 @@ def search(setting: Setting) -> SearchResult:
         refused=dict(refused),
         rules=rules,
         rehearsed=rehearsed,
+        measured=measured,
     )
+
+
+def _with_measured_steps(points: Points, measured: Mapping[int, MeasuredStep]) -> Points:
+    """Return the points with the step times of those that ran, as measured."""
+    if not measured:
+        return points
+    seconds = points.rows.step_seconds.copy()
+    for row, step in measured.items():
+        seconds[row] = step.step_seconds
+    return replace(points, rows=replace(points.rows, step_seconds=seconds))
 
 
 def _legal(
@@ -175,8 +190,8 @@ def _legal(
 
 def _fastest(setting: Setting, points: Points) -> FloatColumn:
     """Return the preferred seconds of the EXACT first safe points, infinite where there are fewer; of more points where
-    a rehearsal may refuse some of them."""
-    exact = EXACT + _refutable(setting.lessons.rehearsals, setting.recipe)
+    a rehearsal may refuse some of them, or a run may have shown them to be slower."""
+    exact = EXACT + _refutable(setting.lessons.rehearsals, setting.recipe) + len(setting.lessons.measured_steps)
     safe = is_safe(setting, points.rows.device_bytes, points.rows.host_bytes)
     preferred = points.rows.step_seconds * preference_factor(setting.recipe, points)
     seconds = np.concatenate([preferred[safe], np.full(exact, np.inf)])
@@ -238,15 +253,18 @@ def _ranking(points: Points, preferred: FloatColumn, safe: BoolColumn, filled: F
     return first
 
 
-def _rehearsed_points(rehearsals: Iterable[Rehearsal], recipe: Recipe, points: Points) -> Mapping[int, Rehearsal]:
-    """Map point indices to the rehearsals of exactly that layout, with the same techniques and workload."""
-    rehearsed: dict[int, Rehearsal] = {}
-    for rehearsal in rehearsals:
-        for row in np.flatnonzero(_same_split(points, rehearsal.layout)[points.rows.split]):
+Evidence = TypeVar("Evidence", Rehearsal, MeasuredStep)
+
+
+def _points_of(evidence: Iterable[Evidence], recipe: Recipe, points: Points) -> Mapping[int, Evidence]:
+    """Map point indices to the evidence on exactly that layout, with the same techniques and workload."""
+    by_row: dict[int, Evidence] = {}
+    for one_layout in evidence:
+        for row in np.flatnonzero(_same_split(points, one_layout.layout)[points.rows.split]):
             planned = recipe_with_techniques(recipe, *points.techniques(int(row)))
-            if points.layout(int(row)) == rehearsal.layout and _same_techniques(planned, rehearsal):
-                rehearsed[int(row)] = rehearsal
-    return rehearsed
+            if points.layout(int(row)) == one_layout.layout and _same_techniques(planned, one_layout):
+                by_row[int(row)] = one_layout
+    return by_row
 
 
 def _same_split(points: Points, layout: Layout) -> BoolColumn:
@@ -257,14 +275,14 @@ def _same_split(points: Points, layout: Layout) -> BoolColumn:
     return same
 
 
-def _same_techniques(recipe: Recipe, rehearsal: Rehearsal) -> bool:
+def _same_techniques(recipe: Recipe, evidence: Rehearsal | MeasuredStep) -> bool:
     techniques = recipe.techniques, recipe.training.gradient_dtype
-    return recipe.workload == rehearsal.workload and techniques == (rehearsal.techniques, rehearsal.gradient_dtype)
+    return recipe.workload == evidence.workload and techniques == (evidence.techniques, evidence.gradient_dtype)
 
 
-def rehearsal_of(rehearsals: Iterable[Rehearsal], recipe: Recipe, layout: Layout) -> Rehearsal | None:
-    """Return the rehearsal of one layout with the techniques of `recipe`."""
-    return next((r for r in rehearsals if r.layout == layout and _same_techniques(recipe, r)), None)
+def evidence_of(evidence: Iterable[Evidence], recipe: Recipe, layout: Layout) -> Evidence | None:
+    """Return the evidence on one layout with the techniques of `recipe`."""
+    return next((e for e in evidence if e.layout == layout and _same_techniques(recipe, e)), None)
 
 
 def _refutable(rehearsals: Iterable[Rehearsal], recipe: Recipe) -> int:

@@ -20,6 +20,7 @@ from llmlaunch.memory.job import Correction, Job
 from llmlaunch.planner.plan import Limit
 from llmlaunch.recipe.types import MemoryPolicy, Recipe
 from llmlaunch.techniques import SOLVED_SHARE, Techniques
+from llmlaunch.timing.correction import corrected_cluster
 from llmlaunch.units import GIB
 
 __all__ = ["Setting", "host_limit", "job_class", "memory_limit", "node_of", "setting_of", "timed_cluster"]
@@ -30,7 +31,8 @@ SIZE = re.compile(r"(\d+)([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Setting:
-    """One recipe with its backend, the job its layouts are priced as, the cluster they are timed on, and how far
+    """One recipe with its backend, the job its layouts are priced as, the cluster they are timed on (with what measured
+    runs correct: `lessons.time`), and how far
     devices and nodes may be filled. Everything that searches, judges, sizes or explains takes this one object.
 
     A recipe with `nodes: auto` is priced on one node until `make_sized_plan` chooses. `baseline_bytes` and `lessons`
@@ -52,6 +54,11 @@ class Setting:
         """Return the setting of another recipe with the same backend, baseline and lessons, widened as this one is."""
         setting = setting_of(recipe, self.backend, self.baseline_bytes, self.lessons)
         return replace(setting, limit=self.limit, widened=True) if self.widened else setting
+
+    def with_lessons(self, lessons: Lessons) -> Setting:
+        """Return the setting of the same recipe with what else was learned; margin and correction stay as they are."""
+        timed = corrected_cluster(timed_cluster(replace(self.recipe, nodes=self.recipe.nodes or 1)), lessons.time)
+        return replace(self, lessons=lessons, cluster=timed)
 
     def job_of(self, recipe: Recipe) -> Job:
         """Return the job of the same recipe with other techniques, built once for each recipe object."""
@@ -77,7 +84,7 @@ def setting_of(
         recipe=recipe,
         backend=backend,
         job=_job(sized, backend, baseline_bytes, lessons.correction),
-        cluster=timed_cluster(sized),
+        cluster=corrected_cluster(timed_cluster(sized), lessons.time),
         limit=replace(limit, support=lessons.support),
         host_limit=host_limit(recipe),
         baseline_bytes=baseline_bytes,

@@ -148,7 +148,7 @@ def _hopeless(setting: Setting) -> NodeTrial | None:
     recipe = setting.recipe
     if recipe.budget.days is None and recipe.budget.gpu_hours is None:
         return None
-    least = JobLength.of(recipe, least_device_seconds(setting.job, recipe.cluster) / recipe.world_size)
+    least = JobLength.of(recipe, least_device_seconds(setting.job, setting.cluster) / recipe.world_size)
     over = most_exceeded(recipe.budget, least)
     if over is None:
         return None

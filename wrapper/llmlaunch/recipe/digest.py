@@ -27,6 +27,8 @@ _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothin
 # a family is a way to say the shape; of a host's link and a measured network a job's meaning does not speak
 _NOTES = frozenset(
     {"memory_source", "bandwidth", "found_version", "family", "host_link", "network", "document"}
+    # how a host is reached, and what measured runs say of hosts
+    | {"devices_per_uplink", "host_copy_bytes_per_second", "host_seconds_factor"}
     # what a job costs, and how soon it comes back
     | {"usd_per_gpu_hour", "checkpoint_gigabytes_per_second", "resume_seconds"}
 )

@@ -11,6 +11,7 @@ from math import ceil
 from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.checkpoints import lead_seconds, refuse_short_time, save_seconds, tracker
 from llmlaunch.backends.registry import backend_for, recorded_name
+from llmlaunch.calibration.time_calibrations import machine_json
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, OF_TIME, ModelShape, Router
 from llmlaunch.planner.plan import Plan
@@ -98,6 +99,7 @@ def measurement_template(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict
         "backend_version": recipe.backend.runs_version,
         "gpu": "cpu" if accelerator.kind == "cpu" else accelerator.name,
         "gpu_memory_bytes": accelerator.memory_bytes,
+        "machine": machine_json(recipe.cluster),
         "world_size": plan.layout.world_size,
         "model": _model(recipe, plan),
         "sequence_length": recipe.workload.sequence_length,

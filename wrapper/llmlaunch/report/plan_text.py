@@ -247,6 +247,7 @@ def _time(plan: Plan) -> list[str]:
     return [
         f"Time: {seconds:.2f} s a step, {plan.chosen.tokens_per_second_per_gpu:,.0f} tokens/s per device{mfu}",
         f"  {parts}",
+        *(f"  {line}" for line in _time_evidence(plan)),
         *length_lines(plan),
         *(f"What if: {what_if.sentence}" for what_if in plan.what_ifs),
         *_faster(plan),
@@ -265,6 +266,26 @@ def _faster(plan: Plan) -> list[str]:
         "  passed over for:",
         *habits,
     ]
+
+
+def _time_evidence(plan: Plan) -> list[str]:
+    """Return what measured runs say of the plan's step time, a sentence each; nothing where they say nothing."""
+    correction, measured = plan.time.correction, plan.time.measured
+    lines = []
+    if not correction.changes_nothing and correction.runs:
+        change = signed_percent(plan.time.predicted_seconds / plan.time.uncorrected_seconds - 1.0)
+        lines.append(f"step time corrected by {counted(correction.runs, 'run')} on this cluster: {change}")
+    if measured is not None:
+        over = f"the median of {measured.runs} attempts" if measured.runs > 1 else "one attempt"
+        off = signed_percent(measured.step_seconds / plan.time.predicted_seconds - 1.0)
+        lines.append(
+            f"step time as measured: {over} of this very job in this layout (the last is {measured.run_id}), {off} "
+            "to the prediction"
+        )
+    elif correction.job_factor != 1.0:
+        change = signed_percent(correction.job_factor - 1.0)
+        lines.append(f"step time corrected by runs of this job in other layouts: {change}")
+    return lines
 
 
 def _small_print(plan: Plan) -> list[str]:

@@ -16,11 +16,11 @@ from llmlaunch.store.database import Store, batches, open_store
 from llmlaunch.store.measurements import put_collected, write_rehearsed
 from llmlaunch.store.read_directory import KnownRun, Outcome, RunRead, read_directory
 from llmlaunch.store.run_outcome import LauncherWord
-from llmlaunch.store.runs import put_plan, put_recipe, put_runs
+from llmlaunch.store.runs import ONGOING, put_plan, put_recipe, put_runs
 from llmlaunch.store.sick_nodes import put_failures
 from llmlaunch.store.tables import runs
 
-__all__ = ["Outcome", "collect", "open_collected"]
+__all__ = ["Outcome", "collect", "collect_running", "open_collected"]
 
 MOST_RECORDS = 5000  # of one transaction: some 20 MB, and a second or so in which other writers wait
 
@@ -51,6 +51,14 @@ def open_collected(say: Callable[[str], None]) -> Store:
     except UserError as error:
         say(f"warning: finished runs were not collected: {error}")
     return store
+
+
+def collect_running(store: Store) -> list[Outcome]:
+    """Write what runs that have not ended have measured so far, such as their step times; as `collect` does."""
+    with store.read() as connection:
+        wanted = select(runs.c.directory).where(runs.c.state.in_(ONGOING))
+        directories = [Path(name) for name in connection.execute(wanted).scalars()]
+    return collect(store, [directory for directory in directories if directory.is_dir()])
 
 
 def collect(store: Store, run_dirs: Iterable[Path] | None = None) -> list[Outcome]:

@@ -215,10 +215,14 @@ def host_link(cluster: Cluster) -> HostLink:
 
 
 def host_link_bytes_per_second(cluster: Cluster) -> float:
-    """Return the rate of each device's transfers, per direction, while all devices of the node copy: a share of the
-    link, and no more than their share of what the node's memory takes."""
+    """Return the rate of each device's transfers, per direction, while all devices of the node copy: what was measured,
+    else a share of the link, divided among the devices that have it in common, and no more than their share of what the
+    node's memory takes."""
+    if cluster.host_copy_bytes_per_second is not None:
+        return cluster.host_copy_bytes_per_second / cluster.host_seconds_factor
     link = host_link(cluster)
-    return min(constant("host_link_efficiency") * link.bytes_per_second, link.memory_bytes_per_second)
+    carried = constant("host_link_efficiency") * link.bytes_per_second / cluster.devices_per_uplink
+    return min(carried, link.memory_bytes_per_second) / cluster.host_seconds_factor
 
 
 def moves_activations(job: Job, layouts: LayoutColumns) -> bool:

@@ -19,7 +19,15 @@ from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import exposed, host_link, host_link_bytes_per_second, links, ring
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
 
-__all__ = ["StepTime", "UpdateSeconds", "combined", "evaluation_seconds", "step_time", "update_seconds"]
+__all__ = [
+    "StepTime",
+    "UpdateSeconds",
+    "combined",
+    "evaluation_seconds",
+    "step_time",
+    "travelling_bytes",
+    "update_seconds",
+]
 
 
 # Read and written through device memory for every parameter a device updates: fp32 master, two moments and gradient
@@ -61,7 +69,7 @@ def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update
     apart = (layouts.expert * layouts.expert_tensor).astype(np.float64)
     experts = np.maximum(np.floor(t * size / apart), 1.0)
     across, between = links(cluster, size, t), links(cluster, experts, apart)
-    gradient, parameter = _travelling_bytes(job)
+    gradient, parameter = travelling_bytes(job)
     reduce = ring(across, size, gradient * trained.dense) + ring(between, experts, gradient * trained.expert)
     gather = ring(across, size, parameter * whole.dense) + ring(between, experts, parameter * whole.expert)
     if job.techniques.offload_parameters:
@@ -84,7 +92,7 @@ def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update
     )
 
 
-def _travelling_bytes(job: Job) -> tuple[float, float]:
+def travelling_bytes(job: Job) -> tuple[float, float]:
     """Return the bytes a parameter's gradient and the parameter itself are sent in. Gradients that come and go travel
     as they are made, in the precision of the computation."""
     facts = job.facts
@@ -124,7 +132,7 @@ def _optimizer(job: Job, cluster: Cluster, mine: FloatColumn) -> FloatColumn:
     rate = constant("element_wise_efficiency") * cluster.accelerator.memory_bytes_per_second
     seconds = here * OPTIMIZER_BYTES / rate * mine
     if job.techniques.offload_optimizer:
-        host = HOST_OPTIMIZER_BYTES / host_link(cluster).memory_bytes_per_second
+        host = cluster.host_seconds_factor * HOST_OPTIMIZER_BYTES / host_link(cluster).memory_bytes_per_second
         link = (job.facts.gradient_bytes + job.facts.parameter_bytes) / host_link_bytes_per_second(cluster)
         seconds = seconds + job.techniques.offload_optimizer * (host + link) * mine
     return np.asarray(seconds)

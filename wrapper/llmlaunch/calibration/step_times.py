@@ -1,0 +1,156 @@
+"""Measured step times gathered by configuration, each beside what it takes to predict it again.
+
+A step time counts whatever became of its run: the first steps of a run that goes on, or that failed later, took as long
+as those of one that succeeded. A rank that was rehearsed alone computed what it would in the job and sent nothing: its
+seconds say something of the device and the host, and nothing of any link.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from llmlaunch.calibration.cases import Case, case_or_reason
+from llmlaunch.calibration.pool import PRICED_BY
+from llmlaunch.calibration.records import Record, machine_of, problem, table_of
+from llmlaunch.calibration.time_calibrations import OF_MACHINE, TIERS, TimeClass, time_class
+from llmlaunch.cluster.profile import Cluster, Link
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.timing.correction import TimeCorrection, corrected_cluster
+from llmlaunch.timing.step import step_time
+
+__all__ = ["FEWEST_TIMED_STEPS", "TimedRun", "digest_of_runs", "predicted_seconds", "timed_runs"]
+
+FEWEST_TIMED_STEPS = 5  # the first ones compile kernels and make connections; the median of five is free of them
+MOST = 300  # of one class the newest configurations: that many settle five factors
+
+
+def _machine(record: Record, clusters: Mapping[str, Cluster]) -> Cluster:
+    """Return the machine of a record. Raises KeyError, TypeError or ValueError where it is not known."""
+    machine, known = record["machine"], machine_of(record, clusters)
+    if known is None:
+        raise KeyError("gpu")
+    values: dict[str, Any] = {name: machine[name] for name in OF_MACHINE}
+    for tier in TIERS:
+        speed, latency, measured = machine["links"][tier]
+        values[f"{tier}_link"] = Link(float(speed), float(latency), bool(measured))
+    return replace(known, bandwidth=None, **values)
+
+
+def _timed_machine(record: Record, cluster: Cluster) -> Cluster:
+    """Return the machine with the median of its measured network, where it has one, in place of the fabric."""
+    measured = record["machine"].get("network_bytes_per_second")
+    if measured is None:
+        return cluster
+    return replace(cluster, fabric_link=Link(float(measured), cluster.fabric_link.latency_seconds, measured=True))
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """One configuration whose step was timed: `seconds` is the median of its attempts. `model` is equal for runs of one
+    model, however they are split; `lines` has one line for each attempt, equal for equal data."""
+
+    model: str
+    case: Case
+    cluster: Cluster
+    seconds: float
+    lines: tuple[str, ...]
+
+
+@dataclass
+class _Configuration:
+    record: Record
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def timed_runs(
+    records: Iterable[Record], clusters: Mapping[str, Cluster]
+) -> tuple[dict[TimeClass, list[TimedRun]], Counter[str]]:
+    """Return the timed configurations of each class, and how many records tell nothing of step times for which reason.
+    `records` come the newest first; `clusters` are machines by accelerator (`cluster.cards.machines`)."""
+    configurations: dict[str, _Configuration] = {}
+    left_out: Counter[str] = Counter()
+    for record in records:
+        reason = _reason_left_out(record)
+        if reason is not None:
+            left_out[reason] += 1
+            continue
+        key = json.dumps([record.get(name) for name in (*PRICED_BY, "machine")], sort_keys=True)
+        configuration = configurations.setdefault(key, _Configuration(record))
+        configuration.seconds.setdefault(_attempt(record), float(record["step_seconds"]))
+    by_class: dict[TimeClass, list[TimedRun]] = {}
+    for configuration in configurations.values():
+        result = _timed_run(configuration, clusters)
+        if isinstance(result, str):
+            left_out[result] += 1
+            continue
+        members = by_class.setdefault(result[0], [])
+        if len(members) < MOST:
+            members.append(result[1])
+    return by_class, left_out
+
+
+def _reason_left_out(record: Record) -> str | None:
+    if problem(record) is not None or table_of(record) is None:
+        return "no measurement of a backend we price"
+    seconds = record.get("step_seconds")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 < seconds < 1e6:
+        return "no step time"
+    observed = record.get("observed")
+    steps = observed.get("steps_run") if isinstance(observed, Mapping) else None
+    if isinstance(steps, int) and steps < FEWEST_TIMED_STEPS:
+        return f"fewer than {FEWEST_TIMED_STEPS} steps"
+    return None if isinstance(record.get("machine"), Mapping) else "does not say on which machine its step was timed"
+
+
+def _attempt(record: Record) -> str:
+    return (
+        f"{record['run_id']}/{record.get('attempt')}" if record.get("run_id") else str(record["id"]).rsplit("/", 2)[0]
+    )
+
+
+def _timed_run(configuration: _Configuration, clusters: Mapping[str, Cluster]) -> tuple[TimeClass, TimedRun] | str:
+    """Return the class and the run, or in a few words why its step cannot be predicted."""
+    record = configuration.record
+    case = case_or_reason(record)
+    if isinstance(case, str):
+        return case
+    if not case.batch_known:
+        return "its batch is not known"
+    model: Mapping[str, Any] = record["model"]
+    try:
+        machine = _machine(record, clusters)
+        run = TimedRun(
+            model=f"{model.get('name')} {model.get('num_layers')}x{model.get('hidden_size')}",
+            case=case,
+            cluster=_timed_machine(record, machine),
+            seconds=median(configuration.seconds.values()),
+            lines=tuple(f"{attempt}\t{seconds}" for attempt, seconds in sorted(configuration.seconds.items())),
+        )
+        predicted = predicted_seconds(run)
+    except (ArithmeticError, IndexError, KeyError, TypeError, ValueError):
+        return "the machine its step was timed on is not known"
+    if not 0.0 < predicted < math.inf:
+        return "its step cannot be predicted"
+    return time_class(str(table_of(record)), case.job.shape.moe is not None, machine), run
+
+
+def predicted_seconds(run: TimedRun, correction: TimeCorrection | None = None) -> float:
+    """Return the seconds of a step that are predicted of a run today."""
+    case = run.case
+    cluster = run.cluster if correction is None else corrected_cluster(run.cluster, correction)
+    columns = LayoutColumns.of([case.layout])
+    return float(step_time(case.job, cluster, columns, np.array([case.num_microbatches])).total[0])
+
+
+def digest_of_runs(runs: Sequence[TimedRun]) -> str:
+    """Return a digest of what was measured: equal digests are equal data."""
+    return sha256("\n".join(sorted(line for run in runs for line in run.lines)).encode()).hexdigest()
