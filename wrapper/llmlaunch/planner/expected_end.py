@@ -34,7 +34,7 @@ HALVINGS = 50  # of the range in which a quantile is looked for
 HOPELESS = 30.0  # stops in a segment: it ends once in 10**13 attempts
 # Spread of measured / predicted step time, as the standard deviation of its logarithm, of the public rows in
 # tests/data/measurements (docs/accuracy.md). The bias of a kind of job is not in it.
-DENSE_SPREAD, MIXTURE_SPREAD = 0.10, 0.22
+DENSE_SPREAD, MIXTURE_SPREAD = 0.10, 0.08
 # Daly's optimum is flat: twice as often or half as often costs little. Fewer saves than these bounds risk more than the
 # rate knows of (preemption, maintenance, a person's mistake); more fill the disk.
 LEAST_INTERVAL_SECONDS, MOST_INTERVAL_SECONDS = 10.0 * MINUTE, 4.0 * HOUR
