@@ -115,7 +115,7 @@ def test_layers_of_both_kinds_have_their_own_kernels_and_tensors() -> None:
     job = job_of(ALTERNATING, layout, MEGATRON, Techniques(cuda_graphs=scopes))
     rows = all_ranks(job, LayoutColumns.of([layout]), np.array([8]))
     dense, mixture = int(rows.dense_layers[0]), int(rows.moe_layers[0])
-    kernels = (dense * 60 + mixture * (36 + 26 + 8)) * NODE_BYTES
+    kernels = (dense * 60 + mixture * (36 + 26 + 16)) * NODE_BYTES
     of_dense, of_mixture = saved_by_dense_layer(job, rows), saved_by_mixture_layer(job, rows)
     outside = of_mixture.of("expert_fc1_input", "expert_fc1_output", "expert_fc2_input", "moe_permuted_output")
     captured = dense * of_dense.total[0] + mixture * (of_mixture.total[0] - outside[0])

@@ -33,13 +33,12 @@ __all__ = ["GRAPHS", "captured_activations", "captured_kernels", "with_graphs"]
 GRAPHS = "cuda_graphs"
 Moment = Mapping[str, FloatColumn]
 
-# Kernels of a captured part of one layer, (forward, backward): those of a profile of Transformer Engine's layers
-# (timing/layers.py), by part.
+# Kernels of a captured part of one layer, (forward, backward), as a profile of Transformer Engine's layers has them.
 CAPTURED_KERNELS: Mapping[str, tuple[float, float]] = {
     "attn": (12.0, 24.0),
     "mlp": (8.0, 16.0),
     "moe_router": (10.0, 16.0),
-    "moe_preprocess": (8.0, 0.0),
+    "moe_preprocess": (8.0, 8.0),
 }
 # The saved tensors of each part, by the beginnings of their names (saved.py).
 CAPTURED_TENSORS: Mapping[str, tuple[str, ...]] = {

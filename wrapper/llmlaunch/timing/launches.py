@@ -13,16 +13,14 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.memory.graphs import captured_kernels
 from llmlaunch.memory.job import Job
-from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER
 from llmlaunch.timing.constants import constant
 
 __all__ = ["MixtureLaunches", "mixture_launches"]
 
 
 MODULE_KERNELS = (40.0, 70.0)  # of a mixture layer forward and backward, its experts' products aside
-# Of these, what each part of a layer launches, by the name of its graph (`layout.cuda_graphs`).
-SCOPE_KERNELS = {"attn": (12.0, 24.0), "moe_router": (10.0, 16.0), "moe_preprocess": (8.0, 8.0)}
 # Of one expert forward and backward: a product for each matrix and gradient. In narrow formats the input of each is
 # quantized by itself and the scales of both operands are rearranged (transformer_engine/pytorch/module/
 # grouped_linear.py and common/swizzle/, 2.20).
@@ -45,24 +43,22 @@ class MixtureLaunches:
     def seconds(self, job: Job, device: tuple[FloatColumn, FloatColumn], repeated: float | FloatColumn) -> FloatColumn:
         """Return the seconds of a layer that launches add to the `device` seconds of both passes. The backward pass
         launches `repeated` kernels more for what is recomputed."""
-        scopes = job.techniques.cuda_graphs
-        whole = FULL_ITERATION in scopes or WHOLE_LAYER in scopes
+        captured = captured_kernels(job.techniques, mixture=True)
         seconds: FloatColumn = np.zeros_like(device[0])
         for place in (0, 1):
-            held = sum(SCOPE_KERNELS[scope][place] for scope in scopes if scope in SCOPE_KERNELS)
-            modules, experts = self.modules[place] - held, self.experts[place]
-            if place:
-                experts = experts + repeated
-            if whole:
-                seconds = seconds + constant("graph_kernel_seconds") * (held + modules + experts)
+            experts = self.experts[place] + (repeated if place else 0.0)
+            if captured is None:
+                seconds = seconds + constant("graph_kernel_seconds") * (self.modules[place] + experts)
                 continue
+            held = captured[place]
+            modules = self.modules[place] - held
             gaps = constant("kernel_seconds") * (modules + experts) + constant("graph_kernel_seconds") * held
             module_seconds = constant("module_kernel_host_seconds") * modules
             if job.techniques.overlap_expert_communication:
                 module_seconds = constant("overlapped_schedule_host_factor") * module_seconds
             host = module_seconds + constant("expert_kernel_host_seconds") * experts
             seconds = seconds + np.maximum(host - device[place], gaps)
-        return seconds if whole else seconds + constant("synchronisation_seconds")
+        return seconds if captured is None else seconds + constant("synchronisation_seconds")
 
 
 def mixture_launches(job: Job, local_experts: FloatColumn) -> MixtureLaunches:
