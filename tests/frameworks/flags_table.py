@@ -32,10 +32,14 @@ LIBRARIES = "DeepEP and HybridEP send tokens between GPUs"
 
 TOKENIZERS = "wants Hugging Face's tokenizers, which are not among the frameworks of the tests"
 
+GRAPHS = "graphs are captured on GPUs alone; core 0.19 takes them (test_megatron_oracle.py)"
+
 OBSTACLES: dict[str, str] = {
+    "--activation-offload-fraction": OFFLOADED,
     "--apply-layernorm-1p": "torch's norms, which the local layers use, refuse it (core/transformer/torch_norm.py)",
     "--cp-comm-type": "'Context parallelism is only supported by TEDotProductAttention' (dot_product_attention.py)",
     "--cpu-offloading-num-layers": OFFLOADED,
+    **dict.fromkeys(("--cuda-graph-impl", "--cuda-graph-modules", "--cuda-graph-scope"), GRAPHS),
     "--delay-wgrad-compute": DELAYED,
     "--exp-avg-dtype": FUSED_ADAM,
     "--exp-avg-sq-dtype": FUSED_ADAM,
@@ -52,12 +56,14 @@ OBSTACLES: dict[str, str] = {
     "--moe-flex-dispatcher-backend": LIBRARIES,
     "--moe-router-dtype": "written from 32 experts on: more than are trained here",
     "--offload-modules": OFFLOADED,
+    "--no-check-for-nan-in-loss-and-grad": GRAPHS,
     "--optimizer-cpu-offload": HYBRID,
     "--optimizer-offload-fraction": HYBRID,
     "--overlap-cpu-optimizer-d2h-h2d": HYBRID,
     "--overlap-moe-expert-parallel-comm": DELAYED,
     "--reuse-grad-buf-for-mxfp8-param-ag": EIGHT_BITS,
     "--padded-vocab-size": TOKENIZERS,
+    "--te-rng-tracker": GRAPHS,
     **dict.fromkeys(
         ("--tensorboard-dir", "--log-timers-to-tensorboard"),
         "wants TensorBoard, which is not among the frameworks of the tests",

@@ -161,6 +161,8 @@ def sharded(stage: int, layout: Layout, *overrides: str, mixture: bool = False) 
     return rendered(replace(layout, zero_stage=stage), f"layout.zero_stage={stage}", *overrides, mixture=mixture)
 
 
+STAGES = Layout(pipeline=2, data=4, zero_stage=1)
+ITERATION, ATTENTION = "layout.cuda_graphs=[full_iteration]", "layout.cuda_graphs=[attn]"
 SPLIT = Layout(2, context=2, data=2, sequence_parallel=1)
 TAKEN = {
     "stage 2": sharded(2, Layout(data=8)),
@@ -184,6 +186,15 @@ TAKEN = {
     ),
     "old checkpoints": rendered(Layout(data=8), *SAVING, "training.checkpoint_format=torch", "layout.zero_stage=0"),
     "tensorboard": rendered(Layout(data=8), "training.tensorboard=/tb"),
+    "graphs of attention": rendered(STAGES, "layout.cuda_graphs=[attn]"),
+    "graphs of layers": rendered(STAGES, "layout.cuda_graphs=[layer]"),
+    "a graph of the iteration": rendered(replace(STAGES, recompute=RECOMPUTE_FULL), ITERATION),
+    "graphs of a mixture": rendered(
+        Layout(data=8, expert=4, zero_stage=1), "layout.cuda_graphs=[attn, moe_router, moe_preprocess]", mixture=True
+    ),
+    "a share of offloaded modules": rendered(
+        STAGES, "layout={offload_modules: [core_attn, attn_proj], offload_fraction: 0.5}"
+    ),
 }
 REFUSED = {
     "user buffers without sequence parallelism": (
@@ -205,6 +216,45 @@ REFUSED = {
         rendered(Layout(data=8, expert=4, zero_stage=1), HIDDEN, "layout.token_dispatcher=allgather", mixture=True),
         "hidden-exchange-needs-alltoall",
         "alltoall/flex",
+    ),
+    "graphs of what full recompute repeats": (
+        rendered(replace(STAGES, recompute=RECOMPUTE_FULL), ATTENTION),
+        "graphs-no-full-recompute",
+        "full recompute is only supported with full iteration CUDA graph",
+    ),
+    "graphs of offloaded layers": (
+        rendered(Layout(data=8, offload_layers=1, zero_stage=1), ATTENTION),
+        "graphs-no-offloaded-layers",
+        "CUDA graphs not supported with CPU offloading",
+    ),
+    "a graph of offloaded modules": (
+        rendered(STAGES, ITERATION, "layout.offload_modules=[core_attn]"),
+        "graphs-no-offloaded-modules",
+        "fine_grained_offloading_max_inflight_offloads must be a non-negative integer",
+    ),
+    "graphs of a mixture that is recomputed": (
+        rendered(
+            Layout(data=8, expert=4, zero_stage=1, recompute=RECOMPUTE_SELECTIVE),
+            *("layout.cuda_graphs=[moe_router]", "layout.recompute=selective", "layout.recompute_modules=[moe]"),
+            mixture=True,
+        ),
+        "graphs-no-recomputed-mixture",
+        "moe recompute is not supported with moe_router CUDA graph",
+    ),
+    "graphs of preparations alone": (
+        rendered(Layout(data=8, expert=4, zero_stage=1), "layout.cuda_graphs=[moe_preprocess]", mixture=True),
+        "graphs-preprocess-router",
+        "moe_preprocess cuda graph is only supported with moe_router cuda graph",
+    ),
+    "graphs of a router that is not there": (
+        rendered(STAGES, "layout.cuda_graphs=[moe_router]"),
+        "graphs-mixture-parts",
+        "moe cuda graph is only supported for MoE",
+    ),
+    "graphs of dense layers that are not there": (
+        rendered(Layout(data=8, expert=4, zero_stage=1), "layout.cuda_graphs=[mlp]", mixture=True),
+        "graphs-dense-mlp",
+        "mlp cuda graph is only supported for dense layers",
     ),
     "torch_dcp": (
         rendered(Layout(data=8), *SAVING, "training.checkpoint_format=torch_dcp"),
