@@ -146,6 +146,16 @@ def test_graphs_of_a_whole_step_leave_the_host_nothing_to_wait_for() -> None:
     assert launches[-1] < 0.1 * launches[0]
 
 
+@pytest.mark.parametrize("scopes", [("attn",), ("mlp",), ("attn", "mlp"), ("layer",), (FULL_ITERATION,)])
+def test_graphs_spare_a_dense_layer_its_launches_in_proportion(scopes: tuple[str, ...]) -> None:
+    dense, layout = job(), Layout(data=8, zero_stage=1)
+    graphed = with_techniques(dense, cuda_graphs=scopes)
+    before, after = (term("kernel_launches", layout, of) for of in (dense, graphed))
+    share = {"attn": 0.6, "mlp": 0.4, "layer": 1.0, FULL_ITERATION: 1.0}
+    spared = 1.0 - constant("graph_kernel_seconds") / constant("kernel_seconds")
+    assert after == pytest.approx(before * (1.0 - spared * sum(share[scope] for scope in scopes)), rel=1e-9)
+
+
 def test_uneven_routing_takes_longer() -> None:
     layout = Layout(data=8, expert=8, zero_stage=1)
     jobs = [replace(SPARSE, facts=replace(SPARSE.facts, expert_imbalance=factor)) for factor in (1.0, 1.2, 1.5, 2.0)]

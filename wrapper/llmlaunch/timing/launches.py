@@ -1,4 +1,4 @@
-"""What launching the kernels of a mixture layer costs: the gaps between them on the device, and where the device would
+"""What launching the kernels of a layer costs: the gaps between them on the device, and where the device would
 be done sooner, the host's own time.
 
 Routing, permutation and exchange are many small modules, which one Python thread launches; the experts' products are
@@ -17,15 +17,24 @@ from llmlaunch.memory.graphs import captured_kernels
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
 
-__all__ = ["MixtureLaunches", "mixture_launches"]
+__all__ = ["MLP_SHARE", "MixtureLaunches", "captured_share", "mixture_launches"]
 
 
+MLP_SHARE = 0.4  # of a dense layer's kernels
 MODULE_KERNELS = (40.0, 70.0)  # of a mixture layer forward and backward, its experts' products aside
 # Of one expert forward and backward: a product for each matrix and gradient. In narrow formats the input of each is
 # quantized by itself and the scales of both operands are rearranged (transformer_engine/pytorch/module/
 # grouped_linear.py and common/swizzle/, 2.20).
 EXPERT_KERNELS, QUANTIZED_EXPERT_KERNELS = (2.0, 4.0), (8.0, 14.0)
 FUSED_EXPERT_KERNELS = (6.0, 10.0)  # of all experts, where one kernel multiplies for all of them
+
+
+def captured_share(job: Job) -> float:
+    """Return the share of a dense layer's kernels that CUDA graphs hold."""
+    scopes = job.techniques.cuda_graphs
+    if FULL_ITERATION in scopes or WHOLE_LAYER in scopes:
+        return 1.0
+    return (1.0 - MLP_SHARE) * ("attn" in scopes) + MLP_SHARE * ("mlp" in scopes)
 
 
 @frozen

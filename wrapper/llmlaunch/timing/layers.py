@@ -20,7 +20,7 @@ from llmlaunch.timing.exchange import (
     expert_exchange,
     tensor_passes,
 )
-from llmlaunch.timing.launches import MixtureLaunches, mixture_launches
+from llmlaunch.timing.launches import MLP_SHARE, MixtureLaunches, captured_share, mixture_launches
 from llmlaunch.timing.products import (
     DevicePace,
     Rates,
@@ -49,7 +49,6 @@ TILE_ROWS = 128.0  # rows of a tile of a grouped product: every expert's tokens 
 # Kernels of a dense layer forward and backward, counted in a profile of Transformer Engine's layers: norms,
 # projections, rotary positions, attention, activation, collectives.
 DENSE_KERNELS = (20.0, 40.0)
-MLP_SHARE = 0.4  # of a dense layer's kernels
 DEFAULT_MODULES = ("core_attn",)
 
 
@@ -213,7 +212,7 @@ def _layer(
     if expert is not None and job.techniques.overlap_expert_communication:
         expert = beside_another_microbatch(expert, device)
     if mlp.launches is None or expert is None:
-        launches = _launches(mlp.kernels[0] + mlp.kernels[1] + repeated_kernels, device)
+        launches = _launches(mlp.kernels[0] + mlp.kernels[1] + repeated_kernels, device, captured_share(job))
     else:
         launches = mlp.launches.seconds(job, (forward + expert.forward, backward + expert.backward), repeated_kernels)
     seconds = device + waits + launches
@@ -237,10 +236,11 @@ def _tokens_again(job: Job, at: SplitColumns, forward: FloatColumn) -> FloatColu
     return np.asarray(share * forward)
 
 
-def _launches(kernels: float | FloatColumn, device: FloatColumn) -> FloatColumn:
+def _launches(kernels: float | FloatColumn, device: FloatColumn, captured: float) -> FloatColumn:
     """Return the seconds of gaps between kernels, and where a device would be done sooner, the time one host thread
-    takes to launch them."""
-    gaps, host = constant("kernel_seconds") * kernels, constant("kernel_host_seconds") * kernels
+    takes to launch those that CUDA graphs do not hold."""
+    gap = (1.0 - captured) * constant("kernel_seconds") + captured * constant("graph_kernel_seconds")
+    gaps, host = gap * kernels, constant("kernel_host_seconds") * (1.0 - captured) * kernels
     seconds: FloatColumn = np.maximum(host - device, gaps)
     return seconds
 
