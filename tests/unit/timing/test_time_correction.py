@@ -9,8 +9,10 @@ from timed_jobs import BASE, H100, MIXTRAL, RACK, job, term, time_of, total
 
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.layout import Layout
+from llmlaunch.memory.job import Job
 from llmlaunch.techniques import Techniques
 from llmlaunch.timing.correction import FACTORS, NO_TIME_CORRECTION, TimeCorrection, corrected_cluster
+from llmlaunch.workload import Workload
 
 SPREAD = Layout(2, 4, data=8, expert=16, zero_stage=1, sequence_parallel=1)
 OFFLOADED = job(techniques=Techniques(offload_optimizer=1.0))
@@ -31,15 +33,23 @@ def test_no_correction_is_the_cluster_itself() -> None:
         ("host", "optimizer", BASE, OFFLOADED),
     ],
 )
-def test_a_factor_makes_its_own_seconds_longer_and_no_others(
-    factor: str, name: str, layout: Layout, of: object
-) -> None:
+def test_a_factor_makes_its_own_seconds_longer_and_no_others(factor: str, name: str, layout: Layout, of: Job) -> None:
     slower = corrected_cluster(H100, TimeCorrection(**{factor: 1.5}))
-    before, after = (term(name, layout, of, at) for at in (H100, slower))  # type: ignore[arg-type]
+    before, after = (term(name, layout, of, at) for at in (H100, slower))
     assert 1.3 * before < after <= 1.501 * before
     others = {"matrix_products", "attention"} if factor != "compute" else {"pipeline_transfer"}
     for other in others:
-        assert term(other, layout, of, slower) == term(other, layout, of, H100)  # type: ignore[arg-type]
+        assert term(other, layout, of, slower) == term(other, layout, of, H100)
+
+
+@pytest.mark.parametrize(
+    ("layout", "of"), [(replace(BASE, tensor=8, data=2), job()), (SPREAD, job(MIXTRAL))], ids=["dense", "mixture"]
+)
+def test_devices_that_wait_for_a_slower_host_wait_longer(layout: Layout, of: Job) -> None:
+    short = replace(of, workload=Workload(256, 512))
+    slower = corrected_cluster(H100, TimeCorrection(host=1.5))
+    assert term("kernel_launches", layout, short, slower) > 1.4 * term("kernel_launches", layout, short)
+    assert 1.2 < total(layout, short, slower) / total(layout, short) < 1.5
 
 
 def test_links_in_a_rack_have_a_factor_of_their_own_and_elsewhere_are_the_nodes() -> None:

@@ -38,6 +38,7 @@ ROUNDS = 3  # of linearising and solving: what is hidden at one factor may be wa
 HUBER = 1.5
 LEAST, MOST = 0.2, 5.0  # of a factor: beyond, the runs are of another machine than the profile says
 LEAST_SHARE = 0.02  # of its step that a kind of seconds has to make in some run to be learned from
+LEAST_GAIN = 0.005  # of a step, on unseen runs: for less no factor is worth the other layout it may lead to
 ERROR_TOLERANCE = 0.002  # that does not count: what is in use was learned from some of the same runs
 
 Matrix = NDArray[np.float64]
@@ -168,7 +169,11 @@ def _best_names(runs: Sequence[TimedRun]) -> tuple[str, ...]:
     loss = np.abs(residual)
     while True:
         tried = {name: _unseen_loss(slopes, residual, folds, (*chosen, name)) for name in offered if name not in chosen}
-        better = {name: found for name, found in tried.items() if gains(loss - found, models)}
+        better = {
+            name: found
+            for name, found in tried.items()
+            if float(np.mean(loss - found)) > LEAST_GAIN and gains(loss - found, models)
+        }
         if not better:
             return tuple(name for name in FACTORS if name in chosen)
         name = min(better, key=lambda name: float(np.mean(better[name])))

@@ -16,6 +16,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.memory.graphs import captured_kernels
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
+from llmlaunch.timing.products import DevicePace
 
 __all__ = ["MLP_SHARE", "MixtureLaunches", "captured_share", "mixture_launches"]
 
@@ -49,7 +50,9 @@ class MixtureLaunches:
         """All kernels of a forward pass."""
         return self.modules[0] + self.experts[0]
 
-    def seconds(self, job: Job, device: tuple[FloatColumn, FloatColumn], repeated: float | FloatColumn) -> FloatColumn:
+    def seconds(
+        self, job: Job, pace: DevicePace, device: tuple[FloatColumn, FloatColumn], repeated: float | FloatColumn
+    ) -> FloatColumn:
         """Return the seconds of a layer that launches add to the `device` seconds of both passes. The backward pass
         launches `repeated` kernels more for what is recomputed."""
         captured = captured_kernels(job.techniques, mixture=True)
@@ -65,9 +68,11 @@ class MixtureLaunches:
             module_seconds = constant("module_kernel_host_seconds") * modules
             if job.techniques.overlap_expert_communication:
                 module_seconds = constant("overlapped_schedule_host_factor") * module_seconds
-            host = module_seconds + constant("expert_kernel_host_seconds") * experts
+            host = pace.host_seconds_factor * (module_seconds + constant("expert_kernel_host_seconds") * experts)
             seconds = seconds + np.maximum(host - device[place], gaps)
-        return seconds if captured is None else seconds + constant("synchronisation_seconds")
+        if captured is None:
+            return seconds
+        return seconds + pace.host_seconds_factor * constant("synchronisation_seconds")
 
 
 def mixture_launches(job: Job, local_experts: FloatColumn) -> MixtureLaunches:

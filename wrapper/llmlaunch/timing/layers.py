@@ -212,9 +212,11 @@ def _layer(
     if expert is not None and job.techniques.overlap_expert_communication:
         expert = beside_another_microbatch(expert, device)
     if mlp.launches is None or expert is None:
-        launches = _launches(mlp.kernels[0] + mlp.kernels[1] + repeated_kernels, device, captured_share(job))
+        launches = _launches(pace, mlp.kernels[0] + mlp.kernels[1] + repeated_kernels, device, captured_share(job))
     else:
-        launches = mlp.launches.seconds(job, (forward + expert.forward, backward + expert.backward), repeated_kernels)
+        launches = mlp.launches.seconds(
+            job, pace, (forward + expert.forward, backward + expert.backward), repeated_kernels
+        )
     seconds = device + waits + launches
     for exchange in (context, expert):
         if exchange is not None:
@@ -236,11 +238,12 @@ def _tokens_again(job: Job, at: SplitColumns, forward: FloatColumn) -> FloatColu
     return np.asarray(share * forward)
 
 
-def _launches(kernels: float | FloatColumn, device: FloatColumn, captured: float) -> FloatColumn:
+def _launches(pace: DevicePace, kernels: float | FloatColumn, device: FloatColumn, captured: float) -> FloatColumn:
     """Return the seconds of gaps between kernels, and where a device would be done sooner, the time one host thread
     takes to launch those that CUDA graphs do not hold."""
     gap = (1.0 - captured) * constant("kernel_seconds") + captured * constant("graph_kernel_seconds")
-    gaps, host = gap * kernels, constant("kernel_host_seconds") * (1.0 - captured) * kernels
+    host_seconds = pace.host_seconds_factor * constant("kernel_host_seconds")
+    gaps, host = gap * kernels, host_seconds * (1.0 - captured) * kernels
     seconds: FloatColumn = np.maximum(host - device, gaps)
     return seconds
 

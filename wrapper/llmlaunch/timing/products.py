@@ -71,6 +71,7 @@ class DevicePace:
     element_wise: float
     operands: float
     multiprocessors: int
+    host_seconds_factor: float  # of the seconds a host takes to launch kernels
 
 
 def pace(job: Job, cluster: Cluster) -> DevicePace:
@@ -93,6 +94,7 @@ def pace(job: Job, cluster: Cluster) -> DevicePace:
         element_wise=constant("element_wise_efficiency") * memory,
         operands=memory / constant("matrix_traffic_exposed"),
         multiprocessors=MULTIPROCESSORS.get(generation, 0),
+        host_seconds_factor=cluster.host_seconds_factor,
     )
 
 
