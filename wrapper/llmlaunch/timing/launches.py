@@ -19,10 +19,9 @@ from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.products import DevicePace
 
-__all__ = ["MLP_SHARE", "MixtureLaunches", "captured_share", "mixture_launches"]
+__all__ = ["MixtureLaunches", "captured_share", "mixture_launches"]
 
 
-MLP_SHARE = 0.4  # of a dense layer's kernels
 MODULE_KERNELS = (40.0, 70.0)  # of a mixture layer forward and backward, its experts' products aside
 # Of one expert forward and backward: a product for each matrix and gradient. In narrow formats the input of each is
 # quantized by itself and the scales of both operands are rearranged (transformer_engine/pytorch/module/
@@ -31,12 +30,10 @@ EXPERT_KERNELS, QUANTIZED_EXPERT_KERNELS = (2.0, 4.0), (8.0, 14.0)
 FUSED_EXPERT_KERNELS = (6.0, 10.0)  # of all experts, where one kernel multiplies for all of them
 
 
-def captured_share(job: Job) -> float:
-    """Return the share of a dense layer's kernels that CUDA graphs hold."""
-    scopes = job.techniques.cuda_graphs
-    if FULL_ITERATION in scopes or WHOLE_LAYER in scopes:
-        return 1.0
-    return (1.0 - MLP_SHARE) * ("attn" in scopes) + MLP_SHARE * ("mlp" in scopes)
+def captured_share(job: Job, kernels: tuple[float, float]) -> float:
+    """Return the share of a dense layer's `kernels`, (forward, backward), that CUDA graphs hold."""
+    captured = captured_kernels(job.techniques, mixture=False)
+    return 1.0 if captured is None else sum(captured) / sum(kernels)
 
 
 @frozen

@@ -20,7 +20,7 @@ from llmlaunch.timing.exchange import (
     expert_exchange,
     tensor_passes,
 )
-from llmlaunch.timing.launches import MLP_SHARE, MixtureLaunches, captured_share, mixture_launches
+from llmlaunch.timing.launches import MixtureLaunches, captured_share, mixture_launches
 from llmlaunch.timing.products import (
     DevicePace,
     Rates,
@@ -49,6 +49,7 @@ TILE_ROWS = 128.0  # rows of a tile of a grouped product: every expert's tokens 
 # Kernels of a dense layer forward and backward, counted in a profile of Transformer Engine's layers: norms,
 # projections, rotary positions, attention, activation, collectives.
 DENSE_KERNELS = (20.0, 40.0)
+MLP_SHARE = 0.4  # of a dense layer's kernels
 DEFAULT_MODULES = ("core_attn",)
 
 
@@ -212,7 +213,8 @@ def _layer(
     if expert is not None and job.techniques.overlap_expert_communication:
         expert = beside_another_microbatch(expert, device)
     if mlp.launches is None or expert is None:
-        launches = _launches(pace, mlp.kernels[0] + mlp.kernels[1] + repeated_kernels, device, captured_share(job))
+        captured = captured_share(job, DENSE_KERNELS)
+        launches = _launches(pace, mlp.kernels[0] + mlp.kernels[1] + repeated_kernels, device, captured)
     else:
         launches = mlp.launches.seconds(
             job, pace, (forward + expert.forward, backward + expert.backward), repeated_kernels
