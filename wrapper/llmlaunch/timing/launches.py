@@ -15,7 +15,6 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.memory.graphs import captured_kernels
 from llmlaunch.memory.job import Job
-from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.products import DevicePace
 
