@@ -12,6 +12,7 @@ from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.backends.deepspeed.megatron_deepspeed import MEGATRON_DEEPSPEED_RULES
 from llmlaunch.backends.deepspeed.rules import RULES as DEEPSPEED_RULES
 from llmlaunch.backends.deepspeed.scripts import HUGGING_FACE_RULES, PIPELINE_RULES
+from llmlaunch.backends.megatron.cuda_graphs import GRAPH_RULES
 from llmlaunch.backends.megatron.model_rules import MODEL_REQUIREMENTS
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, ALL_RULES, MIXTURE_REQUIREMENTS
 from llmlaunch.backends.megatron.versions import VERSION_REQUIREMENTS
@@ -175,6 +176,7 @@ RULED_ELSEWHERE = (
     *("shared-expert", "stages-named", "stages-hold-all", "stages-hold-some", "context-precision", "fp16-needs-gpu"),
     *("biased-experts", "overlapped-expert-kept", "context-latents"),
     *("delayed-gradients-prediction", "offload-optimizer-half"),
+    *(rule.key for rule in GRAPH_RULES),  # test_cuda_graphs.py
     *("optimizer-formats-on-device", "fp8-parameters-on-device", "delayed-keeps-norms"),
 )
 
@@ -205,6 +207,13 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ("no-te-loss", DENSE, ["layout={loss: te}"]),
     ("no-tiled-loss", DENSE, ["layout={loss: tiled}"]),
     ("recomputed-mlp-is-whole", DENSE, [MLP_TWICE]),
+    ("graphs-one-kind", DENSE, ["layout.cuda_graphs=[layer, attn]"]),
+    ("graphs-of-a-device", DENSE, ["cluster=cpu-x2", "layout.cuda_graphs=[attn]"]),
+    ("graphs-whole-mixture", MIXTURE, ["layout.cuda_graphs=[full_iteration]"]),
+    ("graphs-mixture-parts", DENSE, ["layout.cuda_graphs=[moe_router]"]),
+    ("graphs-dense-mlp", MIXTURE, ["layout.cuda_graphs=[mlp]"]),
+    ("graphs-preprocess-router", MIXTURE, ["layout.cuda_graphs=[moe_preprocess]"]),
+    ("graphs-without-sharding", DENSE, [PINNED, "layout.cuda_graphs=[attn]"]),
     ("projection-needs-attention", DENSE, ["layout={offload_modules: [attn_proj]}"]),
     ("recomputed-experts-stay", MIXTURE, [MOE_TWICE]),
     ("some-layers-stay", DENSE, ["layout={offload_layers: 32}"]),
@@ -252,6 +261,7 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ("no-delayed-gradients", DEEPSPEED, [DELAYED]),
     ("no-hidden-exchange", DEEPSPEED, [HIDDEN]),
     ("no-hidden-tensor", DEEPSPEED, ["layout={tp_comm_overlap: true}"]),
+    ("no-graphs", DEEPSPEED, ["layout.cuda_graphs=[attn]"]),
     ("no-ring", DEEPSPEED, ["layout={context_comm: p2p}"]),
     ("no-dispatcher", DEEPSPEED, [EXPERT_MODEL, ALLGATHER]),
     ("gradients-as-computed", DEEPSPEED, WIDE_FP16),

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.cuda_graphs import GRAPH_RULES, graph_scopes
 from llmlaunch.errors import UserError
@@ -15,7 +14,7 @@ from llmlaunch.recipe.types import Recipe
 from support.backend_output import refused_by, render, words_of
 from support.recipes import recipe_of
 
-DENSE, MIXTURE, DEEPSPEED = "llama3-8b", "mixtral-8x7b", "llama2-7b-deepspeed"
+DENSE, MIXTURE = "llama3-8b", "mixtral-8x7b"
 LAYOUT = Layout(4, 1, data=8, sequence_parallel=1, zero_stage=1)
 
 
@@ -57,33 +56,25 @@ def test_nccl_registers_no_buffers_that_expandable_segments_may_move() -> None:
         render(graphed("attn", "environment={NCCL_GRAPH_REGISTER: '1'}"), LAYOUT)
 
 
-UNMET = [
-    (DENSE, "layer, attn", "write one of them alone"),
-    (DENSE, "moe_router", "need a model with experts"),
-    (MIXTURE, "full_iteration", "how many tokens each expert gets"),
-    (MIXTURE, "mlp", "every layer of this model is a mixture"),
-    (MIXTURE, "moe_preprocess", "needs moe_router beside it"),
-]
-
-
-@pytest.mark.parametrize(("name", "scopes", "reason"), UNMET, ids=[scopes for _, scopes, _ in UNMET])
-def test_scopes_that_no_core_captures_are_refused(name: str, scopes: str, reason: str) -> None:
-    with pytest.raises(UserError, match=reason):
-        MegatronLM().rules(graphed(scopes, name=name))
-
-
 def test_a_mixture_that_counts_tokens_on_the_host_captures_no_preparation() -> None:
     counted = "model={base: mixtral-8x7b, moe: {capacity_factor: 1.5}}"
-    with pytest.raises(UserError, match="capacity_factor"):
-        MegatronLM().rules(graphed("moe_router, moe_preprocess", counted, name=MIXTURE))
+    both = graphed("moe_router, moe_preprocess", counted, name=MIXTURE)
+    assert "graphs-capacity" in refused_by(both, LAYOUT, GRAPH_RULES)
+    gathering = graphed("moe_router, moe_preprocess", counted, "layout.token_dispatcher=allgather", name=MIXTURE)
+    assert "graphs-capacity" not in refused_by(gathering, LAYOUT, GRAPH_RULES)
     assert graph_scopes(recipe_of(MIXTURE, counted)) == (("moe_router",), ("attn", "moe_router"))
 
 
 FULL, SELECTIVE = replace(LAYOUT, recompute=RECOMPUTE_FULL), replace(LAYOUT, recompute=RECOMPUTE_SELECTIVE)
+BIASED = "layout.delay_weight_gradients=true; model={base: qwen3-30b-a3b, qkv_bias: true}"
+DROPPED = "layout.recompute=selective; layout.recompute_modules=[mlp]; model={base: llama3-8b, hidden_dropout: 0.1}"
 REFUSED = [
     ("graphs-no-full-recompute", DENSE, "attn", "layout.recompute=full", FULL, "full_iteration"),
     ("graphs-no-recomputed-mixture", MIXTURE, "moe_router", MOE, SELECTIVE, "attn"),
     ("graphs-attention-dropout", DENSE, "attn", "model={base: llama3-8b, attention_dropout: 0.1}", SELECTIVE, "mlp"),
+    ("graphs-delayed-bias", "qwen3-30b-a3b", "attn", BIASED, LAYOUT, "moe_router"),
+    ("graphs-hidden-exchange", "qwen3-30b-a3b", "mlp", "layout.overlap_expert_communication=true", LAYOUT, "attn"),
+    ("graphs-hidden-dropout", DENSE, "mlp", DROPPED, SELECTIVE, "attn"),
     ("graphs-no-offloaded-layers", DENSE, "attn", "layout.offload_layers=3", replace(LAYOUT, offload_layers=3), ""),
     ("graphs-no-offloaded-modules", DENSE, "full_iteration", "layout.offload_modules=[core_attn]", LAYOUT, "attn"),
 ]
@@ -107,8 +98,3 @@ def test_every_scope_a_search_may_try_is_legal(name: str) -> None:
     for scopes in graph_scopes(recipe):
         techniques = replace(recipe.techniques, cuda_graphs=scopes)
         assert MegatronLM().rules(replace(recipe, techniques=techniques))
-
-
-def test_deepspeed_captures_nothing() -> None:
-    with pytest.raises(UserError, match="nothing of a step is captured"):
-        DeepSpeed().rules(recipe_of(DEEPSPEED, "layout.cuda_graphs=[attn]"))

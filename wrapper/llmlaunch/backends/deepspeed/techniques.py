@@ -166,13 +166,6 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.techniques.tp_comm_overlap,
     ),
     Requirement(
-        "no-offload-fraction",
-        "layout.offload_fraction",
-        "single modules cannot be offloaded, nor a share of them; remove it",
-        TRAINER,
-        _shipped(lambda r: r.techniques.offload_fraction < 1.0),
-    ),
-    Requirement(
         "no-graphs",
         "layout.cuda_graphs",
         "nothing of a step is captured; backend: megatron-lm has --cuda-graph-impl",

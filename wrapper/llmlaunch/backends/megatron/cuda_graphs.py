@@ -88,33 +88,11 @@ GRAPH_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: "moe_preprocess" in _scopes(r) and "moe_router" not in _scopes(r),
     ),
     Requirement(
-        "graphs-capacity",
-        KEY,
-        "moe_preprocess cannot hold an alltoall with model.moe.capacity_factor, which copies counts to the host; "
-        "remove one of the two",
-        CONFIG,
-        lambda r: (
-            "moe_preprocess" in _scopes(r)
-            and r.model.moe is not None
-            and r.model.moe.capacity_factor is not None
-            and r.techniques.token_dispatcher in (None, "alltoall")
-        ),
-    ),
-    Requirement(
         "graphs-without-sharding",
         KEY,
         "graphs of Megatron-FSDP (zero_stage 2 and 3) are not priced; take zero_stage 1, or remove it",
         "megatron/training/training.py get_model, core 0.19",
         lambda r: bool(_scopes(r)) and asks_for_sharding(r),
-    ),
-    Requirement(
-        "graphs-delayed-bias",
-        KEY,
-        "attn beside delay_weight_gradients needs attention without biases",
-        "megatron/training/arguments.py validate_args, core 0.19",
-        lambda r: (
-            "attn" in _scopes(r) and r.techniques.delay_weight_gradients and (r.model.linear_bias or r.model.qkv_bias)
-        ),
     ),
 )
 
@@ -145,11 +123,35 @@ def _dropped_mlp(s: Situation) -> BoolColumn:
     return implies(random, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
 
 
+def _counted_on_the_host(s: Situation) -> bool:
+    """Whether an alltoall with a capacity copies how many tokens each expert gets to the host."""
+    capacity = s.shape.moe is not None and s.shape.moe.capacity_factor is not None
+    return capacity and s.techniques.token_dispatcher in (None, "alltoall")
+
+
 def _none(s: Situation) -> BoolColumn:
     return np.zeros(len(s.layouts), dtype=np.bool_)
 
 
 GRAPH_RULES: tuple[Rule, ...] = (
+    Rule(
+        "graphs-capacity",
+        "cuda_graphs: moe_preprocess cannot hold an alltoall with model.moe.capacity_factor, which copies counts "
+        "to the host",
+        CONFIG,
+        lambda s: implies(_graphed(s, "moe_preprocess") and _counted_on_the_host(s), _none(s)),
+        of_techniques=True,
+    ),
+    Rule(
+        "graphs-delayed-bias",
+        "cuda_graphs: attn beside delay_weight_gradients needs attention without biases",
+        "megatron/training/arguments.py validate_args, core 0.19",
+        lambda s: implies(
+            _graphed(s, "attn") and s.techniques.delay_weight_gradients and (s.shape.linear_bias or s.shape.qkv_bias),
+            _none(s),
+        ),
+        of_techniques=True,
+    ),
     Rule(
         "graphs-no-full-recompute",
         "cuda_graphs of parts of a layer need recompute none or selective; full needs full_iteration",
