@@ -150,7 +150,7 @@ def test_devices_that_share_an_uplink_divide_it_and_what_was_measured_is_taken_a
     assert host_link_bytes_per_second(measured) == 13.1e9
     offloaded = job(techniques=Techniques(offload_optimizer=1.0))
     shared, own = (term("optimizer", BASE, offloaded, at) for at in (a100, alone))
-    assert shared > 1.2 * own
+    assert shared > 1.1 * own
     faster = replace(a100, host_copy_bytes_per_second=1e12)  # the host's own Adam is not a copy
     assert term("optimizer", BASE, offloaded, faster) > 0.2 * own
 

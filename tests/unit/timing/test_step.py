@@ -186,7 +186,8 @@ def test_a_larger_vocabulary_or_a_tiled_loss_costs_the_last_stage() -> None:
 
 def test_frozen_weights_have_no_gradient() -> None:
     adapters = job(techniques=Techniques(adapters=Adapters(rank=16)))
-    assert 0.6 < term("matrix_products", BASE, adapters) / term("matrix_products", BASE) < 0.7
+    share = term("matrix_products", BASE, adapters) / term("matrix_products", BASE)
+    assert 2 / 3 < share < 0.75  # two of three products, and those of the adapters
     assert term("optimizer", BASE, adapters) < 0.05 * term("optimizer", BASE)
 
 
@@ -256,7 +257,7 @@ def test_each_stage_of_zero_does_what_it_says() -> None:
     assert seconds.reduce_seconds[0] == pytest.approx(2 * seconds.reduce_seconds[1])
     assert seconds.gather_seconds[0] == 0 < seconds.gather_seconds[1]
     assert seconds.optimizer_seconds[0] == pytest.approx(32 * seconds.optimizer_seconds[1])
-    assert list(seconds.overlapped) == [False, True, True, True]
+    assert list(seconds.reduce_overlapped) == list(seconds.gather_overlapped) == [False, True, True, True]
     assert list(seconds.reduce_each) == [False, False, True, True]
     assert list(seconds.gather_each) == [False, False, False, True]
 

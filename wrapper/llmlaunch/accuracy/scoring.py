@@ -53,7 +53,9 @@ ANSWERS = (
 DEVICES_PER_NODE = 8  # of a machine without a profile
 # Bytes a second that each device has of its node's adapters, by family. Said of ABCI's A nodes: four HDR adapters of
 # 200 Gb/s for eight A100s. Not confirmed by a page of the site or a measurement; the profile's figure is for one each.
-FABRICS = {"fujii-grid-A100-40GB": 12.5e9}
+# Of Jean Zay's A100 nodes: four Omni-Path adapters of 100 Gb/s for eight devices (BigScience's chronicles). Of ATorch's
+# machines 800 Gb/s a node (its README).
+FABRICS = {"fujii-grid-A100-40GB": 12.5e9, "bigscience-steps": 6.25e9, "atorch-steps": 12.5e9}
 # Trainers whose loader makes an s x s attention mask for every sample, by version: this fork's launch scripts say
 # --reset-attention-mask and do not turn the mask off (megatron/core/datasets/gpt_dataset.py).
 MASKS = ("okoge-kaz/Megatron-LM fork, Oct 2024",)

@@ -8,10 +8,21 @@ from pathlib import Path
 
 from llmlaunch.frozen import frozen
 
-__all__ = ["NONE", "FullSharding", "FusedLoss", "GradientLife", "HostFacts", "MemoryFacts", "Quantized", "constant"]
+__all__ = [
+    "NONE",
+    "FullSharding",
+    "FusedLoss",
+    "GradientLife",
+    "HostFacts",
+    "LayerKernels",
+    "MemoryFacts",
+    "Quantized",
+    "constant",
+]
 
 
 ByStage = tuple[float, float, float, float]  # by ZeRO stage 0, 1, 2, 3
+ByPass = tuple[float, float]  # forward and backward
 NONE: ByStage = (0.0, 0.0, 0.0, 0.0)
 DEFAULT_GROUPS = ("tensor", "pipeline", "context", "data", "expert", "data_and_context")
 
@@ -20,11 +31,36 @@ DEFAULT_GROUPS = ("tensor", "pipeline", "context", "data", "expert", "data_and_c
 class Quantized:
     """Linear layers that multiply in a narrower format: bytes per element of the input they save, and per weight of
     the narrow copies they keep, scales included. With `replaces_parameters` there is no wider compute copy beside them
-    (Megatron `--fp8-param-gather`)."""
+    (Megatron `--fp8-param-gather`). `cast_bytes` are what is read and written for each element that is cast, the reads
+    that find its scale among them; with `block_scaled`, products read a scale for every block of elements."""
 
     input_bytes: float
     weight_copy_bytes: float
     replaces_parameters: bool = False
+    cast_bytes: float = 4.0
+    block_scaled: bool = False
+
+
+@frozen
+class LayerKernels:
+    """Kernels that the host launches for one dense layer, and elements that its element-wise kernels read and write for
+    each token, forward and backward: for each norm and for the residual stream around the norms per hidden element, for
+    rotary positions per element of queries and keys, for the activation per column of the MLP beyond what a fused
+    kernel moves, and for adapters per element of their linear layer's input and output. The defaults are Transformer
+    Engine's layers, counted in a profile: norms, projections, rotary positions, attention, activation and collectives
+    are a kernel or two each."""
+
+    launched: ByPass = (20.0, 40.0)
+    adapter: ByPass = (4.0, 6.0)  # launched for each linear layer that has an adapter beside it
+    adapter_input_elements: ByPass = (0.0, 1.0)
+    adapter_output_elements: ByPass = (5.0, 3.0)
+    norm_elements: ByPass = (2.0, 2.0)
+    stream_elements: ByPass = (6.0, 6.0)
+    rotary_elements: ByPass = (2.0, 2.0)
+    activation_elements: ByPass = (0.0, 0.0)
+    # modules of a layer whose parameters hooks gather and free one by one under ZeRO 3, and of each adapter
+    gathered_modules: float = 0.0
+    gathered_adapter_modules: float = 0.0
 
 
 @frozen
@@ -147,6 +183,7 @@ class MemoryFacts:
     moved_to_buffers: bool = False  # from ZeRO 1 on parameters are made one by one and then moved into whole buffers
     gathered_weights_kept: bool = False  # ZeRO 3: what layers gather stays until their backward pass, not recomputed
     placed_whole: bool = False  # ZeRO 3 is given a model that already lies whole on every device
+    kernels: LayerKernels = LayerKernels()
     activation_bytes: float = 2.0
     gated_activation_fused: bool = True  # silu(gate) is recomputed inside the fused kernel, not saved
     ungated_activation_bytes: float = 0.0  # per ffn column: more an activation without gate keeps where it is not fused
@@ -216,6 +253,8 @@ class MemoryFacts:
     pad_vocabulary: bool = True  # to a multiple of 128 x tensor
     embedding_whole: bool = False  # tensor parallelism leaves the embedding table whole, and a head tied to it
     logits_gathered: bool = False  # every tensor rank gets the logits of the whole vocabulary
+    gathered_in_step: bool = False  # ZeRO 1 and 2 gather updated parameters at the end of the step, beside nothing
+    reduced_at_end: bool = False  # gradients are reduced when the last backward pass is over
     inputs_reduced_apart: bool = False  # each matrix that reads a block's input reduces its gradient by itself
 
     @property

@@ -38,8 +38,9 @@ def replaced(values: Mapping[str, float]) -> Iterator[None]:
 
 
 def of_generation(name: str, accelerator: Accelerator) -> float:
-    """Return the constant of the accelerator's generation (the whole part of its compute capability), else the one of
-    devices that were never measured, `<name>_other`."""
+    """Return the constant of the accelerator by its name, else of its compute capability, else of its generation (the
+    whole part of that), else the one of devices that were never measured, `<name>_other`."""
     capability = accelerator.compute_capability
-    generation = f"{name}_{int(float(capability))}" if capability is not None else ""
-    return constant(generation if generation in _table() else f"{name}_other")
+    versions = () if capability is None else (str(capability), str(int(float(capability))))
+    known = (f"{name}_{key}" for key in (accelerator.name, *versions))
+    return constant(next((key for key in known if key in _table()), f"{name}_other"))

@@ -52,14 +52,19 @@ def tensor_passes(job: Job, at: SplitColumns, seconds: FloatColumn, mixture: boo
     and scatters after the second. Backward the same in reverse, of which the scatters run beside the weight gradients;
     with sequence parallelism the inputs are gathered once more, beside the input gradients (Korthikanti et al. 2022,
     section 4.2.2; megatron/core/tensor_parallel/layers.py, core 0.19). An all-reduce without sequence parallelism is
-    two passes. Overlapped user buffers hide them all behind products. A mixture's MLP exchanges its tokens by itself.
+    two passes. Overlapped user buffers hide them all behind products. What quantized linears gather is narrow already
+    (transformer_engine/pytorch/distributed.py gather_along_first_dim, 2.20); what is scattered is not. A mixture's MLP
+    exchanges its tokens by itself.
     AutoTP's matrices each reduce their input's gradient by themselves, and nothing runs beside
     (deepspeed/module_inject/layers.py ColumnParallel, 0.19.8)."""
     shared = job.shape.moe is not None and job.shape.moe.shared_expert_ffn_hidden_size > 0
     blocks = 1.0 if mixture and not shared else 2.0
     if job.facts.inputs_reduced_apart:
         return TensorPasses(seconds, 2.0 * (blocks + _reading_matrices(job, blocks)), 0.0)
-    waited, beside = np.where(at.layouts.sequence_parallel > 0, 3.0 * blocks, 2.0 * blocks), 2.0 * blocks
+    gather = 1.0 if job.facts.quantized is None else job.facts.quantized.input_bytes / job.facts.activation_bytes
+    parallel = at.layouts.sequence_parallel > 0
+    waited = blocks * np.where(parallel, 1.0 + 2.0 * gather, 2.0)
+    beside = blocks * np.where(parallel, 1.0 + gather, 2.0)
     if job.facts.user_buffers:
         return TensorPasses(seconds, 0.0, waited + beside)
     return TensorPasses(seconds, waited, beside)

@@ -26,6 +26,8 @@ from llmlaunch.timing.products import (
     Rates,
     SplitColumns,
     Work,
+    adapted_linears,
+    adapter_rates,
     attention_linears,
     attention_scores,
     mlp_linears,
@@ -46,19 +48,18 @@ KINDS = (
     "recompute",
 )
 TILE_ROWS = 128.0  # rows of a tile of a grouped product: every expert's tokens fill whole ones
-# Kernels of a dense layer forward and backward, counted in a profile of Transformer Engine's layers: norms,
-# projections, rotary positions, attention, activation, collectives.
-DENSE_KERNELS = (20.0, 40.0)
 MLP_SHARE = 0.4  # of a dense layer's kernels
 DEFAULT_MODULES = ("core_attn",)
 
 
 @frozen
 class LayerSeconds:
-    """Columns of seconds of one layer and micro-batch: its `seconds` in all, those that compute or launch and so can
-    hide a transfer, `forward` and `backward`, and what they are made of. None where no layout has such a thing."""
+    """Columns of seconds of one layer and micro-batch: its `seconds` in all, those in which the `host` launches it,
+    those that compute or launch and so can hide a transfer, `forward` and `backward`, and what they are made of. None
+    where no layout has such a thing."""
 
     seconds: FloatColumn
+    host: FloatColumn
     forward: FloatColumn
     backward: FloatColumn
     linears: Work
@@ -131,6 +132,7 @@ def forward_only(layer: LayerSeconds, at: SplitColumns) -> LayerSeconds:
     launches, share = layer.launches / 3.0, np.where(at.layouts.sequence_parallel > 0, 0.4, 0.5)
     alone = replace(
         layer,
+        host=layer.host / 3.0,
         forward=linears.forward + scores.forward + layer.element_wise.forward + launches,
         backward=none,
         linears=linears,
@@ -151,8 +153,19 @@ def dense_layer(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, 
     products = rates(job, pace, mlp_linears(job.shape, width))
     pieces = job.techniques.mlp_chunks  # each reads the matrices and adds to their gradients by itself
     products = replace(products, per_matrix_split=pieces * products.per_matrix_split)
-    kernels = tuple(count + MLP_SHARE * count * (pieces - 1) for count in DENSE_KERNELS)
+    launched = _with_adapters(job, job.facts.kernels.launched)
+    kernels = tuple(count + MLP_SHARE * count * (pieces - 1) for count in launched)
     return _layer(job, cluster, at, pace, one_pass, _Mlp(products, width * at.share, (kernels[0], kernels[1])))
+
+
+def _with_adapters(job: Job, launched: tuple[float, float]) -> tuple[float, float]:
+    """Return the kernels of a layer with those of the adapters beside its linear layers. A frozen matrix has no
+    gradient: that is one kernel less, backward."""
+    if job.techniques.adapters is None:
+        return launched
+    linears = float(len(adapted_linears(job.shape)))
+    forward, backward = job.facts.kernels.adapter
+    return launched[0] + linears * forward, launched[1] + linears * (backward - 1.0)
 
 
 def mixture_layer(
@@ -185,6 +198,8 @@ def _layer(
     linears = every.work(at.tokens, at.share, at.per_tensor)
     if mlp.experts is not None:
         linears = linears + mlp.experts
+    if job.techniques.adapters is not None:
+        linears = linears + adapter_rates(job, pace).work(at.tokens, at.share, at.per_tensor)
     scores = attention_scores(job, pace, at)
     element, activation, norms = _element_wise(job, at, pace, mlp)
     tensor = tensor_passes(job, at, one_pass, mixture=mlp.copies is not None)
@@ -212,20 +227,22 @@ def _layer(
     device, waits = forward + backward, tensor.exposed(linears.backward)
     if expert is not None and job.techniques.overlap_expert_communication:
         expert = beside_another_microbatch(expert, device)
+    running = device + waits
+    for exchange in (context, expert):
+        if exchange is not None:
+            running = running + exchange.both
+    kernels = mlp.kernels[0] + mlp.kernels[1] + repeated_kernels
+    host = _host_seconds(job, pace, kernels) + np.zeros_like(running)
     if mlp.launches is None or expert is None:
-        captured = captured_share(job, DENSE_KERNELS)
-        launches = _launches(pace, mlp.kernels[0] + mlp.kernels[1] + repeated_kernels, device, captured)
+        launches = _launches(job, host, kernels, running)
     else:
         launches = mlp.launches.seconds(
             job, pace, (forward + expert.forward, backward + expert.backward), repeated_kernels
         )
-    seconds = device + waits + launches
-    for exchange in (context, expert):
-        if exchange is not None:
-            seconds = seconds + exchange.both
     launching = launches * (1.0 / 3.0)
     busy = forward + launching, backward + 2.0 * launching
-    return LayerSeconds(seconds, *busy, linears, scores, element, launches, waits, context, expert, recomputed)
+    seconds = running + launches
+    return LayerSeconds(seconds, host, *busy, linears, scores, element, launches, waits, context, expert, recomputed)
 
 
 def _chunks_again(job: Job, mlp: _Mlp) -> bool:
@@ -240,43 +257,64 @@ def _tokens_again(job: Job, at: SplitColumns, forward: FloatColumn) -> FloatColu
     return np.asarray(share * forward)
 
 
-def _launches(pace: DevicePace, kernels: float | FloatColumn, device: FloatColumn, captured: float) -> FloatColumn:
-    """Return the seconds of gaps between kernels, and where a device would be done sooner, the time one host thread
-    takes to launch those that CUDA graphs do not hold."""
+def _host_seconds(job: Job, pace: DevicePace, kernels: float | FloatColumn) -> float | FloatColumn:
+    """Return the seconds that one host thread takes to launch the kernels that CUDA graphs do not hold."""
+    return pace.host_seconds_factor * constant("kernel_host_seconds") * (1.0 - _captured(job)) * kernels
+
+
+def _captured(job: Job) -> float:
+    """Return the share of a dense layer's kernels that CUDA graphs hold."""
+    return captured_share(job, job.facts.kernels.launched)
+
+
+def _launches(job: Job, host: FloatColumn, kernels: float | FloatColumn, running: FloatColumn) -> FloatColumn:
+    """Return the seconds of gaps between kernels, and where the device would be done sooner, what the host takes
+    longer."""
+    captured = _captured(job)
     gap = (1.0 - captured) * constant("kernel_seconds") + captured * constant("graph_kernel_seconds")
-    host_seconds = pace.host_seconds_factor * constant("kernel_host_seconds")
-    gaps, host = gap * kernels, host_seconds * (1.0 - captured) * kernels
-    seconds: FloatColumn = np.maximum(host - device, gaps)
+    seconds: FloatColumn = np.maximum(host - running, gap * kernels)
     return seconds
 
 
 def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> tuple[Work, FloatColumn, FloatColumn]:
-    """Return the seconds of element-wise operations: bytes read and written through device memory. Forward: two norms
-    and two residual additions (10 hidden elements a token; 14 where blocks end in norms too), rotary positions of
-    queries and keys (read, written), a gated activation (2 read, 1 written). Backward: as many for norms and residuals,
-    the same for positions, 3 read and 2 written for the activation. A mixture permutes its tokens there and back, and
-    after a plain exchange sorts them by the device's experts and back.
-    Quantized linears read what they are given and write it narrow, in two orientations."""
-    shape, e = job.shape, job.facts.activation_bytes / pace.element_wise
+    """Return the seconds of element-wise operations: bytes read and written through device memory. Norms, residual
+    additions and rotary positions as the backend's kernels move them; fused, a gated activation reads 2 and writes 1
+    forward, reads 3 and writes 2 backward. A mixture permutes its tokens there and back, and after a plain exchange
+    sorts them by the device's experts and back. Quantized linears cast their input forward and the gradient of their
+    output backward."""
+    shape, moved, e = job.shape, job.facts.kernels, job.facts.activation_bytes / pace.element_wise
     h, activated = float(shape.hidden_size), mlp.activated
     gates = 2.0 if shape.gated_mlp else 1.0
-    norms = 2.0 * shape.norms_per_layer
-    both = ((norms + 6.0) * e * h) * at.stream + (2.0 * e * (shape.query_width + shape.key_value_width)) * at.share
-    activation = ((gates + 1.0) * e) * activated
-    if mlp.copies is not None:
-        slower = constant("element_wise_efficiency") / constant("permutation_efficiency")
-        both = both + (slower * e * h) * _permuting_passes(job, at) * mlp.copies
-    forward = both + activation
-    backward = both + ((2.0 * gates + 1.0) * e) * activated
+    rotated = e * (shape.query_width + shape.key_value_width)
+    norms, passes = [], []
+    for each in range(2):
+        norms.append(moved.norm_elements[each] * shape.norms_per_layer * e * h)
+        around = norms[each] + moved.stream_elements[each] * e * h
+        passes.append(around * at.stream + (moved.rotary_elements[each] * rotated) * at.share)
+        if mlp.copies is not None:
+            slower = constant("element_wise_efficiency") / constant("permutation_efficiency")
+            passes[each] = passes[each] + (slower * e * h) * _permuting_passes(job, at) * mlp.copies
+        if job.techniques.adapters is not None:
+            passes[each] = passes[each] + (_adapter_elements(job, each) * e) * at.share
+    activation = ((gates + 1.0 + moved.activation_elements[0]) * e) * activated
+    forward = passes[0] + activation
+    backward = passes[1] + ((2.0 * gates + 1.0 + moved.activation_elements[1]) * e) * activated
     if job.facts.quantized is not None:
-        cast = e + 2.0 * job.facts.quantized.input_bytes / pace.element_wise
+        cast = job.facts.quantized.cast_bytes / pace.element_wise
         blocks = 1.0 if mlp.copies is not None and not mlp.rates.per_row_split else 2.0
         routed = 0.0 if mlp.copies is None else h * mlp.copies
         inputs = (blocks * h) * at.tokens + routed + float(shape.query_width) * at.share
         outputs = (blocks * h) * at.tokens + routed + (shape.query_width + 2.0 * shape.key_value_width) * at.share
         forward = forward + cast * (inputs + activated)
         backward = backward + cast * (outputs + gates * activated)
-    return Work(forward, backward), activation, (norms * e * h) * at.stream
+    return Work(forward, backward), activation, norms[0] * at.stream
+
+
+def _adapter_elements(job: Job, each: int) -> float:
+    """Return the elements a token that element-wise kernels of a layer's adapters move, forward (0) or backward (1)."""
+    linears, moved = adapted_linears(job.shape), job.facts.kernels
+    inputs = moved.adapter_input_elements[each] * sum(linear.inputs for linear in linears)
+    return inputs + moved.adapter_output_elements[each] * sum(linear.outputs for linear in linears)
 
 
 def _permuting_passes(job: Job, at: SplitColumns) -> float | FloatColumn:

@@ -28,7 +28,7 @@ LOADER_WORKERS = 2.0  # Megatron's --num-workers by default, and what other load
 class PassSeconds:
     """Columns of seconds of a step's passes, `total`, and what can hide the transfers of data parallelism: seconds that
     one micro-batch computes forward and backward on the busiest stage, and how many times that where they happen once
-    a step."""
+    a step. `host_slack` are the seconds of one micro-batch on that stage in which the host has nothing to launch."""
 
     job: Job
     cluster: Cluster
@@ -38,6 +38,7 @@ class PassSeconds:
     hiding_forward: FloatColumn
     hiding_backward: FloatColumn
     hiding_times: FloatColumn
+    host_slack: FloatColumn
 
     @property
     def terms(self) -> Mapping[str, FloatColumn]:
@@ -58,6 +59,7 @@ class _Passes:
     beside: Mapping[str, FloatColumn]
     total: FloatColumn
     hiding: tuple[FloatColumn, FloatColumn, FloatColumn]
+    host_slack: FloatColumn
 
 
 def pass_seconds(
@@ -78,10 +80,8 @@ def pass_seconds(
     m = np.maximum(microbatches.astype(np.float64), 1.0)
     starts = range(0, max(len(layouts), 1), PIECE)
     blocks = [_passes(job, cluster, layouts.take(slice(i, i + PIECE)), m[i : i + PIECE], in_balance) for i in starts]
-    total, forward, backward, times = (
-        np.concatenate(columns) for columns in zip(*((block.total, *block.hiding) for block in blocks), strict=True)
-    )
-    return PassSeconds(job, cluster, layouts, m, total, forward, backward, times)
+    columns = zip(*((block.total, *block.hiding, block.host_slack) for block in blocks), strict=True)
+    return PassSeconds(job, cluster, layouts, m, *(np.concatenate(column) for column in columns))
 
 
 def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn, in_balance: bool = False) -> _Passes:
@@ -107,7 +107,8 @@ def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn, 
         beside["host_transfers"] = m * (exposed(moving, forward) + exposed(moving, backward))
     for column in beside.values():
         work = work + column
-    return _Passes(at, parts, stages_, beside, work, (forward, backward, _times(job, at, m)))
+    slack = np.maximum(stages_.slowest_seconds - _launched(at, parts, stages_), 0.0)
+    return _Passes(at, parts, stages_, beside, work, (forward, backward, _times(job, at, m)), slack)
 
 
 def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
@@ -208,6 +209,17 @@ def _compute(at: SplitColumns, parts: Pieces, stages_: Stages) -> tuple[FloatCol
         if below is not None:
             forward = forward + count * below.forward
     return forward, backward
+
+
+def _launched(at: SplitColumns, parts: Pieces, stages_: Stages) -> FloatColumn:
+    """Return the seconds in which the host launches one micro-batch of the layers of the slowest stage."""
+    layers = (parts.dense, parts.mixture, *parts.frozen)
+    counts = (stages_.dense_layers, stages_.mixture_layers, stages_.frozen_dense_layers, stages_.frozen_mixture_layers)
+    host = np.zeros(len(at))
+    for layer, count in zip(layers, counts, strict=True):
+        if layer is not None:
+            host = host + count * layer.host
+    return host
 
 
 def _times(job: Job, at: SplitColumns, m: FloatColumn) -> FloatColumn:

@@ -11,6 +11,7 @@ At the end, the arithmetic a model needs whatever the hardware: the numerator of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,6 +29,8 @@ __all__ = [
     "Rates",
     "SplitColumns",
     "Work",
+    "adapted_linears",
+    "adapter_rates",
     "attention_linears",
     "attention_scores",
     "least_device_seconds",
@@ -72,6 +75,7 @@ class DevicePace:
     operands: float
     multiprocessors: int
     host_seconds_factor: float  # of the seconds a host takes to launch kernels
+    attention_backward_tail_rows: float
 
 
 def pace(job: Job, cluster: Cluster) -> DevicePace:
@@ -80,10 +84,13 @@ def pace(job: Job, cluster: Cluster) -> DevicePace:
     table = device.flops_per_second
     peak = table.get(precision) or table.get("bf16") or max(table.values())
     wide = linear = of_generation("matrix_efficiency", device) * peak
-    if job.facts.quantized is not None and "fp8" in table:
-        four_bits = job.facts.quantized.input_bytes < 1.0
-        narrow = table.get("fp4", 2.0 * table["fp8"]) if four_bits else table["fp8"]
-        linear = of_generation("narrow_matrix_efficiency", device) * narrow
+    quantized = job.facts.quantized
+    if quantized is not None and "fp8" in table:
+        if quantized.input_bytes < 1.0:
+            linear = of_generation("four_bit_matrix_efficiency", device) * table.get("fp4", 2.0 * table["fp8"])
+        else:
+            linear = of_generation("narrow_matrix_efficiency", device) * table["fp8"]
+            linear *= constant("block_scaled_efficiency") if quantized.block_scaled else 1.0
     memory = device.memory_bytes_per_second
     generation = int(float(device.compute_capability)) if device.compute_capability else 0
     return DevicePace(
@@ -95,6 +102,7 @@ def pace(job: Job, cluster: Cluster) -> DevicePace:
         operands=memory / constant("matrix_traffic_exposed"),
         multiprocessors=MULTIPROCESSORS.get(generation, 0),
         host_seconds_factor=cluster.host_seconds_factor,
+        attention_backward_tail_rows=of_generation("attention_backward_tail_rows", device),
     )
 
 
@@ -132,6 +140,32 @@ def mlp_linears(shape: ModelShape, width: float) -> tuple[Linear, ...]:
         return ()
     h = float(shape.hidden_size)
     return Linear(h, (2.0 if shape.gated_mlp else 1.0) * width, "outputs"), Linear(width, h, "inputs")
+
+
+def adapted_linears(shape: ModelShape) -> tuple[Linear, ...]:
+    """Return the linear layers of a dense block that adapters stand beside, as Hugging Face's models have them: apart
+    for queries, keys and values, and for gate and up."""
+    h, query, key_value = float(shape.hidden_size), float(shape.query_width), float(shape.key_value_width)
+    attention = [Linear(h, query, "outputs"), *[Linear(h, key_value, "outputs")] * 2, Linear(query, h, "inputs")]
+    if shape.mla is not None:
+        attention = list(attention_linears(shape))
+    width = float(shape.ffn_hidden_size)
+    first = [Linear(h, width, "outputs")] * (2 if shape.gated_mlp else 1)
+    return (*attention, *first, Linear(width, h, "inputs"))
+
+
+def adapter_rates(job: Job, pace: DevicePace) -> Rates:
+    """Return the cost of the two products of each adapter of a dense layer, the only ones whose weights have
+    gradients."""
+    adapters = job.techniques.adapters
+    assert adapters is not None
+    rank = float(adapters.rank)
+    pairs = [
+        pair
+        for linear in adapted_linears(job.shape)
+        for pair in (Linear(linear.inputs, rank, linear.divided), Linear(rank, linear.outputs, linear.divided))
+    ]
+    return replace(rates(job, pace, pairs, wide=True), gradient_rows=1.0)
 
 
 @frozen
@@ -208,7 +242,7 @@ def attention_scores(job: Job, pace: DevicePace, at: SplitColumns) -> Work:
         return _unfused(job, pace, width, at)
     forward, backward = 1.0 / pace.attention_forward, 2.5 / pace.attention_backward
     tail = s * head_width * pace.multiprocessors * (1.0 + 1.0 / at.context)
-    rows = constant("attention_tail_rows") * forward, constant("attention_backward_tail_rows") * backward
+    rows = constant("attention_tail_rows") * forward, pace.attention_backward_tail_rows * backward
     # 2 operations x half of the square x width of keys and values
     return Work((s * width * forward) * at.share + rows[0] * tail, (s * width * backward) * at.share + rows[1] * tail)
 

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import LayoutColumns
+from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.job import Job, candidate_ranks
 from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import exposed, host_link, host_link_bytes_per_second, links, ring
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
+from llmlaunch.timing.products import adapted_linears
 
 __all__ = [
     "StepTime",
@@ -41,15 +42,18 @@ FORWARD_SHARE = 1 / 3
 @frozen
 class UpdateSeconds:
     """Raw seconds, nothing hidden. `reduce_each` and `gather_each` say where these happen for every micro-batch
-    (gradients from ZeRO 2 on, parameters from ZeRO 3 on, where gathered forward and again backward), and `overlapped`
-    where they run beside passes at all."""
+    (gradients from ZeRO 2 on, parameters from ZeRO 3 on, where gathered forward and again backward),
+    `reduce_overlapped` and `gather_overlapped` where they run beside passes at all. `gather_host_seconds` are what the
+    host spends on gathering and freeing the parameters of one micro-batch, module by module."""
 
     reduce_seconds: FloatColumn
     gather_seconds: FloatColumn
     optimizer_seconds: FloatColumn
     reduce_each: BoolColumn
     gather_each: BoolColumn
-    overlapped: BoolColumn
+    reduce_overlapped: BoolColumn
+    gather_overlapped: BoolColumn
+    gather_host_seconds: FloatColumn
 
     def take(self, index: NDArray[np.int64]) -> UpdateSeconds:
         """Return the layouts an index array selects (they may repeat)."""
@@ -82,14 +86,30 @@ def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update
     sharding, each = job.facts.full_sharding, zero >= 2
     if sharding is not None and sharding.keeps_stage:
         each = each & (layouts.pipeline == 1)
+    sharded, two_versions = zero > 0, (job.techniques.weight_versions > 1) & (layouts.pipeline > 1)
     return UpdateSeconds(
         reduce_seconds=np.where(zero > 0, reduce, 2.0 * reduce),
         gather_seconds=np.where(zero > 0, gather, 0.0),
         optimizer_seconds=_optimizer(job, cluster, mine),
         reduce_each=each,
         gather_each=each & (zero >= 3),
-        overlapped=(zero > 0) | ((job.techniques.weight_versions > 1) & (layouts.pipeline > 1)),
+        reduce_overlapped=(sharded & (each | (not job.facts.reduced_at_end))) | two_versions,
+        gather_overlapped=((zero >= 3) if job.facts.gathered_in_step else sharded) | two_versions,
+        gather_host_seconds=np.where(zero >= 3, _gather_host_seconds(job, cluster, layouts), 0.0),
     )
+
+
+def _gather_host_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> FloatColumn:
+    """Return what the host spends in the hooks of ZeRO 3 for one micro-batch: each module that has parameters fetches
+    them before it runs forward, again where it is recomputed, and before it runs backward
+    (deepspeed/runtime/zero/parameter_offload.py, 0.19.8)."""
+    kernels, adapted = job.facts.kernels, job.techniques.adapters is not None
+    each = kernels.gathered_modules
+    if adapted:
+        each += kernels.gathered_adapter_modules * len(adapted_linears(job.shape))
+    modules = each * job.shape.num_layers / layouts.pipeline
+    rounds = np.where(layouts.recompute == RECOMPUTE_FULL, 3.0, 2.0)
+    return np.asarray(cluster.host_seconds_factor * constant("gather_host_seconds") * modules * rounds)
 
 
 def travelling_bytes(job: Job) -> tuple[float, float]:
@@ -132,7 +152,8 @@ def _optimizer(job: Job, cluster: Cluster, mine: FloatColumn) -> FloatColumn:
     rate = constant("element_wise_efficiency") * cluster.accelerator.memory_bytes_per_second
     seconds = here * OPTIMIZER_BYTES / rate * mine
     if job.techniques.offload_optimizer:
-        host = cluster.host_seconds_factor * HOST_OPTIMIZER_BYTES / host_link(cluster).memory_bytes_per_second
+        rate = constant("host_optimizer_efficiency") * host_link(cluster).memory_bytes_per_second
+        host = cluster.host_seconds_factor * HOST_OPTIMIZER_BYTES / rate
         link = (job.facts.gradient_bytes + job.facts.parameter_bytes) / host_link_bytes_per_second(cluster)
         seconds = seconds + job.techniques.offload_optimizer * (host + link) * mine
     return np.asarray(seconds)
@@ -141,20 +162,22 @@ def _optimizer(job: Job, cluster: Cluster, mine: FloatColumn) -> FloatColumn:
 @frozen
 class StepTime:
     """Columns of seconds: the forward and backward passes, the communication of data parallelism that nothing hides,
-    and the optimizer."""
+    what the device waits for hooks that gather parameters, and the optimizer."""
 
     passes: PassSeconds
     data_parallel: FloatColumn
+    gather_hooks: FloatColumn
     optimizer: FloatColumn
 
     @property
     def total(self) -> FloatColumn:
-        return self.passes.total + self.data_parallel + self.optimizer
+        return self.passes.total + self.data_parallel + self.gather_hooks + self.optimizer
 
     @property
     def terms(self) -> Mapping[str, FloatColumn]:
         """`total` by what it is spent on."""
-        return {**self.passes.terms, "data_parallel": self.data_parallel, "optimizer": self.optimizer}
+        update = {"data_parallel": self.data_parallel, "gather_hooks": self.gather_hooks, "optimizer": self.optimizer}
+        return {**self.passes.terms, **update}
 
 
 def evaluation_seconds(iterations: int, step_seconds: float) -> float:
@@ -171,13 +194,17 @@ def step_time(job: Job, cluster: Cluster, layouts: LayoutColumns, microbatches: 
 def combined(passes: PassSeconds, update: UpdateSeconds) -> StepTime:
     """Join passes and update. Transfers cost what no pass hides, and, while they are hidden, a share of the device.
     Where parameters are gathered for every micro-batch, the backward pass has to hide that and the reduction of the
-    gradients."""
+    gradients. Hooks that gather them run on the host while the device still works on what was launched before."""
     m, each = passes.microbatches, update.gather_each
-    times = update.overlapped * passes.hiding_times
+    times = passes.hiding_times
     gather, reduce = update.gather_seconds, update.reduce_seconds
     if np.any(update.reduce_each):
         times = np.where(update.reduce_each, 1.0, times)
         reduce = reduce + each * gather
-    before = np.where(each, m, 1.0) * exposed(gather, times * passes.hiding_forward)
-    after = np.where(update.reduce_each, m, 1.0) * exposed(reduce, times * passes.hiding_backward)
-    return StepTime(passes, before + after, update.optimizer_seconds)
+    forward = update.gather_overlapped * times * passes.hiding_forward
+    backward = update.reduce_overlapped * times * passes.hiding_backward
+    before = np.where(each, m, 1.0) * exposed(gather, forward)
+    after = np.where(update.reduce_each, m, 1.0) * exposed(reduce, backward)
+    beyond = m * np.maximum(update.gather_host_seconds - passes.host_slack, 0.0)
+    hooks = np.maximum(beyond - before - after, 0.0)
+    return StepTime(passes, before + after, hooks, update.optimizer_seconds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
-from llmlaunch.memory.facts import NONE, FusedLoss, GradientLife, HostFacts, MemoryFacts, constant
+from llmlaunch.memory.facts import NONE, FusedLoss, GradientLife, HostFacts, LayerKernels, MemoryFacts, constant
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.workload import ELEMENT_BYTES
 
@@ -49,6 +49,28 @@ HUGGING_FACE_KINDS = ("own", "hugging-face")  # scripts of one's own whose model
 # ZeRO communicates in a clone of the group of all ranks (utils/groups.py `_clone_world_group`); barriers, and scripts'
 # mean losses, go through that group itself (zero/stage3.py, 0.19.8).
 GROUPS = ("world", "tensor", "pipeline", "context", "data", "data_and_context")
+
+# Counted by dispatch in a Llama layer of transformers 5.23 under torch 2.13, forward and backward; torch's own dropout
+# is one kernel, flash attention one forward and three backward. Norms compute in fp32, pass by pass. Liger's norms,
+# rotary positions and activation are a kernel each, a norm's weight gradient one more (liger_kernel/ops, 0.8).
+EAGER_KERNELS = LayerKernels(
+    launched=(38.0, 74.0),
+    norm_elements=(18.0, 48.0),
+    stream_elements=(6.0, 13.0),
+    rotary_elements=(10.0, 18.0),
+    activation_elements=(2.0, 4.0),
+    gathered_modules=9.0,
+    gathered_adapter_modules=2.0,
+)
+LIGER_KERNELS = replace(
+    EAGER_KERNELS,
+    launched=(16.0, 33.0),
+    norm_elements=(2.0, 3.0),
+    rotary_elements=(2.0, 2.0),
+    activation_elements=(0.0, 0.0),
+)
+# Adapters that peft 0.21 makes in fp32, under autocast: their input is widened, drops out and is narrowed again.
+WIDE_ADAPTER, WIDE_ADAPTER_INPUTS = (9.0, 12.0), (10.5, 11.0)  # kernels, elements of a linear layer's input
 
 Share = tuple[float, float]  # bytes per parameter: whole, and divided by the ranks that shard
 
@@ -209,6 +231,7 @@ def _activation_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFa
     """What layers save for the backward pass, with and without Liger's kernels, AutoTP and Ulysses."""
     return replace(
         facts,
+        kernels=LIGER_KERNELS if options.liger else EAGER_KERNELS,
         activation_bytes=ELEMENT_BYTES[options.precision],
         cut_checkpoints=not options.expandable_segments,
         attention_scores_saved=options.eager_attention,
@@ -225,6 +248,7 @@ def _activation_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFa
         # keep_last_count and max_fwd_stash_count, 0.19.8)
         travelling_checkpoints=3.0,
         context_all_to_all=True,
+        gathered_in_step=True,  # zero/stage_1_and_2.py step, all_gather_dp_groups, 0.19.8
         # AutoTP (module_inject/auto_tp.py _replace_module, layers.py LinearLayer, 0.19.8)
         embedding_whole=True,
         logits_gathered=True,
@@ -320,7 +344,8 @@ def script_facts(facts: MemoryFacts, kind: str, precision: str, gradient_dtype: 
         return megatron_deepspeed_facts(precision, gradient_dtype)
     if kind not in HUGGING_FACE_KINDS:
         return replace(facts, pipeline_buffers=2)
-    return replace(facts, adapter_bytes=ELEMENT_BYTES["fp32"], adapter_dropout=True)
+    kernels = replace(facts.kernels, adapter=WIDE_ADAPTER, adapter_input_elements=WIDE_ADAPTER_INPUTS)
+    return replace(facts, adapter_bytes=ELEMENT_BYTES["fp32"], adapter_dropout=True, kernels=kernels)
 
 
 def atorch_pipeline_facts(facts: MemoryFacts) -> MemoryFacts:

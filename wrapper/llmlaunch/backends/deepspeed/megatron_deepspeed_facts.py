@@ -87,6 +87,8 @@ def megatron_deepspeed_facts(
         embedding_norm=options.embedding_norm,
         stage_output_bytes=width,
         attention_scores_saved=True,
+        gathered_in_step=True,
+        reduced_at_end=True,  # PipelineEngine _exec_reduce_grads (deepspeed/runtime/pipe/engine.py, 0.6)
         logit_bytes=width + 8.0,
         logit_gradient_bytes=width + 4.0,
         pipeline_buffers=2,

@@ -268,7 +268,9 @@ def _quantized(options: MegatronOptions) -> Quantized | None:
     """Transformer Engine saves a linear's input in the narrow format, in the one orientation the weight gradient needs,
     and keeps narrow weights for all micro-batches of a step. Before Blackwell, 8-bit matrix products want the second
     operand transposed, so weights are kept twice; block-scaled formats always are, because scales run along one
-    dimension (transformer_engine/pytorch/tensor/*_tensor.py and module/linear.py, 2.20)."""
+    dimension (transformer_engine/pytorch/tensor/*_tensor.py and module/linear.py, 2.20). What is cast is read in 16
+    bits and written in each orientation that is kept; a scale of the whole tensor as it is now (tensorwise) takes one
+    read more, four bits two: for that scale, and for the transposed copy, which goes through a Hadamard transform."""
     if options.fp8_recipe is None:
         return None
     both = options.compute_capability is not None and options.compute_capability < BLACKWELL
@@ -279,7 +281,13 @@ def _quantized(options: MegatronOptions) -> Quantized | None:
         "mxfp8": (1.0 + 1.0 / 32.0, 2.0 + 2.0 / 32.0),
         "nvfp4": (0.5 + 1.0 / 16.0, 1.0 + 2.0 / 16.0),
     }[options.fp8_recipe]
-    return Quantized(*copies, replaces_parameters=options.fp8_parameters)
+    reads = {"tensorwise": 2.0, "nvfp4": 3.0}.get(options.fp8_recipe, 1.0)
+    return Quantized(
+        *copies,
+        replaces_parameters=options.fp8_parameters,
+        cast_bytes=reads * ELEMENT_BYTES[options.precision] + copies[1],
+        block_scaled=options.fp8_recipe in ("blockwise", "mxfp8", "nvfp4"),
+    )
 
 
 def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
