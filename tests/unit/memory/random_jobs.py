@@ -243,6 +243,9 @@ TECHNIQUES = st.builds(
 )
 
 
+GRAPHS = [(), ("attn",), ("layer",), ("attn", "moe_router"), ("full_iteration",)]
+
+
 @dataclass(frozen=True)
 class RandomJob:
     trainer: Trainer
@@ -265,6 +268,9 @@ def random_jobs(draw: st.DrawFn, name: str) -> RandomJob:
     if trainer.offloads is not None:
         techniques = replace(techniques, offload_optimizer=trainer.offloads)
     microbatches = draw(st.sampled_from([1, 2, 8]))
+    if trainer.moves_layers and techniques != NO_TECHNIQUES:  # Megatron's
+        waits = draw(st.booleans())
+        techniques = replace(techniques, cuda_graphs=draw(st.sampled_from(GRAPHS)), zero_bubble=waits)
     workload = Workload(4096, microbatches * layout.data * layout.micro_batch_size)
     drawn = RandomJob(trainer, Job(shape, workload, trainer.facts, techniques=techniques), layout, microbatches)
     return replace(drawn, job=replace(drawn.job, facts=drawn.family(trainer.facts)))

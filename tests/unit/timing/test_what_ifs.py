@@ -41,6 +41,17 @@ def test_no_what_if_of_a_pipeline_makes_a_step_longer(layout: Layout, what_if: T
     assert total(layout, few(what_if)) <= total(layout, few())
 
 
+@pytest.mark.parametrize("shape", [LLAMA, MIXTRAL], ids=["dense", "mixture"])
+def test_the_more_is_captured_the_less_is_launched(shape: ModelShape) -> None:
+    mixture = ("moe_router", "moe_preprocess")
+    scopes = [(), ("attn",), ("attn", *(mixture if shape.moe else ("mlp",))), ("full_iteration",)]
+    short = Workload(1024, 64)
+    layout = Layout(data=8, zero_stage=1)
+    steps = [total(layout, job(shape, short, Techniques(cuda_graphs=each))) for each in scopes]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] < steps[0]
+
+
 def test_two_versions_of_the_weights_leave_no_bubble_and_hide_the_gradients() -> None:
     twice = few(Techniques(weight_versions=2))
     assert term("pipeline_bubble", DEEP, few()) > 0.0
