@@ -19,7 +19,7 @@ from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.backends.deepspeed.extra_arguments import HUGGING_FACE_FLAGS, SETTING_CLASSES, SHIPPED_TRAINER_FLAGS
 from llmlaunch.backends.deepspeed.facts import ENGINES, Engine, Share
 from llmlaunch.backends.flag_classes import flag_table
-from llmlaunch.backends.megatron import model_rules, number_formats, sharding, training_arguments, versions
+from llmlaunch.backends.megatron import cuda_graphs, model_rules, number_formats, sharding, training_arguments, versions
 from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron import techniques as megatron_techniques
 from llmlaunch.backends.megatron.extra_arguments import FLAG_CLASSES
@@ -45,6 +45,7 @@ MEGATRON_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
     (*model_rules.MODEL_REQUIREMENTS, *model_rules.MODEL_RULES),
     (*number_formats.NUMBER_REQUIREMENTS, *number_formats.NUMBER_RULES),
     (*megatron_techniques.OVERLAP_REQUIREMENTS, *megatron_techniques.OVERLAP_RULES),
+    (*cuda_graphs.GRAPH_REQUIREMENTS, *cuda_graphs.GRAPH_RULES),
     (*sharding.SHARDING_REQUIREMENTS, *sharding.SHARDING_RULES),
     (*megatron_techniques.REQUIREMENTS, *megatron_techniques.TECHNIQUE_RULES),
     (*versions.VERSION_REQUIREMENTS, *versions.VERSION_RULES["0.16"]),

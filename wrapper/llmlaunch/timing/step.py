@@ -42,15 +42,17 @@ FORWARD_SHARE = 1 / 3
 @frozen
 class UpdateSeconds:
     """Raw seconds, nothing hidden. `reduce_each` and `gather_each` say where these happen for every micro-batch
-    (gradients from ZeRO 2 on, parameters from ZeRO 3 on, where gathered forward and again backward),
-    `reduce_overlapped` and `gather_overlapped` where they run beside passes at all. `gather_host_seconds` are what the
-    host spends on gathering and freeing the parameters of one micro-batch, module by module."""
+    (gradients from ZeRO 2 on, parameters from ZeRO 3 on, where gathered forward and again backward, there the share
+    `gather_again` of them), `reduce_overlapped` and `gather_overlapped` where they run beside passes at all.
+    `gather_host_seconds` are what the host spends on gathering and freeing the parameters of one micro-batch, module by
+    module."""
 
     reduce_seconds: FloatColumn
     gather_seconds: FloatColumn
     optimizer_seconds: FloatColumn
     reduce_each: BoolColumn
     gather_each: BoolColumn
+    gather_again: FloatColumn
     reduce_overlapped: BoolColumn
     gather_overlapped: BoolColumn
     gather_host_seconds: FloatColumn
@@ -93,10 +95,17 @@ def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update
         optimizer_seconds=_optimizer(job, cluster, mine),
         reduce_each=each,
         gather_each=each & (zero >= 3),
+        gather_again=np.full(len(layouts), _trained_share(job)),
         reduce_overlapped=(sharded & (each | (not job.facts.reduced_at_end))) | two_versions,
         gather_overlapped=((zero >= 3) if job.facts.gathered_in_step else sharded) | two_versions,
         gather_host_seconds=np.where(zero >= 3, _gather_host_seconds(job, cluster, layouts), 0.0),
     )
+
+
+def _trained_share(job: Job) -> float:
+    """Return the share of the layers that run backward."""
+    trained, layers = job.techniques.trained_layers, job.shape.num_layers
+    return 1.0 if trained is None else min(trained, layers) / layers
 
 
 def _gather_host_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> FloatColumn:
@@ -200,7 +209,7 @@ def combined(passes: PassSeconds, update: UpdateSeconds) -> StepTime:
     gather, reduce = update.gather_seconds, update.reduce_seconds
     if np.any(update.reduce_each):
         times = np.where(update.reduce_each, 1.0, times)
-        reduce = reduce + each * gather
+        reduce = reduce + each * update.gather_again * gather
     forward = update.gather_overlapped * times * passes.hiding_forward
     backward = update.reduce_overlapped * times * passes.hiding_backward
     before = np.where(each, m, 1.0) * exposed(gather, forward)
