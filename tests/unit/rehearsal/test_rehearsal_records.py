@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from llmlaunch.accuracy.scoring import score
 from llmlaunch.accuracy.summary import families
 from llmlaunch.calibration.records import problem
+from llmlaunch.calibration.step_times import predicted_seconds, timed_runs
 from llmlaunch.cluster.cards import machines
 from llmlaunch.rehearsal.earlier import rehearsed_ranks
 from llmlaunch.rehearsal.records import shape_of
+from llmlaunch.timing.correction import TimeCorrection
 from support.rehearsed_plans import PINS, VERSIONS, on_gpu, planned, records, traced
 
 JOB = planned()
@@ -119,3 +122,18 @@ def test_another_version_of_the_framework_is_another_rehearsal() -> None:
     assert rehearsed_ranks(kept, SHAPE, old.recipe, JOB.plan) == ()
     new = planned(*PINS, "backend.version=0.19.0")
     assert len(rehearsed_ranks(kept, SHAPE, new.recipe, JOB.plan)) == 1
+
+
+def test_a_timed_rank_says_something_of_the_device_and_of_no_link() -> None:
+    """Each rank is a run of its own; what it sent to nobody took no time."""
+    ranks = [replace(on_gpu(JOB, number), step_seconds=10.0) for number in (0, 1)]
+    stored = json.loads(json.dumps(records(JOB, *ranks)))
+    [(job, runs)] = timed_runs(stored, machines())[0].items()
+    assert [run.alone for run in runs] == [0, 1]
+    assert not job.mixture
+    for run in runs:
+        plain = predicted_seconds(run)
+        assert plain < JOB.plan.chosen.step_seconds
+        assert predicted_seconds(run, TimeCorrection(fabric=3.0, node=3.0)) == plain
+        assert predicted_seconds(run, TimeCorrection(compute=1.5)) > 1.4 * plain
+    assert timed_runs(records(JOB, on_gpu(JOB, 1)), machines())[0] == {}, "nobody timed it"

@@ -22,7 +22,7 @@ from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import links
 from llmlaunch.timing.passes import PIECE, pass_seconds
 from llmlaunch.timing.products import model_flops_per_token
-from llmlaunch.timing.step import combined, step_time, update_seconds
+from llmlaunch.timing.step import combined, rank_alone_seconds, step_time, update_seconds
 from llmlaunch.workload import Workload
 
 SHAPES = {"dense": LLAMA, "mixture": MIXTRAL, "alternating": alternating()}
@@ -310,3 +310,14 @@ def test_an_update_can_be_taken_row_by_row() -> None:
     again = whole.take(np.array([2, 0]))
     assert again.reduce_seconds[0] == whole.reduce_seconds[2]
     assert again.gather_seconds[1] == whole.gather_seconds[0]
+
+
+@pytest.mark.parametrize("layout", [replace(BASE, pipeline=1), replace(BASE, tensor=4, pipeline=4)])
+def test_a_rank_alone_computes_its_part_of_the_step_and_waits_for_nobody(layout: Layout) -> None:
+    step, count = time_of(layout), layout.num_microbatches(WORK.global_batch_size)
+    alone = [rank_alone_seconds(job(), H100, layout, rank, count) for rank in range(layout.pipeline)]
+    kinds = {name: float(column[0]) for name, column in step.terms.items()}
+    computed = sum(kinds[name] for name in ("matrix_products", "attention", "element_wise", "kernel_launches"))
+    assert max(alone) == pytest.approx(computed + kinds["optimizer"])  # the slowest stage is what `terms` show
+    assert max(alone) < float(step.total[0])
+    assert len(set(alone[1:-1])) <= 1

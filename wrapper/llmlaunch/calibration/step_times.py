@@ -20,12 +20,12 @@ import numpy as np
 
 from llmlaunch.calibration.cases import Case, case_or_reason
 from llmlaunch.calibration.pool import PRICED_BY
-from llmlaunch.calibration.records import Record, machine_of, problem, table_of
+from llmlaunch.calibration.records import REHEARSED, Record, machine_of, problem, table_of
 from llmlaunch.calibration.time_calibrations import OF_MACHINE, TIERS, TimeClass, time_class
 from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.timing.correction import TimeCorrection, corrected_cluster
-from llmlaunch.timing.step import step_time
+from llmlaunch.timing.step import rank_alone_seconds, step_time
 
 __all__ = ["FEWEST_TIMED_STEPS", "TimedRun", "digest_of_runs", "predicted_seconds", "timed_runs"]
 
@@ -63,6 +63,7 @@ class TimedRun:
     cluster: Cluster
     seconds: float
     lines: tuple[str, ...]
+    alone: int | None = None  # the pipeline rank that was rehearsed alone; None: the whole job ran
 
 
 @dataclass
@@ -83,9 +84,9 @@ def timed_runs(
         if reason is not None:
             left_out[reason] += 1
             continue
-        key = json.dumps([record.get(name) for name in (*PRICED_BY, "machine")], sort_keys=True)
+        key = json.dumps([_alone(record), *(record.get(name) for name in (*PRICED_BY, "machine"))], sort_keys=True)
         configuration = configurations.setdefault(key, _Configuration(record))
-        configuration.seconds.setdefault(_attempt(record), float(record["step_seconds"]))
+        configuration.seconds.setdefault(_attempt(record), float(_step_seconds(record)))
     by_class: dict[TimeClass, list[TimedRun]] = {}
     for configuration in configurations.values():
         result = _timed_run(configuration, clusters)
@@ -101,7 +102,7 @@ def timed_runs(
 def _reason_left_out(record: Record) -> str | None:
     if problem(record) is not None or table_of(record) is None:
         return "no measurement of a backend we price"
-    seconds = record.get("step_seconds")
+    seconds = _step_seconds(record)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 < seconds < 1e6:
         return "no step time"
     observed = record.get("observed")
@@ -109,6 +110,20 @@ def _reason_left_out(record: Record) -> str | None:
     if isinstance(steps, int) and steps < FEWEST_TIMED_STEPS:
         return f"fewer than {FEWEST_TIMED_STEPS} steps"
     return None if isinstance(record.get("machine"), Mapping) else "does not say on which machine its step was timed"
+
+
+def _alone(record: Record) -> int | None:
+    """Return the pipeline rank that was rehearsed alone; None for a record of a whole job."""
+    rank = record.get("pipeline_rank")
+    return rank if record.get("family") == REHEARSED and type(rank) is int else None
+
+
+def _step_seconds(record: Record) -> Any:
+    """Return the seconds of a step, as the record has them: of the job, or of a rank that was rehearsed alone."""
+    rehearsal = record.get("rehearsal")
+    if record.get("family") != REHEARSED:
+        return record.get("step_seconds")
+    return rehearsal.get("step_seconds") if isinstance(rehearsal, Mapping) else None
 
 
 def _attempt(record: Record) -> str:
@@ -134,6 +149,7 @@ def _timed_run(configuration: _Configuration, clusters: Mapping[str, Cluster]) -
             cluster=_timed_machine(record, machine),
             seconds=median(configuration.seconds.values()),
             lines=tuple(f"{attempt}\t{seconds}" for attempt, seconds in sorted(configuration.seconds.items())),
+            alone=_alone(record),
         )
         predicted = predicted_seconds(run)
     except (ArithmeticError, IndexError, KeyError, TypeError, ValueError):
@@ -147,6 +163,8 @@ def predicted_seconds(run: TimedRun, correction: TimeCorrection | None = None) -
     """Return the seconds of a step that are predicted of a run today."""
     case = run.case
     cluster = run.cluster if correction is None else corrected_cluster(run.cluster, correction)
+    if run.alone is not None:
+        return rank_alone_seconds(case.job, cluster, case.layout, run.alone, case.num_microbatches)
     columns = LayoutColumns.of([case.layout])
     return float(step_time(case.job, cluster, columns, np.array([case.num_microbatches])).total[0])
 

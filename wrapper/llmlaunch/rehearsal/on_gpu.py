@@ -148,6 +148,7 @@ def _read(choice: RankChoice, alone: RankAlone, submission: Submission, state: J
         stands_for=choice.stands_for,
         versions={name: str(version) for name, version in ran.items()},
         seconds=float(ended) - used.started_at if isinstance(ended, (int, float)) and used.started_at else 0.0,
+        step_seconds=account.step_seconds,
         remarks=(*alone.notes, *([cause_text(cause)] if ran_out else [])),
     )
 

@@ -70,6 +70,7 @@ class RehearsedRank:
     terms: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    step_seconds: float | None = None  # of a step of this rank alone, on a GPU; None: nobody timed it
     remarks: tuple[str, ...] = ()
     tracer_bytes: int | None = None
 

@@ -97,6 +97,7 @@ def rank_of(records: Sequence[Record], predicted: RankEstimate) -> RehearsedRank
         terms=dict(section.get("terms") or {}),
         versions=dict(section["versions"]),
         seconds=float(section.get("seconds") or 0.0),
+        step_seconds=section.get("step_seconds"),
         remarks=tuple(section.get("remarks") or ()),
     )
 
@@ -120,6 +121,7 @@ def _of_rank(
             "versions": dict(sorted(rank.versions.items())),
             "command": command,
             "seconds": rank.seconds,
+            **({} if rank.step_seconds is None else {"step_seconds": rank.step_seconds}),
             "terms": dict(rank.terms),
             "remarks": list(rank.remarks),
         },
@@ -220,7 +222,7 @@ def collected_rehearsal(
     if missing is not None:
         return [], f"attempt {summary.attempt}: {missing}"
     try:
-        rank = _rank(run, used, ran_out, versions)
+        rank = _rank(run, used, ran_out, versions, summary.step_seconds)
         where = {"run_id": run_id, "attempt": summary.attempt, "node": used.node, "gpu_uuid": used.gpu_uuid}
         return [{**record, **where} for record in records_in(run, rank, used.started_at or 0.0)], None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
@@ -254,7 +256,7 @@ def _most(summary: AttemptSummary) -> RankSummary:
     )
 
 
-def _rank(run: Record, used: RankSummary, ran_out: bool, versions: Record) -> RehearsedRank:
+def _rank(run: Record, used: RankSummary, ran_out: bool, versions: Record, step_seconds: float | None) -> RehearsedRank:
     rehearsal = run["rehearsal"]
     number = int(rehearsal["pipeline_rank"])
     return RehearsedRank(
@@ -267,6 +269,7 @@ def _rank(run: Record, used: RankSummary, ran_out: bool, versions: Record) -> Re
         ran_out=ran_out,
         stands_for=tuple(map(int, rehearsal["stands_for"])),
         versions={str(name): str(version) for name, version in versions.items()},
+        step_seconds=step_seconds,
         remarks=tuple(map(str, rehearsal.get("notes") or ())),
     )
 

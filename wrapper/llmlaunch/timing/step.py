@@ -12,19 +12,21 @@ from numpy.typing import NDArray
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
-from llmlaunch.memory.job import Job, candidate_ranks
+from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
+from llmlaunch.memory.job import Job, all_ranks, candidate_ranks
 from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import exposed, host_link, host_link_bytes_per_second, links, ring
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
-from llmlaunch.timing.products import adapted_linears
+from llmlaunch.timing.products import adapted_linears, split_of
+from llmlaunch.timing.stages import pieces
 
 __all__ = [
     "StepTime",
     "UpdateSeconds",
     "combined",
     "evaluation_seconds",
+    "rank_alone_seconds",
     "step_time",
     "travelling_bytes",
     "update_seconds",
@@ -37,6 +39,7 @@ OPTIMIZER_BYTES = 34.0
 HOST_OPTIMIZER_BYTES = 28.0  # the same in host memory, where no second copy is written
 # Of a step, at most: a backward pass multiplies twice as much, and recomputes; and the optimizer comes after it.
 FORWARD_SHARE = 1 / 3
+COMMUNICATION = frozenset(("tensor_parallel", "context_parallel", "expert_parallel"))
 
 
 @frozen
@@ -198,6 +201,24 @@ def step_time(job: Job, cluster: Cluster, layouts: LayoutColumns, microbatches: 
     """Return the seconds of one step of every layout. `microbatches` is the number per pipeline and step; None derives
     it from the workload's batch."""
     return combined(pass_seconds(job, cluster, layouts, microbatches), update_seconds(job, cluster, layouts))
+
+
+def rank_alone_seconds(job: Job, cluster: Cluster, layout: Layout, pipeline_rank: int, microbatches: int) -> float:
+    """Return the seconds of a step that one pipeline rank computes or launches, if it runs alone and waits for nobody:
+    its layers and ends, micro-batch by micro-batch, and the optimizer."""
+    columns = LayoutColumns.of([layout])
+    parts, rows = pieces(job, cluster, split_of(job, columns)), all_ranks(job, columns)
+    counts = ((parts.dense, rows.dense_layers), (parts.mixture, rows.moe_layers))
+    seconds = sum(count[pipeline_rank] * _computed(layer.kinds) for layer, count in counts if layer is not None)
+    if pipeline_rank == 0:
+        seconds += _computed(parts.ends.first)
+    if pipeline_rank == layout.pipeline - 1:
+        seconds += _computed(parts.ends.last)
+    return float(microbatches * seconds + update_seconds(job, cluster, columns).optimizer_seconds[0])
+
+
+def _computed(kinds: Mapping[str, FloatColumn]) -> float:
+    return sum(float(column[0]) for kind, column in kinds.items() if kind not in COMMUNICATION)
 
 
 def combined(passes: PassSeconds, update: UpdateSeconds) -> StepTime:
