@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmlaunch.accuracy.scoring import score
+from llmlaunch.accuracy.summary import measured_step_seconds
 from llmlaunch.calibration.stops import PUBLISHED_RATE, StopRate
-from llmlaunch.planner.expected_end import EndDistribution, best_interval_seconds, expected_end
+from llmlaunch.calibration.support import NO_LESSONS, Lessons
+from llmlaunch.cluster.cards import machines
+from llmlaunch.planner.expected_end import (
+    DENSE_SPREAD,
+    MIXTURE_SPREAD,
+    EndDistribution,
+    best_interval_seconds,
+    expected_end,
+)
 from llmlaunch.planner.plan import ExpectedEnd
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import DAY, HOUR
 from support.plans import plan_of
 from support.recipes import small
 
+CHOSEN = plan_of("llama3-8b").chosen
+MEASUREMENTS = Path(__file__).resolve().parents[2] / "data" / "measurements"
+FILES = ("outcomes.jsonl", "released_outcomes.jsonl", "mixtures.jsonl")
+TIMED = ("step_seconds", "tokens_per_second_per_gpu", "tflops_per_gpu")
 SAVED = ("training.checkpoint_path=/ckpt", "training.save_interval=100")
 
 
 def end_of(recipe: Recipe, step_seconds: float = 10.0, stops: StopRate = PUBLISHED_RATE) -> ExpectedEnd:
-    return expected_end(recipe, plan_of("llama3-8b").layout, step_seconds, stops)
+    return expected_end(recipe, replace(CHOSEN, step_seconds=step_seconds), Lessons(stops=stops))
 
 
 def distribution(stops_in_all: float, days: float, segments: float, save: float, resume: float) -> EndDistribution:
@@ -185,3 +201,35 @@ def test_a_budget_of_days_has_a_probability() -> None:
     assert middle is not None
     assert last is not None
     assert first < 0.01 < 0.3 < middle < 0.7 < 0.99 < last
+
+
+def test_a_step_time_that_is_known_better_spreads_the_end_less() -> None:
+    recipe = small("training.steps=10000", *SAVED)
+    learned = Lessons(time_error=0.04)
+    ends = [expected_end(recipe, CHOSEN, *how) for how in ((NO_LESSONS,), (learned,), (NO_LESSONS, True))]
+    assert [end.step_time_spread for end in ends] == [0.10, pytest.approx(0.05), 0.03]
+    assert [end.step_time_source for end in ends] == ["public runs", "your calibration", "this layout ran before"]
+    late = [end.p95_seconds or 0.0 for end in ends]
+    assert late[0] > late[1] > late[2]
+
+
+def test_the_spread_of_public_rows_holds_about_two_of_three_of_them() -> None:
+    by_family: dict[tuple[bool, str], list[float]] = {}
+    clusters = machines()
+    texts = [text for name in FILES for text in (MEASUREMENTS / name).read_text().splitlines()]
+    records = (json.loads(text) for text in texts if any(f'"{name}":' in text for name in TIMED))
+    for scored in (score(record, clusters) for record in records if any(record.get(name) for name in TIMED)):
+        measured = None if scored.case is None else measured_step_seconds(scored.record, scored.case)
+        if scored.case is not None and measured is not None and scored.predicted_step_seconds:
+            mixture = scored.case.job.shape.moe is not None
+            ratio = math.log(measured / scored.predicted_step_seconds)
+            by_family.setdefault((mixture, scored.record["family"]), []).append(ratio)
+    for spread, of_mixtures in ((DENSE_SPREAD, False), (MIXTURE_SPREAD, True)):
+        off = [
+            abs(ratio - float(np.median(ratios)))
+            for (mixture, _), ratios in by_family.items()
+            if mixture == of_mixtures
+            for ratio in ratios
+        ]
+        assert len(off) > 20
+        assert 0.6 < np.mean(np.array(off) < spread) < 0.97, f"mixture: {of_mixtures}"

@@ -26,7 +26,7 @@ from llmlaunch.calibration.support import (
     support_of,
     trusted_correction,
 )
-from llmlaunch.calibration.time_calibrations import time_class, timing_digest
+from llmlaunch.calibration.time_calibrations import TimeCalibration, time_class, timing_digest
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.memory.job import NO_CORRECTION, Correction
@@ -35,7 +35,6 @@ from llmlaunch.planner.setting import job_class
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
 from llmlaunch.rundir.values import counted
 from llmlaunch.store.location import store_exists, where
-from llmlaunch.timing.correction import NO_TIME_CORRECTION, TimeCorrection
 
 if TYPE_CHECKING:
     from llmlaunch.app.measured_plans import OwnRuns
@@ -77,7 +76,8 @@ def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
         UserError: the calibration that the recipe names does not exist, or is of another backend or accelerator.
     """
     memory, place = _lessons_of_memory(recipe, notify), where()
-    lessons = replace(memory, time=_time_correction(recipe, notify))
+    times = _time_calibration(recipe, notify)
+    lessons = memory if times is None else replace(memory, time=times.correction, time_error=times.after.mape)
     if recipe.memory.calibration == NO_CALIBRATION or not store_exists(place):
         return lessons
     from llmlaunch.store.reading import stop_rate
@@ -89,12 +89,12 @@ def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
         return lessons
 
 
-def _time_correction(recipe: Recipe, notify: Notify) -> TimeCorrection:
-    """Return the factors in use for step times of the recipe's class of jobs. Those that were learned for other
-    formulas are not used: they would correct what is not wrong any more."""
+def _time_calibration(recipe: Recipe, notify: Notify) -> TimeCalibration | None:
+    """Return the calibration in use for step times of the recipe's class of jobs. One that was learned for other
+    formulas is not used: it would correct what is not wrong any more."""
     place = where()
     if recipe.memory.calibration == NO_CALIBRATION or not store_exists(place):
-        return NO_TIME_CORRECTION
+        return None
     from llmlaunch.store.reading import stored_time_calibration
 
     job = job_class(recipe)
@@ -102,19 +102,17 @@ def _time_correction(recipe: Recipe, notify: Notify) -> TimeCorrection:
     try:
         calibration = stored_time_calibration(place, *key)
     except UserError:  # what is wrong with the store was said of memory's
-        return NO_TIME_CORRECTION
+        return None
     except (KeyError, TypeError, ValueError) as error:
         notify(f"warning: step times are not corrected: a calibration of {' on '.join(key)} is damaged: {error}")
-        return NO_TIME_CORRECTION
-    if calibration is None:
-        return NO_TIME_CORRECTION
-    if calibration.estimator != timing_digest():
+        return None
+    if calibration is not None and calibration.estimator != timing_digest():
         notify(
             f"warning: calibration {calibration.id} of step times was made for an earlier version of the formula, and "
             "is not used: `llmlaunch calibrate`"
         )
-        return NO_TIME_CORRECTION
-    return calibration.correction
+        return None
+    return calibration
 
 
 def _lessons_of_memory(recipe: Recipe, notify: Notify) -> Lessons:

@@ -172,7 +172,8 @@ class Lessons:
     at the recipe's risk, None if it names none; `correction` belongs into every prediction; `support` counts the runs
     behind both, None if nobody looked; `own_runs` of the store join the shipped ones where they are too few for a bound
     of their own; `rehearsals` hold for their very shapes only; `stops` is how often runs are stopped unplanned. `time`
-    belongs into every step time, and `measured_steps` take its place for their very layouts."""
+    belongs into every step time, and `measured_steps` take its place for their very layouts. `time_error` is the mean
+    error of step times so corrected on runs that the factors had not seen; None without a calibration."""
 
     margin: Margin | None = None
     correction: Correction = NO_CORRECTION
@@ -182,6 +183,7 @@ class Lessons:
     stops: StopRate = PUBLISHED_RATE
     time: TimeCorrection = NO_TIME_CORRECTION
     measured_steps: tuple[MeasuredStep, ...] = ()
+    time_error: float | None = None
 
 
 NO_LESSONS = Lessons()

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.backends.checkpoints import expected_save_seconds, resume_seconds
-from llmlaunch.calibration.stops import StopRate
+from llmlaunch.calibration.support import Lessons
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import Layout
-from llmlaunch.planner.plan import ExpectedEnd, JobLength
+from llmlaunch.planner.plan import Candidate, ExpectedEnd, JobLength
 from llmlaunch.recipe.training import AUTO_INTERVAL
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import DAY, HOUR, MINUTE, duration
@@ -35,22 +34,27 @@ HOPELESS = 30.0  # stops in a segment: it ends once in 10**13 attempts
 # Spread of measured / predicted step time, as the standard deviation of its logarithm, of the public rows in
 # tests/data/measurements (docs/accuracy.md). The bias of a kind of job is not in it.
 DENSE_SPREAD, MIXTURE_SPREAD = 0.10, 0.08
+LEAST_SPREAD = 0.03  # of a layout that ran before: other nodes, other neighbours on the network
+DEVIATION_OF_MEAN_ERROR = 1.25  # standard deviation of a normal distribution by its mean absolute error
 # Daly's optimum is flat: twice as often or half as often costs little. Fewer saves than these bounds risk more than the
 # rate knows of (preemption, maintenance, a person's mistake); more fill the disk.
 LEAST_INTERVAL_SECONDS, MOST_INTERVAL_SECONDS = 10.0 * MINUTE, 4.0 * HOUR
 
 
-def expected_end(recipe: Recipe, layout: Layout, step_seconds: float, stops: StopRate) -> ExpectedEnd:
-    """Return when the job of `recipe` is expected to end under `layout`, and how often it saves."""
+def expected_end(recipe: Recipe, chosen: Candidate, lessons: Lessons, ran_before: bool = False) -> ExpectedEnd:
+    """Return when the job of `recipe` is expected to end under the layout that was chosen, and how often it saves;
+    `ran_before` says that the step time is what runs of this very layout took."""
+    step_seconds, stops = chosen.step_seconds, lessons.stops
     length = JobLength.of(recipe, step_seconds)
     saves = recipe.training.checkpoint_path is not None
-    save_seconds = expected_save_seconds(recipe, layout) if saves else 0.0
+    save_seconds = expected_save_seconds(recipe, chosen.layout) if saves else 0.0
     between = HOUR / (stops.per_device_hour * recipe.world_size)
     interval, reason = _interval(recipe, step_seconds, save_seconds, between)
     resume = resume_seconds(recipe, save_seconds)
+    spread, spread_source = _spread(recipe, lessons, ran_before)
     distribution = EndDistribution(
         work_seconds=length.seconds,
-        spread=DENSE_SPREAD if recipe.model.moe is None else MIXTURE_SPREAD,
+        spread=spread,
         segments=1.0 if interval is None else max(length.steps / interval, 1.0),
         save_seconds=save_seconds,
         resume_seconds=resume,
@@ -68,9 +72,19 @@ def expected_end(recipe: Recipe, layout: Layout, step_seconds: float, stops: Sto
         save_interval_reason=reason,
         save_seconds=save_seconds if saves else None,
         resume_seconds=resume,
-        step_time_spread=distribution.spread,
+        step_time_spread=spread,
+        step_time_source=spread_source,
         within_budget=None if days is None else distribution.share_done_by(days * DAY),
     )
+
+
+def _spread(recipe: Recipe, lessons: Lessons, ran_before: bool) -> tuple[float, str]:
+    """Return how far real step times are from predicted ones, as a relative standard deviation, and who says so."""
+    if ran_before:
+        return LEAST_SPREAD, "this layout ran before"
+    if lessons.time_error is not None:
+        return max(DEVIATION_OF_MEAN_ERROR * lessons.time_error, LEAST_SPREAD), "your calibration"
+    return DENSE_SPREAD if recipe.model.moe is None else MIXTURE_SPREAD, "public runs"
 
 
 def _interval(

@@ -224,6 +224,7 @@ class ExpectedEnd:
     save_seconds: float | None
     resume_seconds: float
     step_time_spread: float
+    step_time_source: str
     within_budget: float | None = None
 
 

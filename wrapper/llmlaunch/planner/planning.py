@@ -232,7 +232,7 @@ def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
         sized = replace(recipe, nodes=sizing.nodes or _nearest(recipe, sizing).nodes)
         setting = setting.with_recipe(replace(sized, digest=recipe_digest(sized)))  # as if that number were written
     setting, plan = _searched_plan(setting)
-    expected = expected_end(setting.recipe, plan.layout, plan.chosen.step_seconds, setting.lessons.stops)
+    expected = expected_end(setting.recipe, plan.chosen, setting.lessons, ran_before=plan.time.measured is not None)
     plan = replace(plan, sizing=sizing, budget=recipe.budget, expected=expected)
     if not plan.may_run or most_exceeded(recipe.budget, plan.length) is None:
         return setting, plan

@@ -52,7 +52,7 @@ def _expected(plan: Plan) -> list[str]:
         f"with stops: 50 % within {duration(end.p50_seconds)}, {late}{within}; goodput {end.goodput:.0%}; "
         "the queue is not counted",
         f"{_stop_count(end.stops)} expected, {_stop_rate(end)}, each {duration(end.resume_seconds)} to come back; "
-        f"{_saves(end)}; step times are off by {end.step_time_spread:.0%}",
+        f"{_saves(end)}; step times are off by {end.step_time_spread:.0%} ({end.step_time_source})",
     ]
     return [part for line in lines for part in wrap(line, 120, initial_indent="  ", subsequent_indent="    ")]
 
