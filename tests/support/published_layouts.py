@@ -216,10 +216,10 @@ def summary(comparisons: Iterable[Comparison]) -> str:
     off = [max(each.slower(each.fastest) or 0.0, 0.0) for each in fair if each.fastest]
     on = [max(each.slower(each.chosen) or 0.0, 0.0) for each in fair if each.chosen]
     alone = sum(each.limit is None for each in fair)
+    without, preferred = (f"{mean(shares):.2%} on average, {max(shares):.2%} at most" for shares in (off, on))
     return (
-        f"{len(fair)} workloads, {alone} of them by the margin of measured runs: the choice is slower than the "
-        f"published layout by {mean(off):.2%} on average and {max(off):.2%} at most without the preference, by {mean(on):.2%} "
-        f"and {max(on):.2%} with it"
+        f"{len(fair)} workloads, {alone} of them by the margin of measured runs. By how much the choice is slower than "
+        f"the published layout: without the preference {without}; with it {preferred}"
     )
 
 
@@ -285,18 +285,11 @@ def _choice_cells(each: Comparison) -> list[str]:
         return ["nothing is safe", "-", "-"]
     candidate, workload = each.chosen.candidate, each.workload
     ran = next((workload.seconds(p) for p in workload.published if runs(p, candidate)), None)
-    switched = switched_on(candidate)
     return [
-        candidate.describe() + "".join(f" {name}" for name in switched),
+        candidate.describe(),
         f"{candidate.step_seconds:.2f} ({each.slower(each.chosen):+.1%})",
         "-" if ran is None else f"{ran:.2f}",
     ]
-
-
-def switched_on(candidate: Candidate) -> list[str]:
-    """Return the techniques that `Candidate.describe` leaves out, as words."""
-    shown = ("recompute_modules", "recompute_method", "offload_modules", "offload_optimizer", "loss")
-    return [_technique(n, v) for n, v in candidate.techniques.as_json().items() if n not in shown]
 
 
 def _why(each: Comparison) -> str:
