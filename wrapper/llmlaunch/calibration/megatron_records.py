@@ -45,6 +45,12 @@ OVER_DATA = {("okoge-kaz/Megatron-LM fork, Oct 2024", "A100-40GB"): 4.0}
 # Versions of Megatron core that records name otherwise: FlagPerf's cases pin core_v0.6.0 and, for Llama 2, a FlagScale
 # of 2023 (training/benchmarks/llama3_8B/megatron/README.md, training/nvidia/*-megatron/README.md, FlagPerf 1b5a030).
 PINNED = {"NGC-era Megatron-LM pinned in FlagPerf case Dockerfile (not extracted)": "0.6"}
+# Builds whose torch recorded streams. The page of the fork says that some of its runs were made
+# again with TORCH_NCCL_AVOID_RECORD_STREAMS=1 (scripts/abci/Llama-3.1-8B/4d_parallelism.md, f06b3a1), not which. Its
+# runs of 16,384 tokens on H100 are among them: two of them ran that need as much as two of 8,192 tokens that died, and
+# could not have with streams recorded.
+BEFORE_TORCH_2_7 = frozenset({"okoge-kaz/Megatron-LM fork, Oct 2024"})
+MADE_AGAIN = {("okoge-kaz/Megatron-LM fork, Oct 2024", "H100-94GB", 16384)}
 TWO_LOSS_COPIES_UNTIL = (0, 7)
 # That FlagScale (26cd664) trains the model in megatron/model, by its own layers, whatever its records say.
 FLAGSCALE_LLAMA = "FlagOpen/FlagPerf@1b5a030:training/nvidia/llama2_70B-megatron/"
@@ -77,6 +83,7 @@ def megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOptions
         context_all_to_all=implementation.get("cp_comm_type") == "a2a" and record["parallelism"]["context"] > 1,
         tp_comm_overlap=bool(implementation.get("tp_comm_overlap")),
         expandable_segments=bool(implementation.get("expandable_segments")),
+        streams_recorded=_streams_recorded(record, assumed),
         compute_capability=capability_of_card(record["gpu"]),
     )
 
@@ -88,6 +95,15 @@ def _trains_legacy_model(record: Record, assumed: dict[str, Any]) -> bool:
     return bool(
         record["implementation"].get("legacy_models") and record["implementation"]["transformer_impl"] == "local"
     )
+
+
+def _streams_recorded(record: Record, assumed: dict[str, Any]) -> bool:
+    recorded = record["implementation"].get("streams_recorded")
+    version = str(record.get("backend_version"))
+    if recorded is None and version in BEFORE_TORCH_2_7:
+        recorded = (version, record["gpu"], record["sequence_length"]) not in MADE_AGAIN
+        assumed["implementation.streams_recorded"] = recorded
+    return bool(recorded)
 
 
 def _two_loss_copies(record: Record) -> bool:

@@ -204,6 +204,7 @@ class MemoryFacts:
     weight_gradient_fused: bool = False  # wgrad accumulates into the gradient buffer: no temporary of a matrix
     weight_gradient_stubs: bool = False  # then one stub for every distinct weight shape is kept for autograd
     sequence_gather: str = "none"  # ranks that keep one buffer of a gathered layer input: "none", "last" or "all"
+    streams_recorded: bool = False  # what NCCL gathered is reused only after the device has passed it
     user_buffers: int = 0  # buffers of a gathered layer input that overlap tensor parallelism with multiplications
     pipeline_buffers: int = 0  # tensors received or sent that are alive beside what the layers keep
     pipeline_buffers_by_microbatch: bool = False  # those for every micro-batch of a step

@@ -43,13 +43,14 @@ from llmlaunch.memory.workspace import (
     mixture_forward,
     passing_buffers,
     recomputed_layer,
+    recorded_gathers,
     waiting_weight_passes,
     weight_gradient_stubs,
 )
 
 __all__ = ["HOLES", "Moment", "MomentTerms", "state_terms", "transient_terms"]
 
-HOLES = "cached_logits"  # a term that goes into the allocator's cache
+HOLES = "free_pieces"  # a term that goes into the allocator's cache: free, and of no use to what comes next
 Moment = Mapping[str, FloatColumn]
 
 
@@ -83,7 +84,9 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     layer = {**first, "layer_backward": np.maximum(np.maximum(backward, mixture), tables - gone), **beside}
     whole = _Whole()
     alive = {**always, "activations": activations}
-    holes = {HOLES: cached_logits(job, rows)} if facts.cached_logit_bytes else {}
+    free = [cached_logits(job, rows)] if facts.cached_logit_bytes else []
+    free += [recorded_gathers(job, rows)] if facts.streams_recorded else []
+    holes = {HOLES: reduce(np.add, free)} if free else {}
     moments: list[Moment] = [
         {**alive, "logits_and_loss": norm + logits(job, rows) + earlier_tiles(job, rows), **holes},
         {**alive, "logits_and_loss": norm + waiting_logits(job, rows), "head_backward": head_backward(job, rows)},

@@ -32,6 +32,7 @@ __all__ = [
     "mixture_forward",
     "passing_buffers",
     "recomputed_layer",
+    "recorded_gathers",
     "waiting_weight_passes",
     "weight_gradient_stubs",
 ]
@@ -331,6 +332,16 @@ def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
         exchanged = facts.activation_bytes * n * h / sequence_split(job, rows) * _exchanges(job, rows)
         buffers["pipeline_buffers"] = np.where(rows.layouts.pipeline > 1, exchanged, 0.0)
     return buffers
+
+
+def recorded_gathers(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the bytes of gathered layer inputs that are free and cannot be reused yet. Sequence parallelism gathers
+    the input of the attention and of the MLP of every layer. torch before 2.7 records them as used by NCCL's stream
+    (ProcessGroupNCCL.cpp, unless TORCH_NCCL_AVOID_RECORD_STREAMS is set), so they wait until the device has passed
+    them; and the host is a forward pass ahead of it."""
+    chunk = (rows.dense_layers + rows.moe_layers) / rows.layouts.virtual_pipeline
+    gathered = 2.0 * chunk * job.facts.activation_bytes * job.shape.hidden_size * tokens(job, rows)
+    return np.where(rows.layouts.sequence_parallel > 0, gathered, 0.0)
 
 
 def _exchanges(job: Job, rows: RankColumns) -> FloatColumn | float:

@@ -79,6 +79,7 @@ class MegatronOptions:
     tp_comm_overlap: bool = False
     compute_capability: float | None = None
     expandable_segments: bool = True  # as llmlaunch renders it
+    streams_recorded: bool = False  # as torch did before 2.7
     optimizer_bytes_over_data: float = 0.0
     version: str = "0.19"
 
@@ -187,6 +188,7 @@ def _runtime_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
     segments = "expandable" if options.expandable_segments else "whole"
     return replace(
         facts,
+        streams_recorded=options.streams_recorded,
         user_buffers=USER_BUFFERS if options.tp_comm_overlap else 0,
         pipeline_buffers=1,
         workspace_bytes=constant("workspace_bytes") + engine * (1.0 + 3.0 * options.tp_comm_overlap),
