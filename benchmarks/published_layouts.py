@@ -4,7 +4,7 @@
 
 Each workload of tests/data/published_layouts.json whose name holds one of NAME is planned with the same precision,
 batch and cluster, with the preference and without it; where the margin by measured runs refuses NVIDIA's layout, again
-with a limit that it fits. --write puts the table into docs/choices.md.
+with a limit that it fits. --write puts the rows into the table of docs/choices.md.
 
 Bars: where NVIDIA's layout is safe, the choice is predicted at most 0.5 % slower than it on average with the preference
 switched off and 1.5 % with it, and never above 4 %.
@@ -20,12 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "wrapper")]
 
 from support.published_layouts import (  # noqa: E402
-    Comparison,
     PricedLayout,
     compared,
     priced,
     summary,
-    table,
+    table_row,
     with_table,
     workloads,
 )
@@ -38,21 +37,19 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    comparisons: list[Comparison] = []
+    rows: list[str] = []
     for workload in workloads():
         if arguments.names and not any(name in workload.name for name in arguments.names):
             continue
         theirs = priced(workload, workload.published[0])
         if not isinstance(theirs, PricedLayout):
-            print(f"{workload.name}: refused by {theirs}")
-            continue
-        comparisons.append(compared(workload, theirs))
-        if theirs.bytes_beyond:
-            comparisons.append(compared(workload, theirs, theirs.share_needed))
-        print(table(comparisons[-1 - bool(theirs.bytes_beyond) :]).split("\n", 2)[2], end="", flush=True)
-    print(summary(comparisons))
-    if arguments.write:
-        PAGE.write_text(with_table(PAGE.read_text("utf-8"), comparisons), "utf-8")
+            raise SystemExit(f"{workload.name}: refused by {theirs}")
+        for limit in (None, theirs.share_needed) if theirs.bytes_beyond else (None,):
+            rows.append(table_row(compared(workload, theirs, limit)))
+            print(rows[-1], end="", flush=True)
+        if arguments.write:
+            PAGE.write_text(with_table(PAGE.read_text("utf-8"), rows), "utf-8")
+    print(summary(rows))
 
 
 if __name__ == "__main__":

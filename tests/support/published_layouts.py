@@ -5,6 +5,7 @@ preference and without it, and what keeps the published one from being chosen.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -210,17 +211,23 @@ def runs(published: Published, candidate: Candidate) -> bool:
     return all(getattr(candidate.layout, n) == published.layout[n] for n in SIZES if n in published.layout)
 
 
-def summary(comparisons: Iterable[Comparison]) -> str:
-    """Return how much slower the choices are than the published layouts that are safe under the same limit."""
-    fair = [each for each in comparisons if each.fair]
-    off = [max(each.slower(each.fastest) or 0.0, 0.0) for each in fair if each.fastest]
-    on = [max(each.slower(each.chosen) or 0.0, 0.0) for each in fair if each.chosen]
-    alone = sum(each.limit is None for each in fair)
-    without, preferred = (f"{mean(shares):.2%} on average, {max(shares):.2%} at most" for shares in (off, on))
+def summary(rows: Iterable[str]) -> str:
+    """Return how much slower the choices are than the published layouts, from the rows of a table in which those are
+    safe, too."""
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    fair = [row for row in cells if FILLED in row[0] or BEYOND not in row[4]]
+    preferred, fastest = ([max(share, 0.0) for row in fair for share in _shares(row[c])] for c in (6, 8))
+    alone = sum(FILLED not in row[0] for row in fair)
+    without, with_it = (f"{mean(s):.2%} on average, {max(s):.2%} at most" for s in (fastest, preferred))
     return (
         f"{len(fair)} workloads, {alone} of them by the margin of measured runs. By how much the choice is slower than "
-        f"the published layout: without the preference {without}; with it {preferred}"
+        f"the published layout: without the preference {without}; with it {with_it}"
     )
+
+
+def _shares(cell: str) -> list[float]:
+    """Return the signed share at the end of a cell, if there is one."""
+    return [float(share) / 100 for share in re.findall(r"([+-]\d+\.\d+)%\)?$", cell)]
 
 
 def mean(shares: Sequence[float]) -> float:
@@ -231,19 +238,29 @@ HEAD = (
     "| workload | NVIDIA's layout (release) | published, s | predicted, s | its memory | our choice | predicted, s | "
     "published, s | without the preference | why they differ |\n|---|---|---|---|---|---|---|---|---|---|\n"
 )
+FILLED, BEYOND = "of the card filled", "beyond the margin"
 BEGIN, END = "<!-- published layouts -->\n", "<!-- end of published layouts -->"
 
 
-def table(comparisons: Iterable[Comparison]) -> str:
-    """Return the comparisons as a table of Markdown, one row each."""
-    return HEAD + "".join(f"| {' | '.join(_cells(each))} |\n" for each in comparisons)
+def table_row(each: Comparison) -> str:
+    """Return a comparison as a row of Markdown."""
+    return f"| {' | '.join(_cells(each))} |\n"
 
 
-def with_table(page: str, comparisons: Sequence[Comparison]) -> str:
-    """Return the page with its table and its summary replaced."""
+def with_table(page: str, rows: Sequence[str]) -> str:
+    """Return the page with these rows in its table, in place of those of the same workloads, in the order of the data,
+    and its summary made anew."""
     before, rest = page.split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}{summary(comparisons)}.\n\n{table(comparisons)}{END}{after}"
+    old, after = rest.split(END)
+    names = [workload.name for workload in workloads()]
+    renewed = {_name(row) for row in rows}
+    kept = [line + "\n" for line in old.splitlines() if _name(line) in names and _name(line) not in renewed]
+    every = sorted([*kept, *rows], key=lambda row: names.index(_name(row)))
+    return f"{before}{BEGIN}{summary(every)}.\n\n{HEAD}{''.join(every)}{END}{after}"
+
+
+def _name(row: str) -> str:
+    return re.sub(rf", \d+ % {FILLED}$", "", row.removeprefix("| ").split(" | ")[0])
 
 
 def published_cells(workload: Workload) -> list[str]:
@@ -266,9 +283,9 @@ def _technique(name: str, value: Any) -> str:
 
 def _cells(each: Comparison) -> list[str]:
     theirs = each.theirs
-    beyond = f", {gib(theirs.bytes_beyond)} GiB beyond the margin" if theirs.bytes_beyond else ""
+    beyond = f", {gib(theirs.bytes_beyond)} GiB {BEYOND}" if theirs.bytes_beyond else ""
     name, *published = published_cells(each.workload)
-    limit = "" if each.limit is None else f", {100 * each.limit:.0f} % of the card filled"
+    limit = "" if each.limit is None else f", {100 * each.limit:.0f} % {FILLED}"
     return [
         name + limit,
         *published,

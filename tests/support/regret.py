@@ -5,19 +5,23 @@ one the planner would take against the fastest one measured.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from llmlaunch.accuracy.scoring import timed_job
 from llmlaunch.accuracy.summary import measured_step_seconds
+from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.calibration.cases import Case, Unsupported, case_of
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job
+from llmlaunch.planner.preference import preference_factor
+from llmlaunch.planner.pricing import Points, Rows
 from llmlaunch.timing.step import step_time
+from support.recipes import recipe_of
 
 Group = tuple[str, int, int, int]  # model, tokens of a sequence, sequences of a step, devices
 
@@ -97,6 +101,21 @@ def predicted(runs: Sequence[MeasuredLayout]) -> np.ndarray:
         seconds[same] = step_time(first.job, first.cluster, columns, counts).total
         left = [i for i in left if i not in same]
     return seconds
+
+
+def preferred(runs: Sequence[MeasuredLayout]) -> np.ndarray:
+    """Predicted seconds of each run with what the preference adds to them: the order of the planner's ranking."""
+    return predicted(runs) * np.array([_preference(run) for run in runs])
+
+
+def _preference(run: MeasuredLayout) -> float:
+    layout, place, one = run.case.layout, np.zeros(1, dtype=np.int64), np.ones(1)
+    base = recipe_of("llama3-8b")
+    training = replace(base.training, sequence_length=run.job.workload.sequence_length)
+    rows = Rows(place, place, place, place, place, one, place, one, one)
+    step, state = StepTechniques(recompute=layout.recompute), StateTechniques(zero_stage=layout.zero_stage)
+    points = Points(LayoutColumns.of([layout]), (step,), (state,), rows)
+    return float(preference_factor(replace(base, cluster=run.cluster, training=training), points)[0])
 
 
 def choose(runs: Sequence[MeasuredLayout], order: np.ndarray, limit_bytes: Mapping[str, float]) -> dict[Group, Choice]:
