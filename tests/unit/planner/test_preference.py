@@ -145,8 +145,8 @@ def test_the_chosen_layout_counts_least_and_the_ranking_follows() -> None:
 def test_a_plan_names_the_faster_layout_and_the_habits_it_goes_against() -> None:
     """Llama 3 8B on eight devices that hold it by tensor parallelism, or with the optimizer on the host, which is
     faster."""
-    pins = "pipeline: 1, context: 1, micro_batch_size: 1, zero_stage: 1, recompute: none, offload_modules: []"
-    batch = "training.global_batch_size=8192"
+    pins = "pipeline: 1, context: 1, micro_batch_size: 1, zero_stage: 1, recompute: none, offload_modules: [], offload_layers: 0"
+    batch = "training.global_batch_size=512"
     asked = gallery_setting("llama3-8b", "nodes=1", batch, f"layout={{tensor: [1, 2], loss: native, {pins}}}")
     result = search(asked)
     splits, rows = result.points.splits, result.points.rows
@@ -155,7 +155,7 @@ def test_a_plan_names_the_faster_layout_and_the_habits_it_goes_against() -> None
     limit = replace(asked.limit, limit_bytes=int(needed.max()) - 1)
     asked = replace(asked, limit=limit)
     plan = make_plan(asked)
-    fastest = make_plan(asked.with_recipe(replace(asked.recipe, preference=False)))
+    fastest = make_plan(replace(asked, recipe=replace(asked.recipe, preference=False)))
     assert (plan.layout.tensor, fastest.layout.tensor) == (2, 1)
     assert fastest.faster is None
     assert plan.faster is not None
