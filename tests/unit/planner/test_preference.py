@@ -145,7 +145,8 @@ def test_the_chosen_layout_counts_least_and_the_ranking_follows() -> None:
 def test_a_plan_names_the_faster_layout_and_the_habits_it_goes_against() -> None:
     """Llama 3 8B on eight devices that hold it by tensor parallelism, or with the optimizer on the host, which is
     faster."""
-    pins = "pipeline: 1, context: 1, micro_batch_size: 1, zero_stage: 1, recompute: none, offload_modules: [], offload_layers: 0"
+    pins = "pipeline: 1, context: 1, micro_batch_size: 1, zero_stage: 1, recompute: none"
+    pins += ", offload_modules: [], offload_layers: 0"
     batch = "training.global_batch_size=512"
     asked = gallery_setting("llama3-8b", "nodes=1", batch, f"layout={{tensor: [1, 2], loss: native, {pins}}}")
     result = search(asked)
