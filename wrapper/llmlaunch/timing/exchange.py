@@ -174,10 +174,10 @@ def distinct_parts(moe: MoeShape, parts: FloatColumn) -> FloatColumn:
     group, chosen = experts / router.groups, router.group_topk
     open_experts = group * chosen
     inside = chosen / router.groups * (1.0 - _missed(open_experts, part, moe.topk))
-    held = np.maximum(part / group, 1.0)  # groups in a part
+    inner = np.maximum(part / group, 1.0)  # groups in a part
     reached, total = np.zeros_like(parts), np.zeros_like(parts)
     for count in range(chosen + 1):  # of the chosen groups lie in the part
-        chance = _choose(held, count) * _choose(router.groups - held, chosen - count)
+        chance = _choose(inner, count) * _choose(router.groups - inner, chosen - count)
         total = total + chance
         reached = reached + chance * (1.0 - _missed(open_experts, count * group, moe.topk))
     return parts * np.where(part <= group, inside, reached / total)
@@ -192,11 +192,11 @@ def _missed(total: float, part: float | FloatColumn, drawn: int) -> float | Floa
 
 
 def _choose(total: FloatColumn, drawn: int) -> FloatColumn:
-    """Return the number of ways to choose `drawn` of `total`; between whole numbers, the polynomial's value."""
-    ways = np.ones_like(total)
+    """Return the binomial coefficient of `drawn` of `total`; between whole numbers, the polynomial's value."""
+    count = np.ones_like(total)
     for already in range(drawn):
-        ways = ways * np.maximum(total - already, 0.0) / (already + 1.0)
-    return ways
+        count = count * np.maximum(total - already, 0.0) / (already + 1.0)
+    return count
 
 
 def beside_another_microbatch(expert: Work, device: FloatColumn) -> Work:

@@ -47,29 +47,45 @@ class MixtureLaunches:
         """All kernels of a forward pass."""
         return self.modules[0] + self.experts[0]
 
-    def seconds(
-        self, job: Job, pace: DevicePace, device: tuple[FloatColumn, FloatColumn], repeated: float | FloatColumn
-    ) -> FloatColumn:
-        """Return the seconds of a layer that launches add to the `device` seconds of both passes. The backward pass
-        launches `repeated` kernels more for what is recomputed."""
+    def host_seconds(
+        self, job: Job, pace: DevicePace, repeated: float | FloatColumn
+    ) -> tuple[FloatColumn, FloatColumn]:
+        """Return the seconds in which the host launches a layer, (forward, backward). The backward pass launches
+        `repeated` kernels more for what is recomputed."""
+        each = pace.host_seconds_factor * constant("module_kernel_host_seconds")
+        if job.techniques.overlap_expert_communication:
+            each = constant("overlapped_schedule_host_factor") * each
+        expert = pace.host_seconds_factor * constant("expert_kernel_host_seconds")
         captured = captured_kernels(job.techniques, mixture=True)
-        seconds: FloatColumn = np.zeros_like(device[0])
-        for place in (0, 1):
-            experts = self.experts[place] + (repeated if place else 0.0)
-            if captured is None:
-                seconds = seconds + constant("graph_kernel_seconds") * (self.modules[place] + experts)
-                continue
-            held = captured[place]
-            modules = self.modules[place] - held
-            gaps = constant("kernel_seconds") * (modules + experts) + constant("graph_kernel_seconds") * held
-            module_seconds = constant("module_kernel_host_seconds") * modules
-            if job.techniques.overlap_expert_communication:
-                module_seconds = constant("overlapped_schedule_host_factor") * module_seconds
-            host = pace.host_seconds_factor * (module_seconds + constant("expert_kernel_host_seconds") * experts)
-            seconds = seconds + np.maximum(host - device[place], gaps)
         if captured is None:
-            return seconds
-        return seconds + pace.host_seconds_factor * constant("synchronisation_seconds")
+            return np.zeros_like(self.experts[0]), np.zeros_like(self.experts[1])
+        return (
+            each * (self.modules[0] - captured[0]) + expert * self.experts[0],
+            each * (self.modules[1] - captured[1]) + expert * (self.experts[1] + repeated),
+        )
+
+    def seconds(
+        self,
+        job: Job,
+        pace: DevicePace,
+        host: tuple[FloatColumn, FloatColumn],
+        device: tuple[FloatColumn, FloatColumn],
+        repeated: float | FloatColumn,
+    ) -> FloatColumn:
+        """Return the seconds of a layer that launches add to the `device` seconds of both passes, which the host
+        launches in `host` seconds."""
+        captured = captured_kernels(job.techniques, mixture=True)
+        gap, graph_gap = constant("kernel_seconds"), constant("graph_kernel_seconds")
+        every = self.modules[0] + self.experts[0], self.modules[1] + self.experts[1] + repeated
+        if captured is None:
+            return graph_gap * (every[0] + every[1])
+        waits = [
+            np.maximum(
+                host[place] - device[place], gap * (every[place] - captured[place]) + graph_gap * captured[place]
+            )
+            for place in (0, 1)
+        ]
+        return np.asarray(waits[0] + waits[1] + pace.host_seconds_factor * constant("synchronisation_seconds"))
 
 
 def mixture_launches(job: Job, local_experts: FloatColumn) -> MixtureLaunches:

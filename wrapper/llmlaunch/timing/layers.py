@@ -231,14 +231,11 @@ def _layer(
     for exchange in (context, expert):
         if exchange is not None:
             running = running + exchange.both
-    kernels = mlp.kernels[0] + mlp.kernels[1] + repeated_kernels
-    host = _host_seconds(job, pace, kernels) + np.zeros_like(running)
-    if mlp.launches is None or expert is None:
-        launches = _launches(job, host, kernels, running)
+    if mlp.launches is not None and expert is not None:
+        passes = forward + expert.forward, backward + expert.backward
+        host, launches = _mixture_launches(job, pace, mlp.launches, passes, repeated_kernels)
     else:
-        launches = mlp.launches.seconds(
-            job, pace, (forward + expert.forward, backward + expert.backward), repeated_kernels
-        )
+        host, launches = _launches(job, pace, mlp.kernels[0] + mlp.kernels[1] + repeated_kernels, running)
     launching = launches * (1.0 / 3.0)
     busy = forward + launching, backward + 2.0 * launching
     seconds = running + launches
@@ -257,23 +254,29 @@ def _tokens_again(job: Job, at: SplitColumns, forward: FloatColumn) -> FloatColu
     return np.asarray(share * forward)
 
 
-def _host_seconds(job: Job, pace: DevicePace, kernels: float | FloatColumn) -> float | FloatColumn:
-    """Return the seconds that one host thread takes to launch the kernels that CUDA graphs do not hold."""
-    return pace.host_seconds_factor * constant("kernel_host_seconds") * (1.0 - _captured(job)) * kernels
+def _mixture_launches(
+    job: Job,
+    pace: DevicePace,
+    launches: MixtureLaunches,
+    passes: tuple[FloatColumn, FloatColumn],
+    repeated: float | FloatColumn,
+) -> tuple[FloatColumn, FloatColumn]:
+    """Return the seconds in which the host launches a mixture layer, and those that its launches add to `passes`."""
+    host = launches.host_seconds(job, pace, repeated)
+    return host[0] + host[1], launches.seconds(job, pace, host, passes, repeated)
 
 
-def _captured(job: Job) -> float:
-    """Return the share of a dense layer's kernels that CUDA graphs hold."""
-    return captured_share(job, job.facts.kernels.launched)
-
-
-def _launches(job: Job, host: FloatColumn, kernels: float | FloatColumn, running: FloatColumn) -> FloatColumn:
-    """Return the seconds of gaps between kernels, and where the device would be done sooner, what the host takes
-    longer."""
-    captured = _captured(job)
+def _launches(
+    job: Job, pace: DevicePace, kernels: float | FloatColumn, running: FloatColumn
+) -> tuple[FloatColumn, FloatColumn]:
+    """Return the seconds in which one host thread launches a layer's kernels that CUDA graphs do not hold; and those of
+    gaps between kernels, or where the device would be done sooner, of what the host takes longer."""
+    captured = captured_share(job, job.facts.kernels.launched)
     gap = (1.0 - captured) * constant("kernel_seconds") + captured * constant("graph_kernel_seconds")
+    host_seconds = pace.host_seconds_factor * constant("kernel_host_seconds") * (1.0 - captured)
+    host = host_seconds * kernels + np.zeros_like(running)
     seconds: FloatColumn = np.maximum(host - running, gap * kernels)
-    return seconds
+    return host, seconds
 
 
 def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> tuple[Work, FloatColumn, FloatColumn]:
