@@ -197,6 +197,8 @@ def test_whatever_a_file_is_every_command_answers(
         for command in COMMANDS:
             out, err = llmlaunch(*command, run_dir, code=(0, 2, 4))
             assert [c for c in out + err if not c.isprintable() and c not in "\n\t"] == []
+        out, err = llmlaunch("diff", run_dir, run_dir, code=(0, 2))
+        assert [c for c in out + err if not c.isprintable() and c not in "\n\t"] == []
     assert [call for call in noted() if not SAFE_CALL.fullmatch(call)] == []
     written = {os.path.relpath(path, tmp_path) for path in set(names_below(tmp_path.parent)) - set(outside)}
     allowed = re.compile(r"notes|store\.db.*|run/.*")

@@ -19,6 +19,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.recipe.layout_keys import CHOOSABLE
 from llmlaunch.recipe.overrides import apply_overrides, written_document
 from llmlaunch.rundir import file_names
+from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import object_in, read_object
 from llmlaunch.rundir.memory_files import attempt_summary
 from llmlaunch.rundir.run import RunDirectoryError, read_run
@@ -198,18 +199,17 @@ def _described_run(directory: Path) -> Described:
         recipe=dict(_leaves(document.value)),
         arguments=None if arguments is None else _argument_leaves(arguments),
         environment=environment,
-        measured=_measured(directory, [attempt.name for attempt in files.attempts]),
+        measured=_measured(directory, files.attempts[-1]) if files.attempts else {},
         **_of_plan(content),
     )
 
 
-def _measured(directory: Path, attempts: list[str]) -> dict[str, Any]:
-    if not attempts:
-        return {}
-    summary = attempt_summary(directory, attempts[-1])
+def _measured(directory: Path, attempt: Attempt) -> dict[str, Any]:
+    """Return what an attempt measured, and under which layout where that was not the planned one."""
+    summary = attempt_summary(directory, attempt.name)
     peaks = [rank.peak_bytes for rank in summary.ranks if rank.peak_bytes is not None]
-    figures = {"peak_bytes": max(peaks, default=None), "step_seconds": summary.step_seconds}
-    return {name: value for name, value in figures.items() if value is not None}
+    figures = {"peak_bytes": max(peaks, default=None), "step_seconds": summary.step_seconds, "layout": attempt.layout}
+    return {name: value for name, value in figures.items() if value}
 
 
 def _of_plan(content: Mapping[str, Any]) -> dict[str, Any]:

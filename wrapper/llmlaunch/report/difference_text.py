@@ -72,7 +72,7 @@ def _figures(change: Change) -> list[str]:
         label, texts = "job", [_or_dash(duration, value) for value in (before, after)]
     elif name.endswith(("_bytes", "_bytes_per_node")):
         label, texts = f"{label}, GiB", [_or_dash(gib, value) for value in (before, after)]
-    elif name == "verdict":
+    elif name in ("verdict", "layout"):
         return [label, _value(before), _value(after)]
     else:
         texts = [_or_dash(_seconds, value) for value in (before, after)]
