@@ -132,3 +132,16 @@ def test_stages_below_all_that_is_trained_idle_in_the_backward_pass() -> None:
     assert term("pipeline_bubble", layout, last_stage) < term("pipeline_bubble", layout, every) / 2
     below = job(techniques=Techniques(trained_layers=4))
     assert term("attention", layout, below) < 0.7 * term("attention", layout, every)
+
+
+@pytest.mark.parametrize("experts", [2, 4, 8])
+def test_weight_gradients_apart_hide_no_less_of_the_exchange(experts: int) -> None:
+    layout = Layout(data=16, expert=experts, zero_stage=1)
+    switches = [
+        NO_TECHNIQUES,
+        Techniques(overlap_expert_communication=True),
+        Techniques(overlap_expert_communication=True, delay_weight_gradients=True),
+        Techniques(delay_weight_gradients=True),  # which asks Megatron-LM for the overlap, too
+    ]
+    exchange = [term("expert_parallel", layout, job(MIXTRAL, techniques=each)) for each in switches]
+    assert exchange[0] > exchange[1] >= exchange[2] == exchange[3]

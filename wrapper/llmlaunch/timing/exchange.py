@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -199,10 +200,13 @@ def _choose(total: FloatColumn, drawn: int) -> FloatColumn:
     return count
 
 
-def beside_another_microbatch(expert: Work, device: FloatColumn) -> Work:
-    """Return what is waited for of an exchange that runs beside the passes of another micro-batch, which keep the
-    device busy for `device` seconds (`--overlap-moe-expert-parallel-comm`): a forward pass and a backward pass of the
-    same layer run together, each beside the other's exchange."""
-    waited = exposed(expert.both, device)
+def beside_another_microbatch(expert: Work, beside: Sequence[FloatColumn]) -> Work:
+    """Return what is waited for of an exchange that runs beside the passes of another micro-batch
+    (`--overlap-moe-expert-parallel-comm`): a forward pass and a backward pass of the same layer run together, each
+    beside the other's exchange. `beside` are the seconds that the device is busy while equal parts of it travel: the
+    attention and the mixture of either pass, each beside one way of the tokens (combined_1f1b.py, core 0.19). With
+    weight gradients apart (`--delay-wgrad-compute`) tokens need not wait for those, and all of it is one piece."""
+    part = expert.both / len(beside)
+    waited = sum((exposed(part, each) for each in beside), 0.0 * part)
     share = np.divide(waited, expert.both, out=np.zeros_like(waited), where=expert.both > 0)
     return Work(share * expert.forward, share * expert.backward)

@@ -225,8 +225,10 @@ def _layer(
         backward = backward + repeated
         recomputed = repeated if recomputed is None else recomputed + repeated
     device, waits = forward + backward, tensor.exposed(linears.backward)
-    if expert is not None and job.techniques.overlap_expert_communication:
-        expert = beside_another_microbatch(expert, device)
+    if expert is not None and job.techniques.delay_weight_gradients:
+        expert = beside_another_microbatch(expert, [device])
+    elif expert is not None and job.techniques.overlap_expert_communication:
+        expert = beside_another_microbatch(expert, _beside_exchanges(at, mlp, activation, forward, backward))
     running = device + waits
     for exchange in (context, expert):
         if exchange is not None:
@@ -240,6 +242,17 @@ def _layer(
     busy = forward + launching, backward + 2.0 * launching
     seconds = running + launches
     return LayerSeconds(seconds, host, *busy, linears, scores, element, launches, waits, context, expert, recomputed)
+
+
+def _beside_exchanges(
+    at: SplitColumns, mlp: _Mlp, activation: FloatColumn, forward: FloatColumn, backward: FloatColumn
+) -> list[FloatColumn]:
+    """Return the seconds of attention and of the mixture, forward and backward; a mixture's activation takes as long
+    again backward as its inputs and outputs are more."""
+    assert mlp.experts is not None
+    products = mlp.experts + mlp.rates.work(at.tokens, at.share, at.per_tensor)
+    mixture = products.forward + activation, np.minimum(products.backward + activation, backward)
+    return [forward - mixture[0], mixture[0], backward - mixture[1], mixture[1]]
 
 
 def _chunks_again(job: Job, mlp: _Mlp) -> bool:
