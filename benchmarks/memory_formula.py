@@ -23,7 +23,7 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import worst_ranks
 from llmlaunch.memory.grouped_pricing import distinct_states, model_state_bytes, transient_bytes, worst_of_sums
 from llmlaunch.memory.job import Job
-from llmlaunch.planner.pricing import first_failed, situation
+from llmlaunch.planner.legality import first_failed, situation
 from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, enumerate_splits, technique_space
 from llmlaunch.planner.setting import Setting, node_of, setting_of
 from llmlaunch.recipe.load import load_recipe

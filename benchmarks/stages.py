@@ -20,7 +20,8 @@ from llmlaunch.backends.registry import backend_for
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.planner.stage_search import balance_alike, balance_kinds, capacities, fitting
+from llmlaunch.planner.stage_balance import balance_alike, balance_kinds
+from llmlaunch.planner.stage_capacities import capacities, fitting
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.timing.stages import stage_seconds
 

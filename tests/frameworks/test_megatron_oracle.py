@@ -19,9 +19,9 @@ from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, ALL_RULES
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.planner.legality import situation
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_plan
-from llmlaunch.planner.pricing import situation
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe

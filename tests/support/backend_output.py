@@ -13,7 +13,7 @@ from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.layout import Layout, LayoutColumns, Rule
-from llmlaunch.planner.pricing import situation
+from llmlaunch.planner.legality import situation
 from llmlaunch.recipe.types import Recipe
 
 

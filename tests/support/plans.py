@@ -7,9 +7,9 @@ from functools import cache
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.layout import LayoutColumns
+from llmlaunch.planner.legality import first_failed, situation
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
-from llmlaunch.planner.pricing import first_failed, situation
 from llmlaunch.planner.search_space import enumerate_splits, enumerate_uneven, technique_layouts, technique_space
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.types import Recipe

@@ -205,6 +205,15 @@ class LayoutColumns:
         columns = {n: np.concatenate([getattr(block, n) for block in blocks]) for n in LAYOUT_FIELDS}
         return cls(**columns, partition=np.concatenate(moved), partitions=partitions)
 
+    def distinct(self, names: Iterable[str]) -> tuple[LayoutColumns, IntColumn]:
+        """One row of each combination of values in the fields `names`, and for each layout the index of its row."""
+        code = np.zeros(len(self), dtype=np.int64)
+        for name in names:
+            values, place = np.unique(getattr(self, name), return_inverse=True)
+            code = code * max(len(values), 1) + place
+        _, first, row_of = np.unique(code, return_index=True, return_inverse=True)
+        return self.take(first), row_of
+
     @property
     def uneven(self) -> BoolColumn:
         return np.not_equal(self.partition, 0)

@@ -23,7 +23,8 @@ from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.planner.judge import refuse
-from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.planning import make_plan, plan_of
+from llmlaunch.planner.search import search
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from support.command_line import CommandLine
@@ -165,10 +166,12 @@ def test_a_bug_of_some_layouts_leaves_the_others(tmp_path: Path, monkeypatch: py
     recipe = loaded(tmp_path, "{tensor: 2, pipeline: 1, context: 1, offload_optimizer: 0.0, offload_modules: []}")
     before = make_plan(setting_for(recipe))
     monkeypatch.setattr(moments, "kept_activations", broken)
-    plan = make_plan(setting_for(recipe))
+    setting = setting_for(recipe)
+    plan = make_plan(setting)
     assert plan.safe
     assert plan.chosen == before.chosen
     assert plan.layout.recompute != RECOMPUTE_FULL
+    plan = plan_of(setting, search(setting, whole=True), 0)
     assert plan.refused["broken_estimate"] > 0
     assert "bug of llmlaunch" in plan.refusal_sentences["broken_estimate"]
     assert sum(plan.refused.values()) <= plan.searched

@@ -60,7 +60,7 @@ def test_a_neighbour_in_size_costs_and_fails_as_a_search_pinned_to_it_says(name:
         pins["offload_layers"] = layout.offload_layers
         pins |= {"recompute_layers": layout.recompute_layers} if layout.recompute_layers else {}
         fixed = ("recompute_modules", "recompute_method", "gradient_dtype", *OFFLOADS)
-        result = search(setting.with_recipe(replace(setting.recipe, pins=pins, fixed=fixed)))
+        result = search(setting.with_recipe(replace(setting.recipe, pins=pins, fixed=fixed)), whole=True)
         assert result.searched == 1
         if not neighbour.verdict.legal:
             assert neighbour.verdict.refusal is not None
@@ -73,7 +73,7 @@ def test_a_neighbour_in_size_costs_and_fails_as_a_search_pinned_to_it_says(name:
 
 def test_a_neighbour_in_words_is_the_best_of_the_layouts_that_differ_in_that_choice_alone() -> None:
     setting, chosen, near = chosen_and_near("llama2-7b-deepspeed")
-    result = search(setting_of(replace(setting.recipe, techniques=NO_TECHNIQUES), setting.backend))
+    result = search(setting_of(replace(setting.recipe, techniques=NO_TECHNIQUES), setting.backend), whole=True)
     every = [result.at(setting.recipe, i) for i in range(len(result.points))]
     for neighbour in near:
         if neighbour.name == "zero_stage":

@@ -18,8 +18,9 @@ from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.grouped_pricing import model_state_bytes, transient_bytes, worst_of_sums
 from llmlaunch.memory.job import Correction
+from llmlaunch.planner.legality import first_failed, situation
 from llmlaunch.planner.plan import as_planned
-from llmlaunch.planner.pricing import fewest_safe, first_failed, is_safe, situation
+from llmlaunch.planner.pricing import fewest_safe, is_safe
 from llmlaunch.planner.search import SearchResult, pareto, search
 from llmlaunch.planner.search_space import enumerate_splits, recipe_with_techniques, technique_space
 from llmlaunch.planner.setting import Setting, node_of
@@ -59,7 +60,7 @@ def setting(name: str, *more: str, lessons: Lessons = NO_LESSONS) -> Setting:
 )
 def test_every_point_is_what_the_estimator_and_the_step_time_say_of_its_layout(name: str, said: str) -> None:
     asked = setting(name, lessons=LESSONS[said])
-    result = search(asked)
+    result = search(asked, whole=True)
     assert len(result.points)
     assert sum(result.refused.values()) + int(np.count_nonzero(result.safe)) == result.searched
     for index in np.linspace(0, len(result.points) - 1, 60).astype(int):
@@ -124,7 +125,7 @@ def test_amounts_are_the_fewest_that_are_safe_for_every_split() -> None:
         if words[0].solved and fits:
             amount = getattr(layout, str(words[0].solved))
             least.setdefault((words, split_of(layout)), amount)
-    result = search(asked)
+    result = search(asked, whole=True)
     solved = [i for i in np.flatnonzero(result.safe) if result.points.techniques(i)[0].solved]
     assert solved, "no split of this recipe needs some layers and not all"
     for index in solved:
@@ -207,7 +208,7 @@ def test_rules_that_do_not_look_at_words_say_the_same_for_all(name: str) -> None
 
 
 def searched(*overrides: str) -> SearchResult:
-    return search(gallery_setting("llama3-8b", *overrides))
+    return search(gallery_setting("llama3-8b", *overrides), whole=True)
 
 
 def test_a_recipes_own_words_take_the_place_of_those_offered() -> None:
@@ -275,7 +276,7 @@ def test_uniform_recompute_and_block_of_all_layers_are_the_same_layout() -> None
 
 
 def test_every_safe_layout_is_beaten_or_on_the_front() -> None:
-    result = search(gallery_setting("llama3-8b"))
+    result = search(gallery_setting("llama3-8b"), whole=True)
     front = pareto(result)
     seconds, filled = np.round(result.step_seconds, 12), result.device_bytes
     assert np.all(np.diff(seconds[front]) > 0)
@@ -286,7 +287,7 @@ def test_every_safe_layout_is_beaten_or_on_the_front() -> None:
 
 @pytest.mark.parametrize("name", ["llama2-7b-deepspeed", "quickstart"])
 def test_the_front_is_the_one_found_by_comparing_all_pairs(name: str) -> None:
-    result = search(gallery_setting(name))
+    result = search(gallery_setting(name), whole=True)
     seconds, filled = np.round(result.step_seconds, 12), result.device_bytes
     pairs = np.unique(np.stack([seconds, filled], axis=1)[result.safe], axis=0)
     beaten = [np.any((pairs <= pair).all(axis=1) & (pairs < pair).any(axis=1)) for pair in pairs]
@@ -298,4 +299,4 @@ def test_the_front_is_the_one_found_by_comparing_all_pairs(name: str) -> None:
 
 
 def test_where_nothing_is_safe_the_front_is_empty() -> None:
-    assert len(pareto(search(gallery_setting("llama3-70b", "model=llama3-405b", "nodes=1")))) == 0
+    assert len(pareto(search(gallery_setting("llama3-70b", "model=llama3-405b", "nodes=1"), whole=True))) == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -22,9 +22,16 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.models.shape import MoeShape
+from llmlaunch.planner.leading_layers import (
+    MixtureCapacities,
+    balance_leading,
+    leading_dense_layers,
+    mixture_capacities,
+)
 from llmlaunch.planner.search_space import enumerate_splits
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.stage_search import balance_alike, balance_kinds, capacities, fitting
+from llmlaunch.planner.stage_balance import Costs, balance_alike, balance_kinds
+from llmlaunch.planner.stage_capacities import capacities, fitting
 from llmlaunch.techniques import Techniques
 from llmlaunch.timing.stages import stage_seconds, stages
 from llmlaunch.timing.step import step_time
@@ -117,6 +124,50 @@ def test_layers_of_any_kinds_are_split_as_the_best_of_all_splits(
     splits = [judged(s, kinds, first, last) for s in every_split(len(kinds), pipeline) if allowed(s)]
     best = min(splits, default=None)
     assert balance_kinds(kinds, first, last, pipeline, fits) == (None if best is None else best[2])
+
+
+@given(
+    dense=st.integers(1, 4),
+    mixtures=st.integers(1, 8),
+    pipeline=st.integers(1, 6),
+    seconds=st.tuples(*[st.integers(1, 6)] * 2, *[st.integers(0, 12)] * 2),
+    caps=st.lists(st.tuples(*[st.integers(0, 9)] * 5), min_size=6, max_size=6),
+    bound=st.booleans(),
+)
+def test_a_few_dense_layers_first_are_split_as_any_kinds_are(
+    dense: int, mixtures: int, pipeline: int, seconds: tuple[int, ...], caps: list[tuple[int, ...]], bound: bool
+) -> None:
+    """With capacities as memory has them: the more dense layers a rank holds, the fewer mixtures."""
+    most = [[cap[0] - sum(cap[1 : count + 1]) // 2 for count in range(dense + 1)] for cap in caps[:pipeline]]
+    kinds = [0] * dense + [1] * mixtures
+    layers = np.arange(dense + mixtures + 1)
+    of_dense = np.clip(dense - layers[:, None], 0, None) - np.clip(dense - layers[None, :], 0, None)
+    of_mixture = layers[None, :] - layers[:, None] - of_dense
+    holds = [np.array(row)[np.clip(of_dense, 0, dense)] >= np.maximum(of_mixture, 0) for row in most]
+    each = [float(seconds[kind]) for kind in kinds]
+    fits = np.array(holds) if bound else None
+    expected = balance_kinds(each, float(seconds[2]), float(seconds[3]), pipeline, fits)
+    tables = [np.array([[row[count] for row in most]]) for count in range(dense + 1)]
+    capacity = MixtureCapacities(tables[0], dict(enumerate(tables[1:], start=1))) if bound else None
+    costs = Costs(*(np.array([float(value)]) for value in seconds))
+    table, feasible = balance_leading(costs, np.array([pipeline]), (dense, mixtures), capacity)
+    assert feasible[0] == (expected is not None)
+    assert tuple(table[0].tolist()) == (expected or (0,) * pipeline)
+
+
+@pytest.mark.parametrize("limit_gib", [40, 60])
+def test_capacities_beside_dense_layers_are_those_of_the_estimate(limit_gib: int) -> None:
+    pattern = (0, 0, *(1,) * 9)
+    moe = MoeShape(8, 2, 14336, 0, pattern)
+    job = replace(JOB, shape=replace(RECIPE.model, num_layers=11, moe=moe))
+    columns = LayoutColumns.of([Layout(8, 3, data=2, sequence_parallel=1, zero_stage=1)])
+    fits, most = fitting(job, columns, limit_gib * GIB), mixture_capacities(job, columns, limit_gib * GIB)
+    assert leading_dense_layers(job) == 2
+    for rank, mixtures in product(range(3), range(1, 9)):
+        assert fits[rank, 2, 2 + mixtures] == (most.beside_none[0, rank] >= mixtures)
+    for mixtures in range(9):
+        assert fits[0, 0, 2 + mixtures] == (most.beside[2][0, 0] >= mixtures)
+        assert fits[1, 1, 2 + mixtures] == (most.beside[1][0, 1] >= mixtures)
 
 
 def assert_best(job: Job, layout: Layout, split: Split | None, limit_bytes: float) -> None:

@@ -113,7 +113,7 @@ def test_a_safe_layout_goes_before_a_faster_tight_one(monkeypatch: pytest.Monkey
 
 
 def test_of_tight_layouts_the_fastest_of_least_risk_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    least_gib = search(setting_by(monkeypatch, hand_made_limit(79.0, None))).device_bytes.min() / GIB
+    least_gib = search(setting_by(monkeypatch, hand_made_limit(79.0, None)), whole=True).device_bytes.min() / GIB
     risks = ((least_gib + 8.0, 0.05), (least_gib + 16.0, 0.055), (79.0, 0.3))
     setting = setting_by(monkeypatch, hand_made_limit(least_gib - 0.1, 79.0, *risks))
     plan = make_plan(setting)
@@ -125,7 +125,7 @@ def test_of_tight_layouts_the_fastest_of_least_risk_is_planned(monkeypatch: pyte
 
 
 def test_where_no_risk_can_be_stated_the_least_memory_stands_in_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    least_gib = search(setting_by(monkeypatch, hand_made_limit(79.0, None))).device_bytes.min() / GIB
+    least_gib = search(setting_by(monkeypatch, hand_made_limit(79.0, None)), whole=True).device_bytes.min() / GIB
     plan = make_plan(setting_by(monkeypatch, hand_made_limit(least_gib - 0.1, 79.0)))
     assert plan.verdict == TIGHT
     assert plan.device_bytes <= (least_gib + 0.8) * GIB
@@ -164,7 +164,7 @@ def test_a_tight_count_of_nodes_does_only_where_it_is_accepted(monkeypatch: pyte
 
 
 def test_a_tight_plan_falls_back_on_a_tight_layout_with_more_head_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    least_gib = search(setting_by(monkeypatch, hand_made_limit(79.0, None))).device_bytes.min() / GIB
+    least_gib = search(setting_by(monkeypatch, hand_made_limit(79.0, None)), whole=True).device_bytes.min() / GIB
     limit = hand_made_limit(least_gib - 0.1, 79.0, (79.0, 0.1))
     setting, plan = make_sized_plan(setting_by(monkeypatch, limit, ACCEPT))
     (fallback,) = find_fallbacks(setting, plan, 1).layouts
@@ -203,7 +203,9 @@ def test_a_rehearsal_decides_between_the_three(
 
 
 def test_where_nothing_has_more_head_room_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    least_gib = search(setting_by(monkeypatch, hand_made_limit(79.0, None), "nodes=1")).device_bytes.min() / GIB
+    least_gib = (
+        search(setting_by(monkeypatch, hand_made_limit(79.0, None), "nodes=1"), whole=True).device_bytes.min() / GIB
+    )
     limit = hand_made_limit(least_gib / 2, least_gib + 1.0)
     setting, plan = make_sized_plan(setting_by(monkeypatch, limit, "nodes=1", ACCEPT))
     assert plan.accepted

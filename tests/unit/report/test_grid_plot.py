@@ -24,7 +24,7 @@ def test_a_tight_layout_is_drawn_as_one_that_fits_the_card_alone(monkeypatch: py
     judge_by(monkeypatch, hand_made_limit(needed_gib() - 2, needed_gib() + 2))
     here, plan = make_sized_plan(gallery_setting(RECIPE, ONE_LAYOUT))
     assert plan.verdict == "tight"
-    grid = grid_of(here, search(here))
+    grid = grid_of(here, search(here, whole=True))
     assert grid.cells
     assert not any(cell.safe for cell in grid.cells.values())
 
@@ -32,7 +32,7 @@ def test_a_tight_layout_is_drawn_as_one_that_fits_the_card_alone(monkeypatch: py
 @pytest.mark.parametrize("name", ["llama3-8b", "llama2-7b-deepspeed"])
 def test_a_cell_holds_the_first_safe_layout_there_else_the_one_that_needs_the_least(name: str) -> None:
     here = gallery_setting(name, "cluster=a100-40gb-x8")
-    found = search(here)
+    found = search(here, whole=True)
     grid = grid_of(here, found)
     for (row, micro_batch_size), cell in grid.cells.items():
         inside = np.equal(found.points.layouts.micro_batch_size, micro_batch_size)
@@ -54,7 +54,7 @@ def test_a_cell_holds_the_first_safe_layout_there_else_the_one_that_needs_the_le
 def test_the_picture_names_the_chosen_cell_its_limit_and_the_rule_of_a_grey_one(tmp_path: Path) -> None:
     here = gallery_setting("llama3-8b", "cluster=a100-40gb-x8")
     plan = make_plan(setting_for(here.recipe))
-    write_grid_plot(here, search(here), plan, tmp_path / "grid.svg")
+    write_grid_plot(here, search(here, whole=True), plan, tmp_path / "grid.svg")
     root = ElementTree.parse(tmp_path / "grid.svg").getroot()
     titles = [element.text or "" for element in root.iter(f"{SVG}title")]
     texts = [element.text or "" for element in root.iter(f"{SVG}text")]
@@ -70,7 +70,7 @@ def test_the_picture_names_the_chosen_cell_its_limit_and_the_rule_of_a_grey_one(
 def test_every_colour_stands_for_what_the_legend_says() -> None:
     here = gallery_setting("llama3-8b", "cluster=a100-40gb-x8")
     plan = make_plan(setting_for(here.recipe))
-    grid = grid_of(here, search(here))
+    grid = grid_of(here, search(here, whole=True))
     root = ElementTree.fromstring(grid_svg(here.recipe, plan, grid))
     drawn = {}
     for group in root.iter(f"{SVG}g"):
@@ -95,14 +95,14 @@ def test_a_name_that_is_markup_is_drawn_as_text(tmp_path: Path) -> None:
     evil = '<script>alert(1)</script> & "x"\n'
     recipe = replace(here.recipe, name=evil, model=replace(here.recipe.model, name=evil))
     plan = make_plan(setting_for(recipe))
-    text = grid_svg(recipe, plan, grid_of(here.with_recipe(recipe), search(here)))
+    text = grid_svg(recipe, plan, grid_of(here.with_recipe(recipe), search(here, whole=True)))
     assert "<script" not in text
     assert ElementTree.fromstring(text).find(f"{SVG}title") is not None
 
 
 def test_only_svg_is_written_and_an_unwritable_place_is_said(tmp_path: Path) -> None:
     here = gallery_setting("quickstart")
-    plan, found = make_plan(setting_for(here.recipe)), search(here)
+    plan, found = make_plan(setting_for(here.recipe)), search(here, whole=True)
     with pytest.raises(UserError, match=r"grid.png: --plot writes SVG; give a name that ends in .svg"):
         write_grid_plot(here, found, plan, tmp_path / "grid.png")
     with pytest.raises(UserError, match="cannot be written"):
@@ -112,11 +112,11 @@ def test_only_svg_is_written_and_an_unwritable_place_is_said(tmp_path: Path) -> 
 def test_the_same_recipe_gives_the_same_picture() -> None:
     here = gallery_setting("llama3-8b")
     plan = make_plan(setting_for(here.recipe))
-    first, second = (grid_svg(here.recipe, plan, grid_of(here, search(here))) for _ in range(2))
+    first, second = (grid_svg(here.recipe, plan, grid_of(here, search(here, whole=True))) for _ in range(2))
     assert first == second
 
 
 def test_a_space_where_nothing_is_safe_is_drawn_too() -> None:
     here = gallery_setting("llama3-70b", "model=llama3-405b", "nodes=1")
     plan = make_plan(setting_for(here.recipe))
-    assert "unsafe" in grid_svg(here.recipe, plan, grid_of(here, search(here)))
+    assert "unsafe" in grid_svg(here.recipe, plan, grid_of(here, search(here, whole=True)))

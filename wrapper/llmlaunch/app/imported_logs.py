@@ -268,7 +268,7 @@ def _template(recipe: Recipe, log: TrainingLog, place: str) -> Mapping[str, Any]
         raise UserError(f"{recipe.path}: nodes: auto: {place} is of one number of nodes; write it")
     backend = backend_for(recipe)
     setting = setting_of(recipe, backend)
-    result = search(setting)
+    result = search(setting, whole=True)
     if not len(result.points):
         from llmlaunch.planner.no_legal_layout import no_layout
 

@@ -162,7 +162,7 @@ class PlannedRun:
         """Every layout of the recipe, priced and ranked."""
         from llmlaunch.planner.search import search
 
-        return search(self.setting)
+        return search(self.setting, whole=True)
 
     def pareto_front(self) -> list[Candidate]:
         """Return the layouts that no other beats in both step time and head-room."""

@@ -7,7 +7,7 @@ sums are of whole bytes, so the result equals that of `worst_ranks` and `estimat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.guard import unless_negative
 from llmlaunch.memory.host import HostNode, state_host_terms, transient_host_terms
-from llmlaunch.memory.job import Job, RankColumns, all_are_candidates, candidate_ranks
+from llmlaunch.memory.job import Job, RankColumns, all_are_candidates, candidate_ranks, one_rank
 from llmlaunch.memory.moments import state_terms, transient_terms
 from llmlaunch.memory.peak import StateSums, TransientSums, device_bytes, sum_of
 from llmlaunch.memory.states import states
@@ -28,6 +28,7 @@ __all__ = [
     "WorstBytes",
     "distinct_states",
     "model_state_bytes",
+    "rank_bytes",
     "state_fields",
     "transient_bytes",
     "worst_of_sums",
@@ -46,12 +47,7 @@ def state_fields(job: Job, layouts: LayoutColumns) -> tuple[str, ...]:
 
 def distinct_states(job: Job, layouts: LayoutColumns) -> tuple[LayoutColumns, IntColumn]:
     """Return the layouts that differ in `state_fields`, and for each of `layouts` the index of its representative."""
-    code = np.zeros(len(layouts), dtype=np.int64)
-    for name in state_fields(job, layouts):
-        values, place = np.unique(getattr(layouts, name), return_inverse=True)
-        code = code * len(values) + place
-    _, first, of = np.unique(code, return_index=True, return_inverse=True)
-    return layouts.take(first), of
+    return layouts.distinct(state_fields(job, layouts))
 
 
 @frozen
@@ -108,6 +104,19 @@ def transient_bytes(
     return TransientBytes(
         tuple(_transient_piece(job, layouts.take(piece), node, microbatches[piece]) for piece in pieces(job, layouts))
     )
+
+
+def rank_bytes(jobs: Sequence[Job], layouts: Sequence[LayoutColumns], rank: IntColumn) -> list[FloatColumn]:
+    """Return the device bytes of one pipeline rank of each layout, for several jobs that share their transient bytes:
+    the same layouts with other techniques of the model states."""
+    transient: TransientSums | None = None
+    device = []
+    for job, mine in zip(jobs, layouts, strict=True):
+        rows = one_rank(job, mine, rank)
+        transient = transient or TransientSums.of(job, rows, transient_terms(job, rows))
+        state = states(job, rows)
+        device.append(device_bytes(transient, StateSums.of(job, rows, state_terms(job, rows, state), state)))
+    return device
 
 
 def _transient_piece(job: Job, layouts: LayoutColumns, node: HostNode, microbatches: IntColumn) -> TransientPiece:

@@ -30,6 +30,7 @@ __all__ = [
     "chunk_ranges",
     "layer_kinds",
     "once_for_rows",
+    "one_rank",
     "pattern_is_uniform",
 ]
 
@@ -167,6 +168,11 @@ def all_are_candidates(job: Job, layouts: LayoutColumns) -> bool:
     """Whether any pipeline rank may be the worst of a layout, not only the first or the last: because stages differ, or
     because inner ranks communicate with both neighbours."""
     return not job.stages_alike or "neighbours" in job.facts.groups or bool(np.any(layouts.uneven))
+
+
+def one_rank(job: Job, layouts: LayoutColumns, rank: IntColumn) -> RankColumns:
+    """Return one pipeline rank of each layout."""
+    return _rows(job, layouts, np.arange(len(layouts)), rank, None)
 
 
 def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> RankColumns:

@@ -12,7 +12,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.facts import ByStage, GradientLife
-from llmlaunch.memory.job import Job, RankColumns, all_ranks
+from llmlaunch.memory.job import Job, RankColumns, layer_kinds
 from llmlaunch.memory.weights import (
     RankParameters,
     adapter_parameters,
@@ -262,7 +262,7 @@ def least_state_bytes(job: Job, layouts: LayoutColumns) -> FloatColumn:
     over all ranks of parameters, gradients and optimizer states, which grow with the layers alone and are all alive
     when the optimizer runs. Only `state_fields` are read. With ZeRO 3, where parameters are gathered, the bound is
     0."""
-    rows = all_ranks(job, layouts)
+    rows = _whole_model(job, layouts)
     state = states(job, rows)
     state_bytes = state.parameters + state.weight_copies + state.gradients + state.optimizer
     mean = np.bincount(rows.layout_index, weights=state_bytes, minlength=len(layouts)) / layouts.pipeline
@@ -270,6 +270,21 @@ def least_state_bytes(job: Job, layouts: LayoutColumns) -> FloatColumn:
     torch = np.maximum(mean * factor - ROUNDING_BYTES * max(factor, 1.0), 0.0)
     outside = max(job.facts.context_bytes + job.correction.outside_bytes, 0.0)
     return np.where(layouts.zero_stage < 3, torch + outside, 0.0)
+
+
+def _whole_model(job: Job, layouts: LayoutColumns) -> RankColumns:
+    """Return the first rank of each layout with all layers, and the last one, where it is another, with none: what
+    grows with the layers adds up to that of all ranks."""
+    kinds = layer_kinds(job.shape)
+    several = np.flatnonzero(layouts.pipeline > 1)
+    index = np.concatenate([np.arange(len(layouts)), several])
+    rank = np.concatenate([np.zeros(len(layouts), dtype=np.int64), layouts.pipeline[several] - 1])
+    microbatches = np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1)
+    holds = (np.arange(len(index)) < len(layouts)).astype(np.float64)
+    mixtures = float(sum(kinds))
+    return RankColumns(
+        layouts.take(index), index, rank, microbatches[index], (len(kinds) - mixtures) * holds, mixtures * holds
+    )
 
 
 ALWAYS = GradientLife()

@@ -13,8 +13,8 @@ from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import Layout, LayoutColumns, Rule
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.peak import RESIDUAL
+from llmlaunch.planner.legality import situation
 from llmlaunch.planner.plan import SAFE, TIGHT, Plan
-from llmlaunch.planner.pricing import situation
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, evidence_of
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe

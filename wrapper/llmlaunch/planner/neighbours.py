@@ -17,7 +17,8 @@ from llmlaunch.columns import IntColumn
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NAMES, RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.planner.judge import LayoutVerdict, judge_layouts, rules_failed
-from llmlaunch.planner.pricing import Points, is_safe, price
+from llmlaunch.planner.points import Points
+from llmlaunch.planner.pricing import is_safe, price_all
 from llmlaunch.planner.search_space import (
     SPLIT_FIELDS,
     TechniqueSpace,
@@ -152,7 +153,7 @@ def _amounts_solved(setting: Setting, chosen: Layout, steps: list[tuple[str, Lay
     legal = _legal_rows(setting, layouts)
     plain = replace(step, solved=None, recompute=RECOMPUTE_NONE if step.recompute else step.recompute)
     space = TechniqueSpace((plain, step), (_state_techniques_of(setting, chosen),), own=step.keeping_all)
-    points, _ = price(setting, layouts.take(legal), space, ())
+    points = price_all(setting, layouts.take(legal), space, ())
     answer = list(steps)
     for row in range(len(points)):  # rows with the solved amount come last, and only where some of it is needed
         at = int(legal[points.rows.split[row]])
@@ -171,7 +172,7 @@ def technique_neighbours(setting: Setting, chosen: Layout) -> Iterator[Neighbour
     near = tuple(step for step in space.step if len(_step_differences(now[0], step)) <= 1)
     space = replace(space, step=near, state=(*space.state, *_other_formats(setting, now[1])))
     rules = [rule for rule in setting.backend.rules(setting.recipe) if rule.of_techniques]
-    points, _ = price(setting.with_recipe(recipe), LayoutColumns.of([chosen]), space, rules)
+    points = price_all(setting.with_recipe(recipe), LayoutColumns.of([chosen]), space, rules)
     for row in _best_of_each(setting, points, now):
         then = points.techniques(row)
         name, _ = _difference(now, then) or ("", "")

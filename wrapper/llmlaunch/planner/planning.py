@@ -202,7 +202,7 @@ def _refusal_sentences(result: SearchResult, limit: Limit, host: Limit) -> dict[
             "with the recipe"
         )
     if OUTPACED in result.refused:
-        sentences[OUTPACED] = "uneven stages that take longer than the layouts shown even if cut into equal times"
+        sentences[OUTPACED] = "layouts that take longer than those shown even without recompute, in perfect balance"
     if HOST_MEMORY in result.refused:
         sentences[HOST_MEMORY] = f"a node's processes need more than {host.limit_bytes / GIB:.1f} GiB: {host.reason}"
     if REHEARSED in result.refused:

@@ -23,7 +23,7 @@ from llmlaunch.backends.base import SWITCH_NAMES, StateTechniques, StepTechnique
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.planner.pricing import Points
+from llmlaunch.planner.points import Points
 from llmlaunch.planner.search_space import SPLIT_FIELDS
 from llmlaunch.recipe.types import Recipe
 

@@ -11,16 +11,15 @@ memory and takes no less time, so the fewest that are safe are the fastest, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
-from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns, Rule, Situation, refusal_counts
+from llmlaunch.layout import RECOMPUTE_NONE, LayoutColumns, Rule
 from llmlaunch.memory.grouped_pricing import (
     ModelStateBytes,
     TransientBytes,
@@ -32,116 +31,34 @@ from llmlaunch.memory.grouped_pricing import (
 )
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, recipe_with_techniques, switches_matter
+from llmlaunch.planner.bounds import StepBounds, by_cost, least_seconds, scouts
+from llmlaunch.planner.incumbents import Incumbents
+from llmlaunch.planner.legality import TechniqueLegality, technique_legality
+from llmlaunch.planner.points import NO_ROWS, Points, Rows, join_rows
+from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, recipe_with_techniques
 from llmlaunch.planner.setting import Setting, node_of
-from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
 from llmlaunch.timing.step import UpdateSeconds, combined, update_seconds
 
 __all__ = [
-    "Points",
-    "Rows",
+    "Offer",
+    "Priced",
     "TechniqueBatch",
-    "first_failed",
+    "filled_share",
     "group_equal",
     "is_safe",
-    "legal_rows",
     "price",
-    "situation",
+    "price_all",
+    "price_rows",
+    "roomiest",
     "state_batch",
     "state_job",
     "state_update",
 ]
 
-
-@frozen
-class Rows:
-    """Priced points as columns: indices of the split and of each kind of techniques, the amounts, and the costs. Bytes
-    are of the worst pipeline rank's device and of a node."""
-
-    split: IntColumn
-    step_techniques: IntColumn
-    state_techniques: IntColumn
-    recompute_layers: IntColumn
-    offload_layers: IntColumn
-    device_bytes: FloatColumn
-    worst_pipeline_rank: IntColumn
-    host_bytes: FloatColumn
-    step_seconds: FloatColumn
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def take(self, mask: BoolColumn) -> Rows:
-        return Rows(**{f.name: getattr(self, f.name)[mask] for f in fields(self)})
-
-
-def join_rows(blocks: Sequence[Rows]) -> Rows:
-    """Concatenate blocks of rows."""
-    return Rows(**{f.name: np.concatenate([getattr(block, f.name) for block in blocks]) for f in fields(Rows)})
-
-
-@frozen
-class Points:
-    """`rows` over the splits and the techniques they point to."""
-
-    splits: LayoutColumns
-    step_techniques: Sequence[StepTechniques]
-    state_techniques: Sequence[StateTechniques]
-    rows: Rows
-
-    def __len__(self) -> int:
-        return len(self.rows.split)
-
-    def extended(self, splits: Sequence[LayoutColumns], blocks: Sequence[Rows]) -> Points:
-        """Return these points and more: each block of rows over splits of its own."""
-        starts = np.cumsum([len(self.splits), *(len(more) for more in splits)])[: len(blocks)]
-        moved = [replace(block, split=block.split + start) for block, start in zip(blocks, starts, strict=True)]
-        return replace(self, splits=LayoutColumns.joined([self.splits, *splits]), rows=join_rows([self.rows, *moved]))
-
-    def techniques(self, index: int) -> tuple[StepTechniques, StateTechniques]:
-        return (
-            self.step_techniques[self.rows.step_techniques[index]],
-            self.state_techniques[self.rows.state_techniques[index]],
-        )
-
-    def layout(self, index: int) -> Layout:
-        return self._layouts_at(np.array([index])).row(0)
-
-    @cached_property
-    def layouts(self) -> LayoutColumns:
-        """All points as layouts, built on first use."""
-        return self._layouts_at(np.arange(len(self)))
-
-    def column(self, name: str) -> IntColumn:
-        """Return one layout field of all points without building layouts."""
-        if name == "zero_stage":
-            return self._zero_stages[self.rows.state_techniques]
-        if name == "recompute":
-            return self._recompute_codes[self.rows.step_techniques]
-        if name in ("recompute_layers", "offload_layers"):
-            amount: IntColumn = getattr(self.rows, name)
-            return amount
-        column: IntColumn = getattr(self.splits, name)[self.rows.split]
-        return column
-
-    def _layouts_at(self, index: IntColumn) -> LayoutColumns:
-        rows = self.rows
-        return replace(
-            self.splits.take(rows.split[index]),
-            zero_stage=self._zero_stages[rows.state_techniques[index]],
-            recompute=self._recompute_codes[rows.step_techniques[index]],
-            recompute_layers=rows.recompute_layers[index],
-            offload_layers=rows.offload_layers[index],
-        )
-
-    @property
-    def _zero_stages(self) -> IntColumn:
-        return np.array([state.zero_stage for state in self.state_techniques], dtype=np.int64)
-
-    @property
-    def _recompute_codes(self) -> IntColumn:
-        return np.array([step.recompute for step in self.step_techniques], dtype=np.int64)
+AT_ONCE = 1024  # splits priced first; four times as many each time that nothing puts the others out of reach
+SCOUTS = 12  # step techniques tried first, with those splits
+SCOUTED = 200_000  # splits times step techniques that are worth a look ahead
 
 
 @frozen
@@ -197,7 +114,15 @@ class TechniqueBatch:
         return replace(self, layouts=self.layouts.with_amount(self.solved, amount))
 
     def take(self, index: BoolColumn | IntColumn) -> TechniqueBatch:
-        return replace(self, rows=self.rows[index], layouts=self.layouts.take(index), state_of=self.state_of[index])
+        """Return some of the rows, with their passes where these are known already."""
+        some = replace(self, rows=self.rows[index], layouts=self.layouts.take(index), state_of=self.state_of[index])
+        return some.with_passes(self.passes.take(index)) if "passes" in vars(self) else some
+
+    def with_passes(self, passes: PassSeconds) -> TechniqueBatch:
+        """Return the same batch, whose passes are known already."""
+        same = replace(self)
+        vars(same)["passes"] = passes
+        return same
 
     def bytes_with(self, states: ModelStateBatch) -> WorstBytes:
         return worst_of_sums(self.transient, states.states, self.state_of)
@@ -228,21 +153,167 @@ class TechniqueBatch:
         )
 
 
-def price(
-    setting: Setting, splits: LayoutColumns, space: TechniqueSpace, rules: Sequence[Rule]
-) -> tuple[Points, Counter[str]]:
-    """Return all points of the legal `splits`, and how many each of the `rules`, which look at techniques, refuses."""
+@frozen
+class Priced:
+    """The points of a search's splits, and how many legal layouts were not priced: because their model states alone
+    exceed device memory, or because they take longer than the incumbents even at best."""
+
+    points: Points
+    overfull: int
+    outpaced: int
+
+
+@frozen
+class Offer:
+    """What a search prices: legal splits, techniques, which of them are legal together, and the least device bytes of
+    the model states (state techniques x splits)."""
+
+    setting: Setting
+    splits: LayoutColumns
+    space: TechniqueSpace
+    legality: TechniqueLegality
+    least_bytes: FloatColumn
+
+    @cached_property
+    def fits(self) -> BoolColumn:
+        """Whether the model states alone leave the device memory within its limit (state techniques x splits)."""
+        return np.less_equal(self.least_bytes, self.setting.limit.limit_bytes)
+
+    def allowed(self, step: int, states: Sequence[int], rows: IntColumn) -> BoolColumn:
+        """Whether each of `rows` may be priced with each of `states` (states x rows)."""
+        return np.array([self.legality.legal(step, state)[rows] & self.fits[state, rows] for state in states])
+
+    def counts(self, steps: Sequence[int]) -> tuple[int, int]:
+        """Return how many layouts of these steps may be priced, and how many are legal but overfull."""
+        kinds = Counter((int(self.legality.mask_of[i, j]), j) for i in steps for j in range(len(self.space.state)))
+        allowed = overfull = 0
+        for (mask, state), times in kinds.items():
+            legal = self.legality.masks[mask]
+            fitting = int(np.count_nonzero(legal & self.fits[state]))
+            allowed += times * fitting
+            overfull += times * (int(np.count_nonzero(legal)) - fitting)
+        return allowed, overfull
+
+    def in_order(self, least: FloatColumn, steps: Sequence[int]) -> IntColumn:
+        """Return the splits that may be priced with anything, those with the least seconds first."""
+        used = set(self.legality.mask_of[list(steps)].flat)
+        legal = np.any([self.legality.masks[index] for index in used], axis=0)
+        rows = np.flatnonzero(legal & self.fits.any(axis=0))
+        order: IntColumn = rows[np.argsort(least[rows], kind="stable")]
+        return order
+
+
+def price_all(setting: Setting, splits: LayoutColumns, space: TechniqueSpace, rules: Sequence[Rule]) -> Points:
+    """Return the points of all `splits` with all techniques that the `rules`, which look at them, allow."""
+    steps = range(len(space.step))
+    legality = technique_legality(setting.recipe, space, splits, rules, steps)
+    offer = Offer(setting, splits, space, legality, np.zeros((len(space.state), len(splits))))
+    return Points(splits, space.step, space.state, price_rows(offer, np.arange(len(splits)), steps))
+
+
+def price(offer: Offer, incumbents: Incumbents) -> Priced:
+    """Price the candidates that are within reach of the `incumbents`, which the safe ones join.
+
+    The splits with the least seconds come first, a few techniques before all of them, so that good incumbents leave
+    most of the others out of reach before anything of theirs is priced.
+    """
+    space, steps = offer.space, by_cost(offer.space)
+    if incumbents.whole:
+        offer = replace(offer, least_bytes=np.zeros_like(offer.least_bytes))
+        blocks, spare = _price_rows(offer, np.arange(len(offer.splits)), range(len(steps)), incumbents)
+    else:
+        least = least_seconds(offer.setting, space, offer.splits)
+        waiting, blocks, spare, at_once = offer.in_order(least, steps), [], 0, AT_ONCE
+        if len(steps) * len(waiting) > SCOUTED:
+            with incumbents.looking_ahead():
+                _price_rows(offer, waiting[:AT_ONCE], scouts(space, SCOUTS), incumbents)
+        while len(waiting := waiting[incumbents.in_reach(least[waiting])]):
+            now, waiting = waiting[:at_once], waiting[at_once:]
+            more, unneeded = _price_rows(offer, now, steps, incumbents)
+            blocks, spare, at_once = blocks + more, spare + unneeded, 4 * at_once
+    points = Points(offer.splits, space.step, space.state, join_rows(blocks))
+    allowed, overfull = offer.counts(steps)
+    return Priced(points, overfull, allowed - spare - len(points))
+
+
+def roomiest(offer: Offer, exact: int) -> Points:
+    """Return points of which the `exact` that fill memory least are the least full of all candidates: for a search in
+    which nothing is safe. Splits whose model states alone need more than those are not priced."""
+    setting, space = offer.setting, offer.space
+    offered = replace(offer, least_bytes=np.zeros_like(offer.least_bytes))
+    least = offer.least_bytes.min(axis=0, initial=np.inf) / max(setting.limit.limit_bytes, 1)
+    waiting, blocks, at_once = offered.in_order(least, range(len(space.step))), [NO_ROWS], AT_ONCE
+    fullest = np.inf
+    while len(waiting := waiting[least[waiting] <= fullest]):
+        now, waiting = waiting[:at_once], waiting[at_once:]
+        blocks += _price_rows(offered, now, range(len(space.step)), Incumbents.of_whole())[0]
+        filled = np.concatenate([filled_share(setting, block) for block in blocks])
+        fullest = float(np.partition(filled, exact)[exact]) if len(filled) > exact else np.inf
+        at_once *= 4
+    return Points(offer.splits, space.step, space.state, join_rows(blocks))
+
+
+def filled_share(setting: Setting, rows: Rows) -> FloatColumn:
+    """Return how full each candidate makes the fuller of a device's and a node's memory, as a share of its limit."""
+    device = rows.device_bytes / max(setting.limit.limit_bytes, 1)
+    filled: FloatColumn = np.maximum(device, rows.host_bytes / max(setting.host_limit.limit_bytes, 1))
+    return filled
+
+
+def price_rows(offer: Offer, rows: IntColumn, steps: Sequence[int]) -> Rows:
+    """Return the points of some splits with some step techniques, whatever their bounds say."""
+    return join_rows(_price_rows(offer, rows, steps, Incumbents.of_whole())[0])
+
+
+def _price_rows(offer: Offer, rows: IntColumn, steps: Sequence[int], incumbents: Incumbents) -> tuple[list[Rows], int]:
+    """Price some splits with some techniques. Return the rows, and how many layouts with a solved amount are the same
+    as those without."""
+    setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
     blocks: list[Rows] = []
-    refused: Counter[str] = Counter()
+    spare = 0
     distinct, state_of = distinct_states(setting.job, splits)
+    bounds = StepBounds(setting, space, splits)
     for indices in group_equal(setting, space):
-        batches = [state_batch(setting, space, index, distinct) for index in indices]
-        for i in range(len(space.step)):
-            legal = [legal_rows(setting, space, (i, batch.index), splits, rules, refused) for batch in batches]
-            rows = np.flatnonzero(np.any(legal, axis=0))
-            batch = _technique_batch(setting, space, (i, indices[0]), splits.take(rows), rows, state_of[rows])
-            blocks += [_block(batch, states, mine[rows]) for states, mine in zip(batches, legal, strict=True)]
-    return Points(splits, space.step, space.state, join_rows(blocks)), refused
+        states = [state_batch(setting, space, index, distinct) for index in indices]
+        for i in steps:
+            allowed = offer.allowed(i, indices, rows)
+            near = allowed.any(axis=0)
+            least = np.zeros(0)
+            if not incumbents.whole:
+                least = bounds.least(space.step[i])
+                near &= incumbents.in_reach(least)
+            some = np.flatnonzero(near)
+            if not len(some):
+                continue
+            batch = _technique_batch(setting, space, (i, indices[0]), splits.take(some), rows[some], state_of[some])
+            if not incumbents.whole:
+                bounds.add(space.step[i], some, batch.passes.total, least)
+            for block, unneeded in _blocks(batch, states, allowed[:, some], incumbents):
+                safe = block.take(is_safe(setting, block.device_bytes, block.host_bytes))
+                incumbents.add(Points(offer.splits, space.step, space.state, safe))
+                blocks.append(block)
+                spare += unneeded
+    return blocks, spare
+
+
+def _blocks(
+    batch: TechniqueBatch, states: Sequence[ModelStateBatch], allowed: BoolColumn, incumbents: Incumbents
+) -> Iterator[tuple[Rows, int]]:
+    """Yield for each of the `states` the rows of a batch that are allowed with it (states x rows) and within reach, and
+    how many layouts with a solved amount need none of it. Time comes first: it costs less than memory, and leaves
+    few."""
+    seconds = np.array([batch.step_seconds(state.update) for state in states])
+    near = allowed & incumbents.in_reach(seconds)
+    some = np.flatnonzero(near.any(axis=0))
+    if not len(some):
+        return
+    batch, near, seconds = batch.take(some), near[:, some], seconds[:, some]
+    for state, mine, total in zip(states, near, seconds, strict=True):
+        if batch.solved is None:
+            yield batch.priced_with(state, total).take(mine), 0
+            continue
+        rows = _fewest_safe(batch, state, mine).priced_with(state)
+        yield rows.take(incumbents.in_reach(rows.step_seconds)), int(np.count_nonzero(mine)) - len(rows)
 
 
 def group_equal(setting: Setting, space: TechniqueSpace) -> list[list[int]]:
@@ -271,26 +342,6 @@ def state_update(setting: Setting, space: TechniqueSpace, index: int, distinct: 
     return update_seconds(state_job(setting, space, index), setting.cluster, layouts)
 
 
-def legal_rows(
-    setting: Setting,
-    space: TechniqueSpace,
-    indices: tuple[int, int],
-    splits: LayoutColumns,
-    rules: Sequence[Rule],
-    refused: Counter[str],
-) -> BoolColumn:
-    """Return whether each split can be tried with the techniques at `indices`, as far as the rules look at techniques.
-    Refusals are added to `refused`, but for those of switches that nobody asked for: the split is tried without them,
-    and where they change nothing it is the same layout."""
-    failed = first_failed(rules, situation(*apply_techniques(setting.recipe, space, indices, splits)))
-    legal: BoolColumn = failed < 0
-    switches = space.switches[indices[0]]
-    if switches:
-        return legal & switches_matter(switches, splits)
-    refused.update(refusal_counts(rules, failed))
-    return legal
-
-
 def _technique_batch(
     setting: Setting,
     space: TechniqueSpace,
@@ -304,14 +355,6 @@ def _technique_batch(
     none_searched = step.keeping_all in space.step
     job = setting.job_of(recipe)
     return TechniqueBatch(setting, job, indices[0], rows, layouts, state_of, step.solved, none_searched)
-
-
-def _block(batch: TechniqueBatch, states: ModelStateBatch, allowed: BoolColumn) -> Rows:
-    """Return the rows of one combination of techniques; where an amount is solved, those that need some of it."""
-    if batch.solved is None:
-        rows = batch.priced_with(states)
-        return rows if np.all(allowed) else rows.take(allowed)
-    return _fewest_safe(batch, states, allowed).priced_with(states)
 
 
 def _fewest_safe(batch: TechniqueBatch, states: ModelStateBatch, allowed: BoolColumn) -> TechniqueBatch:
@@ -355,17 +398,3 @@ def is_safe(setting: Setting, device_bytes: FloatColumn, host_bytes: FloatColumn
     """Whether bytes fit devices and nodes."""
     fits: BoolColumn = device_bytes <= setting.limit.limit_bytes
     return fits & (host_bytes <= setting.host_limit.limit_bytes)
-
-
-def situation(recipe: Recipe, layouts: LayoutColumns) -> Situation:
-    """Return what the legality rules look at."""
-    techniques, numbers = recipe.techniques, recipe.training.numbers
-    return Situation(layouts, recipe.model, recipe.workload, recipe.cluster, recipe.nodes, techniques, numbers)
-
-
-def first_failed(rules: Sequence[Rule], situation: Situation) -> IntColumn:
-    """Return the index of the first rule each layout fails, -1 where it passes all: one reason for each refusal."""
-    failed = np.full(len(situation.layouts), -1, dtype=np.int64)
-    for index, rule in enumerate(rules):
-        failed[(failed < 0) & ~rule.allows(situation)] = index
-    return failed

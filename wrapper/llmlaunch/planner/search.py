@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
+from functools import partial
+from itertools import product
 from typing import TypeVar
 
 import numpy as np
@@ -18,11 +20,16 @@ from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout, LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
+from llmlaunch.planner.bounds import least_state_bytes_of
+from llmlaunch.planner.incumbents import Incumbents
+from llmlaunch.planner.legality import first_failed, situation, technique_legality
 from llmlaunch.planner.plan import TIGHT, Candidate, FasterLayout, HabitPrice
+from llmlaunch.planner.points import Points, Rows, join_rows
 from llmlaunch.planner.preference import preference_factor, prices_at
-from llmlaunch.planner.pricing import Points, first_failed, is_safe, price, situation
+from llmlaunch.planner.pricing import Offer, filled_share, is_safe, price, price_rows, roomiest
 from llmlaunch.planner.search_space import (
     SPLIT_FIELDS,
+    TechniqueSpace,
     enumerate_splits,
     enumerate_uneven,
     recipe_with_techniques,
@@ -63,9 +70,9 @@ class SearchResult:
 
     `first` is the beginning of the ranking: the safe points by `preferred_seconds`, step time with what the preference
     adds to it, or, where none is safe, all legal ones by how full they make the fullest memory, of a device or of a
-    node. Of the `searched` layouts, each is safe or `refused` for one reason; OUTPACED are uneven stages that cannot be
-    among the EXACT first. `rehearsed` maps point indices to the rehearsals that decide about them, `measured` to the
-    runs whose step time theirs is.
+    node. Of the `searched` layouts, each is safe or `refused` for one reason; OUTPACED are those that cannot be among
+    the EXACT first. `rehearsed` maps point indices to the rehearsals that decide about them, `measured` to the runs
+    whose step time theirs is.
     """
 
     points: Points
@@ -123,8 +130,11 @@ def faster_layout(result: SearchResult, recipe: Recipe) -> FasterLayout | None:
     return FasterLayout(result.at(recipe, fastest), gain, tuple(sorted(counted, key=lambda habit: -habit.price)))
 
 
-def search(setting: Setting) -> SearchResult:
-    """Price every legal layout. Nothing is sampled: `check` and `plan` see the same space.
+def search(setting: Setting, whole: bool = False) -> SearchResult:
+    """Search every legal layout; nothing is sampled, so `check` and `plan` see the same space.
+
+    Layouts that provably cannot be among the EXACT first of the ranking are not priced, unless the `whole` space is
+    asked for: then every legal layout of even stages is a point.
 
     Raises:
         UserError: the recipe asks for what its backend cannot do whatever the layout.
@@ -132,27 +142,31 @@ def search(setting: Setting) -> SearchResult:
     recipe, backend = setting.recipe, setting.backend
     space, techniques = backend.space(recipe), technique_space(recipe, backend)
     rules = backend.rules(recipe)
-    technique_rules = [rule for rule in rules if rule.of_techniques]
     refused: Counter[str] = Counter()
-    combinations = techniques.plain_steps * len(techniques.state)
-    even = _legal(recipe, rules, enumerate_splits(recipe, space), combinations, refused)
-    points, by_techniques = price(setting, even, techniques, technique_rules)
-    plain = sum(not techniques.switches[i] for i in techniques.step_without_amounts)
-    combinations = plain * len(techniques.state)
-    splits = _legal(recipe, rules, enumerate_uneven(recipe, space), combinations, refused)
-    uneven = search_uneven(setting, splits, techniques, technique_rules, _fastest(setting, points))
-    points = points.extended(uneven.splits, uneven.blocks)
-    filled = np.maximum(
-        points.rows.device_bytes / max(setting.limit.limit_bytes, 1),
-        points.rows.host_bytes / max(setting.host_limit.limit_bytes, 1),
+    # a rehearsal may refuse some, and a run may have shown some to be slower
+    exact = EXACT + _refutable(setting.lessons.rehearsals, recipe) + len(setting.lessons.measured_steps)
+    incumbents = Incumbents(exact, partial(preferred_seconds, recipe), whole)
+    even = _offer(setting, rules, enumerate_splits(recipe, space), techniques, range(len(techniques.step)), refused)
+    priced = price(even, incumbents)
+    points = priced.points
+    if whole:  # of uneven stages the fastest alone are solved
+        incumbents = Incumbents(exact, partial(preferred_seconds, recipe))
+        incumbents.add(points.take(is_safe(setting, points.rows.device_bytes, points.rows.host_bytes)))
+    splits = enumerate_uneven(recipe, space)
+    uneven = search_uneven(
+        _offer(setting, rules, splits, techniques, techniques.step_without_amounts, refused), incumbents
     )
+    if not whole and incumbents.none:
+        priced = replace(priced, points=roomiest(even, exact), overfull=0, outpaced=0)
+    points = _with_evidence(even, priced.points).extended(uneven.splits, uneven.blocks)
+    filled = filled_share(setting, points.rows)
     rehearsed = _points_of(setting.lessons.rehearsals, recipe, points)
     measured = _points_of(setting.lessons.measured_steps, recipe, points)
     points = _with_measured_steps(points, measured)
     safe, by_memory = _judged(setting, points, rehearsed, filled)
-    preferred = points.rows.step_seconds * preference_factor(recipe, points)
-    refused = refused + by_techniques + uneven.refused + by_memory
-    refused += Counter({MEMORY: uneven.overfull, OUTPACED: uneven.outpaced})
+    preferred = preferred_seconds(recipe, points)
+    refused += by_memory
+    refused += Counter({MEMORY: priced.overfull + uneven.overfull, OUTPACED: priced.outpaced + uneven.outpaced})
     return SearchResult(
         points=points,
         safe=safe,
@@ -176,26 +190,58 @@ def _with_measured_steps(points: Points, measured: Mapping[int, MeasuredStep]) -
     return replace(points, rows=replace(points.rows, step_seconds=seconds))
 
 
-def _legal(
-    recipe: Recipe, rules: Sequence[Rule], splits: LayoutColumns, combinations: int, refused: Counter[str]
-) -> LayoutColumns:
-    """Return the splits that pass the rules that look at sizes alone. Each failure is added to `refused`, once for each
-    combination of techniques the split would have been tried with."""
+def _with_evidence(offer: Offer, points: Points) -> Points:
+    """Return the points and those that runs and rehearsals were of, which may be better than any bound says."""
+    setting, space, blocks = offer.setting, offer.space, [points.rows]
+    known = set(zip(*(column.tolist() for column in _identity(points.rows)), strict=True))
+    evidence: list[Rehearsal | MeasuredStep] = [*setting.lessons.rehearsals, *setting.lessons.measured_steps]
+    for of_layout in evidence:
+        rows = np.flatnonzero(_same_split(offer.splits, of_layout.layout))
+        pairs = product(enumerate(space.step), space.state)
+        steps = {
+            i
+            for (i, step), state in pairs
+            if _same_techniques(recipe_with_techniques(setting.recipe, step, state), of_layout)
+        }
+        if len(rows) and steps:
+            more = price_rows(replace(offer, least_bytes=0.0 * offer.least_bytes), rows, sorted(steps))
+            fresh = [place not in known for place in zip(*(c.tolist() for c in _identity(more)), strict=True)]
+            known |= set(zip(*(column.tolist() for column in _identity(more)), strict=True))
+            blocks.append(more.take(np.array(fresh, dtype=np.bool_)))
+    return replace(points, rows=join_rows(blocks))
+
+
+def _identity(rows: Rows) -> tuple[IntColumn, ...]:
+    """Return the columns in which any two points of even stages differ."""
+    return rows.split, rows.step_techniques, rows.state_techniques, rows.recompute_layers, rows.offload_layers
+
+
+def preferred_seconds(recipe: Recipe, points: Points) -> FloatColumn:
+    """Return what safe points are ranked by: step time with what the preference adds to it, so that a lower bound of
+    step time is one of this."""
+    return points.rows.step_seconds * preference_factor(recipe, points)
+
+
+def _offer(
+    setting: Setting,
+    rules: Sequence[Rule],
+    splits: LayoutColumns,
+    space: TechniqueSpace,
+    steps: Sequence[int],
+    refused: Counter[str],
+) -> Offer:
+    """Return the splits that pass the rules that look at sizes alone, with the techniques at `steps`. What the rules
+    refuse is added to `refused`, once for each combination of techniques."""
+    plain_steps = sum(not space.switches[i] for i in steps)
     size_rules = [rule for rule in rules if not rule.of_techniques]
-    failed = first_failed(size_rules, situation(recipe, splits))
+    failed = first_failed(size_rules, situation(setting.recipe, splits))
     for key, count in refusal_counts(size_rules, failed).items():
-        refused[key] += combinations * count
-    return splits.take(np.flatnonzero(failed < 0))
-
-
-def _fastest(setting: Setting, points: Points) -> FloatColumn:
-    """Return the preferred seconds of the EXACT first safe points, infinite where there are fewer; of more points where
-    a rehearsal may refuse some of them, or a run may have shown them to be slower."""
-    exact = EXACT + _refutable(setting.lessons.rehearsals, setting.recipe) + len(setting.lessons.measured_steps)
-    safe = is_safe(setting, points.rows.device_bytes, points.rows.host_bytes)
-    preferred = points.rows.step_seconds * preference_factor(setting.recipe, points)
-    seconds = np.concatenate([preferred[safe], np.full(exact, np.inf)])
-    return np.sort(np.partition(seconds, exact)[:exact] if len(seconds) > exact else seconds)
+        refused[key] += plain_steps * len(space.state) * count
+    splits = splits.take(np.flatnonzero(failed < 0))
+    technique_rules = [rule for rule in rules if rule.of_techniques]
+    legality = technique_legality(setting.recipe, space, splits, technique_rules, steps)
+    refused += legality.refused
+    return Offer(setting, splits, space, legality, least_state_bytes_of(setting, space, splits))
 
 
 def _judged(
@@ -243,6 +289,7 @@ def _ranking(points: Points, preferred: FloatColumn, safe: BoolColumn, filled: F
     size = (splits.tensor * splits.pipeline * splits.context * splits.virtual_pipeline)[split]
     ties = (
         index,
+        split,
         then[index],
         size,
         rows.state_techniques[index],
@@ -260,18 +307,18 @@ def _points_of(evidence: Iterable[Evidence], recipe: Recipe, points: Points) -> 
     """Map point indices to the evidence on exactly that layout, with the same techniques and workload."""
     by_row: dict[int, Evidence] = {}
     for one_layout in evidence:
-        for row in np.flatnonzero(_same_split(points, one_layout.layout)[points.rows.split]):
+        for row in np.flatnonzero(_same_split(points.splits, one_layout.layout)[points.rows.split]):
             planned = recipe_with_techniques(recipe, *points.techniques(int(row)))
             if points.layout(int(row)) == one_layout.layout and _same_techniques(planned, one_layout):
                 by_row[int(row)] = one_layout
     return by_row
 
 
-def _same_split(points: Points, layout: Layout) -> BoolColumn:
+def _same_split(splits: LayoutColumns, layout: Layout) -> BoolColumn:
     """Whether each split has the layout's sizes: few of millions of points are then compared one by one."""
-    same = np.ones(len(points.splits), dtype=np.bool_)
+    same = np.ones(len(splits), dtype=np.bool_)
     for name in SPLIT_FIELDS:
-        same &= np.equal(getattr(points.splits, name), getattr(layout, name))
+        same &= np.equal(getattr(splits, name), getattr(layout, name))
     return same
 
 

@@ -5,6 +5,7 @@ Both are the backend's offer narrowed by the person's pins; what the recipe name
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
@@ -23,6 +24,7 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
 
 __all__ = [
+    "MATTERS",
     "MOST_CONTEXT",
     "SPLIT_FIELDS",
     "TechniqueSpace",
@@ -37,12 +39,14 @@ __all__ = [
     "switches_matter",
     "technique_layouts",
     "technique_space",
+    "technique_values",
 ]
 
 MOST_CONTEXT = 64
 MOST_UNEVEN_CHUNKS = 8
 MOST_MICRO_BATCH = 64
 TECHNIQUE_FIELDS = ("zero_stage", "recompute", "recompute_layers", "offload_layers")  # of a layout
+DIVIDING = ("tensor", "context")  # with the pipeline, they divide the devices; data parallelism takes up the rest
 SPLIT_FIELDS = tuple(name for name in LAYOUT_FIELDS if name not in TECHNIQUE_FIELDS)
 TECHNIQUE_NAMES = {f.name for f in fields(Techniques)}
 PARAMETER_OF = {"loss_tiles": "loss", "flex_backend": "token_dispatcher"}  # counted with the switch they belong to
@@ -89,27 +93,30 @@ def _nearly_even(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def _splits(recipe: Recipe, space: Space, stages: Sequence[tuple[int, int, tuple[int, ...]]]) -> LayoutColumns:
-    """Return all combinations of (pipeline, chunks, layers by stage) with the other sizes."""
-    others = [name for name in SPLIT_FIELDS if name not in ("data", "pipeline", "virtual_pipeline")]
-    axes = [np.arange(len(stages)), *(np.array(_values(recipe, space, name), dtype=np.int64) for name in others)]
-    grid = [column.ravel() for column in np.meshgrid(*axes, indexing="ij", copy=False)]
-    columns = dict(zip(others, grid[1:], strict=True))
-    table = np.array([stage[:2] for stage in stages], dtype=np.int64).reshape(-1, 2)
-    columns["pipeline"], columns["virtual_pipeline"] = table[grid[0]].T
-    partitions = tuple(dict.fromkeys((*EVEN, *(split for _, _, split in stages))))
-    columns["partition"] = np.array([partitions.index(split) for _, _, split in stages], dtype=np.int64)[grid[0]]
-    split = columns["tensor"] * columns["pipeline"] * columns["context"]
-    whole = (recipe.world_size % split) == 0
-    columns = {name: column[whole] for name, column in columns.items()}
-    zero = np.zeros(np.count_nonzero(whole), dtype=np.int64)
-    layouts = LayoutColumns(
-        data=recipe.world_size // split[whole],
-        **columns,
-        **dict.fromkeys(TECHNIQUE_FIELDS, zero),
-        partitions=partitions,
-    )
+    """Return all combinations of (pipeline, chunks, layers by stage) with the other sizes. Sizes that decide whether
+    the devices can be split come first, so that the others are combined with few."""
+    others = [name for name in SPLIT_FIELDS if name not in ("data", "pipeline", "virtual_pipeline", *DIVIDING)]
+    values = {name: np.array(_values(recipe, space, name), dtype=np.int64) for name in (*DIVIDING, *others)}
+    pipeline = np.array([pipeline for pipeline, _, _ in stages], dtype=np.int64)
+    split = pipeline
+    for name in DIVIDING:
+        split = np.multiply.outer(split, values[name])
+    data = np.where(recipe.world_size % split == 0, recipe.world_size // split, 0)
     pinned = pinned_numbers(recipe, "data")
-    return layouts.take(np.isin(layouts.data, np.array(pinned))) if pinned else layouts
+    stage, *divided = np.nonzero(np.isin(data, pinned) if pinned else data)
+    rest = [column.ravel() for column in np.meshgrid(*(values[name] for name in others), indexing="ij")]
+    each = math.prod(len(values[name]) for name in others)
+    partitions = tuple(dict.fromkeys((*EVEN, *(split for _, _, split in stages))))
+    place = {split: index for index, split in enumerate(partitions)}
+    chunks = np.array([chunks for _, chunks, _ in stages], dtype=np.int64)
+    partition = np.array([place[split] for _, _, split in stages], dtype=np.int64)
+    whole = {"pipeline": pipeline[stage], "virtual_pipeline": chunks[stage], "partition": partition[stage]}
+    whole |= {name: values[name][index] for name, index in zip(DIVIDING, divided, strict=True)}
+    whole["data"] = recipe.world_size // np.prod([whole[name] for name in ("pipeline", *DIVIDING)], axis=0)
+    columns = {name: np.repeat(column, each) for name, column in whole.items()}
+    columns |= {name: np.tile(column, len(stage)) for name, column in zip(others, rest, strict=True)}
+    zero = np.broadcast_to(np.int64(0), len(stage) * each)
+    return LayoutColumns(**columns, **dict.fromkeys(TECHNIQUE_FIELDS, zero), partitions=partitions)
 
 
 def _values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
@@ -289,10 +296,17 @@ def apply_techniques(
     """Return the recipe and the splits with the step and state techniques at `indices`. A solved amount is set to 1,
     because rules only ask whether there is any."""
     step, state = space.step[indices[0]], space.state[indices[1]]
-    recomputed = step.recompute_layers or int(step.solved == "recompute_layers")
-    offloaded = step.offload_layers or int(step.solved == "offload_layers")
-    layouts = splits.with_techniques(state.zero_stage, step.recompute, recomputed, offloaded)
-    return recipe_with_techniques(recipe, step, state), layouts
+    return recipe_with_techniques(recipe, step, state), splits.with_techniques(**technique_values(step, state))
+
+
+def technique_values(step: StepTechniques, state: StateTechniques) -> dict[str, int]:
+    """Return the fields of a layout that techniques set. A solved amount is 1."""
+    return {
+        "zero_stage": state.zero_stage,
+        "recompute": step.recompute,
+        "recompute_layers": step.recompute_layers or int(step.solved == "recompute_layers"),
+        "offload_layers": step.offload_layers or int(step.solved == "offload_layers"),
+    }
 
 
 def recipe_with_techniques(recipe: Recipe, step: StepTechniques, state: StateTechniques) -> Recipe:

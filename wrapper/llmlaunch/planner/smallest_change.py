@@ -90,7 +90,7 @@ class RelaxedSearch:
 
 def search_relaxed(setting: Setting) -> RelaxedSearch:
     """Search as if there were no pins; the values they name are searched beside what the backend offers."""
-    result = search(setting.with_recipe(relax_pins(setting)))
+    result = search(setting.with_recipe(relax_pins(setting)), whole=True)
     pins = setting.recipe.pins
     kept, distance = np.zeros(len(result.points), dtype=np.int64), np.zeros(len(result.points))
     for j, (name, pin) in enumerate(pins.items()):

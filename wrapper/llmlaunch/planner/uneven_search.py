@@ -7,195 +7,243 @@ cost one comparison.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from llmlaunch.backends.base import StepTechniques
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
-from llmlaunch.layout import LayoutColumns, Rule
-from llmlaunch.memory.grouped_pricing import distinct_states
-from llmlaunch.memory.states import least_state_bytes
-from llmlaunch.planner.preference import preference_factor
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.grouped_pricing import distinct_states, rank_bytes
+from llmlaunch.memory.job import layer_kinds
+from llmlaunch.planner.bounds import StepBounds, by_cost, least_seconds, scouts
+from llmlaunch.planner.incumbents import Incumbents
+from llmlaunch.planner.points import Points, Rows
 from llmlaunch.planner.pricing import (
-    Points,
-    Rows,
+    Offer,
     TechniqueBatch,
     group_equal,
     is_safe,
-    legal_rows,
     state_batch,
-    state_job,
     state_update,
 )
-from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, recipe_with_techniques
+from llmlaunch.planner.search_space import apply_techniques
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of
-from llmlaunch.recipe.types import Recipe
-from llmlaunch.timing.passes import pass_seconds
+from llmlaunch.timing.passes import PassSeconds, pass_seconds
 
 __all__ = ["UnevenLayouts", "search_uneven"]
 
-AT_ONCE = 2048  # splits evaluated together, the fastest bounds first; the next ones may be outpaced by then
+AT_ONCE = 256  # splits evaluated together, the fastest bounds first; the next ones may be out of reach by then
+MANY = 50_000  # splits times step techniques that are worth a look ahead
+HEAVIER = 9  # how much more than a dense layer a mixture weighs
+SCOUTS = 9  # step techniques tried first, with those splits
 
 
 @dataclass
 class UnevenLayouts:
-    """Points of uneven splits, each block over splits of its own, and what became of the others: how many each rule
-    refuses, how many exceed device memory for every cut of the layers, how many were outpaced. `fastest` are the
-    preferred seconds of the first safe layouts, as many as the ranking has to show exactly: no layout that takes
-    longer than the last of them can be among them, or be the fastest."""
+    """Points of uneven splits, each block over splits of its own, and how many layouts were not priced: their model
+    states exceed device memory for every cut of the layers, or they were outpaced."""
 
-    fastest: FloatColumn
     splits: list[LayoutColumns] = field(default_factory=list)
     blocks: list[Rows] = field(default_factory=list)
-    refused: Counter[str] = field(default_factory=Counter)
     overfull: int = 0
     outpaced: int = 0
 
-    @property
-    def seconds_to_beat(self) -> float:
-        return float(self.fastest.max())
-
-    def add(self, recipe: Recipe, space: TechniqueSpace, splits: LayoutColumns, rows: Rows, safe: BoolColumn) -> None:
+    def add(self, splits: LayoutColumns, rows: Rows) -> None:
+        """Add rows over splits of their own, one each."""
         self.splits.append(splits)
-        self.blocks.append(rows)
-        preferred = rows.step_seconds * preference_factor(recipe, Points(splits, space.step, space.state, rows))
-        self.fastest = np.sort(np.concatenate([self.fastest, preferred[safe]]))[: len(self.fastest)]
+        self.blocks.append(replace(rows, split=np.arange(len(rows))))
 
 
-def search_uneven(
-    setting: Setting, splits: LayoutColumns, space: TechniqueSpace, rules: Sequence[Rule], fastest: FloatColumn
-) -> UnevenLayouts:
-    """Price the legal uneven `splits` with all techniques that leave no amount to solve. `fastest` are the preferred
-    seconds to beat, infinite where there are fewer. If the best balance is not safe, the best that memory allows
-    replaces it."""
-    result = UnevenLayouts(fastest)
-    combinations = sum(not space.switches[i] for i in space.step_without_amounts) * len(space.state)
-    # to recompute and to offload only costs
-    fastest_steps = dict.fromkeys(step.keeping_all for step in space.step)
-    bounds = [_least_seconds(setting, step, space, splits) for step in fastest_steps]
-    in_reach = np.min(bounds, axis=0) < result.seconds_to_beat
-    result.outpaced += combinations * int(np.count_nonzero(~in_reach))
-    splits = splits.take(np.flatnonzero(in_reach))
-    fits = _states_fit(setting, space, splits)
-    for indices in group_equal(setting, space):
-        for i in space.step_without_amounts:
-            legal = np.array([legal_rows(setting, space, (i, j), splits, rules, result.refused) for j in indices])
-            allowed = legal & fits[indices]
-            result.overfull += int(np.count_nonzero(legal & ~allowed))
-            rows = np.flatnonzero(allowed.any(axis=0))
-            batches = _batches(setting, space, (i, indices[0]), splits.take(rows), result)
-            priced = sum(
-                _price(setting, space, (i, indices), batch, allowed[:, rows[which]], result) for batch, which in batches
-            )
-            result.outpaced += int(np.count_nonzero(allowed)) - priced
+@dataclass(frozen=True)
+class Unsafe:
+    """Splits in their best balance that are not safe, with the state techniques at `state`: another cut may be. `rows`
+    are None where one rank was enough to know."""
+
+    batch: Batch
+    state: int
+    splits: LayoutColumns
+    seconds: FloatColumn
+    rows: Rows | None = None
+
+
+def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
+    """Price the uneven splits on offer with all techniques that leave no amount to solve and are within reach of the
+    `incumbents`, which the safe ones join. If the best balance is not safe, the best that memory allows replaces it.
+
+    In a large space, what a few techniques that spare most leave unsafe everywhere is not priced with the others.
+    """
+    result, space = UnevenLayouts(), offer.space
+    steps = [i for i in by_cost(space) if space.step[i].solved is None]
+    least = least_seconds(offer.setting, space, offer.splits)
+    waiting, at_once = offer.in_order(least, steps), 4 * AT_ONCE
+    waiting = waiting[incumbents.in_reach(least[waiting])]
+    if len(waiting) * len(steps) > MANY:
+        _look_ahead(offer, least, waiting, incumbents)
+        if incumbents.none:
+            roomiest = np.argsort(offer.least_bytes[:, waiting].min(axis=0), kind="stable")[:AT_ONCE]
+            _price_splits(offer, waiting[roomiest], scouts(space, SCOUTS), incumbents, result, False)
+            waiting = waiting[:0]
+    while len(waiting := waiting[incumbents.in_reach(least[waiting])]):
+        now, waiting, at_once = waiting[:at_once], waiting[at_once:], 4 * at_once
+        _price_splits(offer, now, steps, incumbents, result, not incumbents.none)
+    allowed, overfull = offer.counts(steps)
+    result.outpaced = allowed - result.overfull - sum(map(len, result.blocks))
+    result.overfull += overfull
     return result
 
 
-def _states_fit(setting: Setting, space: TechniqueSpace, splits: LayoutColumns) -> BoolColumn:
-    """Whether the model states of each split (column) can fit with each set of state techniques (row), for some way of
-    assigning layers to stages."""
-    distinct, state_of = distinct_states(setting.job, splits)
-    least = [
-        least_state_bytes(state_job(setting, space, index), distinct.with_techniques(state.zero_stage, 0, 0, 0))
-        for index, state in enumerate(space.state)
-    ]
-    fits: BoolColumn = np.array([bytes_[state_of] for bytes_ in least]) <= setting.limit.limit_bytes
-    return fits
+def _look_ahead(offer: Offer, least: FloatColumn, waiting: IntColumn, incumbents: Incumbents) -> None:
+    """Find incumbents with a few step techniques: among the fastest splits, or among all where those have none."""
+    at_once = AT_ONCE
+    with incumbents.looking_ahead():
+        while len(waiting):
+            now, waiting, at_once = waiting[:at_once], waiting[at_once:], 2 * at_once
+            _price_splits(offer, now, scouts(offer.space, SCOUTS), incumbents, UnevenLayouts(), True)
+            waiting = waiting[incumbents.in_reach(least[waiting])] if incumbents.none else waiting[:0]
 
 
-def _least_seconds(setting: Setting, step: StepTechniques, space: TechniqueSpace, splits: LayoutColumns) -> FloatColumn:
-    """Return the seconds of a step in perfect balance: no cut of the layers is faster."""
-    layouts = splits.with_techniques(0, step.recompute, step.recompute_layers, step.offload_layers)
-    job = setting.job_of(recipe_with_techniques(setting.recipe, step, space.state[0]))
-    return pass_seconds(job, setting.cluster, layouts, in_balance=True).total
-
-
-def _batches(
-    setting: Setting, space: TechniqueSpace, indices: tuple[int, int], splits: LayoutColumns, result: UnevenLayouts
-) -> Iterator[tuple[LayoutColumns, IntColumn]]:
-    """Yield the splits that are not outpaced, the fastest bounds first, with their layers cut in the best balance, and
-    their row numbers."""
-    recipe, layouts = apply_techniques(setting.recipe, space, indices, splits)
-    job, cluster = setting.job_of(recipe), setting.cluster
-    costs = costs_of(job, cluster, layouts)
-    least = _least_seconds(setting, space.step[indices[0]], space, splits)
-    waiting = np.argsort(least, kind="stable")
-    while len(waiting := waiting[least[waiting] < result.seconds_to_beat]):
-        now, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
-        cut = balanced(job, layouts.take(now), costs.take(now))
-        fast = pass_seconds(job, cluster, cut).total < result.seconds_to_beat
-        chosen = cut.uneven & fast  # even cuts are searched with the even splits
-        yield cut.take(chosen), now[chosen]
-
-
-def _price(
-    setting: Setting,
-    space: TechniqueSpace,
-    indices: tuple[int, Sequence[int]],
-    splits: LayoutColumns,
-    allowed: BoolColumn,
-    result: UnevenLayouts,
-) -> int:
-    """Price the splits that are fast enough with their update, for each of the state techniques that are `allowed`
-    (state techniques x splits), and return how many points that are. Time comes first: it costs less than the memory of
-    all ranks."""
-    if not len(splits):
-        return 0
-    step_index, state_indices = indices
-    batch, distinct = _technique_batch(setting, space, (step_index, state_indices[0]), splits)
-    priced = 0
-    for index, mine in zip(state_indices, allowed, strict=True):
-        seconds = batch.step_seconds(state_update(setting, space, index, distinct))
-        near = np.flatnonzero(mine & (seconds < result.seconds_to_beat))
-        priced += len(near)
-        if len(near):
-            rows = batch.take(near).priced_with(state_batch(setting, space, index, distinct), seconds[near])
-            _add(setting, space, (step_index, index), splits.take(near), rows, result)
-    return priced
-
-
-def _add(
-    setting: Setting,
-    space: TechniqueSpace,
-    indices: tuple[int, int],
-    splits: LayoutColumns,
-    rows: Rows,
-    result: UnevenLayouts,
+def _price_splits(
+    offer: Offer, rows: IntColumn, steps: Sequence[int], incumbents: Incumbents, result: UnevenLayouts, brief: bool
 ) -> None:
-    """Add the rows; the best cut that memory allows takes the place of a cut that is not safe."""
-    safe = is_safe(setting, rows.device_bytes, rows.host_bytes)
-    again = np.flatnonzero(~safe)
-    keep = np.ones(len(rows), dtype=np.bool_)
-    if len(again):
-        keep[again[_add_fitting(setting, space, indices, splits.take(again), result)]] = False
-    rows = replace(rows.take(keep), split=np.arange(np.count_nonzero(keep)))
-    result.add(setting.recipe, space, splits.take(keep), rows, safe[keep])
+    """Price some splits with some step techniques and all sets of state techniques. What is not safe in its best
+    balance is cut anew at the end: by then the incumbents leave few of it within reach. If `brief`, splits of which one
+    rank needs too much are no points."""
+    setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
+    bounds = StepBounds(setting, space, splits, in_balance=True)
+    whole = _rehearsed(setting, splits) if brief else np.ones(len(rows), dtype=np.bool_)
+    unsafe: list[Unsafe] = []
+    for indices in group_equal(setting, space):
+        for i in steps:
+            allowed, least = offer.allowed(i, indices, rows), bounds.least(space.step[i])
+            some = np.flatnonzero(allowed.any(axis=0) & incumbents.in_reach(least))
+            if len(some):
+                batch = Batch(offer, incumbents, result, i, indices)
+                seconds, more = batch.price(splits.take(some), allowed[:, some], whole[some])
+                bounds.add(space.step[i], some, seconds, least)
+                unsafe += more
+    for rest in sorted(unsafe, key=lambda rest: float(rest.seconds.min(initial=np.inf))):
+        near = np.flatnonzero(incumbents.in_reach(rest.seconds))
+        lost = np.ones(len(rest.seconds), dtype=np.bool_)
+        if len(near):
+            lost[near[rest.batch.add_fitting(rest.splits.take(near), rest.state)]] = False
+        if rest.rows is None:
+            result.overfull += int(np.count_nonzero(lost))
+        else:
+            result.add(rest.splits.take(lost), rest.rows.take(lost))
 
 
-def _add_fitting(
-    setting: Setting, space: TechniqueSpace, indices: tuple[int, int], splits: LayoutColumns, result: UnevenLayouts
-) -> IntColumn:
-    """Add the best cut that memory allows of each of `splits`; return the row numbers of those that have one."""
-    recipe, layouts = apply_techniques(setting.recipe, space, indices, splits)
-    job = setting.job_of(recipe)
-    costs = costs_of(job, setting.cluster, layouts)
-    fitting, cut = balanced_within(job, layouts, costs, setting.limit.limit_bytes)
-    if len(fitting):
-        batch, distinct = _technique_batch(setting, space, indices, cut)
-        rows = batch.priced_with(state_batch(setting, space, indices[1], distinct))
-        result.add(setting.recipe, space, cut, rows, is_safe(setting, rows.device_bytes, rows.host_bytes))
-    return fitting
+def _rehearsed(setting: Setting, splits: LayoutColumns) -> BoolColumn:
+    """Whether each split may be one of a rehearsal, which may lift what an estimate refuses."""
+    rehearsed = np.zeros(len(splits), dtype=np.bool_)
+    for rehearsal in setting.lessons.rehearsals:
+        sizes = rehearsal.layout.tensor, rehearsal.layout.pipeline, rehearsal.layout.virtual_pipeline
+        rehearsed |= (splits.tensor == sizes[0]) & (splits.pipeline == sizes[1]) & (splits.virtual_pipeline == sizes[2])
+    return rehearsed
 
 
-def _technique_batch(
-    setting: Setting, space: TechniqueSpace, indices: tuple[int, int], splits: LayoutColumns
-) -> tuple[TechniqueBatch, LayoutColumns]:
-    """Return the splits with the techniques at `indices`, and the few that differ in their model states."""
-    recipe, layouts = apply_techniques(setting.recipe, space, indices, splits)
-    job = setting.job_of(recipe)
-    distinct, state_of = distinct_states(job, layouts)
-    return TechniqueBatch(setting, job, indices[0], np.arange(len(layouts)), layouts, state_of), distinct
+@dataclass(frozen=True)
+class Batch:
+    """The pricing of uneven splits with one set of step techniques, and with several of state techniques that share
+    their facts."""
+
+    offer: Offer
+    incumbents: Incumbents
+    result: UnevenLayouts
+    step: int
+    states: Sequence[int]
+
+    def price(self, splits: LayoutColumns, allowed: BoolColumn, whole: BoolColumn) -> tuple[FloatColumn, list[Unsafe]]:
+        """Price the splits in their best balance, for each of the state techniques that are `allowed` (state techniques
+        x splits). Return the seconds of their passes, 0 where the best balance is even, and what may be safe if it is
+        cut otherwise. Time comes first: it costs less than the memory of all ranks, and so does that of one rank, where
+        splits need not be priced `whole`."""
+        setting, space = self.offer.setting, self.offer.space
+        recipe, layouts = apply_techniques(setting.recipe, space, (self.step, self.states[0]), splits)
+        job = setting.job_of(recipe)
+        cut = balanced(job, layouts, costs_of(job, setting.cluster, layouts))
+        uneven = np.flatnonzero(cut.uneven)  # even cuts are searched with the even splits
+        passes = pass_seconds(job, setting.cluster, cut.take(uneven))
+        least = np.zeros(len(splits))
+        least[uneven] = passes.total
+        soon = self.incumbents.in_reach(passes.total)
+        if not np.any(soon):
+            return least, []
+        uneven = uneven[soon]
+        return least, list(self._price_cuts(cut.take(uneven), passes.take(soon), allowed[:, uneven], whole[uneven]))
+
+    def _price_cuts(
+        self, splits: LayoutColumns, passes: PassSeconds, allowed: BoolColumn, whole: BoolColumn
+    ) -> Iterator[Unsafe]:
+        """Add the splits that are safe; yield those that may be if they are cut otherwise."""
+        setting, space = self.offer.setting, self.offer.space
+        batch, distinct = self._technique_batch(splits, self.states[0])
+        batch = batch.with_passes(passes)
+        updates = [state_update(setting, space, index, distinct) for index in self.states]
+        seconds = np.array([batch.step_seconds(update) for update in updates])
+        near = allowed & self.incumbents.in_reach(seconds)
+        full = near & ~whole
+        if np.any(full):
+            full &= self._bytes_of_a_rank(splits) > setting.limit.most_bytes
+        single = splits.virtual_pipeline == 1
+        for place, index in enumerate(self.states):
+            some = np.flatnonzero(near[place] & ~full[place])
+            if len(some):
+                cut, states = splits.take(some), state_batch(setting, space, index, distinct)
+                rows = batch.take(some).priced_with(states, seconds[place, some])
+                again = ~is_safe(setting, rows.device_bytes, rows.host_bytes) & single[some]
+                self._add(cut.take(~again), rows.take(~again))
+                yield Unsafe(self, index, cut.take(again), rows.step_seconds[again], rows.take(again))
+            self.result.overfull += int(np.count_nonzero(full[place] & ~single))
+            again = full[place] & single
+            yield Unsafe(self, index, splits.take(again), seconds[place, again])
+
+    def _bytes_of_a_rank(self, splits: LayoutColumns) -> FloatColumn:
+        """Return the bytes of one rank of each split, with each of the state techniques (states x splits): the rank
+        with the most layers times the micro-batches it keeps. The fullest rank of the split needs no less."""
+        setting, space = self.offer.setting, self.offer.space
+        applied = [apply_techniques(setting.recipe, space, (self.step, index), splits) for index in self.states]
+        jobs = [setting.job_of(recipe) for recipe, _ in applied]
+        rank = _heaviest_rank(splits, layer_kinds(jobs[0].shape))
+        return np.array(rank_bytes(jobs, [layouts for _, layouts in applied], rank))
+
+    def _add(self, splits: LayoutColumns, rows: Rows) -> None:
+        """Add rows over splits of their own, one each."""
+        self.result.add(splits, rows)
+        safe = is_safe(self.offer.setting, rows.device_bytes, rows.host_bytes)
+        space = self.offer.space
+        self.incumbents.add(Points(splits, space.step, space.state, self.result.blocks[-1].take(safe)))
+
+    def add_fitting(self, splits: LayoutColumns, state: int) -> IntColumn:
+        """Add the best cut that memory allows of each split; return the row numbers of those that have one."""
+        setting, space = self.offer.setting, self.offer.space
+        recipe, layouts = apply_techniques(setting.recipe, space, (self.step, state), splits)
+        job = setting.job_of(recipe)
+        costs = costs_of(job, setting.cluster, layouts)
+        fitting, cut = balanced_within(job, layouts, costs, setting.limit.limit_bytes)
+        if len(fitting):
+            batch, distinct = self._technique_batch(cut, state)
+            self._add(cut, batch.priced_with(state_batch(setting, space, state, distinct)))
+        return fitting
+
+    def _technique_batch(self, splits: LayoutColumns, state: int) -> tuple[TechniqueBatch, LayoutColumns]:
+        """Return the splits with the step techniques, and the few that differ in their model states."""
+        setting = self.offer.setting
+        recipe, layouts = apply_techniques(setting.recipe, self.offer.space, (self.step, state), splits)
+        job = setting.job_of(recipe)
+        distinct, state_of = distinct_states(job, layouts)
+        return TechniqueBatch(setting, job, self.step, np.arange(len(layouts)), layouts, state_of), distinct
+
+
+def _heaviest_rank(splits: LayoutColumns, kinds: Sequence[int]) -> IntColumn:
+    """Return the rank of each split whose layers, mixtures before all, weigh most where early ranks keep most
+    micro-batches: a guess, and any rank is a bound."""
+    mixtures = np.concatenate([[0], np.cumsum(np.asarray(kinds) * HEAVIER + 1)])
+    rank = np.zeros(len(splits), dtype=np.int64)
+    for partition, pipeline in sorted(set(zip(splits.partition.tolist(), splits.pipeline.tolist(), strict=True))):
+        ends = np.concatenate([[0], np.cumsum(splits.partitions[partition])])
+        weight = np.diff(mixtures[ends]).reshape(-1, pipeline).sum(axis=0)
+        heaviest = int(np.argmax(weight * (2 * pipeline - np.arange(pipeline))))
+        rank[(splits.partition == partition) & (splits.pipeline == pipeline)] = heaviest
+    return rank

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
@@ -39,6 +40,13 @@ class PassSeconds:
     hiding_backward: FloatColumn
     hiding_times: FloatColumn
     host_slack: FloatColumn
+
+    def take(self, index: BoolColumn | IntColumn) -> PassSeconds:
+        """Return the layouts that an index array or a mask selects."""
+        columns = {
+            f.name: getattr(self, f.name)[index] for f in fields(self) if f.name not in ("job", "cluster", "layouts")
+        }
+        return PassSeconds(self.job, self.cluster, self.layouts.take(index), **columns)
 
     @property
     def terms(self) -> Mapping[str, FloatColumn]:

@@ -220,19 +220,32 @@ def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total
     _, example, which = np.unique(
         (cut * (v.max(initial=0) + 1) + v) * (p.max(initial=0) + 1) + p, return_index=True, return_inverse=True
     )
-    ranks = all_ranks(job, layouts.take(example))
-    trained = trained_layers(job, ranks)
-    below = ranks.dense_layers - trained[0], ranks.moe_layers - trained[1]
+    contents = _contents(job, layouts.take(example))
     frozen = seconds.frozen or (np.zeros(len(layouts)),) * 2
-    slowest = [np.zeros(len(layouts)) for _ in range(7)]
-    for place in range(len(example)):
-        rows, mine = np.flatnonzero(which == place), ranks.layout_index == place
-        contents = np.stack([*trained, ranks.first, ranks.last, *below])[:, mine]
-        columns = (seconds.dense_layer, seconds.mixture_layer, seconds.first, seconds.last, *frozen)
-        # for a few ranks a set is faster than np.unique, whose first call imports numpy.ma besides
-        for counts in sorted(set(zip(*contents.tolist(), strict=True))):
-            rank_seconds = sum(count * column[rows] for count, column in zip(counts, columns, strict=True) if count)
-            slower = rank_seconds > slowest[0][rows]
-            for column, value in zip(slowest, (rank_seconds, *counts), strict=True):
-                column[rows] = np.where(slower, value, column[rows])
-    return Stages(total, *slowest)
+    columns = (seconds.dense_layer, seconds.mixture_layer, seconds.first, seconds.last, *frozen)
+    slowest = np.full(len(layouts), -1.0)
+    rank = np.zeros(len(layouts), dtype=np.int64)
+    for place in range(contents.shape[1]):  # of the ranks that differ, a few
+        counts = contents[which, place].T
+        rank_seconds = sum(count * column for count, column in zip(counts, columns, strict=True) if np.any(count))
+        slower = rank_seconds > slowest
+        slowest, rank = np.where(slower, rank_seconds, slowest), np.where(slower, place, rank)
+    return Stages(total, slowest, *contents[which, rank].T)
+
+
+def _contents(job: Job, layouts: LayoutColumns) -> FloatColumn:
+    """Return the different ranks of each layout: dense layers and mixtures that run backward, whether it is the first,
+    the last, and layers of both kinds that run forward alone (layouts x ranks that differ x 6). Layouts with fewer
+    ranks that differ repeat one."""
+    ranks = all_ranks(job, layouts)
+    dense, mixture = trained_layers(job, ranks)
+    below = ranks.dense_layers - dense, ranks.moe_layers - mixture
+    rows = np.stack([ranks.layout_index, dense, mixture, ranks.first, ranks.last, *below], axis=1)
+    rows = rows[np.lexsort(rows.T[::-1])]
+    rows = rows[np.concatenate([[True], np.any(rows[1:] != rows[:-1], axis=1)])] if len(rows) else rows
+    index = rows[:, 0].astype(np.int64)
+    count = np.bincount(index, minlength=len(layouts))
+    start = np.cumsum(count) - count
+    place = np.minimum(np.arange(count.max(initial=1)), count[:, None] - 1)
+    distinct: FloatColumn = rows[start[:, None] + place, 1:]
+    return distinct

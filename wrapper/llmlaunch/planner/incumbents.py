@@ -1,0 +1,66 @@
+"""The best candidates that a search has priced so far, and with them what is still worth pricing.
+
+A candidate whose lower bound of step time is beyond them cannot be among those that the ranking has to show exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from llmlaunch.columns import BoolColumn, FloatColumn
+from llmlaunch.planner.points import Points
+
+__all__ = ["Incumbents"]
+
+SLACK = 1e-9  # sums of floats do not come out the same in every order
+
+
+class Incumbents:
+    """The ranking keys of the fastest safe candidates, as many as must be exact.
+
+    `keys_of` returns the keys of points: their seconds of a step, or more, so that a lower bound of seconds is one of
+    keys. Where `whole` is true, everything is within reach, and every legal layout is priced.
+    """
+
+    def __init__(self, exact: int, keys_of: Callable[[Points], FloatColumn], whole: bool = False) -> None:
+        self.whole = whole
+        self._keys_of = keys_of
+        self._best = np.full(exact, np.inf)
+        self._cap = np.inf
+
+    @classmethod
+    def of_whole(cls) -> Incumbents:
+        """Return incumbents that put nothing out of reach."""
+        return cls(1, lambda points: points.rows.step_seconds, whole=True)
+
+    @property
+    def key_to_beat(self) -> float:
+        """The longest a candidate may take to be within reach."""
+        return min(self._cap, float(self._best[-1]) * (1.0 + SLACK))
+
+    @property
+    def none(self) -> bool:
+        """Whether too few safe candidates are known to put anything out of reach."""
+        return bool(np.isinf(self.key_to_beat))
+
+    @contextmanager
+    def looking_ahead(self) -> Iterator[None]:
+        """Let the points that are added meanwhile put others out of reach, though they are to be added once more."""
+        best = self._best
+        yield
+        self._cap, self._best = self.key_to_beat, best
+
+    def in_reach(self, least_seconds: FloatColumn) -> BoolColumn:
+        """Whether candidates that take at least so long may still be among those that must be exact."""
+        if self.whole:
+            return np.ones(least_seconds.shape, dtype=np.bool_)
+        return np.less_equal(least_seconds, self.key_to_beat)
+
+    def add(self, safe: Points) -> None:
+        """Add safe points that are priced."""
+        if len(safe) and not self.whole:
+            keys = self._keys_of(safe.compact)
+            self._best = np.sort(np.concatenate([self._best, keys]))[: len(self._best)]

@@ -1,0 +1,109 @@
+"""How many layers each pipeline rank can hold within a limit of device memory, asked of the memory formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.job import Job, RankColumns, layer_kinds
+from llmlaunch.memory.peak import device_bytes, rank_sums
+
+__all__ = ["capacities", "fitting", "most_that_fit", "rank_device_bytes"]
+
+PIECE = 8192  # ranks priced at a time, so that the columns of the formula stay in the processor's cache
+CHORDS = 3  # interpolations before plain bisection: bytes are nearly affine in the layers
+
+
+def capacities(job: Job, layouts: LayoutColumns, limit_bytes: float) -> IntColumn:
+    """Return the most layers each rank of every layout can hold within `limit_bytes` of device memory, if the other
+    ranks hold at least one each (rows x most ranks; 0 where a rank cannot hold one, and past a layout's last rank).
+
+    This is for equal layers, one model chunk a rank, all of them trained. More layers never take less memory, so the
+    answer is found between a count that fits and one that does not; both are priced, nothing is extrapolated.
+
+    Raises:
+        ValueError: layers differ, or a layout is interleaved.
+    """
+    if not job.stages_alike or np.any(layouts.virtual_pipeline > 1):
+        raise ValueError("capacities need equal layers and one chunk for each rank")
+    index = np.repeat(np.arange(len(layouts)), layouts.pipeline)
+    rank = np.arange(len(index)) - (np.cumsum(layouts.pipeline) - layouts.pipeline)[index]
+    top = job.shape.num_layers - layouts.pipeline[index] + 1
+    mixture = job.shape.moe is not None and bool(job.shape.moe.layer_pattern[0])
+
+    def bytes_of(cells: IntColumn, count: IntColumn) -> FloatColumn:
+        dense, moe = (0 * count, count) if mixture else (count, 0 * count)
+        return rank_device_bytes(job, layouts, index[cells], rank[cells], dense, moe)
+
+    most = most_that_fit(bytes_of, top, limit_bytes)
+    table = np.zeros((len(layouts), int(layouts.pipeline.max(initial=1))), dtype=np.int64)
+    table[index, rank] = most
+    return table
+
+
+def rank_device_bytes(
+    job: Job, layouts: LayoutColumns, index: IntColumn, rank: IntColumn, dense: IntColumn, moe: IntColumn
+) -> FloatColumn:
+    """Return the device bytes of ranks with so many layers of each kind; `index` is the layout of each."""
+    device = np.empty(len(index))
+    for start in range(0, len(index), PIECE):
+        part = slice(start, start + PIECE)
+        rows = _rank_columns(job, layouts, index[part], rank[part], dense[part], moe[part])
+        device[part] = device_bytes(*rank_sums(job, rows))
+    return device
+
+
+def _rank_columns(
+    job: Job, layouts: LayoutColumns, index: IntColumn, rank: IntColumn, dense: IntColumn, moe: IntColumn
+) -> RankColumns:
+    """Return ranks with other numbers of layers than their layout gives them."""
+    microbatches = layouts.num_microbatches(job.workload.global_batch_size)
+    rows = layouts.take(index)
+    return RankColumns(
+        rows, index, rank, np.maximum(microbatches[index], 1), dense.astype(np.float64), moe.astype(np.float64)
+    )
+
+
+def most_that_fit(
+    bytes_of: Callable[[IntColumn, IntColumn], FloatColumn], top: IntColumn, limit_bytes: float
+) -> IntColumn:
+    """Return for each cell the most layers, 0 to `top`, whose `bytes_of(cells, layers)` are within the limit."""
+    cells = np.arange(len(top))
+    least, all_ = bytes_of(cells, np.ones_like(top)), bytes_of(cells, top)
+    # low fits (or is none), high does not (or is past the top)
+    low = np.where(all_ <= limit_bytes, top, np.where(least <= limit_bytes, 1, 0))
+    high = np.where(all_ <= limit_bytes, top + 1, np.where(least <= limit_bytes, top, 1))
+    below, above = least.copy(), all_.copy()  # bytes at low and at high
+    step = 0
+    while True:
+        cells = np.flatnonzero(high - low > 1)
+        if not len(cells):
+            return low
+        a, b = low[cells], high[cells]
+        share = (limit_bytes - below[cells]) / (above[cells] - below[cells]) if step < CHORDS else 0.5
+        guess = np.clip(a + np.floor(share * (b - a)).astype(np.int64), a + 1, b - 1)
+        bytes_ = bytes_of(cells, guess)
+        fits = bytes_ <= limit_bytes
+        low[cells], below[cells] = np.where(fits, guess, a), np.where(fits, bytes_, below[cells])
+        high[cells], above[cells] = np.where(fits, b, guess), np.where(fits, above[cells], bytes_)
+        step += 1
+
+
+def fitting(job: Job, layout: LayoutColumns, limit_bytes: float) -> BoolColumn:
+    """Whether rank r can hold layers a to b - 1 within `limit_bytes`, for one layout and layers of any kinds: the
+    `fits` of `balance_kinds` (ranks x layers + 1 x layers + 1)."""
+    before = np.concatenate([[0], np.cumsum(layer_kinds(job.shape))])
+    bounds = np.arange(len(before))
+    count = np.maximum(bounds[None, :] - bounds[:, None], 0)
+    mixture = np.where(count > 0, before[None, :] - before[:, None], 0)
+    pairs, place = np.unique(np.stack([count.ravel(), mixture.ravel()]), axis=1, return_inverse=True)
+    ranks = int(layout.pipeline[0])
+    rank, pair = np.divmod(np.arange(ranks * pairs.shape[1]), pairs.shape[1])
+    first = np.zeros(len(rank), dtype=np.int64)
+    rows = _rank_columns(job, layout, first, rank, pairs[0][pair] - pairs[1][pair], pairs[1][pair])
+    fits = (device_bytes(*rank_sums(job, rows)) <= limit_bytes).reshape(ranks, -1)
+    table: BoolColumn = fits[:, place.reshape(-1)].reshape(ranks, len(before), len(before)) & (count > 0)
+    return table
