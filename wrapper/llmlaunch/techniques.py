@@ -207,6 +207,12 @@ class Techniques:
         return tuple(name for name, value in neutral.items() if getattr(self, name) != value)
 
     @property
+    def overlaps_experts(self) -> bool:
+        """Whether tokens of one micro-batch travel to their experts while another one computes: Megatron-LM delays
+        weight gradients in no other schedule."""
+        return self.overlap_expert_communication or self.delay_weight_gradients
+
+    @property
     def moves_to_host(self) -> bool:
         """Whether some of the device's memory waits in host memory, whatever the layout."""
         activations = self.offload_modules or self.offload_checkpoints or self.swapped_share

@@ -143,7 +143,7 @@ def _executables(job: Job, rows: RankColumns) -> FloatColumn:
     """Return what the driver keeps of the instantiated graphs, for every kernel in them. Without a pipeline one
     micro-batch is captured for all, unless two are worked on at once; the whole iteration holds every one of a step."""
     techniques = job.techniques
-    several = (rows.layouts.pipeline > 1) | techniques.overlap_expert_communication | techniques.delay_weight_gradients
+    several = (rows.layouts.pipeline > 1) | techniques.overlaps_experts
     copies = np.where(several | (FULL_ITERATION in techniques.cuda_graphs), rows.microbatches, 1)
     kernels = rows.dense_layers * _kernels(techniques, mixture=False)
     if job.shape.moe is not None:

@@ -35,7 +35,7 @@ def in_flight(job: Job, rows: RankColumns) -> InFlight:
     computes, one more is under way, or one more chunk of it (the same, get_pp_rank_microbatches; combined_1f1b.py).
     """
     p, v, m = rows.layouts.pipeline, rows.layouts.virtual_pipeline, rows.microbatches
-    more = int(job.techniques.overlap_expert_communication or job.techniques.delay_weight_gradients)
+    more = int(job.techniques.overlaps_experts)
     plain = np.minimum(m, p - rows.rank + more)
     group = p if job.microbatch_group is None else job.microbatch_group
     chunks = np.minimum(2 * (p - rows.rank - 1) + (v - 1) * group + 1 + more, m * v)

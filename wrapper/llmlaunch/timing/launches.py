@@ -53,7 +53,7 @@ class MixtureLaunches:
         """Return the seconds in which the host launches a layer, (forward, backward). The backward pass launches
         `repeated` kernels more for what is recomputed."""
         each = pace.host_seconds_factor * constant("module_kernel_host_seconds")
-        if job.techniques.overlap_expert_communication:
+        if job.techniques.overlaps_experts:
             each = constant("overlapped_schedule_host_factor") * each
         expert = pace.host_seconds_factor * constant("expert_kernel_host_seconds")
         captured = captured_kernels(job.techniques, mixture=True)

@@ -119,8 +119,7 @@ class MegatronLM:
                     "gated_activation_fused": options.gated_activation_fused,
                     "overlap_grad_reduce": layout.zero_stage > 0,
                     "overlap_param_gather": layout.zero_stage > 0,
-                    "overlap_moe_expert_parallel_comm": techniques.overlap_expert_communication
-                    or techniques.delay_weight_gradients,
+                    "overlap_moe_expert_parallel_comm": techniques.overlaps_experts,
                     "tp_comm_overlap": techniques.tp_comm_overlap,
                     "cuda_graph": graph_implementation(techniques),
                     "cp_comm_type": techniques.context_comm or "p2p" if layout.context > 1 else None,
@@ -211,7 +210,7 @@ def environment(recipe: Recipe, layout: Layout) -> dict[str, str]:
     blackwell = capability is not None and float(capability) >= BLACKWELL
     sharded = layout.zero_stage >= FIRST_STAGE
     split = layout.tensor > 1 or layout.context > 1
-    exchanged = recipe.techniques.overlap_expert_communication or recipe.techniques.delay_weight_gradients
+    exchanged = recipe.techniques.overlaps_experts
     required = {CONNECTIONS: "1"} if split and not blackwell and not sharded and not exchanged else {}
     if exchanged and not blackwell:
         wanted[CONNECTIONS] = MANY_CONNECTIONS

@@ -200,7 +200,7 @@ GRAPH_RULES: tuple[Rule, ...] = (
         "cuda_graphs: mlp excludes overlap_expert_communication and delay_weight_gradients",
         CONFIG,
         lambda s: implies(
-            _graphed(s, "mlp") and (s.techniques.overlap_expert_communication or s.techniques.delay_weight_gradients),
+            _graphed(s, "mlp") and s.techniques.overlaps_experts,
             _none(s),
         ),
         of_techniques=True,

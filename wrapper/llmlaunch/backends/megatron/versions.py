@@ -135,8 +135,7 @@ def _strange_extras(recipe: Recipe, flags: Mapping[str, Flag], version: str) -> 
 
 
 def _heads_overlap_between_stages(s: Situation) -> BoolColumn:
-    overlapped = s.techniques.delay_weight_gradients or s.techniques.overlap_expert_communication
-    return implies(overlapped and s.shape.mtp_num_layers == 1, s.layouts.pipeline > 1)
+    return implies(s.techniques.overlaps_experts and s.shape.mtp_num_layers == 1, s.layouts.pipeline > 1)
 
 
 VERSION_RULES: dict[str, tuple[Rule, ...]] = {
