@@ -34,7 +34,7 @@ def test_a_plan_shows_both_sides_of_two_versions_of_the_weights() -> None:
     assert versions.step_seconds == pytest.approx(twice.chosen.step_seconds - plain.chosen.step_seconds)
     assert versions.step_seconds < 0
     assert plan_json(twice)["what_ifs"] == [versions.as_json()]
-    assert f"What if: {versions.sentence}" in check_text(recipe_of("llama3-8b"), twice)
+    assert f"What if {versions.sentence}" in check_text(recipe_of("llama3-8b"), twice)
     assert "more on the fullest device" in versions.sentence
     assert "s less a step" in versions.sentence
 
@@ -69,3 +69,9 @@ def test_a_small_host_swaps_no_more_than_it_holds() -> None:
     assert (plan.estimate.host_bytes_per_node or 0) <= plan.host_limit.limit_bytes
     share = swapped_share_of(with_solved_share(small), plan.layout)
     assert share == pytest.approx(plan.chosen.techniques.swapped_share)
+
+
+def test_a_plan_with_graphs_says_that_no_run_measured_them() -> None:
+    graphed = plan_of("llama3-8b", "layout.cuda_graphs=[full_iteration]")
+    assert "no measured run stands behind it" in graphed.assumptions[-1]
+    assert graphed.chosen.step_seconds < plan_of("llama3-8b", "layout.cuda_graphs=[]").chosen.step_seconds

@@ -2,7 +2,8 @@
 
 `plan` (types), `setting` (what layouts are priced with), `search_space`, `points` (priced candidates), `legality`,
 `bounds`, `incumbents`, `pricing`, `preference`, `stage_balance`, `stage_capacities`, `leading_layers`, `stage_search`,
-`uneven_search`, `search`, `judge`, `sizing`, `planning`, `smallest_change`, `no_legal_layout`, `neighbours`, `fallbacks`, `placement`.
+`uneven_search`, `search`, `judge`, `sizing`, `what_if`, `planning`, `smallest_change`, `no_legal_layout`, `neighbours`,
+`fallbacks`, `placement`.
 Two are imported late, because only a failed plan needs them: `planning` imports `smallest_change` and `no_legal_layout`
 inside functions.
 

@@ -279,7 +279,7 @@ class WhatIf:
         host = "" if not self.host_bytes else f", {_more(self.host_bytes / GIB, 'GiB', 1)} host memory a node"
         device = f"{_more(self.device_bytes / GIB, 'GiB', 1)} on the fullest device"
         value = str(self.value).lower() if isinstance(self.value, bool) else self.value
-        return f"{self.key}: {value}: {device}{host}, {_more(self.step_seconds, 's', 3)} a step"
+        return f"{self.key.partition('.')[2]}: {value}: {device}{host}, {_more(self.step_seconds, 's', 3)} a step"
 
     def as_json(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -51,6 +51,7 @@ from llmlaunch.planner.sizing import (
 from llmlaunch.planner.what_if import swap_note, what_ifs_of, with_solved_share
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
+from llmlaunch.techniques import FULL_ITERATION
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second
 from llmlaunch.timing.products import model_flops_per_token
 from llmlaunch.timing.step import StepTime, step_time
@@ -130,6 +131,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
             *_baseline_note(job, peak_kind, setting.baseline_bytes),
             *time_limit_note(recipe, length),
             *host_link_notes(setting, job, chosen.layout),
+            *_graph_note(job),
             *_script_note(recipe, arguments),
         ),
         correction=setting.lessons.correction,
@@ -317,6 +319,14 @@ def _limit_seconds(text: str) -> int | None:
         return None
     hours, minutes, seconds = (int(part or 0) for part in without_days.groups())
     return (hours * HOUR + minutes * MINUTE + seconds) or None
+
+
+def _graph_note(job: Job) -> tuple[str, ...]:
+    """Return what stands behind the memory of CUDA graphs; nothing where none is captured."""
+    if not job.techniques.cuda_graphs:
+        return ()
+    whole = " and NVIDIA warns of up to twice the memory" if FULL_ITERATION in job.techniques.cuda_graphs else ""
+    return (f"memory of CUDA graphs follows from Transformer Engine's source; no measured run stands behind it{whole}",)
 
 
 def host_link_notes(setting: Setting, job: Job, layout: Layout) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from llmlaunch.memory.activations import kept_by_layer, swapped_bytes
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job, candidate_ranks
 from llmlaunch.planner.plan import WhatIf
+from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import SOLVED_SHARE, Techniques
@@ -51,8 +52,6 @@ def with_solved_share(setting: Setting) -> Setting:
     share that the link carries while a layer computes, and that host memory holds (MEMO, Zhao et al. 2025, section
     4.2). What is recomputed besides makes a layer slower in its backward pass alone, so the share hardly depends on
     the layout, and a few rounds settle it."""
-    from llmlaunch.planner.search import search  # which builds settings, as this module does
-
     recipe = setting.recipe
     if recipe.techniques.swapped_share != SOLVED_SHARE:
         return setting

@@ -249,7 +249,7 @@ def _time(plan: Plan) -> list[str]:
         f"  {parts}",
         *(f"  {line}" for line in _time_evidence(plan)),
         *length_lines(plan),
-        *(f"What if: {what_if.sentence}" for what_if in plan.what_ifs),
+        *(f"What if {what_if.sentence}" for what_if in plan.what_ifs),
         *_faster(plan),
     ]
 
