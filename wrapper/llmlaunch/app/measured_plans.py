@@ -50,6 +50,9 @@ BESIDE_THE_JOB = frozenset(
 # Of a run's error that the other layouts of its job share: the regression of one layout's error on another's is 0.36 on
 # A100s (the public grid of Fujii et al.), 0.36 to 0.86 on NVIDIA's published B200, GB200 and GB300.
 NEIGHBOUR_SHARE = 0.5
+MOST_OWN = (
+    0.1  # of a logarithm that is a layout's own: what is more, a slow machine or kernel, all its neighbours share
+)
 NEWEST = 5  # attempts of a layout whose median counts: drivers and code change
 
 
@@ -161,8 +164,9 @@ def _job_factor(steps: Sequence[MeasuredStep], setting: Setting) -> float:
         nodes = step.layout.world_size // recipe.cluster.devices_per_node
         sized = setting.with_recipe(replace(recipe, nodes=nodes, techniques=step.techniques, training=training))
         predicted = float(step_time(sized.job, sized.cluster, LayoutColumns.of([step.layout])).total[0])
-        logarithms.append(math.log(step.step_seconds / predicted))
-    return math.exp(NEIGHBOUR_SHARE * sum(logarithms) / len(logarithms)) if logarithms else 1.0
+        off = math.log(step.step_seconds / predicted)
+        logarithms.append(math.copysign(max(NEIGHBOUR_SHARE * abs(off), abs(off) - MOST_OWN), off))
+    return math.exp(sum(logarithms) / len(logarithms)) if logarithms else 1.0
 
 
 def _same_unknown(then: Mapping[str, Sequence[str]] | None, now: Mapping[str, Sequence[str]] | None) -> bool:
