@@ -134,7 +134,8 @@ def split_columns(recipe: Recipe, splits: LayoutColumns) -> dict[str, IntColumn 
     """Return what habits may ask of a split, by name."""
     cluster, cuts = recipe.cluster, splits.partitions
     parts = splits.tensor * splits.pipeline * splits.context * splits.virtual_pipeline
-    empty = np.array([any(layers == 0 for layers in cut) for cut in cuts])
+    filled_ends = 1 if recipe.model.mtp_num_layers else 0  # the last stage has the layers that predict further tokens
+    empty = np.array([any(layers == 0 for layers in cut[: len(cut) - filled_ends]) for cut in cuts])
     unlike = np.array([len(set(cut[1:-1])) > 1 for cut in cuts])
     return {name: getattr(splits, name) for name in SPLIT_FIELDS} | {
         "tokens_of_a_context_rank": recipe.workload.sequence_length / splits.context,
