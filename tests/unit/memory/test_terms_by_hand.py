@@ -46,13 +46,17 @@ def test_one_gradient_stub_for_every_shape_of_weight_and_one_for_the_head() -> N
     assert last.terms["weight_gradient_stubs"] == layer + 2 * vocabulary * h
 
 
-def test_torch_that_recorded_streams_could_not_reuse_what_a_forward_pass_gathered() -> None:
-    gathered = 2 * 32 * 2 * 4096 * 4096  # twice a layer, in bf16
-    recorded, plain = (ranks(LLAMA3_8B, TENSOR, MegatronOptions(streams_recorded=on))[0] for on in (True, False))
+@pytest.mark.parametrize(("shape", "sequences"), [(LLAMA3_8B, 1), (MIXTRAL, 32)])
+def test_torch_that_recorded_streams_could_not_reuse_what_a_forward_pass_gathered(
+    shape: ModelShape, sequences: int
+) -> None:
+    gathered = 2 * 32 * 2 * 4096 * 4096 * sequences  # twice a layer, in bf16
+    split = replace(TENSOR, micro_batch_size=sequences)
+    recorded, plain = (ranks(shape, split, MegatronOptions(streams_recorded=on))[0] for on in (True, False))
     assert recorded.allocated_bytes == plain.allocated_bytes
     assert recorded.reserved_bytes - plain.reserved_bytes == gathered
-    alone = replace(TENSOR, tensor=1, sequence_parallel=0)
-    recorded, plain = (ranks(LLAMA3_8B, alone, MegatronOptions(streams_recorded=on))[0] for on in (True, False))
+    alone = replace(split, tensor=1, sequence_parallel=0)
+    recorded, plain = (ranks(shape, alone, MegatronOptions(streams_recorded=on))[0] for on in (True, False))
     assert recorded == plain, "without sequence parallelism nothing is gathered"
 
 
