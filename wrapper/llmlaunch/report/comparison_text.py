@@ -70,7 +70,7 @@ def _name(cell: Cell) -> str:
 
 
 def _days(days: float) -> str:
-    return f"{days:.3g}" if days < 10 else f"{days:,.1f}"
+    return f"{days:.2g}" if days < 0.1 else f"{days:.2f}" if days < 10 else f"{days:,.1f}"
 
 
 def _superlatives(result: Mapping[str, Any]) -> list[str]:
