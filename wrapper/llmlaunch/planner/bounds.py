@@ -14,12 +14,23 @@ from llmlaunch.backends.base import StepTechniques
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, LayoutColumns
 from llmlaunch.memory.states import least_state_bytes
+from llmlaunch.planner.preference import factor_of, least_split_prices, technique_prices
 from llmlaunch.planner.search_space import SPLIT_FIELDS, TechniqueSpace, recipe_with_techniques
 from llmlaunch.planner.setting import Setting
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
 from llmlaunch.timing.stages import stage_seconds, stages_in_balance
 
-__all__ = ["StepBounds", "by_cost", "least_seconds", "least_state_bytes_of", "passes_with", "scouts", "switch_sets"]
+__all__ = [
+    "LeastFactors",
+    "StepBounds",
+    "by_cost",
+    "least_seconds",
+    "least_state_bytes_of",
+    "passes_with",
+    "scouts",
+    "switch_sets",
+]
 
 PIECE = 8192  # layouts priced at a time, so that the columns of the formula stay in the processor's cache
 
@@ -75,6 +86,32 @@ def passes_with(
     layouts = splits.with_techniques(0, step.recompute, step.recompute_layers, step.offload_layers)
     job = setting.job_of(recipe_with_techniques(setting.recipe, step, space.state[0]))
     return pass_seconds(job, setting.cluster, layouts, in_balance=in_balance)
+
+
+class LeastFactors:
+    """By how much more candidates count in the ranking than their step time, at least: what their split and their
+    techniques cost by the preference."""
+
+    def __init__(self, recipe: Recipe, space: TechniqueSpace, splits: LayoutColumns) -> None:
+        zero = np.zeros((2, 1))
+        self._split, self._step, self._state = (
+            np.zeros((2, len(splits))),
+            [zero] * len(space.step),
+            [zero] * len(space.state),
+        )
+        if recipe.preference:
+            self._split = least_split_prices(recipe, splits)
+            self._step = [technique_prices([step]) for step in space.step]
+            self._state = [technique_prices([state]) for state in space.state]
+
+    def of_splits(self) -> FloatColumn:
+        """Return the factors of all splits with the plainest techniques."""
+        return factor_of(self._split)
+
+    def of(self, rows: IntColumn, step: int, state: int | None = None) -> FloatColumn:
+        """Return the factors of some splits with one set of step techniques, and with one of state techniques."""
+        parts = [self._split[:, rows], self._step[step]]
+        return factor_of(*parts, *([] if state is None else [self._state[state]]))
 
 
 class StepBounds:

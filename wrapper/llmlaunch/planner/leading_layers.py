@@ -41,9 +41,11 @@ class MixtureCapacities:
     beside: dict[int, IntColumn]
 
 
-def mixture_capacities(job: Job, layouts: LayoutColumns, limit_bytes: float) -> MixtureCapacities:
-    """Return the capacities of all ranks of layouts with one chunk to a rank, within `limit_bytes` of the device. More
-    layers never take less memory."""
+def mixture_capacities(
+    job: Job, layouts: LayoutColumns, limit_bytes: float, most_layers: IntColumn | None = None
+) -> MixtureCapacities:
+    """Return the capacities of all ranks of layouts with one chunk to a rank, within `limit_bytes` of the device, or no
+    more than `most_layers` of each layout. More layers never take less memory."""
     dense = leading_dense_layers(job)
     index = np.repeat(np.arange(len(layouts)), layouts.pipeline)
     rank = np.arange(len(index)) - (np.cumsum(layouts.pipeline) - layouts.pipeline)[index]
@@ -57,7 +59,10 @@ def mixture_capacities(job: Job, layouts: LayoutColumns, limit_bytes: float) -> 
         at = place[which]
         return rank_device_bytes(job, layouts, index[at], rank[at], beside[which], count - shift[which])
 
-    top = np.full(len(place), job.shape.num_layers - dense) + shift
+    top = np.full(len(layouts), job.shape.num_layers - dense)
+    if most_layers is not None:
+        top = np.clip(most_layers, 1, top)
+    top = top[index[place]] + shift
     most = most_that_fit(bytes_of, top, limit_bytes) - shift
     tables = [np.full((len(layouts), int(layouts.pipeline.max(initial=1))), -1) for _ in range(dense + 1)]
     for count, table in enumerate(tables):

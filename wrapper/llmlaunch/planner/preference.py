@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,18 @@ from llmlaunch.planner.points import Points
 from llmlaunch.planner.search_space import SPLIT_FIELDS
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["Habit", "habits", "preference_factor", "prices_at", "split_columns", "technique_columns", "within"]
+__all__ = [
+    "Habit",
+    "factor_of",
+    "habits",
+    "least_split_prices",
+    "preference_factor",
+    "prices_at",
+    "split_columns",
+    "technique_columns",
+    "technique_prices",
+    "within",
+]
 
 Columns = Mapping[str, Any]
 COMPARISONS: Mapping[str, Callable[[Any, float], Any]] = {
@@ -38,6 +49,7 @@ COMPARISONS: Mapping[str, Callable[[Any, float], Any]] = {
 }
 NO_STEP_TECHNIQUES = StepTechniques()
 SWITCHES = tuple(name for name in SWITCH_NAMES if name not in ("loss_tiles", "flex_backend"))  # they follow another
+PLAIN_CUT = ((), (1, 2))  # even stages, and uneven ones that differ at the ends alone
 POWERS_OF_TWO = ("tensor", "context", "expert", "micro_batch_size")
 
 
@@ -90,15 +102,29 @@ def preference_factor(recipe: Recipe, points: Points) -> FloatColumn:
     rows = points.rows
     if not recipe.preference:
         return np.ones(len(rows))
-    parts = (
-        (_prices(split_columns(recipe, points.splits), len(points.splits)), rows.split),
-        (_table([_technique_prices(step) for step in points.step_techniques]), rows.step_techniques),
-        (_table([_technique_prices(state) for state in points.state_techniques]), rows.state_techniques),
-    )
-    ordinary = sum(np.take(prices[0], index) for prices, index in parts)
-    own = sum(np.take(prices[1], index) for prices, index in parts)
+    split = _prices(split_columns(recipe, points.splits), len(points.splits))
+    step, state = technique_prices(points.step_techniques), technique_prices(points.state_techniques)
+    return factor_of(split[:, rows.split], step[:, rows.step_techniques], state[:, rows.state_techniques])
+
+
+def factor_of(*prices: FloatColumn) -> FloatColumn:
+    """Return the factor that follows from the prices of a layout's parts, each in two rows: of ordinary habits and of
+    those with a price of their own."""
+    ordinary, own = sum(prices, start=np.zeros((2, 1)))
     factor: FloatColumn = 1.0 + np.minimum(ordinary, within()) + own
     return factor
+
+
+def least_split_prices(recipe: Recipe, splits: LayoutColumns) -> FloatColumn:
+    """Return what each split costs at least by its habits, however uneven stages are cut, as `factor_of` takes it."""
+    return _prices(
+        split_columns(recipe, replace(splits, partition=1 * splits.uneven, partitions=PLAIN_CUT)), len(splits)
+    )
+
+
+def technique_prices(techniques: Sequence[StepTechniques] | Sequence[StateTechniques]) -> FloatColumn:
+    """Return what sets of techniques cost by their habits, one column each, as `factor_of` takes it."""
+    return np.concatenate([_technique_prices(each) for each in techniques], axis=1)
 
 
 def prices_at(recipe: Recipe, points: Points, index: int) -> list[tuple[Habit, float]]:
@@ -119,10 +145,6 @@ def _prices(columns: Columns, count: int) -> FloatColumn:
         if habit.concerns(columns):
             prices[int(habit.own_price)] += habit.prices(columns)
     return prices
-
-
-def _table(prices: Sequence[FloatColumn]) -> FloatColumn:
-    return np.concatenate(prices, axis=1)
 
 
 @cache

@@ -31,7 +31,7 @@ from llmlaunch.memory.grouped_pricing import (
 )
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.planner.bounds import StepBounds, by_cost, least_seconds, scouts
+from llmlaunch.planner.bounds import LeastFactors, StepBounds, by_cost, least_seconds, scouts
 from llmlaunch.planner.incumbents import Incumbents
 from llmlaunch.planner.legality import TechniqueLegality, technique_legality
 from llmlaunch.planner.points import NO_ROWS, Points, Rows, join_rows
@@ -179,6 +179,10 @@ class Offer:
         """Whether the model states alone leave the device memory within its limit (state techniques x splits)."""
         return np.less_equal(self.least_bytes, self.setting.limit.limit_bytes)
 
+    @cached_property
+    def factors(self) -> LeastFactors:
+        return LeastFactors(self.setting.recipe, self.space, self.splits)
+
     def allowed(self, step: int, states: Sequence[int], rows: IntColumn) -> BoolColumn:
         """Whether each of `rows` may be priced with each of `states` (states x rows)."""
         return np.array([self.legality.legal(step, state)[rows] & self.fits[state, rows] for state in states])
@@ -222,7 +226,7 @@ def price(offer: Offer, incumbents: Incumbents) -> Priced:
         offer = replace(offer, least_bytes=np.zeros_like(offer.least_bytes))
         blocks, spare = _price_rows(offer, np.arange(len(offer.splits)), range(len(steps)), incumbents)
     else:
-        least = least_seconds(offer.setting, space, offer.splits)
+        least = least_seconds(offer.setting, space, offer.splits) * offer.factors.of_splits()
         waiting, blocks, spare, at_once = offer.in_order(least, steps), [], 0, AT_ONCE
         if len(steps) * len(waiting) > SCOUTED:
             with incumbents.looking_ahead():
@@ -281,14 +285,15 @@ def _price_rows(offer: Offer, rows: IntColumn, steps: Sequence[int], incumbents:
             least = np.zeros(0)
             if not incumbents.whole:
                 least = bounds.least(space.step[i])
-                near &= incumbents.in_reach(least)
+                near &= incumbents.in_reach(least * offer.factors.of(rows, i))
             some = np.flatnonzero(near)
             if not len(some):
                 continue
             batch = _technique_batch(setting, space, (i, indices[0]), splits.take(some), rows[some], state_of[some])
             if not incumbents.whole:
                 bounds.add(space.step[i], some, batch.passes.total, least)
-            for block, unneeded in _blocks(batch, states, allowed[:, some], incumbents):
+            factors = [offer.factors.of(rows[some], i, index) for index in indices]
+            for block, unneeded in _blocks(batch, states, allowed[:, some], np.array(factors), incumbents):
                 safe = block.take(is_safe(setting, block.device_bytes, block.host_bytes))
                 incumbents.add(Points(offer.splits, space.step, space.state, safe))
                 blocks.append(block)
@@ -297,13 +302,17 @@ def _price_rows(offer: Offer, rows: IntColumn, steps: Sequence[int], incumbents:
 
 
 def _blocks(
-    batch: TechniqueBatch, states: Sequence[ModelStateBatch], allowed: BoolColumn, incumbents: Incumbents
+    batch: TechniqueBatch,
+    states: Sequence[ModelStateBatch],
+    allowed: BoolColumn,
+    factors: FloatColumn,
+    incumbents: Incumbents,
 ) -> Iterator[tuple[Rows, int]]:
-    """Yield for each of the `states` the rows of a batch that are allowed with it (states x rows) and within reach, and
-    how many layouts with a solved amount need none of it. Time comes first: it costs less than memory, and leaves
-    few."""
+    """Yield for each of the `states` the rows of a batch that are allowed with it (states x rows) and within reach by
+    their seconds times their `factors`, and how many layouts with a solved amount need none of it. Time comes first: it
+    costs less than memory, and leaves few."""
     seconds = np.array([batch.step_seconds(state.update) for state in states])
-    near = allowed & incumbents.in_reach(seconds)
+    near = allowed & incumbents.in_reach(seconds * factors)
     some = np.flatnonzero(near.any(axis=0))
     if not len(some):
         return

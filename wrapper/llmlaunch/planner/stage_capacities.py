@@ -17,9 +17,10 @@ PIECE = 8192  # ranks priced at a time, so that the columns of the formula stay 
 CHORDS = 3  # interpolations before plain bisection: bytes are nearly affine in the layers
 
 
-def capacities(job: Job, layouts: LayoutColumns, limit_bytes: float) -> IntColumn:
+def capacities(job: Job, layouts: LayoutColumns, limit_bytes: float, most_layers: IntColumn | None = None) -> IntColumn:
     """Return the most layers each rank of every layout can hold within `limit_bytes` of device memory, if the other
-    ranks hold at least one each (rows x most ranks; 0 where a rank cannot hold one, and past a layout's last rank).
+    ranks hold at least one each (rows x most ranks; 0 where a rank cannot hold one, and past a layout's last rank); no
+    more than `most_layers` of each layout are looked for.
 
     This is for equal layers, one model chunk a rank, all of them trained. More layers never take less memory, so the
     answer is found between a count that fits and one that does not; both are priced, nothing is extrapolated.
@@ -32,6 +33,8 @@ def capacities(job: Job, layouts: LayoutColumns, limit_bytes: float) -> IntColum
     index = np.repeat(np.arange(len(layouts)), layouts.pipeline)
     rank = np.arange(len(index)) - (np.cumsum(layouts.pipeline) - layouts.pipeline)[index]
     top = job.shape.num_layers - layouts.pipeline[index] + 1
+    if most_layers is not None:
+        top = np.clip(most_layers[index], 1, top)
     mixture = job.shape.moe is not None and bool(job.shape.moe.layer_pattern[0])
 
     def bytes_of(cells: IntColumn, count: IntColumn) -> FloatColumn:

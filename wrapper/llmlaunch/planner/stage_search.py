@@ -42,16 +42,21 @@ def balanced(job: Job, layouts: LayoutColumns, costs: Costs) -> LayoutColumns:
 
 
 def balanced_within(
-    job: Job, layouts: LayoutColumns, costs: Costs, limit_bytes: float
+    job: Job, layouts: LayoutColumns, costs: Costs, limit_bytes: float, slowest_seconds: FloatColumn | None = None
 ) -> tuple[IntColumn, LayoutColumns]:
     """Return row numbers, and those layouts with the layers by stage that balance best while every rank stays within
-    the limit. Rows without such stages are left out, and so are those with several chunks to a rank, whose memory is
+    the limit. Stages that take longer than `slowest_seconds` are not needed. Rows without such stages are left out, and
+    so are those with several chunks to a rank, whose memory is
     judged afterwards."""
     rows = np.flatnonzero(layouts.virtual_pipeline == 1)
     chosen, cost = layouts.take(rows), costs.take(rows)
     if not len(rows):
         return rows, chosen
-    splits = _one_chunk(job, chosen, cost, limit_bytes)
+    most = np.full(len(rows), job.shape.num_layers)
+    if slowest_seconds is not None:
+        layer = np.where(cost.mixture > 0, cost.mixture, cost.dense)
+        most = np.minimum(np.ceil(slowest_seconds[rows] / layer), most).astype(np.int64)
+    splits = _one_chunk(job, chosen, cost, limit_bytes, most)
     solved = np.flatnonzero([len(split) > 0 for split in splits])
     return rows[solved], _with_splits(chosen.take(solved), [splits[row] for row in solved])
 
@@ -68,16 +73,23 @@ def _by_shape(job: Job, layouts: LayoutColumns, costs: Costs) -> Iterator[tuple[
         yield rows, _interleaved(job, int(p[rows[0]]), int(v[rows[0]]), costs.take(rows))
 
 
-def _one_chunk(job: Job, layouts: LayoutColumns, costs: Costs, limit_bytes: float | None = None) -> list[Split]:
-    """Return the layers of each rank, within the limit where there is one; empty where there is no such split."""
+def _one_chunk(
+    job: Job,
+    layouts: LayoutColumns,
+    costs: Costs,
+    limit_bytes: float | None = None,
+    most_layers: IntColumn | None = None,
+) -> list[Split]:
+    """Return the layers of each rank, within the limit where there is one; empty where there is no such split, or where
+    a rank needs more than `most_layers` of the last layer's kind."""
     pipeline, dense = layouts.pipeline, leading_dense_layers(job)
     if job.stages_alike:
         layer, layers = costs.mixture if job.shape.moe is not None else costs.dense, job.shape.num_layers
         most = np.full((len(layouts), int(pipeline.max(initial=1))), layers)
-        most = most if limit_bytes is None else capacities(job, layouts, limit_bytes)
+        most = most if limit_bytes is None else capacities(job, layouts, limit_bytes, most_layers)
         return _splits(balance_alike(layer, costs.first, costs.last, pipeline, layers, most)[0])
     if dense:
-        held = None if limit_bytes is None else mixture_capacities(job, layouts, limit_bytes)
+        held = None if limit_bytes is None else mixture_capacities(job, layouts, limit_bytes, most_layers)
         return _splits(balance_leading(costs, pipeline, (dense, job.shape.num_layers - dense), held)[0])
     return [_of_any_kinds(job, layouts.take(np.array([row])), costs, row, limit_bytes) for row in range(len(layouts))]
 

@@ -58,13 +58,13 @@ class UnevenLayouts:
 
 @dataclass(frozen=True)
 class Unsafe:
-    """Splits in their best balance that are not safe, with the state techniques at `state`: another cut may be. `rows`
-    are None where one rank was enough to know."""
+    """Splits in their best balance that are not safe, with the state techniques at `state`: another cut may be, which
+    the ranking counts `least_keys` seconds at least. `rows` are None where one rank was enough to know."""
 
     batch: Batch
     state: int
     splits: LayoutColumns
-    seconds: FloatColumn
+    least_keys: FloatColumn
     rows: Rows | None = None
 
 
@@ -76,7 +76,7 @@ def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
     """
     result, space = UnevenLayouts(), offer.space
     steps = [i for i in by_cost(space) if space.step[i].solved is None]
-    least = least_seconds(offer.setting, space, offer.splits)
+    least = least_seconds(offer.setting, space, offer.splits) * offer.factors.of_splits()
     waiting, at_once = offer.in_order(least, steps), 4 * AT_ONCE
     waiting = waiting[incumbents.in_reach(least[waiting])]
     if len(waiting) * len(steps) > MANY:
@@ -86,6 +86,7 @@ def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
             _price_splits(offer, waiting[roomiest], scouts(space, SCOUTS), incumbents, result, False)
             waiting = waiting[:0]
     while len(waiting := waiting[incumbents.in_reach(least[waiting])]):
+        at_once = len(waiting) if len(waiting) < 2 * at_once else at_once  # a few left are not worth another round
         now, waiting, at_once = waiting[:at_once], waiting[at_once:], 4 * at_once
         _price_splits(offer, now, steps, incumbents, result, not incumbents.none)
     allowed, overfull = offer.counts(steps)
@@ -117,15 +118,16 @@ def _price_splits(
     for indices in group_equal(setting, space):
         for i in steps:
             allowed, least = offer.allowed(i, indices, rows), bounds.least(space.step[i])
-            some = np.flatnonzero(allowed.any(axis=0) & incumbents.in_reach(least))
+            some = np.flatnonzero(allowed.any(axis=0) & incumbents.in_reach(least * offer.factors.of(rows, i)))
             if len(some):
+                factors = np.array([offer.factors.of(rows[some], i, index) for index in indices])
                 batch = Batch(offer, incumbents, result, i, indices)
-                seconds, more = batch.price(splits.take(some), allowed[:, some], whole[some])
+                seconds, more = batch.price(splits.take(some), allowed[:, some], factors, whole[some])
                 bounds.add(space.step[i], some, seconds, least)
                 unsafe += more
-    for rest in sorted(unsafe, key=lambda rest: float(rest.seconds.min(initial=np.inf))):
-        near = np.flatnonzero(incumbents.in_reach(rest.seconds))
-        lost = np.ones(len(rest.seconds), dtype=np.bool_)
+    for rest in sorted(unsafe, key=lambda rest: float(rest.least_keys.min(initial=np.inf))):
+        near = np.flatnonzero(incumbents.in_reach(rest.least_keys))
+        lost = np.ones(len(rest.least_keys), dtype=np.bool_)
         if len(near):
             lost[near[rest.batch.add_fitting(rest.splits.take(near), rest.state)]] = False
         if rest.rows is None:
@@ -154,11 +156,13 @@ class Batch:
     step: int
     states: Sequence[int]
 
-    def price(self, splits: LayoutColumns, allowed: BoolColumn, whole: BoolColumn) -> tuple[FloatColumn, list[Unsafe]]:
+    def price(
+        self, splits: LayoutColumns, allowed: BoolColumn, factors: FloatColumn, whole: BoolColumn
+    ) -> tuple[FloatColumn, list[Unsafe]]:
         """Price the splits in their best balance, for each of the state techniques that are `allowed` (state techniques
-        x splits). Return the seconds of their passes, 0 where the best balance is even, and what may be safe if it is
-        cut otherwise. Time comes first: it costs less than the memory of all ranks, and so does that of one rank, where
-        splits need not be priced `whole`."""
+        x splits), whose `factors` the ranking counts at least. Return the seconds of their passes, 0 where the best
+        balance is even, and what may be safe if it is cut otherwise. Time comes first: it costs less than the memory of
+        all ranks, and so does that of one rank, where splits need not be priced `whole`."""
         setting, space = self.offer.setting, self.offer.space
         recipe, layouts = apply_techniques(setting.recipe, space, (self.step, self.states[0]), splits)
         job = setting.job_of(recipe)
@@ -167,14 +171,21 @@ class Batch:
         passes = pass_seconds(job, setting.cluster, cut.take(uneven))
         least = np.zeros(len(splits))
         least[uneven] = passes.total
-        soon = self.incumbents.in_reach(passes.total)
+        soon = self.incumbents.in_reach(passes.total * factors[:, uneven].min(axis=0))
         if not np.any(soon):
             return least, []
         uneven = uneven[soon]
-        return least, list(self._price_cuts(cut.take(uneven), passes.take(soon), allowed[:, uneven], whole[uneven]))
+        return least, list(
+            self._price_cuts(cut.take(uneven), passes.take(soon), allowed[:, uneven], factors[:, uneven], whole[uneven])
+        )
 
     def _price_cuts(
-        self, splits: LayoutColumns, passes: PassSeconds, allowed: BoolColumn, whole: BoolColumn
+        self,
+        splits: LayoutColumns,
+        passes: PassSeconds,
+        allowed: BoolColumn,
+        factors: FloatColumn,
+        whole: BoolColumn,
     ) -> Iterator[Unsafe]:
         """Add the splits that are safe; yield those that may be if they are cut otherwise."""
         setting, space = self.offer.setting, self.offer.space
@@ -182,7 +193,8 @@ class Batch:
         batch = batch.with_passes(passes)
         updates = [state_update(setting, space, index, distinct) for index in self.states]
         seconds = np.array([batch.step_seconds(update) for update in updates])
-        near = allowed & self.incumbents.in_reach(seconds)
+        keys = seconds * factors
+        near = allowed & self.incumbents.in_reach(keys)
         full = near & ~whole
         if np.any(full):
             full &= self._bytes_of_a_rank(splits) > setting.limit.most_bytes
@@ -194,10 +206,10 @@ class Batch:
                 rows = batch.take(some).priced_with(states, seconds[place, some])
                 again = ~is_safe(setting, rows.device_bytes, rows.host_bytes) & single[some]
                 self._add(cut.take(~again), rows.take(~again))
-                yield Unsafe(self, index, cut.take(again), rows.step_seconds[again], rows.take(again))
+                yield Unsafe(self, index, cut.take(again), keys[place, some[again]], rows.take(again))
             self.result.overfull += int(np.count_nonzero(full[place] & ~single))
             again = full[place] & single
-            yield Unsafe(self, index, splits.take(again), seconds[place, again])
+            yield Unsafe(self, index, splits.take(again), keys[place, again])
 
     def _bytes_of_a_rank(self, splits: LayoutColumns) -> FloatColumn:
         """Return the bytes of one rank of each split, with each of the state techniques (states x splits): the rank
@@ -221,7 +233,8 @@ class Batch:
         recipe, layouts = apply_techniques(setting.recipe, space, (self.step, state), splits)
         job = setting.job_of(recipe)
         costs = costs_of(job, setting.cluster, layouts)
-        fitting, cut = balanced_within(job, layouts, costs, setting.limit.limit_bytes)
+        slowest = self.incumbents.key_to_beat / np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1)
+        fitting, cut = balanced_within(job, layouts, costs, setting.limit.limit_bytes, slowest)
         if len(fitting):
             batch, distinct = self._technique_batch(cut, state)
             self._add(cut, batch.priced_with(state_batch(setting, space, state, distinct)))
