@@ -46,9 +46,9 @@ def test_rings_carry_gradients_and_parameters_of_every_stage() -> None:
 
 def test_experts_have_rings_and_exchanges_of_their_own() -> None:
     recipe = recipe_of("mixtral-8x7b")
-    layout = Layout(data=32, expert=8, zero_stage=1)
-    sent = volumes(recipe, layout)
-    assert sum(sent.expert_data) > 0 < sent.expert
+    sent = volumes(recipe, Layout(data=32, expert=8, zero_stage=1))
+    assert sum(sent.expert_data) > 0 == sent.expert
+    assert volumes(recipe, Layout(tensor=2, data=16, expert=8, expert_tensor=2, zero_stage=1)).expert > 0
     assert volumes(recipe_of("llama3-70b"), Layout(tensor=8, data=64)).expert == 0
 
 
@@ -133,6 +133,17 @@ def test_what_placement_counts_between_nodes_is_part_of_the_step(name: str) -> N
         (between, step), (slower_between, slower_step) = pairs[0.002], pairs[0.001]
         share = (slower_between - between) / (slower_step - step)
         assert 0.8 < share < 1.001, layout.describe()  # the rest: exchanges of the bubble, an interleaved round trip
+
+
+@pytest.mark.parametrize("dispatcher", ["alltoall", "flex"])
+def test_an_exchange_is_counted_as_its_dispatcher_sends(dispatcher: str) -> None:
+    recipe = recipe_of("qwen3-30b-a3b", "nodes=4")
+    recipe = replace(recipe, techniques=replace(recipe.techniques, token_dispatcher=dispatcher))
+    layout = Layout(data=32, expert=32, zero_stage=1)
+    pairs = [between_and_step(recipe, layout, factor) for factor in (1.0, 0.002, 0.001)]
+    assert all(between <= step for between, step in pairs)
+    share = (pairs[2][0] - pairs[1][0]) / (pairs[2][1] - pairs[1][1])
+    assert 0.8 < share < 1.001
 
 
 def test_a_ring_has_as_many_adapters_as_in_the_step_time() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.cluster.matrix import slurm_order
+from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks
@@ -18,6 +19,8 @@ from llmlaunch.placement.traffic import Sizes, Volumes, inverse, traffic
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.correction import corrected_cluster
+from llmlaunch.timing.exchange import bytes_leaving_domain
+from llmlaunch.timing.products import split_of
 from llmlaunch.timing.step import step_time, travelling_bytes
 
 __all__ = ["ExpectedPlacement", "expected_placement", "layout_sizes", "step_volumes"]
@@ -85,18 +88,20 @@ def step_volumes(recipe: Recipe, layout: Layout, facts: MemoryFacts) -> Volumes:
         pipeline=boundary * -(-microbatches // layout.pipeline),
         data=tuple(each * (group - 1) / group * count for count in dense),
         expert_data=tuple(each * (expert_group - 1) / expert_group * count for count in expert),
-        expert=_exchanged(job, layout, microbatches, tokens),
+        expert=_exchanged(job, recipe.cluster, layout, microbatches),
     )
 
 
-def _exchanged(job: Job, layout: Layout, microbatches: int, tokens: float) -> float:
-    """Return the bytes a device sends to each rank of its expert group: dispatch and combine, forward and backward."""
-    moe = job.shape.moe
-    if moe is None:
+def _exchanged(job: Job, cluster: Cluster, layout: Layout, microbatches: int) -> float:
+    """Return the bytes a device sends to each rank on other nodes of its expert group: dispatch and combine, forward
+    and backward, as far as they leave it."""
+    devices = layout.expert * layout.expert_tensor
+    away = devices - min(devices, cluster.devices_per_node)
+    if job.shape.moe is None or not away:
         return 0.0
-    mixtures = sum(moe.layer_pattern) / layout.pipeline
-    token = job.facts.activation_bytes * job.shape.hidden_size
-    return 4.0 * mixtures * microbatches * token * tokens / layout.tensor * moe.topk / layout.expert
+    mixtures = sum(job.shape.moe.layer_pattern) / layout.pipeline
+    leaving = float(bytes_leaving_domain(job, cluster, split_of(job, LayoutColumns.of([layout])))[0])
+    return 4.0 * mixtures * microbatches * leaving * layout.expert_tensor / away
 
 
 def _trained(job: Job, layout: Layout) -> tuple[list[float], list[float]]:

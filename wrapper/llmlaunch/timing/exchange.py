@@ -19,6 +19,7 @@ from llmlaunch.timing.products import DevicePace, SplitColumns, Work
 __all__ = [
     "TensorPasses",
     "beside_another_microbatch",
+    "bytes_leaving_domain",
     "context_ring",
     "distinct_parts",
     "expert_exchange",
@@ -138,6 +139,23 @@ def expert_exchange(job: Job, cluster: Cluster, at: SplitColumns) -> Work:
         if np.any(at.layouts.expert_tensor > 1):
             once = once + 2.0 * ring(links(cluster, etp, unit), etp, copies * etp)
     return Work(once, once)
+
+
+def bytes_leaving_domain(job: Job, cluster: Cluster, at: SplitColumns) -> FloatColumn:
+    """Return the bytes that a device sends out of its NVLink domain to bring a micro-batch's tokens to their experts
+    once; to bring them back takes as many."""
+    moe = job.shape.moe
+    assert moe is not None
+    mine = (job.facts.activation_bytes * job.shape.hidden_size) * at.share
+    devices = (at.layouts.expert * at.layouts.expert_tensor).astype(np.float64)
+    together = in_domain(cluster, devices, np.ones(len(at)))
+    if job.techniques.token_dispatcher == "allgather":  # a ring, whose members in a domain share what leaves it
+        return np.asarray(np.where(devices > together, mine * (devices - 1.0) / together, 0.0))
+    copies: float | FloatColumn = moe.topk
+    if job.techniques.token_dispatcher == "flex":
+        domain = max(cluster.nvlink_domain_devices, cluster.devices_per_node)
+        copies = _reach(moe, domain, int(devices.max(initial=1.0)))[1][devices.astype(np.int64)]
+    return np.asarray(copies * (1.0 - together / devices) * mine)
 
 
 def _sent_once(
