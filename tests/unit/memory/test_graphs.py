@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from shapes import ALTERNATING, LLAMA3_8B, MEGATRON, MIXTRAL, job_of, ranks
 
-from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.graphs import captured_activations
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.moments import transient_terms
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
-from llmlaunch.memory.workspace import layer_backward
+from llmlaunch.memory.workspace import layer_backward, recomputed_layer
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
 
@@ -126,3 +126,14 @@ def test_layers_of_both_kinds_have_their_own_kernels_and_tensors() -> None:
     assert step == pytest.approx(kernels + 2 * 2 * 4096 * 2048 + temporary + captured)
     whole = moment_bytes(layout, "layer", shape=MIXTRAL)[0] - moment_bytes(layout, "layer", shape=SHALLOW)[0]
     assert whole == 16 * (60 * NODE_BYTES + 2 * 4096 * 4096)
+
+
+def test_what_a_layer_recomputes_lies_in_its_pool() -> None:
+    stage = replace(STAGES, recompute=RECOMPUTE_SELECTIVE)
+    graphed = Techniques(cuda_graphs=("layer",), recompute_modules=("mlp",))
+    job = job_of(LLAMA3_8B, stage, MEGATRON, graphed)
+    rows = all_ranks(job, LayoutColumns.of([stage]), np.array([8]))
+    loss, _, layer, _ = (moment["cuda_graphs"] for moment in transient_terms(job, rows).moments)
+    temporary = layer_backward(job, rows) + recomputed_layer(job, rows)
+    assert np.abs(loss - layer - temporary)[1:].max() <= 1
+    assert recomputed_layer(job, rows).min() > 0

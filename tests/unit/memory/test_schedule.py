@@ -15,6 +15,7 @@ from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import ModelShape, MoeShape
+from llmlaunch.techniques import Techniques
 from llmlaunch.workload import Workload
 
 Layers = TypeVar("Layers", int, float)  # or their weights
@@ -149,3 +150,15 @@ def test_chunks_of_these_kinds_keep_the_most_bytes_whichever_is_heavier(pattern:
         group, microbatches = layout.pipeline, int(rows.microbatches[row])
         most = most_layers_alive(weights, layout.pipeline, int(rank), microbatches, group)
         assert alive.dense[row] * dense + alive.mixture[row] * mixture == pytest.approx(most)
+
+
+@pytest.mark.parametrize("switch", ["overlap_expert_communication", "delay_weight_gradients"])
+def test_one_micro_batch_or_chunk_more_is_under_way_where_tokens_of_two_travel(switch: str) -> None:
+    for layout, plain in (
+        (Layout(pipeline=4), [4, 3, 2, 1]),
+        (Layout(pipeline=4, virtual_pipeline=2), [5.5, 4.5, 3.5, 2.5]),
+    ):
+        job = Job(LLAMA3_8B, Workload(4096, 16), MEGATRON, techniques=Techniques(**{switch: True}))
+        rows = all_ranks(job, LayoutColumns.of([layout]))
+        more = 1 / layout.virtual_pipeline
+        assert in_flight(job, rows).depth.tolist() == [depth + more for depth in plain]
