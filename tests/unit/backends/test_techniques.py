@@ -178,7 +178,7 @@ def test_the_exchange_of_experts_may_be_hidden_without_delaying_gradients() -> N
     assert words_of(both, EXCHANGING).count("--overlap-moe-expert-parallel-comm") == 1
     plain, hidden = priced(EXCHANGING, recipe_of(MIXTURE)), priced(EXCHANGING, recipe_of(MIXTURE, HIDDEN))
     assert hidden[0] < plain[0]
-    assert hidden[1] == plain[1]
+    assert hidden[1] > plain[1]  # one more micro-batch is under way
 
 
 def test_all_to_all_attention_takes_more_memory() -> None:
