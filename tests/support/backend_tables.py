@@ -29,6 +29,7 @@ from llmlaunch.cluster.load import accelerator_table, profile_names
 from llmlaunch.command_lines.megatron_rendered import ADDED
 from llmlaunch.layout import Rule
 from llmlaunch.planner.preference import habits
+from llmlaunch.techniques import BIT_EQUAL, CHANGES_ROUNDING
 from llmlaunch.units import GIB
 from support.megatron_disagreements import DISAGREEMENTS, layer_of
 from support.megatron_flag_keys import flag_key_table
@@ -74,6 +75,7 @@ def tables() -> list[tuple[str, str]]:
         ("backends.md", _rules_table(training_arguments.CHECKPOINT_REQUIREMENTS, layer_of)),
         ("sites.md", _accelerators_table()),
         ("planning.md", _habits_table()),
+        ("planning.md", _rounding_table()),
         ("megatron-command-lines.md", _table(["added", "why"], [[f"`{dest}`", why] for dest, why in ADDED.items()])),
         ("megatron-command-lines.md", flag_key_table()),
         ("own-arguments.md", _flags_table("flags of Megatron-LM", FLAG_CLASSES, _megatron_flag)),
@@ -198,6 +200,12 @@ def _habits_table() -> str:
         source = f" ({habit.source})" if habit.source else ""
         rows.append([habit.name, f"{100 * habit.price:g}{each}{own}", f"{habit.reason}{source}"])
     return _table(["against", "price, % of a step", "why"], rows)
+
+
+def _rounding_table() -> str:
+    rows = [[f"`{name}`", "yes", reason] for name, reason in BIT_EQUAL.items()]
+    rows += [[f"`{name}`", "no", reason] for name, reason in CHANGES_ROUNDING.items()]
+    return _table(["technique", "bit-equal", "because"], rows)
 
 
 def write_tables() -> None:

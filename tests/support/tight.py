@@ -17,7 +17,8 @@ __all__ = ["ONE_LAYOUT", "RECIPE", "RiskBySize", "hand_made_limit", "judge_by", 
 
 RECIPE = "llama2-7b-deepspeed"
 ONE_LAYOUT = (  # all that is left of the recipe's search
-    "layout={tensor: 1, context: 1, zero_stage: 1, micro_batch_size: 1, recompute: none, offload_optimizer: 0}"
+    "layout={techniques: asked, tensor: 1, context: 1, zero_stage: 1, micro_batch_size: 1, recompute: none, "
+    "offload_optimizer: 0}"
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llmlaunch.backends.base import SWITCH_NAMES
 from llmlaunch.planner.judge import judge_layouts as judged_alone
 from llmlaunch.planner.neighbours import Neighbour, neighbours
 from llmlaunch.planner.plan import Candidate, as_planned
@@ -44,7 +45,7 @@ def test_one_choice_differs_data_takes_up_the_change_and_the_world_size_stays(na
         assert neighbour.before != neighbour.after
         differ = {key for key in there if there[key] != here[key]} - {"data", "layers_by_stage"}
         if neighbour.name in SPLIT_FIELDS:
-            assert differ == {neighbour.name} | set(neighbour.along)
+            assert differ == {neighbour.name} | set(neighbour.along) - set(SWITCH_NAMES)
         else:
             assert differ <= {"zero_stage", "recompute", "recompute_layers", "offload_layers"}
 
@@ -59,8 +60,11 @@ def test_a_neighbour_in_size_costs_and_fails_as_a_search_pinned_to_it_says(name:
         pins: dict[str, Any] = {n: v for n, v in layout.as_json().items() if n not in AMOUNTS}
         pins["offload_layers"] = layout.offload_layers
         pins |= {"recompute_layers": layout.recompute_layers} if layout.recompute_layers else {}
-        fixed = ("recompute_modules", "recompute_method", "gradient_dtype", *OFFLOADS)
-        result = search(setting.with_recipe(replace(setting.recipe, pins=pins, fixed=fixed)), whole=True)
+        fixed = ("recompute_modules", "recompute_method", "gradient_dtype", *OFFLOADS, *SWITCH_NAMES)
+        switches: dict[str, Any] = {n: v for n, v in neighbour.along.items() if n in SWITCH_NAMES}
+        techniques = replace(setting.recipe.techniques, **switches)
+        recipe = replace(setting.recipe, pins=pins, fixed=fixed, techniques=techniques)
+        result = search(setting.with_recipe(recipe), whole=True)
         assert result.searched == 1
         if not neighbour.verdict.legal:
             assert neighbour.verdict.refusal is not None
@@ -87,7 +91,7 @@ def test_a_neighbour_in_words_is_the_best_of_the_layouts_that_differ_in_that_cho
 
 
 def test_the_next_value_down_and_up_is_asked_about() -> None:
-    _, chosen, near = chosen_and_near("llama3-70b")
+    _, chosen, near = chosen_and_near("llama3-70b", "layout.techniques=asked")
     values: dict[str, list[object]] = {}
     for neighbour in near:
         values.setdefault(neighbour.name, []).append(neighbour.after)
@@ -102,7 +106,7 @@ def test_sequence_parallelism_goes_with_tensor_parallelism_instead_of_refusing_t
     _, chosen, near = chosen_and_near("llama3-8b", "layout={tensor: 2, sequence_parallel: true, micro_batch_size: 1}")
     assert chosen.layout.sequence_parallel
     alone = next(neighbour for neighbour in near if neighbour.name == "tensor" and neighbour.after == 1)
-    assert alone.along == {"sequence_parallel": False}
+    assert alone.along == {"sequence_parallel": False, "tp_comm_overlap": False}
     assert alone.verdict.legal
 
 

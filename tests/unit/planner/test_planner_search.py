@@ -240,14 +240,14 @@ def test_a_zero_stage_the_backend_has_not_is_refused_in_one_sentence() -> None:
 
 def test_full_recompute_that_is_pinned_is_of_every_layer() -> None:
     result = searched("layout={recompute: full}")
-    assert [(step.recompute_method, step.solved) for step in result.points.step_techniques] == [("uniform", None)]
+    assert {(step.recompute_method, step.solved) for step in result.points.step_techniques} == {("uniform", None)}
     some = searched("layout={recompute: [none, full]}")
     assert "recompute_layers" in {step.solved for step in some.points.step_techniques}
 
 
 def test_words_nobody_left_open_stay_as_they_are() -> None:
     kept = searched("layout={offload_optimizer: 0, offload_modules: [], offload_layers: 0, recompute: none}")
-    assert [(step.recompute, step.solved) for step in kept.points.step_techniques] == [(0, None)]
+    assert {(step.recompute, step.solved) for step in kept.points.step_techniques} == {(0, None)}
     assert {state.offload_optimizer for state in kept.points.state_techniques} == {0.0}
 
 

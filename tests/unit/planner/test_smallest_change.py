@@ -112,7 +112,7 @@ def test_of_several_single_changes_the_least_far_is_named_with_the_pin_as_it_was
 
 
 def test_a_pin_is_named_as_the_recipe_writes_it() -> None:
-    overrides = "layout={recompute: none, tensor: 1, distributed_optimizer: false, preference: off}"
+    overrides = "layout={recompute: none, tensor: 4, pipeline: 4, distributed_optimizer: false, preference: off}"
     change = smallest_change(gallery_setting("llama3-70b", overrides))
     assert change is not None
     assert change.sentence() == "set layout.distributed_optimizer: true (from false)"
@@ -129,16 +129,19 @@ def test_what_belonged_to_the_pinned_recompute_goes_with_it() -> None:
     assert make_plan(setting_for(change.recipe)).safe
 
 
-def test_where_no_layout_change_does_a_technique_is_added_and_the_recipe_so_changed_is_safe() -> None:
+def test_where_no_layout_change_does_the_search_gets_its_techniques_back_and_the_recipe_so_changed_is_safe() -> None:
     wide = "model={base: llama2-7b, vocab_size: 256000}"
     # a length that Ulysses cannot split
-    overrides = ("training.sequence_length=32767", "cluster=a100-40gb-x8", "nodes=1", wide)
+    narrow = ("training.sequence_length=32767", "cluster=a100-40gb-x8", "nodes=1", wide)
+    overrides = (*narrow, "layout.techniques=asked")
     here = gallery_setting("llama2-7b-deepspeed", *overrides)
     assert not np.any(search(here).safe)
     change = smallest_change(here)
     assert change is not None
-    assert change.sentence() == "add layout.loss: tiled"
-    assert plan_of("llama2-7b-deepspeed", *overrides, *overrides_of(dict(change.settings))).layout == change.layout
+    assert change.sentence() == "remove layout.techniques"
+    plan = plan_of("llama2-7b-deepspeed", *overrides, *overrides_of(dict(change.settings)))
+    assert plan.layout == change.layout
+    assert plan.chosen.techniques.loss == "tiled"
 
 
 def test_a_word_of_the_recipe_that_stands_in_the_way_is_set_to_what_would_be_chosen() -> None:

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from llmlaunch.backends.megatron.sharding import STRATEGIES
 from llmlaunch.command_lines.megatron_namespace import STAGES, Namespace
+from llmlaunch.recipe.layout_keys import ASKED_ONLY
 from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER, GraphScope, OffloadModule, RecomputeModule
 
 __all__ = ["read_layout"]
@@ -32,7 +33,7 @@ SHARDING_STAGES = {strategy: stage for stage, strategy in STRATEGIES.items()}
 
 def read_layout(space: Namespace) -> dict[str, Any]:
     """Return the mapping `layout:`."""
-    layout: dict[str, Any] = {key: space.get(dest) or 1 for dest, key in SIZES.items()}
+    layout: dict[str, Any] = {"techniques": ASKED_ONLY} | {key: space.get(dest) or 1 for dest, key in SIZES.items()}
     if space.get("num_experts"):
         layout |= {key: space.get(dest) or 1 for dest, key in OF_EXPERTS.items()}
     if space.get("micro_batch_size"):

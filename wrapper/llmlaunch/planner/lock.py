@@ -23,13 +23,13 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_FULL, RECOMPUTE_NAMES, Layout
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.planner.plan import Candidate, Plan
-from llmlaunch.planner.search_space import as_ints
+from llmlaunch.planner.search_space import as_ints, excluded_techniques
 from llmlaunch.recipe.digest import recipe_digest
-from llmlaunch.recipe.layout_keys import BIT_EQUAL_ONLY, CHOOSABLE, OF_FIRST_DIGESTS
+from llmlaunch.recipe.layout_keys import CHOOSABLE, RECOMPUTE_AND_OFFLOAD
 from llmlaunch.recipe.training import AUTO_INTERVAL
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.rundir.values import counted, to_type
-from llmlaunch.techniques import CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 
 __all__ = ["PlanLock", "keeping_to", "lock_of", "lock_of_run", "lock_text", "read_lock"]
 
@@ -174,7 +174,10 @@ def keeping_to(recipe: Recipe, lock: PlanLock, path: Path) -> Recipe:
     if recipe.nodes == AUTO_NODES:
         sized = replace(recipe, nodes=lock.job.nodes)
         sized = replace(sized, digest=recipe_digest(sized))  # as if that number were written
-    differences = [*_other_job(sized, lock.job), *_other_pins(recipe, chosen, (*OF_FIRST_DIGESTS, *lock.techniques))]
+    differences = [
+        *_other_job(sized, lock.job),
+        *_other_pins(recipe, chosen, (*RECOMPUTE_AND_OFFLOAD, *lock.techniques)),
+    ]
     if differences:
         raise UserError(
             f"{path}: keeps a plan of another job: {'; '.join(differences)}. To plan anew and keep that: "
@@ -213,10 +216,9 @@ def _other_pins(recipe: Recipe, chosen: Candidate, locked: Collection[str]) -> I
     for name in recipe.fixed:
         if name in locked and getattr(recipe.techniques, name) != getattr(chosen.techniques, name):
             yield f"layout.{name} was {getattr(chosen.techniques, name)} and is {getattr(recipe.techniques, name)}"
-    if recipe.technique_limit == BIT_EQUAL_ONLY:
-        for name in CHANGES_ROUNDING:
-            if name not in recipe.fixed and getattr(chosen.techniques, name) != getattr(NO_TECHNIQUES, name):
-                yield f"layout.techniques is bit-equal, and {name} was {getattr(chosen.techniques, name)}"
+    for name in excluded_techniques(recipe):
+        if getattr(chosen.techniques, name) != getattr(NO_TECHNIQUES, name):
+            yield f"layout.techniques is {recipe.technique_limit}, and {name} was {getattr(chosen.techniques, name)}"
     if "gradient_dtype" in recipe.fixed and recipe.training.gradient_dtype not in (None, chosen.gradient_dtype):
         yield f"training.gradient_dtype was {chosen.gradient_dtype} and is {recipe.training.gradient_dtype}"
 
@@ -235,14 +237,14 @@ def _choices(techniques: Techniques) -> dict[str, Any]:
     """Return what a lock holds of a plan's techniques: of those that searches did not always choose, what is off too,
     because a lock without them is an older one and leaves them to the recipe."""
     changed = techniques.as_json()
-    off = {name: getattr(NO_TECHNIQUES, name) for name in CHOOSABLE if name not in OF_FIRST_DIGESTS}
+    off = {name: getattr(NO_TECHNIQUES, name) for name in CHOOSABLE if name not in RECOMPUTE_AND_OFFLOAD}
     return {name: changed.get(name, off.get(name)) for name in CHOOSABLE if name in changed or name in off}
 
 
 def _with_choices(recipe: Recipe, locked: Mapping[str, Any]) -> Techniques:
     """Return the techniques of the recipe with those of a lock or a plan; what neither names is off."""
     choices = Techniques.from_json({name: value for name, value in locked.items() if name in CHOOSABLE})
-    named = {*OF_FIRST_DIGESTS, *locked}
+    named = {*RECOMPUTE_AND_OFFLOAD, *locked}
     values = {name: getattr(choices, name) for name in CHOOSABLE if name in named}
     off = {name: getattr(NO_TECHNIQUES, name) for name in CHOOSABLE if name not in (*named, *recipe.fixed)}
     return replace(recipe.techniques, **values, **off)

@@ -30,6 +30,7 @@ from llmlaunch.planner.search_space import (
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
+from llmlaunch.techniques import NO_TECHNIQUES
 
 __all__ = ["Neighbour", "Value", "neighbours", "technique_neighbours"]
 
@@ -81,17 +82,32 @@ def neighbours(setting: Setting, chosen: Layout) -> list[Neighbour]:
 
 def _size_neighbours(setting: Setting, chosen: Layout) -> Iterator[Neighbour]:
     steps = _amounts_solved(setting, chosen, list(_size_steps(setting, chosen)))
-    here = chosen.as_json()
-    verdicts = judge_layouts(setting, [layout for _, layout in steps])
-    for (name, _), verdict in zip(steps, verdicts, strict=True):
+    here, layouts, (without, switches_off) = chosen.as_json(), [layout for _, layout in steps], _switched_off(setting)
+    verdicts = zip(judge_layouts(setting, layouts), judge_layouts(without, layouts), strict=True)
+    for (name, _), (verdict, plain) in zip(steps, verdicts, strict=True):
+        gives_way = plain.legal and not verdict.legal
         there = verdict.layout.as_json()
         follows = [n for n in there if there[n] != here[n] and n not in (name, "data", "layers_by_stage")]
-        along = {n: _plain(there[n]) for n in follows}
-        yield Neighbour(name, _plain(here[name]), _plain(there[name]), verdict, along)
+        along = {n: _plain(there[n]) for n in follows} | (switches_off if gives_way else {})
+        yield Neighbour(name, _plain(here[name]), _plain(there[name]), plain if gives_way else verdict, along)
+
+
+def _switched_off(setting: Setting) -> tuple[Setting, dict[str, Value]]:
+    """Return the setting without the switches that the search turned on, and these with the values they have then."""
+    techniques, fixed = setting.recipe.techniques, setting.recipe.fixed
+    free = [name for name in SWITCH_NAMES if name not in fixed]
+    off = {name: getattr(NO_TECHNIQUES, name) for name in free}
+    changed = {name: value for name, value in off.items() if getattr(techniques, name) != value}
+    if not changed:
+        return setting, {}
+    plain = replace(setting.recipe, techniques=replace(techniques, **changed))
+    return setting.with_recipe(plain), {name: _plain(value) for name, value in changed.items()}
 
 
 def _plain(value: object) -> Value:
-    assert isinstance(value, (int, str))
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    assert value is None or isinstance(value, (int, str, float))
     return value
 
 
@@ -107,7 +123,7 @@ def _size_steps(setting: Setting, chosen: Layout) -> Iterator[tuple[str, Layout]
         for side in (reversed([v for v in values if v < now]), [v for v in values if v > now]):
             tries = [layout for value in side for layout in _changes(setting, chosen, name, value)]
             if tries:
-                legal = _legal_rows(setting, LayoutColumns.of(tries))
+                legal = _legal_rows(_switched_off(setting)[0], LayoutColumns.of(tries))
                 yield name, tries[int(legal[0]) if len(legal) else 0]
 
 
@@ -292,5 +308,4 @@ def _label(name: str, techniques: ChosenTechniques, layout: Layout) -> Value:
         whole = (counted(layout.offload_layers, "layer"),) if layout.offload_layers else ()
         checkpoints = ("checkpoints",) if step.offload_checkpoints else ()
         return ", ".join((*step.offload_modules, *checkpoints, *whole)) or "none"
-    value: Value = getattr(step if name in SWITCH_NAMES else state, name)
-    return value
+    return _plain(getattr(step if name in SWITCH_NAMES else state, name))

@@ -19,7 +19,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.planner.judge import LayoutVerdict, judge_layouts
 from llmlaunch.planner.setting import Setting
-from llmlaunch.recipe.layout_keys import OF_FIRST_DIGESTS
+from llmlaunch.recipe.layout_keys import ASKED_ONLY, RECOMPUTE_AND_OFFLOAD
 from llmlaunch.units import MINUTE
 
 __all__ = [
@@ -359,6 +359,7 @@ class _Sizing:
         layout = {
             **kept_techniques(recipe.document),
             **SWITCHED_OFF,
+            "techniques": ASKED_ONLY,
             **point.sizes._asdict(),
             "data": data,
             "micro_batch_size": point.micro_batch_size,
@@ -392,7 +393,7 @@ def _powers_of_two(first: int) -> list[int]:
 def kept_techniques(document: Document | None) -> dict[str, object]:
     """Return what the recipe's own `layout` says beside the split, recompute and offload, which each trial sets."""
     written = None if document is None else document.value.get("layout")
-    ours = {*LAYOUT_KEYS, *OF_FIRST_DIGESTS}
+    ours = {*LAYOUT_KEYS, *RECOMPUTE_AND_OFFLOAD}
     return {key: value for key, value in written.items() if key not in ours} if isinstance(written, dict) else {}
 
 

@@ -19,7 +19,7 @@ from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import EVEN, LAYOUT_FIELDS, RECOMPUTE_FULL, RECOMPUTE_NAMES, LayoutColumns
-from llmlaunch.recipe.layout_keys import BIT_EQUAL_ONLY
+from llmlaunch.recipe.layout_keys import ASKED_ONLY, BIT_EQUAL_ONLY
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
 
@@ -32,6 +32,7 @@ __all__ = [
     "as_ints",
     "enumerate_splits",
     "enumerate_uneven",
+    "excluded_techniques",
     "offered_values",
     "pinned_numbers",
     "recipe_with_techniques",
@@ -250,12 +251,15 @@ def state_variants(recipe: Recipe, space: Space) -> tuple[StateTechniques, ...]:
 
 
 def _allowed(recipe: Recipe, techniques: StepTechniques | StateTechniques) -> bool:
-    """Whether `layout.techniques` lets a search choose these: with bit-equal nothing that changes a rounding, unless
-    the recipe asks for it."""
-    if recipe.technique_limit != BIT_EQUAL_ONLY:
-        return True
-    names = [f.name for f in fields(techniques) if f.name in CHANGES_ROUNDING and f.name not in recipe.fixed]
+    """Whether `layout.techniques` lets a search choose these."""
+    names = {f.name for f in fields(techniques)}.intersection(excluded_techniques(recipe))
     return all(getattr(techniques, name) == getattr(NO_TECHNIQUES, name) for name in names)
+
+
+def excluded_techniques(recipe: Recipe) -> tuple[str, ...]:
+    """Return the techniques that stay off because of `layout.techniques`: those the recipe does not ask for itself."""
+    excluded = {BIT_EQUAL_ONLY: CHANGES_ROUNDING, ASKED_ONLY: SWITCH_NAMES}.get(recipe.technique_limit or "", ())
+    return tuple(name for name in excluded if name not in recipe.fixed)
 
 
 def _named_by_recipe(recipe: Recipe, kind: type[StepTechniques] | type[StateTechniques]) -> dict[str, Any]:

@@ -134,8 +134,6 @@ def _distance(name: str, pinned: tuple[int, ...], column: IntColumn) -> FloatCol
 
 
 SHORTER = (2, 4, 8, 16, 32)
-# Techniques that no search chooses and a recipe may add, the cheapest first.
-ADDED: tuple[tuple[str, Any], ...] = (("loss", "native"), ("loss", "tiled"), ("mlp_chunks", 4))
 BELONGS = {
     "recompute_modules": "selective",
     "recompute_method": "full",
@@ -190,7 +188,7 @@ def smallest_change(setting: Setting) -> Change | None:
     """Return the first of these changes that yields a safe layout, or None:
 
     one pin of the layout set to another value; all of the host's memory; even stages; one technique set otherwise;
-    more pins; a technique added that no search chooses; more nodes; a shorter sequence. Of several pins the fewest,
+    more pins; techniques kept out of the search; more nodes; a shorter sequence. Of several pins the fewest,
     then the least far, then the fastest.
     """
     by_pins = _by_pins(search_relaxed(setting)) if setting.recipe.pins else None
@@ -199,7 +197,7 @@ def smallest_change(setting: Setting) -> Change | None:
     change = next(_safe(setting, _relaxed_requests(setting.recipe)), None) or _by_techniques(setting)
     if change is not None or by_pins is not None:
         return change or by_pins
-    return next(_safe(setting, _added_techniques(setting.recipe)), None) or next(_larger(setting), None)
+    return next(_safe(setting, _lifted_limit(setting.recipe)), None) or next(_larger(setting), None)
 
 
 def _by_pins(
@@ -287,11 +285,12 @@ def _technique_change(recipe: Recipe, name: str, chosen: Candidate) -> Change:
     return Change({key: value}, _with_technique(_without(recipe, name), name, value), chosen.layout, {key: before})
 
 
-def _added_techniques(recipe: Recipe) -> Iterator[Change]:
-    """Yield the addition of each technique that the recipe does not mention."""
-    for name, value in ADDED:
-        if stated_value(recipe, name) is None:
-            yield Change({f"layout.{name}": value}, _with_technique(recipe, name, value), Layout())
+def _lifted_limit(recipe: Recipe) -> Iterator[Change]:
+    """Yield the removal of `layout.techniques`, which leaves every technique to the search."""
+    limit = recipe.technique_limit
+    if limit is not None:
+        key = "layout.techniques"
+        yield Change({key: None}, replace(recipe, technique_limit=None), Layout(), {key: limit})
 
 
 def _larger(setting: Setting) -> Iterator[Change]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from llmlaunch.cluster.profile import Site
 from llmlaunch.models.shape import Router, natural_activation
-from llmlaunch.recipe.layout_keys import OF_FIRST_DIGESTS
+from llmlaunch.recipe.layout_keys import RECOMPUTE_AND_OFFLOAD
 from llmlaunch.recipe.tracking import NO_TRACKING
 from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import AUTO_NODES, MemoryPolicy, OnOom, Recipe, Restart, WatchdogPolicy
@@ -136,7 +136,7 @@ def _fixed(recipe: Recipe) -> tuple[str, ...]:
     return tuple(
         name
         for name in recipe.fixed
-        if name in (*OF_FIRST_DIGESTS, "gradient_dtype")
+        if name in (*RECOMPUTE_AND_OFFLOAD, "gradient_dtype")
         or (name != "loss_tiles" and getattr(recipe.techniques, name) == getattr(NO_TECHNIQUES, name))
     )
 

@@ -14,9 +14,10 @@ from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import LAYOUT, SOLVED_SHARE, WHAT_IF, Techniques
 
 __all__ = [
+    "ASKED_ONLY",
     "BIT_EQUAL_ONLY",
     "CHOOSABLE",
-    "OF_FIRST_DIGESTS",
+    "RECOMPUTE_AND_OFFLOAD",
     "Pin",
     "fixed_names",
     "layout_form",
@@ -29,7 +30,7 @@ __all__ = [
 Pin = int | str | bool | tuple[int | str | bool, ...]
 Problem = tuple[KeyPath, str]
 # Techniques a search may choose for each layout. All others hold for every layout, as the recipe has them.
-OF_FIRST_DIGESTS = (
+RECOMPUTE_AND_OFFLOAD = (
     "recompute_modules",
     "recompute_method",
     "offload_modules",
@@ -38,7 +39,7 @@ OF_FIRST_DIGESTS = (
     "offload_parameters",
 )
 CHOOSABLE = (
-    *OF_FIRST_DIGESTS,
+    *RECOMPUTE_AND_OFFLOAD,
     "loss",
     "loss_tiles",
     "mlp_chunks",
@@ -51,7 +52,7 @@ CHOOSABLE = (
     "context_comm",
     "cuda_graphs",
 )
-BIT_EQUAL_ONLY = "bit-equal"
+BIT_EQUAL_ONLY, ASKED_ONLY = "bit-equal", "asked"  # values of layout.techniques
 NO_KERNEL = "none"  # of layout.loss: torch's own loss, whatever a search would choose
 
 
@@ -149,10 +150,10 @@ class _Pins:
         written=LayersByStage,
     )
     techniques: str | None = key(
-        "What a search may choose: bit-equal = only what changes not even a rounding; absent = whatever keeps the "
-        "mathematics",
+        "What a search may turn on: bit-equal = only what changes not even a rounding; asked = beside recompute and "
+        "offload only what the recipe names; absent = whatever keeps the mathematics",
         default=None,
-        written=Literal["bit-equal"] | None,
+        written=Literal["bit-equal", "asked"] | None,
     )
 
     @staticmethod

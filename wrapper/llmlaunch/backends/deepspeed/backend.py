@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 
 from llmlaunch.backends.argument import RUN_DIR, NodeVariable, Word, command_words, expands_segments, refuse_repeats
-from llmlaunch.backends.base import Rendered, Space, StateTechniques, refuse_unmet, refuse_what_ifs
+from llmlaunch.backends.base import (
+    Rendered,
+    Space,
+    StateTechniques,
+    StepTechniques,
+    refuse_unmet,
+    refuse_what_ifs,
+)
 from llmlaunch.backends.deepspeed.arguments import CONFIG_FILE, MODEL_FILE, REASONS, TRAINER_FILE, environment
 from llmlaunch.backends.deepspeed.config import (
     bucket_elements,
@@ -31,7 +39,7 @@ from llmlaunch.backends.deepspeed.facts import (
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import accumulates_in_fp32
 from llmlaunch.backends.deepspeed.own_settings import refuse_planned_settings, with_own_settings
 from llmlaunch.backends.deepspeed.rules import context_sizes, tensor_sizes
-from llmlaunch.backends.deepspeed.scripts import kind_of
+from llmlaunch.backends.deepspeed.scripts import ScriptKind, kind_of
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
 from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
@@ -70,7 +78,7 @@ class DeepSpeed:
             expert=unsplit,
             expert_tensor=unsplit,
             sequence_parallel=(0,),
-            step_techniques=tuple(each for each in kind.step_techniques if on_gpus or not each.offload_checkpoints),
+            step_techniques=_step_techniques(recipe, kind),
             state_techniques=_state_techniques(recipe, kind.most_zero),
         )
 
@@ -129,6 +137,22 @@ def _notes(recipe: Recipe) -> tuple[str, ...]:
     return (
         "training.evaluation.iterations: Hugging Face's Trainer goes through all validation data each time; the time "
         f"is that of {counted(evaluation.iterations, 'batch')}",
+    )
+
+
+def _step_techniques(recipe: Recipe, kind: ScriptKind) -> tuple[StepTechniques, ...]:
+    """Return what the script recomputes and offloads, each as it is and in pieces of the sequence where it can run in
+    them. On a CPU nothing is offloaded, and memory is not what a search is short of."""
+    if recipe.cluster.accelerator.kind != "gpu":
+        return tuple(step for step in kind.step_techniques if not step.offload_checkpoints)
+    tiles = [StepTechniques(), *(StepTechniques(loss="tiled", loss_tiles=count) for count in kind.loss_tiles)]
+    chunks = (1, *kind.mlp_chunks)
+    if recipe.model.moe is not None:
+        tiles, chunks = tiles[:1], chunks[:1]
+    return tuple(
+        replace(step, loss=tiled.loss, loss_tiles=tiled.loss_tiles, mlp_chunks=pieces)
+        for tiled, pieces in product(tiles, chunks)
+        for step in kind.step_techniques
     )
 
 

@@ -23,7 +23,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["HUGGING_FACE_RULES", "KINDS", "PIPELINE_RULES", "kind_of", "pipeline_config"]
+__all__ = ["HUGGING_FACE_RULES", "KINDS", "PIPELINE_RULES", "ScriptKind", "kind_of", "pipeline_config"]
 
 
 ENGINE = "deepspeed/runtime/pipe/engine.py PipelineEngine.__init__, 0.19.8"
@@ -186,13 +186,16 @@ FULL_OR_NONE = (StepTechniques(), StepTechniques(RECOMPUTE_FULL))
 class ScriptKind:
     """`arguments` are those after the script's own, `config` is ds_config.json. `searched` names the sizes a search may
     choose beside the data parallel one. `step_techniques` are those tried: of a script of one's own, none, because only
-    the script knows what it recomputes and offloads. `most_zero` is the highest ZeRO stage it runs with."""
+    the script knows what it recomputes and offloads. `loss_tiles` and `mlp_chunks` are the numbers of pieces tried of
+    its loss and its MLPs. `most_zero` is the highest ZeRO stage it runs with."""
 
     rules: tuple[Rule, ...] = OWN_RULES
     arguments: Callable[[Recipe, Layout], tuple[Argument, ...]] = lambda recipe, layout: config_arguments()
     config: Callable[[Recipe, Layout], dict[str, Any]] = ds_config
     searched: tuple[str, ...] = ()
     step_techniques: tuple[StepTechniques, ...] = (StepTechniques(),)
+    loss_tiles: tuple[int, ...] = ()
+    mlp_chunks: tuple[int, ...] = ()
     most_zero: int = 3
 
 
@@ -201,6 +204,8 @@ SHIPPED = ScriptKind(
     arguments=lambda recipe, layout: (*trainer_arguments(recipe, layout), *config_arguments()),
     searched=("tensor", "context"),
     step_techniques=(*FULL_OR_NONE, StepTechniques(RECOMPUTE_FULL, offload_checkpoints=True)),
+    loss_tiles=(8, 32),
+    mlp_chunks=(4, 16),
 )
 KINDS: dict[str, ScriptKind] = {
     "own": ScriptKind(),

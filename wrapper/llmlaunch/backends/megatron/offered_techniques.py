@@ -1,9 +1,12 @@
-"""The techniques that a search tries on Megatron-LM: what is recomputed and offloaded, and how model states
-are treated."""
+"""The techniques that a search tries on Megatron-LM: what is recomputed and offloaded, how model states are treated,
+and the switches that this model, device and version of core have."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.backends.megatron.sharding import asks_for_sharding, sharding_techniques
@@ -15,9 +18,19 @@ from llmlaunch.recipe.types import Recipe
 __all__ = ["state_techniques", "step_techniques"]
 
 Modules = tuple[str, ...]
+Switches = dict[str, Any]
+
+HOPPER = 9.0
+# Linear layers in these formats hand user buffers what they can send.
+FORMATS_OF_USER_BUFFERS = (None, "delayed", "tensorwise")
 
 
 def step_techniques(recipe: Recipe) -> tuple[StepTechniques, ...]:
+    """Return all treatments of activations, each with all sets of switches; the plainest come first."""
+    return tuple(replace(step, **switches) for switches in _switch_sets(recipe) for step in _treatments(recipe))
+
+
+def _treatments(recipe: Recipe) -> list[StepTechniques]:
     """None, every set of modules that lets go of something, every layer, and so many layers as it takes; nothing or
     growing sets of modules offloaded beside them, or the first layers whole."""
     plain = StepTechniques(RECOMPUTE_NONE)
@@ -25,12 +38,40 @@ def step_techniques(recipe: Recipe) -> tuple[StepTechniques, ...]:
     block = StepTechniques(RECOMPUTE_FULL, recompute_method="block", solved="recompute_layers")
     choices = [plain, *modules, StepTechniques(RECOMPUTE_FULL), block]
     if recipe.cluster.accelerator.kind != "gpu":
-        return tuple(choices)
+        return choices
     offloaded = [
         _offloading(choice, names) for choice, names in product((plain, *modules), _offload_sets(recipe.model))
     ]
     layers = StepTechniques(RECOMPUTE_NONE, solved="offload_layers")
-    return (*choices, *(choice for choice in offloaded if choice is not None), layers)
+    return [*choices, *(choice for choice in offloaded if choice is not None), layers]
+
+
+def _switch_sets(recipe: Recipe) -> list[Switches]:
+    """Return the sets of switches worth a search, none first. On a CPU there is nothing to run beside another."""
+    if recipe.cluster.accelerator.kind != "gpu":
+        return [{}]
+    kinds = [kind for kind in _switch_kinds(recipe) if len(kind) > 1]
+    sets = [{name: value for part in chosen for name, value in part.items()} for chosen in product(*kinds)]
+    return sorted(sets, key=len)
+
+
+def _switch_kinds(recipe: Recipe) -> Iterator[list[Switches]]:
+    """Yield what excludes one another, the neutral choice first."""
+    off: Switches = {}
+    if recipe.model.moe is not None:
+        yield [off, {"overlap_expert_communication": True}]
+    elif _has_user_buffers(recipe):
+        yield [off, {"tp_comm_overlap": True}]
+
+
+def _has_user_buffers(recipe: Recipe) -> bool:
+    """Whether tensor parallelism can run beside the products. User buffers need multicast, which came with Hopper
+    (transformer_engine/pytorch/module/base.py initialize_ub, 2.20), and latent attention's projections have none
+    (megatron/core/extensions/transformer_engine.py TELinear, core 0.19)."""
+    capability = recipe.cluster.accelerator.compute_capability
+    new = capability is None or float(capability) >= HOPPER
+    half = recipe.workload.precision != "fp32" and recipe.training.numbers.narrow in FORMATS_OF_USER_BUFFERS
+    return new and half and recipe.model.mla is None
 
 
 def _module_sets(recipe: Recipe) -> list[Modules]:

@@ -1,0 +1,160 @@
+"""What a search turns on by itself: what keeps the mathematics, only where it gains, and never against the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmlaunch.backends.base import SWITCH_NAMES, StateTechniques, StepTechniques
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.schedule import in_flight
+from llmlaunch.planner.judge import judge_layouts
+from llmlaunch.planner.plan import Plan, as_planned
+from llmlaunch.planner.search_space import (
+    PARAMETER_OF,
+    recipe_with_techniques,
+    switches_matter,
+    technique_space,
+)
+from llmlaunch.recipe.layout_keys import CHOOSABLE
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import BIT_EQUAL, CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
+from llmlaunch.workload import Workload
+from support.plans import plan_of, setting_for
+from support.recipes import recipe_of
+
+LEAST_GAIN = 0.019  # 2 % of a step, of which the other habits of the same layout take a little
+BIT_EQUAL_KEY, ASKED_KEY = "layout.techniques=bit-equal", "layout.techniques=asked"
+CHOOSING = ("llama3-70b", "mixtral-8x7b", "mistral-7b", "llama3.1-8b-ulysses")
+
+
+def tried(recipe: Recipe) -> Iterator[Techniques]:
+    """All techniques that are searched for a recipe."""
+    setting = setting_for(recipe)
+    space = technique_space(recipe, setting.backend)
+    for step in space.step:
+        for state in space.state:
+            yield recipe_with_techniques(recipe, step, state).techniques
+
+
+def turned_on(techniques: Techniques) -> list[str]:
+    on = [name for name in SWITCH_NAMES if getattr(techniques, name) != getattr(NO_TECHNIQUES, name)]
+    return [name for name in on if PARAMETER_OF.get(name) not in on]
+
+
+def test_every_technique_a_search_may_choose_is_bit_equal_or_not_with_a_reason() -> None:
+    assert set(BIT_EQUAL) | set(CHANGES_ROUNDING) == set(CHOOSABLE)
+    assert not set(BIT_EQUAL) & set(CHANGES_ROUNDING)
+    assert all(reason for reason in (*BIT_EQUAL.values(), *CHANGES_ROUNDING.values()))
+
+
+def test_what_a_search_chooses_has_the_defaults_of_the_recipe() -> None:
+    for kind in (StepTechniques, StateTechniques):
+        names = {f.name for f in fields(Techniques)} & {f.name for f in fields(kind)}
+        assert names <= set(CHOOSABLE)
+        assert all(getattr(kind(), name) == getattr(NO_TECHNIQUES, name) for name in names)
+
+
+@pytest.mark.parametrize("name", CHOOSING[:2])
+def test_a_plan_turns_on_only_what_gains(name: str) -> None:
+    plan = plan_of(name)
+    assert turned_on(plan.chosen.techniques)
+    for switch, seconds in without_each(name, plan):
+        gain = 1.0 - plan.chosen.step_seconds / seconds
+        assert gain >= LEAST_GAIN, switch
+
+
+def without_each(name: str, plan: Plan) -> Iterator[tuple[str, float]]:
+    """The step's seconds of the same layout without each switch, infinite where it is not safe then."""
+    for switch in turned_on(plan.chosen.techniques):
+        off: dict[str, Any] = {switch: getattr(NO_TECHNIQUES, switch)}
+        recipe = as_planned(recipe_of(name), plan.chosen)
+        without = replace(recipe, techniques=replace(recipe.techniques, **off))
+        (verdict,) = judge_layouts(setting_for(without), [plan.layout])
+        assert verdict.step_seconds is not None
+        yield switch, verdict.step_seconds if verdict.refusal is None else np.inf
+
+
+@pytest.mark.parametrize("name", CHOOSING[:3])
+def test_bit_equal_leaves_out_what_changes_a_rounding(name: str) -> None:
+    changing = {t for each in tried(recipe_of(name)) for t in CHANGES_ROUNDING if is_on(each, t)}
+    assert changing
+    assert not {t for each in tried(recipe_of(name, BIT_EQUAL_KEY)) for t in CHANGES_ROUNDING if is_on(each, t)}
+    assert any(each.offload_modules or each.offload_checkpoints for each in tried(recipe_of(name, BIT_EQUAL_KEY)))
+
+
+def is_on(techniques: Techniques, name: str) -> bool:
+    return bool(getattr(techniques, name) != getattr(NO_TECHNIQUES, name))
+
+
+def test_a_switch_the_recipe_asks_for_is_held_under_every_limit() -> None:
+    for limit in (BIT_EQUAL_KEY, ASKED_KEY):
+        assert {each.loss for each in tried(recipe_of("llama3-8b", limit, "layout.loss=native"))} == {"native"}
+        assert {each.loss for each in tried(recipe_of("llama3-8b", limit))} == {None}
+
+
+def test_asked_turns_on_nothing_else_and_still_recomputes_and_offloads() -> None:
+    choices = list(tried(recipe_of("mixtral-8x7b", ASKED_KEY)))
+    assert not {name for each in choices for name in turned_on(each)}
+    assert any(each.recompute_modules for each in choices)
+    assert any(each.offload_optimizer for each in choices)
+
+
+@pytest.mark.parametrize(
+    ("name", "pin", "field", "value"),
+    [
+        ("llama3-70b", "layout.tp_comm_overlap=false", "tp_comm_overlap", False),
+        ("mistral-7b", "layout.loss=none", "loss", None),
+        ("mixtral-8x7b", "layout.overlap_expert_communication=false", "overlap_expert_communication", False),
+        ("mistral-7b", "layout.mlp_chunks=1", "mlp_chunks", 1),
+    ],
+)
+def test_a_switch_the_recipe_turns_off_stays_off(name: str, pin: str, field: str, value: object) -> None:
+    assert len({getattr(each, field) for each in tried(recipe_of(name))}) > 1
+    assert {getattr(each, field) for each in tried(recipe_of(name, pin))} == {value}
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "overrides"),
+    [
+        ("tp_comm_overlap", "llama3.1-8b-a100-40gb", ()),  # no multicast before Hopper
+        ("tp_comm_overlap", "deepseek-v3", ()),  # no user buffers for latent attention
+        ("loss", "llama3-8b", ("training.precision=fp16",)),  # its gradients are bf16
+        ("mlp_chunks", "llama3-8b", ("backend={name: megatron-lm, version: '0.16'}",)),
+        ("overlap_expert_communication", "mixtral-8x7b", ("training.precision=fp32",)),
+    ],
+)
+def test_what_device_model_or_version_cannot_do_is_not_tried(
+    name: str, recipe: str, overrides: tuple[str, ...]
+) -> None:
+    assert not any(is_on(each, name) for each in tried(recipe_of(recipe, *overrides)))
+
+
+def test_a_switch_is_not_tried_where_it_changes_nothing() -> None:
+    layouts = LayoutColumns.of([Layout(data=8), Layout(tensor=2, data=4), Layout(context=2, data=4)])
+    assert list(switches_matter(("tp_comm_overlap",), layouts)) == [False, True, False]
+    assert list(switches_matter(("context_comm", "loss"), layouts)) == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("layout", "microbatches", "more"),
+    [
+        (Layout(data=8, expert=8), 4, 1.0),
+        (Layout(data=8, expert=8), 1, 0.0),
+        (Layout(pipeline=2, virtual_pipeline=4, data=4, expert=4), 8, 0.25),
+    ],
+)
+def test_overlapped_experts_keep_one_more_pass_alive(layout: Layout, microbatches: int, more: float) -> None:
+    def depth(techniques: Techniques) -> float:
+        workload = Workload(4096, microbatches * layout.data)
+        job = Job(recipe_of("mixtral-8x7b").model, workload, megatron_facts(MegatronOptions()), techniques=techniques)
+        return float(in_flight(job, all_ranks(job, LayoutColumns.of([layout]))).depth[0])
+
+    overlapped = depth(Techniques(overlap_expert_communication=True))
+    assert overlapped == depth(Techniques(delay_weight_gradients=True)) == depth(NO_TECHNIQUES) + more
