@@ -111,6 +111,7 @@ def test_asked_turns_on_nothing_else_and_still_recomputes_and_offloads() -> None
     [
         ("llama3-70b", "layout.tp_comm_overlap=false", "tp_comm_overlap", False),
         ("mistral-7b", "layout.loss=none", "loss", None),
+        ("llama3.1-8b-128k", "layout.context_comm=p2p", "context_comm", "p2p"),
         ("mixtral-8x7b", "layout.overlap_expert_communication=false", "overlap_expert_communication", False),
         ("mistral-7b", "layout.mlp_chunks=1", "mlp_chunks", 1),
     ],

@@ -18,6 +18,8 @@ from llmlaunch.timing.layers import LayerSeconds, dense_layer, forward_only, mix
 from llmlaunch.timing.products import DevicePace, Linear, SplitColumns, pace, rates, split_of
 
 __all__ = [
+    "EAGER_LOSS_BYTES",
+    "NATIVE_LOSS_BYTES",
     "Ends",
     "Pieces",
     "StageSeconds",
@@ -33,7 +35,8 @@ __all__ = [
 # Per logit of a compiled loss. Kernel by kernel the eager one reads and writes 52 bytes (to fp32, maximum, difference,
 # exponential, sum, quotient, gradient, to bf16), the compiled one 32 (megatron/core/tensor_parallel/cross_entropy.py,
 # fusions/fused_cross_entropy.py, core 0.19); of the first 24 are counted, because parts stay in the cache.
-NATIVE_LOSS_BYTES = 24.0 * 32.0 / 52.0
+EAGER_LOSS_BYTES = 24.0
+NATIVE_LOSS_BYTES = EAGER_LOSS_BYTES * 32.0 / 52.0
 
 
 @frozen

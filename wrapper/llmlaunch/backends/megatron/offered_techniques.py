@@ -12,8 +12,10 @@ from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.backends.megatron.sharding import asks_for_sharding, sharding_techniques
 from llmlaunch.backends.megatron.techniques import DEFAULT_MODULES
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE
+from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.timing.stages import EAGER_LOSS_BYTES, NATIVE_LOSS_BYTES
 
 __all__ = ["state_techniques", "step_techniques"]
 
@@ -21,6 +23,9 @@ Modules = tuple[str, ...]
 Switches = dict[str, Any]
 
 HOPPER = 9.0
+CHUNKS = 4  # of an MLP that is chunked: more spare little, and every one is launched by itself
+LONG = 16384  # tokens of a sequence, from which on it is worth asking how its parts are exchanged
+LEAST_GAIN = 0.02
 # Linear layers in these formats hand user buffers what they can send.
 FORMATS_OF_USER_BUFFERS = (None, "delayed", "tensorwise")
 
@@ -37,6 +42,8 @@ def _treatments(recipe: Recipe) -> list[StepTechniques]:
     modules = [StepTechniques(RECOMPUTE_SELECTIVE, names) for names in _module_sets(recipe)]
     block = StepTechniques(RECOMPUTE_FULL, recompute_method="block", solved="recompute_layers")
     choices = [plain, *modules, StepTechniques(RECOMPUTE_FULL), block]
+    if recipe.model.moe is None:
+        choices += [replace(step, mlp_chunks=CHUNKS) for step in (plain, block)]
     if recipe.cluster.accelerator.kind != "gpu":
         return choices
     offloaded = [
@@ -58,10 +65,25 @@ def _switch_sets(recipe: Recipe) -> list[Switches]:
 def _switch_kinds(recipe: Recipe) -> Iterator[list[Switches]]:
     """Yield what excludes one another, the neutral choice first."""
     off: Switches = {}
+    if _has_user_buffers(recipe):
+        yield [off, {"tp_comm_overlap": True}]
+    if recipe.workload.sequence_length >= LONG:
+        yield [off, {"context_comm": "a2a"}]
+    if _loss_may_gain(recipe):
+        yield [off, {"loss": "native"}]
     if recipe.model.moe is not None:
         yield [off, {"overlap_expert_communication": True}]
-    elif _has_user_buffers(recipe):
-        yield [off, {"tp_comm_overlap": True}]
+
+
+def _loss_may_gain(recipe: Recipe) -> bool:
+    """Whether what a compiled loss spares of device memory's bandwidth could be LEAST_GAIN of a step, if the device did
+    nothing but multiply, at its peak. Gradients of its logits are always bf16."""
+    accelerator, shape = recipe.cluster.accelerator, recipe.model
+    peak = accelerator.flops_per_second.get("bf16")
+    if recipe.workload.precision != "bf16" or shape.moe is not None or not peak:
+        return False
+    spared_seconds = (EAGER_LOSS_BYTES - NATIVE_LOSS_BYTES) * shape.vocab_size / accelerator.memory_bytes_per_second
+    return spared_seconds >= LEAST_GAIN * 6.0 * count_parameters(shape).total / peak
 
 
 def _has_user_buffers(recipe: Recipe) -> bool:
