@@ -139,7 +139,7 @@ def test_where_no_layout_change_does_the_search_gets_its_techniques_back_and_the
     change = smallest_change(here)
     assert change is not None
     assert change.sentence() == "remove layout.techniques"
-    plan = plan_of("llama2-7b-deepspeed", *overrides, *overrides_of(dict(change.settings)))
+    plan = make_plan(setting_for(change.recipe))
     assert plan.layout == change.layout
     assert plan.chosen.techniques.loss == "tiled"
 
