@@ -229,10 +229,7 @@ def _layer(
         expert = beside_another_microbatch(expert, [device])
     elif expert is not None and job.techniques.overlap_expert_communication:
         expert = beside_another_microbatch(expert, _beside_exchanges(at, mlp, activation, forward, backward))
-    running = device + waits
-    for exchange in (context, expert):
-        if exchange is not None:
-            running = running + exchange.both
+    running = device + waits + sum(exchange.both for exchange in (context, expert) if exchange is not None)
     if mlp.launches is not None and expert is not None:
         passes = forward + expert.forward, backward + expert.backward
         host, launches = _mixture_launches(job, pace, mlp.launches, passes, repeated_kernels)
