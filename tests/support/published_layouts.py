@@ -41,6 +41,14 @@ NO_TECHNIQUES = {
     "cuda_graphs": [],
 }
 SAME_KERNEL = {"loss": "native"}
+SWITCHES = (
+    "tp_comm_overlap",
+    "token_dispatcher",
+    "flex_backend",
+    "cuda_graphs",
+    "overlap_expert_communication",
+    "delay_weight_gradients",
+)
 SIZES = {
     "tensor": "TP",
     "pipeline": "PP",
@@ -187,8 +195,17 @@ class Comparison:
 
 def compared(workload: Workload, theirs: PricedLayout, limit: float | None = None) -> Comparison:
     """Search the workload with and without the preference."""
-    fastest = first_choice(workload.setting(SAME_KERNEL | {"preference": False}, limit))
-    return Comparison(workload, theirs, limit, fastest, first_choice(workload.setting(SAME_KERNEL, limit)))
+    fastest = best_choice(workload, {"preference": False}, limit)
+    return Comparison(workload, theirs, limit, fastest, best_choice(workload, {}, limit))
+
+
+def best_choice(workload: Workload, layout: Mapping[str, Any], limit: float | None) -> Choice | None:
+    """Return the faster of two choices: with everything left open, and with the switches that the published recipe asks
+    for and that a search does not try by itself."""
+    asked = {n: v for n, v in workload.published[0].layout.items() if n in SWITCHES}
+    recipes = [SAME_KERNEL | layout, *([SAME_KERNEL | asked | layout] if asked else [])]
+    choices = [choice for keys in recipes if (choice := first_choice(workload.setting(keys, limit))) is not None]
+    return min(choices, key=lambda choice: choice.candidate.step_seconds, default=None)
 
 
 def first_choice(setting: Setting) -> Choice | None:
