@@ -50,6 +50,7 @@ benchmark: install  ## ratios for benchmarks/RESULTS.md
 	$(RUN) benchmarks/search_space.py
 	$(RUN) benchmarks/stages.py
 	$(RUN) benchmarks/regret.py
+	$(RUN) benchmarks/published_layouts.py
 	$(RUN) benchmarks/placement.py
 	$(RUN) benchmarks/slurm_commands.py
 	$(RUN) benchmarks/collect_runs.py
