@@ -19,7 +19,7 @@ import click
 from llmlaunch.errors import OutputLost
 from llmlaunch.rundir.values import printable
 
-__all__ = ["notify", "print_json", "say", "standard_streams"]
+__all__ = ["announced_after", "notify", "print_json", "say", "standard_streams"]
 
 
 def say(text: object, err: bool = False) -> None:
@@ -40,6 +40,24 @@ def notify(message: str, colour: str | None = None) -> None:
         say(message, err=True)
     else:
         click.echo(click.style(printable(message), fg=colour), err=True)
+
+
+@contextlib.contextmanager
+def announced_after(seconds: float, message: str) -> Iterator[None]:
+    """Write the message to stderr if what is done meanwhile takes longer than that; on a terminal alone, where somebody
+    waits."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    import threading  # only here: every command imports this module
+
+    timer = threading.Timer(seconds, say, (message,), {"err": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def print_json(value: Any) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmlaunch.app.planned_run import PlannedRun, lock_path, plan
-from llmlaunch.cli.output import notify, print_json, say
+from llmlaunch.cli.output import announced_after, notify, print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import open_regular
@@ -38,6 +38,9 @@ __all__ = [
 SCRIPT_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 
 
+PATIENCE_SECONDS = 1.0  # of a search, before a line says that it runs
+
+
 def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add RECIPE and any number of KEY=VALUE overrides."""
     function = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")(function)
@@ -49,7 +52,8 @@ replan_option = click.option("--replan", is_flag=True, help="Leave the lock besi
 
 def planned(recipe: str, overrides: tuple[str, ...], replan: bool) -> PlannedRun:
     """Plan RECIPE, kept to its lock or, with `replan`, anew; tell of a lock what planning anew changes and gains."""
-    run = plan(recipe, overrides, notify, replan=replan)
+    with announced_after(PATIENCE_SECONDS, f"searching the layouts of {recipe} ..."):
+        run = plan(recipe, overrides, notify, replan=replan)
     lock = lock_path(recipe)
     if run.unlocked is None and not (replan and lock.is_file()):
         return run

@@ -57,6 +57,7 @@ __all__ = [
 ]
 
 AT_ONCE = 1024  # splits priced first; four times as many each time that nothing puts the others out of reach
+ROOMIEST = 64  # splits priced first where nothing is safe
 SCOUTS = 12  # step techniques tried first, with those splits
 SCOUTED = 200_000  # splits times step techniques that are worth a look ahead
 
@@ -241,20 +242,33 @@ def price(offer: Offer, incumbents: Incumbents) -> Priced:
 
 
 def roomiest(offer: Offer, exact: int) -> Points:
-    """Return points of which the `exact` that fill memory least are the least full of all candidates: for a search in
-    which nothing is safe. Splits whose model states alone need more than those are not priced."""
-    setting, space = offer.setting, offer.space
+    """Return points of which the `exact` first fill memory least of all candidates, for a search in which nothing is
+    safe. Splits whose model states alone need more than those are not priced. In a large space a few techniques that
+    spare most say which of the splits with the least model states are roomiest, and these are priced with all."""
+    space = offer.space
     offered = replace(offer, least_bytes=np.zeros_like(offer.least_bytes))
-    least = offer.least_bytes.min(axis=0, initial=np.inf) / max(setting.limit.limit_bytes, 1)
-    waiting, blocks, at_once = offered.in_order(least, range(len(space.step))), [NO_ROWS], AT_ONCE
-    fullest = np.inf
+    least = offer.least_bytes.min(axis=0, initial=np.inf) / max(offer.setting.limit.limit_bytes, 1)
+    rows, steps = offered.in_order(least, range(len(space.step))), range(len(space.step))
+    if len(rows) * len(steps) <= SCOUTED:
+        points = _roomiest_of(offered, rows, least, steps, exact)
+    else:
+        ahead = _roomiest_of(offered, rows[: 5 * ROOMIEST], least, scouts(space, SCOUTS), exact)
+        order = np.argsort(filled_share(offer.setting, ahead), kind="stable")
+        best = np.array(list(dict.fromkeys(ahead.split[order].tolist()))[:ROOMIEST], dtype=np.int64)
+        points = price_rows(offered, best, steps)
+    return Points(offer.splits, space.step, space.state, points)
+
+
+def _roomiest_of(offer: Offer, waiting: IntColumn, least: FloatColumn, steps: Sequence[int], exact: int) -> Rows:
+    """Price the `waiting` splits, the least bounds first, until none can be among the `exact` roomiest."""
+    rows, fullest, at_once = NO_ROWS, np.inf, ROOMIEST
     while len(waiting := waiting[least[waiting] <= fullest]):
         now, waiting = waiting[:at_once], waiting[at_once:]
-        blocks += _price_rows(offered, now, range(len(space.step)), Incumbents.of_whole())[0]
-        filled = np.concatenate([filled_share(setting, block) for block in blocks])
+        rows = join_rows([rows, price_rows(offer, now, steps)])
+        filled = filled_share(offer.setting, rows)
         fullest = float(np.partition(filled, exact)[exact]) if len(filled) > exact else np.inf
         at_once *= 4
-    return Points(offer.splits, space.step, space.state, join_rows(blocks))
+    return rows
 
 
 def filled_share(setting: Setting, rows: Rows) -> FloatColumn:

@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 MOST_CONTEXT = 64
+MOST_CHUNKS = 128  # to a rank: as many as the deepest published models have layers
 MOST_UNEVEN_CHUNKS = 8
 MOST_MICRO_BATCH = 64
 TECHNIQUE_FIELDS = ("zero_stage", "recompute", "recompute_layers", "offload_layers")  # of a layout
@@ -155,7 +156,7 @@ def offered_values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
     if name == "expert":
         return divisors(shape.moe.num_experts, shape.moe.num_experts) if shape.moe else (1,)
     stages = len(recipe.layers_by_stage or ()) or shape.num_layers
-    return divisors(stages, stages if name == "virtual_pipeline" else world)
+    return divisors(stages, MOST_CHUNKS if name == "virtual_pipeline" else world)
 
 
 def divisors(n: int, most: int) -> tuple[int, ...]:
