@@ -7,8 +7,8 @@ rank's device bytes, a node's host bytes and the step time. "The grid" is the pa
 of even stages; the rest solves uneven stages for the few that can still be among the first. Beside them stands
 Megatron's own report formula, re-stated in plain Python as Megatron has it (megatron/training/
 theoretical_memory_usage.py), which knows the first stage's weights, optimizer and activations and no time. Bars:
-1,000,000 points a second; the whole space of recipes/llama3-70b.yaml in one second and 1 GB, on 16,384 GPUs too; mixtures
-with everything open in 3 seconds and 1 GB; less than linear growth. The whole space is `search(..., whole=True)`, which
+1,000,000 points a second; a check of recipes/llama3-70b.yaml in one second and 1 GB, on 16,384 GPUs too; of mixtures with
+everything open in 3 seconds and 1 GB; less than linear growth. The whole space is `search(..., whole=True)`, which
 prices every legal layout with even stages; a check prices what can be among the first.
 """
 
@@ -37,8 +37,7 @@ RECIPES = ("llama3-70b", "llama3-8b", "mixtral-8x7b")
 NODES = (1, 4, 16, 64, 256, 1024, 2048)  # of eight devices
 SCALAR_LAYOUTS = 20_000
 TRILLION = (
-    "{base: deepseek-v3, num_attention_heads: 64, moe: {num_experts: 384, topk: 8, ffn_hidden_size: 2048, "
-    "shared_expert_ffn_hidden_size: 2048, first_dense: 1}}"
+    "{base: deepseek-v3, moe: {num_experts: 384, topk: 8, ffn_hidden_size: 2048, shared_expert_ffn_hidden_size: 2048}}"
 )
 COMMANDS: tuple[tuple[str, Sequence[str], float], ...] = (
     ("llama3-70b, 512 GPUs", ("recipes/llama3-70b.yaml",), 1.0),
