@@ -7,8 +7,8 @@ rank's device bytes, a node's host bytes and the step time. "The grid" is the pa
 of even stages; the rest solves uneven stages for the few that can still be among the first. Beside them stands
 Megatron's own report formula, re-stated in plain Python as Megatron has it (megatron/training/
 theoretical_memory_usage.py), which knows the first stage's weights, optimizer and activations and no time. Bars:
-1,000,000 points a second; a check of recipes/llama3-70b.yaml in one second and 1 GB, on 16,384 GPUs too; of mixtures with
-everything open in 3 seconds and 1 GB; less than linear growth. The whole space is `search(..., whole=True)`, which
+1,000,000 points a second; a check of recipes/llama3-70b.yaml in one second and 1 GB, on 16,384 GPUs too; of mixtures
+with everything open in 3 seconds and 1 GB; less than linear growth. The whole space is `search(..., whole=True)`, which
 prices every legal layout with even stages; a check prices what can be among the first.
 """
 
