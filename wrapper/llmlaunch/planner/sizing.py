@@ -102,6 +102,7 @@ def splittable(setting: Setting, counts: NDArray[np.int64]) -> NDArray[np.bool_]
     context = _dividing(recipe.workload.sequence_length, _values(largest, "context"))
     splits = np.unique(np.multiply.outer(np.multiply.outer(tensor, context), _pipelines(largest)))
     worlds = counts * recipe.cluster.devices_per_node
+    splits = splits[splits <= worlds.max()]  # a model of many layers has many more
     data = np.where(worlds[:, None] % splits == 0, worlds[:, None] // splits, 0)
     pinned = pinned_numbers(recipe, "data")
     if pinned:
