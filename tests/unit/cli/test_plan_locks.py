@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from llmlaunch.app import planned_run
 from llmlaunch.assets import asset
@@ -213,3 +214,17 @@ def test_an_interval_between_saves_that_was_chosen_stays(llmlaunch: CommandLine,
     assert anew["save_interval"] < chosen["save_interval"]
     run, _ = planned_run.replan_rendered(Path("run"))
     assert run.recipe.training.save_interval == chosen["save_interval"]
+
+
+def test_a_lock_holds_every_switch_and_an_older_one_leaves_them_to_the_recipe(
+    llmlaunch: CommandLine, recipe: Path, lock: Path
+) -> None:
+    text = lock.read_text()
+    held = yaml.safe_load(text)["techniques"]
+    assert held["tp_comm_overlap"] in (True, False)
+    asking = "layout={loss: native}"
+    assert "layout.loss was None and is native" in llmlaunch("check", recipe, asking, code=2).stderr
+    without = {**yaml.safe_load(text), "techniques": {}}
+    lock.write_text(yaml.safe_dump(without))
+    assert llmlaunch.json("check", recipe, asking)["techniques"] == {"loss": "native"}
+    assert llmlaunch.json("check", recipe)["techniques"] == {}

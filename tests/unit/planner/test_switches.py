@@ -114,6 +114,7 @@ def test_asked_turns_on_nothing_else_and_still_recomputes_and_offloads() -> None
         ("llama3.1-8b-128k", "layout.context_comm=p2p", "context_comm", "p2p"),
         ("mixtral-8x7b", "layout.overlap_expert_communication=false", "overlap_expert_communication", False),
         ("mistral-7b", "layout.mlp_chunks=1", "mlp_chunks", 1),
+        ("qwen3-30b-a3b", "layout.cuda_graphs=[]", "cuda_graphs", ()),
     ],
 )
 def test_a_switch_the_recipe_turns_off_stays_off(name: str, pin: str, field: str, value: object) -> None:
@@ -127,6 +128,8 @@ def test_a_switch_the_recipe_turns_off_stays_off(name: str, pin: str, field: str
         ("tp_comm_overlap", "llama3.1-8b-a100-40gb", ()),  # no multicast before Hopper
         ("tp_comm_overlap", "deepseek-v3", ()),  # no user buffers for latent attention
         ("loss", "llama3-8b", ("training.precision=fp16",)),  # its gradients are bf16
+        ("loss", "llama3-70b", ()),  # whose loss takes too little of a step
+        ("cuda_graphs", "llama3-8b", ()),  # whose kernels are long
         ("mlp_chunks", "llama3-8b", ("backend={name: megatron-lm, version: '0.16'}",)),
         ("overlap_expert_communication", "mixtral-8x7b", ("training.precision=fp32",)),
     ],

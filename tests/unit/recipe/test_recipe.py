@@ -235,6 +235,24 @@ def test_stored_digests_hold() -> None:
     assert digest == "a0c542515e12e1832da4e9b9db60ce06655b10df62effd6c8d3f20e35e557eed"
 
 
+@pytest.mark.parametrize(
+    ("name", "layout", "digest"),
+    [
+        ("llama3-8b", "tp_comm_overlap: true, loss: native", "79dd65e3581748ee"),
+        ("llama3-8b", "context_comm: a2a, mlp_chunks: 2", "4072cd3ff0ca216f"),
+        ("mixtral-8x7b", "token_dispatcher: allgather", "0c33a24b751f8508"),
+        ("mistral-7b", "loss: tiled, loss_tiles: 8", "1ffad0e11bb0ab6f"),
+    ],
+)
+def test_digests_of_recipes_that_asked_for_what_is_searched_today_hold(name: str, layout: str, digest: str) -> None:
+    recipe = recipe_of(name, f"layout={{{layout}}}")
+    assert recipe.digest.startswith(digest)
+    off = {"tp_comm_overlap: true": "tp_comm_overlap: false", "loss: tiled, loss_tiles: 8": "loss: none"}
+    for on, pinned_off in off.items():
+        if on in layout:  # what is pinned off is not what is left to the search
+            assert recipe_of(name, f"layout={{{pinned_off}}}").digest != recipe_of(name).digest
+
+
 def test_the_digest_is_the_same_in_another_process() -> None:
     path = asset("recipes", "llama3-70b.yaml")
     program = f"from llmlaunch.recipe.load import load_recipe; print(load_recipe({str(path)!r}).digest)"

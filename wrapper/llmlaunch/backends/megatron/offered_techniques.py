@@ -9,12 +9,14 @@ from itertools import product
 from typing import Any
 
 from llmlaunch.backends.base import StateTechniques, StepTechniques
+from llmlaunch.backends.megatron.cuda_graphs import graph_scopes
 from llmlaunch.backends.megatron.sharding import asks_for_sharding, sharding_techniques
 from llmlaunch.backends.megatron.techniques import DEFAULT_MODULES
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import FULL_ITERATION
 from llmlaunch.timing.stages import EAGER_LOSS_BYTES, NATIVE_LOSS_BYTES
 
 __all__ = ["state_techniques", "step_techniques"]
@@ -26,6 +28,7 @@ HOPPER = 9.0
 CHUNKS = 4  # of an MLP that is chunked: more spare little, and every one is launched by itself
 LONG = 16384  # tokens of a sequence, from which on it is worth asking how its parts are exchanged
 LEAST_GAIN = 0.02
+NARROW = 2048  # hidden size of a dense model up to which a host may launch kernels more slowly than a device runs them
 # Linear layers in these formats hand user buffers what they can send.
 FORMATS_OF_USER_BUFFERS = (None, "delayed", "tensorwise")
 
@@ -73,6 +76,14 @@ def _switch_kinds(recipe: Recipe) -> Iterator[list[Switches]]:
         yield [off, {"loss": "native"}]
     if recipe.model.moe is not None:
         yield [off, {"overlap_expert_communication": True}]
+    if recipe.model.moe is not None or recipe.model.hidden_size <= NARROW:
+        yield [off, *({"cuda_graphs": scopes} for scopes in _graphed(recipe))]
+
+
+def _graphed(recipe: Recipe) -> list[tuple[str, ...]]:
+    """Return the most that graphs capture without switching off the look for losses that are no numbers, which a graph
+    of the whole iteration needs."""
+    return [scopes for scopes in graph_scopes(recipe) if scopes != (FULL_ITERATION,)][-1:]
 
 
 def _loss_may_gain(recipe: Recipe) -> bool:
