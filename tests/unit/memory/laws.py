@@ -62,7 +62,7 @@ def terms_of(job: Job, layout: Layout, microbatches: int) -> Terms:
 
 
 # By group of devices, the terms that may grow where it grows, and why.
-GROWS_FROM_ONE = {  # a group comes into being
+GROWS_FROM_ONE = {  # a group comes into being, of all ranks of a kind or of those that hold the same experts
     "parameters",  # ZeRO 3 gathers them beside the shards
     "gathered_parameters",  # so does FSDP
     "unreduced_gradients",  # and reduces gradients apart
@@ -98,21 +98,32 @@ def further_splits(drawn: RandomJob) -> Iterator[tuple[str, Layout]]:
         yield group, further
 
 
+def ranks_of_same_experts(drawn: RandomJob, layout: Layout) -> int:
+    """Return how many ranks hold the same experts and may share them, 0 where there are none."""
+    devices = layout.tensor * layout.context * layout.data
+    return 0 if drawn.job.shape.moe is None else devices // (layout.expert * layout.expert_tensor)
+
+
 def more_devices_never_add_to_a_sharded_term(drawn: RandomJob) -> None:
-    """Nor do twice as many take away more than half of what lasts. The vocabulary needs no padding here, which is to a
-    multiple of the tensor ranks."""
+    """Nor do twice as many take away more than half of what lasts, unless experts are shared no more and so need not be
+    gathered. The vocabulary needs no padding here, which is to a multiple of the tensor ranks."""
     job = replace(drawn.job, shape=replace(drawn.job.shape, vocab_size=131072))
     before = terms_of(job, drawn.layout, drawn.microbatches)
     for group, further in further_splits(drawn):
-        may_grow = GROWS[group]
+        may_grow, may_end = GROWS[group], {STUBS, "cached_logits"}
         if getattr(drawn.layout, group) == 1:
             may_grow = may_grow | (EXCHANGED if group == "expert" else GROWS_FROM_ONE)
+        same_experts = ranks_of_same_experts(drawn, drawn.layout), ranks_of_same_experts(drawn, further)
+        if same_experts == (1, 2):
+            may_grow = may_grow | GROWS_FROM_ONE
+        elif same_experts == (2, 1):
+            may_end |= GROWS_FROM_ONE
         for (moment, name), after in terms_of(job, further, drawn.microbatches).items():
             earlier = before[moment, name]
             at = f"{name} at moment {moment}, {group} doubled"
             if name not in may_grow:
                 assert np.all(after <= earlier + ROUNDING_BYTES), f"{at}: {earlier} becomes {after}"
-            if moment in (LASTING, AT_THE_LOSS) and name not in (STUBS, "cached_logits"):
+            if moment in (LASTING, AT_THE_LOSS) and name not in may_end:
                 assert np.all(after >= earlier / 2 - ROUNDING_BYTES), f"{at}: {earlier} becomes {after}"
 
 

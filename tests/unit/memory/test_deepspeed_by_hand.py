@@ -124,6 +124,23 @@ def test_zero_3_does_not_keep_a_frozen_embedding_gathered() -> None:
     assert trained - frozen == pytest.approx(2 * TABLE, rel=0.1)  # adapters add what they hold themselves
 
 
+def test_experts_are_gathered_where_they_alone_rest_in_shards() -> None:
+    """Two tensor-parallel ranks hold the same experts, and shard them; of the rest each has its own half, but for
+    the router, the norms and the embedding. Parameters on the host are all copied."""
+
+    def parameter_bytes(techniques: Techniques) -> float:
+        layout = Layout(tensor=2, zero_stage=3)
+        facts = replace(deepspeed_facts(), live_parameters=1e12)
+        job = job_of(MIXTRAL, layout, facts, techniques, N, 1)
+        return float(states(job, all_ranks(job, LayoutColumns.of([layout]))).parameters[0])
+
+    experts = 32 * 8 * 3 * H * F
+    whole = 32 * (8 * H + 2 * H) + H + 32000 * H
+    rest = (32 * (2 * H * H + 2 * H * 1024) + 32000 * H) // 2 + whole
+    assert parameter_bytes(NO_TECHNIQUES) == 2 * (rest + experts / 2 + experts)
+    assert parameter_bytes(Techniques(offload_parameters=True)) == 2 * (rest + experts)
+
+
 def test_adapters_of_experts_rest_with_the_parameters() -> None:
     """Three projections of 8 experts in 32 layers, each with two thin matrices: of rank 8 between 4,096 and 14,336."""
 

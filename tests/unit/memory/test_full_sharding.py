@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from shapes import LLAMA2_7B, LLAMA3_8B, LLAMA3_70B, ranks
+from shapes import LLAMA2_7B, LLAMA3_8B, LLAMA3_70B, MIXTRAL, job_of, ranks
 
 from llmlaunch.backends.fsdp import (
     atorch_facts,
@@ -16,9 +16,11 @@ from llmlaunch.backends.fsdp import (
     torchtune_facts,
 )
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_fsdp_facts
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.job import all_ranks
+from llmlaunch.memory.states import states
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.units import GIB
@@ -46,6 +48,25 @@ def peak(
 
 def sharded(data: int, **more: int) -> Layout:
     return Layout(data=data, zero_stage=3, **more)
+
+
+@pytest.mark.parametrize("expert", [1, 8])
+def test_only_what_rests_in_shards_is_gathered_and_reduced(expert: int) -> None:
+    """Experts alone, where two tensor-parallel ranks hold the same ones and share them; all but the experts, where
+    eight ranks hold others each."""
+    layout = Layout(tensor=2, zero_stage=3) if expert == 1 else Layout(data=8, expert=8, zero_stage=3)
+    facts = megatron_fsdp_facts(MegatronOptions(gradient_accumulation_fusion=False))
+    job = job_of(MIXTRAL, layout, facts, NO_TECHNIQUES, 4096, 1)
+    priced = states(job, all_ranks(job, LayoutColumns.of([layout])))
+    if expert == 1:  # a layer's are more than the billion elements that may be on their way
+        experts = 8 * 3 * 4096 * 14336
+        assert priced.gathered[0] == 2 * 2 * experts
+        assert priced.unreduced[0] == (2 + 2 * 4) * experts
+    else:
+        block = 2 * 4096**2 + 2 * 4096 * 1024 + 8 * 4096 + 2 * 4096
+        root = 2 * 32000 * 4096 + 4096
+        assert priced.gathered[0] == 2 * (13 * block + root), "its own and half a billion elements ahead"
+        assert priced.unreduced[0] == 2 * (block + 32000 * 4096) + 4 * 10**9
 
 
 def test_a_pure_16_bit_adam_step_with_foreach_holds_ten_bytes_a_parameter() -> None:

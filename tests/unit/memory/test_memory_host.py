@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from shapes import LLAMA3_8B
+from shapes import LLAMA3_8B, MIXTRAL
 
 from llmlaunch.backends.deepspeed.facts import deepspeed_facts
 from llmlaunch.backends.megatron.facts import megatron_facts
@@ -14,6 +14,7 @@ from llmlaunch.memory.estimator import Estimate, estimate
 from llmlaunch.memory.facts import constant
 from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job
+from llmlaunch.models.parameters import count_parameters
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
@@ -83,6 +84,13 @@ def test_megatron_offloads_the_share_it_is_asked_for() -> None:
     )
     assert 2 * half == pytest.approx(whole, rel=1e-6)
     assert 16 * PARAMETERS <= whole <= 24 * PARAMETERS
+
+
+def test_without_sharding_every_process_holds_all_offloaded_states() -> None:
+    """16 bytes of each of Mixtral's parameters, experts and others, on both; nothing is rounded without pinning."""
+    job = Job(MIXTRAL, WORK, megatron_facts(), techniques=Techniques(offload_optimizer=1.0))
+    whole = estimate(job, Layout(data=2, zero_stage=0), node=HostNode(processes=2, resident=True))
+    assert whole.host_terms["offloaded_optimizer"] == 2 * 16 * count_parameters(MIXTRAL).total
 
 
 def test_offloaded_parameters_are_zero_3s_shards() -> None:

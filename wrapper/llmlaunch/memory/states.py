@@ -87,7 +87,7 @@ def states(job: Job, rows: RankColumns) -> States:
     step = _updated_on_host(job, step, np.minimum(sharded, largest_parameter(job, rows)))
     return States(
         parameters=_resting(job, rows, counts, dense_group, expert_group)
-        + _gathered(job, rows, counts, dense_group)
+        + _gathered(job, rows, counts, dense_group, expert_group)
         + np.where(stage >= 3, facts.secondary_parameter_bytes * whole, 0.0),
         gradients=over_step.lasting,
         optimizer=(1.0 - job.techniques.offload_optimizer)
@@ -97,12 +97,12 @@ def states(job: Job, rows: RankColumns) -> States:
             - _saved_by_matrices(job, rows, trained, dense_group, expert_group)
         ),
         weight_copies=_weight_copies(job, rows, dense_group, expert_group),
-        gathered=gathered_parameters(job, rows, dense_group),
+        gathered=gathered_parameters(job, rows, dense_group, expert_group),
         forward=over_step.forward,
         backward=over_step.backward,
         final=over_step.final,
         buckets=over_step.step,
-        unreduced=unreduced_gradients(job, rows, dense_group),
+        unreduced=unreduced_gradients(job, rows, dense_group, expert_group),
         step=step,
         placed=_placed(job, rows, counts, trained, over_step.lasting, sharded),
         norm=norm,
@@ -235,23 +235,26 @@ def _weight_copies(job: Job, rows: RankColumns, dense_group: FloatColumn, expert
     return np.where(_in_shards(job, rows), shards + sharding.narrow_scale_bytes * (weights + experts), whole)
 
 
-def _gathered(job: Job, rows: RankColumns, counts: RankParameters, group: FloatColumn) -> FloatColumn:
+def _gathered(
+    job: Job, rows: RankColumns, counts: RankParameters, dense_group: FloatColumn, expert_group: FloatColumn
+) -> FloatColumn:
     """Return the parameters gathered by ZeRO 3: those of what runs now, the largest layer, and what is prefetched or
     kept up to a limit. The gathered parameters are a copy, the shard stays beside them (counted in CPU runs, DeepSpeed
-    0.19.8). A single device has nothing to gather, but copies what rests on the host all the same
-    (deepspeed/runtime/zero/partition_parameters.py `NoGatherHandle` and `NoGatherCoalescedHandle`, 0.19.8). Without
+    0.19.8). A group of one device has nothing to gather, but copies what rests on the host all the same
+    (deepspeed/runtime/zero/partition_parameters.py `NoGatherHandle` and `NoGatherCoalescedHandle`, 0.19.8); experts may
+    rest in shards where nothing else does, for tensor-parallel ranks that hold the same ones share them, too. Without
     `memory_efficient_linear` autograd saves a view of each gathered weight, which outlives the parameter's release
     (torch.nn.functional.linear, 2.13; counted in tests/frameworks/test_family_bytes.py)."""
     if job.facts.full_sharding is not None:
         return np.zeros(len(rows))
-    whole = counts.dense + counts.expert
+    dense, on_host = counts.dense, job.techniques.offload_parameters
     if job.techniques.adapters is not None:  # no backward pass reads a frozen embedding
-        whole = whole - np.where(rows.first & ~np.asarray(job.shape.tied_embeddings), tables(job, rows)[0], 0.0)
+        dense = dense - np.where(rows.first & ~np.asarray(job.shape.tied_embeddings), tables(job, rows)[0], 0.0)
+    whole = dense * ((dense_group > 1) | on_host) + counts.expert * ((expert_group > 1) | on_host)
     most = np.minimum(whole, counts.largest_layer + job.facts.live_parameters)
     if job.facts.gathered_weights_kept:
         most = np.where(rows.layouts.recompute == RECOMPUTE_FULL, most, whole)
-    copied = (group > 1) | job.techniques.offload_parameters
-    return np.where((rows.layouts.zero_stage >= 3) & copied, job.facts.parameter_bytes * most, 0.0)
+    return np.where(rows.layouts.zero_stage >= 3, job.facts.parameter_bytes * most, 0.0)
 
 
 ROUNDING_BYTES = 8.0
@@ -369,7 +372,9 @@ def _largest_trained(job: Job, rows: RankColumns) -> FloatColumn:
     return largest_parameter(job, rows)
 
 
-def gathered_parameters(job: Job, rows: RankColumns, group: FloatColumn) -> FloatColumn:
+def gathered_parameters(
+    job: Job, rows: RankColumns, dense_group: FloatColumn, expert_group: FloatColumn
+) -> FloatColumn:
     """Return the bytes of whole parameters alive beside the shards while a step runs forward and backward.
 
     A root group (embedding, final norm, head) is not released after the forward pass: torch.distributed.fsdp,
@@ -379,17 +384,20 @@ def gathered_parameters(job: Job, rows: RankColumns, group: FloatColumn) -> Floa
     sharding = job.facts.full_sharding
     if sharding is None:
         return np.zeros(len(rows))
-    blocks, block = _all_blocks(job, rows), _block(job, rows)
+    blocks, block = _sharded_blocks(job, rows, dense_group, expert_group)
     ahead = np.ceil(sharding.gathered_elements / np.maximum(block, 1.0)) * block
     some = np.minimum(blocks, np.maximum(sharding.gathered_blocks * block, block + ahead))
     whole = (rows.layouts.zero_stage < 3) | (sharding.keeps_stage & (rows.layouts.pipeline > 1))
-    counts = rank_parameters(job, rows)
-    root = counts.dense + counts.expert - blocks
-    alive = sharding.gathered_bytes * np.where(whole, blocks, some) + sharding.root_bytes * root
-    return np.where((rows.layouts.zero_stage >= sharding.first_stage) & (group > 1), alive, 0.0)
+    counts, layers = rank_parameters(job, rows), layer_parameters(job, rows)
+    root = counts.dense + counts.expert - _of_all_layers(rows, *layers)
+    root_bytes = np.where(dense_group > 1, sharding.root_bytes * root, 0.0)
+    alive = sharding.gathered_bytes * np.where(whole, blocks, some) + root_bytes
+    return np.where(rows.layouts.zero_stage >= sharding.first_stage, alive, 0.0)
 
 
-def unreduced_gradients(job: Job, rows: RankColumns, group: FloatColumn) -> FloatColumn:
+def unreduced_gradients(
+    job: Job, rows: RankColumns, dense_group: FloatColumn, expert_group: FloatColumn
+) -> FloatColumn:
     """Return the bytes of whole gradients alive while a block runs backward: its own, those of blocks before it on
     their way through the reduction, and the head's, which is reduced with the root group at the end. Where a pipeline
     rank reduces once a step, its blocks accumulate whole gradients in the data type they are reduced in
@@ -397,22 +405,27 @@ def unreduced_gradients(job: Job, rows: RankColumns, group: FloatColumn) -> Floa
     sharding = job.facts.full_sharding
     if sharding is None:
         return np.zeros(len(rows))
-    blocks, block = _all_blocks(job, rows), _block(job, rows)
+    blocks, block = _sharded_blocks(job, rows, dense_group, expert_group)
     waiting = np.minimum(blocks, np.maximum(sharding.reduced_blocks * block, sharding.reduced_elements))
     accumulated = sharding.keeps_stage & (rows.layouts.pipeline > 1) & (rows.microbatches > 1)
     reduced = sharding.reduced_bytes * np.where(accumulated, blocks, waiting)
-    alive = sharding.gradient_bytes * (block + matrices(job, rows).head) + reduced
-    return np.where((rows.layouts.zero_stage >= 2) & (group > 1), alive, 0.0)
+    head = np.where(dense_group > 1, matrices(job, rows).head, 0.0)
+    return np.where(rows.layouts.zero_stage >= 2, sharding.gradient_bytes * (block + head) + reduced, 0.0)
 
 
-def _block(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the parameters of the largest layer of a row's rank, on one device."""
+def _sharded_blocks(
+    job: Job, rows: RankColumns, dense_group: FloatColumn, expert_group: FloatColumn
+) -> tuple[FloatColumn, FloatColumn]:
+    """Return the parameters of all layers of a row's rank and of the largest, on one device, that rest in shards: those
+    whose group has more than one rank, which may be the experts' alone or all but theirs."""
     dense, mixture, experts = layer_parameters(job, rows)
-    return np.maximum(
+    several = dense_group > 1
+    dense, mixture, experts = dense * several, mixture * several, experts * (expert_group > 1)
+    largest = np.maximum(
         np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, mixture + experts, 0.0)
     )
+    return _of_all_layers(rows, dense, mixture, experts), largest
 
 
-def _all_blocks(job: Job, rows: RankColumns) -> FloatColumn:
-    dense, mixture, experts = layer_parameters(job, rows)
+def _of_all_layers(rows: RankColumns, dense: FloatColumn, mixture: FloatColumn, experts: FloatColumn) -> FloatColumn:
     return np.asarray(rows.dense_layers * dense + rows.moe_layers * (mixture + experts))
