@@ -15,7 +15,7 @@ from llmlaunch.planner.judge import refuse
 from llmlaunch.planner.plan import JobLength, Plan
 from llmlaunch.planner.planning import make_plan, make_sized_plan, time_limit_note
 from llmlaunch.planner.search import search
-from llmlaunch.planner.sizing import ALL_UP_TO, smallest_cluster, splittable, stride
+from llmlaunch.planner.sizing import ALL_UP_TO, fewest_safe, smallest_cluster, splittable, stride
 from llmlaunch.recipe.types import Recipe
 from support.plans import any_legal, gallery_setting, setting_for
 from support.recipes import recipe_of
@@ -204,6 +204,14 @@ def test_what_no_number_of_nodes_could_split_is_said_with_its_reason(overrides: 
 def test_the_advice_for_too_few_nodes_is_the_smallest_number_that_fits() -> None:
     setting = gallery_setting("llama3-70b", "model=llama3-405b", "nodes=1")
     assert make_plan(setting).changes == {"nodes": smallest_cluster(setting, 2, 100).nodes}
+
+
+@pytest.mark.parametrize(("overrides", "fewest"), [(("model=llama3-405b",), 2), (("model.num_layers=5500",), 85)])
+def test_trying_twice_as_many_nodes_first_changes_no_answer(overrides: tuple[str, ...], fewest: int) -> None:
+    setting = gallery_setting("llama3-70b", *overrides, "layout={tensor: 8, context: 1, micro_batch_size: 1}")
+    nodes = smallest_cluster(setting, fewest, 260).nodes
+    assert nodes is not None
+    assert fewest_safe(setting, fewest, 260) == nodes
 
 
 def test_the_length_of_a_job_is_its_steps() -> None:

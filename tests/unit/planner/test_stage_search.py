@@ -31,7 +31,7 @@ from llmlaunch.planner.leading_layers import (
 from llmlaunch.planner.search_space import enumerate_splits
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.stage_balance import Costs, balance_alike, balance_kinds
-from llmlaunch.planner.stage_capacities import capacities, fitting
+from llmlaunch.planner.stage_capacities import capacities, fitting, may_hold_all
 from llmlaunch.techniques import Techniques
 from llmlaunch.timing.stages import stage_seconds, stages
 from llmlaunch.timing.step import step_time
@@ -329,3 +329,28 @@ def test_named_stages_narrow_the_search_to_them() -> None:
     assert sizes == {(6, 1), (3, 2), (2, 3), (1, 6)}
     assert np.all(layouts.uneven)
     assert layouts.row(0).layers_by_stage == (13, 14, 14, 14, 14, 11)
+
+
+@settings(max_examples=20)
+@given(
+    pipeline=st.sampled_from((34, 40, 64, 80)),
+    tensor=st.sampled_from((1, 2, 8)),
+    batch=st.sampled_from((16, 100, 512)),
+    limit_gib=st.integers(5, 90),
+)
+def test_no_layout_that_holds_all_layers_is_left_out_by_its_few_ranks(
+    pipeline: int, tensor: int, batch: int, limit_gib: int
+) -> None:
+    recipe = replace(RECIPE, training=replace(RECIPE.training, global_batch_size=batch))
+    job = setting_of(recipe, MegatronLM()).job
+    columns = LayoutColumns.of([Layout(tensor=tensor, pipeline=pipeline)])
+    each = capacities(job, columns, limit_gib * GIB)[0]
+    assert np.all(np.diff(each[1:-1]) >= 0)
+    if np.all(each > 0) and each.sum() >= LAYERS:
+        assert may_hold_all(job, columns, limit_gib * GIB).tolist() == [0]
+
+
+def test_a_long_pipeline_without_room_is_left_out_by_its_few_ranks() -> None:
+    columns = LayoutColumns.of([Layout(pipeline=80), Layout(tensor=8, pipeline=64), Layout(pipeline=2)])
+    assert may_hold_all(JOB, columns, 10 * GIB).tolist() == [2]  # short ones are not asked
+    assert may_hold_all(JOB, columns, 70 * GIB).tolist() == [1, 2]

@@ -122,28 +122,30 @@ class StepBounds:
         self, setting: Setting, space: TechniqueSpace, splits: LayoutColumns, in_balance: bool = False
     ) -> None:
         self._setting, self._space, self._splits, self._in_balance = setting, space, splits, in_balance
-        self._seconds: dict[StepTechniques, FloatColumn] = {}
+        # by the same techniques with nothing recomputed or offloaded
+        self._seconds: dict[StepTechniques, dict[StepTechniques, FloatColumn]] = {}
 
     def least(self, step: StepTechniques) -> FloatColumn:
         """Return the best bound of all splits that follows from what was computed so far."""
         kept = step.keeping_all
         if kept not in self._seconds:
             passes = passes_with(self._setting, self._space, kept, self._splits, self._in_balance)
-            self._seconds[kept] = passes.total
-        known = [seconds for other, seconds in self._seconds.items() if other != kept and _costs_more(step, other)]
-        least: FloatColumn = np.maximum.reduce([self._seconds[kept], *known])
+            self._seconds[kept] = {kept: passes.total}
+        alike = self._seconds[kept]
+        known = [seconds for other, seconds in alike.items() if other != kept and _costs_more(step, other)]
+        least: FloatColumn = np.maximum.reduce([alike[kept], *known])
         return least
 
     def add(self, step: StepTechniques, rows: IntColumn, seconds: FloatColumn, least: FloatColumn) -> None:
         """Add the seconds of some splits; `least` are the bounds of all."""
         least[rows] = np.maximum(seconds, least[rows])
-        self._seconds[step] = least
+        self._seconds[step.keeping_all][step] = least
 
 
 def _costs_more(step: StepTechniques, other: StepTechniques) -> bool:
-    """Whether a step with `step` takes at least as long as with `other`: the same but for modules that it recomputes or
-    offloads too."""
-    if step.solved or other.solved or step.keeping_all != other.keeping_all or step.recompute == RECOMPUTE_FULL:
+    """Whether a step with `step` takes at least as long as with `other`, which has the same switches: the same but for
+    modules that it recomputes or offloads too."""
+    if step.solved or other.solved or step.recompute == RECOMPUTE_FULL:
         return False
     if step.offload_modules:
         alike = step.recompute == other.recompute and step.recompute_modules == other.recompute_modules

@@ -26,6 +26,7 @@ from llmlaunch.units import DAY, GIB, duration
 __all__ = [
     "DEFAULT_MOST_NODES",
     "budget_shares",
+    "fewest_safe",
     "length_text",
     "most_exceeded",
     "most_nodes",
@@ -65,6 +66,27 @@ def smallest_cluster(setting: Setting, fewest: int, most: int) -> Sizing:
                 return Sizing(tuple(trials))
             searched = nodes if trials[-1].device_bytes is not None else searched
     return Sizing(_with_a_safe_count(setting, trials))
+
+
+def fewest_safe(setting: Setting, fewest: int, most: int) -> int | None:
+    """Return the count that `smallest_cluster` ends with, or None. Beyond ALL_UP_TO its double and so on are tried
+    first: as a layout of fewer nodes fits more nodes too, what has layouts but no safe one says that of fewer."""
+    if fewest <= ALL_UP_TO:
+        nodes = smallest_cluster(setting, fewest, min(ALL_UP_TO, most)).nodes
+        if nodes is not None or most <= ALL_UP_TO:
+            return nodes
+        fewest = ALL_UP_TO + 1
+    nodes = 2 * ALL_UP_TO
+    while nodes < most:
+        if nodes > fewest:
+            if not splittable(setting, np.array([nodes]))[0]:
+                break
+            trial = _try(setting.with_recipe(replace(setting.recipe, nodes=nodes)))
+            if trial.refused != MEMORY or trial.device_bytes is None:
+                break
+            fewest = nodes + stride(nodes + 1)
+        nodes *= 2
+    return smallest_cluster(setting, fewest, most).nodes
 
 
 def stride(nodes: int) -> int:

@@ -18,7 +18,7 @@ from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.search_space import as_ints, offered_values
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, most_nodes, smallest_cluster
+from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, fewest_safe, most_nodes
 from llmlaunch.recipe.overrides import written_pin
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
@@ -298,21 +298,29 @@ def _larger(setting: Setting) -> Iterator[Change]:
     recipe = setting.recipe
     safe_alone = replace(recipe.memory, accept=None)
     without_budget = setting.with_recipe(replace(relax_pins(setting), budget=NO_BUDGET, memory=safe_alone))
-    nodes = smallest_cluster(without_budget, recipe.nodes + 1, most_nodes(without_budget.recipe)).nodes
+    most = most_nodes(without_budget.recipe)
+    nodes = fewest_safe(without_budget, recipe.nodes + 1, most)
     if nodes is not None:
-        relaxed = search_relaxed(setting.with_recipe(replace(recipe, nodes=nodes)))
-        change = _by_pins(relaxed, *_node_settings(recipe, nodes))
-        if change is not None:
-            yield change
+        larger = setting.with_recipe(replace(recipe, nodes=nodes))
+        yield from _with_other_pins(larger, *_node_settings(recipe, nodes))
     for factor in SHORTER:
         length = recipe.workload.sequence_length // factor
         if length >= 1:
             training = replace(recipe.training, sequence_length=length)
             key = "training.sequence_length"
-            relaxed = search_relaxed(setting.with_recipe(replace(recipe, training=training)))
-            change = _by_pins(relaxed, {key: length}, {key: recipe.workload.sequence_length})
-            if change is not None:
-                yield change
+            shorter = setting.with_recipe(replace(recipe, training=training))
+            yield from _with_other_pins(shorter, {key: length}, {key: recipe.workload.sequence_length})
+
+
+def _with_other_pins(setting: Setting, settings: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Change]:
+    """Yield the `settings` under which a setting is searched, with as few of its pins changed as leave a safe layout;
+    nothing where none does."""
+    if setting.recipe.pins:
+        change = _by_pins(search_relaxed(setting), settings, before)
+    else:  # nothing to relax: the search of the plan says it all
+        change = _with_planned_layout(setting, Change(settings, setting.recipe, Layout(), before))
+    if change is not None:
+        yield change
 
 
 def _node_settings(recipe: Recipe, nodes: int) -> tuple[dict[str, int], dict[str, int]]:

@@ -11,9 +11,10 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, layer_kinds
 from llmlaunch.memory.peak import device_bytes, rank_sums
 
-__all__ = ["capacities", "fitting", "most_that_fit", "rank_device_bytes"]
+__all__ = ["capacities", "fitting", "may_hold_all", "most_that_fit", "rank_device_bytes"]
 
 PIECE = 8192  # ranks priced at a time, so that the columns of the formula stay in the processor's cache
+SAMPLED = 8  # ranks asked first, of pipelines with several times as many
 CHORDS = 3  # interpolations before plain bisection: bytes are nearly affine in the layers
 
 
@@ -32,6 +33,38 @@ def capacities(job: Job, layouts: LayoutColumns, limit_bytes: float, most_layers
         raise ValueError("capacities need equal layers and one chunk for each rank")
     index = np.repeat(np.arange(len(layouts)), layouts.pipeline)
     rank = np.arange(len(index)) - (np.cumsum(layouts.pipeline) - layouts.pipeline)[index]
+    table = np.zeros((len(layouts), int(layouts.pipeline.max(initial=1))), dtype=np.int64)
+    table[index, rank] = _capacities_of(job, layouts, index, rank, limit_bytes, most_layers)
+    return table
+
+
+def may_hold_all(
+    job: Job, layouts: LayoutColumns, limit_bytes: float, most_layers: IntColumn | None = None
+) -> IntColumn:
+    """Return the row numbers of layouts whose ranks may hold all layers together, by the `capacities` of a few ranks of
+    long pipelines: of those between the first and the last, a later one keeps fewer micro-batches and holds no less."""
+    inner = layouts.pipeline - 2
+    long = np.flatnonzero(inner >= 4 * SAMPLED)
+    if not len(long):
+        return np.arange(len(layouts))
+    ends = (1 + np.arange(SAMPLED)) * inner[long][:, None] // SAMPLED  # the last rank of each piece
+    rank = np.concatenate([0 * ends[:, :1], ends, ends[:, -1:] + 1], axis=1)
+    index = np.repeat(long, rank.shape[1])
+    each = _capacities_of(job, layouts, index, rank.ravel(), limit_bytes, most_layers).reshape(rank.shape)
+    enough = (each * np.diff(rank, axis=1, prepend=-1)).sum(axis=1) >= job.shape.num_layers
+    rows: IntColumn = np.delete(np.arange(len(layouts)), long[~enough | (each == 0).any(axis=1)])
+    return rows
+
+
+def _capacities_of(
+    job: Job,
+    layouts: LayoutColumns,
+    index: IntColumn,
+    rank: IntColumn,
+    limit_bytes: float,
+    most_layers: IntColumn | None,
+) -> IntColumn:
+    """Return the capacities of some ranks; `index` is the layout of each."""
     top = job.shape.num_layers - layouts.pipeline[index] + 1
     if most_layers is not None:
         top = np.clip(most_layers[index], 1, top)
@@ -41,10 +74,7 @@ def capacities(job: Job, layouts: LayoutColumns, limit_bytes: float, most_layers
         dense, moe = (0 * count, count) if mixture else (count, 0 * count)
         return rank_device_bytes(job, layouts, index[cells], rank[cells], dense, moe)
 
-    most = most_that_fit(bytes_of, top, limit_bytes)
-    table = np.zeros((len(layouts), int(layouts.pipeline.max(initial=1))), dtype=np.int64)
-    table[index, rank] = most
-    return table
+    return most_that_fit(bytes_of, top, limit_bytes)
 
 
 def rank_device_bytes(

@@ -15,7 +15,7 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, layer_kinds
 from llmlaunch.planner.leading_layers import balance_leading, leading_dense_layers, mixture_capacities
 from llmlaunch.planner.stage_balance import Costs, balance_alike, balance_kinds
-from llmlaunch.planner.stage_capacities import capacities, fitting
+from llmlaunch.planner.stage_capacities import capacities, fitting, may_hold_all
 from llmlaunch.timing.stages import last_seconds, stage_seconds
 
 __all__ = ["balanced", "balanced_within", "costs_of"]
@@ -49,13 +49,15 @@ def balanced_within(
     so are those with several chunks to a rank, whose memory is
     judged afterwards."""
     rows = np.flatnonzero(layouts.virtual_pipeline == 1)
-    chosen, cost = layouts.take(rows), costs.take(rows)
+    most = np.full(len(layouts), job.shape.num_layers)
+    if slowest_seconds is not None:
+        layer = np.where(costs.mixture > 0, costs.mixture, costs.dense)
+        most = np.minimum(np.ceil(slowest_seconds / layer), most).astype(np.int64)
+    if job.stages_alike:
+        rows = rows[may_hold_all(job, layouts.take(rows), limit_bytes, most[rows])]
+    chosen, cost, most = layouts.take(rows), costs.take(rows), most[rows]
     if not len(rows):
         return rows, chosen
-    most = np.full(len(rows), job.shape.num_layers)
-    if slowest_seconds is not None:
-        layer = np.where(cost.mixture > 0, cost.mixture, cost.dense)
-        most = np.minimum(np.ceil(slowest_seconds[rows] / layer), most).astype(np.int64)
     splits = _one_chunk(job, chosen, cost, limit_bytes, most)
     solved = np.flatnonzero([len(split) > 0 for split in splits])
     return rows[solved], _with_splits(chosen.take(solved), [splits[row] for row in solved])
