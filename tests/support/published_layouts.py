@@ -86,6 +86,11 @@ class Workload:
     def tokens_per_step(self) -> int:
         return self.sequence_length * self.global_batch_size
 
+    @property
+    def is_mixture(self) -> bool:
+        """Whether its published recipe sends tokens to experts."""
+        return any("expert" in each.layout for each in self.published)
+
     def seconds(self, published: Published) -> float:
         """Return the measured seconds of a step of one of the published layouts."""
         return self.tokens_per_step / (published.tokens_per_second_per_gpu * self.devices)
@@ -95,6 +100,7 @@ class Workload:
         that may be filled, above 1 where more is predicted for a layout that ran; None is the margin by measured runs.
         """
         per_node = load_cluster(self.cluster, Path()).devices_per_node
+        libraries = {"libraries": ["deepep", "hybridep"]} if self.is_mixture else {}  # NVIDIA's images have both
         training = {
             "sequence_length": self.sequence_length,
             "global_batch_size": self.global_batch_size,
@@ -105,7 +111,7 @@ class Workload:
             "schema": 1,
             "name": "published",
             "model": self.model,
-            "backend": "megatron-lm",
+            "backend": {"name": "megatron-lm", **libraries},
             "cluster": self.cluster,
             "nodes": self.devices // per_node,
             "training": training,

@@ -41,6 +41,8 @@ REPLICATED = Layout(16, 1, data=32, sequence_parallel=1)  # 8 query groups on 16
 PAIRS = replace(GPUS, micro_batch_size=2)
 RING = Layout(1, 4, context=8, data=16, zero_stage=1)  # 64 heads, 8 query groups
 CHUNKS = replace(STAGES, virtual_pipeline=5)
+MANY_EXPERTS = ("nodes=32", "model.moe.num_experts=256", "layout.token_dispatcher=flex")
+EVERYWHERE = Layout(data=256, zero_stage=1)
 EXCHANGING = Layout(1, 1, data=64, expert=8, zero_stage=1)
 FULL, SELECTIVE = replace(GPUS, recompute=RECOMPUTE_FULL), replace(GPUS, recompute=RECOMPUTE_SELECTIVE)
 FSDP, ZERO_3 = Layout(data=32, zero_stage=3), Layout(data=16, zero_stage=3)
@@ -131,6 +133,7 @@ ASKED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("delayed-gradients-interleaved", MIXTURE, (DELAYED,), EXPERT_STAGES, replace(EXPERT_STAGES, virtual_pipeline=2)),
     ("recomputed-mlp-unbiased", DENSE, (BIASED, RECOMPUTED_MLP), SELECTIVE, FULL),
     ("deepep-needs-others", MIXTURE, ("layout.token_dispatcher=flex",), replace(EXPERTS, expert=1), EXPERTS),
+    ("deepep-ranks", MIXTURE, MANY_EXPERTS, replace(EVERYWHERE, expert=256), replace(EVERYWHERE, expert=128)),
     ("all-to-all-heads", BIG, ("layout.context_comm=a2a",), replace(RING, tensor=2, data=8, sequence_parallel=1), RING),
     ("hidden-tensor-sequence", BIG, ("layout.tp_comm_overlap=true",), replace(STAGES, sequence_parallel=0), STAGES),
     ("hidden-exchange-experts", MIXTURE, (HIDDEN,), replace(EXCHANGING, expert=1), EXCHANGING),

@@ -20,6 +20,8 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.units import GIB
 from llmlaunch.workload import Workload
 
+CORRECTED = ("context", "communicators")  # of what is outside torch
+
 
 def job_of(shape: ModelShape, backend: str = "megatron") -> Job:
     return Job(shape, Workload(4096, 1024), PAIRS[backend][0])
@@ -68,7 +70,7 @@ def test_more_layers_never_need_less(shape: ModelShape, data: st.DataObject, cor
 def test_the_context_gives_way_first_then_the_communicators_and_nothing_below_nothing() -> None:
     layout, job = Layout(2, 2, data=4, sequence_parallel=1, zero_stage=1), job_of(LLAMA3_8B)
     rank = estimate(job, layout).worst
-    context, communicators = (rank.terms[name] for name in OUTSIDE_TORCH)
+    context, communicators = (rank.terms[name] for name in CORRECTED)
     assert context > 0
     assert communicators > 0
     for outside, expected in {
@@ -78,7 +80,7 @@ def test_the_context_gives_way_first_then_the_communicators_and_nothing_below_no
         -1000.0 * GIB: (0, 0),
     }.items():
         terms = estimate(replace(job, correction=Correction(outside_bytes=outside)), layout).worst.terms
-        assert tuple(terms[name] for name in OUTSIDE_TORCH) == pytest.approx(expected, abs=1)
+        assert tuple(terms[name] for name in CORRECTED) == pytest.approx(expected, abs=1)
 
 
 def test_the_host_is_not_corrected_but_where_it_is_the_device() -> None:

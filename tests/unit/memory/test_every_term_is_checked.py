@@ -27,6 +27,7 @@ from support.term_mutants import mutants_of
 
 FORMULA = (
     "activations",
+    "exchange",
     "graphs",
     "host",
     "job",
@@ -45,6 +46,7 @@ BY_HAND = (
     "test_moments_by_hand",
     "test_terms_by_hand",
     "test_graphs",
+    "test_exchange",
     "test_memory_laws",
     "test_deepspeed_moments",
     "test_deepspeed_by_hand",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.app.planned_run import plan
+from llmlaunch.assets import asset
 from llmlaunch.planner.hints import LEAST_GAIN, MOST_HINTS, Hint
 from support.command_line import CommandLine
 from support.recipes import SMALL
@@ -39,6 +40,17 @@ def test_a_slow_choice_has_a_hint_whose_gain_comes_true(words: str, key: str, le
     assert after.verdict == "safe"
     gain = after.tokens_per_second_per_gpu / before.tokens_per_second_per_gpu - 1
     assert gain >= hint.gain - 0.002
+
+
+def test_a_library_that_nobody_mentions_is_hinted_at_with_what_it_gains() -> None:
+    mixture = asset("recipes", "qwen3-30b-a3b.yaml")
+    before = plan(mixture)
+    hint = next(hint for hint in before.hints() if hint.key == "backend.libraries")
+    assert (hint.value, hint.remark) == (["deepep"], "if the job's image has DeepEP")
+    after = plan(mixture, ["backend.libraries=[deepep]"])
+    assert after.verdict == "safe"
+    assert after.tokens_per_second_per_gpu / before.tokens_per_second_per_gpu - 1 >= hint.gain - 0.002
+    assert not [hint for hint in after.hints() if hint.key == "backend.libraries"]
 
 
 @pytest.mark.parametrize("words", [(), ("layout={tensor: 1}",), ("training.global_batch_size=480",)])

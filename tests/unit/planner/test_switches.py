@@ -140,6 +140,44 @@ def test_what_device_model_or_version_cannot_do_is_not_tried(
     assert not any(is_on(each, name) for each in tried(recipe_of(recipe, *overrides)))
 
 
+LIBRARIES = "backend={name: megatron-lm, libraries: [deepep, hybridep]}"
+HYBRIDEP = "backend={name: megatron-lm, libraries: [hybridep]}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "libraries"),
+    [
+        ((), set()),
+        ((LIBRARIES,), {"deepep"}),
+        ((HYBRIDEP,), {"hybridep"}),
+        ((LIBRARIES, "cluster=a100-80gb-x8"), {"deepep"}),
+        ((HYBRIDEP, "cluster=a100-80gb-x8"), set()),
+        ((LIBRARIES, "cluster=gb200-nvl72", "nodes=16"), {"hybridep"}),
+        ((LIBRARIES, "layout.token_dispatcher=alltoall"), set()),
+        ((LIBRARIES, BIT_EQUAL_KEY), set()),
+    ],
+)
+def test_a_library_is_used_only_where_the_recipe_says_it_is_there(
+    overrides: tuple[str, ...], libraries: set[str]
+) -> None:
+    choices = list(tried(recipe_of("mixtral-8x7b", *overrides)))
+    assert {each.flex_backend for each in choices} - {None} == libraries
+    assert {each.flex_backend for each in choices if each.token_dispatcher != "flex"} <= {None}
+
+
+def test_weight_gradients_wait_and_a_shared_expert_runs_beside_the_exchange_where_either_can_gain() -> None:
+    mixed = list(tried(recipe_of("deepseek-v2-lite")))
+    assert any(each.overlap_shared_expert for each in mixed)
+    assert any(each.delay_weight_gradients for each in mixed)
+    assert all(each.overlap_expert_communication for each in mixed if each.delay_weight_gradients)
+    assert not any(each.overlap_expert_communication for each in mixed if each.overlap_shared_expert)
+    assert not any(each.overlap_shared_expert for each in tried(recipe_of("mixtral-8x7b")))
+
+
+def test_the_optimizer_goes_to_the_host_in_shares() -> None:
+    assert {each.offload_optimizer for each in tried(recipe_of("llama3-8b"))} == {0.0, 0.25, 0.5, 0.75, 1.0}
+
+
 def test_a_switch_is_not_tried_where_it_changes_nothing() -> None:
     layouts = LayoutColumns.of([Layout(data=8), Layout(tensor=2, data=4), Layout(context=2, data=4)])
     assert list(switches_matter(("tp_comm_overlap",), layouts)) == [False, True, False]

@@ -245,6 +245,7 @@ def test_an_image_beside_the_recipe_is_found_from_the_run_directory() -> None:
         (("nodes=auto",), (), ["budget.days=14"]),
         ((), (), ["nodes=8", "training.seed=1", "model.num_layers=31", "cluster.devices_per_node=4"]),
         ((), (), ["layout.tensor=2", "slurm.qos=b"]),
+        ((), ("backend.libraries=[]",), ["backend.libraries=[deepep]", "backend.libraries=[hybridep]"]),
     ],
 )
 def test_a_digest_changes_with_the_meaning_and_not_with_a_default_that_is_written(

@@ -98,8 +98,8 @@ class StateTechniques:
 class Space:
     """The values of each layout field this backend can be asked for; empty = the planner enumerates all divisors.
     `step_techniques` and `state_techniques` list the combinations worth a search; a recipe's own settings replace them.
-    `uneven`: stages may
-    hold different numbers of layers."""
+    `uneven`: stages may hold different numbers of layers. `libraries` are those of `backend.libraries` that could be
+    used, the better first."""
 
     tensor: tuple[int, ...] = (1,)
     pipeline: tuple[int, ...] = ()
@@ -111,6 +111,7 @@ class Space:
     step_techniques: tuple[StepTechniques, ...] = (StepTechniques(),)
     state_techniques: tuple[StateTechniques, ...] = (StateTechniques(),)
     uneven: bool = False
+    libraries: tuple[str, ...] = ()
 
 
 @frozen

@@ -250,6 +250,7 @@ class MemoryFacts:
     communicator_bytes: float = 0.0  # per process group of more than one rank that a rank communicates in
     groups: tuple[str, ...] = DEFAULT_GROUPS  # those groups, by name (`GROUPS` of memory/peak.py)
     exchange_peer_bytes: float = 0.0  # per other expert rank of the node that tokens are exchanged with by all-to-all
+    exchange_domain_devices: int = 8  # devices that exchange tokens by NVLink
     host: HostFacts = HostFacts()
     pad_vocabulary: bool = True  # to a multiple of 128 x tensor
     embedding_whole: bool = False  # tensor parallelism leaves the embedding table whole, and a head tied to it

@@ -17,6 +17,7 @@ from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.activations import cut_checkpoints, cut_parameters
+from llmlaunch.memory.exchange import exchange_buffers, exchange_connections
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, least_torch_bytes, negative_rows
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import logit_piece, table_gradient
@@ -86,28 +87,16 @@ def communicators(job: Job, rows: RankColumns) -> FloatColumn:
     for name in job.facts.groups:
         members = GROUPS[name](rows)
         count = count + (members if name != "tied_embeddings" or job.shape.tied_embeddings else 0.0)
-    return job.facts.communicator_bytes * count + _exchange_connections(job, rows)
-
-
-NODE_DEVICES = 8
-
-
-def _exchange_connections(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """Return the bytes of the connections an all-to-all opens from every expert rank to every other in its node, where
-    all-gathers and reductions need those of a ring alone."""
-    lay, dispatcher = rows.layouts, job.techniques.token_dispatcher
-    if job.shape.moe is None or not job.facts.exchange_peer_bytes or dispatcher not in (None, "alltoall"):
-        return 0.0
-    beside = np.maximum(np.minimum(lay.expert, NODE_DEVICES // lay.expert_tensor), 1) - 1
-    return job.facts.exchange_peer_bytes * beside
+    return np.asarray(job.facts.communicator_bytes * count)
 
 
 @frozen
 class TransientSums:
     """Whole transient bytes at each moment, the lasting ones included. A column is None where the facts know no such
-    thing, and `broken` is None where no term is negative."""
+    thing, and `broken` is None where no term is negative. `outside` torch is what exchanges of tokens hold."""
 
     moments: tuple[FloatColumn, ...]
+    outside: FloatColumn
     holes: FloatColumn | None  # free at the first moment, in pieces the cache keeps
     cut: FloatColumn | None  # wasted beside the backward pass where blocks of another size are cut
     lone: FloatColumn | None  # a tensor of the layers' backward pass that gets a segment of its own
@@ -117,6 +106,7 @@ class TransientSums:
     def of(cls, job: Job, rows: RankColumns, terms: MomentTerms) -> TransientSums:
         return cls(
             moments=_moments(terms),
+            outside=np.rint(exchange_connections(job, rows)) + np.rint(exchange_buffers(job, rows)),
             holes=terms.moments[0].get(HOLES),
             cut=_cut(job, rows),
             lone=np.rint(_lone(job, rows)) if job.facts.whole_segments else None,
@@ -216,7 +206,7 @@ def device_bytes(transient: TransientSums, state_sums: StateSums) -> FloatColumn
     broken = torch < state_sums.least
     for negative in (transient.broken, state_sums.broken):
         broken = broken if negative is None else broken | negative
-    total = torch + state_sums.outside
+    total = torch + state_sums.outside + transient.outside
     return np.where(broken, IMPOSSIBLE_BYTES, total) if broken.any() else total
 
 
@@ -303,7 +293,7 @@ def sum_of(columns: Iterable[FloatColumn]) -> FloatColumn:
 CACHE = "allocator_cache"
 RESIDUAL = "measured_residual"  # bytes that measured runs allocate beyond the prediction; may be negative
 STATE = ("parameters", "weight_copies", "gradients", "optimizer_states")  # shown first, whatever moment is the worst
-OUTSIDE_TORCH = ("context", "communicators")
+OUTSIDE_TORCH = ("context", "communicators", "exchange_buffers")
 
 
 @frozen
@@ -323,7 +313,7 @@ class Terms:
 
     @property
     def device(self) -> FloatColumn:
-        return self.reserved + sum_of(self.terms[n] for n in OUTSIDE_TORCH)
+        return self.reserved + sum_of(self.terms[n] for n in OUTSIDE_TORCH if n in self.terms)
 
 
 def rank_terms(job: Job, rows: RankColumns) -> Terms:
@@ -344,7 +334,11 @@ def rank_terms(job: Job, rows: RankColumns) -> Terms:
     residual = (
         {} if state_sums.torch_factor == 1.0 else _residual(sum_of(terms.values()), cache, state_sums.torch_factor)
     )
-    return Terms({**terms, CACHE: cache, **residual, **outside_torch(job, rows)}, state_sums.least)
+    outside = dict(outside_torch(job, rows))
+    outside["communicators"] = outside["communicators"] + np.rint(exchange_connections(job, rows))
+    if job.techniques.token_dispatcher == "flex":
+        outside["exchange_buffers"] = np.rint(exchange_buffers(job, rows))
+    return Terms({**terms, CACHE: cache, **residual, **outside}, state_sums.least)
 
 
 def _before_the_first_step(job: Job, placed: FloatColumn, lasting: Moment, step: Moment) -> Moment:

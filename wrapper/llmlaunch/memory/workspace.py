@@ -88,15 +88,19 @@ def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return the tokens on their way to the experts and back, which stay alive until all of that is done: permuted,
     exchanged, output by the experts, and sorted again where there are several; over expert-tensor ranks this rank's
     part of the sum, and where the router computes in fp32 a copy of all their tokens in that type. The shared expert's
-    output comes on top
+    output comes on top. DeepEP makes what it received, at most every routed copy, and permutes it, and both again
+    behind the experts; HybridEP sends from and to its buffers
     (megatron/core/transformer/moe/token_dispatcher.py MoEAlltoAllTokenDispatcher, core 0.19; traced)."""
     moe, lay, facts, e = job.shape.moe, rows.layouts, job.facts, job.facts.activation_bytes
-    if moe is None or not facts.exchanges_held or job.techniques.token_dispatcher not in (None, "alltoall"):
+    flex = job.techniques.token_dispatcher == "flex"
+    if moe is None or not facts.exchanges_held or job.techniques.token_dispatcher == "allgather":
         return 0.0
-    routed, over = routed_tokens(job, rows), lay.expert_tensor > 1
+    routed, over = routed_tokens(job, rows), (lay.expert_tensor > 1) & (not flex)
     gathered = routed * lay.expert_tensor
     sorts = moe.num_experts > lay.expert
     narrow = routed * (1.0 + (lay.expert > 1)) + gathered * (1.0 + sorts)
+    if flex:
+        narrow = gathered * (2.0 if job.techniques.flex_backend == "hybridep" else 4.0)
     shared = tokens(job, rows) / sequence_split(job, rows) * (moe.shared_expert_ffn_hidden_size > 0)
     wide = FP32_BYTES * (gathered + routed) if moe.num_experts >= facts.fp32_router_experts else e * routed
     exchange_bytes = job.shape.hidden_size * (e * (narrow + shared) + wide * over)

@@ -1,6 +1,7 @@
 """What a recipe fixes that makes its training slower: each with the one line to write, and the gain as it is priced.
 
-A hint is about what is the person's to choose: a pin of the layout, a batch that devices cannot share evenly, fp32.
+A hint is about what is the person's to choose: a pin of the layout, a batch that devices cannot share evenly, fp32, a
+library that nobody says the job has.
 What the planner is free to choose is the fastest already.
 """
 
@@ -17,6 +18,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.planner.judge import judge_layouts
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.search import search
+from llmlaunch.planner.search_space import excluded_techniques
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import BELONGS, as_pin, search_relaxed, stated_value, yaml_text
 from llmlaunch.recipe.overrides import written_pin
@@ -29,6 +31,7 @@ MOST_HINTS = 3
 MOST_CHANGE_OF_BATCH = 0.125  # a batch further away is another training
 # What a search with another batch keeps of the chosen layout, so that it prices some hundred rows.
 KEPT_WITH_BATCH = ("context", "expert", "expert_tensor", "zero_stage", "recompute")
+LIBRARY_NAMES = {"deepep": "DeepEP", "hybridep": "HybridEP"}
 
 
 @frozen
@@ -57,7 +60,8 @@ def faster_choices(setting: Setting, plan: Plan) -> list[Hint]:
     followed."""
     if not plan.safe:
         return []
-    hints = [*_other_pins(setting, plan), *_other_batches(setting, plan), *_narrower_numbers(setting, plan)]
+    kinds = (_other_pins, _other_batches, _narrower_numbers, _libraries)
+    hints = [hint for kind in kinds for hint in kind(setting, plan)]
     worthwhile = [hint for hint in hints if hint.gain >= LEAST_GAIN]
     return sorted(worthwhile, key=lambda hint: -hint.gain)[:MOST_HINTS]
 
@@ -132,6 +136,27 @@ def _narrower_numbers(setting: Setting, plan: Plan) -> Iterator[Hint]:
     if verdict.refusal is None and verdict.step_seconds is not None:
         gain = plan.chosen.step_seconds / verdict.step_seconds - 1.0
         yield Hint("training.precision", "fp32", "bf16", gain, "weights of the optimizer stay fp32")
+
+
+def _libraries(setting: Setting, plan: Plan) -> Iterator[Hint]:
+    """Yield the library that sends tokens to their experts faster, in the same layout, where nothing says whether the
+    job's environment has it."""
+    recipe, dispatcher = setting.recipe, "token_dispatcher"
+    if recipe.backend.libraries or dispatcher in (*recipe.fixed, *excluded_techniques(recipe)):
+        return
+    hints: list[Hint] = []
+    for library in setting.backend.space(recipe).libraries:
+        techniques = replace(plan.chosen.techniques, token_dispatcher="flex", flex_backend=library)
+        changed = replace(_as_chosen(recipe, plan), techniques=techniques)
+        try:
+            (verdict,) = judge_layouts(setting.with_recipe(changed), [plan.layout])
+        except UserError:
+            continue
+        if verdict.refusal is None and verdict.step_seconds is not None:
+            gain = plan.chosen.step_seconds / verdict.step_seconds - 1.0
+            remark = f"if the job's image has {LIBRARY_NAMES[library]}"
+            hints.append(Hint("backend.libraries", [], [library], gain, remark))
+    yield from hints[:1]
 
 
 def _as_chosen(recipe: Recipe, plan: Plan) -> Recipe:

@@ -73,6 +73,7 @@ _LATER: Mapping[str, Any] = {
     "tensorboard": None,
     "tracking": NO_TRACKING,
     "script_kind": "own",
+    "libraries": (),
     "neutral_args": (),
     "ds_config": {},
     "blend": (),

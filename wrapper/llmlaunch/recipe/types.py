@@ -166,6 +166,12 @@ class BackendChoice:
         default={},
         written=JsonSettings,
     )
+    libraries: tuple[str, ...] = key(
+        "megatron-lm: libraries that the job's environment has and that a layout may use: deepep, hybridep; a search "
+        "uses them where they gain",
+        default=(),
+        written=tuple[Literal["deepep", "hybridep"], ...],
+    )
     found_version: str | None = None
 
     @property
@@ -192,6 +198,8 @@ class BackendChoice:
             raise ValueError("script_kind belongs to deepspeed; a script of megatron-lm takes Megatron's arguments")
         if megatron and keys.get("ds_config"):
             raise ValueError("ds_config belongs to deepspeed; remove it")
+        if not megatron and keys.get("libraries"):
+            raise ValueError("libraries belongs to megatron-lm; remove it")
         if not megatron and keys.get("path") is not None:
             raise ValueError("path is the Megatron-LM checkout; remove it (a script of your own goes into `script`)")
         if keys.get("script_args") and script is None:

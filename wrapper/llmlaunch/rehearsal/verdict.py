@@ -123,7 +123,7 @@ def _judged_rank(
     rehearsed: RehearsedRank | None,
     unseen: Mapping[str, int],
 ) -> RankJudgement:
-    outside = {name: predicted.terms.get(name, 0) for name in OUTSIDE_TORCH}
+    outside = {name: predicted.terms[name] for name in OUTSIDE_TORCH if name in predicted.terms}
     cache = predicted.terms.get(CACHE, 0)
     limit, allocated = plan.limit, predicted.allocated_bytes
     if rehearsed is not None and rehearsed.process_bytes is not None:

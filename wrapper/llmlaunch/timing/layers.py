@@ -21,6 +21,7 @@ from llmlaunch.timing.exchange import (
     tensor_passes,
 )
 from llmlaunch.timing.launches import MixtureLaunches, captured_share, mixture_launches
+from llmlaunch.timing.network import exposed
 from llmlaunch.timing.products import (
     DevicePace,
     Rates,
@@ -225,10 +226,8 @@ def _layer(
         backward = backward + repeated
         recomputed = repeated if recomputed is None else recomputed + repeated
     device, waits = forward + backward, tensor.exposed(linears.backward)
-    if expert is not None and job.techniques.delay_weight_gradients:
-        expert = beside_another_microbatch(expert, [device])
-    elif expert is not None and job.techniques.overlap_expert_communication:
-        expert = beside_another_microbatch(expert, _beside_exchanges(at, mlp, activation, forward, backward))
+    if expert is not None:
+        expert = _waited(job, at, mlp, expert, activation, (forward, backward))
     running = device + waits + sum(exchange.both for exchange in (context, expert) if exchange is not None)
     if mlp.launches is not None and expert is not None:
         passes = forward + expert.forward, backward + expert.backward
@@ -239,6 +238,28 @@ def _layer(
     busy = forward + launching, backward + 2.0 * launching
     seconds = running + launches
     return LayerSeconds(seconds, host, *busy, linears, scores, element, launches, waits, context, expert, recomputed)
+
+
+def _waited(
+    job: Job,
+    at: SplitColumns,
+    mlp: _Mlp,
+    expert: Work,
+    activation: FloatColumn,
+    passes: tuple[FloatColumn, FloatColumn],
+) -> Work:
+    """Return what is waited for of the exchange: all of it, unless it runs beside another micro-batch's `passes` or
+    beside the shared expert, whose first products run while tokens go and whose last ones while they come back
+    (megatron/core/transformer/moe/shared_experts.py, core 0.19)."""
+    forward, backward = passes
+    if job.techniques.delay_weight_gradients:
+        return beside_another_microbatch(expert, [forward + backward])
+    if job.techniques.overlap_expert_communication:
+        return beside_another_microbatch(expert, _beside_exchanges(at, mlp, activation, forward, backward))
+    if job.techniques.overlap_shared_expert:
+        shared = mlp.rates.work(at.tokens, at.share, at.per_tensor)
+        return Work(exposed(expert.forward, shared.forward), exposed(expert.backward, shared.backward))
+    return expert
 
 
 def _beside_exchanges(

@@ -22,7 +22,7 @@ from llmlaunch.backends.megatron.cuda_graphs import graph_environment, graph_imp
 from llmlaunch.backends.megatron.extra_arguments import classed_arguments, with_extra_arguments
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.backends.megatron.number_formats import number_record
-from llmlaunch.backends.megatron.offered_techniques import state_techniques, step_techniques
+from llmlaunch.backends.megatron.offered_techniques import state_techniques, step_techniques, usable_libraries
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, rules_for
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, sharding_facts
 from llmlaunch.backends.megatron.techniques import technique_environment
@@ -73,6 +73,7 @@ class MegatronLM:
             step_techniques=step_techniques(recipe),
             state_techniques=state_techniques(recipe),
             uneven=not sharded,
+            libraries=tuple(usable_libraries(recipe)),
         )
 
     def facts(self, recipe: Recipe) -> MemoryFacts:
@@ -155,6 +156,7 @@ def _options(recipe: Recipe) -> MegatronOptions:
         fp8_parameters=numbers.narrow_parameters,
         compute_capability=float(capability) if capability else None,
         expandable_segments=expands_segments(recipe),
+        nvlink_domain_devices=max(recipe.cluster.nvlink_domain_devices, recipe.cluster.devices_per_node),
     )
     return with_extra_arguments(recipe, options)
 

@@ -80,6 +80,7 @@ class MegatronOptions:
     compute_capability: float | None = None
     expandable_segments: bool = True  # as llmlaunch renders it
     streams_recorded: bool = False  # as torch did before 2.7
+    nvlink_domain_devices: int = 8
     optimizer_bytes_over_data: float = 0.0
     version: str = "0.19"
 
@@ -200,6 +201,7 @@ def _runtime_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
         communicator_bytes=constant("communicator_bytes"),
         groups=GROUPS,
         exchange_peer_bytes=constant("exchange_peer_bytes"),
+        exchange_domain_devices=options.nvlink_domain_devices,
     )
 
 

@@ -11,6 +11,7 @@ from llmlaunch.backends.base import Requirement, implies
 from llmlaunch.backends.megatron.model_arguments import windowed
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
+from llmlaunch.memory.exchange import DEEPEP_RANKS
 from llmlaunch.models.shape import ModelShape, Router, natural_activation
 from llmlaunch.recipe.types import Recipe
 
@@ -213,6 +214,12 @@ def deepep_needs_others(s: Situation) -> BoolColumn:
     return implies(deepep, s.layouts.expert * s.layouts.expert_tensor > 1)
 
 
+def deepep_knows_its_ranks(s: Situation) -> BoolColumn:
+    deepep = s.techniques.token_dispatcher == "flex" and s.techniques.flex_backend in (None, "deepep")
+    ranks = s.layouts.expert * s.layouts.expert_tensor
+    return implies(deepep, np.isin(ranks, (1, *DEEPEP_RANKS)))  # another rule refuses one rank
+
+
 def overlapped_expert_is_kept(s: Situation) -> BoolColumn:
     made_again = s.techniques.overlap_shared_expert and "shared_experts" in s.techniques.recompute_modules
     return implies(made_again, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
@@ -236,6 +243,13 @@ MODEL_RULES: tuple[Rule, ...] = (
         "flex_backend: deepep needs expert x expert tensor parallel size above 1",
         "megatron/core/transformer/moe/token_dispatcher.py MoEFlexTokenDispatcher, core 0.19",
         deepep_needs_others,
+        of_techniques=True,
+    ),
+    Rule(
+        "deepep-ranks",
+        f"flex_backend: deepep takes expert x expert tensor parallel sizes {', '.join(map(str, DEEPEP_RANKS))} alone",
+        "deep_ep/buffer.py get_dispatch_config, DeepEP 1.2.1",
+        deepep_knows_its_ranks,
         of_techniques=True,
     ),
     Rule(

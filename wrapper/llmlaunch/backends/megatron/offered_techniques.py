@@ -19,12 +19,14 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import FULL_ITERATION
 from llmlaunch.timing.stages import EAGER_LOSS_BYTES, NATIVE_LOSS_BYTES
 
-__all__ = ["state_techniques", "step_techniques"]
+__all__ = ["state_techniques", "step_techniques", "usable_libraries"]
 
 Modules = tuple[str, ...]
 Switches = dict[str, Any]
 
-HOPPER = 9.0
+AMPERE, HOPPER = 8.0, 9.0
+NODE_DEVICES = 8
+OFFLOADED_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 CHUNKS = 4  # of an MLP that is chunked: more spare little, and every one is launched by itself
 LONG = 16384  # tokens of a sequence, from which on it is worth asking how its parts are exchanged
 LEAST_GAIN = 0.02
@@ -34,8 +36,21 @@ FORMATS_OF_USER_BUFFERS = (None, "delayed", "tensorwise")
 
 
 def step_techniques(recipe: Recipe) -> tuple[StepTechniques, ...]:
-    """Return all treatments of activations, each with all sets of switches; the plainest come first."""
-    return tuple(replace(step, **switches) for switches in _switch_sets(recipe) for step in _treatments(recipe))
+    """Return all treatments of activations, each with all sets of switches; the plainest come first. Activations that
+    go to the host leave little to gain by the rarer switches, so the two are not tried together."""
+    treatments = _treatments(recipe)
+    on_device = [step for step in treatments if not step.offload_modules and step.solved != "offload_layers"]
+    library = bool(flex_backends(recipe))
+    return tuple(
+        replace(step, **switches)
+        for switches in _switch_sets(recipe)
+        for step in (on_device if _is_rare(switches, library) else treatments)
+    )
+
+
+def _is_rare(switches: Switches, library: bool) -> bool:
+    beside = "delay_weight_gradients" in switches or "overlap_shared_expert" in switches
+    return beside or (library and "token_dispatcher" not in switches)
 
 
 def _treatments(recipe: Recipe) -> list[StepTechniques]:
@@ -75,9 +90,38 @@ def _switch_kinds(recipe: Recipe) -> Iterator[list[Switches]]:
     if _loss_may_gain(recipe):
         yield [off, {"loss": "native"}]
     if recipe.model.moe is not None:
-        yield [off, {"overlap_expert_communication": True}]
+        yield [off, *({"token_dispatcher": "flex", "flex_backend": library} for library in flex_backends(recipe)[:1])]
+        yield _overlapped(recipe.model)
     if recipe.model.moe is not None or recipe.model.hidden_size <= NARROW:
         yield [off, *({"cuda_graphs": scopes} for scopes in _graphed(recipe))]
+
+
+def _overlapped(shape: ModelShape) -> list[Switches]:
+    """What the exchange of tokens may run beside; each excludes the others."""
+    hidden = {"overlap_expert_communication": True}
+    ways: list[Switches] = [{}, hidden, {**hidden, "delay_weight_gradients": True}]
+    shared = shape.moe is not None and shape.moe.shared_expert_ffn_hidden_size > 0
+    return [*ways, {"overlap_shared_expert": True}] if shared else ways
+
+
+def flex_backends(recipe: Recipe) -> list[str]:
+    """Return the libraries of the job's environment that a search may send tokens with, the better first."""
+    if recipe.technique_limit or "token_dispatcher" in recipe.fixed:
+        return []
+    return [library for library in usable_libraries(recipe) if library in recipe.backend.libraries]
+
+
+def usable_libraries(recipe: Recipe) -> list[str]:
+    """Return the libraries that could send tokens on these devices, were they there: in time they are alike, and
+    DeepEP's buffers do not grow with a micro-batch. It knows nodes of eight and no NVLink beyond them
+    (csrc/kernels/configs.cuh NUM_MAX_NVL_PEERS, 1.2.1). HybridEP's kernels copy as Hopper and later do."""
+    cluster = recipe.cluster
+    capability = float(cluster.accelerator.compute_capability or HOPPER)
+    if recipe.model.moe is None or cluster.accelerator.kind != "gpu" or recipe.workload.precision == "fp32":
+        return []
+    whole_nodes = cluster.devices_per_node == cluster.nvlink_domain_devices == NODE_DEVICES
+    deepep = ["deepep"] if capability >= AMPERE and whole_nodes else []
+    return [*deepep, "hybridep"] if capability >= HOPPER else deepep
 
 
 def _graphed(recipe: Recipe) -> list[tuple[str, ...]]:
@@ -147,11 +191,11 @@ def _offloading(choice: StepTechniques, names: Modules) -> StepTechniques | None
 
 def state_techniques(recipe: Recipe) -> tuple[StateTechniques, ...]:
     """Return the treatments of model states that the search tries: with and without the distributed optimizer, with its
-    states on the host, or Megatron-FSDP; in bf16 gradients may accumulate in either format."""
+    states on the host in shares, or Megatron-FSDP; in bf16 gradients may accumulate in either format."""
     free = "gradient_dtype" not in recipe.fixed and recipe.workload.precision == "bf16"
     formats = ("fp32", "bf16") if free else (recipe.training.gradient_dtype,)
     if asks_for_sharding(recipe):
         return sharding_techniques(formats)
-    offloads = (0.0, 1.0) if recipe.cluster.accelerator.kind == "gpu" else (0.0,)
+    offloads = OFFLOADED_SHARES if recipe.cluster.accelerator.kind == "gpu" else (0.0,)
     stages = [(0, 0.0), *((1, offload) for offload in offloads)]
     return tuple(StateTechniques(stage, dtype, offload) for dtype in formats for stage, offload in stages)
