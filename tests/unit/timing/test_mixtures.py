@@ -202,3 +202,13 @@ def test_deepseek_over_four_nodes_of_b200_is_faster_than_inside_one_as_measured(
     assert far < near
     assert far == pytest.approx(19.7, rel=0.15)
     assert near == pytest.approx(23.3, rel=0.15)
+
+
+def test_a_shared_expert_beside_the_exchange_hides_at_most_its_own_products() -> None:
+    plain = job(DEEPSEEK)
+    beside = with_techniques(plain, overlap_shared_expert=True)
+    exchange, hidden = (term("expert_parallel", SPREAD, each, H100) for each in (plain, beside))
+    assert 0 < hidden < exchange
+    nothing_shared = replace(DEEPSEEK, moe=replace(DEEPSEEK.moe, shared_expert_ffn_hidden_size=0))
+    alone = with_techniques(job(nothing_shared), overlap_shared_expert=True)
+    assert term("expert_parallel", SPREAD, alone, H100) == term("expert_parallel", SPREAD, job(nothing_shared), H100)
