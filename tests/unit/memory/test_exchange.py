@@ -10,7 +10,7 @@ import shapes
 
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.estimator import RankEstimate
+from llmlaunch.memory.estimator import RankEstimate, worst_ranks
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.workspace import mixture_forward
 from llmlaunch.models.shape import ModelShape, MoeShape
@@ -44,13 +44,19 @@ def test_deepep_keeps_what_may_wait_in_its_channels(ranks: int, near_tokens: int
     assert buffers("deepep", ranks, micro_batch_size=2) == buffers("deepep", ranks)
 
 
-def test_what_waits_over_the_network_is_taken_in_granules() -> None:
-    wide = replace(MIXTURE, hidden_size=16384)
-    token = 2 * 16384 + 8 + 128 * 16
+@pytest.mark.parametrize(("hidden", "granules"), [(10944, 1), (10952, 2), (16384, 2)])
+def test_what_waits_over_the_network_is_taken_in_granules(hidden: int, granules: int) -> None:
+    token = 2 * hidden + 8 + 128 * 16
     far = 2 * 10 * 8 * 140 * (token + 16)
+    assert (granules - 1) * 512 * MIB < far < granules * 512 * MIB
+    terms = rank("deepep", Layout(data=64, expert=64), shape=replace(MIXTURE, hidden_size=hidden)).terms
+    assert terms["exchange_buffers"] == 10 * 8 * 288 * token + granules * 512 * MIB + 32 * MIB
+
+
+def test_more_ranks_than_deepep_knows_are_priced_as_its_most() -> None:
+    far = 2 * 10 * 32 * 132 * (TOKEN + 16)
     assert 512 * MIB < far < 1024 * MIB
-    layout = Layout(data=64, expert=64)
-    assert rank("deepep", layout, shape=wide).terms["exchange_buffers"] == 10 * 8 * 288 * token + 1024 * MIB + 32 * MIB
+    assert buffers("deepep", 256) == 10 * 8 * 720 * TOKEN + 1024 * MIB + 32 * MIB
 
 
 def test_hybridep_has_room_for_all_tokens_of_a_domain() -> None:
@@ -105,3 +111,11 @@ def test_routed_copies_wait_where_the_library_makes_them(library: str, copies: i
     routed = 2048 * 4 * job.facts.expert_imbalance * 2  # of both tensor ranks
     waiting = mixture_forward(job, all_ranks(job, LayoutColumns.of([layout])))
     assert np.asarray(waiting) == pytest.approx(copies * routed * 4096 * 2)
+
+
+@pytest.mark.parametrize("library", ["deepep", "hybridep"])
+def test_a_search_prices_them_as_the_estimate_of_one_layout(library: str) -> None:
+    flex = Techniques(token_dispatcher="flex", flex_backend=library)
+    layout = Layout(data=16, expert=16)
+    job = shapes.job_of(MIXTURE, layout, megatron_facts(), flex)
+    assert worst_ranks(job, LayoutColumns.of([layout])).device_bytes[0] == rank(library, layout).device_bytes
