@@ -206,9 +206,10 @@ def compared(workload: Workload, theirs: PricedLayout, limit: float | None = Non
 
 
 def best_choice(workload: Workload, layout: Mapping[str, Any], limit: float | None) -> Choice | None:
-    """Return the faster of two choices: with everything left open, and with the switches that the published recipe asks
-    for and that a search does not try by itself."""
-    asked = {n: v for n, v in workload.published[0].layout.items() if n in SWITCHES}
+    """Return the choice of a search that has everything left open; of dense models the faster of two, the other with
+    the switches that the published recipe asks for and that a search does not try by itself."""
+    published = workload.published[0].layout
+    asked = {} if workload.is_mixture else {n: v for n, v in published.items() if n in SWITCHES}
     recipes = [SAME_KERNEL | layout, *([SAME_KERNEL | asked | layout] if asked else [])]
     choices = [choice for keys in recipes if (choice := first_choice(workload.setting(keys, limit))) is not None]
     return min(choices, key=lambda choice: choice.candidate.step_seconds, default=None)
