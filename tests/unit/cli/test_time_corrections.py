@@ -27,7 +27,7 @@ TIME_SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "time-c
 PINS = [
     f"layout={{tensor: {t}, pipeline: {p}, virtual_pipeline: 1, context: 1, micro_batch_size: 1, zero_stage: 1, "
     "sequence_parallel: true, layers_by_stage: even, recompute: none, offload_modules: [], offload_layers: 0, "
-    "offload_optimizer: 0}"
+    "offload_optimizer: 0, techniques: asked}"
     for t, p in ((2, 1), (4, 1), (8, 1), (2, 2), (4, 2))
 ]
 

@@ -25,6 +25,7 @@ from llmlaunch.planner.plan import Candidate, as_planned
 from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.setting import setting_of
+from llmlaunch.recipe.layout_keys import ASKED_ONLY
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.rendering.run_json import measurement_template
@@ -266,6 +267,7 @@ def _template(recipe: Recipe, log: TrainingLog, place: str) -> Mapping[str, Any]
     backend runs, or that contradicts the log."""
     if recipe.nodes == AUTO_NODES:
         raise UserError(f"{recipe.path}: nodes: auto: {place} is of one number of nodes; write it")
+    recipe = replace(recipe, technique_limit=ASKED_ONLY)  # whoever launched the job turned on what the recipe names
     backend = backend_for(recipe)
     setting = setting_of(recipe, backend)
     result = search(setting, whole=True)

@@ -29,7 +29,8 @@ __all__ = ["EndDistribution", "best_interval_seconds", "expected_end"]
 
 TERMS = 256  # of the cosine series
 DEVIATIONS = 10.0  # the series covers so many standard deviations on each side of the mean
-HALVINGS = 50  # of the range in which a quantile is looked for
+HALVINGS = 50  # of the ratio between the ends of the range in which a quantile is looked for
+SOONEST = 1e-6  # of the work: no job ends before
 HOPELESS = 30.0  # stops in a segment: it ends once in 10**13 attempts
 # Spread of measured / predicted step time, as the standard deviation of its logarithm, of the public rows in
 # tests/data/measurements (docs/accuracy.md). The bias of a kind of job is not in it.
@@ -137,12 +138,15 @@ class EndDistribution:
     stops_per_second: FloatColumn
 
     def quantile(self, share: float) -> float | None:
-        """Return the seconds within which the job ends with the probability `share`; None where it never does."""
-        low, high = 0.0, float(np.max(self._last, initial=0.0, where=self._hopeful))
+        """Return the seconds within which the job ends with the probability `share`; None where it never does.
+
+        Likely rates of stops differ by a factor, so the ends they lead to by many powers of ten: the range is halved on
+        a logarithmic scale, where each end is found as exactly as any other."""
+        low, high = SOONEST * self.work_seconds, float(np.max(self._last, initial=0.0, where=self._hopeful))
         if self.share_done_by(high) < share:
             return None
         for _ in range(HALVINGS):
-            middle = 0.5 * (low + high)
+            middle = math.sqrt(low * high)
             low, high = (middle, high) if self.share_done_by(middle) < share else (low, middle)
         return high
 

@@ -38,7 +38,7 @@ def stop_columns(
         seconds += _lasted(attempt, outcomes[place + 1 :])
         of_attempt = causes.get(attempt.name)
         first = None if of_attempt is None else of_attempt.first
-        stops += attempt.state == "failed" and first is not None and first.get("kind") in UNPLANNED
+        stops += attempt.state == "failed" and first is not None and str(first.get("kind")) in UNPLANNED
     accelerator = accelerator_of(described)
     return {"accelerator": accelerator, "device_hours": seconds * devices / HOUR, "unplanned_stops": stops}
 
