@@ -23,6 +23,7 @@ from llmlaunch.assets import asset
 from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.local_gpus import LocalGpu
+from llmlaunch.rehearsal.job_alone import job_alone
 from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
 from llmlaunch.rehearsal.ranks import RehearsedRank, chosen_ranks
 from llmlaunch.units import GIB
@@ -141,7 +142,10 @@ def rehearse(result: PlannedRun, rank: str, gpu: LocalGpu, place: Path, patch: p
     patch.setattr("llmlaunch.launchers.local_gpus.local_gpus", lambda: [gpu])
     asked = chosen_ranks(result.plan, result.recipe.model, rank)
     choice = LauncherChoice(LocalLauncher(), "here")
-    ranks = run_alone(result.recipe, result.plan, result.json, result.rendered, asked, choice, place / "runs", print)
+    alone = job_alone(result.setting, result.recipe, result.plan, result.rendered, traced=False)
+    ranks = run_alone(
+        result.recipe, result.plan, result.json, result.rendered, alone, asked, choice, place / "runs", print
+    )
     return next(iter(ranks))
 
 

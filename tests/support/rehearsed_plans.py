@@ -13,10 +13,23 @@ from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, RehearsedRank
+from llmlaunch.rehearsal.job_alone import JobAlone, job_alone
+from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, Place, RehearsedRank
 from llmlaunch.rehearsal.records import records_of
 
-__all__ = ["AT", "FOUR_STAGES", "GALLERY", "PINS", "VERSIONS", "Planned", "on_gpu", "planned", "records", "traced"]
+__all__ = [
+    "AT",
+    "FOUR_STAGES",
+    "GALLERY",
+    "PINS",
+    "VERSIONS",
+    "Planned",
+    "alone",
+    "on_gpu",
+    "planned",
+    "records",
+    "traced",
+]
 
 GALLERY = str(asset("recipes", "llama3-8b.yaml"))
 PINS = (
@@ -76,5 +89,13 @@ def on_gpu(one: Planned, pipeline_rank: int = 0, ratio: float = 1.0, **changed: 
     return traced(one, pipeline_rank, ratio, **(seen | changed))
 
 
+def alone(one: Planned, on: Place) -> JobAlone:
+    """What runs of the planned job, on a GPU or traced."""
+    return job_alone(one.setting, one.recipe, one.plan, one.rendered, traced=on == ON_TRACE)
+
+
 def records(one: Planned, *ranks: RehearsedRank, at: float = AT) -> list[dict[str, Any]]:
-    return records_of(one.recipe, one.plan, one.rendered, ranks, at, COMMAND)
+    """Of ranks that ran all of the planned job, or of all that left out the same."""
+    everything = JobAlone(one.recipe, one.plan, one.rendered, [()] * one.plan.layout.pipeline)
+    job = alone(one, ranks[0].on) if ranks and ranks[0].omissions else everything
+    return records_of(one.recipe, one.plan, one.rendered, job, ranks, at, COMMAND)

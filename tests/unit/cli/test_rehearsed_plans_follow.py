@@ -15,6 +15,7 @@ from llmlaunch.calibration.learning import scores_of_records
 from llmlaunch.calibration.pool import gather
 from llmlaunch.calibration.records import exclusion_reason
 from llmlaunch.cluster.cards import machines
+from llmlaunch.planner.search import OUTPACED
 from support.command_line import CommandLine
 from support.hidden_bias import BIAS, runs
 from support.recipes import recipe_of
@@ -88,7 +89,9 @@ def test_where_all_that_is_safe_was_refuted_nothing_is(llmlaunch: CommandLine) -
         assert shape.plan.chosen.describe() not in refuted
         refuted.append(shape.plan.chosen.describe())
         import_trace(llmlaunch, shape, 5.0)
-    assert len(refuted) == planned(*overrides).plan.searched - 2  # that many are legal and safe
+    before = planned(*overrides).plan
+    illegal = sum(count for reason, count in before.refused.items() if reason != OUTPACED)
+    assert len(refuted) == before.searched - illegal, "all that are legal are safe by their estimate"
     out, err = llmlaunch("check", RECIPE, *overrides, "--json", code=3)
     assert "no layout is safe" in err
     assert "which the estimate lets pass; but rehearsed 2025-10-09" in err
@@ -101,7 +104,8 @@ def test_a_rank_that_ran_out_of_memory_refutes_its_layout(llmlaunch: CommandLine
     shape = planned(*FEW)
     llmlaunch.import_records(records(shape, on_gpu(shape, 2, ran_out=True)))
     plan = llmlaunch.json("check", RECIPE, *FEW)
-    assert plan["layout"] != shape.plan.layout.as_json()
+    before = shape.plan.chosen
+    assert (plan["layout"], plan["techniques"]) != (before.layout.as_json(), before.techniques.as_json())
     assert "pipeline rank 2 ran out of memory" in plan["refusal_sentences"]["rehearsed"]
 
 

@@ -14,6 +14,7 @@ from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.choose import LauncherChoice
+from llmlaunch.rehearsal.job_alone import job_alone
 from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
 from llmlaunch.rehearsal.ranks import RankChoice, RehearsedRank
 from llmlaunch.units import GIB
@@ -64,7 +65,8 @@ def job() -> PlannedRun:
 def rehearse(job: PlannedRun, jobs: Jobs, folder: Path, *ranks: int) -> Iterator[RehearsedRank]:
     asked = [RankChoice(job.plan.estimate.ranks[rank], (rank,)) for rank in ranks or (3,)]
     choice = LauncherChoice(jobs, "SLURM is here.")
-    return run_alone(job.recipe, job.plan, job.json, job.rendered, asked, choice, folder, lambda line: None)
+    alone = job_alone(job.setting, job.recipe, job.plan, job.rendered, traced=False)
+    return run_alone(job.recipe, job.plan, job.json, job.rendered, alone, asked, choice, folder, lambda line: None)
 
 
 def test_its_own_account_says_what_a_rank_took(job: PlannedRun, tmp_path: Path) -> None:
@@ -120,6 +122,7 @@ def test_any_other_end_shows_no_peak(job: PlannedRun, tmp_path: Path, ended: dic
 
 def test_what_cannot_run_alone_is_said_before_anything_is_written(job: PlannedRun, tmp_path: Path) -> None:
     recipe = str(ROOT / "recipes" / "llama3-70b.yaml")
-    with pytest.raises(UserError, match="--tp-comm-overlap"):
-        next(rehearse(plan(recipe, (LAYOUT, "nodes=64", "layout.tp_comm_overlap=true")), Jobs(), tmp_path))
+    own = "backend.extra_args=[--use-torch-fsdp2]"
+    with pytest.raises(UserError, match="--use-torch-fsdp2"):
+        next(rehearse(plan(recipe, (LAYOUT, "nodes=64", own)), Jobs(), tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -21,6 +21,7 @@ from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.tracking import Tracking, WandbRun
 from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import BackendChoice, Code, MemoryPolicy, Recipe, Restart
+from llmlaunch.rehearsal.job_alone import JobAlone
 from llmlaunch.rehearsal.on_gpu import LoneRank, lone_rank
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.scripts import job_script
@@ -178,7 +179,7 @@ def rank_by_itself() -> LoneRank:
         files={"trainer/rank_alone.py": b"print('alone')\n"},
     )
     about = {"pipeline_rank": 3, "stands_for": [3], "on": "gpu"}
-    return lone_rank(of, planned, rendered, alone, about, steps=3)
+    return lone_rank(JobAlone(of, planned, rendered, ()), alone, about, steps=3)
 
 
 def deepspeed_cpu() -> tuple[Recipe, Plan, Rendered]:

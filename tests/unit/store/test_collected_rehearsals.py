@@ -10,13 +10,15 @@ import pytest
 
 from llmlaunch.backends.registry import rank_alone
 from llmlaunch.rehearsal.on_gpu import lone_rank
-from llmlaunch.rehearsal.records import records_of, shape_of
+from llmlaunch.rehearsal.ranks import ON_GPU
+from llmlaunch.rehearsal.records import records_of, shape_with_job
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
 from llmlaunch.store.history import last_true_peaks, run_marks
 from llmlaunch.store.measurements import contents, put_rehearsed, rehearsed_of
 from llmlaunch.store.runs import list_runs
 from support.rehearsed_plans import Planned, planned
+from support.rehearsed_plans import alone as what_runs
 from support.store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu
 
 RANK = 2
@@ -28,9 +30,11 @@ def alone(path: Path, job: Planned, **about: Any) -> RunDir:
     """Pipeline rank 2 of the job, on one device; its global rank is 16 there."""
     run = RunDir(path, kind="gpu", devices=1)
     description = {"pipeline_rank": RANK, "stands_for": [1, RANK], "on": "gpu", "notes": ["said so"]}
-    description |= shape_of(job.recipe, job.plan, job.rendered)
-    word = rank_alone(job.recipe, job.plan.layout, job.rendered, RANK, STEPS)
-    described = dict(lone_rank(job.recipe, job.plan, job.rendered, word, description, STEPS).described)
+    description |= shape_with_job(job.recipe, job.plan, job.rendered, what_runs(job, ON_GPU))
+    lone_job = what_runs(job, ON_GPU)
+    description["left_out"] = [omission.as_json() for omission in lone_job.omissions[RANK]]
+    word = rank_alone(lone_job.recipe, job.plan.layout, lone_job.rendered, RANK, STEPS)
+    described = dict(lone_rank(lone_job, word, description, STEPS).described)
     run.run = {**described, "rehearsal": {**description, **about}}
     run.write("run.json", run.run)
     run.write(f"attempts/{ATTEMPT}/progress.json", {"schema": 1, "step": STEPS, "steps": STEPS})
@@ -53,7 +57,8 @@ def test_it_is_the_rehearsal_of_its_pipeline_rank(store: Store, tmp_path: Path) 
     (record,) = map(json.loads, contents(store))
     assert record["source"]["evidence"] == record["family"] == "rehearsed"
     assert (record["peak_kind"], record["pipeline_rank"], record["peak_bytes"]) == ("device", RANK, 29 * GIB)
-    assert record["predicted_bytes"] == job.plan.estimate.ranks[RANK].device_bytes
+    (omission,) = what_runs(job, ON_GPU).omissions[RANK]
+    assert record["predicted_bytes"] == job.plan.estimate.ranks[RANK].device_bytes - omission.device_bytes
     assert (record["backend_version"], record["world_size"]) == ("0.19.2", 32)
     assert "NCCL's memory is not in it" in record["source"]["note"]
     assert (record["node"], record["started_at"]) == ("n0", STARTED + 16)
@@ -91,7 +96,18 @@ def test_what_rehearse_recorded_itself_is_the_same_rehearsal(store: Store, tmp_p
     ended(run)
     collect(store, [run.path])
     ranks = rehearsed_of(store, job.recipe, job.plan)
-    put_rehearsed(store, records_of(job.recipe, job.plan, job.rendered, ranks, 2e9, "llmlaunch rehearse"))
+    put_rehearsed(
+        store,
+        records_of(
+            job.recipe,
+            job.plan,
+            job.rendered,
+            what_runs(job, ON_GPU),
+            ranks,
+            2e9,
+            "llmlaunch rehearse",
+        ),
+    )
     assert len(contents(store)) == 1
 
 

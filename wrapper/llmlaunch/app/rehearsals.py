@@ -14,7 +14,8 @@ from llmlaunch.app.submission import default_directory
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.search import REHEARSED
-from llmlaunch.rehearsal.place import chosen_place
+from llmlaunch.rehearsal.job_alone import JobAlone, job_alone
+from llmlaunch.rehearsal.place import RehearsalPlace, chosen_place
 from llmlaunch.rehearsal.ranks import RankChoice, RehearsedRank, chosen_ranks
 from llmlaunch.rehearsal.records import records_of
 from llmlaunch.rehearsal.report import rehearsal_json
@@ -57,42 +58,48 @@ def rehearse(
         notify(f"note: {counted(left_out, 'layout')} left out: refuted by a rehearsal")
     for note in run.rendered.notes:
         notify(f"note: {note}")
+    where = chosen_place(run.recipe, place, notify)
+    job = job_alone(run.setting, run.recipe, run.plan, run.rendered, traced=where.environment is not None)
     ranks: list[RehearsedRank] = []
     try:
-        for result in _rehearsed_ranks(run, chosen, place, output, notify):
+        for result in _rehearsed_ranks(run, job, chosen, where, output, notify):
             ranks.append(result)
     except UserError:
         if ranks:
-            _record(run, ranks, command, notify)
+            _record(run, job, ranks, command, notify)
         raise
     ranks.sort(key=lambda result: result.pipeline_rank)
-    store, of_shape = _record(run, ranks, command, notify)
+    store, of_shape = _record(run, job, ranks, command, notify)
     unseen = unseen_by_a_trace(run.setting.job_of(run.recipe), run.plan.layout)
     judgement = judge_plan(run.plan, (*of_shape, *ranks), run.recipe.memory, unseen)
     return RehearsalResult(run.plan, tuple(ranks), judgement, next_layout(run.setting, run.plan, judgement), store)
 
 
 def _rehearsed_ranks(
-    run: PlannedRun, chosen: Sequence[RankChoice], place: str, output: Path | None, notify: Notify
+    run: PlannedRun,
+    job: JobAlone,
+    chosen: Sequence[RankChoice],
+    where: RehearsalPlace,
+    output: Path | None,
+    notify: Notify,
 ) -> Iterator[RehearsedRank]:
     """Yield each rank as it is done."""
-    where = chosen_place(run.recipe, place, notify)
     if where.environment is not None:
         from llmlaunch.rehearsal.traced import traced
 
         if output is not None:
             raise UserError("-o: a trace leaves no run directory; it belongs to --on gpu")
         notify(where.why)
-        return traced(where.environment, run.recipe, run.plan, run.rendered, chosen, notify)
+        return traced(where.environment, run.recipe, run.plan, job, chosen, notify)
     from llmlaunch.rehearsal.on_gpu import run_alone
 
     assert where.launcher is not None
     directory = output or default_directory(f"{run.recipe.name}-rehearsal")
-    return run_alone(run.recipe, run.plan, run.json, run.rendered, chosen, where.launcher, directory, notify)
+    return run_alone(run.recipe, run.plan, run.json, run.rendered, job, chosen, where.launcher, directory, notify)
 
 
 def _record(
-    run: PlannedRun, ranks: Sequence[RehearsedRank], command: str, notify: Notify
+    run: PlannedRun, job: JobAlone, ranks: Sequence[RehearsedRank], command: str, notify: Notify
 ) -> tuple[str | None, Sequence[RehearsedRank]]:
     """Record the ranks in the store; return the store, None where it cannot be written, and all it knows of this
     shape."""
@@ -100,7 +107,7 @@ def _record(
     from llmlaunch.store.location import where
     from llmlaunch.store.measurements import put_rehearsed, rehearsed_of
 
-    records = records_of(run.recipe, run.plan, run.rendered, ranks, time.time(), command)
+    records = records_of(run.recipe, run.plan, run.rendered, job, ranks, time.time(), command)
     try:
         with open_store() as store:
             put_rehearsed(store, records)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -181,6 +181,19 @@ class RankAlone:
     def rank(self) -> int:
         """Its number among all of the job."""
         return int(self.environment["RANK"])
+
+
+@frozen
+class OmittedTechnique:
+    """What one rank alone runs without, because it takes the other ranks or what the place has not.
+
+    `name` is the technique as a plan lists it, or a flag of the person's own. `instead` are values of `Techniques` that
+    the rank runs with; they are empty for a flag, which no recipe key prices. `why` is a sentence for the person.
+    """
+
+    name: str
+    instead: Mapping[str, Any]
+    why: str
 
 
 @frozen

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.base import Backend, RankAlone, Rendered
+from llmlaunch.backends.base import Backend, OmittedTechnique, RankAlone, Rendered
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["backend_for", "rank_alone", "recorded_name"]
+__all__ = ["backend_for", "omitted_alone", "rank_alone", "recorded_name"]
 
 
 def backend_for(recipe: Recipe) -> Backend:
@@ -32,6 +32,15 @@ def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank
     from llmlaunch.backends.megatron import rank_alone as megatron
 
     return megatron.rank_alone(recipe, layout, rendered, pipeline_rank, steps)
+
+
+def omitted_alone(recipe: Recipe, traced: bool) -> tuple[OmittedTechnique, ...]:
+    """Return the techniques of a planned recipe that one rank alone runs without: on a GPU, or `traced`."""
+    if recipe.backend.name == "deepspeed":
+        return ()
+    from llmlaunch.backends.megatron import rank_alone as megatron
+
+    return megatron.omitted_techniques(recipe, traced)
 
 
 def recorded_name(recipe: Recipe) -> str:

@@ -17,7 +17,7 @@ from llmlaunch.planner.plan import TIGHT, UNSAFE, Candidate, JobLength, Plan
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.ranks import ON_GPU, RehearsedRank, headline
-from llmlaunch.rehearsal.records import PACKAGES, place_of, rank_of, shape_of
+from llmlaunch.rehearsal.records import PACKAGES, each_as_run, left_out_of, place_of, rank_of, shape_of
 from llmlaunch.rehearsal.verdict import Judgement, judge_plan, unseen_by_a_trace
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
@@ -31,7 +31,7 @@ def rehearsals_of(records: Iterable[Record], setting: Setting) -> tuple[Rehearsa
     """Return the rehearsals of the setting's own layouts, each judged by today's estimate and limit. Those of
     other machines, models and workloads are left out."""
     by_shape: dict[str, list[Record]] = {}
-    for record in records:
+    for record in each_as_run(records):
         section = record.get("rehearsal")
         if isinstance(section, Mapping):
             by_shape.setdefault(str(section.get("shape")), []).append(record)
@@ -133,8 +133,8 @@ MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 def rehearsed_ranks(records: Iterable[Record], shape: str, recipe: Recipe, plan: Plan) -> tuple[RehearsedRank, ...]:
-    """Return the best rehearsal of each pipeline rank of the plan, by rank: on a GPU before a trace, the newer before
-    the older. `shape` is the plan's, `records` any measurement records.
+    """Return the best rehearsal of each pipeline rank of the plan, by rank: on a GPU before a trace, with
+    fewer techniques left out, the newer before the older. `shape` is the plan's, `records` any measurement records.
 
     A framework's version is the plan's where major and minor agree, as among measured runs.
     """
@@ -155,16 +155,18 @@ def dated_ranks(
 
 def _best(records: Iterable[Record], shape: str, recipe: Recipe) -> dict[int, list[Record]]:
     by_place: dict[str, list[Record]] = {}
-    for record in records:
+    for record in each_as_run(records):
         section = record.get("rehearsal")
         if isinstance(section, Mapping) and section.get("shape") == shape and same_version(record, recipe):
             with suppress(*MALFORMED):
                 rank_of([record], NOBODYS)
-                place = place_of(shape, section["on"], section["versions"], record["pipeline_rank"])
+                left_out = [omission.technique for omission in left_out_of(section)]
+                place = place_of(shape, section["on"], section["versions"], record["pipeline_rank"], left_out)
                 by_place.setdefault(place, []).append(record)
 
-    def worth(group: Sequence[Record]) -> tuple[bool, float]:
-        return group[-1]["rehearsal"]["on"] == ON_GPU, float(group[-1].get("started_at") or 0.0)
+    def worth(group: Sequence[Record]) -> tuple[bool, int, float]:
+        section = group[-1]["rehearsal"]
+        return section["on"] == ON_GPU, -len(left_out_of(section)), float(group[-1].get("started_at") or 0.0)
 
     return {int(group[-1]["pipeline_rank"]): group for group in sorted(by_place.values(), key=worth)}
 
@@ -224,6 +226,7 @@ def summary_json(ranks: Found, judgement: Judgement, sentence: str) -> dict[str,
                 "predicted_bytes": headline(rank).predicted_bytes,
                 "rehearsed_bytes": headline(rank).rehearsed_bytes,
                 "ran_out": rank.ran_out,
+                "left_out": [omission.as_json() for omission in rank.omissions],
             }
             for rank, at in ranks
         ],

@@ -22,10 +22,11 @@ from llmlaunch.launchers.run_files import latest_attempt
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.tracking import NO_TRACKING
 from llmlaunch.recipe.types import OnOom, Recipe
-from llmlaunch.rehearsal.ranks import ON_GPU, RankChoice, RehearsedRank
-from llmlaunch.rehearsal.records import nothing_shown, shape_of
+from llmlaunch.rehearsal.job_alone import JobAlone
+from llmlaunch.rehearsal.ranks import ON_GPU, Omission, RankChoice, RehearsedRank
+from llmlaunch.rehearsal.records import nothing_shown, shape_with_job
 from llmlaunch.rendering.run_directory import render_run
-from llmlaunch.rendering.run_json import measurement_template, run_description
+from llmlaunch.rendering.run_json import run_description
 from llmlaunch.report.run_text import cause_text, waiting_text
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
@@ -50,13 +51,14 @@ def run_alone(
     plan: Plan,
     plan_json: Mapping[str, object],
     rendered: Rendered,
+    job: JobAlone,
     chosen: Sequence[RankChoice],
     launcher_choice: LauncherChoice,
     directory: Path,
     say: Say,
 ) -> Iterator[RehearsedRank]:
-    """Each rank as its job ends. The run directories are `directory`/rank0 and so on; whoever stops asking leaves jobs
-    that were submitted in the queue.
+    """Each rank as its job ends. `rendered` is the planned job, `job` what runs of it. The run directories are
+    `directory`/rank0 and so on; whoever stops asking leaves jobs that were submitted in the queue.
 
     Raises:
         UserError: a rank that cannot run alone (before anything is written), a job that cannot be submitted, that ended
@@ -64,7 +66,7 @@ def run_alone(
     """
     if recipe.cluster.accelerator.kind != "gpu":
         raise UserError(f"{recipe.path}: is planned for {recipe.cluster.accelerator.name}, which is no GPU: submit it")
-    jobs_alone = [rank_alone(recipe, plan.layout, rendered, choice.pipeline_rank, STEPS) for choice in chosen]
+    jobs_alone = [rank_alone(job.recipe, plan.layout, job.rendered, choice.pipeline_rank, STEPS) for choice in chosen]
     launcher = launcher_choice.launcher
     say(launcher_choice.why)
 
@@ -75,9 +77,10 @@ def run_alone(
             "stands_for": list(choice.stands_for),
             "on": ON_GPU,
             "notes": list(alone.notes),
-            **shape_of(recipe, plan, rendered),
+            "left_out": [omission.as_json() for omission in job.omissions[choice.pipeline_rank]],
+            **shape_with_job(recipe, plan, rendered, job),
         }
-        lone = lone_rank(recipe, plan, rendered, alone, about, STEPS)
+        lone = lone_rank(job, alone, about, STEPS)
         render_run(lone.recipe, lone.plan, plan_json, lone.rendered, target, lone.described)
         submission = launcher.submit(target)
         say(f"pipeline rank {choice.pipeline_rank}: job {submission.job_id} in {target}")
@@ -87,7 +90,8 @@ def run_alone(
     if launcher.name == "slurm":
         submissions = list(submissions)
     for choice, alone, submission in zip(chosen, jobs_alone, submissions, strict=True):
-        yield _read(choice, alone, submission, _wait(launcher, submission, say))
+        ended = _wait(launcher, submission, say)
+        yield _read(choice, alone, job.omissions[choice.pipeline_rank], submission, ended)
 
 
 def _wait(launcher: Launcher, submission: Submission, say: Say) -> JobState:
@@ -120,7 +124,13 @@ def _wait(launcher: Launcher, submission: Submission, say: Say) -> JobState:
         ) from None
 
 
-def _read(choice: RankChoice, alone: RankAlone, submission: Submission, state: JobState) -> RehearsedRank:
+def _read(
+    choice: RankChoice,
+    alone: RankAlone,
+    omissions: tuple[Omission, ...],
+    submission: Submission,
+    state: JobState,
+) -> RehearsedRank:
     """What the job's own account says. Raises UserError where it says nothing of the rank's peak."""
     where, rank = submission.run_dir, choice.pipeline_rank
     attempt = latest_attempt(submission)
@@ -150,6 +160,7 @@ def _read(choice: RankChoice, alone: RankAlone, submission: Submission, state: J
         seconds=float(ended) - used.started_at if isinstance(ended, (int, float)) and used.started_at else 0.0,
         step_seconds=account.step_seconds,
         remarks=(*alone.notes, *([cause_text(cause)] if ran_out else [])),
+        omissions=omissions,
     )
 
 
@@ -179,15 +190,14 @@ class LoneRank:
     described: Mapping[str, object]
 
 
-def lone_rank(
-    recipe: Recipe, plan: Plan, rendered: Rendered, alone: RankAlone, rehearsal: Mapping[str, object], steps: int
-) -> LoneRank:
-    """Return a job for one rank by itself, which says of the memory what the job would: plan, predicted bytes and
-    measurement record are the job's. Everything a job of many nodes and days needs is left out: whole nodes, spare
-    ones, preflight, checkpoints, restarts, fallbacks.
+def lone_rank(job: JobAlone, alone: RankAlone, rehearsal: Mapping[str, object], steps: int) -> LoneRank:
+    """Return a job for one rank by itself, which says of the memory what the job would: predicted bytes are the planned
+    job's, the measurement record is of what runs. Everything a job of many nodes and days needs is left out: whole
+    nodes, spare ones, preflight, checkpoints, restarts, fallbacks.
 
-    `recipe`, `plan` and `rendered` are the job's; `rehearsal` goes into run.json, with "pipeline_rank" in it.
+    `rehearsal` goes into run.json, with "pipeline_rank" in it.
     """
+    recipe, plan, rendered = job.recipe, job.plan, job.rendered
     lone = _recipe(recipe, plan, alone, f"{recipe.name}-rank{rehearsal['pipeline_rank']}", steps)
     single = replace(plan, fallbacks=None)
     rendered_alone = replace(
@@ -203,7 +213,7 @@ def lone_rank(
     )
     described = {
         **run_description(lone, single, rendered_alone),
-        "measurement": measurement_template(recipe, plan, rendered),
+        "measurement": job.measurement(),
         "rehearsal": dict(rehearsal),
     }
     return LoneRank(lone, single, rendered_alone, described)

@@ -20,6 +20,7 @@ from llmlaunch.rehearsal.install import is_installed, python_of, user_folder, ve
 
 __all__ = [
     "VARIABLE",
+    "RehearsalPlace",
     "TraceEnvironment",
     "chosen_place",
     "find_trace_environment",
@@ -33,7 +34,7 @@ MEGATRON, DEEPSPEED = "megatron-lm", "deepspeed"
 
 
 @dataclass(frozen=True)
-class Place:
+class RehearsalPlace:
     """Exactly one of both: the environment that traces, or the launcher of one process on a GPU. `why` is a sentence
     for the person."""
 
@@ -42,7 +43,7 @@ class Place:
     why: str
 
 
-def chosen_place(recipe: Recipe, place: str, say: Callable[[str], None]) -> Place:
+def chosen_place(recipe: Recipe, place: str, say: Callable[[str], None]) -> RehearsalPlace:
     """`place` is "gpu", "trace" or "auto": a GPU of this machine, else a trace. A GPU is waited for under SLURM only
     where a person asks for one. `say` is told what a launcher waits for.
 
@@ -62,11 +63,11 @@ def chosen_place(recipe: Recipe, place: str, say: Callable[[str], None]) -> Plac
     environment = find_trace_environment(recipe.backend.name)
     if environment is None:
         raise UserError(_nothing_at_hand(recipe))
-    return Place(environment, None, f"Traced without a GPU, with {environment.folder}.")
+    return RehearsalPlace(environment, None, f"Traced without a GPU, with {environment.folder}.")
 
 
-def _launched(choice: LauncherChoice, why: str) -> Place:
-    return Place(None, LauncherChoice(choice.launcher, why), why)
+def _launched(choice: LauncherChoice, why: str) -> RehearsalPlace:
+    return RehearsalPlace(None, LauncherChoice(choice.launcher, why), why)
 
 
 def _nothing_at_hand(recipe: Recipe) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
@@ -20,6 +20,7 @@ __all__ = [
     "ON_GPU",
     "ON_TRACE",
     "Line",
+    "Omission",
     "Place",
     "RankChoice",
     "RehearsedRank",
@@ -31,6 +32,7 @@ __all__ = [
 Place = Literal["gpu", "trace"]
 ON_GPU: Place = "gpu"
 ON_TRACE: Place = "trace"
+CACHE = "allocator_cache"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,56 @@ class RankChoice:
 
 
 @dataclass(frozen=True)
+class Omission:
+    """A technique of the plan that a rank ran without: its `technique` as a plan lists it, and `why`.
+
+    `terms` are the bytes that the estimate has with the technique beyond those without it, by term; negative where it
+    needs less. NCCL's communicators are not among them: no rank alone shows those. None: the estimate has no price.
+    """
+
+    technique: str
+    why: str
+    terms: Mapping[str, int] | None
+
+    @property
+    def allocated_bytes(self) -> int:
+        return sum(count for name, count in self._prices() if name not in (CACHE, *OUTSIDE_TORCH))
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.allocated_bytes + dict(self._prices()).get(CACHE, 0)
+
+    @property
+    def device_bytes(self) -> int:
+        return sum(count for _, count in self._prices())
+
+    @property
+    def added_to_allocated(self) -> int:
+        """What is added to a peak of what torch's allocator handed out. Where the planned job needs less of that than
+        what ran, nothing is taken off."""
+        return max(self.allocated_bytes, 0)
+
+    @property
+    def added_to_process(self) -> int:
+        """What is added to a peak of the whole process; again, nothing is taken off what torch reserved."""
+        return max(self.reserved_bytes, 0) + self.device_bytes - self.reserved_bytes
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values, as the record of a rehearsal keeps them."""
+        return {"technique": self.technique, "why": self.why, "terms": None if self.terms is None else dict(self.terms)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Omission:
+        """As `as_json` wrote it."""
+        terms = document["terms"]
+        prices = None if terms is None else {str(name): int(count) for name, count in terms.items()}
+        return cls(str(document["technique"]), str(document["why"]), prices)
+
+    def _prices(self) -> Iterable[tuple[str, int]]:
+        return () if self.terms is None else self.terms.items()
+
+
+@dataclass(frozen=True)
 class RehearsedRank:
     """One pipeline rank, and those in `stands_for` (itself among them), which hold the same.
 
@@ -56,7 +108,8 @@ class RehearsedRank:
     where nobody saw them. `terms` are the rehearsed bytes by the names of the estimate's terms, as far as what was
     alive at the peak can be told apart; they sum to `allocated_bytes`; empty where that is not known (on a GPU).
     `versions` are those of the frameworks that ran, by package; `remarks` are sentences for the person.
-    `tracer_bytes` is the resident peak of the process that traced it, on this machine.
+    `tracer_bytes` is the resident peak of the process that traced it, on this machine. `omissions` are the techniques
+    of the plan that it ran without; `predicted` is of the plan, with them.
     """
 
     pipeline_rank: int
@@ -73,6 +126,39 @@ class RehearsedRank:
     step_seconds: float | None = None  # of a step of this rank alone, on a GPU; None: nobody timed it
     remarks: tuple[str, ...] = ()
     tracer_bytes: int | None = None
+    omissions: tuple[Omission, ...] = ()
+
+    @property
+    def priced(self) -> Mapping[str, int]:
+        """Return what is added to the measured peak for each technique left out that the estimate has a price for. What
+        is outside of torch counts where the process was measured; elsewhere all of that is the estimate's."""
+        whole = self.process_bytes is not None
+        return {
+            omission.technique: omission.added_to_process if whole else omission.added_to_allocated
+            for omission in self.omissions
+            if omission.terms is not None
+        }
+
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """Return the techniques left out that the estimate has no price for."""
+        return tuple(omission.technique for omission in self.omissions if omission.terms is None)
+
+    @property
+    def predicted_as_run(self) -> RankEstimate:
+        """Return the prediction without the techniques that the rank ran without: what was measured is beside that."""
+        predicted, terms = self.predicted, dict(self.predicted.terms)
+        for omission in self.omissions:
+            for name, count in (omission.terms or {}).items():
+                if name in terms:
+                    terms[name] -= count
+        return replace(
+            predicted,
+            terms=terms,
+            allocated_bytes=predicted.allocated_bytes - sum(each.allocated_bytes for each in self.omissions),
+            reserved_bytes=predicted.reserved_bytes - sum(each.reserved_bytes for each in self.omissions),
+            device_bytes=predicted.device_bytes - sum(each.device_bytes for each in self.omissions),
+        )
 
 
 WORST, ALL = "worst", "all"
@@ -131,9 +217,6 @@ def _layer_kinds(layout: Layout, shape: ModelShape, rank: int) -> tuple[tuple[in
     return tuple(chunks[rank :: layout.pipeline])
 
 
-CACHE = "allocator_cache"
-
-
 @dataclass(frozen=True)
 class Line:
     """One term of what torch's allocator handed out. `rehearsed_bytes` None: what was alive could not be told apart."""
@@ -163,15 +246,17 @@ class Peak:
 def compared(rank: RehearsedRank) -> tuple[Line, ...]:
     """By the estimate's terms, in its order; then terms that only the rehearsal knows. Terms that are nothing in both
     are left out."""
-    predicted = {name: count for name, count in rank.predicted.terms.items() if name not in (CACHE, *OUTSIDE_TORCH)}
+    terms = rank.predicted_as_run.terms
+    predicted = {name: count for name, count in terms.items() if name not in (CACHE, *OUTSIDE_TORCH)}
     names = dict.fromkeys((*predicted, *rank.terms))
     lines = (Line(name, predicted.get(name, 0), rank.terms.get(name, 0) if rank.terms else None) for name in names)
     return tuple(line for line in lines if line.predicted_bytes or line.rehearsed_bytes)
 
 
 def headline(rank: RehearsedRank) -> Peak:
-    """The one peak that is compared: what a trace counts exactly, or all that a process has on a GPU but NCCL's."""
-    predicted = rank.predicted
+    """The one peak that is compared: what a trace counts exactly, or all that a process has on a GPU but NCCL's. Both
+    sides are without what the rank ran without."""
+    predicted = rank.predicted_as_run
     if rank.on == ON_TRACE or rank.process_bytes is None:
         return Peak("allocated", predicted.allocated_bytes, rank.allocated_bytes)
     alone = predicted.device_bytes - predicted.terms.get("communicators", 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llmlaunch.backends.base import Rendered
@@ -16,7 +16,8 @@ from llmlaunch.calibration.records import REHEARSED
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, RehearsedRank
+from llmlaunch.rehearsal.job_alone import JobAlone
+from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, Omission, RehearsedRank
 from llmlaunch.rendering.run_json import measurement_template
 from llmlaunch.rundir.summary import AttemptSummary, RankSummary
 from llmlaunch.rundir.values import byte_count
@@ -25,12 +26,15 @@ from llmlaunch.units import GIB
 __all__ = [
     "PACKAGES",
     "collected_rehearsal",
+    "each_as_run",
     "is_rehearsal",
+    "left_out_of",
     "nothing_shown",
     "place_of",
     "rank_of",
     "records_of",
     "shape_of",
+    "shape_with_job",
 ]
 
 
@@ -54,16 +58,22 @@ NOTES = {
 
 
 def records_of(
-    recipe: Recipe, plan: Plan, rendered: Rendered, rehearsed: Iterable[RehearsedRank], at: float, command: str
+    recipe: Recipe,
+    plan: Plan,
+    rendered: Rendered,
+    job: JobAlone,
+    rehearsed: Iterable[RehearsedRank],
+    at: float,
+    command: str,
 ) -> list[dict[str, Any]]:
     """Return a record for each rank and each kind of peak that was measured: `allocated` of a trace; `allocated`,
     `reserved` and `device` on a GPU; one of kind `oom` without bytes where the rank ran out of memory.
 
-    `recipe` is as planned, `at` unix seconds, `command` what the person typed. The same rehearsal made again has the
-    same ids.
+    `recipe`, `plan` and `rendered` are of the planned job, whose shape the records speak for; what was measured is of
+    `job`. `at` is in unix seconds, `command` what the person typed. The same rehearsal made again has the same ids.
     """
-    common = measurement_template(recipe, plan, rendered)
-    shape = shape_of(recipe, plan, rendered)
+    common = job.measurement()
+    shape = shape_with_job(recipe, plan, rendered, job)
     return [record for rank in rehearsed for record in _of_rank(common, shape, rank, recipe.backend.name, at, command)]
 
 
@@ -71,14 +81,22 @@ def records_in(run: Record, rank: RehearsedRank, at: float) -> list[dict[str, An
     """The same of a rank that ran in a directory of its own; `run` is its run.json. What the person typed is not known
     there."""
     section = run["rehearsal"]
-    shape = {name: section[name] for name in OF_SHAPE}
+    shape = {name: section[name] for name in OF_SHAPE} | {name: section[name] for name in (AS_RUN,) if name in section}
     return _of_rank(run["measurement"], shape, rank, str(run["backend"]), at, None)
 
 
-def place_of(shape: str, on: str, versions: Mapping[str, str], pipeline_rank: int) -> str:
-    """What the ids of a rank's records begin with, up to the kind of peak."""
+def place_of(shape: str, on: str, versions: Mapping[str, str], pipeline_rank: int, left_out: Iterable[str] = ()) -> str:
+    """What the ids of a rank's records begin with, up to the kind of peak. `left_out` are the techniques of the plan
+    that it ran without."""
     which = ",".join(f"{name}-{version}" for name, version in sorted(versions.items())) or "unknown"
-    return f"{REHEARSED}/{shape}/{on}/{which}/rank{pipeline_rank}"
+    without = ",".join(sorted(left_out))
+    return f"{REHEARSED}/{shape}/{on}/{which}/rank{pipeline_rank}" + (f"/without-{without}" if without else "")
+
+
+def left_out_of(section: Record) -> tuple[Omission, ...]:
+    """What the rank of a record's section "rehearsal" ran without; nothing where an older llmlaunch wrote it, which
+    refused such plans."""
+    return tuple(map(Omission.from_json, section.get("left_out") or ()))
 
 
 def rank_of(records: Sequence[Record], predicted: RankEstimate) -> RehearsedRank:
@@ -99,6 +117,7 @@ def rank_of(records: Sequence[Record], predicted: RankEstimate) -> RehearsedRank
         seconds=float(section.get("seconds") or 0.0),
         step_seconds=section.get("step_seconds"),
         remarks=tuple(section.get("remarks") or ()),
+        omissions=left_out_of(section),
     )
 
 
@@ -113,7 +132,7 @@ def _of_rank(
         "pipeline_rank": rank.pipeline_rank,
         "rank_scope": "stage",
         "started_at": at,
-        "source": {"citation": "llmlaunch rehearse", "license": None, "evidence": REHEARSED, "note": NOTES[rank.on]},
+        "source": {"citation": "llmlaunch rehearse", "license": None, "evidence": REHEARSED, "note": _note(rank)},
         "rehearsal": {
             **shape,
             "on": rank.on,
@@ -124,11 +143,19 @@ def _of_rank(
             **({} if rank.step_seconds is None else {"step_seconds": rank.step_seconds}),
             "terms": dict(rank.terms),
             "remarks": list(rank.remarks),
+            "left_out": [omission.as_json() for omission in rank.omissions],
         },
         "observed": _observed(rank),
     }
-    prefix = place_of(shape["shape"], rank.on, rank.versions, rank.pipeline_rank)
+    techniques = [omission.technique for omission in rank.omissions]
+    prefix = place_of(shape["shape"], rank.on, rank.versions, rank.pipeline_rank, techniques)
     return [{**of_rank, "id": f"{prefix}/{kind}", "peak_kind": kind, **_peak(rank, kind)} for kind in _kinds_of(rank)]
+
+
+def _note(rank: RehearsedRank) -> str:
+    """What the peak of a record is not: it is of what ran, and the bytes beside it are priced."""
+    left_out = ", ".join(omission.technique for omission in rank.omissions)
+    return NOTES[rank.on] + (f"; run without {left_out} of the planned job, so it is none of that" if left_out else "")
 
 
 def _kinds_of(rank: RehearsedRank) -> list[str]:
@@ -140,7 +167,7 @@ def _kinds_of(rank: RehearsedRank) -> list[str]:
 
 
 def _peak(rank: RehearsedRank, kind: str) -> dict[str, Any]:
-    predicted = rank.predicted
+    predicted = rank.predicted_as_run
     by_kind = {ALLOCATED: predicted.allocated_bytes, RESERVED: predicted.reserved_bytes}
     _, statistic, source = KINDS.get(kind, ("", None, "message"))
     return {
@@ -187,6 +214,30 @@ def shape_of(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, Any]:
         "techniques": plan.chosen.techniques.as_json(),
         "gradient_dtype": plan.chosen.gradient_dtype,
     }
+
+
+AS_RUN = "as_run"
+
+
+def shape_with_job(recipe: Recipe, plan: Plan, rendered: Rendered, job: JobAlone) -> dict[str, Any]:
+    """The same, and where techniques of the planned job were left out, shape and techniques of what ran ("as_run"): the
+    rehearsal is one of that job, too, and leaves nothing of it out."""
+    planned = shape_of(recipe, plan, rendered)
+    ran = shape_of(job.recipe, job.plan, job.rendered)
+    if ran == planned:
+        return planned
+    return planned | {AS_RUN: {name: ran[name] for name in ("shape", "techniques")}}
+
+
+def each_as_run(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield the records, and of a rank that ran without techniques of its plan a second one of the job that ran."""
+    for record in records:
+        yield record
+        section = record.get("rehearsal")
+        ran = section.get(AS_RUN) if isinstance(section, Mapping) else None
+        if isinstance(section, Mapping) and isinstance(ran, Mapping):
+            others = {name: value for name, value in section.items() if name != AS_RUN}
+            yield {**record, "rehearsal": {**others, **ran, "left_out": []}}
 
 
 def shape_key(template: Mapping[str, Any], recipe: Recipe) -> str:
@@ -271,6 +322,7 @@ def _rank(run: Record, used: RankSummary, ran_out: bool, versions: Record, step_
         versions={str(name): str(version) for name, version in versions.items()},
         step_seconds=step_seconds,
         remarks=tuple(map(str, rehearsal.get("notes") or ())),
+        omissions=left_out_of(rehearsal),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmlaunch.planner.plan import Plan
 from llmlaunch.rehearsal.deepspeed_trace import FORWARD, REMAINDER
-from llmlaunch.rehearsal.ranks import CACHE, ON_TRACE, RehearsedRank, compared, headline
+from llmlaunch.rehearsal.ranks import CACHE, ON_TRACE, Omission, RehearsedRank, compared, headline
 from llmlaunch.rehearsal.verdict import Judgement, NextLayout, RankJudgement
 from llmlaunch.report.text import table
 from llmlaunch.units import GIB, gib
@@ -37,7 +37,7 @@ def _rank(result: RehearsedRank, rank: RankJudgement) -> list[str]:
     how = f"traced under real {framework} code" if result.on == ON_TRACE else "run on one GPU"
     lines = (line for line in compared(result) if max(line.predicted_bytes, line.rehearsed_bytes or 0) >= SHOWN_BYTES)
     rows = [_row(line.term, line.predicted_bytes, line.rehearsed_bytes) for line in lines]
-    rows += [_row("allocated peak", result.predicted.allocated_bytes, result.allocated_bytes, share=True)]
+    rows += [_row("allocated peak", result.predicted_as_run.allocated_bytes, result.allocated_bytes, share=True)]
     rows += _beside(result, rank)
     rows += [_row("device peak", result.predicted.device_bytes, rank.device_bytes, share=True)]
     ended = ["  ran out of memory: the numbers are what it had reached"] if result.ran_out else []
@@ -51,7 +51,8 @@ def _rank(result: RehearsedRank, rank: RankJudgement) -> list[str]:
 
 def _beside(result: RehearsedRank, rank: RankJudgement) -> list[list[str]]:
     """What makes a device peak of an allocated one, each with whose word it is."""
-    predicted = {**result.predicted.terms, "process": headline(result).predicted_bytes}
+    left_out = {each.technique: rank.parts.get(each.technique, 0) for each in result.omissions}
+    predicted = {**result.predicted.terms, "process": headline(result).predicted_bytes, **left_out}
     rows = []
     for name, count in rank.parts.items():
         if name == "allocated":
@@ -130,8 +131,14 @@ def _small_print(rehearsed: Sequence[RehearsedRank]) -> list[str]:
     if versions:
         lines.append("Run: " + ", ".join(f"{name} {version}" for name, version in versions.items()))
     lines += _unpredicted(rehearsed)
+    lines += dict.fromkeys(_left_out(omission) for result in rehearsed for omission in result.omissions)
     lines += dict.fromkeys(f"Note: {remark}" for result in rehearsed for remark in result.remarks)
     return lines
+
+
+def _left_out(omission: Omission) -> str:
+    instead = "the estimate has no price for it" if omission.terms is None else "its bytes are from the estimate"
+    return f"Left out: {omission.technique} of the planned job ({omission.why}); {instead}"
 
 
 def rehearsal_json(
@@ -188,4 +195,7 @@ def _rank_json(result: RehearsedRank) -> dict[str, Any]:
         "seconds": result.seconds,
         "tracer_resident_bytes": result.tracer_bytes,
         "remarks": list(result.remarks),
+        "left_out": [
+            omission.as_json() | {"added_bytes": result.priced.get(omission.technique)} for omission in result.omissions
+        ],
     }

@@ -26,6 +26,7 @@ from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.deepspeed_trace import FORWARD, REMAINDER, deepspeed_job, deepspeed_terms
+from llmlaunch.rehearsal.job_alone import JobAlone
 from llmlaunch.rehearsal.place import TraceEnvironment, refuse_another_version
 from llmlaunch.rehearsal.ranks import ON_TRACE, RankChoice, RehearsedRank
 from llmlaunch.tracing import TRACER
@@ -48,24 +49,25 @@ def traced(
     environment: TraceEnvironment,
     recipe: Recipe,
     plan: Plan,
-    rendered: Rendered,
+    job: JobAlone,
     chosen: Sequence[RankChoice],
     say: Say,
 ) -> Iterator[RehearsedRank]:
-    """Each of `chosen` as it is done. Whoever stops asking, or is interrupted, ends the tracer and all it has started.
+    """Each of `chosen` as it is done; `job` is what is traced of the planned one. Whoever stops asking, or is
+    interrupted, ends the tracer and all it has started.
 
     Raises:
         UserError: the environment's framework is not the job's, or a rank cannot be traced; with the reason.
     """
     notes = refuse_another_version(environment, recipe)
-    jobs = [_job(recipe, plan, rendered, chosen_rank.pipeline_rank) for chosen_rank in chosen]
+    jobs = [_job(job.recipe, plan, job.rendered, chosen_rank.pipeline_rank) for chosen_rank in chosen]
     ranks = {str(chosen_rank.pipeline_rank): chosen_rank for chosen_rank in chosen}
     side_by_side = min(len(ranks), os.cpu_count() or 1)
     say(f"Tracing {_named(chosen)} of {plan.layout.describe()} with {environment.folder}, a minute or so each...")
     framework = recipe.backend.name.partition("-")[0]
     for done, answer in enumerate(_answers(environment, framework, jobs, side_by_side), start=1):
         chosen_rank = ranks[answer["name"]]
-        result = _rehearsed(chosen_rank, recipe, rendered, answer, environment, notes)
+        result = _rehearsed(chosen_rank, job, answer, environment, notes)
         say(f"pipeline rank {chosen_rank.pipeline_rank}: traced in {result.seconds:.0f} s ({done} of {len(ranks)})")
         yield result
 
@@ -155,28 +157,28 @@ _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 def _rehearsed(
     chosen: RankChoice,
-    recipe: Recipe,
-    rendered: Rendered,
+    job: JobAlone,
     answer: Mapping[str, Any],
     environment: TraceEnvironment,
     notes: tuple[str, ...],
 ) -> RehearsedRank:
     if "trace" not in answer:
-        raise UserError(_failure(recipe, chosen, answer.get("failure")))
+        raise UserError(_failure(job.recipe, chosen, answer.get("failure")))
     trace = answer["trace"]
-    terms = deepspeed_terms if recipe.backend.name == "deepspeed" else terms_at_peak
+    terms = deepspeed_terms if job.recipe.backend.name == "deepspeed" else terms_at_peak
     return RehearsedRank(
         pipeline_rank=chosen.pipeline_rank,
         on=ON_TRACE,
         predicted=chosen.predicted,
         allocated_bytes=trace["peak_bytes"],
-        reserved_bytes=_replayed(rendered, trace),
+        reserved_bytes=_replayed(job.rendered, trace),
         stands_for=chosen.stands_for,
         terms=terms(trace, chosen.predicted),
         versions=trace.get("versions") or environment.versions,
         seconds=float(trace["seconds"]),
         remarks=(*notes, *_fewer(trace)),
         tracer_bytes=trace.get("resident_peak_bytes"),
+        omissions=job.omissions[chosen.pipeline_rank],
     )
 
 

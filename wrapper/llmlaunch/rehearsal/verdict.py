@@ -7,7 +7,9 @@ stay the estimate's. The limit stays as well: what the 80 % rule covers beyond t
 A GPU measures the whole process but NCCL. There the rule, which covers errors of an estimate, gives way to what remains
 unknown of this shape, never below the recipe's fixed floor: NCCL's own memory, which may be 30 % above its estimate
 (688 MB were seen of a communicator estimated at 537; memory/constants.json), and what runs of the same job differ by,
-5 % of what was measured (the repeats behind memory/constants.json). A recipe that says another limit than the rule's,
+5 % of what was measured (the repeats behind memory/constants.json). A rank that ran without a technique of the plan is
+given what the estimate says that takes, which may be as far off as NCCL's. Where the estimate has no price for it, the
+rule stays, and no plan is more than tight. A recipe that says another limit than the rule's,
 or asks for a risk, keeps it. Ranks that were not rehearsed, and for which none stands in, keep estimate and limit.
 """
 
@@ -56,8 +58,9 @@ Unseen = Sequence[Mapping[str, int]]
 @dataclass(frozen=True)
 class RankJudgement:
     """One pipeline rank of the plan. `parts` sum to `device_bytes`: "allocated", "allocator_cache", what a trace cannot
-    see by what it is for, "context", "communicators"; on a GPU "process" and "communicators". `rehearsed` is the rank
-    that was run for it, None where the estimate stands."""
+    see by what it is for, "context", "communicators"; on a GPU "process" and "communicators"; and each technique that
+    the rank ran without, at what the estimate says it takes. `rehearsed` is the rank that was run for it, None where
+    the estimate stands."""
 
     pipeline_rank: int
     predicted: RankEstimate
@@ -110,7 +113,9 @@ def judge_plan(plan: Plan, rehearsed: Sequence[RehearsedRank], policy: MemoryPol
         _judged_rank(plan, policy, rank, best.get(rank.pipeline_rank), unseen[rank.pipeline_rank])
         for rank in plan.estimate.ranks
     )
-    worst = max((rank.verdict for rank in ranks), key=(SAFE, TIGHT, UNSAFE).index)
+    unpriced = any(rank.rehearsed is not None and rank.rehearsed.unpriced for rank in ranks)
+    verdicts = (*(rank.verdict for rank in ranks), TIGHT if unpriced else SAFE)
+    worst = max(verdicts, key=(SAFE, TIGHT, UNSAFE).index)
     broken = plan.host_bytes_beyond or plan.estimate.fault is not None
     judgement = Judgement(UNSAFE if broken else worst, ranks, ())
     return Judgement(judgement.verdict, ranks, tuple(_sentences(plan, judgement)))
@@ -126,33 +131,36 @@ def _judged_rank(
     outside = {name: predicted.terms[name] for name in OUTSIDE_TORCH if name in predicted.terms}
     cache = predicted.terms.get(CACHE, 0)
     limit, allocated = plan.limit, predicted.allocated_bytes
+    priced = {} if rehearsed is None else rehearsed.priced
     if rehearsed is not None and rehearsed.process_bytes is not None:
-        parts = {"process": rehearsed.process_bytes, COMMUNICATORS: outside[COMMUNICATORS]}
-        if not rehearsed.ran_out:
-            limit = _measured_limit(plan, policy, parts)
+        parts = {"process": rehearsed.process_bytes, **priced, COMMUNICATORS: outside[COMMUNICATORS]}
+        if not rehearsed.ran_out and not rehearsed.unpriced:
+            limit = _measured_limit(plan, policy, parts, sum(priced.values()))
         return RankJudgement(predicted.pipeline_rank, predicted, rehearsed, parts, limit)
     if rehearsed is not None and rehearsed.allocated_bytes is not None:
         allocated = rehearsed.allocated_bytes
         replayed = 0 if rehearsed.reserved_bytes is None else rehearsed.reserved_bytes - allocated
         cache = replayed if rehearsed.on != ON_TRACE and rehearsed.reserved_bytes is not None else max(cache, replayed)
         outside = {**(unseen if rehearsed.on == ON_TRACE else {}), **outside}
-    parts = {"allocated": allocated, CACHE: cache, **outside}
+    parts = {"allocated": allocated, **priced, CACHE: cache, **outside}
     return RankJudgement(predicted.pipeline_rank, predicted, rehearsed, parts, limit)
 
 
-def _measured_limit(plan: Plan, policy: MemoryPolicy, parts: Mapping[str, int]) -> Limit:
+def _measured_limit(plan: Plan, policy: MemoryPolicy, parts: Mapping[str, int], priced_bytes: int) -> Limit:
     """Return the limit of a rank that a GPU measured: device memory less the floor and what remains unknown, and never
     less than the rule allows."""
     limit = plan.limit
     if policy.limit is not None or policy.risk is not None:
         return limit
-    unknown = round(COMMUNICATORS_MAY_EXCEED * parts[COMMUNICATORS] + RUNS_DIFFER * parts["process"])
+    estimated = parts[COMMUNICATORS] + priced_bytes
+    unknown = round(COMMUNICATORS_MAY_EXCEED * estimated + RUNS_DIFFER * parts["process"])
     measured = limit.memory_bytes - policy.floor_bytes - unknown
     if measured <= limit.limit_bytes:
         return limit
     reason = (
         f"{policy.floor_bytes / GIB:.1f} GiB stay free, and {unknown / GIB:.1f} GiB for what one GPU alone does not "
-        "show: NCCL beyond its estimate, and what runs of one job differ by"
+        f"show: NCCL {'and what was left out ' if priced_bytes else ''}beyond the estimate, and what runs of one job "
+        "differ by"
     )
     return replace(limit, limit_bytes=measured, reason=reason)
 
@@ -169,6 +177,10 @@ def _sentences(plan: Plan, judgement: Judgement) -> list[str]:
         lines.append(f"{where} needs {over / GIB:.2f} GiB more than the limit{but}")
     else:
         lines.append(f"{where} is the nearest to its limit, with {-over / GIB:.2f} GiB to spare")
+    if worst.rehearsed is not None:
+        lines += _omission_sentences(worst.rehearsed)
+    unpriced = dict.fromkeys(name for rank in judgement.ranks if rank.rehearsed for name in rank.rehearsed.unpriced)
+    lines += [f"{name} was left out, and the estimate has no price for it" for name in unpriced]
     if plan.estimate.fault is not None:
         lines.append(f"the estimate cannot be right, which is a bug of llmlaunch: {plan.estimate.fault}")
     if plan.host_bytes_beyond:
@@ -176,6 +188,15 @@ def _sentences(plan: Plan, judgement: Judgement) -> list[str]:
     if judgement.verdict != plan.verdict_by_estimate:
         lines.append(f"the estimate alone said {plan.verdict_by_estimate}")
     return lines
+
+
+def _omission_sentences(rehearsed: RehearsedRank) -> list[str]:
+    """Return what the peak is made of where not all of the planned job ran."""
+    return [
+        f"it was {'traced' if rehearsed.on == ON_TRACE else 'run'} without {name}, for which the estimate adds "
+        f"{count / GIB:.2f} GiB"
+        for name, count in rehearsed.priced.items()
+    ]
 
 
 WORKSPACE, ROUTING, RESIDUAL_OF_RUNS = "workspace of kernel libraries", "uneven routing", "measured residual"

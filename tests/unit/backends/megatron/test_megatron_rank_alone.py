@@ -95,7 +95,7 @@ def test_it_is_started_by_the_script_that_makes_up_the_others() -> None:
     [
         (("layout.token_dispatcher=flex",), Layout(data=16, expert=8, zero_stage=1), "mixtral-8x7b", "flex dispatcher"),
         (("layout.tp_comm_overlap=true",), FOUR_STAGES, "llama3-70b", "real NCCL or MPI"),
-        (("backend.extra_args=[--use-nccl-ub]",), FOUR_STAGES, "llama3-70b", "--use-nccl-ub"),
+        (("backend.extra_args=[--use-torch-fsdp2]",), FOUR_STAGES, "llama3-70b", "--use-torch-fsdp2"),
     ],
 )
 def test_what_no_rank_can_do_alone_is_refused_with_the_reason(

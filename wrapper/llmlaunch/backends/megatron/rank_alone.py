@@ -20,14 +20,14 @@ from llmlaunch.backends.argument import (
     flag_groups,
     flag_of,
 )
-from llmlaunch.backends.base import RankAlone, Rendered
+from llmlaunch.backends.base import OmittedTechnique, RankAlone, Rendered
 from llmlaunch.backends.megatron.versions import core_parser, rendered_version
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import RANK_ALONE
 
-__all__ = ["LEFT_OUT", "REFUSED", "rank_alone"]
+__all__ = ["LEFT_OUT", "REFUSED", "omitted_techniques", "rank_alone"]
 
 FAKE = "--fake-process-group"
 STARTER_FILE = "trainer/rank_alone.py"
@@ -36,6 +36,8 @@ _CHECKPOINTS = "nothing is saved or loaded: weights take the same memory whateve
 _DATA = "the dataset is not read: its loader takes memory of the host alone"
 _VALUES = "what the other ranks would have sent is made up, and so are the values this would judge"
 _SHORT = "it ends after its few steps"
+_USER_BUFFERS = "Transformer Engine sets its buffers up by real NCCL or MPI between the tensor ranks"
+_REGISTERED = "its buffers are registered with NCCL, which is not there"
 
 LEFT_OUT: Mapping[str, str] = {
     **dict.fromkeys(
@@ -61,17 +63,19 @@ LEFT_OUT: Mapping[str, str] = {
     "--rampup-batch-size": "its first steps would run fewer micro-batches than the job's later ones",
     "--nccl-communicator-config-path": "there is no NCCL to be set up",
     "--use-sharp": "there is no network to be used",
+    "--use-nccl-ub": _REGISTERED,
 }
 """Flags a rank alone is started without, and why."""
 
 REFUSED: Mapping[str, str] = {
-    "--tp-comm-overlap": "Transformer Engine sets its buffers up by real NCCL or MPI between the tensor ranks",
-    "--use-nccl-ub": "its buffers are NCCL's own, which is not there",
+    "--tp-comm-overlap": _USER_BUFFERS,
     "--use-torch-fsdp2": "torch's FSDP gathers below torch.distributed, where nothing is made up",
 }
 """Flags no rank can be run alone with, and why."""
 
-FLEX = "Megatron itself refuses it there, since its kernels write into the memory of other devices"
+_FLEX = "DeepEP and HybridEP write into the memory of other devices; an all-to-all can take their place"
+_GRAPHS = "nothing is captured without a GPU"
+_EXPERTS = "the schedule that overlaps two micro-batches is in pretrain_gpt.py, which Megatron core's wheel lacks"
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,27 @@ class _Added:
     argument: Argument
     note: str = ""
     gives_way: bool = False
+
+
+def omitted_techniques(recipe: Recipe, traced: bool) -> tuple[OmittedTechnique, ...]:
+    """Return what a rank of the planned recipe runs without, alone on a GPU or `traced` without one. What a trace alone
+    lacks runs on a GPU as in the job. Techniques that move memory to the host stay: without them the rank would be
+    another one."""
+    techniques = recipe.techniques
+    omitted = []
+    if techniques.tp_comm_overlap:
+        omitted.append(OmittedTechnique("tp_comm_overlap", {"tp_comm_overlap": False}, _USER_BUFFERS))
+    if techniques.token_dispatcher == "flex":
+        exchanged = {"token_dispatcher": "alltoall", "flex_backend": None}
+        omitted.append(OmittedTechnique("token_dispatcher=flex", exchanged, _FLEX))
+    if traced and techniques.cuda_graphs:
+        omitted.append(OmittedTechnique("cuda_graphs", {"cuda_graphs": ()}, _GRAPHS))
+    if traced and techniques.overlaps_experts:
+        in_turn = {"overlap_expert_communication": False, "delay_weight_gradients": False}
+        omitted.append(OmittedTechnique("overlap_expert_communication", in_turn, _EXPERTS))
+    if "--use-nccl-ub" in map(flag_of, flag_groups(recipe.backend.extra_args)):
+        omitted.append(OmittedTechnique("--use-nccl-ub", {}, _REGISTERED))
+    return tuple(omitted)
 
 
 def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank: int, steps: int) -> RankAlone:
@@ -131,9 +156,9 @@ def _refuse(recipe: Recipe, groups: Sequence[Sequence[Word]]) -> None:
     for group in groups:
         flag, values = flag_of(group), [str(word) for word in group]
         if flag in REFUSED:
-            raise UserError(f"{cannot} with {flag}: {REFUSED[flag]}; rehearse without it, or --on trace")
+            raise UserError(f"{cannot} with {flag}: {REFUSED[flag]}; rehearse without it")
         if flag == "--moe-token-dispatcher-type" and "flex" in (*values[1:], values[0].partition("=")[2]):
-            raise UserError(f"{cannot} with the flex dispatcher: {FLEX}; try layout.token_dispatcher=alltoall")
+            raise UserError(f"{cannot} with the flex dispatcher: {_FLEX}")
 
 
 def _ranks_between_stages(layout: Layout, job_flags: Collection[str]) -> int:
@@ -170,7 +195,7 @@ def _added(recipe: Recipe, job_flags: Collection[str], steps: int) -> Iterator[_
 def _notes_of_left_out(job_flags: Collection[str]) -> Iterator[str]:
     by_reason: dict[str, list[str]] = {}
     for flag, why in LEFT_OUT.items():
-        if flag in job_flags and why != _DATA:
+        if flag in job_flags and why not in (_DATA, _REGISTERED):
             by_reason.setdefault(why, []).append(flag)
     for why, flags in by_reason.items():
         yield f"without {', '.join(flags)}: {why}"
