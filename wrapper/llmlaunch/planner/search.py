@@ -7,7 +7,7 @@ what the estimate refuses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from itertools import product
@@ -193,7 +193,6 @@ def _with_measured_steps(points: Points, measured: Mapping[int, MeasuredStep]) -
 def _with_evidence(offer: Offer, points: Points) -> Points:
     """Return the points and those that runs and rehearsals were of, which may be better than any bound says."""
     setting, space, blocks = offer.setting, offer.space, [points.rows]
-    known = set(zip(*(column.tolist() for column in _identity(points.rows)), strict=True))
     evidence: list[Rehearsal | MeasuredStep] = [*setting.lessons.rehearsals, *setting.lessons.measured_steps]
     for of_layout in evidence:
         rows = np.flatnonzero(_same_split(offer.splits, of_layout.layout))
@@ -205,15 +204,17 @@ def _with_evidence(offer: Offer, points: Points) -> Points:
         }
         if len(rows) and steps:
             more = price_rows(replace(offer, least_bytes=0.0 * offer.least_bytes), rows, sorted(steps))
-            fresh = [place not in known for place in zip(*(c.tolist() for c in _identity(more)), strict=True)]
-            known |= set(zip(*(column.tolist() for column in _identity(more)), strict=True))
+            known = {place for block in blocks for place in _identities(block.take(np.isin(block.split, rows)))}
+            fresh = [place not in known for place in _identities(more)]
             blocks.append(more.take(np.array(fresh, dtype=np.bool_)))
-    return replace(points, rows=join_rows(blocks))
+    return replace(points, rows=join_rows(blocks)) if len(blocks) > 1 else points
 
 
-def _identity(rows: Rows) -> tuple[IntColumn, ...]:
-    """Return the columns in which any two points of even stages differ."""
-    return rows.split, rows.step_techniques, rows.state_techniques, rows.recompute_layers, rows.offload_layers
+def _identities(rows: Rows) -> Iterator[tuple[int, ...]]:
+    """Yield of each row the numbers in which any two points of even stages differ."""
+    of_techniques = rows.step_techniques, rows.state_techniques
+    columns = (rows.split, *of_techniques, rows.recompute_layers, rows.offload_layers)
+    return zip(*(column.tolist() for column in columns), strict=True)
 
 
 def preferred_seconds(recipe: Recipe, points: Points) -> FloatColumn:
