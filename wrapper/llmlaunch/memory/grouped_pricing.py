@@ -84,6 +84,26 @@ class ModelStateBytes:
     sums: StateSums
     host: FloatColumn
 
+    @classmethod
+    def joined(cls, several: Sequence[ModelStateBytes]) -> ModelStateBytes:
+        """Return the layouts of one after those of the other; their jobs have the same facts."""
+        starts = np.cumsum([0, *(len(each.host) for each in several)])
+
+        def rows(columns: Sequence[IntColumn]) -> IntColumn:
+            moved = [column + start for column, start in zip(columns, starts, strict=False)]
+            halves = [np.split(column, 2) for column in moved]  # one micro-batch in a step, then several
+            return np.concatenate([half[i] for i in range(2) for half in halves])
+
+        return cls(
+            node=several[0].node,
+            layouts=sum(each.layouts for each in several),
+            ends=several[0].ends,
+            first_row=rows([each.first_row for each in several]),
+            last_row=rows([each.last_row for each in several]),
+            sums=StateSums.joined([each.sums for each in several]),
+            host=np.concatenate([each.host for each in several]),
+        )
+
 
 @frozen
 class WorstBytes:

@@ -158,6 +158,27 @@ class StateSums:
             broken=_broken(terms),
         )
 
+    @classmethod
+    def joined(cls, several: Sequence[StateSums]) -> StateSums:
+        """Return the rows of one after those of the other; their jobs have the same facts and correction."""
+
+        def optional(name: str) -> FloatColumn | None:
+            columns = [getattr(each, name) for each in several]
+            return None if columns[0] is None else np.concatenate(columns)
+
+        broken = [np.zeros(len(each.least), dtype=np.bool_) if each.broken is None else each.broken for each in several]
+        return cls(
+            cache_share=several[0].cache_share,
+            torch_factor=several[0].torch_factor,
+            moments=tuple(map(np.concatenate, zip(*(each.moments for each in several), strict=True))),
+            outside=np.concatenate([each.outside for each in several]),
+            placed=optional("placed"),
+            flat=optional("flat"),
+            other_streams=tuple(map(np.concatenate, zip(*(each.other_streams for each in several), strict=True))),
+            least=np.concatenate([each.least for each in several]),
+            broken=None if all(each.broken is None for each in several) else np.concatenate(broken),
+        )
+
     def take(self, index: IntColumn) -> StateSums:
         """Return the rows at `index`, which may repeat."""
 

@@ -22,7 +22,7 @@ class Incumbents:
     """The ranking keys of the fastest safe candidates, as many as must be exact.
 
     `keys_of` returns the keys of points: their seconds of a step, or more, so that a lower bound of seconds is one of
-    keys. Where `whole` is true, everything is within reach, and every legal layout is priced.
+    keys. As long as `whole` is true, everything is within reach, and every legal layout is priced.
     """
 
     def __init__(self, exact: int, keys_of: Callable[[Points], FloatColumn], whole: bool = False) -> None:
@@ -60,7 +60,8 @@ class Incumbents:
         return np.less_equal(least_seconds, self.key_to_beat)
 
     def add(self, safe: Points) -> None:
-        """Add safe points that are priced."""
-        if len(safe) and not self.whole:
-            keys = self._keys_of(safe.compact)
+        """Add safe points that are priced. The keys of the few that can be among the best are asked for."""
+        near = safe.take(safe.rows.step_seconds <= self._best[-1])
+        if len(near):
+            keys = self._keys_of(near.compact)
             self._best = np.sort(np.concatenate([self._best, keys]))[: len(self._best)]

@@ -2,50 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from llmlaunch.backends.base import StateTechniques, StepTechniques
-from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn, NarrowColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout, LayoutColumns
 
-__all__ = ["NO_ROWS", "Points", "Rows", "join_rows"]
+__all__ = ["NO_ROWS", "GatheredRows", "Points", "Rows", "join_rows"]
 
 
 @frozen
 class Rows:
     """Priced points as columns: indices of the split and of each kind of techniques, the amounts, and the costs. Bytes
-    are of the worst pipeline rank's device and of a node."""
+    are of the worst pipeline rank's device and of a node. Whole numbers are narrow: a search may hold ten million
+    points."""
 
-    split: IntColumn
-    step_techniques: IntColumn
-    state_techniques: IntColumn
-    recompute_layers: IntColumn
-    offload_layers: IntColumn
+    split: NarrowColumn
+    step_techniques: NarrowColumn
+    state_techniques: NarrowColumn
+    recompute_layers: NarrowColumn
+    offload_layers: NarrowColumn
     device_bytes: FloatColumn
-    worst_pipeline_rank: IntColumn
+    worst_pipeline_rank: NarrowColumn
     host_bytes: FloatColumn
     step_seconds: FloatColumn
 
     def __len__(self) -> int:
         return len(self.split)
 
-    def take(self, mask: BoolColumn) -> Rows:
-        return Rows(**{f.name: getattr(self, f.name)[mask] for f in fields(self)})
+    def amount(self, name: str) -> IntColumn:
+        """Return "recompute_layers" or "offload_layers" as a column of layouts."""
+        amount: NarrowColumn = getattr(self, name)
+        return amount.astype(np.int64)
+
+    @property
+    def renumbered(self) -> Rows:
+        """The same rows over splits of their own, one each."""
+        return replace(self, split=np.arange(len(self), dtype=np.int32))
+
+    def take(self, index: BoolColumn | IntColumn | slice) -> Rows:
+        """Return the rows that a mask, an index array or a slice selects."""
+        return Rows(**{name: getattr(self, name)[index] for name in COLUMN_TYPES})
 
 
-_NONE, _NO_BYTES = np.zeros(0, dtype=np.int64), np.zeros(0)
-NO_ROWS = Rows(_NONE, _NONE, _NONE, _NONE, _NONE, _NO_BYTES, _NONE, _NO_BYTES, _NO_BYTES)
+COLUMN_TYPES: Mapping[str, Any] = {
+    f.name: np.float64 if f.name.endswith(("_bytes", "_seconds")) else np.int32 for f in fields(Rows)
+}
+NO_ROWS = Rows(**{name: np.zeros(0, dtype=kind) for name, kind in COLUMN_TYPES.items()})
 
 
 def join_rows(blocks: Sequence[Rows]) -> Rows:
     """Concatenate blocks of rows."""
     blocks = [*blocks, NO_ROWS]
-    return Rows(**{f.name: np.concatenate([getattr(block, f.name) for block in blocks]) for f in fields(Rows)})
+    return Rows(**{name: np.concatenate([getattr(block, name) for block in blocks]) for name in COLUMN_TYPES})
+
+
+class GatheredRows:
+    """Blocks of rows, one after the other, in columns with room for more, so that they need not be held twice to be
+    joined. Room that is not used takes no memory: the system gives pages when they are first written to."""
+
+    def __init__(self, room: int = 0) -> None:
+        self._columns = {name: np.empty(room, dtype=kind) for name, kind in COLUMN_TYPES.items()}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, block: Rows) -> None:
+        """Add a block at the end."""
+        count, end = self._count, self._count + len(block)
+        for name, column in self._columns.items():
+            if end > len(column):
+                self._columns[name] = np.empty(end + count // 2, dtype=column.dtype)
+                self._columns[name][:count] = column[:count]
+            self._columns[name][count:end] = getattr(block, name)
+        self._count = end
+
+    @property
+    def rows(self) -> Rows:
+        """The rows that were added so far, as views."""
+        return Rows(**{name: column[: self._count] for name, column in self._columns.items()})
 
 
 @frozen
@@ -60,20 +102,14 @@ class Points:
     def __len__(self) -> int:
         return len(self.rows.split)
 
-    def extended(self, splits: Sequence[LayoutColumns], blocks: Sequence[Rows]) -> Points:
-        """Return these points and more: each block of rows over splits of its own."""
-        starts = np.cumsum([len(self.splits), *(len(more) for more in splits)])[: len(blocks)]
-        moved = [replace(block, split=block.split + start) for block, start in zip(blocks, starts, strict=True)]
-        return replace(self, splits=LayoutColumns.joined([self.splits, *splits]), rows=join_rows([self.rows, *moved]))
-
-    def take(self, mask: BoolColumn) -> Points:
-        return replace(self, rows=self.rows.take(mask))
+    def take(self, index: BoolColumn | IntColumn | slice) -> Points:
+        return replace(self, rows=self.rows.take(index))
 
     @property
     def compact(self) -> Points:
         """The same points over the splits that they need, one for each point."""
         rows = self.rows
-        return replace(self, splits=self.splits.take(rows.split), rows=replace(rows, split=np.arange(len(rows))))
+        return replace(self, splits=self.splits.take(rows.split), rows=rows.renumbered)
 
     def techniques(self, index: int) -> tuple[StepTechniques, StateTechniques]:
         return (
@@ -96,19 +132,18 @@ class Points:
         if name == "recompute":
             return self._recompute_codes[self.rows.step_techniques]
         if name in ("recompute_layers", "offload_layers"):
-            amount: IntColumn = getattr(self.rows, name)
-            return amount
+            return self.rows.amount(name)
         column: IntColumn = getattr(self.splits, name)[self.rows.split]
         return column
 
     def _layouts_at(self, index: IntColumn) -> LayoutColumns:
-        rows = self.rows
+        rows = self.rows.take(index)
         return replace(
-            self.splits.take(rows.split[index]),
-            zero_stage=self._zero_stages[rows.state_techniques[index]],
-            recompute=self._recompute_codes[rows.step_techniques[index]],
-            recompute_layers=rows.recompute_layers[index],
-            offload_layers=rows.offload_layers[index],
+            self.splits.take(rows.split),
+            zero_stage=self._zero_stages[rows.state_techniques],
+            recompute=self._recompute_codes[rows.step_techniques],
+            recompute_layers=rows.amount("recompute_layers"),
+            offload_layers=rows.amount("offload_layers"),
         )
 
     @property

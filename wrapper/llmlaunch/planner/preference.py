@@ -50,6 +50,7 @@ COMPARISONS: Mapping[str, Callable[[Any, float], Any]] = {
 NO_STEP_TECHNIQUES = StepTechniques()
 SWITCHES = tuple(name for name in SWITCH_NAMES if name not in ("loss_tiles", "flex_backend"))  # they follow another
 PLAIN_CUT = ((), (1, 2))  # even stages, and uneven ones that differ at the ends alone
+PIECE = 16384  # points whose factors are worked out together
 POWERS_OF_TWO = ("tensor", "context", "expert", "micro_batch_size")
 
 
@@ -99,12 +100,15 @@ def habits() -> tuple[Habit, ...]:
 def preference_factor(recipe: Recipe, points: Points) -> FloatColumn:
     """Return by how much more each point counts than its step time: at least 1, and 1 everywhere where the recipe
     switches the preference off."""
-    rows = points.rows
+    factor = np.ones(len(points))
     if not recipe.preference:
-        return np.ones(len(rows))
+        return factor
     split = _prices(split_columns(recipe, points.splits), len(points.splits))
     step, state = technique_prices(points.step_techniques), technique_prices(points.state_techniques)
-    return factor_of(split[:, rows.split], step[:, rows.step_techniques], state[:, rows.state_techniques])
+    for piece in (slice(start, start + PIECE) for start in range(0, len(factor), PIECE)):
+        rows = points.rows.take(piece)
+        factor[piece] = factor_of(split[:, rows.split], step[:, rows.step_techniques], state[:, rows.state_techniques])
+    return factor
 
 
 def factor_of(*prices: FloatColumn) -> FloatColumn:

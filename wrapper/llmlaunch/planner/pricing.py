@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn, NarrowColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_NONE, LayoutColumns, Rule
 from llmlaunch.memory.grouped_pricing import (
@@ -34,7 +34,7 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.bounds import LeastFactors, StepBounds, by_cost, least_seconds, scouts
 from llmlaunch.planner.incumbents import Incumbents
 from llmlaunch.planner.legality import TechniqueLegality, technique_legality
-from llmlaunch.planner.points import NO_ROWS, Points, Rows, join_rows
+from llmlaunch.planner.points import NO_ROWS, GatheredRows, Points, Rows, join_rows
 from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, recipe_with_techniques
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
@@ -57,6 +57,7 @@ __all__ = [
 ]
 
 AT_ONCE = 1024  # splits priced first; four times as many each time that nothing puts the others out of reach
+WHOLE_AT_ONCE = 6144  # splits priced together where all are: their columns stay in the processor's cache
 ROOMIEST = 64  # splits priced first where nothing is safe
 SCOUTS = 12  # step techniques tried first, with those splits
 SCOUTED = 200_000  # splits times step techniques that are worth a look ahead
@@ -64,12 +65,21 @@ SCOUTED = 200_000  # splits times step techniques that are worth a look ahead
 
 @frozen
 class ModelStateBatch:
-    """One set of state techniques, at `index` of the technique space, over the few splits that differ in their model
-    states."""
+    """Sets of state techniques, at `index` of the technique space, over the few splits that differ in their model
+    states: all splits with one set, then all with the next."""
 
-    index: int
+    index: NarrowColumn
     states: ModelStateBytes
     update: UpdateSeconds
+
+    @classmethod
+    def joined(cls, batches: Sequence[ModelStateBatch]) -> ModelStateBatch:
+        """Return one after the other; their facts are equal."""
+        return cls(
+            np.concatenate([batch.index for batch in batches]),
+            ModelStateBytes.joined([batch.states for batch in batches]),
+            UpdateSeconds.joined([batch.update for batch in batches]),
+        )
 
 
 @frozen
@@ -140,15 +150,15 @@ class TechniqueBatch:
 
     def priced_with(self, states: ModelStateBatch, seconds: FloatColumn | None = None) -> Rows:
         """Return bytes and seconds of each candidate; `seconds` are those of a step where they were computed before."""
-        worst, count = self.bytes_with(states), len(self.rows)
+        worst = self.bytes_with(states)
         return Rows(
-            split=self.rows,
-            step_techniques=np.full(count, self.index),
-            state_techniques=np.full(count, states.index),
-            recompute_layers=self.layouts.recompute_layers,
-            offload_layers=self.layouts.offload_layers,
+            split=self.rows.astype(np.int32),
+            step_techniques=np.full(len(self.rows), self.index, dtype=np.int32),
+            state_techniques=states.index[self.state_of],
+            recompute_layers=self.layouts.recompute_layers.astype(np.int32),
+            offload_layers=self.layouts.offload_layers.astype(np.int32),
             device_bytes=worst.device_bytes,
-            worst_pipeline_rank=worst.pipeline_rank,
+            worst_pipeline_rank=worst.pipeline_rank.astype(np.int32),
             host_bytes=worst.host_bytes,
             step_seconds=self.step_seconds(states.update) if seconds is None else seconds,
         )
@@ -156,10 +166,10 @@ class TechniqueBatch:
 
 @frozen
 class Priced:
-    """The points of a search's splits, and how many legal layouts were not priced: because their model states alone
+    """The rows of a search's splits, and how many legal layouts were not priced: because their model states alone
     exceed device memory, or because they take longer than the incumbents even at best."""
 
-    points: Points
+    rows: GatheredRows
     overfull: int
     outpaced: int
 
@@ -223,40 +233,42 @@ def price(offer: Offer, incumbents: Incumbents) -> Priced:
     most of the others out of reach before anything of theirs is priced.
     """
     space, steps = offer.space, by_cost(offer.space)
+    allowed, overfull = offer.counts(steps)
     if incumbents.whole:
         offer = replace(offer, least_bytes=np.zeros_like(offer.least_bytes))
-        blocks, spare = _price_rows(offer, np.arange(len(offer.splits)), range(len(steps)), incumbents)
-    else:
-        least = least_seconds(offer.setting, space, offer.splits) * offer.factors.of_splits()
-        waiting, blocks, spare, at_once = offer.in_order(least, steps), [], 0, AT_ONCE
-        if len(steps) * len(waiting) > SCOUTED:
-            with incumbents.looking_ahead():
-                _price_rows(offer, waiting[:AT_ONCE], scouts(space, SCOUTS), incumbents)
-        while len(waiting := waiting[incumbents.in_reach(least[waiting])]):
-            now, waiting = waiting[:at_once], waiting[at_once:]
-            more, unneeded = _price_rows(offer, now, steps, incumbents)
-            blocks, spare, at_once = blocks + more, spare + unneeded, 4 * at_once
-    points = Points(offer.splits, space.step, space.state, join_rows(blocks))
-    allowed, overfull = offer.counts(steps)
-    return Priced(points, overfull, allowed - spare - len(points))
+        rows, spare = GatheredRows(allowed + overfull), 0
+        for start in range(0, len(offer.splits), WHOLE_AT_ONCE):
+            now = np.arange(start, min(start + WHOLE_AT_ONCE, len(offer.splits)))
+            spare += _price_rows(offer, now, range(len(steps)), incumbents, rows)
+        return Priced(rows, 0, allowed + overfull - spare - len(rows))
+    rows, spare, at_once = GatheredRows(), 0, AT_ONCE
+    least = least_seconds(offer.setting, space, offer.splits) * offer.factors.of_splits()
+    waiting = offer.in_order(least, steps)
+    if len(steps) * len(waiting) > SCOUTED:
+        with incumbents.looking_ahead():
+            _price_rows(offer, waiting[:AT_ONCE], scouts(space, SCOUTS), incumbents, GatheredRows())
+    while len(waiting := waiting[incumbents.in_reach(least[waiting])]):
+        now, waiting = waiting[:at_once], waiting[at_once:]
+        spare, at_once = spare + _price_rows(offer, now, steps, incumbents, rows), 4 * at_once
+    return Priced(rows, overfull, allowed - spare - len(rows))
 
 
-def roomiest(offer: Offer, exact: int) -> Points:
+def roomiest(offer: Offer, exact: int) -> GatheredRows:
     """Return points of which the `exact` first fill memory least of all candidates, for a search in which nothing is
     safe. Splits whose model states alone need more than those are not priced. In a large space a few techniques that
     spare most say which of the splits with the least model states are roomiest, and these are priced with all."""
-    space = offer.space
+    space, found = offer.space, GatheredRows()
     offered = replace(offer, least_bytes=np.zeros_like(offer.least_bytes))
     least = offer.least_bytes.min(axis=0, initial=np.inf) / max(offer.setting.limit.limit_bytes, 1)
     rows, steps = offered.in_order(least, range(len(space.step))), range(len(space.step))
     if len(rows) * len(steps) <= SCOUTED:
-        points = _roomiest_of(offered, rows, least, steps, exact)
+        found.add(_roomiest_of(offered, rows, least, steps, exact))
     else:
         ahead = _roomiest_of(offered, rows[: 5 * ROOMIEST], least, scouts(space, SCOUTS), exact)
         order = np.argsort(filled_share(offer.setting, ahead), kind="stable")
         best = np.array(list(dict.fromkeys(ahead.split[order].tolist()))[:ROOMIEST], dtype=np.int64)
-        points = price_rows(offered, best, steps)
-    return Points(offer.splits, space.step, space.state, points)
+        found.add(price_rows(offered, best, steps))
+    return found
 
 
 def _roomiest_of(offer: Offer, waiting: IntColumn, least: FloatColumn, steps: Sequence[int], exact: int) -> Rows:
@@ -280,39 +292,46 @@ def filled_share(setting: Setting, rows: Rows) -> FloatColumn:
 
 def price_rows(offer: Offer, rows: IntColumn, steps: Sequence[int]) -> Rows:
     """Return the points of some splits with some step techniques, whatever their bounds say."""
-    return join_rows(_price_rows(offer, rows, steps, Incumbents.of_whole())[0])
+    priced = GatheredRows()
+    _price_rows(offer, rows, steps, Incumbents.of_whole(), priced)
+    return priced.rows
 
 
-def _price_rows(offer: Offer, rows: IntColumn, steps: Sequence[int], incumbents: Incumbents) -> tuple[list[Rows], int]:
-    """Price some splits with some techniques. Return the rows, and how many layouts with a solved amount are the same
-    as those without."""
+def _price_rows(
+    offer: Offer, rows: IntColumn, steps: Sequence[int], incumbents: Incumbents, priced: GatheredRows
+) -> int:
+    """Add to `priced` some splits with some techniques. Return how many layouts with a solved amount are the same as
+    those without."""
     setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
-    blocks: list[Rows] = []
     spare = 0
     distinct, state_of = distinct_states(setting.job, splits)
     bounds = StepBounds(setting, space, splits)
+    taken: dict[bytes, tuple[IntColumn, LayoutColumns]] = {}  # many techniques are legal with the same splits
     for indices in group_equal(setting, space):
         states = [state_batch(setting, space, index, distinct) for index in indices]
         for i in steps:
             allowed = offer.allowed(i, indices, rows)
-            near = allowed.any(axis=0)
+            near = np.asarray(allowed.any(axis=0))
             least = np.zeros(0)
             if not incumbents.whole:
                 least = bounds.least(space.step[i])
                 near &= incumbents.in_reach(least * offer.factors.of(rows, i))
-            some = np.flatnonzero(near)
-            if not len(some):
+            if not np.any(near):
                 continue
-            batch = _technique_batch(setting, space, (i, indices[0]), splits.take(some), rows[some], state_of[some])
+            if near.tobytes() not in taken:
+                taken[near.tobytes()] = np.flatnonzero(near), splits.take(near)
+            some, mine = taken[near.tobytes()]
+            batch = _technique_batch(setting, space, (i, indices[0]), mine, rows[some], state_of[some])
+            allowed, factors = allowed[:, some], np.ones((len(indices), 1))
             if not incumbents.whole:
                 bounds.add(space.step[i], some, batch.passes.total, least)
-            factors = [offer.factors.of(rows[some], i, index) for index in indices]
-            for block, unneeded in _blocks(batch, states, allowed[:, some], np.array(factors), incumbents):
+                factors = np.array([offer.factors.of(rows[some], i, index) for index in indices])
+            for block, unneeded in _blocks(batch, states, allowed, factors, incumbents):
                 safe = block.take(is_safe(setting, block.device_bytes, block.host_bytes))
                 incumbents.add(Points(offer.splits, space.step, space.state, safe))
-                blocks.append(block)
+                priced.add(block)
                 spare += unneeded
-    return blocks, spare
+    return spare
 
 
 def _blocks(
@@ -330,13 +349,15 @@ def _blocks(
     some = np.flatnonzero(near.any(axis=0))
     if not len(some):
         return
-    batch, near, seconds = batch.take(some), near[:, some], seconds[:, some]
+    if len(some) < len(batch.rows):
+        batch, near, seconds = batch.take(some), near[:, some], seconds[:, some]
+    if batch.solved is not None:
+        rows = _fewest_safe(batch, states, near)
+        yield rows.take(incumbents.in_reach(rows.step_seconds)), int(np.count_nonzero(near)) - len(rows)
+        return
     for state, mine, total in zip(states, near, seconds, strict=True):
-        if batch.solved is None:
-            yield batch.priced_with(state, total).take(mine), 0
-            continue
-        rows = _fewest_safe(batch, state, mine).priced_with(state)
-        yield rows.take(incumbents.in_reach(rows.step_seconds)), int(np.count_nonzero(mine)) - len(rows)
+        rows = batch.priced_with(state, total)
+        yield rows if np.all(mine) else rows.take(mine), 0
 
 
 def group_equal(setting: Setting, space: TechniqueSpace) -> list[list[int]]:
@@ -356,7 +377,8 @@ def state_batch(setting: Setting, space: TechniqueSpace, index: int, distinct: L
     job = state_job(setting, space, index)
     layouts = distinct.with_techniques(space.state[index].zero_stage, 0, 0, 0)
     states = model_state_bytes(job, layouts, node_of(setting.recipe))
-    return ModelStateBatch(index, states, update_seconds(job, setting.cluster, layouts))
+    places = np.full(len(layouts), index, dtype=np.int32)
+    return ModelStateBatch(places, states, update_seconds(job, setting.cluster, layouts))
 
 
 def state_update(setting: Setting, space: TechniqueSpace, index: int, distinct: LayoutColumns) -> UpdateSeconds:
@@ -380,17 +402,24 @@ def _technique_batch(
     return TechniqueBatch(setting, job, indices[0], rows, layouts, state_of, step.solved, none_searched)
 
 
-def _fewest_safe(batch: TechniqueBatch, states: ModelStateBatch, allowed: BoolColumn) -> TechniqueBatch:
-    """Return the rows that need some of the amount, with the least that is safe, or all of it where nothing is safe.
-    Rows that are safe with none of it are left out where those are searched too: they are the same layouts."""
-    needed = np.flatnonzero(allowed & ~batch.with_none.safe_with(states) if batch.none_searched else allowed)
-    enough, chosen = batch.with_all.safe_with(states)[needed], batch.take(needed)
+def _fewest_safe(batch: TechniqueBatch, states: Sequence[ModelStateBatch], allowed: BoolColumn) -> Rows:
+    """Return the rows that need some of the amount with each of the `states` they are allowed with (states x rows),
+    with the least that is safe, or all of it where nothing is safe. Rows that are safe with none of it are left out
+    where those are searched too: they are the same layouts. All states are solved together."""
+    needed = allowed
+    if batch.none_searched:
+        needed = allowed & ~np.array([batch.with_none.safe_with(state) for state in states])
+    place, some = np.nonzero(needed)
+    enough = np.array([batch.with_all.safe_with(state) for state in states])[needed]
+    together = ModelStateBatch.joined(states)
+    chosen = batch.take(some)
+    chosen = replace(chosen, state_of=chosen.state_of + place * (len(together.index) // len(states)))
     most = largest_amount(batch.job.shape, chosen.layouts, str(batch.solved))
 
     def safe(rows: IntColumn, amount: IntColumn) -> BoolColumn:
-        return chosen.take(rows).with_amount(amount).safe_with(states)
+        return chosen.take(rows).with_amount(amount).safe_with(together)
 
-    return chosen.with_amount(fewest_safe(safe, most, enough))
+    return chosen.with_amount(fewest_safe(safe, most, enough)).priced_with(together)
 
 
 def largest_amount(shape: ModelShape, layouts: LayoutColumns, name: str) -> IntColumn:

@@ -24,9 +24,9 @@ from llmlaunch.planner.bounds import least_state_bytes_of
 from llmlaunch.planner.incumbents import Incumbents
 from llmlaunch.planner.legality import first_failed, situation, technique_legality
 from llmlaunch.planner.plan import TIGHT, Candidate, FasterLayout, HabitPrice
-from llmlaunch.planner.points import Points, Rows, join_rows
+from llmlaunch.planner.points import GatheredRows, Points, Rows
 from llmlaunch.planner.preference import preference_factor, prices_at
-from llmlaunch.planner.pricing import Offer, filled_share, is_safe, price, price_rows, roomiest
+from llmlaunch.planner.pricing import Offer, Priced, filled_share, is_safe, price, price_rows, roomiest
 from llmlaunch.planner.search_space import (
     SPLIT_FIELDS,
     TechniqueSpace,
@@ -36,7 +36,7 @@ from llmlaunch.planner.search_space import (
     technique_space,
 )
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.uneven_search import search_uneven
+from llmlaunch.planner.uneven_search import UnevenLayouts, search_uneven
 from llmlaunch.recipe.types import Recipe
 
 __all__ = [
@@ -148,17 +148,15 @@ def search(setting: Setting, whole: bool = False) -> SearchResult:
     incumbents = Incumbents(exact, partial(preferred_seconds, recipe), whole)
     even = _offer(setting, rules, enumerate_splits(recipe, space), techniques, range(len(techniques.step)), refused)
     priced = price(even, incumbents)
-    points = priced.points
-    if whole:  # of uneven stages the fastest alone are solved
-        incumbents = Incumbents(exact, partial(preferred_seconds, recipe))
-        incumbents.add(points.take(is_safe(setting, points.rows.device_bytes, points.rows.host_bytes)))
-    splits = enumerate_uneven(recipe, space)
+    incumbents.whole = False  # of uneven stages the fastest alone are solved
     uneven = search_uneven(
-        _offer(setting, rules, splits, techniques, techniques.step_without_amounts, refused), incumbents
+        _offer(setting, rules, enumerate_uneven(recipe, space), techniques, techniques.step_without_amounts, refused),
+        incumbents,
     )
     if not whole and incumbents.none:
-        priced = replace(priced, points=roomiest(even, exact), overfull=0, outpaced=0)
-    points = _with_evidence(even, priced.points).extended(uneven.splits, uneven.blocks)
+        priced = Priced(roomiest(even, exact), overfull=0, outpaced=0)
+    _add_evidence(even, priced.rows)
+    points = _points_with(even, priced.rows, uneven)
     filled = filled_share(setting, points.rows)
     rehearsed = _points_of(setting.lessons.rehearsals, recipe, points)
     measured = _points_of(setting.lessons.measured_steps, recipe, points)
@@ -190,24 +188,23 @@ def _with_measured_steps(points: Points, measured: Mapping[int, MeasuredStep]) -
     return replace(points, rows=replace(points.rows, step_seconds=seconds))
 
 
-def _with_evidence(offer: Offer, points: Points) -> Points:
-    """Return the points and those that runs and rehearsals were of, which may be better than any bound says."""
-    setting, space, blocks = offer.setting, offer.space, [points.rows]
+def _add_evidence(offer: Offer, rows: GatheredRows) -> None:
+    """Add the points that runs and rehearsals were of, which may be better than any bound says."""
+    setting, space = offer.setting, offer.space
     evidence: list[Rehearsal | MeasuredStep] = [*setting.lessons.rehearsals, *setting.lessons.measured_steps]
     for of_layout in evidence:
-        rows = np.flatnonzero(_same_split(offer.splits, of_layout.layout))
+        splits = np.flatnonzero(_same_split(offer.splits, of_layout.layout))
         pairs = product(enumerate(space.step), space.state)
         steps = {
             i
             for (i, step), state in pairs
             if _same_techniques(recipe_with_techniques(setting.recipe, step, state), of_layout)
         }
-        if len(rows) and steps:
-            more = price_rows(replace(offer, least_bytes=0.0 * offer.least_bytes), rows, sorted(steps))
-            known = {place for block in blocks for place in _identities(block.take(np.isin(block.split, rows)))}
+        if len(splits) and steps:
+            more = price_rows(replace(offer, least_bytes=0.0 * offer.least_bytes), splits, sorted(steps))
+            known = set(_identities(rows.rows.take(np.isin(rows.rows.split, splits))))
             fresh = [place not in known for place in _identities(more)]
-            blocks.append(more.take(np.array(fresh, dtype=np.bool_)))
-    return replace(points, rows=join_rows(blocks)) if len(blocks) > 1 else points
+            rows.add(more.take(np.array(fresh, dtype=np.bool_)))
 
 
 def _identities(rows: Rows) -> Iterator[tuple[int, ...]]:
@@ -215,6 +212,16 @@ def _identities(rows: Rows) -> Iterator[tuple[int, ...]]:
     of_techniques = rows.step_techniques, rows.state_techniques
     columns = (rows.split, *of_techniques, rows.recompute_layers, rows.offload_layers)
     return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _points_with(even: Offer, rows: GatheredRows, uneven: UnevenLayouts) -> Points:
+    """Return the points of even and of uneven stages, whose blocks are over splits of their own."""
+    splits = LayoutColumns.joined([even.splits, *uneven.splits])
+    start = len(even.splits)
+    for of_block, block in zip(uneven.splits, uneven.blocks, strict=True):
+        rows.add(replace(block, split=block.split + start))
+        start += len(of_block)
+    return Points(splits, even.space.step, even.space.state, rows.rows)
 
 
 def preferred_seconds(recipe: Recipe, points: Points) -> FloatColumn:

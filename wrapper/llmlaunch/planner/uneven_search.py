@@ -8,7 +8,7 @@ cost one comparison.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class UnevenLayouts:
     def add(self, splits: LayoutColumns, rows: Rows) -> None:
         """Add rows over splits of their own, one each."""
         self.splits.append(splits)
-        self.blocks.append(replace(rows, split=np.arange(len(rows))))
+        self.blocks.append(rows.renumbered)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ parameter update (gradients reduced, parameters gathered, the optimizer)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -59,6 +59,11 @@ class UpdateSeconds:
     reduce_overlapped: BoolColumn
     gather_overlapped: BoolColumn
     gather_host_seconds: FloatColumn
+
+    @classmethod
+    def joined(cls, several: Sequence[UpdateSeconds]) -> UpdateSeconds:
+        """Return the layouts of one after those of the other."""
+        return cls(**{f.name: np.concatenate([getattr(each, f.name) for each in several]) for f in fields(cls)})
 
     def take(self, index: NDArray[np.int64]) -> UpdateSeconds:
         """Return the layouts an index array selects (they may repeat)."""
