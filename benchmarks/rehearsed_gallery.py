@@ -15,8 +15,9 @@ from pathlib import Path
 
 from llmlaunch.app import planned_run
 from llmlaunch.app.planned_run import PlannedRun
+from llmlaunch.rehearsal.job_alone import job_alone
 from llmlaunch.rehearsal.place import find_trace_environment, how_to_get_one
-from llmlaunch.rehearsal.ranks import ALL, RankChoice, RehearsedRank, chosen_ranks
+from llmlaunch.rehearsal.ranks import ALL, RankChoice, RehearsedRank, chosen_ranks, compared
 from llmlaunch.rehearsal.traced import traced
 from llmlaunch.rehearsal.verdict import unseen_by_a_trace
 from llmlaunch.units import GIB
@@ -46,14 +47,15 @@ def rows_of(path: Path) -> Iterator[str]:
         sys.exit(f"nothing to trace with: {how_to_get_one()}")
     plan = planned_run.plan(str(path), ())
     unseen = unseen_by_a_trace(plan.setting.job_of(plan.recipe), plan.plan.layout)
-    told = traced(environment, plan.recipe, plan.plan, plan.rendered, few_ranks(plan), lambda line: None)
+    job = job_alone(plan.setting, plan.recipe, plan.plan, plan.rendered, traced=True)
+    told = traced(environment, plan.recipe, plan.plan, job, few_ranks(plan), lambda line: None)
     for rank in sorted(told, key=lambda rank: rank.pipeline_rank):
         yield row(path.stem, plan.plan.layout.describe(), rank, unseen[rank.pipeline_rank])
 
 
 def row(name: str, layout: str, rank: RehearsedRank, unseen: Mapping[str, int]) -> str:
-    """One rank: GiB predicted, of it what a trace cannot see, traced, and how far what is seen was predicted off."""
-    predicted, held = rank.predicted.allocated_bytes, rank.allocated_bytes
+    """One rank: GiB predicted of what runs, of it what a trace cannot see, traced, and how far the rest was off."""
+    predicted, held = rank.predicted_as_run.allocated_bytes, rank.allocated_bytes
     assert held is not None
     hidden = sum(unseen.values())
     off = (predicted - hidden) / held - 1.0
@@ -64,10 +66,8 @@ def row(name: str, layout: str, rank: RehearsedRank, unseen: Mapping[str, int]) 
 
 def largest_difference(rank: RehearsedRank) -> str:
     """The term whose traced bytes are farthest from the predicted ones, with both."""
-    names = {name for name in (*rank.terms, *rank.predicted.terms) if name in rank.terms or rank.predicted.terms[name]}
-    apart = {name: rank.terms.get(name, 0) - rank.predicted.terms.get(name, 0) for name in names}
-    outside = ("allocator_cache", "context", "communicators")
-    name = max((name for name in apart if name not in outside), key=lambda name: abs(apart[name]))
+    apart = {line.term: (line.rehearsed_bytes or 0) - line.predicted_bytes for line in compared(rank)}
+    name = max(apart, key=lambda name: abs(apart[name]))
     return f"`{name}` {apart[name] / GIB:+.2f} GiB"
 
 
