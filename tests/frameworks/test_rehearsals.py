@@ -95,7 +95,8 @@ RANK = 2  # of Megatron's four stages: one in the middle, which reads no data
 OF_MEGATRON = (
     *(*USUAL, SMALL.format(layers=8, vocabulary=250), "nodes=64", "training.global_batch_size=512"),
     "layout={tensor: 2, pipeline: 4, virtual_pipeline: 1, context: 1, micro_batch_size: 1, recompute: none}",
-    "training.precision=fp32",
+    *("training.precision=fp32", "layout.sequence_parallel=true", "layout.tp_comm_overlap=true"),
+    "layout.cuda_graphs=[]",  # a CPU captures none
 )
 OF_DEEPSPEED = (
     *(*USUAL, SMALL.format(layers=2, vocabulary=256), "nodes=8", "training.global_batch_size=128"),
@@ -183,6 +184,7 @@ def test_a_megatron_rank_of_512_runs_alone_and_its_peak_is_read(
     assert rank.versions["megatron-core"] == "0.19.2"
     assert rank.seconds > 0
     assert any("dataset is not read" in remark for remark in rank.remarks)
+    assert [omission.technique for omission in rank.omissions] == ["tp_comm_overlap"]
     run = tmp_path / "runs" / f"rank{RANK}"
     log = log_of(run)
     assert f"iteration        {STEPS}/       {STEPS}" in log
