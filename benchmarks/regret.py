@@ -32,6 +32,7 @@ from llmlaunch.cluster.cards import machines  # noqa: E402
 from llmlaunch.cluster.load import load_cluster  # noqa: E402
 from llmlaunch.timing.constants import replaced  # noqa: E402
 from support.regret import Choice, MeasuredLayout, choose, measured_layouts, predicted, preferred, rule_of_thumb  # noqa: E402
+from support.switch_pairs import SWITCHES, switch_pairs  # noqa: E402
 
 MEASUREMENTS = ROOT / "tests" / "data" / "measurements"
 OUTCOMES, MIXTURES_FILE, STEPS = (MEASUREMENTS / f"{name}.jsonl" for name in ("outcomes", "mixtures", "step_times"))
@@ -92,6 +93,7 @@ def main() -> None:
         print(name, summary([score(record, clusters) for record in of_family(records, name)]))
     published, steps = list(read_records(MIXTURES_FILE)), list(read_records(STEPS))
     mixtures(published, clusters)
+    switches(clusters)
     for name in sorted({record["family"] for record in steps}):
         print(name, summary([score(record, clusters) for record in of_family(steps, name)]))
     for split in ("fit", "test"):
@@ -120,6 +122,15 @@ def mixtures(records: Sequence[Mapping[str, Any]], clusters: Mapping[str, Any]) 
         for part in ("model", "gpu"):
             for name in sorted({_part(found.record, part) for found in scores}):
                 print(f"  {name}:", summary([found for found in scores if _part(found.record, part) == name]))
+
+
+def switches(clusters: Mapping[str, Any]) -> None:
+    """Print the errors of public runs that show what switches bring, and by what a switch changes a step."""
+    print("switches of mixtures", summary([score(record, clusters) for record in read_records(SWITCHES)]))
+    print("| model | card | what the second run changed | measured | predicted |\n|---|---|---|---|---|")
+    for pair in switch_pairs():
+        change = f"{pair.measured - 1.0:+.0%} | {pair.predicted - 1.0:+.0%}"
+        print(f"| {pair.model} | {pair.card} | {pair.change} | {change} |")
 
 
 def _part(record: Mapping[str, Any], part: str) -> str:

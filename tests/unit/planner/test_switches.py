@@ -31,7 +31,7 @@ from support.recipes import recipe_of
 
 LEAST_GAIN = 0.019  # 2 % of a step, of which the other habits of the same layout take a little
 BIT_EQUAL_KEY, ASKED_KEY = "layout.techniques=bit-equal", "layout.techniques=asked"
-CHOOSING = ("llama3-70b", "mixtral-8x7b", "mistral-7b", "llama3.1-8b-ulysses")
+CHOOSING = ("llama3-70b", "qwen3-30b-a3b", "mistral-7b", "llama3.1-8b-ulysses")
 
 
 def tried(recipe: Recipe) -> Iterator[Techniques]:
@@ -200,3 +200,20 @@ def test_overlapped_experts_keep_one_more_pass_alive(layout: Layout, microbatche
 
     overlapped = depth(Techniques(overlap_expert_communication=True))
     assert overlapped == depth(Techniques(delay_weight_gradients=True)) == depth(NO_TECHNIQUES) + more
+
+
+UNVERIFIED = "nobody has published a run with these together on such a card"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "unverified"),
+    [
+        (("layout.token_dispatcher=alltoall", "layout.overlap_expert_communication=false"), False),
+        (("layout.token_dispatcher=flex", "layout.overlap_expert_communication=true"), False),
+        (("layout.token_dispatcher=flex", "layout.overlap_expert_communication=true", "cluster=a100-80gb-x8"), True),
+    ],
+)
+def test_a_plan_says_when_nobody_has_run_its_switches_together(overrides: tuple[str, ...], unverified: bool) -> None:
+    sizes = ("nodes=2", "layout.tensor=1", "layout.pipeline=1", "layout.expert=16", "layout.cuda_graphs=[]")
+    plan = plan_of("qwen3-30b-a3b", *sizes, *overrides)
+    assert any(UNVERIFIED in assumption for assumption in plan.assumptions) == unverified

@@ -267,6 +267,7 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
         facts,
         attention_scores_saved=implementation.get("attention") in UNFUSED,
         experts_fused=bool(implementation.get("fused_grouped_mlp")),
+        attention_narrow=bool(implementation.get("fp8_attention")),
         gated_activation_fused=facts.gated_activation_fused if table in (*TRAINERS, "deepspeed") else recorded,
         pad_vocabulary=False,  # the record's own padded size is used
     )

@@ -223,6 +223,7 @@ class MemoryFacts:
     router_input_bytes: float = 0.0  # per token and hidden element: a wider copy the router computes from
     expert_imbalance: float = 1.0  # tokens of the busiest device's experts over the mean, dropless routing
     experts_fused: bool = False  # one kernel multiplies for all experts of a device and quantizes what it puts out
+    attention_narrow: bool = False  # attention multiplies in 8 bits, too
     quantized: Quantized | None = None
     full_sharding: FullSharding | None = None
     adapter_bytes: float | None = None  # of adapters that compute in a wider type: each linear casts its input to it

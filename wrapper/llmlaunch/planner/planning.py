@@ -52,6 +52,7 @@ from llmlaunch.planner.what_if import swap_note, what_ifs_of, with_solved_share
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.techniques import FULL_ITERATION
+from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switches
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second
 from llmlaunch.timing.products import model_flops_per_token
 from llmlaunch.timing.step import StepTime, step_time
@@ -132,6 +133,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
             *time_limit_note(recipe, length),
             *host_link_notes(setting, job, chosen.layout),
             *_graph_note(job),
+            *([] if time.measured else _switches_note(setting, job, chosen.layout)),
             *_script_note(recipe, arguments),
         ),
         correction=setting.lessons.correction,
@@ -327,6 +329,19 @@ def _graph_note(job: Job) -> tuple[str, ...]:
         return ()
     whole = " and NVIDIA warns of up to twice the memory" if FULL_ITERATION in job.techniques.cuda_graphs else ""
     return (f"memory of CUDA graphs follows from Transformer Engine's source; no measured run stands behind it{whole}",)
+
+
+def _switches_note(setting: Setting, job: Job, layout: Layout) -> tuple[str, ...]:
+    """Return one sentence where nobody has published a run of a mixture with these switches together on such a card."""
+    if job.shape.moe is None:
+        return ()
+    switches = exchange_switches(setting.cluster, layout, job.techniques)
+    if switches.all_off or switches in MEASURED_SWITCHES:
+        return ()
+    return (
+        f"nobody has published a run with these together on such a card: {switches.describe()}. Their step time is a "
+        "prediction that no measured run supports; time a few steps before a long run",
+    )
 
 
 def host_link_notes(setting: Setting, job: Job, layout: Layout) -> tuple[str, ...]:

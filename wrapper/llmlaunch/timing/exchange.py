@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -19,6 +20,7 @@ from llmlaunch.timing.products import DevicePace, SplitColumns, Work
 __all__ = [
     "TensorPasses",
     "beside_another_microbatch",
+    "beside_exchanges",
     "bytes_leaving_domain",
     "context_ring",
     "distinct_parts",
@@ -228,3 +230,19 @@ def beside_another_microbatch(expert: Work, beside: Sequence[FloatColumn]) -> Wo
     waited = sum((exposed(part, each) for each in beside), 0.0 * part)
     share = np.divide(waited, expert.both, out=np.zeros_like(waited), where=expert.both > 0)
     return Work(share * expert.forward, share * expert.backward)
+
+
+def beside_exchanges(pace: DevicePace) -> DevicePace:
+    """Return what a device reaches while exchanges run beside its products and attention: the kernels that send hold
+    multiprocessors for themselves (`--moe-deepep-num-sms`), and margins keep large kernels off these even while nothing
+    is sent. Passes bound by memory are as fast as before."""
+    if not pace.multiprocessors:
+        return pace
+    left = 1.0 - constant("exchange_multiprocessors") / pace.multiprocessors
+    return replace(
+        pace,
+        wide=left * pace.wide,
+        linear=left * pace.linear,
+        attention_forward=left * pace.attention_forward,
+        attention_backward=left * pace.attention_backward,
+    )

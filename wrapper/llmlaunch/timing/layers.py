@@ -16,6 +16,7 @@ from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import (
     TensorPasses,
     beside_another_microbatch,
+    beside_exchanges,
     context_ring,
     expert_exchange,
     tensor_passes,
@@ -57,7 +58,7 @@ DEFAULT_MODULES = ("core_attn",)
 class LayerSeconds:
     """Columns of seconds of one layer and micro-batch: its `seconds` in all, those in which the `host` launches it,
     those that compute or launch and so can hide a transfer, `forward` and `backward`, and what they are made of. None
-    where no layout has such a thing."""
+    where no layout has such a thing. `hidden_exchange` is what of the exchange another micro-batch's passes hide."""
 
     seconds: FloatColumn
     host: FloatColumn
@@ -71,6 +72,7 @@ class LayerSeconds:
     context: Work | None
     expert: Work | None
     recomputed: FloatColumn | None
+    hidden_exchange: FloatColumn | None = None
 
     @property
     def kinds(self) -> Mapping[str, FloatColumn]:
@@ -173,9 +175,12 @@ def mixture_layer(
     job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn
 ) -> LayerSeconds:
     """Return a layer with a mixture of experts: every device's experts get, of all tokens of its expert group, as many
-    copies as its own tokens are routed to, the busiest device `expert_imbalance` times that."""
+    copies as its own tokens are routed to, the busiest device `expert_imbalance` times that. Experts that one kernel
+    multiplies have their activation function and its quantization at the end of that kernel."""
     moe = job.shape.moe
     assert moe is not None
+    if job.techniques.overlaps_experts:
+        pace = beside_exchanges(pace)
     etp = at.layouts.expert_tensor.astype(np.float64)
     factor = job.facts.expert_imbalance
     if moe.capacity_factor is not None:
@@ -186,7 +191,7 @@ def mixture_layer(
     width, beside = float(moe.ffn_hidden_size), float(moe.shared_expert_ffn_hidden_size)
     experts = rates(job, pace, mlp_linears(job.shape, width)).work(rows, rows / etp, local / etp)
     launches = mixture_launches(job, local)
-    activated = width * copies / etp + beside * at.share
+    activated = (0.0 if job.facts.experts_fused else width / etp) * copies + beside * at.share
     shared = rates(job, pace, mlp_linears(job.shape, beside)) if beside else Rates()
     mlp = _Mlp(shared, activated, (launches.forward, 0.0), copies, experts, launches)
     return _layer(job, cluster, at, pace, one_pass, mlp)
@@ -226,8 +231,10 @@ def _layer(
         backward = backward + repeated
         recomputed = repeated if recomputed is None else recomputed + repeated
     device, waits = forward + backward, tensor.exposed(linears.backward)
+    hidden: FloatColumn | None = None
     if expert is not None:
-        expert = _waited(job, at, mlp, expert, activation, (forward, backward))
+        waited = _waited(job, at, mlp, expert, activation, (forward, backward))
+        hidden, expert = (expert.both - waited.both if job.techniques.overlaps_experts else None), waited
     running = device + waits + sum(exchange.both for exchange in (context, expert) if exchange is not None)
     if mlp.launches is not None and expert is not None:
         passes = forward + expert.forward, backward + expert.backward
@@ -237,7 +244,9 @@ def _layer(
     launching = launches * (1.0 / 3.0)
     busy = forward + launching, backward + 2.0 * launching
     seconds = running + launches
-    return LayerSeconds(seconds, host, *busy, linears, scores, element, launches, waits, context, expert, recomputed)
+    return LayerSeconds(
+        seconds, host, *busy, linears, scores, element, launches, waits, context, expert, recomputed, hidden
+    )
 
 
 def _waited(

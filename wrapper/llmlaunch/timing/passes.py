@@ -53,8 +53,10 @@ class PassSeconds:
         """`total` by what it is spent on, computed on demand, because a search of a million layouts does not need
         it."""
         passes = _passes(self.job, self.cluster, self.layouts, self.microbatches)
-        kinds = _slowest_by_kind(self.job, passes)
-        return {**{kind: self.microbatches * column for kind, column in kinds.items()}, **passes.beside}
+        terms = {name: self.microbatches * column for name, column in _slowest_by_kind(self.job, passes).items()}
+        for name, column in passes.beside.items():
+            terms[name] = terms[name] + column if name in terms else column
+        return terms
 
 
 @frozen
@@ -109,6 +111,8 @@ def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn, 
     }
     if job.facts.host.loader_mask:
         beside["data_loading"] = m * np.maximum(_loading(job, layouts) - stages_.slowest_seconds, 0.0)
+    if parts.mixture is not None and parts.mixture.hidden_exchange is not None:
+        beside["expert_parallel"] = _unpaired_exchange(job, parts.mixture.hidden_exchange)
     forward, backward = _compute(at, parts, stages_)
     if moves_activations(job, layouts):
         moving = moving_seconds(job, cluster, layouts, stages_.dense_layers, stages_.mixture_layers)
@@ -163,6 +167,13 @@ def _bubble(job: Job, at: SplitColumns, parts: Pieces, stages_: Stages) -> Float
         ):  # the backward pass of a product is that of its input, as long as forward, and the weights'
             gradients = gradients + (layers - slowest) * (layer.linears.backward - layer.linears.forward)
     return np.where(at.chunks > 1.0, bubble, np.maximum(bubble - 2.0 * gradients, 0.0))
+
+
+def _unpaired_exchange(job: Job, hidden: FloatColumn) -> FloatColumn:
+    """Return the seconds of exchange that no other micro-batch hides, where each layer's passes hide `hidden`. The
+    first micro-batch goes forward through all layers before there is a backward pass, and the last goes back through
+    all of them after the last forward pass, however the layers are cut into stages and chunks."""
+    return (_layers_of_each_kind(job)[1] + job.shape.mtp_num_layers) * hidden
 
 
 def _layers_of_each_kind(job: Job) -> tuple[float, float]:

@@ -240,7 +240,8 @@ def attention_scores(job: Job, pace: DevicePace, at: SplitColumns) -> Work:
         width = shape.num_attention_heads * head_width
     if job.facts.attention_scores_saved:
         return _unfused(job, pace, width, at)
-    forward, backward = 1.0 / pace.attention_forward, 2.5 / pace.attention_backward
+    faster = constant("narrow_attention_speedup") if job.facts.attention_narrow else 1.0
+    forward, backward = 1.0 / (faster * pace.attention_forward), 2.5 / (faster * pace.attention_backward)
     tail = s * head_width * pace.multiprocessors * (1.0 + 1.0 / at.context)
     rows = constant("attention_tail_rows") * forward, pace.attention_backward_tail_rows * backward
     # 2 operations x half of the square x width of keys and values
