@@ -49,7 +49,8 @@ def test_a_library_that_nobody_mentions_is_hinted_at_with_what_it_gains() -> Non
     assert (hint.value, hint.remark) == (["deepep"], "if the job's image has DeepEP")
     after = plan(mixture, ["backend.libraries=[deepep]"])
     assert after.verdict == "safe"
-    assert after.tokens_per_second_per_gpu / before.tokens_per_second_per_gpu - 1 >= hint.gain - 0.002
+    # a plan gives up to 2 % for a switch fewer (docs/planning.md, the preference)
+    assert after.tokens_per_second_per_gpu / before.tokens_per_second_per_gpu - 1 >= hint.gain - 0.02
     assert not [hint for hint in after.hints() if hint.key == "backend.libraries"]
 
 
