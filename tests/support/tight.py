@@ -68,6 +68,7 @@ def rehearsal_of(plan: Plan, setting: Setting, device_gib: float) -> Rehearsal:
         tight=verdict == TIGHT,
         device_bytes=device_bytes,
         limit_bytes=plan.limit.limit_bytes,
+        short_bytes=max(device_bytes - plan.estimate.worst.device_bytes, 0),
         sentence=f"rehearsed: {verdict}",
         details={},
     )

@@ -15,6 +15,7 @@ from llmlaunch.calibration.learning import scores_of_records
 from llmlaunch.calibration.pool import gather
 from llmlaunch.calibration.records import exclusion_reason
 from llmlaunch.cluster.cards import machines
+from llmlaunch.layout import Layout
 from llmlaunch.planner.search import OUTPACED
 from support.command_line import CommandLine
 from support.hidden_bias import BIAS, runs
@@ -70,34 +71,36 @@ def test_what_a_rehearsal_refuted_is_not_chosen_again_and_the_next_best_is(llmla
     after = llmlaunch.json("plan", RECIPE, *FEW)
     jsonschema.validate(after, SCHEMA)
     assert after["verdict"] == "safe"
-    assert chosen(after) == chosen(before["alternatives"][0])
+    assert chosen(after) == chosen(next(a for a in before["alternatives"] if a["layout"] != before["layout"]))
     assert after["memory"]["rehearsed"] is None
     assert chosen(before) not in [chosen(other) for other in after["alternatives"]]
-    assert after["refused"]["rehearsed"] == 1
+    assert all(other["layout"] != before["layout"] for other in after["alternatives"])
     assert after["searched"] == before["searched"]
     assert "rehearsed 2025-10-09" in after["refusal_sentences"]["rehearsed"]
     assert "unsafe by it" in after["refusal_sentences"]["rehearsed"]
     assert "the estimate alone said safe" in after["refusal_sentences"]["rehearsed"]
-    assert "1  rehearsed: TP2 PP4" in llmlaunch("plan", RECIPE, *FEW).stdout
+    refused = after["refused"]["rehearsed"]  # with the layout's other techniques, which are taken to be off by as much
+    assert refused > 1
+    assert f"{refused}  rehearsed: TP2 PP4" in llmlaunch("plan", RECIPE, *FEW).stdout
 
 
 def test_where_all_that_is_safe_was_refuted_nothing_is(llmlaunch: CommandLine) -> None:
     """Each check chooses a layout that was not refuted yet, until there is none."""
-    overrides = (*FEW, "layout.layers_by_stage=even", "layout.sequence_parallel=true")
-    refuted: list[str] = []
+    overrides = (*FEW, "layout.layers_by_stage=even")
+    first = planned(*overrides).plan
+    refuted: list[Layout] = []
     while (shape := checked(*overrides)).plan.safe:
-        assert shape.plan.chosen.describe() not in refuted
-        refuted.append(shape.plan.chosen.describe())
+        assert shape.plan.layout not in refuted
+        refuted.append(shape.plan.layout)
         import_trace(llmlaunch, shape, 5.0)
-    before = planned(*overrides).plan
-    illegal = sum(count for reason, count in before.refused.items() if reason != OUTPACED)
-    assert len(refuted) == before.searched - illegal, "all that are legal are safe by their estimate"
+    assert len(refuted) > 1
     out, err = llmlaunch("check", RECIPE, *overrides, "--json", code=3)
     assert "no layout is safe" in err
     assert "which the estimate lets pass; but rehearsed 2025-10-09" in err
     plan = json.loads(out)
     assert plan["memory"]["rehearsed"]["verdict"] == "unsafe"
-    assert plan["refused"]["rehearsed"] == len(refuted)
+    illegal = sum(count for key, count in first.refused.items() if key != OUTPACED)
+    assert plan["refused"]["rehearsed"] == first.searched - illegal  # all that is legal is safe by its estimate
 
 
 def test_a_rank_that_ran_out_of_memory_refutes_its_layout(llmlaunch: CommandLine) -> None:

@@ -227,6 +227,8 @@ def _rehearsal(own: _OwnAttempt, worst: Mapping[str, Any], peak_bytes: int | Non
         gradient_dtype=recipe.training.gradient_dtype,
         safe=verdict == SAFE,
         tight=verdict == TIGHT,
+        short_bytes=max(device_bytes - predicted, 0),
+        ran_out=peak_bytes is None,
         sentence=sentence,
         details=details,
         **figures,

@@ -98,10 +98,11 @@ class Support:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What ranks that ran alone, or a whole run of the same job, tell of one layout with its techniques, and of no
-    other. `safe`, `tight` and
-    `device_bytes` are those of the rank nearest to its limit or farthest beyond it, on a device that may be filled to
-    `limit_bytes`. `sentence` is for a person, `details` is `memory.rehearsed` of a plan's JSON."""
+    """What ranks that ran alone, or a whole run of the same job, tell of one layout with its techniques.
+
+    `safe`, `tight` and `device_bytes` are those of the rank nearest to its limit or farthest beyond it, on a device
+    that may be filled to `limit_bytes`; the estimate of that rank is `short_bytes` too low, or more where it `ran_out`
+    of memory. `sentence` is for a person, `details` is `memory.rehearsed` of a plan's JSON."""
 
     workload: Workload
     layout: Layout
@@ -110,9 +111,11 @@ class Rehearsal:
     safe: bool
     device_bytes: int
     limit_bytes: int
+    short_bytes: int
     sentence: str
     details: Mapping[str, Any]
     tight: bool = False
+    ran_out: bool = False
 
     def allows(self, limit_bytes: int) -> bool:
         """Whether the layout passes on a device that may be filled to `limit_bytes`, whatever its estimate. A safe one

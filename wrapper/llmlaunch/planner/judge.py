@@ -13,9 +13,10 @@ from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import Layout, LayoutColumns, Rule
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.peak import RESIDUAL
+from llmlaunch.planner.evidence import evidence_of, rehearsal_on
 from llmlaunch.planner.legality import situation
 from llmlaunch.planner.plan import SAFE, TIGHT, Plan
-from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, evidence_of
+from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
@@ -103,7 +104,7 @@ def _priced(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVerdict]:
 def _by_memory(setting: Setting, layout: Layout) -> Refusal | None:
     detail = estimate(setting.job, layout, node=node_of(setting.recipe))
     worst, limit, host = detail.worst, setting.limit.limit_bytes, setting.host_limit.limit_bytes
-    rehearsed = evidence_of(setting.lessons.rehearsals, setting.recipe, layout)
+    rehearsed = rehearsal_on(setting, layout, worst.device_bytes)
     if detail.fault is not None:
         return Refusal(BROKEN_ESTIMATE, f"its estimate cannot be right, which is a bug of llmlaunch: {detail.fault}")
     if rehearsed is not None and rehearsed.refuses(limit):

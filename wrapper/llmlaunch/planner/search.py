@@ -7,20 +7,20 @@ what the estimate refuses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from itertools import product
-from typing import TypeVar
 
 import numpy as np
 
 from llmlaunch.calibration.support import MeasuredStep, Rehearsal
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import Layout, LayoutColumns, Rule, refusal_counts
+from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.planner.bounds import least_state_bytes_of
+from llmlaunch.planner.evidence import points_of, refuted, rehearsals_of_points, same_split, same_techniques
 from llmlaunch.planner.incumbents import Incumbents
 from llmlaunch.planner.legality import first_failed, situation, technique_legality
 from llmlaunch.planner.plan import TIGHT, Candidate, FasterLayout, HabitPrice
@@ -28,7 +28,6 @@ from llmlaunch.planner.points import GatheredRows, Points, Rows
 from llmlaunch.planner.preference import preference_factor, prices_at
 from llmlaunch.planner.pricing import Offer, Priced, filled_share, is_safe, price, price_rows, roomiest
 from llmlaunch.planner.search_space import (
-    SPLIT_FIELDS,
     TechniqueSpace,
     enumerate_splits,
     enumerate_uneven,
@@ -46,7 +45,6 @@ __all__ = [
     "OUTPACED",
     "REHEARSED",
     "SearchResult",
-    "evidence_of",
     "faster_layout",
     "pareto",
     "search",
@@ -143,9 +141,8 @@ def search(setting: Setting, whole: bool = False) -> SearchResult:
     space, techniques = backend.space(recipe), technique_space(recipe, backend)
     rules = backend.rules(recipe)
     refused: Counter[str] = Counter()
-    # a rehearsal may refuse some, and a run may have shown some to be slower
-    exact = EXACT + _refutable(setting.lessons.rehearsals, recipe) + len(setting.lessons.measured_steps)
-    incumbents = Incumbents(exact, partial(preferred_seconds, recipe), whole)
+    exact = EXACT + len(setting.lessons.measured_steps)  # a run may have shown some to be slower
+    incumbents = Incumbents(exact, partial(_keys, setting), whole)
     even = _offer(setting, rules, enumerate_splits(recipe, space), techniques, range(len(techniques.step)), refused)
     priced = price(even, incumbents)
     incumbents.whole = False  # of uneven stages the fastest alone are solved
@@ -154,12 +151,12 @@ def search(setting: Setting, whole: bool = False) -> SearchResult:
         incumbents,
     )
     if not whole and incumbents.none:
-        priced = Priced(roomiest(even, exact), overfull=0, outpaced=0)
+        priced = _roomiest(even, priced.rows.rows, exact)
     _add_evidence(even, priced.rows)
     points = _points_with(even, priced.rows, uneven)
     filled = filled_share(setting, points.rows)
-    rehearsed = _points_of(setting.lessons.rehearsals, recipe, points)
-    measured = _points_of(setting.lessons.measured_steps, recipe, points)
+    rehearsed = rehearsals_of_points(setting, points)
+    measured = points_of(setting.lessons.measured_steps, recipe, points)
     points = _with_measured_steps(points, measured)
     safe, by_memory = _judged(setting, points, rehearsed, filled)
     preferred = preferred_seconds(recipe, points)
@@ -178,6 +175,13 @@ def search(setting: Setting, whole: bool = False) -> SearchResult:
     )
 
 
+def _roomiest(even: Offer, rows: Rows, exact: int) -> Priced:
+    """Return the points that fill memory least: as many as must be exact, and those among `rows` that a rehearsal
+    refutes, which may fill it less than any that is safe."""
+    points = Points(even.splits, even.space.step, even.space.state, rows)
+    return Priced(roomiest(even, exact + int(np.count_nonzero(refuted(even.setting, points)))), overfull=0, outpaced=0)
+
+
 def _with_measured_steps(points: Points, measured: Mapping[int, MeasuredStep]) -> Points:
     """Return the points with the step times of those that ran, as measured."""
     if not measured:
@@ -193,12 +197,12 @@ def _add_evidence(offer: Offer, rows: GatheredRows) -> None:
     setting, space = offer.setting, offer.space
     evidence: list[Rehearsal | MeasuredStep] = [*setting.lessons.rehearsals, *setting.lessons.measured_steps]
     for of_layout in evidence:
-        splits = np.flatnonzero(_same_split(offer.splits, of_layout.layout))
+        splits = np.flatnonzero(same_split(offer.splits, of_layout.layout))
         pairs = product(enumerate(space.step), space.state)
         steps = {
             i
             for (i, step), state in pairs
-            if _same_techniques(recipe_with_techniques(setting.recipe, step, state), of_layout)
+            if same_techniques(recipe_with_techniques(setting.recipe, step, state), of_layout)
         }
         if len(splits) and steps:
             more = price_rows(replace(offer, least_bytes=0.0 * offer.least_bytes), splits, sorted(steps))
@@ -228,6 +232,11 @@ def preferred_seconds(recipe: Recipe, points: Points) -> FloatColumn:
     """Return what safe points are ranked by: step time with what the preference adds to it, so that a lower bound of
     step time is one of this."""
     return points.rows.step_seconds * preference_factor(recipe, points)
+
+
+def _keys(setting: Setting, points: Points) -> FloatColumn:
+    """Return what puts others out of reach: nothing where a rehearsal refutes what the estimate lets pass."""
+    return np.where(refuted(setting, points), np.inf, preferred_seconds(setting.recipe, points))
 
 
 def _offer(
@@ -263,11 +272,11 @@ def _judged(
     fits, fits_node = rows.device_bytes <= limit.limit_bytes, rows.host_bytes <= setting.host_limit.limit_bytes
     safe = is_safe(setting, rows.device_bytes, rows.host_bytes)
     broken = np.maximum(rows.device_bytes, rows.host_bytes) >= IMPOSSIBLE_BYTES
-    refuted, lifted = np.zeros(len(points), dtype=np.bool_), np.zeros(len(points), dtype=np.bool_)
+    refused_rows, lifted = np.zeros(len(points), dtype=np.bool_), np.zeros(len(points), dtype=np.bool_)
     for row, rehearsal in rehearsed.items():
-        refuted[row] = rehearsal.refuses(limit.limit_bytes)
+        refused_rows[row] = rehearsal.refuses(limit.limit_bytes)
         lifted[row] = rehearsal.allows(limit.limit_bytes) and fits_node[row] and not broken[row]
-        if refuted[row]:
+        if refused_rows[row]:
             filled[row] = max(filled[row], rehearsal.device_bytes / max(limit.limit_bytes, 1), 1.0)
     beyond = ~fits & ~lifted & ~broken
     tight = beyond & fits_node & (rows.device_bytes <= limit.most_bytes)
@@ -276,9 +285,9 @@ def _judged(
         MEMORY: int(np.count_nonzero(beyond & ~tight)),
         HOST_MEMORY: int(np.count_nonzero(fits & ~safe & ~broken)),
         BROKEN_ESTIMATE: int(np.count_nonzero(broken)),
-        REHEARSED: int(np.count_nonzero(safe & refuted)),
+        REHEARSED: int(np.count_nonzero(safe & refused_rows)),
     }
-    return (safe | lifted) & ~refuted, Counter(refused)
+    return (safe | lifted) & ~refused_rows, Counter(refused)
 
 
 def _ranking(points: Points, preferred: FloatColumn, safe: BoolColumn, filled: FloatColumn) -> IntColumn:
@@ -306,44 +315,6 @@ def _ranking(points: Points, preferred: FloatColumn, safe: BoolColumn, filled: F
     )
     first: IntColumn = index[np.lexsort((*ties, np.round(by[index], 12)))][:RANKED]
     return first
-
-
-Evidence = TypeVar("Evidence", Rehearsal, MeasuredStep)
-
-
-def _points_of(evidence: Iterable[Evidence], recipe: Recipe, points: Points) -> Mapping[int, Evidence]:
-    """Map point indices to the evidence on exactly that layout, with the same techniques and workload."""
-    by_row: dict[int, Evidence] = {}
-    for one_layout in evidence:
-        for row in np.flatnonzero(_same_split(points.splits, one_layout.layout)[points.rows.split]):
-            planned = recipe_with_techniques(recipe, *points.techniques(int(row)))
-            if points.layout(int(row)) == one_layout.layout and _same_techniques(planned, one_layout):
-                by_row[int(row)] = one_layout
-    return by_row
-
-
-def _same_split(splits: LayoutColumns, layout: Layout) -> BoolColumn:
-    """Whether each split has the layout's sizes: few of millions of points are then compared one by one."""
-    same = np.ones(len(splits), dtype=np.bool_)
-    for name in SPLIT_FIELDS:
-        same &= np.equal(getattr(splits, name), getattr(layout, name))
-    return same
-
-
-def _same_techniques(recipe: Recipe, evidence: Rehearsal | MeasuredStep) -> bool:
-    techniques = recipe.techniques, recipe.training.gradient_dtype
-    return recipe.workload == evidence.workload and techniques == (evidence.techniques, evidence.gradient_dtype)
-
-
-def evidence_of(evidence: Iterable[Evidence], recipe: Recipe, layout: Layout) -> Evidence | None:
-    """Return the evidence on one layout with the techniques of `recipe`."""
-    return next((e for e in evidence if e.layout == layout and _same_techniques(recipe, e)), None)
-
-
-def _refutable(rehearsals: Iterable[Rehearsal], recipe: Recipe) -> int:
-    """Return the most layouts of the recipe's search that a rehearsal refuses."""
-    mine = (r for r in rehearsals if r.layout.world_size == recipe.world_size)
-    return sum(not r.safe and r.workload == recipe.workload for r in mine)
 
 
 def pareto(result: SearchResult) -> IntColumn:

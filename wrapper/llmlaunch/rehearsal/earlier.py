@@ -70,6 +70,8 @@ def _rehearsal(shape: str, records: Sequence[Record], setting: Setting) -> Rehea
         tight=judgement.verdict == TIGHT,
         device_bytes=judgement.worst.device_bytes,
         limit_bytes=plan.limit.limit_bytes,
+        short_bytes=judgement.worst.short_bytes,
+        ran_out=judgement.worst.ran_out,
         sentence=sentence,
         details=summary_json(ranks, judgement, sentence),
     )

@@ -81,6 +81,13 @@ class RankJudgement:
         return self.rehearsed is not None and self.rehearsed.ran_out
 
     @property
+    def short_bytes(self) -> int:
+        """By how much the estimate is too low: of a rank that ran out of memory, which needs more than the card has, at
+        least."""
+        needs = max(self.device_bytes, self.limit.memory_bytes) if self.ran_out else self.device_bytes
+        return max(needs - self.predicted.device_bytes, 0)
+
+    @property
     def verdict(self) -> str:
         return UNSAFE if self.ran_out else self.limit.verdict_of(self.device_bytes)
 
