@@ -96,6 +96,10 @@ def read(world_size: int, words: list[str]) -> argparse.Namespace:
     args.expert_tensor_parallel_size = args.expert_tensor_parallel_size or args.tensor_model_parallel_size
     pattern = args.moe_layer_freq
     args.moe_layer_freq = ast.literal_eval(pattern) if isinstance(pattern, str) else pattern
+    for name in ("moe_router_load_balancing_type", "moe_aux_loss_coeff"):
+        entries = getattr(args, name)
+        if isinstance(entries, list) and len(entries) == 1:
+            setattr(args, name, entries[0])
     args.attention_backend = AttnBackend.auto
     return args
 
