@@ -61,10 +61,13 @@ def test_it_is_the_rehearsal_of_its_pipeline_rank(store: Store, tmp_path: Path) 
     assert record["predicted_bytes"] == job.plan.estimate.ranks[RANK].device_bytes - omission.device_bytes
     assert (record["backend_version"], record["world_size"]) == ("0.19.2", 32)
     assert "NCCL's memory is not in it" in record["source"]["note"]
+    assert record["rehearsal"]["left_out"] == [omission.as_json()]
+    assert record["rehearsal"]["as_run"]["shape"] != record["rehearsal"]["shape"]
     assert (record["node"], record["started_at"]) == ("n0", STARTED + 16)
     (rank,) = rehearsed_of(store, job.recipe, job.plan)
     assert (rank.pipeline_rank, rank.stands_for, rank.process_bytes) == (RANK, (1, RANK), 29 * GIB)
     assert rank.remarks == ("said so",)
+    assert rank.omissions == (omission,)
 
 
 def test_one_that_ended_without_its_steps_shows_nothing(store: Store, tmp_path: Path) -> None:
