@@ -14,7 +14,7 @@ prices every legal layout with even stages; a check prices what can be among the
 
 from __future__ import annotations
 
-import os
+import json
 import statistics
 import subprocess
 import sys
@@ -108,19 +108,27 @@ def beside_the_scalar_formula(rounds: int) -> None:
     )
 
 
+# Linux counts the resident memory of a forked parent as its child's, so what starts a command is a fresh interpreter.
+MEASURED = """
+import json, os, sys
+null = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in (0, 1, 2)]
+process = os.posix_spawn(sys.argv[1], sys.argv[1:], dict(os.environ), file_actions=null)
+_, status, used = os.wait4(process, 0)
+print(json.dumps([os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss * 1024]))
+"""
+
+
 def whole_command(title: str, arguments: Sequence[str], bar_seconds: float) -> None:
     """A process of its own, imports and all; exit code 3 says that nothing is safe."""
     with tempfile.TemporaryDirectory() as empty:
         command = [sys.executable, "-m", "llmlaunch", "check", *arguments]
         environment = {"XDG_DATA_HOME": empty, "PATH": "/usr/bin:/bin"}
         start = time.perf_counter()
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment
+        measured = subprocess.run(
+            [sys.executable, "-c", MEASURED, *command], stdout=subprocess.PIPE, cwd=ROOT, env=environment, check=True
         )
-        _, status, used = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
-    processor, most = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
-    code = os.waitstatus_to_exitcode(status)
+    code, processor, most = json.loads(measured.stdout)
     print(
         f"{title}: {seconds:.2f} s, {processor:.2f} s of the processor and {most / 1e6:.0f} MB, imports included, exit "
         f"code {code}; bar: {bar_seconds:g} s, 1 GB"
@@ -132,8 +140,8 @@ def growth(rounds: int) -> None:
     recipe = load_recipe(ROOT / "recipes" / "llama3-70b.yaml")
     first = None
     for nodes in NODES:
-        workload = replace(recipe.workload, global_batch_size=max(16 * nodes, 1024))
-        sized = replace(recipe, nodes=nodes, training=replace(recipe.training, workload=workload))
+        training = replace(recipe.training, global_batch_size=max(16 * nodes, 1024))
+        sized = replace(recipe, nodes=nodes, training=training)
         found, seconds = searched(prepared(sized), max(rounds // 2, 1))
         first = first or (nodes, seconds)
         print(
