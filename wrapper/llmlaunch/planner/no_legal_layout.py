@@ -12,8 +12,10 @@ from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Rule
 from llmlaunch.planner.judge import rules_failed
+from llmlaunch.planner.legality import first_failed, situation, technique_legality
 from llmlaunch.planner.search_space import enumerate_splits, technique_layouts, technique_space
 from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.sizing import splittable
 from llmlaunch.planner.smallest_change import (
     RelaxedSearch,
     advice,
@@ -28,6 +30,8 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted, to_type
 
 __all__ = ["TightestRule", "locked_is_illegal", "no_layout", "tightest_rule", "tightest_size_rule"]
+
+AT_ONCE = 256  # numbers of nodes looked at together
 
 
 @dataclass(frozen=True)
@@ -113,9 +117,13 @@ def _clashing_techniques(setting: Setting, pins: Sequence[str]) -> list[str]:
 
 
 def _any_legal(setting: Setting, recipe: Recipe) -> bool:
-    changed = setting.with_recipe(recipe)
-    rules = setting.backend.rules(recipe)
-    return any(not failed.any(axis=0).all() for failed in _failures(changed, rules))
+    backend, rules = setting.backend, setting.backend.rules(recipe)
+    splits = enumerate_splits(recipe, backend.space(recipe))
+    failed = first_failed([rule for rule in rules if not rule.of_techniques], situation(recipe, splits))
+    splits, space = splits.take(np.flatnonzero(failed < 0)), technique_space(recipe, backend)
+    of_techniques = [rule for rule in rules if rule.of_techniques]
+    legality = technique_legality(recipe, space, splits, of_techniques, range(len(space.step)))
+    return any(bool(mask.any()) for mask in legality.masks)
 
 
 def _contradiction(recipe: Recipe, names: Sequence[str], techniques: Sequence[str]) -> str:
@@ -172,10 +180,18 @@ def _legal_sizes(setting: Setting) -> Iterator[tuple[str, int, int]]:
         "training.sequence_length": (work.sequence_length, lengths),
     }
     for key, (now, values) in sizes.items():
-        for value in sorted((v for v in values if v != now), key=lambda v: (abs(np.log2(v / now)), v)):
+        nearest = sorted((v for v in values if v != now), key=lambda v: (abs(np.log2(v / now)), v))
+        for value in _splittable(setting, nearest) if key == "nodes" else nearest:
             if _any_legal(setting, _resized(recipe, key, value)):
                 yield key, value, now
                 break
+
+
+def _splittable(setting: Setting, nodes: Sequence[int]) -> Iterator[int]:
+    """Yield the numbers of nodes whose devices can be split at all, in their order."""
+    for start in range(0, len(nodes), AT_ONCE):
+        counts = np.array(nodes[start : start + AT_ONCE])
+        yield from counts[splittable(setting, counts)].tolist()
 
 
 def _round(size: int, part: int) -> int:

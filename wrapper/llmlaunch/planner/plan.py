@@ -233,18 +233,20 @@ class NodeTrial:
     """The outcome for one number of nodes. `refused` is "no_layout", "tight", "memory", "host_memory",
     "broken_estimate", "rehearsed", "days" or "gpu_hours", and None where the fastest safe layout stays within the
     budget; a tight one counts as safe where the recipe accepts it. `device_bytes` is the worst rank's of the best
-    layout, None where none is legal or its estimate is broken; `length` is None where none is safe. Both are None where
-    nothing was searched."""
+    layout, None where none is legal or its estimate is broken; `length` and `layout` are those of the fastest safe one,
+    None where none is safe. All are None where nothing was searched."""
 
     nodes: int
     refused: str | None
     reason: str
     device_bytes: int | None = None
     length: JobLength | None = None
+    layout: Layout | None = None
 
     def as_json(self) -> dict[str, Any]:
         trial = asdict(self)
         length = trial.pop("length")
+        del trial["layout"]
         return {**trial, "job": length}
 
 

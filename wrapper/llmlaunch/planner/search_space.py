@@ -26,10 +26,12 @@ from llmlaunch.techniques import CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
 __all__ = [
     "MATTERS",
     "MOST_CONTEXT",
+    "MOST_UNEVEN_CHUNKS",
     "SPLIT_FIELDS",
     "TechniqueSpace",
     "apply_techniques",
     "as_ints",
+    "divisors",
     "enumerate_splits",
     "enumerate_uneven",
     "excluded_techniques",

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
+from llmlaunch.planner.least_nodes import LeastDevices
 from llmlaunch.planner.plan import NO_LAYOUT, TIGHT, JobLength, NodeTrial, Sizing
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult, search
 from llmlaunch.planner.search_space import MOST_CONTEXT, offered_values, pinned_numbers
@@ -68,15 +69,34 @@ def smallest_cluster(setting: Setting, fewest: int, most: int) -> Sizing:
     return Sizing(_with_a_safe_count(setting, trials))
 
 
-def fewest_safe(setting: Setting, fewest: int, most: int) -> int | None:
-    """Return the count that `smallest_cluster` ends with, or None. Beyond ALL_UP_TO its double and so on are tried
-    first: as a layout of fewer nodes fits more nodes too, what has layouts but no safe one says that of fewer."""
-    if fewest <= ALL_UP_TO:
-        nodes = smallest_cluster(setting, fewest, min(ALL_UP_TO, most)).nodes
-        if nodes is not None or most <= ALL_UP_TO:
-            return nodes
-        fewest = ALL_UP_TO + 1
-    nodes = 2 * ALL_UP_TO
+def fewest_safe(setting: Setting, fewest: int, most: int) -> NodeTrial | None:
+    """Return the trial of the fewest nodes with a safe layout, whatever the budget, or None: of every count up to
+    ALL_UP_TO, and beyond it of those that `stride` leaves. Counts on which no layout can hold the model, by
+    `LeastDevices`, are not searched, so the answer is that of searching them. Where its bound is `loose`, doubles say
+    of more counts beyond ALL_UP_TO that nothing is to be expected of them."""
+    least = LeastDevices(setting, most * setting.recipe.cluster.devices_per_node)
+    if least.loose and most > ALL_UP_TO:
+        trial = _first_safe(setting, least, fewest, ALL_UP_TO)
+        return trial or _first_safe(setting, least, _past_hopeless_doubles(setting, fewest, most), most)
+    return _first_safe(setting, least, fewest, most)
+
+
+def _first_safe(setting: Setting, least: LeastDevices, fewest: int, most: int) -> NodeTrial | None:
+    searched = 0
+    for nodes, can_split in _counts(setting, fewest, most):
+        if can_split and (nodes == most or nodes - searched >= stride(nodes)):
+            sized = setting.with_recipe(replace(setting.recipe, nodes=nodes))
+            trial = _try(sized) if least.may_hold(sized.recipe.world_size) else None
+            if trial is not None and trial.refused is None:
+                return trial
+            searched = nodes if trial is None or trial.device_bytes is not None else searched
+    return None
+
+
+def _past_hopeless_doubles(setting: Setting, fewest: int, most: int) -> int:
+    """Return the first count beyond ALL_UP_TO that is worth a trial. As a layout of fewer nodes fits more nodes, too,
+    a count that has layouts but no safe one says that of fewer."""
+    fewest, nodes = max(fewest, ALL_UP_TO + 1), 2 * ALL_UP_TO
     while nodes < most:
         if nodes > fewest:
             if not splittable(setting, np.array([nodes]))[0]:
@@ -86,7 +106,7 @@ def fewest_safe(setting: Setting, fewest: int, most: int) -> int | None:
                 break
             fewest = nodes + stride(nodes + 1)
         nodes *= 2
-    return smallest_cluster(setting, fewest, most).nodes
+    return fewest
 
 
 def stride(nodes: int) -> int:
@@ -190,7 +210,7 @@ def _try(setting: Setting) -> NodeTrial:
     best = result.candidate(setting.recipe, 0)
     length = JobLength.of(setting.recipe, best.step_seconds)
     over = most_exceeded(setting.recipe.budget, length)
-    return NodeTrial(nodes, over, f"takes {length_text(length, over)}", best.device_bytes, length)
+    return NodeTrial(nodes, over, f"takes {length_text(length, over)}", best.device_bytes, length, best.layout)
 
 
 def _unsafe(setting: Setting, result: SearchResult) -> NodeTrial:

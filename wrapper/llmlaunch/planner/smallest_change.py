@@ -14,6 +14,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
+from llmlaunch.planner.least_nodes import LeastDevices
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.search_space import as_ints, offered_values
@@ -298,25 +299,40 @@ def _larger(setting: Setting) -> Iterator[Change]:
     recipe = setting.recipe
     safe_alone = replace(recipe.memory, accept=None)
     without_budget = setting.with_recipe(replace(relax_pins(setting), budget=NO_BUDGET, memory=safe_alone))
-    most = most_nodes(without_budget.recipe)
-    nodes = fewest_safe(without_budget, recipe.nodes + 1, most)
-    if nodes is not None:
-        larger = setting.with_recipe(replace(recipe, nodes=nodes))
-        yield from _with_other_pins(larger, *_node_settings(recipe, nodes))
-    for factor in SHORTER:
-        length = recipe.workload.sequence_length // factor
-        if length >= 1:
-            training = replace(recipe.training, sequence_length=length)
-            key = "training.sequence_length"
-            shorter = setting.with_recipe(replace(recipe, training=training))
-            yield from _with_other_pins(shorter, {key: length}, {key: recipe.workload.sequence_length})
+    trial = fewest_safe(without_budget, recipe.nodes + 1, most_nodes(without_budget.recipe))
+    if trial is not None:
+        larger = setting.with_recipe(replace(recipe, nodes=trial.nodes))
+        yield from _with_other_pins(larger, *_node_settings(recipe, trial.nodes), trial.layout)
+    for length in _shorter(without_budget):
+        training = replace(recipe.training, sequence_length=length)
+        key = "training.sequence_length"
+        shorter = setting.with_recipe(replace(recipe, training=training))
+        yield from _with_other_pins(shorter, {key: length}, {key: recipe.workload.sequence_length})
 
 
-def _with_other_pins(setting: Setting, settings: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Change]:
+def _shorter(setting: Setting) -> Iterator[int]:
+    """Yield the shorter sequences with which the devices may hold the model. A shorter one needs no more than a longer
+    one, so nothing is asked where the shortest cannot."""
+    training, world = setting.recipe.training, setting.recipe.world_size
+    lengths = [length for factor in SHORTER if (length := training.sequence_length // factor) >= 1]
+
+    def may_hold(length: int) -> bool:
+        recipe = replace(setting.recipe, training=replace(training, sequence_length=length))
+        return LeastDevices(setting.with_recipe(recipe), world).may_hold(world)
+
+    if lengths and may_hold(lengths[-1]):
+        yield from filter(may_hold, lengths)
+
+
+def _with_other_pins(
+    setting: Setting, settings: Mapping[str, Any], before: Mapping[str, Any], layout: Layout | None = None
+) -> Iterator[Change]:
     """Yield the `settings` under which a setting is searched, with as few of its pins changed as leave a safe layout;
-    nothing where none does."""
+    nothing where none does. `layout` is the fastest safe one where a search of any pins found it."""
     if setting.recipe.pins:
         change = _by_pins(search_relaxed(setting), settings, before)
+    elif layout is not None:
+        change = Change(settings, setting.recipe, layout, before)
     else:  # nothing to relax: the search of the plan says it all
         change = _with_planned_layout(setting, Change(settings, setting.recipe, Layout(), before))
     if change is not None:
