@@ -28,6 +28,7 @@ __all__ = [
     "RECOMPUTE_NAMES",
     "RECOMPUTE_NONE",
     "RECOMPUTE_SELECTIVE",
+    "TECHNIQUE_FIELDS",
     "Layout",
     "LayoutColumns",
     "Rule",
@@ -121,6 +122,7 @@ class Layout:
         return " ".join(parts)
 
 
+TECHNIQUE_FIELDS = ("zero_stage", "recompute", "recompute_layers", "offload_layers")  # tried with every split
 LAYOUT_FIELDS = tuple(f.name for f in fields(Layout) if f.name != "layers_by_stage")  # those that are one number
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,12 +21,14 @@ from llmlaunch.backends.fsdp import (
     torchtune_facts,
 )
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
-from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.grouped_pricing import (
+    ModelStateBytes,
     distinct_states,
     model_state_bytes,
+    rank_pieces,
     state_fields,
     transient_bytes,
     worst_of_sums,
@@ -148,6 +151,31 @@ def test_the_halves_of_a_layout_price_it_to_the_byte(
         assert list(many.device_bytes) == [each.worst.device_bytes for each in alone]
         assert list(many.pipeline_rank) == [each.worst.pipeline_rank for each in alone]
     assert list(worst.host_bytes) == [each.host_bytes_per_node for each in alone]
+
+
+@pytest.mark.parametrize("backend", ["megatron", "megatron-fsdp", "deepspeed offload", "torchtitan"])
+def test_what_techniques_and_states_share_prices_them_as_each_alone(backend: str) -> None:
+    """The ranks of splits, priced with one set of techniques after another; and several sets of states side by side."""
+    layouts = LayoutColumns.of(
+        Layout(tensor=t, pipeline=p, virtual_pipeline=v, data=8, micro_batch_size=b)
+        for t, p, v, b in product((1, 4), (1, 4), (1, 2), (1, 8))
+    )
+    step_facts, state_facts = PAIRS[backend]
+    outer, of = distinct_states(JOB, layouts)
+    offloads = (NO_TECHNIQUES, Techniques(offload_optimizer=1.0))
+    state_jobs = [replace(JOB, facts=state_facts, techniques=techniques) for techniques in offloads]
+    states = [model_state_bytes(job, outer, NODE) for job in state_jobs]
+    together, ranks = ModelStateBytes.joined(states), rank_pieces(replace(JOB, facts=step_facts), layouts)
+    kinds = (RECOMPUTE_NONE, NO_TECHNIQUES), (RECOMPUTE_FULL, Techniques(recompute_method="block"))
+    for recompute, techniques in (*kinds, (RECOMPUTE_SELECTIVE, Techniques(recompute_modules=("core_attn", "mlp")))):
+        job, mine = replace(JOB, facts=step_facts, techniques=techniques), layouts.with_techniques(0, recompute, 1, 0)
+        shared = transient_bytes(job, mine, NODE, ranks)
+        for place, alone in enumerate(states):
+            worst = worst_of_sums(transient_bytes(job, mine, NODE), alone, of)
+            for same in (worst_of_sums(shared, alone, of), worst_of_sums(shared, together, of + place * len(outer))):
+                assert list(same.device_bytes) == list(worst.device_bytes)
+                assert list(same.host_bytes) == list(worst.host_bytes)
+                assert list(same.pipeline_rank) == list(worst.pipeline_rank)
 
 
 def test_uneven_stages_are_not_taken_for_even_ones() -> None:

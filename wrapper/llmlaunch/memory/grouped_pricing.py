@@ -8,12 +8,14 @@ sums are of whole bytes, so the result equals that of `worst_ranks` and `estimat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import LayoutColumns
+from llmlaunch.layout import TECHNIQUE_FIELDS, LayoutColumns
 from llmlaunch.memory.guard import unless_negative
 from llmlaunch.memory.host import HostNode, state_host_terms, transient_host_terms
 from llmlaunch.memory.job import Job, RankColumns, all_are_candidates, candidate_ranks, one_rank
@@ -24,11 +26,13 @@ from llmlaunch.memory.worst import Ranks, most_bytes, pieces, worst_of
 
 __all__ = [
     "ModelStateBytes",
+    "RankPiece",
     "TransientBytes",
     "WorstBytes",
     "distinct_states",
     "model_state_bytes",
     "rank_bytes",
+    "rank_pieces",
     "state_fields",
     "transient_bytes",
     "worst_of_sums",
@@ -48,6 +52,16 @@ def state_fields(job: Job, layouts: LayoutColumns) -> tuple[str, ...]:
 def distinct_states(job: Job, layouts: LayoutColumns) -> tuple[LayoutColumns, IntColumn]:
     """Return the layouts that differ in `state_fields`, and for each of `layouts` the index of its representative."""
     return layouts.distinct(state_fields(job, layouts))
+
+
+@frozen
+class RankPiece:
+    """The candidate ranks of a few layouts, those at `layouts` of all. With the rows goes what was computed of them
+    once, whatever is recomputed or offloaded."""
+
+    layouts: slice
+    microbatches: IntColumn
+    rows: RankColumns
 
 
 @frozen
@@ -115,15 +129,32 @@ class WorstBytes:
     host_bytes: FloatColumn
 
 
-def transient_bytes(
-    job: Job, layouts: LayoutColumns, node: HostNode, microbatches: IntColumn | None = None
-) -> TransientBytes:
-    """Return the transient bytes of `layouts`. `microbatches` overrides what the workload implies, layout by layout."""
-    if microbatches is None:
-        microbatches = layouts.num_microbatches(job.workload.global_batch_size)
-    return TransientBytes(
-        tuple(_transient_piece(job, layouts.take(piece), node, microbatches[piece]) for piece in pieces(job, layouts))
+def rank_pieces(job: Job, layouts: LayoutColumns) -> tuple[RankPiece, ...]:
+    """Return the candidate ranks of `layouts`."""
+    microbatches = layouts.num_microbatches(job.workload.global_batch_size)
+    return tuple(
+        RankPiece(piece, microbatches[piece], candidate_ranks(job, layouts.take(piece), microbatches[piece]))
+        for piece in pieces(job, layouts)
     )
+
+
+def transient_bytes(
+    job: Job, layouts: LayoutColumns, node: HostNode, ranks: Sequence[RankPiece] | None = None
+) -> TransientBytes:
+    """Return the transient bytes of `layouts`, whose `ranks` may be those of the same splits with other techniques."""
+    if ranks is None:
+        ranks = rank_pieces(job, layouts)
+    else:
+        ranks = [replace(piece, rows=_with_techniques_of(layouts, piece)) for piece in ranks]
+    return TransientBytes(tuple(_transient_piece(job, piece, node) for piece in ranks))
+
+
+def _with_techniques_of(layouts: LayoutColumns, piece: RankPiece) -> RankColumns:
+    """Return a piece's rows with the techniques of `layouts`."""
+    techniques: dict[str, Any] = {
+        name: np.take(getattr(layouts, name)[piece.layouts], piece.rows.layout_index) for name in TECHNIQUE_FIELDS
+    }
+    return piece.rows.with_layouts(replace(piece.rows.layouts, **techniques))
 
 
 def rank_bytes(jobs: Sequence[Job], layouts: Sequence[LayoutColumns], rank: IntColumn) -> list[FloatColumn]:
@@ -139,11 +170,11 @@ def rank_bytes(jobs: Sequence[Job], layouts: Sequence[LayoutColumns], rank: IntC
     return device
 
 
-def _transient_piece(job: Job, layouts: LayoutColumns, node: HostNode, microbatches: IntColumn) -> TransientPiece:
-    rows = candidate_ranks(job, layouts, microbatches)
+def _transient_piece(job: Job, piece: RankPiece, node: HostNode) -> TransientPiece:
+    rows = piece.rows
     return TransientPiece(
-        ranks=Ranks.of(rows, len(layouts)),
-        several=(microbatches > 1).astype(np.int64),
+        ranks=Ranks.of(rows, len(piece.microbatches)),
+        several=(piece.microbatches > 1).astype(np.int64),
         sums=TransientSums.of(job, rows, transient_terms(job, rows)),
         host=_host_sum(transient_host_terms(job, rows, node)),
     )

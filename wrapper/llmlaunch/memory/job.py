@@ -134,7 +134,8 @@ class RankColumns:
     def with_layouts(self, layouts: LayoutColumns) -> RankColumns:
         """Return the same ranks of the same splits with other recompute and offload settings."""
         other = replace(self, layouts=layouts)
-        vars(other)["answers"] = vars(self).setdefault("answers", {})
+        vars(self).setdefault("answers", {})
+        vars(other).update({**vars(self), "layouts": layouts})
         return other
 
 

@@ -22,16 +22,18 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_NONE, LayoutColumns, Rule
 from llmlaunch.memory.grouped_pricing import (
     ModelStateBytes,
+    RankPiece,
     TransientBytes,
     WorstBytes,
     distinct_states,
     model_state_bytes,
+    rank_pieces,
     transient_bytes,
     worst_of_sums,
 )
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.planner.bounds import LeastFactors, StepBounds, by_cost, least_seconds, scouts
+from llmlaunch.planner.bounds import LeastFactors, StepBounds, by_cost, least_seconds, scouts, switch_sets
 from llmlaunch.planner.incumbents import Incumbents
 from llmlaunch.planner.legality import TechniqueLegality, technique_legality
 from llmlaunch.planner.points import NO_ROWS, GatheredRows, Points, Rows, join_rows
@@ -86,7 +88,8 @@ class ModelStateBatch:
 class TechniqueBatch:
     """One set of step techniques, at `index` of the technique space, over `rows` of the splits. `state_of` maps each
     row to its split of a `ModelStateBatch`; `solved` names the amount to be solved, and `none_searched` says whether
-    layouts with none of it are searched too."""
+    layouts with none of it are searched too. `ranks` are the candidate ranks of the same splits with any techniques,
+    where several batches share them."""
 
     setting: Setting
     job: Job
@@ -96,10 +99,11 @@ class TechniqueBatch:
     state_of: IntColumn
     solved: str | None = None
     none_searched: bool = True
+    ranks: Sequence[RankPiece] | None = None
 
     @cached_property
     def transient(self) -> TransientBytes:
-        return transient_bytes(self.job, self.layouts, node_of(self.setting.recipe))
+        return transient_bytes(self.job, self.layouts, node_of(self.setting.recipe), self.ranks)
 
     @cached_property
     def passes(self) -> PassSeconds:
@@ -126,7 +130,8 @@ class TechniqueBatch:
 
     def take(self, index: BoolColumn | IntColumn) -> TechniqueBatch:
         """Return some of the rows, with their passes where these are known already."""
-        some = replace(self, rows=self.rows[index], layouts=self.layouts.take(index), state_of=self.state_of[index])
+        layouts, state_of = self.layouts.take(index), self.state_of[index]
+        some = replace(self, rows=self.rows[index], layouts=layouts, state_of=state_of, ranks=None)
         return some.with_passes(self.passes.take(index)) if "passes" in vars(self) else some
 
     def with_passes(self, passes: PassSeconds) -> TechniqueBatch:
@@ -162,6 +167,26 @@ class TechniqueBatch:
             host_bytes=worst.host_bytes,
             step_seconds=self.step_seconds(states.update) if seconds is None else seconds,
         )
+
+
+@frozen
+class TakenSplits:
+    """Those at `some` of a search's splits that are priced together, with what all techniques share: their `rows` among
+    all splits, the splits of a `ModelStateBatch` that they have the states of, and their candidate ranks, which are the
+    same whatever the techniques."""
+
+    some: IntColumn
+    rows: IntColumn
+    layouts: LayoutColumns
+    state_of: IntColumn
+    ranks: Sequence[RankPiece]
+
+    @classmethod
+    def of(
+        cls, setting: Setting, splits: LayoutColumns, some: IntColumn, rows: IntColumn, state_of: IntColumn
+    ) -> TakenSplits:
+        layouts = splits.take(some)
+        return cls(some, rows[some], layouts, state_of[some], rank_pieces(setting.job, layouts))
 
 
 @frozen
@@ -236,10 +261,11 @@ def price(offer: Offer, incumbents: Incumbents) -> Priced:
     allowed, overfull = offer.counts(steps)
     if incumbents.whole:
         offer = replace(offer, least_bytes=np.zeros_like(offer.least_bytes))
-        rows, spare = GatheredRows(allowed + overfull), 0
+        rows, spare, sets = GatheredRows(allowed + overfull), 0, switch_sets(space)
+        in_turn = sorted(steps, key=lambda i: sets.index(space.step[i].keeping_all))  # each set's share most columns
         for start in range(0, len(offer.splits), WHOLE_AT_ONCE):
             now = np.arange(start, min(start + WHOLE_AT_ONCE, len(offer.splits)))
-            spare += _price_rows(offer, now, range(len(steps)), incumbents, rows)
+            spare += _price_rows(offer, now, in_turn, incumbents, rows)
         return Priced(rows, 0, allowed + overfull - spare - len(rows))
     rows, spare, at_once = GatheredRows(), 0, AT_ONCE
     least = least_seconds(offer.setting, space, offer.splits) * offer.factors.of_splits()
@@ -306,7 +332,7 @@ def _price_rows(
     spare = 0
     distinct, state_of = distinct_states(setting.job, splits)
     bounds = StepBounds(setting, space, splits)
-    taken: dict[bytes, tuple[IntColumn, LayoutColumns]] = {}  # many techniques are legal with the same splits
+    taken: dict[bytes, TakenSplits] = {}  # many techniques are legal with the same splits
     for indices in group_equal(setting, space):
         states = [state_batch(setting, space, index, distinct) for index in indices]
         for i in steps:
@@ -319,9 +345,9 @@ def _price_rows(
             if not np.any(near):
                 continue
             if near.tobytes() not in taken:
-                taken[near.tobytes()] = np.flatnonzero(near), splits.take(near)
-            some, mine = taken[near.tobytes()]
-            batch = _technique_batch(setting, space, (i, indices[0]), mine, rows[some], state_of[some])
+                taken[near.tobytes()] = TakenSplits.of(setting, splits, np.flatnonzero(near), rows, state_of)
+            mine = taken[near.tobytes()]
+            some, batch = mine.some, _technique_batch(setting, space, (i, indices[0]), mine)
             allowed, factors = allowed[:, some], np.ones((len(indices), 1))
             if not incumbents.whole:
                 bounds.add(space.step[i], some, batch.passes.total, least)
@@ -388,18 +414,15 @@ def state_update(setting: Setting, space: TechniqueSpace, index: int, distinct: 
 
 
 def _technique_batch(
-    setting: Setting,
-    space: TechniqueSpace,
-    indices: tuple[int, int],
-    splits: LayoutColumns,
-    rows: IntColumn,
-    state_of: IntColumn,
+    setting: Setting, space: TechniqueSpace, indices: tuple[int, int], splits: TakenSplits
 ) -> TechniqueBatch:
-    recipe, layouts = apply_techniques(setting.recipe, space, indices, splits)
+    recipe, layouts = apply_techniques(setting.recipe, space, indices, splits.layouts)
     step = space.step[indices[0]]
     none_searched = step.keeping_all in space.step
     job = setting.job_of(recipe)
-    return TechniqueBatch(setting, job, indices[0], rows, layouts, state_of, step.solved, none_searched)
+    return TechniqueBatch(
+        setting, job, indices[0], splits.rows, layouts, splits.state_of, step.solved, none_searched, splits.ranks
+    )
 
 
 def _fewest_safe(batch: TechniqueBatch, states: Sequence[ModelStateBatch], allowed: BoolColumn) -> Rows:

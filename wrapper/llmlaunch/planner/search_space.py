@@ -18,7 +18,7 @@ from llmlaunch.backends.base import SWITCH_NAMES, Backend, Space, StateTechnique
 from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import EVEN, LAYOUT_FIELDS, RECOMPUTE_FULL, RECOMPUTE_NAMES, LayoutColumns
+from llmlaunch.layout import EVEN, LAYOUT_FIELDS, RECOMPUTE_FULL, RECOMPUTE_NAMES, TECHNIQUE_FIELDS, LayoutColumns
 from llmlaunch.recipe.layout_keys import ASKED_ONLY, BIT_EQUAL_ONLY
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
@@ -49,7 +49,6 @@ MOST_CONTEXT = 64
 MOST_CHUNKS = 128  # to a rank: as many as the deepest published models have layers
 MOST_UNEVEN_CHUNKS = 8
 MOST_MICRO_BATCH = 64
-TECHNIQUE_FIELDS = ("zero_stage", "recompute", "recompute_layers", "offload_layers")  # of a layout
 DIVIDING = ("tensor", "context")  # with the pipeline, they divide the devices; data parallelism takes up the rest
 SPLIT_FIELDS = tuple(name for name in LAYOUT_FIELDS if name not in TECHNIQUE_FIELDS)
 TECHNIQUE_NAMES = {f.name for f in fields(Techniques)}
