@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import combinations, groupby
 from operator import itemgetter
 from typing import Any
@@ -17,7 +18,7 @@ from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.planner.least_nodes import LeastDevices
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.search import SearchResult, search
-from llmlaunch.planner.search_space import as_ints, offered_values
+from llmlaunch.planner.search_space import MOST_CONTEXT, as_ints, offered_values
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, fewest_safe, most_nodes
 from llmlaunch.recipe.overrides import written_pin
@@ -311,16 +312,17 @@ def _larger(setting: Setting) -> Iterator[Change]:
 
 
 def _shorter(setting: Setting) -> Iterator[int]:
-    """Yield the shorter sequences with which the devices may hold the model. A shorter one needs no more than a longer
-    one, so nothing is asked where the shortest cannot."""
+    """Yield the shorter sequences with which the devices may hold the model. A shorter one that as many ranks can share
+    needs no more than a longer one, so nothing else is asked where the shortest cannot."""
     training, world = setting.recipe.training, setting.recipe.world_size
     lengths = [length for factor in SHORTER if (length := training.sequence_length // factor) >= 1]
 
+    @cache
     def may_hold(length: int) -> bool:
         recipe = replace(setting.recipe, training=replace(training, sequence_length=length))
         return LeastDevices(setting.with_recipe(recipe), world).may_hold(world)
 
-    if lengths and may_hold(lengths[-1]):
+    if lengths and (lengths[-1] % MOST_CONTEXT or may_hold(lengths[-1])):
         yield from filter(may_hold, lengths)
 
 
