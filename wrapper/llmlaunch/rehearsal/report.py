@@ -55,7 +55,7 @@ def _beside(result: RehearsedRank, rank: RankJudgement) -> list[list[str]]:
     predicted = {**result.predicted.terms, "process": headline(result).predicted_bytes, **left_out}
     rows = []
     for name, count in rank.parts.items():
-        if name == "allocated":
+        if name == "allocated" or (name in left_out and not count):
             continue
         mark = "" if name in ("process", CACHE) else " *"
         rows.append(_row(f"{_plain(name)}{mark}", predicted.get(name, 0), count))

@@ -198,11 +198,13 @@ def _sentences(plan: Plan, judgement: Judgement) -> list[str]:
 
 
 def _omission_sentences(rehearsed: RehearsedRank) -> list[str]:
-    """Return what the peak is made of where not all of the planned job ran."""
+    """Return what the peak is made of where not all of the planned job ran. Of a trace the exchange's buffers are among
+    the estimate's own in any case, and nothing is added for them."""
     return [
         f"it was {'traced' if rehearsed.on == ON_TRACE else 'run'} without {name}, for which the estimate adds "
         f"{count / GIB:.2f} GiB"
         for name, count in rehearsed.priced.items()
+        if count
     ]
 
 
