@@ -29,9 +29,16 @@ def test_a_tight_layout_is_drawn_as_one_that_fits_the_card_alone(monkeypatch: py
     assert not any(cell.safe for cell in grid.cells.values())
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "llama2-7b-deepspeed"])
-def test_a_cell_holds_the_first_safe_layout_there_else_the_one_that_needs_the_least(name: str) -> None:
-    here = gallery_setting(name, "cluster=a100-40gb-x8")
+@pytest.mark.parametrize(
+    ("name", "cluster"),
+    [
+        ("llama3-8b", "a100-40gb-x8"),
+        ("llama2-7b-deepspeed", "a100-40gb-x8"),
+        ("quickstart", ""),
+    ],  # the last is split nowhere
+)
+def test_a_cell_holds_the_first_safe_layout_there_else_the_one_that_needs_the_least(name: str, cluster: str) -> None:
+    here = gallery_setting(name, *([f"cluster={cluster}"] if cluster else []))
     found = search(here, whole=True)
     grid = grid_of(here, found)
     for (row, micro_batch_size), cell in grid.cells.items():

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from llmlaunch.columns import NarrowColumn
 from llmlaunch.layout import RECOMPUTE_NAMES
 from llmlaunch.planner.no_legal_layout import tightest_rule, tightest_size_rule
 from llmlaunch.planner.plan import Candidate, Limit, Plan
+from llmlaunch.planner.points import Points
 from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import as_pin
@@ -93,17 +94,35 @@ def grid_of(setting: Setting, result: SearchResult) -> Grid:
 
 
 def _best(setting: Setting, result: SearchResult, fields: tuple[str, ...]) -> dict[tuple[Row, int], Cell]:
-    places = np.stack([result.points.column(name) for name in (*fields, "micro_batch_size")], axis=1)
-    cell = np.ravel_multi_index(tuple(places.T), tuple((places.max(axis=0, initial=0) + 1).tolist()))
-    worth: NDArray[np.float64] = np.where(result.safe, result.preferred_seconds, result.device_bytes)
-    order = np.lexsort((worth, ~result.safe, cell))
-    _, first = np.unique(cell[order], return_index=True)
+    """The best point of each cell: the safe one that is preferred, or the one with the least bytes where none is."""
+    points, names = result.points, (*fields, "micro_batch_size")
+    cell, count = np.zeros(len(points), dtype=np.int64), 1
+    for name in names:
+        different, place = _numbered(points, name)
+        cell *= different
+        cell += place
+        count *= different
+    some_safe = np.bincount(cell[result.safe], minlength=count) > 0
+    worth = np.where(result.safe, result.preferred_seconds, result.device_bytes)
+    worth[some_safe[cell] & ~result.safe] = np.inf
+    least = np.full(count, np.inf)
+    np.minimum.at(least, cell, worth)
+    best = np.flatnonzero(worth == least[cell])
+    best = best[np.unique(cell[best], return_index=True)[1]]
+    places = np.stack([points.take(best).column(name) for name in names], axis=1).tolist()
     return {
-        (tuple(places[i, :-1].tolist()), int(places[i, -1])): Cell(
-            result.at(setting.recipe, i), bool(result.safe[i]) and not setting.widened
-        )
-        for i in order[first].tolist()
+        (tuple(place[:-1]), place[-1]): Cell(result.at(setting.recipe, i), bool(result.safe[i]) and not setting.widened)
+        for place, i in zip(places, best.tolist(), strict=True)
     }
+
+
+def _numbered(points: Points, name: str) -> tuple[int, NarrowColumn]:
+    """Return how many different values a field of a layout has, and the number of each point's among them."""
+    of_technique = {"zero_stage": points.state_techniques, "recompute": points.step_techniques}
+    index = {"zero_stage": points.rows.state_techniques, "recompute": points.rows.step_techniques}
+    values = [getattr(each, name) for each in of_technique.get(name, ())] or getattr(points.splits, name)
+    different, place = np.unique(values, return_inverse=True)
+    return len(different), place.astype(np.int32)[index.get(name, points.rows.split)]
 
 
 def _kept(by_row: Mapping[Row, Sequence[Cell]]) -> list[Row]:
