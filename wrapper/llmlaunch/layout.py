@@ -133,11 +133,21 @@ def _runs(layers: tuple[int, ...]) -> str:
 
 
 @frozen
+class Modules:
+    """The modules that selective recompute computes again and those whose activations wait in host memory, by their
+    names in `Techniques`."""
+
+    recompute: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
+
+
+@frozen
 class LayoutColumns:
     """The same fields as `Layout`, each an int64 column of equal length: a million layouts at once.
 
     Few splits of the layers are shared by many layouts: `partition` is the place of each one's `layers_by_stage` in
-    `partitions`, whose first is the empty one of even stages.
+    `partitions`, whose first is the empty one of even stages. Where layouts differ in the modules they recompute or
+    offload, `modules` is the place of each one's in `module_sets`; elsewhere the techniques of the job say them.
     """
 
     tensor: IntColumn
@@ -155,13 +165,15 @@ class LayoutColumns:
     offload_layers: IntColumn
     partition: IntColumn
     partitions: tuple[tuple[int, ...], ...] = EVEN
+    modules: IntColumn | None = None
+    module_sets: tuple[Modules, ...] = ()
 
     @classmethod
     def of(cls, layouts: Iterable[Layout]) -> LayoutColumns:
         rows = list(layouts)
         partitions = tuple(dict.fromkeys((*EVEN, *(r.layers_by_stage for r in rows))))
         partition = np.array([partitions.index(r.layers_by_stage) for r in rows], dtype=np.int64)
-        columns = {n: np.array([getattr(r, n) for r in rows], dtype=np.int64) for n in LAYOUT_FIELDS}
+        columns: dict[str, Any] = {n: np.array([getattr(r, n) for r in rows], dtype=np.int64) for n in LAYOUT_FIELDS}
         return cls(**columns, partition=partition, partitions=partitions)
 
     def __len__(self) -> int:
@@ -176,7 +188,11 @@ class LayoutColumns:
         return Layout(**numbers, layers_by_stage=self.partitions[self.partition[index]])
 
     def with_techniques(
-        self, zero_stage: int, recompute: int, recompute_layers: int | IntColumn, offload_layers: int | IntColumn
+        self,
+        zero_stage: int,
+        recompute: int | IntColumn,
+        recompute_layers: int | IntColumn,
+        offload_layers: int | IntColumn,
     ) -> LayoutColumns:
         """The same splits with other techniques; each argument is a scalar for all rows or a column."""
         techniques = {
@@ -196,15 +212,16 @@ class LayoutColumns:
     def take(self, index: NDArray[Any] | slice) -> LayoutColumns:
         """The rows a slice, a boolean mask or an index array selects (rows may repeat); a slice copies nothing."""
         columns = {n: getattr(self, n)[index] for n in (*LAYOUT_FIELDS, "partition")}
-        return LayoutColumns(**columns, partitions=self.partitions)
+        modules = None if self.modules is None else self.modules[index]
+        return LayoutColumns(**columns, partitions=self.partitions, modules=modules, module_sets=self.module_sets)
 
     @classmethod
     def joined(cls, blocks: Sequence[LayoutColumns]) -> LayoutColumns:
-        """One after the other."""
+        """One after the other; the techniques of the job say the modules of all."""
         partitions = tuple(dict.fromkeys((*EVEN, *(split for block in blocks for split in block.partitions))))
         place = {split: i for i, split in enumerate(partitions)}
         moved = [np.array([place[split] for split in block.partitions])[block.partition] for block in blocks]
-        columns = {n: np.concatenate([getattr(block, n) for block in blocks]) for n in LAYOUT_FIELDS}
+        columns: dict[str, Any] = {n: np.concatenate([getattr(block, n) for block in blocks]) for n in LAYOUT_FIELDS}
         return cls(**columns, partition=np.concatenate(moved), partitions=partitions)
 
     def distinct(self, names: Iterable[str]) -> tuple[LayoutColumns, IntColumn]:

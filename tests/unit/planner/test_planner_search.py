@@ -20,10 +20,10 @@ from llmlaunch.memory.grouped_pricing import model_state_bytes, transient_bytes,
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.legality import first_failed, situation
 from llmlaunch.planner.plan import as_planned
-from llmlaunch.planner.pricing import fewest_safe, is_safe
 from llmlaunch.planner.search import SearchResult, pareto, search
 from llmlaunch.planner.search_space import enumerate_splits, recipe_with_techniques, technique_space
 from llmlaunch.planner.setting import Setting, node_of
+from llmlaunch.planner.technique_batches import fewest_safe, is_safe
 from llmlaunch.timing.step import step_time
 from support.plans import gallery_setting, setting_for
 from support.recipes import recipe_of

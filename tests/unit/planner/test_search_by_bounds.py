@@ -11,13 +11,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmlaunch.layout import LayoutColumns, refusal_counts
-from llmlaunch.planner.bounds import StepBounds, least_seconds, least_state_bytes_of, passes_with
+from llmlaunch.memory.grouped_pricing import (
+    WorstBytes,
+    distinct_states,
+    model_state_bytes,
+    transient_bytes,
+    worst_of_sums,
+)
+from llmlaunch.memory.job import Job
+from llmlaunch.planner.bounds import least_seconds, least_state_bytes_of, passes_with
 from llmlaunch.planner.legality import first_failed, situation, technique_legality
+from llmlaunch.planner.memory_bounds import MemoryBounds
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.pricing import price_all
 from llmlaunch.planner.search import EXACT, SearchResult, preferred_seconds, search
-from llmlaunch.planner.search_space import apply_techniques, enumerate_splits, enumerate_uneven, technique_space
-from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.search_space import (
+    alike_steps,
+    apply_alike,
+    apply_techniques,
+    enumerate_splits,
+    enumerate_uneven,
+    technique_space,
+)
+from llmlaunch.planner.setting import Setting, node_of
+from llmlaunch.planner.stage_search import balanced, costs_of
+from llmlaunch.planner.technique_batches import group_equal
+from llmlaunch.timing.passes import pass_seconds
 from support.plans import gallery_setting
 
 FEW = "layout={tensor: [1, 2], context: 1, micro_batch_size: [1, 2]}"
@@ -103,15 +122,13 @@ def test_no_candidate_is_cheaper_than_its_bounds(job: str) -> None:
     asked = setting(job)
     space = technique_space(asked.recipe, asked.backend)
     for splits in legal_splits(asked):
-        least, in_balance = least_seconds(asked, space, splits), bool(np.any(splits.uneven))
-        bounds = StepBounds(asked, space, splits, in_balance)
+        least, uneven = least_seconds(asked, space, splits), bool(np.any(splits.uneven))
         for step in space.step:
-            seconds = passes_with(asked, space, step, splits, False).total
-            assert np.all(least <= seconds * (1 + 1e-9))
-            known = bounds.least(step)
-            assert np.all(known <= seconds * (1 + 1e-9)), step
-            if not in_balance:
-                bounds.add(step, np.arange(len(splits)), seconds, known)
+            seconds = passes_with(asked, space, step, splits).total
+            keeping_all = passes_with(asked, space, step.keeping_all, splits, uneven).total
+            in_balance = passes_with(asked, space, step, splits, in_balance=True).total
+            for bound in (least, keeping_all, *([in_balance] if uneven else [])):
+                assert np.all(bound <= seconds * (1 + 1e-9)), step
 
 
 @pytest.mark.parametrize("job", ["dense", "mixture", "deepspeed", "dense layers first"])
@@ -123,6 +140,60 @@ def test_no_candidate_needs_less_than_its_model_states(job: str) -> None:
     rows = price_all(asked, splits, space, [rule for rule in backend.rules(recipe) if rule.of_techniques]).rows
     least = least_state_bytes_of(asked, space, splits)
     assert np.all(least[rows.state_techniques, rows.split] <= rows.device_bytes)
+
+
+def worst_bytes(asked: Setting, job: Job, layouts: LayoutColumns) -> WorstBytes:
+    distinct, state_of = distinct_states(job, layouts)
+    node = node_of(asked.recipe)
+    return worst_of_sums(transient_bytes(job, layouts, node), model_state_bytes(job, distinct, node), state_of)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6])
+@pytest.mark.parametrize("job", ["dense", "mixture", "deepspeed", "dense layers first"])
+def test_no_candidate_that_fits_is_left_out_by_the_memory_of_its_layers(job: str, share: float) -> None:
+    usual = setting(job)
+    most_bytes = int(share * usual.limit.memory_bytes)
+    asked = replace(usual, limit=replace(usual.limit, limit_bytes=most_bytes, fits_bytes=None))
+    recipe, space = asked.recipe, technique_space(asked.recipe, asked.backend)
+    out = 0
+    for splits in legal_splits(asked):
+        splits = splits.take(np.arange(0, len(splits), 1 + len(splits) // 40))
+        for states in group_equal(asked, space):
+            memory = MemoryBounds(asked, space, splits, states)
+            for alike in alike_steps(space, range(0, len(space.step), 1 + len(space.step) // 20)):
+                fits = memory.may_fit(alike)
+                step, row = np.divmod(np.arange(fits.size), len(splits))
+                priced, layouts = apply_alike(recipe, space, alike[step], states[-1], splits.take(row))
+                job_of = asked.job_of(priced)
+                if np.any(splits.uneven):
+                    layouts = balanced(job_of, layouts, costs_of(job_of, asked.cluster, layouts))
+                worst = worst_bytes(asked, job_of, layouts).device_bytes
+                assert not np.any(~fits.ravel() & (worst <= asked.limit.most_bytes))
+                out += int(np.count_nonzero(~fits))
+    assert out
+
+
+@pytest.mark.parametrize("job", ["dense", "mixture", "dense layers first"])
+def test_layouts_with_several_sets_of_modules_cost_what_each_costs_alone(job: str) -> None:
+    asked = setting(job)
+    recipe, space = asked.recipe, technique_space(asked.recipe, asked.backend)
+    splits = legal_splits(asked)[0]
+    splits = splits.take(np.arange(0, len(splits), 1 + len(splits) // 8))
+    for alike in alike_steps(space, range(len(space.step))):
+        step = np.repeat(alike, len(splits))
+        together, layouts = apply_alike(
+            recipe, space, step, 0, splits.take(np.tile(np.arange(len(splits)), len(alike)))
+        )
+        mixed = asked.job_of(together)
+        costs = worst_bytes(asked, mixed, layouts), pass_seconds(mixed, asked.cluster, layouts).total
+        for place, index in enumerate(alike.tolist()):
+            mine = slice(place * len(splits), (place + 1) * len(splits))
+            alone, plain = apply_techniques(recipe, space, (index, 0), splits)
+            own = asked.job_of(alone)
+            worst = worst_bytes(asked, own, plain)
+            assert np.array_equal(costs[0].device_bytes[mine], worst.device_bytes), space.step[index]
+            assert np.array_equal(costs[0].host_bytes[mine], worst.host_bytes), space.step[index]
+            assert costs[1][mine] == pytest.approx(pass_seconds(own, asked.cluster, plain).total, rel=1e-12)
 
 
 @pytest.mark.parametrize("job", JOBS)

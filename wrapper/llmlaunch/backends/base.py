@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,6 +65,11 @@ class StepTechniques:
     def keeping_all(self) -> StepTechniques:
         """The same techniques with nothing recomputed or offloaded: the fastest of those with the same switches."""
         return StepTechniques(**{name: getattr(self, name) for name in SWITCH_NAMES})
+
+    @property
+    def without_modules(self) -> StepTechniques:
+        """The same techniques with nothing recomputed and no module offloaded."""
+        return replace(self, recompute=RECOMPUTE_NONE, recompute_modules=(), recompute_layers=0, offload_modules=())
 
 
 # those of a step that neither recompute nor offload

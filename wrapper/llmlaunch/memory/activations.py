@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
-from llmlaunch.columns import FloatColumn
+from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL
-from llmlaunch.memory.job import Job, RankColumns, by_recompute
+from llmlaunch.memory.job import (
+    Job,
+    RankColumns,
+    by_recompute,
+    offloads,
+    offloads_modules,
+    recomputes,
+    without_offload,
+)
 from llmlaunch.memory.saved import (
+    Gone,
     SavedTensors,
     kept_operators,
     on_device,
@@ -37,6 +45,9 @@ __all__ = [
     "swapped_bytes",
 ]
 
+NORM_INPUTS = ("attn_norm_input", "mlp_norm_input")
+NORM_OUTPUTS = ("attn_norm_output", "mlp_norm_output")
+
 Kept = tuple[FloatColumn, FloatColumn]  # bytes of one dense and of one mixture layer, one micro-batch
 
 # What each of Megatron's `--recompute-modules` frees (transformer_layer.py, mlp.py, moe/, core 0.19); "layernorm"
@@ -57,7 +68,6 @@ RECOMPUTED: dict[str, tuple[str, ...]] = {
     "moe_act": ("expert_fc2_input",),
     "shared_experts": ("shared_fc1_output", "shared_fc2_input"),
 }
-DEFAULT_MODULES = ("core_attn",)
 
 # What each of Megatron's `--offload-modules` moves to the host: all that autograd saves inside the module
 # (pipeline_parallel/fine_grained_activation_offload.py, core 0.19).
@@ -83,17 +93,15 @@ def _kept(
     job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], SavedTensors], mlp_width: int
 ) -> FloatColumn:
     layer = saved(job, rows)
-    offloaded = (*_named(OFFLOADED, job.techniques.offload_modules), *_offloaded_norms(job, layer))
+    offloaded = _offloaded(job, rows, layer) if offloads_modules(job, rows.layouts) else {}
     here = 1.0 - job.techniques.offload_fraction
     if offloaded and here:
-        every, left = (_kept_of(job, rows, layer, mlp_width, names) for names in ((), offloaded))
+        every, left = (_kept_of(job, rows, layer, mlp_width, tensors) for tensors in ({}, offloaded))
         return np.asarray(here * every + (1.0 - here) * left)
     return _kept_of(job, rows, layer, mlp_width, offloaded)
 
 
-def _kept_of(
-    job: Job, rows: RankColumns, layer: SavedTensors, mlp_width: int, offloaded: tuple[str, ...]
-) -> FloatColumn:
+def _kept_of(job: Job, rows: RankColumns, layer: SavedTensors, mlp_width: int, offloaded: Gone) -> FloatColumn:
     """Return what a layer keeps beside its `offloaded` tensors and what is recomputed."""
 
     def whole() -> FloatColumn:
@@ -102,50 +110,62 @@ def _kept_of(
     def part() -> FloatColumn:
         if job.facts.operators_kept:
             return kept_operators(job, rows, mlp_width)
-        modules = job.techniques.recompute_modules or DEFAULT_MODULES
-        left = layer.without((*_named(RECOMPUTED, modules), *_recomputed_norms(job, layer, modules), *offloaded))
-        return left + _uncopied_values(job, rows) if "core_attn" in modules else left
+        left = layer.without(_either(_recomputed(job, rows, layer), offloaded))
+        values = recomputes(job, rows.layouts, "core_attn")
+        return left + np.where(values, _uncopied_values(job, rows), 0.0) if np.any(values) else left
 
     return by_recompute(rows, whole, part, lambda: layer_input(job, rows))
 
 
-def _recomputed_norms(job: Job, layer: SavedTensors, modules: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the outputs of norms that selective recompute frees.
+def _recomputed(job: Job, rows: RankColumns, layer: SavedTensors) -> Gone:
+    """Return the tensors that selective recompute frees.
 
     "layernorm" takes the norms before latent attention and before a mixture. The others are fused into the linear after
     them, where the flag changes nothing, and the one fused into a dense MLP goes with "mlp"
     (megatron/core/models/gpt/gpt_layer_specs.py, transformer/transformer_layer.py, core 0.19; traced)."""
-    mixture = "expert_fc1_input" in layer.tensors
-    attention = job.shape.mla is not None and "layernorm" in modules
-    mlp = ("layernorm" if mixture else "mlp") in modules
-    return (*(("attn_norm_output",) if attention else ()), *(("mlp_norm_output",) if mlp else ()))
+    mixture, layouts = "expert_fc1_input" in layer.tensors, rows.layouts
+    attention = job.shape.mla is not None and recomputes(job, layouts, "layernorm")
+    mlp = recomputes(job, layouts, "layernorm" if mixture else "mlp")
+    by_module = {name: recomputes(job, layouts, name) for name in RECOMPUTED}
+    return _either(_tensors(RECOMPUTED, by_module), dict(zip(NORM_OUTPUTS, (attention, mlp), strict=True)))
 
 
-def _offloaded_norms(job: Job, layer: SavedTensors) -> tuple[str, ...]:
-    """Return the inputs of norms that leave the device. A norm fused into the linear after it is no module of its own:
-    "attn_norm" is one before latent attention and "mlp_norm" before a mixture, elsewhere they change nothing, and what
-    the norm before Q, K and V keeps goes with "qkv_linear" (transformer_layer.py _set_offload_modules, core 0.19)."""
-    modules, mixture = job.techniques.offload_modules, "expert_fc1_input" in layer.tensors
-    attention = ("attn_norm" if job.shape.mla is not None else "qkv_linear") in modules
-    mlp = mixture and "mlp_norm" in modules
-    return (*(("attn_norm_input",) if attention else ()), *(("mlp_norm_input",) if mlp else ()))
+def _offloaded(job: Job, rows: RankColumns, layer: SavedTensors) -> Gone:
+    """Return the tensors that leave the device, inputs of norms among them. A norm fused into the linear after it is
+    no module of its own: "attn_norm" is one before latent attention and "mlp_norm" before a mixture, elsewhere they
+    change nothing, and what the norm before Q, K and V keeps goes with "qkv_linear" (transformer_layer.py
+    _set_offload_modules, core 0.19)."""
+    mixture, layouts = "expert_fc1_input" in layer.tensors, rows.layouts
+    attention = offloads(job, layouts, "attn_norm" if job.shape.mla is not None else "qkv_linear")
+    mlp = mixture and offloads(job, layouts, "mlp_norm")
+    by_module = {name: offloads(job, layouts, name) for name in OFFLOADED}
+    return _either(_tensors(OFFLOADED, by_module), dict(zip(NORM_INPUTS, (attention, mlp), strict=True)))
 
 
 def _reloaded(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return what stays of offloaded modules: their last group, so that its backward pass need not wait
     (fine_grained_activation_offload.py post_warmup_callback, core 0.19): one layer's, one micro-batch's, where a rank
     keeps any."""
-    if not job.techniques.offload_modules:
+    if not offloads_modules(job, rows.layouts):
         return 0.0
-    here = replace(job, techniques=replace(job.techniques, offload_modules=()))
-    (dense, mixture), (dense_left, mixture_left) = kept_by_layer(here, rows), kept_by_layer(job, rows)
+    here, layouts = without_offload(job, rows.layouts)
+    kept, left = kept_by_layer(here, rows.with_layouts(layouts)), kept_by_layer(job, rows)
+    (dense, mixture), (dense_left, mixture_left) = kept, left
     fraction = job.techniques.offload_fraction  # which decides how many of the groups move, and not how large they are
     moved = (dense - dense_left) / fraction, (mixture - mixture_left) / fraction
     return np.minimum(_largest(rows, moved), _on_device(job, rows, _of_all_layers(job, rows, moved), moved))
 
 
-def _named(table: dict[str, tuple[str, ...]], modules: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for module in modules for name in table.get(module, ()))
+def _tensors(table: dict[str, tuple[str, ...]], modules: Gone) -> Gone:
+    """Return for each tensor of a table whether any of its modules is gone."""
+    gone: dict[str, bool | BoolColumn] = {}
+    for module, of_module in modules.items():
+        gone = {**gone, **{name: gone.get(name, False) | of_module for name in table[module]}}
+    return gone
+
+
+def _either(some: Gone, others: Gone) -> Gone:
+    return {name: some.get(name, False) | others.get(name, False) for name in (*some, *others)}
 
 
 def layer_input(job: Job, rows: RankColumns) -> FloatColumn:

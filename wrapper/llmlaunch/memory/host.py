@@ -14,7 +14,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_bytes
-from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns, offloads_modules, without_offload
 from llmlaunch.memory.loss import saved_by_heads
 from llmlaunch.memory.peak import rank_terms
 from llmlaunch.memory.saved import tokens
@@ -123,13 +123,13 @@ def _activations(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
     """Return what the device would save without offload, less what it saves with offload."""
     techniques = job.techniques
     layers = np.any(rows.layouts.offload_layers)
-    if not (layers or techniques.offload_modules or techniques.offload_checkpoints or techniques.swapped_share):
+    modules = offloads_modules(job, rows.layouts)
+    if not (layers or modules or techniques.offload_checkpoints or techniques.swapped_share):
         return np.zeros(len(rows))
-    nothing = replace(techniques, offload_modules=(), offload_checkpoints=False, swapped_share=0.0)
-    here = rows
-    if layers:
-        here = rows.with_layouts(replace(rows.layouts, offload_layers=np.zeros_like(rows.layouts.offload_layers)))
-    moved = _kept(replace(job, techniques=nothing), here) - _kept(job, rows)
+    here, layouts = without_offload(job, rows.layouts)
+    nothing = replace(here, techniques=replace(here.techniques, offload_checkpoints=False, swapped_share=0.0))
+    layouts = replace(layouts, offload_layers=np.zeros_like(layouts.offload_layers)) if layers else layouts
+    moved = _kept(nothing, rows.with_layouts(layouts)) - _kept(job, rows)
     moved = np.maximum(moved, 0.0)
     if techniques.swapped_share:
         moved = moved * _swapped_part(job, rows)

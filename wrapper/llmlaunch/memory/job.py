@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import LAYOUT_FIELDS, LayoutColumns
+from llmlaunch.layout import LayoutColumns, Modules
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -29,9 +29,13 @@ __all__ = [
     "candidate_ranks",
     "chunk_ranges",
     "layer_kinds",
+    "offloads",
+    "offloads_modules",
     "once_for_rows",
     "one_rank",
     "pattern_is_uniform",
+    "recomputes",
+    "without_offload",
 ]
 
 
@@ -215,9 +219,7 @@ def _in_order(layouts: LayoutColumns, rows: int) -> LayoutColumns:
     """All layouts in order, once or twice: faster than taking them row by row."""
     if rows == len(layouts):
         return layouts
-    names = (*LAYOUT_FIELDS, "partition")
-    columns: dict[str, Any] = {n: np.concatenate([getattr(layouts, n)] * 2) for n in names}
-    return LayoutColumns(**columns, partitions=layouts.partitions)
+    return layouts.take(np.tile(np.arange(len(layouts)), 2))
 
 
 def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn, FloatColumn]:
@@ -265,6 +267,45 @@ def _stage_ends(partitions: Sequence[Sequence[int]]) -> IntColumn:
     for row, layers in zip(table, partitions, strict=True):
         row[1 : len(layers) + 1] = np.cumsum(layers)
     return table
+
+
+DEFAULT_MODULES = ("core_attn",)  # of selective recompute
+
+
+def recomputes(job: Job, layouts: LayoutColumns, module: str) -> bool | BoolColumn:
+    """Whether selective recompute takes `module`: of all layouts alike, or a column where they differ in it."""
+    if layouts.modules is None:
+        return module in (job.techniques.recompute_modules or DEFAULT_MODULES)
+    return _in_sets(layouts, [module in (modules.recompute or DEFAULT_MODULES) for modules in layouts.module_sets])
+
+
+def offloads(job: Job, layouts: LayoutColumns, module: str) -> bool | BoolColumn:
+    """Whether the activations of `module` wait in host memory: of all layouts alike, or a column where they differ."""
+    if layouts.modules is None:
+        return module in job.techniques.offload_modules
+    return _in_sets(layouts, [module in modules.offload for modules in layouts.module_sets])
+
+
+def _in_sets(layouts: LayoutColumns, holds: Sequence[bool]) -> bool | BoolColumn:
+    if all(holds) or not any(holds):
+        return holds[0]
+    assert layouts.modules is not None
+    column: BoolColumn = np.array(holds)[layouts.modules]
+    return column
+
+
+def offloads_modules(job: Job, layouts: LayoutColumns) -> bool:
+    """Whether the activations of any module of any layout wait in host memory."""
+    if layouts.modules is None:
+        return bool(job.techniques.offload_modules)
+    return any(modules.offload for modules in layouts.module_sets)
+
+
+def without_offload(job: Job, layouts: LayoutColumns) -> tuple[Job, LayoutColumns]:
+    """Return job and layouts with the activations of all modules on the device."""
+    here = replace(job, techniques=replace(job.techniques, offload_modules=()))
+    kept = tuple(Modules(modules.recompute) for modules in layouts.module_sets)
+    return here, replace(layouts, module_sets=kept)
 
 
 Column = Callable[[], FloatColumn]

@@ -14,13 +14,14 @@ from functools import cached_property, reduce
 
 import numpy as np
 
-from llmlaunch.columns import FloatColumn
+from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import Job, RankColumns, once_for_rows
 from llmlaunch.models.shape import MoeShape
 
 __all__ = [
+    "Gone",
     "SavedTensors",
     "kept_operators",
     "on_device",
@@ -35,6 +36,9 @@ __all__ = [
 STATISTIC_BYTES = 4.0  # softmax and norm statistics are fp32
 
 
+Gone = Mapping[str, bool | BoolColumn]  # by tensor: of all layouts, or layout by layout
+
+
 @frozen
 class SavedTensors:
     """Bytes by tensor of one layer for one micro-batch."""
@@ -43,12 +47,15 @@ class SavedTensors:
 
     @cached_property
     def total(self) -> FloatColumn:
-        return self.without(())
+        return self.without({})
 
-    def without(self, names: tuple[str, ...]) -> FloatColumn:
-        """Return the bytes of all tensors except those named."""
-        others = [column for name, column in self.tensors.items() if name not in names]
-        return reduce(np.add, others)
+    def without(self, gone: Gone) -> FloatColumn:
+        """Return the bytes of all tensors except those that are `gone`."""
+        left = [(column, gone.get(name, False)) for name, column in self.tensors.items()]
+        return reduce(
+            np.add,
+            [np.where(away, 0.0, column) if np.any(away) else column for column, away in left if away is not True],
+        )
 
     def of(self, *names: str) -> FloatColumn:
         """Return the bytes of the named tensors that the layer has."""

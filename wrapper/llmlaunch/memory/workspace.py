@@ -9,7 +9,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 from llmlaunch.memory.activations import RECOMPUTED, layer_input
-from llmlaunch.memory.job import Job, RankColumns, by_recompute
+from llmlaunch.memory.job import Job, RankColumns, by_recompute, recomputes
 from llmlaunch.memory.loss import logits_split, loss_piece, projection, recomputed_head, table_gradient, table_sum
 from llmlaunch.memory.saved import (
     gathered_tokens,
@@ -158,9 +158,10 @@ def _freed_by_first_chunk(job: Job, rows: RankColumns) -> FloatColumn:
 def _activation_recomputed(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return 1 where experts' activations are recomputed, which keeps them until the activation has run backward
     (megatron/core/tensor_parallel/random.py CheckpointWithoutOutput, core 0.19; traced)."""
-    if "moe_act" not in job.techniques.recompute_modules:
+    kept = recomputes(job, rows.layouts, "moe_act")
+    if not np.any(kept):
         return 0.0
-    return np.where(rows.layouts.recompute == RECOMPUTE_SELECTIVE, 1.0, 0.0)
+    return np.where((rows.layouts.recompute == RECOMPUTE_SELECTIVE) & kept, 1.0, 0.0)
 
 
 def _mlp_backward(
@@ -271,14 +272,14 @@ def _recomputed_modules(job: Job, rows: RankColumns) -> FloatColumn:
     """Return what selective recompute recomputes of one layer."""
     if job.facts.operators_kept:
         return _recomputed_operators(job, rows)
-    modules, dense = job.techniques.recompute_modules, saved_by_dense_layer(job, rows)
+    lay, dense = rows.layouts, saved_by_dense_layer(job, rows)
     part = np.zeros(len(rows))
-    if "mlp" in modules:
-        part = np.where(rows.dense_layers > 0, dense.of("mlp_norm_output", *RECOMPUTED["mlp"]), 0.0)
-    wider = next((name for name in ("moe", "moe_act") if name in modules), None)
-    if job.shape.moe is not None and wider is not None:
-        mixture = saved_by_mixture_layer(job, rows).of(*RECOMPUTED[wider])
-        part = np.maximum(part, np.where(rows.moe_layers > 0, mixture, 0.0))
+    if np.any(mlp := recomputes(job, lay, "mlp")):
+        part = np.where((rows.dense_layers > 0) & mlp, dense.of("mlp_norm_output", *RECOMPUTED["mlp"]), 0.0)
+    for name in ("moe", "moe_act") if job.shape.moe is not None else ():  # the activation is part of the experts
+        if np.any(module := recomputes(job, lay, name)):
+            mixture = saved_by_mixture_layer(job, rows).of(*RECOMPUTED[name])
+            part = np.maximum(part, np.where((rows.moe_layers > 0) & module, mixture, 0.0))
     return dense.of("attn_scores") + part
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmlaunch.backends.base import StepTechniques
 from llmlaunch.columns import FloatColumn, IntColumn
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, LayoutColumns
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, LayoutColumns
 from llmlaunch.memory.states import least_state_bytes
 from llmlaunch.planner.preference import factor_of, least_split_prices, technique_prices
 from llmlaunch.planner.search_space import SPLIT_FIELDS, TechniqueSpace, recipe_with_techniques
@@ -23,7 +23,6 @@ from llmlaunch.timing.stages import stage_seconds, stages_in_balance
 
 __all__ = [
     "LeastFactors",
-    "StepBounds",
     "by_cost",
     "least_seconds",
     "least_state_bytes_of",
@@ -80,7 +79,7 @@ def least_state_bytes_of(setting: Setting, space: TechniqueSpace, splits: Layout
 
 
 def passes_with(
-    setting: Setting, space: TechniqueSpace, step: StepTechniques, splits: LayoutColumns, in_balance: bool
+    setting: Setting, space: TechniqueSpace, step: StepTechniques, splits: LayoutColumns, in_balance: bool = False
 ) -> PassSeconds:
     """Return the passes of all splits with one set of step techniques."""
     layouts = splits.with_techniques(0, step.recompute, step.recompute_layers, step.offload_layers)
@@ -93,65 +92,25 @@ class LeastFactors:
     techniques cost by the preference."""
 
     def __init__(self, recipe: Recipe, space: TechniqueSpace, splits: LayoutColumns) -> None:
-        zero = np.zeros((2, 1))
-        self._split, self._step, self._state = (
-            np.zeros((2, len(splits))),
-            [zero] * len(space.step),
-            [zero] * len(space.state),
-        )
+        counts = (len(splits), len(space.step), len(space.state))
+        self._split, self._step, self._state = (np.zeros((2, count)) for count in counts)
         if recipe.preference:
             self._split = least_split_prices(recipe, splits)
-            self._step = [technique_prices([step]) for step in space.step]
-            self._state = [technique_prices([state]) for state in space.state]
+            self._step, self._state = technique_prices(space.step), technique_prices(space.state)
 
     def of_splits(self) -> FloatColumn:
         """Return the factors of all splits with the plainest techniques."""
         return factor_of(self._split)
 
-    def of(self, rows: IntColumn, step: int, state: int | None = None) -> FloatColumn:
-        """Return the factors of some splits with one set of step techniques, and with one of state techniques."""
-        parts = [self._split[:, rows], self._step[step]]
-        return factor_of(*parts, *([] if state is None else [self._state[state]]))
+    def of(self, rows: IntColumn, step: int | IntColumn, state: int | None = None) -> FloatColumn:
+        """Return the factors of some splits with one set of step techniques, or with one each, and with one of state
+        techniques."""
+        parts = [self._split[:, rows], self._step[:, np.atleast_1d(step)]]
+        return factor_of(*parts, *([] if state is None else [self._state[:, state : state + 1]]))
 
-
-class StepBounds:
-    """Lower bounds of the seconds of a step, for each split of a few and each set of step techniques. What was computed
-    for one set bounds those that recompute or offload more. `in_balance`: layers may be cut anywhere."""
-
-    def __init__(
-        self, setting: Setting, space: TechniqueSpace, splits: LayoutColumns, in_balance: bool = False
-    ) -> None:
-        self._setting, self._space, self._splits, self._in_balance = setting, space, splits, in_balance
-        # by the same techniques with nothing recomputed or offloaded
-        self._seconds: dict[StepTechniques, dict[StepTechniques, FloatColumn]] = {}
-
-    def least(self, step: StepTechniques) -> FloatColumn:
-        """Return the best bound of all splits that follows from what was computed so far."""
-        kept = step.keeping_all
-        if kept not in self._seconds:
-            passes = passes_with(self._setting, self._space, kept, self._splits, self._in_balance)
-            self._seconds[kept] = {kept: passes.total}
-        alike = self._seconds[kept]
-        known = [seconds for other, seconds in alike.items() if other != kept and _costs_more(step, other)]
-        least: FloatColumn = np.maximum.reduce([alike[kept], *known])
-        return least
-
-    def add(self, step: StepTechniques, rows: IntColumn, seconds: FloatColumn, least: FloatColumn) -> None:
-        """Add the seconds of some splits; `least` are the bounds of all."""
-        least[rows] = np.maximum(seconds, least[rows])
-        self._seconds[step.keeping_all][step] = least
-
-
-def _costs_more(step: StepTechniques, other: StepTechniques) -> bool:
-    """Whether a step with `step` takes at least as long as with `other`, which has the same switches: the same but for
-    modules that it recomputes or offloads too."""
-    if step.solved or other.solved or step.recompute == RECOMPUTE_FULL:
-        return False
-    if step.offload_modules:
-        alike = step.recompute == other.recompute and step.recompute_modules == other.recompute_modules
-        return alike and set(other.offload_modules) < set(step.offload_modules)
-    fewer = other.recompute == RECOMPUTE_SELECTIVE and set(other.recompute_modules) < set(step.recompute_modules)
-    return step.recompute == RECOMPUTE_SELECTIVE and fewer and not other.offload_modules
+    def of_steps(self, rows: IntColumn, steps: IntColumn) -> FloatColumn:
+        """Return the factors of some splits with each of some sets of step techniques (steps x rows)."""
+        return factor_of(self._split[:, None, rows], self._step[:, steps, None])
 
 
 def by_cost(space: TechniqueSpace) -> Sequence[int]:

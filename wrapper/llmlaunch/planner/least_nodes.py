@@ -23,7 +23,6 @@ from llmlaunch.memory.moments import state_terms, transient_terms
 from llmlaunch.memory.peak import StateSums, TransientSums, device_bytes
 from llmlaunch.memory.states import states
 from llmlaunch.planner.legality import technique_legality
-from llmlaunch.planner.pricing import group_equal
 from llmlaunch.planner.search_space import (
     MOST_CONTEXT,
     MOST_UNEVEN_CHUNKS,
@@ -36,6 +35,7 @@ from llmlaunch.planner.search_space import (
 )
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_capacities import most_that_fit
+from llmlaunch.planner.technique_batches import group_equal
 
 __all__ = ["LeastDevices"]
 

@@ -8,13 +8,14 @@ A rule is a pure function, so two layouts that agree in all it read get the same
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 
+from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.columns import BoolColumn, IntColumn
 from llmlaunch.layout import LayoutColumns, Rule, Situation, refusal_counts
 from llmlaunch.planner.search_space import (
@@ -31,7 +32,8 @@ from llmlaunch.techniques import Techniques
 __all__ = ["TechniqueLegality", "first_failed", "situation", "technique_legality"]
 
 SPLIT_COLUMNS = frozenset({*SPLIT_FIELDS, "partition"})
-FIELD_NAMES = frozenset(f.name for kind in (LayoutColumns, Techniques) for f in fields(kind)) - {"partitions"}
+NEVER_READ = {"partitions", "modules", "module_sets"}  # by rules
+FIELD_NAMES = frozenset(f.name for kind in (LayoutColumns, Techniques) for f in fields(kind)) - NEVER_READ
 Watched = TypeVar("Watched", LayoutColumns, Techniques)
 
 
@@ -69,28 +71,31 @@ def technique_legality(
     state techniques. What is refused because of switches that nobody asked for is not counted: the split is tried
     without them, and where they change nothing it is the same layout."""
     projections = _Projections(splits)
-    observed = [_ObservedRule(rule, projections) for rule in rules]
+    answered = [_ObservedRule(rule, projections).answer_all(recipe, space, steps) for rule in rules]
+    mattering = [tuple(name for name in space.switches[i] if name in MATTERS) for i in steps]
+    kinds = [kind for _, kind in answered] + [np.tile(_numbered(mattering)[:, None], len(space.state))]
+    kind_of = np.array([kind.ravel() for kind in kinds])
+    _, examples, place = np.unique(kind_of, axis=1, return_index=True, return_inverse=True)
     masks: list[BoolColumn] = []
     counts: list[Counter[str]] = []
-    place: dict[tuple[Any, ...], int] = {}
+    for example in examples.tolist():
+        chosen = zip(answered, kind_of[:, example].tolist(), strict=False)
+        failed = _first_failed(len(splits), [answers[kind] for (answers, _), kind in chosen])
+        masks.append((failed < 0) & switches_matter(space.switches[steps[example // len(space.state)]], splits))
+        counts.append(Counter(refusal_counts(rules, failed)))
     mask_of = np.zeros((len(space.step), len(space.state)), dtype=np.int64)
+    mask_of[list(steps)] = place.reshape(-1, len(space.state))
+    plain = [i for i in steps if not space.switches[i]]
     refused: Counter[str] = Counter()
-    for i in steps:
-        for j in range(len(space.state)):
-            variant = recipe_with_techniques(recipe, space.step[i], space.state[j])
-            values = technique_values(space.step[i], space.state[j])
-            answers = [rule.answer(variant, values) for rule in observed]
-            switches = space.switches[i]
-            key = tuple(answer.key for answer in answers), tuple(name for name in switches if name in MATTERS)
-            if key not in place:
-                place[key] = len(masks)
-                failed = _first_failed(len(splits), answers)
-                masks.append((failed < 0) & switches_matter(switches, splits))
-                counts.append(Counter(refusal_counts(rules, failed)))
-            mask_of[i, j] = place[key]
-            if not switches:
-                refused += counts[place[key]]
+    for mask, times in Counter(mask_of[plain].ravel().tolist()).items():
+        refused += Counter({key: times * count for key, count in counts[mask].items()})
     return TechniqueLegality(masks, mask_of, refused)
+
+
+def _numbered(values: Iterable[Hashable]) -> IntColumn:
+    """Return a number for each value, the same for equal ones."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,25 @@ class _ObservedRule:
     techniques: tuple[str, ...] = ()
     answers: dict[tuple[Any, ...], _Answer] = field(default_factory=dict)
 
+    def answer_all(
+        self, recipe: Recipe, space: TechniqueSpace, steps: Sequence[int]
+    ) -> tuple[Sequence[_Answer], IntColumn]:
+        """Return the rule's different answers, and which of them each combination of techniques has (steps x states).
+        The rule is asked once for each combination of the values that it reads."""
+        while True:
+            names = self.techniques
+            of_steps = [_values_of(space.step[i], space.state[0], StepTechniques, names) for i in steps]
+            of_states = [_values_of(space.step[0], state, StateTechniques, names) for state in space.state]
+            step, state = _numbered(of_steps), _numbered(of_states)
+            answers: dict[Any, tuple[int, _Answer]] = {}
+            kinds = np.zeros((step.max(initial=-1) + 1, state.max(initial=-1) + 1), dtype=np.int64)
+            for a, b in np.ndindex(kinds.shape):
+                asked = space.step[steps[int(np.argmax(step == a))]], space.state[int(np.argmax(state == b))]
+                answer = self.answer(recipe_with_techniques(recipe, *asked), technique_values(*asked))
+                kinds[a, b] = answers.setdefault(answer.key, (len(answers), answer))[0]
+            if self.techniques == names:
+                return [answer for _, answer in answers.values()], kinds[step][:, state]
+
     def answer(self, recipe: Recipe, values: Mapping[str, int]) -> _Answer:
         """Return the rule's answer for all splits with the techniques of `recipe` and those `values` of a layout. It is
         asked again when it reads a name for the first time."""
@@ -155,6 +179,15 @@ class _ObservedRule:
                 self.answers[own] = _Answer(passes, combination_of)
             self.columns |= read & SPLIT_COLUMNS
             self.techniques = tuple(sorted({*self.techniques, *(read - SPLIT_COLUMNS)}))
+
+
+def _values_of(
+    step: StepTechniques, state: StateTechniques, kind: type[StepTechniques | StateTechniques], names: Sequence[str]
+) -> tuple[Any, ...]:
+    """Return the values of those `names` that one kind of techniques decides."""
+    techniques, values = (step if kind is StepTechniques else state), technique_values(step, state)
+    of_kind = [name for name in names if hasattr(techniques, name)]
+    return tuple(values[name] if name in values else getattr(techniques, name) for name in of_kind)
 
 
 def _watched(instance: Watched, names: set[str]) -> Watched:

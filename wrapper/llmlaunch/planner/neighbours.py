@@ -18,7 +18,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NAMES, RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.planner.judge import LayoutVerdict, judge_layouts, rules_failed
 from llmlaunch.planner.points import Points
-from llmlaunch.planner.pricing import is_safe, price_all
+from llmlaunch.planner.pricing import price_all
 from llmlaunch.planner.search_space import (
     SPLIT_FIELDS,
     TechniqueSpace,
@@ -28,6 +28,7 @@ from llmlaunch.planner.search_space import (
     technique_space,
 )
 from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.technique_batches import is_safe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import NO_TECHNIQUES

@@ -13,7 +13,7 @@ import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def preference_factor(recipe: Recipe, points: Points) -> FloatColumn:
 def factor_of(*prices: FloatColumn) -> FloatColumn:
     """Return the factor that follows from the prices of a layout's parts, each in two rows: of ordinary habits and of
     those with a price of their own."""
-    ordinary, own = sum(prices, start=np.zeros((2, 1)))
+    ordinary, own = reduce(operator.add, prices)
     factor: FloatColumn = 1.0 + np.minimum(ordinary, within()) + own
     return factor
 

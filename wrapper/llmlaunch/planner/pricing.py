@@ -1,192 +1,61 @@
-"""Bytes and seconds of every legal split with every combination of techniques, solved amounts included.
-
-Activations and passes are priced once for each set of step techniques. Model states and the optimizer step are priced
-once for each set of state techniques and the few splits that differ in them. A candidate is the sum of the two parts
-(memory/grouped_pricing.py, timing/step.py).
-
-Some amounts are solved exactly for each split: recomputed and offloaded layers. Every further layer needs no more
-memory and takes no less time, so the fewest that are safe are the fastest, and bisection finds them.
+"""Bytes and seconds of every legal split with every combination of techniques, solved amounts included: of all, or of
+those that bounds leave within reach (`technique_batches` says what is priced together).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
-from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn, NarrowColumn
+from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import RECOMPUTE_NONE, LayoutColumns, Rule
+from llmlaunch.layout import LayoutColumns, Rule
 from llmlaunch.memory.grouped_pricing import (
-    ModelStateBytes,
-    RankPiece,
-    TransientBytes,
-    WorstBytes,
     distinct_states,
-    model_state_bytes,
-    rank_pieces,
-    transient_bytes,
-    worst_of_sums,
 )
-from llmlaunch.memory.job import Job
-from llmlaunch.models.shape import ModelShape
-from llmlaunch.planner.bounds import LeastFactors, StepBounds, by_cost, least_seconds, scouts, switch_sets
+from llmlaunch.planner.bounds import LeastFactors, by_cost, least_seconds, passes_with, scouts, switch_sets
 from llmlaunch.planner.incumbents import Incumbents
 from llmlaunch.planner.legality import TechniqueLegality, technique_legality
+from llmlaunch.planner.memory_bounds import MemoryBounds
 from llmlaunch.planner.points import NO_ROWS, GatheredRows, Points, Rows, join_rows
-from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, recipe_with_techniques
-from llmlaunch.planner.setting import Setting, node_of
-from llmlaunch.timing.passes import PassSeconds, pass_seconds
-from llmlaunch.timing.step import UpdateSeconds, combined, update_seconds
+from llmlaunch.planner.search_space import (
+    TechniqueSpace,
+    alike_steps,
+    apply_alike,
+    apply_techniques,
+)
+from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.technique_batches import (
+    ModelStateBatch,
+    TakenSplits,
+    TechniqueBatch,
+    fewest_amounts,
+    group_equal,
+    is_safe,
+    state_batch,
+)
 
 __all__ = [
     "Offer",
     "Priced",
-    "TechniqueBatch",
     "filled_share",
-    "group_equal",
-    "is_safe",
     "price",
     "price_all",
     "price_rows",
     "roomiest",
-    "state_batch",
-    "state_job",
-    "state_update",
 ]
 
+SPARE, OVERFULL = "spare", "overfull"  # why layouts were not priced
 AT_ONCE = 1024  # splits priced first; four times as many each time that nothing puts the others out of reach
 WHOLE_AT_ONCE = 6144  # splits priced together where all are: their columns stay in the processor's cache
+PAIRS_AT_ONCE = 16384  # splits and techniques priced together
 ROOMIEST = 64  # splits priced first where nothing is safe
 SCOUTS = 12  # step techniques tried first, with those splits
 SCOUTED = 200_000  # splits times step techniques that are worth a look ahead
-
-
-@frozen
-class ModelStateBatch:
-    """Sets of state techniques, at `index` of the technique space, over the few splits that differ in their model
-    states: all splits with one set, then all with the next."""
-
-    index: NarrowColumn
-    states: ModelStateBytes
-    update: UpdateSeconds
-
-    @classmethod
-    def joined(cls, batches: Sequence[ModelStateBatch]) -> ModelStateBatch:
-        """Return one after the other; their facts are equal."""
-        return cls(
-            np.concatenate([batch.index for batch in batches]),
-            ModelStateBytes.joined([batch.states for batch in batches]),
-            UpdateSeconds.joined([batch.update for batch in batches]),
-        )
-
-
-@frozen
-class TechniqueBatch:
-    """One set of step techniques, at `index` of the technique space, over `rows` of the splits. `state_of` maps each
-    row to its split of a `ModelStateBatch`; `solved` names the amount to be solved, and `none_searched` says whether
-    layouts with none of it are searched too. `ranks` are the candidate ranks of the same splits with any techniques,
-    where several batches share them."""
-
-    setting: Setting
-    job: Job
-    index: int
-    rows: IntColumn
-    layouts: LayoutColumns
-    state_of: IntColumn
-    solved: str | None = None
-    none_searched: bool = True
-    ranks: Sequence[RankPiece] | None = None
-
-    @cached_property
-    def transient(self) -> TransientBytes:
-        return transient_bytes(self.job, self.layouts, node_of(self.setting.recipe), self.ranks)
-
-    @cached_property
-    def passes(self) -> PassSeconds:
-        return pass_seconds(self.job, self.setting.cluster, self.layouts)
-
-    @cached_property
-    def with_none(self) -> TechniqueBatch:
-        """The same candidates with the solved amount set to zero."""
-        if self.solved == "recompute_layers":
-            return replace(
-                self, layouts=self.layouts.with_techniques(0, RECOMPUTE_NONE, 0, self.layouts.offload_layers)
-            )
-        return self.with_amount(np.zeros(len(self.layouts), dtype=np.int64))
-
-    @cached_property
-    def with_all(self) -> TechniqueBatch:
-        """The same candidates with the largest possible amount."""
-        assert self.solved is not None
-        return self.with_amount(largest_amount(self.job.shape, self.layouts, self.solved))
-
-    def with_amount(self, amount: IntColumn) -> TechniqueBatch:
-        assert self.solved is not None
-        return replace(self, layouts=self.layouts.with_amount(self.solved, amount))
-
-    def take(self, index: BoolColumn | IntColumn) -> TechniqueBatch:
-        """Return some of the rows, with their passes where these are known already."""
-        layouts, state_of = self.layouts.take(index), self.state_of[index]
-        some = replace(self, rows=self.rows[index], layouts=layouts, state_of=state_of, ranks=None)
-        return some.with_passes(self.passes.take(index)) if "passes" in vars(self) else some
-
-    def with_passes(self, passes: PassSeconds) -> TechniqueBatch:
-        """Return the same batch, whose passes are known already."""
-        same = replace(self)
-        vars(same)["passes"] = passes
-        return same
-
-    def bytes_with(self, states: ModelStateBatch) -> WorstBytes:
-        return worst_of_sums(self.transient, states.states, self.state_of)
-
-    def safe_with(self, states: ModelStateBatch) -> BoolColumn:
-        """Whether each candidate fits devices and nodes."""
-        worst = self.bytes_with(states)
-        return is_safe(self.setting, worst.device_bytes, worst.host_bytes)
-
-    def step_seconds(self, update: UpdateSeconds) -> FloatColumn:
-        """Return the seconds of one training step for each candidate. `update` holds the optimizer-step seconds of the
-        splits that share model states."""
-        return combined(self.passes, update.take(self.state_of)).total
-
-    def priced_with(self, states: ModelStateBatch, seconds: FloatColumn | None = None) -> Rows:
-        """Return bytes and seconds of each candidate; `seconds` are those of a step where they were computed before."""
-        worst = self.bytes_with(states)
-        return Rows(
-            split=self.rows.astype(np.int32),
-            step_techniques=np.full(len(self.rows), self.index, dtype=np.int32),
-            state_techniques=states.index[self.state_of],
-            recompute_layers=self.layouts.recompute_layers.astype(np.int32),
-            offload_layers=self.layouts.offload_layers.astype(np.int32),
-            device_bytes=worst.device_bytes,
-            worst_pipeline_rank=worst.pipeline_rank.astype(np.int32),
-            host_bytes=worst.host_bytes,
-            step_seconds=self.step_seconds(states.update) if seconds is None else seconds,
-        )
-
-
-@frozen
-class TakenSplits:
-    """Those at `some` of a search's splits that are priced together, with what all techniques share: their `rows` among
-    all splits, the splits of a `ModelStateBatch` that they have the states of, and their candidate ranks, which are the
-    same whatever the techniques."""
-
-    some: IntColumn
-    rows: IntColumn
-    layouts: LayoutColumns
-    state_of: IntColumn
-    ranks: Sequence[RankPiece]
-
-    @classmethod
-    def of(
-        cls, setting: Setting, splits: LayoutColumns, some: IntColumn, rows: IntColumn, state_of: IntColumn
-    ) -> TakenSplits:
-        layouts = splits.take(some)
-        return cls(some, rows[some], layouts, state_of[some], rank_pieces(setting.job, layouts))
 
 
 @frozen
@@ -222,6 +91,13 @@ class Offer:
     def allowed(self, step: int, states: Sequence[int], rows: IntColumn) -> BoolColumn:
         """Whether each of `rows` may be priced with each of `states` (states x rows)."""
         return np.array([self.legality.legal(step, state)[rows] & self.fits[state, rows] for state in states])
+
+    def allowed_with(self, steps: IntColumn, states: Sequence[int], rows: IntColumn) -> BoolColumn:
+        """Whether each of `rows` may be priced with each of `steps` and of `states` (states x steps x rows)."""
+        used, place = np.unique(self.legality.mask_of[steps][:, list(states)].T, return_inverse=True)
+        masks = np.array([self.legality.masks[index][rows] for index in used.tolist()])
+        allowed: BoolColumn = masks[place.reshape(len(states), len(steps))] & self.fits[states][:, None, rows]
+        return allowed
 
     def counts(self, steps: Sequence[int]) -> tuple[int, int]:
         """Return how many layouts of these steps may be priced, and how many are legal but overfull."""
@@ -259,24 +135,25 @@ def price(offer: Offer, incumbents: Incumbents) -> Priced:
     """
     space, steps = offer.space, by_cost(offer.space)
     allowed, overfull = offer.counts(steps)
+    left_out: Counter[str] = Counter()
     if incumbents.whole:
         offer = replace(offer, least_bytes=np.zeros_like(offer.least_bytes))
-        rows, spare, sets = GatheredRows(allowed + overfull), 0, switch_sets(space)
+        rows, sets = GatheredRows(allowed + overfull), switch_sets(space)
         in_turn = sorted(steps, key=lambda i: sets.index(space.step[i].keeping_all))  # each set's share most columns
         for start in range(0, len(offer.splits), WHOLE_AT_ONCE):
             now = np.arange(start, min(start + WHOLE_AT_ONCE, len(offer.splits)))
-            spare += _price_rows(offer, now, in_turn, incumbents, rows)
-        return Priced(rows, 0, allowed + overfull - spare - len(rows))
-    rows, spare, at_once = GatheredRows(), 0, AT_ONCE
+            left_out += _price_rows(offer, now, in_turn, incumbents, rows)
+        return Priced(rows, 0, allowed + overfull - left_out[SPARE] - len(rows))
+    rows, at_once = GatheredRows(), AT_ONCE
     least = least_seconds(offer.setting, space, offer.splits) * offer.factors.of_splits()
     waiting = offer.in_order(least, steps)
     if len(steps) * len(waiting) > SCOUTED:
         with incumbents.looking_ahead():
             _price_rows(offer, waiting[:AT_ONCE], scouts(space, SCOUTS), incumbents, GatheredRows())
     while len(waiting := waiting[incumbents.in_reach(least[waiting])]):
-        now, waiting = waiting[:at_once], waiting[at_once:]
-        spare, at_once = spare + _price_rows(offer, now, steps, incumbents, rows), 4 * at_once
-    return Priced(rows, overfull, allowed - spare - len(rows))
+        now, waiting, at_once = waiting[:at_once], waiting[at_once:], 4 * at_once
+        left_out += _price_rows(offer, now, steps, incumbents, rows)
+    return Priced(rows, overfull + left_out[OVERFULL], allowed - sum(left_out.values()) - len(rows))
 
 
 def roomiest(offer: Offer, exact: int) -> GatheredRows:
@@ -325,39 +202,84 @@ def price_rows(offer: Offer, rows: IntColumn, steps: Sequence[int]) -> Rows:
 
 def _price_rows(
     offer: Offer, rows: IntColumn, steps: Sequence[int], incumbents: Incumbents, priced: GatheredRows
-) -> int:
+) -> Counter[str]:
     """Add to `priced` some splits with some techniques. Return how many layouts with a solved amount are the same as
-    those without."""
+    those without (SPARE), and how many cannot hold their layers (OVERFULL)."""
     setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
-    spare = 0
+    left_out: Counter[str] = Counter()
     distinct, state_of = distinct_states(setting.job, splits)
-    bounds = StepBounds(setting, space, splits)
-    taken: dict[bytes, TakenSplits] = {}  # many techniques are legal with the same splits
     for indices in group_equal(setting, space):
         states = [state_batch(setting, space, index, distinct) for index in indices]
-        for i in steps:
-            allowed = offer.allowed(i, indices, rows)
-            near = np.asarray(allowed.any(axis=0))
-            least = np.zeros(0)
-            if not incumbents.whole:
-                least = bounds.least(space.step[i])
-                near &= incumbents.in_reach(least * offer.factors.of(rows, i))
-            if not np.any(near):
-                continue
-            if near.tobytes() not in taken:
-                taken[near.tobytes()] = TakenSplits.of(setting, splits, np.flatnonzero(near), rows, state_of)
-            mine = taken[near.tobytes()]
-            some, batch = mine.some, _technique_batch(setting, space, (i, indices[0]), mine)
-            allowed, factors = allowed[:, some], np.ones((len(indices), 1))
-            if not incumbents.whole:
-                bounds.add(space.step[i], some, batch.passes.total, least)
-                factors = np.array([offer.factors.of(rows[some], i, index) for index in indices])
+        if incumbents.whole:
+            batches = _all_batches(offer, rows, steps, indices, state_of)
+        else:
+            batches = _batches_in_reach(offer, rows, steps, indices, state_of, incumbents, left_out)
+        for batch, allowed, factors in batches:
             for block, unneeded in _blocks(batch, states, allowed, factors, incumbents):
                 safe = block.take(is_safe(setting, block.device_bytes, block.host_bytes))
                 incumbents.add(Points(offer.splits, space.step, space.state, safe))
                 priced.add(block)
-                spare += unneeded
-    return spare
+                left_out[SPARE] += unneeded
+    return left_out
+
+
+# Candidates, whether they are allowed with each of some state techniques, and what the ranking multiplies their seconds
+# by at least (both states x candidates).
+Batch = tuple[TechniqueBatch, BoolColumn, FloatColumn]
+
+
+def _all_batches(
+    offer: Offer, rows: IntColumn, steps: Sequence[int], states: Sequence[int], state_of: IntColumn
+) -> Iterator[Batch]:
+    """Yield for each set of step techniques the splits that are legal with it. What is the same with many techniques is
+    computed once."""
+    setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
+    taken: dict[bytes, TakenSplits] = {}  # many techniques are legal with the same splits
+    for i in steps:
+        allowed = offer.allowed(i, states, rows)
+        near = np.asarray(allowed.any(axis=0))
+        if not np.any(near):
+            continue
+        if near.tobytes() not in taken:
+            taken[near.tobytes()] = TakenSplits.of(setting, splits, np.flatnonzero(near), rows, state_of)
+        mine, step = taken[near.tobytes()], space.step[i]
+        recipe, layouts = apply_techniques(setting.recipe, space, (i, states[0]), mine.layouts)
+        job, index, searched = setting.job_of(recipe), np.full(len(mine.rows), i), step.keeping_all in space.steps
+        batch = TechniqueBatch(
+            setting, job, index, mine.rows, layouts, mine.state_of, step.solved, searched, mine.ranks
+        )
+        yield batch, allowed[:, mine.some], np.ones((len(states), 1))
+
+
+def _batches_in_reach(
+    offer: Offer,
+    rows: IntColumn,
+    steps: Sequence[int],
+    states: Sequence[int],
+    state_of: IntColumn,
+    incumbents: Incumbents,
+    left_out: Counter[str],
+) -> Iterator[Batch]:
+    """Yield the splits with the step techniques that are legal and within reach by lower bounds, and may fit memory as
+    soon as something is known to be safe."""
+    setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
+    memory = None if incumbents.none else MemoryBounds(setting, space, splits, states)
+    for alike in alike_steps(space, steps):
+        allowed, first = offer.allowed_with(alike, states, rows), space.step[int(alike[0])]
+        keeping_all = passes_with(setting, space, first.keeping_all, splits).total
+        near = allowed.any(axis=0) & incumbents.in_reach(keeping_all * offer.factors.of_steps(rows, alike))
+        if memory is not None and np.any(near):
+            fits = memory.may_fit(alike)
+            left_out[OVERFULL] += int(np.count_nonzero(allowed & near & ~fits))
+            near &= fits
+        step, row = np.nonzero(near)
+        for start in range(0, len(step), PAIRS_AT_ONCE):
+            i, j = alike[step[start : start + PAIRS_AT_ONCE]], row[start : start + PAIRS_AT_ONCE]
+            recipe, layouts = apply_alike(setting.recipe, space, i, states[0], splits.take(j))
+            job, searched = setting.job_of(recipe), first.keeping_all in space.steps
+            batch = TechniqueBatch(setting, job, i, rows[j], layouts, state_of[j], first.solved, searched)
+            factors = np.array([offer.factors.of(rows[j], i, state) for state in states])
+            yield batch, allowed[:, step[start : start + PAIRS_AT_ONCE], j], factors
 
 
 def _blocks(
@@ -378,98 +300,9 @@ def _blocks(
     if len(some) < len(batch.rows):
         batch, near, seconds = batch.take(some), near[:, some], seconds[:, some]
     if batch.solved is not None:
-        rows = _fewest_safe(batch, states, near)
+        rows = fewest_amounts(batch, states, near)
         yield rows.take(incumbents.in_reach(rows.step_seconds)), int(np.count_nonzero(near)) - len(rows)
         return
     for state, mine, total in zip(states, near, seconds, strict=True):
         rows = batch.priced_with(state, total)
         yield rows if np.all(mine) else rows.take(mine), 0
-
-
-def group_equal(setting: Setting, space: TechniqueSpace) -> list[list[int]]:
-    """Group the indices of state techniques whose facts are equal: what the step adds is priced once for a group."""
-    groups: dict[object, list[int]] = {}
-    for index in range(len(space.state)):
-        groups.setdefault(state_job(setting, space, index).facts, []).append(index)
-    return list(groups.values())
-
-
-def state_job(setting: Setting, space: TechniqueSpace, index: int) -> Job:
-    """Return the job with the state techniques at `index`."""
-    return setting.job_of(recipe_with_techniques(setting.recipe, space.step[0], space.state[index]))
-
-
-def state_batch(setting: Setting, space: TechniqueSpace, index: int, distinct: LayoutColumns) -> ModelStateBatch:
-    job = state_job(setting, space, index)
-    layouts = distinct.with_techniques(space.state[index].zero_stage, 0, 0, 0)
-    states = model_state_bytes(job, layouts, node_of(setting.recipe))
-    places = np.full(len(layouts), index, dtype=np.int32)
-    return ModelStateBatch(places, states, update_seconds(job, setting.cluster, layouts))
-
-
-def state_update(setting: Setting, space: TechniqueSpace, index: int, distinct: LayoutColumns) -> UpdateSeconds:
-    """Return the update seconds of the state techniques at `index`, without their bytes."""
-    layouts = distinct.with_techniques(space.state[index].zero_stage, 0, 0, 0)
-    return update_seconds(state_job(setting, space, index), setting.cluster, layouts)
-
-
-def _technique_batch(
-    setting: Setting, space: TechniqueSpace, indices: tuple[int, int], splits: TakenSplits
-) -> TechniqueBatch:
-    recipe, layouts = apply_techniques(setting.recipe, space, indices, splits.layouts)
-    step = space.step[indices[0]]
-    none_searched = step.keeping_all in space.step
-    job = setting.job_of(recipe)
-    return TechniqueBatch(
-        setting, job, indices[0], splits.rows, layouts, splits.state_of, step.solved, none_searched, splits.ranks
-    )
-
-
-def _fewest_safe(batch: TechniqueBatch, states: Sequence[ModelStateBatch], allowed: BoolColumn) -> Rows:
-    """Return the rows that need some of the amount with each of the `states` they are allowed with (states x rows),
-    with the least that is safe, or all of it where nothing is safe. Rows that are safe with none of it are left out
-    where those are searched too: they are the same layouts. All states are solved together."""
-    needed = allowed
-    if batch.none_searched:
-        needed = allowed & ~np.array([batch.with_none.safe_with(state) for state in states])
-    place, some = np.nonzero(needed)
-    enough = np.array([batch.with_all.safe_with(state) for state in states])[needed]
-    together = ModelStateBatch.joined(states)
-    chosen = batch.take(some)
-    chosen = replace(chosen, state_of=chosen.state_of + place * (len(together.index) // len(states)))
-    most = largest_amount(batch.job.shape, chosen.layouts, str(batch.solved))
-
-    def safe(rows: IntColumn, amount: IntColumn) -> BoolColumn:
-        return chosen.take(rows).with_amount(amount).safe_with(together)
-
-    return chosen.with_amount(fewest_safe(safe, most, enough)).priced_with(together)
-
-
-def largest_amount(shape: ModelShape, layouts: LayoutColumns, name: str) -> IntColumn:
-    """Return the most layers an amount may count: all layers of a model chunk can be recomputed; one layer of a rank
-    stays on the device (megatron/core/transformer/transformer_config.py cpu_offloading_num_layers, core 0.19)."""
-    even = shape.num_layers // (layouts.pipeline * layouts.virtual_pipeline)
-    largest = np.array([max(split, default=0) for split in layouts.partitions])[layouts.partition]
-    layers = np.where(layouts.uneven, largest, even)
-    most: IntColumn = np.maximum(layers if name == "recompute_layers" else layers - 1, 1)
-    return most
-
-
-def fewest_safe(safe: Callable[[IntColumn, IntColumn], BoolColumn], most: IntColumn, enough: BoolColumn) -> IntColumn:
-    """Return the smallest amount in 1 .. `most` of each row for which `safe(rows, amounts)` holds, and `most` in rows
-    where even that is not `enough`. What is safe stays safe with more."""
-    low: IntColumn = np.ones_like(most)
-    high: IntColumn = most.copy()
-    rows = np.flatnonzero(enough)
-    while len(rows := rows[low[rows] < high[rows]]):
-        middle = (low[rows] + high[rows]) // 2
-        is_enough = safe(rows, middle)
-        high[rows[is_enough]] = middle[is_enough]
-        low[rows[~is_enough]] = middle[~is_enough] + 1
-    return high
-
-
-def is_safe(setting: Setting, device_bytes: FloatColumn, host_bytes: FloatColumn) -> BoolColumn:
-    """Whether bytes fit devices and nodes."""
-    fits: BoolColumn = device_bytes <= setting.limit.limit_bytes
-    return fits & (host_bytes <= setting.host_limit.limit_bytes)

@@ -26,7 +26,7 @@ from llmlaunch.planner.legality import first_failed, situation, technique_legali
 from llmlaunch.planner.plan import TIGHT, Candidate, FasterLayout, HabitPrice
 from llmlaunch.planner.points import GatheredRows, Points, Rows
 from llmlaunch.planner.preference import preference_factor, prices_at
-from llmlaunch.planner.pricing import Offer, Priced, filled_share, is_safe, price, price_rows, roomiest
+from llmlaunch.planner.pricing import Offer, Priced, filled_share, price, price_rows, roomiest
 from llmlaunch.planner.search_space import (
     TechniqueSpace,
     enumerate_splits,
@@ -35,6 +35,7 @@ from llmlaunch.planner.search_space import (
     technique_space,
 )
 from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.technique_batches import is_safe
 from llmlaunch.planner.uneven_search import UnevenLayouts, search_uneven
 from llmlaunch.recipe.types import Recipe
 

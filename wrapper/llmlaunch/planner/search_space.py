@@ -6,7 +6,7 @@ Both are the backend's offer narrowed by the person's pins; what the recipe name
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from itertools import product
@@ -15,10 +15,18 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.backends.base import SWITCH_NAMES, Backend, Space, StateTechniques, StepTechniques
-from llmlaunch.columns import BoolColumn
+from llmlaunch.columns import BoolColumn, IntColumn
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import EVEN, LAYOUT_FIELDS, RECOMPUTE_FULL, RECOMPUTE_NAMES, TECHNIQUE_FIELDS, LayoutColumns
+from llmlaunch.layout import (
+    EVEN,
+    LAYOUT_FIELDS,
+    RECOMPUTE_FULL,
+    RECOMPUTE_NAMES,
+    TECHNIQUE_FIELDS,
+    LayoutColumns,
+    Modules,
+)
 from llmlaunch.recipe.layout_keys import ASKED_ONLY, BIT_EQUAL_ONLY
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
@@ -29,6 +37,8 @@ __all__ = [
     "MOST_UNEVEN_CHUNKS",
     "SPLIT_FIELDS",
     "TechniqueSpace",
+    "alike_steps",
+    "apply_alike",
     "apply_techniques",
     "as_ints",
     "divisors",
@@ -116,10 +126,10 @@ def _splits(recipe: Recipe, space: Space, stages: Sequence[tuple[int, int, tuple
     whole = {"pipeline": pipeline[stage], "virtual_pipeline": chunks[stage], "partition": partition[stage]}
     whole |= {name: values[name][index] for name, index in zip(DIVIDING, divided, strict=True)}
     whole["data"] = recipe.world_size // np.prod([whole[name] for name in ("pipeline", *DIVIDING)], axis=0)
-    columns = {name: np.repeat(column, each) for name, column in whole.items()}
+    columns: dict[str, Any] = {name: np.repeat(column, each) for name, column in whole.items()}
     columns |= {name: np.tile(column, len(stage)) for name, column in zip(others, rest, strict=True)}
-    zero = np.broadcast_to(np.int64(0), len(stage) * each)
-    return LayoutColumns(**columns, **dict.fromkeys(TECHNIQUE_FIELDS, zero), partitions=partitions)
+    columns |= dict.fromkeys(TECHNIQUE_FIELDS, np.broadcast_to(np.int64(0), len(stage) * each))
+    return LayoutColumns(**columns, partitions=partitions)
 
 
 def _values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
@@ -172,6 +182,11 @@ class TechniqueSpace:
     step: tuple[StepTechniques, ...]
     state: tuple[StateTechniques, ...]
     own: StepTechniques = StepTechniques()
+
+    @cached_property
+    def steps(self) -> frozenset[StepTechniques]:
+        """The same as `step`, to look them up."""
+        return frozenset(self.step)
 
     @cached_property
     def switches(self) -> tuple[tuple[str, ...], ...]:
@@ -303,6 +318,32 @@ def apply_techniques(
     because rules only ask whether there is any."""
     step, state = space.step[indices[0]], space.state[indices[1]]
     return recipe_with_techniques(recipe, step, state), splits.with_techniques(**technique_values(step, state))
+
+
+def alike_steps(space: TechniqueSpace, steps: Iterable[int]) -> list[IntColumn]:
+    """Group step techniques that differ in recompute and in the modules they offload alone: layouts with any of a group
+    are priced together (`apply_alike`)."""
+    groups: dict[StepTechniques, list[int]] = {}
+    for index in steps:
+        groups.setdefault(space.step[index].without_modules, []).append(index)
+    return [np.array(group) for group in groups.values()]
+
+
+def apply_alike(
+    recipe: Recipe, space: TechniqueSpace, steps: IntColumn, state: int, splits: LayoutColumns
+) -> tuple[Recipe, LayoutColumns]:
+    """Return the recipe and the splits with the step techniques at `steps`, one for each split and all of one group of
+    `alike_steps`, and the state techniques at `state`. A solved amount is set to 1."""
+    different, place = np.unique(steps, return_inverse=True)
+    used, techniques = [space.step[index] for index in different.tolist()], space.state[state]
+    values = [technique_values(step, techniques) for step in used]
+    columns = {name: np.array([each[name] for each in values])[place] for name in ("recompute", "recompute_layers")}
+    layouts = splits.with_techniques(
+        techniques.zero_stage, offload_layers=values[0]["offload_layers"] if values else 0, **columns
+    )
+    sets = tuple(Modules(step.recompute_modules, step.offload_modules) for step in used)
+    plain = used[0].without_modules if used else space.own
+    return recipe_with_techniques(recipe, plain, techniques), replace(layouts, modules=place, module_sets=sets)
 
 
 def technique_values(step: StepTechniques, state: StateTechniques) -> dict[str, int]:

@@ -18,7 +18,7 @@ from llmlaunch.planner.stage_balance import Costs, balance_alike, balance_kinds
 from llmlaunch.planner.stage_capacities import capacities, fitting, may_hold_all
 from llmlaunch.timing.stages import last_seconds, stage_seconds
 
-__all__ = ["balanced", "balanced_within", "costs_of"]
+__all__ = ["balanced", "balanced_within", "costs_of", "least_layers"]
 
 
 Split = tuple[int, ...]
@@ -135,6 +135,15 @@ def _interleaved_choices(kinds: Split, p: int, v: int) -> tuple[list[Split], Flo
     ends = np.concatenate([np.zeros((len(table), 1), dtype=np.int64), np.cumsum(table, axis=1)], axis=1)
     mixture = np.diff(before[ends], axis=1).reshape(-1, v, p).sum(axis=1)
     return choices, (table.reshape(-1, v, p).sum(axis=1) - mixture).astype(np.float64), mixture.astype(np.float64)
+
+
+def least_layers(kinds: Sequence[int], p: int, v: int) -> FloatColumn:
+    """Return the fewest dense and mixture layers that each rank holds with uneven stages (2 x ranks): one chunk holds
+    any number of layers, several are cut in few ways."""
+    if v == 1:
+        return np.zeros((2, p))
+    choices, dense, mixture = _interleaved_choices(tuple(kinds), p, v)
+    return np.array([dense.min(axis=0), mixture.min(axis=0)]) if choices else np.zeros((2, p))
 
 
 def _ends(layers: int, stages: int) -> Iterator[tuple[int, int, int]]:

@@ -15,21 +15,16 @@ import numpy as np
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.grouped_pricing import distinct_states, rank_bytes
-from llmlaunch.memory.job import layer_kinds
-from llmlaunch.planner.bounds import StepBounds, by_cost, least_seconds, scouts
+from llmlaunch.memory.job import Job, layer_kinds
+from llmlaunch.planner.bounds import by_cost, least_seconds, passes_with, scouts
 from llmlaunch.planner.incumbents import Incumbents
+from llmlaunch.planner.memory_bounds import MemoryBounds
 from llmlaunch.planner.points import Points, Rows
-from llmlaunch.planner.pricing import (
-    Offer,
-    TechniqueBatch,
-    group_equal,
-    is_safe,
-    state_batch,
-    state_update,
-)
-from llmlaunch.planner.search_space import apply_techniques
+from llmlaunch.planner.pricing import Offer
+from llmlaunch.planner.search_space import alike_steps, apply_alike
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of
+from llmlaunch.planner.technique_batches import TechniqueBatch, group_equal, is_safe, state_batch, state_update
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
 
 __all__ = ["UnevenLayouts", "search_uneven"]
@@ -38,6 +33,7 @@ AT_ONCE = 256  # splits evaluated together, the fastest bounds first; the next o
 MANY = 50_000  # splits times step techniques that are worth a look ahead
 HEAVIER = 9  # how much more than a dense layer a mixture weighs
 SCOUTS = 9  # step techniques tried first, with those splits
+FIRST_PAIRS = 256  # of splits and techniques, priced first; then many more at a time
 
 
 @dataclass
@@ -57,13 +53,33 @@ class UnevenLayouts:
 
 
 @dataclass(frozen=True)
-class Unsafe:
-    """Splits in their best balance that are not safe, with the state techniques at `state`: another cut may be, which
-    the ranking counts `least_keys` seconds at least. `rows` are None where one rank was enough to know."""
+class Pairs:
+    """Splits with step techniques of one group of `alike_steps`; `steps` are the indices of these. Which `states` are
+    `allowed` with each pair, and the `factors` that the ranking multiplies its seconds by at least, are states x pairs.
+    `least_keys` bound its place in the ranking; `whole` is true where one rank does not decide that it is no point."""
 
-    batch: Batch
+    states: Sequence[int]
+    splits: LayoutColumns
+    steps: IntColumn
+    allowed: BoolColumn
+    factors: FloatColumn
+    whole: BoolColumn
+    least_keys: FloatColumn
+
+    def take(self, index: BoolColumn | IntColumn) -> Pairs:
+        columns = (self.allowed[:, index], self.factors[:, index], self.whole[index], self.least_keys[index])
+        return Pairs(self.states, self.splits.take(index), self.steps[index], *columns)
+
+
+@dataclass(frozen=True)
+class Unsafe:
+    """Splits in their best balance that are not safe, with step techniques each and the state techniques at `state`:
+    another cut may be, which the ranking counts `least_keys` seconds at least. `rows` are None where one rank was
+    enough to know."""
+
     state: int
     splits: LayoutColumns
+    steps: IntColumn
     least_keys: FloatColumn
     rows: Rows | None = None
 
@@ -108,32 +124,53 @@ def _look_ahead(offer: Offer, least: FloatColumn, waiting: IntColumn, incumbents
 def _price_splits(
     offer: Offer, rows: IntColumn, steps: Sequence[int], incumbents: Incumbents, result: UnevenLayouts, brief: bool
 ) -> None:
-    """Price some splits with some step techniques and all sets of state techniques. What is not safe in its best
-    balance is cut anew at the end: by then the incumbents leave few of it within reach. If `brief`, splits of which one
-    rank needs too much are no points."""
-    setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
-    bounds = StepBounds(setting, space, splits, in_balance=True)
-    whole = _rehearsed(setting, splits) if brief else np.ones(len(rows), dtype=np.bool_)
-    unsafe: list[Unsafe] = []
-    for indices in group_equal(setting, space):
-        for i in steps:
-            allowed, least = offer.allowed(i, indices, rows), bounds.least(space.step[i])
-            some = np.flatnonzero(allowed.any(axis=0) & incumbents.in_reach(least * offer.factors.of(rows, i)))
-            if len(some):
-                factors = np.array([offer.factors.of(rows[some], i, index) for index in indices])
-                batch = Batch(offer, incumbents, result, i, indices)
-                seconds, more = batch.price(splits.take(some), allowed[:, some], factors, whole[some])
-                bounds.add(space.step[i], some, seconds, least)
-                unsafe += more
+    """Price some splits with some step techniques and all sets of state techniques, what may come first before the
+    others. What is not safe in its best balance is cut anew at the end: by then the incumbents leave few of it within
+    reach. If `brief`, splits of which one rank needs too much are no points."""
+    pricing, unsafe = Pricing(offer, incumbents, result), []
+    groups = list(_pairs_in_reach(offer, rows, steps, incumbents, result, brief))
+    at_once = FIRST_PAIRS
+    while groups := [group.take(near) for group in groups if np.any(near := incumbents.in_reach(group.least_keys))]:
+        keys = np.sort(np.concatenate([group.least_keys for group in groups]))
+        most, at_once = float(keys[min(at_once, len(keys)) - 1]), 16 * at_once
+        for group in groups:
+            unsafe += pricing.price(group.take(group.least_keys <= most))
+        groups = [group.take(group.least_keys > most) for group in groups]
     for rest in sorted(unsafe, key=lambda rest: float(rest.least_keys.min(initial=np.inf))):
-        near = np.flatnonzero(incumbents.in_reach(rest.least_keys))
-        lost = np.ones(len(rest.least_keys), dtype=np.bool_)
-        if len(near):
-            lost[near[rest.batch.add_fitting(rest.splits.take(near), rest.state)]] = False
+        lost, some = np.ones(len(rest.least_keys), dtype=np.bool_), np.flatnonzero(incumbents.in_reach(rest.least_keys))
+        if len(some):
+            lost[some[pricing.add_fitting(rest.splits.take(some), rest.steps[some], rest.state)]] = False
         if rest.rows is None:
             result.overfull += int(np.count_nonzero(lost))
         else:
             result.add(rest.splits.take(lost), rest.rows.take(lost))
+
+
+def _pairs_in_reach(
+    offer: Offer, rows: IntColumn, steps: Sequence[int], incumbents: Incumbents, result: UnevenLayouts, brief: bool
+) -> Iterator[Pairs]:
+    """Yield the splits with the step techniques that are legal and within reach by lower bounds, and may fit memory if
+    `brief`. Bounds that cost little come first."""
+    setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
+    whole = _rehearsed(setting, splits) if brief else np.ones(len(rows), dtype=np.bool_)
+    for states in group_equal(setting, space):
+        memory = MemoryBounds(setting, space, splits, states) if brief else None
+        for alike in alike_steps(space, steps):
+            allowed, factors = offer.allowed_with(alike, states, rows), offer.factors.of_steps(rows, alike)
+            keeping = passes_with(setting, space, space.step[int(alike[0])].keeping_all, splits, in_balance=True)
+            near = allowed.any(axis=0) & incumbents.in_reach(keeping.total * factors)
+            if memory is not None and np.any(near):
+                fits = memory.may_fit(alike) | whole
+                result.overfull += int(np.count_nonzero(allowed & near & ~fits))
+                near &= fits
+            step, row = np.nonzero(near)
+            recipe, layouts = apply_alike(setting.recipe, space, alike[step], states[0], splits.take(row))
+            seconds = pass_seconds(setting.job_of(recipe), setting.cluster, layouts, in_balance=True).total
+            each = np.array([offer.factors.of(rows[row], alike[step], state) for state in states])
+            keys = np.where(allowed[:, step, row], seconds * each, np.inf).min(axis=0)
+            some = np.flatnonzero(incumbents.in_reach(keys))
+            columns = (allowed[:, step[some], row[some]], each[:, some], whole[row[some]], keys[some])
+            yield Pairs(states, splits.take(row[some]), alike[step[some]], *columns)
 
 
 def _rehearsed(setting: Setting, splits: LayoutColumns) -> BoolColumn:
@@ -146,79 +183,65 @@ def _rehearsed(setting: Setting, splits: LayoutColumns) -> BoolColumn:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The pricing of uneven splits with one set of step techniques, and with several of state techniques that share
-    their facts."""
+class Pricing:
+    """The pricing of uneven splits on offer: points go to the `result`, and the safe ones to the `incumbents`."""
 
     offer: Offer
     incumbents: Incumbents
     result: UnevenLayouts
-    step: int
-    states: Sequence[int]
 
-    def price(
-        self, splits: LayoutColumns, allowed: BoolColumn, factors: FloatColumn, whole: BoolColumn
-    ) -> tuple[FloatColumn, list[Unsafe]]:
-        """Price the splits in their best balance, for each of the state techniques that are `allowed` (state techniques
-        x splits), whose `factors` the ranking counts at least. Return the seconds of their passes, 0 where the best
-        balance is even, and what may be safe if it is cut otherwise. Time comes first: it costs less than the memory of
-        all ranks, and so does that of one rank, where splits need not be priced `whole`."""
-        setting, space = self.offer.setting, self.offer.space
-        recipe, layouts = apply_techniques(setting.recipe, space, (self.step, self.states[0]), splits)
-        job = setting.job_of(recipe)
+    def price(self, pairs: Pairs) -> list[Unsafe]:
+        """Price the pairs in their best balance, and return what may be safe if it is cut otherwise. Time comes first:
+        it costs less than the memory of all ranks, and so does that of one rank, where pairs need not be whole."""
+        setting = self.offer.setting
+        job, layouts = self._applied(pairs.splits, pairs.steps, pairs.states[0])
         cut = balanced(job, layouts, costs_of(job, setting.cluster, layouts))
         uneven = np.flatnonzero(cut.uneven)  # even cuts are searched with the even splits
         passes = pass_seconds(job, setting.cluster, cut.take(uneven))
-        least = np.zeros(len(splits))
-        least[uneven] = passes.total
-        soon = self.incumbents.in_reach(passes.total * factors[:, uneven].min(axis=0))
-        if not np.any(soon):
-            return least, []
+        soon = np.flatnonzero(self.incumbents.in_reach(passes.total * pairs.factors[:, uneven].min(axis=0)))
         uneven = uneven[soon]
-        return least, list(
-            self._price_cuts(cut.take(uneven), passes.take(soon), allowed[:, uneven], factors[:, uneven], whole[uneven])
-        )
+        if not len(uneven):
+            return []
+        return list(self._price_cuts(cut.take(uneven), passes.take(soon), pairs.take(uneven)))
 
-    def _price_cuts(
-        self,
-        splits: LayoutColumns,
-        passes: PassSeconds,
-        allowed: BoolColumn,
-        factors: FloatColumn,
-        whole: BoolColumn,
-    ) -> Iterator[Unsafe]:
-        """Add the splits that are safe; yield those that may be if they are cut otherwise."""
+    def _applied(self, splits: LayoutColumns, steps: IntColumn, state: int) -> tuple[Job, LayoutColumns]:
+        """Return the job of step techniques that are alike, and the layouts with them and a set of state techniques."""
+        setting = self.offer.setting
+        recipe, layouts = apply_alike(setting.recipe, self.offer.space, steps, state, splits)
+        return setting.job_of(recipe), layouts
+
+    def _price_cuts(self, splits: LayoutColumns, passes: PassSeconds, pairs: Pairs) -> Iterator[Unsafe]:
+        """Add the pairs, with their `splits` cut, that are safe; yield those that may be if they are cut otherwise."""
         setting, space = self.offer.setting, self.offer.space
-        batch, distinct = self._technique_batch(splits, self.states[0])
-        batch = batch.with_passes(passes)
-        updates = [state_update(setting, space, index, distinct) for index in self.states]
-        seconds = np.array([batch.step_seconds(update) for update in updates])
-        keys = seconds * factors
-        near = allowed & self.incumbents.in_reach(keys)
-        full = near & ~whole
+        allowed, single = pairs.allowed, splits.virtual_pipeline == 1
+        full = allowed & ~pairs.whole
         if np.any(full):
-            full &= self._bytes_of_a_rank(splits) > setting.limit.most_bytes
-        single = splits.virtual_pipeline == 1
-        for place, index in enumerate(self.states):
-            some = np.flatnonzero(near[place] & ~full[place])
+            full &= self._bytes_of_a_rank(splits, pairs) > setting.limit.most_bytes
+        batch, distinct = self._technique_batch(splits, pairs.steps, pairs.states[0])
+        batch = batch.with_passes(passes)
+        for place, index in enumerate(pairs.states):
+            again = np.flatnonzero(full[place] & single)
+            keys = passes.total[again] * pairs.factors[place, again]
+            yield Unsafe(index, splits.take(again), pairs.steps[again], keys)
+            self.result.overfull += int(np.count_nonzero(full[place] & ~single))
+            if not np.any(some := allowed[place] & ~full[place]):
+                continue
+            seconds = batch.step_seconds(state_update(setting, space, index, distinct))
+            keys = seconds * pairs.factors[place]
+            some = np.flatnonzero(some & self.incumbents.in_reach(keys))
             if len(some):
                 cut, states = splits.take(some), state_batch(setting, space, index, distinct)
-                rows = batch.take(some).priced_with(states, seconds[place, some])
+                rows = batch.take(some).priced_with(states, seconds[some])
                 again = ~is_safe(setting, rows.device_bytes, rows.host_bytes) & single[some]
                 self._add(cut.take(~again), rows.take(~again))
-                yield Unsafe(self, index, cut.take(again), keys[place, some[again]], rows.take(again))
-            self.result.overfull += int(np.count_nonzero(full[place] & ~single))
-            again = full[place] & single
-            yield Unsafe(self, index, splits.take(again), keys[place, again])
+                yield Unsafe(index, cut.take(again), pairs.steps[some[again]], keys[some[again]], rows.take(again))
 
-    def _bytes_of_a_rank(self, splits: LayoutColumns) -> FloatColumn:
+    def _bytes_of_a_rank(self, splits: LayoutColumns, pairs: Pairs) -> FloatColumn:
         """Return the bytes of one rank of each split, with each of the state techniques (states x splits): the rank
         with the most layers times the micro-batches it keeps. The fullest rank of the split needs no less."""
-        setting, space = self.offer.setting, self.offer.space
-        applied = [apply_techniques(setting.recipe, space, (self.step, index), splits) for index in self.states]
-        jobs = [setting.job_of(recipe) for recipe, _ in applied]
-        rank = _heaviest_rank(splits, layer_kinds(jobs[0].shape))
-        return np.array(rank_bytes(jobs, [layouts for _, layouts in applied], rank))
+        applied = [self._applied(splits, pairs.steps, index) for index in pairs.states]
+        rank = _heaviest_rank(splits, layer_kinds(applied[0][0].shape))
+        return np.array(rank_bytes([job for job, _ in applied], [layouts for _, layouts in applied], rank))
 
     def _add(self, splits: LayoutColumns, rows: Rows) -> None:
         """Add rows over splits of their own, one each."""
@@ -227,26 +250,25 @@ class Batch:
         space = self.offer.space
         self.incumbents.add(Points(splits, space.step, space.state, self.result.blocks[-1].take(safe)))
 
-    def add_fitting(self, splits: LayoutColumns, state: int) -> IntColumn:
+    def add_fitting(self, splits: LayoutColumns, steps: IntColumn, state: int) -> IntColumn:
         """Add the best cut that memory allows of each split; return the row numbers of those that have one."""
         setting, space = self.offer.setting, self.offer.space
-        recipe, layouts = apply_techniques(setting.recipe, space, (self.step, state), splits)
-        job = setting.job_of(recipe)
+        job, layouts = self._applied(splits, steps, state)
         costs = costs_of(job, setting.cluster, layouts)
         slowest = self.incumbents.key_to_beat / np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1)
         fitting, cut = balanced_within(job, layouts, costs, setting.limit.limit_bytes, slowest)
         if len(fitting):
-            batch, distinct = self._technique_batch(cut, state)
+            batch, distinct = self._technique_batch(cut, steps[fitting], state)
             self._add(cut, batch.priced_with(state_batch(setting, space, state, distinct)))
         return fitting
 
-    def _technique_batch(self, splits: LayoutColumns, state: int) -> tuple[TechniqueBatch, LayoutColumns]:
+    def _technique_batch(
+        self, splits: LayoutColumns, steps: IntColumn, state: int
+    ) -> tuple[TechniqueBatch, LayoutColumns]:
         """Return the splits with the step techniques, and the few that differ in their model states."""
-        setting = self.offer.setting
-        recipe, layouts = apply_techniques(setting.recipe, self.offer.space, (self.step, state), splits)
-        job = setting.job_of(recipe)
+        job, layouts = self._applied(splits, steps, state)
         distinct, state_of = distinct_states(job, layouts)
-        return TechniqueBatch(setting, job, self.step, np.arange(len(layouts)), layouts, state_of), distinct
+        return TechniqueBatch(self.offer.setting, job, steps, np.arange(len(layouts)), layouts, state_of), distinct
 
 
 def _heaviest_rank(splits: LayoutColumns, kinds: Sequence[int]) -> IntColumn:

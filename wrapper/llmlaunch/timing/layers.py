@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.columns import FloatColumn
+from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
-from llmlaunch.memory.job import Job
+from llmlaunch.memory.job import Job, recomputes
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import (
     TensorPasses,
@@ -51,7 +53,6 @@ KINDS = (
 )
 TILE_ROWS = 128.0  # rows of a tile of a grouped product: every expert's tokens fill whole ones
 MLP_SHARE = 0.4  # of a dense layer's kernels
-DEFAULT_MODULES = ("core_attn",)
 
 
 @frozen
@@ -402,29 +403,33 @@ def _full_share(job: Job, at: SplitColumns) -> FloatColumn:
 
 def _of_modules(job: Job, at: SplitColumns, pace: DevicePace, parts: _Parts) -> tuple[FloatColumn, float | FloatColumn]:
     """Return the forward seconds of the modules selective recompute names, and their kernels."""
-    modules, mixture = job.techniques.recompute_modules or DEFAULT_MODULES, parts.expert is not None
+    mixture = parts.expert is not None
     launched = parts.mlp.kernels[0]
-    seconds, kernels = np.zeros(len(at)), 0.0 * launched
     of_mlp = parts.mlp.rates.work(at.tokens, at.share, at.per_tensor).forward  # or of shared experts
-    if "core_attn" in modules:
-        seconds, kernels = seconds + parts.scores.forward, kernels + 2.0
-        if parts.context is not None:
-            seconds = seconds + parts.context.forward
-    if "mla_up_proj" in modules and job.shape.mla is not None:
+
+    def has(*names: str) -> bool | BoolColumn:
+        return reduce(or_, (recomputes(job, at.layouts, name) for name in names))
+
+    attention = parts.scores.forward if parts.context is None else parts.scores.forward + parts.context.forward
+    modules: list[tuple[bool | BoolColumn, FloatColumn, float | FloatColumn]] = [(has("core_attn"), attention, 2.0)]
+    if job.shape.mla is not None and np.any(has("mla_up_proj")):
         up = [linear for linear in attention_linears(job.shape)[:-1] if linear.divided == "outputs"]
-        work = rates(job, pace, up).work(at.tokens, at.share, at.per_tensor)
-        seconds, kernels = seconds + work.forward, kernels + 4.0
-    if "layernorm" in modules:
-        seconds, kernels = seconds + parts.norms, kernels + 2.0
-    if "mlp" in modules and not mixture:
-        seconds = seconds + of_mlp + parts.activation + 2.0 * parts.tensor.seconds
-        kernels = kernels + MLP_SHARE * launched
-    if "moe" in modules and parts.expert is not None:
+        up_projections = rates(job, pace, up).work(at.tokens, at.share, at.per_tensor)
+        modules.append((has("mla_up_proj"), up_projections.forward, 4.0))
+    modules.append((has("layernorm"), parts.norms, 2.0))
+    if not mixture:
+        modules.append((has("mlp"), of_mlp + parts.activation + 2.0 * parts.tensor.seconds, MLP_SHARE * launched))
+    if parts.expert is not None:
         assert parts.mlp.experts is not None
-        seconds = seconds + parts.mlp.experts.forward + parts.activation + parts.expert.forward
-        kernels = kernels + 0.6 * launched
-    if "moe_act" in modules and mixture:
-        seconds, kernels = seconds + parts.activation, kernels + 1.0
-    if ("shared_experts" in modules or "moe" in modules) and mixture:
-        seconds = seconds + of_mlp
+        experts = parts.mlp.experts.forward + parts.activation + parts.expert.forward
+        modules += [(has("moe"), experts, 0.6 * launched), (has("moe_act"), parts.activation, 1.0)]
+        modules.append((has("shared_experts", "moe"), of_mlp, 0.0))
+    seconds: FloatColumn = np.zeros(len(at))
+    kernels: float | FloatColumn = 0.0 * launched
+    for recomputed, more, launches in modules:
+        if recomputed is True:
+            seconds, kernels = seconds + more, kernels + launches
+        elif recomputed is not False:
+            share = np.asarray(recomputed, dtype=np.float64)
+            seconds, kernels = seconds + share * more, kernels + share * launches
     return seconds, kernels

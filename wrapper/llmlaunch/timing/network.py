@@ -9,8 +9,6 @@ network between the job's nodes was measured (`Cluster.network`), each group run
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster, HostLink, Link
@@ -18,7 +16,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer, layer_input, swapped_bytes
-from llmlaunch.memory.job import Job, candidate_ranks
+from llmlaunch.memory.job import Job, offloads_modules, one_rank, without_offload
 from llmlaunch.timing.constants import constant
 
 __all__ = [
@@ -228,7 +226,7 @@ def host_link_bytes_per_second(cluster: Cluster) -> float:
 def moves_activations(job: Job, layouts: LayoutColumns) -> bool:
     """Whether any layout's activations wait in host memory."""
     techniques = job.techniques
-    always = techniques.offload_modules or techniques.offload_checkpoints or techniques.swapped_share
+    always = offloads_modules(job, layouts) or techniques.offload_checkpoints or techniques.swapped_share
     return bool(always) or bool(np.any(layouts.offload_layers))
 
 
@@ -238,18 +236,16 @@ def moving_seconds(
     """Return the seconds that one micro-batch's activations of a stage with so many layers travel to host memory, and
     again back: named modules, the first layers whole, full recompute's layer inputs, or a share of all."""
     techniques = job.techniques
-    rows = candidate_ranks(job, layouts)
-    first = np.searchsorted(rows.layout_index[np.argsort(rows.layout_index, kind="stable")], np.arange(len(layouts)))
-    first = np.argsort(rows.layout_index, kind="stable")[first]  # a row of each layout: layers cost the same on all
-    here = replace(job, techniques=replace(techniques, offload_modules=()))
-    whole, left = kept_by_layer(here, rows), kept_by_layer(job, rows)
+    rows = one_rank(job, layouts, np.zeros(len(layouts), dtype=np.int64))  # layers cost the same on all
+    here, on_device = without_offload(job, rows.layouts)
+    whole, left = kept_by_layer(here, rows.with_layouts(on_device)), kept_by_layer(job, rows)
     swapped = [swapped_bytes(job, rows, b) if techniques.swapped_share else 0.0 * b for b in left]
-    moved = [(a - b + c)[first] for a, b, c in zip(whole, left, swapped, strict=True)]
+    moved = [a - b + c for a, b, c in zip(whole, left, swapped, strict=True)]
     if techniques.offload_checkpoints:
-        inputs = layer_input(job, rows)[first]
+        inputs = layer_input(job, rows)
         moved = [np.where(layouts.recompute == RECOMPUTE_FULL, inputs, column) for column in moved]
     layers = np.maximum(dense_layers + mixture_layers, 1.0)
     share = np.minimum(layouts.offload_layers / layers, 1.0)
-    moved = [(1.0 - share) * some + share * one[first] for some, one in zip(moved, left, strict=True)]
+    moved = [(1.0 - share) * some + share * one for some, one in zip(moved, left, strict=True)]
     total = dense_layers * moved[0] + mixture_layers * moved[1]
     return np.asarray(total / host_link_bytes_per_second(cluster))
