@@ -161,7 +161,7 @@ def test_no_candidate_that_fits_is_left_out_by_the_memory_of_its_layers(job: str
         for states in group_equal(asked, space):
             memory = MemoryBounds(asked, space, splits, states)
             for alike in alike_steps(space, range(0, len(space.step), 1 + len(space.step) // 20)):
-                fits = memory.may_fit(alike)
+                fits = memory.may_fit(alike, np.arange(len(splits)))
                 step, row = np.divmod(np.arange(fits.size), len(splits))
                 priced, layouts = apply_alike(recipe, space, alike[step], states[-1], splits.take(row))
                 job_of = asked.job_of(priced)

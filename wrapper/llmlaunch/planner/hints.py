@@ -18,9 +18,9 @@ from llmlaunch.frozen import frozen
 from llmlaunch.planner.judge import judge_layouts
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.search import search
-from llmlaunch.planner.search_space import excluded_techniques
+from llmlaunch.planner.search_space import as_ints, excluded_techniques
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.smallest_change import BELONGS, as_pin, search_relaxed, stated_value, yaml_text
+from llmlaunch.planner.smallest_change import BELONGS, as_pin, relax_pins, stated_value, yaml_text
 from llmlaunch.recipe.overrides import written_pin
 from llmlaunch.recipe.types import Recipe
 
@@ -67,22 +67,22 @@ def faster_choices(setting: Setting, plan: Plan) -> list[Hint]:
 
 
 def _other_pins(setting: Setting, plan: Plan) -> Iterator[Hint]:
-    """Yield for each pin the value with which the fastest safe layout that keeps all other pins is faster."""
+    """Yield for each pin the value that would be planned if it alone were free, where that is another one."""
     recipe = setting.recipe
-    if not recipe.pins:
-        return
-    relaxed = search_relaxed(setting)
-    all_kept = (1 << len(relaxed.names)) - 1
-    for place, name in enumerate(relaxed.names):
-        rows = np.flatnonzero(relaxed.result.safe & (relaxed.kept_pins == all_kept - (1 << place)))
-        if not len(rows) or (name == "recompute" and any(stated_value(recipe, other) for other in BELONGS)):
+    for name, pin in recipe.pins.items():
+        if name == "recompute" and any(stated_value(recipe, other) for other in BELONGS):
             continue
-        row = int(rows[np.argmin(relaxed.result.preferred_seconds[rows])])
-        value = as_pin(name, int(relaxed.result.points.column(name)[row]))
-        if value is not None:
-            pin = written_pin(recipe, name)
-            gain = plan.chosen.step_seconds / float(relaxed.result.step_seconds[row]) - 1.0
-            yield Hint(pin.key, pin.value(recipe.pins[name]), pin.value(value), gain)
+        freed = relax_pins(setting, keep=recipe.pins.keys() - {name})
+        result = search(setting.with_recipe(freed))
+        if not np.any(result.safe):
+            continue
+        best = result.candidate(freed, 0)
+        number = int(getattr(best.layout, name))
+        value = as_pin(name, number)
+        if value is not None and number not in as_ints(name, pin):
+            written = written_pin(recipe, name)
+            gain = plan.chosen.step_seconds / best.step_seconds - 1.0
+            yield Hint(written.key, written.value(pin), written.value(value), gain)
 
 
 def _other_batches(setting: Setting, plan: Plan) -> Iterator[Hint]:

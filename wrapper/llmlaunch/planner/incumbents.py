@@ -27,6 +27,7 @@ class Incumbents:
 
     def __init__(self, exact: int, keys_of: Callable[[Points], FloatColumn], whole: bool = False) -> None:
         self.whole = whole
+        self.any_safe = False  # whether any safe candidate is known
         self._keys_of = keys_of
         self._best = np.full(exact, np.inf)
         self._cap = np.inf
@@ -61,6 +62,7 @@ class Incumbents:
 
     def add(self, safe: Points) -> None:
         """Add safe points that are priced. The keys of the few that can be among the best are asked for."""
+        self.any_safe |= len(safe) > 0
         near = safe.take(safe.rows.step_seconds <= self._best[-1])
         if len(near):
             keys = self._keys_of(near.compact)

@@ -8,7 +8,7 @@ A rule is a pure function, so two layouts that agree in all it read get the same
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from llmlaunch.planner.search_space import (
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
-__all__ = ["TechniqueLegality", "first_failed", "situation", "technique_legality"]
+__all__ = ["TechniqueLegality", "first_failed", "situation", "technique_failures", "technique_legality"]
 
 SPLIT_COLUMNS = frozenset({*SPLIT_FIELDS, "partition"})
 NEVER_READ = {"partitions", "modules", "module_sets"}  # by rules
@@ -70,17 +70,15 @@ def technique_legality(
     """Apply the `rules`, which look at techniques, to all `splits` with the step techniques at `steps` and every set of
     state techniques. What is refused because of switches that nobody asked for is not counted: the split is tried
     without them, and where they change nothing it is the same layout."""
-    projections = _Projections(splits)
-    answered = [_ObservedRule(rule, projections).answer_all(recipe, space, steps) for rule in rules]
+    answers, kind_of = _all_answers(recipe, space, splits, rules, steps)
     mattering = [tuple(name for name in space.switches[i] if name in MATTERS) for i in steps]
-    kinds = [kind for _, kind in answered] + [np.tile(_numbered(mattering)[:, None], len(space.state))]
-    kind_of = np.array([kind.ravel() for kind in kinds])
+    kind_of = np.vstack([kind_of, np.repeat(_numbered(mattering), len(space.state))])
     _, examples, place = np.unique(kind_of, axis=1, return_index=True, return_inverse=True)
     masks: list[BoolColumn] = []
     counts: list[Counter[str]] = []
     for example in examples.tolist():
-        chosen = zip(answered, kind_of[:, example].tolist(), strict=False)
-        failed = _first_failed(len(splits), [answers[kind] for (answers, _), kind in chosen])
+        kinds = kind_of[: len(rules), example].tolist()
+        failed = _first_failed(len(splits), [of_rule[kind] for of_rule, kind in zip(answers, kinds, strict=True)])
         masks.append((failed < 0) & switches_matter(space.switches[steps[example // len(space.state)]], splits))
         counts.append(Counter(refusal_counts(rules, failed)))
     mask_of = np.zeros((len(space.step), len(space.state)), dtype=np.int64)
@@ -90,6 +88,29 @@ def technique_legality(
     for mask, times in Counter(mask_of[plain].ravel().tolist()).items():
         refused += Counter({key: times * count for key, count in counts[mask].items()})
     return TechniqueLegality(masks, mask_of, refused)
+
+
+def technique_failures(
+    recipe: Recipe, space: TechniqueSpace, splits: LayoutColumns, rules: Sequence[Rule]
+) -> Iterator[tuple[int, BoolColumn]]:
+    """Yield which of the `rules` refuses which split (rules x splits), each different answer once, and how many
+    combinations of techniques have it."""
+    answers, kind_of = _all_answers(recipe, space, splits, rules, range(len(space.step)))
+    different, times = np.unique(np.vstack([kind_of, 0 * kind_of[:1]]), axis=1, return_counts=True)
+    for kinds, count in zip(different[: len(rules)].T.tolist(), times.tolist(), strict=True):
+        chosen = [of_rule[kind] for of_rule, kind in zip(answers, kinds, strict=True)]
+        yield count, np.array([~answer.passes[answer.combination_of] for answer in chosen])
+
+
+def _all_answers(
+    recipe: Recipe, space: TechniqueSpace, splits: LayoutColumns, rules: Sequence[Rule], steps: Sequence[int]
+) -> tuple[list[Sequence[_Answer]], IntColumn]:
+    """Return the different answers of each rule, and which of them each combination of techniques has (rules x
+    combinations, each of `steps` with every set of state techniques)."""
+    projections = _Projections(splits)
+    answered = [_ObservedRule(rule, projections).answer_all(recipe, space, steps) for rule in rules]
+    kinds = [kind.ravel() for _, kind in answered]
+    return [answers for answers, _ in answered], np.reshape(kinds, (len(rules), len(steps) * len(space.state)))
 
 
 def _numbered(values: Iterable[Hashable]) -> IntColumn:

@@ -39,19 +39,20 @@ class MemoryBounds:
         self._held = _least_states(setting, space, splits, self._rank, states)
         self._few, self._row_of = splits.distinct(KEPT_FIELDS)
 
-    def may_fit(self, steps: IntColumn) -> BoolColumn:
-        """Whether each split may fit with each of some `alike_steps` (steps x splits)."""
+    def may_fit(self, steps: IntColumn, rows: IntColumn) -> BoolColumn:
+        """Whether each of the splits at `rows` may fit with each of some `alike_steps` (steps x rows)."""
         job, kept = self._kept(steps)
         first, techniques = self._space.step[int(steps[0])], job.techniques
         elsewhere = techniques.offload_checkpoints or techniques.swapped_share or first.offload_layers
         if first.solved is not None or elsewhere or techniques.trained_layers is not None:
-            return np.ones((len(steps), len(self._splits)), dtype=np.bool_)
+            return np.ones((len(steps), len(rows)), dtype=np.bool_)
         outside = max(job.facts.context_bytes + job.correction.outside_bytes, 0.0)
         most = (self._setting.limit.most_bytes - outside) / job.correction.torch_factor * (1.0 + ROUNDING)
-        dense, mixture = self._held[:, None] + _least_alive(job, self._splits, self._rank) * kept[:, :, self._row_of]
-        fits: BoolColumn = self._anywhere | (self._dense * dense + self._mixture * mixture <= most)
-        some = np.flatnonzero(self._anywhere)
-        fits[:, some] = self._ranks_hold_all(job, some, kept, most)
+        alive = _least_alive(job, self._splits.take(rows), self._rank[rows])
+        dense, mixture = self._held[:, None, rows] + alive * kept[:, :, self._row_of[rows]]
+        fits: BoolColumn = self._dense[rows] * dense + self._mixture[rows] * mixture <= most
+        some = np.flatnonzero(self._anywhere[rows])
+        fits[:, some] = self._ranks_hold_all(job, rows[some], kept, most)
         return fits
 
     def _kept(self, steps: IntColumn) -> tuple[Job, FloatColumn]:

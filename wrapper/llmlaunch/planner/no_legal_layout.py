@@ -12,8 +12,8 @@ from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Rule
 from llmlaunch.planner.judge import rules_failed
-from llmlaunch.planner.legality import first_failed, situation, technique_legality
-from llmlaunch.planner.search_space import enumerate_splits, technique_layouts, technique_space
+from llmlaunch.planner.legality import first_failed, situation, technique_failures, technique_legality
+from llmlaunch.planner.search_space import enumerate_splits, technique_space
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import splittable
 from llmlaunch.planner.smallest_change import (
@@ -77,29 +77,29 @@ def tightest_size_rule(setting: Setting) -> TightestRule:
     recipe = setting.recipe
     rules = [rule for rule in setting.backend.rules(recipe) if not rule.of_techniques]
     failed = rules_failed(recipe, enumerate_splits(recipe, setting.backend.space(recipe)), rules)
-    return _tightest(rules, [failed]) if failed.any(axis=0).all() else TightestRule(None, 0, failed.shape[1])
+    return _tightest(rules, [(1, failed)]) if failed.any(axis=0).all() else TightestRule(None, 0, failed.shape[1])
 
 
-def _tightest(rules: Sequence[Rule], failures: Iterable[BoolColumn]) -> TightestRule:
+def _tightest(rules: Sequence[Rule], failures: Iterable[tuple[int, BoolColumn]]) -> TightestRule:
     alone, refusing, searched = np.zeros(len(rules)), np.zeros(len(rules)), 0
-    for failed in failures:
-        alone += np.count_nonzero(failed[:, np.equal(failed.sum(axis=0), 1)], axis=1)
-        refusing += failed.sum(axis=1)
-        searched += failed.shape[1]
+    for times, failed in failures:
+        alone += times * np.count_nonzero(failed[:, np.equal(failed.sum(axis=0, dtype=np.int16), 1)], axis=1)
+        refusing += times * np.count_nonzero(failed, axis=1)
+        searched += times * failed.shape[1]
     if not searched:
         return TightestRule(None, 0, 0)
     index = int(np.argmax(alone if alone.any() else refusing))
     return TightestRule(rules[index], int(alone[index]), searched)
 
 
-def _failures(setting: Setting, rules: Sequence[Rule]) -> Iterator[BoolColumn]:
-    """Yield which rule (row) refuses which split (column), for every combination of techniques."""
+def _failures(setting: Setting, rules: Sequence[Rule]) -> Iterator[tuple[int, BoolColumn]]:
+    """Yield which rule (row) refuses which split (column), and for how many combinations of techniques that is so."""
     recipe, of_techniques = setting.recipe, np.array([rule.of_techniques for rule in rules])
     splits = enumerate_splits(recipe, setting.backend.space(recipe))
-    failed = rules_failed(recipe, splits, rules)
-    for changed, layouts in technique_layouts(recipe, technique_space(recipe, setting.backend), splits):
-        failed[of_techniques] = rules_failed(changed, layouts, [rule for rule in rules if rule.of_techniques])
-        yield failed
+    failed, space = rules_failed(recipe, splits, rules), technique_space(recipe, setting.backend)
+    asked = [rule for rule in rules if rule.of_techniques]
+    for times, failed[of_techniques] in technique_failures(recipe, space, splits, asked):
+        yield times, failed
 
 
 def _because(setting: Setting, why: TightestRule) -> str:
@@ -120,6 +120,8 @@ def _any_legal(setting: Setting, recipe: Recipe) -> bool:
     backend, rules = setting.backend, setting.backend.rules(recipe)
     splits = enumerate_splits(recipe, backend.space(recipe))
     failed = first_failed([rule for rule in rules if not rule.of_techniques], situation(recipe, splits))
+    if not np.any(failed < 0):
+        return False
     splits, space = splits.take(np.flatnonzero(failed < 0)), technique_space(recipe, backend)
     of_techniques = [rule for rule in rules if rule.of_techniques]
     legality = technique_legality(recipe, space, splits, of_techniques, range(len(space.step)))

@@ -263,13 +263,13 @@ def _batches_in_reach(
     """Yield the splits with the step techniques that are legal and within reach by lower bounds, and may fit memory as
     soon as something is known to be safe."""
     setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
-    memory = None if incumbents.none else MemoryBounds(setting, space, splits, states)
+    memory = MemoryBounds(setting, space, splits, states) if incumbents.any_safe else None
     for alike in alike_steps(space, steps):
         allowed, first = offer.allowed_with(alike, states, rows), space.step[int(alike[0])]
         keeping_all = passes_with(setting, space, first.keeping_all, splits).total
         near = allowed.any(axis=0) & incumbents.in_reach(keeping_all * offer.factors.of_steps(rows, alike))
         if memory is not None and np.any(near):
-            fits = memory.may_fit(alike)
+            fits = memory.may_fit(alike, np.arange(len(rows)))
             left_out[OVERFULL] += int(np.count_nonzero(allowed & near & ~fits))
             near &= fits
         step, row = np.nonzero(near)

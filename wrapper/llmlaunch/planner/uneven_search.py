@@ -30,7 +30,8 @@ from llmlaunch.timing.passes import PassSeconds, pass_seconds
 __all__ = ["UnevenLayouts", "search_uneven"]
 
 AT_ONCE = 256  # splits evaluated together, the fastest bounds first; the next ones may be out of reach by then
-MANY = 50_000  # splits times step techniques that are worth a look ahead
+RANKS_AT_ONCE = 16 * AT_ONCE  # of those splits, where nothing is safe and every rank of theirs is priced
+MANY = 2_000_000  # pipeline ranks times step techniques that are worth a look ahead
 HEAVIER = 9  # how much more than a dense layer a mixture weighs
 SCOUTS = 9  # step techniques tried first, with those splits
 FIRST_PAIRS = 256  # of splits and techniques, priced first; then many more at a time
@@ -95,16 +96,18 @@ def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
     least = least_seconds(offer.setting, space, offer.splits) * offer.factors.of_splits()
     waiting, at_once = offer.in_order(least, steps), 4 * AT_ONCE
     waiting = waiting[incumbents.in_reach(least[waiting])]
-    if len(waiting) * len(steps) > MANY:
+    if int(offer.splits.pipeline[waiting].sum()) * len(steps) > MANY:
         _look_ahead(offer, least, waiting, incumbents)
-        if incumbents.none:
-            roomiest = np.argsort(offer.least_bytes[:, waiting].min(axis=0), kind="stable")[:AT_ONCE]
-            _price_splits(offer, waiting[roomiest], scouts(space, SCOUTS), incumbents, result, False)
+        if not incumbents.any_safe:
+            roomiest = waiting[np.argsort(offer.least_bytes[:, waiting].min(axis=0), kind="stable")][:AT_ONCE]
+            ranks = np.cumsum(offer.splits.pipeline[roomiest])
+            roomiest = roomiest[: max(int(np.count_nonzero(ranks <= RANKS_AT_ONCE)), 1)]
+            _price_splits(offer, roomiest, scouts(space, SCOUTS), incumbents, result, False)
             waiting = waiting[:0]
     while len(waiting := waiting[incumbents.in_reach(least[waiting])]):
         at_once = len(waiting) if len(waiting) < 2 * at_once else at_once  # a few left are not worth another round
         now, waiting, at_once = waiting[:at_once], waiting[at_once:], 4 * at_once
-        _price_splits(offer, now, steps, incumbents, result, not incumbents.none)
+        _price_splits(offer, now, steps, incumbents, result, incumbents.any_safe)
     allowed, overfull = offer.counts(steps)
     result.outpaced = allowed - result.overfull - sum(map(len, result.blocks))
     result.overfull += overfull
@@ -156,20 +159,23 @@ def _pairs_in_reach(
     for states in group_equal(setting, space):
         memory = MemoryBounds(setting, space, splits, states) if brief else None
         for alike in alike_steps(space, steps):
-            allowed, factors = offer.allowed_with(alike, states, rows), offer.factors.of_steps(rows, alike)
-            keeping = passes_with(setting, space, space.step[int(alike[0])].keeping_all, splits, in_balance=True)
-            near = allowed.any(axis=0) & incumbents.in_reach(keeping.total * factors)
+            keeping = passes_with(setting, space, space.step[int(alike[0])].keeping_all, splits, in_balance=True).total
+            few = np.flatnonzero(incumbents.in_reach(keeping * offer.factors.of_steps(rows, alike).min(axis=0)))
+            allowed, factors = offer.allowed_with(alike, states, rows[few]), offer.factors.of_steps(rows[few], alike)
+            near = allowed.any(axis=0) & incumbents.in_reach(keeping[few] * factors)
             if memory is not None and np.any(near):
-                fits = memory.may_fit(alike) | whole
+                fits = memory.may_fit(alike, few) | whole[few]
                 result.overfull += int(np.count_nonzero(allowed & near & ~fits))
                 near &= fits
-            step, row = np.nonzero(near)
+            step, place = np.nonzero(near)
+            row = few[place]
             recipe, layouts = apply_alike(setting.recipe, space, alike[step], states[0], splits.take(row))
             seconds = pass_seconds(setting.job_of(recipe), setting.cluster, layouts, in_balance=True).total
             each = np.array([offer.factors.of(rows[row], alike[step], state) for state in states])
-            keys = np.where(allowed[:, step, row], seconds * each, np.inf).min(axis=0)
+            legal = allowed[:, step, place]
+            keys = np.where(legal, seconds * each, np.inf).min(axis=0)
             some = np.flatnonzero(incumbents.in_reach(keys))
-            columns = (allowed[:, step[some], row[some]], each[:, some], whole[row[some]], keys[some])
+            columns = (legal[:, some], each[:, some], whole[row[some]], keys[some])
             yield Pairs(states, splits.take(row[some]), alike[step[some]], *columns)
 
 
