@@ -166,6 +166,7 @@ def test_what_techniques_and_states_share_prices_them_as_each_alone(backend: str
     state_jobs = [replace(JOB, facts=state_facts, techniques=techniques) for techniques in offloads]
     states = [model_state_bytes(job, outer, NODE) for job in state_jobs]
     together, ranks = ModelStateBytes.joined(states), rank_pieces(replace(JOB, facts=step_facts), layouts)
+    assert list(together.sums.least) == [least for each in states for least in each.sums.least]
     kinds = (RECOMPUTE_NONE, NO_TECHNIQUES), (RECOMPUTE_FULL, Techniques(recompute_method="block"))
     for recompute, techniques in (*kinds, (RECOMPUTE_SELECTIVE, Techniques(recompute_modules=("core_attn", "mlp")))):
         job, mine = replace(JOB, facts=step_facts, techniques=techniques), layouts.with_techniques(0, recompute, 1, 0)

@@ -35,6 +35,7 @@ __all__ = [
     "one_rank",
     "pattern_is_uniform",
     "recomputes",
+    "without_layers",
     "without_offload",
 ]
 
@@ -178,6 +179,13 @@ def all_are_candidates(job: Job, layouts: LayoutColumns) -> bool:
 def one_rank(job: Job, layouts: LayoutColumns, rank: IntColumn) -> RankColumns:
     """Return one pipeline rank of each layout."""
     return _rows(job, layouts, np.arange(len(layouts)), rank, None)
+
+
+def without_layers(layouts: LayoutColumns) -> RankColumns:
+    """Return a row of each layout that holds no layer, for what one layer takes: it is the same on every rank."""
+    none = np.zeros(len(layouts))
+    zero = none.astype(np.int64)
+    return RankColumns(layouts, np.arange(len(layouts)), zero, zero + 1, none, none)
 
 
 def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> RankColumns:

@@ -171,9 +171,8 @@ class _ObservedRule:
         The rule is asked once for each combination of the values that it reads."""
         while True:
             names = self.techniques
-            of_steps = [_values_of(space.step[i], space.state[0], StepTechniques, names) for i in steps]
-            of_states = [_values_of(space.step[0], state, StateTechniques, names) for state in space.state]
-            step, state = _numbered(of_steps), _numbered(of_states)
+            step = _numbered(_values_of([space.step[i] for i in steps], names))
+            state = _numbered(_values_of(space.state, names))
             answers: dict[Any, tuple[int, _Answer]] = {}
             kinds = np.zeros((step.max(initial=-1) + 1, state.max(initial=-1) + 1), dtype=np.int64)
             for a, b in np.ndindex(kinds.shape):
@@ -203,12 +202,13 @@ class _ObservedRule:
 
 
 def _values_of(
-    step: StepTechniques, state: StateTechniques, kind: type[StepTechniques | StateTechniques], names: Sequence[str]
-) -> tuple[Any, ...]:
-    """Return the values of those `names` that one kind of techniques decides."""
-    techniques, values = (step if kind is StepTechniques else state), technique_values(step, state)
-    of_kind = [name for name in names if hasattr(techniques, name)]
-    return tuple(values[name] if name in values else getattr(techniques, name) for name in of_kind)
+    techniques: Sequence[StepTechniques] | Sequence[StateTechniques], names: Sequence[str]
+) -> list[tuple[Any, ...]]:
+    """Return for each set of techniques the values that `technique_values` and `Techniques` take from it under those
+    `names`."""
+    read = [name for name in names if hasattr(techniques[0], name)]
+    read += ["solved"] if {"recompute_layers", "offload_layers"} & set(read) else []
+    return [tuple(getattr(each, name) for name in read) for each in techniques] if read else [()] * len(techniques)
 
 
 def _watched(instance: Watched, names: set[str]) -> Watched:

@@ -15,7 +15,7 @@ from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer
 from llmlaunch.memory.grouped_pricing import distinct_states
-from llmlaunch.memory.job import Job, RankColumns, layer_kinds, one_rank
+from llmlaunch.memory.job import Job, RankColumns, layer_kinds, one_rank, without_layers
 from llmlaunch.memory.moments import state_terms
 from llmlaunch.memory.states import states
 from llmlaunch.planner.search_space import TechniqueSpace, apply_alike, recipe_with_techniques
@@ -67,7 +67,7 @@ class MemoryBounds:
             self._few.take(np.tile(np.arange(count), len(steps))),
         )
         job = self._setting.job_of(recipe)
-        kept = np.array(kept_by_layer(job, one_rank(job, layouts, np.zeros(len(layouts), dtype=np.int64))))
+        kept = np.array(kept_by_layer(job, without_layers(layouts)))
         if job.techniques.recompute_method == "uniform":
             full = layouts.recompute == RECOMPUTE_FULL
             kept = np.where(full, kept / np.maximum(layouts.recompute_layers, 1), kept)

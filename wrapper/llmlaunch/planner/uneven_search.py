@@ -34,7 +34,7 @@ RANKS_AT_ONCE = 16 * AT_ONCE  # of those splits, where nothing is safe and every
 MANY = 2_000_000  # pipeline ranks times step techniques that are worth a look ahead
 HEAVIER = 9  # how much more than a dense layer a mixture weighs
 SCOUTS = 9  # step techniques tried first, with those splits
-FIRST_PAIRS = 256  # of splits and techniques, priced first; then many more at a time
+FIRST_PAIRS = 1024  # of splits and techniques, priced first; then many more at a time
 
 
 @dataclass
@@ -135,7 +135,7 @@ def _price_splits(
     at_once = FIRST_PAIRS
     while groups := [group.take(near) for group in groups if np.any(near := incumbents.in_reach(group.least_keys))]:
         keys = np.sort(np.concatenate([group.least_keys for group in groups]))
-        most, at_once = float(keys[min(at_once, len(keys)) - 1]), 16 * at_once
+        most, at_once = float(keys[min(at_once, len(keys)) - 1]), 64 * at_once
         for group in groups:
             unsafe += pricing.price(group.take(group.least_keys <= most))
         groups = [group.take(group.least_keys > most) for group in groups]

@@ -260,19 +260,22 @@ ALL_REQUIREMENTS = (
     *versions.VERSION_REQUIREMENTS,
     *number_formats.NUMBER_REQUIREMENTS,
 )
-ALL_RULES = (
+RULES_OF_USUAL_NUMBERS = (
     *RULES,
     *model_rules.MODEL_RULES,
     *techniques.TECHNIQUE_RULES,
     *sharding.SHARDING_RULES,
     *techniques.OVERLAP_RULES,
     *cuda_graphs.GRAPH_RULES,
-    *number_formats.NUMBER_RULES,
 )
+ALL_RULES = (*RULES_OF_USUAL_NUMBERS, *number_formats.NUMBER_RULES)
 
 
 def rules_for(recipe: Recipe) -> tuple[Rule, ...]:
     """Those that can refuse a layout of this recipe."""
     usual = recipe.training.numbers == NO_NUMBER_FORMATS
-    idle = number_formats.NUMBER_RULES if usual else ()
-    return tuple(rule for rule in (*ALL_RULES, *versions.rules_of_version(recipe)) if rule not in idle)
+    return (
+        *RULES_OF_USUAL_NUMBERS,
+        *(() if usual else number_formats.NUMBER_RULES),
+        *versions.rules_of_version(recipe),
+    )
