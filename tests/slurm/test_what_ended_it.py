@@ -275,7 +275,7 @@ def picky(person: Person, trainer: tuple[object, ...], *words: str, nodes: int =
     """Followed to its end. Of 8, the planned micro-batch, it runs out of memory; of 4, that of the next layout, not:
     sequences are long, so that half a micro-batch leaves memory free."""
     size = (f"nodes={nodes}", f"training.global_batch_size={32 * nodes}", "training.steps=6")
-    layouts = ("training.sequence_length=512", "layout={zero_stage: 0}")
+    layouts = ("training.sequence_length=512", "layout={zero_stage: 0, micro_batch_size: [4, 8]}")
     own = backend(HERE / "picky_trainer.py", "--fits", 4, *trainer)
     return submit(person, person.home, own, *size, *layouts, *words, "--follow", code=code)
 
