@@ -183,9 +183,9 @@ def one_rank(job: Job, layouts: LayoutColumns, rank: IntColumn) -> RankColumns:
 
 def without_layers(layouts: LayoutColumns) -> RankColumns:
     """Return a row of each layout that holds no layer, for what one layer takes: it is the same on every rank."""
-    none = np.zeros(len(layouts))
-    zero = none.astype(np.int64)
-    return RankColumns(layouts, np.arange(len(layouts)), zero, zero + 1, none, none)
+    count = len(layouts)
+    first, none = np.zeros(count, dtype=np.int64), np.zeros(count)
+    return RankColumns(layouts, np.arange(count), first, np.ones(count, dtype=np.int64), none, none)
 
 
 def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> RankColumns:

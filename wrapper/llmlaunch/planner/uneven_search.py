@@ -31,7 +31,7 @@ __all__ = ["UnevenLayouts", "search_uneven"]
 
 AT_ONCE = 256  # splits evaluated together, the fastest bounds first; the next ones may be out of reach by then
 RANKS_AT_ONCE = 16 * AT_ONCE  # of those splits, where nothing is safe and every rank of theirs is priced
-MANY = 2_000_000  # pipeline ranks times step techniques that are worth a look ahead
+MANY = 1_000_000  # pipeline ranks times step techniques that are worth a look ahead
 HEAVIER = 9  # how much more than a dense layer a mixture weighs
 SCOUTS = 9  # step techniques tried first, with those splits
 FIRST_PAIRS = 1024  # of splits and techniques, priced first; then many more at a time
