@@ -19,12 +19,21 @@ import click
 from llmlaunch.errors import OutputLost
 from llmlaunch.rundir.values import printable
 
-__all__ = ["announced_after", "notify", "print_json", "say", "standard_streams"]
+__all__ = ["announced_after", "notify", "print_json", "say", "say_next", "standard_streams"]
 
 
 def say(text: object, err: bool = False) -> None:
     """Write a line to stdout, or to stderr, without what a terminal would obey: text may have come from a file."""
     click.echo(printable(str(text)), err=err)
+
+
+def say_next(*steps: tuple[str, str]) -> None:
+    """Write the commands a person may want to type now to stdout, the likeliest first, each with its purpose beside it
+    where it has one: the last lines of a screen. Commands come from `to_type`; nothing of this belongs to `--json`."""
+    width = max((len(command) for command, purpose in steps if purpose), default=0)
+    for i, (command, purpose) in enumerate(steps):
+        remark = f"{command:<{width}}  # {purpose}" if purpose else command
+        say(f"{'Next: ' if i == 0 else '      '}{remark}")
 
 
 def notify(message: str, colour: str | None = None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from llmlaunch.app.planned_run import plan
-from llmlaunch.cli.output import notify, print_json
+from llmlaunch.cli.output import notify, print_json, say_next
 from llmlaunch.cli.planning import recipe_arguments
 from llmlaunch.errors import NothingSafe
 from llmlaunch.planner.plan import SAFE, TIGHT
@@ -74,5 +74,5 @@ def rehearse_command(
         if may_run and run.plan.beyond_budget is not None:
             click.echo(f"Beyond the budget: {run.plan.beyond_budget}")
         elif may_run:
-            click.echo(f"Next: {to_type('submit', Path(run.recipe.path), *run.recipe.overrides)}")
+            say_next((to_type("submit", Path(run.recipe.path), *run.recipe.overrides), ""))
     return 0 if may_run else NothingSafe.exit_code
