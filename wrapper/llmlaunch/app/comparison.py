@@ -89,8 +89,8 @@ class Comparison:
 
     def best(self, figure: str) -> ComparedCluster | None:
         """Return the cell that may run with the least "days", "gpu_hours" or "usd"; None where none is known."""
-        known = [cell for cell in self.may_run if getattr(cell, figure) is not None]
-        return min(known, key=attrgetter(figure), default=None)
+        cells = [cell for cell in self.may_run if getattr(cell, figure) is not None]
+        return min(cells, key=attrgetter(figure), default=None)
 
     def as_json(self) -> dict[str, Any]:
         places = {figure: self.best(figure) for figure in ("days", "gpu_hours", "usd")}
@@ -126,9 +126,11 @@ def compare(
     cells = []
     for number, (cluster, count) in enumerate(wanted, start=1):
         begin(number, len(wanted), cluster if count is None else f"{cluster} x {count or 'auto'}")
-        words = [*overrides, f"cluster={json.dumps(cluster)}"]
-        words += [] if count is None else [f"nodes={count or 'auto'}"]
-        cells.append(replace(_cell(path, words, cluster, count, notify), usd_per_device_hour=device_prices[cluster]))
+        cell_overrides = [*overrides, f"cluster={json.dumps(cluster)}"]
+        cell_overrides += [] if count is None else [f"nodes={count or 'auto'}"]
+        cells.append(
+            replace(_cell(path, cell_overrides, cluster, count, notify), usd_per_device_hour=device_prices[cluster])
+        )
     return Comparison(recipe, tuple(sorted(cells, key=_rank)))
 
 
@@ -141,20 +143,20 @@ def _prices(folder: Path, clusters: Sequence[str], prices: Mapping[str, float]) 
         yield cluster, prices.get(cluster, load_cluster(cluster, folder).site.usd_per_gpu_hour)
 
 
-def _cell(path: str, words: Sequence[str], cluster: str, count: int | None, notify: Notify) -> ComparedCluster:
+def _cell(path: str, overrides: Sequence[str], cluster: str, count: int | None, notify: Notify) -> ComparedCluster:
     """Plan one cell. What its plan is refused for is said in it, and ends nothing."""
     try:
-        run = plan(path, words, notify, replan=True)
+        run = plan(path, overrides, notify, replan=True)
     except UserError as mistake:
-        return ComparedCluster(cluster, count, None, _why_illegal(path, words, mistake), None)
+        return ComparedCluster(cluster, count, None, _why_illegal(path, overrides, mistake), None)
     return ComparedCluster(cluster, run.recipe.nodes, run, _why_refused(run), None)
 
 
-def _why_illegal(path: str, words: Sequence[str], mistake: UserError) -> str:
+def _why_illegal(path: str, overrides: Sequence[str], mistake: UserError) -> str:
     """Return why no layout is legal: that the devices cannot share batch, heads, layers and sequence, else the message
     without the place of the mistake."""
     try:
-        recipe = load_recipe(path, words)
+        recipe = load_recipe(path, overrides)
     except UserError:
         return str(mistake)
     if recipe.nodes != AUTO_NODES:

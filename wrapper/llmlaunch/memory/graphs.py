@@ -98,10 +98,10 @@ def captured_activations(job: Job, rows: RankColumns) -> FloatColumn:
         return np.zeros(len(rows))
     dense, mixture = kept_by_layer(job, rows)
     alive = in_flight(job, rows)
-    held = alive.dense * np.minimum(_captured(job, saved_by_dense_layer(job, rows)), dense)
+    pool_bytes = alive.dense * np.minimum(_captured(job, saved_by_dense_layer(job, rows)), dense)
     if job.shape.moe is not None:
-        held = held + alive.mixture * np.minimum(_captured(job, saved_by_mixture_layer(job, rows)), mixture)
-    return held
+        pool_bytes = pool_bytes + alive.mixture * np.minimum(_captured(job, saved_by_mixture_layer(job, rows)), mixture)
+    return pool_bytes
 
 
 def _captured(job: Job, layer: SavedTensors) -> FloatColumn:

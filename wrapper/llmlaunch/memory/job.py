@@ -312,8 +312,8 @@ def offloads_modules(job: Job, layouts: LayoutColumns) -> bool:
 def without_offload(job: Job, layouts: LayoutColumns) -> tuple[Job, LayoutColumns]:
     """Return job and layouts with the activations of all modules on the device."""
     here = replace(job, techniques=replace(job.techniques, offload_modules=()))
-    kept = tuple(Modules(modules.recompute) for modules in layouts.module_sets)
-    return here, replace(layouts, module_sets=kept)
+    module_sets = tuple(Modules(modules.recompute) for modules in layouts.module_sets)
+    return here, replace(layouts, module_sets=module_sets)
 
 
 Column = Callable[[], FloatColumn]

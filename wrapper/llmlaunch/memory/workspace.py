@@ -158,10 +158,10 @@ def _freed_by_first_chunk(job: Job, rows: RankColumns) -> FloatColumn:
 def _activation_recomputed(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return 1 where experts' activations are recomputed, which keeps them until the activation has run backward
     (megatron/core/tensor_parallel/random.py CheckpointWithoutOutput, core 0.19; traced)."""
-    kept = recomputes(job, rows.layouts, "moe_act")
-    if not np.any(kept):
+    recompute = recomputes(job, rows.layouts, "moe_act")
+    if not np.any(recompute):
         return 0.0
-    return np.where((rows.layouts.recompute == RECOMPUTE_SELECTIVE) & kept, 1.0, 0.0)
+    return np.where((rows.layouts.recompute == RECOMPUTE_SELECTIVE) & recompute, 1.0, 0.0)
 
 
 def _mlp_backward(

@@ -185,15 +185,15 @@ class _Table:
         if "neighbours" in facts.groups:  # of which the first rank has one
             self._inner_limit_bytes += math.ceil(facts.communicator_bytes)
         batches = np.maximum(splits.num_microbatches(setting.recipe.workload.global_batch_size), 1)
-        self._most_kept = np.maximum(np.minimum(longest, batches), 1)
-        one = np.ones_like(longest)
+        self._most_microbatches = np.maximum(np.minimum(longest, batches), 1)
+        ones = np.ones_like(longest)
         single, corners = [self._alone()], [*self._ends(), *self._inner_corners()]
         self._states = _least(group, partial(self._state_columns, [*single, *corners]))
         self._legal_alone = self._legal = np.ones((1, len(splits)), dtype=np.bool_)
         if states_alone:
             self._alone_steps = self._steps = self._uneven_steps = [0]
             return
-        self._legal_alone, self._legal = self._legality(one), self._legality(2 * one, np.maximum(longest, 2))
+        self._legal_alone, self._legal = self._legality(ones), self._legality(2 * ones, np.maximum(longest, 2))
         self._alone_steps = self._least_steps(self._legal_alone, single, range(len(space.step)))
         self._steps = self._least_steps(self._legal, corners, range(len(space.step))) if even else []
         self._uneven_steps = self._least_steps(self._legal, corners, self._uneven)
@@ -222,9 +222,9 @@ class _Table:
         """Return whether the first rank of a pipeline of each length (column) may hold its share of each split's layers
         (row) in even stages."""
         may = np.zeros((len(self._splits), len(self.even_lengths)), dtype=np.bool_)
-        one = np.ones_like(self._longest)
+        ones = np.ones_like(self._longest)
         for column, length in enumerate(self.even_lengths):
-            ranks = _Ranks(self._splits, length * one, 0, self._layers // length * one)
+            ranks = _Ranks(self._splits, length * ones, 0, self._layers // length * ones)
             for step in self._steps:
                 some = np.flatnonzero(self._legal[step] & (self._longest >= length) & ~may[:, column])
                 may[some, column] = self._fits(step, ranks.take(some), placed=False)
@@ -233,8 +233,8 @@ class _Table:
     def _fewest_with(self, step: int, rows: IntColumn, growth: float) -> IntColumn:
         """Return the same for one set of step techniques. What a rank holds that keeps so many micro-batches bounds
         what those hold that keep a few more."""
-        levels = _levels(1 if self._states_alone else int(self._most_kept[rows].max()), growth)
-        row, level = np.nonzero(levels <= self._most_kept[rows][:, None])
+        levels = _levels(1 if self._states_alone else int(self._most_microbatches[rows].max()), growth)
+        row, level = np.nonzero(levels <= self._most_microbatches[rows][:, None])
         ranks = self._inner(rows[row], levels[level], np.ones_like(row))
 
         def bytes_of(cells: IntColumn, layers: IntColumn) -> FloatColumn:
@@ -242,12 +242,12 @@ class _Table:
 
         most = np.zeros((len(rows), len(levels)), dtype=np.int64)
         most[row, level] = most_that_fit(bytes_of, np.full(len(row), self._layers), self._inner_limit_bytes)
-        kept = np.arange(1, int(self._longest[rows].max()) + 1)
-        at = np.searchsorted(levels, np.minimum(kept, self._most_kept[rows][:, None]), side="right") - 1
+        lengths = np.arange(1, int(self._longest[rows].max()) + 1)
+        at = np.searchsorted(levels, np.minimum(lengths, self._most_microbatches[rows][:, None]), side="right") - 1
         enough = np.cumsum(np.take_along_axis(most, at, axis=1), axis=1) >= self._layers
         if self._interleaved:
-            enough[:, 1:] |= self._holds_chunks(step, rows, growth)[:, 1 : len(kept)]
-        enough &= kept <= self._longest[rows][:, None]
+            enough[:, 1:] |= self._holds_chunks(step, rows, growth)[:, 1 : len(lengths)]
+        enough &= lengths <= self._longest[rows][:, None]
         fewest: IntColumn = np.where(enough.any(axis=1), np.maximum(enough.argmax(axis=1) + 1, 2), NEVER)
         return fewest
 
@@ -258,8 +258,8 @@ class _Table:
         levels = _levels(int(longest.max()), growth)
         row, level = np.nonzero(levels <= longest[:, None])
         needed = self._layers_in_chunks(np.append(levels[1:], longest.max() + 1) - 1)[level]
-        kept = np.clip(levels[level] - 1, 1, self._most_kept[rows[row]])
-        ranks = self._inner(rows[row], kept, np.maximum(needed, 1))
+        microbatches = np.clip(levels[level] - 1, 1, self._most_microbatches[rows[row]])
+        ranks = self._inner(rows[row], microbatches, np.maximum(needed, 1))
         fits = np.zeros((len(rows), len(levels)), dtype=np.bool_)
         fits[row, level] = (needed <= 0) | (self._bytes(step, ranks, placed=False) <= self._inner_limit_bytes)
         lengths = np.searchsorted(levels, np.arange(1, int(longest.max()) + 1), side="right") - 1
@@ -274,25 +274,25 @@ class _Table:
         return needed - np.where(pipeline <= 2, MOST_UNEVEN_CHUNKS, 0)
 
     def _alone(self) -> _Ranks:
-        one = np.ones_like(self._longest)
-        return _Ranks(self._splits, one, 0, self._layers * one)
+        ones = np.ones_like(self._longest)
+        return _Ranks(self._splits, ones, 0, self._layers * ones)
 
-    def _inner(self, rows: IntColumn, kept: IntColumn, layers: IntColumn) -> _Ranks:
+    def _inner(self, rows: IntColumn, microbatches: IntColumn, layers: IntColumn) -> _Ranks:
         """Return ranks that keep so many micro-batches: the second of one rank more, which has a neighbour on either
         side where that are three."""
-        return _Ranks(self._splits.take(rows), kept + 1, 1, layers)
+        return _Ranks(self._splits.take(rows), microbatches + 1, 1, layers)
 
     def _ends(self) -> list[_Ranks]:
         """Return the first and the last rank of the shortest pipeline with one layer, of the lighter kind where there
         is one: a longer pipeline needs no less."""
-        one, heavy = np.ones_like(self._longest), not self._lighter_ends
-        return [_Ranks(self._splits, 2 * one, rank, one, heavy) for rank in (0, 1)]
+        ones, heavy = np.ones_like(self._longest), not self._lighter_ends
+        return [_Ranks(self._splits, 2 * ones, rank, ones, heavy) for rank in (0, 1)]
 
     def _inner_corners(self) -> Iterator[_Ranks]:
-        rows, one = np.arange(len(self._splits)), np.ones_like(self._longest)
-        for kept in (one, self._most_kept):
-            for layers in (one, self._layers * one):
-                yield self._inner(rows, kept, layers)
+        rows, ones = np.arange(len(self._splits)), np.ones_like(self._longest)
+        for microbatches in (ones, self._most_microbatches):
+            for layers in (ones, self._layers * ones):
+                yield self._inner(rows, microbatches, layers)
 
     def _legality(self, *pipelines: IntColumn) -> BoolColumn:
         """Return whether the rules that look at techniques allow each set of step techniques (row) with any of the

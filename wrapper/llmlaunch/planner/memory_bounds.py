@@ -24,7 +24,7 @@ from llmlaunch.planner.stage_search import least_layers
 
 __all__ = ["MemoryBounds"]
 
-KEPT_FIELDS = ("tensor", "context", "expert", "expert_tensor", "micro_batch_size", "sequence_parallel")
+LAYER_FIELDS = ("tensor", "context", "expert", "expert_tensor", "micro_batch_size", "sequence_parallel")
 ROUNDING = 1e-6  # terms are whole bytes, and a layer's are not
 
 
@@ -35,13 +35,13 @@ class MemoryBounds:
     def __init__(self, setting: Setting, space: TechniqueSpace, splits: LayoutColumns, states: Sequence[int]) -> None:
         self._setting, self._space, self._splits, self._state = setting, space, splits, states[0]
         self._anywhere = splits.uneven & (splits.virtual_pipeline == 1)  # layers may be cut between any two ranks
-        self._rank, self._dense, self._mixture = _least_held(setting.job, splits)
-        self._held = _least_states(setting, space, splits, self._rank, states)
-        self._few, self._row_of = splits.distinct(KEPT_FIELDS)
+        self._rank, self._dense, self._mixture = _fewest_layers(setting.job, splits)
+        self._state_bytes = _least_states(setting, space, splits, self._rank, states)
+        self._few, self._row_of = splits.distinct(LAYER_FIELDS)
 
     def may_fit(self, steps: IntColumn, rows: IntColumn) -> BoolColumn:
         """Whether each of the splits at `rows` may fit with each of some `alike_steps` (steps x rows)."""
-        job, kept = self._kept(steps)
+        job, layer_bytes = self._layer_bytes(steps)
         first, techniques = self._space.step[int(steps[0])], job.techniques
         elsewhere = techniques.offload_checkpoints or techniques.swapped_share or first.offload_layers
         if first.solved is not None or elsewhere or techniques.trained_layers is not None:
@@ -49,13 +49,13 @@ class MemoryBounds:
         outside = max(job.facts.context_bytes + job.correction.outside_bytes, 0.0)
         most = (self._setting.limit.most_bytes - outside) / job.correction.torch_factor * (1.0 + ROUNDING)
         alive = _least_alive(job, self._splits.take(rows), self._rank[rows])
-        dense, mixture = self._held[:, None, rows] + alive * kept[:, :, self._row_of[rows]]
+        dense, mixture = self._state_bytes[:, None, rows] + alive * layer_bytes[:, :, self._row_of[rows]]
         fits: BoolColumn = self._dense[rows] * dense + self._mixture[rows] * mixture <= most
         some = np.flatnonzero(self._anywhere[rows])
-        fits[:, some] = self._ranks_hold_all(job, rows[some], kept, most)
+        fits[:, some] = self._ranks_hold_all(job, rows[some], layer_bytes, most)
         return fits
 
-    def _kept(self, steps: IntColumn) -> tuple[Job, FloatColumn]:
+    def _layer_bytes(self, steps: IntColumn) -> tuple[Job, FloatColumn]:
         """Return the job of the steps, and the bytes that one layer of each kind keeps of one micro-batch with each of
         them (dense and mixture x steps x few splits)."""
         count = len(self._few)
@@ -67,29 +67,29 @@ class MemoryBounds:
             self._few.take(np.tile(np.arange(count), len(steps))),
         )
         job = self._setting.job_of(recipe)
-        kept = np.array(kept_by_layer(job, without_layers(layouts)))
+        layer_bytes = np.array(kept_by_layer(job, without_layers(layouts)))
         if job.techniques.recompute_method == "uniform":
             full = layouts.recompute == RECOMPUTE_FULL
-            kept = np.where(full, kept / np.maximum(layouts.recompute_layers, 1), kept)
-        return job, kept.reshape(2, len(steps), count)
+            layer_bytes = np.where(full, layer_bytes / np.maximum(layouts.recompute_layers, 1), layer_bytes)
+        return job, layer_bytes.reshape(2, len(steps), count)
 
-    def _ranks_hold_all(self, job: Job, some: IntColumn, kept: FloatColumn, most: float) -> BoolColumn:
+    def _ranks_hold_all(self, job: Job, some: IntColumn, layer_bytes: FloatColumn, most: float) -> BoolColumn:
         """Whether all ranks together may hold all layers of the more frequent kind, if each is as full as can be (steps
         x some splits)."""
         kinds = layer_kinds(job.shape)
         mixtures = sum(kinds)
         kind, layers = (1, mixtures) if 2 * mixtures > len(kinds) else (0, len(kinds) - mixtures)
         splits = self._splits.take(some)
-        room = np.zeros((kept.shape[1], len(some)))
+        room = np.zeros((layer_bytes.shape[1], len(some)))
         for rank in range(int(splits.pipeline.max(initial=0))):
             alive = _least_alive(job, splits, np.full(len(some), rank))
-            each = self._held[kind, some] + alive * kept[kind][:, self._row_of[some]]
+            each = self._state_bytes[kind, some] + alive * layer_bytes[kind][:, self._row_of[some]]
             room += np.where(rank < splits.pipeline, most / np.maximum(each, 1.0), 0.0)
         enough: BoolColumn = room * (1.0 + ROUNDING) >= layers
         return enough
 
 
-def _least_held(job: Job, splits: LayoutColumns) -> tuple[IntColumn, FloatColumn, FloatColumn]:
+def _fewest_layers(job: Job, splits: LayoutColumns) -> tuple[IntColumn, FloatColumn, FloatColumn]:
     """Return one rank of each split, and the fewest dense and mixture layers that it holds however the split is cut."""
     rank = np.where(splits.uneven & (splits.pipeline > 2), 1, 0)
     rows = one_rank(job, splits, rank)
