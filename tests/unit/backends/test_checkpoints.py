@@ -9,7 +9,6 @@ import pytest
 from llmlaunch.backends.checkpoints import (
     checkpoint_bytes,
     lead_seconds,
-    limit_seconds,
     refuse_short_time,
     reshards,
     save_seconds,
@@ -27,28 +26,6 @@ BIG = Layout(8, 4, virtual_pipeline=5, data=16, sequence_parallel=1, zero_stage=
 
 def saving(name: str, *overrides: str) -> Recipe:
     return recipe_of(name, *SAVING, *overrides)
-
-
-@pytest.mark.parametrize(
-    ("written", "seconds"),
-    [
-        (30, 1800),
-        ("30", 1800),
-        ("5:30", 330),
-        ("24:00:00", 86400),
-        ("2-0", 172800),
-        ("1-12:30", 131400),
-        ("1-00:00:01", 86401),
-        ("UNLIMITED", None),
-        ("infinite", None),
-        ("0", None),
-        (None, None),
-        ("tomorrow", None),
-        ("1:2:3:4", None),
-    ],
-)
-def test_a_time_limit_is_read_as_sbatch_reads_it(written: object, seconds: int | None) -> None:
-    assert limit_seconds(written) == seconds
 
 
 def test_what_the_person_says_a_checkpoint_takes_counts() -> None:

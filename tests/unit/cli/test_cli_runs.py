@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -152,3 +154,35 @@ def test_a_folder_that_is_no_run_does_not_hide_a_run_of_that_name(
     monkeypatch.chdir(tmp_path)
     assert llmlaunch.json("status", "tiny-1")["run_dir"] == str(tmp_path / "runs" / "a")
     assert "not a run directory" in llmlaunch("status", "./tiny-1", code=2).stderr
+
+
+def test_last_is_the_newest_run_of_this_person_and_the_message_says_which(
+    llmlaunch: CommandLine, tmp_path: Path, questions: Path
+) -> None:
+    missing = llmlaunch("status", "last", code=2).stderr
+    assert missing == "error: last: there is no run yet; `llmlaunch submit RECIPE` starts one\n"
+    for number, (run_id, job) in enumerate((("tiny-1", "901"), ("last-but-two", "902"), ("tiny-3", "903"))):
+        llmlaunch("collect", ongoing(tmp_path / str(number + 1), run_id, job, NOW - 60 + number).path)
+    said = llmlaunch("status", "last", "--json")
+    assert json.loads(said.stdout)["run_id"] == "tiny-3"
+    assert said.stderr == f"last: the newest run, tiny-3 in {tmp_path / '3'}\n"
+    for command in ("logs", "cancel", "resume", "collect", "explain-args"):
+        assert "last: the newest run, tiny-3 in " in llmlaunch(command, "last", code=(0, 2)).stderr
+    assert "last: the newest run, tiny-3 in " in llmlaunch("diff", "last", "tiny-1", code=(0, 1, 2)).stderr
+    assert "last: the newest run" in llmlaunch("measurements", "list", "--run", "last").stderr
+    shutil.rmtree(tmp_path / "3")  # nothing of it can be shown any more
+    assert llmlaunch.json("status", "last")["run_id"] == "last-but-two"
+
+
+def test_a_run_that_is_called_last_is_that_run_and_a_folder_hides_none(
+    llmlaunch: CommandLine, tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "last").mkdir()
+    llmlaunch("collect", ongoing(tmp_path / "1", "tiny-1", "901").path)
+    assert llmlaunch.json("status", "last")["run_id"] == "tiny-1"
+    assert "not a run directory" in llmlaunch("status", "./last", code=2).stderr
+    llmlaunch("collect", ongoing(tmp_path / "elsewhere" / "last", "tiny-2", "902").path)
+    llmlaunch("collect", ongoing(tmp_path / "3", "tiny-3", "903").path)
+    assert llmlaunch("status", "last", "--json") == llmlaunch("status", "tiny-2", "--json")

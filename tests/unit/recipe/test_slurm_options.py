@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.assets import asset
+from llmlaunch.documents.slurm_options import limit_seconds
 from llmlaunch.errors import UserError
 from support.recipes import recipe_of
 
@@ -47,3 +48,27 @@ def test_every_option_that_came_with_a_release_is_known() -> None:
     options = json.loads(asset("slurm", "sbatch-options.json").read_text(encoding="utf-8"))["options"]
     features = json.loads(asset("slurm", "versions.json").read_text(encoding="utf-8"))["features"]
     assert {entry["option"] for entry in features if entry["option"]} - {"checkpoint"} <= set(options)
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        (30, 1800),
+        ("30", 1800),
+        ("5:30", 330),
+        ("24:00:00", 86400),
+        ("2-0", 172800),
+        ("1-12:30", 131400),
+        ("1-00:00:01", 86401),
+        ("UNLIMITED", None),
+        ("infinite", None),
+        ("0", None),
+        ("00:00:00", None),
+        ("0-00", None),
+        (None, None),
+        ("tomorrow", None),
+        ("1:2:3:4", None),
+    ],
+)
+def test_a_time_limit_is_read_as_sbatch_reads_it(written: object, seconds: int | None) -> None:
+    assert limit_seconds(written) == seconds

@@ -104,7 +104,7 @@ def describe(name: str, notify: Notify = ignore) -> Described:
     path = Path(name)
     try:
         if not os.path.isfile(path):  # noqa: PTH113 (pathlib raises for names that are too long)
-            return _described_run(directory_of(name))
+            return _described_run(directory_of(name, notify))
         if path.suffix == ".json":
             return Described(name, "plan", **_of_plan(_json(path)))
     except RunDirectoryError as error:

@@ -27,13 +27,14 @@ _FILES_OF_A_RUN = (
 )
 
 
-def directory_of(name: str) -> Path:
+def directory_of(name: str, notify: Notify) -> Path:
     """Return the directory of a run, named by its directory's path or by what the store knows it by
-    (`store.runs.find_run`). Any other folder of that path is returned, too: the caller says what it lacks.
+    (`store.runs.find_run`), or the newest run's for `last`, which `notify` is told. Any other folder of that path is
+    returned, too: the caller says what it lacks.
 
     Raises UserError where there is none, and with the candidates where there are several.
     """
-    from llmlaunch.store.location import store_exists
+    from llmlaunch.store.location import LAST, store_exists
 
     path = Path(os.path.expanduser(name))  # noqa: PTH111 (pathlib raises where there is no such user)
     is_folder = os.path.isdir(path)  # noqa: PTH112 (pathlib raises for names that are too long)
@@ -42,13 +43,15 @@ def directory_of(name: str) -> Path:
     if not store_exists():
         if is_folder:
             return path.resolve()
+        if name == LAST:
+            raise UserError(f"{name}: there is no run yet; `llmlaunch submit RECIPE` starts one")
         raise UserError(f"{name}: no such run directory, and there is no store yet to look a run up in")
     from llmlaunch.store.database import open_store
     from llmlaunch.store.runs import find_run
 
     try:
         with open_store() as store:
-            return find_run(store, name).directory
+            return find_run(store, name, notify).directory
     except UserError:
         if is_folder:
             return path.resolve()
@@ -56,12 +59,12 @@ def directory_of(name: str) -> Path:
 
 
 def submission_of(name: str, notify: Notify) -> Submission:
-    """Return the submission of a run by its directory, its id, or the start of its id.
+    """Return the submission of a run by its directory, its id, the start of its id, or `last`.
 
     Raises:
         UserError: there is no such run, or llmlaunch did not submit it.
     """
-    return submission_in(directory_of(name), notify)
+    return submission_in(directory_of(name, notify), notify)
 
 
 def submission_in(directory: Path, notify: Notify) -> Submission:

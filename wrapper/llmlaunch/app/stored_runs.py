@@ -215,7 +215,7 @@ def measurements(
     from llmlaunch.store.runs import find_run
 
     with open_collected(notify) as store:
-        run_id = None if run is None else find_run(store, run).run_id
+        run_id = None if run is None else find_run(store, run, notify).run_id
         filters = Filters(family=family, backend=backend, gpu=gpu, kind=kind, run=run_id)
         return [Measurement(text) for text in contents(store, filters)]
 

@@ -3,9 +3,9 @@ how long before a job's end it must be told to."""
 
 from __future__ import annotations
 
-import re
 from math import ceil
 
+from llmlaunch.documents.slurm_options import limit_seconds
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.models.parameters import count_parameters
@@ -18,7 +18,6 @@ __all__ = [
     "checkpoint_bytes",
     "expected_save_seconds",
     "lead_seconds",
-    "limit_seconds",
     "refuse_short_time",
     "reshards",
     "resume_seconds",
@@ -198,23 +197,3 @@ def refuse_short_time(recipe: Recipe, lead: int) -> None:
                 "the job is told to save; give it more time, set restart.save_seconds to what a checkpoint takes, or "
                 "write restart: none"
             )
-
-
-_UNLIMITED = {"", "0", "-1", "infinite", "unlimited"}
-_WITH_DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?")
-_WITHOUT_DAYS = re.compile(r"(?:(\d+):)?(\d+):(\d+)|(\d+)")
-
-
-def limit_seconds(value: object) -> int | None:
-    """Seconds of a time limit as sbatch reads it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS. None without a
-    limit, and for what is none: sbatch itself refuses it."""
-    text = "" if value is None or isinstance(value, bool) else str(value).strip()
-    if text.lower() in _UNLIMITED:
-        return None
-    if match := _WITH_DAYS.fullmatch(text):
-        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        return days * 86400 + hours * 3600 + minutes * 60 + seconds
-    if match := _WITHOUT_DAYS.fullmatch(text):
-        hours, minutes, seconds, alone = (int(part or 0) for part in match.groups())
-        return hours * 3600 + (minutes + alone) * 60 + seconds
-    return None

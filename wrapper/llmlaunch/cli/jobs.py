@@ -38,7 +38,7 @@ def _cancel(run: str) -> None:
     from llmlaunch.launchers.choose import launcher_of
     from llmlaunch.launchers.run_files import refuse_foreign
 
-    directory = directory_of(run)
+    directory = directory_of(run, notify)
     refuse_foreign(directory)
     submission = submission_in(directory, notify)
     launcher = launcher_of(submission, notify)
@@ -82,7 +82,7 @@ def resume_command(
     """
     from llmlaunch.app.submission import resubmit
 
-    directory = directory_of(run)
+    directory = directory_of(run, notify)
     if replan:
         _say_replan(directory)
         return 0

@@ -84,7 +84,7 @@ def _directories(words: Sequence[str], recipe: Path | None) -> list[Path] | None
     names = [word for word in words if word not in overrides]
     if not names and (recipe is not None or overrides):
         raise UserError("collect: name the observed run that the recipe or the key is of")
-    directories = [each for name in names for each in observed_directories(directory_of(name))]
+    directories = [each for name in names for each in observed_directories(directory_of(name, notify))]
     for directory in directories:
         missing = describe_observed(directory, recipe, overrides, notify)
         if missing is not None:

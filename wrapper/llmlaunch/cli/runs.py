@@ -121,7 +121,7 @@ def status_command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: 
     if interval is not None and not watch:
         raise UserError("--interval: is for --watch")
     several = len(runs) != 1
-    directories = [directory_of(run) for run in runs] if runs else ongoing_directories()
+    directories = [directory_of(run, notify) for run in runs] if runs else ongoing_directories()
     submissions: list[Submission] = []
     refused: list[RunStatus] = []
     for directory in directories:

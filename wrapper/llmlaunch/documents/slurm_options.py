@@ -17,9 +17,11 @@ from typing import Any
 
 from llmlaunch.assets import asset
 from llmlaunch.rundir.values import shortened
+from llmlaunch.units import DAY, HOUR, MINUTE
 
 __all__ = [
     "GPU_OPTIONS",
+    "limit_seconds",
     "other_gres",
     "over_site_options",
     "plugin_option_problem",
@@ -217,3 +219,23 @@ def _misspelt(name: str, command: str) -> str | None:
     fixed = name.lower().lstrip("-").replace("_", "-")
     hint = f"write {fixed}" if _OPTION.fullmatch(fixed) else "use letters, digits and '-'"
     return f"is not a long option of {command} without its dashes; {hint}"
+
+
+_UNLIMITED = {"", "0", "-1", "infinite", "unlimited"}
+_WITH_DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?")
+_WITHOUT_DAYS = re.compile(r"(?:(\d+):)?(\d+):(\d+)|(\d+)")
+
+
+def limit_seconds(value: object) -> int | None:
+    """Return the seconds of a time limit as sbatch reads it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
+    None without a limit, which every zero asks for, and for what is none: sbatch itself refuses it."""
+    text = "" if value is None or isinstance(value, bool) else str(value).strip()
+    if text.lower() in _UNLIMITED:
+        return None
+    if match := _WITH_DAYS.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return (days * DAY + hours * HOUR + minutes * MINUTE + seconds) or None
+    if match := _WITHOUT_DAYS.fullmatch(text):
+        hours, minutes, seconds, alone = (int(part or 0) for part in match.groups())
+        return (hours * HOUR + (minutes + alone) * MINUTE + seconds) or None
+    return None

@@ -3,7 +3,6 @@ assumes of SLURM's time limit and of the link between device and host."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.calibration.support import MeasuredStep, Rehearsal, TimeEvidence
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.documents.slurm_options import limit_seconds
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, estimate
@@ -56,7 +56,7 @@ from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switc
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second
 from llmlaunch.timing.products import model_flops_per_token
 from llmlaunch.timing.step import StepTime, step_time
-from llmlaunch.units import DAY, GB, GIB, HOUR, MINUTE, duration
+from llmlaunch.units import GB, GIB, duration
 
 __all__ = ["make_plan", "make_sized_plan", "plan_of", "time_limit_note"]
 
@@ -288,17 +288,10 @@ def _last_length_text(sizing: Sizing) -> str:
     return length_text(length) if length is not None else ""
 
 
-# What sbatch takes as --time (man sbatch, SLURM 23.11): minutes, or fields counted from the hours where there are days.
-_WITH_DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?")
-_WITHOUT_DAYS = re.compile(r"(?:(\d+):)??(\d+)(?::(\d+))?")
-
-
 def time_limit_note(recipe: Recipe, length: JobLength) -> tuple[str, ...]:
     """Return one sentence where SLURM would end the job before its last step, else nothing. That is no error, because
     a job with checkpoints can be resumed."""
-    requested = recipe.slurm.get("time")
-    no_text = requested is None or isinstance(requested, bool)
-    limit = None if no_text else _limit_seconds(str(requested).strip())
+    limit = limit_seconds(recipe.slurm.get("time"))
     if limit is None or length.seconds <= limit:
         return ()
     resumed = "it goes on from its last checkpoint when submitted again"
@@ -308,19 +301,6 @@ def time_limit_note(recipe: Recipe, length: JobLength) -> tuple[str, ...]:
         f"SLURM ends the job after {duration(limit)} (slurm.time), before {duration(length.seconds)} are over; "
         f"{resumed}",
     )
-
-
-def _limit_seconds(text: str) -> int | None:
-    """Return the seconds of a --time value. None: no limit (0, UNLIMITED), or a value sbatch rejects itself."""
-    with_days = _WITH_DAYS.fullmatch(text)
-    if with_days:
-        days, hours, minutes, seconds = (int(part or 0) for part in with_days.groups())
-        return days * DAY + hours * HOUR + minutes * MINUTE + seconds
-    without_days = _WITHOUT_DAYS.fullmatch(text)
-    if without_days is None:
-        return None
-    hours, minutes, seconds = (int(part or 0) for part in without_days.groups())
-    return (hours * HOUR + minutes * MINUTE + seconds) or None
 
 
 def _graph_note(job: Job) -> tuple[str, ...]:

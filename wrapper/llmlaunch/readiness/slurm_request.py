@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from math import ceil
 
-from llmlaunch.backends.checkpoints import limit_seconds
 from llmlaunch.cluster.slurm_site import Gpus, gpus_of_gres
+from llmlaunch.documents.slurm_options import limit_seconds
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
 from llmlaunch.readiness.findings import Finding, doubtful, missing, note

@@ -11,9 +11,10 @@ from pathlib import Path
 from llmlaunch.errors import UserError
 from llmlaunch.user_data import user_data
 
-__all__ = ["VARIABLE", "Location", "network_file_system", "store_exists", "where"]
+__all__ = ["LAST", "VARIABLE", "Location", "network_file_system", "store_exists", "where"]
 
 VARIABLE = "LLMLAUNCH_STORE"
+LAST = "last"  # what a person calls the newest of their runs
 
 # Anything else (a password with "@", "/", "?" or "#" left as it is) would be taken apart at the wrong places, and a
 # part of the password would show up as the name of a host.

@@ -4,11 +4,12 @@ them."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -25,6 +26,7 @@ from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object, read_run_id
 from llmlaunch.rundir.values import byte_count, time_or_none
 from llmlaunch.store.database import Store, batches
+from llmlaunch.store.location import LAST
 from llmlaunch.store.tables import measurements, plans, recipes, runs
 
 __all__ = [
@@ -183,9 +185,10 @@ def _conditions(which: RunFilter, began: ColumnElement[float]) -> list[ColumnEle
     return conditions
 
 
-def find_run(store: Store, word: str) -> Run:
+def find_run(store: Store, word: str, notify: Callable[[str], None] = lambda message: None) -> Run:
     """Return the run that a person means: by its id, its directory's path or name, its job's id, or, where nothing is
-    called exactly so, by the beginning of its id or of its directory's name.
+    called exactly so, by the beginning of its id or of its directory's name. `last` is the newest of their runs, which
+    `notify` is told, unless a run is called so.
 
     Raises UserError if there is none, and with the candidates if there is more than one.
     """
@@ -198,6 +201,10 @@ def find_run(store: Store, word: str) -> Run:
     ]
     starts = [run for run in all_runs if word and (run.run_id.startswith(word) or run.directory.name.startswith(word))]
     matches = exact or starts
+    if word == LAST and not exact:
+        newest = _newest_own_run(store, all_runs)
+        notify(f"last: the newest run, {newest.run_id} in {newest.directory}")
+        return newest
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -208,6 +215,18 @@ def find_run(store: Store, word: str) -> Run:
     raise UserError(
         f"no run {word!r} in the store {store.location.shown}; `llmlaunch runs` lists them, and "
         "`llmlaunch collect DIR` takes in a run directory"
+    )
+
+
+def _newest_own_run(store: Store, newest_first: Iterable[Run]) -> Run:
+    """Return the newest run whose directory is there and this person's: others may share the store."""
+    for run in newest_first:
+        with contextlib.suppress(OSError):
+            if run.directory.stat().st_uid == os.getuid():
+                return run
+    raise UserError(
+        f"{LAST}: the store {store.location.shown} knows no run with a directory of yours; `llmlaunch submit RECIPE` "
+        "starts a run, and `llmlaunch runs` lists those of the store"
     )
 
 
