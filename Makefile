@@ -17,7 +17,7 @@ ORACLE_EXAMPLES ?= 3000
 # Tests that run at once in `make test` (tests/conftest.py says which); 0: one after another, in the order of their names.
 AT_ONCE ?= 4
 
-.PHONY: quickstart test unit soak oracle-full lint install install-frameworks benchmark accuracy-table flags-table docs-tables clean
+.PHONY: quickstart test unit soak oracle-full lint install install-frameworks benchmark accuracy-table flags-table docs docs-tables clean
 
 quickstart: install  ## plan, train and measure a small model on this machine
 	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
@@ -62,9 +62,13 @@ benchmark: install  ## ratios for benchmarks/RESULTS.md
 flags-table: install  ## the tables of docs/megatron-flags.md
 	PYTHONPATH=tests/frameworks $(RUN) tests/frameworks/flags_table.py
 
-docs-tables: install  ## tables made from the code: keys in docs/recipe-keys.md, rules and facts in docs/megatron*.md and their like
+docs-tables: install  ## tables made from the code: keys in docs/recipe-keys.md, commands, the Python interface, rules and facts in docs/megatron*.md and their like
 	PYTHONPATH=tests $(RUN) -m support.recipe_keys
 	PYTHONPATH=tests $(RUN) -m support.backend_tables
+	PYTHONPATH=tests $(RUN) -m support.interface_tables
+
+docs: install  ## the documentation as a site in build/site; fails on a link that leads nowhere
+	$(RUN) -m mkdocs build --strict --quiet
 
 evidence-table: install  ## the measured runs that decide margins, priced by the formula of today
 	PYTHONPATH=tests $(RUN) -m support.evidence_table
@@ -80,7 +84,7 @@ $(INSTALLED): pyproject.toml tests/constraints.txt .ci/prerequisites
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt --editable '.[local,dev,postgres,prometheus,mlflow,wandb]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt --editable '.[local,dev,docs,postgres,prometheus,mlflow,wandb]'
 	touch $(INSTALLED)
 
 install-frameworks: $(FRAMEWORKS_INSTALLED)  ## what the traced tests run: needs no GPU, and no network afterwards
