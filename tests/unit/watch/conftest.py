@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from terminal import terminal  # noqa: F401
-
 from support.node_rig import (  # noqa: F401
     archive,
     cpu_node,
@@ -12,3 +10,4 @@ from support.node_rig import (  # noqa: F401
     old_gpu_node,
     old_nvml_library,
 )
+from support.terminal import terminal  # noqa: F401

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from terminal import PACKAGES, Terminal
 from watched_run import RUN, write
 
 from llmlaunch.launchers.base import Submission
@@ -20,6 +19,7 @@ from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.run_files import latest_attempt, run_name
 from support.command_line import CommandLine
 from support.node_rig import GIB, NODE, NodeRig, until
+from support.terminal import PACKAGES, Terminal
 
 # A step each tenth of a second, until a file says how it is to end.
 JOB = f"""#!/bin/bash

@@ -14,19 +14,20 @@ import pytest
 
 from support.node_rig import until
 
-PACKAGES = Path(__file__).resolve().parents[3] / "wrapper"
+PACKAGES = Path(__file__).resolve().parents[2] / "wrapper"
 
 
 class Terminal:
     """What a person sees, and types."""
 
-    def __init__(self, directory: Path, columns: int = 100, rows: int = 30) -> None:
+    def __init__(self, directory: Path, columns: int = 100, rows: int = 30, **variables: str) -> None:
         program = shutil.which("tmux")
         assert program, "no terminal for the test: apt-get install tmux"
         self._tmux = [program, "-S", str(directory / "tmux"), "-f", "/dev/null"]
         environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "LC_ALL": "C.UTF-8", "PS1": "$ "}
         for name in ("TMUX", "NO_COLOR", "COLUMNS", "LINES"):
             environment.pop(name, None)
+        environment.update(variables)
         size = ("-x", str(columns), "-y", str(rows))
         shell = ("new-session", "-d", *size, "bash", "--norc", "--noprofile")
         subprocess.run([*self._tmux, *shell], env=environment, check=True, timeout=120)
