@@ -168,7 +168,7 @@ def test_nodes_may_be_chosen_in_every_command(llmlaunch: CommandLine, recipe: Pa
     assert fixed == {**plan, "sizing": None}
     text = llmlaunch("plan", "recipe.yaml").stdout
     assert f"nodes: auto: the smallest cluster that does has {nodes} node" in text
-    assert f"#SBATCH --nodes={nodes}\n" in llmlaunch("submit", "recipe.yaml", "--dry-run").stdout
+    assert f"#SBATCH --nodes={nodes}\n" in llmlaunch("submit", "recipe.yaml", "--dry-run", "--full").stdout
     llmlaunch("render", "recipe.yaml", "-o", "run")
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["nodes"] == nodes
@@ -215,7 +215,7 @@ def test_render_refuses_a_folder_that_holds_files(llmlaunch: CommandLine, tmp_pa
 
 
 def test_dry_run_shows_what_render_writes_and_writes_nothing(llmlaunch: CommandLine, tmp_path: Path) -> None:
-    shown = llmlaunch("submit", "recipe.yaml", "--dry-run").stdout
+    shown = llmlaunch("submit", "recipe.yaml", "--dry-run", "--full").stdout
     assert "#SBATCH --nodes=4" in shown
     assert "--tensor-model-parallel-size" in shown
     assert_nothing_written()
@@ -264,8 +264,8 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "render": ["as_json", "output", "overrides", "recipe", "replan"],
         "rehearse": ["as_json", "install_frameworks", "output", "overrides", "place", "rank", "recipe"],
         "submit": [
-            *("after", "array", "array_limit", "as_json", "chain", "dependency", "dry_run", "follow", "grid", "local"),
-            *("no_exclude", "output", "overrides", "raw", "recipe", "replan", "test_only"),
+            *("after", "array", "array_limit", "as_json", "chain", "dependency", "dry_run", "follow", "full", "grid"),
+            *("local", "no_exclude", "output", "overrides", "raw", "recipe", "replan", "test_only"),
         ],
         "observe": ["archive", "command", "directory", "interval"],
         "status": ["as_json", "interval", "runs", "watch"],

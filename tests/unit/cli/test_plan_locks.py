@@ -127,7 +127,7 @@ def test_a_replan_says_what_changes_and_what_it_gains(
     assert re.search(r"would change TP4 .* to TP1 .*: [\d.]+ s a step in place of [\d.]+ \([\d.]+ % faster\)", note)
     submitted = llmlaunch("submit", recipe, "--dry-run", "--replan")
     assert "train.lock.yaml is left aside: planning anew would change TP4" in submitted.stderr
-    assert any(line.startswith("TP1 PP2") for line in submitted.stderr.splitlines())
+    assert re.search(r"^ +layout +TP1 PP2", submitted.stdout, re.MULTILINE)
 
 
 def test_a_run_keeps_its_plan_and_says_what_a_replan_would_gain(

@@ -127,11 +127,14 @@ def test_a_chain_may_go_on_from_the_checkpoints_of_the_one_before(submit: Submit
 
 
 def test_a_dry_run_shows_all_and_writes_nothing(submit: Submit, tmp_path: Path) -> None:
-    out, err = submit(QUICKSTART, *SMALL, "training.steps=10,20", "--array", "--dry-run", "-o", "s")
+    out, err = submit(QUICKSTART, *SMALL, "training.steps=10,20", "--array", "--dry-run", "--full", "-o", "s")
     assert "0-quickstart: " in out
     assert "training.steps=20" in out
     assert "#SBATCH --array=0-1" in out
     assert "2 runs, one array; nothing was written or submitted" in err
+    short = submit(QUICKSTART, *SMALL, "training.steps=10,20", "--array", "--dry-run", "-o", "s").stdout
+    assert "#SBATCH" not in short
+    assert short.splitlines()[-1].split()[-2:] == ["s", "--full"]
     shown = json.loads(submit(QUICKSTART, *SMALL, "training.steps=10,20", "--dry-run", "--json").stdout)
     assert [run["plan"]["verdict"] for run in shown["runs"]] == ["safe", "safe"]
     assert not (tmp_path / "s").exists()

@@ -38,6 +38,7 @@ __all__ = [
     "idle_trainer_bytes",
     "refuse_elsewhere",
     "resubmit",
+    "runs_folder",
     "submit",
     "submit_runs",
     "sweep_name",
@@ -59,6 +60,11 @@ class SubmittedRun:
     job_id: str
     layout: Layout
     submission: Submission
+
+    @property
+    def sentence(self) -> str:
+        """Which job it is, and where its files lie."""
+        return f"job {', '.join(self.submission.jobs)} in {self.run_dir}"
 
     def to_json(self) -> dict[str, Any]:
         """Return what `llmlaunch submit --json` prints."""
@@ -97,7 +103,9 @@ def submit(
     warn_of_memory(planned, notify)
     choice = choose(local, notify)
     planned.refuse_missing(of_slurm=choice.launcher.name == "slurm")
-    return submit_runs([planned], choice, None if directory is None else Path(directory), notify)[0]
+    submitted = submit_runs([planned], choice, None if directory is None else Path(directory), notify)[0]
+    notify(submitted.sentence)
+    return submitted
 
 
 def submit_runs(
@@ -127,8 +135,8 @@ def submit_runs(
         return exclusion_options(run_dir, notify)
 
     def record(submission: Submission) -> None:
-        jobs = ", ".join(submission.jobs) if len(runs) == 1 else submission.job_id
-        notify(f"job {jobs} in {submission.run_dir}")
+        if len(runs) > 1:  # of a single run the caller says it with all that belongs to it
+            notify(f"job {submission.job_id} in {submission.run_dir}")
         _record(by_directory[submission.run_dir], submission, notify)
 
     with refusals_recorded(run_dirs[0], notify) if len(runs) == 1 else contextlib.nullcontext():
@@ -225,7 +233,12 @@ def _rendered(
 def default_directory(name: str) -> Path:
     """Return a new place below LLMLAUNCH_RUNS, or below runs/."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return Path(os.environ.get("LLMLAUNCH_RUNS", "runs")) / f"{name}-{stamp}-{secrets.token_hex(2)}"
+    return runs_folder() / f"{name}-{stamp}-{secrets.token_hex(2)}"
+
+
+def runs_folder() -> Path:
+    """Return the folder of run directories: LLMLAUNCH_RUNS, or runs/."""
+    return Path(os.environ.get("LLMLAUNCH_RUNS", "runs"))
 
 
 def sweep_name(runs: Sequence[PlannedRun]) -> str:

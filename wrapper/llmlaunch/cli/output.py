@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO, cast
 
 import click
@@ -19,7 +19,7 @@ import click
 from llmlaunch.errors import OutputLost
 from llmlaunch.rundir.values import printable
 
-__all__ = ["announced_after", "notify", "print_json", "say", "say_next", "standard_streams"]
+__all__ = ["announced_after", "notify", "print_json", "say", "say_next", "say_next_of_table", "standard_streams"]
 
 
 def say(text: object, err: bool = False) -> None:
@@ -30,10 +30,21 @@ def say(text: object, err: bool = False) -> None:
 def say_next(*steps: tuple[str, str]) -> None:
     """Write the commands a person may want to type now to stdout, the likeliest first, each with its purpose beside it
     where it has one: the last lines of a screen. Commands come from `to_type`; nothing of this belongs to `--json`."""
+    _write_next(steps, err=False)
+
+
+def say_next_of_table(*steps: tuple[str, str]) -> None:
+    """Say the same of output that people pipe into other programs (tables, logs, records): on stderr, and only where
+    stdout is a terminal, so that a pipe holds the rows alone and a log stays quiet."""
+    if sys.stdout.isatty():
+        _write_next(steps, err=True)
+
+
+def _write_next(steps: Sequence[tuple[str, str]], err: bool) -> None:
     width = max((len(command) for command, purpose in steps if purpose), default=0)
     for i, (command, purpose) in enumerate(steps):
         remark = f"{command:<{width}}  # {purpose}" if purpose else command
-        say(f"{'Next: ' if i == 0 else '      '}{remark}")
+        say(f"{'Next: ' if i == 0 else '      '}{remark}", err)
 
 
 def notify(message: str, colour: str | None = None) -> None:

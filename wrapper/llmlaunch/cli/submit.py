@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +12,14 @@ import click
 
 from llmlaunch.app.planned_run import PlannedRun
 from llmlaunch.app.variants import SweepOptions, Variant, plan_variants, warn_of_memory
-from llmlaunch.cli.output import notify, print_json, say
+from llmlaunch.cli.next_steps import Step, run_path, while_going_on
+from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.planning import note_doubts, planned, recipe_arguments, replan_option, warn_of_readiness
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.rundir.values import counted, to_type
 
 if TYPE_CHECKING:
+    from llmlaunch.app.submission import SubmittedRun
     from llmlaunch.launchers.base import Submission
     from llmlaunch.launchers.choose import LauncherChoice
 
@@ -44,6 +48,7 @@ class SubmitCommand(click.Command):
 @click.option("--after", metavar="RUN|DIR", help="Start when that run has succeeded.")
 @click.option("--dependency", metavar="WORD", help="As sbatch's own --dependency.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written and submitted; do neither.")
+@click.option("--full", is_flag=True, help="With --dry-run: the scripts and arguments themselves.")
 @click.option("--test-only", is_flag=True, help="Ask SLURM whether it would take the job; submit nothing.")
 @click.option("--local", is_flag=True, help="Run on this machine, also where there is SLURM.")
 @click.option("--follow", is_flag=True, help="Watch the job to its end, then collect its peaks.")
@@ -56,6 +61,7 @@ def submit_command(
     recipe: str,
     overrides: tuple[str, ...],
     dry_run: bool,
+    full: bool,
     test_only: bool,
     local: bool,
     follow: bool,
@@ -79,6 +85,8 @@ def submit_command(
     choice = choose(local, notify)
     variants = options.variants(recipe, overrides)
     several = len(variants) > 1
+    if full and not dry_run:
+        raise UserError("--full: shows the scripts of a dry run; write --dry-run --full")
     if several and test_only:
         raise UserError("--test-only: asks SLURM about one run; --dry-run shows several")
     writes_one = not (several or dry_run or test_only)
@@ -93,7 +101,9 @@ def submit_command(
         if run.mock_data_warning is not None:
             notify(f"note: {run.mock_data_warning}", colour="yellow")
     if dry_run:
-        return _show_sweep(variants, runs, options, choice.why, as_json) if several else _show(runs[0], choice, as_json)
+        if several:
+            return _show_sweep(variants, runs, options, choice.why, full, as_json)
+        return _show(runs[0], choice, output, full, as_json)
     if test_only:
         warn_of_readiness(runs[0])
         return _test(runs[0], choice, as_json)
@@ -105,17 +115,28 @@ def submit_command(
         print_json({"sweep": str(submitted[0].run_dir.parent), "how": options.how, "runs": rows})
     elif as_json:
         print_json(submitted[0].to_json())
+    if len(submitted) == 1 and (as_json or follow):
+        notify(submitted[0].sentence)
     if follow:
         return _follow([run.submission for run in submitted], raw, as_json)
-    _hint(submitted[0].run_dir, several)
+    if not as_json:
+        _say_submitted(runs, submitted)
     return 0
 
 
-def _hint(directory: Path, several: bool) -> None:
-    commands: tuple[str, ...] = (to_type("status", directory), to_type("logs", directory))
-    if several:
-        commands = ("llmlaunch runs", "llmlaunch status DIR", "llmlaunch logs DIR")
-    notify(f"look again: {'; '.join(commands)}")
+def _say_submitted(runs: Sequence[PlannedRun], submitted: Sequence[SubmittedRun]) -> None:
+    """Say what was submitted, where it lies, and how to look at it."""
+    from llmlaunch.report.submission_text import submitted_text
+
+    first = submitted[0]
+    if len(submitted) > 1:
+        say(f"{counted(len(submitted), 'run')} submitted below {run_path(first.run_dir.parent)}")
+        say_next((to_type("runs"), "all of them"), *while_going_on(first.run_dir)[:1])
+        return
+    jobs = ", ".join(first.submission.jobs)
+    place = run_path(first.run_dir)
+    say(submitted_text(runs[0].recipe, runs[0].plan, jobs, first.launcher == "slurm", place, datetime.now()))
+    say_next(*while_going_on(first.run_dir))
 
 
 def _planned(recipe: str, overrides: tuple[str, ...], replan: bool) -> PlannedRun:
@@ -141,28 +162,50 @@ def _follow(submissions: Sequence[Submission], raw: bool, json_on_stdout: bool) 
     return follow_run(submissions[0], raw, json_on_stdout)
 
 
-def _show(run: PlannedRun, choice: LauncherChoice, as_json: bool) -> int:
-    """Show what would be written, with the scripts as `render` writes them."""
-    for note in run.rendered.notes:
-        notify(f"note: {note}")
+def _show(run: PlannedRun, choice: LauncherChoice, output: Path | None, full: bool, as_json: bool) -> int:
+    """Show what would be submitted; with `full` the scripts and arguments as `render` writes them."""
+    if as_json or full:
+        for note in run.rendered.notes:
+            notify(f"note: {note}")
     files = run.files()
     if as_json:
         print_json({**run.json, "files": sorted(files)})
-    else:
+    elif full:
         for name in ("job.sbatch", "train.sh", "ds_config.json"):
             if name in files:
                 say(f"===== {name}\n{files[name].decode()}")
         notify(
             f"{run.layout.describe()}; {counted(len(files), 'file')}; nothing was written or submitted. {choice.why}"
         )
+    else:
+        from llmlaunch.app.submission import runs_folder
+        from llmlaunch.report.submission_text import dry_run_text
+
+        directory = output or runs_folder() / f"{run.recipe.name}-TIME"
+        of_slurm = choice.launcher.name == "slurm"
+        say(dry_run_text(run.recipe, run.plan, of_slurm, directory, len(files), run.rendered.notes, datetime.now()))
     _refuse_missing(run, choice)
+    if not as_json:
+        say_next(*_after_dry_run(full))
     return 0
 
 
+def _after_dry_run(full: bool) -> list[Step]:
+    """Return the command that was typed without its `--dry-run`, and that with the scripts."""
+    typed = sys.argv[1:]
+    submitting = to_type(*(word for word in typed if word not in ("--dry-run", "--full")))
+    return [(submitting, "")] if full else [(submitting, ""), (to_type(*typed, "--full"), "")]
+
+
 def _show_sweep(
-    variants: Sequence[Variant], runs: Sequence[PlannedRun], options: SweepOptions, why: str, as_json: bool
+    variants: Sequence[Variant],
+    runs: Sequence[PlannedRun],
+    options: SweepOptions,
+    why: str,
+    full: bool,
+    as_json: bool,
 ) -> int:
-    """Show what would be written and submitted of several runs."""
+    """Show what would be written and submitted of several runs; with `full` also the script of an array."""
     from llmlaunch.app.submission import sweep_name
     from llmlaunch.rendering.sweep import array_script, run_names
 
@@ -179,9 +222,10 @@ def _show_sweep(
         return 0
     for name, variant, run in zip(names, variants, runs, strict=True):
         say(f"{name}: {variant.label}: {run.layout.describe()}")
-    if script is not None:
+    if script is not None and full:
         say(f"===== job.sbatch\n{script}")
     notify(f"{counted(len(runs), 'run')}, {options.description}; nothing was written or submitted. {why}")
+    say_next(*_after_dry_run(full or script is None))
     return 0
 
 
