@@ -1,7 +1,7 @@
-"""The JSON Schema of a recipe, for editors, and the reference of its keys, for the docs.
+"""The JSON Schemas of recipes and cluster profiles, for editors, and the reference of a recipe's keys, for the docs.
 
-`make docs-tables` writes both from the descriptions that stand with each key: docs/schemas/recipe.schema.json and the
-table in docs/recipe-keys.md.
+`make docs-tables` writes them from the descriptions that stand with each key: docs/schemas/recipe.schema.json,
+docs/schemas/cluster.schema.json and the table in docs/recipe-keys.md.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from llmlaunch.cluster.profile import cluster_form
+from llmlaunch.recipe.key_reference import branches, inner_keys
 from llmlaunch.recipe.types import recipe_form
 
 DOCS = Path(__file__).parents[2] / "docs"
 BEGIN, END = "<!-- keys -->\n", "<!-- end of keys -->"
 
-__all__ = ["reference_table", "schema"]
+__all__ = ["cluster_schema", "reference_table", "schema"]
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -26,6 +28,11 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a recipe file."""
     return {"$schema": _DIALECT, **TypeAdapter(recipe_form()).json_schema(), "title": "llmlaunch recipe"}
+
+
+def cluster_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a cluster profile."""
+    return {"$schema": _DIALECT, **TypeAdapter(cluster_form()).json_schema(), "title": "llmlaunch cluster profile"}
 
 
 def reference_table() -> str:
@@ -43,26 +50,11 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
 def _rows_of(node: Mapping[str, Any], defs: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str, str, str]]:
     required = set(node.get("required", ()))
     for key, field in node["properties"].items():
-        inner = _inner(field, defs)
+        inner = inner_keys(field, defs)
         default = "required" if key in required else _default(field, inner)
         yield prefix + key, _kind(field, defs), default, field.get("description", "")
         if inner is not None:
             yield from _rows_of(inner, defs, f"{prefix}{key}.")
-
-
-def _branches(field: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [b for b in field.get("anyOf") or field.get("oneOf") or [field] if b.get("type") != "null"]
-
-
-def _inner(field: Mapping[str, Any], defs: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The mapping a field may hold, where its keys are known."""
-    for branch in _branches(field):
-        if "anyOf" in branch or "oneOf" in branch:
-            return _inner(branch, defs)
-        if "$ref" in branch:
-            found: Mapping[str, Any] = defs[branch["$ref"].rsplit("/", 1)[1]]
-            return found
-    return None
 
 
 def _default(field: Mapping[str, Any], inner: Mapping[str, Any] | None) -> str:
@@ -73,7 +65,7 @@ def _default(field: Mapping[str, Any], inner: Mapping[str, Any] | None) -> str:
 
 
 def _kind(field: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
-    return " or ".join(dict.fromkeys(_kind_of(branch, defs) for branch in _branches(field)))
+    return " or ".join(dict.fromkeys(_kind_of(branch, defs) for branch in branches(field)))
 
 
 def _kind_of(node: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
@@ -110,8 +102,9 @@ def _figure(bound: float | None) -> str:
 
 
 def main() -> None:
-    """Write the JSON Schema and the table into the docs."""
-    (DOCS / "schemas" / "recipe.schema.json").write_text(json.dumps(schema(), indent=2) + "\n", encoding="utf-8")
+    """Write the JSON Schemas and the table into the docs."""
+    for name, content in (("recipe", schema()), ("cluster", cluster_schema())):
+        (DOCS / "schemas" / f"{name}.schema.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     page = DOCS / "recipe-keys.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     page.write_text(before + BEGIN + reference_table() + END + rest.partition(END)[2], encoding="utf-8")

@@ -263,6 +263,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "diff": ["as_json", "first", "second"],
         "render": ["as_json", "output", "overrides", "recipe", "replan"],
         "rehearse": ["as_json", "install_frameworks", "output", "overrides", "place", "rank", "recipe"],
+        "schema": ["name", "output"],
         "submit": [
             *("after", "array", "array_limit", "as_json", "chain", "dependency", "dry_run", "follow", "full", "grid"),
             *("local", "no_exclude", "output", "overrides", "raw", "recipe", "replan", "test_only"),
@@ -287,7 +288,20 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
             *("as_json", "container", "devices", "frameworks", "host", "local", "message_mib", "network", "nodes"),
             *("python", "rehearsal", "repeats", "save"),
         ],
+        "completion": ["shell"],
     }
+
+
+def test_the_help_groups_the_commands_and_every_line_fits_the_terminal(llmlaunch: CommandLine) -> None:
+    from llmlaunch.cli.main import COMMANDS, GROUPS
+
+    grouped = [name for names in GROUPS.values() for name in names if name in COMMANDS]
+    assert sorted(grouped) == sorted(COMMANDS)
+    lines = llmlaunch("--help").stdout.splitlines()
+    assert [f"{title}:" for title in GROUPS] == [line for line in lines if line[:-1] in GROUPS]
+    assert max(map(len, lines)) < 80
+    for name, (_, summary) in COMMANDS.items():
+        assert any(line.split() == [name, *summary.split()] for line in lines), f"{name}: {summary} takes two lines"
 
 
 QUICKSTART = str(asset("recipes", "quickstart.yaml"))

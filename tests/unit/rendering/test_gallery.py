@@ -9,9 +9,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from llmlaunch.app.gallery import gallery
 from llmlaunch.assets import asset
 from llmlaunch.backends.registry import backend_for
-from llmlaunch.cli.init import gallery
 from llmlaunch.cluster.load import find_accelerator
 from llmlaunch.models.presets import preset_names
 from llmlaunch.planner.plan import Plan, plan_json

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.assets import asset
+from llmlaunch.app.gallery import gallery
 from llmlaunch.cli.output import notify, say
 from llmlaunch.documents.writing import new_place
 from llmlaunch.errors import UserError
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["init_command"]
 
 DEFAULT = "llama3-8b"
-
-
-def gallery() -> dict[str, Path]:
-    """The shipped recipes by name."""
-    return {path.stem: path for path in sorted(asset("recipes").glob("*.yaml"))}
 
 
 @click.command("init")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,19 +14,23 @@ from llmlaunch import __version__
 from llmlaunch.cli.output import notify, say, standard_streams
 from llmlaunch.errors import OutputLost, UserError
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 __all__ = ["cli", "load_command", "main"]
 
 # command -> its module in llmlaunch.cli, imported when the command is used, and one line of help
 COMMANDS = {
     "init": ("init", "Write a starter recipe, or a profile of this cluster."),
-    "check": ("planning", "Validate and plan a recipe, show its memory and time; submit nothing."),
+    "check": ("planning", "Plan a recipe, show its memory and time; submit nothing."),
     "plan": ("planning", "Show the ranked layouts and why others were refused."),
-    "compare": ("compare", "Rank clusters and numbers of nodes by days, GPU-hours and price."),
-    "diff": ("compare", "Say what differs between two recipes, plans or runs, and what it costs."),
+    "compare": ("compare", "Rank clusters and numbers of nodes by days and price."),
+    "diff": ("compare", "Say what differs between two recipes, plans or runs."),
     "render": ("planning", "Write the run directory."),
-    "rehearse": ("rehearse", "Run or trace single ranks of the planned job before it is submitted."),
+    "rehearse": ("rehearse", "Run or trace single ranks of the job before it is submitted."),
+    "schema": ("schema", "Print the JSON Schema of a recipe or a result."),
     "submit": ("submit", "Render, submit and record a run."),
-    "observe": ("observe", "Run a training command of your own; write down its peaks, its end and its cause."),
+    "observe": ("observe", "Run your own training command; record its peaks and its end."),
     "status": ("runs", "Say what became of runs."),
     "logs": ("logs", "Print what the nodes of a run have printed."),
     "cancel": ("jobs", "Stop runs."),
@@ -34,11 +40,22 @@ COMMANDS = {
     "collect": ("measurements", "Take the peaks of finished runs into the store."),
     "measurements": ("measurements", "List, import and export measurements."),
     "accuracy": ("accuracy", "Score predictions against measured records."),
-    "qualify": ("qualify", "Measure six small layouts on your own devices against their predictions."),
-    "calibrate": ("calibrate", "Learn from measured runs what predictions leave out; list, show, go back."),
-    "explain-args": ("planning", "Say what each rendered argument and variable of a run follows from."),
+    "qualify": ("qualify", "Measure small layouts on your devices against predictions."),
+    "calibrate": ("calibrate", "Learn from measured runs what predictions leave out."),
+    "explain-args": ("planning", "Say what each argument and variable of a run follows from."),
     "doctor": ("doctor", "Look at the site: its network, and what its containers hold."),
+    "completion": ("completion", "Print what makes your shell complete commands, runs and keys."),
 }
+
+# every command stands under one of these, in this order, in the help
+GROUPS = {
+    "Plan": ("init", "check", "plan", "compare", "diff", "render", "rehearse", "explain-args", "schema"),
+    "Launch": ("submit", "resume", "cancel", "qualify", "observe"),
+    "Watch": ("status", "logs", "runs", "report", "nodes"),
+    "Learn": ("collect", "measurements", "accuracy", "calibrate"),
+    "Set up": ("doctor", "completion"),
+}
+COMPLETION_VARIABLE = "_LLMLAUNCH_COMPLETE"  # how a shell asks for completions, which alone need more of a command
 
 
 def load_command(name: str) -> click.Command:
@@ -55,11 +72,29 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return load_command(cmd_name) if cmd_name in COMMANDS else None
+        if cmd_name not in COMMANDS:
+            return None
+        command = load_command(cmd_name)
+        if COMPLETION_VARIABLE not in os.environ:
+            return command
+        from llmlaunch.cli.completion import completed
+
+        return completed(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", COMMANDS[name][1]) for name in names if name in COMMANDS])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands without importing them, and the options."""
+        from click.shell_completion import CompletionItem
+
+        names = (name for name in COMMANDS if name.startswith(incomplete))
+        return [CompletionItem(name, help=COMMANDS[name][1]) for name in names] + click.Command.shell_complete(
+            self, ctx, incomplete
+        )
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -95,7 +130,7 @@ def _run() -> int:
 
 def _command() -> int:
     try:
-        result = cli.main(standalone_mode=False)
+        result = cli.main(standalone_mode=False, complete_var=COMPLETION_VARIABLE)
         return result if isinstance(result, int) else 0
     except UserError as mistake:
         notify(f"error: {mistake}")
