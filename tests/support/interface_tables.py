@@ -58,9 +58,18 @@ def _command(command: click.Command, name: str, parent: click.Context, level: in
 
 
 def _plain(text: str) -> str:
-    """Help or a docstring as paragraphs of Markdown; what looks like HTML or emphasis stays text outside of `code`."""
-    paragraphs = [" ".join(part.split()) for part in text.replace("\b", "").split("\n\n")]
-    pieces = "\n\n".join(paragraphs).split("`")
+    """Help or a docstring as paragraphs of Markdown; what looks like HTML or emphasis stays text outside of `code`.
+    Lines that the help keeps apart (click's backspace) are a block of code."""
+    parts = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(_lines(part) if part.startswith("\b") else _paragraph(part) for part in parts)
+
+
+def _lines(part: str) -> str:
+    return "```text\n" + "\n".join(line.rstrip() for line in part.strip("\b\n").split("\n")) + "\n```"
+
+
+def _paragraph(part: str) -> str:
+    pieces = " ".join(part.split()).split("`")
     pieces[::2] = [piece.replace("<", "&lt;").replace("*", r"\*") for piece in pieces[::2]]
     return "`".join(pieces)
 
