@@ -116,7 +116,7 @@ MISTAKES = {
         ),
         "layout: {pipeline: 64}": (13, "64 stages for 32 layers; use at most 32"),
         "layout: {tensor: 8, context: 8}": (13, "tensor x context = 64 does not divide the 32 devices of 4 nodes"),
-        "layout: {expert: 2}": (13, "a model without experts"),
+        "layout: {expert: 2}": (13, "shares out experts, and llama3-8b is a dense model"),
         "layout: {layers_by_stage: [9, 8, 8, 8]}": (
             13,
             "layout.layers_by_stage: 9, 8, 8, 8 are 33 layers, llama3-8b has 32; make them add up",
@@ -130,7 +130,7 @@ MISTAKES = {
             "layout.layers_by_stage: must be auto, even, or the decoder layers of each stage in order, such as [21, 20",
         ),
         "layout: {tensr: 2}": (13, "layout.tensr: is not a known key; did you mean tensor?"),
-        "layout: {tensor: [1, x]}": (13, "layout.tensor: must be a whole number of at least 1"),
+        "layout: {tensor: [1, x]}": (13, "layout.tensor: must be a whole number, at least 1 and"),
         "layout: best": (13, "layout: must be auto or a mapping, not 'best'"),
         "layout: {zero_stage: 0, distributed_optimizer: true}": (
             13,
@@ -155,7 +155,7 @@ MISTAKES = {
         "data: !!python/object/apply:os.system [ls]": (12, "the YAML tag"),
         "data: &a {mock: true}": (12, "anchors (&) and aliases (*) are not accepted"),
         "data: {<<: {mock: true}}": (12, "merge keys"),
-        "data: {mock: true": (13, "is not valid YAML"),
+        "data: {mock: true": (12, "what begins with { in this line never ends"),
     },
 }
 
@@ -273,7 +273,7 @@ CONTRADICTIONS = [
     ("slurm.time: must be text, a whole number", "slurm={time: 1.5}"),
     ("slurm.tiem: is no option of sbatch; did you mean time?", "slurm={tiem: '1'}"),
     ("slurm.partiton: is no option of sbatch; did you mean partition?", "slurm={partiton: '1'}"),
-    ("slurm.mem-per-node: is no option of sbatch; did you mean gpus-per-node?", "slurm={mem-per-node: '1'}"),
+    ("slurm.mem-per-node: is no option of sbatch; did you mean mem?", "slurm={mem-per-node: '1'}"),
     ("slurm.part: is no option of sbatch; did you mean partition?", "slurm={part: '1'}"),
     ("plugin of the site adds goes under slurm_plugins:", "slurm={frobnicate: '1'}"),
 ]

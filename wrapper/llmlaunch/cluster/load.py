@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from llmlaunch.assets import asset
 from llmlaunch.cluster.profile import Accelerator, Cluster, HostLink, Link, Site, SiteContainer, cluster_form
 from llmlaunch.documents.keys import key_names
+from llmlaunch.documents.likely_meaning import known_and_nearest
 from llmlaunch.documents.secrets import refuse_secrets
-from llmlaunch.documents.validate import BadKey, dotted, known_and_nearest, validate
+from llmlaunch.documents.validate import BadKey, dotted, validate
 from llmlaunch.documents.yaml_strict import Document, read_document
 from llmlaunch.errors import UserError
 from llmlaunch.units import GB, GIB

@@ -23,6 +23,7 @@ from typing_extensions import NotRequired, Required, TypedDict, dataclass_transf
 from llmlaunch.frozen import frozen
 
 __all__ = [
+    "dotted_keys",
     "form",
     "form_of",
     "key",
@@ -293,3 +294,16 @@ def mapping_in(annotation: Any) -> Any:
     if isinstance(annotation, type) and is_dataclass(annotation):
         return mapping_in(form_of(annotation))
     return next((inner for inner in map(mapping_in, get_args(annotation)) if inner is not None), None)
+
+
+@cache
+def dotted_keys(annotation: Any) -> tuple[str, ...]:
+    """Return the keys of the mapping that a key of this type may hold, and of those below it, dotted: a key stands
+    before those below it."""
+    mapping = mapping_in(annotation)
+    if mapping is None:
+        return ()
+    keys: list[str] = []
+    for name, hint in mapping.__annotations__.items():
+        keys += [name, *(f"{name}.{below}" for below in dotted_keys(get_args(hint)[0]))]
+    return tuple(keys)

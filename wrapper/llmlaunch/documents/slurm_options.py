@@ -8,7 +8,6 @@ submits nothing; `--wrap`, `--quiet`, `--help` and `--version` do nothing as dir
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import re
@@ -16,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmlaunch.assets import asset
+from llmlaunch.documents.likely_meaning import nearest
 from llmlaunch.rundir.values import shortened
 from llmlaunch.units import DAY, HOUR, MINUTE
 
@@ -34,6 +34,16 @@ __all__ = [
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 
+# of PBS and of people -> of sbatch
+_OTHER_NAMES = {
+    "mem-per-node": "mem",
+    "memory": "mem",
+    "walltime": "time",
+    "time-limit": "time",
+    "queue": "partition",
+    "project": "account",
+    "allocation": "account",
+}
 _ONE_TASK = "each node runs one task, which starts the trainers"
 _SBATCH = {
     "nodes": "the number of nodes is `nodes:` of the recipe",
@@ -117,11 +127,9 @@ def sbatch_option_problem(name: str) -> str | None:
     problem = _misspelt(name, "sbatch")
     if problem is not None:
         return problem
-    near = difflib.get_close_matches(name, _options(), cutoff=0.7) or [
-        option for option in _options() if option.startswith(name)
-    ]
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"is no option of sbatch; {hint}An option that a plugin of the site adds goes under slurm_plugins:"
+    near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else nearest(name, tuple(_options()))
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return f"is no option of sbatch{hint} An option that a plugin of the site adds goes under slurm_plugins:"
 
 
 def sbatch_option_takes(name: str) -> str | None:

@@ -117,7 +117,7 @@ def _srun_value(value: Any) -> Any:
         return _line(value)
     if isinstance(value, (int, bool)):
         return value
-    raise ValueError('must be text, a whole number, or true (an option without a value); quote it: "..."')
+    raise ValueError("must be text, a whole number, or true (an option without a value)")
 
 
 def _mount(text: str) -> str:
@@ -148,7 +148,7 @@ def _environment_name(text: str) -> str:
 
 def _environment_value(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise ValueError('must be text: quote it: "..."')
+        raise ValueError("must be text")
     return _line(str(value))
 
 

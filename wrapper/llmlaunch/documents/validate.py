@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from llmlaunch.documents.keys import keys_in, mapping_in, narrowed
+from llmlaunch.documents.keys import dotted_keys, keys_in, mapping_in, narrowed
+from llmlaunch.documents.likely_meaning import NO_VOCABULARY, Vocabulary, likely_number, read_vocabulary
 from llmlaunch.documents.text import WrongEntry
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted, shortened
 
-__all__ = ["BadKey", "dotted", "known_and_nearest", "report", "validate"]
+__all__ = ["BadKey", "dotted", "report", "validate"]
 
 MAX_PROBLEMS = 5
 _PRIVATE = ("environment", "export")  # values that may be secrets are never repeated in a message
@@ -42,20 +43,11 @@ def dotted(path: Iterable[str | int]) -> str:
     return text.lstrip(".")
 
 
-def known_and_nearest(word: str, known_names: Sequence[str]) -> str:
-    """Return the end of a sentence about an unknown word: the nearest known word, else all of them."""
-    wanted, names = word.lower(), list(known_names)
-    near = difflib.get_close_matches(wanted.replace("-", "_"), names) or difflib.get_close_matches(wanted, names)
-    near.sort(key=lambda name: name[:3] != wanted[:3])  # people get the beginning of a word right
-    near = near or [name for name in names if len(wanted) > 2 and wanted in name]
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
-
-
-def validate(form: Any, document: Document, hints: Mapping[KeyPath, str] | None = None) -> dict[str, Any]:
+def validate(form: Any, document: Document, vocabulary: Path | None = None) -> dict[str, Any]:
     """Return what `document` says of the keys of `form` (`documents/keys.py`), without defaults.
 
-    `hints` are sentences for keys that are unknown for a reason worth telling. Raises `UserError` with one line for
-    each of the first few problems.
+    `vocabulary` is a file of the words that people write for these keys and values (`documents/likely_meaning.py`).
+    Raises `UserError` with one line for each of the first few problems.
     """
     try:
         values: dict[str, Any] = _adapter(narrowed(form, keys_in(document.value))).validate_python(document.value)
@@ -63,8 +55,8 @@ def validate(form: Any, document: Document, hints: Mapping[KeyPath, str] | None 
     except ValidationError as error:
         # A key that is missing is often the same mistake as one that is unknown: that one stands first.
         errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] == "missing")
-        problems = [_problem(form, document, dict(e), hints or {}) for e in errors]
-    raise report(document, problems)
+    words = NO_VOCABULARY if vocabulary is None else read_vocabulary(vocabulary)
+    raise report(document, [_problem(form, document, dict(e), words) for e in errors])
 
 
 @cache
@@ -91,27 +83,39 @@ def _line(document: Document, path: KeyPath, text: str) -> str:
     return f"{document.where(path)}: {dotted(path)}: {text}" if path else f"{document.where()}: {text}"
 
 
-def _problem(form: Any, document: Document, error: Mapping[str, Any], hints: Mapping[KeyPath, str]) -> Problem:
+def _problem(form: Any, document: Document, error: Mapping[str, Any], words: Vocabulary) -> Problem:
     # loc carries "(tag)" for the branch of a union and "[key]" for the key of a mapping, beside the real path
     path: KeyPath = tuple(p for p in error["loc"] if isinstance(p, int) or not p.startswith(("(", "[")))
     keys, field = _find(form, path)
     kind, value = error["type"], error.get("input")
     if kind == "extra_forbidden":
-        if path in hints:
-            return path, hints[path]
-        return path, f"is not a known key; {known_and_nearest(str(path[-1]), list(keys))}"
+        return path, words.about_unknown_key(_plain(path), str(path[-1]), value, list(keys), dotted_keys(form))
     if kind == "missing":
         about = f" ({_first_sentence(field.description)})" if field is not None and field.description else ""
         return path, f"is missing; add `{path[-1]}:`{about}"
     if kind == "value_error":
         mistake = error["ctx"]["error"]
-        return (*path, mistake.entry) if isinstance(mistake, WrongEntry) else path, str(mistake)
+        if isinstance(mistake, WrongEntry):
+            return (*path, mistake.entry), str(mistake)
+        trap = _trap(document, path, "string_type", value) if str(mistake).startswith("must be text") else ""
+        return path, f"{mistake}; {trap}" if trap else str(mistake)
     if kind in ("too_short", "too_long"):
         context = error["ctx"]
         limit = f"most {context['max_length']}" if kind == "too_long" else f"least {context['min_length']}"
         return path, f"has {counted(context['actual_length'], 'item')}; give at {limit}"
-    shown = "" if any(p in _PRIVATE for p in path) else f", not {_describe(value)}"
-    return path, f"{_expected(kind, error, field)}{shown}{_trap(document, path, kind, value)}"
+    raw = document.raw.get(path) if isinstance(value, float) else None
+    shown = "" if _private(path) else f", not {_describe(value) if raw is None else shortened(raw)}"
+    likely = _trap(document, path, kind, value) or _likely(document, path, error, field, words)
+    return path, f"{_expected(kind, error, field)}{shown}{f'; {likely}' if likely else ''}"
+
+
+def _plain(path: KeyPath) -> str:
+    """Return a dotted key without places in lists."""
+    return ".".join(part for part in path if isinstance(part, str))
+
+
+def _private(path: KeyPath) -> bool:
+    return any(part in _PRIVATE for part in path)
 
 
 def _expected(kind: str, error: Mapping[str, Any], field: FieldInfo | None) -> str:
@@ -130,9 +134,14 @@ def _expected(kind: str, error: Mapping[str, Any], field: FieldInfo | None) -> s
 
 
 def _choice(error: Mapping[str, Any]) -> str:
-    expected = str(error.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ")
+    choices = _choices(error)
     mapping = " or a mapping" if str(error["loc"][-1]).startswith("(") else ""
-    return f"one of {expected}{mapping}" if "," in expected else f"{expected}{mapping}"
+    return f"{'one of ' if len(choices) > 1 else ''}{', '.join(choices)}{mapping}"
+
+
+def _choices(error: Mapping[str, Any]) -> list[str]:
+    expected = str(error.get("ctx", {}).get("expected", ""))
+    return expected.replace("'", "").replace(" or ", ", ").split(", ")
 
 
 def _whole(kind: str, field: FieldInfo | None) -> bool:
@@ -140,12 +149,17 @@ def _whole(kind: str, field: FieldInfo | None) -> bool:
 
 
 def _range(field: FieldInfo | None, error: Mapping[str, Any]) -> str:
-    bounds = dict(error.get("ctx") or {})
-    for constraint in _constraints(field):
-        bounds |= {n: getattr(constraint, n) for n in ("ge", "gt", "le", "lt") if hasattr(constraint, n)}
+    bounds = _bounds(field, error)
     names = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     limits = " and ".join(f"{name} {_figure(bounds[key])}" for key, name in names.items() if key in bounds)
     return f", {limits}" if limits else ""
+
+
+def _bounds(field: FieldInfo | None, error: Mapping[str, Any]) -> dict[str, Any]:
+    bounds = dict(error.get("ctx") or {})
+    for constraint in _constraints(field):
+        bounds |= {n: getattr(constraint, n) for n in ("ge", "gt", "le", "lt") if hasattr(constraint, n)}
+    return bounds
 
 
 def _constraints(field: FieldInfo | None) -> Iterator[Any]:
@@ -163,18 +177,53 @@ def _figure(bound: float) -> str:
 
 
 def _trap(document: Document, path: KeyPath, kind: str, value: Any) -> str:
-    """Say what YAML made of the text, if that is the likely mistake."""
+    """Return what YAML made of the text, if that is the likely mistake; else an empty text."""
     raw = document.raw.get(path)
     if kind == "string_type" and raw is not None and value is not None:
-        return f'; YAML reads an unquoted {raw} as {_describe(value)}: quote it: "{raw}"'
+        hidden = _private(path) and not isinstance(value, bool)
+        text, read_as = ("...", "a number") if hidden else (raw, _describe(value))
+        typed = f"'{dotted(path)}=\"{text}\"'" if _typed(document, path) else f'"{text}"'
+        return f"YAML reads an unquoted {text} as {read_as}: quote it: {typed}"
     if isinstance(value, str) and kind.startswith(("int_", "float_")):
         if raw is not None and _NUMBER.fullmatch(raw) and "e" in raw.lower():
             with_point = f"{_with_point(raw)} or " if kind.startswith("float_") else ""
-            return f"; YAML reads {raw} as text: write {with_point}{_written_out(raw)}"
+            return f"YAML reads {raw} as text: write {with_point}{_written_out(raw)}"
         if raw is None and _NUMBER.fullmatch(value):
-            return "; remove the quotes"
+            return "remove the quotes"
+    if kind == "bool_type" and raw is None and isinstance(value, str) and value.lower() in ("true", "false"):
+        return "remove the quotes"
     if value is None:
-        return "; give it a value or remove the line"
+        return f"give it a value or {'leave the override out' if _typed(document, path) else 'remove the line'}"
+    return ""
+
+
+def _typed(document: Document, path: KeyPath) -> bool:
+    """Return whether a value stands on the command line rather than in the file."""
+    return document.where(path).startswith("override ")
+
+
+def _likely(
+    document: Document, path: KeyPath, error: Mapping[str, Any], field: FieldInfo | None, words: Vocabulary
+) -> str:
+    """Return what was most likely meant by a value of another kind or outside its range; else an empty text."""
+    kind, value, key = error["type"], error.get("input"), _plain(path)
+    if isinstance(value, str) and re.fullmatch(r"\w+:\S+", value) and kind in ("dict_type", "literal_error"):
+        return f"write a space after the colon: {value.replace(':', ': ', 1)}"
+    if kind.startswith(("int_", "float_", "greater_", "less_")) and isinstance(value, (str, int, float)):
+        largest = _bounds(field, error).get("le")
+        number = None if isinstance(value, bool) else likely_number(key, str(value), largest)
+        return words.about_value(key, value) or ("" if number is None else f"did you mean {number}?")
+    if kind in ("literal_error", "union_tag_invalid"):
+        word = ("false", "true")[value] if isinstance(value, bool) else value
+        return words.about_value(key, word, _choices(error)) or ""
+    if kind == "dict_type" and words.about_value(key, value):
+        return str(words.about_value(key, value))
+    if kind == "dict_type" and key in words.inner_keys and isinstance(value, (str, int, float)):
+        return f"did you mean {key}.{words.inner_keys[key]}{'=' if _typed(document, path) else ': '}{value}?"
+    if kind == "dict_type" and isinstance(value, list):
+        return "write its keys without the dashes of a list"
+    if kind == "list_type" and isinstance(value, str) and not _private(path):
+        return f"a list of one is written [{_describe(value)}]"
     return ""
 
 

@@ -34,6 +34,10 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _BOOLEANS = {"yes": True, "no": False, "true": True, "false": False, "on": True, "off": False}
 _OCTAL = re.compile(r"[-+]?0[0-9_]+")
+_LARGEST = 2**63 - 1
+_CONFLICT = re.compile(r"(<{7}|={7}|>{7})( .*)?")
+_NO_SPACE = re.compile(r"\s*(?:- )?([A-Za-z_]\w*):([^\s/:].*)")
+_EQUALS = re.compile(r"\s*([A-Za-z_][\w.]*)\s*=\s*(\S.*)")
 
 
 @dataclass(frozen=True)
@@ -97,13 +101,43 @@ def read_document(path: Path) -> Document:
 
 def parse_document(text: str, name: str) -> Document:
     """Parse YAML text whose top level is a mapping; `name` is how messages call the file."""
+    _refuse_conflict(text, name)
     document = _Parser(text, name).parse()
     if document.value is None:
         raise UserError(f"{name}: is empty; write `key: value` lines")
     if not isinstance(document.value, dict):
         kind = "a list" if isinstance(document.value, list) else "a single value"
-        raise UserError(f"{document.where()}: the file is {kind}, not a mapping; write `key: value` lines")
+        likely = _likely_line(text, 0, len(text))
+        fix = f"; line {likely[0]}: {likely[1]}" if likely else ""
+        raise UserError(f"{document.where()}: the file is {kind}, not a mapping; write `key: value` lines{fix}")
     return document
+
+
+def _refuse_conflict(text: str, name: str) -> None:
+    """Raise UserError for the marks that git leaves in a file whose two versions it could not merge."""
+    if "<<<<<<<" not in text and ">>>>>>>" not in text:
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if _CONFLICT.fullmatch(line.rstrip()):
+            raise UserError(
+                f"{name}:{number}: {_short(line.strip())} marks a merge conflict; keep one of the two versions and "
+                "remove the lines of <<<<<<<, ======= and >>>>>>>"
+            )
+
+
+def _likely_line(text: str, first: int, last: int) -> tuple[int, str] | None:
+    """Return the line, of the `first` to the `last` counted from 0, that is most likely no YAML, and how to mend it."""
+    lines = text.split("\n")
+    for i in range(max(first, 0), min(last + 1, len(lines))):
+        line = lines[i].split(" #")[0].rstrip()
+        if line.lstrip().startswith("#"):
+            continue
+        no_space, equals = _NO_SPACE.fullmatch(line), _EQUALS.fullmatch(line)
+        if no_space is not None:
+            return i + 1, f"write a space after the colon: `{no_space[1]}: {shortened(no_space[2])}`"
+        if equals is not None and ": " not in line:
+            return i + 1, f"write a colon and a space: `{equals[1]}: {shortened(equals[2])}`"
+    return None
 
 
 def parse_value(text: str, name: str) -> Document:
@@ -211,22 +245,38 @@ class _Parser:
         return UserError(f"{self._place(event)}: {problem}")
 
     def _syntax(self, error: yaml.YAMLError) -> str:
+        """Return the sentence for text that is no YAML, at the line that is to be mended where it can be told."""
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        place = f"{self.name}:{mark.line + 1}" if mark is not None and self.numbered else self.name
+        begin = getattr(error, "context_mark", None)
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be parsed"
+        line = None if mark is None or not self.numbered else mark.line
+        unclosed = "stream" in str(problem) or "expected ','" in str(problem)
+        fix = ""
         lines = self.text.split("\n")
-        tab = mark is not None and mark.line < len(lines) and "\t" in lines[mark.line]
-        fix = "; indent with spaces, not tabs" if tab else ""
+        if line is not None:
+            likely = _likely_line(self.text, line - 1, line)
+            if line < len(lines) and "\t" in lines[line]:
+                fix = "; indent with spaces, not tabs"
+            elif likely is not None:
+                line, fix = likely[0] - 1, f"; {likely[1]}"
+            elif "mapping values" in str(problem):
+                fix = "; quote a value that has a colon and a space in it, and indent keys of one mapping alike"
+            elif begin is not None and begin.line < line and unclosed:
+                line, fix = begin.line, f"; what begins with {lines[begin.line][begin.column]} in this line never ends"
+        elif unclosed:
+            fix = "; a quote or bracket that is opened must be closed; for the shell, quote the whole word"
+        place = f"{self.name}:{line + 1}" if line is not None else self.name
         return f"{place}: is not valid YAML: {' '.join(str(problem).split())}{fix}"
 
 
 def _number(text: str, tag: str) -> int | float:
     plain = text.replace("_", "")
     if tag == "int":
+        # beyond 64 bits a fraction like any other, which whole numbers are told from: each key names its own bounds
+        if len(plain) > 200:
+            raise ValueError("is no number that anything here could hold")
         number = int(plain, 0)
-        if abs(number) >= 2**63:
-            raise ValueError("does not fit 64 bits")
-        return number
+        return number if abs(number) <= _LARGEST else float(number)
     lowered = plain.lower().lstrip("+-")
     if lowered in (".inf", ".nan"):
         return float(plain.lower().replace(".", ""))

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.assets import asset
-from llmlaunch.documents.validate import BadKey, known_and_nearest, validate
+from llmlaunch.documents.likely_meaning import known_and_nearest
+from llmlaunch.documents.validate import BadKey, validate
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
 from llmlaunch.models.hub_ids import HubModel, hub_model, is_hub_id, unknown_hub_id

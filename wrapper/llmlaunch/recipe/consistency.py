@@ -159,11 +159,18 @@ def _pins_and_model(recipe: Recipe) -> Iterator[Problem]:
             ("layout", "pipeline"),
             f"{_listed(pipeline)} stages for {counted(shape.num_layers, 'layer')}; use at most {shape.num_layers}",
         )
-    expert = _pinned(recipe, "expert")
-    experts = shape.moe.num_experts if shape.moe is not None else 1
+    if shape.moe is None:
+        for name in ("expert", "expert_tensor"):
+            sizes = _pinned(recipe, name)
+            if sizes and 1 not in sizes:
+                yield ("layout", name), f"shares out experts, and {shape.name} is a dense model without any; remove it"
+        return
+    expert, experts = _pinned(recipe, "expert"), shape.moe.num_experts
     if expert and all(experts % size for size in expert):
-        have = f"{experts} experts are" if shape.moe is not None else "a model without experts is"
-        yield ("layout", "expert"), f"{have} not divisible by {_listed(expert)}; use a divisor of {experts}"
+        yield (
+            ("layout", "expert"),
+            f"{experts} experts are not divisible by {_listed(expert)}; use a divisor of {experts}",
+        )
 
 
 def _slurm(recipe: Recipe) -> Iterator[Problem]:

@@ -90,8 +90,12 @@ def _stages(value: Any) -> Any:
     return tuple(value)
 
 
-Size: Any = _pin(_whole_number(1, 10**9), "a whole number of at least 1", {"type": "integer", "minimum": 1})
-Amount: Any = _pin(_whole_number(0, 10**9), "a whole number", {"type": "integer", "minimum": 0})
+Size: Any = _pin(
+    _whole_number(1, 10**9), "a whole number, at least 1 and at most 1000000000", {"type": "integer", "minimum": 1}
+)
+Amount: Any = _pin(
+    _whole_number(0, 10**9), "a whole number, at least 0 and at most 1000000000", {"type": "integer", "minimum": 0}
+)
 ZeroStage: Any = _pin(_whole_number(0, 3), "0, 1, 2 or 3", {"enum": [0, 1, 2, 3]})
 Flag: Any = _pin(lambda value: isinstance(value, bool), "true or false", {"type": "boolean"})
 Recompute: Any = _pin(

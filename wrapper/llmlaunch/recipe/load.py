@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from llmlaunch import __version__
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.documents.keys import key_names
 from llmlaunch.documents.secrets import refuse_secrets
@@ -29,7 +30,7 @@ from llmlaunch.recipe.layout_keys import (
 from llmlaunch.recipe.overrides import apply_overrides, parse_override
 from llmlaunch.recipe.tracking import tracking_problems, tracking_with_absolute_paths
 from llmlaunch.recipe.training import number_notes, training_from, training_problems
-from llmlaunch.recipe.types import HINTS, NO_RESTART, Recipe, Restart, recipe_form
+from llmlaunch.recipe.types import NO_RESTART, SCHEMA, VOCABULARY, Recipe, Restart, recipe_form
 
 __all__ = ["load_recipe", "load_written", "recipe_from"]
 
@@ -61,8 +62,9 @@ def load_written(written: Document, overrides: Sequence[str], folder: Path) -> R
 
 def recipe_from(document: Document, base_dir: Path = Path()) -> Recipe:
     """Return the recipe of a parsed document: paths as written, no text and no digest. Raises `UserError`."""
+    _refuse_newer(document)
     named = tuple(key for key in ("model", "cluster") if not isinstance(document.value.get(key), Mapping))
-    keys = validate(recipe_form(named), document, HINTS)
+    keys = validate(recipe_form(named), document, VOCABULARY)
     recipe = _resolve(keys, document, base_dir)
     problems = [
         *data_problems(recipe.data, recipe.backend.takes_megatron_arguments),
@@ -78,6 +80,16 @@ def recipe_from(document: Document, base_dir: Path = Path()) -> Recipe:
     if problems:
         raise report(document, problems)
     return replace(recipe, document=document)
+
+
+def _refuse_newer(document: Document) -> None:
+    """Raise UserError for the schema of a later llmlaunch: whatever else it could not read would only confuse."""
+    schema = document.value.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise UserError(
+            f"{document.where(('schema',))}: schema: {schema} is of a newer llmlaunch; this one, {__version__}, reads "
+            f"schema: {SCHEMA}. Upgrade it: pip install --upgrade llmlaunch"
+        )
 
 
 def _refuse_secrets(written: Document, overrides: Sequence[str], allowed: Any) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from llmlaunch.documents.validate import validate
 from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_document, parse_value, read_document
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
-from llmlaunch.recipe.types import HINTS, Recipe, recipe_form
+from llmlaunch.recipe.types import VOCABULARY, Recipe, recipe_form
 from llmlaunch.rundir.values import counted, shortened
 
 __all__ = [
@@ -60,7 +60,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
         for table in (places, raw):
             for key in [k for k in table if k[: len(real)] == real]:
                 del table[key]
-        for length in range(1, len(real)):  # mappings made on the way
+        for length in range(1, len(real) + 1):  # mappings made on the way, and a value that is empty
             places.setdefault(real[:length], parsed.name)
         places |= {real + key: place for key, place in parsed.places.items()}
         raw |= {real + key: text for key, text in parsed.raw.items()}
@@ -73,8 +73,21 @@ def parse_override(word: str) -> tuple[tuple[str, ...], Document]:
     shown = shown_word(word)
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
-        raise UserError(f"override {shown}: is not key=value; write for example training.steps=100")
+        raise UserError(f"override {shown}: is not key=value; {_as_override(word)}")
+    if not text.strip():
+        raise UserError(
+            f"override {shown}: has no value; write for example {shown.strip()}100, leave it out, or take the key out "
+            f"of the recipe with {shown.strip()}null"
+        )
     return path, parse_value(text, f"override {shown}")
+
+
+def _as_override(word: str) -> str:
+    """Return how a word that is no override is written as one."""
+    key, colon, value = word.partition(":")
+    if colon and value.strip() and all(key.strip().split(".")) and "/" not in key:
+        return f"did you mean {shown_word(f'{key.strip()}={value.strip()}')}?"
+    return "write for example training.steps=100"
 
 
 def _set(tree: Any, path: tuple[str, ...], value: Any, name: str) -> KeyPath:
@@ -187,7 +200,7 @@ def _parts(word: str) -> list[str]:
 def _accepted(written: Document, overrides: Sequence[str]) -> bool:
     """Whether the keys and types of the recipe allow these overrides. Contradictions between keys are found later."""
     try:
-        validate(recipe_form(), apply_overrides(written, overrides), HINTS)
+        validate(recipe_form(), apply_overrides(written, overrides), VOCABULARY)
     except UserError:
         return False
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
@@ -23,7 +24,7 @@ from llmlaunch.documents.text import (
     SetupLine,
     SlurmOptions,
 )
-from llmlaunch.documents.yaml_strict import Document, KeyPath
+from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.models.shape import ModelShape, model_form
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
@@ -36,12 +37,13 @@ from llmlaunch.workload import Workload
 
 __all__ = [
     "AUTO_NODES",
-    "HINTS",
     "IN_USE",
     "MOST_NODES",
     "NO_BUDGET",
     "NO_CALIBRATION",
     "NO_RESTART",
+    "SCHEMA",
+    "VOCABULARY",
     "BackendChoice",
     "Budget",
     "Code",
@@ -111,13 +113,9 @@ class WatchdogPolicy:
 Scalar = str | int | float | bool
 MOST_NODES = 100_000
 IN_USE, NO_CALIBRATION = "in-use", "none"
-# keys that are unknown for a reason worth telling
-HINTS: dict[KeyPath, str] = {
-    ("training", "micro_batch_size"): "is part of the layout; write it under `layout:`",
-    ("training", "nodes"): "stands at the top of the recipe, not under `training:`",
-    ("max_nodes",): "stands under `budget:`",
-    ("tokens",): "stands under `training:`",
-}
+SCHEMA = 1  # of recipes
+# what people and other tools call our keys and values
+VOCABULARY = Path(__file__).with_name("vocabulary.json")
 AUTO_NODES = 0  # a recipe whose number of nodes the planner has not chosen yet
 
 BackendName = Literal["megatron-lm", "deepspeed"]

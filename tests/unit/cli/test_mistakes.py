@@ -1,0 +1,180 @@
+"""What a newcomer gets wrong is answered with what is wrong, where, and how it is mended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmlaunch.documents.keys import dotted_keys
+from llmlaunch.documents.likely_meaning import read_vocabulary
+from llmlaunch.recipe.types import VOCABULARY, recipe_form
+from support.command_line import CommandLine
+
+RECIPE = """\
+schema: 1
+name: small
+model: llama3-8b
+backend: megatron-lm
+cluster: h100-80gb-x8
+nodes: 2
+training:
+  sequence_length: 2048
+  global_batch_size: 16
+  steps: 10
+data: {mock: true}
+"""
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """`write("nodes: 2", "nodes:2")` writes recipe.yaml with one text replaced, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def written(old: str = "", new: str = "") -> Path:
+        assert old in RECIPE
+        path = Path("recipe.yaml")
+        path.write_text(RECIPE.replace(old, new, 1) if old else RECIPE + new, encoding="utf-8")
+        return path
+
+    return written
+
+
+# an override, and what the message says of it
+OVERRIDES = {
+    # keys of other tools
+    "layout.tp=2": "layout.tp: is not a known key; did you mean layout.tensor?",
+    "layout.pp=2": "did you mean layout.pipeline?",
+    "tensor_parallel_size=2": "did you mean layout.tensor?",
+    "tensor_model_parallel_size=2": "did you mean layout.tensor?",
+    "training.tensor_model_parallel_size=2": "did you mean layout.tensor?",
+    "layout.cp=2": "did you mean layout.context?",
+    "layout.ep=2": "did you mean layout.expert?",
+    "layout.zero=1": "did you mean layout.zero_stage?",
+    "training.gbs=8": "did you mean training.global_batch_size?",
+    "seq_len=4096": "did you mean training.sequence_length?",
+    "training.micro_batch=1": "did you mean layout.micro_batch_size?",
+    "training.micro_batch_size=1": "did you mean layout.micro_batch_size?",
+    "training.lr=1": "did you mean training.learning_rate?",
+    "gpus_per_node=8": "did you mean cluster.devices_per_node?",
+    "model.n_layers=8": "did you mean model.num_layers?",
+    "env.X=1": "did you mean environment?",
+    "precision=bf16": "precision: is not a known key; did you mean training.precision?",
+    "training.gradient_accumulation_steps=4": "it follows from training.global_batch_size",
+    "layout.tensr=2": "layout.tensr: is not a known key; did you mean tensor?",
+    "tensr_parallel=2": "tensr_parallel: is not a known key;",
+    "foo=1": "foo: is not a known key; known: schema, name, model, backend",
+    # values of other tools
+    "backend=megatron": "must be one of megatron-lm, deepspeed or a mapping, not 'megatron'; did you mean megatron-lm?",
+    "backend=Megatron-LM": "did you mean megatron-lm?",
+    "backend=pytorch": "a training script of your own runs under deepspeed",
+    "precision=fp8": "keep precision: bf16 and write training.fp8",
+    "training.precision=fp8": "not 'fp8'; 8-bit products stand beside the 16-bit format: keep precision: bf16 and",
+    "training.precision=bfloat16": "did you mean bf16?",
+    "layout=automatic": "did you mean auto?",
+    "nodes=min": "did you mean auto?",
+    "container=/x.sqsh": "container: must be a mapping, not '/x.sqsh'; did you mean container.image=/x.sqsh?",
+    "data=/data/tokens": "did you mean data.path=/data/tokens?",
+    "data=mock": "did you mean data: {mock: true}?",
+    "training.optimizer=adam": "AdamW is the optimizer of every training here",
+    # numbers
+    "training.sequence_length=8k": "not '8k'; did you mean 8192?",
+    "training.steps=10k": "not '10k'; did you mean 10000?",
+    "training.sequence_length=4,096": "not '4,096'; did you mean 4096?",
+    "training.global_batch_size=1e3": "YAML reads 1e3 as text: write 1000",
+    "memory.limit=80": "must be a finite number, above 0 and at most 1, not 80; did you mean 0.8?",
+    "memory.limit=80%": "not '80%'; did you mean 0.8?",
+    "nodes=100000000000000000000": "at least 1 and at most 100000, not 100000000000000000000",
+    "layout.tensor=100000000000000000000": "a whole number, at least 1 and at most 1000000000",
+    "slurm.mem=100000000000000000000": "must be text, a whole number, or true",
+    "nodes=2 nodes": "did you mean 2?",
+    "watchdog.floor_seconds=10m": "did you mean 600?",
+    # the shape of an override
+    "nodes=": "override nodes=: has no value; write for example nodes=100, leave it out, or take the key out",
+    "nodes:4": "override nodes:4: is not key=value; did you mean nodes=4?",
+    "nodes": "override nodes: is not key=value; write for example training.steps=100",
+    'model="llama3-8b': "a quote or bracket that is opened must be closed",
+    # what belongs to other models and versions
+    "layout.expert=2": "layout.expert: shares out experts, and llama3-8b is a dense model without any; remove it",
+    "layout.expert_tensor=2": "layout.expert_tensor: shares out experts, and llama3-8b is a dense model",
+    "schema=2": "schema: 2 is of a newer llmlaunch; this one, 0.1.0, reads schema: 1. Upgrade it: pip install",
+    # YAML's own words
+    "environment.X=on": "YAML reads an unquoted on as true: quote it: 'environment.X=\"on\"'",
+    "slurm.time=24:00:00": 'YAML reads 24:00:00 as a number in base 60; quote it: "24:00:00"',
+    # the nearest known name
+    "model=llama3-8": "unknown model 'llama3-8'; did you mean llama3-8b?",
+    "cluster=h100": "unknown cluster 'h100'; did you mean h100-80gb-x8?",
+    "cluster.accelerator=h100": "unknown accelerator 'h100'; did you mean h100-",
+    "slurm.partitionn=gpu": "is no option of sbatch; did you mean partition?",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("override", "says"), OVERRIDES.items(), ids=OVERRIDES)
+def test_a_wrong_override_is_answered_with_what_was_meant(
+    llmlaunch: CommandLine, write: Write, override: str, says: str
+) -> None:
+    message = llmlaunch("check", write(), override, code=2).stderr
+    assert message.startswith("error: override ")
+    assert says in message
+    assert len(message.splitlines()) == 1
+    assert len(message) < 500
+
+
+# a text of the recipe, what stands in its place, and the beginning and the end of the message
+FILES = [
+    ("schema: 1", "schema: 2", "recipe.yaml:1: schema: 2 is of a newer llmlaunch", ""),
+    ("nodes: 2", "nodes:2", "recipe.yaml:6: is not valid YAML", "write a space after the colon: `nodes: 2`"),
+    ("  steps: 10", "  steps:10", "recipe.yaml:10: ", "write a space after the colon: `steps: 10`"),
+    ("nodes: 2", "nodes = 2", "recipe.yaml:6: ", "write a colon and a space: `nodes: 2`"),
+    ("  steps: 10", "\tsteps: 10", "recipe.yaml:10: ", "indent with spaces, not tabs"),
+    ("  steps: 10", "  steps: 10\n  steps: 11", "recipe.yaml:11: the key 'steps' stands twice", "remove one"),
+    (
+        "nodes: 2",
+        "<<<<<<< HEAD\nnodes: 2\n=======\nnodes: 4\n>>>>>>> theirs",
+        "recipe.yaml:6: '<<<<<<< HEAD' marks a merge conflict",
+        "remove the lines of <<<<<<<, ======= and >>>>>>>",
+    ),
+    ("", ">>>>>>> theirs\n", "recipe.yaml:12: '>>>>>>> theirs' marks a merge conflict", ""),
+    ("", "layout: {tensor:2}\n", "recipe.yaml:12: layout.tensor:2: is not", "a space after the colon: tensor: 2"),
+    ("", "layout:\n  tensor:2\n", "recipe.yaml:12: layout: must be auto", "a space after the colon: tensor: 2"),
+    ("", "layout:\n  tensor:2\n  pipeline: 1\n", "recipe.yaml:13: ", "a space after the colon: `tensor: 2`"),
+    ("", "layout: {tp: 2}\n", "recipe.yaml:12: layout.tp: is not a known key", "did you mean layout.tensor?"),
+    ("", "training.seed: 5\n", "recipe.yaml:12: training.seed: is not", "in the file write seed: below training:"),
+    ("", "container: /x.sqsh\n", "recipe.yaml:12: container: must be", "did you mean container.image: /x.sqsh?"),
+    ("", "environment:\n  X: on\n", "recipe.yaml:13: environment.X: must", 'unquoted on as true: quote it: "on"'),
+    ("", "environment:\n  X: a: b\n", "recipe.yaml:13: ", "quote a value that has a colon and a space in it"),
+    ("model: llama3-8b", "model: 'llama3-8b", "recipe.yaml:3: ", "what begins with ' in this line never ends"),
+    ("{mock: true}", "{mock: true", "recipe.yaml:11: ", "what begins with { in this line never ends"),
+    ("nodes: 2", "nodes: “2”", "recipe.yaml:6: nodes: must be a whole number", "did you mean 2?"),
+    ("training:\n", "training:\n  - ", "recipe.yaml:", "is not valid YAML"),
+    ("data: {mock: true}", "data: [mock]", "recipe.yaml:11: data: must be a mapping", "without the dashes of a list"),
+    ("", "setup: module load cuda\n", "recipe.yaml:12: setup: must be a list", "['module load cuda']"),
+    ("{mock: true}", '{mock: "true"}', "recipe.yaml:11: data.mock: must be true or false", "remove the quotes"),
+    ("steps: 10", "precision: fp8", "recipe.yaml:10: training.precision: must be one of", "training.fp8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "begin", "end"), FILES, ids=[new or old for old, new, *_ in FILES])
+def test_a_mistake_in_the_file_is_answered_at_its_line(
+    llmlaunch: CommandLine, write: Write, old: str, new: str, begin: str, end: str
+) -> None:
+    message = llmlaunch("check", write(old, new), code=2).stderr
+    assert message.startswith(f"error: {begin}")
+    assert end in message
+
+
+def test_every_word_of_other_tools_stands_for_a_key_that_recipes_have() -> None:
+    words, known = read_vocabulary(VOCABULARY), {*dotted_keys(recipe_form()), "slurm", "environment"}
+    free_form = ("slurm.", "environment.")
+    keys = [*words.keys, *words.values, *words.unknown_values, *words.inner_keys]
+    assert [key for key in keys if key not in known and not key.startswith(free_form)] == []
+    assert [f"{k}.{name}" for k, name in words.inner_keys.items() if f"{k}.{name}" not in known and k != "slurm"] == []
+
+
+def test_no_word_of_other_tools_stands_for_two_keys() -> None:
+    words = read_vocabulary(VOCABULARY)
+    theirs = [word for words_of_key in words.keys.values() for word in words_of_key]
+    assert sorted({word for word in theirs if theirs.count(word) > 1}) == []
