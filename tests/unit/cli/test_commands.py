@@ -258,7 +258,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
     assert options == {
         "init": ["cluster", "names", "number", "output", "partition", "settings", "show", "site", "source"],
         "check": ["as_json", "cluster", "megatron_args", "number", "overrides", "recipe", "replan", "variables"],
-        "plan": ["as_json", "locks", "overrides", "plot", "recipe", "with_front"],
+        "plan": ["as_json", "html", "locks", "overrides", "plot", "recipe", "with_front"],
         "compare": ["as_json", "clusters", "nodes", "overrides", "prices", "recipe"],
         "diff": ["as_json", "first", "second"],
         "render": ["as_json", "output", "overrides", "recipe", "replan"],

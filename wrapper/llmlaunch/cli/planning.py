@@ -16,6 +16,7 @@ from llmlaunch.cli.output import announced_after, notify, print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import open_regular
+from llmlaunch.rundir.values import to_type
 from llmlaunch.units import gib
 
 if TYPE_CHECKING:
@@ -236,9 +237,16 @@ def note_doubts(*parts: Readiness) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("--pareto", "with_front", is_flag=True, help="Also the Pareto front of step time against head-room.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw the grid of layouts as a heat map, .svg.")
+@click.option("--html", type=click.Path(path_type=Path), help="Also write all of it as one page for a browser, .html.")
 @click.option("--lock", "locks", is_flag=True, help="Keep to this plan from now on: write it beside RECIPE.")
 def plan_command(
-    recipe: str, overrides: tuple[str, ...], as_json: bool, with_front: bool, plot: Path | None, locks: bool
+    recipe: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    with_front: bool,
+    plot: Path | None,
+    html: Path | None,
+    locks: bool,
 ) -> int:
     """Show the layouts of RECIPE ranked by step time, what each neighbouring choice would cost, and how many were
     refused for what. A lock beside RECIPE is left aside.
@@ -252,6 +260,12 @@ def plan_command(
         from llmlaunch.report.grid_plot import write_grid_plot
 
         write_grid_plot(run.setting, run.search, run.plan, plot)
+    if html is not None:
+        from llmlaunch.report.plan_page import write_plan_page
+
+        command = to_type("plan", recipe, *overrides, "--html", html)
+        write_plan_page(run.setting, run.search, run.plan, neighbours, command, html)
+        notify(f"wrote {html}: open it in a browser")
     if as_json:
         extra = {} if front is None else {"pareto": [candidate.as_json() for candidate in front]}
         print_json(run.json | {"neighbours": [neighbour.as_json() for neighbour in neighbours]} | extra)

@@ -34,6 +34,7 @@ __all__ = [
     "check_text",
     "explained_text",
     "front_text",
+    "neighbour_row",
     "neighbours_text",
     "placement_text",
     "plan_text",
@@ -401,14 +402,14 @@ def placement_text(expected: ExpectedPlacement) -> str:
 
 def neighbours_text(plan: Plan, neighbours: Sequence[Neighbour]) -> list[str]:
     """Time and head-room of each neighbour against the plan's layout; of those refused, why."""
-    rows = [_neighbour_row(plan, neighbour) for neighbour in neighbours]
+    rows = [neighbour_row(plan, neighbour) for neighbour in neighbours]
     if not rows:
         return []
     lines = table(["", "time", "GiB to spare"], [row for row, _ in rows], remarks=[remark for _, remark in rows])
     return ["Neighbours of this layout: one choice changed, data parallelism takes up the rest", lines]
 
 
-def _neighbour_row(plan: Plan, neighbour: Neighbour) -> tuple[list[str], str]:
+def neighbour_row(plan: Plan, neighbour: Neighbour) -> tuple[list[str], str]:
     verdict = neighbour.verdict
     change = f"{neighbour.name.replace('_', ' ')} {_setting_text(neighbour.before)} -> {_setting_text(neighbour.after)}"
     for name, value in neighbour.along.items():
