@@ -1,0 +1,40 @@
+"""What a newcomer types from the README, and a coding agent from the skill file, does what the page says."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from support.command_line import data_folders
+from support.snippets import DOCS, ROOT, walk
+
+DATA = ROOT / "tests" / "data"
+JOB = """#!/bin/bash
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+srun torchrun --nnodes 4 --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 \\
+    --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --swiglu \\
+    --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights --seq-length 8192 \\
+    --max-position-embeddings 8192 --position-embedding-type rope --micro-batch-size 1 --global-batch-size 512 \\
+    --train-iters 1000 --lr 0.0003 --bf16 --tensor-model-parallel-size 4 --sequence-parallel \\
+    --use-distributed-optimizer --mock-data --tokenizer-type NullTokenizer --vocab-size 128256
+"""
+
+
+def test_the_readme_can_be_typed(tmp_path: Path) -> None:
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "job.sbatch").write_text(JOB)  # the job that the reader has, and its log
+    shutil.copy(DATA / "logs" / "megatron-core-0.19.log", tmp_path / "train.log")
+    walk(ROOT / "README.md", tmp_path, **data_folders(tmp_path))
+    assert (tmp_path / "grid.svg").read_text().startswith("<svg")
+    assert (tmp_path / "runs" / "from-python" / "job.sbatch").exists()
+    assert (tmp_path / "mine.yaml").exists()
+
+
+def test_the_skill_file_can_be_typed_and_says_when_to_use_it(tmp_path: Path) -> None:
+    skill = DOCS / "skills" / "llmlaunch" / "SKILL.md"
+    walk(skill, tmp_path, **data_folders(tmp_path))
+    assert not (tmp_path / "runs").exists(), "nothing was submitted"
+    head = skill.read_text("utf-8").split("---\n")[1]
+    assert [line.partition(":")[0] for line in head.splitlines()] == ["name", "description"]
