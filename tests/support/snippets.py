@@ -136,6 +136,7 @@ def command_names(words: list[str]) -> tuple[click.Command, click.Context] | Non
 
 def named_options_mistake(text: str) -> str:
     """Return what is wrong with a synopsis or a mention such as `llmlaunch runs [--limit N]`, or ""."""
+    text = text.partition("    ")[0]  # what follows a gap is a remark
     words = re.findall(r"[\w-]+", text.partition("llmlaunch ")[2])
     if not words or words[0].startswith("--") or words[0].isupper():
         return ""
