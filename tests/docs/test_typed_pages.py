@@ -27,7 +27,7 @@ def test_the_readme_can_be_typed(tmp_path: Path) -> None:
     (tmp_path / "job.sbatch").write_text(JOB)  # the job that the reader has, and its log
     shutil.copy(DATA / "logs" / "megatron-core-0.19.log", tmp_path / "train.log")
     walk(ROOT / "README.md", tmp_path, **data_folders(tmp_path))
-    assert (tmp_path / "grid.svg").read_text().startswith("<svg")
+    assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "runs" / "from-python" / "job.sbatch").exists()
     assert (tmp_path / "mine.yaml").exists()
 
