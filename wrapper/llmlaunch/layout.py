@@ -118,18 +118,17 @@ class Layout:
         if self.offload_layers:
             parts.append(f"offload={self.offload_layers} layers")
         if self.uneven:
-            parts.append(f"layers={_runs(self.layers_by_stage)}")
+            parts.append(f"layers={self.layer_runs()}")
         return " ".join(parts)
+
+    def layer_runs(self) -> str:
+        """Return the layers of each stage, equal neighbours together: 21+20x2+19."""
+        groups = ((count, len(list(run))) for count, run in groupby(self.layers_by_stage))
+        return "+".join(f"{count}x{times}" if times > 1 else str(count) for count, times in groups)
 
 
 TECHNIQUE_FIELDS = ("zero_stage", "recompute", "recompute_layers", "offload_layers")  # tried with every split
 LAYOUT_FIELDS = tuple(f.name for f in fields(Layout) if f.name != "layers_by_stage")  # those that are one number
-
-
-def _runs(layers: tuple[int, ...]) -> str:
-    """Equal neighbours together: 21+20x2+19."""
-    groups = ((count, len(list(run))) for count, run in groupby(layers))
-    return "+".join(f"{count}x{times}" if times > 1 else str(count) for count, times in groups)
 
 
 @frozen

@@ -42,20 +42,20 @@ def test_each_fallback_has_a_line_with_what_becomes_of_checkpoints(llmlaunch: Co
         ("stop", "before the first checkpoint only"),
     ):
         policy = f"on_oom={{layouts: 2, after_checkpoint: {after}}}"
-        lines = llmlaunch("check", DEEPSPEED, *SAVING, policy).stdout.splitlines()
+        lines = llmlaunch("check", "-v", DEEPSPEED, *SAVING, policy).stdout.splitlines()
         at = lines.index("If a device runs out of memory, the same job continues with")
         assert [line.split()[0] for line in lines[at + 2 : at + 4]] == ["1.", "2."]
         assert lines[at + 2].endswith(note)
         again = "before the first checkpoint only" if after == "stop" else "from a checkpoint of the planned layout"
         assert lines[at + 3].endswith(again)
-    text = llmlaunch("check", DEEPSPEED, "on_oom=fallback").stdout
+    text = llmlaunch("check", "-v", DEEPSPEED, "on_oom=fallback").stdout
     assert "checkpoint only" not in text, "no checkpoints are written"
 
 
 def test_fewer_fallbacks_than_asked_for_are_warned_of_in_rendering(llmlaunch: CommandLine, tmp_path: Path) -> None:
     fewer = "of 8 layouts; no other has 6.3 GiB more head-room than"
     few = ("on_oom={layouts: 8}", "layout={zero_stage: 3, micro_batch_size: 1}")
-    assert fewer in llmlaunch("check", DEEPSPEED, *few).stdout
+    assert fewer in llmlaunch("check", "-v", DEEPSPEED, *few).stdout
     for command in (("render", "-o", str(tmp_path / "run")), ("submit", "--dry-run", "--local")):
         _, err = llmlaunch(command[0], DEEPSPEED, *few, *command[1:])
         assert err.startswith("warning: on_oom: ")
@@ -87,7 +87,7 @@ def test_an_unknown_version_is_warned_of_once(llmlaunch: CommandLine, arguments:
 def test_the_version_is_recorded_with_the_run(llmlaunch: CommandLine, folder: Path) -> None:
     llmlaunch("render", "recipe.yaml", "-o", "out")
     assert json.loads((folder / "out" / "run.json").read_text())["measurement"]["backend_version"] == "0.20.0"
-    assert "Assumed: Megatron core 0.20.0, as" in llmlaunch("check", "recipe.yaml").stdout
+    assert "Assumed: Megatron core 0.20.0, as" in llmlaunch("check", "-v", "recipe.yaml").stdout
 
 
 @pytest.mark.usefixtures("folder")
@@ -113,7 +113,7 @@ def test_check_and_plan_say_what_the_order_is_worth_in_one_line_and_in_json(
     near = ({0, 3}, {1, 2})
     recipe = site(tmp_path, [[40e9 if {i, j} in near else 10e9 for j in range(4)] for i in range(4)])
     for command in ("check", "plan"):
-        done = llmlaunch(command, recipe)
+        done = llmlaunch(command, "-v", recipe)
         (line,) = [line for line in done.stdout.splitlines() if line.startswith("Placement:")]
         assert "saves about" in line
         assert "on the first 4 nodes of the measured matrix" in line
@@ -128,9 +128,9 @@ def test_an_even_network_is_said_to_gain_nothing_and_an_unknown_one_is_not_spoke
     llmlaunch: CommandLine, tmp_path: Path
 ) -> None:
     recipe = site(tmp_path, [[10e9] * 4] * 4)
-    assert "Placement: no order of the nodes was found to be faster" in llmlaunch("check", recipe).stdout
+    assert "Placement: no order of the nodes was found to be faster" in llmlaunch("check", "-v", recipe).stdout
     (tmp_path / "site.yaml").write_text("base: h100-80gb-x8\n")
-    assert "Placement" not in llmlaunch("check", recipe).stdout
+    assert "Placement" not in llmlaunch("check", "-v", recipe).stdout
     assert llmlaunch.json("check", recipe)["placement"] is None
 
 

@@ -176,7 +176,9 @@ def test_nodes_may_be_chosen_in_every_command(llmlaunch: CommandLine, recipe: Pa
 
 
 def test_check_says_how_long_the_job_is(llmlaunch: CommandLine) -> None:
-    text = llmlaunch("check", "recipe.yaml", "training.tokens=300B", 'slurm.time="24:00:00"').stdout
+    job = ("check", "recipe.yaml", "training.tokens=300B", 'slurm.time="24:00:00"')
+    screen, text = llmlaunch(*job).stdout, llmlaunch(*job, "-v").stdout
+    assert " for 71,526 steps\n" in screen
     assert "Job: 71,526 steps, 300B tokens: " in text
     assert " GPU-hours\n" in text
     assert "Assumed: SLURM ends the job after 24 h 0 min (slurm.time)" in text
@@ -257,8 +259,8 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
     options = {name: sorted(p.name or "" for p in load_command(name).params) for name in COMMANDS}
     assert options == {
         "init": ["cluster", "names", "number", "output", "partition", "settings", "show", "site", "source"],
-        "check": ["as_json", "cluster", "megatron_args", "number", "overrides", "recipe", "replan", "variables"],
-        "plan": ["as_json", "html", "locks", "overrides", "plot", "recipe", "with_front"],
+        "check": ["as_json", "cluster", "megatron_args", "number", "overrides", "recipe", "replan", "variables", "verbose"],
+        "plan": ["as_json", "html", "locks", "overrides", "plot", "recipe", "verbose", "with_front"],
         "compare": ["as_json", "clusters", "nodes", "overrides", "prices", "recipe"],
         "diff": ["as_json", "first", "second"],
         "render": ["as_json", "output", "overrides", "recipe", "replan"],

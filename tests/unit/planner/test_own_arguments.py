@@ -67,7 +67,7 @@ def test_check_names_the_classes_and_exits_with_3(llmlaunch: CommandLine, tmp_pa
     path = tmp_path / "recipe.yaml"
     path.write_text(recipe_text(layout="{tensor: 8, pipeline: 2, context: 1, micro_batch_size: 1}"))
     words = ("--attention-backend", "unfused", "--adam-eps", "1e-15", *UNKNOWN)
-    shown = llmlaunch("check", str(path), backend(*words), code=3)
+    shown = llmlaunch("check", "-v", str(path), backend(*words), code=3)
     assert "your arguments: priced: --attention-backend unfused; neutral: --adam-eps 1e-15; unknown:" in shown.stdout
     plan = llmlaunch.json("check", str(path), backend(*words), code=3)
     assert plan["arguments"] == {

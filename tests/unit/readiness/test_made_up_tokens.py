@@ -38,12 +38,14 @@ def on_a_terminal(*arguments: object, **environment: str) -> str:
 
 def test_check_and_submit_say_it_once_and_name_the_key_to_write(tmp_path: Path, llmlaunch: CommandLine) -> None:
     recipe = written(tmp_path)
-    checked, submitted = llmlaunch("check", recipe), llmlaunch("submit", recipe, "--dry-run")
-    for text in (checked.stdout.splitlines()[1], submitted.stderr):
+    checked, submitted = llmlaunch("check", "-v", recipe), llmlaunch("submit", recipe, "--dry-run")
+    for text in (checked.stdout, submitted.stderr):
         assert text.count(SAID) == 1
         assert "write data: {path: ...}" in text
         assert "\x1b" not in text
     assert "made-up" not in checked.stderr
+    (row,) = [line for line in llmlaunch("check", recipe).stdout.splitlines() if line.startswith("Data ")]
+    assert "made-up tokens (data.mock: true)" in row
     assert "made-up" not in llmlaunch("check", written(tmp_path, data="{path: text}")).stdout
 
 
@@ -62,7 +64,7 @@ def test_several_runs_say_it_once(tmp_path: Path, llmlaunch: CommandLine) -> Non
 
 def test_a_terminal_shows_it_in_yellow_unless_no_colour_is_wanted(tmp_path: Path) -> None:
     recipe = written(tmp_path)
-    for command in (("check",), ("submit", "--dry-run")):
-        (line,) = [line for line in on_a_terminal(*command, recipe, NO_COLOR="").splitlines() if SAID in line]
-        assert line.startswith(YELLOW)
-        assert YELLOW not in on_a_terminal(*command, recipe, NO_COLOR="1")
+    command = ("submit", recipe, "--dry-run")
+    (line,) = [line for line in on_a_terminal(*command, NO_COLOR="").splitlines() if SAID in line]
+    assert line.startswith(YELLOW)
+    assert YELLOW not in on_a_terminal(*command, NO_COLOR="1")

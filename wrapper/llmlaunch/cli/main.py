@@ -22,7 +22,7 @@ __all__ = ["cli", "load_command", "main"]
 # command -> its module in llmlaunch.cli, imported when the command is used, and one line of help
 COMMANDS = {
     "init": ("init", "Write a starter recipe, or a profile of this cluster."),
-    "check": ("planning", "Plan a recipe, show its memory and time; submit nothing."),
+    "check": ("check", "Plan a recipe, show its memory and time; submit nothing."),
     "plan": ("planning", "Show the ranked layouts and why others were refused."),
     "compare": ("compare", "Rank clusters and numbers of nodes by days and price."),
     "diff": ("compare", "Say what differs between two recipes, plans or runs."),

@@ -1,10 +1,8 @@
-"""`llmlaunch check`, `plan`, `render` and `explain-args`: what a recipe becomes, before anything is submitted."""
+"""`llmlaunch plan`, `render` and `explain-args`: what a recipe becomes, before anything is submitted."""
 
 from __future__ import annotations
 
-import re
 import shlex
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,28 +13,24 @@ from llmlaunch.app.planned_run import PlannedRun, lock_path, plan
 from llmlaunch.cli.output import announced_after, notify, print_json, say
 from llmlaunch.errors import UserError
 from llmlaunch.rundir import file_names
-from llmlaunch.rundir.files import open_regular
 from llmlaunch.rundir.values import to_type
-from llmlaunch.units import gib
 
 if TYPE_CHECKING:
     from llmlaunch.readiness.readiness import Readiness
-    from llmlaunch.store.history import PastRun
 
 __all__ = [
-    "check_command",
     "explain_args_command",
     "note_doubts",
+    "placement_lines",
     "plan_command",
     "planned",
     "recipe_arguments",
     "render_command",
     "replan_option",
+    "verbose_option",
     "warn_of_readiness",
+    "warn_of_what_is_missing",
 ]
-
-
-SCRIPT_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 
 
 PATIENCE_SECONDS = 1.0  # of a search, before a line says that it runs
@@ -48,6 +42,9 @@ def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("recipe", metavar="RECIPE", type=click.Path())(function)
 
 
+verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, help="Also the terms of memory, the evidence, and all notes."
+)
 replan_option = click.option("--replan", is_flag=True, help="Leave the lock beside RECIPE aside, and plan anew.")
 
 
@@ -69,155 +66,21 @@ def planned(recipe: str, overrides: tuple[str, ...], replan: bool) -> PlannedRun
     return run
 
 
-@click.command("check")
-@click.argument("recipe", metavar="RECIPE|SCRIPT", required=False)
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--megatron-args", metavar="TEXT", help="Instead of RECIPE: the arguments of Megatron-LM's trainer.")
-@click.option("--cluster", metavar="NAME", help="Of a script or arguments, which do not tell: profile by name or path.")
-@click.option(
-    "--set", "variables", multiple=True, metavar="NAME=VALUE", help="A variable that SCRIPT is given; 1=... is $1."
-)
-@click.option("--command", "number", type=click.IntRange(min=1), metavar="N", help="The N-th training of SCRIPT.")
-@replan_option
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def check_command(
-    recipe: str | None,
-    overrides: tuple[str, ...],
-    megatron_args: str | None,
-    cluster: str | None,
-    variables: tuple[str, ...],
-    number: int | None,
-    replan: bool,
-    as_json: bool,
-) -> int:
-    """Validate and plan RECIPE; show memory by pipeline rank and term, the margin and the step time.
-
-    SCRIPT is a shell script or sbatch file that starts Megatron-LM or DeepSpeed, and TEXT the arguments of
-    pretrain_gpt.py: they are read, never executed, and priced as they are.
-
-    Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe, or none
-    within the budget. A locked plan (`llmlaunch plan --lock`) may run whatever is known of it today.
-    """
-    if megatron_args is None and (recipe is None or not is_script(recipe)):
-        if recipe is None:
-            raise UserError("check: name a RECIPE or a SCRIPT, or give --megatron-args")
-        if cluster or variables or number:
-            raise UserError(
-                f"{recipe}: is a recipe, and --cluster, --set and --command are for scripts; write cluster=NAME"
-            )
-        run = planned(recipe, overrides, replan)
-        run.refuse_unrenderable()
-        _show_check(run, as_json)
-        run.refuse_unsafe()
-        warn_of_readiness(run)
-    else:
-        run = _existing_job(recipe, overrides, megatron_args, cluster, variables, number)
-        _show_check(run, as_json)
-        run.refuse_unsafe()
-    return 0
-
-
-def is_script(name: str) -> bool:
-    """Return whether a file is a shell script rather than a recipe, by its ending or its first line."""
-    if name.endswith(SCRIPT_SUFFIXES):
-        return True
-    try:
-        with open_regular(Path(name), follow=True) as file:
-            return file.read(2) == b"#!"
-    except (OSError, ValueError):  # the reader of recipes has the better message
-        return False
-
-
-def _existing_job(
-    recipe: str | None,
-    overrides: tuple[str, ...],
-    megatron_args: str | None,
-    cluster: str | None,
-    variables: tuple[str, ...],
-    number: int | None,
-) -> PlannedRun:
-    """Plan the job of a script or of Megatron-LM's arguments, and say how it was read."""
-    from llmlaunch.app.existing_job import job_of_arguments, job_of_script, reading_lines
-
-    if megatron_args is not None:
-        words = overrides if recipe is None else (recipe, *overrides)
-        job = job_of_arguments(megatron_args, cluster, words, notify)
-    else:
-        values = dict(_variable(word) for word in variables)
-        job = job_of_script(Path(str(recipe)), cluster, overrides, notify, variables=values, number=number)
-    for line in reading_lines(job):
-        notify(line)
-    return job.run
-
-
-def _variable(word: str) -> tuple[str, str]:
-    name, equals, value = word.partition("=")
-    if not equals or not re.fullmatch(r"[A-Za-z_]\w*|[0-9]+", name):
-        raise UserError(f"--set {word.partition('=')[0]}: is not NAME=VALUE; write for example --set CHECKPOINTS=/ckpt")
-    return name, value
-
-
-def _show_check(run: PlannedRun, as_json: bool) -> None:
-    hints = run.hints()
-    if as_json:
-        print_json(run.json | ({"hints": [hint.as_json() for hint in hints]} if hints else {}))
-        return
-    from llmlaunch.app.evidence import last_true_peaks
-    from llmlaunch.report.plan_text import check_text
-    from llmlaunch.report.text import print_verdict
-
-    print_verdict(check_text(run.recipe, run.plan), run.plan.verdict_with_budget, run.mock_data_warning)
-    past = last_true_peaks(run.recipe, notify)
-    lines = [*_placement_lines(run), *_qualification_lines(run), *([] if past is None else _past_lines(past, run))]
-    lines += ["", "Faster, by one line of the recipe:", *(f"  {hint.sentence()}" for hint in hints)] if hints else []
-    for line in lines:
-        click.echo(line)
-
-
-def _placement_lines(run: PlannedRun) -> list[str]:
-    """Return what the order of the nodes is worth, where the network is known."""
-    if run.placement is None:
-        return []
-    from llmlaunch.report.plan_text import placement_text
-
-    return [placement_text(run.placement)]
-
-
-def _qualification_lines(run: PlannedRun) -> list[str]:
-    """Return when the cluster was qualified, and how far off predictions were; nothing where the store cannot tell,
-    which was said before."""
-    from llmlaunch.app.evidence import last_qualification
-    from llmlaunch.report.qualification_text import summary_line
-
-    recipe = run.recipe
-    try:
-        summary = last_qualification(recipe)
-    except UserError:
-        return []
-    figures = None if summary is None else (summary.changed_at, summary.layouts, summary.worst_error)
-    return [summary_line(figures, recipe.cluster.name, recipe.backend.name)]
-
-
-def _past_lines(past: PastRun, run: PlannedRun) -> list[str]:
-    """Return the last true peaks of this recipe, or of another version of it, beside the predictions."""
-    estimate = run.plan.estimate
-    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(past.started_at)) if past.started_at else "at an unknown time"
-    which = "This recipe" if past.same_recipe else "Another version of this recipe"
-    lines = ["", f"{which} ran {day} ({past.state}, {past.run_id}); measured then, predicted then, predicted now:"]
-    predicted_now = {rank.pipeline_rank: rank.device_bytes for rank in estimate.ranks}
-    for peak in past.peaks:
-        then = "-" if peak.predicted_bytes is None else gib(peak.predicted_bytes)
-        now_bytes = None if peak.pipeline_rank is None else predicted_now.get(peak.pipeline_rank)
-        now = gib(now_bytes) if now_bytes is not None and peak.peak_kind == estimate.peak_kind else "-"
-        rank = "worst rank" if peak.pipeline_rank is None else f"rank {peak.pipeline_rank}"
-        rank = "worst node" if peak.peak_kind == "host" else rank
-        lines.append(f"  {rank} {peak.peak_kind}: {gib(peak.peak_bytes)}, {then}, {now} GiB ({peak.peak_source})")
-    return lines
-
-
 def warn_of_readiness(run: PlannedRun) -> None:
-    """Warn of what is missing, which may come before the job does, and of what may not be as it is wanted."""
+    """Say what was not seen, and warn of what is missing, which may come before the job does, and of what may not be as
+    it is wanted."""
     note_doubts(run.readiness, run.slurm_request)
+    _warn_of_missing(run)
+
+
+def warn_of_what_is_missing(run: PlannedRun) -> None:
+    """Warn as `warn_of_readiness` does, and leave the notes out."""
+    for sentence in (*run.readiness.doubtful, *run.slurm_request.doubtful):
+        notify(f"warning: {sentence}")
+    _warn_of_missing(run)
+
+
+def _warn_of_missing(run: PlannedRun) -> None:
     for sentence in (*run.readiness.missing, *run.slurm_request.missing):
         notify(f"warning: {sentence} (submit refuses without it)")
 
@@ -232,8 +95,18 @@ def note_doubts(*parts: Readiness) -> None:
             notify(f"warning: {sentence}")
 
 
+def placement_lines(run: PlannedRun) -> list[str]:
+    """Return what the order of the nodes is worth, where the network is known."""
+    if run.placement is None:
+        return []
+    from llmlaunch.report.plan_text import placement_text
+
+    return [placement_text(run.placement)]
+
+
 @click.command("plan")
 @recipe_arguments
+@verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("--pareto", "with_front", is_flag=True, help="Also the Pareto front of step time against head-room.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw the grid of layouts as a heat map, .svg.")
@@ -242,6 +115,7 @@ def note_doubts(*parts: Readiness) -> None:
 def plan_command(
     recipe: str,
     overrides: tuple[str, ...],
+    verbose: bool,
     as_json: bool,
     with_front: bool,
     plot: Path | None,
@@ -274,7 +148,7 @@ def plan_command(
         from llmlaunch.report.text import print_verdict
 
         print_verdict(plan_text(run.recipe, run.plan, neighbours, front), run.plan.verdict_with_budget)
-        for line in _placement_lines(run):
+        for line in placement_lines(run):
             click.echo(line)
     run.refuse_unsafe()
     if locks:

@@ -25,6 +25,8 @@ from llmlaunch.memory.moments import HOLES, Moment, MomentTerms, state_terms, tr
 from llmlaunch.memory.states import States, states
 
 __all__ = [
+    "CACHE",
+    "MODEL_STATES",
     "OUTSIDE_TORCH",
     "RESIDUAL",
     "StateSums",
@@ -315,6 +317,18 @@ CACHE = "allocator_cache"
 RESIDUAL = "measured_residual"  # bytes that measured runs allocate beyond the prediction; may be negative
 STATE = ("parameters", "weight_copies", "gradients", "optimizer_states")  # shown first, whatever moment is the worst
 OUTSIDE_TORCH = ("context", "communicators", "exchange_buffers")
+# the terms of model states at any moment (`state_terms`), and what is placed before the first step
+MODEL_STATES = (
+    *STATE,
+    "weight_versions",
+    "weight_gradient_stubs",
+    "gathered_parameters",
+    "gradient_buffers",
+    "unreduced_gradients",
+    "gradient_norm",
+    "optimizer_step",
+    "whole_model",
+)
 
 
 @frozen

@@ -104,19 +104,26 @@ class Candidate:
 
     def describe(self) -> str:
         """Return the layout and its techniques on one line, leaving out what is switched off."""
+        kind = self.recompute_kind
+        return " ".join([self.layout.describe(), *([f"({kind})"] if kind else []), *self.technique_labels()])
+
+    @property
+    def recompute_kind(self) -> str:
+        """What is recomputed: the modules, or the method where it is not the usual one; "" where nothing is to say."""
         techniques = self.techniques
-        parts = [self.layout.describe()]
         if techniques.recompute_modules and self.layout.recompute:
-            parts.append(f"({'+'.join(techniques.recompute_modules)})")
-        elif techniques.recompute_method != "uniform" and self.layout.recompute:
-            parts.append(f"({techniques.recompute_method})")
+            return "+".join(techniques.recompute_modules)
+        return techniques.recompute_method if techniques.recompute_method != "uniform" and self.layout.recompute else ""
+
+    def technique_labels(self) -> list[str]:
+        """Return what is on the host, the switches that are on, and the format of gradients, a label each."""
+        techniques = self.techniques
         away = [*techniques.offload_modules, *(["checkpoints"] if techniques.offload_checkpoints else [])]
         away += ["parameters"] if techniques.offload_parameters else []
         away += [f"optimizer:{techniques.offload_optimizer:g}"] if techniques.offload_optimizer else []
-        parts += [f"offload={'+'.join(away)}"] if away else []
-        parts += _switch_labels(techniques)
-        parts += [f"gradients={self.gradient_dtype}"] if self.gradient_dtype else []
-        return " ".join(parts)
+        labels = [f"offload={'+'.join(away)}"] if away else []
+        labels += _switch_labels(techniques)
+        return labels + ([f"gradients={self.gradient_dtype}"] if self.gradient_dtype else [])
 
     def as_json(self) -> dict[str, Any]:
         return {

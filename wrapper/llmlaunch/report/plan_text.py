@@ -39,12 +39,13 @@ __all__ = [
     "placement_text",
     "plan_text",
     "replan_text",
+    "verdict_words",
 ]
 SHOWN_STEP_BYTES = GIB  # the front as text shows a layout where it frees at least so much more
 
 
 def check_text(recipe: Recipe, plan: Plan) -> str:
-    """What `llmlaunch check` prints."""
+    """What stands behind the screen of `llmlaunch check`, and below it with `--verbose`."""
     searched = f"{_searched(plan)} (llmlaunch plan shows the others)"
     return "\n".join([*_figures(recipe, plan), "", searched, *_small_print(plan)])
 
@@ -87,7 +88,7 @@ def job_text(recipe: Recipe) -> str:
 
 def _headline(recipe: Recipe, plan: Plan) -> list[str]:
     return [
-        f"{recipe.name}: {_verdict(plan)}  {plan.layout.describe()}",
+        f"{recipe.name}: {verdict_words(plan)}  {plan.layout.describe()}",
         f"  {job_text(recipe)}",
         *_techniques(recipe),
         *_arguments(plan),
@@ -102,7 +103,8 @@ def _arguments(plan: Plan) -> list[str]:
     return wrap(f"your arguments: {text}", 120, initial_indent="  ", subsequent_indent="    ") if text else []
 
 
-def _verdict(plan: Plan) -> str:
+def verdict_words(plan: Plan) -> str:
+    """Return the verdict with what the recipe, a lock or a budget says of it."""
     accepted = ", accepted by the recipe" if plan.accepted else ""
     locked = f", kept by {plan.locked_by}" if plan.locked_by else ""
     return f"{plan.verdict}{accepted}{locked}{', beyond the budget' if plan.beyond_budget else ''}"

@@ -1,0 +1,261 @@
+"""`llmlaunch check`: whether a recipe or a script fits, before anything is submitted."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from llmlaunch.app.planned_run import PlannedRun
+from llmlaunch.cli.output import notify, print_json, say, say_next
+from llmlaunch.cli.planning import (
+    placement_lines,
+    planned,
+    replan_option,
+    verbose_option,
+    warn_of_what_is_missing,
+)
+from llmlaunch.errors import NothingSafe, UserError
+from llmlaunch.planner.plan import TIGHT
+from llmlaunch.rundir.files import open_regular
+from llmlaunch.rundir.values import counted, to_type
+from llmlaunch.units import gib
+
+if TYPE_CHECKING:
+    from llmlaunch.app.existing_job import ExistingJob
+    from llmlaunch.planner.hints import Hint
+    from llmlaunch.store.history import PastRun
+
+__all__ = ["check_command", "is_script"]
+
+Steps = list[tuple[str, str]]  # commands to type next, each with its purpose
+SCRIPT_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".job")
+
+
+@click.command("check")
+@click.argument("recipe", metavar="RECIPE|SCRIPT", required=False)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--megatron-args", metavar="TEXT", help="Instead of RECIPE: the arguments of Megatron-LM's trainer.")
+@click.option("--cluster", metavar="NAME", help="Of a script or arguments, which do not tell: profile by name or path.")
+@click.option(
+    "--set", "variables", multiple=True, metavar="NAME=VALUE", help="A variable that SCRIPT is given; 1=... is $1."
+)
+@click.option("--command", "number", type=click.IntRange(min=1), metavar="N", help="The N-th training of SCRIPT.")
+@replan_option
+@verbose_option
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def check_command(
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    megatron_args: str | None,
+    cluster: str | None,
+    variables: tuple[str, ...],
+    number: int | None,
+    replan: bool,
+    verbose: bool,
+    as_json: bool,
+) -> int:
+    """Validate and plan RECIPE; show memory by pipeline rank, its limit, time and cost, and what to type next.
+
+    SCRIPT is a shell script or sbatch file that starts Megatron-LM or DeepSpeed, and TEXT the arguments of
+    pretrain_gpt.py: they are read, never executed, and priced as they are.
+
+    Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe, or none
+    within the budget. A locked plan (`llmlaunch plan --lock`) may run whatever is known of it today.
+    """
+    if megatron_args is None and (recipe is None or not is_script(recipe)):
+        if recipe is None:
+            raise UserError("check: name a RECIPE or a SCRIPT, or give --megatron-args")
+        if cluster or variables or number:
+            raise UserError(
+                f"{recipe}: is a recipe, and --cluster, --set and --command are for scripts; write cluster=NAME"
+            )
+        run = planned(recipe, overrides, replan)
+        run.refuse_unrenderable()
+        return _end_check(run, [], lambda: _steps_of_recipe(run, (recipe, *overrides)), verbose, as_json)
+    job = _existing_job(recipe, overrides, megatron_args, cluster, variables, number)
+    return _end_check(job.run, _reading_notes(job), lambda: _steps_of_script(job), verbose, as_json)
+
+
+def is_script(name: str) -> bool:
+    """Return whether a file is a shell script rather than a recipe, by its ending or its first line."""
+    if name.endswith(SCRIPT_SUFFIXES):
+        return True
+    try:
+        with open_regular(Path(name), follow=True) as file:
+            return file.read(2) == b"#!"
+    except (OSError, ValueError):  # the reader of recipes has the better message
+        return False
+
+
+def _existing_job(
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    megatron_args: str | None,
+    cluster: str | None,
+    variables: tuple[str, ...],
+    number: int | None,
+) -> ExistingJob:
+    """Plan the job of a script or of Megatron-LM's arguments."""
+    from llmlaunch.app.existing_job import job_of_arguments, job_of_script
+
+    if megatron_args is not None:
+        words = overrides if recipe is None else (recipe, *overrides)
+        return job_of_arguments(megatron_args, cluster, words, notify)
+    values = dict(_variable(word) for word in variables)
+    return job_of_script(Path(str(recipe)), cluster, overrides, notify, variables=values, number=number)
+
+
+def _variable(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_]\w*|[0-9]+", name):
+        raise UserError(f"--set {word.partition('=')[0]}: is not NAME=VALUE; write for example --set CHECKPOINTS=/ckpt")
+    return name, value
+
+
+def _reading_notes(job: ExistingJob) -> list[str]:
+    """Warn of what was not read of a script; return the notes on how it was read."""
+    from llmlaunch.app.existing_job import reading_lines
+
+    lines = reading_lines(job)
+    for line in lines:
+        if line.startswith("warning: "):
+            notify(line)
+    return [line for line in lines if not line.startswith("warning: ")]
+
+
+def _end_check(run: PlannedRun, notes: list[str], steps: Callable[[], Steps], verbose: bool, as_json: bool) -> int:
+    """Show the plan: the screen on stdout; warnings, and what forbids the plan, on stderr; last what to type next."""
+    hints = run.hints()
+    if as_json:
+        print_json(run.json | ({"hints": [hint.as_json() for hint in hints]} if hints else {}))
+    else:
+        _show_screen(run, hints, verbose)
+    notes = [*notes, *_readiness_notes(run)] if run.plan.good else notes
+    for note in notes if verbose or as_json else []:
+        notify(note)
+    if run.plan.good:
+        warn_of_what_is_missing(run)
+    code = _say_why_not(run)
+    if not as_json:
+        behind = ["memory by term", "evidence", *([counted(len(notes), "note")] if notes else [])]
+        behind += [counted(len(hints), "way") + " to be faster"] if hints else []
+        more = [] if verbose else [(to_type(*sys.argv[1:], "-v"), ", ".join(behind))]
+        say_next(*steps(), *more)
+    return code
+
+
+def _show_screen(run: PlannedRun, hints: Sequence[Hint], verbose: bool) -> None:
+    """Write the screen and, with `verbose`, what stands behind it."""
+    from llmlaunch.app.evidence import last_true_peaks
+    from llmlaunch.report.check_screen import check_screen
+    from llmlaunch.report.terminal import shown_on
+
+    past = last_true_peaks(run.recipe, notify)
+    made_up = run.mock_data_warning
+    remarks = [("Data", "made-up tokens (data.mock: true), on which nothing is learned")] if made_up else []
+    remarks += [] if past is None else [("Before", _past_sentence(past, run))]
+    click.echo(check_screen(run.recipe, run.plan, shown_on(), remarks))
+    if not verbose:
+        return
+    from llmlaunch.report.plan_text import check_text
+
+    lines = ["", check_text(run.recipe, run.plan), *placement_lines(run), *_qualification_lines(run)]
+    lines += [] if past is None else _past_lines(past, run)
+    lines += ["", "Faster, by one line of the recipe:", *(f"  {hint.sentence()}" for hint in hints)] if hints else []
+    lines += ["", made_up] if made_up else []
+    for line in lines:
+        say(line)
+
+
+def _readiness_notes(run: PlannedRun) -> list[str]:
+    return [f"note: {sentence}" for sentence in (*run.readiness.notes, *run.slurm_request.notes)]
+
+
+def _say_why_not(run: PlannedRun) -> int:
+    """Write to stderr why the plan must not run; return the exit code."""
+    try:
+        run.refuse_unsafe()
+    except NothingSafe as reason:
+        notify(f"error: {reason}")
+        return reason.exit_code
+    return 0
+
+
+def _steps_of_recipe(run: PlannedRun, words: tuple[str, ...]) -> Steps:
+    """Return what to type after `check` of a recipe, whose arguments are `words`."""
+    if not run.plan.good:
+        return _mending_steps(run)
+    if run.recipe.techniques.what_ifs:
+        return []
+    missing = (*run.readiness.missing, *run.slurm_request.missing)
+    return [(to_type("submit", *words), "once the warnings above are mended" if missing else "")]
+
+
+def _steps_of_script(job: ExistingJob) -> Steps:
+    """Return what to type after `check` of a script or of arguments."""
+    if not job.run.plan.good:
+        return _mending_steps(job.run)
+    source = job.source
+    if source.reading.not_rendered is not None or not source.path.is_file():
+        return []
+    return [(to_type("init", "--from", source.path), "makes a recipe of it, for llmlaunch submit")]
+
+
+def _mending_steps(run: PlannedRun) -> Steps:
+    """Return the nearest changes under which the plan may run, as overrides of what was typed."""
+    from llmlaunch.planner.smallest_change import yaml_text
+
+    plan, words = run.plan, sys.argv[1:]
+    steps = []
+    if plan.changes:
+        kept = [word for word in words if word.partition("=")[0] not in plan.changes]
+        changes = [f"{key}={'null' if value is None else yaml_text(value)}" for key, value in plan.changes.items()]
+        steps.append((to_type(*kept, *changes), "the smallest change that is safe"))
+    if plan.verdict == TIGHT and not plan.accepts_tight:
+        steps.append((to_type(*words, "memory.accept=tight"), "takes the risk"))
+    return steps
+
+
+def _qualification_lines(run: PlannedRun) -> list[str]:
+    """Return when the cluster was qualified, and how far off predictions were; nothing where the store cannot tell,
+    which was said before."""
+    from llmlaunch.app.evidence import last_qualification
+    from llmlaunch.report.qualification_text import summary_line
+
+    recipe = run.recipe
+    try:
+        summary = last_qualification(recipe)
+    except UserError:
+        return []
+    figures = None if summary is None else (summary.changed_at, summary.layouts, summary.worst_error)
+    return [summary_line(figures, recipe.cluster.name, recipe.backend.name)]
+
+
+def _past_sentence(past: PastRun, run: PlannedRun) -> str:
+    """Return the highest peak of an earlier run beside what is predicted now, in one line."""
+    which = "this recipe" if past.same_recipe else "another version of this recipe"
+    measured = gib(max(peak.peak_bytes for peak in past.peaks))
+    return f"{which} reached {measured} GiB ({past.state}, {past.run_id}); predicted now {gib(run.plan.device_bytes)}"
+
+
+def _past_lines(past: PastRun, run: PlannedRun) -> list[str]:
+    """Return the last true peaks of this recipe, or of another version of it, beside the predictions."""
+    estimate = run.plan.estimate
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(past.started_at)) if past.started_at else "at an unknown time"
+    which = "This recipe" if past.same_recipe else "Another version of this recipe"
+    lines = ["", f"{which} ran {day} ({past.state}, {past.run_id}); measured then, predicted then, predicted now:"]
+    predicted_now = {rank.pipeline_rank: rank.device_bytes for rank in estimate.ranks}
+    for peak in past.peaks:
+        then = "-" if peak.predicted_bytes is None else gib(peak.predicted_bytes)
+        now_bytes = None if peak.pipeline_rank is None else predicted_now.get(peak.pipeline_rank)
+        now = gib(now_bytes) if now_bytes is not None and peak.peak_kind == estimate.peak_kind else "-"
+        rank = "worst rank" if peak.pipeline_rank is None else f"rank {peak.pipeline_rank}"
+        rank = "worst node" if peak.peak_kind == "host" else rank
+        lines.append(f"  {rank} {peak.peak_kind}: {gib(peak.peak_bytes)}, {then}, {now} GiB ({peak.peak_source})")
+    return lines

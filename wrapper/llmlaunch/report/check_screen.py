@@ -1,0 +1,155 @@
+"""The screen of `llmlaunch check`: a dozen lines that say whether a plan fits, how long it takes, and why this layout.
+What stands behind them is `report.plan_text`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from llmlaunch.layout import RECOMPUTE_NAMES
+from llmlaunch.planner.plan import SAFE, TIGHT, Candidate, ExpectedEnd, Plan
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.report.memory_bars import memory_bars
+from llmlaunch.report.plan_text import job_text, verdict_words
+from llmlaunch.report.terminal import Surface, filled
+from llmlaunch.rundir.values import counted, printable
+from llmlaunch.units import duration, gib
+
+__all__ = ["check_screen", "headline", "layout_words"]
+
+LABEL = 8  # columns of the names in front of the rows
+# dark on bright: readable on a light background and on a dark one
+VERDICT_COLOURS = {"safe": "green", "tight": "yellow", "unsafe": "red"}
+
+
+def check_screen(recipe: Recipe, plan: Plan, surface: Surface, remarks: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the screen. `remarks` are further rows, each a name of at most seven characters and a sentence."""
+    lines = [
+        *headline(plan, surface),
+        *filled(job_text(recipe), surface.width, "  ", "  "),
+        *memory_bars(plan, surface),
+        *_row("Time", _time(plan), surface),
+        *_row("End", _end(plan), surface),
+        *_row("Cost", _cost(plan), surface),
+        *_row("Layout", layout_words(plan.chosen), surface),
+        *_row("", _reason(recipe, plan), surface),
+        *(line for name, text in (*_conditional(plan), *remarks) for line in _row(name, text, surface)),
+    ]
+    return "\n".join(lines)
+
+
+def headline(plan: Plan, surface: Surface) -> list[str]:
+    """Return the verdict, and by how much it is that."""
+    limit = plan.limit.limit_bytes
+    beyond = plan.host_bytes_beyond
+    if beyond and plan.device_bytes <= limit and plan.host_limit is not None:
+        needs = (plan.estimate.host_bytes_per_node or 0, plan.host_limit.limit_bytes)
+        where = "host memory of a node"
+    else:
+        needs = (plan.device_bytes, limit)
+        where = "the fullest device" if plan.estimate.peak_kind == "device" else "the largest process"
+    free = needs[1] - needs[0]
+    room = f"{gib(free)} to spare" if free >= 0 else f"{gib(-free)} too much"
+    room += "; what arguments of your own take is not known" if plan.tight_by_arguments else ""
+    text = f"{plan.recipe}: {verdict_words(plan)}, {gib(needs[0])} of {gib(needs[1])} GiB on {where}, {room}"
+    lines = filled(printable(text), surface.width, "", "  ")
+    verdict = plan.verdict_with_budget
+    if surface.colours:
+        lines[0] = lines[0].replace(
+            f": {plan.verdict}", ": " + click.style(plan.verdict, fg="black", bg=VERDICT_COLOURS[verdict]), 1
+        )
+    return lines
+
+
+def _row(name: str, text: str, surface: Surface) -> list[str]:
+    return filled(printable(text), surface.width, f"{name:<{LABEL}}", " " * LABEL) if text else []
+
+
+def _time(plan: Plan) -> str:
+    whose = "GPU" if plan.estimate.peak_kind == "device" else "process"
+    rate = f"{plan.chosen.tokens_per_second_per_gpu:,.0f} tokens/s a {whose}"
+    mfu = [] if plan.mfu is None or whose != "GPU" else [f"MFU {plan.mfu:.0%}"]
+    measured = plan.time.measured
+    source = [] if measured is None else [f"as measured in {counted(measured.runs, 'attempt')}"]
+    return ", ".join([f"{plan.chosen.step_seconds:.2f} s a step", rate, *mfu, *source])
+
+
+def _end(plan: Plan) -> str:
+    """Return when the job is expected to end; of a plan that is no whole job's, its bare length."""
+    steps = counted(plan.length.steps, "step", ",")
+    return f"{_expected(plan.expected, plan)} for {steps}"
+
+
+def _expected(end: ExpectedEnd | None, plan: Plan) -> str:
+    if end is None:
+        return duration(plan.length.seconds)
+    if end.p50_seconds is None:
+        return "perhaps never, with the stops to expect and without saves (training.save_interval),"
+    late = "perhaps never otherwise" if end.p95_seconds is None else f"95 % within {duration(end.p95_seconds)}"
+    return f"50 % within {duration(end.p50_seconds)}, {late}"
+
+
+def _cost(plan: Plan) -> str:
+    """Return the GPU-hours; nothing of processors, which nobody counts like that."""
+    if plan.estimate.peak_kind != "device":
+        return ""
+    hours = plan.length.gpu_hours
+    budget = plan.budget.gpu_hours
+    allowed = "" if budget is None else f" of {budget:,.10g} allowed"
+    return f"{hours:,.{0 if hours >= 100 else 1}f} GPU-hours{allowed}"
+
+
+def layout_words(chosen: Candidate) -> str:
+    """Return a layout with its techniques for a person: `TP8 PP2 DP4, micro-batch 2, ZeRO 1, sequence parallel`."""
+    layout = chosen.layout
+    sizes = [f"TP{layout.tensor}", f"PP{layout.pipeline}"]
+    sizes += [f"VPP{layout.virtual_pipeline}"] if layout.virtual_pipeline > 1 else []
+    sizes += [f"DP{layout.data}", f"CP{layout.context}"]
+    sizes += [f"EP{layout.expert}"] if layout.expert > 1 else []
+    sizes += [f"ETP{layout.expert_tensor}"] if layout.expert_tensor > 1 else []
+    parts = [" ".join(sizes), f"micro-batch {layout.micro_batch_size}", f"ZeRO {layout.zero_stage}"]
+    parts += ["sequence parallel"] if layout.sequence_parallel else []
+    return ", ".join([*parts, *_technique_words(chosen)])
+
+
+def _technique_words(chosen: Candidate) -> list[str]:
+    layout, kind = chosen.layout, chosen.recompute_kind
+    words = []
+    if layout.recompute:
+        layers = f" of {counted(layout.recompute_layers, 'layer')}" if layout.recompute_layers else ""
+        words.append(f"recompute {kind or RECOMPUTE_NAMES[layout.recompute]}{layers}")
+    words += [f"offload {counted(layout.offload_layers, 'layer')}"] if layout.offload_layers else []
+    words += [f"layers {layout.layer_runs()}"] if layout.uneven else []
+    return [*words, *chosen.technique_labels()]
+
+
+def _reason(recipe: Recipe, plan: Plan) -> str:
+    """Return in one sentence why it is this layout."""
+    if plan.locked_by:
+        return f"kept by {plan.locked_by}"
+    searched = f"{counted(plan.searched, 'layout', ',')} searched"
+    pins = f" with {', '.join(recipe.pins)} as the recipe says" if recipe.pins else ""
+    if plan.verdict != SAFE and not plan.tight_by_arguments:
+        nearest = "the fastest that is tight" if plan.verdict == TIGHT else "the nearest"
+        return f"{nearest} of {searched}{pins}; none is safe"
+    if plan.searched == 1:
+        return f"the one layout there is{pins}"
+    if plan.faster is None:
+        return f"the fastest safe one of {searched}{pins}"
+    habits = ", ".join(habit.name for habit in plan.faster.habits)
+    return f"the plainest near the fastest of {searched}{pins}; {plan.faster.gain:.1%} faster: {habits}"
+
+
+def _conditional(plan: Plan) -> list[tuple[str, str]]:
+    """Return the rows of what the recipe asks for beside a layout, and of what was measured of it."""
+    rows = []
+    if plan.rehearsed is not None:
+        rows.append(("Tried", plan.rehearsed.sentence))
+    if plan.sizing is not None and plan.sizing.nodes is not None:
+        rows.append(("Nodes", f"{plan.sizing.nodes} are the fewest that do (nodes: auto)"))
+    if plan.fallbacks is not None:
+        layouts = plan.fallbacks.layouts
+        text = f"if memory runs out: {layouts[0].plan.chosen.describe()}" if layouts else str(plan.fallbacks.missing)
+        rows.append(("Then", text))
+    return rows + [("What if", what_if.sentence) for what_if in plan.what_ifs]
