@@ -259,7 +259,17 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
     options = {name: sorted(p.name or "" for p in load_command(name).params) for name in COMMANDS}
     assert options == {
         "init": ["cluster", "names", "number", "output", "partition", "settings", "show", "site", "source"],
-        "check": ["as_json", "cluster", "megatron_args", "number", "overrides", "recipe", "replan", "variables", "verbose"],
+        "check": [
+            "as_json",
+            "cluster",
+            "megatron_args",
+            "number",
+            "overrides",
+            "recipe",
+            "replan",
+            "variables",
+            "verbose",
+        ],
         "plan": ["as_json", "html", "locks", "overrides", "plot", "recipe", "verbose", "with_front"],
         "compare": ["as_json", "clusters", "nodes", "overrides", "prices", "recipe"],
         "diff": ["as_json", "first", "second"],

@@ -43,7 +43,10 @@ def test_accepted_every_command_goes_on(llmlaunch: CommandLine, command: tuple[s
     output = llmlaunch(name, PATH, ONE_LAYOUT, ACCEPT, *options)
     if name in ("check", "plan"):
         assert output.stdout.startswith("llama2-7b-deepspeed: tight, accepted by the recipe")
-        assert "If a device runs out of memory, the same job continues with" in llmlaunch(name, PATH, ONE_LAYOUT, ACCEPT, "-v").stdout
+        assert (
+            "If a device runs out of memory, the same job continues with"
+            in llmlaunch(name, PATH, ONE_LAYOUT, ACCEPT, "-v").stdout
+        )
     else:
         assert "warning: tight, accepted by memory.accept: " in output.stderr
         assert "stated risk of running out of memory: 7 %" in output.stderr

@@ -86,7 +86,10 @@ def _groups(ranks: Sequence[RankEstimate]) -> list[AlikeRanks]:
     if len(groups) <= MOST_ROWS:
         return groups
     shown, rest = groups[: MOST_ROWS - 1], groups[MOST_ROWS - 1 :]
-    return [*shown, AlikeRanks(tuple(sorted(rank for group in rest for rank in group.ranks)), rest[0].rank, alike=False)]
+    return [
+        *shown,
+        AlikeRanks(tuple(sorted(rank for group in rest for rank in group.ranks)), rest[0].rank, alike=False),
+    ]
 
 
 def _spans(ranks: Sequence[int]) -> str:
