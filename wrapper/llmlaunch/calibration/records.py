@@ -13,6 +13,7 @@ from llmlaunch.cluster.cards import accelerator_of_card
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import read_bytes
+from llmlaunch.rundir.values import to_type
 
 __all__ = [
     "ATORCH_PIPELINE",
@@ -138,7 +139,10 @@ def read_records(path: Path) -> list[MeasurementRecord]:
         lines = read_bytes(path, 2**30, follow=True).decode().splitlines()
     except (OSError, UnicodeDecodeError) as failure:
         why = failure.strerror if isinstance(failure, OSError) else "it is not UTF-8 text"
-        raise UserError(f"{path}: cannot be read: {why}; give a file of measurement records, one JSON a line") from None
+        written = f"`{to_type('measurements', 'export', path)}` writes those of the store there"
+        raise UserError(
+            f"{path}: cannot be read: {why}; give a file of measurement records, one JSON object a line; {written}"
+        ) from None
     records = [_record(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not records:
         raise UserError(f"{path}: holds no record; give a file of measurement records, one JSON object a line")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
-from llmlaunch.cli.output import notify, print_json
+from llmlaunch.cli.output import notify, print_json, say_next
+from llmlaunch.rundir.values import to_type
 
 __all__ = ["accuracy_command"]
 
@@ -69,5 +71,16 @@ def accuracy_command(
         click.echo((records_text(answer) + "\n\n" if each else "") + accuracy_text(answer))
         for line in corrections.lines():
             click.echo(line)
+        if records:
+            say_next(*_next_steps(files, each))
     refuse_broken(scores)
     return 0
+
+
+def _next_steps(files: Sequence[Path], each: bool) -> Iterator[tuple[str, str]]:
+    if not each:
+        yield to_type("accuracy", *files, "--records"), "each record"
+    if files:
+        yield to_type("measurements", "import", *files), "into the store, to learn from"
+    else:
+        yield to_type("calibrate"), "learn from them what predictions leave out"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.cli.output import notify, print_json, say
+from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.errors import UserError
 from llmlaunch.report.text import correction_words, one_line, percent, signed_percent, table
 from llmlaunch.rundir.values import counted, to_type
@@ -62,8 +62,19 @@ def calibrate_command(
     elif learning.answers or learning.left_out or learning.times:
         say(learning_text(learning))
     if not learning.answers and not learning.times:
-        notify("no measured run to learn from")
+        notify("no measured run to learn from; predictions stay as they are")
+    if not as_json:
+        say_next(*_next_steps(learning))
     return 0
+
+
+def _next_steps(learning: Learning) -> Iterator[tuple[str, str]]:
+    if "taken" in {*(answer.did for answer in learning.answers), *(answer.did for answer in learning.times)}:
+        yield to_type("check", "RECIPE"), "the prediction with what was learned"
+    yield to_type("submit", "RECIPE"), "one more measured run"
+    yield to_type("qualify"), "six small layouts measured at once"
+    if not learning.answers and not learning.times:
+        yield to_type("measurements", "import", "FILE"), "runs that were measured elsewhere"
 
 
 @calibrate_command.command("list")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from llmlaunch.app.run_lookup import directory_of
-from llmlaunch.cli.output import notify, print_json, say
+from llmlaunch.cli.output import notify, print_json, say, say_next_of_table
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.values import counted
+from llmlaunch.rundir.values import counted, to_type
 
 if TYPE_CHECKING:
     from llmlaunch.sinks.delivery import Chosen, Passed
@@ -72,7 +72,17 @@ def collect_command(words: tuple[str, ...], recipe: Path | None, sinks: tuple[st
             say(sentence, err=as_json or delivery.why is not None)
     if not outcomes:
         notify("no runs to collect; name a run directory")
+    if not as_json:
+        say_next_of_table(*_after_collecting(outcomes))
     return UNREADABLE if words and any(outcome.did == "unreadable" for outcome in outcomes) else 0
+
+
+def _after_collecting(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str]]:
+    if not outcomes:
+        yield to_type("submit", "RECIPE"), "measures a run"
+        return
+    yield to_type("accuracy"), "predicted against measured, over all runs"
+    yield to_type("runs"), "what became of each"
 
 
 def _directories(words: Sequence[str], recipe: Path | None) -> list[Path] | None:
@@ -136,6 +146,7 @@ def list_command(as_json: bool, **filters: str | None) -> None:
         _echo_json(contents)
     elif contents:
         say(_records_table([json.loads(content) for content in contents]))
+        say_next_of_table((to_type("accuracy"), "predicted against measured, by family"))
     else:
         notify("no measurements")
 
@@ -179,6 +190,10 @@ def import_command(
     else:
         summary = ", ".join(f"{count} {what}" for what, count in counts.items())
         say(f"{summary}{f', {len(done.bad)} bad' if done.bad else ''} in {done.store}")
+        say_next_of_table(
+            (to_type("accuracy"), "predicted against measured"),
+            (to_type("calibrate"), "learn from them what predictions leave out"),
+        )
 
 
 @measurements_command.command("export")
@@ -208,6 +223,7 @@ def export_command(file: Path | None, form: str | None, as_json: bool, **filters
             print_json({"exported": len(contents), "file": str(file)})
         else:
             notify(f"{counted(len(contents), 'record')} written to {file}")
+            say_next_of_table((to_type("accuracy", file), "predicted against measured"))
     elif as_json:
         _echo_json(contents)
     else:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, TextIO, cast
 
 import click
@@ -56,10 +58,25 @@ def notify(message: str, colour: str | None = None) -> None:
         if message in shown:
             return
         shown.add(message)
-    if colour is None or os.environ.get("NO_COLOR") or not sys.stderr.isatty():
+    if not sys.stderr.isatty():
         say(message, err=True)
-    else:
-        click.echo(click.style(printable(message), fg=colour), err=True)
+        return
+    text = _filled(printable(message))
+    click.echo(text if colour is None or os.environ.get("NO_COLOR") else click.style(text, fg=colour), err=True)
+
+
+def _filled(message: str) -> str:
+    """Return prose in lines that the terminal need not break. Paths stay whole, and so do commands, which stand in
+    backticks: both are copied."""
+    columns = shutil.get_terminal_size().columns
+    if max(map(len, message.split("\n"))) <= columns:
+        return message
+    from textwrap import wrap  # only here: every command imports this module
+
+    gap = "\x1f"  # printable() has left none in the message
+    whole = "`".join(part.replace(" ", gap) if i % 2 else part for i, part in enumerate(message.split("`")))
+    lines = [wrap(line, columns, break_long_words=False, break_on_hyphens=False) or [""] for line in whole.split("\n")]
+    return "\n".join(chain(*lines)).replace(gap, " ")
 
 
 @contextlib.contextmanager

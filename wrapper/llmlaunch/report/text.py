@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import repeat
+from textwrap import wrap
 
 from llmlaunch.rundir.values import printable
 from llmlaunch.units import gib
 
 __all__ = ["correction_words", "markdown_table", "one_line", "percent", "print_verdict", "signed_percent", "table"]
 
+FOLD = "    "  # before the columns of a row that go on below it
 VERDICT_COLOURS = {"safe": "green", "tight": "yellow", "unsafe": "red"}
 
 
@@ -42,14 +45,36 @@ def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ", remarks: Iterable[str] | None = None
 ) -> str:
     """Text columns: the first to the left, the others to the right. Trailing spaces are cut. `remarks`, one for each
-    row, are a last column of prose without a head: to the left, and in full."""
+    row, are a last column of prose without a head: to the left, and in full.
+
+    On a terminal that is too narrow the last columns of every row go on in lines below it, set in: nothing is cut."""
     lines = [list(head), *(list(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    pieces = _pieces(widths, columns, indent)
     out = []
     for line, remark in zip(lines, repeat("") if remarks is None else ["", *remarks], strict=False):
-        cells = [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
-        out.append((indent + "  ".join([*cells, remark])).rstrip())
-    return "\n".join(out)
+        for begin, end in pieces:
+            cells = [line[i].ljust(widths[i]) if i == begin else line[i].rjust(widths[i]) for i in range(begin, end)]
+            out.append(f"{indent}{FOLD if begin else ''}" + "  ".join(cells))
+        if columns is not None and remark and len(f"{out[-1]}  {remark}") > columns:
+            set_in = f"{indent}{FOLD}"
+            out += wrap(remark, columns, initial_indent=set_in, subsequent_indent=set_in, break_long_words=False)
+        else:
+            out[-1] += f"  {remark}"
+    return "\n".join(text.rstrip() for text in out)
+
+
+def _pieces(widths: Sequence[int], columns: int | None, indent: str) -> list[tuple[int, int]]:
+    """Return the first and one past the last column of each line that a row takes."""
+    begins, room = [0], sys.maxsize if columns is None else columns - len(indent)
+    used = widths[0]
+    for i, width in enumerate(widths[1:], 1):
+        used += len("  ") + width
+        if used > room:
+            begins.append(i)
+            used = len(FOLD) + width
+    return list(zip(begins, [*begins[1:], len(widths)], strict=True))
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
