@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
 import pytest
-from click.testing import CliRunner
 
+from llmlaunch.app.gallery import gallery
 from llmlaunch.assets import asset
-from llmlaunch.cli.init import init_command
 from support.command_line import CommandLine
 from support.recipes import recipe_text
+from support.slurm_answers import SLURM_22_05
 
 ROOT = Path(__file__).resolve().parents[3]
 GOOD = recipe_text(layout="auto")
@@ -194,19 +195,67 @@ def test_a_profile_of_a_site_needs_a_site(
     assert "--partition belongs to --site" in llmlaunch("init", "--partition", "gpu", code=2).stderr
 
 
-def test_init_writes_a_recipe_that_is_safe_and_never_over_a_file(llmlaunch: CommandLine, tmp_path: Path) -> None:
-    listed = llmlaunch("init", "--list").stdout.split()
-    assert {"llama3-70b", "llama3-8b", "quickstart"} <= set(listed)
-    for name in ("llama3-70b", "quickstart"):
-        llmlaunch("init", name)
+def test_init_writes_a_recipe_that_is_safe_and_never_over_a_file(
+    llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("llama3-70b", "quickstart"):  # what the tests of starters find to be the gallery's, meaning by meaning
+        wrote = llmlaunch("init", name)
+        assert wrote.stdout == f"Next: llmlaunch check {name}.yaml  # will it fit?\n"
+        assert f"wrote {name}.yaml" in wrote.stderr
+        assert ("no SLURM here (scontrol is not on PATH)" in wrote.stderr) == (name == "llama3-70b")
         llmlaunch("check", f"{name}.yaml")
-    for name in set(listed) - {"llama3-70b", "quickstart"}:  # what the tests of the gallery find safe, byte by byte
-        path = tmp_path / f"{name}.yaml"
-        CliRunner().invoke(init_command, [name, "-o", str(path)], catch_exceptions=False)
-        assert path.read_bytes() == asset("recipes", path.name).read_bytes()
+    written = Path("quickstart.yaml").read_bytes()
     again = llmlaunch("init", "quickstart", code=2)
     assert "left as it is" in again.stderr
+    assert Path("quickstart.yaml").read_bytes() == written
     assert "no recipe named" in llmlaunch("init", "nonsense", code=2).stderr
+    assert "--json belongs to --list" in llmlaunch("init", "quickstart", "--json", code=2).stderr
+
+
+def test_init_lays_the_schema_of_its_first_line_beside_and_leaves_another_one(
+    llmlaunch: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    assert (
+        "and mine/llmlaunch.schema.json for your editor" in llmlaunch("init", "quickstart", "-o", "mine/a.yaml").stderr
+    )
+    schema = tmp_path / "mine" / "llmlaunch.schema.json"
+    assert schema.read_text() == llmlaunch("schema").stdout
+    assert llmlaunch("init", "quickstart", "-o", "mine/b.yaml").stderr == "wrote mine/b.yaml\n"
+    schema.write_text("{}")
+    third = llmlaunch("init", "quickstart", "-o", "mine/c.yaml").stderr
+    assert "`llmlaunch schema -o mine/llmlaunch.schema.json` replaces it" in third
+    assert schema.read_text() == "{}"
+
+
+def test_init_fills_in_what_slurm_says_and_goes_on_where_it_is_silent(
+    llmlaunch: CommandLine, tmp_path: Path, put_commands: Callable[..., Path]
+) -> None:
+    for name in ("config", "partitions", "nodes"):
+        (tmp_path / name).write_text(getattr(SLURM_22_05, name))
+    answers = f'case "$2" in config) cat {tmp_path}/config;; partition) cat {tmp_path}/partitions;; '
+    put_commands(scontrol=f"{answers}node) cat {tmp_path}/nodes;; esac\n", srun="", sacctmgr="")
+    llmlaunch("init", "llama3-8b", "-o", "filled.yaml")
+    assert "\n  partition: train\n" in Path("filled.yaml").read_text()
+    put_commands(scontrol="echo 'Unable to contact slurm controller' >&2; exit 1\n")
+    silent = llmlaunch("init", "llama3-8b", "-o", "silent.yaml")
+    assert "warning: SLURM does not answer (" in silent.stderr
+    assert "partition and account are left for you to fill in" in silent.stderr
+    assert "\n  # partition: gpu\n" in Path("silent.yaml").read_text()
+
+
+def test_the_gallery_is_listed_with_what_each_recipe_is_for(llmlaunch: CommandLine) -> None:
+    listed = llmlaunch("init", "--list").stdout.splitlines()
+    assert max(map(len, listed)) <= 80
+    assert listed[0].split() == ["recipe", "model", "nodes", "x", "GPUs", "backend", "tokens", "needs"]
+    rows = {line.split()[0]: line.split()[1:] for line in listed[1:]}
+    assert rows["llama3-8b"] == ["8.0B", "4x8", "h100-80gb", "megatron-lm", "8,192", "Megatron"]
+    assert listed[-2].startswith("Next: llmlaunch init quickstart")
+    recipes = llmlaunch.json("init", "--list")["recipes"]
+    assert [recipe["name"] for recipe in recipes] == [name for name in rows if name in gallery()]
+    assert {recipe["name"] for recipe in recipes} == set(gallery())
+    assert recipes[0]["about"].startswith("The whole way on one machine")
 
 
 def test_render_refuses_a_folder_that_holds_files(llmlaunch: CommandLine, tmp_path: Path) -> None:
@@ -258,7 +307,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
 
     options = {name: sorted(p.name or "" for p in load_command(name).params) for name in COMMANDS}
     assert options == {
-        "init": ["cluster", "names", "number", "output", "partition", "settings", "show", "site", "source"],
+        "init": ["as_json", "cluster", "names", "number", "output", "partition", "settings", "show", "site", "source"],
         "check": [
             "as_json",
             "cluster",

@@ -39,9 +39,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_sbatch_file_becomes_a_recipe_that_check_takes(llmlaunch: CommandLine, folder: Path) -> None:
     answer = llmlaunch("init", "--from", "job.sbatch", "--set", "STEPS=1000")
-    assert answer.stdout == ""
+    assert answer.stdout == "Next: llmlaunch check pretrain.yaml  # will it fit?\n"
     assert "cluster: h100-80gb-x8 is guessed from h100 of sbatch" in answer.stderr
-    assert answer.stderr.endswith("wrote pretrain.yaml; next: llmlaunch check pretrain.yaml\n")
+    assert answer.stderr.endswith("wrote pretrain.yaml\n")
     assert sorted(path.name for path in folder.iterdir()) == ["job.sbatch", "pretrain.yaml"]
     recipe = read_document(Path("pretrain.yaml")).value
     assert (recipe["model"], recipe["nodes"], recipe["cluster"]) == ("llama3-8b", 2, "h100-80gb-x8")

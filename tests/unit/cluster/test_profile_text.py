@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_texts import SLURM_22_05, SLURM_23_11, SLURM_26_05
 
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.matrix import BandwidthMatrix, matrix_text, merged, read_matrix
@@ -14,6 +13,7 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.cluster.profile_text import destination, drafts
 from llmlaunch.cluster.slurm_site import Answers, host_count, read_site
 from llmlaunch.errors import UserError
+from support.slurm_answers import SLURM_22_05, SLURM_23_11, SLURM_26_05
 
 
 def texts(answers: Answers, partition: str | None = None) -> dict[str, str]:

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from llmlaunch.app.gallery import gallery
-from llmlaunch.cli.output import notify, say
+from llmlaunch.cli.output import announced_after, notify, print_json, say, say_next
 from llmlaunch.documents.writing import new_place
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import to_type
 
 if TYPE_CHECKING:
-    from llmlaunch.cluster.profile_text import Draft
+    from llmlaunch.cluster.profile_text import Draft, SiteOffer
 
 __all__ = ["init_command"]
 
 DEFAULT = "llama3-8b"
+CLUSTER_SCHEMA = "llmlaunch-cluster.schema.json"
+PATIENCE_SECONDS = 1.0
 
 
 @click.command("init")
 @click.argument("names", metavar="[NAME]", nargs=-1)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; NAME.yaml here unless given.")
-@click.option("--list", "show", is_flag=True, help="List the gallery and write nothing.")
+@click.option(
+    "--list", "show", is_flag=True, help="List the gallery: sizes, GPUs, backends, what each needs; write nothing."
+)
+@click.option("--json", "as_json", is_flag=True, help="With --list: as JSON.")
 @click.option("--site", is_flag=True, help="Draft a profile of this cluster, as its SLURM describes it.")
 @click.option("--partition", metavar="NAME", help="With --site: of this partition's nodes only.")
 @click.option(
@@ -45,6 +51,7 @@ def init_command(
     names: tuple[str, ...],
     output: Path | None,
     show: bool,
+    as_json: bool,
     site: bool,
     partition: str | None,
     source: Path | None,
@@ -52,8 +59,19 @@ def init_command(
     settings: tuple[str, ...],
     number: int | None,
 ) -> int:
-    """Write the recipe NAME of the gallery to a file of your own; with --site, a cluster profile called NAME; with
-    --from, the recipe of a script that you have."""
+    """Write the recipe NAME of the gallery to a file of your own, with comments, what SLURM says of this site, and what
+    a job needs that trains for real; with --site, a cluster profile called NAME; with --from, the recipe of a script
+    that you have.
+
+    \b
+    llmlaunch init --list                     what there is
+    llmlaunch init quickstart                 trains on a CPU, in minutes
+    llmlaunch init llama3-8b -o mine.yaml
+    llmlaunch init --site                     a profile of this cluster
+    llmlaunch init --from job.sbatch          of a job that you have
+
+    A file that exists is never written over. Exit code 2: nothing was written.
+    """
     if source is not None:
         return _from(source, names, output, settings, cluster, number)
     for option, value in (("--cluster", cluster), ("--set", settings), ("--command", number)):
@@ -66,17 +84,89 @@ def init_command(
         return _site(name, output, partition)
     if partition is not None:
         raise UserError("init: --partition belongs to --site; add it, or leave it out")
-    recipes = gallery()
-    if show:
-        click.echo("\n".join(recipes))
+    if as_json and not show:
+        raise UserError("init: --json belongs to --list; add it, or leave it out")
+    return _list(as_json) if show else _starter(name or DEFAULT, output)
+
+
+def _list(as_json: bool) -> int:
+    from llmlaunch.app.gallery import gallery_entries
+
+    entries = gallery_entries()
+    if as_json:
+        print_json({"recipes": [vars(entry) for entry in entries]})
         return 0
-    name = name or DEFAULT
+    from llmlaunch.report.text import table
+
+    rows = [
+        [entry.name, entry.size, entry.devices, entry.backend, f"{entry.sequence_length:,}", ", ".join(entry.needs)]
+        for entry in entries
+    ]
+    say(table(("recipe", "model", "nodes x GPUs", "backend", "tokens", "needs"), rows, indent=""))
+    say(
+        "\nMegatron: a checkout of Megatron-LM, core 0.19, or 0.16 with backend.version.\n"
+        "DeepSpeed: PyTorch, DeepSpeed and Transformers. Each in a container, or in an\n"
+        "environment of the nodes. No data: tokens are made up, or Python's own files.\n"
+        "What else a real job needs stands in each starter as comments."
+    )
+    say_next((to_type("init", "quickstart"), "runs on this machine"), (to_type("init", DEFAULT), "for a cluster"))
+    return 0
+
+
+def _starter(name: str, output: Path | None) -> int:
+    from llmlaunch.app.starter import EDITOR_SCHEMA, starter_text
+
+    recipes = gallery()
     if name not in recipes:
         raise UserError(f"init: no recipe named {name!r} in the gallery; there are: {', '.join(recipes)}")
     target = output or Path(f"{name}.yaml")
-    _write(target, recipes[name].read_bytes())
-    click.echo(f"wrote {target}; next: {to_type('check', target)}", err=True)
+    _refuse_existing(target)
+    _write(target, starter_text(recipes[name], target, _site_offer(recipes[name])).encode())
+    notify(f"wrote {target}{_beside(target, EDITOR_SCHEMA, 'recipe')}")
+    say_next((to_type("check", target), "will it fit?"))
     return 0
+
+
+def _site_offer(recipe: Path) -> SiteOffer | None:
+    """Return what SLURM has for a recipe of the gallery; None for one that needs no GPU, and where SLURM is silent."""
+    from llmlaunch.app.starter import gpu_cluster_of
+
+    cluster = gpu_cluster_of(recipe)
+    if cluster is None:
+        return None
+    if shutil.which("scontrol") is None:
+        notify("no SLURM here (scontrol is not on PATH): partition and account are left for you to fill in")
+        return None
+    from llmlaunch.cluster.profile_text import offer_of
+    from llmlaunch.cluster.slurm_site import read_site
+    from llmlaunch.launchers.slurm.site import ask_site
+
+    try:
+        with announced_after(PATIENCE_SECONDS, "asking SLURM for partitions and GPUs ..."):
+            return offer_of(read_site(ask_site(notify)), cluster)
+    except UserError as failure:
+        reason = str(failure).removeprefix("init --site: ").partition("; try again")[0]
+        notify(f"warning: {reason}: partition and account are left for you to fill in")
+        return None
+
+
+def _beside(target: Path, name: str, schema: str) -> str:
+    """Write the JSON Schema that the first line of `target` names beside it, and return the end of a sentence on it.
+    One that is there is left as it is."""
+    from llmlaunch.recipe.key_reference import published_schema
+
+    path = target.parent / name
+    text = published_schema(schema).encode()
+    try:
+        if path.read_bytes() != text:
+            words = ["schema", *([] if schema == "recipe" else [schema]), "-o", path]
+            return f"; {path} is another version's, and `{to_type(*words)}` replaces it"
+        return ""
+    except FileNotFoundError:
+        _write(path, text)
+        return f", and {path} for your editor"
+    except OSError:
+        return f"; {path} cannot be read, so an editor will not check it"
 
 
 def _from(
@@ -92,7 +182,8 @@ def _from(
     name, text = recipe_from_script(source, arguments, settings, cluster, number)
     target = output or Path(f"{name}.yaml")
     _write(target, text.encode())
-    say(f"wrote {target}; next: {to_type('check', target)}", err=True)
+    notify(f"wrote {target}")
+    say_next((to_type("check", target), "will it fit?"))
     return 0
 
 
@@ -109,22 +200,28 @@ def _site(name: str | None, output: Path | None, partition: str | None) -> int:
             "--partition, or leave out -o to have a file for each"
         )
     targets = {output or _profile(name, draft, len(profiles) > 1): draft for draft in profiles}
-    for existing in filter(Path.exists, targets):
-        raise UserError(f"init: {existing} exists and is left as it is; choose another file with -o")
+    for target in targets:
+        _refuse_existing(target)
     for target, draft in targets.items():
-        _write(target, draft.text.encode())
-    written = " and ".join(map(str, targets))
-    click.echo(
-        f"wrote {written}; read it, fill in what is marked, put it where LLMLAUNCH_CLUSTERS points and name it in "
-        f"recipes: cluster: {next(iter(targets)).stem}",
-        err=True,
+        _write(target, f"# yaml-language-server: $schema={CLUSTER_SCHEMA}\n{draft.text}".encode())
+        notify(f"wrote {target}{_beside(target, CLUSTER_SCHEMA, 'cluster')}")
+    first = next(iter(targets))
+    notify(
+        f"read it, fill in what is marked, put it where LLMLAUNCH_CLUSTERS points and name it in recipes: "
+        f"cluster: {first.stem}"
     )
+    say_next((to_type("init", "--list"), f"a recipe to start from; then write cluster: ./{first.name} in it"))
     return 0
 
 
 def _profile(name: str | None, draft: Draft, several: bool) -> Path:
     stem = f"{name or draft.cluster}-{draft.kind}" if several or name is None else name
     return Path(re.sub(r"[^A-Za-z0-9._-]", "_", stem) + ".yaml")
+
+
+def _refuse_existing(target: Path) -> None:
+    if os.path.lexists(target):
+        raise UserError(f"init: {target} exists and is left as it is; choose another file with -o")
 
 
 def _write(target: Path, content: bytes) -> None:

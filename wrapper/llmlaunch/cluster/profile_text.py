@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from llmlaunch.documents.yaml_strict import Document, parse_document, read_text
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted
 
-__all__ = ["Destination", "Draft", "destination", "drafts", "profile_of_gpu"]
+__all__ = ["Destination", "Draft", "SiteOffer", "destination", "drafts", "offer_of", "profile_of_gpu", "quoted"]
 
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
@@ -133,11 +134,18 @@ def _text(site: SlurmSite, kind: _Kind, wanted: str | None) -> str:
 
 
 def _partition(site: SlurmSite, kind: _Kind, wanted: str | None) -> Partition | None:
-    """Return the requested partition, else the default one, else the first that has such nodes."""
-    has = {name for node in kind.nodes for name in node.partitions}
-    there = [partition for partition in site.partitions if partition.name in has]
-    there.sort(key=lambda partition: (partition.name != wanted, not partition.default))
-    return there[0] if there else None
+    """Return the requested partition, else the one that gives a job most nodes of this kind, the default one first."""
+    counts = Counter(name for node in kind.nodes for name in node.partitions)
+    there = [partition for partition in site.partitions if counts[partition.name]]
+    return min(
+        there,
+        key=lambda entry: (entry.name != wanted, -_most_nodes(entry, counts[entry.name]), not entry.default),
+        default=None,
+    )
+
+
+def _most_nodes(partition: Partition, count: int) -> int:
+    return min(count, int(partition.max_nodes)) if partition.max_nodes.isdigit() else count
 
 
 def _head(site: SlurmSite, kind: _Kind, partition: Partition | None) -> Iterator[str]:
@@ -181,6 +189,69 @@ def _devices(kind: _Kind) -> Iterator[str]:
         yield f"devices_per_node: {kind.devices}"
 
 
+@dataclass(frozen=True)
+class SiteOffer:
+    """What a site has for one recipe: its nodes of one kind. `base` is the shipped profile to start from, None where
+    nothing is known of `gpu`, the site's own name for its GPUs; `nodes` is how many a job may have in `partition`."""
+
+    gpu: str | None
+    base: str | None
+    remark: str
+    devices: int
+    nodes: int
+    partition: Partition | None
+    accounts: tuple[str, ...]
+
+    def suits(self, cluster: str) -> bool:
+        """Whether these nodes may be those of a shipped profile; SLURM may not tell 40 GB from 80 GB."""
+        if self.base is None or self.devices != _BASE_DEVICES.get(self.base, 8):
+            return False
+        return self.base == cluster or (bool(self.remark) and self.base.split("-")[0] == cluster.split("-")[0])
+
+    def notes(self, nodes: int | str) -> list[str]:
+        """Return what a person should know before a job of so many nodes is submitted here, as sentences."""
+        lines = []
+        name = "" if self.partition is None else f" in {self.partition.name}"
+        if self.devices:
+            shown = f"{self.devices} GPUs, which SLURM calls {self.gpu}" if self.gpu else f"{self.devices} GPUs each"
+            lines.append(f"Here SLURM shows {counted(self.nodes, 'node')}{name} with {shown}.")
+        else:
+            lines.append(f"SLURM shows no GPUs here; {counted(self.nodes, 'node')}{name}.")
+        if self.devices and self.base is None:
+            lines.append("No shipped profile is known for them: llmlaunch init --site drafts one.")
+        elif self.remark:
+            lines.append(f"Look at the card: {self.remark}.")
+        if isinstance(nodes, int) and nodes > self.nodes:
+            lines.append(f"The recipe asks for {nodes} nodes; nodes: auto finds the fewest that fit.")
+        if self.partition is not None and self.partition.max_time:
+            lines.append(f"Longest job{name}: {self.partition.max_time}.")
+        if len(self.accounts) > 1:
+            lines.append(f"Your accounts: {', '.join(self.accounts)}.")
+        return lines
+
+
+def offer_of(site: SlurmSite, cluster: str) -> SiteOffer | None:
+    """Return the nodes of a site that suit a shipped profile, else those with most GPUs; None where none is shown."""
+    nodes = [node for node in site.nodes if node.partitions]
+    offers = [_offer(site, kind) for kind in _kinds(nodes)] if nodes else []
+    return max(offers, key=lambda offer: (offer.suits(cluster), offer.devices * offer.nodes), default=None)
+
+
+def _offer(site: SlurmSite, kind: _Kind) -> SiteOffer:
+    gpu = _known(kind.gpu_type or kind.feature or "")
+    partition = _partition(site, kind, None)
+    there = sum(1 for node in kind.nodes if partition is None or partition.name in node.partitions)
+    return SiteOffer(
+        gpu=kind.gpu_type or kind.feature,
+        base=None if gpu is None else gpu.base,
+        remark="" if gpu is None else gpu.note,
+        devices=kind.devices,
+        nodes=there if partition is None else _most_nodes(partition, there),
+        partition=partition,
+        accounts=site.accounts,
+    )
+
+
 def profile_of_gpu(name: str) -> str | None:
     """Return the shipped profile of nodes with a GPU that a site names so (`h100`), None where none is known."""
     gpu = _known(name)
@@ -212,15 +283,15 @@ def _request(site: SlurmSite, kind: _Kind) -> Iterator[str]:
     yield f"gpu_request: {'gpus-per-node' if modern else 'gres'}{note}"
     types = {gpus.type for node in site.nodes for gpus in node.gpus}
     if kind.gpu_type and len(types) > 1:
-        yield f"gpu_type: {_quoted(kind.gpu_type)}   # the cluster has others, too"
+        yield f"gpu_type: {quoted(kind.gpu_type)}   # the cluster has others, too"
 
 
 def _options(site: SlurmSite, kind: _Kind, partition: Partition | None) -> Iterator[str]:
     yield "slurm:"
     if partition is not None:
-        yield f"  partition: {_quoted(partition.name)}"
+        yield f"  partition: {quoted(partition.name)}"
     if len(site.accounts) == 1:
-        yield f"  account: {_quoted(site.accounts[0])}"
+        yield f"  account: {quoted(site.accounts[0])}"
     elif site.accounts:
         yield f"  # account: one of yours: {', '.join(site.accounts)}"
     else:
@@ -230,7 +301,7 @@ def _options(site: SlurmSite, kind: _Kind, partition: Partition | None) -> Itera
     whole = (partition is not None and partition.whole_nodes) or site.setting("SelectType") == "select/linear"
     yield f"  exclusive: {'false   # nodes are given whole here anyway' if whole else 'true'}"
     if kind.feature and len({_feature(node, gpus) for node in site.nodes for gpus in node.gpus}) > 1:
-        yield f"  constraint: {_quoted(kind.feature)}   # there are GPUs of other kinds, too"
+        yield f"  constraint: {quoted(kind.feature)}   # there are GPUs of other kinds, too"
     if "MEMORY" in site.setting("SelectTypeParameters").upper():
         yield "  mem: 0   # memory is handed out here; 0 = all of the node's"
 
@@ -255,7 +326,8 @@ def _containers(site: SlurmSite) -> Iterator[str]:
         yield "# container: {runtime: apptainer}   # neither pyxis nor apptainer seen here; it may be a module"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return text as a value of YAML, in quotes where it would be read as something else."""
     return text if _PLAIN.fullmatch(text) and text.lower() not in _YAML_WORDS else json.dumps(text)
 
 

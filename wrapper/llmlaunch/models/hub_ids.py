@@ -13,7 +13,7 @@ from typing import Any
 from llmlaunch.assets import asset
 from llmlaunch.rundir.values import shortened
 
-__all__ = ["HubModel", "hub_model", "is_hub_id", "unknown_hub_id"]
+__all__ = ["HubModel", "hub_id_of", "hub_model", "is_hub_id", "unknown_hub_id"]
 
 _HUB_ID = re.compile(r"(?!\.)[\w.-]{1,96}/(?!\.)[\w.-]{1,96}", re.ASCII)
 _FILES = (".json", ".yaml", ".yml")
@@ -39,6 +39,12 @@ def is_hub_id(spec: str) -> bool:
 def hub_model(hub_id: str) -> HubModel | None:
     """Return what is shipped of a model on the hub, None where it is not known. The hub is case-insensitive."""
     return _models().get(hub_id.lower())
+
+
+def hub_id_of(preset: str) -> str | None:
+    """Return the first model on the hub that a preset is the shape of, None where none is known."""
+    same = (entry for entry in _data()["models"] if entry["preset"] == preset and "changes" not in entry)
+    return next((str(entry["ids"][0]) for entry in same), None)
 
 
 def unknown_hub_id(hub_id: str, presets: Sequence[str]) -> str:
