@@ -17,7 +17,7 @@ ORACLE_EXAMPLES ?= 3000
 # Tests that run at once in `make test` (tests/conftest.py says which); 0: one after another, in the order of their names.
 AT_ONCE ?= 4
 
-.PHONY: quickstart test unit soak oracle-full lint install install-frameworks benchmark accuracy-table flags-table docs docs-tables clean
+.PHONY: quickstart test unit soak oracle-full lint install install-frameworks benchmark accuracy-table flags-table docs docs-screens docs-tables clean
 
 quickstart: install  ## plan, train and measure a small model on this machine
 	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
@@ -69,6 +69,9 @@ docs-tables: install  ## tables made from the code: keys in docs/recipe-keys.md,
 
 docs: install  ## the documentation as a site in build/site; fails on a link that leads nowhere
 	$(RUN) -m mkdocs build --strict --quiet
+
+docs-screens: install  ## the pictures of the docs: their commands typed in a real terminal; trains a small model
+	PYTHONPATH=tests $(RUN) -m support.screens
 
 evidence-table: install  ## the measured runs that decide margins, priced by the formula of today
 	PYTHONPATH=tests $(RUN) -m support.evidence_table

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from support.command_line import data_folders
+from support.screens import missing_words
 from support.snippets import DOCS, ROOT, walk
 
 DATA = ROOT / "tests" / "data"
@@ -26,7 +27,8 @@ def test_the_readme_can_be_typed(tmp_path: Path) -> None:
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     (tmp_path / "job.sbatch").write_text(JOB)  # the job that the reader has, and its log
     shutil.copy(DATA / "logs" / "megatron-core-0.19.log", tmp_path / "train.log")
-    walk(ROOT / "README.md", tmp_path, **data_folders(tmp_path))
+    printed = walk(ROOT / "README.md", tmp_path, **data_folders(tmp_path))
+    assert missing_words("check", printed["check"]) == set(), "make docs-screens"
     assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "runs" / "from-python" / "job.sbatch").exists()
     assert (tmp_path / "mine.yaml").exists()
