@@ -41,7 +41,8 @@ def missing_words(name: str, output: str) -> set[str]:
     svg = (SCREENS / f"{name}.svg").read_text(encoding="utf-8")
     lines = unescape(svg.partition("<desc>")[2].partition("</desc>")[0]).splitlines()
     assert lines, name
-    return _words(" ".join(line for line in lines if not line.startswith(("$ ", "...")))) - _words(output)
+    shown = [line for line in lines if not line.startswith("$ ") and not line.endswith("...")]
+    return _words(" ".join(shown)) - _words(output)
 
 
 def _words(text: str) -> set[str]:
@@ -52,7 +53,7 @@ def main() -> None:
     """Type each page in a folder and home of its own, and write its pictures."""
     SCREENS.mkdir(exist_ok=True)
     for page in PAGES:
-        with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        with tempfile.TemporaryDirectory(dir="/var/tmp", ignore_cleanup_errors=True) as folder:
             _type_page(page, Path(folder))
 
 
