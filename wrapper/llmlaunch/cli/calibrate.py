@@ -10,6 +10,7 @@ import click
 
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.errors import UserError
+from llmlaunch.report.terminal import filled, shown_on
 from llmlaunch.report.text import correction_words, one_line, percent, signed_percent, table
 from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.store.location import store_exists
@@ -177,15 +178,19 @@ def learning_text(learning: Learning) -> str:
     parts = ["\n".join(_answer(answer)) for answer in learning.answers]
     parts += ["\n".join(_time_answer(answer)) for answer in learning.times]
     if learning.left_out:
-        parts.append("Left out: " + _counts(learning.left_out))
+        parts.append(_sentence("Left out: " + _counts(learning.left_out)))
     return "\n\n".join(parts)
+
+
+def _sentence(text: str) -> str:
+    return "\n".join(filled(text, shown_on().width, others="  "))
 
 
 def _answer(answer: Answer) -> list[str]:
     outcome, calibration = answer.result, answer.result.calibration
     where = one_line(f"{outcome.backend} on {outcome.accelerator}")
     if calibration is None or answer.did == "unchanged":
-        return [f"{where}: {answer.did}, {answer.why}"]
+        return [_sentence(f"{where}: {answer.did}, {answer.why}")]
     lines = [f"{where}: {_data(calibration)}", *_learned(calibration)]
     consequence = "the correction in use stays" if answer.before is not None else "none is in use"
     if answer.did == "taken":
@@ -197,7 +202,7 @@ def _time_answer(answer: TimeAnswer) -> list[str]:
     outcome, calibration = answer.result, answer.result.calibration
     where = one_line(f"{outcome.backend}, {outcome.machine}")
     if calibration is None or answer.did == "unchanged":
-        return [f"{where}: {answer.did}, {answer.why}"]
+        return [_sentence(f"{where}: {answer.did}, {answer.why}")]
     lines = [f"{where}: {counted(calibration.runs, 'timed run')}", *_time_learned(calibration)]
     consequence = "the factors in use stay" if answer.before is not None else "none are in use"
     if answer.did == "taken":

@@ -159,7 +159,7 @@ def _show_screen(run: PlannedRun, hints: Sequence[Hint], verbose: bool) -> None:
     past = last_true_peaks(run.recipe, notify)
     made_up = run.mock_data_warning
     remarks = [("Data", "made-up tokens (data.mock: true), on which nothing is learned")] if made_up else []
-    remarks += [] if past is None else [("Before", _past_sentence(past, run))]
+    remarks += [] if past is None else [("Before", sentence) for sentence in _past_sentences(past, run)]
     click.echo(check_screen(run.recipe, run.plan, shown_on(), remarks))
     if not verbose:
         return
@@ -237,11 +237,15 @@ def _qualification_lines(run: PlannedRun) -> list[str]:
     return [summary_line(figures, recipe.cluster.name, recipe.backend.name)]
 
 
-def _past_sentence(past: PastRun, run: PlannedRun) -> str:
-    """Return the highest peak of an earlier run beside what is predicted now, in one line."""
+def _past_sentences(past: PastRun, run: PlannedRun) -> list[str]:
+    """Return the highest peak of an earlier run beside what is predicted now; nothing where it measured no peak of the
+    kind that is predicted."""
+    peaks = [peak.peak_bytes for peak in past.peaks if peak.peak_kind == run.plan.estimate.peak_kind]
+    if not peaks:
+        return []
     which = "this recipe" if past.same_recipe else "another version of this recipe"
-    measured = gib(max(peak.peak_bytes for peak in past.peaks))
-    return f"{which} reached {measured} GiB ({past.state}, {past.run_id}); predicted now {gib(run.plan.device_bytes)}"
+    reached = f"{which} reached {gib(max(peaks))} GiB ({past.state}, {past.run_id})"
+    return [f"{reached}; predicted now {gib(run.plan.device_bytes)}"]
 
 
 def _past_lines(past: PastRun, run: PlannedRun) -> list[str]:
