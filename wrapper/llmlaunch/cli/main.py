@@ -13,6 +13,7 @@ import click
 from llmlaunch import __version__
 from llmlaunch.cli.output import notify, say, standard_streams
 from llmlaunch.errors import OutputLost, UserError
+from llmlaunch.rundir.values import to_type
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -86,6 +87,9 @@ class LazyGroup(click.Group):
         for title, names in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{name:<{width}}", COMMANDS[name][1]) for name in names if name in COMMANDS])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write(f"\nNext: {to_type('init', 'quickstart')}\n")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return the commands without importing them, and the options."""
