@@ -93,8 +93,13 @@
     for (const factor of [1, 2, 2.5, 5, 10]) if (factor * power >= raw * 0.999) return factor * power;
     return 10 * power;
   }
-  function ticks(low, high, count) {
-    const step = niceStep(high - low || 1, count), marks = [];
+  function niceClock(span, count) {
+    const raw = span / Math.max(count, 1);
+    for (const step of [1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200]) if (step >= raw) return step;
+    return 86400 * niceStep(span / 86400, count);
+  }
+  function ticks(low, high, count, ofTime) {
+    const step = (ofTime ? niceClock : niceStep)(high - low || 1, count), marks = [];
     for (let mark = Math.ceil(low / step - 1e-9) * step; mark <= high + step * 1e-6; mark += step) marks.push(Math.abs(mark) < step * 1e-9 ? 0 : mark);
     return marks;
   }
@@ -108,6 +113,14 @@
     if (seconds < 7200) return Math.round(seconds / 60) + " min";
     if (seconds < 172800) return Number((seconds / 3600).toFixed(1)) + " h";
     return Number((seconds / 86400).toFixed(1)) + " d";
+  }
+  // Where nobody sampled for long, between two attempts, nothing is drawn.
+  function unbroken(points, ofTime) {
+    if (!ofTime || points.length < 3) return points.length ? [points] : [];
+    const gaps = points.slice(1).map((p, index) => p[0] - points[index][0]);
+    const usual = gaps.slice().sort((a, b) => a - b)[Math.floor(gaps.length / 2)], parts = [[points[0]]];
+    gaps.forEach((gap, index) => { if (gap > 6 * usual + 120) parts.push([]); parts[parts.length - 1].push(points[index + 1]); });
+    return parts;
   }
   const LEFT = 58, RIGHT = 14, TOP = 14, BOTTOM = 44;
 
@@ -135,7 +148,7 @@
       shape(svg, "text", { x: LEFT - 9, y: y(mark) + 4, "text-anchor": "end" }, shown(mark));
     }
     shape(svg, "line", { class: "base", x1: LEFT, x2: wide - RIGHT, y1: high - BOTTOM, y2: high - BOTTOM });
-    for (const mark of ticks(lowX, highX, wide < 520 ? 4 : 8)) {
+    for (const mark of ticks(lowX, highX, wide < 520 ? 4 : 8, chart.clock)) {
       if (!chart.clock && !Number.isInteger(mark)) continue;
       shape(svg, "text", { x: x(mark), y: high - BOTTOM + 19, "text-anchor": "middle" }, xText(mark));
     }
@@ -145,13 +158,17 @@
       shape(svg, "line", { class: "restart", x1: x(mark), x2: x(mark), y1: TOP, y2: high - BOTTOM });
     }
     for (const series of chart.series) {
-      const fill = colour(series.look), ranged = series.points.filter((p) => p.length > 2);
-      if (ranged.length > 1) {
+      const fill = colour(series.look);
+      for (const part of unbroken(series.points, chart.clock)) {
+        const ranged = part.filter((p) => p.length > 2);
+        if (ranged.length < 2) continue;
         const upper = ranged.map((p) => `${x(p[0])},${y(p[3])}`), lower = ranged.map((p) => `${x(p[0])},${y(p[2])}`).reverse();
         shape(svg, "polygon", { class: "range", points: upper.concat(lower).join(" "), fill });
       }
-      if (series.points.length > 1) shape(svg, "polyline", { class: "curve", points: series.points.map((p) => `${x(p[0])},${y(p[1])}`).join(" "), stroke: fill });
-      else for (const p of series.points) shape(svg, "circle", { cx: x(p[0]), cy: y(p[1]), r: 4, fill });
+      for (const part of unbroken(series.points, chart.clock)) {
+        if (part.length > 1) shape(svg, "polyline", { class: "curve", points: part.map((p) => `${x(p[0])},${y(p[1])}`).join(" "), stroke: fill });
+        else shape(svg, "circle", { cx: x(part[0][0]), cy: y(part[0][1]), r: 3.5, fill });
+      }
     }
     for (const rule of rules) {
       shape(svg, "line", { class: "rule", x1: LEFT, x2: wide - RIGHT, y1: y(rule.value), y2: y(rule.value), stroke: colour(rule.look) });
@@ -213,8 +230,8 @@
     const svg = document.createElementNS(SVG, "svg");
     svg.setAttribute("viewBox", `0 0 ${wide} ${tall}`);
     svg.setAttribute("aria-hidden", "true");
-    const marks = [];
-    for (let power = Math.floor(low); power <= Math.ceil(high); power++)
+    const marks = high - low < 0.7 ? ticks(Math.pow(10, low), Math.pow(10, high), 5) : [];
+    for (let power = marks.length ? Infinity : Math.floor(low); power <= Math.ceil(high); power++)
       for (const factor of high - low > 2 ? [1] : [1, 2, 5]) { const mark = factor * Math.pow(10, power); if (Math.log10(mark) >= low && Math.log10(mark) <= high) marks.push(mark); }
     for (const mark of marks) {
       shape(svg, "line", { class: "axis", x1: LEFT, x2: LEFT + inner, y1: y(mark), y2: y(mark) });

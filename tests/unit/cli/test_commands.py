@@ -331,6 +331,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         ],
         "observe": ["archive", "command", "directory", "interval"],
         "status": ["as_json", "interval", "runs", "watch"],
+        "report": ["as_json", "html", "run"],
         "logs": ["attempt", "follow", "job", "node", "raw", "run", "tail"],
         "cancel": ["runs"],
         "resume": ["anyway", "as_json", "from_older", "local", "no_exclude", "options", "replan", "run"],

@@ -8,7 +8,6 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +22,11 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.report.grid_plot import grid_of
 from llmlaunch.report.plan_page import plan_page, write_plan_page
 from llmlaunch.units import gib
+from support.page_elements import Elements
 from support.plans import gallery_setting
 from support.tight import ONE_LAYOUT, RECIPE, hand_made_limit, judge_by, needed_gib
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
-
-
-class Elements(HTMLParser):
-    """Every element of a page with its attributes, and all of its text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-    def of(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.found if name == tag]
 
 
 def drawn(setting: Setting) -> str:

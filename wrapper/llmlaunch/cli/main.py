@@ -33,6 +33,7 @@ COMMANDS = {
     "submit": ("submit", "Render, submit and record a run."),
     "observe": ("observe", "Run your own training command; record its peaks and its end."),
     "status": ("runs", "Say what became of runs."),
+    "report": ("report", "Show how a run went against its plan; as a page with --html."),
     "logs": ("logs", "Print what the nodes of a run have printed."),
     "cancel": ("jobs", "Stop runs."),
     "resume": ("jobs", "Submit a run directory again, or for the first time."),

@@ -1,0 +1,45 @@
+"""`llmlaunch report`: what became of one run, as a summary, as JSON, or as a page for a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llmlaunch.app.run_lookup import directory_of
+from llmlaunch.cli.output import notify, print_json, say, say_next
+from llmlaunch.rundir.values import to_type
+
+__all__ = ["report_command"]
+
+
+@click.command("report")
+@click.argument("run", metavar="RUN|DIR")
+@click.option("--html", type=click.Path(path_type=Path), help="Write all of it as one page for a browser, .html.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def report_command(run: str, html: Path | None, as_json: bool) -> None:
+    """Say how RUN went: its state and cause, attempts and lost time, and its memory and step time against what was
+    predicted. With --html as one page, with curves, that loads nothing from anywhere."""
+    from llmlaunch.app.run_report import run_report
+
+    report = run_report(directory_of(run, notify), notify)
+    if html is not None:
+        from llmlaunch.report.run_page import write_run_page
+
+        write_run_page(report, to_type("report", run, "--html", html), html)
+        notify(f"wrote {html}: open it in a browser")
+    if as_json:
+        print_json(report)
+        return
+    if html is None:
+        from llmlaunch.report.run_summary_text import run_summary_text
+
+        say(run_summary_text(report))
+    steps = [] if html is not None else [(to_type("report", run, "--html", "report.html"), "with curves")]
+    if report["state"]["phase"] in ("failed", "stopped", "cancelled"):
+        steps += [(to_type("logs", run), "what its nodes printed"), (to_type("resume", run), "go on from there")]
+    elif report["state"]["phase"] in ("running", "pending"):
+        steps.append((to_type("status", "--watch", run), "watch it"))
+    else:
+        steps.append((to_type("accuracy"), "all measured runs"))
+    say_next(*steps)
