@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmlaunch.app.evidence import Notify
+from llmlaunch.app.run_comparison import MEASURED_KINDS, compared, stored_peaks
 from llmlaunch.app.run_lookup import note_ends, submission_in
 from llmlaunch.app.run_series import Point, StepTrace, memory_trace, step_trace, thinned
 from llmlaunch.causes.cause import sentence
@@ -30,10 +31,8 @@ __all__ = ["SCHEMA", "run_report"]
 SCHEMA = 1
 MOST_ATTEMPTS = 200  # the newest
 MOST_CURVES = 6  # of memory over time: the fullest rank of so many pipeline ranks
-MOST_STORED = 1000  # other runs, the newest
 MOST_RECIPE = 20_000  # characters
 ENDINGS = ("succeeded", "failed", "stopped")
-MEASURED_KINDS = ("allocated", "reserved")  # of torch's allocator, beside the run's own kind
 
 Record = dict[str, Any]
 
@@ -67,8 +66,8 @@ def run_report(directory: Path, notify: Notify) -> Record:
         "lost": _lost(attempts),
         "memory": memory,
         "steps": steps,
-        "compared": _compared(files, plan, memory, steps, measured),
-        "store": _store(files, memory, notify, missing),
+        "compared": compared(plan, memory, _pace(steps, measured), _tokens_of_a_device(files.run)),
+        "store": stored_peaks(files.run_id, notify, missing),
         "recipe": _recipe(files),
         "versions": _versions(files),
         "files": _files(files),
@@ -390,73 +389,14 @@ def _curve(files: RunFiles, rank: RankSummary, attempts: Iterable[str]) -> Recor
     return {"rank": rank.rank, "pipeline_rank": rank.pipeline_rank, "node": rank.node, "points": points}
 
 
-def _compared(
-    files: RunFiles,
-    plan: Record,
-    memory: Record,
-    steps: Record,
-    measured: tuple[Attempt, AttemptSummary] | None,
-) -> list[Record]:
-    """Predicted beside measured, of all that has both or one of them."""
-    kind = plan["peak_kind"] or "device"
-    worst = max((stage["peak_bytes"] for stage in memory["stages"]), default=None)
-    predicted = max((size for size in plan["predicted_bytes"] if size is not None), default=None)
-    rows = [_row(f"{kind} memory", "bytes", predicted, worst)]
-    for name in MEASURED_KINDS:
-        if memory["kinds"].get(name) is not None:
-            rows.append(_row(f"{name} memory", "bytes", plan["predicted_by_kind"][name], memory["kinds"][name]))
-    if memory["kinds"].get("host") is not None:
-        rows.append(_row("host memory of a node", "bytes", plan["host_bytes_per_node"], memory["kinds"]["host"]))
-    pace = steps["median_seconds"]
-    if pace is None and measured is not None:
-        pace = measured[1].step_seconds
-    rows.append(_row("step time", "seconds", plan["step_seconds"], pace))
-    tokens = count_above_zero(_object(files.run, "progress").get("tokens_per_step"))
-    devices = _devices(files.run)
-    rate = tokens / pace / devices if tokens and pace and devices else None
-    rows.append(_row("throughput of a device", "tokens/s", plan["tokens_per_second_per_device"], rate))
-    return [row for row in rows if row["predicted"] is not None or row["measured"] is not None]
+def _pace(steps: Record, measured: tuple[Attempt, AttemptSummary] | None) -> float | None:
+    seconds: float | None = steps["median_seconds"]
+    return measured[1].step_seconds if seconds is None and measured is not None else seconds
 
 
-def _row(name: str, unit: str, predicted: float | None, measured: float | None) -> Record:
-    error = predicted / measured - 1.0 if predicted and measured else None
-    return {"name": name, "unit": unit, "predicted": predicted, "measured": measured, "error": error}
-
-
-def _store(files: RunFiles, memory: Record, notify: Notify, missing: list[str]) -> Record:
-    """Predicted and measured peaks of the store's runs."""
-    from llmlaunch.store.location import store_exists
-
-    nothing: Record = {"runs": 0, "mean_absolute_error": None, "points": []}
-    if not store_exists():
-        missing.append("There is no store yet, so there are no other runs to compare with.")
-        return nothing
-    from llmlaunch.store.collect import open_collected
-    from llmlaunch.store.runs import list_runs
-
-    try:
-        with open_collected(notify) as store:
-            listed = list_runs(store)
-    except UserError as failure:
-        missing.append(f"The store cannot be read, so there are no other runs to compare with: {failure}")
-        return nothing
-    both = [run for run in listed if run.predicted_bytes and run.measured_bytes][:MOST_STORED]
-    if not both:
-        missing.append("No run of the store has both a predicted and a measured peak yet.")
-        return nothing
-    errors = [abs((run.predicted_bytes or 0) / (run.measured_bytes or 1) - 1.0) for run in both]
-    points = [
-        {
-            "run_id": run.run_id,
-            "recipe": run.recipe,
-            "peak_kind": run.peak_kind,
-            "predicted_bytes": run.predicted_bytes,
-            "measured_bytes": run.measured_bytes,
-            "this": run.run_id == files.run_id,
-        }
-        for run in both
-    ]
-    return {"runs": len(both), "mean_absolute_error": statistics.fmean(errors), "points": points}
+def _tokens_of_a_device(run: Mapping[str, Any]) -> float | None:
+    tokens, devices = count_above_zero(_object(run, "progress").get("tokens_per_step")), _devices(run)
+    return tokens / devices if tokens and devices else None
 
 
 # --- the recipe, the versions, the files ----------------------------------------------------------------------------
