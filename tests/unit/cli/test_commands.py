@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import pytest
 
 from llmlaunch.app.gallery import gallery
 from llmlaunch.assets import asset
+from llmlaunch.cli.main import COMMANDS, GROUPS, load_command
 from support.command_line import CommandLine
 from support.recipes import recipe_text
 from support.slurm_answers import SLURM_22_05
@@ -195,6 +198,21 @@ def test_a_profile_of_a_site_needs_a_site(
     assert "--partition belongs to --site" in llmlaunch("init", "--partition", "gpu", code=2).stderr
 
 
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_help_of_a_command_fits_the_terminal_and_has_examples_that_it_takes(
+    llmlaunch: CommandLine, tmp_path: Path, name: str
+) -> None:
+    for file in ("job.sbatch", "records.jsonl"):  # named in examples, where a file must exist
+        (tmp_path / file).touch()
+    lines = llmlaunch(name, "--help").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    examples = [line for line in lines if re.match(rf"  (eval \"\$\()?llmlaunch {name}\b", line)]
+    assert examples
+    for example in examples:
+        words = shlex.split(re.split(r"\s{2,}|\)\"| >", example.strip().removeprefix('eval "$('))[0])
+        load_command(name).make_context(name, words[2:])
+
+
 def test_init_writes_a_recipe_that_is_safe_and_never_over_a_file(
     llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,8 +321,6 @@ def test_a_bug_of_ours_is_a_traceback_with_a_hint_to_report_it(tmp_path: Path) -
 
 def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
 
-    from llmlaunch.cli.main import COMMANDS, load_command
-
     options = {name: sorted(p.name or "" for p in load_command(name).params) for name in COMMANDS}
     assert options == {
         "init": ["as_json", "cluster", "names", "number", "output", "partition", "settings", "show", "site", "source"],
@@ -355,8 +371,6 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
 
 
 def test_the_help_groups_the_commands_and_every_line_fits_the_terminal(llmlaunch: CommandLine) -> None:
-    from llmlaunch.cli.main import COMMANDS, GROUPS
-
     grouped = [name for names in GROUPS.values() for name in names if name in COMMANDS]
     assert sorted(grouped) == sorted(COMMANDS)
     lines = llmlaunch("--help").stdout.splitlines()

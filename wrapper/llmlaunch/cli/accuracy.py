@@ -41,6 +41,10 @@ def accuracy_command(
     """Score the estimator on measured records: those of each FILE, JSON lines (docs/store.md says the format), or
     without one those of the store. Finished runs are collected first.
 
+    \b
+    llmlaunch accuracy              of the runs in the store
+    llmlaunch accuracy records.jsonl --records
+
     Exit code 0. 2: a file is no measurements. 3: an estimate cannot be right, which is a bug of llmlaunch.
     """
     from llmlaunch.accuracy.scoring import refuse_broken, score_all

@@ -45,6 +45,10 @@ def calibrate_command(
     Runs that have finished since are collected first, and of those that go on the step times so far. What is learned
     is tried on runs it has not seen, shown beside what is in use now, and refused where it would be worse or rests on
     too few runs; that is no failure, and the exit code is 0. Everything taken is kept: `calibrate use` goes back.
+
+    \b
+    llmlaunch calibrate --dry-run
+    llmlaunch calibrate list
     """
     if context.invoked_subcommand is not None:
         if backend or accelerator or dry_run or as_json:

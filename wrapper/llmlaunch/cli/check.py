@@ -65,6 +65,11 @@ def check_command(
     SCRIPT is a shell script or sbatch file that starts Megatron-LM or DeepSpeed, and TEXT the arguments of
     pretrain_gpt.py: they are read, never executed, and priced as they are.
 
+    \b
+    llmlaunch check recipe.yaml
+    llmlaunch check recipe.yaml nodes=8 layout.tensor=2
+    llmlaunch check job.sbatch --cluster h100-80gb-x8
+
     Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe, or none
     within the budget. A locked plan (`llmlaunch plan --lock`) may run whatever is known of it today.
     """

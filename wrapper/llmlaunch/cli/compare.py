@@ -31,6 +31,10 @@ def compare_command(
 
     Each line is what `check` says of RECIPE with that cluster and number of nodes. A lock beside RECIPE is left aside.
 
+    \b
+    llmlaunch compare recipe.yaml --clusters h100-80gb-x8,b200-x8
+    llmlaunch compare recipe.yaml --clusters b200-x8 --nodes 2,4,8
+
     Exit code 0: at least one may run and stays within the budget. 2: the recipe is invalid. 3: none may.
     """
     from llmlaunch.app.comparison import compare
@@ -86,6 +90,10 @@ def diff_command(first: str, second: str, as_json: bool) -> int:
 
     Each is a recipe, a lock (`plan --lock`), a plan.json, or a run by its directory or id. A recipe is planned as
     `check` does. What runs have measured is shown beside, and decides nothing.
+
+    \b
+    llmlaunch diff old.yaml new.yaml
+    llmlaunch diff last recipe.yaml
 
     Exit code 0: no difference. 1: they differ, as with diff(1). 2: one of them cannot be read.
     """

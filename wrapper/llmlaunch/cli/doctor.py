@@ -80,6 +80,10 @@ def doctor_command(
     rendered for those versions.
 
     With --rehearsal: say where the environment is that `llmlaunch rehearse` traces ranks in, or how to get one.
+
+    \b
+    llmlaunch doctor --container recipe.yaml
+    llmlaunch doctor --network --save mine.yaml
     """
     looks = [network, host, container is not None, frameworks is not None, rehearsal]
     if sum(looks) > 1:

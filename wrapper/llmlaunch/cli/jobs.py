@@ -21,6 +21,9 @@ def cancel_command(runs: tuple[str, ...]) -> int:
     """Stop each RUN, with all jobs of its chain; one that has ended is left alone.
 
     Where one cannot be stopped, the others are, and the exit code is that of the first such failure.
+
+    \b
+    llmlaunch cancel last
     """
     code = 0
     for run in runs:
@@ -79,6 +82,12 @@ def resume_command(
     over the script.
 
     The plan stays the one that was rendered, whatever would be chosen today; --replan says what that would be.
+
+    \b
+    llmlaunch resume last
+    llmlaunch resume last -- --time=24:00:00
+
+    Exit code 0: submitted. 2: its last job has not ended, or it cannot go on. 4: the scheduler refused.
     """
     from llmlaunch.app.submission import resubmit
 

@@ -35,6 +35,10 @@ def logs_command(run: str, node: str, attempt: str, job: bool, tail: int | None,
 
     With --follow steps and events are shown, as `submit --follow` does; with --raw, or where a node, an attempt, --job
     or --tail is named, the lines themselves.
+
+    \b
+    llmlaunch logs last --tail 50
+    llmlaunch logs last --follow
     """
     from llmlaunch.watch.follow import follow as follow_run
     from llmlaunch.watch.screen import Screen

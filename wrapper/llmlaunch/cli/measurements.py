@@ -56,6 +56,10 @@ def collect_command(words: tuple[str, ...], recipe: Path | None, sinks: tuple[st
 
     What was collected is then passed on to the sinks of LLMLAUNCH_PROMETHEUS, LLMLAUNCH_MLFLOW and LLMLAUNCH_WANDB, or
     those named.
+
+    \b
+    llmlaunch collect               all that have finished
+    llmlaunch collect runs/llama3-8b-20260101-120000
     """
     from llmlaunch.sinks.delivery import chosen_sinks
 
@@ -133,7 +137,12 @@ def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group("measurements")
 def measurements_command() -> None:
-    """The measured peaks in the store, in the format of docs/store.md: one JSON object per record."""
+    """The measured peaks in the store, in the format of docs/store.md: one JSON object per record.
+
+    \b
+    llmlaunch measurements list
+    llmlaunch measurements export records.jsonl
+    """
 
 
 @measurements_command.command("list")

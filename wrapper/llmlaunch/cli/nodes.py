@@ -28,6 +28,10 @@ def nodes_command(forgive: str | None, cluster: str | None, as_json: bool) -> in
     """List the nodes that submit leaves out, why, and until when. Runs that have finished since are collected first.
 
     A node is left out for a week after it ended a run, twice as long with each further one, at most 60 days.
+
+    \b
+    llmlaunch nodes
+    llmlaunch nodes --forgive n042
     """
     sick = _collected(forgive, cluster)
     if as_json:

@@ -29,6 +29,9 @@ def observe_command(directory: str | None, interval: float, archive: Path | None
 
     The command runs as it would without this: output, signals and exit code are its own. Put it before `torchrun`,
     `deepspeed`, `accelerate`, `python` or `srun` in your sbatch; after `srun`, each node or rank is observed by itself.
+
+    \b
+    llmlaunch observe -- torchrun --nproc-per-node 8 train.py
     """
     from llmlaunch.node.observe import main
     from llmlaunch.rendering.node_archive import node_archive

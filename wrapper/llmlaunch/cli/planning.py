@@ -125,6 +125,10 @@ def plan_command(
     """Show the layouts of RECIPE ranked by step time, what each neighbouring choice would cost, and how many were
     refused for what. A lock beside RECIPE is left aside.
 
+    \b
+    llmlaunch plan recipe.yaml
+    llmlaunch plan recipe.yaml --lock     keep this plan: a file to commit
+
     Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe.
     """
     run = planned(recipe, overrides, replan=True)
@@ -163,7 +167,13 @@ def plan_command(
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def render_command(recipe: str, overrides: tuple[str, ...], replan: bool, output: Path, as_json: bool) -> int:
     """Plan RECIPE and write its run directory. Nothing is submitted; nothing is written unless it is safe, or tight and
-    accepted."""
+    accepted.
+
+    \b
+    llmlaunch render recipe.yaml -o run   then: sbatch run/job.sbatch
+
+    Exit code 0: written. 2: the recipe is invalid, or the folder is there already. 3: no layout is safe.
+    """
     from llmlaunch.app.variants import warn_of_memory
 
     run = planned(recipe, overrides, replan)
@@ -187,6 +197,10 @@ def render_command(recipe: str, overrides: tuple[str, ...], replan: bool, output
 def explain_args_command(run: str, names: tuple[str, ...], fallback: int | None, as_json: bool) -> int:
     """Say for every argument, variable, setting and directive rendered for RUN which line of the recipe or which
     decision of the planner it follows from; or for those NAMEs alone, with or without their dashes.
+
+    \b
+    llmlaunch explain-args last
+    llmlaunch explain-args last tensor-model-parallel-size
     """
     from llmlaunch.app.run_lookup import directory_of
     from llmlaunch.rendering.arguments_json import read_arguments

@@ -58,6 +58,10 @@ def qualify_command(
 
     The six are short jobs of SLURM, or run here one after the other. The same command goes on with what it began.
 
+    \b
+    llmlaunch qualify recipe.yaml
+    llmlaunch qualify --local
+
     Exit code 0: all that ended did so as predicted. 1: one died, survived or failed otherwise. 2: invalid. 4: the
     scheduler refused.
     """

@@ -55,6 +55,10 @@ def rehearse_command(
     Tensor, context and data peers of a pipeline rank hold the same, so one process speaks for all of them. What it
     shows is put beside the estimate by term, recorded, and the verdict follows it.
 
+    \b
+    llmlaunch rehearse recipe.yaml --on trace    without a GPU
+    llmlaunch rehearse recipe.yaml --on gpu
+
     Exit code 0: safe, or tight and accepted by the recipe. 2: invalid, or nothing at hand to rehearse on. 3: not safe.
     """
     from llmlaunch.app.rehearsals import rehearse

@@ -54,6 +54,10 @@ def runs_command(
     and the worst rank's predicted and measured peak.
 
     Runs that have finished since are collected first; SLURM is asked once about all that go on.
+
+    \b
+    llmlaunch runs --since 7d
+    llmlaunch runs --recipe llama3-8b --state failed --limit 5
     """
     from llmlaunch.app.stored_runs import runs
 
@@ -117,6 +121,10 @@ def status_command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: 
     """Say whether each RUN waits, runs or has ended, how far it got, and why; without one, of all that have not ended.
 
     SLURM is asked once for all of them. With --watch the exit code is 1 where a run ended without success.
+
+    \b
+    llmlaunch status                of all that go on
+    llmlaunch status last --watch
     """
     if interval is not None and not watch:
         raise UserError("--interval: is for --watch")

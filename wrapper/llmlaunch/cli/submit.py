@@ -75,6 +75,11 @@ def submit_command(
 
     Several recipes, or several values of a key (training.steps=100,200), are several runs: all of them or none.
 
+    \b
+    llmlaunch submit recipe.yaml --follow
+    llmlaunch submit recipe.yaml --dry-run
+    llmlaunch submit recipe.yaml training.steps=100,200 --array
+
     Exit code 0: submitted (with --follow: succeeded). 1: with --follow, it did not succeed. 2: invalid. 3: nothing
     safe. 4: the scheduler refused.
     """
