@@ -59,6 +59,9 @@ def test_no_training_framework_came_with_it(installed: Path, empty: Path) -> Non
 
 def test_a_recipe_is_started_checked_planned_and_rendered(installed: Path, empty: Path) -> None:
     assert llmlaunch(installed, empty, "init", "llama3-70b").returncode == 0
+    schema = llmlaunch(installed, empty, "schema").stdout
+    assert json.loads(schema)["title"] == "llmlaunch recipe"
+    assert (empty / "llmlaunch.schema.json").read_text() == schema
     checked = llmlaunch(installed, empty, "check", "llama3-70b.yaml", "--json")
     assert checked.returncode == 0, checked.stderr
     assert json.loads(checked.stdout)["verdict"] == "safe"
