@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from llmlaunch.documents.keys import dotted_keys
 from llmlaunch.documents.likely_meaning import read_vocabulary
 from llmlaunch.recipe.types import VOCABULARY, recipe_form
+from llmlaunch.store.database import open_store
+from llmlaunch.store.runs import put_runs
 from support.command_line import CommandLine
 
 RECIPE = """\
@@ -95,7 +98,7 @@ OVERRIDES = {
     # the shape of an override
     "nodes=": "override nodes=: has no value; write for example nodes=100, leave it out, or take the key out",
     "nodes:4": "override nodes:4: is not key=value; did you mean nodes=4?",
-    "nodes": "override nodes: is not key=value; write for example training.steps=100",
+    "nodes": "override nodes: is not key=value; write nodes=VALUE, without spaces around the =",
     'model="llama3-8b': "a quote or bracket that is opened must be closed",
     # what belongs to other models and versions
     "layout.expert=2": "layout.expert: shares out experts, and llama3-8b is a dense model without any; remove it",
@@ -164,6 +167,82 @@ def test_a_mistake_in_the_file_is_answered_at_its_line(
     message = llmlaunch("check", write(old, new), code=2).stderr
     assert message.startswith(f"error: {begin}")
     assert end in message
+
+
+# a command line, and what the message says of it
+COMMAND_LINES = {
+    "chek recipe.yaml": "no command 'chek'; did you mean: llmlaunch check recipe.yaml",
+    "submitt recipe.yaml --dry-run": "did you mean: llmlaunch submit recipe.yaml --dry-run",
+    "recipe.yaml": "a command stands before the recipe; did you mean: llmlaunch check recipe.yaml",
+    "squeue": "did you mean: llmlaunch status",
+    "version": "did you mean: llmlaunch --version",
+    "xyz": "no command 'xyz'; known: init, check, plan",
+    "calibrate lst": "did you mean: llmlaunch calibrate list",
+    "check recipe.yaml --nodes 4": "a key of the recipe is written without dashes: nodes=4",
+    "check recipe.yaml --nodes=4": "a key of the recipe is written without dashes: nodes=4",
+    "check recipe.yaml --tp 2": "a key of the recipe is written without dashes: layout.tensor=2",
+    "submit recipe.yaml --global-batch-size 8": "without dashes: training.global_batch_size=8",
+    "submit recipe.yaml --partition gpu": "without dashes: slurm.partition=gpu",
+    "submit recipe.yaml --dryrun": "submit: there is no option --dryrun; did you mean --dry-run?",
+    "runs --nonsense": "runs: there is no option --nonsense; known: --state",
+    "plan": "plan: name a RECIPE: llmlaunch plan recipe.yaml; `llmlaunch init` writes a recipe",
+    "logs": "logs: name a RUN: llmlaunch logs last; `llmlaunch runs` lists the runs",
+    "render recipe.yaml": "render: needs --output",
+    "init qwen3": "did you mean qwen3-8b or qwen3-32b or qwen3-30b-a3b?",
+    "init llama3_8b": "did you mean llama3-8b",
+    "init nonsense": "there are: deepseek-v2-lite, deepseek-v3",
+    "check recipe.yaml layout.tensor = 2": "write layout.tensor=VALUE, without spaces around the =",
+    "check recipe.yaml other.yaml": "a command takes one recipe, and overrides behind it",
+    "plan - --lock": "standard input",
+    "status nonsense": "no such run directory",
+}
+
+
+@pytest.mark.parametrize(("words", "says"), COMMAND_LINES.items(), ids=COMMAND_LINES)
+def test_a_mistyped_command_line_is_answered_with_the_nearest(
+    llmlaunch: CommandLine, write: Write, monkeypatch: pytest.MonkeyPatch, words: str, says: str
+) -> None:
+    write()
+    monkeypatch.setattr("sys.stdin", io.StringIO(RECIPE))
+    message = llmlaunch(*words.split(), code=2).stderr
+    assert message.splitlines()[-1].startswith("error: ")
+    assert says in message
+
+
+def test_a_mistyped_run_is_answered_with_the_nearest(llmlaunch: CommandLine) -> None:
+    with open_store() as store, store.write() as connection:
+        put_runs(
+            connection, {f"{name}-1": {"directory": f"/runs/{name}", "state": "running"} for name in ("a", "first")}
+        )
+    assert "did you mean first-1?" in llmlaunch("status", "frist-1", code=2).stderr
+
+
+def test_an_argument_that_was_not_rendered_is_answered_with_the_nearest(llmlaunch: CommandLine, write: Write) -> None:
+    llmlaunch("render", write(), "-o", "run")
+    message = llmlaunch("explain-args", Path("run"), "--", "--tensor-parallel-size", code=2).stderr
+    assert "nothing of that name is rendered" in message
+    assert "did you mean tensor-model-parallel-size" in message
+
+
+def test_calibrate_without_a_run_says_what_to_run(llmlaunch: CommandLine) -> None:
+    out, err = llmlaunch("calibrate")
+    assert "no measured run to learn from yet" in err
+    assert out.splitlines()[0].startswith("Next: llmlaunch submit RECIPE")
+    assert "llmlaunch collect" in out
+    llmlaunch.json("calibrate")  # nothing but JSON
+
+
+def test_a_recipe_may_come_from_standard_input(
+    llmlaunch: CommandLine, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_file = llmlaunch.json("check", write())
+    monkeypatch.setattr("sys.stdin", io.StringIO(RECIPE))
+    assert llmlaunch.json("check", "-")["layout"] == of_file["layout"]
+    llmlaunch("render", "-", "-o", "run")  # the same text again
+    assert Path("run/recipe.yaml").read_text(encoding="utf-8") == RECIPE
+    for text, says in (("", "standard input: is empty"), ("nodes: [1", "standard input:1: is not valid YAML")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert says in llmlaunch("check", "-", code=2).stderr
 
 
 def test_every_word_of_other_tools_stands_for_a_key_that_recipes_have() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,12 @@ def readiness(
     path = folder / "recipe.yaml"
     path.write_text(text)
     variables = {"MEGATRON_LM_PATH": str(checkout(folder / "Megatron-LM")), **(environment or {})}
-    return readiness_of(load_recipe(path, overrides), Layout() if layout is None else layout, variables)
+    before = Path.cwd()
+    os.chdir(folder)  # where a person would type the overrides
+    try:
+        return readiness_of(load_recipe(path, overrides), Layout() if layout is None else layout, variables)
+    finally:
+        os.chdir(before)
 
 
 def checkout(folder: Path, version: tuple[int, int, int] = (0, 19, 0)) -> Path:

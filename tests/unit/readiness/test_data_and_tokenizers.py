@@ -168,7 +168,7 @@ def test_a_relative_tokenizer_is_told_how_it_is_read(tmp_path: Path) -> None:
     dataset(write(tmp_path, {"mine/tokenizer.json": "{}"}), "corpus/text")
     assert (
         f"the folder beside the recipe is {tmp_path}/mine"
-        in readiness(tmp_path, MEGATRON, "data.tokenizer=mine").doubtful[0]
+        in readiness(tmp_path, recipe_text(data="{path: corpus/text, tokenizer: mine}")).doubtful[0]
     )
-    (sentence,) = readiness(tmp_path, MEGATRON, "data.tokenizer=./mine").missing
+    (sentence,) = readiness(tmp_path, recipe_text(data="{path: corpus/text, tokenizer: ./mine}")).missing
     assert "write a folder by its absolute path" in sentence

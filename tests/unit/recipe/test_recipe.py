@@ -98,7 +98,8 @@ def test_sequences_longer_than_the_model_is_built_for_are_remarked_on() -> None:
     assert "longer than the 4096 llama2-7b is built for" in small("model=llama2-7b").assumptions[0]
 
 
-def test_a_model_and_a_cluster_beside_the_recipe(write: Write, tmp_path: Path) -> None:
+def test_a_model_and_a_cluster_beside_the_recipe(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2}', encoding="utf-8")
     (tmp_path / "site.yaml").write_text("base: a100-80gb-x8\nslurm: {partition: big}\n", encoding="utf-8")
@@ -188,7 +189,7 @@ def test_overrides_apply_in_order_and_reach_into_lists() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("nodes", "override nodes: is not key=value; write for example training.steps=100"),
+        ("nodes", "override nodes: is not key=value; write nodes=VALUE, without spaces around the ="),
         ("=4", "is not key=value"),
         ("training..steps=4", "is not key=value"),
         ("nodes=-1", "override nodes=-1: nodes: must be a whole number"),

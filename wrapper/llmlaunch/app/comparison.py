@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,7 +119,7 @@ def compare(
     """
     recipe = load_recipe(path, overrides)
     clusters = list(dict.fromkeys(clusters))
-    device_prices = dict(_prices(Path(path).parent, clusters, prices))
+    device_prices = dict(_prices(clusters, prices))
     counts: list[int | None] = [*dict.fromkeys(nodes)] or [None]
     wanted = [(cluster, count) for cluster in clusters for count in counts]
     cells = []
@@ -134,13 +133,13 @@ def compare(
     return Comparison(recipe, tuple(sorted(cells, key=_rank)))
 
 
-def _prices(folder: Path, clusters: Sequence[str], prices: Mapping[str, float]) -> Iterator[tuple[str, float | None]]:
-    """Yield each cluster with its price; paths of profiles start in `folder`, as in the recipe there."""
+def _prices(clusters: Sequence[str], prices: Mapping[str, float]) -> Iterator[tuple[str, float | None]]:
+    """Yield each cluster with its price."""
     for name in prices:
         if name not in clusters:
             raise UserError(f"--price {name}: is not among --clusters {','.join(clusters)}; name one of them")
     for cluster in clusters:
-        yield cluster, prices.get(cluster, load_cluster(cluster, folder).site.usd_per_gpu_hour)
+        yield cluster, prices.get(cluster, load_cluster(cluster).site.usd_per_gpu_hour)
 
 
 def _cell(path: str, overrides: Sequence[str], cluster: str, count: int | None, notify: Notify) -> ComparedCluster:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmlaunch.app.evidence import Notify, ignore, lessons_of, with_own_layouts
 from llmlaunch.backends.base import Backend, Rendered
 from llmlaunch.backends.registry import backend_for
+from llmlaunch.documents.yaml_strict import STANDARD_INPUT_NAME
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import Candidate, Plan, Sizing, as_planned, plan_json, with_save_interval
@@ -141,6 +142,10 @@ class PlannedRun:
         from llmlaunch.planner.lock import lock_of, lock_text
 
         self.refuse_unsafe()
+        if self.recipe.path == STANDARD_INPUT_NAME:
+            raise UserError(
+                "--lock: a lock lies beside its recipe, and this one came from standard input; save it first"
+            )
         path = lock_path(self.recipe.path)
         write_whole(path, lock_text(lock_of(self.recipe, self.plan, __version__), self.recipe.path))
         return path

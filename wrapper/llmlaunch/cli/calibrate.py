@@ -67,7 +67,7 @@ def calibrate_command(
     elif learning.answers or learning.left_out or learning.times:
         say(learning_text(learning))
     if not learning.answers and not learning.times:
-        notify("no measured run to learn from; predictions stay as they are")
+        notify("no measured run to learn from yet; predictions stay as they are")
     if not as_json:
         say_next(*_next_steps(learning))
     return 0
@@ -76,7 +76,7 @@ def calibrate_command(
 def _next_steps(learning: Learning) -> Iterator[tuple[str, str]]:
     if "taken" in {*(answer.did for answer in learning.answers), *(answer.did for answer in learning.times)}:
         yield to_type("check", "RECIPE"), "the prediction with what was learned"
-    yield to_type("submit", "RECIPE"), "one more measured run"
+    yield to_type("submit", "RECIPE"), "a run, whose peaks llmlaunch collect takes in"
     yield to_type("qualify"), "six small layouts measured at once"
     if not learning.answers and not learning.times:
         yield to_type("measurements", "import", "FILE"), "runs that were measured elsewhere"
@@ -107,7 +107,8 @@ def list_command(backend: str | None, accelerator: str | None, as_json: bool) ->
     elif calibrations or times:
         say("\n\n".join(filter(None, [list_text(calibrations, used), time_list_text(times, used)])))
     else:
-        notify("no calibrations")
+        notify("no calibration was taken yet")
+        say_next((to_type("calibrate"), "learns from the measured runs in the store"))
 
 
 @calibrate_command.command("show")
@@ -172,7 +173,10 @@ def _is_on(calibration: TimeCalibration, accelerator: str | None) -> bool:
 
 def _opened_store() -> Store:
     if not store_exists():
-        raise UserError("calibrate: there is no store yet; runs that were submitted or imported make one")
+        raise UserError(
+            "calibrate: there is no store yet; runs that were submitted or imported make one, and then "
+            "`llmlaunch calibrate` learns from them"
+        )
     from llmlaunch.store.database import open_store
 
     return open_store()

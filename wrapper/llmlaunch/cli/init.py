@@ -12,6 +12,7 @@ import click
 
 from llmlaunch.app.gallery import gallery
 from llmlaunch.cli.output import announced_after, notify, print_json, say, say_next
+from llmlaunch.documents.likely_meaning import nearest
 from llmlaunch.documents.writing import new_place
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import to_type
@@ -118,7 +119,9 @@ def _starter(name: str, output: Path | None) -> int:
 
     recipes = gallery()
     if name not in recipes:
-        raise UserError(f"init: no recipe named {name!r} in the gallery; there are: {', '.join(recipes)}")
+        near = nearest(name, tuple(recipes), most=3) or list(recipes)
+        meant = f"did you mean {' or '.join(near)}?" if len(near) < 4 else f"there are: {', '.join(near)}"
+        raise UserError(f"init: no recipe named {name!r} in the gallery; {meant}")
     target = output or Path(f"{name}.yaml")
     _refuse_existing(target)
     _write(target, starter_text(recipes[name], target, _site_offer(recipes[name])).encode())

@@ -143,7 +143,13 @@ def _command() -> int:
     except click.exceptions.Abort:
         return 130
     except click.ClickException as usage:
-        usage.show()
+        from llmlaunch.cli.usage import usage_sentence
+
+        sentence = usage_sentence(usage, sys.argv[1:])
+        if sentence is None:
+            usage.show()
+        else:
+            notify(f"error: {sentence}")
         return usage.exit_code
     except OutputLost:
         raise

@@ -213,15 +213,23 @@ def explain_args_command(run: str, names: tuple[str, ...], fallback: int | None,
         wanted = {name.lstrip("-") for name in names}
         entries = [entry for entry in entries if _argument_names(entry["name"]) & wanted]
         rendered_names = set().union(*(_argument_names(entry["name"]) for entry in arguments["entries"]))
-        if wanted - rendered_names:
+        for name in sorted(wanted - rendered_names):
             raise UserError(
-                f"{', '.join(sorted(wanted - rendered_names))}: nothing of that name is rendered in {directory}"
+                f"{name}: nothing of that name is rendered in {directory}; {_nearest(name, rendered_names)}"
             )
     if as_json:
         print_json({"program": arguments["program"], "entries": entries})
     else:
         say(explained_text(arguments["program"], entries))
     return 0
+
+
+def _nearest(name: str, rendered_names: set[str]) -> str:
+    """Return the rendered names that a person may have meant, also by another tool's name for the same."""
+    from llmlaunch.documents.likely_meaning import nearest
+
+    near = nearest(name, sorted(rendered_names), most=3)
+    return f"did you mean {' or '.join(near)}?" if near else "without a NAME all that is rendered is listed"
 
 
 def _argument_names(name: str) -> set[str]:

@@ -19,6 +19,7 @@ from llmlaunch.command_lines.sbatch import device_type
 from llmlaunch.command_lines.shell import Script, read_script
 from llmlaunch.documents.yaml_strict import parse_document, read_text
 from llmlaunch.errors import UserError
+from llmlaunch.recipe.command_line_paths import from_working_directory
 from llmlaunch.recipe.load import recipe_from
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.rundir.values import printable, shortened
@@ -92,7 +93,7 @@ def recipe_text(
     """
     document, notes = _with_cluster(source, cluster)
     try:
-        changed = apply_overrides(parse_document(_dump(document), target.name), keys)
+        changed = apply_overrides(parse_document(_dump(document), target.name), from_working_directory(keys))
         recipe_from(changed, target.parent)
     except UserError as error:
         lacking = [sentence for sentence in source.reading.missing if sentence.partition(":")[0] not in _names(keys)]

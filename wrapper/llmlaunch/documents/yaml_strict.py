@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import re
 import stat
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
@@ -24,7 +26,18 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import open_regular
 from llmlaunch.rundir.values import shortened
 
-__all__ = ["MAX_BYTES", "Document", "KeyPath", "parse_document", "parse_value", "read_document", "read_text"]
+__all__ = [
+    "MAX_BYTES",
+    "STANDARD_INPUT_NAME",
+    "Document",
+    "KeyPath",
+    "parse_document",
+    "parse_value",
+    "read_document",
+    "read_text",
+]
+
+STANDARD_INPUT, STANDARD_INPUT_NAME = "-", "standard input"
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -95,8 +108,23 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
 
 
 def read_document(path: Path) -> Document:
-    """Read and parse a YAML (or JSON) file whose top level is a mapping."""
+    """Read and parse a YAML (or JSON) file whose top level is a mapping; a path of - is standard input."""
+    if str(path) == STANDARD_INPUT and sys.stdin is not None:
+        return parse_document(_whole(sys.stdin), STANDARD_INPUT_NAME)
     return parse_document(read_text(path), str(path))
+
+
+@lru_cache(maxsize=1)
+def _whole(stream: TextIO) -> str:
+    """Return the text of a stream, which can be read once, however often it is asked for."""
+    name = STANDARD_INPUT_NAME
+    try:
+        text = stream.read(MAX_BYTES + 1)
+    except (UnicodeDecodeError, ValueError, OSError) as error:
+        raise UserError(f"{name}: cannot be read ({error}); give the path of a file") from None
+    if len(text) > MAX_BYTES:
+        raise UserError(f"{name}: is more than the {MAX_BYTES >> 20} MiB allowed here; is it the right file?")
+    return text.removeprefix("\ufeff")
 
 
 def parse_document(text: str, name: str) -> Document:
@@ -250,7 +278,7 @@ class _Parser:
         begin = getattr(error, "context_mark", None)
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be parsed"
         line = None if mark is None or not self.numbered else mark.line
-        unclosed = "stream" in str(problem) or "expected ','" in str(problem)
+        unclosed = any(sign in str(problem) for sign in ("end of stream", "expected ','", "expected node content"))
         fix = ""
         lines = self.text.split("\n")
         if line is not None:

@@ -17,6 +17,7 @@ from llmlaunch.documents.yaml_strict import Document, KeyPath, read_document
 from llmlaunch.errors import UserError
 from llmlaunch.models.presets import resolve_model
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.recipe.command_line_paths import from_working_directory
 from llmlaunch.recipe.consistency import disagreements
 from llmlaunch.recipe.containers import container_at, container_problems
 from llmlaunch.recipe.datasets import data_problems, evaluation_problems, with_absolute_paths
@@ -41,11 +42,12 @@ Resolved = TypeVar("Resolved")
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Return the recipe in the file at `path`, checked and resolved; `overrides` are `key=value` words.
 
-    Relative paths start where the recipe lies; the digest is of what was written, so it does not depend on that
-    place. Raises `UserError` with one line for each of the first few mistakes: file and line, key, what is wrong, how
-    to mend it.
+    Relative paths in the file start where it lies, and those in overrides in the working directory. The digest is of
+    what was written, with the paths of overrides made absolute, so it does not depend on where the file lies. A `path`
+    of - is standard input, which lies in the working directory. Raises `UserError` with one line for each of the first
+    few mistakes: file and line, key, what is wrong, how to mend it.
     """
-    return load_written(read_document(Path(path)), overrides, Path(path).parent)
+    return load_written(read_document(Path(path)), from_working_directory(overrides), Path(path).parent)
 
 
 def load_written(written: Document, overrides: Sequence[str], folder: Path) -> Recipe:

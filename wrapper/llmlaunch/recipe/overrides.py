@@ -3,6 +3,7 @@ where in its file or in which override a recipe has a value."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -84,7 +85,11 @@ def parse_override(word: str) -> tuple[tuple[str, ...], Document]:
 
 def _as_override(word: str) -> str:
     """Return how a word that is no override is written as one."""
+    if word.endswith((".yaml", ".yml")):
+        return "a command takes one recipe, and overrides behind it such as training.steps=100"
     key, colon, value = word.partition(":")
+    if re.fullmatch(r"[a-z_]\w*(\.\w+)*", word):
+        return f"write {word}=VALUE, without spaces around the ="
     if colon and value.strip() and all(key.strip().split(".")) and "/" not in key:
         return f"did you mean {shown_word(f'{key.strip()}={value.strip()}')}?"
     return "write for example training.steps=100"

@@ -22,6 +22,7 @@ from llmlaunch.rendering.scripts import DIRECTIVE_REASONS, OUR_VARIABLES, export
 from llmlaunch.rundir.files import object_in
 from llmlaunch.rundir.values import shortened
 from llmlaunch.techniques import Techniques
+from llmlaunch.units import gib
 
 __all__ = ["arguments_json", "read_arguments"]
 
@@ -121,9 +122,19 @@ def _why_chosen(plan: Plan, name: str) -> str:
     if not others:
         return f"the planner, among {plan.searched} layouts; the runners-up have it, too"
     best = min(others, key=lambda candidate: candidate.step_seconds)
-    slower = 100 * (best.step_seconds / plan.chosen.step_seconds - 1)
-    other = _shown(_value(best, name))
-    return f"the planner, among {plan.searched} layouts; the best runner-up with {other} takes {slower:.1f} % longer"
+    return f"the planner, among {plan.searched:,} layouts; {_comparison(plan.chosen, best, _shown(_value(best, name)))}"
+
+
+def _comparison(chosen: Candidate, best: Candidate, value: str) -> str:
+    """Say how the best layout with another value compares with the chosen one, which a habit may have preferred."""
+    slower = round(100 * (best.step_seconds / chosen.step_seconds - 1), 1)
+    more_bytes = best.device_bytes - chosen.device_bytes
+    if slower > 0:
+        return f"the best layout with {value} is {slower:.1f} % slower"
+    needs = f"needs {gib(abs(more_bytes))} GiB {'more' if more_bytes > 0 else 'less'}"
+    if slower < 0:
+        return f"the best layout with {value} is {-slower:.1f} % faster {'but' if more_bytes > 0 else 'and'} {needs}"
+    return f"the best layout with {value} is as fast and {needs}"
 
 
 def _value(candidate: Candidate, name: str) -> Any:

@@ -20,6 +20,7 @@ import yaml
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 
 from llmlaunch.causes.redaction import masked, secret_values
+from llmlaunch.documents.likely_meaning import nearest
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir import file_names
@@ -212,8 +213,11 @@ def find_run(store: Store, word: str, notify: Callable[[str], None] = lambda mes
         more = f"\n  and {len(matches) - 8} more" if len(matches) > 8 else ""
         how = "is" if exact else "is the beginning of"
         raise UserError(f"{word!r} {how} the name of {len(matches)} runs; name one by its id:{shown}{more}")
+    names = [name for run in all_runs for name in (run.directory.name, run.run_id)]
+    near = nearest(word, list(dict.fromkeys(names)))
+    meant = f"did you mean {near[0]}? " if near else ""
     raise UserError(
-        f"no run {word!r} in the store {store.location.shown}; `llmlaunch runs` lists them, and "
+        f"no run {word!r} in the store {store.location.shown}; {meant}`llmlaunch runs` lists them, and "
         "`llmlaunch collect DIR` takes in a run directory"
     )
 

@@ -1,0 +1,117 @@
+"""Paths in `key=value` overrides start in the working directory, where a person types them; those in a recipe start
+where it lies. An override is made absolute once, so that what is stored with a run means the same everywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llmlaunch.documents.yaml_strict import KeyPath, parse_value
+from llmlaunch.recipe.containers import is_path
+from llmlaunch.recipe.overrides import parse_override
+
+__all__ = ["from_working_directory", "in_working_directory"]
+
+# keys that hold a path; * is a place in a list
+PATHS = (
+    "backend.path",
+    "backend.script",
+    "cluster.links.matrix",
+    "code.path",
+    "data.path",
+    "data.blend.*.path",
+    "data.validation",
+    "data.validation.*.path",
+    "data.cache_path",
+    "training.checkpoint_path",
+    "training.start_from",
+    "training.tensorboard",
+    "tracking.tensorboard",
+    "tracking.wandb.save_dir",
+)
+_FILES = (".json", ".yaml", ".yml")
+
+
+def from_working_directory(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides with absolute paths. Those that name no relative path, and those that are no overrides, are
+    returned as they are."""
+    return tuple(map(_absolute_override, overrides))
+
+
+def in_working_directory(spec: str) -> bool:
+    """Return whether a word that may be a name is a file or folder of the working directory."""
+    try:
+        return os.path.exists(spec)  # noqa: PTH110 (pathlib raises for names that are too long)
+    except ValueError:
+        return False
+
+
+def _absolute_override(word: str) -> str:
+    from llmlaunch.errors import UserError
+
+    try:
+        path, parsed = parse_override(word)
+    except UserError:  # whoever applies it says so
+        return word
+    value = _absolute(tuple(path), parsed.value)
+    if value == parsed.value:
+        return word
+    key = word.partition("=")[0]
+    plain = isinstance(value, str) and _reads_as(value)
+    return f"{key}={value if plain else json.dumps(value)}"
+
+
+def _reads_as(text: str) -> bool:
+    """Return whether YAML reads the text as itself."""
+    from llmlaunch.errors import UserError
+
+    try:
+        return bool(parse_value(text, "").value == text)
+    except UserError:
+        return False
+
+
+def _absolute(path: KeyPath, value: Any) -> Any:
+    """Return a value with every relative path in it made absolute; `path` holds the keys above it."""
+    if isinstance(value, Mapping):
+        return {key: _absolute((*path, key), item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_absolute((*path, "*"), item) for item in value]
+    names_path = _MAY_BE_PATHS.get(".".join("*" if str(part).isdigit() else str(part) for part in path))
+    if not isinstance(value, str) or names_path is None or not value or value.startswith(("/", "~", "-")):
+        return value
+    return os.path.abspath(value) if "\0" not in value and names_path(value) else value  # noqa: PTH100 (no `..` left)
+
+
+def _is_model(spec: str) -> bool:
+    """Return whether the model is named by a path; presets and models of the hub have names."""
+    from llmlaunch.models.hub_ids import hub_model, is_hub_id
+    from llmlaunch.models.presets import preset_names
+
+    if spec in preset_names():
+        return False
+    if spec.startswith("./") or spec in (".", "..") or in_working_directory(spec):
+        return True
+    return ("/" in spec and not is_hub_id(spec)) or (spec.endswith(_FILES) and hub_model(spec) is None)
+
+
+def _is_cluster(spec: str) -> bool:
+    return "/" in spec or spec.endswith(_FILES)
+
+
+def _is_tokenizer(spec: str) -> bool:
+    """Return whether the tokenizer is named by a path; that of the hub has a name."""
+    return spec.startswith(("./", "../")) or in_working_directory(spec)
+
+
+_MAY_BE_PATHS: Mapping[str, Callable[[str], bool]] = {
+    **dict.fromkeys(PATHS, lambda _: True),
+    "model": _is_model,
+    "model.base": _is_model,
+    "cluster": _is_cluster,
+    "cluster.base": _is_cluster,
+    "container.image": is_path,
+    "data.tokenizer": _is_tokenizer,
+}
