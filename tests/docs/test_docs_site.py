@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +32,38 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+class QuietServer(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """The site, served on this machine."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(QuietServer, directory=site)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """Chromium without a window, which notes what pages print and ask for."""
+    from selenium import webdriver
+
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    assert browser, "no browser for the test: apt-get install chromium chromium-driver"
+    assert driver, "no browser for the test: apt-get install chromium chromium-driver"
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield opened
+    opened.quit()
 
 
 def test_every_page_of_the_docs_is_on_the_site(site: Path) -> None:
@@ -52,3 +91,63 @@ def test_lists_tables_and_code_that_follow_a_sentence_at_once_stand_apart(site: 
 def test_references_made_from_the_code_are_current(page: str, reference: object) -> None:
     assert callable(reference)
     assert (DOCS / page).read_text("utf-8") == reference(), "make docs-tables"
+
+
+SIZES = {"phone": (390, 844), "desktop": (1366, 900)}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("device", SIZES)
+def test_pages_open_without_an_error_or_a_request_elsewhere_and_fit_the_screen(
+    address: str, chromium: Any, device: str, colours: str
+) -> None:
+    width, height = SIZES[device]
+    emulated = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": device == "phone"}
+    chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", emulated)
+    scheme = {"name": "prefers-color-scheme", "value": colours}
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    chromium.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": address, "storageTypes": "all"})
+    wanted = "slate" if colours == "dark" else "default"
+    for page in ("index.html", "tutorial.html", "commands.html", "overview.html", "megatron-rules.html"):
+        chromium.get(f"{address}/{page}")
+        assert chromium.find_element("tag name", "h1").is_displayed()
+        wait(chromium, lambda: chromium.execute_script("return document.body.dataset.mdColorScheme") == wanted)
+        overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert chromium.execute_script(overflow) <= 0, f"{page} is wider than a {device}"
+        pictures = "return [...document.images].filter(image => !image.naturalWidth).map(image => image.src)"
+        wait(chromium, lambda: chromium.execute_script("return [...document.images].every(image => image.complete)"))
+        assert chromium.execute_script(pictures) == [], page
+    assert [entry for entry in chromium.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+    assert {url for url in requested(chromium) if not url.startswith((address, "data:", "blob:"))} == set()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("device", SIZES)
+def test_search_leads_to_a_page(address: str, chromium: Any, device: str) -> None:
+    width, height = SIZES[device]
+    emulated = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": device == "phone"}
+    chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", emulated)
+    chromium.get(f"{address}/index.html")
+    if device == "phone":
+        chromium.find_element("css selector", "label.md-header__button[for=__search]").click()
+    field = chromium.find_element("css selector", "input.md-search__input")
+    wait(chromium, field.is_displayed)
+    field.send_keys("watchdog")
+    results = "li.md-search-result__item a"
+    wait(chromium, lambda: chromium.find_elements("css selector", results))
+    wait(chromium, lambda: chromium.find_element("css selector", results).is_displayed())
+    chromium.find_element("css selector", results).click()
+    wait(chromium, lambda: "watchdog" in chromium.current_url)
+
+
+def wait(chromium: Any, condition: Any) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(chromium, 60).until(lambda _: condition())
+
+
+def requested(chromium: Any) -> list[str]:
+    """Return every address that pages have asked for since the last look."""
+    events = [json.loads(entry["message"])["message"] for entry in chromium.get_log("performance")]
+    return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]

@@ -32,7 +32,7 @@ __all__ = ["missing_words"]
 # rich's own format loads a font from elsewhere
 _FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace"
 _FORMAT = re.sub(r"(?s)@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT).replace("Fira Code, monospace", _FONT)
-_FORMAT = _FORMAT.replace(">\n", ">\nDESCRIPTION\n", 1)
+_FORMAT = _FORMAT.replace(">\n", ">\nDESCRIPTION\n", 1).replace(' clip-path="url(#{unique_id}-clip-terminal)"', "")
 
 
 def missing_words(name: str, output: str) -> set[str]:
@@ -108,6 +108,8 @@ def _svg(text: str, name: str) -> str:
         console.print(line, overflow="fold")
     description = "\n".join(line.plain.rstrip() for line in lines)
     svg = console.export_svg(title="", unique_id=name, code_format=_FORMAT)
+    # fonts of other proportions than rich's own would lose their underscores
+    svg = re.sub(r'(?s) clip-path="url\(#[^"]*\)"|<clipPath .*?</clipPath>\s*', "", svg)
     return svg.replace("DESCRIPTION", f"<desc>{escape(description)}</desc>") + "\n"
 
 
