@@ -48,7 +48,7 @@ def address(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def chromium() -> Iterator[Any]:
     """Chromium without a window, which notes what pages print and ask for."""
     from selenium import webdriver
@@ -107,7 +107,6 @@ def test_pages_open_without_an_error_or_a_request_elsewhere_and_fit_the_screen(
     chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", emulated)
     scheme = {"name": "prefers-color-scheme", "value": colours}
     chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-    chromium.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": address, "storageTypes": "all"})
     wanted = "slate" if colours == "dark" else "default"
     for page in ("index.html", "tutorial.html", "commands.html", "overview.html", "megatron-rules.html"):
         chromium.get(f"{address}/{page}")
