@@ -68,6 +68,9 @@ def test_a_recipe_is_started_checked_planned_and_rendered(installed: Path, empty
     planned = llmlaunch(installed, empty, "plan", "llama3-70b.yaml")
     assert planned.returncode == 0
     assert "Ranked layouts" in planned.stdout
+    drawn = llmlaunch(installed, empty, "plan", "llama3-70b.yaml", "--html", "plan.html")
+    assert drawn.returncode == 0, drawn.stderr
+    assert "</html>" in (empty / "plan.html").read_text("utf-8")
     rendered = llmlaunch(installed, empty, "render", "llama3-70b.yaml", "-o", "run")
     assert rendered.returncode == 0, rendered.stderr
     for script in ("job.sbatch", "train.sh"):
@@ -75,6 +78,9 @@ def test_a_recipe_is_started_checked_planned_and_rendered(installed: Path, empty
     dry = llmlaunch(installed, empty, "submit", "llama3-70b.yaml", "--dry-run", "--full")
     assert dry.returncode == 0, dry.stderr
     assert "#SBATCH --nodes=64" in dry.stdout
+    report = llmlaunch(installed, empty, "report", "run", "--html", "report.html")
+    assert report.returncode == 0, report.stderr
+    assert "not submitted" in (empty / "report.html").read_text("utf-8")
 
 
 def test_check_reads_no_database_and_no_framework(installed: Path, empty: Path) -> None:
