@@ -166,7 +166,7 @@ def test_last_is_the_newest_run_of_this_person_and_the_message_says_which(
     said = llmlaunch("status", "last", "--json")
     assert json.loads(said.stdout)["run_id"] == "tiny-3"
     assert said.stderr == f"last: the newest run, tiny-3 in {tmp_path / '3'}\n"
-    for command in ("logs", "cancel", "resume", "collect", "explain-args"):
+    for command in ("logs", "cancel", "resume", "collect", "explain-args", "report"):
         assert "last: the newest run, tiny-3 in " in llmlaunch(command, "last", code=(0, 2)).stderr
     assert "last: the newest run, tiny-3 in " in llmlaunch("diff", "last", "tiny-1", code=(0, 1, 2)).stderr
     assert "last: the newest run" in llmlaunch("measurements", "list", "--run", "last").stderr

@@ -19,7 +19,14 @@ __all__ = ["report_command"]
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def report_command(run: str, html: Path | None, as_json: bool) -> None:
     """Say how RUN went: its state and cause, attempts and lost time, and its memory and step time against what was
-    predicted. With --html as one page, with curves, that loads nothing from anywhere."""
+    predicted. With --html as one page, with curves, that loads nothing from anywhere.
+
+    \b
+    llmlaunch report last
+    llmlaunch report last --html report.html
+
+    Exit code 2: there is no such run, or the page cannot be written.
+    """
     from llmlaunch.app.run_report import run_report
 
     report = run_report(directory_of(run, notify), notify)
