@@ -76,7 +76,11 @@ def test_watching_shows_the_queue_s_reason_then_steps_until_the_end(slurm: Clust
     rest, _ = looking.communicate(timeout=300)
     assert looking.returncode == 0
     assert re.search(r" step 3/3 \| loss 2\.5000 \| 0\.1 s/step \| 100 tokens/s", rest)
-    assert rest.splitlines()[-1].endswith(f"[{submission.job_id}] succeeded")
+    ended = next(i for i, line in enumerate(rest.splitlines()) if line.endswith(f"[{submission.job_id}] succeeded"))
+    summary = rest.splitlines()[ended + 1 :]
+    assert summary[1].startswith("The run succeeded")
+    assert summary[2] == "Steps: 3 of 3"
+    assert any(line.startswith("Next: llmlaunch report ") for line in summary)
 
 
 def test_what_happened_before_a_requeue_is_said_and_the_next_attempt_followed(slurm: Cluster, tmp_path: Path) -> None:

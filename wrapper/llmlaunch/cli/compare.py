@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import click
 
-from llmlaunch.cli.output import notify, print_json, say
+from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.planning import recipe_arguments
 from llmlaunch.errors import NothingSafe, UserError
 from llmlaunch.recipe.types import AUTO_NODES, MOST_NODES
+from llmlaunch.rundir.values import to_type
 
 __all__ = ["compare_command", "diff_command"]
 
@@ -55,6 +57,10 @@ def compare_command(
         from llmlaunch.report.comparison_text import comparison_text
 
         say(comparison_text(result.as_json()))
+        if result.may_run:
+            best = result.may_run[0]
+            words = (*overrides, f"cluster={best.cluster}", f"nodes={best.nodes}")
+            say_next((to_type("check", Path(recipe), *words), "the first of them"))
     if not result.may_run:
         raise NothingSafe(f"{recipe}: may run on none of {', '.join(names)}; the table says why")
     return 0
@@ -106,6 +112,10 @@ def diff_command(first: str, second: str, as_json: bool) -> int:
         from llmlaunch.report.difference_text import difference_text
 
         say(difference_text(result))
+        if Path(second).suffix in (".yaml", ".yml"):
+            say_next((to_type("check", Path(second)), ""))
+        else:
+            say_next((to_type("runs"), "what became of the runs"))
     return int(result["differ"])
 
 

@@ -7,11 +7,12 @@ import os
 import shlex
 import statistics
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmlaunch.cli.output import notify, print_json
+from llmlaunch.cli.output import notify, print_json, say_next
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.units import GB
@@ -127,6 +128,8 @@ def _show_network(
         print_json(_json(measured))
     else:
         click.echo(_summary(measured))
+        priced = (to_type("check", "RECIPE", f"cluster={save}"), "priced with the measured links")
+        say_next(priced if save else (to_type("doctor", "--network", "--save", "PROFILE"), "keeps it for placing jobs"))
     return 0
 
 
@@ -147,6 +150,7 @@ def _show_host(local: bool, python: str | None, message_bytes: int, repeats: int
         print_json(dict(report.content))
     else:
         click.echo(report.text())
+        say_next((to_type("init", "--site"), "a profile of this cluster to put it into"))
     return 0
 
 
@@ -159,9 +163,11 @@ def _show_trace_environment(as_json: bool) -> int:
         print_json({"folder": folder, "versions": versions})
     elif environment is None:
         click.echo(f"nothing to trace ranks with: {how_to_get_one()}")
+        say_next((to_type("rehearse", "--install-frameworks"), ""))
     else:
         versions_said = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
         click.echo(f"ranks are traced in {environment.folder}: {versions_said}")
+        say_next((to_type("rehearse", "RECIPE", "--on", "trace"), ""))
     return 0
 
 
@@ -183,11 +189,14 @@ def _show_environment(
         click.echo(_environment_text(probe))
     if key is None:
         notify("not kept: a recipe that names neither container nor python may run anywhere")
-        return 0
-    try:
-        cache_probe(key, probe)
-    except OSError as failure:
-        notify(f"warning: not kept: {failure.strerror}")
+    else:
+        try:
+            cache_probe(key, probe)
+        except OSError as failure:
+            notify(f"warning: not kept: {failure.strerror}")
+    if not as_json:
+        recipe = next((word for word in (container, frameworks) if word and word.endswith(RECIPES)), None)
+        say_next((to_type("check", Path(recipe) if recipe else "RECIPE"), "plans for these versions"))
     return 0
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from llmlaunch.app.run_lookup import directory_of, submission_in
-from llmlaunch.cli.output import notify, print_json, say
+from llmlaunch.cli.next_steps import run_path, while_going_on
+from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import read_run_id
 from llmlaunch.rundir.values import to_type
@@ -34,6 +35,8 @@ def cancel_command(runs: tuple[str, ...]) -> int:
                 raise
             notify(f"error: {failure}")
             code = code or failure.exit_code
+    place = run_path(directory_of(runs[0], notify))
+    say_next((to_type("status", place), "until it has saved and ended"), (to_type("resume", place), "goes on later"))
     return code
 
 
@@ -109,7 +112,8 @@ def resume_command(
                 "earlier": [job for earlier in submission.earlier for job in earlier.jobs],
             }
         )
-    notify(f"look again: {to_type('status', directory)}; {to_type('logs', directory)}")
+        return 0
+    say_next(*while_going_on(directory))
     return 0
 
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from llmlaunch.app.run_lookup import submission_of
-from llmlaunch.cli.output import notify, say
+from llmlaunch.cli.next_steps import run_path, while_it_is
+from llmlaunch.cli.output import notify, say, say_next_of_table
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.values import to_type
 
 if TYPE_CHECKING:
-    from llmlaunch.launchers.base import Submission
+    from llmlaunch.launchers.base import JobState, Submission
     from llmlaunch.launchers.logs import JobLogs
     from llmlaunch.watch.screen import Screen
 
@@ -46,14 +48,21 @@ def logs_command(run: str, node: str, attempt: str, job: bool, tail: int | None,
     submission = submission_of(run, notify)
     screen = Screen(sys.stdout)
     if follow and not raw and (node, attempt, job, tail) == ("all", "last", False, None):
-        follow_run(submission, screen, tail=_TAIL_OF_THE_PAST)
+        _say_next(submission, follow_run(submission, screen, tail=_TAIL_OF_THE_PAST))
         return 0
     logs = _wanted(submission, node, attempt, job, tail, follow)
     if follow:
-        follow_run(submission, screen, logs=logs)
+        _say_next(submission, follow_run(submission, screen, logs=logs))
     else:
         _print(submission, logs, screen)
+        say_next_of_table((to_type("status", run_path(submission.run_dir)), "what became of it"))
     return 0
+
+
+def _say_next(submission: Submission, state: JobState) -> None:
+    """Say what fits the end of a run; where a person stopped looking before it, that was said then."""
+    if state.ended:
+        say_next_of_table(*while_it_is(submission.run_dir, state, {}))
 
 
 def _wanted(submission: Submission, node: str, attempt: str, job: bool, tail: int | None, follow: bool) -> JobLogs:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.cli.output import notify, print_json, say
+from llmlaunch.cli.output import notify, print_json, say, say_next_of_table
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.values import counted
+from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.store.location import store_exists
 
 if TYPE_CHECKING:
@@ -38,8 +38,10 @@ def nodes_command(forgive: str | None, cluster: str | None, as_json: bool) -> in
         print_json({"nodes": [node.as_json() for node in sick]})
     elif sick:
         _print(sick)
+        say_next_of_table((to_type("nodes", "--forgive", sick[0].node), "once it is mended"))
     else:
         notify("no node is left out")
+        say_next_of_table((to_type("runs"), "what became of the runs"))
     return 0
 
 

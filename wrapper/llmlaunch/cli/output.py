@@ -21,7 +21,16 @@ import click
 from llmlaunch.errors import OutputLost
 from llmlaunch.rundir.values import printable
 
-__all__ = ["announced_after", "notify", "print_json", "say", "say_next", "say_next_of_table", "standard_streams"]
+__all__ = [
+    "announced_after",
+    "next_lines",
+    "notify",
+    "print_json",
+    "say",
+    "say_next",
+    "say_next_of_table",
+    "standard_streams",
+]
 
 
 def say(text: object, err: bool = False) -> None:
@@ -32,21 +41,23 @@ def say(text: object, err: bool = False) -> None:
 def say_next(*steps: tuple[str, str]) -> None:
     """Write the commands a person may want to type now to stdout, the likeliest first, each with its purpose beside it
     where it has one: the last lines of a screen. Commands come from `to_type`; nothing of this belongs to `--json`."""
-    _write_next(steps, err=False)
+    for line in next_lines(steps):
+        say(line)
+
+
+def next_lines(steps: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the lines of `say_next`, for a screen that outlives its terminal."""
+    width = max((len(command) for command, purpose in steps if purpose), default=0)
+    texts = [f"{command:<{width}}  # {purpose}" if purpose else command for command, purpose in steps]
+    return [f"{'Next: ' if i == 0 else '      '}{text}" for i, text in enumerate(texts)]
 
 
 def say_next_of_table(*steps: tuple[str, str]) -> None:
     """Say the same of output that people pipe into other programs (tables, logs, records): on stderr, and only where
     stdout is a terminal, so that a pipe holds the rows alone and a log stays quiet."""
     if sys.stdout.isatty():
-        _write_next(steps, err=True)
-
-
-def _write_next(steps: Sequence[tuple[str, str]], err: bool) -> None:
-    width = max((len(command) for command, purpose in steps if purpose), default=0)
-    for i, (command, purpose) in enumerate(steps):
-        remark = f"{command:<{width}}  # {purpose}" if purpose else command
-        say(f"{'Next: ' if i == 0 else '      '}{remark}", err)
+        for line in next_lines(steps):
+            say(line, err=True)
 
 
 def notify(message: str, colour: str | None = None) -> None:

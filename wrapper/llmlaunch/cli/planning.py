@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmlaunch.app.planned_run import PlannedRun, lock_path, plan
-from llmlaunch.cli.output import announced_after, notify, print_json, say
+from llmlaunch.cli.next_steps import run_path
+from llmlaunch.cli.output import announced_after, notify, print_json, say, say_next
 from llmlaunch.errors import UserError
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.values import to_type
@@ -183,9 +184,12 @@ def render_command(recipe: str, overrides: tuple[str, ...], replan: bool, output
     run.write(output, notify)
     if as_json:
         print_json(run.json)
-    notify(
-        f"rendered {output}: {run.layout.describe()}; next: sbatch {shlex.quote(str(output / file_names.JOB_SCRIPT))}"
-    )
+    notify(f"rendered {output}: {run.layout.describe()}")
+    if not as_json:
+        bare = f"sbatch {shlex.quote(str(output / file_names.JOB_SCRIPT))}"
+        say_next(
+            (to_type("resume", run_path(output.resolve())), "submits it, and records it"), (bare, "without llmlaunch")
+        )
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmlaunch.cli.output import notify, print_json, say
+from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import to_type
 
@@ -92,7 +92,8 @@ def qualify_command(
     _run(run_dirs, choice.launcher.name == "local", no_wait, as_json)
     if no_wait:
         options = [word for word in sys.argv[1:] if word not in ("--no-wait", "--again")]
-        notify(f"the results, when the runs have ended: {to_type(*options, '--report')}")
+        if not as_json:
+            say_next((to_type(*options, "--report"), "when the six have ended"), (to_type("status"), "until then"))
         return 0
     return _show(base, directory, run_dirs, as_json)
 
@@ -111,6 +112,8 @@ def _show_layouts(request: QualificationRequest, choice: LauncherChoice, as_json
         say(planned_text(rows, limit.memory_bytes, limit.limit_bytes))
     training = duration(sum(each.run.plan.length.seconds for each in runs))
     notify(f"{training} of training, and the start of six jobs; nothing was written or submitted. {choice.why}")
+    if not as_json:
+        say_next((to_type(*(word for word in sys.argv[1:] if word != "--dry-run")), "runs them"))
     return 0
 
 
@@ -187,4 +190,6 @@ def _show(base: Recipe, directory: Path | None, run_dirs: Sequence[Path], as_jso
     if folder.is_dir():
         write_whole(folder / PAGE, qualification_markdown(answer))
         notify(f"the page: {folder / PAGE}")
+    if not as_json:
+        say_next((to_type("calibrate"), "learns from the six"), (to_type("accuracy"), "all runs"))
     return 0 if result.as_predicted else OTHERWISE

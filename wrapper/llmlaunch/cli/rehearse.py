@@ -79,4 +79,6 @@ def rehearse_command(
             click.echo(f"Beyond the budget: {run.plan.beyond_budget}")
         elif may_run:
             say_next((to_type("submit", Path(run.recipe.path), *run.recipe.overrides), ""))
+        else:
+            say_next((to_type("plan", Path(run.recipe.path), *run.recipe.overrides), "layouts with more room"))
     return 0 if may_run else NothingSafe.exit_code

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from llmlaunch.app.run_lookup import directory_of, note_ends, ongoing_directories, submission_in
-from llmlaunch.cli.output import notify, print_json, say
+from llmlaunch.cli.next_steps import Step, after_end, run_path, while_going_on, while_it_is
+from llmlaunch.cli.output import notify, print_json, say, say_next, say_next_of_table
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import PHASES
 from llmlaunch.rundir.values import to_type
@@ -66,10 +67,21 @@ def runs_command(
         print_json({"runs": [run.to_json() for run in listed]})
     elif listed:
         say(_runs_table(listed))
+        say_next_of_table(*_after_list(listed[0]))
     elif states or any(option is not None for option in (recipe, since, cluster, launcher, limit)):
         say("no such runs", err=True)
+        say_next_of_table((to_type("runs"), "all of them"))
     else:
         say("no runs yet; `llmlaunch submit RECIPE` starts one", err=True)
+        say_next_of_table((to_type("init"), "a starter recipe"))
+
+
+def _after_list(newest: RunState) -> list[Step]:
+    """Return what to type about the newest run of a list."""
+    place = run_path(newest.run.directory)
+    if newest.phase in ("pending", "running"):
+        return while_going_on(place)[:1]
+    return [(to_type("status", place), "the newest"), (to_type("accuracy"), "predicted against measured, all runs")]
 
 
 def _runs_table(listed: Sequence[RunState]) -> str:
@@ -177,11 +189,23 @@ def _show_states(
         print_json({"runs": runs_json} if several else runs_json[0])
     elif not several:
         say(looks[0].sentence())
+        say_next(*while_it_is(looks[0].submission.run_dir, looks[0].state, looks[0].cause))
     elif looks:
         say(_status_table(looks))
+        say_next_of_table(*_after_table(looks))
     elif hint:
         say("no run is going on; llmlaunch runs lists those that have ended", err=True)
     return 0
+
+
+def _after_table(looks: Sequence[RunStatus]) -> list[Step]:
+    """Return what to type about several runs: about the first that failed, else how to watch what goes on."""
+    for look in looks:
+        if look.state.phase in ("failed", "refused"):
+            return while_it_is(look.submission.run_dir, look.state, look.cause)
+    if any(not look.state.ended for look in looks):
+        return [(to_type("status", "--watch"), "until all have ended")]
+    return after_end(looks[0].submission.run_dir, looks[0].state, looks[0].cause)
 
 
 def _status_table(looks: list[RunStatus]) -> str:
