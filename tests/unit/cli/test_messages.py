@@ -95,19 +95,19 @@ def test_the_hints_of_a_run_in_an_odd_place_can_be_typed(tmp_path: Path) -> None
     place = tmp_path / "my run's $(touch oops) place"
     place.mkdir()
 
-    def shell(line: str) -> tuple[int, str]:
+    def shell(line: str) -> tuple[int, str, str]:
         argv = ["bash", "-c", f'llmlaunch() {{ {shlex.quote(sys.executable)} -m llmlaunch "$@"; }}; {line}']
         done = subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=300, check=False)
-        return done.returncode, done.stderr
+        return done.returncode, done.stdout, done.stderr
 
     recipe = shlex.quote(str(ROOT / "recipes" / "quickstart.yaml"))
-    code, stderr = shell(f"llmlaunch render {recipe} -o 'a run'")
+    code, stdout, _ = shell(f"llmlaunch render {recipe} -o 'a run'")
     assert code == 0
-    script = shlex.split(stderr.partition("next: sbatch ")[2])
+    script = shlex.split(stdout.partition("sbatch ")[2], comments=True)
     assert (place / script[0]).is_file()
-    code, stderr = shell("llmlaunch status 'a run'")
+    code, _, stderr = shell("llmlaunch status 'a run'")
     assert code == 2
     hint = stderr.rpartition("by llmlaunch; ")[2].rpartition(" does")[0]
     assert shlex.split(hint) == ["llmlaunch", "resume", str(place / "a run")]
-    assert "a local run has no sbatch" in shell(f"{hint} --local -- --partition=x")[1]  # found, and not started
+    assert "a local run has no sbatch" in shell(f"{hint} --local -- --partition=x")[2]  # found, and not started
     assert not (place / "oops").exists()

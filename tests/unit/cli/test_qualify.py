@@ -90,7 +90,7 @@ def test_six_jobs_are_submitted_once_and_a_repeated_command_submits_what_is_miss
 def test_a_new_one_beside_the_earlier(llmlaunch: CommandLine, questions: Path) -> None:
     FOLDER.mkdir(parents=True)
     assert "holds no qualification" in llmlaunch(*QUALIFY, "--no-wait", code=2).stderr
-    hint = llmlaunch(*QUALIFY, "--again", "--no-wait").stderr
+    hint = llmlaunch(*QUALIFY, "--again", "--no-wait").stdout
     assert f"llmlaunch {' '.join(QUALIFY)} --report" in hint
     assert len(list(Path("runs").iterdir())) == 2
     assert "Continuing" in llmlaunch(*QUALIFY, "--no-wait").stderr

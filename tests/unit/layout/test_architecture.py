@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
 PAGE = PACKAGE.parents[1] / "docs" / "architecture.md"
 FLOORS = (
-    ("assets", "columns", "errors", "frozen", "placement", "rundir", "units", "user_data"),
+    ("assets", "columns", "errors", "frozen", "placement", "progress", "rundir", "units", "user_data"),
     ("causes",),
     ("documents",),
     ("cluster", "models", "techniques", "workload"),

@@ -179,7 +179,10 @@ def test_a_pipe_gets_plain_lines_and_the_exit_code_of_a_failed_run(gpu_node: Nod
     assert looking.returncode == 1, stderr
     assert lines[0] == f"{name} running\n"
     assert re.fullmatch(re.escape(name) + r" step \d+/100 \| loss .* \| 70\.0 GiB of 60\.0 predicted.*\n", lines[2])
-    assert rest.splitlines()[-1] == f"{name} failed: as it was told"
+    *_, ended, empty, summary = rest.partition("Steps: ")[0].splitlines()
+    assert (ended, empty) == (f"{name} failed: as it was told", "")
+    assert summary.startswith("The run failed")
+    assert any(line.split("#")[0].split()[:2] == ["llmlaunch", "resume"] for line in rest.splitlines())
     assert "\x1b" not in "".join(lines) + rest + stderr
 
 

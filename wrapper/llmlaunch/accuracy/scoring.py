@@ -25,6 +25,7 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import Estimate, RankEstimate, estimate
 from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
+from llmlaunch.progress import counting
 from llmlaunch.timing.step import step_time
 
 __all__ = [
@@ -105,7 +106,7 @@ def score_all(
     they are priced once."""
     by_question: dict[str, ScoredRecord] = {}
     scores = []
-    for record in records:
+    for record in counting("records", list(records)):
         correction = correction_of(record)
         aside = ANSWERS if record["gpu"] == CPU else (*ANSWERS, "baseline_bytes")
         question = json.dumps([{key: record[key] for key in record if key not in aside}, repr(correction)])

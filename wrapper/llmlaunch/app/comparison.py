@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -18,6 +18,7 @@ from llmlaunch.cluster.load import load_cluster
 from llmlaunch.errors import UserError
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.sizing import no_split_reason, splittable
+from llmlaunch.progress import counting
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.units import DAY
@@ -108,11 +109,9 @@ def compare(
     nodes: Sequence[int],
     prices: Mapping[str, float],
     notify: Notify = ignore,
-    begin: Callable[[int, int, str], None] = lambda *_: None,
 ) -> Comparison:
     """Plan the recipe on each cluster with each number of nodes; without any, with its own number. Locks are left
-    aside. `prices` are dollars a device-hour by cluster, over those of the profiles. `begin` is called with the number
-    of each cell, how many there are, and its name.
+    aside. `prices` are dollars a device-hour by cluster, over those of the profiles.
 
     Raises:
         UserError: the recipe is invalid, a cluster is unknown, or a price is of no cluster that is compared.
@@ -123,8 +122,7 @@ def compare(
     counts: list[int | None] = [*dict.fromkeys(nodes)] or [None]
     wanted = [(cluster, count) for cluster in clusters for count in counts]
     cells = []
-    for number, (cluster, count) in enumerate(wanted, start=1):
-        begin(number, len(wanted), cluster if count is None else f"{cluster} x {count or 'auto'}")
+    for cluster, count in counting("clusters", wanted):
         cell_overrides = [*overrides, f"cluster={json.dumps(cluster)}"]
         cell_overrides += [] if count is None else [f"nodes={count or 'auto'}"]
         cells.append(

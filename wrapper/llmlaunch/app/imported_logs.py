@@ -25,6 +25,7 @@ from llmlaunch.planner.plan import Candidate, as_planned
 from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.setting import setting_of
+from llmlaunch.progress import counting
 from llmlaunch.recipe.layout_keys import ASKED_ONLY
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
@@ -119,7 +120,10 @@ def import_files(paths: Sequence[Path], source: JobSource, options: ImportOption
     with open_store() as store:
         for warning in store.warnings:
             notify(f"warning: {warning}")
-        results = [import_file(store, path, options.replace, options.form, options.skip_bad) for path in record_files]
+        results = [
+            import_file(store, path, options.replace, options.form, options.skip_bad)
+            for path in counting("files", record_files)
+        ]
         bad = [(path, line) for path, result in zip(record_files, results, strict=True) for line in result.bad]
         results += [import_records(store, records)] if logs else []
         return Imported(
@@ -139,14 +143,14 @@ def records_of_logs(
     left_out: list[UserError] = []
     runs: list[tuple[Path, TrainingLog]] = []
     records: list[dict[str, Any]] = []
-    for path in paths:
+    for path in counting("files", paths):
         try:
             runs += [(path, log) for log in read_logs(path)]
         except UserError as error:
             left_out.append(error)
     if source.one_job and source.recipe is None:
         runs = _with_arguments_of_their_job(runs)
-    for path, log in runs:
+    for path, log in counting("logs", runs):
         try:
             records += _records_of_run(path, log, source, notify)
         except UserError as error:

@@ -24,6 +24,7 @@ from llmlaunch.documents.yaml_strict import read_document
 from llmlaunch.errors import UserError
 from llmlaunch.planner.qualification import ChosenTrial, choose_trials, kept_techniques
 from llmlaunch.planner.setting import Setting, setting_of
+from llmlaunch.progress import counting
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.recipe.types import Recipe
@@ -166,7 +167,10 @@ def plan_qualification(request: QualificationRequest, choice: LauncherChoice, no
         return setting_of(recipe_of(overrides), backend, baseline_bytes, lessons)
 
     trials = choose_trials(setting, qualification_name(base.cluster.name, base.backend.name))
-    runs = [QualifyingRun(trial, plan_loaded(recipe_of(trial.words), notify, baseline_bytes)) for trial in trials]
+    runs = [
+        QualifyingRun(trial, plan_loaded(recipe_of(trial.words), notify, baseline_bytes))
+        for trial in counting("layouts", trials)
+    ]
     _refuse_too_little_memory(base, runs, choice)
     for qualifying in runs[:1]:
         qualifying.run.refuse_missing()

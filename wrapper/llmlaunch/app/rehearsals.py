@@ -14,6 +14,7 @@ from llmlaunch.app.submission import default_directory
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.search import REHEARSED
+from llmlaunch.progress import report
 from llmlaunch.rehearsal.job_alone import JobAlone, job_alone
 from llmlaunch.rehearsal.place import RehearsalPlace, chosen_place
 from llmlaunch.rehearsal.ranks import RankChoice, RehearsedRank, chosen_ranks
@@ -64,6 +65,7 @@ def rehearse(
     try:
         for result in _rehearsed_ranks(run, job, chosen, where, output, notify):
             ranks.append(result)
+            report("ranks", len(ranks), len(chosen))
     except UserError:
         if ranks:
             _record(run, job, ranks, command, notify)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llmlaunch.app.evidence import Notify
 from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.errors import UserError
+from llmlaunch.progress import counting
 from llmlaunch.recipe.overrides import shown_word
 from llmlaunch.units import gib
 
@@ -128,7 +129,7 @@ def plan_variants(variants: Sequence[Variant], options: SweepOptions, notify: No
     same time would write and read each other's checkpoints.
     """
     runs = []
-    for number, variant in enumerate(variants, start=1):
+    for number, variant in enumerate(counting("runs", variants), start=1):
         notify(f"run {number} of {len(variants)}: {variant.label}")
         try:
             run = plan(variant.recipe, variant.overrides, notify, replan=options.replan)

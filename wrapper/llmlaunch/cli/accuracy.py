@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from llmlaunch.assets import asset
 from llmlaunch.cli.output import notify, print_json, say_next
-from llmlaunch.rundir.values import to_type
+from llmlaunch.cli.waiting import waiting_for
+from llmlaunch.report.text import one_line, percent
+from llmlaunch.rundir.values import counted, to_type
 
 __all__ = ["accuracy_command"]
 
 FILE = click.Path(path_type=Path)
+POOR_ERROR = 0.1  # a mean error beyond which a family is worth calibrating
 
 
 @click.command("accuracy")
@@ -59,7 +64,8 @@ def accuracy_command(
     records = [record for file in files for record in read_records(file)] if files else whole_records(notify)
     if not records:
         notify("no measurements in the store yet; give a FILE of records, or run a recipe: llmlaunch submit RECIPE")
-    scores = score_all(records, clusters, corrections.of)
+    with waiting_for(f"scoring {counted(len(records), 'record')}"):
+        scores = score_all(records, clusters, corrections.of)
     answer = accuracy_json(scores, clusters, anchors or markdown is not None) | corrections.as_json()
     if plot is not None:
         from llmlaunch.report.accuracy_plot import write_accuracy_plot
@@ -75,16 +81,24 @@ def accuracy_command(
         click.echo((records_text(answer) + "\n\n" if each else "") + accuracy_text(answer))
         for line in corrections.lines():
             click.echo(line)
-        if records:
-            say_next(*_next_steps(files, each))
+        say_next(*(_next_steps(answer["families"], files, each) if records else _first_runs()))
     refuse_broken(scores)
     return 0
 
 
-def _next_steps(files: Sequence[Path], each: bool) -> Iterator[tuple[str, str]]:
+def _first_runs() -> Iterator[tuple[str, str]]:
+    yield to_type("submit", asset("recipes", "quickstart.yaml"), "--local", "--follow"), "a run on this machine"
+    yield to_type("qualify", "--cluster", "NAME"), "six small runs on your own devices"
+
+
+def _next_steps(families: Mapping[str, Any], files: Sequence[Path], each: bool) -> Iterator[tuple[str, str]]:
+    """Yield what to do about the scores; a poor family is named beside what mends it."""
+    errors = {name: family["mape"] for name, family in families.items() if family.get("mape") is not None}
+    error, worst = max(((error, name) for name, error in errors.items()), default=(0.0, ""))
+    off = f"; {one_line(worst)} is {percent(error)} off" if error > POOR_ERROR else ""
     if not each:
         yield to_type("accuracy", *files, "--records"), "each record"
     if files:
-        yield to_type("measurements", "import", *files), "into the store, to learn from"
+        yield to_type("measurements", "import", *files), f"into the store, to learn from{off}"
     else:
-        yield to_type("calibrate"), "learn from them what predictions leave out"
+        yield to_type("calibrate"), f"learn from them what predictions leave out{off}"

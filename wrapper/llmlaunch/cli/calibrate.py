@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llmlaunch.cli.output import notify, print_json, say, say_next
+from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import UserError
 from llmlaunch.report.terminal import filled, shown_on
 from llmlaunch.report.text import correction_words, one_line, percent, signed_percent, table
@@ -59,7 +60,7 @@ def calibrate_command(
 
     learning = Learning((), {})
     if store_exists():
-        with open_collected(notify) as store:
+        with waiting_for("learning from the runs in the store"), open_collected(notify) as store:
             collect_running(store)  # their first steps tell of step times, though not of memory
             learning = calibrate(store, time.time(), backend, accelerator, dry_run)
     if as_json:

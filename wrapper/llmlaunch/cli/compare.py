@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import click
 
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.planning import recipe_arguments
+from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import NothingSafe, UserError
 from llmlaunch.recipe.types import AUTO_NODES, MOST_NODES
 from llmlaunch.rundir.values import to_type
 
 __all__ = ["compare_command", "diff_command"]
-
-QUIET_SECONDS = 1.0  # an answer that comes within them needs no word on how far it is
 
 
 @click.command("compare")
@@ -46,11 +44,8 @@ def compare_command(
         raise UserError("--clusters: names none; write for example --clusters h100-80gb-x8,b200-x8")
     counts = [] if nodes is None else [_nodes(word.strip()) for word in nodes.split(",")]
     by_cluster = dict(_price(word) for text in prices for word in text.split(","))
-    progress = Progress()
-    try:
-        result = compare(recipe, overrides, names, counts, by_cluster, notify, progress.begin)
-    finally:
-        progress.end()
+    with waiting_for(f"planning {recipe}"):
+        result = compare(recipe, overrides, names, counts, by_cluster, notify)
     if as_json:
         print_json(result.as_json())
     else:
@@ -105,7 +100,8 @@ def diff_command(first: str, second: str, as_json: bool) -> int:
     """
     from llmlaunch.app.difference import describe, difference
 
-    result = difference(describe(first, notify), describe(second, notify))
+    with waiting_for(f"comparing {first} and {second}"):
+        result = difference(describe(first, notify), describe(second, notify))
     if as_json:
         print_json(result)
     else:
@@ -117,27 +113,3 @@ def diff_command(first: str, second: str, as_json: bool) -> int:
         else:
             say_next((to_type("runs"), "what became of the runs"))
     return int(result["differ"])
-
-
-class Progress:
-    """Says which cell is planned, from QUIET_SECONDS on."""
-
-    def __init__(self) -> None:
-        self._sentence = ""
-        self._quiet = True
-        self._timer = threading.Timer(QUIET_SECONDS, self._speak)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def begin(self, number: int, count: int, cell: str) -> None:
-        self._sentence = f"planning {number} of {count}: {cell}"
-        if not self._quiet:
-            notify(self._sentence)
-
-    def end(self) -> None:
-        self._timer.cancel()
-
-    def _speak(self) -> None:
-        self._quiet = False
-        if self._sentence:
-            notify(self._sentence)

@@ -11,6 +11,7 @@ import click
 
 from llmlaunch.app.run_lookup import directory_of
 from llmlaunch.cli.output import notify, print_json, say, say_next_of_table
+from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted, to_type
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["collect_command", "measurements_command"]
 
 UNREADABLE = 2
+ENOUGH_RUNS = 10  # a calibration of memory rests on no fewer (docs/calibration.md)
 HEAD = ("id", "family", "backend", "gpu", "kind", "pipeline rank", "peak GiB", "predicted GiB", "run")
 _FORMAT = click.option(
     "--format",
@@ -63,7 +65,8 @@ def collect_command(words: tuple[str, ...], recipe: Path | None, sinks: tuple[st
     """
     from llmlaunch.sinks.delivery import chosen_sinks
 
-    outcomes, passed = _collect(_directories(words, recipe), chosen_sinks(sinks))
+    with waiting_for("collecting finished runs"):
+        outcomes, passed = _collect(_directories(words, recipe), chosen_sinks(sinks))
     if as_json:
         sinks_json = {"sinks": [delivery.as_json() for delivery in passed]} if passed else {}
         print_json({"runs": [outcome.as_json() for outcome in outcomes], **sinks_json})
@@ -85,6 +88,8 @@ def _after_collecting(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str]]:
     if not outcomes:
         yield to_type("submit", "RECIPE"), "measures a run"
         return
+    if len(outcomes) >= ENOUGH_RUNS:
+        yield to_type("calibrate"), "learns what predictions leave out"
     yield to_type("accuracy"), "predicted against measured, over all runs"
     yield to_type("runs"), "what became of each"
 
@@ -158,6 +163,7 @@ def list_command(as_json: bool, **filters: str | None) -> None:
         say_next_of_table((to_type("accuracy"), "predicted against measured, by family"))
     else:
         notify("no measurements")
+        say_next_of_table((to_type("collect"), "peaks of finished runs"), (to_type("init"), "a first recipe"))
 
 
 @measurements_command.command("import")
@@ -188,9 +194,9 @@ def import_command(
     from llmlaunch.app.imported_logs import ImportOptions, JobSource, import_files, split_words
 
     paths, overrides = split_words(words)
-    done = import_files(
-        paths, JobSource(recipe, overrides, cluster, one_job), ImportOptions(replace, skip_bad, form), notify
-    )
+    source, import_options = JobSource(recipe, overrides, cluster, one_job), ImportOptions(replace, skip_bad, form)
+    with waiting_for(f"reading {counted(len(paths), 'file')}"):
+        done = import_files(paths, source, import_options, notify)
     for file, line in done.bad:
         notify(f"warning: {file}, line {line.number}: {line.why}; left out")
     counts = {"added": done.added, "replaced": done.replaced, "unchanged": done.unchanged}
@@ -243,7 +249,8 @@ def export_command(file: Path | None, form: str | None, as_json: bool, **filters
 def _contents(filters: dict[str, str | None]) -> list[str]:
     from llmlaunch.app.stored_runs import measurements
 
-    return [record.text for record in measurements(**filters, notify=notify)]
+    with waiting_for("collecting finished runs"):
+        return [record.text for record in measurements(**filters, notify=notify)]
 
 
 def _echo_json(contents: list[str]) -> None:

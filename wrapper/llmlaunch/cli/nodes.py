@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llmlaunch.cli.output import notify, print_json, say, say_next_of_table
+from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.store.location import store_exists
@@ -33,7 +34,8 @@ def nodes_command(forgive: str | None, cluster: str | None, as_json: bool) -> in
     llmlaunch nodes
     llmlaunch nodes --forgive n042
     """
-    sick = _collected(forgive, cluster)
+    with waiting_for("collecting finished runs"):
+        sick = _collected(forgive, cluster)
     if as_json:
         print_json({"nodes": [node.as_json() for node in sick]})
     elif sick:

@@ -18,11 +18,11 @@ from typing import Any, TextIO, cast
 
 import click
 
+from llmlaunch.cli.waiting import waiting_line_erased
 from llmlaunch.errors import OutputLost
 from llmlaunch.rundir.values import printable
 
 __all__ = [
-    "announced_after",
     "next_lines",
     "notify",
     "print_json",
@@ -35,7 +35,8 @@ __all__ = [
 
 def say(text: object, err: bool = False) -> None:
     """Write a line to stdout, or to stderr, without what a terminal would obey: text may have come from a file."""
-    click.echo(printable(str(text)), err=err)
+    with waiting_line_erased():
+        click.echo(printable(str(text)), err=err)
 
 
 def say_next(*steps: tuple[str, str]) -> None:
@@ -73,7 +74,8 @@ def notify(message: str, colour: str | None = None) -> None:
         say(message, err=True)
         return
     text = _filled(printable(message))
-    click.echo(text if colour is None or os.environ.get("NO_COLOR") else click.style(text, fg=colour), err=True)
+    with waiting_line_erased():
+        click.echo(text if colour is None or os.environ.get("NO_COLOR") else click.style(text, fg=colour), err=True)
 
 
 def _filled(message: str) -> str:
@@ -88,24 +90,6 @@ def _filled(message: str) -> str:
     whole = "`".join(part.replace(" ", gap) if i % 2 else part for i, part in enumerate(message.split("`")))
     lines = [wrap(line, columns, break_long_words=False, break_on_hyphens=False) or [""] for line in whole.split("\n")]
     return "\n".join(chain(*lines)).replace(gap, " ")
-
-
-@contextlib.contextmanager
-def announced_after(seconds: float, message: str) -> Iterator[None]:
-    """Write the message to stderr if what is done meanwhile takes longer than that; on a terminal alone, where somebody
-    waits."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    import threading  # only here: every command imports this module
-
-    timer = threading.Timer(seconds, say, (message,), {"err": True})
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def print_json(value: Any) -> None:

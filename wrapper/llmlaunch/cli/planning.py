@@ -11,7 +11,8 @@ import click
 
 from llmlaunch.app.planned_run import PlannedRun, lock_path, plan
 from llmlaunch.cli.next_steps import run_path
-from llmlaunch.cli.output import announced_after, notify, print_json, say, say_next
+from llmlaunch.cli.output import notify, print_json, say, say_next
+from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import UserError
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.values import to_type
@@ -34,9 +35,6 @@ __all__ = [
 ]
 
 
-PATIENCE_SECONDS = 1.0  # of a search, before a line says that it runs
-
-
 def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add RECIPE and any number of KEY=VALUE overrides."""
     function = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")(function)
@@ -51,7 +49,7 @@ replan_option = click.option("--replan", is_flag=True, help="Leave the lock besi
 
 def planned(recipe: str, overrides: tuple[str, ...], replan: bool) -> PlannedRun:
     """Plan RECIPE, kept to its lock or, with `replan`, anew; tell of a lock what planning anew changes and gains."""
-    with announced_after(PATIENCE_SECONDS, f"searching the layouts of {recipe} ..."):
+    with waiting_for(f"searching the layouts of {recipe}"):
         run = plan(recipe, overrides, notify, replan=replan)
     lock = lock_path(recipe)
     if run.unlocked is None and not (replan and lock.is_file()):
@@ -181,7 +179,8 @@ def render_command(recipe: str, overrides: tuple[str, ...], replan: bool, output
     run.refuse_unsafe()
     warn_of_memory(run, notify)
     warn_of_readiness(run)
-    run.write(output, notify)
+    with waiting_for(f"writing {output}"):  # the files of a large snapshot are hashed
+        run.write(output, notify)
     if as_json:
         print_json(run.json)
     notify(f"rendered {output}: {run.layout.describe()}")

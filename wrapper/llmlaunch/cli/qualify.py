@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmlaunch.cli.output import notify, print_json, say, say_next
+from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import to_type
 
@@ -104,7 +105,8 @@ def _show_layouts(request: QualificationRequest, choice: LauncherChoice, as_json
     from llmlaunch.report.qualification_text import planned_text
     from llmlaunch.units import duration
 
-    runs = plan_qualification(request, choice, notify)
+    with waiting_for("choosing six layouts"):
+        runs = plan_qualification(request, choice, notify)
     rows, limit = [each.to_json() for each in runs], runs[0].run.plan.limit
     if as_json:
         print_json({"memory_bytes": limit.memory_bytes, "limit_bytes": limit.limit_bytes, "layouts": rows})
@@ -122,7 +124,8 @@ def _begin(request: QualificationRequest, directory: Path, choice: LauncherChoic
     from llmlaunch.app.qualification import plan_qualification, run_directories, write_qualification
     from llmlaunch.report.qualification_text import planned_text
 
-    runs = plan_qualification(request, choice, notify)
+    with waiting_for("choosing six layouts"):
+        runs = plan_qualification(request, choice, notify)
     limit = runs[0].run.plan.limit
     say(planned_text([each.to_json() for each in runs], limit.memory_bytes, limit.limit_bytes), err=True)
     write_qualification(directory, runs, request, notify)
@@ -191,5 +194,9 @@ def _show(base: Recipe, directory: Path | None, run_dirs: Sequence[Path], as_jso
         write_whole(folder / PAGE, qualification_markdown(answer))
         notify(f"the page: {folder / PAGE}")
     if not as_json:
-        say_next((to_type("calibrate"), "learns from the six"), (to_type("accuracy"), "all runs"))
+        say_next(
+            (to_type("calibrate"), "learns from the six")
+            if answer["complete"]
+            else (to_type("status"), "those that have not ended")
+        )
     return 0 if result.as_predicted else OTHERWISE

@@ -10,6 +10,7 @@ import click
 from llmlaunch.app.planned_run import plan
 from llmlaunch.cli.output import notify, print_json, say_next
 from llmlaunch.cli.planning import recipe_arguments
+from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import NothingSafe
 from llmlaunch.planner.plan import SAFE, TIGHT
 from llmlaunch.rundir.values import to_type
@@ -65,8 +66,9 @@ def rehearse_command(
     from llmlaunch.rehearsal.report import rehearsal_text
     from llmlaunch.report.text import print_verdict
 
-    run = plan(recipe, overrides, notify)
-    result = rehearse(run, rank, place, output, to_type(*sys.argv[1:]), notify)
+    with waiting_for(f"rehearsing {recipe}"):
+        run = plan(recipe, overrides, notify)
+        result = rehearse(run, rank, place, output, to_type(*sys.argv[1:]), notify)
     verdict = result.judgement.verdict
     may_run = verdict == SAFE or (verdict == TIGHT and run.plan.accepts_tight)
     if as_json:

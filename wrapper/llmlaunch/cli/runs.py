@@ -14,6 +14,7 @@ import click
 from llmlaunch.app.run_lookup import directory_of, note_ends, ongoing_directories, submission_in
 from llmlaunch.cli.next_steps import Step, after_end, run_path, while_going_on, while_it_is
 from llmlaunch.cli.output import notify, print_json, say, say_next, say_next_of_table
+from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import PHASES
 from llmlaunch.rundir.values import to_type
@@ -62,7 +63,8 @@ def runs_command(
     """
     from llmlaunch.app.stored_runs import runs
 
-    listed = runs(states, recipe, None if since is None else _moment(since), cluster, launcher, limit, notify)
+    with waiting_for("asking what became of the runs"):
+        listed = runs(states, recipe, None if since is None else _moment(since), cluster, launcher, limit, notify)
     if as_json:
         print_json({"runs": [run.to_json() for run in listed]})
     elif listed:
@@ -181,7 +183,8 @@ def _show_states(
 ) -> int:
     from llmlaunch.launchers.run_status import read_statuses
 
-    looks = read_statuses(submissions, notify)
+    with waiting_for("asking what became of the runs"):
+        looks = read_statuses(submissions, notify)
     note_ends(((look.submission, look.state) for look in looks), notify)
     looks += refused
     if as_json:

@@ -15,6 +15,7 @@ from llmlaunch.app.variants import SweepOptions, Variant, plan_variants, warn_of
 from llmlaunch.cli.next_steps import Step, run_path, while_going_on
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.planning import note_doubts, planned, recipe_arguments, replan_option, warn_of_readiness
+from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.rundir.values import counted, to_type
 
@@ -97,11 +98,11 @@ def submit_command(
     writes_one = not (several or dry_run or test_only)
     if writes_one and output is not None and (earlier := earlier_submission(output, notify)) is not None:
         return _follow([earlier], raw, as_json) if follow else 0
-    runs = (
-        plan_variants(variants, options, notify)
-        if several
-        else [_planned(recipe, variants[0].overrides, options.replan)]
-    )
+    if several:
+        with waiting_for("planning"):
+            runs = plan_variants(variants, options, notify)
+    else:
+        runs = [_planned(recipe, variants[0].overrides, options.replan)]
     for run in runs:
         if run.mock_data_warning is not None:
             notify(f"note: {run.mock_data_warning}", colour="yellow")
@@ -114,7 +115,8 @@ def submit_command(
         return _test(runs[0], choice, as_json)
     if not several:
         _refuse_missing(runs[0], choice)
-    submitted = submit_runs(runs, choice, output, notify, options, variants, exclude_nodes=not no_exclude)
+    with waiting_for("writing and submitting the runs" if several else "writing and submitting the run"):
+        submitted = submit_runs(runs, choice, output, notify, options, variants, exclude_nodes=not no_exclude)
     if as_json and several:
         rows = [{key: row[key] for key in SWEEP_KEYS} for row in (run.to_json() for run in submitted)]
         print_json({"sweep": str(submitted[0].run_dir.parent), "how": options.how, "runs": rows})

@@ -25,6 +25,7 @@ from llmlaunch.planner.search_space import alike_steps, apply_alike
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of
 from llmlaunch.planner.technique_batches import TechniqueBatch, group_equal, is_safe, state_batch, state_update
+from llmlaunch.progress import report
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
 
 __all__ = ["UnevenLayouts", "search_uneven"]
@@ -104,7 +105,9 @@ def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
             roomiest = roomiest[: max(int(np.count_nonzero(ranks <= RANKS_AT_ONCE)), 1)]
             _price_splits(offer, roomiest, scouts(space, SCOUTS), incumbents, result, False)
             waiting = waiting[:0]
+    first_waiting = len(waiting)
     while len(waiting := waiting[incumbents.in_reach(least[waiting])]):
+        report("uneven splits", first_waiting - len(waiting), first_waiting)
         at_once = len(waiting) if len(waiting) < 2 * at_once else at_once  # a few left are not worth another round
         now, waiting, at_once = waiting[:at_once], waiting[at_once:], 4 * at_once
         _price_splits(offer, now, steps, incumbents, result, incumbents.any_safe)

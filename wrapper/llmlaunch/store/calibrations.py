@@ -26,6 +26,7 @@ from llmlaunch.calibration.time_calibrations import (
 from llmlaunch.calibration.time_learning import TimeLearningResult, learn_times
 from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError
+from llmlaunch.progress import counting
 from llmlaunch.store.database import Store
 from llmlaunch.store.reading import IN_USE, NAMED
 from llmlaunch.store.tables import calibration_uses, calibrations, measurements
@@ -141,7 +142,10 @@ def calibrate(
     classes = [job for job in by_class if table in (None, job.backend) and accelerator in (None, job.accelerator)]
     if not wanted and not classes and (backend or accelerator):
         raise UserError(_no_such_runs(backend, accelerator, all_pools))
-    answers = tuple(_answer(pool, *_earlier(pool, kept_calibrations, all_uses), now, dry_run) for pool in wanted)
+    answers = tuple(
+        _answer(pool, *_earlier(pool, kept_calibrations, all_uses), now, dry_run)
+        for pool in counting("classes", wanted)
+    )
     times = tuple(
         _time_answer(job, by_class[job], kept_times, all_uses, now, dry_run)
         for job in sorted(classes, key=lambda job: job.key)

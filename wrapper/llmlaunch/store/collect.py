@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from llmlaunch.errors import UserError
+from llmlaunch.progress import counting
 from llmlaunch.rundir.spool_place import spool_root, spooled
 from llmlaunch.store.database import Store, batches, open_store
 from llmlaunch.store.measurements import put_collected, write_rehearsed
@@ -81,7 +82,7 @@ def collect(store: Store, run_dirs: Iterable[Path] | None = None) -> list[Outcom
     targets = [_Target(directory, run_id, spools.get(directory, ())) for directory, run_id in wanted]
     outcomes: dict[int, Outcome] = {}
     batch: dict[int, tuple[_Target, RunRead]] = {}
-    for number, target in enumerate(targets):
+    for number, target in enumerate(counting("runs", targets)):
         result = _read(target, stored)
         if isinstance(result, Outcome):
             outcomes[number] = result
