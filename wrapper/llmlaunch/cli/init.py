@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from llmlaunch.app.gallery import gallery
-from llmlaunch.cli.output import announced_after, notify, print_json, say, say_next
+from llmlaunch.cli.output import notify, print_json, say, say_next
+from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.documents.likely_meaning import nearest
 from llmlaunch.documents.writing import new_place
 from llmlaunch.errors import UserError
@@ -24,7 +25,6 @@ __all__ = ["init_command"]
 
 DEFAULT = "llama3-8b"
 CLUSTER_SCHEMA = "llmlaunch-cluster.schema.json"
-PATIENCE_SECONDS = 1.0
 
 
 @click.command("init")
@@ -145,7 +145,7 @@ def _site_offer(recipe: Path) -> SiteOffer | None:
     from llmlaunch.launchers.slurm.site import ask_site
 
     try:
-        with announced_after(PATIENCE_SECONDS, "asking SLURM for partitions and GPUs ..."):
+        with waiting_for("asking SLURM for partitions and GPUs"):
             return offer_of(read_site(ask_site(notify)), cluster)
     except UserError as failure:
         reason = str(failure).removeprefix("init --site: ").partition("; try again")[0]
