@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmlaunch.documents.keys import dotted_keys
 from llmlaunch.documents.likely_meaning import read_vocabulary
+from llmlaunch.layout import Layout
+from llmlaunch.planner.plan import Candidate
 from llmlaunch.recipe.types import VOCABULARY, recipe_form
+from llmlaunch.rendering.arguments_json import comparison
 from llmlaunch.store.database import open_store
 from llmlaunch.store.runs import put_runs
+from llmlaunch.units import GIB
 from support.command_line import CommandLine
 
 RECIPE = """\
@@ -230,6 +236,28 @@ def test_calibrate_without_a_run_says_what_to_run(llmlaunch: CommandLine) -> Non
     assert out.splitlines()[0].startswith("Next: llmlaunch submit RECIPE")
     assert "llmlaunch collect" in out
     llmlaunch.json("calibrate")  # nothing but JSON
+
+
+def test_a_search_that_finds_nothing_safe_says_so_in_words(llmlaunch: CommandLine, write: Write) -> None:
+    out = llmlaunch("check", write(), "memory.limit=0.01", "-v", code=3).stdout
+    assert re.search(r"Searched [\d,]+ layouts; none is safe \(llmlaunch plan shows why\)", out)
+    assert "evidence: no measured run of Megatron-LM on h100-80gb yet. After your first run: llmlaunch collect" in out
+    assert "Assumed: Megatron core 0.19 (set backend.version to change it)" in out
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "device_gib", "says"),
+    [
+        (1.008, 50, "is 0.8 % slower"),
+        (0.999, 58.7, "is 0.1 % faster but needs 8.70 GiB more"),
+        (0.999, 40, "is 0.1 % faster and needs 10.0 GiB less"),
+        (1.0, 60, "is as fast and needs 10.0 GiB more"),
+    ],
+)
+def test_no_layout_is_said_to_be_less_than_nothing_slower(step_seconds: float, device_gib: float, says: str) -> None:
+    chosen = Candidate(Layout(), 50 * GIB, 0, 1.0, 1.0)
+    other = replace(chosen, device_bytes=int(device_gib * GIB), step_seconds=step_seconds)
+    assert comparison(chosen, other, "2") == f"the best layout with 2 {says}"
 
 
 def test_a_recipe_may_come_from_standard_input(

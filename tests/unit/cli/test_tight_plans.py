@@ -94,7 +94,7 @@ def test_check_says_what_the_limit_is_made_of_and_what_fujiis_rule_says(llmlaunc
     assert lines[at].startswith("  limit: by 12 measured runs; device memory is 79.1 GiB")
     assert lines[at + 1].startswith(f"  tight: 3.00 GiB less than the {FITS:.1f} that fit the card; stated risk")
     assert lines[at + 2] == f"  Fujii's 80 % rule: safe, {NEEDED:.1f} of 63.3 GiB"
-    assert "Searched 1 layouts: 1 are legal and tight, and none is safe" in "\n".join(lines)
+    assert "Searched 1 layout; none is safe, and 1 is tight" in "\n".join(lines)
 
 
 def test_runs_says_how_a_run_was_judged_and_what_fujiis_rule_says(

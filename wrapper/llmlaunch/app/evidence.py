@@ -134,8 +134,16 @@ def _lessons_of_memory(recipe: Recipe, notify: Notify) -> Lessons:
         margin = None if risk is None else margin_of(calibration.scores, question, risk, calibration.id)
         own_runs = _own_runs(calibration.scores, recipe)
         return Lessons(margin, trusted_correction(calibration.correction, support), support, own_runs)
-    if risk is None or (recipe.memory.risk is None and not _has_runs(backend, notify)):
-        reason = f"no calibration is in use for {backend} on {question.accelerator}"
+    measured = _has_runs(backend, notify)
+    if risk is None or (recipe.memory.risk is None and not measured):
+        framework = "DeepSpeed" if recipe.backend.name == "deepspeed" else "Megatron-LM"
+        reason = (
+            f"no measured run of {framework} on {question.accelerator} yet. After your first run: llmlaunch collect"
+        )
+        if measured:
+            reason = (
+                f"no calibration is in use for {backend} on {question.accelerator}. To learn one: llmlaunch calibrate"
+            )
         if recipe.memory.calibration == NO_CALIBRATION:
             reason = "the recipe takes no calibration"
         return Lessons(support=no_support(question, reason))

@@ -36,7 +36,7 @@ def with_framework_version(
         return versioned, (*warnings, *_unknown(versioned))
     versioned = _with_probed(recipe, probed, "megatron-core")
     if versioned.backend.runs_version is None:
-        note = f"Megatron core {NEWEST}, the newest llmlaunch knows; backend.version names another"
+        note = f"Megatron core {NEWEST} (set backend.version to change it)"
         return replace(recipe, assumptions=(*recipe.assumptions, note)), ()
     return versioned, _unknown(versioned)
 

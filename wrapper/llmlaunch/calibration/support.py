@@ -218,7 +218,7 @@ def support_of(
 def no_support(target: RunClass, reason: str = "") -> Support:
     """Return the support of a plan without comparable runs: on a new accelerator, or if no calibration is in use."""
     novelty = reason or f"no comparable run on {target.accelerator} was measured"
-    return Support(0, f"none yet: {novelty}", of_family=0, of_version=0, widened=novelty)
+    return Support(0, novelty, of_family=0, of_version=0, widened=novelty)
 
 
 def _novelty(family: int, version: int, target: RunClass) -> str | None:

@@ -24,7 +24,7 @@ from llmlaunch.rundir.values import shortened
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import gib
 
-__all__ = ["arguments_json", "read_arguments"]
+__all__ = ["arguments_json", "comparison", "read_arguments"]
 
 SCHEMA = 1
 Entry = dict[str, object]
@@ -122,10 +122,10 @@ def _why_chosen(plan: Plan, name: str) -> str:
     if not others:
         return f"the planner, among {plan.searched} layouts; the runners-up have it, too"
     best = min(others, key=lambda candidate: candidate.step_seconds)
-    return f"the planner, among {plan.searched:,} layouts; {_comparison(plan.chosen, best, _shown(_value(best, name)))}"
+    return f"the planner, among {plan.searched:,} layouts; {comparison(plan.chosen, best, _shown(_value(best, name)))}"
 
 
-def _comparison(chosen: Candidate, best: Candidate, value: str) -> str:
+def comparison(chosen: Candidate, best: Candidate, value: str) -> str:
     """Say how the best layout with another value compares with the chosen one, which a habit may have preferred."""
     slower = round(100 * (best.step_seconds / chosen.step_seconds - 1), 1)
     more_bytes = best.device_bytes - chosen.device_bytes

@@ -46,15 +46,17 @@ SHOWN_STEP_BYTES = GIB  # the front as text shows a layout where it frees at lea
 
 def check_text(recipe: Recipe, plan: Plan) -> str:
     """What stands behind the screen of `llmlaunch check`, and below it with `--verbose`."""
-    searched = f"{_searched(plan)} (llmlaunch plan shows the others)"
+    searched = f"{_searched(plan)} (llmlaunch plan shows {'the others' if plan.verdict == SAFE else 'why'})"
     return "\n".join([*_figures(recipe, plan), "", searched, *_small_print(plan)])
 
 
 def _searched(plan: Plan) -> str:
     count = plan.searched - sum(plan.refused.values())
-    verdict = "tight, and none is safe" if plan.verdict == TIGHT and not plan.tight_by_arguments else "safe"
-    verdict += " but for arguments of your own" if plan.tight_by_arguments else ""
-    return f"Searched {plan.searched:,} layouts: {count:,} are legal and {verdict}"
+    searched, are = f"Searched {counted(plan.searched, 'layout', ',')}", "is" if count == 1 else "are"
+    if plan.verdict == TIGHT and not plan.tight_by_arguments:
+        return f"{searched}; none is safe, and {count:,} {are} tight"
+    safe = "safe but for arguments of your own" if plan.tight_by_arguments else "safe"
+    return f"{searched}; {f'{count:,} {are} legal and {safe}' if count else 'none is safe'}"
 
 
 def plan_text(
@@ -202,7 +204,9 @@ def fujii_line(plan: Plan) -> list[str]:
 def _measured(plan: Plan) -> list[str]:
     """What measured runs say of predictions of this kind, and what of it is in the numbers."""
     support, correction = plan.limit.support, plan.correction
-    lines = [] if support is None else [f"  own runs: {support.sentence}{_beyond(plan.limit)}"]
+    lines = []
+    if support is not None:
+        lines.append(f"  {'own runs' if support.runs else 'evidence'}: {support.sentence}{_beyond(plan.limit)}")
     if support is not None and support.runs and support.widened is not None:
         lines.append(f"  new: {support.widened}")
     if correction.torch_share or correction.outside_bytes:
@@ -262,7 +266,7 @@ def _faster(plan: Plan) -> list[str]:
     if plan.faster is None:
         return []
     faster = plan.faster.candidate
-    habits = [f"    {habit.name} ({100 * habit.price:g} % of a step): {habit.reason}" for habit in plan.faster.habits]
+    habits = [f"    {habit.name} ({100 * habit.price:.2g} % of a step): {habit.reason}" for habit in plan.faster.habits]
     return [
         f"{plan.faster.gain:.1%} faster without the preference (layout.preference: off): {faster.describe()}, "
         f"{faster.step_seconds:.2f} s a step, {gib(faster.device_bytes)} GiB",

@@ -191,7 +191,7 @@ def test_a_probe_says_it_where_there_is_no_checkout_to_read() -> None:
 def test_where_nothing_is_known_the_newest_is_assumed_in_the_open() -> None:
     versioned, warnings = with_framework_version(recipe_for(), {"MEGATRON_LM_PATH": os.devnull}, not_probed)
     assert versioned.backend.runs_version is None
-    assert versioned.assumptions[-1].startswith(f"Megatron core {NEWEST}, the newest llmlaunch knows")
+    assert versioned.assumptions[-1].startswith(f"Megatron core {NEWEST} (set backend.version")
     assert warnings == ()
 
 
