@@ -74,7 +74,7 @@ def test_the_one_in_use_is_in_every_number_and_is_named(llmlaunch: CommandLine) 
             after["device_bytes"] - after["reserved_bytes"] == before["device_bytes"] - before["reserved_bytes"] + 2**30
         )
         assert after["terms"]["measured_residual"] == pytest.approx(0.05 * before["allocated_bytes"], abs=2)
-    text, _ = llmlaunch("check", RECIPE, PINNED)
+    text, _ = llmlaunch("check", RECIPE, PINNED, "-v")
     assert "measured residual" in text
     assert f"(calibration {mine.id}, 40 runs)" in text
     assert "40 runs on h100-80gb, 40 of this family of models (dense gated)" in text
