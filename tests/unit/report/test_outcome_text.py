@@ -56,9 +56,9 @@ def test_the_attempt_that_began_last_is_what_counts() -> None:
 @pytest.mark.parametrize(
     ("run", "status", "said"),
     [
-        ({}, {}, ["Steps: none was logged", "Checkpoints: none, the recipe names no folder for them"]),
+        ({}, {}, ["Steps: none on record", "Checkpoints: none, the recipe names no folder for them"]),
         (RUN, {"step": 3, "saved_step": 0}, ["Steps: 3 of 100", "Checkpoints: /ckpt, none was saved yet"]),
-        ({"progress": 7, "checkpoint": "torn"}, {"step": "x"}, ["Steps: none was logged", "Checkpoints: none"]),
+        ({"progress": 7, "checkpoint": "torn"}, {"step": "x"}, ["Steps: none on record", "Checkpoints: none"]),
     ],
 )
 def test_what_is_missing_or_torn_is_left_out(run: dict[str, Any], status: dict[str, Any], said: list[str]) -> None:

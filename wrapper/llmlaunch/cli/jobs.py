@@ -26,21 +26,23 @@ def cancel_command(runs: tuple[str, ...]) -> int:
     \b
     llmlaunch cancel last
     """
-    code = 0
+    code, last = 0, None
     for run in runs:
         try:
-            _cancel(run)
+            last = _cancel(run)
         except UserError as failure:
             if len(runs) == 1:
                 raise
             notify(f"error: {failure}")
             code = code or failure.exit_code
-    place = run_path(directory_of(runs[0], notify))
-    say_next((to_type("status", place), "until it has saved and ended"), (to_type("resume", place), "goes on later"))
+    if last is not None:
+        place = run_path(last)
+        say_next((to_type("status", place), "what became of it"), (to_type("resume", place), "goes on later"))
     return code
 
 
-def _cancel(run: str) -> None:
+def _cancel(run: str) -> Path:
+    """Stop a run, and return its directory."""
     from llmlaunch.launchers.choose import launcher_of
     from llmlaunch.launchers.run_files import refuse_foreign
 
@@ -51,9 +53,10 @@ def _cancel(run: str) -> None:
     jobs = ", ".join(submission.jobs)
     if launcher.cancel(submission):
         notify(f"Cancelling job {jobs}")
-        return
-    state = launcher.states([submission])[submission.job_id]
-    notify(f"job {jobs} has already finished ({state.phase}); nothing was cancelled")
+    else:
+        state = launcher.states([submission])[submission.job_id]
+        notify(f"job {jobs} has already finished ({state.phase}); nothing was cancelled")
+    return directory
 
 
 @click.command("resume")

@@ -30,7 +30,7 @@ def outcome_lines(plan: Record, run: Record, status: Record, records: Sequence[R
 
 def _progress_line(run: Record, status: Record) -> str:
     step, steps = whole_number(status.get("step")), whole_number(_mapping(run, "progress").get("steps"))
-    text = "Steps: none was logged" if step is None else f"Steps: {step:,}" + (f" of {steps:,}" if steps else "")
+    text = "Steps: none on record" if step is None else f"Steps: {step:,}" + (f" of {steps:,}" if steps else "")
     restarts = whole_number(status.get("restarts"))
     return text + (f", {counted(restarts, 'restart')}" if restarts else "")
 
