@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 
 from llmlaunch.app.gallery import gallery
 from llmlaunch.assets import asset
@@ -261,6 +262,21 @@ def test_init_fills_in_what_slurm_says_and_goes_on_where_it_is_silent(
     assert "warning: SLURM does not answer (" in silent.stderr
     assert "partition and account are left for you to fill in" in silent.stderr
     assert "\n  # partition: gpu\n" in Path("silent.yaml").read_text()
+
+
+def test_a_drafted_profile_names_its_schema_too(
+    llmlaunch: CommandLine, tmp_path: Path, put_commands: Callable[..., Path]
+) -> None:
+    for name in ("config", "partitions", "nodes"):
+        (tmp_path / name).write_text(getattr(SLURM_22_05, name))
+    answers = f'case "$2" in config) cat {tmp_path}/config;; partition) cat {tmp_path}/partitions;; '
+    put_commands(scontrol=f"{answers}node) cat {tmp_path}/nodes;; esac\n", srun="", sacctmgr="")
+    drafted = llmlaunch("init", "--site", "ours")
+    assert drafted.stdout.startswith("Next: llmlaunch init --list")
+    text = Path("ours.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=llmlaunch-cluster.schema.json\n# Cluster llmlaunch")
+    schema = json.loads(Path("llmlaunch-cluster.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(yaml.safe_load(text))
 
 
 def test_the_gallery_is_listed_with_what_each_recipe_is_for(llmlaunch: CommandLine) -> None:
