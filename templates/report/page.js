@@ -119,7 +119,7 @@
     if (!ofTime || points.length < 3) return points.length ? [points] : [];
     const gaps = points.slice(1).map((p, index) => p[0] - points[index][0]);
     const usual = gaps.slice().sort((a, b) => a - b)[Math.floor(gaps.length / 2)], parts = [[points[0]]];
-    gaps.forEach((gap, index) => { if (gap > 6 * usual + 120) parts.push([]); parts[parts.length - 1].push(points[index + 1]); });
+    gaps.forEach((gap, index) => { if (gap > 4 * usual + 60) parts.push([]); parts[parts.length - 1].push(points[index + 1]); });
     return parts;
   }
   const LEFT = 58, RIGHT = 14, TOP = 14, BOTTOM = 44;
@@ -170,9 +170,10 @@
         else shape(svg, "circle", { cx: x(part[0][0]), cy: y(part[0][1]), r: 3.5, fill });
       }
     }
+    const lastHeld = Math.max(...chart.series.map((series) => series.points[series.points.length - 1][1]));
     for (const rule of rules) {
       shape(svg, "line", { class: "rule", x1: LEFT, x2: wide - RIGHT, y1: y(rule.value), y2: y(rule.value), stroke: colour(rule.look) });
-      shape(svg, "text", { class: "name", x: wide - RIGHT, y: y(rule.value) + (rule.below ? 16 : -6), "text-anchor": "end", fill: colour("ink") }, rule.name);
+      shape(svg, "text", { class: "name", x: wide - RIGHT, y: y(rule.value) + (rule.value < lastHeld ? 16 : -6), "text-anchor": "end", fill: colour("ink") }, rule.name);
     }
     const cursor = shape(svg, "line", { class: "cursor", x1: -9, x2: -9, y1: TOP, y2: high - BOTTOM, visibility: "hidden" });
     const dots = chart.series.map((series) => shape(svg, "circle", { r: 4.5, fill: colour(series.look), stroke: colour("sheet"), "stroke-width": 2, visibility: "hidden" }));

@@ -165,14 +165,14 @@ def _attempt_bar(number: int, attempt: Record, first: float, whole: float) -> di
         ("until the next began", DASH if attempt["waiting_seconds"] is None else duration(attempt["waiting_seconds"])),
         ("layout", attempt["layout"]),
     ]
-    title = f"Attempt {number}: {ended}"
+    title = f"Attempt {number}: {ended if attempt['state'] == 'succeeded' else attempt['why'] or ended}"
     return {
         "name": f"attempt {number}",
         "value": ended,
         "pieces": pieces,
         "lines": [],
         "label": f"{title}. " + ", ".join(" ".join(row) for row in rows),
-        "tip": bar_tip(title + (f": {attempt['why']}" if attempt["why"] else ""), rows),
+        "tip": bar_tip(title, rows),
     }
 
 
@@ -321,11 +321,8 @@ def _memory_curves(report: Record) -> tuple[dict[str, Any], dict[str, Any] | Non
         )
     predicted = max((size for size in plan["predicted_bytes"] if size is not None), default=None)
     rules = [
-        {"name": name, "look": look, "value": round(size / GIB, 3), "below": below}
-        for name, look, size, below in (
-            ("predicted", "activations", predicted, False),
-            ("limit", "limit", plan["limit_bytes"], True),
-        )
+        {"name": name, "look": look, "value": round(size / GIB, 3)}
+        for name, look, size in (("predicted", "activations", predicted), ("limit", "limit", plan["limit_bytes"]))
         if size
     ]
     chart = {
