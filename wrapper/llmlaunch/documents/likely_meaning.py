@@ -134,6 +134,8 @@ def likely_number(key: str, text: str, largest: float | None = None) -> str | No
     if amount is None:
         return None
     number, unit = float(amount[1]), amount[2].lower()
+    if not unit and "." in amount[1] and number.is_integer() and largest != 1:
+        return f"{number:.0f}"
     if largest == 1 and 1 < number <= 100 and unit in ("", "%"):
         return f"{number / 100:g}"
     if not unit and text != quoted:

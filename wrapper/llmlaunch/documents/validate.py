@@ -98,7 +98,8 @@ def _problem(form: Any, document: Document, error: Mapping[str, Any], words: Voc
         if isinstance(mistake, WrongEntry):
             return (*path, mistake.entry), str(mistake)
         trap = _trap(document, path, "string_type", value) if str(mistake).startswith("must be text") else ""
-        return path, f"{mistake}; {trap}" if trap else str(mistake)
+        likely = trap or words.about_value(_plain(path), _word(value))
+        return path, f"{mistake}; {likely}" if likely else str(mistake)
     if kind in ("too_short", "too_long"):
         context = error["ctx"]
         limit = f"most {context['max_length']}" if kind == "too_long" else f"least {context['min_length']}"
@@ -107,6 +108,11 @@ def _problem(form: Any, document: Document, error: Mapping[str, Any], words: Voc
     shown = "" if _private(path) else f", not {_describe(value) if raw is None else shortened(raw)}"
     likely = _trap(document, path, kind, value) or _likely(document, path, error, field, words)
     return path, f"{_expected(kind, error, field)}{shown}{f'; {likely}' if likely else ''}"
+
+
+def _word(value: Any) -> Any:
+    """Return a value as a word of a vocabulary: YAML reads `on` as true."""
+    return ("false", "true")[value] if isinstance(value, bool) else value
 
 
 def _plain(path: KeyPath) -> str:
@@ -181,7 +187,8 @@ def _trap(document: Document, path: KeyPath, kind: str, value: Any) -> str:
     raw = document.raw.get(path)
     if kind == "string_type" and raw is not None and value is not None:
         hidden = _private(path) and not isinstance(value, bool)
-        text, read_as = ("...", "a number") if hidden else (raw, _describe(value))
+        text = "..." if hidden else raw
+        read_as = _describe(value) if isinstance(value, bool) else "a number"
         typed = f"'{dotted(path)}=\"{text}\"'" if _typed(document, path) else f'"{text}"'
         return f"YAML reads an unquoted {text} as {read_as}: quote it: {typed}"
     if isinstance(value, str) and kind.startswith(("int_", "float_")):
@@ -207,23 +214,30 @@ def _likely(
 ) -> str:
     """Return what was most likely meant by a value of another kind or outside its range; else an empty text."""
     kind, value, key = error["type"], error.get("input"), _plain(path)
-    if isinstance(value, str) and re.fullmatch(r"\w+:\S+", value) and kind in ("dict_type", "literal_error"):
-        return f"write a space after the colon: {value.replace(':', ': ', 1)}"
+    if (
+        isinstance(value, str)
+        and (pair := re.fullmatch(r"(\w+)[:=](\S+)", value))
+        and kind in ("dict_type", "literal_error")
+    ):
+        return f"write a colon and a space after the colon: {pair[1]}: {pair[2]}"
     if kind.startswith(("int_", "float_", "greater_", "less_")) and isinstance(value, (str, int, float)):
         largest = _bounds(field, error).get("le")
         number = None if isinstance(value, bool) else likely_number(key, str(value), largest)
         return words.about_value(key, value) or ("" if number is None else f"did you mean {number}?")
     if kind in ("literal_error", "union_tag_invalid"):
-        word = ("false", "true")[value] if isinstance(value, bool) else value
-        return words.about_value(key, word, _choices(error)) or ""
+        known = words.about_value(key, _word(value), _choices(error))
+        if known or "a mapping" not in _choice(error):
+            return known or ""
     if kind == "dict_type" and words.about_value(key, value):
         return str(words.about_value(key, value))
-    if kind == "dict_type" and key in words.inner_keys and isinstance(value, (str, int, float)):
-        return f"did you mean {key}.{words.inner_keys[key]}{'=' if _typed(document, path) else ': '}{value}?"
+    if key in words.inner_keys and isinstance(value, (str, int, float)) and not key.startswith(_PRIVATE):
+        shown = "..." if isinstance(value, bool) else value
+        return f"did you mean {key}.{words.inner_keys[key]}{'=' if _typed(document, path) else ': '}{shown}?"
     if kind == "dict_type" and isinstance(value, list):
-        return "write its keys without the dashes of a list"
-    if kind == "list_type" and isinstance(value, str) and not _private(path):
-        return f"a list of one is written [{_describe(value)}]"
+        return "write it without the brackets and the dashes of a list"
+    if kind == "list_type" and isinstance(value, str):
+        one = value.isprintable() and not _private(path)
+        return f"a list of one is written [{shortened(value)}]" if one else "begin each line with a dash and a space"
     return ""
 
 

@@ -11,6 +11,7 @@ ever constructed but dicts, lists, text, numbers, booleans and None.
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 import sys
@@ -22,6 +23,7 @@ from typing import Any, TextIO
 
 import yaml
 
+from llmlaunch.documents.likely_meaning import nearest
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import open_regular
 from llmlaunch.rundir.values import shortened
@@ -82,7 +84,7 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            raise UserError(f"{path}: is a directory; name the file in it")
+            raise UserError(f"{path}: is a directory; name the file in it{_such_as(path)}")
         if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path}: is not a regular file; give the path of a file")
         if status.st_size > max_bytes:
@@ -92,6 +94,10 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
             )
         with open_regular(path, follow=True) as file:  # a pipe may have taken its place since
             data = file.read(max_bytes + 1)
+    except FileNotFoundError as error:
+        near = nearest(path.name, _documents_in(path.parent))
+        fix = f"did you mean {path.parent / near[0]}?" if near else "check the path and its rights"
+        raise UserError(f"{path}: cannot be read: {error.strerror}; {fix}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}; check the path and its rights") from None
     except ValueError as error:  # a NUL in the path itself
@@ -105,6 +111,20 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UserError(f"{path}:{line}: is not UTF-8 text; save the file as UTF-8") from None
+
+
+def _documents_in(folder: Path) -> list[str]:
+    """Return the names of the YAML files in a folder, sorted; none where it cannot be read."""
+    try:
+        return sorted(name for name in os.listdir(folder) if name.endswith((".yaml", ".yml")))
+    except OSError:
+        return []
+
+
+def _such_as(folder: Path) -> str:
+    """Return the end of a sentence that names the first YAML file of a folder."""
+    names = _documents_in(folder)
+    return f", such as {folder / names[0]}" if names else ""
 
 
 def read_document(path: Path) -> Document:

@@ -88,6 +88,11 @@ def _named(spec: str, base_dir: Path) -> tuple[ModelShape, tuple[str, ...]]:
     if spec in preset_names():
         return load_preset(spec), ()
     looks_like_path = "/" in spec or spec.endswith(".json") or spec in (".", "..")
+    if "://" in spec:
+        name = "/".join(spec.partition("://")[2].split("/")[1:3])
+        raise UserError(
+            f"{spec!r}: nothing is downloaded; write the id alone, model: {name}, or the path of a config.json"
+        )
     path = base_dir / spec
     try:
         is_path = looks_like_path or path.exists()

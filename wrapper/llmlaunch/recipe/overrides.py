@@ -77,8 +77,8 @@ def parse_override(word: str) -> tuple[tuple[str, ...], Document]:
         raise UserError(f"override {shown}: is not key=value; {_as_override(word)}")
     if not text.strip():
         raise UserError(
-            f"override {shown}: has no value; write for example {shown.strip()}100, leave it out, or take the key out "
-            f"of the recipe with {shown.strip()}null"
+            f"override {shown}: has no value; write one behind the =, leave the override out, or take the key out of "
+            f"the recipe with {shown.strip()}null"
         )
     return path, parse_value(text, f"override {shown}")
 
