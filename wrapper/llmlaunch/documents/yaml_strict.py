@@ -11,7 +11,6 @@ ever constructed but dicts, lists, text, numbers, booleans and None.
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 import sys
@@ -116,7 +115,7 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
 def _documents_in(folder: Path) -> list[str]:
     """Return the names of the YAML files in a folder, sorted; none where it cannot be read."""
     try:
-        return sorted(name for name in os.listdir(folder) if name.endswith((".yaml", ".yml")))
+        return sorted(path.name for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
     except OSError:
         return []
 
