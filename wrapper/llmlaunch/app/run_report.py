@@ -339,8 +339,14 @@ def _memory(
         "stages": stages,
         "kinds": kinds | ({"host": max(hosts)} if hosts else {}),
         "over_time": shown,
-        "remarks": sorted({remark for node in summary.nodes for remark in node.remarks})[:10],
+        "remarks": sorted(_remarks(summary, on_cpu=plan["peak_kind"] == "resident"))[:10],
     }
+
+
+def _remarks(summary: AttemptSummary, on_cpu: bool) -> set[str]:
+    """What the monitors could not see; that there is no GPU's library is no news on a CPU."""
+    said = {remark for node in summary.nodes for remark in node.remarks}
+    return {remark for remark in said if not (on_cpu and remark.startswith("NVML "))}
 
 
 def _stages(ranks: Sequence[RankSummary], predicted: Sequence[int | None]) -> list[Record]:
