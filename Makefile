@@ -68,7 +68,7 @@ docs-tables: install  ## tables made from the code: keys in docs/recipe-keys.md,
 	PYTHONPATH=tests $(RUN) -m support.interface_tables
 
 docs: install  ## the documentation as a site in build/site; fails on a link that leads nowhere
-	$(RUN) -m mkdocs build --strict --quiet
+	$(RUN) -m mkdocs build --strict  # --quiet would keep warnings from --strict, too
 
 docs-screens: install  ## the pictures of the docs: their commands typed in a real terminal; trains a small model
 	PYTHONPATH=tests $(RUN) -m support.screens

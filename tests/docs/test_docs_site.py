@@ -27,7 +27,7 @@ DOCS = ROOT / "docs"
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as `make docs` does; any warning of MkDocs fails it."""
     folder = tmp_path_factory.mktemp("site")
-    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
