@@ -74,9 +74,9 @@ def _type_page(page: Path, folder: Path) -> None:
         _type_line(terminal, "cd", prompts)
         for snippet in snippets[: last + 1]:
             if snippet.place == "here" and snippet.language == "sh":
-                _type_line(terminal, "clear", prompts)
-                terminal.command("clear-history")
                 for line in snippet.text.splitlines():
+                    _type_line(terminal, "clear", prompts)
+                    terminal.command("clear-history")
                     _type_line(terminal, re.sub(r"\s+#.*", "", line), prompts)
             if snippet.picture:
                 text = terminal.text("-e", "-J", "-S", "-").replace(os.path.realpath(home), HOME)
