@@ -41,6 +41,13 @@ def test_a_model_in_the_file_lies_beside_it(project: Path) -> None:
     assert load_recipe("recipes/mine.yaml").model.num_layers == 4
 
 
+def test_a_model_in_the_file_that_lies_elsewhere_is_answered_with_where(project: Path) -> None:
+    (project / "tiny").rename(project / "small")
+    Path("recipes/mine.yaml").write_text(recipe_text(model="small"), encoding="utf-8")
+    with pytest.raises(UserError, match=r"'small': is in the working directory.* did you mean model: \.\./small\?"):
+        load_recipe("recipes/mine.yaml")
+
+
 def test_names_stay_names(project: Path) -> None:
     words = ("model=llama3-8b", "model=meta-llama/Llama-3.1-8B", "cluster=h100-80gb-x8", "nodes=4", "no override")
     assert from_working_directory(words) == words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -101,6 +102,12 @@ def _named(spec: str, base_dir: Path) -> tuple[ModelShape, tuple[str, ...]]:
     known = None if is_path and (not is_hub_id(spec) or path.exists()) else hub_model(spec)
     if known is not None:
         return _of_hub(known)
+    if not path.exists() and "\0" not in spec and Path(spec).exists():
+        there = os.path.relpath(Path(spec).absolute(), base_dir.absolute())
+        raise UserError(
+            f"{spec!r}: is in the working directory, and paths in a recipe start where it lies; did you mean "
+            f"model: {there if '/' in there else f'./{there}'}?"
+        )
     if not is_path:
         return load_preset(spec), ()
     if is_hub_id(spec) and not path.exists():
