@@ -41,7 +41,7 @@ def test_what_this_environment_holds_is_said_kept_and_used(tmp_path: Path) -> No
     for name in ("torch", "deepspeed", "transformers"):
         assert seen["packages"][name] == importlib.metadata.version(name)
     assert (seen["interpreter"], seen["problem"]) == (sys.executable, "")
-    checked = llmlaunch(tmp_path, "check", str(ROOT / "recipes" / "quickstart.yaml"), f"python={sys.executable}")
+    checked = llmlaunch(tmp_path, "check", "-v", str(ROOT / "recipes" / "quickstart.yaml"), f"python={sys.executable}")
     assert f"Assumed: DeepSpeed {seen['packages']['deepspeed']}, as llmlaunch doctor saw" in checked.stdout
 
 
@@ -50,7 +50,9 @@ def test_the_megatron_core_of_a_checkout_goes_before_an_installed_one(tmp_path: 
     recipe = (str(ROOT / "recipes" / "llama3-8b.yaml"), f"python={python}")
     installed = doctor(tmp_path, "--frameworks", python, "--local")
     assert "megatron-core       0.19.2" in installed.stdout, installed.stderr
-    assert "Assumed: Megatron core 0.19.2, as llmlaunch doctor saw" in llmlaunch(tmp_path, "check", *recipe).stdout
+    assert (
+        "Assumed: Megatron core 0.19.2, as llmlaunch doctor saw" in llmlaunch(tmp_path, "check", "-v", *recipe).stdout
+    )
     (tmp_path / "megatron" / "core").mkdir(parents=True)
     (tmp_path / "megatron" / "core" / "package_info.py").write_text("MAJOR = 0\nMINOR = 16\nPATCH = 1\n")
     words = ("doctor", "--frameworks", python, "--local")

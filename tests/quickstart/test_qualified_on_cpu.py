@@ -35,5 +35,5 @@ def test_six_layouts_end_as_predicted_and_are_not_run_twice(tmp_path: Path) -> N
     assert "resident peaks of deepspeed on cpu say nothing of a GPU" in again.stdout
     runs = json.loads(llmlaunch(tmp_path, "runs", "--json").stdout)["runs"]
     assert sorted(run["recipe"] for run in runs) == [f"qualify-cpu-x1-deepspeed-{number}" for number in range(1, 7)]
-    checked = llmlaunch(tmp_path, "check", *WORDS).stdout
+    checked = llmlaunch(tmp_path, "check", "-v", *WORDS).stdout
     assert "Qualified on cpu-x1 with deepspeed on" in checked

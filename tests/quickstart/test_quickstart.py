@@ -99,7 +99,7 @@ def test_the_prediction_is_within_a_fifth_of_the_true_peak(measured: list[dict[s
 def test_check_then_shows_the_last_true_peak_beside_the_prediction(
     home: Path, quickstart: subprocess.CompletedProcess[str]
 ) -> None:
-    assert "measured then, predicted then, predicted now" in llmlaunch(home, "check", RECIPE).stdout
+    assert "measured then, predicted then, predicted now" in llmlaunch(home, "check", "-v", RECIPE).stdout
 
 
 def test_runs_lists_it_with_both_figures(home: Path, quickstart: subprocess.CompletedProcess[str]) -> None:

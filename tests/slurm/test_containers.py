@@ -130,7 +130,7 @@ def a_recipes_container_is_looked_into_on_one_node_and_remembered(person: Person
     job, *called = (seen / "0").read_text().splitlines()
     assert job.isdigit()
     assert called[:5] == ["exec", "--no-home", str(person.home / "box.sif"), "bash", "-c"]
-    checked = person.llmlaunch("check", "recipe.yaml", code=0).stdout
+    checked = person.llmlaunch("check", "-v", "recipe.yaml", code=0).stdout
     assert f"Assumed: DeepSpeed {deepspeed}, as llmlaunch doctor saw" in checked
 
 

@@ -103,7 +103,7 @@ def test_what_was_measured_is_on_the_page_in_json_and_in_check(
     recipe = asset("recipes", "llama3-8b.yaml")
     not_qualified = "Not qualified: nothing was measured on h100-80gb-x8 with megatron-lm"
     llmlaunch(*QUALIFY, "--no-wait")
-    assert not_qualified in llmlaunch("check", recipe).stdout
+    assert not_qualified in llmlaunch("check", "-v", recipe).stdout
     all_ended()
     page = llmlaunch(*QUALIFY).stdout
     assert "Qualified h100-80gb-x8 with megatron-lm" in page
@@ -125,11 +125,12 @@ def test_what_was_measured_is_on_the_page_in_json_and_in_check(
     assert [layout["error"] is None for layout in answer["layouts"]] == [*[False] * 5, True]
     assert answer["layouts"][0]["step_error"] == pytest.approx(-0.5, abs=1e-6)
 
-    checked = llmlaunch("check", recipe).stdout
+    checked = llmlaunch("check", "-v", recipe).stdout
     assert "Qualified on h100-80gb-x8 with megatron-lm on " in checked
     assert "(6 layouts, worst -3.8 % (too low))" in checked
     assert (
-        not_qualified.replace("h100-80gb", "h200-141gb") in llmlaunch("check", recipe, "cluster=h200-141gb-x8").stdout
+        not_qualified.replace("h100-80gb", "h200-141gb")
+        in llmlaunch("check", "-v", recipe, "cluster=h200-141gb-x8").stdout
     )
 
 

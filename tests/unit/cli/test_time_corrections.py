@@ -64,7 +64,9 @@ def test_runs_correct_the_next_check_and_it_says_so(llmlaunch: CommandLine, slow
     assert corrected["step_seconds"] == pytest.approx(slow_machine[0]["step_seconds"], rel=0.02)
     assert corrected["mfu"] < plain["mfu"]
     change = f"{100 * (corrected['step_seconds'] / plain['step_seconds'] - 1):+.1f} %"
-    assert f"step time corrected by 5 runs on this cluster: {change}" in llmlaunch("check", RECIPE, PINS[0]).stdout
+    assert (
+        f"step time corrected by 5 runs on this cluster: {change}" in llmlaunch("check", "-v", RECIPE, PINS[0]).stdout
+    )
 
 
 def test_it_is_kept_listed_and_left_again(llmlaunch: CommandLine, slow_machine: list[dict[str, Any]]) -> None:
@@ -144,12 +146,14 @@ def test_one_run_of_the_very_job_gives_its_layouts_step_time_and_moves_the_other
     assert answer["step_seconds"] == pytest.approx(seconds)
     assert sum(answer["step_terms"].values()) == pytest.approx(seconds)
     assert answer["step_evidence"]["measured"]["run_id"] == "r1"
-    text = llmlaunch("check", RECIPE, PINS[0]).stdout
+    text = llmlaunch("check", "-v", RECIPE, PINS[0]).stdout
     assert "step time as measured: one attempt of this very job in this layout (the last is r1)" in text
     neighbour = llmlaunch.json("check", RECIPE, PINS[1])
     assert neighbour["step_evidence"]["measured"] is None
     assert 1.05 * others < neighbour["step_seconds"] < 1.12 * others
-    assert "step time corrected by runs of this job in other layouts" in llmlaunch("check", RECIPE, PINS[1]).stdout
+    assert (
+        "step time corrected by runs of this job in other layouts" in llmlaunch("check", "-v", RECIPE, PINS[1]).stdout
+    )
     assert checked(llmlaunch, "memory.calibration=none")["step_evidence"]["measured"] is None
 
 

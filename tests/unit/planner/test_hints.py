@@ -71,9 +71,10 @@ def test_a_hint_says_what_to_write_and_what_stands_there() -> None:
 
 def test_check_shows_them(llmlaunch: CommandLine) -> None:
     slow: tuple[str | Path, ...] = ("check", SMALL, "layout={tensor: 16}")
-    text = llmlaunch(*slow).stdout
+    assert ", 1 way to be faster" in llmlaunch(*slow).stdout
+    text = llmlaunch(*slow, "-v").stdout
     assert "Faster, by one line of the recipe:\n  layout.tensor: " in text
     hints = llmlaunch.json(*slow)["hints"]
     assert {"key", "value", "gain"} == set(hints[0])
     assert "hints" not in llmlaunch.json("check", SMALL)
-    assert "Faster" not in llmlaunch("check", SMALL).stdout
+    assert "Faster" not in llmlaunch("check", "-v", SMALL).stdout

@@ -14,14 +14,16 @@ import click
 from llmlaunch.app.planned_run import PlannedRun
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.planning import (
+    Steps,
+    mending_steps,
     placement_lines,
     planned,
     replan_option,
+    say_why_not,
     verbose_option,
     warn_of_what_is_missing,
 )
-from llmlaunch.errors import NothingSafe, UserError
-from llmlaunch.planner.plan import TIGHT
+from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import open_regular
 from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.units import gib
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check_command", "is_script"]
 
-Steps = list[tuple[str, str]]  # commands to type next, each with its purpose
 SCRIPT_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 
 
@@ -146,7 +147,7 @@ def _end_check(run: PlannedRun, notes: list[str], steps: Callable[[], Steps], ve
         notify(note)
     if run.plan.good:
         warn_of_what_is_missing(run)
-    code = _say_why_not(run)
+    code = say_why_not(run)
     if not as_json:
         behind = ["memory by term", "evidence", *([counted(len(notes), "note")] if notes else [])]
         behind += [counted(len(hints), "way") + " to be faster"] if hints else []
@@ -182,20 +183,10 @@ def _readiness_notes(run: PlannedRun) -> list[str]:
     return [f"note: {sentence}" for sentence in (*run.readiness.notes, *run.slurm_request.notes)]
 
 
-def _say_why_not(run: PlannedRun) -> int:
-    """Write to stderr why the plan must not run; return the exit code."""
-    try:
-        run.refuse_unsafe()
-    except NothingSafe as reason:
-        notify(f"error: {reason}")
-        return reason.exit_code
-    return 0
-
-
 def _steps_of_recipe(run: PlannedRun, words: tuple[str, ...]) -> Steps:
     """Return what to type after `check` of a recipe, whose arguments are `words`."""
     if not run.plan.good:
-        return _mending_steps(run)
+        return mending_steps(run)
     if run.recipe.techniques.what_ifs:
         return []
     missing = (*run.readiness.missing, *run.slurm_request.missing)
@@ -205,26 +196,11 @@ def _steps_of_recipe(run: PlannedRun, words: tuple[str, ...]) -> Steps:
 def _steps_of_script(job: ExistingJob) -> Steps:
     """Return what to type after `check` of a script or of arguments."""
     if not job.run.plan.good:
-        return _mending_steps(job.run)
+        return mending_steps(job.run)
     source = job.source
     if source.reading.not_rendered is not None or not source.path.is_file():
         return []
     return [(to_type("init", "--from", source.path), "makes a recipe of it, for llmlaunch submit")]
-
-
-def _mending_steps(run: PlannedRun) -> Steps:
-    """Return the nearest changes under which the plan may run, as overrides of what was typed."""
-    from llmlaunch.planner.smallest_change import yaml_text
-
-    plan, words = run.plan, sys.argv[1:]
-    steps = []
-    if plan.changes:
-        kept = [word for word in words if word.partition("=")[0] not in plan.changes]
-        changes = [f"{key}={'null' if value is None else yaml_text(value)}" for key, value in plan.changes.items()]
-        steps.append((to_type(*kept, *changes), "the smallest change that is safe"))
-    if plan.verdict == TIGHT and not plan.accepts_tight:
-        steps.append((to_type(*words, "memory.accept=tight"), "takes the risk"))
-    return steps
 
 
 def _qualification_lines(run: PlannedRun) -> list[str]:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from typing import Any, TextIO, cast
 
 import click
 
 from llmlaunch.cli.waiting import waiting_line_erased
 from llmlaunch.errors import OutputLost
+from llmlaunch.report.terminal import filled, shown_on
 from llmlaunch.rundir.values import printable
 
 __all__ = [
@@ -47,10 +46,19 @@ def say_next(*steps: tuple[str, str]) -> None:
 
 
 def next_lines(steps: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the lines of `say_next`, for a screen that outlives its terminal."""
+    """Return the lines of `say_next`, for a screen that outlives its terminal. A purpose that has no room beside its
+    command stands below it."""
+    room = shown_on().width
     width = max((len(command) for command, purpose in steps if purpose), default=0)
-    texts = [f"{command:<{width}}  # {purpose}" if purpose else command for command, purpose in steps]
-    return [f"{'Next: ' if i == 0 else '      '}{text}" for i, text in enumerate(texts)]
+    lines = []
+    for i, (command, purpose) in enumerate(steps):
+        head = "Next: " if i == 0 else "      "
+        line = f"{head}{command:<{width}}  # {purpose}" if purpose else f"{head}{command}"
+        if room is None or len(line) <= room:
+            lines.append(line)
+        else:
+            lines += [f"{head}{command}", *(filled(purpose, room, "        # ", "        # ") if purpose else [])]
+    return lines
 
 
 def say_next_of_table(*steps: tuple[str, str]) -> None:
@@ -62,8 +70,9 @@ def say_next_of_table(*steps: tuple[str, str]) -> None:
 
 
 def notify(message: str, colour: str | None = None) -> None:
-    """Write a message to stderr, on a terminal in its colour unless NO_COLOR asks for none. Several runs of one command
-    share their warnings, and what is worth a colour, so each is written once."""
+    """Write a message to stderr: on a terminal in lines that fit, and in its colour unless NO_COLOR asks for none;
+    elsewhere as it is, so that a log can be searched. Several runs of one command share their warnings, and what is
+    worth a colour, so each is written once."""
     context = click.get_current_context(silent=True)
     shown = set() if context is None else context.meta.setdefault("llmlaunch.warnings", set())
     if message.startswith("warning: ") or colour is not None:
@@ -73,23 +82,10 @@ def notify(message: str, colour: str | None = None) -> None:
     if not sys.stderr.isatty():
         say(message, err=True)
         return
-    text = _filled(printable(message))
+    surface, lines = shown_on(sys.stderr), printable(message).split("\n")
+    text = "\n".join(part for line in lines for part in filled(line, surface.width))
     with waiting_line_erased():
-        click.echo(text if colour is None or os.environ.get("NO_COLOR") else click.style(text, fg=colour), err=True)
-
-
-def _filled(message: str) -> str:
-    """Return prose in lines that the terminal need not break. Paths stay whole, and so do commands, which stand in
-    backticks: both are copied."""
-    columns = shutil.get_terminal_size().columns
-    if max(map(len, message.split("\n"))) <= columns:
-        return message
-    from textwrap import wrap  # only here: every command imports this module
-
-    gap = "\x1f"  # printable() has left none in the message
-    whole = "`".join(part.replace(" ", gap) if i % 2 else part for i, part in enumerate(message.split("`")))
-    lines = [wrap(line, columns, break_long_words=False, break_on_hyphens=False) or [""] for line in whole.split("\n")]
-    return "\n".join(chain(*lines)).replace(gap, " ")
+        click.echo(click.style(text, fg=colour) if colour is not None and surface.colours else text, err=True)
 
 
 def print_json(value: Any) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,19 @@ from llmlaunch.app.planned_run import PlannedRun, lock_path, plan
 from llmlaunch.cli.next_steps import run_path
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.waiting import waiting_for
-from llmlaunch.errors import UserError
+from llmlaunch.errors import NothingSafe, UserError
+from llmlaunch.planner.plan import TIGHT, Candidate
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.values import to_type
 
 if TYPE_CHECKING:
+    from llmlaunch.planner.neighbours import Neighbour
     from llmlaunch.readiness.readiness import Readiness
 
 __all__ = [
+    "Steps",
     "explain_args_command",
+    "mending_steps",
     "note_doubts",
     "placement_lines",
     "plan_command",
@@ -29,10 +34,14 @@ __all__ = [
     "recipe_arguments",
     "render_command",
     "replan_option",
+    "say_why_not",
     "verbose_option",
     "warn_of_readiness",
     "warn_of_what_is_missing",
 ]
+
+
+Steps = list[tuple[str, str]]  # commands to type next, each with its purpose
 
 
 def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,6 +103,31 @@ def note_doubts(*parts: Readiness) -> None:
             notify(f"warning: {sentence}")
 
 
+def say_why_not(run: PlannedRun) -> int:
+    """Write to stderr why the plan must not run; return the exit code."""
+    try:
+        run.refuse_unsafe()
+    except NothingSafe as reason:
+        notify(f"error: {reason}")
+        return reason.exit_code
+    return 0
+
+
+def mending_steps(run: PlannedRun) -> Steps:
+    """Return the nearest changes under which the plan may run, as overrides of what was typed."""
+    from llmlaunch.planner.smallest_change import yaml_text
+
+    plan, words = run.plan, sys.argv[1:]
+    steps = []
+    if plan.changes:
+        kept = [word for word in words if word.partition("=")[0] not in plan.changes]
+        changes = [f"{key}={'null' if value is None else yaml_text(value)}" for key, value in plan.changes.items()]
+        steps.append((to_type(*kept, *changes), "the smallest change that is safe"))
+    if plan.verdict == TIGHT and not plan.accepts_tight:
+        steps.append((to_type(*words, "memory.accept=tight"), "takes the risk"))
+    return steps
+
+
 def placement_lines(run: PlannedRun) -> list[str]:
     """Return what the order of the nodes is worth, where the network is known."""
     if run.placement is None:
@@ -147,16 +181,33 @@ def plan_command(
         extra = {} if front is None else {"pareto": [candidate.as_json() for candidate in front]}
         print_json(run.json | {"neighbours": [neighbour.as_json() for neighbour in neighbours]} | extra)
     else:
-        from llmlaunch.report.plan_text import plan_text
-        from llmlaunch.report.text import print_verdict
+        _show_plan(run, neighbours, front, verbose)
+    code = say_why_not(run)
+    if code == 0 and locks:
+        notify(f"wrote {run.write_lock()}; commit it beside the recipe: check, render and submit keep to it")
+    if not as_json:
+        steps = [(to_type("submit", recipe, *overrides), "")] if code == 0 else mending_steps(run)
+        more = [] if verbose else [(to_type(*sys.argv[1:], "-v"), "every layout and reason")]
+        say_next(*steps, *more)
+    return code
 
+
+def _show_plan(
+    run: PlannedRun, neighbours: Sequence[Neighbour], front: Sequence[Candidate] | None, verbose: bool
+) -> None:
+    from llmlaunch.report.check_screen import plan_screen
+    from llmlaunch.report.plan_text import front_text, plan_text
+    from llmlaunch.report.terminal import shown_on
+    from llmlaunch.report.text import print_verdict
+
+    if verbose:
         print_verdict(plan_text(run.recipe, run.plan, neighbours, front), run.plan.verdict_with_budget)
         for line in placement_lines(run):
-            click.echo(line)
-    run.refuse_unsafe()
-    if locks:
-        notify(f"wrote {run.write_lock()}; commit it beside the recipe: check, render and submit keep to it")
-    return 0
+            say(line)
+        return
+    click.echo(plan_screen(run.recipe, run.plan, neighbours, shown_on()))
+    for line in [] if front is None else front_text(run.plan, front):
+        say(line)
 
 
 @click.command("render")

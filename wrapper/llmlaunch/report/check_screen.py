@@ -1,45 +1,103 @@
-"""The screen of `llmlaunch check`: a dozen lines that say whether a plan fits, how long it takes, and why this layout.
-What stands behind them is `report.plan_text`."""
+"""The screens of `llmlaunch check` and `plan`: whether a plan fits, how long it takes, why it is this layout, and which
+come near it. What stands behind them is `report.plan_text`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import click
+from typing import TYPE_CHECKING
 
 from llmlaunch.layout import RECOMPUTE_NAMES
-from llmlaunch.planner.plan import SAFE, TIGHT, Candidate, ExpectedEnd, Plan
+from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, Candidate, ExpectedEnd, Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.memory_bars import memory_bars
-from llmlaunch.report.plan_text import job_text, verdict_words
+from llmlaunch.report.plan_text import job_text, neighbour_row, verdict_words
 from llmlaunch.report.terminal import Surface, filled
+from llmlaunch.report.text import table, with_coloured_verdict
 from llmlaunch.rundir.values import counted, printable
 from llmlaunch.units import duration, gib
 
-__all__ = ["check_screen", "headline", "layout_words"]
+if TYPE_CHECKING:
+    from llmlaunch.planner.neighbours import Neighbour
 
+if TYPE_CHECKING:
+    from llmlaunch.planner.neighbours import Neighbour
+
+__all__ = ["check_screen", "layout_words", "plan_screen"]
+
+MOST_RANKED = 4  # layouts, and reasons for refusal
+MOST_NEARBY = 5
+MOST_PINS = 3  # by name
 LABEL = 8  # columns of the names in front of the rows
-# dark on bright: readable on a light background and on a dark one
-VERDICT_COLOURS = {"safe": "green", "tight": "yellow", "unsafe": "red"}
 
 
 def check_screen(recipe: Recipe, plan: Plan, surface: Surface, remarks: Sequence[tuple[str, str]] = ()) -> str:
     """Return the screen. `remarks` are further rows, each a name of at most seven characters and a sentence."""
+    rows = [("Layout", layout_words(plan.chosen)), ("", _reason(recipe, plan)), *_conditional(plan)]
+    if plan.verdict != UNSAFE:  # nobody can run the others: what they take is of no use
+        rows = [
+            ("Time", _time(plan)),
+            ("End", _end(plan)),
+            ("Cost", _cost(plan)),
+            *rows,
+            *(remarks if plan.good else []),
+        ]
     lines = [
-        *headline(plan, surface),
-        *filled(job_text(recipe), surface.width, "  ", "  "),
+        *_headline(plan, surface),
+        *filled(printable(job_text(recipe)), surface.width, "  ", "  "),
         *memory_bars(plan, surface),
-        *_row("Time", _time(plan), surface),
-        *_row("End", _end(plan), surface),
-        *_row("Cost", _cost(plan), surface),
-        *_row("Layout", layout_words(plan.chosen), surface),
-        *_row("", _reason(recipe, plan), surface),
-        *(line for name, text in (*_conditional(plan), *remarks) for line in _row(name, text, surface)),
+        *(line for name, text in rows for line in _row(name, text, surface)),
     ]
     return "\n".join(lines)
 
 
-def headline(plan: Plan, surface: Surface) -> list[str]:
+def plan_screen(recipe: Recipe, plan: Plan, neighbours: Sequence[Neighbour], surface: Surface) -> str:
+    """Return the screen of `llmlaunch plan`: the layout, those ranked behind it, what changing one choice would cost,
+    and what most of the others were refused for."""
+    lines = [
+        *_headline(plan, surface),
+        *filled(printable(job_text(recipe)), surface.width, "  ", "  "),
+        *_row("Layout", layout_words(plan.chosen), surface),
+        *_row("", _reason(recipe, plan), surface),
+        *_ranked(plan, surface),
+        *(_nearby(plan, neighbours, surface) if plan.verdict != UNSAFE else []),
+        *_row("Refused", _refused(plan), surface),
+    ]
+    return "\n".join(lines)
+
+
+def _ranked(plan: Plan, surface: Surface) -> list[str]:
+    candidates = (plan.chosen, *plan.alternatives)[:MOST_RANKED]
+    rows = [
+        [f"{place}.", f"{candidate.step_seconds:.2f}", gib(candidate.device_bytes)]
+        for place, candidate in enumerate(candidates, start=1)
+    ]
+    title = "Ranked" if plan.verdict == SAFE else "Ranked, none of them safe"
+    remarks = [candidate.describe() for candidate in candidates]
+    return [title, table(["", "s/step", "GiB"], rows, remarks=remarks, columns=surface.width)]
+
+
+def _nearby(plan: Plan, neighbours: Sequence[Neighbour], surface: Surface) -> list[str]:
+    """Return the changes of one choice that take least time, safe or not; a change that breaks a rule is not shown."""
+    priced = [each for each in neighbours if each.verdict.step_seconds is not None]
+    fastest = sorted(priced, key=lambda each: each.verdict.step_seconds or 0.0)[:MOST_NEARBY]
+    rows = [neighbour_row(plan, each)[0] for each in fastest]
+    if not rows:
+        return []
+    return [
+        "One choice changed; less than 0 to spare is refused",
+        table(["", "time", "GiB to spare"], rows, columns=surface.width),
+    ]
+
+
+def _refused(plan: Plan) -> str:
+    """Return the most frequent reasons for refusal, a few words each."""
+    ordered = sorted(plan.refused.items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{count:,} {key.replace('_', ' ')}" for key, count in ordered[:MOST_RANKED])
+    more = f" and {counted(len(ordered) - MOST_RANKED, 'other reason')}" if len(ordered) > MOST_RANKED else ""
+    return f"of {plan.searched:,}: {shown}{more}" if shown else ""
+
+
+def _headline(plan: Plan, surface: Surface) -> list[str]:
     """Return the verdict, and by how much it is that."""
     limit = plan.limit.limit_bytes
     beyond = plan.host_bytes_beyond
@@ -53,13 +111,8 @@ def headline(plan: Plan, surface: Surface) -> list[str]:
     room = f"{gib(free)} to spare" if free >= 0 else f"{gib(-free)} too much"
     room += "; what arguments of your own take is not known" if plan.tight_by_arguments else ""
     text = f"{plan.recipe}: {verdict_words(plan)}, {gib(needs[0])} of {gib(needs[1])} GiB on {where}, {room}"
-    lines = filled(printable(text), surface.width, "", "  ")
-    verdict = plan.verdict_with_budget
-    if surface.colours:
-        lines[0] = lines[0].replace(
-            f": {plan.verdict}", ": " + click.style(plan.verdict, fg="black", bg=VERDICT_COLOURS[verdict]), 1
-        )
-    return lines
+    first, *others = filled(printable(text), surface.width, "", "  ")
+    return [with_coloured_verdict(first, plan.verdict_with_budget, surface), *others]
 
 
 def _row(name: str, text: str, surface: Surface) -> list[str]:
@@ -72,22 +125,21 @@ def _time(plan: Plan) -> str:
     mfu = [] if plan.mfu is None or whose != "GPU" else [f"MFU {plan.mfu:.0%}"]
     measured = plan.time.measured
     source = [] if measured is None else [f"as measured in {counted(measured.runs, 'attempt')}"]
-    return ", ".join([f"{plan.chosen.step_seconds:.2f} s a step", rate, *mfu, *source])
+    return ", ".join([f"{plan.chosen.step_seconds:,.2f} s a step", rate, *mfu, *source])
 
 
 def _end(plan: Plan) -> str:
-    """Return when the job is expected to end; of a plan that is no whole job's, its bare length."""
-    steps = counted(plan.length.steps, "step", ",")
-    return f"{_expected(plan.expected, plan)} for {steps}"
+    """Return how long the job is expected to take; of a plan that is no whole job's, its bare length."""
+    return f"{_expected(plan.expected, plan)} for {counted(plan.length.steps, 'step', ',')}"
 
 
 def _expected(end: ExpectedEnd | None, plan: Plan) -> str:
     if end is None:
-        return duration(plan.length.seconds)
+        return f"in {duration(plan.length.seconds)}"
     if end.p50_seconds is None:
-        return "perhaps never, with the stops to expect and without saves (training.save_interval),"
-    late = "perhaps never otherwise" if end.p95_seconds is None else f"95 % within {duration(end.p95_seconds)}"
-    return f"50 % within {duration(end.p50_seconds)}, {late}"
+        return "perhaps never, with the stops to expect and as seldom as it saves,"
+    late = "perhaps never" if end.p95_seconds is None else f"within {duration(end.p95_seconds)}"
+    return f"in {duration(end.p50_seconds)}, 95 % sure {late}"
 
 
 def _cost(plan: Plan) -> str:
@@ -128,17 +180,23 @@ def _reason(recipe: Recipe, plan: Plan) -> str:
     """Return in one sentence why it is this layout."""
     if plan.locked_by:
         return f"kept by {plan.locked_by}"
-    searched = f"{counted(plan.searched, 'layout', ',')} searched"
-    pins = f" with {', '.join(recipe.pins)} as the recipe says" if recipe.pins else ""
+    searched, pins = f"{counted(plan.searched, 'layout', ',')} searched", _pins(recipe)
     if plan.verdict != SAFE and not plan.tight_by_arguments:
-        nearest = "the fastest that is tight" if plan.verdict == TIGHT else "the nearest"
+        nearest = "the fastest tight one" if plan.verdict == TIGHT else "the nearest"
         return f"{nearest} of {searched}{pins}; none is safe"
     if plan.searched == 1:
         return f"the one layout there is{pins}"
     if plan.faster is None:
         return f"the fastest safe one of {searched}{pins}"
-    habits = ", ".join(habit.name for habit in plan.faster.habits)
-    return f"the plainest near the fastest of {searched}{pins}; {plan.faster.gain:.1%} faster: {habits}"
+    habits = " and ".join(habit.name for habit in plan.faster.habits)
+    return f"of {searched}{pins}, the plainest near the fastest, which gains {plan.faster.gain:.1%} with {habits}"
+
+
+def _pins(recipe: Recipe) -> str:
+    if not recipe.pins:
+        return ""
+    named = ", ".join(recipe.pins) if len(recipe.pins) <= MOST_PINS else f"{len(recipe.pins)} sizes"
+    return f" with {named} given"
 
 
 def _conditional(plan: Plan) -> list[tuple[str, str]]:

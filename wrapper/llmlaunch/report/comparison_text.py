@@ -18,6 +18,7 @@ NOTE = (
     "days, GPU-hours and USD are those of check: no stops, no queue. 95 %: days within which the job ends in 95 cases "
     "of 100, saves and stops nobody planned included."
 )
+UNFOLDED = 10_000  # columns: a row is one line, whose layout stands below it
 SUPERLATIVES = {"days": "Fastest", "gpu_hours": "Fewest GPU-hours", "usd": "Cheapest"}
 
 Cell = Mapping[str, Any]
@@ -47,7 +48,7 @@ def _table(cells: Sequence[Cell]) -> list[str]:
     """Return two lines a cell: its figures, and its layout below them."""
     if not cells:
         return []
-    figures = table(HEAD, [_row(cell) for cell in cells]).split("\n")
+    figures = table(HEAD, [_row(cell) for cell in cells], columns=UNFOLDED).split("\n")
     lines = ["", figures[0]]
     for cell, row in zip(cells, figures[1:], strict=True):
         tight = "" if cell["verdict"] == "safe" else f"{cell['verdict']}, accepted: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from textwrap import wrap
 from typing import TextIO
@@ -57,16 +58,24 @@ def _has_blocks(stream: TextIO) -> bool:
     return True
 
 
+# what a person copies: a command with its arguments, text in backticks, a short mapping of YAML
+_ARGUMENT = r"-[^\s,;]+|'[^']*'|[A-Z]+\b|[^\s,;()]*[/=.][^\s,;()]*[^\s,;().]"
+_ARGUMENT = r"-[^\s,;]+|'[^']*'|[A-Z]+\b|[^\s,;()]*[/=.][^\s,;()]*[^\s,;().]"
+_WHOLE = re.compile(rf"llmlaunch [a-z-]+(?: (?:{_ARGUMENT}))*|`[^`]*`|\{{[^{{}}\n]{{,40}}\}}")
+_KEPT_SPACE = "\0"
+
+
 def filled(text: str, width: int | None, first: str = "", others: str = "") -> list[str]:
-    """Return the text in lines of at most `width` columns, after `first` and then after `others`. Lines break at spaces
-    alone: a path or a command stays whole, so that it can be copied, though it be longer than the line."""
-    if width is None:
-        return [f"{first}{text}"]
-    return wrap(
-        text,
+    """Return the text in lines of at most `width` columns, after `first` and then after `others`. Lines break between
+    words alone: a path or a command stays whole, so that it can be copied, though it be longer than the line."""
+    if width is None or len(first) + len(text) <= width:
+        return [f"{first}{text}".rstrip()]
+    lines = wrap(
+        _WHOLE.sub(lambda match: match[0].replace(" ", _KEPT_SPACE), text),
         width,
         initial_indent=first,
         subsequent_indent=others,
         break_long_words=False,
         break_on_hyphens=False,
-    ) or [first.rstrip()]
+    )
+    return [line.replace(_KEPT_SPACE, " ") for line in lines]

@@ -1,17 +1,28 @@
-"""Plain tables for the terminal: aligned columns, no colour, nothing to import."""
+"""Plain tables and verdicts for the terminal."""
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from textwrap import wrap
 
+import click
+
+from llmlaunch.report.terminal import Surface, shown_on
 from llmlaunch.rundir.values import printable
 from llmlaunch.units import gib
 
-__all__ = ["correction_words", "markdown_table", "one_line", "percent", "print_verdict", "signed_percent", "table"]
+__all__ = [
+    "correction_words",
+    "markdown_table",
+    "one_line",
+    "percent",
+    "print_verdict",
+    "signed_percent",
+    "table",
+    "with_coloured_verdict",
+]
 
 FOLD = "    "  # before the columns of a row that go on below it
 VERDICT_COLOURS = {"safe": "green", "tight": "yellow", "unsafe": "red"}
@@ -42,15 +53,20 @@ def one_line(text: str) -> str:
 
 
 def table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ", remarks: Iterable[str] | None = None
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    indent: str = "  ",
+    remarks: Iterable[str] | None = None,
+    columns: int | None = None,
 ) -> str:
     """Text columns: the first to the left, the others to the right. Trailing spaces are cut. `remarks`, one for each
     row, are a last column of prose without a head: to the left, and in full.
 
-    On a terminal that is too narrow the last columns of every row go on in lines below it, set in: nothing is cut."""
+    On a screen that is too narrow, stdout's unless `columns` says how wide it is, the last columns of every row go on
+    in lines below it, set in: nothing is cut."""
     lines = [list(head), *(list(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    columns = shown_on().width if columns is None else columns
     pieces = _pieces(widths, columns, indent)
     out = []
     for line, remark in zip(lines, repeat("") if remarks is None else ["", *remarks], strict=False):
@@ -83,20 +99,15 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def print_verdict(text: str, verdict: str, warning: str | None = None) -> None:
-    """Write to stdout: the first line, which says the verdict, in its colour; a warning below it in yellow; the other
-    lines as they are."""
-    headline, _, rest = text.partition("\n")
-    caution = [] if warning is None else [f"  {warning}"]
-    if not sys.stdout.isatty():
-        print("\n".join([headline, *caution, rest]))
-        return
-    # imported here: a pipe or a script must not wait for it
-    from rich.console import Console
-    from rich.text import Text
+def print_verdict(text: str, verdict: str) -> None:
+    """Write to stdout: the verdict on the first line in its colour, the other lines as they are."""
+    headline, _, rest = printable(text).partition("\n")
+    click.echo("\n".join([with_coloured_verdict(headline, verdict, shown_on()), rest]))
 
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(Text(headline, style=f"bold {VERDICT_COLOURS[verdict]}"))
-    for line in caution:
-        console.print(Text(line, style="yellow"))
-    console.print(Text(rest))  # Text: what a person named is never markup
+
+def with_coloured_verdict(line: str, verdict: str, surface: Surface) -> str:
+    """Return the line with its verdict on a ground of its own colour, which light and dark screens show alike."""
+    word = next((word for word in VERDICT_COLOURS if f": {word}" in line), None)
+    if word is None or not surface.colours:
+        return line
+    return line.replace(f": {word}", f": {click.style(word, fg='black', bg=VERDICT_COLOURS[verdict])}", 1)
