@@ -123,7 +123,7 @@ def test_json_is_the_result_alone_in_the_published_shape(llmlaunch: CommandLine)
 
 
 def test_plan_shows_neighbours_the_front_and_the_heat_map(llmlaunch: CommandLine, tmp_path: Path) -> None:
-    answer = llmlaunch("plan", "recipe.yaml", "--pareto", "--plot", "grid.svg")
+    answer = llmlaunch("plan", "-v", "recipe.yaml", "--pareto", "--plot", "grid.svg")
     for part in ("Ranked layouts", "Neighbours of this layout", "Pareto front", "refused, each for the first reason"):
         assert part in answer.stdout
     assert (tmp_path / "grid.svg").read_text().startswith("<svg")
@@ -171,7 +171,7 @@ def test_nodes_may_be_chosen_in_every_command(llmlaunch: CommandLine, recipe: Pa
     assert plan["job"]["steps"] == 10
     fixed = llmlaunch.json("check", "recipe.yaml", f"nodes={nodes}")
     assert fixed == {**plan, "sizing": None}
-    text = llmlaunch("plan", "recipe.yaml").stdout
+    text = llmlaunch("plan", "-v", "recipe.yaml").stdout
     assert f"nodes: auto: the smallest cluster that does has {nodes} node" in text
     assert f"#SBATCH --nodes={nodes}\n" in llmlaunch("submit", "recipe.yaml", "--dry-run", "--full").stdout
     llmlaunch("render", "recipe.yaml", "-o", "run")
