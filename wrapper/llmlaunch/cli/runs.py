@@ -17,6 +17,7 @@ from llmlaunch.cli.output import notify, print_json, say, say_next, say_next_of_
 from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import PHASES
+from llmlaunch.report.terminal import filled, shown_on
 from llmlaunch.rundir.values import to_type
 
 if TYPE_CHECKING:
@@ -191,7 +192,8 @@ def _show_states(
         runs_json = [look.as_json() for look in looks]
         print_json({"runs": runs_json} if several else runs_json[0])
     elif not several:
-        say(looks[0].sentence())
+        for line in filled(looks[0].sentence(), shown_on().width, others="  "):
+            say(line)
         say_next(*while_it_is(looks[0].submission.run_dir, looks[0].state, looks[0].cause))
     elif looks:
         say(_status_table(looks))

@@ -301,7 +301,8 @@ class _Parser:
         fix = ""
         lines = self.text.split("\n")
         if line is not None:
-            likely = _likely_line(self.text, line - 1, line)
+            first = line - 1 if begin is None else min(begin.line, line - 1)
+            likely = _likely_line(self.text, first, line)
             if line < len(lines) and "\t" in lines[line]:
                 fix = "; indent with spaces, not tabs"
             elif likely is not None:
