@@ -90,7 +90,9 @@ def collected_and_checked(person: Person, directory: Path, cluster: str, ranks: 
         assert record["peak_bytes"] > 2**27
         assert record["predicted_bytes"] > 0, said.stderr
     check = person.llmlaunch("check", "-v", directory / "recipe.yaml")
-    assert re.search(rf"this recipe reached .*\(succeeded, {re.escape(run_id)}\)", check.stdout), check.stdout
+    assert re.search(rf"This recipe ran .*\(succeeded, {re.escape(run_id)}\); measured then", check.stdout), (
+        check.stdout
+    )
     of_script = person.llmlaunch("check", "-v", person.home / "job.sbatch", "--cluster", cluster).stdout
     assert f"(succeeded, {run_id}); measured then" in of_script, of_script
     worst = max(record["peak_bytes"] for record in records)
