@@ -187,7 +187,7 @@ def plan_command(
         notify(f"wrote {run.write_lock()}; commit it beside the recipe: check, render and submit keep to it")
     if not as_json:
         steps = [(to_type("submit", recipe, *overrides), "")] if code == 0 else mending_steps(run)
-        more = [] if verbose else [(to_type(*sys.argv[1:], "-v"), "every layout and reason")]
+        more = [] if verbose else [(to_type("plan", recipe, *overrides, "-v"), "every layout and reason")]
         say_next(*steps, *more)
     return code
 

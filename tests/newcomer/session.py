@@ -1,0 +1,154 @@
+"""A newcomer's session: what is typed, in order, and a real terminal of which every screen is a picture."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.terminal import Terminal
+
+PATIENCE_SECONDS = 900.0
+HOME = "/home/newcomer"  # as long as the folder that stands for it
+FOLDERS = (("DATA", ".data"), ("CACHE", ".cache"), ("CONFIG", ".config"))
+SLURM = re.compile(r"s(batch|info|run|control|acct|acctmgr|cancel|queue|alloc|stat|prio|hare)$")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line that a newcomer types. `names` is what the screen must tell them to type, look at or change next; one
+    that is `long` has more to say than a screen holds; of one that `varies`, the wording hangs on what was measured."""
+
+    name: str
+    line: str
+    code: int = 0
+    names: tuple[str, ...] = ("Next: ",)
+    long: bool = False
+    varies: bool = False
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What stands on the terminal when the prompt is back. `lines` are those of the screen; `text` is all that the
+    command has written, with lines whole that the terminal had to break."""
+
+    lines: tuple[str, ...]
+    text: str
+    code: int
+    columns: int
+    rows: int
+
+
+STEPS = (
+    Step("help", "llmlaunch --help", names=("Next: llmlaunch init",), long=True),
+    Step("starters", "llmlaunch init --list", long=True),
+    Step("unknown-starter", "llmlaunch init qwen3", 2, ("qwen3-8b",)),
+    Step("starter", "llmlaunch init quickstart", names=("llmlaunch check quickstart.yaml",)),
+    Step("starter-again", "llmlaunch init quickstart", 2, ("quickstart.yaml",)),
+    Step("unknown-command", "llmlaunch chek quickstart.yaml", 2, ("check",)),
+    Step("missing-recipe", "llmlaunch check quikstart.yaml", 2, ("quickstart.yaml",)),
+    Step("check", "llmlaunch check quickstart.yaml", names=("Next: llmlaunch submit",)),
+    Step("wrong-key", "llmlaunch check quickstart.yaml layout.tp=2", 2, ("layout.tensor",)),
+    Step("missing-space", "sed s/nodes:.1/nodes:4/ quickstart.yaml | llmlaunch check -", 2, ("nodes: 4",)),
+    Step("plan", "llmlaunch plan quickstart.yaml"),
+    Step("wrong-batch-key", "llmlaunch plan quickstart.yaml training.gbs=16", 2, ("training.global_batch_size",)),
+    Step("plan-page", "llmlaunch plan quickstart.yaml --html plan.html", names=("plan.html",)),
+    Step("unknown-option", "llmlaunch submit quickstart.yaml --nodes 4", 2, ("nodes=4",)),
+    Step("dry-run", "llmlaunch submit quickstart.yaml --dry-run"),
+    Step("no-slurm", "llmlaunch submit quickstart.yaml cluster=h100-80gb-x8", 2, ("submit it where there is SLURM",)),
+    Step("calibrate-nothing", "llmlaunch calibrate", names=("Next: llmlaunch submit",)),
+    Step("no-runs", "llmlaunch runs", names=("llmlaunch submit",)),
+    Step("follow", "llmlaunch submit quickstart.yaml --local --follow training.steps=12", long=True, varies=True),
+    Step("status", "llmlaunch status last"),
+    Step("unknown-run", "llmlaunch status --watch quikstart", 2, ("llmlaunch runs",)),
+    Step("runs", "llmlaunch runs"),
+    Step("report", "llmlaunch report last"),
+    Step("unknown-report", "llmlaunch report first", 2, ("llmlaunch runs",)),
+    Step("report-page", "llmlaunch report last --html run.html", names=("run.html",)),
+    Step("collect", "llmlaunch collect"),
+    Step("check-again", "llmlaunch check quickstart.yaml", names=("Before", "Next: llmlaunch submit"), varies=True),
+    Step("missing-measurements", "llmlaunch accuracy mine.jsonl", 2, ("llmlaunch measurements export",)),
+    Step("export", "llmlaunch measurements export mine.jsonl"),
+    Step("accuracy", "llmlaunch accuracy mine.jsonl", long=True),
+    Step("calibrate", "llmlaunch calibrate"),
+)
+
+
+class Session:
+    """A shell in a real terminal, in a home with nothing in it. It is on a machine without SLURM."""
+
+    def __init__(self, home: Path, columns: int, rows: int) -> None:
+        self._home, self._size, self._codes = home, (columns, rows), home / ".codes"
+        programs = home / ".programs"
+        programs.mkdir()
+        for folder in reversed(os.environ["PATH"].split(os.pathsep)):
+            for program in Path(folder).glob("*"):
+                if not SLURM.match(program.name) and program.name != "llmlaunch":
+                    (programs / program.name).unlink(missing_ok=True)
+                    (programs / program.name).symlink_to(program)
+        command = programs / "llmlaunch"
+        command.write_text(f"#!{sys.executable}\nfrom llmlaunch.cli.main import main\n\nmain()\n")
+        command.chmod(0o755)
+        self._terminal = Terminal(
+            home,
+            columns,
+            rows,
+            HOME=str(home),
+            PATH=str(programs),
+            PROMPT_COMMAND=f"echo $? >> {self._codes}",
+            **{f"XDG_{kind}_HOME": str(home / folder) for kind, folder in FOLDERS},
+        )
+        self._terminal.type(f"cd {home}")
+        self._wait(2)
+
+    def type(self, line: str) -> Screen:
+        """Type the line at the top of an empty screen, and wait until the prompt is back."""
+        prompts = len(self._exit_codes())
+        self._terminal.type("clear")
+        self._wait(prompts + 1)
+        self._terminal.command("clear-history")
+        self._terminal.type(line)
+        self._wait(prompts + 2)
+        text = self._terminal.text("-J", "-S", "-")
+        return Screen(
+            tuple(self._anonymous(self._terminal.text()).splitlines()),
+            self._anonymous(text).rstrip().removesuffix("\n$"),
+            self._exit_codes()[-1],
+            *self._size,
+        )
+
+    def close(self) -> None:
+        self._terminal.close()
+
+    def _wait(self, prompts: int) -> None:
+        """A training on a busy machine takes minutes; nothing is judged by how long it took."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while len(self._exit_codes()) < prompts:
+            assert time.monotonic() < end, self._terminal.text()
+            time.sleep(0.05)
+
+    def _exit_codes(self) -> list[int]:
+        return [int(code) for code in self._codes.read_text().split()] if self._codes.exists() else []
+
+    def _anonymous(self, text: str) -> str:
+        return text.replace(str(self._home), HOME).replace(socket.gethostname(), "laptop")
+
+
+@contextmanager
+def newcomer(columns: int, rows: int) -> Iterator[Session]:
+    """A session whose home is as long as the one on the pictures, so that lines break alike."""
+    home = Path(tempfile.mkdtemp(prefix="n", dir="/tmp"))
+    session = Session(home, columns, rows)
+    try:
+        yield session
+    finally:
+        session.close()
+        shutil.rmtree(home, ignore_errors=True)

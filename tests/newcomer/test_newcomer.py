@@ -1,0 +1,89 @@
+"""What a newcomer sees from an empty folder to a trusted run, typed into a real terminal: every screen fits, none is
+cut, and every one names the next step. The screens are kept under docs/screens/newcomer/.
+
+UPDATE_GOLDEN=1 writes them anew; look at the difference before committing it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from session import STEPS, Screen, Step, newcomer
+
+pytestmark = pytest.mark.frameworks
+
+SCREENS = Path(__file__).resolve().parents[2] / "docs" / "screens" / "newcomer"
+SIZES = ((80, 24), (120, 40))
+NUMBERS = {step.name: f"{number:02}" for number, step in enumerate(STEPS, 1)}
+
+
+@pytest.fixture(scope="module", params=SIZES, ids=lambda size: "x".join(map(str, size)))
+def screens(request: pytest.FixtureRequest) -> Iterator[dict[str, Screen]]:
+    """The screens of a session, by the names of its steps."""
+    with newcomer(*request.param) as session:
+        yield {step.name: session.type(step.line) for step in STEPS}
+
+
+@pytest.fixture(params=STEPS, ids=lambda step: step.name)
+def step(request: pytest.FixtureRequest) -> Step:
+    return request.param
+
+
+@pytest.fixture
+def screen(screens: dict[str, Screen], step: Step) -> Screen:
+    return screens[step.name]
+
+
+def test_it_ends_as_it_should(step: Step, screen: Screen) -> None:
+    assert screen.code == step.code, screen.text
+    assert "Traceback" not in screen.text
+
+
+def test_it_names_the_next_step(step: Step, screen: Screen) -> None:
+    """On the screen itself, so where much was written at the end of it."""
+    visible = " ".join(" ".join(screen.lines).split())
+    assert [name for name in step.names if name not in visible] == [], screen.text
+
+
+def test_it_fits_the_screen(step: Step, screen: Screen) -> None:
+    """What was typed still stands above the answer, unless there is more to say than a screen holds."""
+    assert step.long or screen.lines[0] == f"$ {step.line}"[: screen.columns], screen.text
+
+
+def test_no_line_is_cut_or_broken_by_the_terminal(step: Step, screen: Screen) -> None:
+    """Only commands may be longer than the screen is wide: they are copied."""
+    wide = [line for line in screen.text.splitlines()[1:] if len(line) > screen.columns and not is_command(line)]
+    assert step.long or wide == [], "\n".join(wide)
+    assert "…" not in screen.text
+
+
+def test_it_is_the_screen_that_is_kept(step: Step, screen: Screen) -> None:
+    path = SCREENS / f"{screen.columns}x{screen.rows}" / f"{NUMBERS[step.name]}-{step.name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(screen.text, "utf-8")
+    if not step.varies:
+        assert wording(screen.text) == wording(path.read_text("utf-8"))
+
+
+def test_every_screen_that_is_kept_is_one_of_the_session() -> None:
+    names = {f"{columns}x{rows}/{NUMBERS[name]}-{name}.txt" for columns, rows in SIZES for name in NUMBERS}
+    assert {str(path.relative_to(SCREENS)) for path in SCREENS.rglob("*.txt")} == names
+
+
+def is_command(line: str) -> bool:
+    return re.match(r"(Next: |      )llmlaunch ", line) is not None
+
+
+def wording(text: str) -> list[str]:
+    """The lines of a screen without what differs from run to run: numbers, names of runs and jobs, times, bars, and the
+    spaces that line them up. What the numbers are is for other tests to say."""
+    text = re.sub(r"quickstart-\d{8}-?T?\d{6}Z?-[0-9a-f]{4}", "RUN", text)
+    text = re.sub(r"[█▓░▏│─]+", "BAR", text)
+    text = re.sub(r"[-+]?\d[\d,.]*(e-?\d+)?", "#", text)
+    text = re.sub(r"# (s|ms|min|h|days?)( # (s|min|h))?\b", "TIME", text)
+    return [" ".join(line.split()) for line in text.splitlines()]
