@@ -210,6 +210,9 @@ COMMAND_LINES = {
     "check recipe.yaml other.yaml": "a command takes one recipe, and overrides behind it",
     "plan - --lock": "standard input",
     "check recpie.yaml": "recpie.yaml: cannot be read: No such file or directory; did you mean recipe.yaml?",
+    "check llama3-70b": "llama3-70b: is no file; `llmlaunch init llama3-70b` writes a recipe to start from",
+    "check meta-llama/Meta-Llama-3-8B": "is no file; `llmlaunch init llama3-8b` writes a recipe to start from",
+    "check qwen3": "is no file; `llmlaunch init qwen3-8b` writes a recipe to start from",
     "check .": ".: is a directory; name the file in it, such as recipe.yaml",
     "status nonsense": "no such run directory",
 }

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llmlaunch import __version__
+from llmlaunch.assets import asset
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.documents.keys import key_names
+from llmlaunch.documents.likely_meaning import nearest
 from llmlaunch.documents.secrets import refuse_secrets
 from llmlaunch.documents.slurm_options import over_site_options
 from llmlaunch.documents.validate import BadKey, report, validate
 from llmlaunch.documents.yaml_strict import Document, KeyPath, read_document
 from llmlaunch.errors import UserError
+from llmlaunch.models.hub_ids import hub_model, is_hub_id
 from llmlaunch.models.presets import resolve_model
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.command_line_paths import from_working_directory
@@ -47,7 +50,21 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     of - is standard input, which lies in the working directory. Raises `UserError` with one line for each of the first
     few mistakes: file and line, key, what is wrong, how to mend it.
     """
+    _refuse_model_name(Path(path))
     return load_written(read_document(Path(path)), from_working_directory(overrides), Path(path).parent)
+
+
+def _refuse_model_name(path: Path) -> None:
+    """Raise UserError where no file is there, and what was given names a model or a recipe of the gallery."""
+    name = path.as_posix()
+    if path.suffix in (".yaml", ".yml") or not (is_hub_id(name) or path == Path(path.name)) or path.exists():
+        return
+    starters = [starter.stem for starter in asset("recipes").glob("*.yaml")]
+    model = hub_model(name)
+    known = {name, Path(name).name.lower(), "" if model is None else model.preset} & set(starters)
+    near = sorted(known) or nearest(path.name, starters)
+    if near:
+        raise UserError(f"{name}: is no file; `llmlaunch init {near[0]}` writes a recipe to start from: {near[0]}.yaml")
 
 
 def load_written(written: Document, overrides: Sequence[str], folder: Path) -> Recipe:

@@ -189,7 +189,7 @@ def _reason(recipe: Recipe, plan: Plan) -> str:
     if plan.faster is None:
         return f"the fastest safe one of {searched}{pins}"
     habits = " and ".join(habit.name for habit in plan.faster.habits)
-    return f"of {searched}{pins}, the plainest near the fastest, which gains {plan.faster.gain:.1%} with {habits}"
+    return f"of {searched}{pins}, the simplest close to the fastest, which gains {plan.faster.gain:.1%} with {habits}"
 
 
 def _pins(recipe: Recipe) -> str:
