@@ -77,7 +77,7 @@ STEPS = (
     Step("check-again", "llmlaunch check quickstart.yaml", names=("Before", "Next: llmlaunch submit"), varies=True),
     Step("missing-measurements", "llmlaunch accuracy mine.jsonl", 2, ("llmlaunch measurements export",)),
     Step("export", "llmlaunch measurements export mine.jsonl"),
-    Step("accuracy", "llmlaunch accuracy mine.jsonl", long=True),
+    Step("accuracy", "llmlaunch accuracy mine.jsonl", long=True, varies=True),
     Step("calibrate", "llmlaunch calibrate"),
 )
 
