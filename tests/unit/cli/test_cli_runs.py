@@ -113,7 +113,7 @@ def test_where_slurm_cannot_be_asked_the_last_known_state_is_shown(
     llmlaunch("collect", run.path)
     monkeypatch.setenv("PATH", str(tmp_path))
     out, err = llmlaunch("runs")
-    assert out.splitlines()[1].split()[4] == "unknown"
+    assert out.splitlines()[1].split()[1] == "unknown"
     assert "shown as it was last known" in err
 
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["runs_command", "status_command"]
 
-HEAD = (
-    *("run", "recipe", "launcher", "job", "state", "attempts", "step", "kind"),
-    *("verdict (80 % rule)", "predicted GiB", "measured GiB", "age", "directory"),
+HEAD = (  # what one looks for first comes first: a narrow screen shows the others in lines below
+    *("run", "state", "step", "measured GiB", "predicted GiB", "kind", "verdict (80 % rule)", "attempts", "age"),
+    *("recipe", "launcher", "job", "directory"),
 )
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -102,12 +102,15 @@ def _runs_table(listed: Sequence[RunState]) -> str:
         steps = f"/{progress.steps}" if progress.steps else ""
         step = "-" if progress.step is None else f"{progress.step}{steps}"
         since = run.submitted_at or run.started_at
-        sizes = ["-" if size is None else gib(size) for size in (run.predicted_bytes, run.measured_bytes)]
+        sizes = ["-" if size is None else gib(size) for size in (run.measured_bytes, run.predicted_bytes)]
         fujii = "" if entry.fujii_verdict is None else f" ({entry.fujii_verdict})"
         verdict = f"{entry.verdict or '-'}{fujii}"
-        texts = (run.run_id, run.recipe, run.launcher, run.job_id, state, progress.chain, step, run.peak_kind, verdict)
         age = "-" if since is None else duration(max(0.0, now - since))
-        rows.append([*(one_line(text or "-") for text in texts), *sizes, age, one_line(str(run.directory))])
+        texts = (
+            *(run.run_id, state, step, *sizes, run.peak_kind, verdict, progress.chain, age),
+            *(run.recipe, run.launcher, run.job_id, str(run.directory)),
+        )
+        rows.append([one_line(text or "-") for text in texts])
     return table(HEAD, rows, indent="")
 
 
