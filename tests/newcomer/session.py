@@ -102,6 +102,7 @@ class Session:
             columns,
             rows,
             HOME=str(home),
+            HISTFILE="",  # bash would write it into a home that is gone
             PATH=str(programs),
             PROMPT_COMMAND=f"echo $? >> {self._codes}",
             **{f"XDG_{kind}_HOME": str(home / folder) for kind, folder in FOLDERS},
