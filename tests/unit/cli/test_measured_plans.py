@@ -73,7 +73,7 @@ def test_the_next_check_of_the_same_job_says_what_was_measured(llmlaunch: Comman
     rehearsed = checked(llmlaunch)["memory"]["rehearsed"]
     assert (rehearsed["verdict"], rehearsed["device_bytes"]) == ("safe", 60 * GIB)
     assert rehearsed["ranks"][0]["on"] == "run"
-    text = llmlaunch("check", RECIPE, LAYOUT).stdout
+    text = " ".join(llmlaunch("check", RECIPE, LAYOUT).stdout.split())
     assert "this very job ran 2025-10-09" in text
     assert f"60.00 GiB device on its worst rank, {planned.plan.estimate.worst.device_bytes / GIB:.2f} predicted" in text
 

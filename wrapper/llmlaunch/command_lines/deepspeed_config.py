@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,11 +61,17 @@ def file_text(command: TrainerCommand, path: str) -> str | None:
 
 
 def read_mapping(text: str, name: str, kind: str) -> dict[str, Any]:
-    """Return the mapping in a file of JSON or YAML. Raises UserError for anything else."""
+    """Return the mapping in a file of JSON or YAML. Raises UserError for anything else, and for a number of YAML that
+    64 bits do not hold."""
     if text.lstrip().startswith("{"):
         return parse_object(text, name, kind)
-    value: dict[str, Any] = parse_document(text, name).value
-    return value
+    document = parse_document(text, name)
+    for key, value in document.value.items():
+        if isinstance(value, float) and 2**63 <= abs(value) < math.inf:
+            where = document.where((key,))
+            raise UserError(f"{where}: {key}: {value:g} does not fit 64 bits; is a digit too many there?")
+    mapping: dict[str, Any] = document.value
+    return mapping
 
 
 def parse_ds_config(text: str, name: str) -> DsConfig:
