@@ -46,16 +46,19 @@ def say_next(*steps: tuple[str, str]) -> None:
 
 
 def next_lines(steps: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the lines of `say_next`, for a screen that outlives its terminal. A purpose that has no room beside its
-    command stands below it."""
+    """Return the lines of `say_next`, for a screen that outlives its terminal. Purposes stand in one column; one that
+    has no room there right behind its command, or below it."""
     room = shown_on().width
     width = max((len(command) for command, purpose in steps if purpose), default=0)
     lines = []
     for i, (command, purpose) in enumerate(steps):
         head = "Next: " if i == 0 else "      "
-        line = f"{head}{command:<{width}}  # {purpose}" if purpose else f"{head}{command}"
-        if room is None or len(line) <= room:
-            lines.append(line)
+        remark = f"  # {purpose}" if purpose else ""
+        aligned, close = f"{head}{command:<{width}}{remark}".rstrip(), f"{head}{command}{remark}"
+        if room is None or len(aligned) <= room:
+            lines.append(aligned)
+        elif len(close) <= room:
+            lines.append(close)
         else:
             lines += [f"{head}{command}", *(filled(purpose, room, "        # ", "        # ") if purpose else [])]
     return lines
