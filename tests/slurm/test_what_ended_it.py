@@ -288,7 +288,7 @@ def out_of_memory_the_next_layout_trains_in_the_same_allocation(person: Person) 
     assert (first["next"]["action"], first["next"]["layout"]) == ("fallback", "fallback/1")
     assert (second["state"], second["layout"]) == ("succeeded", "fallback/1")
     assert training.status() == second
-    for words in ("fallback/1", "step 6/6", "attempt 1, rank 0 on {} (pipeline", "attempt 2, rank 0 on {} (pipeline"):
+    for words in ("fallback/1", "step 6/6", "attempt 1, rank 0 on {} (stage", "attempt 2, rank 0 on {} (stage"):
         assert words.format(training.ranks("0")[0]["node"]) in training.said.stdout
     said = person.llmlaunch("status", training.run).stdout
     assert "succeeded" in said
