@@ -67,7 +67,7 @@ def test_a_recipe_is_started_checked_planned_and_rendered(installed: Path, empty
     assert json.loads(checked.stdout)["verdict"] == "safe"
     planned = llmlaunch(installed, empty, "plan", "llama3-70b.yaml")
     assert planned.returncode == 0
-    assert "Ranked layouts" in planned.stdout
+    assert "Ranked\n" in planned.stdout
     drawn = llmlaunch(installed, empty, "plan", "llama3-70b.yaml", "--html", "plan.html")
     assert drawn.returncode == 0, drawn.stderr
     assert "</html>" in (empty / "plan.html").read_text("utf-8")
