@@ -23,8 +23,7 @@ FAULT_REPEATS = os.environ.get("LLMLAUNCH_FAULT_REPEATS", "")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# A worker of pytest-xdist gets the width of the terminal as COLUMNS, and what it starts would fold lines that a pipe has
-# whole.
+# A worker of pytest-xdist gets the terminal's width as COLUMNS; what it starts would fold lines that a pipe has whole.
 os.environ.pop("COLUMNS", None)
 
 # `make test` runs four tests at once (pytest-xdist): lanes of clusters mostly wait, those of frameworks mostly compute.

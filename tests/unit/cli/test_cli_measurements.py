@@ -120,7 +120,7 @@ def test_a_named_directory_is_collected_and_listed(llmlaunch: CommandLine, tmp_p
     assert (listed["predicted_bytes"], listed["measured_bytes"]) == (10 * GIB, 2 * GIB)
     assert listed["directory"] == str(run.path)
     row = llmlaunch("runs").stdout.splitlines()[1].split()
-    assert row[:11] == [RUN_ID, "tiny", "slurm", "77", "succeeded", "1", "-", "resident", "-", "10.0", "2.00"]
+    assert row[:8] == [RUN_ID, "succeeded", "-", "2.00", "10.0", "resident", "-", "1"]
     assert row[-1] == str(run.path)
     assert len(llmlaunch.json("measurements", "list", "--run", RUN_ID)["measurements"]) == 2
 

@@ -35,6 +35,7 @@ from llmlaunch.recipe.overrides import apply_overrides, parse_override
 from llmlaunch.recipe.tracking import tracking_problems, tracking_with_absolute_paths
 from llmlaunch.recipe.training import number_notes, training_from, training_problems
 from llmlaunch.recipe.types import NO_RESTART, SCHEMA, VOCABULARY, Recipe, Restart, recipe_form
+from llmlaunch.rundir.values import to_type
 
 __all__ = ["load_recipe", "load_written", "recipe_from"]
 
@@ -64,7 +65,8 @@ def _refuse_model_name(path: Path) -> None:
     known = {name, Path(name).name.lower(), "" if model is None else model.preset} & set(starters)
     near = sorted(known) or nearest(path.name, starters)
     if near:
-        raise UserError(f"{name}: is no file; `llmlaunch init {near[0]}` writes a recipe to start from: {near[0]}.yaml")
+        command = to_type("init", near[0])
+        raise UserError(f"{name}: is no file; `{command}` writes a recipe to start from: {near[0]}.yaml")
 
 
 def load_written(written: Document, overrides: Sequence[str], folder: Path) -> Recipe:
