@@ -154,7 +154,9 @@ def test_a_blend_is_paths_and_weights() -> None:
     assert data.datasets == ("/a", "/b")
 
 
-def test_paths_start_where_the_recipe_lies_and_do_not_enter_the_digest(tmp_path: Path) -> None:
+def test_paths_start_where_the_recipe_lies_and_do_not_enter_the_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = recipe_text(
         backend="{name: deepspeed, script: code/train.py}",
         training="{sequence_length: 8192, global_batch_size: 512, steps: 10, save_interval: 5, checkpoint_path: ckpt, "
@@ -169,6 +171,7 @@ def test_paths_start_where_the_recipe_lies_and_do_not_enter_the_digest(tmp_path:
     assert (first.backend.script, first.data.path) == (str(here / "code" / "train.py"), str(here / "text"))
     assert (first.training.checkpoint_path, first.training.start_from) == (str(here / "ckpt"), str(here / "llama"))
     assert first.digest == other.digest
+    monkeypatch.chdir(here)  # where paths of overrides start
     megatron = (here / "recipe.yaml", ["backend=megatron-lm"])
     blend = "data={blend: [{path: a, weight: 1}], cache_path: cache, tokenizer: meta-llama/Llama-3}"
     data = load_recipe(megatron[0], [*megatron[1], blend]).data
@@ -216,8 +219,8 @@ def test_what_a_runtime_takes_reaches_it_as_it_is_written(runtime: str, image: s
     assert container(f"{{image: '{image}', runtime: {runtime}}}").image == image
 
 
-def test_an_image_beside_the_recipe_is_found_from_the_run_directory() -> None:
-    folder = Path(small().path).parent
+def test_an_image_of_the_working_directory_is_found_from_the_run_directory() -> None:
+    folder = Path.cwd()  # the image is named in an override
     assert container("{image: images/a.sqsh}").image == str(folder / "images/a.sqsh")
     assert container("{image: ./box, runtime: apptainer}").image == str(folder / "box")
 

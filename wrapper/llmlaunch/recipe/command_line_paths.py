@@ -82,6 +82,8 @@ def _absolute(path: KeyPath, value: Any) -> Any:
     names_path = _MAY_BE_PATHS.get(".".join("*" if str(part).isdigit() else str(part) for part in path))
     if not isinstance(value, str) or names_path is None or not value or value.startswith(("/", "~", "-")):
         return value
+    if "://" in value:  # an address, which may hold a secret that is looked for in it as it stands
+        return value
     return os.path.abspath(value) if "\0" not in value and names_path(value) else value  # noqa: PTH100 (no `..` left)
 
 
