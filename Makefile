@@ -22,8 +22,11 @@ AT_ONCE ?= 4
 quickstart: install  ## plan, train and measure a small model on this machine
 	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
 
+# Modules are compiled once: some 10,000 processes that the tests start would compile them anew, half a second each.
+test: export PYTHONDONTWRITEBYTECODE =
 test: install install-frameworks  ## everything but what needs a GPU
 	./.ci/prerequisites test
+	$(RUN) -m compileall -q wrapper tests
 	$(RUN) -m pytest -m "not gpu" --numprocesses $(AT_ONCE) --timeout 1200 --durations 25
 
 unit: install  ## what needs no server, no framework, no SLURM and breaks nothing: minutes
