@@ -17,7 +17,9 @@ from run_samples import (
     H100,
     NASTY,
     cluster,
+    container_job,
     deepspeed_cpu,
+    megatron_70b,
     outside_slurm,
     recipe,
     script_of,
@@ -32,7 +34,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.types import BackendChoice, Recipe
-from llmlaunch.rendering.scripts import job_script
+from llmlaunch.rendering.scripts import job_script, refuse_unrenderable, train_script
 from llmlaunch.techniques import Techniques
 
 
@@ -41,6 +43,53 @@ def bash(script: str, **environment: str) -> list[str]:
     done = subprocess.run(["bash", "-uc", script], env={"PATH": "/usr/bin:/bin", **environment}, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode().split("\0")[:-1]
+
+
+UNWRITABLE = ("nul\x00", "half \ud800")
+PLACES: dict[str, Callable[[str], dict[str, object]]] = {
+    "interpreter": lambda text: {"python": f"/usr/bin/{text}"},
+    "variable": lambda text: {"environment": {"WORD": text}},
+    "variable's name": lambda text: {"environment": {f"A{text}": "1"}},
+    "image": lambda text: {"container": Container(text)},
+    "mount": lambda text: {"container": Container("/image.sqsh", (f"/{text}:/data",))},
+    "sbatch option": lambda text: {"slurm": {"comment": text}},
+}
+
+
+@pytest.mark.parametrize("text", UNWRITABLE)
+@pytest.mark.parametrize("place", PLACES)
+def test_check_refuses_what_the_scripts_would_refuse_in_the_same_words(place: str, text: str) -> None:
+    boxed, planned, rendered = container_job()
+    hostile = replace(boxed, **PLACES[place](text))  # type: ignore[arg-type]
+    with pytest.raises(UserError) as of_scripts:
+        _ = job_script(hostile, planned) + train_script(hostile, rendered, None)
+    with pytest.raises(UserError) as of_check:
+        refuse_unrenderable(hostile, planned, rendered, prepares=False)
+    assert str(of_check.value) == str(of_scripts.value)
+    assert str(of_check.value).startswith("recipes/boxed.yaml: ")
+
+
+@pytest.mark.parametrize("text", UNWRITABLE)
+def test_check_refuses_what_no_script_can_hold_of_the_framework_s_arguments(text: str) -> None:
+    of, planned, rendered = megatron_70b()
+    hostile = replace(rendered, program=(*rendered.program, text))
+    with pytest.raises(UserError, match="holds"):
+        refuse_unrenderable(of, planned, hostile, prepares=False)
+
+
+def test_check_refuses_none_of_what_the_scripts_hold() -> None:
+    for of, planned, rendered in (megatron_70b(), container_job(), deepspeed_cpu()):
+        refuse_unrenderable(of, planned, rendered, prepares=True)
+        assert job_script(of, planned, prepares=True)
+        assert train_script(of, rendered, None)
+
+
+def test_check_renders_templates_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.sh.j2").write_text("{{ no_such_name }}")
+    monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path))
+    of, planned, rendered = megatron_70b()
+    with pytest.raises(UserError, match="no_such_name"):
+        refuse_unrenderable(of, planned, rendered, prepares=False)
 
 
 def at_site(site: Site, **changes: object) -> Recipe:

@@ -187,16 +187,19 @@ class PlannedRun:
         are there to be priced."""
         if not self.plan.good or self.recipe.techniques.what_ifs:
             return
-        from llmlaunch.rendering.scripts import train_script
+        from llmlaunch.rendering.scripts import refuse_unrenderable
 
-        self.job_script()
-        train_script(self.recipe, self.rendered, None)
+        refuse_unrenderable(self.recipe, self.plan, self.rendered, self._prepares)
 
     def job_script(self) -> str:
         """Return job.sbatch. Raises UserError for a recipe value that no directive or shell word can hold."""
         from llmlaunch.rendering.scripts import job_script
 
-        return job_script(self.recipe, self.plan, prepares=bool(self.rendered.check or self.rendered.prepare))
+        return job_script(self.recipe, self.plan, self._prepares)
+
+    @property
+    def _prepares(self) -> bool:
+        return bool(self.rendered.check or self.rendered.prepare)
 
     def files(self) -> dict[str, bytes]:
         """Return every file of the run directory by relative path, as `render` writes them."""

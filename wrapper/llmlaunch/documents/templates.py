@@ -7,15 +7,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
 
-__all__ = ["render"]
+__all__ = ["has_own_templates", "render"]
 
 TEMPLATES_VARIABLE = "LLMLAUNCH_TEMPLATES"
+
+
+def has_own_templates() -> bool:
+    """Whether the person has named a folder of templates, which are rendered in place of the shipped ones."""
+    return bool(os.environ.get(TEMPLATES_VARIABLE))
 
 
 def render(
@@ -25,6 +27,9 @@ def render(
 
     Raises UserError where a template of the person's own does not render; a shipped one that does not is our bug.
     """
+    from jinja2 import FileSystemLoader, StrictUndefined, TemplateError  # `check` renders nothing and starts sooner
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     folders = _folders(os.environ)
     environment = ImmutableSandboxedEnvironment(
         loader=FileSystemLoader([str(folder) for folder in folders]),

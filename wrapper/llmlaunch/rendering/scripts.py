@@ -3,19 +3,28 @@ site wants and what the recipe asks for."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
 from llmlaunch.backends.argument import NodeVariable, Reason
 from llmlaunch.backends.base import Rendered
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.documents.slurm_options import GPU_OPTIONS, other_gres, refused_sbatch_option, sbatch_value_problem
+from llmlaunch.documents.templates import has_own_templates
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_json import is_placed, late_end_seconds, restart_by, warning_seconds
-from llmlaunch.rendering.shell import ShellText, directive, render_template, shell_word, variable_name
+from llmlaunch.rendering.shell import (
+    ShellText,
+    directive,
+    refuse_unwritable,
+    render_template,
+    shell_word,
+    variable_name,
+)
 from llmlaunch.rendering.tracking import TRACKING_REASONS, tracking_environment
 
 __all__ = [
@@ -25,6 +34,7 @@ __all__ = [
     "exported",
     "job_script",
     "paths_to_mount",
+    "refuse_unrenderable",
     "sbatch_options",
     "setup_lines",
     "train_script",
@@ -47,70 +57,92 @@ OUR_VARIABLES = {
 def job_script(recipe: Recipe, plan: Plan, prepares: bool = False) -> str:
     """job.sbatch; with `prepares` one node checks or builds something first. Raises UserError for a recipe value no
     directive or shell word can hold."""
-    try:
-        options = sbatch_options(recipe, warning_seconds(recipe, plan))
-        lines = [directive(option, value) for option, value in options.items()]
-        return render_template(
-            "job.sbatch.j2",
-            {
-                "directives": [line for line in lines if line],
-                "name": recipe.name,
-                "nodes": recipe.nodes,
-                "allocated": recipe.nodes + recipe.spare_nodes,
-                "waits_for_devices": recipe.cluster.accelerator.kind == "gpu",
-                "late_end_seconds": late_end_seconds(recipe, plan),
-                "preflight": recipe.preflight,
-                "preflight_seconds": PREFLIGHT_SECONDS,
-                "prepare": prepares,
-                "setup": setup_lines(recipe),
-                "secrets": recipe.secrets,
-                "container": recipe.container,
-                "mounted": paths_to_mount(recipe),
-                "checkpoints": _unless_brought(recipe, recipe.training.checkpoint_path, written=True),
-                "gpus": recipe.cluster.accelerator.kind == "gpu",
-                "devices_per_node": recipe.cluster.devices_per_node,
-                "step_gres": _step_gres(recipe),
-                "srun": _srun_options(recipe),
-                "python": recipe.python or "",
-                "placed": is_placed(recipe),
-            },
-        )
-    except UserError as error:
-        raise type(error)(f"{recipe.path}: {error}") from error
+    with _naming(recipe):
+        return render_template("job.sbatch.j2", _job_values(recipe, plan, prepares))
 
 
 def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None) -> str:
     """train.sh. `code_root` is the source tree a snapshot was taken of, None without one: words and variables that
     name a place below it then name the copy in the run directory. Raises UserError as `job_script` does."""
+    with _naming(recipe):
+        return render_template("train.sh.j2", _train_values(recipe, rendered, code_root))
+
+
+def refuse_unrenderable(recipe: Recipe, plan: Plan, rendered: Rendered, prepares: bool) -> None:
+    """Raise UserError for what `job_script` and `train_script` would refuse.
+
+    In the shipped templates only a value can be wrong, so they are not rendered for it, which would be a tenth of
+    `check`; templates of the person's own are.
+    """
+    if has_own_templates():
+        job_script(recipe, plan, prepares)
+        train_script(recipe, rendered, None)
+        return
+    with _naming(recipe):
+        refuse_unwritable(_job_values(recipe, plan, prepares))
+        refuse_unwritable(_train_values(recipe, rendered, None))
+
+
+@contextlib.contextmanager
+def _naming(recipe: Recipe) -> Iterator[None]:
+    """Name the recipe's file in what is refused of it."""
     try:
-        return render_template(
-            "train.sh.j2",
-            {
-                "nodes": recipe.nodes,
-                "devices_per_node": recipe.cluster.devices_per_node,
-                "world_size": recipe.world_size,
-                "host_optimizer": recipe.techniques.steps_on_the_host,
-                "tokenizer": recipe.hub_tokenizer or "",
-                "open_files": FILES_OF_A_NODE + 2 * recipe.world_size,
-                "environment": sorted(_environment(recipe, rendered, code_root).items()),
-                "required_variables": rendered.required_variables,
-                "python_path": [_in_snapshot(word, code_root) for word in rendered.python_path],
-                "container": recipe.container is not None,
-                "python": recipe.python or "",
-                "program": [_in_snapshot(word, code_root) for word in rendered.program],
-                "preflight": recipe.preflight,
-                "kind": recipe.cluster.accelerator.kind,
-                "by_itself": rendered.by_itself,
-                "check": [_in_snapshot(word, code_root) for word in rendered.check],
-                "prepare": [_in_snapshot(word, code_root) for word in rendered.prepare],
-                "monitor_interval_seconds": recipe.monitor.interval_seconds,
-                "snapshot": code_root is not None,
-                "wandb": recipe.tracking.wandb,
-                "flight_recorder": recipe.cluster.accelerator.kind == "gpu" and recipe.watchdog is not None,
-            },
-        )
+        yield
     except UserError as error:
         raise type(error)(f"{recipe.path}: {error}") from error
+
+
+def _job_values(recipe: Recipe, plan: Plan, prepares: bool) -> dict[str, object]:
+    options = sbatch_options(recipe, warning_seconds(recipe, plan))
+    lines = [directive(option, value) for option, value in options.items()]
+    return {
+        "directives": [line for line in lines if line],
+        "name": recipe.name,
+        "nodes": recipe.nodes,
+        "allocated": recipe.nodes + recipe.spare_nodes,
+        "waits_for_devices": recipe.cluster.accelerator.kind == "gpu",
+        "late_end_seconds": late_end_seconds(recipe, plan),
+        "preflight": recipe.preflight,
+        "preflight_seconds": PREFLIGHT_SECONDS,
+        "prepare": prepares,
+        "setup": setup_lines(recipe),
+        "secrets": recipe.secrets,
+        "container": recipe.container,
+        "mounted": paths_to_mount(recipe),
+        "checkpoints": _unless_brought(recipe, recipe.training.checkpoint_path, written=True),
+        "gpus": recipe.cluster.accelerator.kind == "gpu",
+        "devices_per_node": recipe.cluster.devices_per_node,
+        "step_gres": _step_gres(recipe),
+        "srun": _srun_options(recipe),
+        "python": recipe.python or "",
+        "placed": is_placed(recipe),
+    }
+
+
+def _train_values(recipe: Recipe, rendered: Rendered, code_root: PurePath | None) -> dict[str, object]:
+    return {
+        "nodes": recipe.nodes,
+        "devices_per_node": recipe.cluster.devices_per_node,
+        "world_size": recipe.world_size,
+        "host_optimizer": recipe.techniques.steps_on_the_host,
+        "tokenizer": recipe.hub_tokenizer or "",
+        "open_files": FILES_OF_A_NODE + 2 * recipe.world_size,
+        "environment": sorted(_environment(recipe, rendered, code_root).items()),
+        "required_variables": rendered.required_variables,
+        "python_path": [_in_snapshot(word, code_root) for word in rendered.python_path],
+        "container": recipe.container is not None,
+        "python": recipe.python or "",
+        "program": [_in_snapshot(word, code_root) for word in rendered.program],
+        "preflight": recipe.preflight,
+        "kind": recipe.cluster.accelerator.kind,
+        "by_itself": rendered.by_itself,
+        "check": [_in_snapshot(word, code_root) for word in rendered.check],
+        "prepare": [_in_snapshot(word, code_root) for word in rendered.prepare],
+        "monitor_interval_seconds": recipe.monitor.interval_seconds,
+        "snapshot": code_root is not None,
+        "wandb": recipe.tracking.wandb,
+        "flight_recorder": recipe.cluster.accelerator.kind == "gpu" and recipe.watchdog is not None,
+    }
 
 
 def setup_lines(recipe: Recipe) -> list[ShellText]:

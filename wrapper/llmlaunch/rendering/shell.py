@@ -8,6 +8,7 @@ shipped templates for it.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ __all__ = [
     "directive",
     "export",
     "import_from",
+    "refuse_unwritable",
     "render_template",
     "required",
     "shell_word",
@@ -117,6 +119,22 @@ def directive(option: str, value: str | int | float | bool) -> ShellText:
         raise UserError(f"{where}: {text!r} holds a double quote or a backslash, which sbatch reads as its own")
     quoted = text if _PLAIN_DIRECTIVE.fullmatch(_storable(text)) else f'"{text}"'
     return ShellText(f"#SBATCH --{option}={quoted}")
+
+
+def refuse_unwritable(value: object) -> None:
+    """Raise UserError for text anywhere within `value` that no shell word can hold: what a shipped template, filled in
+    with it, would refuse."""
+    if isinstance(value, Mapping):
+        for part in (*value.keys(), *value.values()):
+            refuse_unwritable(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            refuse_unwritable(part)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, (type, NodeVariable)):
+        for field in dataclasses.fields(value):
+            refuse_unwritable(getattr(value, field.name))
+    elif value is not None:
+        shell_word(value)
 
 
 def render_template(name: str, context: Mapping[str, object]) -> str:
