@@ -119,6 +119,18 @@ def test_the_text_says_all_that_the_json_says(answer: dict[str, Any]) -> None:
     assert len(lines) == 2 + len(answer["records"])
 
 
+def test_a_row_of_errors_stays_a_line_on_a_narrow_screen(
+    answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    _, head, *rows = accuracy_text(answer).split("\n\n")[0].splitlines()
+    assert head.split()[-1] == "worst"
+    assert len(rows) == len(answer["sizes"])
+    assert all(len(row) <= 100 for row in rows)
+    monkeypatch.setenv("COLUMNS", "300")
+    assert accuracy_text(answer).splitlines()[1].endswith("worst record")
+
+
 def test_a_name_in_a_file_cannot_steer_the_terminal(answer: dict[str, Any]) -> None:
     evil = json.loads(json.dumps(answer).replace("SimuMax", "Simu\\u001b[2JMax"))
     for text in (accuracy_text(evil), records_text(evil)):

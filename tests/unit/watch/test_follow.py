@@ -137,6 +137,15 @@ def test_on_a_terminal_each_of_several_runs_has_a_line_in_place(runs: list[Submi
     assert table in screen.getvalue()
 
 
+def test_a_narrow_terminal_keeps_all_of_the_step(runs: list[Submission], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    screen = TerminalStream()
+    follow(runs[0], Screen(screen), ask=Recorded(job11=[RUNS, DONE]), poll_seconds=0.01)
+    shown = "step 5/40 | loss 3.1234 | 0.5 s/step | 1,969\n  tokens/s | 18 s left\n"
+    assert f"{shown}\x1b[2F\x1b[J" in screen.getvalue()
+    assert screen.getvalue().endswith(shown)
+
+
 def test_a_job_nobody_knows_is_given_up_and_does_not_hold_up_the_others(tmp_path: Path, runs: list[Submission]) -> None:
     output = io.StringIO()
     ask = Recorded(job11=[UNKNOWN], job12=[UNKNOWN])

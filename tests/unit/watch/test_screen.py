@@ -45,6 +45,15 @@ def test_lines_in_place_are_cut_to_the_terminal(monkeypatch: pytest.MonkeyPatch)
     assert lines == ["run 0 xxxxxxxxxxxxx", "run 1 xxxxxxxxxxxxx", "run 2 xxxxxxxxxxxxx", "... and 6 more"]
 
 
+def test_a_sentence_is_folded_between_words_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    terminal, pipe = TerminalStream(), io.StringIO()
+    for stream in (terminal, pipe):
+        Screen(stream).say_folded("The record lies in /store.db, its files in runs/a")
+    assert terminal.getvalue() == "The record lies in /store.db,\n  its files in runs/a\n"
+    assert pipe.getvalue() == "The record lies in /store.db, its files in runs/a\n"
+
+
 WATCHES = """
 import os, signal, sys, time
 from llmlaunch.errors import OutputLost

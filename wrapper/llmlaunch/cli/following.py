@@ -119,7 +119,7 @@ def _show_outcome(run_dir: Path, state: JobState, screen: Screen, messages: Scre
         screen.say(line)
     if records:
         screen.say(peaks_text(records, str(run.get("peak_kind") or "device")))
-        screen.say(f"The record lies in {where().shown}, its files in {run_path(run_dir)}")
+        screen.say_folded(f"The record lies in {where().shown}, its files in {run_path(run_dir)}")
     for line in next_lines(after_end(run_dir, state, _cause(run_dir, state))):
         screen.say(line)
 

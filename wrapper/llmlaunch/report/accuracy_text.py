@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from llmlaunch.accuracy.verdicts import verdicts
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.documents.writing import write_whole
 from llmlaunch.errors import UserError
+from llmlaunch.report.terminal import shown_on
 from llmlaunch.report.text import markdown_table, one_line, percent, signed_percent, table
 from llmlaunch.units import gib
 
@@ -32,6 +34,7 @@ __all__ = [
 Family = Mapping[str, Any]
 OUTCOMES = ("records", "supported", "called_safe", "called_tight", "called_unsafe", "above_card", "flags_unknown")
 ERRORS = ["MAPE", "median", "bias", "p95", "worst", "worst record"]
+SPARED = ("worst record", "median")  # on a narrow screen; --records shows each record
 
 
 def accuracy_text(answer: Mapping[str, Any]) -> str:
@@ -78,7 +81,19 @@ def _errors(family: Family) -> list[str]:
 
 
 def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], end: str = "") -> str:
-    return f"{title}\n{table(head, rows)}{end}" if rows else ""
+    return f"{title}\n{_fitting_table(head, rows)}{end}" if rows else ""
+
+
+def _fitting_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return the table, without the columns of SPARED for which the screen has no room."""
+    width = shown_on().width
+    for column in SPARED:
+        if width is None or len(table(head, rows, columns=sys.maxsize).partition("\n")[0]) <= width:
+            break
+        if column in head:
+            at = head.index(column)
+            head, *rows = ([*row[:at], *row[at + 1 :]] for row in (head, *rows))
+    return table(head, rows)
 
 
 SIZE_NAMES = {"above_40_gib": "above 40 GiB", "from_8_to_40_gib": "8 to 40 GiB", "below_8_gib": "below 8 GiB"}
@@ -149,20 +164,14 @@ def _at_most(c: Mapping[str, Any]) -> str:
 
 def _throughput(families: Mapping[str, Family]) -> str:
     rows = [[name, *_speeds(family["throughput"])] for name, family in families.items() if "throughput" in family]
-    head = ["family/peak", "records", "MAPE", "bias", "p95", "worst", "worst record", "rank correlation"]
+    head = ["family/peak", "records", "MAPE", "bias", "p95", "worst", "Spearman", "worst record"]
     return _section("Predicted against measured step times (- is too fast)", head, rows)
 
 
 def _speeds(f: Mapping[str, Any]) -> list[str]:
     order = f["rank_correlation"]
-    errors = [
-        percent(f["mape"]),
-        signed_percent(f["bias"]),
-        percent(f["p95"]),
-        signed_percent(f["worst"]),
-        f["worst_id"],
-    ]
-    return [str(f["records"]), *errors, "-" if order is None else f"{order:.3f}"]
+    errors = [percent(f["mape"]), signed_percent(f["bias"]), percent(f["p95"]), signed_percent(f["worst"])]
+    return [str(f["records"]), *errors, "-" if order is None else f"{order:.3f}", f["worst_id"]]
 
 
 def _anchors(answer: Mapping[str, Any]) -> str:
@@ -176,7 +185,7 @@ def _anchors(answer: Mapping[str, Any]) -> str:
             if "called_safe" in f
         ]
         lines = [f"{about['title']}, on the same records; it ignores {about['ignores']}"]
-        lines += [table(["family/peak", "records", *ERRORS], peaks)] if peaks else []
+        lines += [_fitting_table(["family/peak", "records", *ERRORS], peaks)] if peaks else []
         head = ["family/outcome", "records", "called safe", "called unsafe", "above the card"]
         lines += [table(head, outcomes)] if outcomes else []
         parts.append("\n".join(lines))

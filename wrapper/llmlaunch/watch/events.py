@@ -14,6 +14,7 @@ from llmlaunch.launchers.logs import JOB, JobLogs, LogLine
 from llmlaunch.launchers.run_files import attempt_names, run_name
 from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.report.run_text import attempt_began, attempt_ended, attempt_hangs, attempt_stopping
+from llmlaunch.report.terminal import filled
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
@@ -35,8 +36,8 @@ _LAST_LINES = 20
 class FollowReader(Reader, Protocol):
     """Reads one run for `--follow`."""
 
-    def last_lines(self, look: RunStatus, live: bool) -> Sequence[str]:
-        """Return what is left to show at the end. `live`: steps were shown in place on a terminal."""
+    def last_lines(self, look: RunStatus, width: int | None) -> Sequence[str]:
+        """Return what is left to show at the end. `width`: of the terminal on which steps were shown in place."""
         ...
 
 
@@ -59,7 +60,7 @@ class LogReader:
         state = look.state
         return WatchedRun(self._name, self.submission.job_id, state.phase, state.reason, state.ended, events=events)
 
-    def last_lines(self, look: RunStatus, live: bool) -> Sequence[str]:
+    def last_lines(self, look: RunStatus, width: int | None) -> Sequence[str]:
         return list(self._logs.to_end()) or ([] if self._shown else _scheduler_output(self.submission))
 
 
@@ -95,10 +96,10 @@ class EventReader:
         events = tuple(self._events(look))
         return self._run(look, events)
 
-    def last_lines(self, look: RunStatus, live: bool) -> Sequence[str]:
+    def last_lines(self, look: RunStatus, width: int | None) -> Sequence[str]:
         """The last step stays on the terminal; if there was none, the last lines of the logs show why."""
         if self._steps:
-            return [step_text(self._run(look))] if live else []
+            return filled(step_text(self._run(look)), width, others="  ") if width else []
         if look.state.phase == "succeeded":
             return []
         lines = list(JobLogs(self.submission, tail=_LAST_LINES).to_end()) or _scheduler_output(self.submission)

@@ -9,6 +9,7 @@ from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.logs import JobLogs
 from llmlaunch.launchers.run_status import RunStatus, read_statuses
 from llmlaunch.report.run_text import waiting_text
+from llmlaunch.report.terminal import filled
 from llmlaunch.rundir.values import to_type
 from llmlaunch.units import duration
 from llmlaunch.watch.events import EventReader, FollowReader, LogReader
@@ -55,7 +56,7 @@ def follow(
             late_reads=_LATE_READS,
         )
         screen.clear()
-        for line in reader.last_lines(poller.looks[0], screen.live):
+        for line in reader.last_lines(poller.looks[0], screen.width):
             screen.say(line)
     except KeyboardInterrupt:
         directory = submission.run_dir
@@ -108,7 +109,7 @@ class _OneRunView(View):
                 self._screen.say(event.text)
         transient = [event.text for event in run.events if event.transient]
         if transient or run.step is not None:
-            self._screen.show([_progress(run) or transient[-1]])
+            self._screen.show(filled(_progress(run) or transient[-1], self._screen.width, others="  "))
 
     def _show_state(self, state: JobState) -> None:
         """Write the state once; a running job speaks for itself."""

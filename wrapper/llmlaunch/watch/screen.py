@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from llmlaunch.errors import OutputLost
+from llmlaunch.report.terminal import filled
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.values import printable
 
@@ -34,8 +35,17 @@ class Screen:
         self._lasting = lasting
         self._shown: list[str] = []
 
+    @property
+    def width(self) -> int | None:
+        """How many columns a line can have on the terminal; None where nothing has to fit."""
+        return shutil.get_terminal_size().columns - 1 if self.live else None
+
     def say(self, text: str) -> None:
         self._write(f"{self._erased()}{printable(text)}\n")
+
+    def say_folded(self, text: str) -> None:
+        """Write a sentence, in lines that break between words where the terminal is narrower."""
+        self.say("\n".join(filled(text, self.width, others="  ")))
 
     def show(self, lines: Sequence[str]) -> None:
         if not self.live:
