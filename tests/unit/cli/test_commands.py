@@ -248,13 +248,18 @@ def test_init_lays_the_schema_of_its_first_line_beside_and_leaves_another_one(
     assert schema.read_text() == "{}"
 
 
+def put_slurm(put_commands: Callable[..., Path], folder: Path) -> None:
+    """A SLURM 22.05 that says what it has, and nothing else."""
+    for name in ("config", "partitions", "nodes"):
+        (folder / name).write_text(getattr(SLURM_22_05, name))
+    answers = f'case "$2" in config) cat {folder}/config;; partition) cat {folder}/partitions;; '
+    put_commands(scontrol=f"{answers}node) cat {folder}/nodes;; esac\n", srun="", sacctmgr="")
+
+
 def test_init_fills_in_what_slurm_says_and_goes_on_where_it_is_silent(
     llmlaunch: CommandLine, tmp_path: Path, put_commands: Callable[..., Path]
 ) -> None:
-    for name in ("config", "partitions", "nodes"):
-        (tmp_path / name).write_text(getattr(SLURM_22_05, name))
-    answers = f'case "$2" in config) cat {tmp_path}/config;; partition) cat {tmp_path}/partitions;; '
-    put_commands(scontrol=f"{answers}node) cat {tmp_path}/nodes;; esac\n", srun="", sacctmgr="")
+    put_slurm(put_commands, tmp_path)
     llmlaunch("init", "llama3-8b", "-o", "filled.yaml")
     assert "\n  partition: train\n" in Path("filled.yaml").read_text()
     put_commands(scontrol="echo 'Unable to contact slurm controller' >&2; exit 1\n")
@@ -267,10 +272,7 @@ def test_init_fills_in_what_slurm_says_and_goes_on_where_it_is_silent(
 def test_a_drafted_profile_names_its_schema_too(
     llmlaunch: CommandLine, tmp_path: Path, put_commands: Callable[..., Path]
 ) -> None:
-    for name in ("config", "partitions", "nodes"):
-        (tmp_path / name).write_text(getattr(SLURM_22_05, name))
-    answers = f'case "$2" in config) cat {tmp_path}/config;; partition) cat {tmp_path}/partitions;; '
-    put_commands(scontrol=f"{answers}node) cat {tmp_path}/nodes;; esac\n", srun="", sacctmgr="")
+    put_slurm(put_commands, tmp_path)
     drafted = llmlaunch("init", "--site", "ours")
     assert drafted.stdout.startswith("Next: llmlaunch init --list")
     text = Path("ours.yaml").read_text()
