@@ -23,15 +23,29 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 
+def build(settings: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(settings), "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=300)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as `make docs` does; any warning of MkDocs fails it."""
     folder = tmp_path_factory.mktemp("site")
-    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = build(ROOT / "mkdocs.yml", folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+def test_a_link_that_leads_nowhere_stops_the_build(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(".*", "__pycache__", "build", "tests", "wrapper"))
+    with (project / "docs" / "architecture.md").open("a") as page:
+        page.write("\n[gone](no-such-page.md)\n")
+    done = build(project / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "no-such-page.md" in done.stderr
 
 
 class QuietServer(http.server.SimpleHTTPRequestHandler):

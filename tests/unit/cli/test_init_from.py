@@ -41,15 +41,17 @@ def test_an_sbatch_file_becomes_a_recipe_that_check_takes(llmlaunch: CommandLine
     answer = llmlaunch("init", "--from", "job.sbatch", "--set", "STEPS=1000")
     assert answer.stdout == "Next: llmlaunch check pretrain.yaml  # will it fit?\n"
     assert "cluster: h100-80gb-x8 is guessed from h100 of sbatch" in answer.stderr
-    assert answer.stderr.endswith("wrote pretrain.yaml\n")
-    assert sorted(path.name for path in folder.iterdir()) == ["job.sbatch", "pretrain.yaml"]
+    assert answer.stderr.endswith("wrote pretrain.yaml, and llmlaunch.schema.json for your editor\n")
+    assert sorted(path.name for path in folder.iterdir()) == ["job.sbatch", "llmlaunch.schema.json", "pretrain.yaml"]
     recipe = read_document(Path("pretrain.yaml")).value
     assert (recipe["model"], recipe["nodes"], recipe["cluster"]) == ("llama3-8b", 2, "h100-80gb-x8")
     assert recipe["training"]["steps"] == 1000
     assert recipe["training"]["global_batch_size"] == 512
     assert recipe["layout"]["tensor"] == 2
     assert recipe["slurm"]["partition"] == "gpu"
-    assert Path("pretrain.yaml").read_text().startswith("# Read from job.sbatch:13 (torchrun pretrain_gpt.py)")
+    for_editors, read_from = Path("pretrain.yaml").read_text().splitlines()[:2]
+    assert for_editors == "# yaml-language-server: $schema=llmlaunch.schema.json"
+    assert read_from.startswith("# Read from job.sbatch:13 (torchrun pretrain_gpt.py)")
     plan = json.loads(llmlaunch("check", "pretrain.yaml", "--json").stdout)
     assert plan["layout"]["tensor"] == 2
 

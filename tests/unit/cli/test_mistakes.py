@@ -95,6 +95,7 @@ OVERRIDES = {
     "training.sequence_length=4,096": "not '4,096'; did you mean 4096?",
     "training.global_batch_size=1e3": "YAML reads 1e3 as text: write 1000",
     "memory.limit=80": "must be a finite number, above 0 and at most 1, not 80; did you mean 0.8?",
+    "memory.limit=64GiB": "it is the share of the device's memory that may be filled: 0.8 for 64 of 80 GiB",
     "memory.limit=80%": "not '80%'; did you mean 0.8?",
     "nodes=100000000000000000000": "at least 1 and at most 100000, not 100000000000000000000",
     "layout.tensor=100000000000000000000": "a whole number, at least 1 and at most 1000000000",

@@ -180,12 +180,13 @@ def _from(
     cluster: str | None,
     number: int | None,
 ) -> int:
+    from llmlaunch.app.starter import EDITOR_SCHEMA
     from llmlaunch.cli.init_from import recipe_from_script
 
     name, text = recipe_from_script(source, arguments, settings, cluster, number)
     target = output or Path(f"{name}.yaml")
-    _write(target, text.encode())
-    notify(f"wrote {target}")
+    _write(target, f"# yaml-language-server: $schema={EDITOR_SCHEMA}\n{text}".encode())
+    notify(f"wrote {target}{_beside(target, EDITOR_SCHEMA, 'recipe')}")
     say_next((to_type("check", target), "will it fit?"))
     return 0
 

@@ -20,6 +20,7 @@ from typing import Any
 __all__ = ["NO_VOCABULARY", "Vocabulary", "known_and_nearest", "likely_number", "nearest", "read_vocabulary"]
 
 MOST_LISTED = 15
+ANY = "*"  # in `unknown_values`: every other value of the key
 _AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z%]*)")
 _THOUSANDS = re.compile(r"[0-9]{1,3}([,' _][0-9]{3})+")
 _POWERS = {"k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
@@ -107,6 +108,10 @@ class Vocabulary:
                 return f"did you mean {ours}?"
         near = nearest(value, choices)
         return f"did you mean {near[0]}?" if near else None
+
+    def about_any_value(self, key: str) -> str:
+        """Return what is to be said of a value whose meaning nobody can guess: what the key is; empty for nothing."""
+        return self.unknown_values.get(key, {}).get(ANY, "")
 
 
 NO_VOCABULARY = Vocabulary()

@@ -223,7 +223,8 @@ def _likely(
     if kind.startswith(("int_", "float_", "greater_", "less_")) and isinstance(value, (str, int, float)):
         largest = _bounds(field, error).get("le")
         number = None if isinstance(value, bool) else likely_number(key, str(value), largest)
-        return words.about_value(key, value) or ("" if number is None else f"did you mean {number}?")
+        known = words.about_value(key, value) or (f"did you mean {number}?" if number is not None else None)
+        return known or words.about_any_value(key)
     if kind in ("literal_error", "union_tag_invalid"):
         known = words.about_value(key, _word(value), _choices(error))
         if known or "a mapping" not in _choice(error):
