@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llmlaunch.documents.yaml_strict import KeyPath, parse_value
+from llmlaunch.errors import UserError
 from llmlaunch.recipe.containers import is_path
 from llmlaunch.recipe.overrides import parse_override
 
@@ -49,8 +50,6 @@ def in_working_directory(spec: str) -> bool:
 
 
 def _absolute_override(word: str) -> str:
-    from llmlaunch.errors import UserError
-
     try:
         path, parsed = parse_override(word)
     except UserError:  # whoever applies it says so
@@ -65,8 +64,6 @@ def _absolute_override(word: str) -> str:
 
 def _reads_as(text: str) -> bool:
     """Return whether YAML reads the text as itself."""
-    from llmlaunch.errors import UserError
-
     try:
         return bool(parse_value(text, "").value == text)
     except UserError:

@@ -19,9 +19,6 @@ from llmlaunch.units import duration, gib
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
 
-if TYPE_CHECKING:
-    from llmlaunch.planner.neighbours import Neighbour
-
 __all__ = ["check_screen", "layout_words", "plan_screen"]
 
 MOST_RANKED = 4  # layouts, and reasons for refusal
