@@ -141,7 +141,7 @@ def test_a_narrow_terminal_keeps_all_of_the_step(runs: list[Submission], monkeyp
     monkeypatch.setenv("COLUMNS", "50")
     screen = TerminalStream()
     follow(runs[0], Screen(screen), ask=Recorded(job11=[RUNS, DONE]), poll_seconds=0.01)
-    shown = "step 5/40 | loss 3.1234 | 0.5 s/step | 1,969\n  tokens/s | 18 s left\n"
+    shown = "step 5/40 | loss 3.1234 | 0.5 s/step |\n  1,969 tokens/s | 18 s left\n"
     assert f"{shown}\x1b[2F\x1b[J" in screen.getvalue()
     assert screen.getvalue().endswith(shown)
 

@@ -14,14 +14,13 @@ from llmlaunch.launchers.logs import JOB, JobLogs, LogLine
 from llmlaunch.launchers.run_files import attempt_names, run_name
 from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.report.run_text import attempt_began, attempt_ended, attempt_hangs, attempt_stopping
-from llmlaunch.report.terminal import filled
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.step_lines import Step
 from llmlaunch.watch.gauges import MemoryReader
 from llmlaunch.watch.loop import Reader
-from llmlaunch.watch.model import Event, WatchedRun, step_text
+from llmlaunch.watch.model import Event, WatchedRun, step_lines, step_text
 from llmlaunch.watch.run_reader import RunFacts, run_facts, typical_seconds
 
 __all__ = ["EventReader", "FollowReader", "LogReader"]
@@ -99,7 +98,7 @@ class EventReader:
     def last_lines(self, look: RunStatus, width: int | None) -> Sequence[str]:
         """The last step stays on the terminal; if there was none, the last lines of the logs show why."""
         if self._steps:
-            return filled(step_text(self._run(look)), width, others="  ") if width else []
+            return step_lines(step_text(self._run(look)), width) if width else []
         if look.state.phase == "succeeded":
             return []
         lines = list(JobLogs(self.submission, tail=_LAST_LINES).to_end()) or _scheduler_output(self.submission)

@@ -9,12 +9,11 @@ from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.logs import JobLogs
 from llmlaunch.launchers.run_status import RunStatus, read_statuses
 from llmlaunch.report.run_text import waiting_text
-from llmlaunch.report.terminal import filled
 from llmlaunch.rundir.values import to_type
 from llmlaunch.units import duration
 from llmlaunch.watch.events import EventReader, FollowReader, LogReader
 from llmlaunch.watch.loop import AskStates, StatePoller, View, watch
-from llmlaunch.watch.model import WatchedRun, step_text
+from llmlaunch.watch.model import WatchedRun, step_lines, step_text
 from llmlaunch.watch.screen import Screen
 
 __all__ = ["follow", "follow_several"]
@@ -109,7 +108,7 @@ class _OneRunView(View):
                 self._screen.say(event.text)
         transient = [event.text for event in run.events if event.transient]
         if transient or run.step is not None:
-            self._screen.show(filled(_progress(run) or transient[-1], self._screen.width, others="  "))
+            self._screen.show(step_lines(_progress(run) or transient[-1], self._screen.width))
 
     def _show_state(self, state: JobState) -> None:
         """Write the state once; a running job speaks for itself."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmlaunch.report.run_text import loss_text
+from llmlaunch.report.terminal import filled
 from llmlaunch.report.text import one_line
 from llmlaunch.units import duration, gib
 
-__all__ = ["Event", "Gauge", "WatchedRun", "step_text"]
+__all__ = ["Event", "Gauge", "WatchedRun", "step_lines", "step_text"]
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,12 @@ def step_text(run: WatchedRun, with_memory: bool = True) -> str:
     if run.seconds_left is not None:
         parts.append(f"{duration(run.seconds_left)} left")
     return " | ".join(parts)
+
+
+def step_lines(text: str, width: int | None) -> list[str]:
+    """Return the text of a step in lines of at most `width` columns, which break between its parts alone."""
+    whole = " | ".join(part.replace(" ", "\0") for part in text.split(" | "))
+    return [line.replace("\0", " ") for line in filled(whole, width, others="  ")]
 
 
 def _rounded(value: float) -> str:
