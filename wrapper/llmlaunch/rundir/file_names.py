@@ -38,6 +38,7 @@ ATTEMPT = "attempt.json"
 PROGRESS = "progress.json"
 SUMMARY = "summary.json"
 VERSIONS = "versions.json"
+NOTICES = "notices.jsonl"
 PREFLIGHT_RESULT = "preflight.json"
 PREPARE_LOG = "prepare.log"
 OBSERVED = "observed.json"  # of a command that somebody else launched
