@@ -54,6 +54,16 @@ def test_a_loss_that_is_no_number_is_said_with_the_step_it_began(loss: str, show
     assert (printed["progress"]["loss"], printed["progress"]["not_finite"]) == (None, not_finite)
 
 
+def test_a_spike_of_the_loss_is_said_with_what_it_was_before() -> None:
+    bad = {"kind": "spike", "since_step": 1207, "loss": 4.125, "usual": 2.25, "recovered_step": None}
+    running = look(JobState("running"), {"step": 1240, "loss": 4.2, "bad_loss": bad})
+    assert "running - loss: spike since step 1,207 (4.125, was 2.25); step 1240, loss 4.2" in running.sentence()
+    over = look(JobState("running", "RUNNING"), {"step": 1240, "bad_loss": {**bad, "recovered_step": 1220}})
+    assert "loss: spike since step 1,207 (4.125, was 2.25), over at step 1,220" in over.sentence()
+    for torn in ("spike", [], {"kind": "spike", "since_step": "x", "loss": "\x1b[31m", "usual": {}}, {"kind": 3}):
+        assert "\x1b" not in look(JobState("running"), {"step": 1240, "bad_loss": torn}).sentence()
+
+
 def test_what_is_unusual_is_said() -> None:
     chain = {"chain": ("12", "13", "14")}
     waiting = JobState("pending", "PENDING", "Priority", expected_start=datetime(2026, 11, 21, 13, 4), link=2)

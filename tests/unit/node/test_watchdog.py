@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from llmlaunch.node.loss_judge import LossJudge
 from llmlaunch.node.process_tree import Process, kill_tree
-from llmlaunch.node.watchdog import Clock
+from llmlaunch.node.watchdog import AttemptWatchdog, Clock, _arguments
+from llmlaunch.rundir.step_lines import Step
 from support.node_rig import ATTEMPT, NODE, NodeRig, alive, until
 
 PROGRESS = {
@@ -123,11 +125,47 @@ def test_a_loss_that_is_nan_is_written_from_the_step_it_began(watched: Watched) 
     watched.steps(1, 1)
     watched.write_log("step 2/40 | loss nan\nstep 3/40 | loss nan")
     watched.end_child()
-    assert watched.ended() == ""
+    assert watched.ended() == "llmlaunch: watchdog: the loss is NaN since step 2\n"
     text = (watched.rig.attempt_directory / "progress.json").read_text()
     progress = json.loads(text, parse_constant=pytest.fail)
     assert (progress["step"], progress["loss"]) == (3, None)
     assert progress["not_finite"] == {"loss": "nan", "since_step": 2}
+    assert (progress["good_step"], progress["bad_loss"]["kind"], progress["bad_loss"]["loss"]) == (
+        1,
+        "not_finite",
+        "nan",
+    )
+
+
+def test_a_spike_in_a_log_that_grows_is_said_once_and_ends_nothing(watched: Watched) -> None:
+    watched.watch(floor_seconds=600.0)
+    for step in range(1, 101):
+        watched.write_log(f"step {step}/200 | loss {3.0 + step % 7 / 100}")
+    for step in range(101, 141):
+        watched.write_log(f"step {step}/200 | loss 9.5")
+    until(lambda: watched.progress().get("step") == 140, "the last step")
+    assert watched.child.poll() is None
+    watched.end_child()
+    assert watched.ended() == "llmlaunch: watchdog: the loss has spiked since step 101, now 9.5; it was 3.03\n"
+    bad = watched.progress()["bad_loss"]
+    assert (bad["kind"], bad["good_step"], bad["usual"], bad["recovered_step"]) == ("spike", 100, 3.03, None)
+    assert 3.3 <= bad["limit"] < 9.5
+
+
+def test_a_judge_of_the_loss_that_fails_costs_its_judgement_alone(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken(self: LossJudge, step: Step) -> str:
+        raise ArithmeticError("no such number")
+
+    monkeypatch.setattr(LossJudge, "judge", broken)
+    watched.rig.write("run.json", {"nodes": 1, "devices_per_node": 1, "progress": PROGRESS})
+    child = ["--layout", ".", "--child", str(watched.child.pid)]
+    watchdog = AttemptWatchdog(_arguments([*map(str, watched.rig.place), *child]))
+    watched.write_log("step 1/40 | loss 3.0\nstep 2/40 | loss 2.0")
+    watchdog._look(everywhere=True)
+    assert watched.progress()["step"] == 2
+    assert capfd.readouterr().err.count("the loss is judged no more: ArithmeticError: no such number") == 1
 
 
 def test_a_hang_is_written_down_asked_for_its_stacks_and_ended(watched: Watched) -> None:

@@ -126,6 +126,14 @@ def test_a_loss_that_is_no_number_is_said_and_not_drawn(tmp_path: Path) -> None:
     assert [curve["attempt"] for curve in report["steps"]["loss"]] == ["77.0", "77.1"]
 
 
+def test_a_spike_that_the_watchdog_saw_is_said(tmp_path: Path) -> None:
+    run = restarted_run(tmp_path / "run")
+    bad = {"kind": "spike", "since_step": 300, "loss": 9.5, "usual": 3.03, "recovered_step": 331}
+    run.write("attempts/77.2/progress.json", {"schema": 1, "step": 400, "bad_loss": bad})
+    spike = "The loss of attempt 77.2: spike since step 300 (9.5, was 3.03), over at step 331."
+    assert spike in report_of(run)["missing"]
+
+
 def test_torn_and_foreign_files_cost_nothing_else(tmp_path: Path) -> None:
     run = restarted_run(tmp_path / "run")
     (run.path / "plan.json").write_text('{"memory": 7, "layout": [1], "step_seconds": "x"}')

@@ -162,6 +162,16 @@ def test_a_hang_and_the_requeue_after_it(run: Run) -> None:
     assert ended == "Attempt 1 failed: hung\n  next: back into the queue in 60 s (attempt 1 of 20)"
 
 
+def test_a_bad_loss_is_shown_once_and_that_it_is_over_once(run: Run) -> None:
+    run.begins("12.0")
+    bad = {"kind": "spike", "since_step": 120, "loss": 9.5, "usual": 3.03, "recovered_step": None}
+    run.write("attempts/12.0/progress.json", {"step": 125, "bad_loss": bad})
+    assert run.news[1:] == ["Attempt 1: loss spike since step 120 (9.5, was 3.03)"]
+    assert run.news == []
+    run.write("attempts/12.0/progress.json", {"step": 140, "bad_loss": {**bad, "recovered_step": 131}})
+    assert run.news == ["Attempt 1: loss spike since step 120 (9.5, was 3.03), over at step 131"]
+
+
 @pytest.mark.parametrize(("signal", "reason"), [("SIGUSR1", "its time is nearly up"), ("TERM", "being preempted")])
 def test_an_order_to_stop_is_shown_once(run: Run, signal: str, reason: str) -> None:
     run.begins("12.0")

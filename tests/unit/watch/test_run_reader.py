@@ -84,6 +84,13 @@ def test_a_lost_gpu_and_a_silent_monitor_are_said(gpu_node: NodeRig, monkeypatch
     assert remark.startswith(f"{NODE}: monitor silent for")
 
 
+def test_a_bad_loss_is_a_remark(cpu_node: NodeRig) -> None:
+    reader = reader_of(cpu_node.run_directory)
+    bad = {"kind": "spike", "since_step": 120, "loss": 9.5, "usual": 3.03, "recovered_step": None}
+    cpu_node.write_attempt("progress.json", {"step": 125, "bad_loss": bad})
+    assert read(reader).remarks == ("Loss: spike since step 120 (9.5, was 3.03)",)
+
+
 def test_resident_memory_of_ranks_on_a_machine_without_gpus(cpu_node: NodeRig) -> None:
     reader = reader_of(cpu_node.run_directory, peak_kind="resident", predicted_bytes=[GIB], pipeline=1)
     cpu_node.rank("sleep", "600", rank=1)

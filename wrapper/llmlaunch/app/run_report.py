@@ -16,6 +16,7 @@ from llmlaunch.app.run_series import Point, StepTrace, memory_trace, step_trace,
 from llmlaunch.causes.cause import sentence
 from llmlaunch.causes.redaction import masked, secret_values
 from llmlaunch.errors import UserError
+from llmlaunch.report.run_text import bad_loss_text
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object, read_text
@@ -281,6 +282,9 @@ def _steps(begun: Sequence[Attempt], traces: Mapping[str, StepTrace], missing: l
     logged = sum(trace.steps for trace in traces.values())
     if strange:
         missing.append(f"The loss was no number at {counted(len(strange), 'step')}, first at step {min(strange):,}.")
+    for attempt in begun:
+        bad_loss = bad_loss_text(attempt.progress)
+        missing += [f"The loss of attempt {attempt.name}: {bad_loss}."] if bad_loss else []
     if not begun:
         missing.append("No attempt has begun, so there is nothing of steps, loss and memory.")
     elif not logged:

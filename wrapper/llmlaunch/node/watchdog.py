@@ -1,5 +1,5 @@
-"""The watchdog beside the training step, on the batch host: it notes the progress, ends the step when it hangs, and
-looks for the stop file.
+"""The watchdog beside the training step, on the batch host: it notes the progress, judges the loss, ends the step when
+it hangs, and looks for the stop file.
 
 Whatever goes wrong in here ends the watchdog with one line, and nothing else.
 """
@@ -21,12 +21,14 @@ from ..rundir.files import read_object, replace_json
 from ..rundir.step_lines import StepLines
 from .checkpoint import read_tracker
 from .files import command_parser, say
+from .loss_judge import LossJudge
 from .process_tree import Process, kill_tree
 from .progress import NodeLogs, StepTracker
 from .signals import die_with_parent, hold_end_signals
 from .stacks import where_they_stand
 
 if TYPE_CHECKING:
+    from ..rundir.step_lines import Step
     from .files import Record
 
 WRITE_SECONDS = 5.0  # between two progress.json
@@ -75,6 +77,7 @@ class AttemptWatchdog:
         self._poll = _poll_seconds(options.poll, progress.get("floor_seconds"))
         self._clock = Clock(self._poll + STOOD_STILL_SECONDS)
         self._tracker = StepTracker(progress, self._clock.now())
+        self._loss_judge: LossJudge | None = LossJudge()
         step_lines = StepLines(progress.get("step_patterns"), progress.get("slow_patterns"))
         self._logs = NodeLogs(options.run_dir / file_names.LOGS, options.attempt, step_lines, nodes)
         self._silent_until = None if progress.get("promised") else progress.get("first_step_seconds")
@@ -101,12 +104,28 @@ class AttemptWatchdog:
         self._write()
 
     def _look(self, everywhere: bool = False) -> bool:
-        fresh = self._tracker.update(self._logs.look(everywhere), self._clock.now())
+        news = self._logs.look(everywhere)
+        fresh = self._tracker.update(news, self._clock.now())
+        self._judge_loss(news.steps)
         if fresh:
             self._at, self._unwritten = time.time(), True
         if self._unwritten and self._clock.now() - self._written_at >= WRITE_SECONDS:
             self._write()
         return fresh
+
+    def _judge_loss(self, steps: list[Step]) -> None:
+        """Say what is bad about the loss, once. A mistake in here costs this judgement alone."""
+        if self._loss_judge is None:
+            return
+        try:
+            sentences = [self._loss_judge.judge(step) for step in steps]
+        except Exception as error:
+            say(f"watchdog: the loss is judged no more: {type(error).__name__}: {error}")
+            self._loss_judge = None
+            return
+        for sentence in filter(None, sentences):
+            say(f"watchdog: {sentence}")
+            self._unwritten = True
 
     def _overdue(self) -> Record | None:
         return self._tracker.overdue(self._clock.now(), saving=is_there(self._directory / file_names.STOP_SIGNALS))
@@ -217,6 +236,8 @@ class AttemptWatchdog:
             "at": self._at,
             "hung": hung,
             "behind": self._behind,
+            "good_step": self._loss_judge.good_step if self._loss_judge else None,
+            "bad_loss": self._loss_judge.bad if self._loss_judge else None,
         }
         with contextlib.suppress(OSError):  # full, read-only, gone: the next one may be written
             replace_json(self._directory / file_names.PROGRESS, record)

@@ -15,7 +15,9 @@ __all__ = [
     "attempt_began",
     "attempt_ended",
     "attempt_hangs",
+    "attempt_loss",
     "attempt_stopping",
+    "bad_loss_text",
     "cause_text",
     "loss_text",
     "not_finite_text",
@@ -54,6 +56,12 @@ def attempt_hangs(number: int, hung: Mapping[str, Any]) -> str:
     return f"Attempt {number} hangs: no new step{waited}{limit}. Its stacks are being collected, then it is ended"
 
 
+def attempt_loss(number: int, progress: Mapping[str, Any]) -> str:
+    """Return what became of the loss of an attempt that runs, or "" while it was never bad."""
+    text = bad_loss_text(progress)
+    return f"Attempt {number}: loss {text}" if text else ""
+
+
 def attempt_ended(number: int, status: Mapping[str, Any]) -> str:
     """Return how an attempt that is not the last ended, and what comes next."""
     cause = status.get("cause")
@@ -84,6 +92,21 @@ def not_finite_text(progress: Mapping[str, Any]) -> str:
         return ""
     since = record.get("since_step")
     return loss_text(float(record["loss"]), since if type(since) is int else None)
+
+
+def bad_loss_text(progress: Mapping[str, Any]) -> str:
+    """Return `NaN since step 120` or `spike since step 120 (4.1, was 2.3), over at step 131` from an attempt's
+    progress.json, or "" where its loss was never bad."""
+    record = progress.get("bad_loss")
+    if not isinstance(record, dict):
+        return ""
+    since, recovered, loss, usual = (record.get(key) for key in ("since_step", "recovered_step", "loss", "usual"))
+    step = f" since step {since:,}" if type(since) is int else ""
+    over = f", over at step {recovered:,}" if type(recovered) is int else ""
+    if record.get("kind") != "spike":
+        return f"{'NaN' if loss == 'nan' else 'infinite'}{step}{over}"
+    numbers = [f"{value:.4g}" for value in (loss, usual) if type(value) in (int, float)]
+    return f"spike{step}" + (f" ({', was '.join(numbers)})" if numbers else "") + over
 
 
 def loss_text(loss: float, since_step: int | None) -> str:

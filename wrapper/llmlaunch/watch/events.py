@@ -13,7 +13,7 @@ from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import JOB, JobLogs, LogLine
 from llmlaunch.launchers.run_files import attempt_names, run_name
 from llmlaunch.launchers.run_status import RunStatus
-from llmlaunch.report.run_text import attempt_began, attempt_ended, attempt_hangs, attempt_stopping
+from llmlaunch.report.run_text import attempt_began, attempt_ended, attempt_hangs, attempt_loss, attempt_stopping
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
@@ -186,12 +186,16 @@ class EventReader:
         self._steps.append(step)
 
     def _milestones(self, number: int, attempt: Attempt, newest: bool) -> Iterator[Event]:
-        """Yield, each once, that an attempt got a stop signal, that it hangs, and that it ended and what comes next."""
+        """Yield, each once, that an attempt got a stop signal, that it hangs, what became of its loss, that it ended
+        and what comes next."""
         if attempt.stop_signals and not attempt.has_failed_node and self._first("told", attempt.name):
             yield Event(attempt_stopping(number, list(attempt.stop_signals.values())))
         hung = attempt.progress.get("hung")
         if isinstance(hung, dict) and self._first("hung", attempt.name):
             yield Event(attempt_hangs(number, hung))
+        loss = attempt_loss(number, attempt.progress)
+        if loss and self._first(loss, attempt.name):
+            yield Event(loss)
         following = attempt.status.get("next")
         goes_on = isinstance(following, dict) and following.get("action") not in (None, "end")
         if attempt.status and (goes_on or not newest) and self._first("over", attempt.name):

@@ -16,6 +16,7 @@ from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import JobLogs
 from llmlaunch.launchers.run_files import latest_attempt, run_name
 from llmlaunch.launchers.run_status import RunStatus
+from llmlaunch.report.run_text import bad_loss_text
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object
@@ -174,7 +175,7 @@ class RunReader:
             losses=tuple(step.loss for step in steps if step.loss is not None),
             peak_kind=facts.peak_kind,
             gauges=self._memory.gauges(at_once=look.state.ended),
-            remarks=() if look.state.ended else self._memory.remarks(),
+            remarks=() if look.state.ended else (*_loss_remarks(progress), *self._memory.remarks()),
         )
 
     def _read_attempt(self) -> Mapping[str, Any]:
@@ -189,6 +190,11 @@ class RunReader:
             self._memory.begin(files)
         self._steps.look()
         return files.progress
+
+
+def _loss_remarks(progress: Mapping[str, Any]) -> tuple[str, ...]:
+    text = bad_loss_text(progress)
+    return (f"Loss: {text}",) if text else ()
 
 
 def _loss(progress: Mapping[str, Any]) -> float | None:
