@@ -12,6 +12,7 @@ from ..rundir.file_names import node_log
 from ..rundir.files import read_object
 from ..rundir.values import host_names
 from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed, is_vague, likelier
+from .hang_blame import with_blame
 from .log_scan import read_log, scan
 from .signs import KINDS
 
@@ -54,7 +55,7 @@ def cause_of(attempt: Attempt, ranks: Sequence[Record], code: int, state: str = 
     slurm = _from_slurm(attempt, ranks, state)
     if slurm is not None and (best is None or best["consequence"] or _is_explained_by(best, slurm)):
         return slurm
-    return best
+    return None if best is None else with_blame(best, attempt, ranks)
 
 
 def causes_of_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[Record]:
