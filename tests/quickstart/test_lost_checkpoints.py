@@ -79,3 +79,18 @@ def test_checkpoints_that_vanished_end_the_job_before_it_trains(trained: Job) ->
     _, status, log = trained.again("--from-older")
     assert status["state"] == "succeeded"
     assert re.findall(r"^step (\d+)/", log, re.MULTILINE)[0] == "1"
+
+
+def test_checkpoints_that_look_whole_and_do_not_load_are_left_one_by_one(trained: Job) -> None:
+    trained.restore()
+    for step in (12, 8):
+        spoilt = next((trained.checkpoints / f"step-{step}").glob("*model_states.pt"))
+        content = spoilt.read_bytes()
+        spoilt.write_bytes(content[:64] + bytes(len(content) // 2) + content[64 + len(content) // 2 :])
+    for step in (12, 8):
+        said, status, _ = trained.again()
+        assert (status["state"], status["cause"]["kind"], status["tracker_step"]) == ("failed", "checkpoint", step)
+    assert "began before the damaged checkpoint of step 12" in said
+    _, status, log = trained.again()
+    assert status["state"] == "succeeded"
+    assert re.findall(r"^step (\d+)/", log, re.MULTILINE)[0] == "5"

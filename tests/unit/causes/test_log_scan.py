@@ -345,3 +345,31 @@ def test_what_is_kept_of_a_line_is_harmless(monkeypatch: pytest.MonkeyPatch) -> 
 def test_every_sign_has_a_place_in_the_order_and_a_source() -> None:
     assert {sign.kind for sign in SIGNS} <= set(KINDS)
     assert all(sign.source for sign in SIGNS)
+
+
+MEGATRON_FRAME = '  File "/opt/megatron/training/checkpointing.py", line 1603, in load_checkpoint'
+DEEPSPEED_FRAME = '  File "/v/site-packages/deepspeed/runtime/engine.py", line 4535, in load_checkpoint'
+OTHER_FRAME = '  File "/opt/megatron/training/training.py", line 900, in pretrain'
+
+
+def kinds_of_traceback(*lines: str) -> list[str]:
+    return [hit.kind for hit in scan("\n".join(["Traceback (most recent call last):", *lines]))]
+
+
+@pytest.mark.parametrize("frame", [MEGATRON_FRAME, DEEPSPEED_FRAME])
+def test_an_exception_out_of_the_loading_of_a_checkpoint_is_the_checkpoints(frame: str) -> None:
+    assert kinds_of_traceback(OTHER_FRAME, frame, "    x()", "RuntimeError: size mismatch for a") == ["checkpoint"]
+    assert kinds_of_traceback(OTHER_FRAME, "    load_checkpoint()", "RuntimeError: size mismatch for a") == ["crash"]
+
+
+@pytest.mark.parametrize("line", ["FileNotFoundError: [Errno 2] No such file or directory: 'x'", "TimeoutError"])
+def test_what_the_system_raised_while_a_checkpoint_was_loaded_is_not(line: str) -> None:
+    assert kinds_of_traceback(MEGATRON_FRAME, line) == ["crash"]
+
+
+def test_of_a_distributed_load_the_ranks_own_exception_counts() -> None:
+    wrapper = "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([0])"
+    nested = (wrapper, "Traceback (most recent call last): (RANK 0)", '  File "/v/torch/utils.py", line 9, in reduce')
+    assert kinds_of_traceback(MEGATRON_FRAME, *nested, "KeyError: 'model.bias'") == ["crash", "checkpoint"]
+    stale = "OSError: [Errno 116] Stale file handle: '/scratch/iter_0000100/__0_0.distcp'"
+    assert kinds_of_traceback(MEGATRON_FRAME, *nested, stale) == ["crash", "file_system"]

@@ -82,7 +82,7 @@ def test_what_is_unusual_is_said() -> None:
 
 def test_the_keys_of_the_json_stay() -> None:
     keys = """run_dir run_id launcher job_id phase state reason exit_code cluster jobs link earlier restarts
-        expected_start attempt progress cause stopping layout rehearses"""
+        expected_start attempt progress cause stopping layout rehearses skipped_checkpoints"""
     assert sorted(look(JobState("running")).as_json()) == sorted(keys.split())
 
 
@@ -118,3 +118,10 @@ def test_a_launcher_s_mistake_is_the_asker_s(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="squeue cannot be run"):
         read_statuses([Submission("slurm", "12", tmp_path, 1.0)], lambda line: None)
+
+
+def test_checkpoints_that_were_skipped_are_told() -> None:
+    one = look(JobState("running"), skipped_checkpoints=(120,))
+    assert "began before the damaged checkpoint of step 120" in one.sentence()
+    assert one.as_json()["skipped_checkpoints"] == [120]
+    assert "of step 120 and 2 others" in look(JobState("running"), skipped_checkpoints=(120, 100, 80)).sentence()

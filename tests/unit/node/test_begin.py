@@ -241,8 +241,8 @@ def test_a_lost_tracker_whose_checkpoint_is_whole_is_written_again(run: Run) -> 
     assert "which is there and whole" in run.record("7.1")["note"]
 
 
-def cut_short(run: Run) -> None:
-    path = run.tracker.parent / "step-120" / "mp_rank_00_model_states.pt"
+def cut_short(run: Run, step: int = 120) -> None:
+    path = run.tracker.parent / f"step-{step}" / "mp_rank_00_model_states.pt"
     path.write_bytes(path.read_bytes()[:1000])
 
 
@@ -251,7 +251,15 @@ def lose_folder(run: Run) -> None:
 
 
 def fail_to_load(run: Run) -> None:
-    run.failed("7.1", from_step=120, tracker_step=120, cause={"kind": "checkpoint", "source": "log"})
+    cannot_load(run, "7.1", 120)
+
+
+def cannot_load(run: Run, attempt: str, step: int) -> None:
+    """An attempt that begins at `step`, and whose trainers end while they load that checkpoint."""
+    assert run.first_step(attempt) == step
+    ended = {"attempt": attempt, "state": "failed", "exit_code": 1, "step": None, "tracker_step": step}
+    status = {**ended, "cause": {"kind": "checkpoint", "source": "log"}}
+    (run.folder / "attempts" / attempt / "status.json").write_text(json.dumps(status))
 
 
 @pytest.mark.parametrize(
@@ -259,7 +267,7 @@ def fail_to_load(run: Run) -> None:
     [
         (cut_short, "step-120/mp_rank_00_model_states.pt is cut short"),
         (lose_folder, "step-120 is missing"),
-        (fail_to_load, "the trainers of attempt 7.1 could not load it"),
+        (fail_to_load, "the trainers of attempt 7.1 could not load it, and none of its files has changed since"),
     ],
 )
 def test_a_damaged_last_checkpoint_is_left_for_the_one_before(
@@ -272,6 +280,61 @@ def test_a_damaged_last_checkpoint_is_left_for_the_one_before(
     assert run.first_step("7.2") == 100
     assert (run.record("7.2")["tracker_step"], run.tracker.read_text()) == (100, "step-100")
     assert f"is damaged: {wrong}; continuing from step 100, the one before it" in run.record("7.2")["note"]
+
+
+def test_several_that_cannot_be_loaded_are_left_one_by_one_and_it_is_not_given_up(run: Run) -> None:
+    for step in (60, 80, 100, 120):
+        run.save(step)
+    for attempt, step in (("7.0", 120), ("7.1", 100), ("7.2", 80)):
+        cannot_load(run, attempt, step)
+    assert run.first_step("7.3") == 60
+    assert [skipped["step"] for skipped in run.record("7.1")["skipped"]] == [120]
+    assert run.record("7.3")["skipped"][0]["why"].startswith("the trainers of attempt 7.2 could not load it")
+
+
+def test_those_between_that_are_damaged_too_are_named(run: Run) -> None:
+    for step in (80, 100, 120):
+        run.save(step)
+        cut_short(run, step)
+    run.save(60)
+    run.tracker.write_text("step-120")
+    assert run.first_step("7.0") == 60
+    assert [skipped["step"] for skipped in run.record("7.0")["skipped"]] == [120, 100, 80]
+    assert "; so is that of step 80: step-80/mp_rank_00_model_states.pt is cut short; " in run.record("7.0")["note"]
+
+
+def test_one_that_could_not_be_loaded_is_not_gone_back_to_until_it_is_written_again(run: Run) -> None:
+    run.save(100)
+    run.save(120)
+    cannot_load(run, "7.0", 120)
+    run.past("7.1", from_step=100, tracker_step=100)
+    run.tracker.unlink()
+    run.tracker.write_text("step-120")
+    assert run.first_step("7.2") == 100
+    run.save(120)
+    assert run.first_step("7.3") == 120
+
+
+def test_a_file_of_data_that_broke_after_steps_does_not_condemn_the_checkpoint(run: Run) -> None:
+    run.save(120)
+    cannot_load(run, "7.0", 120)
+    progress = {"step": 130, "tracker_step": 120}
+    (run.folder / "attempts" / "7.0" / "progress.json").write_text(json.dumps(progress))
+    assert run.first_step("7.1") == 120
+
+
+@pytest.mark.parametrize("damage", [lambda run: cut_short(run), lambda run: cannot_load(run, "7.0", 120)])
+def test_a_recipe_may_have_the_training_stop_at_a_bad_checkpoint(run: Run, damage: Callable[[Run], None]) -> None:
+    run.describe(restart={**RESTART, "bad_checkpoint": "stop"})
+    run.save(100)
+    run.save(120)
+    damage(run)
+    why = lost(run, "7.1")
+    assert "restart.bad_checkpoint is stop" in why
+    assert "or train from step 100, the newest whole one: " in why
+    assert run.tracker.read_text() == "step-120"
+    (run.folder / "from_older").touch()
+    assert run.first_step("8.0") == 100
 
 
 def test_megatron_s_folders_are_known(run: Run) -> None:

@@ -139,6 +139,21 @@ def test_a_crash_before_the_first_step_ends_only_what_never_trained(cpu_node: No
     assert cpu_node.finish(nodes=1, code=1)[1]["next"]["action"] == "requeue"
 
 
+def test_an_attempt_that_could_not_load_its_checkpoint_is_no_vain_one(cpu_node: NodeRig, tmp_path: Path) -> None:
+    (tmp_path / "latest").write_text("step-80")
+    restart = {"by": "requeue", "times": 20, "fruitless": 1, "backoff_seconds": 0}
+    checkpoint = {"path": str(tmp_path), "tracker": "latest"}
+    cpu_node.write("run.json", {"schema": 1, "restart": restart, "checkpoint": checkpoint})
+    run(cpu_node, "exit 1", rank=0)
+    cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "from_step": 80, "started_at": 1.0})
+    error = "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory"
+    cpu_node.write(f"logs/{ATTEMPT}.{NODE}.log", f"Traceback (most recent call last):\n{error}\n")
+    _, status, _ = cpu_node.finish(nodes=1, code=1)
+    assert (status["cause"]["kind"], status["fruitless"], status["next"]["action"]) == ("checkpoint", 0, "requeue")
+    cpu_node.write_attempt("progress.json", {"step": 81})  # it had loaded it
+    assert cpu_node.finish(nodes=1, code=1)[1]["next"]["action"] == "end"
+
+
 def finish_stopped(rig: NodeRig, code: int, order: str = "TERM") -> dict[str, Any]:
     """The verdict of a job that was told to stop, and whose launcher returned `code`."""
     return rig.finish(1, code, "--told", order)[1]

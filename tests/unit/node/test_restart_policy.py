@@ -84,6 +84,15 @@ def test_what_another_try_may_mend_is_tried_again_before_the_first_step(kind: st
     assert decide(facts(kind=kind, made_a_step=False, fruitless=2)).action == "end"
 
 
+def test_a_checkpoint_that_could_not_be_loaded_ends_a_job_that_is_to_stop_there_or_has_no_other() -> None:
+    bad = facts(kind="checkpoint", made_a_step=False)
+    assert decide(bad).why == "continues from the checkpoint before the one that could not be loaded"
+    stopping = {"restart": {**RESTART, "bad_checkpoint": "stop"}}
+    assert "restart.bad_checkpoint: stop" in decide(bad._replace(run=stopping)).why
+    assert decide(facts(stopping, kind="checkpoint")).action == "requeue"  # it trained: nothing was wrong with that one
+    assert decide(bad._replace(saved_step=0)).action == "end"  # the weights it starts from
+
+
 def test_the_wait_doubles_with_each_vain_attempt_up_to_an_hour() -> None:
     patient = {"restart": {**RESTART, "fruitless": 50}}
     waits = [decide(facts(patient, fruitless=attempts)).seconds for attempts in (0, 1, 2, 3, 20)]

@@ -58,8 +58,8 @@ class Watched:
         until(self.heard_path.exists, "the training step")
         self.watchdog: Any = None
 
-    def watch(self, *options: str, **progress: object) -> None:
-        run = {"nodes": 1, "devices_per_node": 1, "progress": {**PROGRESS, **progress}}
+    def watch(self, *options: str, checkpoint: object = None, **progress: object) -> None:
+        run = {"nodes": 1, "devices_per_node": 1, "checkpoint": checkpoint, "progress": {**PROGRESS, **progress}}
         self.rig.write("run.json", run)
         child = ("--layout", ".", "--child", str(self.child.pid), "--poll", "0.05")
         self.watchdog = self.rig.start("watchdog", *self.rig.place, *child, *options)
@@ -310,3 +310,19 @@ def test_what_outlives_term_is_killed_with_all_below(cpu_node: NodeRig) -> None:
 
 def _children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_old_checkpoints_are_removed_beside_the_training_when_the_tracker_names_a_newer_one(
+    watched: Watched, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    for step in (1, 2, 3):
+        (folder / f"step-{step}").mkdir(parents=True)
+        (folder / f"step-{step}" / "mp_rank_00_model_states.pt").write_bytes(b"x")
+    (folder / "latest").write_text("step-3")
+    checkpoint = {"path": str(folder), "tracker": "latest", "promised": True, "keep": 2}
+    watched.watch(floor_seconds=600.0, checkpoint=checkpoint)
+    watched.steps(1, 4)
+    until(lambda: len(list(folder.iterdir())) == 3, "the oldest is gone")
+    assert {path.name for path in folder.iterdir()} == {"latest", "step-2", "step-3"}
+    assert "removed the checkpoint" in watched.terminated()

@@ -11,6 +11,7 @@ from job_files import dataset, readiness, write
 
 from llmlaunch.layout import Layout
 from llmlaunch.readiness import checkpoints
+from llmlaunch.readiness.readiness import Readiness
 from llmlaunch.units import GIB
 from support.recipes import recipe_text
 
@@ -228,11 +229,26 @@ def test_the_folder_of_slurms_output_is_there(tmp_path: Path) -> None:
 def test_there_is_room_for_the_checkpoints(
     free_gib: int, kind: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = os.statvfs(tmp_path)
-    free = os.statvfs_result((*here[:4], free_gib * GIB // here.f_frsize, *here[5:]))
-    monkeypatch.setattr(checkpoints.os, "statvfs", lambda _: free)
-    training = "{sequence_length: 8192, global_batch_size: 512, steps: 100, save_interval: 10, checkpoint_path: saved}"
-    ready = readiness(tmp_path, recipe_text(training=training))
+    ready = with_free(tmp_path, monkeypatch, free_gib)
     assert [name for name in ("missing", "doubtful") if getattr(ready, name)] == ([kind] if kind else [])
     if kind:
         assert message in getattr(ready, kind)[0]
+
+
+def test_where_old_ones_are_removed_room_is_needed_for_those_that_stay_and_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sentence,) = with_free(tmp_path, monkeypatch, 300, ", keep_checkpoints: 2").doubtful
+    assert "2 of the 3 that will be written before one is removed fit (2 and the next one)" in sentence
+    assert with_free(tmp_path, monkeypatch, 300, ", keep_checkpoints: 1").doubtful == ()
+    (tmp_path / "saved" / "iter_0000010").mkdir(parents=True)
+    assert with_free(tmp_path, monkeypatch, 300, ", keep_checkpoints: 2").doubtful == ()  # one is there already
+
+
+def with_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_gib: int, more: str = "") -> Readiness:
+    here = os.statvfs(tmp_path)
+    free = os.statvfs_result((*here[:4], free_gib * GIB // here.f_frsize, *here[5:]))
+    monkeypatch.setattr(checkpoints.os, "statvfs", lambda _: free)
+    length = "sequence_length: 8192, global_batch_size: 512, steps: 100"
+    training = f"{{{length}, save_interval: 10, checkpoint_path: saved{more}}}"
+    return readiness(tmp_path, recipe_text(training=training))

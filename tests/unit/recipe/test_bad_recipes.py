@@ -227,6 +227,12 @@ CONTRADICTIONS = [
     ("training.sequence_length: 8192 is more than the 2048 positions gpt3-175b has learned", "model=gpt3-175b"),
     ("remove one of the two", "training={sequence_length: 8, global_batch_size: 8, steps: 1, tokens: 8}"),
     ("restart: there is nothing to come back to", "restart={times: 3}"),
+    ("training: keep_checkpoints counts checkpoints, and none is written", "training.keep_checkpoints=2"),
+    (
+        "training.keep_checkpoints: a script of one's own lays out its folder as it likes",
+        *("backend={name: megatron-lm, script: /mine.py}", "training.keep_checkpoints=2"),
+        *("training.checkpoint_path=/ckpt", "training.save_interval=10"),
+    ),
     # --- data
     ("give exactly one of mock: true, path", "data={path: /a, blend: [{path: /b, weight: 1}]}"),
     ("cache_path belongs to path or blend", "data={mock: true, cache_path: /c}"),

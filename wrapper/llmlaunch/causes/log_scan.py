@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..rundir.files import open_regular
 from .redaction import harmless
-from .signs import EXCEPTION, HARDWARE_XIDS, NO_CAUSES, SIGNS, TELLING, XID
+from .signs import EXCEPTION, HARDWARE_XIDS, LOADING_FRAME, NO_CAUSES, OF_THE_SYSTEM, SIGNS, TELLING, WRAPPER, XID
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +29,8 @@ _SIGNS = [(re.compile(sign.expression), sign) for sign in SIGNS]
 _NO_CAUSE = re.compile("|".join(expression for expression, _ in NO_CAUSES))
 _EXCEPTION = re.compile(EXCEPTION)
 _XID = re.compile(XID)
+_LOADING_FRAME = re.compile(LOADING_FRAME)
+_OF_THE_SYSTEM, _WRAPPER = re.compile(f"{OF_THE_SYSTEM}|{WRAPPER}"), re.compile(WRAPPER)
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _WITHOUT_TRACEBACK = re.compile(r"\s*what\(\):\s+\S|Fatal Python error: |\S+\.py: error: ")
@@ -70,10 +72,12 @@ def read_log(path: Path, last_bytes: int | None = None, begin: int = 0) -> str:
 
 def scan(text: str) -> list[Hit]:
     """Every telling line in the order of the log. Exceptions are told by the line that ends their traceback, one for
-    each chain of exceptions, unless an earlier link of the chain is a sign by itself."""
+    each chain of exceptions, unless an earlier link of the chain is a sign by itself. One that left the function that
+    loads a checkpoint is the checkpoint's, unless the system raised it."""
     lines = [_plain(line) for line in text.replace("\r\n", "\n").split("\n")]
     hits: list[Hit] = []
     open_tracebacks: dict[Speaker | None, bool] = {}
+    loading: set[Speaker | None] = set()  # those whose open traceback goes through the loading of a checkpoint
     chained: dict[Speaker | None, int] = {}  # speaker -> index of the hit that the chain may replace
     last_crash: dict[Speaker | None, int] = {}
     for place, whole in enumerate(lines):
@@ -85,6 +89,8 @@ def scan(text: str) -> list[Hit]:
             open_tracebacks[speaker] = True
             continue
         if open_tracebacks.get(speaker) and line[:1] in (" ", "\t"):
+            if _LOADING_FRAME.match(line):
+                loading.add(speaker)
             continue  # the program's own text, which may quote anything
         telling = any(word in line for word in TELLING)
         hit = _hit(lines, place, speaker, line) if telling else None
@@ -92,7 +98,10 @@ def scan(text: str) -> list[Hit]:
         if ends:
             open_tracebacks[speaker] = False
         if hit is None and (ends or (telling and _WITHOUT_TRACEBACK.match(line))):
-            hit = _with_speaker(Hit("crash", harmless(line), place), speaker)
+            kind = "checkpoint" if ends and speaker in loading and not _OF_THE_SYSTEM.match(line) else "crash"
+            hit = _with_speaker(Hit(kind, harmless(line), place), speaker)
+        if ends and not _WRAPPER.match(line):
+            loading.discard(speaker)
         if hit is None:
             continue
         before = chained.pop(speaker, None) if ends else None

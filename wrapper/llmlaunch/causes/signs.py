@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["EXCEPTION", "HARDWARE_XIDS", "KINDS", "NO_CAUSES", "SAID_BY_SLURM", "SIGNS", "TELLING", "XID", "Sign"]
+__all__ = [
+    "EXCEPTION",
+    "HARDWARE_XIDS",
+    "KINDS",
+    "LOADING_FRAME",
+    "NO_CAUSES",
+    "OF_THE_SYSTEM",
+    "SAID_BY_SLURM",
+    "SIGNS",
+    "TELLING",
+    "WRAPPER",
+    "XID",
+    "Sign",
+]
 
 # Each kind of cause, and how a sentence calls it. Where no time decides, an earlier kind goes before a later one: the
 # device, then its memory, the host, the network.
@@ -251,6 +264,18 @@ EXCEPTION = (
     r"([A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Failure|Timeout|Warning|Full|Empty|Iteration)"
     r"|[a-z_]\w*(\.\w+)+)(: .*)?$"
 )
+
+# A traceback's frame in which a framework loads a checkpoint: Megatron-LM core 0.16 and 0.19, DeepSpeed 0.19.8.
+LOADING_FRAME = (
+    r'\s+File "[^"]*(megatron/training/checkpointing|deepspeed/runtime/engine)\.py", line \d+, in load_checkpoint$'
+)
+# Exceptions that say nothing of what a file holds: another node, or another try, may read it.
+OF_THE_SYSTEM = (
+    r"(OSError|IOError|FileNotFoundError|PermissionError|BlockingIOError|InterruptedError|TimeoutError|MemoryError"
+    r"|ConnectionError|ConnectionResetError|SystemExit|ImportError|ModuleNotFoundError)\b"
+)
+# Each rank's own traceback follows (torch 2.13, distributed/checkpoint/api.py).
+WRAPPER = r"torch\.distributed\.checkpoint\.api\.CheckpointException\b"
 
 XID = r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<number>\d+)"
 

@@ -34,6 +34,8 @@ class RunStatus:
     """A person has asked it to save and stop, and it has not ended yet."""
     layout: str = ""
     """Layout of the newest attempt: "" is the planned one, else a fallback after out of memory."""
+    skipped_checkpoints: tuple[int, ...] = ()
+    """Steps of newer checkpoints that the newest attempt did not begin with, because they are damaged."""
     rehearses: int | None = None
     """The pipeline rank of a job that runs here by itself; None of a job that is itself."""
 
@@ -60,6 +62,7 @@ class RunStatus:
             "progress": {name: self.progress.get(name) for name in names} if self.progress else None,
             "cause": dict(self.cause) or None,
             "stopping": self.stopping,
+            "skipped_checkpoints": list(self.skipped_checkpoints),
             "rehearses": self.rehearses,
         }
 
@@ -102,6 +105,7 @@ class RunStatus:
         )
         parts += [_cause_words(self.cause)] if unexplained else []
         parts += [f"out of memory before, so with {self.layout}"] if self.layout else []
+        parts += [_skipped_words(self.skipped_checkpoints)] if self.skipped_checkpoints else []
         parts += [f"link {state.link} of {of}"] if of > 1 else []
         parts += [f"restarted {counted(state.restarts, 'time')}"] if state.restarts else []
         parts += ["asked to save and stop"] if self.stopping else []
@@ -181,8 +185,14 @@ def _read(submission: Submission) -> RunStatus:
         cause=cause if isinstance(cause, dict) else {},
         stopping=(submission.run_dir / file_names.STOP).exists(),
         layout=attempt.layout if attempt else "",
+        skipped_checkpoints=attempt.skipped_steps if attempt else (),
         rehearses=whole_number(rehearsal.get("pipeline_rank")) if isinstance(rehearsal, dict) else None,
     )
+
+
+def _skipped_words(steps: Sequence[int]) -> str:
+    last = f"the damaged checkpoint of step {steps[0]}"
+    return f"began before {last}" + (f" and {counted(len(steps) - 1, 'other')}" if len(steps) > 1 else "")
 
 
 def _cause_words(cause: Mapping[str, Any]) -> str:

@@ -8,8 +8,8 @@ import sys
 from importlib import import_module
 
 COMMANDS = (
-    *("begin", "beside", "choose", "diagnose", "finish", "monitor", "observe", "place", "preflight", "rank", "tell"),
-    "watchdog",
+    *("begin", "beside", "choose", "diagnose", "finish", "monitor", "observe", "place", "preflight", "prune", "rank"),
+    *("tell", "watchdog"),
 )
 # of the others `main` of their own module
 FUNCTIONS = {"beside": ("observer", "beside"), "choose": ("preflight", "choose"), "tell": ("rank", "tell")}

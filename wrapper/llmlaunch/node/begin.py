@@ -17,9 +17,9 @@ from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
 from ..rundir.run import begun_attempts
 from ..rundir.values import counted, is_fallback, job_of
-from .checkpoint import checkpoint_of, choose_start, latest_in_folder, read_tracker, saved_step
+from .checkpoint import Start, attempts_in_folder, checkpoint_of, choose_start, read_tracker, saved_step
 from .files import COMES_BACK_LATER, NODES_ON_STDIN, command_parser, say, write_status
-from .restart_policy import FIRST_LAYOUT, fruitless, layout_of, of_this_submission
+from .restart_policy import FIRST_LAYOUT, fruitless, layout_of, of_this_submission, stops_at_bad_checkpoint
 
 if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
@@ -40,7 +40,8 @@ def main(argv: list[str]) -> int:
     if ended is not None:
         return _end(options, layout, *ended)
     checkpoint = checkpoint_of(options.run_dir, layout)
-    start = choose_start(options.run_dir, checkpoint, latest_in_folder(earlier, options.run_dir, checkpoint))
+    in_folder = attempts_in_folder(earlier, options.run_dir, checkpoint)
+    start = choose_start(options.run_dir, checkpoint, in_folder, stops=stops_at_bad_checkpoint(_policy(options)))
     if start.problem:
         unusable = cause("checkpoint", None, start.problem, "begin")
         return _end(options, layout, "failed", 1, f"{sentence(unusable)}. {start.remedy}", unusable)
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
         return _end(options, layout, *ended)
     own = attempt_folder(options.run_dir, options.attempt) / file_names.ATTEMPT
     try:
-        replace_json(own, _record(options, nodes, layout, start.note))
+        replace_json(own, _record(options, nodes, layout, start))
         (options.run_dir / file_names.FROM_OLDER).unlink()
     except FileNotFoundError:
         pass
@@ -108,7 +109,7 @@ def _earlier_end(options: argparse.Namespace, earlier: list[Attempt]) -> tuple[s
 def _bound(options: argparse.Namespace, earlier: list[Attempt], layout: str) -> tuple[str, int, str] | None:
     """State, exit code and which bound of the recipe's `restart` is reached; None where none is."""
     ours = of_this_submission(earlier, options.run_dir, options.attempt)
-    policy = (read_object(options.run_dir / file_names.RUN) or {}).get("restart")
+    policy = _policy(options)
     if not ours or not isinstance(policy, dict):
         return None
     code = int(ours[-1].status.get("exit_code") or COMES_BACK_LATER)
@@ -126,7 +127,11 @@ def _bound(options: argparse.Namespace, earlier: list[Attempt], layout: str) -> 
     return None
 
 
-def _record(options: argparse.Namespace, nodes: list[str], layout: str, note: str) -> Record:
+def _policy(options: argparse.Namespace) -> object:
+    return (read_object(options.run_dir / file_names.RUN) or {}).get("restart")
+
+
+def _record(options: argparse.Namespace, nodes: list[str], layout: str, start: Start) -> Record:
     return {
         "schema": 1,
         "attempt": options.attempt,
@@ -137,7 +142,9 @@ def _record(options: argparse.Namespace, nodes: list[str], layout: str, note: st
         "started_at": time.time(),
         "from_step": saved_step(options.run_dir, layout),
         "tracker_step": read_tracker(checkpoint_of(options.run_dir, layout)),
-        "note": note,
+        "checkpoint_changed_ns": start.changed_ns,
+        "skipped": [skipped._asdict() for skipped in start.skipped],
+        "note": start.note,
     }
 
 

@@ -27,8 +27,9 @@ from ..rundir.memory_files import summarize
 from ..rundir.run import begun_attempts
 from ..rundir.spool_place import is_private, spool_folder, spool_root
 from ..rundir.values import counted, job_of
-from .checkpoint import checkpoint_of, read_tracker, saved_step
+from .checkpoint import checkpoint_of, is_load_failure, read_tracker, saved_step
 from .files import COMES_BACK_LATER, command_parser, say, write_status
+from .prune import prune
 from .restart_policy import (
     FIRST_LAYOUT,
     PREEMPTED,
@@ -42,7 +43,7 @@ from .restart_policy import (
 from .signals import signal_number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from .files import Record
@@ -102,6 +103,8 @@ def main(argv: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     print("next", *_next_for_script(follows, nodes_at_fault(verdict.cause)), flush=True)
     write_summary(options.run_dir, options.attempt)
+    if verdict.state == "succeeded":  # the watchdog of the next attempt prunes after any other end
+        in_time(lambda: prune(options.run_dir, options.attempt, facts.layout), PATIENCE_SECONDS)
     return verdict.exit_code
 
 
@@ -141,6 +144,7 @@ def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Record
     ours = of_this_submission(every, run_directory, attempt)
     layout = next((layout_of(item) for item in ours if item.name == attempt), FIRST_LAYOUT)
     step = saved_step(run_directory, layout)
+    counting = [item for item in ours if item.name != attempt or not is_load_failure(item, verdict.cause)]
     return Facts(
         state=verdict.state,
         kind=str((verdict.cause or {}).get("kind") or ""),
@@ -151,7 +155,7 @@ def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Record
         layout=layout,
         saved_step=step,
         restarts=max(0, len([item for item in ours if not item.is_fallback]) - 1),
-        fruitless=fruitless(ours, layout, step),
+        fruitless=fruitless(counting, layout, step),
         run=read_object(run_directory / file_names.RUN) or {},
         tries=1 + len([item for item in ours if job_of(item.name) == job_of(attempt) and item.was_retried]),
     )
@@ -244,11 +248,16 @@ def _nodes(done: list[str], ranks: list[Record], count: int) -> list[Record]:
 def write_summary(run_directory: Path, attempt: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
     """Write `summary.json` of the attempt, or say in one line why there is none. The caller must leave by `os._exit`:
     what still hangs in the file system then is not waited for."""
-    worker = threading.Thread(target=_write, args=(run_directory, attempt), daemon=True)
+    if not in_time(lambda: _write(run_directory, attempt), patience_seconds):
+        say(f"{SUMMARY} was not ready in {patience_seconds:g} s; collect will read the nodes' own files")
+
+
+def in_time(work: Callable[[], None], patience_seconds: float) -> bool:
+    """Do `work` in a thread. False where it did not end in time: what hangs in a file system cannot be ended."""
+    worker = threading.Thread(target=work, daemon=True)
     worker.start()
     worker.join(patience_seconds)
-    if worker.is_alive():
-        say(f"{SUMMARY} was not ready in {patience_seconds:g} s; collect will read the nodes' own files")
+    return not worker.is_alive()
 
 
 def _write(run_directory: Path, attempt: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..rundir import file_names
 from ..rundir.files import read_object
 from ..rundir.values import counted, job_of
+from .checkpoint import is_load_failure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,15 +115,24 @@ def _restart(facts: Facts) -> Next:
         return Next("end", "the recipe asks for no restart")
     if facts.kind in _CERTAIN:
         return Next("end", f"a restart would end in {facts.kind} again")
+    not_loaded = facts.kind == "checkpoint" and not facts.made_a_step
+    if not_loaded and stops_at_bad_checkpoint(policy):
+        return Next(
+            "end", f"the checkpoint of step {facts.saved_step} could not be loaded (restart.bad_checkpoint: stop)"
+        )
     # What has trained once has arguments, data and memory that work; what hits it later may be the node's.
-    if facts.kind in ("crash", "") and not facts.made_a_step and not facts.trained_before and not facts.stop_signal:
+    certain = facts.kind in ("crash", "") or (not_loaded and not facts.saved_step)
+    if certain and not facts.made_a_step and not facts.trained_before and not facts.stop_signal:
         return Next("end", "it failed before its first step and would fail again")
     if facts.restarts >= int(policy["times"]):
         return Next("end", f"already restarted {counted(facts.restarts, 'time')} (restart.times)")
     if facts.fruitless >= int(policy["fruitless"]):
         tried = "1 attempt" if facts.fruitless == 1 else f"{facts.fruitless} attempts in a row"
         return Next("end", f"{tried} got no further than step {facts.saved_step} (restart.fruitless)")
-    why = "saved; continues later" if facts.state == "stopped" else "continues from the last checkpoint"
+    if not_loaded:
+        why = "continues from the checkpoint before the one that could not be loaded"
+    else:
+        why = "saved; continues later" if facts.state == "stopped" else "continues from the last checkpoint"
     if policy.get("by") == "chain":
         return Next("chain", why)
     return Next("requeue", why, seconds=_backoff_seconds(facts, float(policy["backoff_seconds"])))
@@ -134,6 +144,11 @@ def _backoff_seconds(facts: Facts, first: float) -> int:
         return 0
     doubled = first * 2.0 ** max(0, facts.fruitless - 1)
     return round(min(doubled, max(first, _MOST_BACKOFF_SECONDS)))
+
+
+def stops_at_bad_checkpoint(policy: object) -> bool:
+    """Whether the recipe's `restart` has the training end at a checkpoint that cannot be loaded."""
+    return isinstance(policy, dict) and policy.get("bad_checkpoint") == "stop"
 
 
 def layout_of(attempt: Attempt) -> str:
@@ -161,10 +176,12 @@ def made_a_step(attempt: Attempt) -> bool:
 def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:
     """How many attempts in a row, the latest ones, got with `layout` no further than `step`.
 
-    Where no checkpoint is known at all, one that made steps and ended in order counts as progress.
+    Where no checkpoint is known at all, one that made steps and ended in order counts as progress. One that could not
+    load its checkpoint does not count: the next goes on from an older one.
     """
     count = 0
-    for attempt in reversed([item for item in attempts if not item.was_retried]):
+    tried = [item for item in attempts if not item.was_retried]
+    for attempt in reversed([item for item in tried if not is_load_failure(item, item.status.get("cause"))]):
         orderly = step == 0 and attempt.status.get("state") == "stopped" and attempt.status.get("step") is not None
         if layout_of(attempt) != layout or attempt.from_step < step or orderly:
             break

@@ -24,6 +24,7 @@ from .files import command_parser, say
 from .loss_judge import LossJudge
 from .process_tree import Process, kill_tree
 from .progress import NodeLogs, StepTracker
+from .prune import Pruner, kept_count
 from .signals import die_with_parent, hold_end_signals
 from .stacks import where_they_stand
 
@@ -62,6 +63,8 @@ class AttemptWatchdog:
         self._directory = attempt_folder(options.run_dir, options.attempt)
         self._checkpoint = run.get("checkpoint")
         self._saved_step: int | None = None
+        prunes = kept_count(self._checkpoint) > 0
+        self._pruner = Pruner(options.run_dir, options.attempt, options.layout) if prunes else None
         self._behind: Record | None = None
         begun = read_object(self._directory / file_names.ATTEMPT) or {}
         # a script of the person's own may count its steps anew
@@ -229,6 +232,9 @@ class AttemptWatchdog:
         named = read_tracker(self._checkpoint)
         if named is not None:  # a tracker that vanishes later does not unsay it
             self._saved_step = max(named, self._saved_step or 0)
+            if self._pruner is not None and self._child.alive():
+                with contextlib.suppress(OSError):  # no memory or no process left: after a later step
+                    self._pruner.start(named)
         record = {
             "schema": 1,
             **self._tracker.record(),

@@ -30,6 +30,7 @@ __all__ = ["checkpoint_findings"]
 KEY = ("training", "checkpoint_path")
 NEW_FOLDER = "name a new folder to begin at step 0"
 STEP = re.compile(r"\d+")
+SAVED_FOLDER = re.compile(r"iter_\d{7,}|step-\d+")
 # Names of megatron/training/checkpointing.py (get_checkpoint_name) and of DeepSpeed's engine (_get_zero_ckpt_name).
 SPLIT_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
 ZERO_STATES = re.compile(r".*zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
@@ -166,16 +167,29 @@ def _room(recipe: Recipe, folder: Path, step: int) -> Iterator[Finding]:
         return
     state = os.statvfs(place)
     free, each = state.f_bavail * state.f_frsize, checkpoint_bytes(recipe)
-    kept = 1 if recipe.backend.script is not None else -(-(steps - step) // interval)
+    due = 1 if recipe.backend.script is not None else -(-(steps - step) // interval)
+    stay = recipe.training.keep_checkpoints
+    needed = due if stay is None else min(due, max(1, stay + 1 - _saved_count(folder)))
     fit = free // max(each, 1)
-    if fit >= kept:
+    if fit >= needed:
         return
     room = f"a checkpoint of {recipe.model.name} has about {gib(each)} GiB, and {gib(free)} GiB are free on {place}"
     if fit == 0:
         yield missing(KEY, f"{room}; make room, or name a folder on a larger file system")
+    elif stay is None:
+        yield doubtful(
+            KEY,
+            f"{room}: {fit} of the {due} that will be written fit, and none is deleted; set training.keep_checkpoints, "
+            "raise training.save_interval or make room",
+        )
     else:
         yield doubtful(
             KEY,
-            f"{room}: {fit} of the {kept} that will be written fit, and none is deleted; raise training.save_interval "
-            "or make room",
+            f"{room}: {fit} of the {needed} that will be written before one is removed fit ({stay} and the next one); "
+            "lower training.keep_checkpoints or make room",
         )
+
+
+def _saved_count(folder: Path) -> int:
+    """How many checkpoints the folder holds already, by the names that the trainers give them."""
+    return sum(1 for entry in folder_entries(folder) if SAVED_FOLDER.fullmatch(entry.name))

@@ -33,6 +33,7 @@ def disagreements(recipe: Recipe) -> list[Problem]:
         *_nodes_and_budget(recipe),
         *_gpus_asked_of_slurm(recipe),
         *_coming_back(recipe),
+        *_old_checkpoints(recipe),
         *_slurm(recipe),
         *_pins_and_model(recipe),
         *_stages(recipe),
@@ -133,6 +134,16 @@ def _coming_back(recipe: Recipe) -> Iterator[Problem]:
             ("restart",),
             "there is nothing to come back to: no checkpoints are written; add training.save_interval and "
             "training.checkpoint_path, or remove restart",
+        )
+
+
+def _old_checkpoints(recipe: Recipe) -> Iterator[Problem]:
+    backend = recipe.backend
+    if recipe.training.keep_checkpoints is not None and backend.script and backend.script_kind != "hugging-face":
+        yield (
+            ("training", "keep_checkpoints"),
+            "a script of one's own lays out its folder as it likes, so nothing is removed from it; remove the key, and "
+            "have the script remove old ones (script_args)",
         )
 
 

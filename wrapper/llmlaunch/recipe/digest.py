@@ -60,6 +60,7 @@ _LATER: Mapping[str, Any] = {
     "preference": True,
     "node_mesh": False,
     "restart": None,
+    "bad_checkpoint": "previous",
     "on_oom": OnOom(layouts=0),
     "watchdog": WatchdogPolicy(),
     "preflight": False,
@@ -70,6 +71,7 @@ _LATER: Mapping[str, Any] = {
     "evaluation": None,
     "validation": (),
     "checkpoint_format": None,
+    "keep_checkpoints": None,
     "tensorboard": None,
     "tracking": NO_TRACKING,
     "script_kind": "own",
@@ -104,7 +106,7 @@ _SCHEDULE = {
 }
 _PLAIN_TRAINING = (
     *("steps", "learning_rate", "seed", "log_interval", "save_interval", "checkpoint_path", "gradient_dtype"),
-    *("start_from", "checkpoint_format", "tensorboard", "evaluation"),
+    *("start_from", "checkpoint_format", "keep_checkpoints", "tensorboard", "evaluation"),
 )
 
 

@@ -162,6 +162,13 @@ class Training:
         default=None,
     )
     checkpoint_path: PathText | None = key("Folder on the cluster for checkpoints", default=None)
+    keep_checkpoints: int | None = key(
+        "Whole checkpoints that stay; older ones are removed while it trains. With 1 there is none to go back to; "
+        "absent = all stay",
+        default=None,
+        ge=1,
+        le=10**6,
+    )
     checkpoint_format: str | None = key(
         "megatron-lm: absent = torch_dist, and fsdp_dtensor with zero_stage 2 or 3",
         default=None,
@@ -193,6 +200,10 @@ class Training:
         if (keys.get("save_interval") is None) != (keys.get("checkpoint_path") is None):
             missing = "checkpoint_path" if keys.get("checkpoint_path") is None else "save_interval"
             raise ValueError(f"save_interval and checkpoint_path go together; add {missing} or remove the other")
+        if keys.get("keep_checkpoints") is not None and keys.get("checkpoint_path") is None:
+            raise ValueError(
+                "keep_checkpoints counts checkpoints, and none is written; add checkpoint_path or remove it"
+            )
 
 
 def training_form() -> Any:

@@ -87,6 +87,12 @@ class Restart:
         default=None,
         written=Literal["requeue", "chain"] | None,
     )
+    bad_checkpoint: str = key(
+        "Where the last checkpoint is damaged: previous: go on from the newest whole one before it; stop: the end, and "
+        "nothing is trained",
+        default="previous",
+        written=Literal["previous", "stop"],
+    )
 
 
 @section

@@ -338,6 +338,7 @@ def _restart(recipe: Recipe) -> dict[str, object] | None:
         "times": recipe.restart.times,
         "fruitless": recipe.restart.fruitless,
         "backoff_seconds": recipe.restart.backoff_seconds,
+        "bad_checkpoint": recipe.restart.bad_checkpoint,
     }
 
 
@@ -347,12 +348,14 @@ def _checkpoint(recipe: Recipe) -> dict[str, object] | None:
     training = recipe.training
     if training.checkpoint_path is None:
         return None
-    return {
+    checkpoint: dict[str, object] = {
         "path": training.checkpoint_path,
         "tracker": tracker(recipe),
         "promised": recipe.backend.script is None,
         "interval": training.save_interval,
     }
+    keep = training.keep_checkpoints
+    return checkpoint if keep is None else {**checkpoint, "keep": keep}
 
 
 LEAST_SAVING_SECONDS = 1800.0

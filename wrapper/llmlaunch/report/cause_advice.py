@@ -18,7 +18,8 @@ ADVICE = {
     "With on_oom: fallback the job would go on with the next layout by itself.",
     "host_oom": "Main memory was full: offload less (layout.offload_optimizer), or use fewer data workers.",
     "shm_full": "/dev/shm was full: give the container more of it, or use fewer data workers.",
-    "disk_full": "Make room, or point training.checkpoint_path at another file system; then resume.",
+    "disk_full": "Make room (training.keep_checkpoints removes old checkpoints), or point training.checkpoint_path at "
+    "another file system; then resume.",
     "file_system": "A file system failed on the node, which new jobs avoid; resume goes on elsewhere.",
     "checkpoint": "The last checkpoint cannot be used; resume --from-older goes on from an older one.",
     "open_files": "The nodes allow too few open files (ulimit -Hn): ask for more, or use fewer data workers.",

@@ -132,7 +132,9 @@ def _checkpoints(recipe: Recipe) -> str:
     folder, interval = recipe.training.checkpoint_path, recipe.training.save_interval
     if folder is None:
         return "none: what is learned is gone when the job ends (training.checkpoint_path)"
-    return f"{folder}, every {counted(interval, 'step', ',')}" if isinstance(interval, int) else folder
+    every = f", every {counted(interval, 'step', ',')}" if isinstance(interval, int) else ""
+    keep = recipe.training.keep_checkpoints
+    return f"{folder}{every}" + ("" if keep is None else f"; the newest {keep:,} stay")
 
 
 def memory_text(plan: Plan) -> str:

@@ -93,6 +93,12 @@ class Attempt:
         return byte_count(self.began.get("from_step")) or 0
 
     @property
+    def skipped_steps(self) -> tuple[int, ...]:
+        """The steps of newer checkpoints that it did not begin with, because they are damaged; the newest first."""
+        steps = (byte_count(skipped.get("step")) for skipped in objects_in(self.began.get("skipped")))
+        return tuple(step for step in steps if step is not None)
+
+    @property
     def is_fallback(self) -> bool:
         """Whether it was started in the allocation of the attempt before, which ran out of memory."""
         return bool(self.began.get("fallback"))

@@ -32,6 +32,11 @@ SAID: dict[str, tuple[str, tuple[str, ...], Layout, str, str]] = {
         "--output_dir /ckpt --save_steps 10",
         "--deepspeed_config",
     ),
+    "how many checkpoints stay, which is the Trainer's affair": (
+        *("hugging-face", (*SAVING, "training.keep_checkpoints=3"), Layout(data=16, micro_batch_size=2)),
+        "--save_steps 10 --save_total_limit 3",
+        "--keep-checkpoints",
+    ),
     "a cosine decay of the Trainer's, which it stops at a minimum": (
         "hugging-face",
         ("training.minimum_learning_rate=1.0e-5", "training.learning_rate_decay=cosine"),

@@ -164,6 +164,7 @@ def _saving(recipe: Recipe) -> list[Argument]:
         argument("--output_dir", training.checkpoint_path, of="training.checkpoint_path"),
         argument("--save_strategy", "steps", of="training.save_interval"),
         argument("--save_steps", training.save_interval, of="training.save_interval"),
+        *optional("--save_total_limit", training.keep_checkpoints, of="training.keep_checkpoints"),
     ]
 
 
