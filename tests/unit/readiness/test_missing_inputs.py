@@ -138,3 +138,34 @@ def test_check_and_render_warn_submit_and_its_dry_run_refuse(
     monkeypatch.setenv("MY_HUB", "x")
     assert "warning" not in llmlaunch("check", recipe).stderr
     llmlaunch("submit", recipe, "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        ("", "CHANNEL is not set here; export it where you submit"),
+        ("hooks.example/secret", "CHANNEL holds no http or https address; export the whole address"),
+        ("http://[::1/secret", "CHANNEL holds no http or https address; export the whole address"),
+        ("https://hooks.example/secret", ""),
+    ],
+)
+def test_the_address_of_notices_is_looked_for_and_never_shown(tmp_path: Path, address: str, problem: str) -> None:
+    text = recipe_text(notify="{webhook: CHANNEL, command: [no-such-program]}")
+    found = looked_for(tmp_path, text, CHANNEL=address)
+    assert [sentence.split(": notify.webhook: ")[1].split(", such")[0] for sentence in found.missing] == (
+        [problem] if problem else []
+    )
+    assert "no-such-program is no program of this machine" in found.doubtful[0]
+    assert "secret" not in "".join(found.missing)
+
+
+def test_a_dry_run_shows_who_hears_of_the_job_and_of_an_address_its_host_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llmlaunch: CommandLine
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(TINY.replace("secrets: [MY_HUB]", "notify: {webhook: CHANNEL, events: [end, stall]}"))
+    (tmp_path / "corpus.txt").write_text("text")
+    monkeypatch.setenv("CHANNEL", "https://hooks.example/services/secret")
+    shown = llmlaunch("submit", recipe, "--dry-run").stdout
+    assert "  notices to   hooks.example ($CHANNEL): end, stall\n" in shown
+    assert "secret" not in shown

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import string
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -17,6 +19,8 @@ from llmlaunch.documents.secrets import is_secret_file, known_secret, looks_secr
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.notices import Event
+from llmlaunch.rundir.notices import EVENTS
 from support.recipes import SMALL
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,6 +73,47 @@ def with_line(line: str) -> str:
     if key == "slurm":
         lines = [each for each in lines if not each.startswith("  time:")]
     return "\n".join([*lines, line]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ("{webhook: log}", "notify: webhook is log; write the variable in capitals"),
+        ("{events: [end]}", "notify: names neither a webhook nor a command"),
+        ("{webhook: URL, events: []}", "notify.events: has 0 items"),
+        ("{webhook: URL, events: [done]}", "notify.events[0]: must be one of start, first_step, stall"),
+    ],
+)
+def test_notices_that_would_tell_nothing_are_refused(written: str, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(with_line(f"notify: {written}"))
+    with pytest.raises(UserError, match=re.escape(problem)):
+        load_recipe(path)
+
+
+def test_the_events_of_a_recipe_are_those_of_the_nodes() -> None:
+    assert get_args(Event) == EVENTS
+
+
+@pytest.mark.parametrize(
+    "address", [f"https://ntfy.example/{HIDDEN}", f"https://hooks.slack.com/services/{HIDDEN}/x/y"]
+)
+@pytest.mark.parametrize("by_override", [False, True])
+def test_the_address_of_a_webhook_is_refused_with_what_to_write_instead(
+    address: str, by_override: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        GOOD if by_override else with_line(f"notify: {{webhook: '{address}'}}\nnot_secrets: [notify.webhook]")
+    )
+    with pytest.raises(UserError) as refusal:
+        load_recipe(path, [f"notify.webhook={address}"] if by_override else [])
+    message = str(refusal.value)
+    assert "notify.webhook: must be the name of a variable" in message
+    assert message.endswith("write export NOTIFY_URL=ADDRESS, and here notify: {webhook: NOTIFY_URL}")
+    assert "not_secrets" not in message
+    if not by_override:
+        assert HIDDEN not in message
 
 
 @pytest.mark.parametrize("what", SECRETS)

@@ -18,6 +18,7 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.plan import Candidate, JobLength, Limit, Plan
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
+from llmlaunch.recipe.notices import Notices
 from llmlaunch.recipe.tracking import Tracking, WandbRun
 from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import BackendChoice, Code, MemoryPolicy, Recipe, Restart
@@ -251,11 +252,11 @@ def tried_first() -> tuple[Recipe, Plan, Rendered]:
 
 
 def coming_back() -> tuple[Recipe, Plan, Rendered]:
-    """A CPU job on two nodes and a spare one that saves, and comes back by requeue."""
+    """A CPU job on two nodes and a spare one that saves, tells a webhook, and comes back by requeue."""
     of, _, rendered = deepspeed_cpu()
     training = replace(of.training, save_interval=10, checkpoint_path="/checkpoints/tiny")
     of = replace(of, nodes=2, spare_nodes=1, training=training, restart=Restart(save_seconds=300.0))
-    of = replace(of, slurm={"time": "1-00:00:00"})
+    of = replace(of, slurm={"time": "1-00:00:00"}, notify=Notices("TRAINING_CHANNEL"))
     return of, plan(of, Layout(data=4)), rendered
 
 

@@ -26,6 +26,11 @@ __all__ = [
     "secret_in",
 ]
 
+WEBHOOK = ("notify", "webhook")
+_WEBHOOK_IS_A_NAME = (
+    "must be the name of a variable: the address of a webhook is a secret, which must not stand in a recipe. Where you "
+    "submit, write export NOTIFY_URL=ADDRESS, and here notify: {webhook: NOTIFY_URL}"
+)
 COMMENTS = "comments"  # what `not_secrets` calls the comments of a file
 _NO_PLACE = "must not stand in a recipe; list the name under secrets: and set the variable where you submit"
 
@@ -114,9 +119,9 @@ def refuse_secrets(document: Document, allowed: Any, path: KeyPath = ()) -> list
         document = replace(document, places={**document.places, (COMMENTS,): place})
     passed = allowed if isinstance(allowed, list) else []
     refused = [
-        (key, f"{text} (where that is wrong: `not_secrets: [{dotted(key)}]`)")
+        (key, text if key == WEBHOOK else f"{text} (where that is wrong: `not_secrets: [{dotted(key)}]`)")
         for key, text in problems
-        if dotted(key) not in passed
+        if dotted(key) not in passed or key == WEBHOOK
     ]
     if refused:
         raise report(document, refused)
@@ -138,6 +143,8 @@ def _value_problems(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
         for name, item in value.items():
             if known_secret(name) is not None:
                 yield path, f"a key holds what looks like {known_secret(name)}, which {_NO_PLACE}"
+            elif (*path, name) == WEBHOOK and isinstance(item, str) and not item.isidentifier():
+                yield WEBHOOK, _WEBHOOK_IS_A_NAME
             elif not isinstance(item, (dict, list)) and is_secret_variable(name, str(item)):
                 yield (*path, name), f"looks like a secret, which {_NO_PLACE}"
             else:

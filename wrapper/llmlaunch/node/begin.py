@@ -19,7 +19,9 @@ from ..rundir.run import begun_attempts
 from ..rundir.values import counted, is_fallback, job_of
 from .checkpoint import Start, attempts_in_folder, checkpoint_of, choose_start, read_tracker, saved_step
 from .files import COMES_BACK_LATER, NODES_ON_STDIN, command_parser, say, write_status
-from .restart_policy import FIRST_LAYOUT, fruitless, layout_of, of_this_submission, stops_at_bad_checkpoint
+from .notice_texts import end_text, start_text
+from .notices import notify, wait_for_deliveries
+from .restart_policy import FIRST_LAYOUT, Next, fruitless, layout_of, of_this_submission, stops_at_bad_checkpoint
 
 if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
@@ -44,15 +46,17 @@ def main(argv: list[str]) -> int:
     start = choose_start(options.run_dir, checkpoint, in_folder, stops=stops_at_bad_checkpoint(_policy(options)))
     if start.problem:
         unusable = cause("checkpoint", None, start.problem, "begin")
-        return _end(options, layout, "failed", 1, f"{sentence(unusable)}. {start.remedy}", unusable)
+        return _end(options, layout, "failed", 1, f"{sentence(unusable)}. {start.remedy}", unusable, notice=True)
     if start.note:
         say(start.note)
     ended = None if options.layout else _bound(options, earlier, layout)
     if ended is not None:
-        return _end(options, layout, *ended)
+        return _end(options, layout, *ended, notice=True)
     own = attempt_folder(options.run_dir, options.attempt) / file_names.ATTEMPT
+    record = _record(options, nodes, layout, start)
+    notify(options.run_dir, options.attempt, "start", _start_text(options, record, earlier))
     try:
-        replace_json(own, _record(options, nodes, layout, start))
+        replace_json(own, record)
         (options.run_dir / file_names.FROM_OLDER).unlink()
     except FileNotFoundError:
         pass
@@ -62,12 +66,29 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _start_text(options: argparse.Namespace, record: Record, earlier: list[Attempt]) -> str:
+    progress = (read_object(options.run_dir / file_names.RUN) or {}).get("progress")
+    steps = progress.get("steps") if isinstance(progress, dict) else None
+    return start_text(record, steps, earlier[-1].status if earlier else None)
+
+
 def _end(
-    options: argparse.Namespace, layout: str, state: str, code: int, why: str, reason: Record | None = None
+    options: argparse.Namespace,
+    layout: str,
+    state: str,
+    code: int,
+    why: str,
+    reason: Record | None = None,
+    notice: bool = False,
 ) -> int:
+    """Write down that nothing is trained, with a `notice` where nobody has heard of this end before."""
     say(why)
-    write_status(options.run_dir, {**_status(options.attempt, state, code, why, layout), "cause": reason})
-    print(f"end {code}")
+    status = {**_status(options.attempt, state, code, why, layout), "cause": reason}
+    write_status(options.run_dir, status)
+    if notice:
+        notify(options.run_dir, options.attempt, "end", end_text(options.run_dir, status, {}, Next("end", why)))
+    print(f"end {code}", flush=True)
+    wait_for_deliveries()
     return 0
 
 

@@ -29,11 +29,14 @@ from ..rundir.spool_place import is_private, spool_folder, spool_root
 from ..rundir.values import counted, job_of
 from .checkpoint import checkpoint_of, is_load_failure, read_tracker, saved_step
 from .files import COMES_BACK_LATER, command_parser, say, write_status
+from .notice_texts import end_text
+from .notices import notify, wait_for_deliveries
 from .prune import prune
 from .restart_policy import (
     FIRST_LAYOUT,
     PREEMPTED,
     Facts,
+    Next,
     decide,
     fruitless,
     layout_of,
@@ -47,11 +50,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .files import Record
-    from .restart_policy import Next
 
 POLL_SECONDS = 0.5
 ENDED_FROM_OUTSIDE = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # what a shell makes of them
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+STAYS = ("fallback", "again")  # what comes next in the same allocation
 PATIENCE_SECONDS = 30.0  # the allocation is paid for, and a file system may hang
 
 
@@ -96,6 +99,7 @@ def main(argv: list[str]) -> int:
         "next": follows.as_json(),
     }
     write_status(options.run_dir, status)
+    _notify(options, status, progress, follows)
     say(f"attempt {options.attempt} {verdict.state}: {verdict.why}")
     if verdict.state != "succeeded" and (facts.run.get("restart") or facts.run.get("fallbacks")):
         say(f"next: {follows.action} {follows.layout}".rstrip() + f" ({follows.why})")
@@ -105,7 +109,17 @@ def main(argv: list[str]) -> int:
     write_summary(options.run_dir, options.attempt)
     if verdict.state == "succeeded":  # the watchdog of the next attempt prunes after any other end
         in_time(lambda: prune(options.run_dir, options.attempt, facts.layout), PATIENCE_SECONDS)
+    if follows.action not in STAYS:
+        wait_for_deliveries()
     return verdict.exit_code
+
+
+def _notify(options: argparse.Namespace, status: Record, progress: Record, follows: Next) -> None:
+    """Send the notice of the end, or of what goes on after it: without SLURM nothing puts a job back into a queue."""
+    if follows.action not in ("end", *STAYS) and not os.environ.get("SLURM_JOB_ID"):
+        follows = Next("end", "without SLURM no job starts again by itself")
+    event = "end" if follows.action == "end" else "restart"
+    notify(options.run_dir, options.attempt, event, end_text(options.run_dir, status, progress, follows))
 
 
 def _verdict(

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from ..causes.redaction import harmless, masked, secret_values
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import parse_json, read_object, read_tail
-from ..rundir.values import job_of, time_or_none
+from ..rundir.files import read_object
+from ..rundir.notices import notice_lines
+from ..rundir.values import job_of, printable, time_or_none
 from .files import PeaksFile
 
 if TYPE_CHECKING:
@@ -31,9 +32,8 @@ if TYPE_CHECKING:
 
     from .files import Record
 
-__all__ = ["EVENTS", "notify", "wait_for_deliveries"]
+__all__ = ["notify", "wait_for_deliveries"]
 
-EVENTS = ("start", "first_step", "stall", "restart", "slow", "bad_loss", "end")
 ALTOGETHER_SECONDS = 20.0  # for one notice, its retries and the resolution of names included
 TRY_SECONDS = 8.0  # for one answer
 BACKOFF_SECONDS = (0.5, 2.0)  # before the second and the third try
@@ -42,7 +42,6 @@ MOST_AN_HOUR = 20  # of one run; its end is told in any case
 MOST_CHARACTERS = 3000  # Slack cuts a longer message
 ELSEWHERE = "redirects to another host"
 
-_MOST_READ_BYTES = 2**20
 _deliveries: list[int] = []  # pipes of this process's notices; each closes when its notice is delivered or given up
 
 
@@ -70,10 +69,12 @@ def notify(run_directory: Path, attempt: str, event: str, text: str) -> None:
 
 
 def wait_for_deliveries(seconds: float = LAST_SECONDS) -> None:
-    """Wait until this process's notices are delivered or given up, at most `seconds` in all.
+    """Wait in a SLURM job until this process's notices are delivered or given up, at most `seconds` in all.
 
-    What the batch script of a SLURM job started is killed when the script ends, the process that delivers included.
+    What the batch script of a job started is killed when the script ends, the process that delivers included.
     """
+    if not os.environ.get("SLURM_JOB_ID"):
+        return
     until = time.monotonic() + seconds
     for pipe in _deliveries:
         ready = select.poll()
@@ -118,7 +119,8 @@ def _deliver(run_directory: Path, target: Record, notice: Record) -> None:
     """Send the notice to every receiver at once, and note what became of it."""
     until = time.monotonic() + ALTOGETHER_SECONDS
     webhook = target.get("webhook")
-    notice["text"] = _clean(notice["text"], webhook)
+    secrets = secret_values(os.environ, [str(webhook)])
+    notice["text"] = printable(masked(notice["text"][:MOST_CHARACTERS], secrets))
     journal = _Journal(run_directory, notice)
     if journal.has_it() or (notice["event"] != "end" and journal.is_full()):
         return
@@ -148,17 +150,11 @@ def _attend(journal: _Journal, receiver: str, send: Callable[[], str]) -> None:
     journal.write(receiver, not failure, failure or None)
 
 
-def _clean(text: str, webhook: object) -> str:
-    """The text without secrets and control characters."""
-    hidden = masked(text[:MOST_CHARACTERS], secret_values(os.environ, [str(webhook)]))
-    return "".join(c if c.isprintable() or c == "\n" else " " for c in hidden)
-
-
 class _Journal:
     """`notices.jsonl` of an attempt: a line when a notice is sent, and one when it is delivered or given up."""
 
     def __init__(self, run_directory: Path, notice: Record) -> None:
-        self._attempts = run_directory / file_names.ATTEMPTS
+        self._run_directory = run_directory
         self._path = attempt_folder(run_directory, notice["attempt"]) / file_names.NOTICES
         self._notice = notice
 
@@ -172,31 +168,22 @@ class _Journal:
 
     def has_it(self) -> bool:
         """Whether the same notice was sent already."""
-        return any(
-            all(line.get(name) == self._notice[name] for name in ("event", "text")) for line in _lines(self._path)
-        )
+        lines = notice_lines(self._run_directory, self._notice["attempt"])
+        return any(all(line.get(name) == self._notice[name] for name in ("event", "text")) for line in lines)
 
     def is_full(self) -> bool:
         """Whether the run has sent MOST_AN_HOUR notices in the last hour. The first that is too many is noted."""
         hour_ago = time.time() - 3600
-        lines = [line for path in self._attempts.glob(f"*/{file_names.NOTICES}") for line in _lines(path)]
+        attempts = [
+            path.parent.name for path in self._run_directory.glob(f"{file_names.ATTEMPTS}/*/{file_names.NOTICES}")
+        ]
+        lines = [line for attempt in attempts for line in notice_lines(self._run_directory, attempt)]
         recent = [line for line in lines if (time_or_none(line.get("at")) or 0) > hour_ago]
         if len({(line.get("event"), line.get("text")) for line in recent if line.get("to")}) < MOST_AN_HOUR:
             return False
         if all(line.get("to") for line in recent):
             self.write("", False, f"more than {MOST_AN_HOUR} notices in an hour; further ones are left out")
         return True
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    with contextlib.suppress(OSError):
-        for line in read_tail(path, _MOST_READ_BYTES).splitlines():
-            with contextlib.suppress(ValueError):
-                value = parse_json(line)
-                if isinstance(value, dict):
-                    lines.append(value)
-    return lines
 
 
 def _post(variable: str, message: str, until: float) -> str:

@@ -22,6 +22,8 @@ from ..rundir.step_lines import StepLines
 from .checkpoint import read_tracker
 from .files import command_parser, say
 from .loss_judge import LossJudge
+from .notice_texts import first_step_text, stall_text
+from .notices import notify
 from .process_tree import Process, kill_tree
 from .progress import NodeLogs, StepTracker
 from .prune import Pruner, kept_count
@@ -59,6 +61,7 @@ class AttemptWatchdog:
     def __init__(self, options: argparse.Namespace) -> None:
         run = read_object(options.run_dir / options.layout / file_names.RUN) or {}
         progress = run.get("progress") or {}
+        self._run_directory, self._attempt = options.run_dir, options.attempt
         self._stop_file = options.run_dir / file_names.STOP
         self._directory = attempt_folder(options.run_dir, options.attempt)
         self._checkpoint = run.get("checkpoint")
@@ -107,11 +110,14 @@ class AttemptWatchdog:
         self._write()
 
     def _look(self, everywhere: bool = False) -> bool:
+        is_first = not self._tracker.any_step
         news = self._logs.look(everywhere)
         fresh = self._tracker.update(news, self._clock.now())
         self._judge_loss(news.steps)
         if fresh:
             self._at, self._unwritten = time.time(), True
+        if fresh and is_first:
+            notify(self._run_directory, self._attempt, "first_step", first_step_text(self._tracker.record()))
         if self._unwritten and self._clock.now() - self._written_at >= WRITE_SECONDS:
             self._write()
         return fresh
@@ -128,6 +134,7 @@ class AttemptWatchdog:
             return
         for sentence in filter(None, sentences):
             say(f"watchdog: {sentence}")
+            notify(self._run_directory, self._attempt, "bad_loss", sentence)
             self._unwritten = True
 
     def _overdue(self) -> Record | None:
@@ -154,6 +161,7 @@ class AttemptWatchdog:
         hung["where"] = where_they_stand(self._directory, self._ranks)
         self._write(hung)
         say(f"watchdog: ending the training step; {hung['where'] or 'no rank wrote its stacks'}")
+        notify(self._run_directory, self._attempt, "stall", stall_text(hung, self._tracker.record()))
         self._end_child(ends)
         return True
 

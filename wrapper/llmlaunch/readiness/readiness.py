@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
-from llmlaunch.readiness.findings import DOUBTFUL, MISSING, NOTE, Finding, missing
+from llmlaunch.readiness.findings import DOUBTFUL, MISSING, NOTE, Finding, doubtful, missing
+from llmlaunch.recipe.notices import webhook_host
 from llmlaunch.recipe.overrides import place_of
 from llmlaunch.recipe.types import Recipe
 
@@ -43,6 +45,7 @@ def in_sentences(recipe: Recipe, findings: Iterable[Finding]) -> Readiness:
 def _looks(recipe: Recipe) -> Iterator[Look]:
     """Yield what there is to look for. Modules are imported where a recipe needs them: `check` should feel instant."""
     yield _secrets
+    yield _notices
     if not recipe.data.mock:
         from llmlaunch.readiness.data_files import data_findings
 
@@ -67,3 +70,18 @@ def _secrets(recipe: Recipe, _: Layout, environment: Environment) -> Iterator[Fi
     for name in recipe.secrets:
         if not environment.get(name):
             yield missing(("secrets",), f"{name} is not set here; export it where you submit")
+
+
+def _notices(recipe: Recipe, _: Layout, environment: Environment) -> Iterator[Finding]:
+    """Yield what keeps notices from arriving. No message holds the address."""
+    notices = recipe.notify
+    if notices is None:
+        return
+    if notices.webhook is not None and not environment.get(notices.webhook):
+        yield missing(("notify", "webhook"), f"{notices.webhook} is not set here; export it where you submit")
+    elif notices.webhook is not None and webhook_host(environment[notices.webhook]) is None:
+        problem = "holds no http or https address; export the whole address, such as https://HOST/PATH"
+        yield missing(("notify", "webhook"), f"{notices.webhook} {problem}")
+    if notices.command and shutil.which(notices.command[0]) is None:
+        problem = "is no program of this machine; name it by a path that the job's first node has, too"
+        yield doubtful(("notify", "command"), f"{notices.command[0]} {problem}")

@@ -19,9 +19,10 @@ from llmlaunch.workload import NO_NUMBER_FORMATS
 
 __all__ = ["recipe_digest"]
 
-# how it was written, what was remarked on it, where a figure was found, and what is measured anew from day to day
+# how it was written, what was remarked on it, where a figure was found, what is measured anew from day to day, and who
+# hears of it
 _LEFT_OUT = frozenset(
-    {"path", "text", "overrides", "digest", "assumptions", "not_secrets", "slurm_plugins", "locked_by"}
+    {"path", "text", "overrides", "digest", "assumptions", "not_secrets", "slurm_plugins", "locked_by", "notify"}
 )
 _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothing else of a job
 # a family is a way to say the shape; of a host's link and a measured network a job's meaning does not speak

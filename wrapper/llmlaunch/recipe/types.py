@@ -29,6 +29,7 @@ from llmlaunch.models.shape import ModelShape, model_form
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.layout_keys import Pin, layout_form, what_if_form
+from llmlaunch.recipe.notices import Notices
 from llmlaunch.recipe.tracking import NO_TRACKING, Tracking
 from llmlaunch.recipe.training import Training, training_form
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -382,6 +383,9 @@ class Recipe:
         default=WatchdogPolicy(),
         written=WatchdogPolicy,
         words={True: WatchdogPolicy(), False: None},
+    )
+    notify: Notices | None = key(
+        "Who hears of start, first step, stall, restart, slow nodes, bad loss and end; absent = nobody", default=None
     )
     preflight: bool = key(
         "Try devices, memory and network of every node for about a minute before the training", default=False

@@ -234,6 +234,7 @@ def _recipe(recipe: Recipe, plan: Plan, alone: RankAlone, name: str, steps: int)
         on_oom=OnOom(layouts=0),
         monitor=replace(recipe.monitor, probe=True),
         tracking=NO_TRACKING,
+        notify=None,
         backend=replace(recipe.backend, extra_args=alone.own_words),
         cluster=replace(cluster, devices_per_node=1, cpus_per_node=cpus and max(1, cpus // devices)),
         training=replace(

@@ -76,6 +76,7 @@ def run_description(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str,
         "monitor_interval_seconds": recipe.monitor.interval_seconds,
         "progress": progress_json(recipe, plan, rendered),
         **recovery(recipe, plan),
+        **({} if recipe.notify is None else {"notify": asdict(recipe.notify)}),
         "measurement": measurement_template(recipe, plan, rendered),
     }
 

@@ -107,6 +107,7 @@ def _job_values(recipe: Recipe, plan: Plan, prepares: bool) -> dict[str, object]
         "prepare": prepares,
         "setup": setup_lines(recipe),
         "secrets": recipe.secrets,
+        "webhook": (recipe.notify and recipe.notify.webhook) or "",
         "container": recipe.container,
         "mounted": paths_to_mount(recipe),
         "checkpoints": _unless_brought(recipe, recipe.training.checkpoint_path, written=True),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from textwrap import wrap
 
 from llmlaunch.planner.plan import Plan
+from llmlaunch.recipe.notices import receivers
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.values import counted
@@ -34,6 +36,7 @@ def dry_run_text(
         ("environment", _environment(recipe)),
         ("data", _data(recipe)),
         ("checkpoints", _checkpoints(recipe)),
+        *_notices(recipe),
         ("layout", plan.chosen.describe()),
         ("memory", memory_text(plan)),
         ("time", expected_time_text(plan, now)),
@@ -135,6 +138,11 @@ def _checkpoints(recipe: Recipe) -> str:
     every = f", every {counted(interval, 'step', ',')}" if isinstance(interval, int) else ""
     keep = recipe.training.keep_checkpoints
     return f"{folder}{every}" + ("" if keep is None else f"; the newest {keep:,} stay")
+
+
+def _notices(recipe: Recipe) -> list[tuple[str, str]]:
+    """Who hears what becomes of the job; no row where nobody does."""
+    return [] if recipe.notify is None else [("notices to", receivers(recipe.notify, os.environ))]
 
 
 def memory_text(plan: Plan) -> str:
