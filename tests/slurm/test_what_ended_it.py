@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ raise RuntimeError(
 """
 FAULTY = """
 import os
-if os.environ["RANK"] == "1" and os.environ["LLMLAUNCH_ATTEMPT"].endswith(".0"):
+if os.environ["RANK"] == "1" and len(os.listdir(os.environ["LLMLAUNCH_RUN_DIR"] + "/attempts")) == 1:
     print("Traceback (most recent call last):\\nRuntimeError: MESSAGE")
     raise SystemExit(1)
 """
@@ -106,7 +107,7 @@ def a_rank_out_of_memory_is_the_cause_and_a_measurement(person: Person) -> None:
     assert (record["global_rank"], record["peak_bytes"], record["run_state"]) == (1, None, "failed")
     assert record["numbers"]["asked_bytes"] == 2 * GIB
     assert record["numbers"]["non_torch_bytes"] == 3 * GIB
-    assert person.json("nodes") == {"nodes": []}
+    assert person.json("nodes") == {"nodes": [], "suspects": []}
 
 
 def a_lost_node_is_left_out_by_name_until_it_is_forgiven(verdict_seconds: int, person: Person) -> None:
@@ -157,14 +158,22 @@ def a_checkpoint_that_vanished_ends_the_job_until_a_person_lets_it_begin_again(p
     person.ask("scancel", training.job)
 
 
-def a_job_that_comes_back_leaves_its_faulty_node_out(message: str, kind: str, person: Person) -> None:
-    training = own(person, FAULTY.replace("MESSAGE", message), *saving(person, 2))
-    training.wait(lambda it: [rank["rank"] for rank in it.ranks("1")] == [0, 1], "it started again")
+def a_job_that_comes_back_leaves_its_faulty_node_out(message: str, kind: str, by: str, person: Person) -> None:
+    """As the same job, or as the next job of its chain, which is told while it waits."""
+    training = own(
+        person, FAULTY.replace("MESSAGE", message), *saving(person, 2), f"restart.by={by}", "restart.times=2"
+    )
+    training.wait(lambda it: len(it.attempts()) == 2, "it started again")
+    job, _, number = training.attempts()[1].rpartition(".")
+    ranks = training.run / "attempts" / f"{job}.{number}" / "ranks"
+    training.wait(lambda _: len(list(ranks.glob("[!.]*.json"))) == 2, "both ranks have begun")
     first = training.status("0")
-    assert (first["cause"]["kind"], first["cause"]["sick"], first["next"]["action"]) == (kind, True, "requeue")
+    assert (first["cause"]["kind"], first["cause"]["sick"], first["next"]["action"]) == (kind, True, by)
     faulty = first["cause"]["node"]
-    assert faulty not in {rank["node"] for rank in training.ranks("1")}
-    assert f"{faulty} at fault: left out when the job starts again" in training.log("0")
+    assert faulty not in {json.loads(path.read_text())["node"] for path in ranks.glob("[!.]*.json")}
+    starts = "the job starts again" if by == "requeue" else f"job {job} starts"
+    assert f"{faulty} at fault: left out when {starts}" in training.log("0")
+    assert (job == training.job) == (by == "requeue")
 
 
 def watched(person: Person, trainer: Path, *arguments: object, words: tuple[str, ...]) -> Training:
@@ -333,8 +342,8 @@ STORIES = {
     **cases(a_lost_node_is_left_out_by_name_until_it_is_forgiven, judged=(0,), unjudged=(120,)),
     **cases(
         a_job_that_comes_back_leaves_its_faulty_node_out,
-        ecc=("CUDA error: uncorrectable ECC error encountered", "ecc"),
-        driver=("No CUDA GPUs are available", "driver"),
+        ecc=("CUDA error: uncorrectable ECC error encountered", "ecc", "requeue"),
+        driver=("No CUDA GPUs are available", "driver", "chain"),
     ),
     **by_name(
         too_few_good_nodes_end_the_job_before_it_trains,

@@ -11,7 +11,7 @@ from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
 from llmlaunch.store.measurements import contents
 from llmlaunch.store.runs import list_runs, set_state
-from llmlaunch.store.sick_nodes import DAY_SECONDS, forgive, sick_nodes_of
+from llmlaunch.store.sick_nodes import DAY_SECONDS, forgive, sick_nodes_of, suspects_of
 from support.store_run_dirs import GIB, STARTED, RunDir, fallback_chain, gpu
 
 LINE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -132,6 +132,51 @@ def test_a_sick_node_is_left_out_for_a_week_and_longer_each_time(store: Store, t
         assert (node.until - node.since) / DAY_SECONDS == days
         assert (node.since, node.failures, node.run_id) == (at, number, f"a-{number}")
     assert sick_nodes_of(store, STARTED + 61 * DAY_SECONDS) == []
+
+
+def hang_on(path: Path, run_id: str, day: int, **more: Any) -> RunDir:
+    """A run that hung for want of a rank of n1, `day` days after the first."""
+    run = failed_run(path, run_id=run_id)
+    hung = cause("hung", "n1", at=STARTED + day * DAY_SECONDS, suspects={"n1": ["flight_recorder"]}, **more)
+    run.write("attempts/77.0/status.json", {"attempt": "77.0", "state": "failed", "exit_code": 1, "cause": hung})
+    return run
+
+
+def test_a_node_that_others_waited_for_is_suspected_and_left_out_the_second_time(store: Store, tmp_path: Path) -> None:
+    collect(store, [hang_on(tmp_path / "1", "a-1", day=0).path])
+    assert sick_nodes_of(store, NEXT_DAY) == []
+    (suspect,) = suspects_of(store, NEXT_DAY)
+    assert (suspect.node, suspect.kind, (suspect.until - suspect.since) / DAY_SECONDS) == ("n1", "hung", 14)
+    assert suspects_of(store, STARTED + 15 * DAY_SECONDS) == []
+    collect(store, [hang_on(tmp_path / "2", "a-2", day=3).path])
+    (node,) = sick_nodes_of(store, STARTED + 4 * DAY_SECONDS)
+    assert (node.node, node.failures, (node.until - node.since) / DAY_SECONDS) == ("n1", 1, 7)
+    assert suspects_of(store, STARTED + 4 * DAY_SECONDS) == []
+    assert forgive(store, "n1", NEXT_DAY) == 2
+    assert suspects_of(store, STARTED + 4 * DAY_SECONDS) == []
+
+
+def test_a_sign_that_is_older_than_two_weeks_no_longer_counts(store: Store, tmp_path: Path) -> None:
+    collect(store, [hang_on(tmp_path / "1", "a-1", day=0).path, hang_on(tmp_path / "2", "a-2", day=20).path])
+    assert sick_nodes_of(store, STARTED + 21 * DAY_SECONDS) == []
+    assert [node.node for node in suspects_of(store, STARTED + 21 * DAY_SECONDS)] == ["n1"]
+
+
+def test_two_kinds_of_sign_in_one_attempt_are_enough(store: Store, tmp_path: Path) -> None:
+    run = hang_on(tmp_path / "run", "a-1", day=0)
+    run.write("attempts/77.0/causes/n1.json", cause("file_system", "n1", sick=True, line="Stale file handle"))
+    collect(store, [run.path])
+    assert [node.node for node in sick_nodes_of(store, NEXT_DAY)] == ["n1"]
+
+
+def test_crashes_of_one_run_are_one_sign(store: Store, tmp_path: Path) -> None:
+    run = failed_run(tmp_path / "run")
+    crash = cause("crash", "n1", suspects={"n1": ["crash"]})
+    for number in range(3):
+        run.write(f"attempts/77.{number}/status.json", {"attempt": f"77.{number}", "state": "failed", "cause": crash})
+    collect(store, [run.path])
+    assert sick_nodes_of(store, NEXT_DAY) == []
+    assert [node.node for node in suspects_of(store, NEXT_DAY)] == ["n1"]
 
 
 def test_nodes_of_another_cluster_are_its_own(store: Store, tmp_path: Path) -> None:

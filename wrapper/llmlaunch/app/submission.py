@@ -21,7 +21,7 @@ from llmlaunch.app.variants import SweepOptions, Variant, warn_of_memory
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.layout import Layout
 from llmlaunch.rundir import file_names
-from llmlaunch.rundir.values import to_type
+from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.store.location import store_exists
 
 if TYPE_CHECKING:
@@ -412,6 +412,9 @@ def exclusion_options(run_dir: Path, notify: Notify) -> tuple[str, ...]:
         return ()
     chosen = exclusion([node.node for node in sick], run_environment.directives(job_script(run_dir)), listed)
     _announce([node for node in sick if node.node in chosen.names], chosen.too_few, notify)
+    if chosen.beyond:
+        limit = f"no more than {counted(chosen.most, 'node')} of the partition may be left out (5 %)"
+        notify(f"{', '.join(chosen.beyond)} failed runs, too, but {limit}; the job may get them")
     return chosen.words
 
 

@@ -15,6 +15,7 @@ from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed,
 from .hang_blame import with_blame
 from .log_scan import read_log, scan
 from .signs import KINDS
+from .suspects import with_first_crash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +56,10 @@ def cause_of(attempt: Attempt, ranks: Sequence[Record], code: int, state: str = 
     slurm = _from_slurm(attempt, ranks, state)
     if slurm is not None and (best is None or best["consequence"] or _is_explained_by(best, slurm)):
         return slurm
-    return None if best is None else with_blame(best, attempt, ranks)
+    if best is None:
+        return None
+    made_a_step = attempt.progress.get("step") is not None
+    return with_first_crash(with_blame(best, attempt, ranks), made_a_step, len(attempt.nodes))
 
 
 def causes_of_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[Record]:

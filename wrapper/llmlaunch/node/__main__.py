@@ -8,11 +8,16 @@ import sys
 from importlib import import_module
 
 COMMANDS = (
-    *("begin", "beside", "choose", "diagnose", "finish", "monitor", "observe", "place", "preflight", "prune", "rank"),
-    *("tell", "watchdog"),
+    *("begin", "beside", "choose", "diagnose", "finish", "leave-out", "monitor", "observe", "place", "preflight"),
+    *("prune", "rank", "tell", "watchdog"),
 )
 # of the others `main` of their own module
-FUNCTIONS = {"beside": ("observer", "beside"), "choose": ("preflight", "choose"), "tell": ("rank", "tell")}
+FUNCTIONS = {
+    "beside": ("observer", "beside"),
+    "choose": ("preflight", "choose"),
+    "leave-out": ("leave_out", "main"),
+    "tell": ("rank", "tell"),
+}
 USAGE = f"usage: python3 node.pyz {{{','.join(COMMANDS)}}} ... (docs/run-directory.md)"
 HOLD_END_SIGNALS = ("monitor", "watchdog")
 

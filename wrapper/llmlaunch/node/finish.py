@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..causes.attempt_cause import cause_of
 from ..causes.cause import cause as cause_record
-from ..causes.cause import ended_badly, failed, nodes_at_fault, rank_end, sentence
+from ..causes.cause import ended_badly, failed, rank_end, sentence
 from ..causes.signs import SAID_BY_SLURM
+from ..causes.suspects import nodes_to_leave_out
 from ..rundir import file_names
 from ..rundir.attempt import Attempt, rank_records
 from ..rundir.file_names import SUMMARY, attempt_folder
@@ -105,7 +106,7 @@ def main(argv: list[str]) -> int:
         say(f"next: {follows.action} {follows.layout}".rstrip() + f" ({follows.why})")
     for number in ENDS:  # the verdict stands: who ends the job now is not to change its exit code
         signal.signal(number, signal.SIG_IGN)
-    print("next", *_next_for_script(follows, nodes_at_fault(verdict.cause)), flush=True)
+    print("next", *_next_for_script(follows, _at_fault(options.run_dir, options.attempt, verdict.cause)), flush=True)
     write_summary(options.run_dir, options.attempt)
     if verdict.state == "succeeded":  # the watchdog of the next attempt prunes after any other end
         in_time(lambda: prune(options.run_dir, options.attempt, facts.layout), PATIENCE_SECONDS)
@@ -197,11 +198,20 @@ def _ended_by_order(cause: Record | None) -> bool:
     return cause["source"] == "ranks" and cause["numbers"].get("exit_code") in ENDED_FROM_OUTSIDE
 
 
+def _at_fault(run_directory: Path, attempt: str, reason: Record | None) -> list[str]:
+    """The nodes that the job is to leave out when it starts again, by the signs of all attempts of the run."""
+    earlier = [item.status.get("cause") for item in begun_attempts(run_directory) if item.name != attempt]
+    return nodes_to_leave_out([*(cause for cause in earlier if isinstance(cause, dict)), reason])
+
+
 def _next_for_script(follows: Next, at_fault: list[str]) -> list[str]:
     if follows.action in ("fallback", "again"):
         return [follows.action if follows.action == "again" else follows.layout]
+    nodes = [",".join(at_fault)] if at_fault else []
     if follows.action == "requeue":
-        return ["requeue", str(follows.seconds), *([",".join(at_fault)] if at_fault else [])]
+        return ["requeue", str(follows.seconds), *nodes]
+    if follows.action == "chain" and nodes:
+        return ["chain", *nodes]
     return ["end"]
 
 

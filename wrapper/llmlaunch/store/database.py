@@ -24,7 +24,7 @@ from llmlaunch.store.tables import metadata
 __all__ = ["BUSY_SECONDS", "REVISION", "SILENT_SECONDS", "VERSION_TABLE", "Store", "batches", "open_store"]
 
 
-REVISION = "0004"  # the newest script in migrations/versions
+REVISION = "0005"  # the newest script in migrations/versions
 VERSION_TABLE = "llmlaunch_version"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.causes.attempt_cause import cause_of, causes_of_nodes
-from llmlaunch.causes.cause import nodes_at_fault
+from llmlaunch.causes.suspects import ENOUGH_SIGNS, signs_against
 from llmlaunch.rundir.attempt import Attempt, with_copies
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.run import RunFiles
@@ -172,13 +172,16 @@ def attempt_causes(directory: Path, attempt: AttemptOutcome, reason: str) -> Att
 
 
 def failures_of(directory: Path, run_id: str, cluster: str | None, causes: Sequence[AttemptCauses]) -> list[Failure]:
-    """Every node at fault, once an attempt. The cluster is the attempt's own word, else the submission's."""
+    """Every node with a sign against it, once an attempt. The cluster is the attempt's word, else the submission's."""
     failures = []
     for of_attempt in causes:
         attempt = Attempt(directory, of_attempt.attempt)
-        sick: dict[str, Record] = {}
+        first: dict[str, Record] = {}  # the cause with the first sign against a node
+        signs: dict[str, dict[str, int]] = {}  # by node and kind of cause
         for cause in (*([of_attempt.first] if of_attempt.first else []), *of_attempt.nodes):
-            sick.update({node: cause for node in nodes_at_fault(dict(cause)) if node not in sick})
+            for node, count in signs_against(cause).items():
+                first.setdefault(node, cause)
+                signs.setdefault(node, {})[str(cause.get("kind"))] = count
         failures += [
             Failure(
                 cluster=attempt.cluster or cluster or "",
@@ -188,8 +191,9 @@ def failures_of(directory: Path, run_id: str, cluster: str | None, causes: Seque
                 kind=str(cause.get("kind")),
                 reason=str(cause.get("line") or ""),
                 since=time_or_none(cause.get("at")) or _last_change(attempt.folder),
+                signs=min(ENOUGH_SIGNS, sum(signs[node].values())),
             )
-            for node, cause in sick.items()
+            for node, cause in first.items()
         ]
     return failures
 

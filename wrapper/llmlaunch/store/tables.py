@@ -116,6 +116,7 @@ sick_nodes = Table(
     Column("reason", Text, nullable=False),  # the telling line
     Column("since", Double, nullable=False),
     Column("forgiven_at", Double),
+    Column("signs", Integer, nullable=False, server_default="2"),  # independent ones; causes.suspects.ENOUGH_SIGNS
 )
 
 calibrations = Table(

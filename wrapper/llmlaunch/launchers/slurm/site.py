@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from llmlaunch.causes.suspects import most_left_out
 from llmlaunch.cluster.slurm_site import Answers
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.slurm.commands import CommandAnswer, SlurmCommands
@@ -65,11 +66,14 @@ _UNUSABLE = ("down", "drain", "drng", "drained", "draining", "fail", "failg", "i
 @dataclass(frozen=True)
 class Exclusion:
     """`names` are the sick nodes to leave out, `words` the options for sbatch that do it: they stand for the script's
-    own `--exclude`, too, which they hide. `too_few`: without them the job could not start, so it gets them."""
+    own `--exclude`, too, which they hide. `too_few`: without them the job could not start, so it gets them. `beyond`
+    are those it gets because `most` of the partition's nodes are left out already."""
 
     names: tuple[str, ...]
     words: tuple[str, ...]
     too_few: bool = False
+    beyond: tuple[str, ...] = ()
+    most: int = 0
 
 
 def cluster_name(say: Callable[[str], None]) -> str | None:
@@ -102,8 +106,8 @@ def exclusion(sick: Sequence[str], directives: Sequence[str], listed: str) -> Ex
     """Which of the `sick` nodes a job with these `#SBATCH` words is kept from; `listed` is of `nodes_of_cluster`.
 
     Only nodes that the job's partitions have: sbatch refuses a name the cluster does not know. None that the job asks
-    for by name. And no more than leave it as many usable nodes as it needs. None where it goes to another cluster than
-    this machine's, whose nodes are not listed.
+    for by name. No more than 5 % of them, those that come first, and no more than leave it as many usable nodes as it
+    needs. None where it goes to another cluster than this machine's, whose nodes are not listed.
     """
     options = _options(directives)
     if "clusters" in options:
@@ -115,16 +119,18 @@ def exclusion(sick: Sequence[str], directives: Sequence[str], listed: str) -> Ex
         if partition.rstrip("*") in partitions if partitions else partition.endswith("*"):
             there[node] = state
     wanted = set(host_names(options.get("nodelist", "")))
-    names = tuple(node for node in dict.fromkeys(sick) if node in there and node not in wanted)
+    known = tuple(node for node in dict.fromkeys(sick) if node in there and node not in wanted)
+    most = most_left_out(len(there))
+    names, beyond = known[:most], known[most:]
     if not names:
         return Exclusion((), ())
     own = options.get("exclude", "")
     left = {node for node, state in there.items() if re.split(r"[^a-z]", state)[0] not in _UNUSABLE}
     left -= {*names, *host_names(own)}
     if len(left) < _count(options.get("nodes", "1")):
-        return Exclusion(names, (), too_few=True)
+        return Exclusion(names, (), too_few=True, beyond=beyond, most=most)
     together = ",".join(part for part in (own, *names) if part)
-    return Exclusion(names, (f"--exclude={together}",))
+    return Exclusion(names, (f"--exclude={together}",), beyond=beyond, most=most)
 
 
 def _options(directives: Sequence[str]) -> dict[str, str]:
