@@ -14,6 +14,8 @@
  *       R535 betas, whose third struct grew without a new version. `ecc=N` uncorrectable errors, `pages=1` and
  *       `rows=1`: a repair waits for a reset, `broken=1`: a row could not be remapped. `util=N` percent, `power=N`
  *       watts, `drawn=N` watts that the energy counter grows by (default: power; `none`: there is no counter).
+ *       `clock=N` MHz of the SMs (default 1980), `reasons=N` bits of what holds it down, `celsius=N` (default 60),
+ *       `corrected=N` ECC errors.
  *       `mig=1`: in MIG mode; asked whole it refuses memory and processes, as of callers without privilege.
  *   slice GPU [uuid=U] [total=10G] [reserved=N] [used=N]
  *       A MIG device of it. For `proc`, `fail` and `slow` the first slice written is GPU 100, the next 101.
@@ -81,7 +83,8 @@ typedef struct {
     int index;
     char uuid[80], name[96];
     uint64_t total, reserved, used, ecc;
-    unsigned accounting, shifted, pages, rows, broken, mig, utilization;
+    unsigned accounting, shifted, pages, rows, broken, mig, utilization, clock, celsius;
+    unsigned long long reasons, corrected;
     double power, drawn; /* watts */
     int parent;
 } gpu_t;
@@ -198,6 +201,10 @@ static void read_gpu(char words[][256], int count)
     gpu->broken = (unsigned)amount_of(words, count, "broken", 0);
     gpu->mig = (unsigned)amount_of(words, count, "mig", 0);
     gpu->utilization = (unsigned)amount_of(words, count, "util", 0);
+    gpu->clock = (unsigned)amount_of(words, count, "clock", 1980);
+    gpu->celsius = (unsigned)amount_of(words, count, "celsius", 60);
+    gpu->reasons = amount_of(words, count, "reasons", 0);
+    gpu->corrected = amount_of(words, count, "corrected", 0);
     gpu->power = (double)amount_of(words, count, "power", 0);
     drawn = value_of(words, count, "drawn");
     gpu->drawn = drawn && !strcmp(drawn, "none") ? -1 : (double)amount_of(words, count, "drawn", (uint64_t)gpu->power);
@@ -244,10 +251,10 @@ static void read_rule(char words[][256], int count)
 
 static void read_line(char *line)
 {
-    char words[16][256], *rest = NULL;
+    char words[24][256], *rest = NULL;
     int count = 0;
     line[strcspn(line, "#\n")] = 0;
-    for (char *word = strtok_r(line, " \t", &rest); word && count < 16; word = strtok_r(NULL, " \t", &rest))
+    for (char *word = strtok_r(line, " \t", &rest); word && count < 24; word = strtok_r(NULL, " \t", &rest))
         snprintf(words[count++], sizeof words[0], "%.255s", word);
     if (count && !strcmp(words[0], "gpu") && scenario.gpu_count < MAX_GPUS)
         read_gpu(words, count);
@@ -455,6 +462,31 @@ EXPORT int nvmlDeviceGetUtilizationRates(void *handle, unsigned *rates)
     });
 }
 
+EXPORT int nvmlDeviceGetClockInfo(void *handle, int kind, unsigned *megahertz)
+{
+    DEVICE_CALL(handle, {
+        *megahertz = gpu->clock;
+        code = kind == 1 && gpu->parent < 0 ? SUCCESS : NOT_SUPPORTED;
+    });
+}
+
+EXPORT int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *celsius)
+{
+    DEVICE_CALL(handle, {
+        *celsius = gpu->celsius;
+        code = sensor == 0 && gpu->parent < 0 ? SUCCESS : NOT_SUPPORTED;
+    });
+}
+
+#ifdef OLD_DRIVER
+EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *reasons)
+#else
+EXPORT int nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *reasons)
+#endif
+{
+    DEVICE_CALL(handle, *reasons = gpu->reasons);
+}
+
 EXPORT int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts)
 {
     DEVICE_CALL(handle, {
@@ -548,8 +580,7 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count
 
 EXPORT int nvmlDeviceGetTotalEccErrors(void *handle, int kind, int counter, unsigned long long *count)
 {
-    /* of volatile ones only those that could not be corrected: kind 1, counter 0 */
-    DEVICE_CALL(handle, *count = kind == 1 && counter == 0 ? gpu->ecc : 0);
+    DEVICE_CALL(handle, *count = counter != 0 ? 0 : kind == 1 ? gpu->ecc : gpu->corrected); /* 0: volatile */
 }
 
 EXPORT int nvmlDeviceGetRetiredPagesPendingStatus(void *handle, int *pending)

@@ -48,7 +48,7 @@ def sampled(call: str, code: int) -> dict[str, Any]:
     gpus += "slice 0 uuid=MIG-a used=1G\n" if call in OF_SLICES else f"proc 0 pid={pid} mem=3G peak=9G\n"
     where = "" if call in OF_ALL else "gpu=0"
     say(f"{gpus}fail {call} code={code} {where}\n")
-    sampler = NvmlSampler(0.001, 0.001)
+    sampler = NvmlSampler(0.001, 0.001, 30.0)
     sampler.rank_pids = (pid,)
     sampler.start()
     until(sampler, SAMPLES)

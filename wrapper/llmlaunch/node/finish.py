@@ -26,6 +26,7 @@ from ..rundir.file_names import SUMMARY, attempt_folder
 from ..rundir.files import read_object, replace_json
 from ..rundir.memory_files import summarize
 from ..rundir.run import begun_attempts
+from ..rundir.slow_devices import slow_devices
 from ..rundir.spool_place import is_private, spool_folder, spool_root
 from ..rundir.values import counted, job_of
 from .checkpoint import checkpoint_of, is_load_failure, read_tracker, saved_step
@@ -95,6 +96,7 @@ def main(argv: list[str]) -> int:
         "step": progress.get("step"),
         "saved_step": facts.saved_step,
         "tracker_step": read_tracker(checkpoint_of(options.run_dir, facts.layout)),
+        "slow": [device.as_json() for device in slow_devices(progress)],
         "restarts": facts.restarts,
         "fruitless": facts.fruitless,
         "next": follows.as_json(),

@@ -46,6 +46,7 @@ class Gpu:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.utilization_percent: int | None = None  # by the last sample
         self._began = time.time()
         self._samples = 0
         self._total: int | None = None
@@ -91,6 +92,7 @@ class Gpu:
             rates = self.device.ask("utilization", pynvml.nvmlDeviceGetUtilizationRates)
             if rates is not None and rates.gpu <= 100:
                 self._busy.add(rates.gpu)
+                self.utilization_percent = int(rates.gpu)
 
     def sample_power(self) -> None:
         """Sample power and energy (up to half a millisecond). Watts are the mean of one second on Ampere (but GA100)

@@ -22,6 +22,7 @@ from .line_writer import DiskThread, LineWriter
 from .local_spool import Spool, deliver_all
 from .nvml_sampler import NvmlSampler, load_small
 from .rank_memory import LoggedPeaks, RankProcesses, RankRecords
+from .rank_pace import WINDOW_SECONDS, RankPace
 from .signals import die_with_parent, hold_end_signals, signal_name
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class Monitor:
         self._log = node_log_tail(file_names.node_log(options.run_dir, options.attempt, options.node))
         self._logged = LoggedPeaks()
         self._logged_records: list[Record] = []  # replaced, never changed
-        self._sampler = NvmlSampler(options.interval, options.list_interval)
+        self._sampler = NvmlSampler(options.interval, options.list_interval, options.pace_window)
+        self._pace = RankPace(options.pace_window)
         self._disk = DiskThread()
         self._spool = Spool(spool_root(os.environ), options.run_dir)
         relative = f"peaks/{options.node}.jsonl"
@@ -116,6 +118,7 @@ class Monitor:
         written = self._coarse_peaks()
         while True:
             look_again = self._sample_node() or now >= look_at
+            self._sample_pace()
             if now >= look_at:
                 look_at = now + self._options.list_interval
                 self._host.sample_cgroup()
@@ -155,6 +158,13 @@ class Monitor:
             self._sampler.list_soon()
         return ended
 
+    def _sample_pace(self) -> None:
+        """Where there is no GPU, whose clock would tell: which ranks wait, and which never do."""
+        if not self._sampler.gpus:
+            ended = self._pace.sample(self._ranks.living)
+            if ended is not None:
+                self._write(ended.pop("event"), ended)
+
     # in the thread of the run directory
 
     def _look(self) -> None:
@@ -174,7 +184,8 @@ class Monitor:
 
     def _write_events(self) -> None:
         for event in self._sampler.events():
-            self._write(event.pop("event"), event, sync=True)
+            name = event.pop("event")
+            self._write(name, event, sync=name != "pace")
         waiting = self._sampler.waiting_seconds()
         if (waiting >= self._options.stall_after) != self._stalled:
             self._stalled = not self._stalled
@@ -241,6 +252,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         ("--interval", 1.0, "between memory samples"),
         ("--list-interval", 30.0, "between process lists"),
         ("--beat-interval", 10.0, "between lines while peaks rise"),
+        ("--pace-window", WINDOW_SECONDS, "of one line on the pace of GPUs or ranks"),
         ("--stall-after", 30.0, "in one call of the driver, to name it a stall"),
         ("--hang-after", 5.0, "in one call of the file system, to keep lines on this node"),
     ):

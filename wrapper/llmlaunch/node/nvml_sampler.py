@@ -16,16 +16,22 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from .process_tree import JobProcesses
+from .rank_pace import WindowClock
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .files import Record
     from .gpu import Gpu
+    from .gpu_pace import GpuPace
+
+PACE_SECONDS = 3.0  # between two samples of the pace
 
 
 class NvmlSampler:
     """Samples in its own thread and publishes whole snapshots; the writer only ever reads attributes."""
 
-    def __init__(self, interval_seconds: float, list_interval_seconds: float) -> None:
+    def __init__(self, interval_seconds: float, list_interval_seconds: float, window_seconds: float) -> None:
         self.ready = False  # NVML answered what there is, be it nothing
         self.driver: str | None = None
         self.gpus: list[Record] = []  # replaced, never changed
@@ -34,6 +40,9 @@ class NvmlSampler:
         self._list_soon = False  # set by the writer, taken back here
         self._interval = interval_seconds
         self._list_interval = list_interval_seconds
+        self._window = WindowClock(window_seconds)
+        self._paces: Sequence[GpuPace] = ()
+        self._paced_at = float("-inf")
         self._events: SimpleQueue[Record] = SimpleQueue()
         self._reported_lost: list[Gpu] = []
         self._calling_since: float | None = None
@@ -71,9 +80,11 @@ class NvmlSampler:
         # Whatever goes wrong here ends the sampling of GPUs and nothing else.
         try:
             from . import gpu as nvml
+            from .gpu_pace import GpuPace
 
             self._calling_since = time.monotonic()
             gpus = [nvml.Gpu(device) for device in nvml.open_devices(self._skipped)]
+            self._paces = [GpuPace(gpu) for gpu in gpus if gpu.device.parent is None]
             self.driver = nvml.driver_version()
             self._sample(gpus, everything=True)
             self.ready = True
@@ -101,6 +112,22 @@ class NvmlSampler:
                 self._list_soon = False
                 listed_at = time.monotonic()
             self._sample(gpus, everything)
+            self._sample_pace()
+
+    def _sample_pace(self) -> None:
+        """Sample every PACE_SECONDS, or a tenth of a shorter window; a window that has ended becomes an event."""
+        number = self._window.ended()
+        if number is not None:
+            devices = [record for record in [pace.window() for pace in self._paces] if record is not None]
+            if number >= 0 and devices:
+                ended = {"window": number, "seconds": self._window.seconds, "devices": devices, "ranks": []}
+                self._events.put({"event": "pace", **ended})
+        now = time.monotonic()
+        if now - self._paced_at >= min(PACE_SECONDS, self._window.seconds / 10):
+            self._paced_at = now
+            for pace in self._paces:
+                self._calling_since = time.monotonic()
+                pace.sample()
 
     def _sample(self, gpus: list[Gpu], everything: bool) -> None:
         for gpu in gpus:

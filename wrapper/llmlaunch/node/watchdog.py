@@ -1,5 +1,5 @@
-"""The watchdog beside the training step, on the batch host: it notes the progress, judges the loss, ends the step when
-it hangs, and looks for the stop file.
+"""The watchdog beside the training step, on the batch host: it notes the progress, judges the loss, names slow devices,
+ends the step when it hangs, and looks for the stop file.
 
 Whatever goes wrong in here ends the watchdog with one line, and nothing else.
 """
@@ -24,9 +24,11 @@ from .files import command_parser, say
 from .loss_judge import LossJudge
 from .notice_texts import first_step_text, stall_text
 from .notices import notify
+from .pace_watch import PaceWatch
 from .process_tree import Process, kill_tree
 from .progress import NodeLogs, StepTracker
 from .prune import Pruner, kept_count
+from .rank_pace import WINDOW_SECONDS
 from .signals import die_with_parent, hold_end_signals
 from .stacks import where_they_stand
 
@@ -86,6 +88,7 @@ class AttemptWatchdog:
         self._loss_judge: LossJudge | None = LossJudge()
         step_lines = StepLines(progress.get("step_patterns"), progress.get("slow_patterns"))
         self._logs = NodeLogs(options.run_dir / file_names.LOGS, options.attempt, step_lines, nodes)
+        self._pace = PaceWatch(options.run_dir, options.attempt, begun.get("nodes"), run, options.pace_window)
         self._silent_until = None if progress.get("promised") else progress.get("first_step_seconds")
         self._stop_requested = self._unwritten = False
         self._written_at = -WRITE_SECONDS
@@ -118,6 +121,8 @@ class AttemptWatchdog:
             self._at, self._unwritten = time.time(), True
         if fresh and is_first:
             notify(self._run_directory, self._attempt, "first_step", first_step_text(self._tracker.record()))
+        if self._pace.look(self._tracker.is_steady(self._clock.now())):
+            self._unwritten = True
         if self._unwritten and self._clock.now() - self._written_at >= WRITE_SECONDS:
             self._write()
         return fresh
@@ -235,7 +240,8 @@ class AttemptWatchdog:
             say("watchdog: no log line reports a step, so a hang cannot be detected; only the stop file is watched")
 
     def _write(self, hung: Record | None = None) -> None:
-        if hung is None and not self._tracker.any_step:
+        nothing_to_say = hung is None and not self._tracker.any_step and not self._pace.slow
+        if nothing_to_say and self._written_at < 0.0:
             return
         named = read_tracker(self._checkpoint)
         if named is not None:  # a tracker that vanishes later does not unsay it
@@ -252,6 +258,7 @@ class AttemptWatchdog:
             "behind": self._behind,
             "good_step": self._loss_judge.good_step if self._loss_judge else None,
             "bad_loss": self._loss_judge.bad if self._loss_judge else None,
+            "slow": [device.as_json() for device in self._pace.slow],
         }
         with contextlib.suppress(OSError):  # full, read-only, gone: the next one may be written
             replace_json(self._directory / file_names.PROGRESS, record)
@@ -302,6 +309,13 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--layout", default="", help="folder in the run directory whose run.json counts")
     parser.add_argument("--child", required=True, type=int, help="process of the training step: srun or train.sh")
     parser.add_argument("--shell", type=int, help="is sent USR1 when the stop file is there; the child where absent")
+    parser.add_argument(
+        "--pace-window",
+        type=float,
+        default=WINDOW_SECONDS,
+        metavar="SECONDS",
+        help="of monitors' lines on the pace",
+    )
     parser.add_argument(
         "--linger", type=float, default=LINGER_SECONDS, metavar="SECONDS", help="before the shell is sent URG"
     )

@@ -196,7 +196,7 @@ def _attempt_row(number: int, attempt: Record) -> list[str]:
         _span(attempt),
         f"{attempt['redone_steps']:,}",
         DASH if attempt["step_seconds"] is None else f"{attempt['step_seconds']:.3g}",
-        attempt["why"] or DASH,
+        "; ".join([*([attempt["why"]] if attempt["why"] else []), *attempt["slow"]]) or DASH,
     ]
 
 

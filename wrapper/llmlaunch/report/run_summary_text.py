@@ -31,6 +31,7 @@ def run_summary_text(report: Record) -> str:
         f"    {entry['cause'].replace('_', ' ')}: {counted(entry['stops'], 'stop')}, {duration(entry['seconds'])}"
         for entry in lost["by_cause"][:MOST_CAUSES]
     ]
+    shown += [f"  {text}" for text in report["attempts"][-1]["slow"]] if report["attempts"] else []
     lines += [*shown, *_comparison(report), *_stages(report)]
     lines += [f"Missing: {what}" for what in report["missing"][:MOST_MISSING]]
     return "\n".join(_cut(line) for line in lines)

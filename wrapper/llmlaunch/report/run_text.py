@@ -9,6 +9,7 @@ from typing import Any
 
 from llmlaunch.causes.cause import sentence
 from llmlaunch.report.text import one_line
+from llmlaunch.rundir.slow_devices import slow_devices
 from llmlaunch.units import duration
 
 __all__ = [
@@ -21,9 +22,11 @@ __all__ = [
     "cause_text",
     "loss_text",
     "not_finite_text",
+    "slow_texts",
     "waiting_text",
 ]
 
+_MOST_SLOW = 3
 _SIGNALS = {"USR1": "its time is nearly up", "TERM": "it is being preempted or cancelled"}
 
 
@@ -107,6 +110,14 @@ def bad_loss_text(progress: Mapping[str, Any]) -> str:
         return f"{'NaN' if loss == 'nan' else 'infinite'}{step}{over}"
     numbers = [f"{value:.4g}" for value in (loss, usual) if type(value) in (int, float)]
     return f"spike{step}" + (f" ({', was '.join(numbers)})" if numbers else "") + over
+
+
+def slow_texts(record: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each of the first slow devices in a progress.json or status.json, and how many more there
+    are."""
+    devices = slow_devices(record)
+    more = [f"{len(devices) - _MOST_SLOW} more are slow"] if len(devices) > _MOST_SLOW else []
+    return [device.sentence() for device in devices[:_MOST_SLOW]] + more
 
 
 def loss_text(loss: float, since_step: int | None) -> str:

@@ -26,6 +26,7 @@ SLOW_FIELDS = (  # that most lines of a long run repeat
     *("process_peak_bytes", "accounting_peak_bytes"),
 )
 BEAT, KEPT_BEATS = b'"event":"beat"', 16  # as the monitor writes it
+PACE = b'"event":"pace"'  # not of memory: the watchdog alone reads it
 ATTEMPT_IN_LINE = re.compile(rb'"attempt"\s*:\s*"([^"\\]*)"')
 
 
@@ -102,6 +103,7 @@ def add_lines(
     node of a line that names none. Returns how many could not be read, those that name another attempt left aside.
     `thin`: of the beats of a long file, read those alone that nothing follows that says the same and more."""
     damaged, name = 0, attempt.encode()
+    lines = (raw for raw in lines if PACE not in raw[:60])
     for raw in _without_repeats(lines) if thin else lines:
         if _attempt_of(raw) not in (None, name) and b"\\" not in raw:
             continue

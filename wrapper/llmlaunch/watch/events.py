@@ -17,6 +17,7 @@ from llmlaunch.report.run_text import attempt_began, attempt_ended, attempt_hang
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
+from llmlaunch.rundir.slow_devices import slow_devices
 from llmlaunch.rundir.step_lines import Step
 from llmlaunch.watch.gauges import MemoryReader
 from llmlaunch.watch.loop import Reader
@@ -196,6 +197,9 @@ class EventReader:
         loss = attempt_loss(number, attempt.progress)
         if loss and self._first(loss, attempt.name):
             yield Event(loss)
+        for device in slow_devices(attempt.progress):
+            if self._first(f"slow {device.name}", attempt.name):
+                yield Event(f"Attempt {number}: {device.sentence()}")
         following = attempt.status.get("next")
         goes_on = isinstance(following, dict) and following.get("action") not in (None, "end")
         if attempt.status and (goes_on or not newest) and self._first("over", attempt.name):

@@ -1,0 +1,257 @@
+"""Which GPU or rank is slower than its peers: a judgement over windows of the monitors, without a file or a clock.
+
+GPUs are judged by their clocks. A clock that the power limit holds down while the GPU draws as much as its peers is
+ordinary: it has more work (a fuller pipeline stage, a popular expert) or poorer silicon. Sinha et al. (SC 2022) found
+GPUs of one model 8 % apart on average. Ranks on a CPU are compared with those of their own pipeline stage.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median, median_high
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..rundir.slow_devices import SlowDevice
+from ..rundir.values import byte_count, number, objects_in, text_or_none, whole_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import TypeAlias
+
+    from .files import Record
+
+    Key = tuple[str, str, int]  # "gpu" or "rank", node, number
+    Window: TypeAlias = "GpuWindow | RankWindow"
+
+FEWEST_PEERS = 3  # of two nobody can say which is the outlier
+FEWEST_SAMPLES = 3  # of a window in which the GPU was busy
+OUTLYING = 1.10  # times slower; also more than SCATTER times the group's own scatter
+SCATTER = 3.5 * 1.4826  # median absolute deviations; 1.4826 of them are a standard deviation of a normal distribution
+HALF_SPEED, HALF_SPEED_WINDOWS = 1.5, 2
+RANK_HALF_SPEED_WINDOWS = 6  # a rank may be busy alone for as long as it saves or evaluates
+SLOW, SLOW_WINDOWS, SLOW_SHARE = 1.15, 20, 0.9
+RECOVERED_WINDOWS = 10  # in a row without a sign
+SAME_POWER = 0.93  # of its peers' watts: who draws as much at the power limit is no fault
+WARMER_CELSIUS, WARM_CELSIUS = 10, 80
+MANY_ERRORS = 100
+LEAST_BUSY = 0.5  # a rank that holds others up seldom sleeps
+MOST_DEVICES = 64  # of a node
+FAULTS = {
+    "hw_thermal": "hardware thermal slowdown",
+    "sw_thermal": "software thermal slowdown",
+    "power_brake": "power brake",
+    "hw_slowdown": "hardware slowdown",
+}
+NO_REASONS: Mapping[str, float] = {}
+
+
+class GpuWindow(NamedTuple):
+    node: str
+    device: int
+    uuid: str | None
+    group: str  # the model of the GPU
+    clock_mhz: float
+    watts: float | None = None
+    celsius: float | None = None
+    reasons: Mapping[str, float] = NO_REASONS  # share of the samples
+    corrected_ecc: int = 0
+    remapped_rows: int = 0
+
+
+class RankWindow(NamedTuple):
+    node: str
+    rank: int
+    group: str  # the pipeline stage
+    busy: float  # share of the window in which it did not sleep
+
+
+class Outlier(NamedTuple):
+    """What one window says of one device."""
+
+    factor: float
+    signs: tuple[str, ...] = ()
+
+
+LEVEL = Outlier(1.0)
+
+
+def key_of(window: Window) -> Key:
+    if isinstance(window, GpuWindow):
+        return ("gpu", window.node, window.device)
+    return ("rank", window.node, window.rank)
+
+
+def windows_of(line: Record, node: str, stage_of: Mapping[int, int]) -> list[Window]:
+    """Return what a monitor's line says of its node's GPUs, and of its ranks that have a stage."""
+    gpus = [_gpu_window(entry, node) for entry in objects_in(line.get("devices"))[:MOST_DEVICES]]
+    windows: list[Window] = [gpu for gpu in gpus if gpu is not None]
+    for entry in objects_in(line.get("ranks"))[:MOST_DEVICES]:
+        rank, busy = whole_number(entry.get("rank")), number(entry.get("busy"))
+        if rank is not None and rank in stage_of and busy is not None:
+            windows.append(RankWindow(node, rank, str(stage_of[rank]), min(busy, 1.0)))
+    return windows
+
+
+def _gpu_window(entry: Record, node: str) -> GpuWindow | None:
+    index, clock = whole_number(entry.get("index")), number(entry.get("clock_mhz"))
+    if index is None or not clock or (whole_number(entry.get("samples")) or 0) < FEWEST_SAMPLES:
+        return None
+    reasons = entry.get("reasons")
+    shares = {name: number(share) or 0.0 for name, share in reasons.items()} if isinstance(reasons, dict) else {}
+    return GpuWindow(
+        node,
+        index,
+        text_or_none(entry.get("uuid")),
+        text_or_none(entry.get("name")) or "",
+        clock,
+        watts=number(entry.get("watts")),
+        celsius=number(entry.get("celsius")),
+        reasons=shares or NO_REASONS,
+        corrected_ecc=byte_count(entry.get("corrected_ecc")) or 0,
+        remapped_rows=byte_count(entry.get("remapped_rows")) or 0,
+    )
+
+
+def outliers(windows: Iterable[Window]) -> dict[Key, Outlier]:
+    """Compare the devices of one window with their peers. Returns every device that has enough of them, LEVEL where it
+    keeps their pace."""
+    groups: dict[tuple[str, str], list[Window]] = {}
+    for window in windows:
+        groups.setdefault((key_of(window)[0], window.group), []).append(window)
+    judged: dict[Key, Outlier] = {}
+    for (kind, _), members in groups.items():
+        if len(members) >= FEWEST_PEERS:
+            judged.update(_gpu_outliers(members) if kind == "gpu" else _rank_outliers(members))  # type: ignore[arg-type]
+    return judged
+
+
+def _gpu_outliers(members: Sequence[GpuWindow]) -> dict[Key, Outlier]:
+    clocks = [member.clock_mhz for member in members]
+    peers = _Peers(members)
+    scatter = SCATTER * _deviation(clocks, peers.clock_mhz)
+    judged = {}
+    for member in members:
+        factor = peers.clock_mhz / member.clock_mhz
+        low = factor >= OUTLYING and peers.clock_mhz - member.clock_mhz > scatter
+        judged[key_of(member)] = Outlier(factor, peers.signs(member)) if low and not peers.explain(member) else LEVEL
+    return judged
+
+
+class _Peers:
+    """The medians of all GPUs of one model."""
+
+    def __init__(self, members: Sequence[GpuWindow]) -> None:
+        self.clock_mhz = median(member.clock_mhz for member in members)
+        self.watts = _median(member.watts for member in members)
+        self.celsius = _median(member.celsius for member in members)
+        self.reasons = {name: median(member.reasons.get(name, 0.0) for member in members) for name in FAULTS}
+        self.corrected_ecc = median(member.corrected_ecc for member in members)
+        self.remapped_rows = median(member.remapped_rows for member in members)
+
+    def explain(self, member: GpuWindow) -> bool:
+        """Whether the work explains its clock: it is at its power limit, draws what the others draw, and nothing else
+        holds it down."""
+        capped = member.reasons.get("power_cap", 0.0) >= 0.5 and not self._faults(member)
+        return capped and (member.watts is None or self.watts is None or member.watts > SAME_POWER * self.watts)
+
+    def signs(self, member: GpuWindow) -> tuple[str, ...]:
+        signs = [f"SM clock {member.clock_mhz:.0f} MHz, its peers {self.clock_mhz:.0f}", *self._faults(member)]
+        if member.reasons.get("power_cap", 0.0) >= 0.5 and member.watts is not None and self.watts is not None:
+            signs.append(f"held at {member.watts:.0f} W, its peers draw {self.watts:.0f}")
+        if member.celsius is not None and self.celsius is not None:
+            warmer = member.celsius >= self.celsius + WARMER_CELSIUS and member.celsius >= WARM_CELSIUS
+            signs += [f"{member.celsius:.0f} °C, its peers {self.celsius:.0f}"] if warmer else []
+        if member.corrected_ecc >= MANY_ERRORS and member.corrected_ecc > 10 * self.corrected_ecc:
+            signs.append(f"{member.corrected_ecc} corrected ECC errors")
+        if member.remapped_rows > self.remapped_rows:
+            signs.append(f"{member.remapped_rows} rows of memory remapped")
+        return tuple(signs)
+
+    def _faults(self, member: GpuWindow) -> list[str]:
+        return [
+            text for name, text in FAULTS.items() if member.reasons.get(name, 0.0) >= 0.25 and self.reasons[name] < 0.1
+        ]
+
+
+def _rank_outliers(members: Sequence[RankWindow]) -> dict[Key, Outlier]:
+    shares = [member.busy for member in members]
+    peers = max(median(shares), 0.01)
+    scatter = SCATTER * _deviation(shares, peers)
+    judged = {}
+    for member in members:
+        low = member.busy >= max(LEAST_BUSY, OUTLYING * peers) and member.busy - peers > scatter
+        sign = f"busy {member.busy:.0%} of the time, its peers {peers:.0%}"
+        judged[key_of(member)] = Outlier(member.busy / peers, (sign,)) if low else LEVEL
+    return judged
+
+
+class PaceJudge:
+    """Takes the windows in their order and keeps, of those that were outliers lately, what the last windows said."""
+
+    def __init__(self) -> None:
+        self._recent: dict[Key, deque[tuple[float, Outlier]]] = {}
+        self._named: dict[Key, SlowDevice] = {}
+
+    @property
+    def slow(self) -> list[SlowDevice]:
+        """Return the devices that are slow now, by node."""
+        return [self._named[key] for key in sorted(self._named, key=lambda key: (key[1], key[2]))]
+
+    def add(self, windows: Sequence[Window], at: float) -> tuple[list[SlowDevice], list[SlowDevice]]:
+        """Take in the windows of all devices that began at `at` (unix seconds). Returns which are newly slow, and which
+        have recovered."""
+        judged = outliers(windows)
+        uuids = {key_of(window): window.uuid for window in windows if isinstance(window, GpuWindow)}
+        fresh, recovered = [], []
+        for key in [key for key, outlier in judged.items() if outlier.signs or key in self._recent]:
+            recent = self._recent.setdefault(key, deque(maxlen=SLOW_WINDOWS))
+            recent.append((at, judged[key]))
+            before = self._named.get(key)
+            if before is not None and _has_recovered(recent):
+                recovered.append(self._named.pop(key))
+                recent.clear()
+            elif before is not None or _is_slow(recent, key[0]):
+                self._named[key] = _slow_device(key, recent, uuids.get(key), before)
+                fresh += [] if before is not None else [self._named[key]]
+            if not any(outlier.signs for _, outlier in recent):
+                del self._recent[key]
+        return fresh, recovered
+
+
+def _is_slow(recent: Sequence[tuple[float, Outlier]], kind: str) -> bool:
+    factors = [outlier.factor for _, outlier in recent]
+    windows = HALF_SPEED_WINDOWS if kind == "gpu" else RANK_HALF_SPEED_WINDOWS
+    if len(factors) >= windows and min(factors[-windows:]) >= HALF_SPEED:
+        return True
+    outlying = sum(factor >= OUTLYING for factor in factors)
+    return len(factors) >= SLOW_WINDOWS and median(factors) >= SLOW and outlying >= SLOW_SHARE * SLOW_WINDOWS
+
+
+def _has_recovered(recent: Sequence[tuple[float, Outlier]]) -> bool:
+    last = list(recent)[-RECOVERED_WINDOWS:]
+    return len(last) == RECOVERED_WINDOWS and not any(outlier.signs for _, outlier in last)
+
+
+def _slow_device(
+    key: Key, recent: Sequence[tuple[float, Outlier]], uuid: str | None, before: SlowDevice | None
+) -> SlowDevice:
+    outlying = [(at, outlier) for at, outlier in recent if outlier.signs]
+    kind, node, place = key
+    return SlowDevice(
+        node=node,
+        device=place if kind == "gpu" else None,
+        rank=place if kind == "rank" else None,
+        uuid=uuid,
+        factor=median_high(outlier.factor for _, outlier in outlying[-RECOVERED_WINDOWS:]),
+        since=before.since if before is not None else outlying[0][0],
+        signs=outlying[-1][1].signs,
+    )
+
+
+def _deviation(values: Sequence[float], middle: float) -> float:
+    return median(abs(value - middle) for value in values)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
