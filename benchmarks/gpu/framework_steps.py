@@ -90,7 +90,7 @@ def steps(planned: dict[str, Any], folder: Path, limit_seconds: float) -> tuple[
 
 def peaks_in(folder: Path) -> TorchPeaks | None:
     """Return what the probe wrote of the one rank; None where it wrote nothing."""
-    files = map(read_probe_file, (attempt_folder(folder, ATTEMPT) / PROBES).glob("[0-9]*.json"))
+    files = map(read_probe_file, (attempt_folder(folder, ATTEMPT) / PROBES).glob("*.jsonl"))
     return fullest_devices(largest_peaks([file for file in files if file is not None])).get(0)
 
 

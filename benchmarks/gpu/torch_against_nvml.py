@@ -119,7 +119,7 @@ def main() -> None:
         training = start(Path(folder), True, words)
         samples.follow(training)
         trainer = result(training)
-        files = map(read_probe_file, (attempt_folder(Path(folder), ATTEMPT) / PROBES).glob("[0-9]*.json"))
+        files = map(read_probe_file, (attempt_folder(Path(folder), ATTEMPT) / PROBES).glob("*.jsonl"))
         probe = fullest_devices(largest_peaks([file for file in files if file is not None])).get(0)
     if probe is None or probe.uuid not in samples.handles:
         sys.exit(f"the probe wrote of {probe and probe.uuid}, NVML knows {', '.join(samples.handles)}")

@@ -25,7 +25,8 @@ def run(tmp_path: Path) -> Path:
     ranks.mkdir(parents=True)
     for rank in (0, 1):
         record = {"rank": rank, "local_rank": rank, "node": NODE, "pid": 10 + rank, "program_pid": 20 + rank}
-        (ranks / f"{rank}.json").write_text(json.dumps({**record, "resident_peak_bytes": 5}))
+        with (ranks / f"{NODE}.jsonl").open("a") as file:
+            file.write(json.dumps({**record, "resident_peak_bytes": 5}) + "\n")
     torch = {"rank": 1, "devices": [{"allocated_peak_bytes": 30}, {"allocated_peak_bytes": 40}]}
     (tmp_path / "attempts" / ATTEMPT / "memory").mkdir()
     (tmp_path / "attempts" / ATTEMPT / "memory" / "1.21.json").write_text(json.dumps(torch))

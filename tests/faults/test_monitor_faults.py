@@ -318,7 +318,7 @@ def test_a_disk_that_fills_up_does_not_change_a_programs_fate(cpu_node: NodeRig)
     assert trainer.returncode == 6
     assert "not written" in said
     assert cpu_node.record()["ended_at"] is None  # the record of the start is whole
-    assert [path.name for path in (cpu_node.attempt_directory / "ranks").iterdir()] == ["0.json"]
+    assert [path.name for path in (cpu_node.attempt_directory / "ranks").iterdir()] == [f"{NODE}.jsonl"]
 
 
 def test_a_run_directory_that_cannot_be_written_does_not_change_a_programs_fate(cpu_node: NodeRig) -> None:

@@ -44,7 +44,9 @@ raise_open_files() {
 }
 raise_open_files
 
-cd -- "$LLMLAUNCH_RUN_DIR" || die "cannot enter the run directory $LLMLAUNCH_RUN_DIR"
+# bash asks for the folder it is in each time it looks for a command: it finds those it needs before that is the shared one.
+cd / && hash cat mkdir mkfifo mktemp rm sleep tr grep
+cd -P -- "$LLMLAUNCH_RUN_DIR" || die "cannot enter the run directory $LLMLAUNCH_RUN_DIR"
 
 # Rank 0 listens here, and the others will look for it on MASTER_ADDR: better said now than after a time-out.
 if [[ -n ${SLURMD_NODENAME:-} && $LLMLAUNCH_NODE_RANK = 0 && $SLURMD_NODENAME != "$MASTER_ADDR" ]]; then
@@ -60,6 +62,9 @@ export PYTHONUNBUFFERED=1
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 : "${MEGATRON_LM_PATH:?is needed on every node; set it in the environment or the setup lines of the recipe, or where you submit}"
 
+# What Python runs by -c looks for each module in this folder first, which all nodes share; these lines need none of it.
+not_here='import sys; sys.path[:] = filter(None, sys.path); '
+
 # --- which Python trains ----------------------------------------------------------------------------------------------
 # The recipe's python, else $LLMLAUNCH_PYTHON, else the first on PATH that has torch.
 
@@ -73,7 +78,7 @@ else
 fi
 python=
 for candidate in "${pythons[@]}"; do
-  if "$candidate" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' 2>/dev/null; then
+  if "$candidate" -c "$not_here"'import importlib.util; sys.exit(importlib.util.find_spec("torch") is None)' 2>/dev/null; then
     python=$(command -v "$candidate")
     break
   fi
@@ -119,13 +124,13 @@ make_caches() {
 
 flight=$LLMLAUNCH_RUN_DIR/attempts/$LLMLAUNCH_ATTEMPT/flight
 pipes=
-if (($# == 0)) && mkdir -p "$flight"; then
+if (($# == 0)); then # job.sbatch made the folder
   # each has an old name; who set either meant both
   dumps=${TORCH_FR_DUMP_TEMP_FILE:-${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$flight/rank_}}
   events=${TORCH_FR_BUFFER_SIZE:-${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}}
   export TORCH_FR_DUMP_TEMP_FILE="$dumps" TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$dumps"
   export TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"
-  torch_minor=$("$python" -c 'import importlib.metadata as m; v = m.version("torch").split("."); print(int(v[0]) * 100 + int(v[1]))' 2>/dev/null)
+  torch_minor=$("$python" -c "$not_here"'import importlib.metadata as m; v = m.version("torch").split("."); print(int(v[0]) * 100 + int(v[1]))' 2>/dev/null)
   # the new name since 2.8; the old one is read for the pipe until 2.10, and warned of after that
   [[ ${torch_minor:-0} -lt 208 ]] || export TORCH_FR_BUFFER_SIZE="$events"
   [[ ${torch_minor:-0} -ge 211 ]] || export TORCH_NCCL_TRACE_BUFFER_SIZE="$events"
@@ -135,6 +140,23 @@ if (($# == 0)) && mkdir -p "$flight"; then
     export TORCH_NCCL_DEBUG_INFO_PIPE_FILE="${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-$pipes/rank_}"
   fi
 fi
+
+# --- what this node keeps on its own disk -----------------------------------------------------------------------------
+# Python asks the file system about each module it imports, in each folder where that might be. Thousands of ranks ask one
+# shared server millions of times; so what they import of this run is copied here once. Where that fails, they do ask.
+
+node_files=$LLMLAUNCH_RUN_DIR
+own_files=()
+counters=attempts/$LLMLAUNCH_ATTEMPT/causes # of kills for want of memory, from before the training
+copy_to_the_node() {
+  local folder file
+  folder=$(mktemp -d "${TMPDIR:-/tmp}/llmlaunch-node.XXXXXX" 2>/dev/null || mktemp -d /tmp/llmlaunch-node.XXXXXX) || return
+  leftovers+=("$folder")
+  mkdir -- "$folder/hook" "$folder/trainer" || return
+  for file in node.pyz hook/sitecustomize.py hook/llmlaunch_memory_probe.py; do cat -- "$file" >"$folder/$file" || return; done
+  node_files=$folder counters=$folder own_files=(--node-files "$folder")
+}
+copy_to_the_node 2>/dev/null || say "this node's disk takes no copy of what the ranks import; they read the run directory's"
 
 # --- the node side: monitor and rank wrapper ----------------------------------------------------------------------------
 # node.pyz wants Python 3.8 or newer and nothing else. Without it the training runs the same, only unwatched.
@@ -155,13 +177,13 @@ if [[ -n $node_python ]]; then
   monitor_log=logs/$LLMLAUNCH_ATTEMPT.$LLMLAUNCH_NODE.monitor.log
   # Signals for the trainers are none of the monitor's business, and it ends when it is told to by its own pid.
   (trap '' USR1 USR2
-  exec "$node_python" -I -S node.pyz monitor "${node_side[@]}" --interval 1.0 \
+  exec "$node_python" -I -S "$node_files/node.pyz" monitor "${node_side[@]}" --interval 1.0 \
     </dev/null >>"$monitor_log" 2>&1) &
   monitor=$!
   disown # its end is nobody's business: no message, no waiting
-  "$node_python" node.pyz diagnose "${node_side[@]}" --before
+  "$node_python" -I -S "$node_files/node.pyz" diagnose "${node_side[@]}" --counters "$counters" --before
   # The wrapper notes each rank's own exit code or signal, which torchrun and srun blur.
-  program=("$node_python" "$LLMLAUNCH_RUN_DIR/node.pyz" rank "${node_side[@]}" -- "${program[@]}")
+  program=("$node_python" -I -S "$node_files/node.pyz" rank "${node_side[@]}" ${own_files[@]+"${own_files[@]}"} -- "${program[@]}")
 else
   say "no Python 3.8 or newer here: no peaks and no exit codes of single ranks will be known of this node"
 fi
@@ -192,7 +214,7 @@ torchrun=
 tell() { # SIGNAL
   [[ -n $torchrun ]] || return 0
   if [[ -n $node_python ]]; then
-    "$node_python" node.pyz tell --parent "$torchrun" --signal "$1" & # it may wait for trainers that start only now
+    "$node_python" -I -S "$node_files/node.pyz" tell --parent "$torchrun" --signal "$1" & # it may wait for trainers that start only now
   elif [[ $1 = USR1 ]]; then
     kill -TERM "$torchrun" 2>/dev/null
   fi
@@ -214,9 +236,11 @@ trap 'tell USR2' USR2
 # Static rendezvous: node ranks are those above. The c10d rendezvous of many examples sorts nodes by address (node10 before
 # node2), and then pipeline stages do not lie on the nodes they were planned for.
 # "--": torchrun would take a trainer's argument such as --node for a shortened one of its own.
+# As `python -m torch.distributed.run`, which would look for each module in this folder first.
+launch='import runpy; runpy.run_module("torch.distributed.run", None, "__main__", True)'
 (
   [[ -z $node_python ]] || trap '' TERM USR1 USR2
-  exec "$python" -m torch.distributed.run \
+  exec "$python" -c "$not_here$launch" \
     --nnodes=64 --nproc_per_node=8 --node_rank="$LLMLAUNCH_NODE_RANK" \
     --rdzv_backend=static --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT" \
     --max_restarts=0 --no_python \
@@ -235,13 +259,15 @@ code=$?
 # --- how it ended ---------------------------------------------------------------------------------------------------------
 
 if [[ $code = 0 ]]; then
-  if ! { mkdir -p "attempts/$LLMLAUNCH_ATTEMPT/done" && : >"attempts/$LLMLAUNCH_ATTEMPT/done/$LLMLAUNCH_NODE"; }; then
+  # the folder is there, unless this script was started by hand
+  marker=attempts/$LLMLAUNCH_ATTEMPT/done/$LLMLAUNCH_NODE
+  if ! { : >"$marker" || { mkdir -p "${marker%/*}" && : >"$marker"; }; } 2>/dev/null; then
     say "cannot write the done marker; the job will count as failed"
   fi
   say "done"
 else
   say "torchrun ended with exit code $code"
-  [[ -z $node_python ]] || "$node_python" node.pyz diagnose "${node_side[@]}" --code "$code"
+  [[ -z $node_python ]] || "$node_python" -I -S "$node_files/node.pyz" diagnose "${node_side[@]}" --counters "$counters" --code "$code"
 fi
 stop_monitor
 exit "$code"

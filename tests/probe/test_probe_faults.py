@@ -39,17 +39,13 @@ def trains_on(trainer: Any, complaints: bool = False) -> str:
     return str(said)
 
 
-def accounts(rig: ProbeRig) -> list[dict[str, Any]]:
-    return [json.loads(path.read_bytes()) for path in rig.files]
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_signal_that_ends_it_leaves_what_was_seen_before(probed: ProbeRig, small_torch: Path, number: int) -> None:
     trainer = probed.train(WAITS, PYTHONPATH=str(small_torch))
-    until(lambda: probed.files, "the first word")
+    until(probed.accounts, "the first word")
     os.kill(probed.record()["program_pid"], number)
     assert trainer.wait() == -number
-    (account,) = accounts(probed)
+    (account,) = probed.accounts()
     assert (account["ended"], account["devices"][0]["allocated_peak_bytes"]) == (False, 60 * GIB)
     assert [path.name for path in probed.files[0].parent.iterdir()] == [probed.files[0].name]
 
@@ -57,10 +53,10 @@ def test_a_signal_that_ends_it_leaves_what_was_seen_before(probed: ProbeRig, sma
 def test_what_rises_is_written_while_the_trainer_runs(probed: ProbeRig, small_torch: Path) -> None:
     text = WAITS.replace('print("trained")', "hold(70 * GIB)\nsys.stdin.readline()")
     trainer = probed.train(text, PYTHONPATH=str(small_torch))
-    until(lambda: probed.files, "the first word")
+    until(probed.accounts, "the first word")
     trainer.stdin.write("\n")
     trainer.stdin.flush()
-    until(lambda: accounts(probed)[0]["devices"][0]["allocated_peak_bytes"] == 70 * GIB, "the rise")
+    until(lambda: probed.accounts()[0]["devices"][0]["allocated_peak_bytes"] == 70 * GIB, "the rise")
     trainer.kill()
 
 
@@ -74,12 +70,12 @@ def test_a_directory_that_cannot_be_written_is_spooled_for(probed: ProbeRig, sma
     (probed.attempt_directory / "memory").write_text("no folder")
     trainer = probed.train(WAITS, PYTHONPATH=str(small_torch))
     folder = spoolers(probed) / "attempts" / ATTEMPT / "memory"
-    until(lambda: list(folder.glob("0.*.json")), "the spooled file")
+    until(lambda: list(folder.glob("*.jsonl")), "the spooled file")
     (probed.attempt_directory / "memory").unlink()  # it can be written again
     assert trains_on(trainer, complaints=True) == "ready\ntrained\n"
-    assert [account["ended"] for account in accounts(probed)] == [True]
+    assert [account["ended"] for account in probed.accounts()] == [True]
     assert spooled(probed.spool) == {probed.run_directory.resolve(): [spoolers(probed)]}
-    (spooled_file,) = folder.glob("*.json")
+    (spooled_file,) = folder.glob("*.jsonl")
     (peaks,) = probe_peaks([spooled_file])
     assert (peaks.allocated_peak_bytes, peaks.ended) == (60 * GIB, False)
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (probed.spool, spoolers(probed), spooled_file.parent)}
@@ -115,9 +111,9 @@ def test_a_disk_that_is_full_until_shortly_before_the_end(probed: ProbeRig, smal
     trainer = probed.train(text, PYTHONPATH=str(small_torch))
     assert trainer.stdout.readline() == "ready\n"
     until(lambda: (probed.attempt_directory / "memory").exists() and spoolers(probed).exists(), "an attempt to write")
-    assert (probed.files, list(spoolers(probed).rglob("*.json"))) == ([], [])
+    assert all(path.stat().st_size == 0 for path in (*probed.files, *spoolers(probed).rglob("*.jsonl")))
     assert trains_on(trainer) == "trained\n"
-    (account,) = accounts(probed)
+    (account,) = probed.accounts()
     assert (account["ended"], account["devices"][0]["allocated_peak_bytes"]) == (True, 60 * GIB)
 
 
@@ -129,15 +125,17 @@ def test_a_disk_that_hangs_holds_up_neither_the_training_nor_its_end_for_long(
     patient = probe.read_text()
     probe.write_text(patient.replace("LAST_WORD_SECONDS = 5.0", "LAST_WORD_SECONDS = 0.5"))
     assert probe.read_text() != patient
-    memory = probed.attempt_directory / "memory"
-    memory.mkdir(parents=True)
-    pipe = f"import os\nos.mkfifo(os.path.join({str(memory)!r}, '.0.%d.json.%d.tmp' % (os.getpid(), os.getpid())))\n"
-    hangs = "import time\nwhile not any('_replace' == f.f_code.co_name for f in sys._current_frames().values()):\n"
+    memory = probed.attempt_directory / "memory" / "node1.jsonl"
+    memory.parent.mkdir(parents=True)
+    pipe = f"import os\nos.mkfifo({str(memory)!r})\n"
+    hangs = (
+        "import time\nwhile not any('open_in_the_run' == f.f_code.co_name for f in sys._current_frames().values()):\n"
+    )
     hangs += "    time.sleep(0.01)\ntorch.cuda.reset_peak_memory_stats(0)\n"
     text = pipe + WAITS.replace("sys.stdin", hangs + "sys.stdin")
     trainer = probed.train(text, PYTHONPATH=str(small_torch))
     assert trains_on(trainer) == "ready\ntrained\n"
-    assert probed.files == []
+    assert [stat.S_ISFIFO(path.stat().st_mode) for path in probed.files] == [True]
 
 
 def test_a_directory_that_is_gone_is_not_made_anew(probed: ProbeRig, small_torch: Path, tmp_path: Path) -> None:
@@ -145,8 +143,8 @@ def test_a_directory_that_is_gone_is_not_made_anew(probed: ProbeRig, small_torch
                            RUN=str(probed.run_directory), PYTHONPATH=str(small_torch))  # fmt: skip
     _, errors = trainer.communicate("\n", timeout=300)
     digest = hashlib.sha256(str(probed.run_directory).encode()).hexdigest()[:16]
-    (account,) = (probed.spool / digest / "attempts" / ATTEMPT / "memory").glob("0.*.json")
-    assert json.loads(account.read_bytes())["ended"], errors
+    (path,) = (probed.spool / digest / "attempts" / ATTEMPT / "memory").glob("*.jsonl")
+    assert json.loads(path.read_text().split("\n")[-2])["ended"], errors
     assert not (probed.attempt_directory / "memory").exists()
 
 
@@ -156,7 +154,7 @@ def test_a_driver_that_lacks_a_function_costs_its_numbers_alone(
     probed.driver = build_libcuda(tmp_path, "-DOLD_DRIVER")
     trainer = probed.train(WAITS.replace("torch.cuda.init()", "fake.driver(); torch.cuda.init()"),
                            PYTHONPATH=str(small_torch))  # fmt: skip
-    until(lambda: probed.files, "the first word")
+    until(probed.accounts, "the first word")
     assert trains_on(trainer) == "ready\ntrained\n"
     peaks = probed.peaks()
     assert (peaks.allocated_peak_bytes, peaks.device_used_bytes, peaks.outside_bytes) == (60 * GIB, None, None)

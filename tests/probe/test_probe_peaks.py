@@ -61,8 +61,8 @@ def test_no_reset_loses_a_peak(probed: ProbeRig) -> None:
         assert peaks.active_peak_bytes == spike + spike // 8
         assert peaks.reserved_peak_bytes == spike + GIB
         assert peaks.alloc_retries == 4
-    (path,) = probed.files
-    assert {entry["device"] for entry in json.loads(path.read_bytes())["devices"]} == set(range(8))  # not the ninth
+    (account,) = probed.accounts()
+    assert {entry["device"] for entry in account["devices"]} == set(range(8))  # not the ninth
 
 
 # The spike is the last thing before the end, and nobody looked meanwhile.
@@ -78,7 +78,8 @@ ENDS = {
         + SPIKE + "os.kill(os.getpid(), signal.SIGTERM)", 6,
     ),
     "SIGKILL after a look": (
-        SPIKE + "import glob, os, time\nwhile not glob.glob(os.environ['MEMORY'] + '/6.*.json'): time.sleep(0.05)\n"
+        SPIKE + "import glob, os, time\nfiles = os.environ['MEMORY'] + '/*'\n"
+        "while not any('\"rank\": 6,' in open(path).read() for path in glob.glob(files)): time.sleep(0.05)\n"
         "os.kill(os.getpid(), 9)", -9,
     ),
     "a handler that resets amid a reset": (
@@ -99,13 +100,12 @@ def test_no_end_of_a_trainer_loses_a_peak(probed: ProbeRig) -> None:
     for rank, (end, (_, code)) in enumerate(ENDS.items()):
         _, errors = trainers[end].communicate(timeout=300)
         assert trainers[end].returncode == code, f"{end}: {errors}"
-        (path,) = memory.glob(f"{rank}.*.json")
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        account = json.loads(path.read_bytes())
+        (account,) = (account for account in probed.accounts() if account["rank"] == rank)
         assert (account["rank"], account["local_rank"], account["node"]) == (rank, rank, "node1")
         assert account["ended"] == (code >= 0)
         assert account["devices"][0]["allocated_peak_bytes"] == 60 * GIB, end
-    assert stat.S_IMODE(memory.stat().st_mode) == 0o700
+    (path,) = memory.iterdir()
+    assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(memory.stat().st_mode)) == (0o600, 0o700)
 
 
 WITH_A_DRIVER = BEGIN + """
@@ -137,8 +137,8 @@ def test_the_device_is_looked_at_without_being_touched(
     parts = [octet * count for count in (4, 2, 2, 2, 6)]
     assert (peaks.uuid, peaks.total_bytes) == ("-".join([prefix, *parts]), 80 * GIB)
     assert (peaks.device_used_bytes, peaks.outside_bytes) == (14 * GIB, 3 * GIB)
-    (path,) = probed.files
-    assert [entry["device"] for entry in json.loads(path.read_bytes())["devices"]] == [1]
+    (account,) = probed.accounts()
+    assert [entry["device"] for entry in account["devices"]] == [1]
 
 
 # Processes the trainer makes. Those that use no CUDA write nothing; one that does has a file of its own.
@@ -174,7 +174,7 @@ def test_workers_and_children_neither_break_nor_write_into_the_trainers_file(pro
     said = probed.trained(CHILDREN)
     exit_code, forked, trainer = (int(word) for word in said.split())
     assert exit_code == 0
-    assert sorted(path.name for path in probed.files) == sorted(f"0.{pid}.json" for pid in (forked, trainer))
+    assert sorted(account["pid"] for account in probed.accounts()) == sorted((int(forked), int(trainer)))
     assert probed.peaks(0).allocated_peak_bytes == 5 * GIB
     assert probed.peaks(1).allocated_peak_bytes == 70 * GIB
     assert probed.peaks(1).ended

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from one_machine import IN_QUEUE, Cluster, wait_until
 
+from llmlaunch.rundir.attempt import rank_records
 from support import judge
 from support.chain import COLLECT_AND_EXPORT, LATENCIES, RECIPE, TRAINER, quick_templates
 from support.command_line import data_folders, run_llmlaunch
@@ -62,7 +63,7 @@ class Job:
         path.with_suffix(".new").replace(path)
 
     def ranks(self) -> list[dict[str, Any]]:
-        return [json.loads(path.read_text()) for path in self.run.glob("attempts/*/ranks/*.json")]
+        return [record for attempt in self.run.glob("attempts/*") for record in rank_records(attempt)]
 
     def submit(self) -> None:
         words = (

@@ -14,6 +14,7 @@ from one_machine import wait_until
 from person import Person
 from training import HERE, SLOW_SAVER, Training, backend, submit
 
+from llmlaunch.rundir.stack_files import ranks_stacks
 from llmlaunch.units import GIB
 from support.side_by_side import Story, by_name, cases
 
@@ -192,8 +193,9 @@ def a_hang_is_noticed_explained_and_ended_and_the_training_comes_back(person: Pe
     assert hung["what"] == "a step"
     assert hung["since_seconds"] >= hung["allowed_seconds"] >= FLOOR_SECONDS
     first, second = (training.run / "attempts" / name for name in training.attempts())
-    assert "line 19 in hangs_here" in (first / "stacks" / "1.txt").read_text()
-    assert "in waits_for_the_other_ranks" in (first / "stacks" / "0.txt").read_text()
+    stacks = ranks_stacks(first)
+    assert "line 19 in hangs_here" in stacks[1]
+    assert "in waits_for_the_other_ranks" in stacks[0]
     status = training.status("0")
     assert (status["state"], status["cause"]["kind"], status["next"]["action"]) == ("failed", "hung", "requeue")
     assert "in hangs_here (hangs_once.py line 19)" in status["cause"]["line"]
@@ -211,7 +213,7 @@ def a_slow_save_is_no_hang_and_the_stop_file_ends_it_in_order(person: Person) ->
     (attempt,) = (training.run / "attempts").iterdir()
     person.ask("scancel", "--signal=USR2", training.job)
     person.ask("scancel", "--batch", "--signal=USR2", training.job)
-    training.wait(lambda _: "in pause" in (attempt / "stacks" / "0.txt").read_text(), "it says where it is")
+    training.wait(lambda _: "in pause" in ranks_stacks(attempt).get(0, ""), "it says where it is")
     training.wait_for_step(24)  # past the first save
     (training.run / "stop").touch()
     training.wait(lambda it: it.status(), "ended")

@@ -14,6 +14,8 @@ from typing import Any
 from one_machine import IN_QUEUE, wait_until
 from person import Person
 
+from llmlaunch.rundir.attempt import rank_records
+
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parents[1] / "recipes" / "quickstart.yaml"
 SLOW_SAVER = HERE / "slow_saver.py"
@@ -75,8 +77,7 @@ class Training:
 
     def ranks(self, attempt: str) -> list[dict[str, Any]]:
         """The records of the ranks that have begun in <job>.ATTEMPT, in their order."""
-        paths = (self.run / "attempts" / f"{self.job}.{attempt}" / "ranks").glob("*.json")
-        return [json.loads(path.read_text()) for path in sorted(paths)]
+        return rank_records(self.run / "attempts" / f"{self.job}.{attempt}")
 
     def attempts(self) -> list[str]:
         """In the order they began."""

@@ -170,11 +170,8 @@ class Chain:
 
     def ranks(self) -> dict[int, dict[str, Any]]:
         """The rank records of the newest attempt."""
-        found = {}
-        for path in self.run.glob("attempts/*/ranks/*.json"):
-            with suppress(OSError, ValueError):
-                found[int(path.stem)] = json.loads(path.read_text())
-        return found
+        paths = self.run.glob("attempts/*/ranks/*.jsonl")
+        return {record["rank"]: record for path in sorted(paths) for record in judge.lines(path)}
 
     def lines(self) -> list[dict[str, Any]]:
         """The whole lines of the monitor."""
@@ -191,7 +188,7 @@ class Chain:
             pid = self.ranks().get(int(rank), {}).get("pid" if name == "wrapper" else "program_pid") or 0
         else:
             word = "torch.distributed.run" if name == "torchrun" else name
-            found = [one for one in self.processes() if word in [Path(w).name for w in _command(one)[:4]]]
+            found = [one for one in self.processes() if any(word in Path(w).name for w in _command(one)[:4])]
             pid = found[0].pid if found else 0
         return pid if pid and alive(pid) else None
 

@@ -37,17 +37,18 @@ def on_disk(*places: Path) -> OnDisk:
     nodes: dict[tuple[str, str], _Node] = {}
     homes: dict[tuple[str, int], tuple[str, Json]] = {}
     for place in places:
-        for path in sorted(place.glob("attempts/*/ranks/*.json")):
-            record = _read(path)
-            if record and "rank" in record:
+        for path in sorted(place.glob("attempts/*/ranks/*.jsonl")):
+            for record in lines(path):
                 key = (path.parts[-3], record["rank"])
                 homes[key] = (str(record["node"]), record)
                 _rise(found.ranks.setdefault(key, {}), "resident_peak_bytes", record.get("resident_peak_bytes"))
         for path in sorted(place.glob("peaks/*.jsonl")):
             for line in lines(path):
-                nodes.setdefault((line["attempt"], line["node"]), _Node()).take(line)
-        for path in sorted(place.glob("attempts/*/memory/*.json")):
-            _take_torch(found, path)
+                if "attempt" in line:
+                    nodes.setdefault((line["attempt"], line["node"]), _Node()).take(line)
+        for path in sorted(place.glob("attempts/*/memory/*.jsonl")):
+            for record in lines(path):
+                _take_torch(found.ranks.setdefault((path.parts[-3], record["rank"]), {}), record)
     for (attempt, name), node in nodes.items():
         if node.host:
             found.nodes[(attempt, name)] = node.host
@@ -107,11 +108,7 @@ class _Node:
             _rise(peaks, ABOVE_BASELINE, device - idle if device and idle is not None and device > idle else None)
 
 
-def _take_torch(found: OnDisk, path: Path) -> None:
-    record = _read(path)
-    if not record:
-        return
-    peaks = found.ranks.setdefault((path.parts[-3], record["rank"]), {})
+def _take_torch(peaks: Peaks, record: Json) -> None:
     for device in record.get("devices", []):
         for name in (*OF_TORCH, OUTSIDE):
             _rise(peaks, name, device.get(name))
@@ -195,19 +192,11 @@ def _rise(peaks: Any, name: Any, value: int | None) -> None:
 
 
 def lines(path: Path) -> Iterator[Json]:
-    """The whole lines of a monitor's file; what a fault has torn is none."""
+    """The whole lines of a file of a node; what a fault has torn is none."""
     for raw in path.read_bytes().split(b"\n"):
         try:
             line = json.loads(raw)
         except ValueError:
             continue
-        if isinstance(line, dict) and "attempt" in line and "node" in line:
+        if isinstance(line, dict) and "node" in line:
             yield line
-
-
-def _read(path: Path) -> Json | None:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -265,12 +265,30 @@ class NodeRig:
             lambda line: line.get("gpus") and line["gpus"][index]["used_bytes"] == wanted,
         )
 
+    def records(self) -> dict[int, Line]:
+        """The last record of each rank that has one, of all nodes."""
+        records = {}
+        for path in sorted((self.attempt_directory / "ranks").glob("*.jsonl")):
+            for line in path.read_text().split("\n"):
+                with contextlib.suppress(ValueError):
+                    record = json.loads(line)
+                    records[record["rank"]] = record
+        return records
+
     def record(self, rank: int = 0) -> Line:
-        return dict(json.loads((self.attempt_directory / "ranks" / f"{rank}.json").read_text()))
+        return dict(self.records()[rank])
 
     def until_record(self, rank: int = 0) -> Line:
-        until((self.attempt_directory / "ranks" / f"{rank}.json").exists, f"record of rank {rank}")
+        until(lambda: rank in self.records(), f"record of rank {rank}")
         return self.record(rank)
+
+    def write_rank(self, record: Line, attempt: str = ATTEMPT) -> Path:
+        """Append a record as the wrapper of its node does; return the file."""
+        path = self.run_directory / "attempts" / attempt / "ranks" / f"{record['node']}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"\n{json.dumps(record)}\n")
+        return path
 
     def stop(self, process: Any) -> Line:
         """SIGTERM; the monitor must exit with 0. Returns its last line."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 import subprocess
 import sys
@@ -85,7 +87,17 @@ class ProbeRig(NodeRig):
     @property
     def files(self) -> list[Path]:
         folder = file_names.attempt_folder(self.run_directory, ATTEMPT) / file_names.PROBES
-        return sorted(folder.glob("[0-9]*.json"))
+        return sorted(folder.glob("*.jsonl"))
+
+    def accounts(self) -> list[dict[str, Any]]:
+        """The last account of each process, in the order of their first."""
+        last = {}
+        for path in self.files:
+            for line in path.read_text().split("\n"):
+                with contextlib.suppress(ValueError):
+                    account = json.loads(line)
+                    last[account["rank"], account["pid"]] = account
+        return list(last.values())
 
     def peaks(self, device: int = 0) -> TorchPeaks:
         """What was written of rank 0."""

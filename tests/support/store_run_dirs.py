@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from llmlaunch.rundir.rank_records import rank_records
 from llmlaunch.units import GIB
 
 RUN_ID = "tiny-20260101T000000Z-0001"
@@ -81,8 +82,15 @@ class RunDir:
             "visible_devices": None,
             **changes,
         }
-        self.write(f"attempts/{attempt}/ranks/{rank}.json", record)
+        self.append(f"attempts/{attempt}/ranks/{record['node']}.jsonl", record)
         return record
+
+    def append(self, name: str, record: dict[str, Any]) -> Path:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"\n{json.dumps(record)}\n")
+        return path
 
     def ranks(self, attempt: str = ATTEMPT, **changes: Any) -> list[dict[str, Any]]:
         return [self.rank(rank, attempt, **changes) for rank in range(self.nodes * self.devices)]
@@ -96,7 +104,7 @@ class RunDir:
     def probe(
         self, rank: int, *, uuid: str | None = None, pid: int | None = None, ended: bool = True, **device: Any
     ) -> Path:
-        """The probe's file of a rank: 60 GiB reserved, 1.5 GiB beside it, never given back."""
+        """A line of the probe of a rank: 60 GiB reserved, 1.5 GiB beside it, never given back."""
         own = pid or 1000 + rank
         entry = {
             "device": rank % self.devices,
@@ -113,16 +121,15 @@ class RunDir:
             **device,
         }
         place = {"rank": rank, "local_rank": rank % self.devices, "node": f"n{rank // self.devices}", "pid": own}
-        name = f"attempts/{ATTEMPT}/memory/{rank}.{own}.json"
-        self.write(name, {"v": 1, **place, "at": STARTED + own, "ended": ended, "devices": [entry]})
-        return self.path / name
+        account = {"v": 1, **place, "at": STARTED + own, "ended": ended, "devices": [entry]}
+        return self.append(f"attempts/{ATTEMPT}/memory/{place['node']}.jsonl", account)
 
     def torn(self, node: str) -> None:
         with (self.path / "peaks" / f"{node}.jsonl").open("a") as file:
             file.write('{"v": 1, "event": "beat", "attempt": "77.0", "gpus": [{"uuid": "GPU-\n')
 
     def status(self, attempt: str = ATTEMPT, state: str = "succeeded", exit_code: int = 0, **changes: Any) -> None:
-        ranks = [json.loads(path.read_text()) for path in (self.path / "attempts" / attempt / "ranks").glob("*.json")]
+        ranks = rank_records(self.path / "attempts" / attempt)
         self.write(
             "status.json",
             {
@@ -188,3 +195,9 @@ def fallback_chain(path: Path) -> RunDir:
         )  # fmt: skip
         (path / "attempts" / attempt / "status.json").write_text((path / "status.json").read_text())
     return run
+
+
+def tear_record(path: Path, rank: int) -> None:
+    """Cut the records of a rank, as a full disk does."""
+    lines = [line[: len(line) // 2] if f'"rank": {rank},' in line else line for line in path.read_text().split("\n")]
+    path.write_text("\n".join(lines))

@@ -29,7 +29,8 @@ class Rig:
 
     def rank(self, number: int, **more: Any) -> None:
         record = {"rank": number, "local_rank": number, "node": NODE, "ended_at": 50.0, "exit_code": 1, "signal": None}
-        (self.attempt / "ranks" / f"{number}.json").write_text(json.dumps(record | more))
+        with (self.attempt / "ranks" / f"{NODE}.jsonl").open("a") as file:
+            file.write(json.dumps(record | more) + "\n")
 
     def log(self, text: str) -> None:
         (self.directory / "logs" / f"{ATTEMPT}.{NODE}.log").write_text(text)

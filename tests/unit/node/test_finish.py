@@ -95,7 +95,7 @@ def test_a_rank_without_an_end_did_not_fail_by_that(cpu_node: NodeRig) -> None:
 
 def test_other_attempts_do_not_count(cpu_node: NodeRig) -> None:
     train(cpu_node)
-    cpu_node.write("attempts/16.0/ranks/0.json", {"rank": 0, "node": "node9", "exit_code": 1, "signal": None})
+    cpu_node.write_rank({"rank": 0, "node": "node9", "exit_code": 1, "signal": None}, attempt="16.0")
     assert cpu_node.finish(nodes=1, code=0)[0] == 0
 
 
@@ -187,9 +187,9 @@ def test_who_is_cancelled_after_a_step_and_does_not_save_was_cancelled(cpu_node:
 
 def test_a_verdict_comes_whatever_the_cause_trips_over(cpu_node: NodeRig) -> None:
     run(cpu_node, "exit 3", rank=0)
-    record = cpu_node.attempt_directory / "ranks" / "0.json"
+    record = cpu_node.attempt_directory / "ranks" / f"{NODE}.jsonl"
     record.write_text(record.read_text().replace('"ended_at": ', '"ended_at": "", "_": '))
-    cpu_node.write_attempt("ranks/1.json", {"rank": 1, "node": [], "exit_code": 1})
+    record.write_text(record.read_text() + '{"rank": 1, "node": [], "exit_code": 1}\n')
     code, status, _ = cpu_node.finish(nodes=1, code=3)
     assert (code, status["state"]) == (3, "failed")
 

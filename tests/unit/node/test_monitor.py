@@ -59,13 +59,13 @@ def test_ranks_of_other_nodes_are_left_to_their_monitors(cpu_node: NodeRig) -> N
     assert [process["rank"] for process in cpu_node.stop(monitor)["processes"]] == [0]
 
 
-def test_a_large_job_is_not_listed_by_every_node(cpu_node: NodeRig) -> None:
-    """With the node's place in run.json, only its own ranks' records are opened: 2 and 3 on the second node."""
-    cpu_node.write("run.json", {"schema": 1, "devices_per_node": 2})
-    for rank in range(5):
-        cpu_node.rank("sleep", "600", rank=rank)
-        cpu_node.until_record(rank)
-    monitor = cpu_node.monitor(LLMLAUNCH_NODE_RANK="1")
+def test_a_node_reads_the_file_of_its_own_ranks_alone(cpu_node: NodeRig) -> None:
+    """However many others there are; a record in it that names another node is none of its own."""
+    for rank, name in ((0, "node0"), (2, NODE), (3, NODE)):
+        cpu_node.rank("sleep", "600", rank=rank, node=name)
+        record = cpu_node.until_record(rank)
+    cpu_node.write_rank({**record, "rank": 9, "node": NODE, "program_pid": None})
+    monitor = cpu_node.monitor()
     cpu_node.until_line("two ranks", lambda line: len(line.get("processes", [])) == 2)
     assert [process["rank"] for process in cpu_node.stop(monitor)["processes"]] == [2, 3]
 

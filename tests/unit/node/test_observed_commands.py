@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.node.observed_job import masked_words
+from llmlaunch.rundir.attempt import rank_records
 from support.node_rig import LISTENER, PATIENCE_SECONDS, NodeRig, alive, run_archive, until
 
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "gpt", "SLURM_STEP_ID": "0", "PATH": "/usr/bin:/bin"}
@@ -53,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def records(rig: NodeRig) -> dict[int, dict[str, Any]]:
-    return {record["rank"]: record for record in map(read, (attempt(rig) / "ranks").glob("[!.]*.json"))}
+    return {record["rank"]: record for record in rank_records(attempt(rig))}
 
 
 def ended(process: Any, stdin: str = "") -> tuple[int, str, str]:
@@ -217,7 +218,7 @@ def test_the_node_that_failed_is_named(cpu_node: NodeRig) -> None:
 def test_one_observer_for_each_rank_makes_one_monitor_a_node(cpu_node: NodeRig) -> None:
     tasks = [{**task(number, "n1", 2, 1), **rank(number, 2)} for number in (0, 1)]
     both = [observe(cpu_node, sys.executable, "-c", HOLDS + WAITS, **variables) for variables in tasks]
-    until(lambda: len(list(cpu_node.run_directory.glob("attempts/17.0/ranks/[!.]*.json"))) == 2, "both ranks")
+    until(lambda: len(cpu_node.records()) == 2, "both ranks")
     for process in both:
         assert ended(process)[0] == 0
     lines = (cpu_node.run_directory / "peaks" / "n1.jsonl").read_text().splitlines()

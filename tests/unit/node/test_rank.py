@@ -53,7 +53,7 @@ def test_the_record_is_there_from_start_to_end(cpu_node: NodeRig) -> None:
     assert end["ended_at"] >= start["started_at"]
     changed = {key: end[key] for key in ("ended_at", "signal", "resident_peak_bytes")}
     assert end == {**start, **changed}
-    assert [path.name for path in (cpu_node.attempt_directory / "ranks").iterdir()] == ["5.json"]
+    assert [path.name for path in (cpu_node.attempt_directory / "ranks").iterdir()] == [f"{NODE}.jsonl"]
 
 
 def test_its_true_resident_peak_is_the_kernels(cpu_node: NodeRig) -> None:

@@ -6,13 +6,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 
-from llmlaunch.node.stacks import where_they_stand
+from llmlaunch.node.stacks import STACKS_VARIABLE, RankStacks, where_they_stand
+from llmlaunch.rundir.stack_files import ranks_stacks
 from llmlaunch.trainers import HOOK
 from support.node_rig import NodeRig, until
 
@@ -37,8 +40,9 @@ def node(cpu_node: NodeRig) -> NodeRig:
     return cpu_node
 
 
-def stacks(node: NodeRig, rank: int = 0) -> Path:
-    return node.attempt_directory / "stacks" / f"{rank}.txt"
+def stacks(node: NodeRig, rank: int = 0) -> str:
+    """What a rank wrote, in its node's file."""
+    return ranks_stacks(node.attempt_directory).get(rank, "")
 
 
 def ask_for_stacks(node: NodeRig, *program: str, **options: Any) -> Any:
@@ -51,14 +55,14 @@ def ask_for_stacks(node: NodeRig, *program: str, **options: Any) -> Any:
 
 def test_all_threads_are_written_down_while_a_c_call_holds_the_lock(node: NodeRig) -> None:
     wrapper = ask_for_stacks(node, sys.executable, "-c", HANGS_IN_C, rank=3)
-    until(lambda: "hangs_here" in stacks(node, 3).read_text(), "the stacks")
-    until(lambda: "waits_beside" in stacks(node, 3).read_text(), "the other thread's")
+    until(lambda: "hangs_here" in stacks(node, 3), "the stacks")
+    until(lambda: "waits_beside" in stacks(node, 3), "the other thread's")
     assert wrapper.poll() is None
 
 
 def test_below_a_shell_the_python_is_asked_and_the_shell_lives(node: NodeRig) -> None:
     wrapper = ask_for_stacks(node, "bash", "-c", '"$0" -c "$1"; exit 5', sys.executable, HANGS_IN_C.replace("600", "1"))
-    until(lambda: "hangs_here" in stacks(node).read_text(), "the stacks")
+    until(lambda: "hangs_here" in stacks(node), "the stacks")
     assert wrapper.wait() == 5
 
 
@@ -75,13 +79,14 @@ def test_a_trainers_own_handlers_stay_its_own(node: NodeRig) -> None:
         "print('ready', flush=True); sys.stdin.readline(); os.kill(os.getpid(), signal.SIGUSR2)"
     )
     wrapper = ask_for_stacks(node, sys.executable, "-c", own)
-    until(lambda: "readline" in stacks(node).read_text() or "<module>" in stacks(node).read_text(), "the stacks")
+    until(lambda: "readline" in stacks(node) or "<module>" in stacks(node), "the stacks")
     assert wrapper.communicate("go on\n")[0] == "heard\n"
 
 
-def test_a_trainer_that_was_never_asked_leaves_no_file(node: NodeRig) -> None:
-    assert node.rank(sys.executable, "-c", "import os; assert os.path.exists(os.environ['A'])", A=str(HOOK)).wait() == 0
-    assert not stacks(node).parent.exists()
+def test_a_trainer_that_was_never_asked_leaves_no_file(node: NodeRig, tmp_path: Path) -> None:
+    assert node.rank(sys.executable, "-c", "", TMPDIR=str(tmp_path)).wait() == 0
+    assert not (node.attempt_directory / "stacks").exists()
+    assert list(tmp_path.glob("llmlaunch-stacks.*")) == []
 
 
 def test_what_the_trainer_starts_itself_has_no_such_handler(node: NodeRig, tmp_path: Path) -> None:
@@ -93,11 +98,34 @@ def test_what_the_trainer_starts_itself_has_no_such_handler(node: NodeRig, tmp_p
     assert caught == [1, 0]
 
 
-def test_where_no_file_can_be_made_the_stacks_go_to_the_log(node: NodeRig) -> None:
-    stacks(node).mkdir(parents=True)
-    wrapper = ask_for_stacks(node, sys.executable, "-c", HANGS_IN_C)
-    lines = iter(wrapper.stderr.readline, "")
-    assert any("hangs_here" in line for line in lines)
+def test_where_no_file_can_be_made_the_stacks_go_to_the_log(
+    node: NodeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STACKS_VARIABLE, "of another")
+    RankStacks(node.attempt_directory, "node1", 0, tmp_path / "gone").close()
+    hook = {"PYTHONPATH": str(node.run_directory / "hook"), STACKS_VARIABLE: os.environ[STACKS_VARIABLE]}
+    command = [sys.executable, "-c", HANGS_IN_C]
+    trainer = subprocess.Popen(command, env=node.environment(**hook), stdout=PIPE, stderr=PIPE, text=True)
+    assert trainer.stdout is not None
+    assert trainer.stderr is not None
+    assert trainer.stdout.readline() == "ready\n"
+    trainer.send_signal(signal.SIGURG)
+    assert any("hangs_here" in line for line in iter(trainer.stderr.readline, ""))
+    trainer.kill()
+    trainer.communicate()
+
+
+def test_what_it_wrote_last_is_delivered_when_it_has_ended(node: NodeRig) -> None:
+    """Two ranks of a node write into one file, also where one is killed before it was looked at."""
+    stack = (
+        "import faulthandler, os; faulthandler.dump_traceback(open(os.environ['COPY'], 'a')); os.kill(os.getpid(), 9)"
+    )
+    for rank in (0, 1):
+        stacks_file = f"import glob, os; os.environ['COPY'] = glob.glob(os.environ['TMPDIR'] + '/*.{rank}.txt')[0]; "
+        assert node.rank(sys.executable, "-c", stacks_file + stack, rank=rank, TMPDIR=str(node.library)).wait() == -9
+    assert sorted(ranks_stacks(node.attempt_directory)) == [0, 1]
+    assert [path.name for path in (node.attempt_directory / "stacks").iterdir()] == ["node1.txt"]
+    assert list(node.library.glob("llmlaunch-stacks.*")) == []
 
 
 def test_the_sitecustomize_of_the_site_runs_as_without_the_hook(node: NodeRig, tmp_path: Path) -> None:
@@ -138,9 +166,9 @@ def _read(descriptor: int) -> bytes:
 BESIDE = 'Thread 0x00007f01 (most recent call first):\n  File "/lib/threading.py", line 324 in wait\n\n'
 
 
-def stacks_of(folder: Path, rank: int | str) -> Path:
+def stacks_of(folder: Path, node: str) -> Path:
     (folder / "stacks").mkdir(exist_ok=True)
-    return folder / "stacks" / f"{rank}.txt"
+    return folder / "stacks" / f"{node}.txt"
 
 
 def write(folder: Path, rank: int, function: str, line: int, *, times: int = 1) -> None:
@@ -149,7 +177,8 @@ def write(folder: Path, rank: int, function: str, line: int, *, times: int = 1) 
         f'  File "/site/torch/distributed/{function}.py", line {line} in {function}\n'
         '  File "/train.py", line 9 in main\n'
     )
-    stacks_of(folder, rank).write_text((BESIDE + main) * times)
+    with stacks_of(folder, f"node{rank // 8}").open("a") as file:
+        file.write(f"\n=== rank {rank} ===\n" + (BESIDE + main) * times)
 
 
 def test_the_fewest_come_first(tmp_path: Path) -> None:
@@ -172,21 +201,21 @@ def test_each_in_a_place_of_its_own_is_cut_short(tmp_path: Path) -> None:
 
 def test_files_that_say_nothing_are_left_out(tmp_path: Path) -> None:
     assert where_they_stand(tmp_path / "none", 3) == ""
-    stacks_of(tmp_path, "0").write_text("")
-    stacks_of(tmp_path, "1").write_bytes(b"\xff" * 100_000)
-    stacks_of(tmp_path, "2").write_text("Current thread 0x0 (most recent call first):\n  <no Python frame>\n")
-    stacks_of(tmp_path, "notes").write_text("of a person")
+    stacks_of(tmp_path, "node0").write_text("")
+    stacks_of(tmp_path, "node1").write_bytes(b"\n=== rank 1 ===\n" + b"\xff" * 100_000)
+    frameless = "Current thread 0x0 (most recent call first):\n  <no Python frame>\n"
+    stacks_of(tmp_path, "node2").write_text(f"\n=== rank 2 ===\n{frameless}")
+    stacks_of(tmp_path, "notes").write_text(f"of a person\n=== rank 99999999999 ===\n{frameless}")
     assert where_they_stand(tmp_path, 3) == ""
 
 
 def test_who_gave_no_answer_comes_before_all(tmp_path: Path) -> None:
-    """Stopped, or stuck in the kernel: its file is empty or was never made."""
+    """Stopped, or stuck in the kernel."""
     for rank in (0, 3):
         write(tmp_path, rank, "all_reduce", 2900)
     (tmp_path / "ranks").mkdir()
-    for rank in (1, 3):
-        (tmp_path / "ranks" / f"{rank}.json").write_text(json.dumps({"rank": rank, "node": f"node{rank // 2 + 1}"}))
-    stacks_of(tmp_path, "1").write_text("")
+    for rank, name in ((1, "node1"), (3, "node2")):
+        (tmp_path / "ranks" / f"{name}.jsonl").write_text(json.dumps({"rank": rank, "node": name}))
     assert where_they_stand(tmp_path, 4) == (
         "no answer from ranks 1 on node1, 2, ranks 0, 3 on node2 in all_reduce (all_reduce.py line 2900)"
     )

@@ -74,10 +74,11 @@ def gallery(request: pytest.FixtureRequest) -> dict[str, bytes]:
 
 
 def started_and_explained(files: dict[str, bytes]) -> tuple[list[str], list[str]]:
-    """The words of the program in train.sh, and those of arguments.json."""
+    """The words of the program in train.sh, where scripts of ours are the node's own copies, and of arguments.json."""
     script = files["train.sh"].decode()
     (program,) = re.findall(r'^program=\("\$python" (.*?)\)$', script, re.MULTILINE | re.DOTALL)
-    arguments = [re.sub(r"^\$\{(\w+)\}", r"$\1", argument) for argument in shlex.split(program)]
+    words = shlex.split(program.replace("${node_files}", "${LLMLAUNCH_RUN_DIR}"))
+    arguments = [re.sub(r"^\$\{(\w+)\}", r"$\1", argument) for argument in words]
     document = json.loads(files["arguments.json"])
     explained = list(document["program"])
     for entry in document["entries"]:

@@ -52,7 +52,7 @@ def test_a_fallback_has_its_own_files_and_shares_the_trainer(deepspeed: tuple[Pl
         script = files[f"fallback/{number}/train.sh"].decode()
         run_dir = '"${LLMLAUNCH_RUN_DIR}"'
         assert f"--deepspeed_config {run_dir}/fallback/{number}/ds_config.json" in script
-        assert f'program=("$python" {run_dir}/trainer/' in script
+        assert 'program=("$python" "${node_files}"/trainer/' in script
         done = subprocess.run(["bash", "-n"], input=script.encode(), capture_output=True)
         assert (done.returncode, done.stderr) == (0, b"")
 

@@ -165,7 +165,7 @@ def test_one_process_is_started_with_the_rank_s_place_and_no_torchrun() -> None:
     assert "torch.distributed.run" not in TRAIN
     assert all(f"export {line}" in TRAIN for line in ("RANK=384", "WORLD_SIZE=512", "LOCAL_RANK=0"))
     assert 'exec "${program[@]}"' in TRAIN
-    assert '"${LLMLAUNCH_RUN_DIR}"/trainer/rank_alone.py "${MEGATRON_LM_PATH}"/pretrain_gpt.py' in TRAIN
+    assert '"${node_files}"/trainer/rank_alone.py "${MEGATRON_LM_PATH}"/pretrain_gpt.py' in TRAIN
 
 
 def test_torch_s_own_peaks_are_always_written_down() -> None:

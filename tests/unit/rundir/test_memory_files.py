@@ -16,7 +16,7 @@ from llmlaunch.store.read_directory import RunRead, read_directory
 from llmlaunch.watch import gauges
 from llmlaunch.watch.events import EventReader
 from llmlaunch.watch.run_reader import RunReader
-from support.store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu
+from support.store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu, tear_record
 
 
 @pytest.fixture
@@ -246,17 +246,16 @@ def test_damaged_records_and_probe_files_are_counted_and_cost_no_other(run: RunD
     run.probe(0)
     run.probe(1)
     folder = run.path / "attempts" / ATTEMPT
-    (folder / "memory" / "1.1001.json").write_bytes(b'{"v": 1, "rank": 1, "dev')
-    (folder / "ranks" / "1.json").write_bytes(b"")
-    (folder / "ranks" / ".0.json.77.tmp").write_bytes(b"{")  # a wrapper that was killed while it wrote
+    tear_record(folder / "memory" / "n0.jsonl", rank=1)
+    tear_record(folder / "ranks" / "n0.jsonl", rank=1)
     attempt = summarize(run.path, ATTEMPT)
-    assert attempt.damaged == {f"attempts/{ATTEMPT}/memory/1.1001.json": 1, f"attempts/{ATTEMPT}/ranks/1.json": 1}
+    assert attempt.damaged == {f"attempts/{ATTEMPT}/memory/n0.jsonl": 1, f"attempts/{ATTEMPT}/ranks/n0.jsonl": 1}
     assert [rank.rank for rank in attempt.ranks] == [0]
 
 
 def test_a_torn_rank_record_has_a_copy_in_status_json(run: RunDir) -> None:
     run.status()
-    (run.path / "attempts" / ATTEMPT / "ranks" / "1.json").write_bytes(b'{"rank": 1')
+    tear_record(run.path / "attempts" / ATTEMPT / "ranks" / "n0.jsonl", rank=1)
     assert [rank.resident_peak_bytes for rank in summarize(run.path, ATTEMPT).ranks] == [GIB, 2 * GIB]
 
 

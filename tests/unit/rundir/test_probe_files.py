@@ -59,10 +59,25 @@ def test_devices_are_told_apart_by_uuid_and_the_fullest_stands_for_the_rank(run:
      "[" * 100_000],
 )  # fmt: skip
 def test_a_damaged_file_is_counted_and_costs_nothing_else(run: RunDir, text: str) -> None:
+    """A line of a node's file, and a file of one process as earlier versions wrote it."""
     run.probe(0)
     (memory(run) / "9.1.json").write_text(text)
-    assert len(read(run)) == 1
-    assert summarize(run.path, ATTEMPT).damaged == {f"attempts/{ATTEMPT}/memory/9.1.json": 1}
+    with (memory(run) / "n0.jsonl").open("a") as file:
+        file.write(f"{text or '{'}\n")
+    run.probe(1)
+    assert len(read(run)) == 2
+    lost = {f"attempts/{ATTEMPT}/memory/{name}": 1 for name in ("9.1.json", "n0.jsonl")}
+    assert summarize(run.path, ATTEMPT).damaged == lost
+
+
+def test_of_a_process_the_last_whole_line_counts(run: RunDir) -> None:
+    run.probe(0, reserved_peak_bytes=10 * GIB, ended=False)
+    run.probe(1, reserved_peak_bytes=20 * GIB, ended=False)
+    path = run.probe(0, reserved_peak_bytes=60 * GIB)
+    lines = path.read_text()
+    path.write_text(lines + lines.split("\n")[1][:-9] + "\n")  # the disk was full amid another
+    assert [(peaks.reserved_peak_bytes, peaks.ended) for peaks in read(run)] == [(60 * GIB, True), (20 * GIB, False)]
+    assert summarize(run.path, ATTEMPT).damaged == {f"attempts/{ATTEMPT}/memory/n0.jsonl": 1}
 
 
 def test_a_number_that_cannot_be_is_none(run: RunDir) -> None:

@@ -17,7 +17,7 @@ from llmlaunch.store.collect import Outcome, collect, collect_running, open_coll
 from llmlaunch.store.database import Store
 from llmlaunch.store.measurements import contents
 from llmlaunch.store.runs import Run, find_run, list_runs, set_state
-from support.store_run_dirs import ATTEMPT, GIB, RUN_ID, STARTED, RunDir, finished_cpu_run, gpu
+from support.store_run_dirs import ATTEMPT, GIB, RUN_ID, STARTED, RunDir, finished_cpu_run, gpu, tear_record
 
 
 def records(store: Store) -> list[dict[str, Any]]:
@@ -219,10 +219,10 @@ def test_a_failed_run_is_collected_as_failed(store: Store, tmp_path: Path) -> No
 
 def test_a_torn_rank_record_is_replaced_by_the_copy_in_status_json(store: Store, tmp_path: Path) -> None:
     run = finished_cpu_run(tmp_path / "run")
-    (run.path / f"attempts/{ATTEMPT}/ranks/1.json").write_text('{"v": 1, "rank"')
+    tear_record(run.path / f"attempts/{ATTEMPT}/ranks/n0.jsonl", rank=1)
     outcome = collected(store, run.path)
     assert outcome.measurements == 2
-    assert "ranks/1.json" in str(outcome.reason)
+    assert "ranks/n0.jsonl: 1 of its lines cannot be read" in str(outcome.reason)
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_a_directory_that_holds_another_run_now_is_not_mistaken(store: Store, tm
         ("run.id", b"", "must hold the run's id"),
         ("run.id", b"\x1b[31mred\n", "must hold the run's id"),
         ("run.id", b"\xff\n", "must hold the run's id"),
-        ("attempts/77.0/ranks/0.json", b'{"rank": null}', "cannot be read"),
+        ("attempts/77.0/ranks/n0.jsonl", b'{"rank": null}', "cannot be read"),
     ],
 )
 def test_a_broken_directory_is_one_reason_and_stops_no_other(

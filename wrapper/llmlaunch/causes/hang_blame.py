@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..rundir import file_names
+from ..rundir.stack_files import ranks_stacks
 from ..rundir.values import count_above_zero, counted, is_host
 from .flight_recorder import read_dumps
 from .hang_roots import find_roots
@@ -68,10 +69,7 @@ def with_blame(cause: Record, attempt: Attempt, ranks: Sequence[Record]) -> Reco
 
 def _silent_ranks(attempt: Attempt) -> list[int]:
     """The ranks that wrote no stacks when all were asked for them; none where nobody was asked, or most are silent."""
-    try:
-        answers = {int(path.stem) for path in (attempt.folder / file_names.STACKS).glob("*.txt") if path.stat().st_size}
-    except (OSError, ValueError):
-        return []
+    answers = set(ranks_stacks(attempt.folder))
     world = (count_above_zero(attempt.run.get("nodes")) or 0) * (
         count_above_zero(attempt.run.get("devices_per_node")) or 0
     )

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from ..causes.cause import cause, cause_from_log, cause_from_ranks, is_vague, likelier, was_killed
 from ..causes.log_scan import read_log, scan
 from ..rundir import file_names
-from ..rundir.attempt import rank_records
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
 from ..rundir.monitor_samples import add_lines
+from ..rundir.rank_records import node_rank_records
 from ..rundir.values import counted
 from .files import command_parser, say
 from .host_memory import memory_counters
@@ -43,10 +43,11 @@ def main(argv: list[str]) -> int:
     try:
         options = _arguments(argv)
         causes = attempt_folder(options.run_dir, options.attempt) / file_names.CAUSES
+        counters = (options.counters or causes) / counters_name(options.node)
         if options.before:
-            replace_json(causes / f".{options.node}.before.json", {"schema": 1, "at": time.time(), **memory_counters()})
+            replace_json(counters, {"schema": 1, "at": time.time(), **memory_counters()})
             return 0
-        record = cause_on_node(options.run_dir, options.attempt, options.node, options.code)
+        record = cause_on_node(options.run_dir, options.attempt, options.node, options.code, read_object(counters))
         replace_json(causes / f"{options.node}.json", record)
         say(f"{options.node}: {record['kind']}: {record['line']}")
     except SystemExit:
@@ -58,16 +59,24 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def cause_on_node(run_dir: Path, attempt: str, node: str, code: int, text: str | None = None) -> Record:
+def counters_name(node: str) -> str:
+    """Return the name of the file that holds the node's counters from before the training."""
+    return f".{node}.before.json"
+
+
+def cause_on_node(
+    run_dir: Path, attempt: str, node: str, code: int, before: Record | None, text: str | None = None
+) -> Record:
     """The cause for this node, `crash` with its exit code where nothing better is known.
 
     A fault of the device goes first, whoever saw it; then the first telling line of the log; then the kernel's count
-    of kills for want of memory, where a process was killed. `text` is the log where it is not the node's own file.
+    of kills for want of memory, where a process was killed: `before` has the counters from before the training. `text`
+    is the log where it is not the node's own file.
     """
     directory = attempt_folder(run_dir, attempt)
-    before = read_object(directory / file_names.CAUSES / f".{node}.before.json") or {}
+    before = before or {}
     since = float(before.get("at") or time.time() - 3600)
-    ranks = [record for record in rank_records(directory) if record.get("node") == node]
+    ranks = node_rank_records(directory, node)
     text = text if text is not None else read_log(run_dir / file_names.LOGS / f"{attempt}.{node}.log")
     hits = scan(text)
     gpus = _monitored_gpus(run_dir / file_names.PEAKS / f"{node}.jsonl", attempt, node)
@@ -187,5 +196,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = command_parser("diagnose")
     parser.add_argument("--node", required=True)
     parser.add_argument("--before", action="store_true", help="note the counters, before the trainers start")
+    parser.add_argument(
+        "--counters", type=Path, metavar="FOLDER", help="that keeps them; causes/ of the attempt if absent"
+    )
     parser.add_argument("--code", type=int, default=1, help="what the launcher of the trainers returned")
     return parser.parse_args(argv)

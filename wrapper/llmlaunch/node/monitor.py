@@ -64,13 +64,11 @@ class Monitor:
     def __init__(self, options: argparse.Namespace, ends: frozenset[signal.Signals]) -> None:
         self._options = options
         self._ends = ends
-        node_rank = os.environ.get("LLMLAUNCH_NODE_RANK", "")
-        self._records = RankRecords(
-            options.run_dir, options.attempt, options.node, int(node_rank) if node_rank.isdigit() else None
-        )
+        self._records = RankRecords(options.run_dir, options.attempt, options.node)
         self._ranks = RankProcesses()
         self._host = HostMemory()
-        self._log = node_log_tail(file_names.node_log(options.run_dir, options.attempt, options.node))
+        log = file_names.node_log(options.run_dir, options.attempt, options.node)
+        self._log = node_log_tail(log, same_node=True)
         self._logged = LoggedPeaks()
         self._logged_records: list[Record] = []  # replaced, never changed
         self._sampler = NvmlSampler(options.interval, options.list_interval, options.pace_window)
@@ -87,7 +85,7 @@ class Monitor:
 
     def follow_log(self, path: Path, offset: int) -> None:
         """Read the peaks that the ranks print from this log, from `offset` on, in place of the node's own."""
-        self._log = node_log_tail(path, offset)
+        self._log = node_log_tail(path, offset, same_node=True)
 
     def run(self) -> None:
         self._sampler.start()
@@ -168,7 +166,7 @@ class Monitor:
     # in the thread of the run directory
 
     def _look(self) -> None:
-        self._records.look(again=True)
+        self._records.look()
         self._logged.take(self._log.lines())
         self._logged_records = self._logged.records()
 

@@ -16,7 +16,7 @@ from ..rundir.attempt import Attempt, rank_records
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
 from ..rundir.values import counted
-from .diagnose import cause_on_node
+from .diagnose import cause_on_node, counters_name
 from .files import COMES_BACK_LATER, say, write_status
 from .signals import signal_name, signal_number
 
@@ -110,7 +110,8 @@ def _write_cause(run_directory: Path, attempt: str, record: Record) -> None:
     try:
         code = int(record.get("exit_code") or 1)
         text = log_text(Attempt(run_directory, attempt))
-        cause = cause_on_node(run_directory, attempt, str(record["node"]), code, text)
+        before = read_object(path.with_name(counters_name(str(record["node"]))))
+        cause = cause_on_node(run_directory, attempt, str(record["node"]), code, before, text)
         replace_json(path, _on_its_node(cause, rank_records(attempt_folder(run_directory, attempt))))
     except Exception as error:
         say(f"observe: {type(error).__name__}: {error}; the cause remains unknown")

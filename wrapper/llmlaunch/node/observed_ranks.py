@@ -6,9 +6,10 @@ import time
 from typing import TYPE_CHECKING
 
 from ..rundir import file_names
-from ..rundir.attempt import rank_records
-from ..rundir.files import read_object, replace_json
+from ..rundir.files import replace_json
+from ..rundir.rank_records import BY_LAUNCHER, rank_records
 from ..rundir.values import byte_count
+from .files import RecordAppender
 from .process_tree import Process
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from .files import Record
 
-BY_LAUNCHER = "RANK"  # where a rank knows its number from; what torchrun says goes before SLURM's number of a task
 KEPT = ("local_rank", "world_size", "local_world_size", "visible_devices", "python", "source")
 
 
@@ -25,6 +25,7 @@ class ObservedRanks:
 
     def __init__(self, attempt_folder: Path, node: str) -> None:
         self._attempt_folder, self._node = attempt_folder, node
+        self._file = RecordAppender(attempt_folder / file_names.RANKS / f"{node}.jsonl")
         self._records: dict[int, Record] = {}
         self._processes: dict[int, Process] = {}
 
@@ -37,7 +38,7 @@ class ObservedRanks:
         elif message.get("event") == "end":
             if known is not None and known["pid"] == pid:
                 # who waited for this process may have been faster, and knows its exit code
-                written = read_object(self._path(rank)) or known
+                written = self._written(rank) or known
                 said = {name: value for name, value in _end(message).items() if value is not None}
                 self._write({**known, **written, **said})
         elif known is None or known["pid"] != pid:
@@ -57,7 +58,7 @@ class ObservedRanks:
 
     def _begin(self, rank: int, pid: int, message: Record) -> None:
         if message.get("source") != BY_LAUNCHER:  # a guess: never over the word of a rank that was told its number
-            written = read_object(self._path(rank)) or {}
+            written = self._written(rank) or {}
             if written.get("source") == BY_LAUNCHER and written.get("pid") != pid:
                 return
         empty = dict.fromkeys(("ended_at", "exit_code", "signal", "resident_peak_bytes"))
@@ -68,10 +69,10 @@ class ObservedRanks:
 
     def _write(self, record: Record) -> None:
         self._records[record["rank"]] = record
-        replace_json(self._path(record["rank"]), record, lasting=record["ended_at"] is not None)
+        self._file.append(record)
 
-    def _path(self, rank: int) -> Path:
-        return self._attempt_folder / file_names.RANKS / f"{rank}.json"
+    def _written(self, rank: int) -> Record | None:
+        return next((record for record in rank_records(self._attempt_folder) if record["rank"] == rank), None)
 
 
 def _end(message: Record) -> Record:

@@ -27,6 +27,7 @@ from ..rundir.files import create, parse_json, read_bytes, replace_bytes, replac
 from ..rundir.step_lines import StepLines
 from ..rundir.trainer_lines import ANY_SCRIPT, SLOW
 from ..rundir.values import byte_count, host_names
+from .diagnose import counters_name
 from .files import node_log_tail, say
 from .host_memory import memory_counters
 from .monitor import Monitor, monitor_options
@@ -133,7 +134,7 @@ class Observer:
         """Write down what is known at the beginning; the first observer of a job also what is the same for all."""
         write_end(node.directory, node.attempt, self._job, self._start)
         causes = node.folder / file_names.CAUSES
-        replace_json(causes / f".{self._job.node}.before.json", {"schema": 1, "at": time.time(), **memory_counters()})
+        replace_json(causes / counters_name(self._job.node), {"schema": 1, "at": time.time(), **memory_counters()})
         if not self._job.first:
             return
         described = description(self._job, self._command, os.environ)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
-from .files import command_parser, say, write_or_say
+from .files import RecordAppender, command_parser, say
 from .process_tree import all_pids, parent_of
 from .signals import die_with_parent, end_like, signal_name, signal_number
-from .stacks import ask_for_stacks, prepare_stacks, remove_if_empty
+from .stacks import RankStacks, ask_for_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,10 +46,10 @@ def main(argv: list[str]) -> int:
     options, program = _arguments(argv)
     rank, local_rank = _environment_int("RANK"), _environment_int("LOCAL_RANK")
     directory = attempt_folder(options.run_dir, options.attempt)
-    path = directory / file_names.RANKS / f"{rank}.json"
+    records = RecordAppender(directory / file_names.RANKS / f"{options.node}.jsonl")
     stacks = None
-    if put_hook_first(options.run_dir):
-        stacks = prepare_stacks(directory, rank)
+    if put_hook_first((options.node_files or options.run_dir) / HOOK_FOLDER):
+        stacks = RankStacks(directory, options.node, rank, options.node_files)
         set_probe_variable(options.run_dir, options.attempt, options.node, rank, local_rank)
     record: Record = {
         "v": 1,
@@ -65,26 +65,27 @@ def main(argv: list[str]) -> int:
         "resident_peak_bytes": None,
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
-    record["program_pid"] = child = spawn(program, rank)
-    write_or_say(path, record)
+    record["program_pid"] = child = spawn(program, rank, stacks)
+    records.append_or_say(record)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     # while the child is still a zombie, so that no signal ever goes to its number's heir
     for number in (*FORWARDED, *NOT_FOR_TRAINERS):
         signal.signal(number, signal.SIG_IGN)
     _, status, usage = os.wait4(child, 0)
-    remove_if_empty(stacks)
+    if stacks is not None:
+        stacks.close()
     record["ended_at"] = time.time()
     record["resident_peak_bytes"] = usage.ru_maxrss * 1024  # Linux counts KiB
     if os.WIFSIGNALED(status):
         record["signal"] = signal_name(os.WTERMSIG(status))
-        write_or_say(path, record)
+        records.append_or_say(record)
         end_like(os.WTERMSIG(status))
     record["exit_code"] = os.WEXITSTATUS(status)
-    write_or_say(path, record)
+    records.append_or_say(record)
     return os.WEXITSTATUS(status)
 
 
-def spawn(program: list[str], rank: int) -> int:
+def spawn(program: list[str], rank: int, stacks: RankStacks | None) -> int:
     """Start `program`; from now on what this process is told is passed on to it. Returns its pid.
 
     The child gets a process group of its own: torchrun signals the whole group of the wrapper (`os.killpg` in
@@ -113,7 +114,7 @@ def spawn(program: list[str], rank: int) -> int:
     for number in handled:
         signal.signal(number, forward)
     signal.signal(ASKS_TO_SAVE, ask_to_save)
-    signal.signal(ASKS_FOR_STACKS, lambda number, frame: ask_for_stacks(child, rank))
+    signal.signal(ASKS_FOR_STACKS, lambda number, frame: ask_for_stacks(child, rank, stacks))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return child
 
@@ -159,10 +160,9 @@ def _environment_int(name: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def put_hook_first(run_directory: Path) -> bool:
-    """Put the run directory's hook first on PYTHONPATH for a trainer that is started next; False where there is no
+def put_hook_first(hook: Path) -> bool:
+    """Put the folder of the hook first on PYTHONPATH for a trainer that is started next; False where there is no
     hook."""
-    hook = run_directory / HOOK_FOLDER
     try:
         (hook / "sitecustomize.py").stat()
     except FileNotFoundError:
@@ -184,6 +184,7 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = command_parser("rank")
     parser.usage = "%(prog)s [options] -- PROGRAM [ARG ...]"
     parser.add_argument("--node", required=True)
+    parser.add_argument("--node-files", type=Path, metavar="FOLDER", help="of this node, with a copy of DIR's hook/")
     cut = argv.index("--") if "--" in argv else len(argv)
     options = parser.parse_args(argv[:cut])
     if not argv[cut + 1 :]:

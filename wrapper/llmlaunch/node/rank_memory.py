@@ -6,13 +6,15 @@ resets, DeepSpeed does at every line. The largest of all that was printed is kep
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from typing import TYPE_CHECKING
 
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import read_object
+from ..rundir.files import LogTail, object_of
+from ..rundir.rank_records import is_rank_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from .files import Record
 
+MOST_BYTES = 4 * 2**20  # of a node's rank records at a look
+LONGEST_RECORD = 64 * 1024
 
 RESIDENT = re.compile(rb"^VmRSS:\s+(\d+) kB", re.MULTILINE)
 RESIDENT_PEAK = re.compile(rb"^VmHWM:\s+(\d+) kB", re.MULTILINE)
@@ -98,19 +102,19 @@ class RankProcesses:
     """The programs of one node's ranks. Reads /proc alone: their records come from the thread that may hang."""
 
     def __init__(self) -> None:
-        self._processes: dict[str, RankProcess] = {}  # by file name of the record
-        self._last_records: dict[str, Record] = {}
+        self._processes: dict[int, RankProcess] = {}  # by rank
+        self._last_records: dict[int, Record] = {}
 
-    def update(self, records: dict[str, Record]) -> None:
+    def update(self, records: dict[int, Record]) -> None:
         """The records of this node's ranks, as they were last read."""
         if records is self._last_records:
             return
         self._last_records = records
-        for name, record in records.items():
-            if name in self._processes:
-                self._processes[name].update(record)
+        for rank, record in records.items():
+            if rank in self._processes:
+                self._processes[rank].update(record)
             else:
-                self._processes[name] = RankProcess(record)
+                self._processes[rank] = RankProcess(record)
 
     def sample(self) -> bool:
         """Read the resident memory of the living; True where one has just ended."""
@@ -131,50 +135,25 @@ class RankProcesses:
 
 
 class RankRecords:
-    """What the rank wrappers of one node wrote, read from the run directory.
+    """What the rank wrappers of one node wrote, read from their file in the run directory as it grows."""
 
-    Where `run.json` and LLMLAUNCH_NODE_RANK say which ranks are this node's, only those files are looked for: on
-    a large job, every node listing and opening every rank's record would load the file system's metadata server.
-    """
-
-    def __init__(self, run_directory: Path, attempt: str, node: str, node_rank: int | None = None) -> None:
-        self.records: dict[str, Record] = {}  # by file name; replaced, never changed
-        self._run_directory = run_directory
+    def __init__(self, run_directory: Path, attempt: str, node: str) -> None:
+        self.records: dict[int, Record] = {}  # by rank; replaced, never changed
         self._node = node
-        self._node_rank = node_rank
-        self._directory = attempt_folder(run_directory, attempt) / file_names.RANKS
-        self._foreign: set[str] = set()
-        self._own_names: list[str] | None = None
-        self._names_known = False
+        path = attempt_folder(run_directory, attempt) / file_names.RANKS / f"{node}.jsonl"
+        self._tail = LogTail(path, MOST_BYTES, LONGEST_RECORD, same_node=True, creates=True)
 
-    def look(self, again: bool = False) -> None:
-        """For new ones, and `again` at those that are known."""
-        if not self._names_known:
-            self._names_known = True
-            self._own_names = _own_names(self._run_directory, self._node_rank)
-        names = self._own_names or [path.name for path in self._directory.glob("*.json")]
+    def look(self) -> None:
+        """Read the records that are new."""
         fresh = {}
-        for name in names:
-            if name in self._foreign or (name in self.records and not again):
-                continue
-            record = read_object(self._directory / name)
-            if record is None or record.get("program_pid") is None or record.get("rank") is None:
-                continue
-            if record.get("node") == self._node:
-                fresh[name] = record
-            else:
-                self._foreign.add(name)
-        if fresh:
-            self.records = {**self.records, **fresh}
-
-
-def _own_names(run_directory: Path, node_rank: int | None) -> list[str] | None:
-    """File names of this node's ranks under torchrun's static rendezvous; None where that is not known."""
-    run = read_object(run_directory / file_names.RUN)
-    each = run.get("devices_per_node") if run is not None else None
-    if node_rank is None or not isinstance(each, int):
-        return None
-    return [f"{rank}.json" for rank in range(node_rank * each, (node_rank + 1) * each)]
+        for line in self._tail.lines():
+            with contextlib.suppress(ValueError):
+                record = object_of(line)
+                if is_rank_record(record) and record.get("program_pid") is not None:
+                    fresh[record["rank"]] = record
+        ours = {rank: record for rank, record in fresh.items() if record.get("node") == self._node}
+        if ours:
+            self.records = {**self.records, **ours}
 
 
 def _kib(pattern: re.Pattern[bytes], status: bytes) -> int | None:

@@ -18,6 +18,7 @@ from ..rundir import file_names
 from ..rundir.attempt import rank_records
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
+from ..rundir.stack_files import ranks_stacks
 from ..rundir.step_lines import StepLines
 from .checkpoint import read_tracker
 from .files import command_parser, say
@@ -197,12 +198,17 @@ class AttemptWatchdog:
         give_up_at = time.monotonic() + DUMP_SECONDS
         before = None
         while time.monotonic() < give_up_at and self._child.alive():
-            folders = [_file_sizes(self._directory / folder) for folder in ("stacks", "flight")]
-            now = [sizes for sizes in folders if sizes is not None]
-            if now == before and all(len(sizes) >= self._ranks for sizes in now):
+            now = [_file_sizes(self._directory / folder) for folder in (file_names.STACKS, file_names.FLIGHT)]
+            if now == before and self._all_wrote(*now):
                 return
             before = now
-            time.sleep(max(0.5, self._ranks / 1000.0))  # each look asks the file system for every rank's files
+            time.sleep(max(0.5, self._ranks / 1000.0))  # each look asks the file system for every node's files
+
+    def _all_wrote(self, stacks: dict[str, int] | None, flight: dict[str, int] | None) -> bool:
+        """Whether every rank wrote its stacks and, where there is a flight recorder, its last collectives."""
+        if stacks is None or len(stacks) < self._nodes or (flight is not None and len(flight) < self._ranks):
+            return False
+        return len(ranks_stacks(self._directory)) >= self._ranks
 
     def _check_stop_file(self) -> None:
         if self._stop_requested or not is_there(self._stop_file):

@@ -21,10 +21,10 @@ from llmlaunch.rendering.arguments_json import arguments_json
 from llmlaunch.rendering.node_archive import node_archive
 from llmlaunch.rendering.provenance import Provenance, copy_snapshot, gather_provenance
 from llmlaunch.rendering.run_json import FALLBACK_FOLDER, fallback_folder, is_placed, placement_json, run_description
-from llmlaunch.rendering.scripts import SNAPSHOT_FOLDER, job_script, train_script
+from llmlaunch.rendering.scripts import SNAPSHOT_FOLDER, hook_files, job_script, train_script
 from llmlaunch.rendering.tracking import CONFIG_FILE, wandb_config
 from llmlaunch.rundir import file_names
-from llmlaunch.trainers import HOOK, MEMORY_PROBE, PREFLIGHT
+from llmlaunch.trainers import PREFLIGHT
 
 __all__ = ["render_run", "run_files"]
 
@@ -61,11 +61,7 @@ def run_files(
     }
     if recipe.preflight:
         files["trainer/preflight.py"] = PREFLIGHT.read_bytes()
-    probed = recipe.monitor.probe and recipe.cluster.accelerator.kind == "gpu"
-    if recipe.watchdog is not None or probed:
-        files["hook/sitecustomize.py"] = HOOK.read_bytes()
-    if probed:
-        files["hook/llmlaunch_memory_probe.py"] = MEMORY_PROBE.read_bytes()
+    files |= {name: source.read_bytes() for name, source in hook_files(recipe).items()}
     if recipe.tracking.wandb is not None:
         files[CONFIG_FILE] = wandb_config(recipe, plan)
     if is_placed(recipe):

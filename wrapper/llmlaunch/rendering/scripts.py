@@ -6,9 +6,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
-from llmlaunch.backends.argument import NodeVariable, Reason
+from llmlaunch.backends.argument import RUN_DIR, NodeVariable, Reason, Word
 from llmlaunch.backends.base import Rendered
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.documents.slurm_options import GPU_OPTIONS, other_gres, refused_sbatch_option, sbatch_value_problem
@@ -26,12 +26,15 @@ from llmlaunch.rendering.shell import (
     variable_name,
 )
 from llmlaunch.rendering.tracking import TRACKING_REASONS, tracking_environment
+from llmlaunch.rundir import file_names
+from llmlaunch.trainers import HOOK, MEMORY_PROBE
 
 __all__ = [
     "DIRECTIVE_REASONS",
     "OUR_VARIABLES",
     "SNAPSHOT_FOLDER",
     "exported",
+    "hook_files",
     "job_script",
     "paths_to_mount",
     "refuse_unrenderable",
@@ -42,6 +45,7 @@ __all__ = [
 
 
 SNAPSHOT_FOLDER = "code"
+PROBE_FILE = "hook/llmlaunch_memory_probe.py"
 
 PREFLIGHT_SECONDS = 180
 FILES_OF_A_NODE = 512
@@ -117,6 +121,8 @@ def _job_values(recipe: Recipe, plan: Plan, prepares: bool) -> dict[str, object]
         "srun": _srun_options(recipe),
         "python": recipe.python or "",
         "placed": is_placed(recipe),
+        "flight_recorder": _records_flight(recipe),
+        "probed": PROBE_FILE in hook_files(recipe),
     }
 
 
@@ -133,7 +139,8 @@ def _train_values(recipe: Recipe, rendered: Rendered, code_root: PurePath | None
         "python_path": [_in_snapshot(word, code_root) for word in rendered.python_path],
         "container": recipe.container is not None,
         "python": recipe.python or "",
-        "program": [_in_snapshot(word, code_root) for word in rendered.program],
+        "program": [_from_the_node(_in_snapshot(word, code_root), rendered) for word in rendered.program],
+        "node_files": _node_files(recipe, rendered),
         "preflight": recipe.preflight,
         "kind": recipe.cluster.accelerator.kind,
         "by_itself": rendered.by_itself,
@@ -142,8 +149,33 @@ def _train_values(recipe: Recipe, rendered: Rendered, code_root: PurePath | None
         "monitor_interval_seconds": recipe.monitor.interval_seconds,
         "snapshot": code_root is not None,
         "wandb": recipe.tracking.wandb,
-        "flight_recorder": recipe.cluster.accelerator.kind == "gpu" and recipe.watchdog is not None,
+        "flight_recorder": _records_flight(recipe),
     }
+
+
+def _records_flight(recipe: Recipe) -> bool:
+    return recipe.cluster.accelerator.kind == "gpu" and recipe.watchdog is not None
+
+
+def hook_files(recipe: Recipe) -> dict[str, Path]:
+    """Return the source of each file of the folder that the trainers' Python imports first."""
+    probed = recipe.monitor.probe and recipe.cluster.accelerator.kind == "gpu"
+    hook = {"hook/sitecustomize.py": HOOK} if recipe.watchdog is not None or probed else {}
+    return {**hook, **({PROBE_FILE: MEMORY_PROBE} if probed else {})}
+
+
+def _node_files(recipe: Recipe, rendered: Rendered) -> list[str]:
+    """Return the files of the run directory that each node copies to its own disk: what every rank's Python imports."""
+    ours = any(_from_the_node(word, rendered) != word for word in rendered.program)
+    scripts = sorted(name for name in rendered.files if name.startswith("trainer/") and name.endswith(".py"))
+    return [file_names.NODE_ARCHIVE, *hook_files(recipe), *(scripts if ours else ())]
+
+
+def _from_the_node(word: Word, rendered: Rendered) -> Word:
+    """Return a word of the program with a script of ours as the node's own copy."""
+    if isinstance(word, NodeVariable) and word.name == RUN_DIR and word.suffix.lstrip("/") in rendered.files:
+        return NodeVariable("node_files", word.suffix) if word.suffix.endswith(".py") else word
+    return word
 
 
 def setup_lines(recipe: Recipe) -> list[ShellText]:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from . import file_names
 from .files import object_in, read_object, read_text
+from .rank_records import is_rank_record, rank_records, sound_rank, with_copies
 from .summary import whole_summary
 from .values import byte_count, is_fallback, is_host, objects_in, text_or_none, time_or_none
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from .summary import AttemptSummary
@@ -158,67 +158,6 @@ class Attempt:
 
     def _object(self, name: str) -> Record | None:
         return object_or_problem(self.folder / name, self.problems)
-
-
-def rank_records(
-    attempt_folder: Path, problems: list[str] | None = None, unnumbered: list[str] | None = None
-) -> list[Record]:
-    """Return the sound records of ranks/, by rank. `problems` gets a sentence for each that cannot be read,
-    `unnumbered` for each whose rank is no whole number."""
-    records = []
-    for path in (attempt_folder / file_names.RANKS).glob("[!.]*.json"):
-        record = object_or_problem(path, problems)
-        if record is not None and is_rank_record(record):
-            records.append(sound_rank(record))
-        elif record is not None and unnumbered is not None:
-            unnumbered.append(f"a rank record cannot be read: its rank is {str(record.get('rank'))[:60]!r}, no number")
-    return sorted(records, key=lambda record: record["rank"])
-
-
-def with_copies(records: Sequence[Record], status: Record) -> list[Record]:
-    """Return rank records together with those copies of status.json whose own record is missing, by rank."""
-    ranks = {record["rank"] for record in records}
-    copies = (copy for copy in objects_in(status.get("ranks")) if is_rank_record(copy) and copy["rank"] not in ranks)
-    return sorted([*records, *map(sound_rank, copies)], key=lambda record: record["rank"])
-
-
-def is_rank_record(record: Record) -> bool:
-    return byte_count(record.get("rank")) is not None
-
-
-def sound_rank(record: Record) -> dict[str, Any]:
-    """Return a rank record with None for each value that is not of its kind."""
-    sound = dict(record)
-    for name, is_of_its_kind in _KINDS.items():
-        if name in sound and not is_of_its_kind(sound[name]):
-            sound[name] = None
-    return sound
-
-
-def _is_size(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_time(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < 1e11  # type: ignore[operator]
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-_KINDS: Mapping[str, Callable[[object], bool]] = {
-    "local_rank": _is_size,
-    "node": is_host,
-    "pid": _is_size,
-    "program_pid": _is_size,
-    "started_at": _is_time,
-    "ended_at": _is_time,
-    "exit_code": lambda value: type(value) is int,
-    "signal": _is_text,
-    "resident_peak_bytes": _is_size,
-    "visible_devices": _is_text,
-}
 
 
 def object_or_problem(path: Path, problems: list[str] | None) -> Record | None:

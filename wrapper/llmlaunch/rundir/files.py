@@ -14,7 +14,7 @@ import math
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import file_names
 from .values import is_run_id
@@ -29,10 +29,13 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_APPENDED_BYTES",
     "MOST_BYTES",
+    "AppendedRecords",
     "LogTail",
+    "appended_records",
     "bounded_lines",
     "create",
     "object_in",
+    "object_of",
     "open_regular",
     "parse_json",
     "read_bytes",
@@ -154,7 +157,35 @@ def read_object(path: Path) -> dict[str, Any] | None:
 def object_in(path: Path) -> dict[str, Any]:
     """The JSON object in `path`. Raises OSError as `read_bytes` does, and ValueError where it holds none, or one that
     is nested too deeply."""
-    content = read_bytes(path)
+    return object_of(read_bytes(path))
+
+
+class AppendedRecords(NamedTuple):
+    """The JSON objects of a file, in its order; `lost` is the number of lines that hold none."""
+
+    records: list[dict[str, Any]]
+    lost: int
+
+
+def appended_records(path: Path) -> AppendedRecords:
+    """Return the records of a file to which each was appended on a line of its own. Raises OSError as `open_regular`
+    does, and for more than MOST_APPENDED_BYTES."""
+    records, lost = [], 0
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > MOST_APPENDED_BYTES:
+            raise OSError(errno.EFBIG, "Larger than any file of records", str(path))
+        for line in bounded_lines(file):
+            if line == b"\n":
+                continue
+            try:
+                records.append(object_of(line))
+            except ValueError:
+                lost += 1
+    return AppendedRecords(records, lost)
+
+
+def object_of(content: bytes) -> dict[str, Any]:
+    """The JSON object of a text. Raises ValueError where it is none, or nested too deeply."""
     value = parse_json(content)
     if not isinstance(value, dict):
         raise ValueError("is no JSON object")
@@ -266,6 +297,10 @@ class LogTail:
 
     A call reads at most `most_bytes`. What is there beyond is read by the next call; with `skips` it is left out, and
     reading goes on with the first whole line of the last `most_bytes`. A longer line than `longest_line` is cut.
+
+    `same_node`: whoever writes the file is a process of this node. It then stays open, since a read sees what such a
+    process wrote, and the server of a shared file system is asked no more. That it was cut or replaced is not noticed.
+    With `creates` it is made where it is missing, and not looked for again and again.
     """
 
     def __init__(
@@ -276,6 +311,8 @@ class LogTail:
         skips: bool = False,
         line_end: Pattern[bytes] = LINE_END,
         offset: int = 0,
+        same_node: bool = False,
+        creates: bool = False,
     ) -> None:
         self.path = path
         self.offset = offset
@@ -283,22 +320,16 @@ class LogTail:
         self._longest_line = longest_line
         self._skips = skips
         self._line_end = line_end
+        self._same_node = same_node
+        self._creates = creates
+        self._descriptor = -1  # that stays open
         self._inode: int | None = None
         self._torn = b""  # the start of a line whose end is not written yet
         self._in_skipped_line = False
 
     def lines(self) -> list[bytes]:
-        # Opened anew each time: that is when a network file system asks the server for the file's true length.
         try:
-            with open_regular(self.path) as file:
-                state = os.fstat(file.fileno())
-                if self._inode not in (None, state.st_ino) or state.st_size < self.offset:
-                    self._begin_again()
-                self._inode = state.st_ino
-                if self._skips and state.st_size - self.offset > self._most_bytes:
-                    self.offset, self._torn, self._in_skipped_line = state.st_size - self._most_bytes, b"", True
-                file.seek(self.offset)
-                chunk = file.read(self._most_bytes) or b""
+            chunk = self._chunk_on_this_node() if self._same_node else self._chunk()
         except OSError:
             return []
         self.offset += len(chunk)
@@ -310,6 +341,35 @@ class LogTail:
         *lines, torn = self._line_end.split(self._torn + chunk)
         self._torn = torn[: self._longest_line]
         return [line[: self._longest_line] for line in lines]
+
+    def _chunk(self) -> bytes:
+        # Opened anew each time: that is when a network file system asks the server for the file's true length.
+        with open_regular(self.path) as file:
+            state = os.fstat(file.fileno())
+            if self._inode not in (None, state.st_ino) or state.st_size < self.offset:
+                self._begin_again()
+            self._inode = state.st_ino
+            self._skip_to(state.st_size)
+            file.seek(self.offset)
+            return file.read(self._most_bytes) or b""
+
+    def _chunk_on_this_node(self) -> bytes:
+        if self._descriptor < 0:
+            # O_NONBLOCK: a FIFO has nothing to read, and nobody waits for it
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptor = os.open(self.path, flags | (os.O_CREAT if self._creates else 0), 0o666)
+        try:
+            self._skip_to(os.lseek(self._descriptor, 0, os.SEEK_END))
+            return os.pread(self._descriptor, self._most_bytes, self.offset)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+            raise
+
+    def _skip_to(self, end: int) -> None:
+        if self._skips and end - self.offset > self._most_bytes:
+            self.offset, self._torn, self._in_skipped_line = end - self._most_bytes, b"", True
 
     def rest(self) -> bytes:
         """Return a last line that was never ended; empty where there is none."""

@@ -10,12 +10,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import file_names
-from .attempt import Attempt, is_rank_record, sound_rank, with_copies
-from .files import MOST_APPENDED_BYTES, LogTail, bounded_lines, open_regular, read_object
+from .attempt import Attempt
+from .files import MOST_APPENDED_BYTES, LogTail, bounded_lines, open_regular
 from .monitor_samples import add_lines
 from .peak_account import MemoryEvidence, node_summary, rank_summaries
 from .probe_files import largest_peaks, read_probe_file
-from .summary import AttemptSummary, counted_files, file_states, whole_summary
+from .rank_records import RankFile, latest_by_rank, read_rank_file, with_copies
+from .summary import RECORDS, AttemptSummary, counted_files, file_states, whole_summary
 from .values import byte_count, number
 
 if TYPE_CHECKING:
@@ -66,30 +67,32 @@ def summarize(run_directory: Path, name: str, spools: Sequence[Path] = ()) -> At
 
 
 def _rank_records(attempt: Attempt, damaged: dict[str, int]) -> list[dict[str, Any]]:
-    records = []
-    for file in sorted(file_states(attempt.folder / file_names.RANKS, ".json")):
-        record = _sound_rank_record(attempt.folder / file_names.RANKS / file)
-        if record is None:
-            damaged[f"{file_names.ATTEMPTS}/{attempt.name}/{file_names.RANKS}/{file}"] = 1
-        else:
-            records.append(record)
-    return records
+    records: list[dict[str, Any]] = []
+    for name in sorted(file_states(attempt.folder / file_names.RANKS, RECORDS)):
+        file = _rank_file(attempt.folder / file_names.RANKS / name)
+        records += file.records
+        _count(damaged, f"{file_names.ATTEMPTS}/{attempt.name}/{file_names.RANKS}/{name}", file.lost)
+    return latest_by_rank(records)
 
 
-def _sound_rank_record(path: Path) -> dict[str, Any] | None:
-    record = read_object(path)
-    return sound_rank(record) if record is not None and is_rank_record(record) else None
+def _rank_file(path: Path) -> RankFile:
+    """The records of a file; of one that cannot be read, or belongs to no rank, one is lost."""
+    try:
+        file = read_rank_file(path)
+    except (OSError, ValueError):
+        return RankFile(lost=1)
+    return file._replace(lost=file.lost + len(file.unnumbered))
 
 
 def _probe_files(attempt: Attempt, spools: Sequence[Path], damaged: dict[str, int]) -> list[ProbeFile]:
     folder = f"{file_names.ATTEMPTS}/{attempt.name}/{file_names.PROBES}"
     files = []
     for place in (attempt.run_directory, *spools):
-        for name in sorted(file_states(place / folder, ".json")):
+        for name in sorted(file_states(place / folder, RECORDS)):
             file = read_probe_file(place / folder / name)
             if file is not None:
                 files.append(file)
-                damaged.update({f"{folder}/{name}": 1} if file.damaged else {})
+                _count(damaged, f"{folder}/{name}", file.damaged)
     return files
 
 
@@ -102,8 +105,12 @@ def _read_monitor(evidence: MemoryEvidence, path: Path, attempt: str, damaged: d
             lost = add_lines(evidence.nodes, bounded_lines(file), attempt, path.stem, thin=size > WHOLE_BYTES)
     except OSError:
         lost = 1
+    _count(damaged, f"{file_names.PEAKS}/{path.name}", lost)
+
+
+def _count(damaged: dict[str, int], name: str, lost: int) -> None:
+    """Add what a file lost, in the run directory or in a spool."""
     if lost:
-        name = f"{file_names.PEAKS}/{path.name}"
         damaged[name] = damaged.get(name, 0) + lost
 
 
@@ -115,7 +122,7 @@ class MemoryWatch:
         self.attempt = Attempt(run_directory, attempt)
         self.evidence = MemoryEvidence()
         self._tails: dict[str, LogTail] = {}
-        self._ranks: dict[str, tuple[tuple[int, int, int], dict[str, Any] | None]] = {}
+        self._ranks: dict[str, tuple[tuple[int, int, int], RankFile]] = {}
         self._probes: dict[str, tuple[tuple[int, int, int], ProbeFile | None]] = {}
 
     @property
@@ -133,15 +140,15 @@ class MemoryWatch:
             if file not in self._tails:
                 self._tails[file] = LogTail(path, WATCHED_BYTES, LONGEST_LINE, skips=True)
             add_lines(self.evidence.nodes, self._tails[file].lines(), name, path.stem)
-        records = self._small_files(self._ranks, file_names.RANKS, _sound_rank_record)
+        files = self._small_files(self._ranks, file_names.RANKS, _rank_file)
         self.evidence.run = self.attempt.run
-        self.evidence.ranks = sorted(records, key=lambda record: record["rank"])
+        self.evidence.ranks = latest_by_rank(record for file in files for record in file.records)
         self.evidence.probes = largest_peaks(self._small_files(self._probes, file_names.PROBES, read_probe_file))
         return rank_summaries(self.evidence)
 
     def _small_files(self, cache: dict[str, tuple[tuple[int, int, int], Any]], folder: str, read: Any) -> list[Any]:
         """Return what `read` makes of each file of a folder of the attempt; a file is opened when it has changed."""
-        states = file_states(self.attempt.folder / folder, ".json")
+        states = file_states(self.attempt.folder / folder, RECORDS)
         for name, state in sorted(states.items()):
             signature = (state.st_ino, state.st_size, state.st_mtime_ns)
             if name not in cache or cache[name][0] != signature:

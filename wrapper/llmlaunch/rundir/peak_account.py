@@ -113,9 +113,7 @@ def _ranks_with_evidence(evidence: MemoryEvidence) -> list[_RankEvidence]:
     logged = {rank: peaks for node in evidence.nodes.values() for rank, peaks in node.logged.items()}
     resident = _resident_peaks(evidence)
     nodes = _node_of_ranks(evidence, records, torch)
-    pids = {
-        rank: _pids_of(evidence, records.get(rank, {}), rank) for rank in sorted({*records, *torch, *logged, *resident})
-    }
+    pids = _pids_of_ranks(evidence, records, sorted({*records, *torch, *logged, *resident}))
     gpus = _gpus_of_ranks(evidence, nodes, torch, pids)
     uses = Counter((nodes.get(rank), peaks.uuid) for rank, peaks in torch.items())
     return [
@@ -154,24 +152,38 @@ def _node_of_ranks(
     return nodes
 
 
-def _pids_of(evidence: MemoryEvidence, record: Record, rank: int) -> set[str]:
-    pids = {str(record[key]) for key in ("program_pid", "pid") if record.get(key) is not None}
-    pids |= {str(peaks.pid) for peaks in evidence.probes if peaks.rank == rank and peaks.pid is not None}
-    return pids.union(*(node.rank_pids.get(rank, set()) for node in evidence.nodes.values()))
+def _pids_of_ranks(
+    evidence: MemoryEvidence, records: Mapping[int, Record], ranks: Sequence[int]
+) -> dict[int, set[str]]:
+    """Return the numbers of each rank's processes, by its record, its probes and the monitors."""
+    pids: dict[int, set[str]] = {rank: set() for rank in ranks}
+    for rank, record in records.items():
+        pids[rank] |= {str(record[key]) for key in ("program_pid", "pid") if record.get(key) is not None}
+    seen = [(peaks.rank, {str(peaks.pid)}) for peaks in evidence.probes if peaks.pid is not None]
+    seen += [of_rank for node in evidence.nodes.values() for of_rank in node.rank_pids.items()]
+    for rank, numbers in seen:
+        if rank in pids:
+            pids[rank] |= numbers
+    return pids
 
 
 def _gpus_of_ranks(
     evidence: MemoryEvidence, nodes: Mapping[int, str], torch: Mapping[int, TorchPeaks], pids: Mapping[int, set[str]]
 ) -> dict[int, AssignedGpu]:
     devices = whole_number(evidence.run.get("devices_per_node")) or 0
+    records = {record["rank"]: record for record in evidence.ranks}
+    here: dict[str | None, list[int]] = {}
+    for rank in pids:
+        here.setdefault(nodes.get(rank), []).append(rank)
     gpus: dict[int, AssignedGpu] = {}
     for name, node in evidence.nodes.items():
-        here = {rank for rank in pids if nodes.get(rank) == name}
+        ranks = here.get(name, [])
+        uuids = {rank: torch[rank].uuid for rank in ranks if rank in torch}
         gpus.update(
             assigned_gpus(
-                [record for record in evidence.ranks if record["rank"] in here],
-                {rank: peaks.uuid for rank, peaks in torch.items() if rank in here and peaks.uuid is not None},
-                {rank: own for rank, own in pids.items() if rank in here},
+                [records[rank] for rank in ranks if rank in records],
+                {rank: uuid for rank, uuid in uuids.items() if uuid is not None},
+                {rank: pids[rank] for rank in ranks},
                 node,
                 devices,
             )

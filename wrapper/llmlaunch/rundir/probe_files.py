@@ -1,15 +1,17 @@
-"""`attempts/<attempt>/memory/<rank>.<pid>.json` read back: what torch's allocator held at most, by rank and device.
+"""`attempts/<attempt>/memory/<node>.jsonl` read back: what torch's allocator held at most, by rank and device.
 
-Written by the probe in the rank's Python (trainers/memory_probe.py, docs/monitor.md), whole by rename; what is damaged
-all the same is left out and counted.
+The probes in the ranks' Pythons append to it (trainers/memory_probe.py, docs/memory-probe.md); what is damaged is left
+out and counted. Runs of llmlaunch before that have a file for each process, `<rank>.<pid>.json`; it is read as well.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .files import parse_json, read_bytes
+from .files import MOST_APPENDED_BYTES, bounded_lines, open_regular, parse_json, read_bytes
 from .values import byte_count, bytes_within, text_or_none, time_or_none
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ProbeFile", "TorchPeaks", "fullest_devices", "largest_peaks", "read_probe_file"]
 
 VERSION = 1
+_AFTER_PROCESS = b'"at": '  # what comes before it in a line is the same in every line of a process
 
 
 @dataclass(frozen=True)
@@ -46,25 +49,44 @@ class TorchPeaks:
 
 
 class ProbeFile(NamedTuple):
-    """The devices of one process. `damaged`: the file held no account, or one with devices that could not be read."""
+    """The devices of the processes of one file. `damaged` is how many accounts of it could not be read, or not all."""
 
     peaks: tuple[TorchPeaks, ...] = ()
-    damaged: bool = False
+    damaged: int = 0
 
 
 def read_probe_file(path: Path) -> ProbeFile | None:
     """Return what a file holds; None where it went away meanwhile."""
     try:
-        account = _account(read_bytes(path))
+        texts, damaged = ([read_bytes(path)], 0) if path.suffix == ".json" else _last_lines(path)
     except FileNotFoundError:
         return None
     except OSError:
-        account = None
-    if account is None:
-        return ProbeFile(damaged=True)
-    devices = [_device(account, entry) for entry in account["devices"]]
-    peaks = tuple(device for device in devices if device is not None)
-    return ProbeFile(peaks, damaged=len(peaks) < len(devices))
+        return ProbeFile(damaged=1)
+    peaks: list[TorchPeaks] = []
+    for text in texts:
+        account = _account(text)
+        entries = [] if account is None else [_device(account, entry) for entry in account["devices"]]
+        devices = [device for device in entries if device is not None]
+        peaks += devices
+        damaged += account is None or len(devices) < len(entries)
+    return ProbeFile(tuple(peaks), damaged)
+
+
+def _last_lines(path: Path) -> tuple[list[bytes], int]:
+    """Return the last whole line of each process, and how many lines are torn. Peaks only rise: a process's last line
+    says all that those before it say, so these are not parsed. Raises OSError."""
+    last: dict[bytes, bytes] = {}
+    torn = 0
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > MOST_APPENDED_BYTES:
+            raise OSError(errno.EFBIG, "Larger than any probe's file", str(path))
+        for line in bounded_lines(file):
+            if line.endswith(b"}\n"):
+                last[line.partition(_AFTER_PROCESS)[0]] = line
+            elif line != b"\n":
+                torn += 1
+    return list(last.values()), torn
 
 
 def largest_peaks(files: Iterable[ProbeFile]) -> tuple[TorchPeaks, ...]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "RECORDS",
     "SCHEMA",
     "AttemptSummary",
     "NodeSummary",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 SCHEMA = 1
+RECORDS = (".json", ".jsonl")
+"""Suffixes of the files of ranks and probes: one for each rank, as earlier versions wrote them, or for each node."""
 T = TypeVar("T")
 
 
@@ -108,9 +111,11 @@ class AttemptSummary:
 
     @property
     def ranks_of_files(self) -> set[str]:
-        """The ranks, as text, whose record is among `files`."""
+        """The ranks, as text, whose record is in one of `files`: a file for each rank, or one for each node."""
         folder = f"{file_names.ATTEMPTS}/{self.attempt}/{file_names.RANKS}/"
-        return {name[len(folder) : -len(".json")] for name in self.files if name.startswith(folder)}
+        names = (name[len(folder) :] for name in self.files if name.startswith(folder))
+        of_nodes = {str(rank.rank) for rank in self.ranks if rank.started_at is not None}
+        return of_nodes | {name[: -len(".json")] for name in names if name.endswith(".json")}
 
 
 def summary_of_json(value: Any) -> AttemptSummary | None:
@@ -178,7 +183,7 @@ def still_whole(summary: AttemptSummary, run_directory: Path) -> bool:
 
 def _is_of_others(path: Path, length: int, attempt: str) -> bool:
     """Whether what a monitor's file has gained beyond `length` never names `attempt`."""
-    if path.suffix != ".jsonl":
+    if path.parent.name != file_names.PEAKS:
         return False
     try:
         with open_regular(path) as file:
@@ -196,8 +201,8 @@ def counted_files(run_directory: Path, attempt: str) -> Iterator[tuple[str, int]
         progress = f"{own}/{file_names.PROGRESS}"
         yield progress, (run_directory / progress).stat().st_size
     folders = (
-        (f"{own}/{file_names.RANKS}", ".json"),
-        (f"{own}/{file_names.PROBES}", ".json"),
+        (f"{own}/{file_names.RANKS}", RECORDS),
+        (f"{own}/{file_names.PROBES}", RECORDS),
         (file_names.PEAKS, ".jsonl"),
     )
     for folder, suffix in folders:
@@ -205,7 +210,7 @@ def counted_files(run_directory: Path, attempt: str) -> Iterator[tuple[str, int]
             yield f"{folder}/{name}", state.st_size
 
 
-def file_states(folder: Path, suffix: str) -> dict[str, os.stat_result]:
+def file_states(folder: Path, suffix: str | tuple[str, ...]) -> dict[str, os.stat_result]:
     """Return the state of each file by name: one listing and one question for each, since run directories lie on
     network file systems."""
     states = {}

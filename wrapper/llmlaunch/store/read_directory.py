@@ -132,18 +132,19 @@ def signature(directory: Path, state: str, spools: Sequence[Path] = ()) -> str:
     """Return a digest that changes when there may be something new to read. It is over sizes and times; no file is
     opened.
 
-    Peaks of a running attempt rise all the time and are not looked at. Files that are replaced by renaming (rank
-    records, probes, the summary) touch their folder; `spools` hold what belongs in the directory, too.
+    Peaks of a running attempt rise all the time and are not looked at. Files that are replaced by renaming (the
+    summary, the causes) touch their folder; `spools` hold what belongs in the directory, too.
     """
     looked_at = [directory / name for name in _LOOKED_AT]
     over = state != "running"
     for attempt in _entries(directory / file_names.ATTEMPTS):
-        looked_at += [attempt, attempt / file_names.PROBES] if over else []
-        looked_at += [attempt / file_names.RANKS, attempt / file_names.CAUSES]
+        looked_at += [attempt, *_with_files(attempt / file_names.PROBES)] if over else []
+        looked_at += [*_with_files(attempt / file_names.RANKS), attempt / file_names.CAUSES]
     for place in (directory, *spools) if over else ():
         looked_at += _entries(place / file_names.PEAKS)
     for place in spools if over else ():
-        looked_at += [attempt / file_names.PROBES for attempt in _entries(place / file_names.ATTEMPTS)]
+        for attempt in _entries(place / file_names.ATTEMPTS):
+            looked_at += _with_files(attempt / file_names.PROBES)
     digest = hashlib.sha256()
     for path in looked_at:
         try:
@@ -153,6 +154,12 @@ def signature(directory: Path, state: str, spools: Sequence[Path] = ()) -> str:
             state_of_file = f"{path}\0absent\n"
         digest.update(state_of_file.removeprefix(str(directory)).encode(errors="surrogateescape"))
     return digest.hexdigest()
+
+
+def _with_files(folder: Path) -> list[Path]:
+    """A folder and the files in it to which nodes append; those of earlier versions were replaced, one for each rank,
+    and touched it."""
+    return [folder, *(path for path in _entries(folder) if path.suffix == ".jsonl")]
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import json
@@ -35,6 +36,8 @@ DEVICE_LOOK_SECONDS = 10.0  # where what is reserved changed; else:
 QUIET_DEVICE_LOOK_SECONDS = 60.0  # NCCL takes memory of its own
 LOCK_SECONDS = 0.5
 LAST_WORD_SECONDS = 5.0  # what the end of the trainer waits for at most
+
+APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 # All that resets a counter of torch's, by whatever name it is called in Python (torch 2.6 to 2.13)
 RESETS = (
@@ -260,14 +263,15 @@ class Devices:
 
 
 class File:
-    """`memory/<rank>.<pid>.json` of the attempt, replaced whole; in the node's spool where it cannot be written."""
+    """`memory/<node>.jsonl` of the attempt, to which the processes of a node append, or the same in the node's spool.
+    It stays open: a line costs the server of a shared file system no call but the write."""
 
     def __init__(self, place: dict[str, Any], pid: int) -> None:
         self.pid = pid
         self.about = {"v": 1, **{name: place[name] for name in ("rank", "local_rank", "node")}, "pid": pid}
         self.run_directory = Path(place["run"])
-        self.relative = Path("attempts", place["attempt"], "memory")
-        self.name = f"{place['rank']}.{pid}.json"
+        self.relative = Path("attempts", place["attempt"], "memory", f"{place['node']}.jsonl")
+        self.descriptor = -1
         self.written: list[dict[str, Any]] = []
         self.not_before = float("-inf")  # of the monotonic clock, as the next
         self.small_rise_at = float("-inf")
@@ -301,18 +305,50 @@ class File:
         return now >= self.small_rise_at and any(value > last for value, last in rises)
 
     def put(self, text: bytes) -> bool:
-        # twice: who delivers a spool takes its empty folders away, also just then
-        for folder in (self.in_the_run_directory, self.in_the_spool, self.in_the_spool):
+        # twice: who delivers a spool takes its files and empty folders away, also just then
+        for append in (self.append_to_the_run, self.append_to_the_spool, self.append_to_the_spool):
             with contextlib.suppress(OSError):
-                _replace(folder(), self.name, text)
+                append(text)
                 return True
         return False
 
-    def in_the_run_directory(self) -> Path:
-        self.run_directory.stat()  # one that is gone, or not mounted, is not made anew
-        return self.run_directory / self.relative
+    def append_to_the_run(self, text: bytes) -> None:
+        """A line end goes before the line, for one that a full disk has torn. Raises OSError."""
+        try:
+            if self.descriptor < 0:
+                self.descriptor = self.open_in_the_run()
+            _write(self.descriptor, b"\n" + text)
+        except OSError:
+            if self.descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(self.descriptor)
+            self.descriptor = -1
+            raise
 
-    def in_the_spool(self) -> Path:
+    def open_in_the_run(self) -> int:
+        path = self.run_directory / self.relative
+        try:
+            return os.open(path, APPEND, 0o600)
+        except FileNotFoundError:
+            self.run_directory.stat()  # one that is gone, or not mounted, is not made anew
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return os.open(path, APPEND, 0o600)
+
+    def append_to_the_spool(self, text: bytes) -> None:
+        """As llmlaunch/node/local_spool.py does it: under a lock, since who delivers the file renames it first. Raises
+        OSError."""
+        path = self.spool_folder() / self.relative
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(path, APPEND, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(file), path.stat()):
+                raise FileNotFoundError(path)
+            _write(file, b"\n" + text)
+        finally:
+            os.close(file)
+
+    def spool_folder(self) -> Path:
         """As llmlaunch/rundir/spool_place.py has it. Raises OSError."""
         root = Path(os.environ.get("LLMLAUNCH_SPOOL") or f"/var/tmp/llmlaunch-{os.getuid()}")
         run = os.fsencode(self.run_directory)
@@ -324,12 +360,17 @@ class File:
                 raise PermissionError(each)
         if not (folder / "run").exists():
             _replace(folder, "run", run + b"\n")
-        return folder / self.relative
+        return folder
+
+
+def _write(file: int, text: bytes) -> None:
+    if os.write(file, text) != len(text):
+        raise OSError("short write: the disk is full")
+    os.fsync(file)
 
 
 def _replace(folder: Path, name: str, content: bytes) -> None:
     """So that a reader sees the old file or the whole new one, also after a power cut. Raises OSError."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = folder / f".{name}.{os.getpid()}.tmp"
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

@@ -1,0 +1,152 @@
+"""What the rank wrappers of an attempt wrote: `ranks/<node>.jsonl`, one file for each node (docs/run-directory.md).
+
+A wrapper appends a record when its trainer starts and one when it ends; the last of a rank counts. Runs of llmlaunch
+before that have a file for each rank, `ranks/<rank>.json`, which was replaced; these are read as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import file_names
+from .files import appended_records, object_in
+from .values import byte_count, is_host, objects_in, time_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    Record = dict[str, Any]
+
+__all__ = [
+    "BY_LAUNCHER",
+    "RankFile",
+    "is_rank_record",
+    "latest_by_rank",
+    "node_rank_records",
+    "rank_files",
+    "rank_records",
+    "read_rank_file",
+    "sound_rank",
+    "with_copies",
+]
+
+BY_LAUNCHER = "RANK"
+"""The `source` of an observed rank that its launcher gave its number; that goes before any guess."""
+
+
+class RankFile(NamedTuple):
+    """The records of one file, each rank's in the order they were written. `lost` is the number of lines that could not
+    be read, `unnumbered` are records whose rank is no whole number."""
+
+    records: tuple[Record, ...] = ()
+    lost: int = 0
+    unnumbered: tuple[Record, ...] = ()
+
+
+def rank_files(attempt_folder: Path) -> list[Path]:
+    """Return every file of rank records of an attempt, by name."""
+    return sorted((attempt_folder / file_names.RANKS).glob("[!.]*.json*"))
+
+
+def read_rank_file(path: Path) -> RankFile:
+    """Return what a file of rank records holds. Raises OSError, and ValueError for a file of one rank that is torn."""
+    records, lost = ([object_in(path)], 0) if path.suffix == ".json" else appended_records(path)
+    sound = tuple(sound_rank(record) for record in records if is_rank_record(record))
+    return RankFile(sound, lost, tuple(record for record in records if not is_rank_record(record)))
+
+
+def rank_records(
+    attempt_folder: Path, problems: list[str] | None = None, unnumbered: list[str] | None = None
+) -> list[Record]:
+    """Return the last sound record of each rank, by rank. `problems` gets a sentence for each file that cannot be read
+    whole, `unnumbered` for each record whose rank is no whole number."""
+    records: list[Record] = []
+    for path in rank_files(attempt_folder):
+        try:
+            file = read_rank_file(path)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            if problems is not None:
+                problems.append(f"{path}: {error}")
+            continue
+        records += file.records
+        if file.lost and problems is not None:
+            problems.append(f"{path}: {file.lost} of its lines cannot be read")
+        if unnumbered is not None:
+            unnumbered += [
+                f"a rank record cannot be read: its rank is {str(record.get('rank'))[:60]!r}, no number"
+                for record in file.unnumbered
+            ]
+    return latest_by_rank(records)
+
+
+def node_rank_records(attempt_folder: Path, node: str) -> list[Record]:
+    """Return the last sound record of each rank of one node, by rank, of that node's file alone."""
+    try:
+        file = read_rank_file(attempt_folder / file_names.RANKS / f"{node}.jsonl")
+    except OSError:
+        return []
+    return [record for record in latest_by_rank(file.records) if record.get("node") == node]
+
+
+def latest_by_rank(records: Iterable[Record]) -> list[Record]:
+    """Return one record for each rank, by rank: of those of one node the last, of several nodes the one that its
+    launcher numbered, else the one that was started last."""
+    latest: dict[int, Record] = {}
+    for record in records:
+        known = latest.get(record["rank"])
+        if known is None or known.get("node") == record.get("node") or _precedence(record) >= _precedence(known):
+            latest[record["rank"]] = record
+    return [latest[rank] for rank in sorted(latest)]
+
+
+def _precedence(record: Record) -> tuple[bool, float]:
+    return record.get("source") == BY_LAUNCHER, time_or_none(record.get("started_at")) or 0.0
+
+
+def with_copies(records: Sequence[Record], status: Record) -> list[Record]:
+    """Return rank records together with those copies of status.json whose own record is missing, by rank."""
+    ranks = {record["rank"] for record in records}
+    copies = (copy for copy in objects_in(status.get("ranks")) if is_rank_record(copy) and copy["rank"] not in ranks)
+    return sorted([*records, *map(sound_rank, copies)], key=lambda record: record["rank"])
+
+
+def is_rank_record(record: Record) -> bool:
+    return byte_count(record.get("rank")) is not None
+
+
+def sound_rank(record: Record) -> dict[str, Any]:
+    """Return a rank record with None for each value that is not of its kind."""
+    sound = dict(record)
+    for name, is_of_its_kind in _KINDS.items():
+        if name in sound and not is_of_its_kind(sound[name]):
+            sound[name] = None
+    return sound
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_time(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e11  # type: ignore[operator]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+_KINDS: Mapping[str, Callable[[object], bool]] = {
+    "local_rank": _is_size,
+    "node": is_host,
+    "pid": _is_size,
+    "program_pid": _is_size,
+    "started_at": _is_time,
+    "ended_at": _is_time,
+    "exit_code": lambda value: type(value) is int,
+    "signal": _is_text,
+    "resident_peak_bytes": _is_size,
+    "visible_devices": _is_text,
+}
