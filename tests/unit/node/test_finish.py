@@ -139,6 +139,24 @@ def test_a_crash_before_the_first_step_ends_only_what_never_trained(cpu_node: No
     assert cpu_node.finish(nodes=1, code=1)[1]["next"]["action"] == "requeue"
 
 
+def test_a_sample_that_ends_two_attempts_in_a_row_at_the_same_step_is_not_tried_a_third_time(cpu_node: NodeRig) -> None:
+    restart = {"by": "requeue", "times": 20, "fruitless": 5, "backoff_seconds": 0}
+    cpu_node.write("run.json", {"schema": 1, "restart": restart})
+    error = "ValueError: sample 17 is empty"
+    cpu_node.write("attempts/17.9/attempt.json", {"attempt": "17.9", "started_at": 1.0})
+    cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "started_at": 2.0, "nodes": [NODE]})
+    before = {"kind": "crash", "node": "node7", "line": error, "source": "log"}
+    cpu_node.write("attempts/17.9/status.json", {"attempt": "17.9", "state": "failed", "step": 149, "cause": before})
+    run(cpu_node, "exit 1", rank=0)
+    cpu_node.write(f"logs/{ATTEMPT}.{NODE}.log", f"Traceback (most recent call last):\n{error}\n")
+    cpu_node.write_attempt("progress.json", {"step": 150})
+    assert cpu_node.finish(nodes=1, code=1)[1]["next"]["action"] == "requeue"
+    cpu_node.write_attempt("progress.json", {"step": 149})
+    follows = cpu_node.finish(nodes=1, code=1)[1]["next"]
+    assert follows["action"] == "end"
+    assert "two attempts in a row died after step 149 in the same way" in follows["why"]
+
+
 def test_an_attempt_that_could_not_load_its_checkpoint_is_no_vain_one(cpu_node: NodeRig, tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("step-80")
     restart = {"by": "requeue", "times": 20, "fruitless": 1, "backoff_seconds": 0}

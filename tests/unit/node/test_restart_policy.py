@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmlaunch.causes.signs import KINDS
+from llmlaunch.node.restart_bounds import Bounds
 from llmlaunch.node.restart_policy import PREEMPTED, Facts, Next, decide
 
-RESTART = {"by": "requeue", "times": 20, "fruitless": 2, "backoff_seconds": 60}
+RESTART = {"by": "requeue", "times": 20, "fruitless": 2, "per_hour": 10, "lost_gpu_hours": 24.0, "backoff_seconds": 60}
 FALLBACKS = [
     {"layout": "fallback/1", "keeps_checkpoints": False, "loads": []},
     {"layout": "fallback/2", "keeps_checkpoints": False, "loads": [""]},
@@ -62,6 +63,9 @@ def test_what_goes_on(changes: dict[str, Any], follows: Next) -> None:
         ({"kind": "container_busy", "tries": 3, "fruitless": 2}, "2 attempts in a row"),
         ({"kind": "oom"}, "on_oom: fallback tries layouts with more headroom"),
         ({"restarts": 20}, "already restarted 20 times"),
+        ({"bounds": Bounds(failures_of_hour=11)}, "11 failures within an hour (restart.per_hour: 10)"),
+        ({"bounds": Bounds(lost_gpu_hours=25.0)}, "25.0 GPU-hours are lost (restart.lost_gpu_hours: 24)"),
+        ({"kind": "crash", "bounds": Bounds(same_step=149)}, "two attempts in a row died after step 149"),
         ({"fruitless": 2}, "2 attempts in a row got no further than step 100"),
         ({"run": {"restart": None}}, "the recipe asks for no restart"),
     ],

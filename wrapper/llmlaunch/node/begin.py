@@ -21,6 +21,7 @@ from .checkpoint import Start, attempts_in_folder, checkpoint_of, choose_start, 
 from .files import COMES_BACK_LATER, NODES_ON_STDIN, command_parser, say, write_status
 from .notice_texts import end_text, start_text
 from .notices import notify, wait_for_deliveries
+from .restart_bounds import bounds_of
 from .restart_policy import FIRST_LAYOUT, Next, fruitless, layout_of, of_this_submission, stops_at_bad_checkpoint
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def _earlier_end(options: argparse.Namespace, earlier: list[Attempt]) -> tuple[s
 def _bound(options: argparse.Namespace, earlier: list[Attempt], layout: str) -> tuple[str, int, str] | None:
     """State, exit code and which bound of the recipe's `restart` is reached; None where none is."""
     ours = of_this_submission(earlier, options.run_dir, options.attempt)
-    policy = _policy(options)
+    run = read_object(options.run_dir / file_names.RUN) or {}
+    policy = run.get("restart")
     if not ours or not isinstance(policy, dict):
         return None
     code = int(ours[-1].status.get("exit_code") or COMES_BACK_LATER)
@@ -145,7 +147,10 @@ def _bound(options: argparse.Namespace, earlier: list[Attempt], layout: str) -> 
             code,
             f"{counted(tried, 'attempt')} in a row got no further than step {step} (restart.fruitless)",
         )
-    return None
+    if ours[-1].status.get("state") == "stopped":
+        return None
+    reached = bounds_of(ours, run, step, time.time()).reached(policy)
+    return ("failed", code, reached) if reached else None
 
 
 def _policy(options: argparse.Namespace) -> object:

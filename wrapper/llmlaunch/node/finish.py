@@ -34,6 +34,7 @@ from .files import COMES_BACK_LATER, command_parser, say, write_status
 from .notice_texts import end_text
 from .notices import notify, wait_for_deliveries
 from .prune import prune
+from .restart_bounds import bounds_of
 from .restart_policy import (
     FIRST_LAYOUT,
     PREEMPTED,
@@ -161,6 +162,7 @@ def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Record
     ours = of_this_submission(every, run_directory, attempt)
     layout = next((layout_of(item) for item in ours if item.name == attempt), FIRST_LAYOUT)
     step = saved_step(run_directory, layout)
+    run = read_object(run_directory / file_names.RUN) or {}
     counting = [item for item in ours if item.name != attempt or not is_load_failure(item, verdict.cause)]
     return Facts(
         state=verdict.state,
@@ -173,8 +175,9 @@ def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Record
         saved_step=step,
         restarts=max(0, len([item for item in ours if not item.is_fallback]) - 1),
         fruitless=fruitless(counting, layout, step),
-        run=read_object(run_directory / file_names.RUN) or {},
+        run=run,
         tries=1 + len([item for item in ours if job_of(item.name) == job_of(attempt) and item.was_retried]),
+        bounds=bounds_of(ours, run, step, time.time(), {"state": verdict.state, "cause": verdict.cause}),
     )
 
 

@@ -9,6 +9,7 @@ from ..rundir import file_names
 from ..rundir.files import read_object
 from ..rundir.values import counted, job_of
 from .checkpoint import is_load_failure
+from .restart_bounds import Bounds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +49,7 @@ class Facts(NamedTuple):
     fruitless: int  # attempts in a row, this one included, that got no further than saved_step
     run: Record  # run.json
     tries: int = 1  # in this job, this attempt's included, that ended for a reason of _TRIED_AGAIN
+    bounds: Bounds = Bounds()  # what earlier attempts of this submission and this one have used of them
 
 
 class Next(NamedTuple):
@@ -129,6 +131,9 @@ def _restart(facts: Facts) -> Next:
     if facts.fruitless >= int(policy["fruitless"]):
         tried = "1 attempt" if facts.fruitless == 1 else f"{facts.fruitless} attempts in a row"
         return Next("end", f"{tried} got no further than step {facts.saved_step} (restart.fruitless)")
+    reached = "" if facts.stop_signal else facts.bounds.reached(policy)
+    if reached:
+        return Next("end", reached)
     if not_loaded:
         why = "continues from the checkpoint before the one that could not be loaded"
     else:

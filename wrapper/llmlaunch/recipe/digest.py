@@ -66,6 +66,8 @@ _LATER: Mapping[str, Any] = {
     "watchdog": WatchdogPolicy(),
     "preflight": False,
     "spare_nodes": 0,
+    "per_hour": 10,
+    "lost_gpu_hours": None,
     "site": Site(),
     "runtime": "pyxis",
     "start_from": None,

@@ -72,6 +72,14 @@ class Restart:
     fruitless: int = key(
         "Attempts in a row that got no further than the one before, and it is given up", default=2, ge=1, le=100
     )
+    per_hour: int = key("Failures within an hour at most, and it is given up", default=10, ge=1, le=1000)
+    lost_gpu_hours: float | None = key(
+        "GPU-hours at most whose steps no checkpoint held, of all attempts, and it is given up; absent = 48 for each "
+        "GPU",
+        default=None,
+        gt=0,
+        le=1e9,
+    )
     backoff_seconds: float = key(
         "Wait before a restart after a failure, doubled each fruitless time", default=60.0, ge=0, le=86_400
     )

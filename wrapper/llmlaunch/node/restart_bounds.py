@@ -1,0 +1,123 @@
+"""The bounds of restarts that look at more than a count: failures within an hour, GPU-hours that were lost, and two
+attempts that died at the same step."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..causes.suspects import signs_against
+from ..rundir.values import byte_count, count_above_zero, counted, number, time_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..rundir.attempt import Attempt
+    from .files import Record
+
+__all__ = ["Bounds", "bounds_of"]
+
+HOUR_SECONDS = 3600.0
+# What the same batch does again. Other causes are of the machines, or are never started again anyway.
+_REPEATED = ("crash", "hung", "host_oom")
+
+
+class Bounds(NamedTuple):
+    """What has been used of the bounds: failures of the last hour, hours of all devices whose steps no checkpoint has,
+    and the step after which the last two attempts died in the same way (None where they did not)."""
+
+    failures_of_hour: int = 0
+    lost_gpu_hours: float = 0.0
+    same_step: int | None = None
+
+    def reached(self, policy: Record) -> str:
+        """Return which bound of run.json's `restart` another restart would exceed; empty where none."""
+        if self.same_step is not None:
+            return (
+                f"two attempts in a row died after step {self.same_step} in the same way, and no node is to blame: "
+                "it is the data or the program (a bad sample, a batch that gives NaN)"
+            )
+        most = count_above_zero(policy.get("per_hour"))
+        if most is not None and self.failures_of_hour > most:
+            return f"{counted(self.failures_of_hour, 'failure')} within an hour (restart.per_hour: {most})"
+        hours = number(policy.get("lost_gpu_hours"))
+        if hours is not None and self.lost_gpu_hours > hours:
+            return f"{self.lost_gpu_hours:.1f} GPU-hours are lost (restart.lost_gpu_hours: {hours:g})"
+        return ""
+
+
+class _Past(NamedTuple):
+    """An attempt that has ended. `failed`: a restart followed, or follows; not where it was stopped, or went on with
+    another layout."""
+
+    seconds: float
+    ended_at: float
+    from_step: int
+    last_step: int | None
+    failed: bool
+    cause: dict[str, Any]
+
+
+def bounds_of(
+    attempts: Sequence[Attempt], run: Record, saved_step: int, now: float, verdict: Record | None = None
+) -> Bounds:
+    """Return what the `attempts`, the oldest first, have used. `saved_step` is that of the last checkpoint, `verdict`
+    the state and cause of the last attempt, where no file holds them yet."""
+    devices = (count_above_zero(run.get("nodes")) or 1) * (count_above_zero(run.get("devices_per_node")) or 1)
+    begun = [attempt for attempt in attempts if not attempt.was_retried]
+    statuses = [attempt.status for attempt in begun]
+    if verdict is not None and statuses:
+        statuses[-1] = {**verdict, "ended_at": now}
+    past = [_past(attempt, status) for attempt, status in zip(begun, statuses)]
+    starts = [*(attempt.from_step for attempt in begun[1:]), saved_step]
+    lost = sum(_lost_seconds(attempt, kept) for attempt, kept in zip(past, starts))
+    recent = [attempt for attempt in past if attempt.failed and attempt.ended_at > now - HOUR_SECONDS]
+    return Bounds(len(recent), lost * devices / HOUR_SECONDS, _same_step(past))
+
+
+def _past(attempt: Attempt, status: Record) -> _Past:
+    """One that was killed without a verdict ended with its last step, as far as anybody knows."""
+    follows, cause = status.get("next"), status.get("cause")
+    began = time_or_none(attempt.began.get("started_at"))
+    ended = time_or_none(status.get("ended_at")) or time_or_none(attempt.progress.get("at")) or began or 0.0
+    step = byte_count(attempt.progress.get("step"))
+    return _Past(
+        seconds=0.0 if began is None else max(0.0, ended - began),
+        ended_at=ended,
+        from_step=attempt.from_step,
+        last_step=byte_count(status.get("step")) if step is None else step,
+        failed=status.get("state") in ("failed", None)
+        and not (isinstance(follows, dict) and follows.get("action") == "fallback"),
+        cause=cause if isinstance(cause, dict) else {},
+    )
+
+
+def _lost_seconds(attempt: _Past, kept_step: int) -> float:
+    """The share of its time whose steps the next one could not go on from; all of it where it made none."""
+    made = (attempt.last_step or 0) - attempt.from_step
+    kept = min(1.0, max(0.0, (kept_step - attempt.from_step) / made)) if made > 0 else 0.0
+    return attempt.seconds * (1.0 - kept)
+
+
+def _same_step(past: Sequence[_Past]) -> int | None:
+    if len(past) < 2 or not past[-1].failed or not past[-2].failed:
+        return None
+    same = past[-1].last_step == past[-2].last_step and _are_alike(past[-2].cause, past[-1].cause)
+    return past[-1].last_step if same else None
+
+
+def _are_alike(before: dict[str, Any], last: dict[str, Any]) -> bool:
+    """Whether both ended in the same way, and not on one node that others wait for."""
+    kind = last.get("kind")
+    if kind not in _REPEATED or before.get("kind") != kind:
+        return False
+    if kind == "crash" and (before.get("consequence") or last.get("consequence")):
+        return False  # ended from outside
+    if kind != "crash":
+        return not signs_against(before).keys() & signs_against(last).keys()
+    return _form(before) == _form(last)
+
+
+def _form(cause: dict[str, Any]) -> str:
+    """`ValueError` of `ValueError: bad sample 17`, `rank # was ended by SIGBUS`."""
+    return re.sub(r"\d+", "#", str(cause.get("line")).partition(":")[0])
