@@ -1,8 +1,8 @@
 """What `llmlaunch collect` takes for 250, 500 and 1000 finished runs of 8 nodes with 8 GPUs each.
 
 The run directories are rendered by `llmlaunch render`, then filled as four hours of training leave them: 64 rank
-records and probe files, 8 monitors' files of 240 lines, and the summary that the job's last act writes. Files are hard
-links to one copy, so that a thousand runs fit on a disk. Each time is of a whole process, into a store of its own.
+records and probes' lines, 8 monitors' files of 240 lines, and the summary that the job's last act writes. Files are
+hard links to one copy, so that a thousand runs fit on a disk. Each time is of a whole process, into a store of its own.
 Bars: 1000 runs in 10 s, and a run of 1000 in at most 1.25 times as long as one of 250. Then what a second collect takes
 that finds nothing new, and 25 runs that were killed, without summary: all of their files are read.
 
@@ -117,6 +117,12 @@ def write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value))
 
 
+def append(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(f"\n{json.dumps(value)}\n")
+
+
 def fill(run: Path) -> None:
     """What nodes leave of a run that went well."""
     attempt = run / "attempts" / ATTEMPT
@@ -124,8 +130,8 @@ def fill(run: Path) -> None:
     write(attempt / "attempt.json", {"schema": 1, "attempt": ATTEMPT, "layout": "", "cluster": "c", "nodes": names})
     ranks = [rank_record(rank) for rank in range(NODES * DEVICES)]
     for record in ranks:
-        write(attempt / "ranks" / f"{record['rank']}.json", record)
-        write(attempt / "memory" / f"{record['rank']}.{record['program_pid']}.json", probe(record))
+        append(attempt / "ranks" / f"{record['node']}.jsonl", record)
+        append(attempt / "memory" / f"{record['node']}.jsonl", probe(record))
     for node, name in enumerate(names):
         write(attempt / "done" / name, "")
         (run / "logs" / f"{ATTEMPT}.{name}.log").write_text("iteration 1000/1000\n" * 1000)

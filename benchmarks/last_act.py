@@ -1,8 +1,8 @@
 """What the job's last act takes: `node.pyz finish` of 16, 64 and 128 nodes with 8 GPUs each, after a day of training.
 
-Each node leaves 1440 lines of its monitor, a rank record and a probe file for each GPU, all in the disk's cache: what
-is measured is the reading and the account, in seconds of processors. The account of 128 nodes has to be ready within
-the 30 s that `finish` gives it, and a node may take at most 1.25 times as long as one of 16.
+Each node leaves 1440 lines of its monitor, and the records and a probe's line of each GPU's rank, all in the disk's
+cache: what is measured is the reading and the account, in seconds of processors. The account of 128 nodes has to be
+ready within the 30 s that `finish` gives it, and a node may take at most 1.25 times as long as one of 16.
 
     python benchmarks/last_act.py [LINES]
 """
@@ -75,11 +75,20 @@ def run_of(run: Path, nodes: int, lines: int) -> Path:
         name = f"node{node:03}"
         (attempt / "done" / name).touch()
         (run / "peaks" / f"{name}.jsonl").write_text("".join(line(name, node, number) for number in range(lines)))
-        for device in range(DEVICES):
-            rank = node * DEVICES + device
-            write(attempt / "ranks" / f"{rank}.json", rank_record(rank, device, name))
-            write(attempt / "memory" / f"{rank}.{1000 + device}.json", probed(rank, device, name, node))
+        write_ranks(attempt, node, name)
     return run
+
+
+def write_ranks(attempt: Path, node: int, name: str, probe_lines: int = 1) -> None:
+    """Write what the wrappers and the probes of a node append to its two files."""
+    records, accounts = [], []
+    for device in range(DEVICES):
+        rank = node * DEVICES + device
+        ended = rank_record(rank, device, name)
+        records += [{**ended, "ended_at": None, "exit_code": None, "resident_peak_bytes": None}, ended]
+        accounts += [probed(rank, device, name, node)] * probe_lines
+    for folder, lines in (("ranks", records), ("memory", accounts)):
+        (attempt / folder / f"{name}.jsonl").write_text("".join(f"\n{json.dumps(line)}\n" for line in lines))
 
 
 def line(name: str, node: int, number: int) -> str:
@@ -130,10 +139,6 @@ def probed(rank: int, device: int, name: str, node: int) -> dict[str, Any]:
     }  # fmt: skip
     told = {"v": 1, "rank": rank, "local_rank": device, "node": name, "pid": 1000 + device}
     return {**told, "at": STARTED + 86400, "ended": True, "devices": [seen]}
-
-
-def write(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value))
 
 
 if __name__ == "__main__":

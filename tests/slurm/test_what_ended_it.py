@@ -14,6 +14,7 @@ from one_machine import wait_until
 from person import Person
 from training import HERE, SLOW_SAVER, Training, backend, submit
 
+from llmlaunch.node.preflight import read_marker
 from llmlaunch.rundir.stack_files import ranks_stacks
 from llmlaunch.units import GIB
 from support.side_by_side import Story, by_name, cases
@@ -255,6 +256,13 @@ def after_preflight(person: Person, nodes: list[str], broken: str, spare: int, c
     return submit(person, person.home, saver, *words, code=code)
 
 
+def preflight_stage(training: Training, node: str) -> str:
+    """How far a node came, by the last line of its file."""
+    marker = read_marker(training.run / "attempts" / f"{training.job}.0" / "preflight" / f"{node}.jsonl")
+    assert marker is not None
+    return str(marker["stage"])
+
+
 def a_broken_node_is_named_and_a_spare_one_takes_its_place(person: Person) -> None:
     """The one in the middle: the last node is the second of those that train, and its rank says so."""
     first, broken, last = nodes = person.cluster.nodes[:3]
@@ -268,7 +276,7 @@ def a_broken_node_is_named_and_a_spare_one_takes_its_place(person: Person) -> No
     assert training.of_attempt("0", f"causes/{broken}.json")["sick"]
     assert training.of_attempt("0", "attempt.json")["nodes"] == [first, last]
     for node in (first, last):  # the two met without the third
-        assert training.of_attempt("0", f"preflight/{node}.json")["stage"] == "reduced"
+        assert preflight_stage(training, node) == "reduced"
 
 
 def too_few_good_nodes_end_the_job_before_it_trains(person: Person) -> None:
@@ -279,7 +287,7 @@ def too_few_good_nodes_end_the_job_before_it_trains(person: Person) -> None:
     assert status["state"] == "failed"
     assert (status["cause"]["kind"], status["cause"]["node"]) == ("preflight", broken)
     assert "step 1/3" not in training.log()
-    assert training.of_attempt("0", f"preflight/{good}.json")["stage"] == "matmul"
+    assert preflight_stage(training, good) == "matmul"
 
 
 def picky(person: Person, trainer: tuple[object, ...], *words: str, nodes: int = 1, code: int = 0) -> Training:

@@ -48,7 +48,7 @@ class TracedProcess:
             slurmstepd = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
         self.process = subprocess.Popen(
             [*strace, "-e", "trace=" + ",".join(known), *command],
-            cwd="/", env=dict(environment), stdin=subprocess.DEVNULL, stdout=slurmstepd.stdin, stderr=subprocess.STDOUT,
+            cwd=folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=slurmstepd.stdin, stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert slurmstepd.stdin is not None
         slurmstepd.stdin.close()

@@ -101,7 +101,8 @@ class TracedNodes:
             self.nodes.append(TracedProcess(command, self.run, trace, self.environment(node), log))
         until(lambda: len(list(self.place.glob("up.*"))) == nodes * RANKS, "every trainer is up")
         attempt = self.run / "attempts" / ATTEMPT
-        until(lambda: len(list(attempt.glob("memory/*"))) == nodes, "the probes have written")
+        accounts = lambda: [path.read_text().count('"devices"') for path in attempt.glob("memory/*")]  # noqa: E731
+        until(lambda: sum(accounts()) >= nodes * RANKS, "every probe has written")
         until(lambda: len(list((self.run / "peaks").glob("*"))) == nodes, "the monitors have written")
 
     def end(self) -> list[int]:

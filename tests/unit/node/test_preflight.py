@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from llmlaunch.node.preflight import read_marker
 from support.node_rig import NODE, NodeRig, run_archive, until
 
 # Stands for preflight.py of a run directory; each device does what its line says.
@@ -48,7 +49,7 @@ def marker_after(rig: NodeRig, scripts: list[str], **options: str) -> dict[str, 
 
 
 def marker(rig: NodeRig) -> dict[str, Any]:
-    return dict(json.loads((rig.attempt_directory / "preflight" / f"{NODE}.json").read_text()))
+    return read_marker(rig.attempt_directory / "preflight" / f"{NODE}.jsonl") or {}
 
 
 def test_a_node_that_is_well_says_so(gpu_node: NodeRig) -> None:
@@ -58,7 +59,7 @@ def test_a_node_that_is_well_says_so(gpu_node: NodeRig) -> None:
 
 def test_the_slowest_device_says_how_far_the_node_came(gpu_node: NodeRig) -> None:
     process = start(gpu_node, [ALL, "devices matmul hang"])
-    until(lambda: (gpu_node.attempt_directory / "preflight" / f"{NODE}.json").exists(), "the marker to be written")
+    until(lambda: marker(gpu_node), "the marker to be written")
     until(lambda: marker(gpu_node)["stage"] == "matmul", "both devices to have computed")
     process.kill()
     assert marker(gpu_node)["bad"] is None
@@ -113,7 +114,7 @@ def choose(archive: Path, run: Path, wanted: int, **markers: dict[str, Any] | No
     for node in NODES:
         marker = markers.get(node, {})
         if marker is not None:
-            (attempt / "preflight" / f"{node}.json").write_text(json.dumps({**GOOD, "node": node, **marker}))
+            (attempt / "preflight" / f"{node}.jsonl").write_text(json.dumps({**GOOD, "node": node, **marker}) + "\n")
     place = ("--run-dir", run, "--attempt", "7.0", "--nodes", str(wanted))
     return run_archive(archive, "choose", *place, stdin="\n".join(NODES) + "\n")
 

@@ -59,6 +59,7 @@ ENDED_FROM_OUTSIDE = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # what a shell
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 STAYS = ("fallback", "again")  # what comes next in the same allocation
 PATIENCE_SECONDS = 30.0  # the allocation is paid for, and a file system may hang
+PATIENCE_NODE_SECONDS = 1000.0  # so long all nodes together wait for the summary: 0.5 s where there are 2,000
 
 
 class Verdict(NamedTuple):
@@ -110,7 +111,7 @@ def main(argv: list[str]) -> int:
     for number in ENDS:  # the verdict stands: who ends the job now is not to change its exit code
         signal.signal(number, signal.SIG_IGN)
     print("next", *_next_for_script(follows, _at_fault(options.run_dir, options.attempt, verdict.cause)), flush=True)
-    write_summary(options.run_dir, options.attempt)
+    write_summary(options.run_dir, options.attempt, min(PATIENCE_SECONDS, PATIENCE_NODE_SECONDS / options.nodes))
     if verdict.state == "succeeded":  # the watchdog of the next attempt prunes after any other end
         in_time(lambda: prune(options.run_dir, options.attempt, facts.layout), PATIENCE_SECONDS)
     if follows.action not in STAYS:

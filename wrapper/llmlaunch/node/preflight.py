@@ -1,7 +1,8 @@
 """The preflight: before the training, one task on each node tries whether it is whole and reaches the others.
 
-How far the node came is in `attempts/<attempt>/preflight/<node>.json` at any moment, so that one that hangs or dies is
-known by what it did not reach. `choose` reads them: which of the allocated nodes train, and which are bad and why.
+How far the node came is in the last line of `attempts/<attempt>/preflight/<node>.jsonl` at any moment, so that one that
+hangs or dies is known by what it did not reach. `choose` reads them: which of the allocated nodes train, and which are
+bad and why.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ..causes.cause import cause, cause_from_log
 from ..causes.log_scan import read_log, scan
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import read_object, replace_json
-from .files import NODES_ON_STDIN, command_parser, say, write_or_say
+from ..rundir.files import appended_records, read_object, replace_json
+from .files import NODES_ON_STDIN, RecordAppender, command_parser, say
 from .signals import die_with_parent
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
     """Try the node; its marker says what became of it. Always returns 0: what follows is for `choose` to say."""
     options = _arguments(argv)
     marker = Marker(
-        attempt_folder(options.run_dir, options.attempt) / file_names.PREFLIGHT / f"{options.node}.json", options
+        attempt_folder(options.run_dir, options.attempt) / file_names.PREFLIGHT / f"{options.node}.jsonl", options
     )
     marker.write()
     problems = gpu_problems(os.environ.get("CUDA_VISIBLE_DEVICES")) if options.kind == "gpu" else []
@@ -72,10 +73,10 @@ def main(argv: list[str]) -> int:
 
 
 class Marker:
-    """What is known of the node so far, on disk whenever it changes."""
+    """What is known of the node so far, appended to its file whenever it changes."""
 
     def __init__(self, path: Path, options: argparse.Namespace) -> None:
-        self.path = path
+        self._file = RecordAppender(path)
         self.node = options.node
         self.kind = options.kind
         self.bad: str | None = None
@@ -118,7 +119,7 @@ class Marker:
             "matmul_seconds": self._seconds,
             "at": time.time(),
         }
-        write_or_say(self.path, record)
+        self._file.append_or_say(record)
 
 
 def _start(options: argparse.Namespace, device: int) -> subprocess.Popen[bytes]:
@@ -235,7 +236,7 @@ def choose(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     allocated = sys.stdin.read().split()
     directory = attempt_folder(options.run_dir, options.attempt)
-    markers = {node: read_object(directory / file_names.PREFLIGHT / f"{node}.json") for node in allocated}
+    markers = {node: read_marker(directory / file_names.PREFLIGHT / f"{node}.jsonl") for node in allocated}
     bad = _without_container_failures(bad_nodes(markers), directory / file_names.PREFLIGHT)
     chosen = [node for node in allocated if node not in bad][: options.nodes]
     enough = len(chosen) == options.nodes
@@ -262,6 +263,14 @@ def choose(argv: list[str]) -> int:
         return TOO_FEW
     print("\n".join(chosen))
     return 0
+
+
+def read_marker(path: Path) -> Record | None:
+    """Return the last whole line of a node's file; None where there is none."""
+    try:
+        return next(reversed(appended_records(path).records), None)
+    except OSError:
+        return None
 
 
 def bad_nodes(markers: dict[str, Record | None]) -> dict[str, str]:

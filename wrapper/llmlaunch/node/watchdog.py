@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..rundir import file_names
-from ..rundir.attempt import rank_records
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
+from ..rundir.rank_records import rank_files
 from ..rundir.stack_files import ranks_stacks
 from ..rundir.step_lines import StepLines
 from .checkpoint import read_tracker
@@ -225,7 +225,7 @@ class AttemptWatchdog:
         failed = {path.stem for path in (self._directory / file_names.CAUSES).glob("[!.]*.json")} - done
         if len(done) + len(failed) < self._nodes:
             return False
-        started = {str(record.get("node")) for record in rank_records(self._directory)} if failed else set()
+        started = {path.stem for path in rank_files(self._directory)} if failed else set()
         return len(done | (failed & started)) >= self._nodes
 
     def _request_verdict(self) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "appended_records",
     "bounded_lines",
     "create",
+    "json_bytes",
     "object_in",
     "object_of",
     "open_regular",
@@ -254,7 +255,12 @@ def replace_json(path: Path, record: Mapping[str, Any], lasting: bool = True) ->
 
     Not `lasting`: a power cut may lose it, and nobody waits for the disk.
     """
-    replace_bytes(path, json.dumps(record, indent=1).encode() + b"\n", lasting)
+    replace_bytes(path, json_bytes(record), lasting)
+
+
+def json_bytes(record: Mapping[str, Any]) -> bytes:
+    """Return the content of a file that holds `record`."""
+    return json.dumps(record, indent=1).encode() + b"\n"
 
 
 def replace_bytes(path: Path, content: bytes, lasting: bool = True) -> None:

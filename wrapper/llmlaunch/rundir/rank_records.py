@@ -6,6 +6,7 @@ before that have a file for each rank, `ranks/<rank>.json`, which was replaced; 
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import file_names
@@ -31,6 +32,7 @@ __all__ = [
     "with_copies",
 ]
 
+FEW_FILES, READERS = 64, 16
 BY_LAUNCHER = "RANK"
 """The `source` of an observed rank that its launcher gave its number; that goes before any guess."""
 
@@ -62,14 +64,13 @@ def rank_records(
     """Return the last sound record of each rank, by rank. `problems` gets a sentence for each file that cannot be read
     whole, `unnumbered` for each record whose rank is no whole number."""
     records: list[Record] = []
-    for path in rank_files(attempt_folder):
-        try:
-            file = read_rank_file(path)
-        except FileNotFoundError:
+    paths = rank_files(attempt_folder)
+    for path, file in zip(paths, _read_at_once(paths)):
+        if isinstance(file, FileNotFoundError):
             continue
-        except (OSError, ValueError) as error:
+        if isinstance(file, Exception):
             if problems is not None:
-                problems.append(f"{path}: {error}")
+                problems.append(f"{path}: {file}")
             continue
         records += file.records
         if file.lost and problems is not None:
@@ -80,6 +81,21 @@ def rank_records(
                 for record in file.unnumbered
             ]
     return latest_by_rank(records)
+
+
+def _read_at_once(paths: Sequence[Path]) -> list[RankFile | OSError | ValueError]:
+    """Read many files in threads, since each waits a millisecond for the server of a shared file system."""
+
+    def read(path: Path) -> RankFile | OSError | ValueError:
+        try:
+            return read_rank_file(path)
+        except (OSError, ValueError) as error:
+            return error
+
+    if len(paths) < FEW_FILES:
+        return [read(path) for path in paths]
+    with ThreadPoolExecutor(READERS) as readers:
+        return list(readers.map(read, paths))
 
 
 def node_rank_records(attempt_folder: Path, node: str) -> list[Record]:
