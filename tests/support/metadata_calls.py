@@ -48,8 +48,12 @@ class TracedProcess:
             slurmstepd = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
         self.process = subprocess.Popen(
             [*strace, "-e", "trace=" + ",".join(known), *command],
-            cwd=folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=slurmstepd.stdin, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            cwd=folder,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=slurmstepd.stdin,
+            stderr=subprocess.STDOUT,
+        )
         assert slurmstepd.stdin is not None
         slurmstepd.stdin.close()
         self.started_at = time.time()
