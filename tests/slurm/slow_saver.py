@@ -1,10 +1,11 @@
 """A trainer for tests: steps, saves and comes back as the shipped DeepSpeed script does, without torch.
 
-    slow_saver.py --steps 400 --step-seconds 0.2 --save FOLDER --save-seconds 90 [--save-interval 50]
+    slow_saver.py --steps 400 --step-seconds 0.2 --save FOLDER --save-seconds 90 [--save-interval 50] [--together]
 
 Rank 0 prints the script's lines. Told by SIGTERM, any rank makes rank 0 save after the step that runs: for
 `--save-seconds` it is busy, then FOLDER/step-N/state.json and at last FOLDER/latest hold the step. All ranks then exit
-with 0. Started again it goes on after the step FOLDER/latest names. What it does not know (--deepspeed ...) it ignores.
+with 0. Started again it goes on after the step FOLDER/latest names. With `--together` the ranks hold connections, as
+those of a real trainer do, and fail when one of them is gone. What it does not know (--deepspeed ...) it ignores.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import argparse
 import json
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -28,6 +31,30 @@ class Trainer:
         # what ranks say to each other: real trainers agree by an all-reduce
         self.somebody_told: Path = options.save / f".told-{attempt}"
         self.over: Path = options.save / f".over-{attempt}"
+
+    def connect(self) -> None:
+        """Rank 0 has a connection to each other rank. The nodes of the tests are this machine, where the kernel closes
+        what a killed node had open."""
+        place = "\0llmlaunch-" + os.environ["LLMLAUNCH_ATTEMPT"]
+        others = int(os.environ["WORLD_SIZE"]) - 1
+        if self.rank == 0:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(place)
+            listener.listen(others)
+            connections = [listener.accept()[0] for _ in range(others)]
+        else:
+            connections = [socket.socket(socket.AF_UNIX)]
+            while connections[0].connect_ex(place):
+                time.sleep(0.1)
+        for connection in connections:
+            threading.Thread(target=self.miss, args=(connection,), daemon=True).start()
+
+    def miss(self, connection: socket.socket) -> None:
+        """End when the other side is gone before the training is over."""
+        connection.recv(1)
+        if not self.told and not self.somebody_told.exists() and not self.over.exists():
+            say(f"rank {self.rank}: RuntimeError: Connection closed by peer")
+            os._exit(1)
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         self.told = True
@@ -97,12 +124,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--save", type=Path, required=True)
     parser.add_argument("--save-seconds", type=float, default=0.0)
     parser.add_argument("--save-interval", type=int, default=0)
+    parser.add_argument("--together", action="store_true")
     return parser.parse_known_args()[0]
 
 
 def main() -> None:
     trainer = Trainer(arguments())
     signal.signal(signal.SIGTERM, trainer.hear)
+    if trainer.options.together:
+        trainer.connect()
     trainer.train()
     sys.exit(0)
 

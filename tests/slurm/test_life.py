@@ -137,7 +137,7 @@ def a_job_that_dies_at_once_does_not_come_back(person: Person, folder: Path, nod
 
 
 def a_job_that_fails_again_and_again_waits_and_is_given_up(person: Person, folder: Path, nodes: Nodes) -> None:
-    words = ("restart={times: 2, backoff_seconds: 10}", nodes.only(nodes.common))
+    words = ("restart={times: 2, backoff_seconds: 10, within: queue}", nodes.only(nodes.common))
     training = script(person, folder, FAILS_AFTER_SAVING, *words)
     training.wait(lambda it: it.status("2"), "the third attempt has ended")
     training.wait_for_end()
@@ -152,7 +152,7 @@ def a_job_that_fails_again_and_again_waits_and_is_given_up(person: Person, folde
 
 
 def where_requeueing_is_forbidden_a_chain_of_jobs_goes_on(person: Person, folder: Path, nodes: Nodes) -> None:
-    words = ("slurm.partition=once", "restart={times: 2, by: chain}", nodes.only(nodes.common))
+    words = ("slurm.partition=once", "restart={times: 2, by: chain, within: queue}", nodes.only(nodes.common))
     training = script(person, folder, FAILS_AFTER_SAVING, *words)
     training.wait(lambda it: len(it.steps()) == 6, "three jobs have trained")
     wait_until(
@@ -202,7 +202,7 @@ def a_job_outlives_the_controller_and_comes_back_when_it_is_there_again(
     talks to theirs."""
     with person_with_a_cluster(person.site, 1) as person:
         cluster = person.cluster
-        words = ("nodes=1", "restart={times: 1, backoff_seconds: 0}")
+        words = ("nodes=1", "restart={times: 1, backoff_seconds: 0, within: queue}")
         training = script(person, person.folder("controller"), FAILS_WHEN_TOLD, *words)
         training.wait_for_step(1)
         controller = psutil.Process(cluster.pid("slurmctld"))

@@ -95,7 +95,11 @@ def own(person: Person, text: str, *words: str, name: str = "own", code: int = 0
 def saving(person: Person, every: int, name: str = "own") -> tuple[str, ...]:
     """Words with which a job comes back soon."""
     path = person.home / name / "checkpoints"
-    return f"training.checkpoint_path={path}", f"training.save_interval={every}", "restart={backoff_seconds: 1}"
+    return (
+        f"training.checkpoint_path={path}",
+        f"training.save_interval={every}",
+        "restart={backoff_seconds: 1, within: queue}",
+    )
 
 
 def a_rank_out_of_memory_is_the_cause_and_a_measurement(person: Person) -> None:

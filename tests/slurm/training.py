@@ -141,11 +141,17 @@ def train(person: Person, folder: Path, trainer: Path, arguments: Sequence[objec
 
 
 def slow_saver(
-    person: Person, folder: Path, *words: str, steps: int, save_seconds: float = 0.0, step_seconds: float = 0.2
+    person: Person,
+    folder: Path,
+    *words: str,
+    steps: int,
+    save_seconds: float = 0.0,
+    step_seconds: float = 0.2,
+    options: Sequence[object] = (),
 ) -> Training:
     """A trainer that saves for so long when it is told to stop."""
     arguments = ["--steps", steps, "--step-seconds", step_seconds]
-    arguments += ["--save", folder / "checkpoints", "--save-seconds", save_seconds]
+    arguments += ["--save", folder / "checkpoints", "--save-seconds", save_seconds, *options]
     return train(person, folder, person.give(SLOW_SAVER), arguments, f"training.steps={steps}", *words)
 
 

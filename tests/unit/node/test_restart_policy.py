@@ -97,6 +97,22 @@ def test_a_checkpoint_that_could_not_be_loaded_ends_a_job_that_is_to_stop_there_
     assert decide(bad._replace(saved_step=0)).action == "end"  # the weights it starts from
 
 
+def test_a_failure_starts_again_on_the_nodes_that_are_left_and_the_queue_is_for_the_rest() -> None:
+    here = facts(nodes=("n1", "n2"), layout="fallback/1")
+    why = "continues from the last checkpoint"
+    assert decide(here) == Next("restart", why, layout="fallback/1", nodes=("n1", "n2"))
+    assert decide(here._replace(stop_signal="USR1", state="stopped")).action == "requeue"
+    assert decide(here._replace(nodes=())).action == "requeue"
+    assert decide(here._replace(fruitless=2)).action == "end"
+    assert decide(here._replace(restarts=20)).action == "end"
+
+
+def test_nodes_that_are_paid_for_wait_only_where_another_try_at_once_would_be_in_vain() -> None:
+    patient = facts({"restart": {**RESTART, "fruitless": 50}}, nodes=("n1",))
+    assert [decide(patient._replace(fruitless=attempts)).seconds for attempts in (0, 1, 2, 20)] == [0, 0, 120, 600]
+    assert decide(patient._replace(kind="hub")).seconds == 60
+
+
 def test_the_wait_doubles_with_each_vain_attempt_up_to_an_hour() -> None:
     patient = {"restart": {**RESTART, "fruitless": 50}}
     waits = [decide(facts(patient, fruitless=attempts)).seconds for attempts in (0, 1, 2, 3, 20)]
@@ -170,12 +186,13 @@ def test_there_is_no_time_left_for_another_layout_where_the_job_was_told_to_stop
         saved_step=st.integers(0, 10**6),
         restarts=st.integers(0, 100),
         fruitless=st.integers(0, 10),
+        nodes=st.sampled_from([(), ("n1", "n2")]),
         run=st.just({"restart": RESTART, "fallbacks": FALLBACKS, "after_checkpoint": "restart"}),
     )
 )
 def test_no_job_comes_back_for_ever(case: Facts) -> None:
     after = decide(case)
-    if after.action in ("requeue", "chain"):
+    if after.action in ("requeue", "chain", "restart"):
         assert case.restarts < 20
         assert case.fruitless < 2
         assert 0 <= after.seconds <= 3600

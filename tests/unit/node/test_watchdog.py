@@ -58,8 +58,11 @@ class Watched:
         until(self.heard_path.exists, "the training step")
         self.watchdog: Any = None
 
-    def watch(self, *options: str, checkpoint: object = None, **progress: object) -> None:
-        run = {"nodes": 1, "devices_per_node": 1, "checkpoint": checkpoint, "progress": {**PROGRESS, **progress}}
+    def watch(
+        self, *options: str, nodes: int = 1, restart: object = None, checkpoint: object = None, **progress: object
+    ) -> None:
+        run = {"nodes": nodes, "devices_per_node": 1, "restart": restart, "checkpoint": checkpoint}
+        run["progress"] = {**PROGRESS, **progress}
         self.rig.write("run.json", run)
         child = ("--layout", ".", "--child", str(self.child.pid), "--poll", "0.05")
         self.watchdog = self.rig.start("watchdog", *self.rig.place, *child, *options)
@@ -255,6 +258,20 @@ def test_the_shell_is_asked_for_a_verdict_once_when_every_node_has_ended_and_the
     until(lambda: "SIGUSR1" in watched.heard(), "another look")
     watched.terminated()
     assert watched.heard() == ["SIGURG", "SIGUSR1"]
+
+
+def test_where_a_node_failed_and_others_do_not_end_the_step_is_ended_if_it_is_to_start_again_here(
+    watched: Watched,
+) -> None:
+    """Which is long before SLURM has noticed that a node is gone."""
+    watched.rig.write_attempt("causes/faulty.json", {})  # left out by the preflight
+    watched.watch(nodes=2, restart={"within": "job"}, floor_seconds=600.0)
+    watched.rig.rank("true").wait()
+    watched.steps(1, 1)
+    assert watched.heard() == []
+    watched.rig.write_attempt(f"causes/{NODE}.json", {})
+    assert "a node has failed and others have not ended" in watched.ended()
+    assert watched.heard() == ["SIGTERM"]
 
 
 def test_what_was_written_before_the_training_is_no_end_of_a_node(watched: Watched) -> None:

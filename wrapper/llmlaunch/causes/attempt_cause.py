@@ -40,12 +40,15 @@ _STATES = (
 _SLURM_BEATS_ONLY = frozenset({"crash", "hung", "nccl"})
 
 
-def cause_of(attempt: Attempt, ranks: Sequence[Record], code: int, state: str = "") -> Record | None:
+def cause_of(
+    attempt: Attempt, ranks: Sequence[Record], code: int, state: str = "", node_failure: Record | None = None
+) -> Record | None:
     """Return what ended the attempt; None where nothing failed.
 
     `ranks` are the attempt's rank records, `code` what its launcher returned, `state` a scheduler's own words on
-    the job, where somebody asked (NODE_FAIL, TIMEOUT ...). The first in time of all nodes' causes; one that only
-    reports another's end counts where there is nothing better. It reads at most 5 MiB of each log and raises nothing.
+    the job, where somebody asked (NODE_FAIL, TIMEOUT ...), `node_failure` the cause of nodes that were asked and do not
+    answer. The first in time of all nodes' causes; one that only reports another's end counts where there is nothing
+    better. It reads at most 5 MiB of each log and raises nothing.
     """
     if code == 0 and not state and not any(failed(rank) for rank in ranks):
         return None
@@ -53,7 +56,7 @@ def cause_of(attempt: Attempt, ranks: Sequence[Record], code: int, state: str = 
     if not ranks:
         causes += _from_preparation(attempt)
     best = first_cause(causes)
-    slurm = _from_slurm(attempt, ranks, state)
+    slurm = node_failure or _from_slurm(attempt, ranks, state)
     if slurm is not None and (best is None or best["consequence"] or _is_explained_by(best, slurm)):
         return slurm
     if best is None:

@@ -162,7 +162,7 @@ def _record(options: argparse.Namespace, nodes: list[str], layout: str, start: S
         "schema": 1,
         "attempt": options.attempt,
         "layout": "" if layout == FIRST_LAYOUT else layout,
-        "fallback": bool(options.layout),
+        "fallback": bool(options.layout) and not options.restart,
         "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
         "nodes": nodes,
         "started_at": time.time(),
@@ -191,5 +191,6 @@ def _status(attempt: str, state: str, code: int, why: str, layout: str) -> Recor
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = command_parser("begin", NODES_ON_STDIN)
-    parser.add_argument("--layout", default="", help="the layout to fall back on, in the same allocation")
+    parser.add_argument("--layout", default="", help="the layout to go on with, in the same allocation")
+    parser.add_argument("--restart", action="store_true", help="it is a restart, and counts as one")
     return parser.parse_args(argv)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..causes.attempt_cause import cause_of
 from ..causes.cause import cause as cause_record
 from ..causes.cause import ended_badly, failed, rank_end, sentence
 from ..causes.signs import SAID_BY_SLURM
-from ..causes.suspects import nodes_to_leave_out
+from ..causes.suspects import nodes_to_leave_out, signs_against
 from ..rundir import file_names
 from ..rundir.attempt import Attempt, rank_records
 from ..rundir.file_names import SUMMARY, attempt_folder
@@ -29,8 +30,9 @@ from ..rundir.run import begun_attempts
 from ..rundir.slow_devices import slow_devices
 from ..rundir.spool_place import is_private, spool_folder, spool_root
 from ..rundir.values import counted, job_of
+from .allocation import left_out, lost_nodes, next_nodes, node_failure
 from .checkpoint import checkpoint_of, is_load_failure, read_tracker, saved_step
-from .files import COMES_BACK_LATER, command_parser, say, write_status
+from .files import COMES_BACK_LATER, NODES_ON_STDIN, command_parser, say, write_status
 from .notice_texts import end_text
 from .notices import notify, wait_for_deliveries
 from .prune import prune
@@ -44,6 +46,7 @@ from .restart_policy import (
     fruitless,
     layout_of,
     made_a_step,
+    may_restart_here,
     of_this_submission,
 )
 from .signals import signal_number
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 ENDED_FROM_OUTSIDE = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # what a shell makes of them
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-STAYS = ("fallback", "again")  # what comes next in the same allocation
+STAYS = ("fallback", "again", "restart")  # what comes next in the same allocation
 PATIENCE_SECONDS = 30.0  # the allocation is paid for, and a file system may hang
 PATIENCE_NODE_SECONDS = 1000.0  # so long all nodes together wait for the summary: 0.5 s where there are 2,000
 
@@ -81,8 +84,13 @@ def main(argv: list[str]) -> int:
     ranks = rank_records(directory)
     nodes = _nodes(done, ranks, options.nodes)
     progress = read_object(directory / file_names.PROGRESS) or {}
-    verdict = _verdict(options, directory, ranks, nodes, progress)
+    here = _Here.of(options)
+    verdict = _verdict(options, directory, ranks, nodes, progress, here.lost)
+    at_fault = _at_fault(options.run_dir, options.attempt, verdict.cause)
+    unfit = left_out(options.run_dir, options.attempt, [*here.lost, *at_fault]) if here.nodes else []
     facts = gather(options.run_dir, options.attempt, verdict, progress)
+    suspected = signs_against(verdict.cause)
+    facts = facts._replace(nodes=next_nodes(here.nodes, here.trained, unfit, suspected))
     follows = decide(facts)
     status = {
         "schema": 1,
@@ -101,16 +109,18 @@ def main(argv: list[str]) -> int:
         "slow": [device.as_json() for device in slow_devices(progress)],
         "restarts": facts.restarts,
         "fruitless": facts.fruitless,
+        "left_out": unfit,
         "next": follows.as_json(),
     }
     write_status(options.run_dir, status)
     _notify(options, status, progress, follows)
     say(f"attempt {options.attempt} {verdict.state}: {verdict.why}")
     if verdict.state != "succeeded" and (facts.run.get("restart") or facts.run.get("fallbacks")):
-        say(f"next: {follows.action} {follows.layout}".rstrip() + f" ({follows.why})")
+        where = " ".join(follows.nodes) or follows.layout
+        say(f"next: {follows.action} {where}".rstrip() + f" ({follows.why})")
     for number in ENDS:  # the verdict stands: who ends the job now is not to change its exit code
         signal.signal(number, signal.SIG_IGN)
-    print("next", *_next_for_script(follows, _at_fault(options.run_dir, options.attempt, verdict.cause)), flush=True)
+    print("next", *_next_for_script(follows, at_fault, here.lost), flush=True)
     write_summary(options.run_dir, options.attempt, min(PATIENCE_SECONDS, PATIENCE_NODE_SECONDS / options.nodes))
     if verdict.state == "succeeded":  # the watchdog of the next attempt prunes after any other end
         in_time(lambda: prune(options.run_dir, options.attempt, facts.layout), PATIENCE_SECONDS)
@@ -124,11 +134,38 @@ def _notify(options: argparse.Namespace, status: Record, progress: Record, follo
     if follows.action not in ("end", *STAYS) and not os.environ.get("SLURM_JOB_ID"):
         follows = Next("end", "without SLURM no job starts again by itself")
     event = "end" if follows.action == "end" else "restart"
-    notify(options.run_dir, options.attempt, event, end_text(options.run_dir, status, progress, follows))
+    try:
+        text = end_text(options.run_dir, status, progress, follows)
+    except Exception as error:  # no notice is worth the job's last word
+        say(f"notice not written: {type(error).__name__}: {error}")
+        return
+    notify(options.run_dir, options.attempt, event, text)
+
+
+class _Here(NamedTuple):
+    """The allocation, where the job may train on in it: all its nodes in SLURM's order, those of the attempt, and those
+    of them that are lost. Empty where it may not."""
+
+    nodes: tuple[str, ...] = ()
+    trained: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> _Here:
+        if not options.within or not may_restart_here(read_object(options.run_dir / file_names.RUN) or {}):
+            return cls()
+        attempt = Attempt(options.run_dir, options.attempt)
+        lost = lost_nodes(attempt) if options.code or options.nodes > len(attempt.done) else []
+        return cls(tuple(sys.stdin.read().split()), tuple(attempt.nodes), tuple(lost))
 
 
 def _verdict(
-    options: argparse.Namespace, directory: Path, ranks: list[Record], nodes: list[Record], progress: Record
+    options: argparse.Namespace,
+    directory: Path,
+    ranks: list[Record],
+    nodes: list[Record],
+    progress: Record,
+    lost: Sequence[str],
 ) -> Verdict:
     code, why = judge(options.code, ranks, nodes)
     stop_signal = options.stop_signal
@@ -139,7 +176,7 @@ def _verdict(
         return Verdict("stopped", COMES_BACK_LATER, _stopped(stop_signal, progress), None, stop_signal)
     if code == 0:
         return Verdict("succeeded", 0, why, None, stop_signal)
-    cause = _cause_or_none(options.run_dir, options.attempt, ranks, code)
+    cause = _cause_or_none(options.run_dir, options.attempt, ranks, code, lost)
     if stop_signal and _ended_by_order(cause):
         if progress.get("step") is None:  # it had nothing to save
             why = f"{_order(stop_signal)} before any step was logged"
@@ -210,9 +247,11 @@ def _at_fault(run_directory: Path, attempt: str, reason: Record | None) -> list[
     return nodes_to_leave_out([*(cause for cause in earlier if isinstance(cause, dict)), reason])
 
 
-def _next_for_script(follows: Next, at_fault: list[str]) -> list[str]:
+def _next_for_script(follows: Next, at_fault: Sequence[str], lost: Sequence[str]) -> list[str]:
     if follows.action in ("fallback", "again"):
         return [follows.action if follows.action == "again" else follows.layout]
+    if follows.action == "restart":
+        return ["restart", str(follows.seconds), ",".join(follows.nodes), *([",".join(lost)] if lost else [])]
     nodes = [",".join(at_fault)] if at_fault else []
     if follows.action == "requeue":
         return ["requeue", str(follows.seconds), *nodes]
@@ -305,19 +344,24 @@ def _spools(run_directory: Path) -> list[Path]:
     return [folder] if is_private(root) and is_private(folder) else []
 
 
-def _cause_or_none(run_dir: Path, attempt: str, ranks: Sequence[Record], code: int) -> Record | None:
+def _cause_or_none(
+    run_dir: Path, attempt: str, ranks: Sequence[Record], code: int, lost: Sequence[str]
+) -> Record | None:
     """Return what ended the attempt, or None where a broken file hides it; the job gets its verdict anyway."""
     try:
-        return cause_of(Attempt(run_dir, attempt), ranks, code)
+        return cause_of(Attempt(run_dir, attempt), ranks, code, node_failure=node_failure(lost) if lost else None)
     except Exception as error:
         say(f"what ended attempt {attempt} remains unknown: {type(error).__name__}: {error}")
         return None
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = command_parser("finish")
+    parser = command_parser("finish", f"with --within: {NODES_ON_STDIN}")
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--code", type=int, required=True, help="what the launcher returned")
     parser.add_argument("--told", dest="stop_signal", default="", help="what asked the job to stop: USR1 or TERM")
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for late markers of a file system")
+    parser.add_argument(
+        "--within", action="store_true", help="the job may train on in its allocation, the nodes of stdin"
+    )
     return parser.parse_args(argv)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MOST_NODES = 4  # names in a sentence
 
 _FOLLOWS = {
+    "restart": "It starts again in its allocation",
     "requeue": "The job goes back into the queue",
     "chain": "The next job of the chain goes on",
     "fallback": "The next layout goes on in the same allocation",

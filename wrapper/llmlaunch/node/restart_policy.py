@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .files import Record
 
 FIRST_LAYOUT = "."
+WITHIN_JOB = "job"  # restart.within: the same allocation first, then the queue
 PREEMPTED = "preempted"
 """Preemption with grace time: SLURM tells the steps to end, and the batch script nothing (seen in 22.05.8). A step that
 ends in time ends the job, and SLURM does not put it back."""
@@ -30,7 +31,10 @@ _TRIED_AGAIN = {
     "port_taken": "another program used the port",
     "container_busy": "the container did not start this time",
 }
+# What others answer for, and may answer soon: asking again at once would be refused again.
+_ELSEWHERE = ("hub", "name_resolution", "file_system")
 _MOST_BACKOFF_SECONDS = 3600.0
+_MOST_IDLE_SECONDS = 600.0  # of nodes that are paid for while they wait
 _MOST_TRIES = 3
 
 
@@ -50,15 +54,18 @@ class Facts(NamedTuple):
     run: Record  # run.json
     tries: int = 1  # in this job, this attempt's included, that ended for a reason of _TRIED_AGAIN
     bounds: Bounds = Bounds()  # what earlier attempts of this submission and this one have used of them
+    nodes: tuple[str, ...] = ()  # of this allocation, on which the same may train again; none where too few are left
 
 
 class Next(NamedTuple):
-    """`action` is end, fallback, requeue, chain, or again: the same layout in the same allocation."""
+    """`action` is end, fallback, requeue, chain, or in the same allocation: again, which is no restart, since nothing
+    began, and restart, on `nodes`."""
 
     action: str
     why: str
     layout: str = ""
     seconds: int = 0
+    nodes: tuple[str, ...] = ()
 
     def as_json(self) -> Record:
         return dict(self._asdict())
@@ -138,9 +145,14 @@ def _restart(facts: Facts) -> Next:
         why = "continues from the checkpoint before the one that could not be loaded"
     else:
         why = "saved; continues later" if facts.state == "stopped" else "continues from the last checkpoint"
+    backoff_seconds = _backoff_seconds(facts, float(policy["backoff_seconds"]))
+    if facts.nodes and not facts.stop_signal:
+        at_once = facts.fruitless <= 1 and facts.kind not in _ELSEWHERE
+        seconds = 0 if at_once else min(backoff_seconds, round(_MOST_IDLE_SECONDS))
+        return Next("restart", why, layout=facts.layout, seconds=seconds, nodes=facts.nodes)
     if policy.get("by") == "chain":
         return Next("chain", why)
-    return Next("requeue", why, seconds=_backoff_seconds(facts, float(policy["backoff_seconds"])))
+    return Next("requeue", why, seconds=backoff_seconds)
 
 
 def _backoff_seconds(facts: Facts, first: float) -> int:
@@ -154,6 +166,12 @@ def _backoff_seconds(facts: Facts, first: float) -> int:
 def stops_at_bad_checkpoint(policy: object) -> bool:
     """Whether the recipe's `restart` has the training end at a checkpoint that cannot be loaded."""
     return isinstance(policy, dict) and policy.get("bad_checkpoint") == "stop"
+
+
+def may_restart_here(run: Record) -> bool:
+    """Whether the recipe has a failed attempt tried again in the same allocation first."""
+    policy = run.get("restart")
+    return isinstance(policy, dict) and policy.get("within") == WITHIN_JOB
 
 
 def layout_of(attempt: Attempt) -> str:

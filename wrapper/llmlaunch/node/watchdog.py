@@ -30,6 +30,7 @@ from .process_tree import Process, kill_tree
 from .progress import NodeLogs, StepTracker
 from .prune import Pruner, kept_count
 from .rank_pace import WINDOW_SECONDS
+from .restart_policy import may_restart_here
 from .signals import die_with_parent, hold_end_signals
 from .stacks import where_they_stand
 
@@ -42,6 +43,9 @@ DUMP_SECONDS = 20.0  # for stacks and flight recorder
 TERM_SECONDS = 60.0  # from TERM to KILL
 STOOD_STILL_SECONDS = 10.0
 LINGER_SECONDS = 10.0  # from the last node's end to the launcher's, before the job is judged without it
+# From the first node's failure to the others' ends, before their step is ended; and from its TERM to its KILL: srun
+# waits for a node that is gone until SLURM has noticed.
+BEHIND_SECONDS, BEHIND_TERM_SECONDS = 10.0, 5.0
 
 
 def main(argv: list[str]) -> int:
@@ -83,6 +87,9 @@ class AttemptWatchdog:
         self._nodes = nodes
         self._linger_seconds = options.linger
         self._all_ended_at: float | None = None
+        self._restarts_here = may_restart_here(run)
+        self._first_failed_at: float | None = None
+        self._nodes_blamed_before: set[str] = set()
         self._poll = _poll_seconds(options.poll, progress.get("floor_seconds"))
         self._clock = Clock(self._poll + STOOD_STILL_SECONDS)
         self._tracker = StepTracker(progress, self._clock.now())
@@ -106,6 +113,9 @@ class AttemptWatchdog:
                 return
             if self._all_nodes_ended():
                 self._request_verdict()
+            elif self._some_nodes_stay_behind():
+                self._end_child(ends, BEHIND_TERM_SECONDS)
+                return
             elif self._overdue() and self._hangs(ends):
                 return
             if signal.sigtimedwait(ends, self._poll) is not None:
@@ -171,15 +181,15 @@ class AttemptWatchdog:
         self._end_child(ends)
         return True
 
-    def _end_child(self, ends: frozenset[signal.Signals]) -> None:
-        """Send TERM, and KILL after TERM_SECONDS. Until then one of `ends` leaves the rest to whoever sent it."""
+    def _end_child(self, ends: frozenset[signal.Signals], term_seconds: float = TERM_SECONDS) -> None:
+        """Send TERM, and KILL after `term_seconds`. Until then one of `ends` leaves the rest to whoever sent it."""
         self._child.signal(signal.SIGTERM)
-        give_up_at = time.monotonic() + TERM_SECONDS
+        give_up_at = time.monotonic() + term_seconds
         while self._child.alive() and time.monotonic() < give_up_at:
             if signal.sigtimedwait(ends, 0.2) is not None:
                 return
         if self._child.alive():
-            say(f"watchdog: the training step did not end within {TERM_SECONDS:.0f} s of SIGTERM; killing it")
+            say(f"watchdog: the training step did not end within {term_seconds:.0f} s of SIGTERM; killing it")
             kill_tree(self._child)
 
     def _began_behind(self) -> bool:
@@ -222,11 +232,32 @@ class AttemptWatchdog:
         """Whether train.sh of every node left its done marker, or the cause of its end. A hidden file there was written
         before the training, and a node that the preflight found faulty has a cause, but no ranks."""
         done = {path.name for path in (self._directory / file_names.DONE).glob("[!.]*")}
-        failed = {path.stem for path in (self._directory / file_names.CAUSES).glob("[!.]*.json")} - done
+        failed = self._nodes_with_causes() - done
         if len(done) + len(failed) < self._nodes:
             return False
-        started = {path.stem for path in rank_files(self._directory)} if failed else set()
-        return len(done | (failed & started)) >= self._nodes
+        return len(done | (failed and failed & self._nodes_with_ranks())) >= self._nodes
+
+    def _nodes_with_causes(self) -> set[str]:
+        return {path.stem for path in (self._directory / file_names.CAUSES).glob("[!.]*.json")}
+
+    def _nodes_with_ranks(self) -> set[str]:
+        return {path.stem for path in rank_files(self._directory)}
+
+    def _some_nodes_stay_behind(self) -> bool:
+        """Whether nodes have not ended for BEHIND_SECONDS after one failed, and the job is to start again here."""
+        if not self._restarts_here:
+            return False
+        now = self._clock.now()
+        if self._first_failed_at is None:
+            causes = self._nodes_with_causes() - self._nodes_blamed_before
+            if causes and not causes & self._nodes_with_ranks():
+                self._nodes_blamed_before |= causes  # by the preflight
+            elif causes:
+                self._first_failed_at = now
+        if self._first_failed_at is None or now - self._first_failed_at < BEHIND_SECONDS:
+            return False
+        say("watchdog: a node has failed and others have not ended; ending the training step")
+        return True
 
     def _request_verdict(self) -> None:
         """URG to the shell, once, where the launcher lingers: it may wait for a container to be removed."""

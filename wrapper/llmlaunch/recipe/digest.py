@@ -68,6 +68,7 @@ _LATER: Mapping[str, Any] = {
     "spare_nodes": 0,
     "per_hour": 10,
     "lost_gpu_hours": None,
+    "within": "job",
     "site": Site(),
     "runtime": "pyxis",
     "start_from": None,

@@ -90,6 +90,12 @@ class Restart:
         "From a stop to the first new step, the queue left out; absent = as the cluster profile says, else derived",
         default=None,
     )
+    within: str = key(
+        "job: after a failure it starts again in the same allocation, spare nodes in the place of bad ones, and goes "
+        "back to the queue when nodes run out; queue: at once",
+        default="job",
+        written=Literal["job", "queue"],
+    )
     by: str | None = key(
         "requeue: the same job again; chain: follow-up jobs are submitted together with the first, for sites that "
         "forbid requeue; absent = as the cluster profile says, else requeue",

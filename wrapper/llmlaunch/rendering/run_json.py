@@ -26,6 +26,7 @@ __all__ = [
     "measurement_template",
     "placement_json",
     "restart_by",
+    "restarts_here",
     "run_description",
     "warning_seconds",
 ]
@@ -309,6 +310,11 @@ def restart_by(recipe: Recipe) -> str | None:
     return None if recipe.restart is None else recipe.restart.by or recipe.cluster.site.restart_by or "requeue"
 
 
+def restarts_here(recipe: Recipe) -> bool:
+    """Whether the job starts again in its allocation before it goes back to the queue."""
+    return recipe.restart is not None and recipe.restart.within == "job"
+
+
 def _chain(plan: Plan) -> list[Plan]:
     """Every layout that one job may run."""
     return [plan, *(fallback.plan for fallback in (plan.fallbacks.layouts if plan.fallbacks else ()))]
@@ -339,6 +345,7 @@ def _restart(recipe: Recipe) -> dict[str, object] | None:
         return None
     return {
         "by": restart_by(recipe),
+        "within": recipe.restart.within,
         "times": recipe.restart.times,
         "fruitless": recipe.restart.fruitless,
         "per_hour": recipe.restart.per_hour,

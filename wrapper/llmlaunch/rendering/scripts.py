@@ -16,7 +16,7 @@ from llmlaunch.documents.templates import has_own_templates
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rendering.run_json import is_placed, late_end_seconds, restart_by, warning_seconds
+from llmlaunch.rendering.run_json import is_placed, late_end_seconds, restart_by, restarts_here, warning_seconds
 from llmlaunch.rendering.shell import (
     ShellText,
     directive,
@@ -104,6 +104,8 @@ def _job_values(recipe: Recipe, plan: Plan, prepares: bool) -> dict[str, object]
         "name": recipe.name,
         "nodes": recipe.nodes,
         "allocated": recipe.nodes + recipe.spare_nodes,
+        "restarts_here": restarts_here(recipe),
+        "requeues": restart_by(recipe) == "requeue",
         "waits_for_devices": recipe.cluster.accelerator.kind == "gpu",
         "late_end_seconds": late_end_seconds(recipe, plan),
         "preflight": recipe.preflight,

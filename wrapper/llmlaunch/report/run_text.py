@@ -80,6 +80,7 @@ def _next_step(following: Mapping[str, Any]) -> str:
     soon = f" in {duration(seconds)}" if isinstance(seconds, int | float) and seconds else ""
     then = {
         "again": "the same again in the same allocation, on another port",
+        "restart": f"the same in the same allocation{soon}",
         "fallback": f"layout {following.get('layout')} in the same allocation",
         "requeue": f"back into the queue{soon}",
         "chain": f"the follow-up job{soon}",

@@ -33,7 +33,13 @@ __all__ = [
 Record = Mapping[str, Any]
 
 # what an attempt's verdict may say comes next -> the state of the run until that has begun
-GOES_ON = {"fallback": "running", "again": "running", "requeue": "submitted", "chain": "submitted"}
+GOES_ON = {
+    "fallback": "running",
+    "again": "running",
+    "restart": "running",
+    "requeue": "submitted",
+    "chain": "submitted",
+}
 
 
 @dataclass(frozen=True)

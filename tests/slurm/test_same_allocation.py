@@ -1,0 +1,116 @@
+"""A training that fails starts again in the same allocation, and goes back to the queue when nodes run out.
+
+SLURM takes as long to notice a lost node as it does by default, so that nothing here can wait for its word.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+from one_machine import wait_until
+from person import Person, person_with_a_cluster
+from training import FAILS_AFTER_SAVING, Training, script, slow_saver
+
+from support.side_by_side import Story, asked_for, by_name
+
+pytestmark = pytest.mark.slurm
+
+SLURMS_DEFAULT = "SlurmdTimeout=300"
+TOGETHER = ("--together", "--save-interval", 5)
+
+
+def lose(person: Person, training: Training, batch_host: bool) -> str:
+    """Cut the power of a node that trains, the one with the batch script or another; its name."""
+    here = person.ask("squeue", "-h", "-j", training.job, "-o", "%B").strip()
+    trains = [str(rank["node"]) for rank in training.ranks("0")]
+    lost = here if batch_host else next(node for node in trains if node != here)
+    person.cluster.do("kill-node", person.cluster.number(lost))
+    return lost
+
+
+def is_the_same_job(training: Training) -> bool:
+    return "Restarts=0 " in training.person.ask("scontrol", "show", "job", training.job)
+
+
+def a_spare_node_takes_the_place_of_a_lost_one_in_the_same_allocation(person: Person, folder: Path) -> None:
+    words = ("nodes=3", "spare_nodes=1", "training.global_batch_size=6", exclude(person, range(4, 7)))
+    training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
+    training.wait_for_step(2)
+    first = set(training.of_attempt("0", "attempt.json")["nodes"])
+    lost = lose(person, training, batch_host=False)
+    lost_at = time.time()
+    training.wait_for_step(1, "1")
+    print(f"a new step {time.time() - lost_at:.0f} s after the node was lost")
+    assert is_the_same_job(training)
+    assert "down" not in person.ask("sinfo", "-h", "-N", "-n", lost, "-o", "%T")
+    status, second = training.status("0"), training.of_attempt("1", "attempt.json")["nodes"]
+    assert (status["cause"]["kind"], status["cause"]["nodes"]) == ("node_fail", [lost])
+    assert status["next"]["action"] == "restart"
+    assert len(second) == 3
+    assert first - {lost} < set(second)
+    assert lost not in second
+    assert "in the same allocation" in training.log()
+    assert person.llmlaunch("cancel", str(training.run)).returncode == 0
+
+
+def without_a_spare_node_it_goes_back_to_the_queue(person: Person, folder: Path) -> None:
+    words = ("nodes=2", "restart.backoff_seconds=0", exclude(person, range(4)))
+    training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
+    training.wait_for_step(2)
+    lost = lose(person, training, batch_host=False)
+    training.wait(lambda it: it.status("0"), "the first attempt has ended")
+    assert training.status("0")["next"]["action"] == "requeue"
+    # Until SLURM knows of the node it takes the job for one that is ending.
+    person.ask("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=lost")
+    training.wait_for_step(1, "1")
+    assert not is_the_same_job(training)
+    assert lost not in training.of_attempt("1", "attempt.json")["nodes"]
+    person.ask("scancel", training.job)
+
+
+def a_crash_starts_again_on_the_same_nodes_and_not_for_ever(person: Person, folder: Path) -> None:
+    training = script(person, folder, FAILS_AFTER_SAVING, "restart.times=2", exclude(person, range(7)))
+    training.wait_for_end()
+    assert is_the_same_job(training)
+    assert training.attempts() == [f"{training.job}.{number}" for number in range(3)]
+    assert training.steps() == [1, 2, 3, 4, 5, 6]
+    assert len({node for attempt in "012" for node in training.of_attempt(attempt, "attempt.json")["nodes"]}) == 1
+    assert "already restarted 2 times" in training.status()["next"]["why"]
+
+
+STORIES = by_name(
+    a_spare_node_takes_the_place_of_a_lost_one_in_the_same_allocation,
+    without_a_spare_node_it_goes_back_to_the_queue,
+    a_crash_starts_again_on_the_same_nodes_and_not_for_ever,
+)
+
+
+def exclude(person: Person, numbers: range) -> str:
+    """Leave the nodes of these numbers to the other stories, or those outside of them."""
+    return "slurm.exclude=" + ",".join(person.cluster.nodes[number] for number in numbers)
+
+
+@pytest.fixture(scope="module")
+def told(slurm_packages: None, request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[None]]]:
+    with person_with_a_cluster("root-enforced", 8) as person, ThreadPoolExecutor(len(STORIES)) as pool:
+        conf = person.cluster.conf
+        conf.write_text(re.sub(r"SlurmdTimeout=\d+", SLURMS_DEFAULT, conf.read_text()))
+        person.ask("scontrol", "reconfigure")
+        wait_until(lambda: SLURMS_DEFAULT in re.sub(" +", "", person.ask("scontrol", "show", "config")), "it is read")
+        asked = [parameters["name"] for parameters in asked_for(request, "told").values()]
+        yield {name: pool.submit(partial(_tell, person, STORIES[name])) for name in asked}
+
+
+def _tell(person: Person, story: Story) -> None:
+    story(person, person.folder(story.__name__))
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_same_allocation(told: Mapping[str, Future[None]], name: str) -> None:
+    told[name].result()

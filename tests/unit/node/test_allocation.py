@@ -1,0 +1,118 @@
+"""Where a training that failed starts again: on the nodes that are left of its allocation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmlaunch.node.allocation import left_out, lost_nodes, next_nodes
+from llmlaunch.rundir.attempt import Attempt
+from support.node_rig import ATTEMPT, NODE, NodeRig
+
+NODES = st.lists(st.sampled_from([f"n{number}" for number in range(12)]), unique=True)
+
+
+@given(NODES, st.integers(1, 12), st.sets(st.sampled_from([f"n{number}" for number in range(12)])))
+def test_as_many_fit_nodes_as_before_in_slurms_order_or_none(allocated: list[str], count: int, unfit: set[str]) -> None:
+    trained = allocated[:count]
+    chosen = next_nodes(allocated, trained, unfit)
+    fit = [node for node in allocated if node not in unfit]
+    if not trained or len(fit) < len(trained):
+        assert chosen == ()
+        return
+    assert len(chosen) == len(trained)
+    assert list(chosen) == [node for node in fit if node in chosen]
+    assert {node for node in trained if node in fit} <= set(chosen)
+
+
+def test_a_suspected_node_gives_its_place_to_a_spare_one_and_trains_where_there_is_none() -> None:
+    assert next_nodes(["a", "b", "c"], ["a", "b"], [], ["a"]) == ("b", "c")
+    assert next_nodes(["a", "b"], ["a", "b"], [], ["a"]) == ("a", "b")
+    assert next_nodes(["a", "b", "c"], ["a", "b"], ["c"], ["a"]) == ("a", "b")
+
+
+SRUN = """\
+#!/bin/sh
+for word; do case $word in --nodelist=*) node=${word#--nodelist=} ;; esac; done
+case $node in lost*) exec sleep 600 ;; refused*) exit 1 ;; esac
+"""
+
+
+@pytest.fixture
+def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An srun whose nodes answer by their names; the real one is asked in tests/slurm/test_same_allocation.py."""
+    command = tmp_path / "bin" / "srun"
+    command.parent.mkdir()
+    command.write_text(SRUN)
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "15")
+    monkeypatch.setattr("llmlaunch.node.allocation.ANSWER_SECONDS", 2.0)
+
+
+def attempt(folder: Path, *nodes: str, done: tuple[str, ...] = (), failed: tuple[str, ...] = ()) -> Attempt:
+    own = folder / "attempts" / ATTEMPT
+    for name in ("done", "causes"):
+        (own / name).mkdir(parents=True)
+    (own / "attempt.json").write_text(json.dumps({"attempt": ATTEMPT, "nodes": nodes}))
+    for node in done:
+        (own / "done" / node).touch()
+    for node in failed:
+        (own / "causes" / f"{node}.json").write_text("{}")
+    return Attempt(folder, ATTEMPT)
+
+
+@pytest.mark.usefixtures("srun")
+def test_only_nodes_that_left_no_end_are_asked_and_those_without_an_answer_are_lost(tmp_path: Path) -> None:
+    nodes = ("lost1", "lost2", "lost3", "well", "refused1")
+    assert lost_nodes(attempt(tmp_path, *nodes, done=("lost2",), failed=("lost3",))) == ["lost1", "refused1"]
+
+
+@pytest.mark.usefixtures("srun")
+def test_where_no_node_answers_it_is_not_the_nodes(tmp_path: Path) -> None:
+    assert lost_nodes(attempt(tmp_path, "lost1", "lost2")) == []
+
+
+def test_outside_slurm_no_node_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert lost_nodes(attempt(tmp_path, "a", "b", done=("a",))) == []
+
+
+def test_what_an_attempt_or_its_preflight_left_out_stays_out_of_the_job(tmp_path: Path) -> None:
+    earlier = attempt(tmp_path, "a", "b").folder
+    (earlier / "preflight.json").write_text(json.dumps({"bad": {"c": "GPU 3 is slow", "../x": ""}}))
+    (earlier / "status.json").write_text(json.dumps({"attempt": ATTEMPT, "left_out": ["d", 7]}))
+    job = ATTEMPT.partition(".")[0]
+    assert left_out(tmp_path, f"{job}.1", ["e", "f"]) == ["c", "d", "e", "f"]
+    assert left_out(tmp_path, "99.0", []) == []
+
+
+RESTART = {"by": "requeue", "within": "job", "times": 20, "fruitless": 2, "backoff_seconds": 60}
+
+
+@pytest.mark.parametrize(
+    ("allocated", "follows", "nodes"),
+    [
+        pytest.param(
+            f"{NODE}\nnode2\nspare1\nspare2\n", "next restart 0 node2,spare1", ["node2", "spare1"], id="spare"
+        ),
+        pytest.param(f"{NODE}\nnode2\n", f"next requeue 60 {NODE}", [], id="too few nodes are left"),
+    ],
+)
+def test_the_jobs_last_word_names_the_nodes_of_the_next_attempt(
+    cpu_node: NodeRig, allocated: str, follows: str, nodes: list[str]
+) -> None:
+    cpu_node.write("run.json", {"schema": 1, "restart": RESTART})
+    cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "nodes": [NODE, "node2"], "started_at": 1.0})
+    cpu_node.write_attempt("progress.json", {"step": 40})
+    cpu_node.write_attempt(f"causes/{NODE}.json", {"kind": "ecc", "node": NODE, "line": "Xid 48", "sick": True})
+    cpu_node.rank("sh", "-c", "exit 1", rank=0).wait()
+    finish = cpu_node.start_finish(2, 1, "--wait", "0", "--within")
+    stdout, stderr = finish.communicate(allocated, timeout=60)
+    assert stdout, stderr
+    assert stdout.splitlines()[-1] == follows
+    assert (cpu_node.status()["left_out"], cpu_node.status()["next"]["nodes"]) == ([NODE], nodes)

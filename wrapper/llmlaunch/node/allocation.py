@@ -1,0 +1,104 @@
+"""The allocation in which a training that failed may start again: which of its nodes are lost or at fault, and on which
+of the others it trains next.
+
+SLURM takes `SlurmdTimeout` (300 s by default) to notice that a node is gone, so a node that left no end of its trainers
+is asked here whether it still starts a task.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from ..causes.cause import cause
+from ..rundir import file_names
+from ..rundir.files import read_object
+from ..rundir.run import begun_attempts
+from ..rundir.values import is_host, job_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+    from pathlib import Path
+
+    from ..rundir.attempt import Attempt
+    from .files import Record
+
+ANSWER_SECONDS = 20.0  # a node that is well answers within a second, or a few under load
+ALL_ANSWERS_SECONDS = 60.0
+ASKED_AT_ONCE = 32
+# One task that shares whatever the job's other steps have: a step that still waits for the lost node holds the others'
+# memory and devices, too (seen in 22.05).
+ASK = ("srun", "--overlap", "--mem=0", "--gres=none", "--nodes=1", "--ntasks=1", "--input=none", "--quiet")
+
+
+def lost_nodes(attempt: Attempt) -> list[str]:
+    """Return the nodes of the attempt that left no end of their trainers and start no task any more.
+
+    Empty outside SLURM, and where every node or none answers: then it is not the nodes.
+    """
+    if "SLURM_JOB_ID" not in os.environ:
+        return []
+    ended = {*attempt.done, *(path.stem for path in attempt.cause_files)}
+    silent = [node for node in attempt.nodes if node not in ended]
+    give_up_at = time.monotonic() + ALL_ANSWERS_SECONDS
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        answers = list(pool.map(lambda node: _answers(node, give_up_at), silent))
+    lost = [node for node, answer in zip(silent, answers) if not answer]
+    return lost if len(lost) < len(attempt.nodes) else []
+
+
+def _answers(node: str, give_up_at: float) -> bool:
+    """Whether the node starts a task; also where there is no time left to ask."""
+    seconds = min(ANSWER_SECONDS, give_up_at - time.monotonic())
+    if seconds <= 0.0:
+        return True
+    try:
+        done = subprocess.run(
+            [*ASK, f"--nodelist={node}", "true"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    except OSError:
+        return True
+    return done.returncode == 0
+
+
+def node_failure(lost: Sequence[str]) -> Record:
+    """Return the cause of an attempt whose nodes were `lost`."""
+    names = ", ".join(lost)
+    line = f"{names} left no end of {'its' if len(lost) == 1 else 'their'} trainers, and starts no task any more"
+    return cause("node_fail", lost[0], line, "finish", sick=True, nodes=list(lost))
+
+
+def left_out(run_directory: Path, attempt: str, bad: Iterable[str]) -> list[str]:
+    """Return the nodes that the job is not to train on again: those that are `bad`, those that a preflight of the job
+    found faulty, and those that its earlier attempts left out."""
+    nodes = {*bad}
+    for earlier in begun_attempts(run_directory):
+        if job_of(earlier.name) != job_of(attempt):
+            continue
+        tried = read_object(earlier.folder / file_names.PREFLIGHT_RESULT) or {}
+        faulty = tried.get("bad")
+        nodes |= {*(faulty if isinstance(faulty, dict) else ())}
+        before = (earlier.verdict or {}).get("left_out")
+        nodes |= {*(before if isinstance(before, list) else ())}
+    return sorted(node for node in nodes if is_host(node))
+
+
+def next_nodes(
+    allocated: Sequence[str], trained: Collection[str], unfit: Collection[str], suspected: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return as many nodes as have `trained`, in the order of `allocated`: the same ones, and spare ones in the place
+    of those that are `unfit` or, as far as there are any, `suspected`. Empty where too few are left."""
+    fit = [node for node in allocated if node not in unfit]
+    preferred = sorted(fit, key=lambda node: (node in suspected, node not in trained))
+    chosen = {*preferred[: len(trained)]}
+    return tuple(node for node in fit if node in chosen) if trained and len(chosen) == len(trained) else ()
