@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
     from .files import Record
 
-ANSWER_SECONDS = 20.0  # a node that is well answers within a second, or a few under load
+ANSWER_SECONDS = 12.0  # a node that is well answers within a second, or a few under load
 ALL_ANSWERS_SECONDS = 60.0
 ASKED_AT_ONCE = 32
 # One task that shares whatever the job's other steps have: a step that still waits for the lost node holds the others'
