@@ -34,8 +34,11 @@ TOKENIZERS = "wants Hugging Face's tokenizers, which are not among the framework
 
 GRAPHS = "graphs are captured on GPUs alone; core 0.19 takes them (test_megatron_oracle.py)"
 
+WRITERS = "the process that writes binds itself to a GPU; core 0.19's parser takes them (test_megatron_layers.py)"
+
 OBSTACLES: dict[str, str] = {
     "--activation-offload-fraction": OFFLOADED,
+    **dict.fromkeys(("--async-save", "--async-strategy", "--use-persistent-ckpt-worker"), WRITERS),
     "--apply-layernorm-1p": "torch's norms, which the local layers use, refuse it (core/transformer/torch_norm.py)",
     "--cp-comm-type": "'Context parallelism is only supported by TEDotProductAttention' (dot_product_attention.py)",
     "--cpu-offloading-num-layers": OFFLOADED,

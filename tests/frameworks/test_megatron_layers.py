@@ -106,12 +106,21 @@ def test_every_way_is_among_those_tried(layout: Layout, flag: str, megatron: Meg
     assert laid_out(megatron, layout, words_for(layout, pattern, 0)).stages == tuple(planned(layout, pattern, 0))
 
 
-def test_megatron_takes_the_words_of_a_run_that_saves_at_a_signal(megatron: MegatronJudge) -> None:
-    saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt", "on_oom=fallback")
+@pytest.mark.parametrize(
+    ("how", "flags"),
+    [
+        ((), set()),
+        (("training.async_save=true",), {"--async-save", "--use-persistent-ckpt-worker", "--async-strategy"}),
+    ],
+)
+def test_megatron_takes_the_words_of_a_run_that_saves_at_a_signal(
+    how: tuple[str, ...], flags: set[str], megatron: MegatronJudge
+) -> None:
+    saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt", "on_oom=fallback", *how)
     recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), saving)
     layout = Layout(tensor=2, pipeline=2, data=8, sequence_parallel=1, zero_stage=1)
     words = words_of(recipe, layout)[1:]
-    assert {"--exit-signal-handler", "--dist-ckpt-optim-fully-reshardable"} <= set(words)
+    assert {"--exit-signal-handler", "--dist-ckpt-optim-fully-reshardable"} | flags <= set(words)
     assert laid_out(megatron, layout, words).accepted
 
 

@@ -50,6 +50,7 @@ WORDS = (
     ("layout.loss=native", "layout.mlp_chunks=2"),
     ("layout.offload_optimizer=0.5", "layout.tp_comm_overlap=true", "layout.context_comm=a2a"),
     ("training.save_interval=10", "training.checkpoint_path=/c", "training.start_from=/w", "on_oom=fallback"),
+    ("training.save_interval=10", "training.checkpoint_path=/c", "training.async_save=true"),
     ("data={path: /d, tokenizer: /t, cache_path: /i}",),
     ("data={blend: [{path: /d, weight: 1}]}", "model={base: llama3.1-8b, qk_layernorm: true, mtp_num_layers: 1}"),
     ("model={base: gpt3-175b, zero_centered_norm: true, linear_bias: false}", "training.sequence_length=1024"),

@@ -199,10 +199,15 @@ HIDDEN_MOE = "layout={overlap_expert_communication: true, recompute: selective, 
 TO_THE_HOST = "layout={recompute: full, offload_checkpoints: true}"
 ALLGATHER, EXPERT_MODEL, PINNED = "layout.token_dispatcher=allgather", "model=mixtral-8x7b", "layout.zero_stage=3"
 FP32, WIDE_FP16 = "training.precision=fp32", ("training.precision=fp16", "training.gradient_dtype=fp32")
+ASYNC = ("training.async_save=true", "training.checkpoint_path=/ckpt", "training.save_interval=10")
 FORMAT, FP32_MAIN = "training.checkpoint_format", "training.optimizer.main_parameters=fp32"
 
 # Key of a requirement, a recipe, and what breaks it.
 REFUSED: list[tuple[str, str, Sequence[str]]] = [
+    ("async-format", DENSE, [*ASYNC, "training.checkpoint_format=torch", "layout.zero_stage=0"]),
+    ("async-on-a-gpu", DENSE, ["cluster=cpu-x2", *ASYNC]),
+    ("async-whole-segments", DENSE, [*ASYNC, "environment={PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}"]),
+    ("no-async-save", DEEPSPEED, ASYNC),
     ("no-adapters", DENSE, ["training.adapters={rank: 4}"]),
     ("no-frozen-layers", DENSE, ["training.trained_layers=4"]),
     ("no-parameter-offload", DENSE, ["layout={offload_parameters: true}"]),

@@ -170,6 +170,14 @@ def test_graphs_of_each_core_are_read_as_they_were_rendered(version: str, scopes
     assert not [each for each in reading.unread if "graph" in " ".join(each.words)]
 
 
+def test_a_save_beside_the_training_is_read_as_it_was_rendered() -> None:
+    saved = ("training.checkpoint_path=/ckpt", "training.save_interval=10", "training.async_save=true")
+    words = words_of(small(*saved), Layout(data=32, zero_stage=1))
+    reading = read_megatron(TrainerCommand("pretrain_gpt.py", tuple(words[1:]), nodes=4, devices_per_node=8))
+    assert reading.document["training"]["async_save"] is True
+    assert not [each for each in reading.unread if "async" in " ".join(each.words)]
+
+
 @pytest.mark.parametrize("flags", ["--enable-cuda-graph", "--cuda-graph-impl local --cuda-graph-scope attn"])
 def test_graphs_of_another_implementation_say_what_takes_its_place(flags: str) -> None:
     (unread,) = reading_of(f"{LLAMA3_8B} {flags}").unread

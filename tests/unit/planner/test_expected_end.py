@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from llmlaunch.accuracy.scoring import score
 from llmlaunch.accuracy.summary import measured_step_seconds
+from llmlaunch.backends.checkpoints import lead_seconds
 from llmlaunch.calibration.stops import PUBLISHED_RATE, StopRate
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.cluster.cards import machines
@@ -234,3 +235,32 @@ def test_the_spread_of_public_rows_holds_about_two_of_three_of_them() -> None:
         ]
         assert len(off) > 20
         assert 0.6 < np.mean(np.array(off) < spread) < 0.97, f"mixture: {of_mixtures}"
+
+
+def test_a_save_written_beside_the_steps_holds_them_up_for_the_copy_alone_and_costs_more_when_it_stops() -> None:
+    slow = ("restart={save_seconds: 900}",)
+    at_once, beside = end_of(small(*SAVED, *slow)), end_of(small(*SAVED, *slow, "training.async_save=true"))
+    assert at_once.save_seconds == 900.0
+    assert beside.save_seconds is not None
+    assert beside.save_seconds < 10.0
+    assert beside.resume_seconds == at_once.resume_seconds
+    assert at_once.p50_seconds is not None
+    assert beside.p50_seconds is not None
+    assert beside.p50_seconds < at_once.p50_seconds
+    # as costly as a pause of that length, but for the steps that a stop takes back while it is written
+    pause = f"restart={{save_seconds: {beside.save_seconds}, resume_seconds: {beside.resume_seconds}}}"
+    quick = end_of(small(*SAVED, pause)).p50_seconds
+    assert quick is not None
+    assert beside.p50_seconds > quick
+
+
+def test_auto_leaves_a_save_the_time_to_be_written_before_the_next_begins() -> None:
+    auto = ("training.checkpoint_path=/ckpt", "training.save_interval=auto", "training.async_save=true")
+    end = end_of(small(*auto, "restart={save_seconds: 6000}"))
+    assert end.save_interval == 600
+
+
+def test_the_last_save_before_a_time_limit_waits_for_the_writer() -> None:
+    layout = CHOSEN.layout
+    beside = small(*SAVED, "training.async_save=true")
+    assert lead_seconds(beside, layout, 10.0) == lead_seconds(small(*SAVED), layout, 10.0)

@@ -227,6 +227,7 @@ CONTRADICTIONS = [
     ("training.sequence_length: 8192 is more than the 2048 positions gpt3-175b has learned", "model=gpt3-175b"),
     ("remove one of the two", "training={sequence_length: 8, global_batch_size: 8, steps: 1, tokens: 8}"),
     ("restart: there is nothing to come back to", "restart={times: 3}"),
+    ("training: async_save writes checkpoints, and none is written", "training.async_save=true"),
     ("training: keep_checkpoints counts checkpoints, and none is written", "training.keep_checkpoints=2"),
     (
         "training.keep_checkpoints: a script of one's own lays out its folder as it likes",

@@ -91,3 +91,9 @@ def test_an_image_that_every_node_fetches_is_warned_of(box: str, mend: str) -> N
 @pytest.mark.parametrize("box", ["{image: box.sqsh}", "{image: /images/box.sif, runtime: apptainer}"])
 def test_an_image_file_is_not_warned_of(box: str) -> None:
     assert cautions(small(f"container={box}")) == []
+
+
+def test_who_has_checkpoints_written_beside_the_training_hears_what_a_preemption_costs() -> None:
+    saved = ("training.checkpoint_path=/ckpt", "training.save_interval=10")
+    (sentence,) = set(cautions(small(*saved, "training.async_save=true"))) - set(cautions(small(*saved)))
+    assert sentence.startswith("training.async_save: a preemption ends the processes that write")

@@ -87,6 +87,12 @@ def test_a_trace_lacks_graphs_and_overlapped_experts_which_a_gpu_runs() -> None:
     assert names == ["cuda_graphs", "overlap_expert_communication"]
 
 
+def test_a_rank_alone_saves_nothing_so_its_writer_is_not_rehearsed() -> None:
+    saved = ("training.checkpoint_path=/ckpt", "training.save_interval=10", "training.async_save=true")
+    job = alone(planned(*PINS, "layout.tp_comm_overlap=false", *saved), ON_GPU)
+    assert [(each.technique, each.terms) for each in job.omissions[0]] == [("async_save", None)]
+
+
 def test_what_no_key_of_a_recipe_prices_is_said_and_keeps_the_rules_limit() -> None:
     registered = planned(*PINS, "layout.tp_comm_overlap=false", "backend.extra_args=[--use-nccl-ub]")
     job = alone(registered, ON_GPU)

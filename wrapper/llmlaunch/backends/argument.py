@@ -14,6 +14,7 @@ __all__ = [
     "ENVIRONMENT_REASONS",
     "EXPANDABLE_SEGMENTS",
     "RUN_DIR",
+    "WHOLE_SEGMENTS",
     "Argument",
     "NodeVariable",
     "Reason",
@@ -131,7 +132,7 @@ def refuse_repeats(recipe: Recipe, planned: Iterable[str | NodeVariable]) -> Non
 
 
 ALLOCATOR_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
-EXPANDABLE_SEGMENTS = "expandable_segments:True"
+EXPANDABLE_SEGMENTS, WHOLE_SEGMENTS = "expandable_segments:True", "expandable_segments:False"
 ENVIRONMENT_REASONS: Mapping[str, Reason] = {
     "OMP_NUM_THREADS": Reason(why="one CPU thread per rank, as torchrun would set"),
     ALLOCATOR_SETTINGS: Reason(
@@ -142,8 +143,14 @@ ENVIRONMENT_REASONS: Mapping[str, Reason] = {
 
 
 def expands_segments(recipe: Recipe) -> bool:
-    """Whether torch's allocator may grow its segments: as rendered, unless the recipe's own environment says less."""
-    return EXPANDABLE_SEGMENTS in recipe.environment.get(ALLOCATOR_SETTINGS, EXPANDABLE_SEGMENTS)
+    """Whether torch's allocator may grow its segments: as rendered, unless the recipe's own environment says less.
+
+    Not where another process reads them (training.async_save): it would need the system call pidfd_getfd, which
+    containers and Ubuntu's default refuse (CUDACachingAllocator.cpp, ExpandableSegment::fromShared, torch 2.13).
+    """
+    return not recipe.training.async_save and EXPANDABLE_SEGMENTS in recipe.environment.get(
+        ALLOCATOR_SETTINGS, EXPANDABLE_SEGMENTS
+    )
 
 
 def merged_environment(

@@ -10,6 +10,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.timing.network import host_link_bytes_per_second
 from llmlaunch.timing.step import evaluation_seconds
 from llmlaunch.units import GB
 
@@ -18,6 +19,7 @@ __all__ = [
     "checkpoint_bytes",
     "expected_save_seconds",
     "lead_seconds",
+    "pause_seconds",
     "refuse_short_time",
     "reshards",
     "resume_seconds",
@@ -44,6 +46,8 @@ FILE_SYSTEM_BYTES_PER_SECOND_A_NODE = FILE_SYSTEM_BYTES_PER_SECOND / 48
 QUICKEST_SAVE_SECONDS = 5.0
 # Noticing the end, containers, imports, process groups, the data's indexes, the first steps; of no measurement.
 START_SECONDS = 600.0
+# What is written by whom is agreed upon by all ranks, and the worker started on its copy; of no measurement.
+ASYNC_PAUSE_SECONDS = 2.0
 LEAST_SAVE_SECONDS = 120.0  # metadata servers, and a file system others use at the same moment
 
 # slurmctld looks every 30 s for jobs whose end is no further away than the lead and 30 s more, so the signal comes up
@@ -87,6 +91,16 @@ def expected_save_seconds(recipe: Recipe, layout: Layout) -> float:
     usual = max(FILE_SYSTEM_BYTES_PER_SECOND, recipe.nodes * FILE_SYSTEM_BYTES_PER_SECOND_A_NODE)
     by_one = _bytes_of_busiest_node(recipe, layout) / NODE_BYTES_PER_SECOND
     return max(checkpoint_bytes(recipe) / usual, by_one, QUICKEST_SAVE_SECONDS)
+
+
+def pause_seconds(recipe: Recipe, layout: Layout) -> float:
+    """Seconds that a regular save holds the steps up: all of it, but with `training.async_save` the copy of each rank's
+    share to the host alone, which a process beside the trainer then writes."""
+    write = expected_save_seconds(recipe, layout)
+    if not recipe.training.async_save:
+        return write
+    share = checkpoint_bytes(recipe) / recipe.world_size
+    return min(write, ASYNC_PAUSE_SECONDS + share / host_link_bytes_per_second(recipe.cluster))
 
 
 def resume_seconds(recipe: Recipe, save_seconds: float) -> float:

@@ -131,6 +131,12 @@ def _checkpoints(space: Namespace) -> Iterator[tuple[str, Any]]:
         sharded = bool(space.get("use_megatron_fsdp"))
         if whole or (kind == "fsdp_dtensor" and not sharded):
             yield "checkpoint_format", kind
+        if (
+            space.get("async_save")
+            and space.get("use_persistent_ckpt_worker")
+            and space.get("async_strategy") == "mcore"
+        ):
+            yield "async_save", True
     start = space.get("pretrained_checkpoint") or (load if space.get("finetune") and load != save else None)
     if start:
         yield "start_from", start

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.backends.checkpoints import expected_save_seconds, resume_seconds
+from llmlaunch.backends.checkpoints import expected_save_seconds, pause_seconds, resume_seconds
 from llmlaunch.calibration.support import Lessons
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
@@ -48,17 +48,19 @@ def expected_end(recipe: Recipe, chosen: Candidate, lessons: Lessons, ran_before
     step_seconds, stops = chosen.step_seconds, lessons.stops
     length = JobLength.of(recipe, step_seconds)
     saves = recipe.training.checkpoint_path is not None
-    save_seconds = expected_save_seconds(recipe, chosen.layout) if saves else 0.0
+    write_seconds = expected_save_seconds(recipe, chosen.layout) if saves else 0.0
+    save_seconds = pause_seconds(recipe, chosen.layout) if saves else 0.0
     between = HOUR / (stops.per_device_hour * recipe.world_size)
-    interval, reason = _interval(recipe, step_seconds, save_seconds, between)
-    resume = resume_seconds(recipe, save_seconds)
+    interval, reason = _interval(recipe, step_seconds, save_seconds, between, write_seconds)
+    resume = resume_seconds(recipe, write_seconds)
     spread, spread_source = _spread(recipe, lessons, ran_before)
     distribution = EndDistribution(
         work_seconds=length.seconds,
         spread=spread,
         segments=1.0 if interval is None else max(length.steps / interval, 1.0),
         save_seconds=save_seconds,
-        resume_seconds=resume,
+        # what was done while the last checkpoint was still being written beside the steps is lost, too
+        resume_seconds=resume + (write_seconds - save_seconds),
         stops_per_second=stops.equally_likely * recipe.world_size / HOUR,
     )
     days = recipe.budget.days
@@ -89,14 +91,17 @@ def _spread(recipe: Recipe, lessons: Lessons, ran_before: bool) -> tuple[float, 
 
 
 def _interval(
-    recipe: Recipe, step_seconds: float, save_seconds: float, seconds_between_stops: float
+    recipe: Recipe, step_seconds: float, save_seconds: float, seconds_between_stops: float, write_seconds: float
 ) -> tuple[int | None, str | None]:
-    """Return the steps between two saves, None without saves, and why, where the recipe leaves it open."""
+    """Return the steps between two saves, None without saves, and why, where the recipe leaves it open. A save that is
+    written beside the steps has ended before the next begins."""
     training = recipe.training
     if training.checkpoint_path is None or training.save_interval != AUTO_INTERVAL:
         return training.save_interval, None
     best = best_interval_seconds(save_seconds, seconds_between_stops)
     seconds = min(max(best, LEAST_INTERVAL_SECONDS), MOST_INTERVAL_SECONDS)
+    if training.async_save:
+        seconds = max(seconds, write_seconds)
     steps = min(max(round(seconds / step_seconds), 1), max(training.steps, 1))
     reason = (
         f"Young and Daly's optimum, {duration(best)}, for a save of {duration(save_seconds)} and a stop every "

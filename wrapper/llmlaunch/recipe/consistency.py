@@ -277,7 +277,19 @@ def _listed(values: tuple[int, ...]) -> str:
 
 def cautions(recipe: Recipe) -> list[str]:
     """Return the sentences for `check`, `plan` and `submit`, each with what to write instead."""
-    return [sentence for sentence in (_few_cores(recipe), _image_of_a_registry(recipe), _no_key(recipe)) if sentence]
+    sentences = (_few_cores(recipe), _image_of_a_registry(recipe), _no_key(recipe), _preempted_writers(recipe))
+    return [sentence for sentence in sentences if sentence]
+
+
+def _preempted_writers(recipe: Recipe) -> str | None:
+    """Return a warning about SLURM's SIGTERM to every process of a step, which Megatron's writers do not survive."""
+    if not recipe.training.async_save:
+        return None
+    return (
+        "training.async_save: a preemption ends the processes that write before their trainers can save, and the job "
+        "goes on from the last checkpoint that the tracker names; told before its time limit or by the file stop, it "
+        "saves"
+    )
 
 
 def _no_key(recipe: Recipe) -> str | None:

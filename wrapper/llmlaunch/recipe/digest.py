@@ -76,6 +76,7 @@ _LATER: Mapping[str, Any] = {
     "validation": (),
     "checkpoint_format": None,
     "keep_checkpoints": None,
+    "async_save": False,
     "tensorboard": None,
     "tracking": NO_TRACKING,
     "script_kind": "own",
@@ -110,7 +111,7 @@ _SCHEDULE = {
 }
 _PLAIN_TRAINING = (
     *("steps", "learning_rate", "seed", "log_interval", "save_interval", "checkpoint_path", "gradient_dtype"),
-    *("start_from", "checkpoint_format", "keep_checkpoints", "tensorboard", "evaluation"),
+    *("start_from", "checkpoint_format", "keep_checkpoints", "async_save", "tensorboard", "evaluation"),
 )
 
 

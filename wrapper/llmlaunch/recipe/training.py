@@ -162,6 +162,9 @@ class Training:
         default=None,
     )
     checkpoint_path: PathText | None = key("Folder on the cluster for checkpoints", default=None)
+    async_save: bool = key(
+        "megatron-lm: a process beside each trainer writes checkpoints while it goes on", default=False
+    )
     keep_checkpoints: int | None = key(
         "Whole checkpoints that stay; older ones are removed while it trains. With 1 there is none to go back to; "
         "absent = all stay",
@@ -200,6 +203,8 @@ class Training:
         if (keys.get("save_interval") is None) != (keys.get("checkpoint_path") is None):
             missing = "checkpoint_path" if keys.get("checkpoint_path") is None else "save_interval"
             raise ValueError(f"save_interval and checkpoint_path go together; add {missing} or remove the other")
+        if keys.get("async_save") and keys.get("checkpoint_path") is None:
+            raise ValueError("async_save writes checkpoints, and none is written; add checkpoint_path or remove it")
         if keys.get("keep_checkpoints") is not None and keys.get("checkpoint_path") is None:
             raise ValueError(
                 "keep_checkpoints counts checkpoints, and none is written; add checkpoint_path or remove it"

@@ -13,6 +13,7 @@ from llmlaunch.backends.base import Rendered
 from llmlaunch.backends.checkpoints import reshards, save_seconds
 from llmlaunch.backends.megatron.arguments import PLANNED_BY, STAGE_FLAGS, stage_flags
 from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.backends.megatron.rules import RULES
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, core_parser
 from llmlaunch.errors import UserError
@@ -99,6 +100,15 @@ SAID: dict[str, tuple[str, tuple[str, ...], Layout, str, str]] = {
     "a tokenizer without a file": (
         *("llama3-70b", data("tokenizer_type: GPT2BPETokenizer"), LAYOUT),
         *("--tokenizer-type GPT2BPETokenizer --padded-vocab-size 129024", "--vocab-size --tokenizer-model"),
+    ),
+    "checkpoints written beside the training, by core's own writer, which needs nothing installed": (
+        *("llama3-70b", (*SAVING, "training.async_save=true"), LAYOUT),
+        "--async-save --use-persistent-ckpt-worker --async-strategy mcore --ckpt-format torch_dist",
+        "",
+    ),
+    "and by that of core 0.16, which knows no other": (
+        *("llama3-70b", (*SAVING, "training.async_save=true", "backend={name: megatron-lm, version: '0.16'}"), LAYOUT),
+        *("--async-save --use-persistent-ckpt-worker", "--async-strategy"),
     ),
     "a format that is asked for": ("llama3-70b", (*SAVING, *OLD), WHOLE, "--ckpt-format torch", ""),
     "a folder for TensorBoard": ("llama3-70b", ("training.tensorboard=/tb",), WHOLE, "--tensorboard-dir /tb", ""),
@@ -259,6 +269,16 @@ def test_the_old_format_is_of_one_cut_and_written_by_few() -> None:
     assert not reshards(old, WHOLE, other)
     assert reshards(old, WHOLE, replace(WHOLE, context=2, data=4))
     assert save_seconds(old, WHOLE) > save_seconds(new, WHOLE)
+
+
+def test_what_writes_beside_the_training_reads_whole_segments_and_has_a_context_of_its_own() -> None:
+    beside = saving("training.async_save=true")
+    backend = MegatronLM()
+    assert backend.render(beside, LAYOUT).environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
+    assert backend.render(saving(), LAYOUT).environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    alone, both = megatron_facts(), megatron_facts(MegatronOptions(async_save=True))
+    assert both.context_bytes == 2 * alone.context_bytes
+    assert both.host.process_bytes == 2 * alone.host.process_bytes
 
 
 @pytest.mark.parametrize(("key", "value"), [("checkpoint_format", "torch"), ("tensorboard", "/tb")])

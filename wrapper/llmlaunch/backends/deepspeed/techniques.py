@@ -118,6 +118,14 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         _shipped(lambda r: r.techniques.adapters is not None and r.model.moe is not None),
     ),
     Requirement(
+        "no-async-save",
+        "training.async_save",
+        "the shipped script names a checkpoint when all of it is on the disk, and DeepSpeed's decoupled writer has it "
+        "there some steps later; remove it, or take backend: megatron-lm, which has --async-save",
+        "deepspeed/runtime/engine.py save_checkpoint and _commit_decoupled_checkpoint, 0.19.8",
+        lambda r: r.training.async_save,
+    ),
+    Requirement(
         "evaluation-of-a-script",
         "training.evaluation",
         "a script of one's own evaluates by its own arguments, but with script_kind hugging-face or "

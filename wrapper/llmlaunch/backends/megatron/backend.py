@@ -7,6 +7,7 @@ from llmlaunch.backends.argument import (
     ENVIRONMENT_REASONS,
     EXPANDABLE_SEGMENTS,
     RUN_DIR,
+    WHOLE_SEGMENTS,
     NodeVariable,
     Reason,
     Word,
@@ -103,7 +104,7 @@ class MegatronLM:
             environment=environment(recipe, layout),
             arguments=arguments,
             notes=(*notes, OWN_SCRIPT.format(script=script)) if own else notes,
-            variables=REASONS,
+            variables={**REASONS, **ASYNC_REASONS} if recipe.training.async_save else REASONS,
             files=files,
             check=(*checker, *program),
             prepare=(*_alone(recipe, INDEXER_FILE), *program) if indexed else (),
@@ -156,6 +157,7 @@ def _options(recipe: Recipe) -> MegatronOptions:
         fp8_parameters=numbers.narrow_parameters,
         compute_capability=float(capability) if capability else None,
         expandable_segments=expands_segments(recipe),
+        async_save=recipe.training.async_save,
         nvlink_domain_devices=max(recipe.cluster.nvlink_domain_devices, recipe.cluster.devices_per_node),
     )
     return with_extra_arguments(recipe, options)
@@ -193,6 +195,14 @@ REASONS = {
 }
 
 
+ASYNC_REASONS = {
+    ALLOCATOR_SETTINGS: Reason(
+        ("training.async_save",),
+        "the process that writes a checkpoint reads the trainer's tensors, and cannot map those",
+    )
+}
+
+
 def _refuse_one_connection(recipe: Recipe) -> None:
     if recipe.environment.get(CONNECTIONS) == "1":
         raise UserError(
@@ -205,7 +215,7 @@ def environment(recipe: Recipe, layout: Layout) -> dict[str, str]:
     """Raises UserError where the recipe's environment sets one that must be so to something else."""
     wanted = {
         "OMP_NUM_THREADS": "1",
-        ALLOCATOR_SETTINGS: EXPANDABLE_SEGMENTS,
+        ALLOCATOR_SETTINGS: WHOLE_SEGMENTS if recipe.training.async_save else EXPANDABLE_SEGMENTS,
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
     }
     capability = recipe.cluster.accelerator.compute_capability

@@ -79,6 +79,7 @@ class MegatronOptions:
     tp_comm_overlap: bool = False
     compute_capability: float | None = None
     expandable_segments: bool = True  # as llmlaunch renders it
+    async_save: bool = False  # a second process with a context on the device, beside each trainer
     streams_recorded: bool = False  # as torch did before 2.7
     nvlink_domain_devices: int = 8
     optimizer_bytes_over_data: float = 0.0
@@ -127,7 +128,7 @@ def _state_facts(options: MegatronOptions) -> MemoryFacts:
         weight_gradient_fused=options.gradient_accumulation_fusion,
         weight_gradient_stubs=options.transformer_engine,
         quantized=_quantized(options),
-        host=_host(width, state_bytes if options.optimizer is None else WIDE_STATES),
+        host=_host(width, state_bytes if options.optimizer is None else WIDE_STATES, options.async_save),
     )
 
 
@@ -197,7 +198,7 @@ def _runtime_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
         whole_segments=not options.expandable_segments,
         cache_share=constant(f"cache_share_of_{segments}_segments"),
         mixture_cache_share=constant("mixture_cache_share"),
-        context_bytes=constant("context_bytes"),
+        context_bytes=constant("context_bytes") * (2.0 if options.async_save else 1.0),
         communicator_bytes=constant("communicator_bytes"),
         groups=GROUPS,
         exchange_peer_bytes=constant("exchange_peer_bytes"),
@@ -241,7 +242,7 @@ def _widened(formats: OptimizerFormats | None) -> float:
     return 4.0 * (narrow + (formats.main_parameters != "fp32"))
 
 
-def _host(width: float, optimizer: float) -> HostFacts:
+def _host(width: float, optimizer: float, async_save: bool) -> HostFacts:
     """Offloaded states: pinned fp32 parameters and gradients, unpinned moments, one tensor for each parameter
     (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, core 0.19). Offloaded activations go to a pinned pool
     (pipeline_parallel/fine_grained_activation_offload.py). A torch_dist checkpoint copies all that a rank writes to the
@@ -250,7 +251,7 @@ def _host(width: float, optimizer: float) -> HostFacts:
     each and one on its way; samples bring no attention mask, as --no-create-attention-mask-in-dataloader is rendered.
     """
     return HostFacts(
-        process_bytes=constant("process_host_bytes"),
+        process_bytes=constant("process_host_bytes") * (2.0 if async_save else 1.0),  # that which writes, too
         optimizer_bytes=(16.0,) * 4,
         optimizer_pinned_bytes=(8.0,) * 4,
         optimizer_flat=False,

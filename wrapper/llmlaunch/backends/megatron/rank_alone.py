@@ -33,6 +33,7 @@ FAKE = "--fake-process-group"
 STARTER_FILE = "trainer/rank_alone.py"
 
 _CHECKPOINTS = "nothing is saved or loaded: weights take the same memory whatever their values"
+_WRITERS = "nothing is saved, so no process with a context of its own on the device writes beside it"
 _DATA = "the dataset is not read: its loader takes memory of the host alone"
 _VALUES = "what the other ranks would have sent is made up, and so are the values this would judge"
 _SHORT = "it ends after its few steps"
@@ -44,6 +45,7 @@ LEFT_OUT: Mapping[str, str] = {
         (
             *("--save", "--load", "--save-interval", "--save-retain-interval", "--pretrained-checkpoint"),
             *("--exit-on-missing-checkpoint", "--async-save", "--exit-signal-handler"),
+            *("--use-persistent-ckpt-worker", "--async-strategy"),
         ),
         _CHECKPOINTS,
     ),
@@ -104,6 +106,8 @@ def omitted_techniques(recipe: Recipe, traced: bool) -> tuple[OmittedTechnique, 
     if traced and techniques.overlaps_experts:
         in_turn = {"overlap_expert_communication": False, "delay_weight_gradients": False}
         omitted.append(OmittedTechnique("overlap_expert_communication", in_turn, _EXPERTS))
+    if recipe.training.async_save:
+        omitted.append(OmittedTechnique("async_save", {}, _WRITERS))
     if "--use-nccl-ub" in map(flag_of, flag_groups(recipe.backend.extra_args)):
         omitted.append(OmittedTechnique("--use-nccl-ub", {}, _REGISTERED))
     return tuple(omitted)

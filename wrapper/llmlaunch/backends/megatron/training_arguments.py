@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.argument import RUN_DIR, Argument, NodeVariable, argument, blend_words, number, optional
+from llmlaunch.backends.argument import (
+    ALLOCATOR_SETTINGS,
+    EXPANDABLE_SEGMENTS,
+    RUN_DIR,
+    Argument,
+    NodeVariable,
+    argument,
+    blend_words,
+    number,
+    optional,
+)
 from llmlaunch.backends.base import Requirement
 from llmlaunch.backends.checkpoints import RESHARDING_FLAG, saved_by_parameter
 from llmlaunch.backends.megatron.number_formats import number_arguments
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE, asks_for_sharding, pinned_stages
+from llmlaunch.backends.megatron.versions import core_parser, rendered_version
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.datasets import Data
@@ -177,7 +188,7 @@ def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]
 
     Told by SIGTERM (--exit-signal's default), Megatron saves after the step and exits with 0; workers of its data
     loader then ignore that signal, too (training/datasets/data_samplers.py, core 0.16 on). Where --load is empty, it
-    begins at step 0. Never --async-save (docs/backends.md says why)."""
+    begins at step 0."""
     training = recipe.training
     first = "read by the first start alone: where --load has a checkpoint, that one wins"
     start = optional("--pretrained-checkpoint", training.start_from, of="training.start_from", why=first)
@@ -191,10 +202,26 @@ def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]
         argument("--save-interval", training.save_interval, of="training.save_interval"),
         argument("--exit-signal-handler", of="restart", why="saves and ends when it is told to"),
     ]
+    if training.async_save:
+        arguments += _asynchronous(recipe)
     requested = RESHARDING_FLAG in recipe.backend.extra_args
     if layout.zero_stage == 1 and saved_by_parameter(recipe, layout) and not requested:
         arguments.append(argument(RESHARDING_FLAG, of="on_oom", why="another layout may have to load it"))
     return (*begun, *arguments)
+
+
+def _asynchronous(recipe: Recipe) -> list[Argument]:
+    """Core switches --async-save off, with a warning alone, where there is no persistent worker (arguments.py
+    validate_args, core 0.16 and 0.19). Core 0.19 takes nvidia-resiliency-ext for it unless it is told to use its own
+    (get_async_strategy, core/dist_checkpointing/strategies/torch.py), which core 0.16 always does."""
+    key = "training.async_save"
+    arguments = [
+        argument("--async-save", of=key),
+        argument("--use-persistent-ckpt-worker", of=key, why="without it --async-save is switched off"),
+    ]
+    if "--async-strategy" in core_parser(rendered_version(recipe)).flags:
+        arguments.append(argument("--async-strategy", "mcore", of=key, why="the other needs nvidia-resiliency-ext"))
+    return arguments
 
 
 def _format(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
@@ -212,6 +239,31 @@ ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
 KEY = "training.checkpoint_format"
 
 CHECKPOINT_REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "async-format",
+        "training.async_save",
+        "writes torch_dist alone: torch cannot, and fsdp_dtensor needs nvidia-resiliency-ext; remove it, or take "
+        "torch_dist with zero_stage 0 or 1",
+        "megatron/training/checkpointing.py save_checkpoint, megatron/training/config/training_config.py, core 0.19",
+        lambda r: (
+            r.training.async_save and (r.training.checkpoint_format not in (None, "torch_dist") or asks_for_sharding(r))
+        ),
+    ),
+    Requirement(
+        "async-on-a-gpu",
+        "training.async_save",
+        "needs a GPU, to which the process that writes binds itself; remove it",
+        "megatron/core/dist_checkpointing/strategies/async_utils.py PersistentAsyncCaller.async_loop, core 0.19",
+        lambda r: r.training.async_save and r.cluster.accelerator.kind != "gpu",
+    ),
+    Requirement(
+        "async-whole-segments",
+        "training.async_save",
+        "the process that writes cannot read tensors in expandable segments; remove expandable_segments:True from "
+        "environment.PYTORCH_CUDA_ALLOC_CONF, or async_save",
+        "c10/cuda/CUDACachingAllocator.cpp ExpandableSegment::fromShared, torch 2.13",
+        lambda r: r.training.async_save and EXPANDABLE_SEGMENTS in r.environment.get(ALLOCATOR_SETTINGS, ""),
+    ),
     Requirement(
         "no-torch-dcp",
         KEY,
