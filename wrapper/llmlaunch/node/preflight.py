@@ -12,7 +12,6 @@ import json
 import os
 import selectors
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -27,6 +26,8 @@ from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import appended_records, read_object, replace_json
 from .files import NODES_ON_STDIN, RecordAppender, command_parser, say
+from .preflight_checks import node_facts
+from .preflight_verdict import DOES, NOT_STARTED, STAGES, bad_nodes, reached, site_warnings
 from .signals import die_with_parent
 
 if TYPE_CHECKING:
@@ -34,18 +35,9 @@ if TYPE_CHECKING:
 
     from .files import Record
 
-STAGES = ("started", "devices", "matmul", "joined", "reduced")
 # The driver itself takes up to about 1 GiB; what goes beyond is another process's.
 MOST_USED_BYTES = 3 * 2**30
 TOO_FEW = 3
-SLOW = 2.0  # times the median of all nodes' slowest devices: only clear outliers
-NOT_STARTED = "the preflight did not start on it"
-_DOES = {
-    "devices": "show its devices",
-    "matmul": "compute on every device",
-    "joined": "reach the others",
-    "reduced": "finish the all-reduce with the others",
-}
 
 
 def main(argv: list[str]) -> int:
@@ -54,6 +46,8 @@ def main(argv: list[str]) -> int:
     marker = Marker(
         attempt_folder(options.run_dir, options.attempt) / file_names.PREFLIGHT / f"{options.node}.jsonl", options
     )
+    marker.write()
+    marker.facts = node_facts(options.reads, [options.run_dir, *options.writes], options.open_files, options.root)
     marker.write()
     problems = gpu_problems(os.environ.get("CUDA_VISIBLE_DEVICES")) if options.kind == "gpu" else []
     if problems:
@@ -80,6 +74,7 @@ class Marker:
         self.node = options.node
         self.kind = options.kind
         self.bad: str | None = None
+        self.facts: Record = {}  # of network, storage and limits
         self._reached = [0] * options.devices
         self._seconds: list[float | None] = [None] * options.devices
 
@@ -117,6 +112,7 @@ class Marker:
             "stage": self.stage,
             "bad": self.bad,
             "matmul_seconds": self._seconds,
+            **self.facts,
             "at": time.time(),
         }
         self._file.append_or_say(record)
@@ -221,6 +217,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--python", required=True, help="of the training environment")
     parser.add_argument("--script", required=True, type=Path, help="preflight.py of the run directory")
+    for name, meaning in (("--reads", "data that must be readable"), ("--writes", "folders that must be writable")):
+        parser.add_argument(name, type=Path, action="append", default=[], metavar="PATH", help=meaning)
+    parser.add_argument("--open-files", type=int, default=0, help="that one process may need")
+    parser.add_argument("--root", type=Path, default=Path("/"), help="where sys lies")
     parser.add_argument("--seconds", type=float, required=True, help="all of it may take")
     return parser.parse_args(argv)
 
@@ -242,14 +242,18 @@ def choose(argv: list[str]) -> int:
     enough = len(chosen) == options.nodes
     # What is wrong everywhere is seldom the nodes' fault: a wrong recipe, an environment that lacks something.
     all_bad = len(allocated) > 1 and len(bad) == len(allocated)
+    warnings = site_warnings(markers)
     record = {
         "schema": 1,
         "nodes": chosen if enough else [],
         "spare": [node for node in allocated if node not in bad and node not in chosen],
         "bad": bad,
+        "warnings": warnings,
         "why": _why(allocated, bad, options.nodes, enough, all_bad, markers),
     }
     say(f"preflight: {record['why']}")
+    for text in warnings:
+        say(f"preflight: warning: {text}")
     try:
         replace_json(directory / file_names.PREFLIGHT_RESULT, record)
         for node, why in bad.items():
@@ -273,25 +277,6 @@ def read_marker(path: Path) -> Record | None:
         return None
 
 
-def bad_nodes(markers: dict[str, Record | None]) -> dict[str, str]:
-    """What is wrong, by node. Where a trial fails on every node alike, it names nobody."""
-    bad = {node: str(marker["bad"]) for node, marker in markers.items() if marker and marker.get("bad")}
-    others = {node: marker for node, marker in markers.items() if node not in bad}
-    furthest = max((_reached(marker) for marker in others.values()), default=-1)
-    for node, marker in others.items():
-        reached = _reached(marker)
-        if reached < furthest:
-            bad[node] = NOT_STARTED if reached < 0 else f"did not {_DOES[STAGES[reached + 1]]}; others did"
-    seconds = {node: _slowest(marker) for node, marker in others.items() if node not in bad}
-    measured = {node: value for node, value in seconds.items() if value is not None}
-    if len(measured) > 2:  # of two nobody can say which is the outlier
-        median = statistics.median(measured.values())
-        for node, value in measured.items():
-            if value > SLOW * median:
-                bad[node] = f"its slowest device takes {value / median:.1f} times as long for a product as others"
-    return bad
-
-
 def _without_container_failures(bad: dict[str, str], logs: Path) -> dict[str, str]:
     """`bad` without nodes whose container may start next time; for one whose container cannot start, the log's line is
     given."""
@@ -303,18 +288,6 @@ def _without_container_failures(bad: dict[str, str], logs: Path) -> dict[str, st
                 f"its container does not start: {hit['line']}" if hit and hit["kind"] == "container" else why
             )
     return remaining
-
-
-def _reached(marker: Record | None) -> int:
-    stage = marker.get("stage") if marker else None
-    return STAGES.index(stage) if stage in STAGES else -1
-
-
-def _slowest(marker: Record | None) -> float | None:
-    """Seconds of the node's slowest device; None on a CPU, which other processes share."""
-    if marker is None or marker.get("kind") != "gpu":
-        return None
-    return max((value for value in marker.get("matmul_seconds") or [] if value is not None), default=None)
 
 
 def _why(
@@ -330,9 +303,9 @@ def _why(
         return f"every node fails the same way; check the recipe and the environment first: {named}"
     if not enough:
         return f"{len(allocated) - len(bad)} of {len(allocated)} nodes are good and {wanted} are needed; {named}"
-    reached = min(_reached(marker) for node, marker in markers.items() if node not in bad)
-    if reached < len(STAGES) - 1:
-        last = "start" if reached < 0 else _DOES[STAGES[reached + 1]]
+    stage = min(reached(marker) for node, marker in markers.items() if node not in bad)
+    if stage < len(STAGES) - 1:
+        last = "start" if stage < 0 else DOES[STAGES[stage + 1]]
         return f"no node could {last}, so no node is at fault" + (f"; {named}" if bad else "")
     return f"{len(allocated) - len(bad)} of {len(allocated)} nodes are good" + (f"; {named}" if bad else "")
 

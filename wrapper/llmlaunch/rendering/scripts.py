@@ -144,6 +144,7 @@ def _train_values(recipe: Recipe, rendered: Rendered, code_root: PurePath | None
         "program": [_from_the_node(_in_snapshot(word, code_root), rendered) for word in rendered.program],
         "node_files": _node_files(recipe, rendered),
         "preflight": recipe.preflight,
+        **_tried_paths(recipe),
         "kind": recipe.cluster.accelerator.kind,
         "by_itself": rendered.by_itself,
         "check": [_in_snapshot(word, code_root) for word in rendered.check],
@@ -178,6 +179,17 @@ def _from_the_node(word: Word, rendered: Rendered) -> Word:
     if isinstance(word, NodeVariable) and word.name == RUN_DIR and word.suffix.lstrip("/") in rendered.files:
         return NodeVariable("node_files", word.suffix) if word.suffix.endswith(".py") else word
     return word
+
+
+def _tried_paths(recipe: Recipe) -> dict[str, list[str]]:
+    """What the preflight tries to read and to write: paths that the recipe names in full."""
+    training, data = recipe.training, recipe.data
+    read = (*data.datasets, _if_a_path(data.tokenizer), training.start_from)
+    named = {"reads": read, "writes": (training.checkpoint_path,)}
+    return {
+        key: list(dict.fromkeys(path for path in paths if path and path.startswith("/")))
+        for key, paths in named.items()
+    }
 
 
 def setup_lines(recipe: Recipe) -> list[ShellText]:

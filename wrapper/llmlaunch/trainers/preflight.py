@@ -28,8 +28,9 @@ import torch.distributed as dist
 
 # A row of the left matrix has about 128 entries of 1 or -1: sums stay below 256, which bf16 holds exactly.
 ENTRIES_BY_ROW = 128
-SIZE_ON_GPU, REPEATS_ON_GPU = 8192, 20
-SIZE_ON_CPU, REPEATS_ON_CPU = 512, 3
+# A GPU is warmed up until clocks and power have settled, then timed in batches: of one product the launch counts, too.
+SIZE_ON_GPU, WARM_UP_SECONDS_ON_GPU, REPEATS_ON_GPU, BATCH_ON_GPU = 8192, 3.0, 9, 50
+SIZE_ON_CPU, WARM_UP_SECONDS_ON_CPU, REPEATS_ON_CPU, BATCH_ON_CPU = 512, 0.0, 3, 1
 REDUCED_ELEMENTS_ON_GPU, REDUCED_ELEMENTS_ON_CPU = 16 * 2**20, 1024
 
 
@@ -58,13 +59,17 @@ def count_problem(expected: int) -> str | None:
 
 
 def product_seconds(device: torch.device) -> float | None:
-    """Median seconds of a product on the device; None where the last one is wrong.
+    """Seconds of a product on the device, the median of several batches; None where the last one is wrong.
 
     All numbers are small integers, so right means equal; the product is judged by what it makes of a vector
     (Freivalds 1977), which takes n x n operations instead of n x n x n.
     """
     on_gpu = device.type == "cuda"
-    size, repeats = (SIZE_ON_GPU, REPEATS_ON_GPU) if on_gpu else (SIZE_ON_CPU, REPEATS_ON_CPU)
+    size, repeats, batch, warm_up = (
+        (SIZE_ON_GPU, REPEATS_ON_GPU, BATCH_ON_GPU, WARM_UP_SECONDS_ON_GPU)
+        if on_gpu
+        else (SIZE_ON_CPU, REPEATS_ON_CPU, BATCH_ON_CPU, WARM_UP_SECONDS_ON_CPU)
+    )
     random = torch.Generator(device).manual_seed(1)
     left = signs(size, random, device) * (
         torch.rand(size, size, generator=random, device=device) * size < ENTRIES_BY_ROW
@@ -72,14 +77,19 @@ def product_seconds(device: torch.device) -> float | None:
     right = signs(size, random, device)
     narrow = torch.bfloat16 if on_gpu else torch.float32
     first, second = left.to(narrow), right.to(narrow)
-    product = first @ second  # not timed: libraries are loaded
-    seconds = []
-    for _ in range(repeats):
-        wait(device)
-        began = time.perf_counter()
+    warm_until = time.perf_counter() + warm_up
+    while True:  # once at least: libraries are loaded
         product = first @ second
         wait(device)
-        seconds.append(time.perf_counter() - began)
+        if time.perf_counter() >= warm_until:
+            break
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        for _ in range(batch):
+            torch.matmul(first, second, out=product)
+        wait(device)
+        seconds.append((time.perf_counter() - began) / batch)
     vector = torch.randint(-8, 9, (size, 1), generator=random, device=device).double()
     expected = left.double() @ (right.double() @ vector)
     return statistics.median(seconds) if torch.equal(product.double() @ vector, expected) else None
