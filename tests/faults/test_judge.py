@@ -27,9 +27,9 @@ def run(tmp_path: Path) -> Path:
         record = {"rank": rank, "local_rank": rank, "node": NODE, "pid": 10 + rank, "program_pid": 20 + rank}
         with (ranks / f"{NODE}.jsonl").open("a") as file:
             file.write(json.dumps({**record, "resident_peak_bytes": 5}) + "\n")
-    torch = {"rank": 1, "devices": [{"allocated_peak_bytes": 30}, {"allocated_peak_bytes": 40}]}
+    torch = {"rank": 1, "node": NODE, "devices": [{"allocated_peak_bytes": 30}, {"allocated_peak_bytes": 40}]}
     (tmp_path / "attempts" / ATTEMPT / "memory").mkdir()
-    (tmp_path / "attempts" / ATTEMPT / "memory" / "1.21.json").write_text(json.dumps(torch))
+    (tmp_path / "attempts" / ATTEMPT / "memory" / f"{NODE}.jsonl").write_text(json.dumps(torch) + "\n")
     (tmp_path / "peaks").mkdir()
     line = json.dumps(_line(first=70, second=60))
     (tmp_path / "peaks" / f"{NODE}.jsonl").write_text(f"{json.dumps(_line(first=50, second=60))}\n{line}\n{line[:-9]}")

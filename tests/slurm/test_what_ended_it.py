@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from person import Person
 from training import HERE, SLOW_SAVER, Training, backend, submit
 
 from llmlaunch.node.preflight import read_marker
+from llmlaunch.rundir.rank_records import rank_records
 from llmlaunch.rundir.stack_files import ranks_stacks
 from llmlaunch.units import GIB
 from support.side_by_side import Story, by_name, cases
@@ -171,12 +171,12 @@ def a_job_that_comes_back_leaves_its_faulty_node_out(message: str, kind: str, by
     )
     training.wait(lambda it: len(it.attempts()) == 2, "it started again")
     job, _, number = training.attempts()[1].rpartition(".")
-    ranks = training.run / "attempts" / f"{job}.{number}" / "ranks"
-    training.wait(lambda _: len(list(ranks.glob("[!.]*.json"))) == 2, "both ranks have begun")
+    again = training.run / "attempts" / f"{job}.{number}"
+    training.wait(lambda _: len(rank_records(again)) == 2, "both ranks have begun")
     first = training.status("0")
     assert (first["cause"]["kind"], first["cause"]["sick"], first["next"]["action"]) == (kind, True, by)
     faulty = first["cause"]["node"]
-    assert faulty not in {json.loads(path.read_text())["node"] for path in ranks.glob("[!.]*.json")}
+    assert faulty not in {record["node"] for record in rank_records(again)}
     starts = "the job starts again" if by == "requeue" else f"job {job} starts"
     assert f"{faulty} at fault: left out when {starts}" in training.log("0")
     assert (job == training.job) == (by == "requeue")
