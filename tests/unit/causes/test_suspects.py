@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from llmlaunch.causes.cause import cause
-from llmlaunch.causes.suspects import most_left_out, nodes_to_leave_out, signs_against, with_first_crash
+from llmlaunch.causes.suspects import (
+    most_left_out,
+    nodes_to_leave_out,
+    signs_against,
+    with_first_crash,
+    with_slow_nodes,
+)
+from llmlaunch.rundir.slow_devices import SlowDevice
 
 XID = cause("gpu_lost", "n1", "Xid 79", "kernel", sick=True)
 PREFLIGHT = cause("preflight", "n1", "no working GPU", "preflight", sick=True)
@@ -72,3 +79,12 @@ def test_what_a_hostile_file_calls_suspects_counts_for_nothing(suspects: object)
 
 def test_no_more_than_one_node_in_twenty_is_left_out_and_one_of_a_small_partition() -> None:
     assert [most_left_out(nodes) for nodes in (0, 1, 19, 39, 40, 100, 2048)] == [1, 1, 1, 1, 2, 5, 102]
+
+
+def test_a_slow_node_is_a_sign_of_its_own_beside_what_ended_the_attempt() -> None:
+    slow = [SlowDevice("n1", 3, None, "GPU-3", 2.0, 1e9, ()), SlowDevice("n2", 0, None, "GPU-0", 1.2, 1e9, ())]
+    assert signs_against(with_slow_nodes(OOM, slow)) == {"n1": 1, "n2": 1}
+    assert signs_against(with_slow_nodes(POINTED, slow)) == {"n1": 2, "n2": 1}
+    assert with_slow_nodes(CRASH, slow)["suspects"] == {"n1": ["crash", "slow"], "n2": ["slow"]}
+    assert with_slow_nodes(OOM, []) == OOM
+    assert nodes_to_leave_out([with_slow_nodes(OOM, slow[:1])] * 2) == ["n1"]

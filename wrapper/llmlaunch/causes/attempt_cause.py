@@ -10,12 +10,13 @@ from ..rundir import file_names
 from ..rundir.attempt import Attempt
 from ..rundir.file_names import node_log
 from ..rundir.files import read_object
+from ..rundir.slow_devices import slow_devices
 from ..rundir.values import host_names
 from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed, is_vague, likelier
 from .hang_blame import with_blame
 from .log_scan import read_log, scan
 from .signs import KINDS
-from .suspects import with_first_crash
+from .suspects import with_first_crash, with_slow_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,7 +63,8 @@ def cause_of(
     if best is None:
         return None
     made_a_step = attempt.progress.get("step") is not None
-    return with_first_crash(with_blame(best, attempt, ranks), made_a_step, len(attempt.nodes))
+    suspected = with_first_crash(with_blame(best, attempt, ranks), made_a_step, len(attempt.nodes))
+    return with_slow_nodes(suspected, slow_devices(attempt.progress))
 
 
 def causes_of_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[Record]:

@@ -14,9 +14,19 @@ from .cause import nodes_at_fault
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..rundir.slow_devices import SlowDevice
+
     Record = Mapping[str, Any]
 
-__all__ = ["ENOUGH_SIGNS", "MOST_SHARE", "most_left_out", "nodes_to_leave_out", "signs_against", "with_first_crash"]
+__all__ = [
+    "ENOUGH_SIGNS",
+    "MOST_SHARE",
+    "most_left_out",
+    "nodes_to_leave_out",
+    "signs_against",
+    "with_first_crash",
+    "with_slow_nodes",
+]
 
 ENOUGH_SIGNS = 2
 MOST_SHARE = 0.05
@@ -24,7 +34,7 @@ MOST_SHARE = 0.05
 
 # Others may have caused it. What a device, a driver, SLURM or the preflight says of the node itself is enough.
 _SOFT = ("file_system", "name_resolution")
-_CRASH_SIGN = "crash"
+_CRASH_SIGN, _SLOW_SIGN = "crash", "slow"
 
 
 def most_left_out(nodes: int) -> int:
@@ -59,6 +69,14 @@ def with_first_crash(cause: dict[str, Any], made_a_step: bool, nodes: int) -> di
     if cause["kind"] != "crash" or cause["consequence"] or not made_a_step or nodes < 2 or not is_host(node):
         return cause
     return {**cause, "suspects": {str(node): [_CRASH_SIGN]}}
+
+
+def with_slow_nodes(cause: dict[str, Any], slow: Sequence[SlowDevice]) -> dict[str, Any]:
+    """Return the cause with a sign against each node that was slow when the attempt ended."""
+    suspects = {node: set(kinds) for node, kinds in _suspects(cause).items()}
+    for device in slow:
+        suspects.setdefault(device.node, set()).add(_SLOW_SIGN)
+    return {**cause, "suspects": {node: sorted(kinds) for node, kinds in suspects.items()}} if slow else cause
 
 
 def is_only_a_crash(cause: Record) -> bool:
