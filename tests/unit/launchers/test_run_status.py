@@ -64,6 +64,19 @@ def test_a_spike_of_the_loss_is_said_with_what_it_was_before() -> None:
         assert "\x1b" not in look(JobState("running"), {"step": 1240, "bad_loss": torn}).sentence()
 
 
+def test_a_slow_gpu_is_said_with_its_signs_while_the_job_runs() -> None:
+    slow = {"node": "n2", "device": 3, "factor": 2.0, "since": 1e9, "signs": ["SM clock 990 MHz, its peers 1980"]}
+    running = look(JobState("running"), {"step": 9, "slow": [slow, {"node": 7}]})
+    words = "GPU 3 of n2 is 2.0 times slower than its peers (SM clock 990 MHz, its peers 1980)"
+    assert f"running - {words}; step 9" in running.sentence()
+    assert running.cells()[-1] == words
+    assert running.as_json()["progress"]["slow"][0] == slow
+    assert "slower" not in look(JobState("succeeded"), {"step": 9, "slow": [slow]}).sentence()
+    many = look(JobState("running"), {"slow": [{**slow, "device": device} for device in range(5)]})
+    assert "GPU 2 of n2 is" in many.sentence()
+    assert many.sentence().endswith("; 2 more are slow")
+
+
 def test_what_is_unusual_is_said() -> None:
     chain = {"chain": ("12", "13", "14")}
     waiting = JobState("pending", "PENDING", "Priority", expected_start=datetime(2026, 11, 21, 13, 4), link=2)

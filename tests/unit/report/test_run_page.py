@@ -126,6 +126,17 @@ def test_a_loss_that_is_no_number_is_said_and_not_drawn(tmp_path: Path) -> None:
     assert [curve["attempt"] for curve in report["steps"]["loss"]] == ["77.0", "77.1"]
 
 
+def test_a_gpu_that_was_slow_is_said_of_its_attempt(tmp_path: Path) -> None:
+    run = restarted_run(tmp_path / "run")
+    slow = {"node": "n2", "device": 3, "factor": 2.0, "since": 1e9, "signs": ["power brake"]}
+    place = run.path / "attempts/77.2/status.json"
+    run.write("attempts/77.2/status.json", {**json.loads(place.read_text()), "slow": [slow]})
+    report = report_of(run)
+    said = "GPU 3 of n2 is 2.0 times slower than its peers (power brake)"
+    assert [attempt["slow"] for attempt in report["attempts"]] == [[], [], [said]]
+    assert said in run_summary_text(report)
+
+
 def test_a_spike_that_the_watchdog_saw_is_said(tmp_path: Path) -> None:
     run = restarted_run(tmp_path / "run")
     bad = {"kind": "spike", "since_step": 300, "loss": 9.5, "usual": 3.03, "recovered_step": 331}

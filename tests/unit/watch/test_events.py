@@ -162,6 +162,14 @@ def test_a_hang_and_the_requeue_after_it(run: Run) -> None:
     assert ended == "Attempt 1 failed: hung\n  next: back into the queue in 60 s (attempt 1 of 20)"
 
 
+def test_a_slow_gpu_is_shown_once(run: Run) -> None:
+    run.begins("12.0")
+    slow = {"node": "n2", "device": 3, "factor": 2.0, "since": 1e9, "signs": ["power brake"]}
+    run.write("attempts/12.0/progress.json", {"step": 125, "slow": [slow]})
+    assert run.news[1:] == ["Attempt 1: GPU 3 of n2 is 2.0 times slower than its peers (power brake)"]
+    assert run.news == []
+
+
 def test_a_bad_loss_is_shown_once_and_that_it_is_over_once(run: Run) -> None:
     run.begins("12.0")
     bad = {"kind": "spike", "since_step": 120, "loss": 9.5, "usual": 3.03, "recovered_step": None}
