@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import time
 from collections import Counter
@@ -57,6 +58,12 @@ class TracedProcess:
         assert slurmstepd.stdin is not None
         slurmstepd.stdin.close()
         self.started_at = time.time()
+
+    def terminate(self) -> None:
+        """SIGTERM to the process itself, of which strace is the parent and deaf; wait for its end."""
+        (child,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGTERM)
+        self.process.wait()
 
     def calls(self, since: float = 0.0, until: float = float("inf")) -> list[Call]:
         """Return the calls on the folder and what is below it, made in a span of unix seconds."""
