@@ -110,6 +110,12 @@ def test_a_message_that_a_logger_broke_into_lines() -> None:
         ("n1:71:90 [0] NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: port error(10)", "nccl"),
         ("OSError: [Errno 28] No space left on device: '/ckpt/iter_10'", "disk_full"),
         ("OSError: [Errno 122] Disk quota exceeded", "disk_full"),
+        ("step 1201: the loss is nan; lower the learning rate or check the data", "bad_loss"),
+        ("Unexpected result nan on rank 3 at iteration #1201 invocation #1 "
+         "(message='found NaN in local forward loss calculation')", "bad_loss"),
+        ("RuntimeError: Rank 3, node n1, device 0, iteration 1201: Unexpected result inf "
+         "(message='found Inf in local grad norm for bucket #0 in backward pass before data-parallel communication "
+         "collective')", "bad_loss"),
         # NCCL 2.30, torch 2.13's DataLoader and MapAllocator, Python
         ("n1:71:90 [2] misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-Ab12Cd to 33030532 bytes, "
          "error: No space left on device (28)", "shm_full"),
@@ -373,3 +379,16 @@ def test_of_a_distributed_load_the_ranks_own_exception_counts() -> None:
     assert kinds_of_traceback(MEGATRON_FRAME, *nested, "KeyError: 'model.bias'") == ["crash", "checkpoint"]
     stale = "OSError: [Errno 116] Stale file handle: '/scratch/iter_0000100/__0_0.distcp'"
     assert kinds_of_traceback(MEGATRON_FRAME, *nested, stale) == ["crash", "file_system"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 1201: the loss is inf; lower the learning rate or check the data",
+        "[rank3]: RuntimeError: Rank 3, node n1, device 0, iteration 1201: Unexpected result nan "
+        "(message='found NaN in local forward loss calculation')",
+    ],
+)
+def test_a_bad_loss_names_its_step(line: str) -> None:
+    (hit,) = scan(line)
+    assert (hit.kind, hit.numbers) == ("bad_loss", {"since_step": 1201})

@@ -203,6 +203,35 @@ def test_who_is_cancelled_after_a_step_and_does_not_save_was_cancelled(cpu_node:
     assert (status["state"], status["cause"]["kind"]) == ("failed", "cancelled")
 
 
+def finish_with_bad_loss(rig: NodeRig, action: str, **progress: Any) -> dict[str, Any]:
+    run(rig, "kill -KILL $$", rank=0)
+    rig.write("run.json", {"schema": 1, "on_bad_loss": {"action": action, "times": 2}})
+    bad = {"kind": "not_finite", "since_step": 41, "good_step": 40, "loss": "nan", "ended": True}
+    rig.write_attempt("attempt.json", {"attempt": ATTEMPT, "from_step": 30, "started_at": 1.0})
+    rig.write_attempt("progress.json", {"step": 42, "good_step": 40, "bad_loss": bad, **progress})
+    return rig.finish(1, 137)[1]
+
+
+def test_a_training_that_the_watchdog_ended_for_its_loss_says_so_and_stays_ended(cpu_node: NodeRig) -> None:
+    status = finish_with_bad_loss(cpu_node, "stop")
+    assert (status["state"], status["cause"]["kind"], status["cause"]["source"]) == ("failed", "bad_loss", "watchdog")
+    assert status["cause"]["numbers"] == {"since_step": 41, "good_step": 40}
+    assert "the loss went bad: the loss was NaN since step 41; the watchdog ended the training" in status["why"]
+    assert status["next"]["action"] == "end"
+
+
+def test_it_does_not_roll_back_to_what_is_not_there(cpu_node: NodeRig) -> None:
+    status = finish_with_bad_loss(cpu_node, "rollback")
+    assert status["next"]["action"] == "end"
+    assert "there is no whole checkpoint before it" in status["next"]["why"]
+
+
+def test_a_loss_that_is_bad_again_at_once_ends_the_run(cpu_node: NodeRig) -> None:
+    again = {"kind": "not_finite", "since_step": 31, "good_step": None, "loss": "nan", "ended": True}
+    status = finish_with_bad_loss(cpu_node, "rollback", good_step=None, bad_loss=again)
+    assert status["next"]["why"] == "the first loss after the checkpoint of step 30 was bad again"
+
+
 def test_a_verdict_comes_whatever_the_cause_trips_over(cpu_node: NodeRig) -> None:
     run(cpu_node, "exit 3", rank=0)
     record = cpu_node.attempt_directory / "ranks" / f"{NODE}.jsonl"

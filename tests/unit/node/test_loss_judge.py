@@ -99,7 +99,7 @@ def test_a_loss_that_flickers_between_nan_and_a_number_is_one_event() -> None:
 def test_a_loss_that_stays_high_is_said_once_and_stays_bad() -> None:
     judge = LossJudge()
     assert len(judged([*falling(300), *[9.0] * 1000], judge)) == 1
-    assert judge.lasts
+    assert judge.lasting
 
 
 def test_a_spike_that_turns_into_nan_is_said_to() -> None:
@@ -114,17 +114,27 @@ def test_nan_lasts_from_the_second_line_on_since_a_step_that_overflowed_may_have
     lasting = []
     for step in range(31, 31 + NOT_FINITE_LINES):
         judge.judge(Step(step, loss=math.nan))
-        lasting.append(judge.lasts)
+        lasting.append(judge.lasting is not None)
     assert lasting == [False, True]
     judge.judge(Step(40, loss=3.0))
-    assert not judge.lasts
+    assert judge.lasting is None
+
+
+def test_it_is_in_doubt_from_the_first_bad_line_until_the_loss_is_as_usual_again() -> None:
+    judge = LossJudge()
+    judged(falling(30), judge)
+    doubts = []
+    for step, loss in enumerate([3.0, math.nan, *[3.0] * SPIKE_LINES], start=31):
+        judge.judge(Step(step, loss=loss))
+        doubts.append(judge.in_doubt)
+    assert doubts == [False, *[True] * SPIKE_LINES, False]
 
 
 def test_lines_of_several_ranks_about_one_step_count_once() -> None:
     judge = LossJudge()
     judged(falling(100), judge)
     assert [judge.judge(Step(101, loss=50.0)) for _ in range(64)] == [""] * 64
-    assert not judge.lasts
+    assert judge.lasting is None
 
 
 def test_a_line_without_a_loss_says_nothing() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmlaunch.causes.signs import KINDS
 from llmlaunch.node.restart_bounds import Bounds
-from llmlaunch.node.restart_policy import PREEMPTED, Facts, Next, decide
+from llmlaunch.node.restart_policy import PREEMPTED, BadLossFacts, Facts, Next, decide
 
 RESTART = {"by": "requeue", "times": 20, "fruitless": 2, "per_hour": 10, "lost_gpu_hours": 24.0, "backoff_seconds": 60}
 FALLBACKS = [
@@ -198,3 +198,42 @@ def test_no_job_comes_back_for_ever(case: Facts) -> None:
         assert 0 <= after.seconds <= 3600
     if after.action == "fallback":
         assert after.layout > case.layout
+
+
+BAD = BadLossFacts(since_step=451, at_once=False, from_step=300, older_step=400, rollbacks=0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "action", "why"),
+    [
+        ({"action": "stop"}, {}, "end", "the loss was bad from step 451 on (on_bad_loss: stop)"),
+        ({"action": "rollback", "times": 2}, {}, "rollback", "back to the checkpoint of step 400"),
+        (
+            {"action": "rollback", "times": 2},
+            {"rollbacks": 2},
+            "end",
+            "already rolled back 2 times (on_bad_loss.times)",
+        ),
+        (
+            {"action": "rollback", "times": 2},
+            {"older_step": None},
+            "end",
+            "there is no whole checkpoint before it",
+        ),
+        ({"action": "tell"}, {}, "requeue", "continues from the last checkpoint"),
+        (None, {}, "requeue", "continues from the last checkpoint"),
+        *(
+            ({"action": action, "times": 2}, {"at_once": True}, "end", "after the checkpoint of step 300 was bad again")
+            for action in ("tell", "stop", "rollback")
+        ),
+    ],
+)
+def test_what_follows_a_bad_loss(policy: Any, changes: dict[str, Any], action: str, why: str) -> None:
+    follows = decide(facts({"on_bad_loss": policy}, kind="bad_loss", bad_loss=BAD._replace(**changes)))
+    assert follows.action == action
+    assert why in follows.why
+
+
+def test_a_job_that_was_told_to_end_is_not_rolled_back_in_its_last_minutes() -> None:
+    run = {"on_bad_loss": {"action": "rollback", "times": 2}}
+    assert decide(facts(run, kind="bad_loss", bad_loss=BAD, stop_signal="USR1")).action == "requeue"

@@ -61,9 +61,11 @@ class Watched:
     def watch(
         self, *options: str, nodes: int = 1, restart: object = None, checkpoint: object = None, **progress: object
     ) -> None:
-        run = {"nodes": nodes, "devices_per_node": 1, "restart": restart, "checkpoint": checkpoint}
-        run["progress"] = {**PROGRESS, **progress}
-        self.rig.write("run.json", run)
+        self.watch_with({"nodes": nodes, "restart": restart, "checkpoint": checkpoint}, *options, **progress)
+
+    def watch_with(self, run: dict[str, Any], *options: str, **progress: object) -> None:
+        described = {"nodes": 1, "devices_per_node": 1, "progress": {**PROGRESS, **progress}, **run}
+        self.rig.write("run.json", described)
         child = ("--layout", ".", "--child", str(self.child.pid), "--poll", "0.05")
         self.watchdog = self.rig.start("watchdog", *self.rig.place, *child, *options)
 
@@ -169,6 +171,71 @@ def test_a_judge_of_the_loss_that_fails_costs_its_judgement_alone(
     watchdog._look(everywhere=True)
     assert watched.progress()["step"] == 2
     assert capfd.readouterr().err.count("the loss is judged no more: ArithmeticError: no such number") == 1
+
+
+def kill_or_leave(watched: Watched, policy: dict[str, Any], *lines: str) -> str:
+    """Watch a training whose rank is a child of its launcher, and return what the watchdog said."""
+    watched.watch_with({"on_bad_loss": policy}, floor_seconds=600.0)
+    watched.steps(1, 1)
+    for line in lines:
+        watched.write_log(line)
+    if policy["action"] == "tell":
+        until(lambda: watched.progress().get("step") == len(lines) + 1, "the last step")
+        watched.end_child()
+    return watched.ended()
+
+
+NAN_LINES = ("step 2/40 | loss nan", "step 3/40 | loss nan")
+
+
+def test_a_loss_that_stays_nan_ends_the_step_without_a_save_where_the_recipe_says_so(watched: Watched) -> None:
+    said = kill_or_leave(watched, {"action": "stop"}, *NAN_LINES)
+    assert "ending the training step for its loss, without a save" in said
+    assert watched.progress()["bad_loss"]["ended"] is True
+    assert "SIGUSR1" not in watched.heard()  # which asks for a save
+
+
+def test_it_goes_on_with_nan_where_the_recipe_only_has_it_told(watched: Watched) -> None:
+    said = kill_or_leave(watched, {"action": "tell"}, *NAN_LINES)
+    assert "ending" not in said
+    assert watched.progress()["bad_loss"]["ended"] is False
+
+
+def test_one_nan_that_is_followed_by_a_number_ends_nothing(watched: Watched) -> None:
+    watched.watch_with({"on_bad_loss": {"action": "stop"}}, floor_seconds=600.0)
+    for line in ("step 1/40 | loss 3.0", "step 2/40 | loss nan", "step 3/40 | loss 3.0"):
+        watched.write_log(line)
+    until(lambda: watched.progress().get("step") == 3, "step 3")
+    assert watched.child.poll() is None
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_spike_ends_the_step_only_where_the_recipe_counts_it(watched: Watched, counts: bool) -> None:
+    watched.watch_with({"on_bad_loss": {"action": "stop", "spike": counts}}, floor_seconds=600.0)
+    for step in range(1, 41):
+        watched.write_log(f"step {step}/40 | loss {3.0 if step <= 30 else 9.0}")
+    if counts:
+        assert "without a save" in watched.ended()
+        assert watched.progress()["bad_loss"]["since_step"] == 31
+    else:
+        until(lambda: watched.progress().get("step") == 40, "step 40")
+        assert watched.child.poll() is None
+
+
+def test_without_slurm_the_trainers_are_killed_and_their_script_ends_by_itself(cpu_node: NodeRig) -> None:
+    """A SIGTERM to train.sh would ask the trainers to save."""
+    rank = cpu_node.rank("sh", "-c", "trap 'touch saved' TERM; while :; do sleep 0.1; done")
+    pid = cpu_node.until_record(0)["program_pid"]
+    cpu_node.write(
+        "run.json", {"nodes": 1, "devices_per_node": 1, "progress": PROGRESS, "on_bad_loss": {"action": "stop"}}
+    )
+    cpu_node.write(f"logs/{ATTEMPT}.{NODE}.log", "step 1/40 | loss nan\nstep 2/40 | loss nan\n")
+    watchdog = cpu_node.start("watchdog", *cpu_node.place, "--layout", ".", "--child", str(rank.pid), "--poll", "0.05")
+    assert watchdog.wait(120) == 0
+    rank.wait()
+    assert not alive(pid)
+    assert cpu_node.until_record(0)["signal"] == "SIGKILL"
+    assert not (cpu_node.run_directory / "saved").exists()
 
 
 def test_a_hang_is_written_down_asked_for_its_stacks_and_ended(watched: Watched) -> None:
@@ -338,7 +405,7 @@ def test_old_checkpoints_are_removed_beside_the_training_when_the_tracker_names_
         (folder / f"step-{step}" / "mp_rank_00_model_states.pt").write_bytes(b"x")
     (folder / "latest").write_text("step-3")
     checkpoint = {"path": str(folder), "tracker": "latest", "promised": True, "keep": 2}
-    watched.watch(floor_seconds=600.0, checkpoint=checkpoint)
+    watched.watch_with({"checkpoint": checkpoint}, floor_seconds=600.0)
     watched.steps(1, 4)
     until(lambda: len(list(folder.iterdir())) == 3, "the oldest is gone")
     assert {path.name for path in folder.iterdir()} == {"latest", "step-2", "step-3"}

@@ -234,6 +234,19 @@ CONTRADICTIONS = [
         *("backend={name: megatron-lm, script: /mine.py}", "training.keep_checkpoints=2"),
         *("training.checkpoint_path=/ckpt", "training.save_interval=10"),
     ),
+    ("on_bad_loss: there is nothing to roll back to: no checkpoints are written", "on_bad_loss=rollback"),
+    (
+        "on_bad_loss: a script of your own cannot be told which batches to leave out",
+        *("backend={name: megatron-lm, script: /mine.py}", "on_bad_loss=rollback"),
+        *("training.checkpoint_path=/ckpt", "training.save_interval=10"),
+    ),
+    (
+        "on_bad_loss: a rollback hands Megatron-LM a list of steps to skip",
+        *("backend={name: megatron-lm, extra_args: [--iterations-to-skip, '5']}", "on_bad_loss=rollback"),
+        *("training.checkpoint_path=/ckpt", "training.save_interval=10"),
+    ),
+    ("on_bad_loss.skip_batches: ", "on_bad_loss={action: rollback, skip_batches: 0}"),
+    ("on_bad_loss: ", "on_bad_loss=retry"),
     # --- data
     ("give exactly one of mock: true, path", "data={path: /a, blend: [{path: /b, weight: 1}]}"),
     ("cache_path belongs to path or blend", "data={mock: true, cache_path: /c}"),

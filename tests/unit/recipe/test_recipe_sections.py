@@ -12,7 +12,7 @@ from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import BlendPart, Data
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.training import number_notes
-from llmlaunch.recipe.types import OnOom, Restart, WatchdogPolicy
+from llmlaunch.recipe.types import OnBadLoss, OnOom, Restart, WatchdogPolicy
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.workload import NO_NUMBER_FORMATS, NumberFormats, OptimizerFormats
 from support.recipes import recipe_text, small
@@ -130,6 +130,8 @@ def test_a_job_comes_back_where_there_is_a_checkpoint_to_come_back_to() -> None:
 def test_other_layouts_are_tried_only_where_asked_for() -> None:
     assert small().on_oom == OnOom(layouts=0)
     assert small("on_oom=fallback").on_oom == OnOom(layouts=2, after_checkpoint="reshard")
+    assert small().on_bad_loss == OnBadLoss()
+    assert small("on_bad_loss=stop").on_bad_loss == OnBadLoss("stop", spike=False, skip_batches=200, times=2)
     assert small("on_oom={layouts: 4, after_checkpoint: restart}").on_oom == OnOom(4, "restart")
 
 
@@ -243,6 +245,7 @@ def test_an_image_of_the_working_directory_is_found_from_the_run_directory() -> 
         ),
         (CHECKPOINTS, ("on_oom=stop", "watchdog=true", "restart={times: 20}"), ["restart={times: 3}"]),
         (CHECKPOINTS, ("restart=none",), ["restart={times: 3}"]),
+        (CHECKPOINTS, ("on_bad_loss=tell",), ["on_bad_loss=stop", "on_bad_loss=rollback", "on_bad_loss={spike: true}"]),
         (("data={path: /a}",), (), ["data.cache_path=/c"]),
         ((), ("budget.days=14", "cluster.exclude=[n1, 'n[4-5]']"), ["cluster.modules=[cuda/12.4]", "memory.limit=0.8"]),
         (("nodes=auto",), (), ["budget.days=14"]),

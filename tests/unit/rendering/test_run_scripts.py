@@ -16,7 +16,8 @@ from run_samples import H100, NASTY, cluster, deepspeed_cpu, nasty_job, outside_
 
 from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.backends.base import Rendered
-from llmlaunch.recipe.types import Recipe, Restart
+from llmlaunch.backends.logs import deepspeed_lines
+from llmlaunch.recipe.types import OnBadLoss, Recipe, Restart
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.scripts import train_script
 from llmlaunch.rundir.run import RunFiles, read_run
@@ -409,3 +410,74 @@ def test_without_gpus_or_without_a_watchdog_there_is_none() -> None:
     assert "TORCH_NCCL" not in train_script(of, rendered, None)
     assert "TORCH_NCCL" in train_script(replace(of, cluster=cluster(H100, 2)), rendered, None)
     assert "TORCH_NCCL" not in train_script(replace(of, cluster=cluster(H100, 2), watchdog=None), rendered, None)
+
+
+# Saves every two steps as the shipped script does, and at SIGTERM; from a checkpoint named 2 on its loss is NaN at step
+# 5, unless it leaves that out.
+NAN_AT_STEP_5 = """\
+import pathlib, zipfile
+skipped = [int(step) for step in sys.argv[sys.argv.index("--skip-steps") + 1 :]] if "--skip-steps" in sys.argv else []
+folder, nan = pathlib.Path({checkpoints!r}), False
+folder.mkdir(exist_ok=True)
+def save(step):
+    place = folder / ("step-%d" % step)
+    place.mkdir(exist_ok=True)
+    with zipfile.ZipFile(place / "model_states.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", "nan" if nan else "good")
+    (folder / "latest").write_text("step-%d" % step)
+if rank == 0:
+    signal.signal(signal.SIGTERM, lambda *_: (save(99), sys.exit(0)))
+latest = folder / "latest"
+done = int(latest.read_text().partition("-")[2]) if latest.exists() else 0
+for step in range(done + 1, 11):
+    if step in skipped:
+        continue
+    nan = nan or step == 5
+    if rank == 0:
+        print("step %d/10 | loss %s | 0.1 s/step | 100 tokens/s" % (step, "nan" if nan else 3.0), flush=True)
+        if step % 2 == 0:
+            save(step)
+    time.sleep(600 if nan and step == 10 else 0.1)
+"""
+
+
+def render_nan(folder: Path, **policy: object) -> Path:
+    checkpoints = str(folder / "checkpoints")
+    of, plan, rendered = deepspeed_cpu()
+    training = replace(of.training, checkpoint_path=checkpoints, save_interval=2, steps=10)
+    of = replace(of, training=training, on_bad_loss=OnBadLoss(**policy))  # type: ignore[arg-type]
+    trainer = TRAINER.format(body=NAN_AT_STEP_5.format(checkpoints=checkpoints)).encode()
+    files = {"trainer/train.py": trainer}
+    rendered = replace(rendered, program=("trainer/train.py",), files=files, progress=deepspeed_lines())
+    return write(folder, of, plan, rendered)
+
+
+@pytest.mark.frameworks
+def test_a_training_that_goes_on_with_nan_is_ended_without_a_save_where_the_recipe_stops(tmp_path: Path) -> None:
+    run = render_nan(tmp_path, action="stop")
+    done = start(run)
+    assert done.returncode != 0
+    files, ranks = only_attempt(run)
+    assert files.status is not None
+    assert (files.status["cause"]["kind"], files.status["next"]["action"]) == ("bad_loss", "end")
+    assert not (tmp_path / "checkpoints" / "step-99").exists()
+    assert {record["signal"] for record in ranks.values()} == {"SIGKILL"}
+    job_log = (run / "logs" / f"{files.attempts[0].name}.job.log").read_text()
+    assert job_log.count("the loss is NaN since step 5") + done.stderr.count("the loss is NaN since step 5") >= 1
+
+
+@pytest.mark.frameworks
+def test_a_rollback_goes_on_in_the_same_job_past_the_batches_and_sets_bad_checkpoints_aside(tmp_path: Path) -> None:
+    run = render_nan(tmp_path, action="rollback", skip_batches=2)
+    done = start(run)
+    assert done.returncode == 0, done.stdout + done.stderr + training_log(run)
+    files = read_run(run)
+    assert files.status is not None
+    assert files.status["state"] == "succeeded"
+    first, second = files.attempts
+    assert first.status["next"]["action"] == "rollback"
+    assert (second.from_step, second.began["skips"]) == (4, [[5, 6]])
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert "step-6.bad-loss" in kept
+    assert "step-99" not in kept
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "step-10"

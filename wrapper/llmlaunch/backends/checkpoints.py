@@ -25,11 +25,14 @@ __all__ = [
     "resume_seconds",
     "save_seconds",
     "saved_by_parameter",
+    "skip_flag",
     "tracker",
 ]
 
 # Files of the checkpoint folder that hold the last step saved whole; both frameworks write them last.
 TRACKERS = {"megatron-lm": "latest_checkpointed_iteration.txt", "deepspeed": "latest"}
+
+SKIP_FLAGS = {"megatron-lm": "--iterations-to-skip", "deepspeed": "--skip-steps"}
 
 # The compute copy, and of the optimizer fp32 weights and two moments.
 STATE_BYTES = 12
@@ -64,6 +67,13 @@ def tracker(recipe: Recipe) -> str:
     """Name of the file in the checkpoint folder that names the last step saved: the last number in it. A DeepSpeed
     script of the person's own has it where it calls the engine's save_checkpoint."""
     return TRACKERS[recipe.backend.name]
+
+
+def skip_flag(recipe: Recipe) -> str:
+    """Return the flag that has the trainer leave out the batches of the steps after it; empty where the recipe asks for
+    no rollback. Megatron-LM counts these steps as done, without their learning rate's progress (training.py, core
+    0.19)."""
+    return SKIP_FLAGS[recipe.backend.name] if recipe.on_bad_loss.action == "rollback" else ""
 
 
 def checkpoint_bytes(recipe: Recipe) -> int:

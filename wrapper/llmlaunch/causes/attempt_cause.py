@@ -11,7 +11,7 @@ from ..rundir.attempt import Attempt
 from ..rundir.file_names import node_log
 from ..rundir.files import read_object
 from ..rundir.slow_devices import slow_devices
-from ..rundir.values import host_names
+from ..rundir.values import host_names, number, whole_number
 from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed, is_vague, likelier
 from .hang_blame import with_blame
 from .log_scan import read_log, scan
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = ["cause_of", "causes_of_nodes"]
+__all__ = ["cause_of", "causes_of_nodes", "ended_for_loss"]
 
 LOGS_SECONDS = 20.0
 LAST_LINES_BYTES = 64 * 1024
@@ -53,6 +53,8 @@ def cause_of(
     """
     if code == 0 and not state and not any(failed(rank) for rank in ranks):
         return None
+    if ended_for_loss(attempt.progress):  # what is logged after that are the ends of ranks
+        return _of_bad_loss(attempt.progress["bad_loss"])
     causes = causes_of_nodes(attempt, ranks) + _from_watchdog(attempt.progress)
     if not ranks:
         causes += _from_preparation(attempt)
@@ -156,6 +158,24 @@ def _nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(nodes))
 
 
+def ended_for_loss(progress: Mapping[str, Any]) -> bool:
+    """Whether the watchdog ended the attempt since its loss was bad (progress.json)."""
+    bad = progress.get("bad_loss")
+    return isinstance(bad, dict) and bad.get("ended") is True
+
+
+def _of_bad_loss(bad: Mapping[str, Any]) -> Record:
+    loss, usual = (number(bad.get(key)) for key in ("loss", "usual"))
+    since = whole_number(bad.get("since_step"))
+    step = "" if since is None else f" since step {since}"
+    if bad.get("kind") == "spike" and loss is not None:
+        line = f"the loss has spiked{step}, to {loss:.4g}" + ("" if usual is None else f" from {usual:.4g}")
+    else:
+        line = f"the loss was {'NaN' if bad.get('loss') == 'nan' else 'infinite'}{step}"
+    numbers = {key: bad[key] for key in ("since_step", "good_step") if whole_number(bad.get(key)) is not None}
+    return cause("bad_loss", None, f"{line}; the watchdog ended the training", "watchdog", numbers=numbers)
+
+
 def _from_watchdog(progress: Mapping[str, Any]) -> list[Record]:
     behind, hung = progress.get("behind"), progress.get("hung")
     if isinstance(behind, dict):
@@ -237,8 +257,8 @@ def failed_nodes(text: str) -> list[str]:
 def output_of_attempt(text: str, attempt: str) -> str:
     """The part of `slurm-<job id>.out` that belongs to one attempt; several share the file after a requeue."""
     starts = list(_LOG_OF.finditer(text))
-    for number, match in enumerate(starts):
+    for place, match in enumerate(starts):
         if match.group(1) == attempt:
-            end = starts[number + 1].start() if number + 1 < len(starts) else len(text)
+            end = starts[place + 1].start() if place + 1 < len(starts) else len(text)
             return text[match.end() : end]
     return ""

@@ -31,6 +31,7 @@ _EXCEPTION = re.compile(EXCEPTION)
 _XID = re.compile(XID)
 _LOADING_FRAME = re.compile(LOADING_FRAME)
 _OF_THE_SYSTEM, _WRAPPER = re.compile(f"{OF_THE_SYSTEM}|{WRAPPER}"), re.compile(WRAPPER)
+_BAD_STEP = re.compile(r"\b(?:step|iteration) #?(\d{1,15})\b")
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _WITHOUT_TRACEBACK = re.compile(r"\s*what\(\):\s+\S|Fatal Python error: |\S+\.py: error: ")
@@ -130,6 +131,9 @@ def _hit(lines: list[str], place: int, speaker: Speaker | None, line: str) -> Hi
         if kind == "oom" and "Tried to allocate" not in message and _pins(lines, place, speaker):
             kind = "host_oom"  # cudaHostAlloc fails with the same words as cudaMalloc
         numbers = device_numbers(message) if kind == "oom" else _sizes_in(message, {"asked_bytes": _HOST})
+    if kind == "bad_loss":
+        step = _BAD_STEP.search(line)
+        numbers = {} if step is None else {"since_step": int(step.group(1))}
     hit = Hit(kind, harmless(line), place, None, None, numbers, sign.sick, sign.consequence)
     return _with_speaker(hit, speaker)
 

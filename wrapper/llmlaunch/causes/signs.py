@@ -34,6 +34,7 @@ KINDS = {
     "disk_full": "no space left on a disk",
     "file_system": "a file system failed on the node",
     "checkpoint": "the checkpoint cannot be used",
+    "bad_loss": "the loss went bad",
     "open_files": "too many open files",
     "node_fail": "the node failed",
     "bad_arguments": "wrong arguments",
@@ -175,6 +176,14 @@ SIGNS = (
         "Megatron-LM core 0.19, megatron/training/checkpointing.py, core/dist_checkpointing/validation.py",
     ),
     Sign("checkpoint", r"/latest names \S+, which (is missing|holds) ", "llmlaunch, trainers/deepspeed/checkpoints.py"),
+    # --- the loss
+    Sign("bad_loss", r"^step \d+: the loss is (nan|-?inf)\b", "llmlaunch, trainers/deepspeed/train.py"),
+    Sign(
+        "bad_loss",
+        r"Unexpected result .*found (NaN|Inf) in local (forward loss|grad norm)",
+        "Megatron-LM core 0.16 to 0.19, core/rerun_state_machine.py, core/distributed/param_and_grad_buffer.py and "
+        "pretrain_gpt.py",
+    ),
     # --- the arguments
     Sign("bad_arguments", r"^Megatron-LM refuses its arguments: ", "llmlaunch, trainers/megatron_check.py"),
     Sign(
@@ -248,6 +257,7 @@ TELLING = (
     *("NVLink", "mismatch", "space left", "quota", "NET/IB", "exited", "aborted", "terminated", "imeout", "imed out"),
     *("onitor", "dump signal", "onnection", "pipe", "failed", "peer", "socketProgress", "Interrupt", "closing signal"),
     *("what()", "EADDRINUSE", "ddress already", "refuses", "unable to load", "/latest names"),
+    *("the loss is", "found NaN", "found Inf"),
     *("Stale", "Too Many Requests", "on the Hub", "to the Hub"),
     *("pyxis", "FATAL", "EMFILE", "shared memory", "open files"),
 )

@@ -23,6 +23,7 @@ from .notice_texts import end_text, start_text
 from .notices import notify, wait_for_deliveries
 from .restart_bounds import bounds_of
 from .restart_policy import FIRST_LAYOUT, Next, fruitless, layout_of, of_this_submission, stops_at_bad_checkpoint
+from .rollback import choose_rollback, earlier_skips, write_skips
 
 if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
@@ -44,7 +45,12 @@ def main(argv: list[str]) -> int:
         return _end(options, layout, *ended)
     checkpoint = checkpoint_of(options.run_dir, layout)
     in_folder = attempts_in_folder(earlier, options.run_dir, checkpoint)
-    start = choose_start(options.run_dir, checkpoint, in_folder, stops=stops_at_bad_checkpoint(_policy(options)))
+    latest = in_folder[-1] if in_folder else None
+    rollback = choose_rollback(read_object(options.run_dir / file_names.RUN) or {}, checkpoint, latest)
+    if rollback is None:
+        start = choose_start(options.run_dir, checkpoint, in_folder, stops=stops_at_bad_checkpoint(_policy(options)))
+    else:
+        start = rollback.start
     if start.problem:
         unusable = cause("checkpoint", None, start.problem, "begin")
         return _end(options, layout, "failed", 1, f"{sentence(unusable)}. {start.remedy}", unusable, notice=True)
@@ -55,8 +61,12 @@ def main(argv: list[str]) -> int:
         return _end(options, layout, *ended, notice=True)
     own = attempt_folder(options.run_dir, options.attempt) / file_names.ATTEMPT
     record = _record(options, nodes, layout, start)
+    record["skips"] = earlier_skips(latest) if rollback is None else rollback.skips
+    record["rollback"] = None if rollback is None else rollback.record
+    record["loss_limit"] = None if rollback is None else rollback.limit
     notify(options.run_dir, options.attempt, "start", _start_text(options, record, earlier))
     try:
+        write_skips(options.run_dir, options.attempt, record["skips"], record["from_step"])
         replace_json(own, record)
         (options.run_dir / file_names.FROM_OLDER).unlink()
     except FileNotFoundError:

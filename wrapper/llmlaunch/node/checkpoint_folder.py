@@ -86,6 +86,18 @@ class CheckpointFolder:
         text = str(step) if self._is_megatron else self.steps()[step]
         replace_bytes(self.tracker, text.encode())
 
+    def set_aside_after(self, step: int, suffix: str) -> list[str]:
+        """Rename the checkpoints of later steps, so that nobody loads them; returns their new names. Raises OSError."""
+        names = []
+        for _, name in sorted(item for item in self.steps().items() if item[0] > step):
+            number, aside = 1, f"{name}{suffix}"
+            while (self.path / aside).exists():
+                number += 1
+                aside = f"{name}{suffix}.{number}"
+            (self.path / name).rename(self.path / aside)
+            names.append(aside)
+        return names
+
     def folder_of(self, step: int) -> Path:
         """Return the folder of a step, whether or not it is there."""
         return self.path / self.steps().get(step, f"iter_{step:07d}" if self._is_megatron else f"step-{step}")

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..causes.attempt_cause import cause_of
+from ..causes.attempt_cause import cause_of, ended_for_loss
 from ..causes.cause import cause as cause_record
 from ..causes.cause import ended_badly, failed, rank_end, sentence
 from ..causes.signs import SAID_BY_SLURM
@@ -40,6 +40,7 @@ from .restart_bounds import bounds_of
 from .restart_policy import (
     FIRST_LAYOUT,
     PREEMPTED,
+    BadLossFacts,
     Facts,
     Next,
     decide,
@@ -49,6 +50,7 @@ from .restart_policy import (
     may_restart_here,
     of_this_submission,
 )
+from .rollback import bad_loss_of, checkpoint_before, rolls_back
 from .signals import signal_number
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 ENDED_FROM_OUTSIDE = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # what a shell makes of them
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-STAYS = ("fallback", "again", "restart")  # what comes next in the same allocation
+STAYS = ("fallback", "again", "rollback", "restart")  # what comes next in the same allocation
 PATIENCE_SECONDS = 30.0  # the allocation is paid for, and a file system may hang
 PATIENCE_NODE_SECONDS = 1000.0  # so long all nodes together wait for the summary: 0.5 s where there are 2,000
 
@@ -169,7 +171,7 @@ def _verdict(
 ) -> Verdict:
     code, why = judge(options.code, ranks, nodes)
     stop_signal = options.stop_signal
-    ended_by_watchdog = progress.get("hung") or progress.get("behind")
+    ended_by_watchdog = progress.get("hung") or progress.get("behind") or ended_for_loss(progress)
     if not stop_signal and not ended_by_watchdog:  # which did not ask it to stop
         stop_signal = PREEMPTED if any((directory / file_names.STOP_SIGNALS).glob("*")) else ""
     if code == 0 and stop_signal and not _is_complete(progress):
@@ -214,8 +216,27 @@ def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Record
         restarts=max(0, len([item for item in ours if not item.is_fallback]) - 1),
         fruitless=fruitless(counting, layout, step),
         run=run,
+        bad_loss=_bad_loss_facts(run_directory, ours, attempt, layout, verdict.cause, progress),
         tries=1 + len([item for item in ours if job_of(item.name) == job_of(attempt) and item.was_retried]),
         bounds=bounds_of(ours, run, step, time.time(), {"state": verdict.state, "cause": verdict.cause}),
+    )
+
+
+def _bad_loss_facts(
+    run_directory: Path, ours: list[Attempt], attempt: str, layout: str, cause: Record | None, progress: Record
+) -> BadLossFacts | None:
+    from_step = next((item.from_step for item in ours if item.name == attempt), 0)
+    bad = bad_loss_of(cause, progress, from_step)
+    if bad is None:
+        return None
+    run = read_object(run_directory / file_names.RUN) or {}
+    checkpoint = checkpoint_of(run_directory, layout) if rolls_back(run) else None
+    return BadLossFacts(
+        since_step=bad.since_step,
+        at_once=bad.at_once,
+        from_step=from_step,
+        older_step=checkpoint_before(checkpoint, bad),
+        rollbacks=len([item for item in ours if item.was_rollback]),
     )
 
 
@@ -248,8 +269,10 @@ def _at_fault(run_directory: Path, attempt: str, reason: Record | None) -> list[
 
 
 def _next_for_script(follows: Next, at_fault: Sequence[str], lost: Sequence[str]) -> list[str]:
-    if follows.action in ("fallback", "again"):
-        return [follows.action if follows.action == "again" else follows.layout]
+    if follows.action in ("again", "rollback"):
+        return ["again"]
+    if follows.action == "fallback":
+        return [follows.layout]
     if follows.action == "restart":
         return ["restart", str(follows.seconds), ",".join(follows.nodes), *([",".join(lost)] if lost else [])]
     nodes = [",".join(at_fault)] if at_fault else []

@@ -68,9 +68,15 @@ class LossJudge:
         return middle + max(DEVIATIONS * STANDARD * deviation, LEAST_RISE * abs(middle))
 
     @property
-    def lasts(self) -> bool:
-        """Whether the loss is bad and shows no sign of recovering."""
-        return self._suspect is not None and self._bad_lines >= _lines(self._suspect["kind"], NOT_FINITE_LINES)
+    def in_doubt(self) -> bool:
+        """Whether the last loss was bad, or too few good ones came since: older checkpoints may be needed."""
+        return self._bad_lines > 0 or (self.bad is not None and self.bad["recovered_step"] is None)
+
+    @property
+    def lasting(self) -> Record | None:
+        """What is bad about the loss, where it shows no sign of recovering; else None."""
+        lasts = self._suspect is not None and self._bad_lines >= _lines(self._suspect["kind"], NOT_FINITE_LINES)
+        return self.bad if lasts else None
 
     def _take_good(self, step: Step, loss: float) -> str:
         if not self._good_lines:

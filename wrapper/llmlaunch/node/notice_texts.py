@@ -20,6 +20,7 @@ _FOLLOWS = {
     "chain": "The next job of the chain goes on",
     "fallback": "The next layout goes on in the same allocation",
     "again": "It is tried again in the same allocation",
+    "rollback": "It goes on from an older checkpoint in the same allocation",
 }
 
 _TO_TYPE = {"succeeded": "report", "stopped": "resume"}
@@ -70,7 +71,8 @@ def end_text(run_directory: Path, status: Record, progress: Record, follows: Nex
         text += "" if follows.why in (status["why"], "done") else f" Nothing follows: {follows.why}."
         return f"{text} Type: {to_type(_TO_TYPE.get(status['state'], 'status'), str(run_directory))}"
     wait = f", in {follows.seconds} s at the earliest" if follows.seconds else ""
-    after = f" after step {_number(status['saved_step'])}" if status.get("saved_step") else ""
+    newest = status.get("saved_step") if follows.action != "rollback" else None
+    after = f" after step {_number(newest)}" if newest else ""
     return (
         f"{text} {_FOLLOWS[follows.action]}{after}{wait} ({follows.why}). Type: {to_type('status', str(run_directory))}"
     )

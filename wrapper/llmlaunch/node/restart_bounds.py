@@ -19,7 +19,7 @@ __all__ = ["Bounds", "bounds_of"]
 
 HOUR_SECONDS = 3600.0
 # What the same batch does again. Other causes are of the machines, or are never started again anyway.
-_REPEATED = ("crash", "hung", "host_oom")
+_REPEATED = ("crash", "bad_loss", "hung", "host_oom")
 
 
 class Bounds(NamedTuple):

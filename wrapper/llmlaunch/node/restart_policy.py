@@ -38,6 +38,16 @@ _MOST_IDLE_SECONDS = 600.0  # of nodes that are paid for while they wait
 _MOST_TRIES = 3
 
 
+class BadLossFacts(NamedTuple):
+    """What follows a bad loss depends on."""
+
+    since_step: int
+    at_once: bool  # no step was good after the checkpoint of `from_step`
+    from_step: int
+    older_step: int | None  # of the checkpoint to go back to; None where there is none
+    rollbacks: int  # of this submission so far
+
+
 class Facts(NamedTuple):
     """All that the decision depends on."""
 
@@ -52,6 +62,7 @@ class Facts(NamedTuple):
     restarts: int  # automatic ones of this submission so far
     fruitless: int  # attempts in a row, this one included, that got no further than saved_step
     run: Record  # run.json
+    bad_loss: BadLossFacts | None = None  # where that ended it
     tries: int = 1  # in this job, this attempt's included, that ended for a reason of _TRIED_AGAIN
     bounds: Bounds = Bounds()  # what earlier attempts of this submission and this one have used of them
     nodes: tuple[str, ...] = ()  # of this allocation, on which the same may train again; none where too few are left
@@ -59,7 +70,7 @@ class Facts(NamedTuple):
 
 class Next(NamedTuple):
     """`action` is end, fallback, requeue, chain, or in the same allocation: again, which is no restart, since nothing
-    began, and restart, on `nodes`."""
+    began; rollback, from an older checkpoint; and restart, on `nodes`."""
 
     action: str
     why: str
@@ -79,11 +90,35 @@ def decide(facts: Facts) -> Next:
         return Next("end", "stopped by the stop file")
     if facts.stop_signal == "TERM":
         return Next("end", "cancelled by SLURM or a person; not restarted")
+    if facts.bad_loss is not None and not facts.stop_signal:
+        following = _after_bad_loss(facts, facts.bad_loss)
+        if following is not None:
+            return following
     if facts.kind == "oom" and not facts.stop_signal:
         return _after_oom(facts)
     if facts.kind in _TRIED_AGAIN and not facts.stop_signal and not facts.made_a_step and facts.tries < _MOST_TRIES:
         return Next("again", _TRIED_AGAIN[facts.kind], layout=facts.layout)
     return _restart(facts)
+
+
+def _after_bad_loss(facts: Facts, bad: BadLossFacts) -> Next | None:
+    """What the recipe's on_bad_loss says; None where it is only to be told, and the trainers ended by themselves."""
+    policy = facts.run.get("on_bad_loss")
+    policy = policy if isinstance(policy, dict) else {}
+    if bad.at_once:
+        return Next("end", f"the first loss after the checkpoint of step {bad.from_step} was bad again")
+    if policy.get("action") == "stop":
+        return Next("end", f"the loss was bad from step {bad.since_step} on (on_bad_loss: stop)")
+    if policy.get("action") != "rollback":
+        return None
+    if bad.older_step is None:
+        return Next(
+            "end", f"the loss was bad from step {bad.since_step} on, and there is no whole checkpoint before it"
+        )
+    if bad.rollbacks >= int(policy.get("times") or 0):
+        return Next("end", f"already rolled back {counted(bad.rollbacks, 'time')} (on_bad_loss.times)")
+    why = f"the loss was bad from step {bad.since_step} on"
+    return Next("rollback", f"{why}; back to the checkpoint of step {bad.older_step}", layout=facts.layout)
 
 
 def _after_oom(facts: Facts) -> Next:
@@ -130,7 +165,7 @@ def _restart(facts: Facts) -> Next:
             "end", f"the checkpoint of step {facts.saved_step} could not be loaded (restart.bad_checkpoint: stop)"
         )
     # What has trained once has arguments, data and memory that work; what hits it later may be the node's.
-    certain = facts.kind in ("crash", "") or (not_loaded and not facts.saved_step)
+    certain = facts.kind in ("crash", "bad_loss", "") or (not_loaded and not facts.saved_step)
     if certain and not facts.made_a_step and not facts.trained_before and not facts.stop_signal:
         return Next("end", "it failed before its first step and would fail again")
     if facts.restarts >= int(policy["times"]):
@@ -203,7 +238,7 @@ def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:
     load its checkpoint does not count: the next goes on from an older one.
     """
     count = 0
-    tried = [item for item in attempts if not item.was_retried]
+    tried = [item for item in attempts if not item.was_retried and not item.was_rolled_back]
     for attempt in reversed([item for item in tried if not is_load_failure(item, item.status.get("cause"))]):
         orderly = step == 0 and attempt.status.get("state") == "stopped" and attempt.status.get("step") is not None
         if layout_of(attempt) != layout or attempt.from_step < step or orderly:

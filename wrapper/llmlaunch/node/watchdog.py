@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
-from ..rundir.rank_records import rank_files
+from ..rundir.rank_records import rank_files, rank_records
 from ..rundir.stack_files import ranks_stacks
 from ..rundir.step_lines import StepLines
+from ..rundir.values import number
 from .checkpoint import read_tracker
 from .files import command_parser, say
 from .loss_judge import LossJudge
 from .notice_texts import first_step_text, stall_text
 from .notices import notify
 from .pace_watch import PaceWatch
-from .process_tree import Process, kill_tree
+from .process_tree import Process, descendants, kill_tree
 from .progress import NodeLogs, StepTracker
 from .prune import Pruner, kept_count
 from .rank_pace import WINDOW_SECONDS
@@ -93,7 +94,8 @@ class AttemptWatchdog:
         self._poll = _poll_seconds(options.poll, progress.get("floor_seconds"))
         self._clock = Clock(self._poll + STOOD_STILL_SECONDS)
         self._tracker = StepTracker(progress, self._clock.now())
-        self._loss_judge: LossJudge | None = LossJudge()
+        self._loss_judge: LossJudge | None = LossJudge(number(begun.get("loss_limit")))
+        self._on_bad_loss = run.get("on_bad_loss") or {}
         step_lines = StepLines(progress.get("step_patterns"), progress.get("slow_patterns"))
         self._logs = NodeLogs(options.run_dir / file_names.LOGS, options.attempt, step_lines, nodes)
         self._pace = PaceWatch(options.run_dir, options.attempt, begun.get("nodes"), run, options.pace_window)
@@ -110,6 +112,9 @@ class AttemptWatchdog:
             self._warn_if_no_step()
             if self._began_behind():
                 self._end_child(ends)
+                return
+            if self._ends_for_loss():
+                self._kill_trainers(ends)
                 return
             if self._all_nodes_ended():
                 self._request_verdict()
@@ -203,6 +208,32 @@ class AttemptWatchdog:
         say(f"watchdog: the trainers began at step {first}, not after the checkpoint of step {self._from_step}; ending")
         return True
 
+    def _ends_for_loss(self) -> bool:
+        """Whether the loss is bad and stays so, and the recipe has the training ended for it."""
+        bad = self._loss_judge.lasting if self._loss_judge else None
+        if bad is None or self._on_bad_loss.get("action") not in ("stop", "rollback"):
+            return False
+        if bad["kind"] == "spike" and not self._on_bad_loss.get("spike"):
+            return False
+        bad["ended"] = True
+        self._write()
+        say("watchdog: ending the training step for its loss, without a save")
+        return True
+
+    def _kill_trainers(self, ends: frozenset[signal.Signals]) -> None:
+        """End the step so that no trainer saves a bad model over good checkpoints, as each would at SIGTERM. srun makes
+        a KILL of a TERM; without SLURM the child is train.sh, which would ask for a save."""
+        if not os.environ.get("SLURM_JOB_ID"):
+            pids = {record.get("program_pid") for record in rank_records(self._directory)}
+            for pid in filter(pids.__contains__, descendants(self._child.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            give_up_at = time.monotonic() + TERM_SECONDS
+            while pids and self._child.alive() and time.monotonic() < give_up_at:
+                if signal.sigtimedwait(ends, 0.2) is not None:
+                    return
+        self._end_child(ends)
+
     def _wait_for_dumps(self) -> None:
         """Wait until every rank's stacks are there and grow no more, DUMP_SECONDS at most."""
         give_up_at = time.monotonic() + DUMP_SECONDS
@@ -283,7 +314,8 @@ class AttemptWatchdog:
         named = read_tracker(self._checkpoint)
         if named is not None:  # a tracker that vanishes later does not unsay it
             self._saved_step = max(named, self._saved_step or 0)
-            if self._pruner is not None and self._child.alive():
+            trusted = self._loss_judge is None or not self._loss_judge.in_doubt
+            if self._pruner is not None and trusted and self._child.alive():
                 with contextlib.suppress(OSError):  # no memory or no process left: after a later step
                     self._pruner.start(named)
         record = {

@@ -57,6 +57,7 @@ SHORT_RUN = (
     "budget={}",
     "restart=none",
     "on_oom=stop",
+    "on_bad_loss=tell",
     "preflight=false",
     "spare_nodes=0",
     "watchdog={floor_seconds: 180, first_step_seconds: 600}",

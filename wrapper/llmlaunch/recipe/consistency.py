@@ -135,6 +135,26 @@ def _coming_back(recipe: Recipe) -> Iterator[Problem]:
             "there is nothing to come back to: no checkpoints are written; add training.save_interval and "
             "training.checkpoint_path, or remove restart",
         )
+    if recipe.on_bad_loss.action != "rollback":
+        return
+    if recipe.training.checkpoint_path is None:
+        yield (
+            ("on_bad_loss",),
+            "there is nothing to roll back to: no checkpoints are written; add training.save_interval and "
+            "training.checkpoint_path, or write stop or tell",
+        )
+    elif recipe.backend.script is not None:
+        yield (
+            ("on_bad_loss",),
+            "a script of your own cannot be told which batches to leave out, nor is it known how it lays out its "
+            "checkpoints; write stop or tell",
+        )
+    elif any(word.split("=", 1)[0] == "--iterations-to-skip" for word in recipe.backend.extra_args):
+        yield (
+            ("on_bad_loss",),
+            "a rollback hands Megatron-LM a list of steps to skip, which takes the place of your own; remove "
+            "--iterations-to-skip from backend.extra_args, or write stop or tell",
+        )
 
 
 def _old_checkpoints(recipe: Recipe) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from llmlaunch.models.shape import Router, natural_activation
 from llmlaunch.recipe.layout_keys import RECOMPUTE_AND_OFFLOAD
 from llmlaunch.recipe.tracking import NO_TRACKING
 from llmlaunch.recipe.training import Training
-from llmlaunch.recipe.types import AUTO_NODES, MemoryPolicy, OnOom, Recipe, Restart, WatchdogPolicy
+from llmlaunch.recipe.types import AUTO_NODES, MemoryPolicy, OnBadLoss, OnOom, Recipe, Restart, WatchdogPolicy
 from llmlaunch.techniques import NO_TECHNIQUES
 from llmlaunch.workload import NO_NUMBER_FORMATS
 
@@ -63,6 +63,7 @@ _LATER: Mapping[str, Any] = {
     "restart": None,
     "bad_checkpoint": "previous",
     "on_oom": OnOom(layouts=0),
+    "on_bad_loss": OnBadLoss(),
     "watchdog": WatchdogPolicy(),
     "preflight": False,
     "spare_nodes": 0,

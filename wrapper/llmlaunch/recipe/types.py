@@ -50,6 +50,7 @@ __all__ = [
     "Code",
     "MemoryPolicy",
     "MonitorPolicy",
+    "OnBadLoss",
     "OnOom",
     "Recipe",
     "Restart",
@@ -121,6 +122,23 @@ class OnOom:
         default="reshard",
         written=Literal["reshard", "restart", "stop"],
     )
+
+
+@section
+class OnBadLoss:
+    """What follows when the loss becomes NaN or infinite and stays so."""
+
+    action: str = key(
+        "tell: it is said; stop: the job ends, without a save; rollback: it goes on from a checkpoint before the bad "
+        "step, past the batches around it",
+        default="tell",
+        written=Literal["tell", "stop", "rollback"],
+    )
+    spike: bool = key("Whether a spike of the loss that stays counts, too", default=False)
+    skip_batches: int = key(
+        "rollback: global batches left out, half of them before the bad step", default=200, ge=1, le=10_000
+    )
+    times: int = key("rollback: so many times at most", default=2, ge=1, le=100)
 
 
 @section
@@ -391,6 +409,11 @@ class Recipe:
         "When a device runs out of memory: stop, fallback (as layouts: 2), or a mapping",
         default=OnOom(layouts=0),
         words={"stop": OnOom(layouts=0), "fallback": OnOom()},
+    )
+    on_bad_loss: OnBadLoss = key(
+        "When the loss becomes NaN or infinite: tell, stop, rollback, or a mapping",
+        default=OnBadLoss(),
+        words={action: OnBadLoss(action=action) for action in ("tell", "stop", "rollback")},
     )
     watchdog: WatchdogPolicy | None = key(
         "Notices a job that makes no more steps, dumps its stacks and ends it; false = off",

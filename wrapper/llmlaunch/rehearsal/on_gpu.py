@@ -21,7 +21,7 @@ from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.launchers.run_files import latest_attempt
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.tracking import NO_TRACKING
-from llmlaunch.recipe.types import OnOom, Recipe
+from llmlaunch.recipe.types import OnBadLoss, OnOom, Recipe
 from llmlaunch.rehearsal.job_alone import JobAlone
 from llmlaunch.rehearsal.ranks import ON_GPU, Omission, RankChoice, RehearsedRank
 from llmlaunch.rehearsal.records import nothing_shown, shape_with_job
@@ -232,6 +232,7 @@ def _recipe(recipe: Recipe, plan: Plan, alone: RankAlone, name: str, steps: int)
         placement="slurm",
         restart=None,
         on_oom=OnOom(layouts=0),
+        on_bad_loss=OnBadLoss(),
         monitor=replace(recipe.monitor, probe=True),
         tracking=NO_TRACKING,
         notify=None,

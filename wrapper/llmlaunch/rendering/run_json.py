@@ -278,12 +278,13 @@ LEAST_LATE_END_SECONDS = 60
 
 
 def recovery(recipe: Recipe, plan: Plan) -> dict[str, object]:
-    """`restart`, `checkpoint`, `fallbacks` and `after_checkpoint` of run.json (docs/run-directory.md)."""
+    """`restart`, `checkpoint`, `fallbacks`, `after_checkpoint` and `on_bad_loss` of run.json (docs/run-files.md)."""
     return {
         "restart": _restart(recipe),
         "checkpoint": _checkpoint(recipe),
         "fallbacks": _fallbacks(plan),
         "after_checkpoint": recipe.on_oom.after_checkpoint,
+        "on_bad_loss": asdict(recipe.on_bad_loss),
     }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 
 from llmlaunch.backends.argument import RUN_DIR, NodeVariable, Reason, Word
 from llmlaunch.backends.base import Rendered
+from llmlaunch.backends.checkpoints import skip_flag
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.documents.slurm_options import GPU_OPTIONS, other_gres, refused_sbatch_option, sbatch_value_problem
 from llmlaunch.documents.templates import has_own_templates
@@ -152,6 +153,7 @@ def _train_values(recipe: Recipe, rendered: Rendered, code_root: PurePath | None
         "monitor_interval_seconds": recipe.monitor.interval_seconds,
         "snapshot": code_root is not None,
         "wandb": recipe.tracking.wandb,
+        "skip_flag": skip_flag(recipe),
         "flight_recorder": _records_flight(recipe),
     }
 

@@ -22,6 +22,8 @@ ADVICE = {
     "another file system; then resume.",
     "file_system": "A file system failed on the node, which new jobs avoid; resume goes on elsewhere.",
     "checkpoint": "The last checkpoint cannot be used; resume --from-older goes on from an older one.",
+    "bad_loss": "Look at the steps before it: learning rate, warm-up, data, fp16. on_bad_loss: rollback goes back to a "
+    "checkpoint from before and leaves out the batches around the step.",
     "open_files": "The nodes allow too few open files (ulimit -Hn): ask for more, or use fewer data workers.",
     "node_fail": _HARDWARE,
     "bad_arguments": "The framework refuses an argument: mend it in the recipe (explain-args says which line it "

@@ -81,6 +81,7 @@ def _next_step(following: Mapping[str, Any]) -> str:
     then = {
         "again": "the same again in the same allocation, on another port",
         "restart": f"the same in the same allocation{soon}",
+        "rollback": "from an older checkpoint, in the same allocation",
         "fallback": f"layout {following.get('layout')} in the same allocation",
         "requeue": f"back into the queue{soon}",
         "chain": f"the follow-up job{soon}",

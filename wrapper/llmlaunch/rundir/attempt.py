@@ -109,6 +109,17 @@ class Attempt:
         following = (self.verdict or {}).get("next")
         return isinstance(following, dict) and following.get("action") == "again"
 
+    @property
+    def was_rolled_back(self) -> bool:
+        """Whether its loss went bad, and the next attempt went back to a checkpoint from before that."""
+        following = (self.verdict or {}).get("next")
+        return isinstance(following, dict) and following.get("action") == "rollback"
+
+    @property
+    def was_rollback(self) -> bool:
+        """Whether it began with an older checkpoint than the last, since the loss had gone bad."""
+        return isinstance(self.began.get("rollback"), dict)
+
     @cached_property
     def summary(self) -> AttemptSummary | None:
         """The account that the job wrote of the attempt; None where it did not, or where there is more to know."""

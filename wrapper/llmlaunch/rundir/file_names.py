@@ -41,6 +41,7 @@ VERSIONS = "versions.json"
 NOTICES = "notices.jsonl"
 PREFLIGHT_RESULT = "preflight.json"
 PREPARE_LOG = "prepare.log"
+SKIP_STEPS = "skip_steps"  # after a rollback: the steps whose batches are left out
 OBSERVED = "observed.json"  # of a command that somebody else launched
 
 # Folders of an attempt.

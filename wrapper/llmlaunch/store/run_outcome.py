@@ -37,6 +37,7 @@ GOES_ON = {
     "fallback": "running",
     "again": "running",
     "restart": "running",
+    "rollback": "running",
     "requeue": "submitted",
     "chain": "submitted",
 }

@@ -16,6 +16,8 @@ With --evaluation-interval it works out the loss on validation data, too:
 With --save it saves every --save-interval steps and after the last, and goes on from the last checkpoint when started
 again. Told by SIGTERM, it saves after the step that runs, prints `saved step N after SIGTERM` and ends.
 
+With --skip-steps it leaves out the batches of these steps and counts them as done.
+
 With --alone it is rank 0 of so many ranks that do not exist, started by rank_alone.py: it trains a few steps to be
 looked at, saves nothing, and fails where it did less than a rank of such a job.
 
@@ -94,6 +96,14 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--trained-layers", type=int, default=0, help="train the last so many layers and the head only")
     parser.add_argument("--save", type=Path, help="folder for checkpoints; training resumes from its latest")
     parser.add_argument("--save-interval", type=int, default=0, help="steps between checkpoints")
+    parser.add_argument(
+        "--skip-steps",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="STEP",
+        help="steps that are not trained, nor their batch",
+    )
     parser.add_argument("--alone", type=int, default=0, metavar="RANKS", help="be rank 0 of so many that do not exist")
     parser.add_argument("--measure-baseline", action="store_true", help="print the idle trainer's memory")
     parser.add_argument("--deepspeed", action="store_true", help="accepted for DeepSpeed's own launcher")
@@ -174,7 +184,11 @@ def train(args: argparse.Namespace, notice: Notice) -> None:
     tokens_per_step = engine.train_batch_size() * args.sequence_length // (split.data if args.alone else 1)
     done = resume(engine, args.save)
     logged, clock = done, time.perf_counter()
+    skipped = frozenset(args.skip_steps)
     for step in range(done, args.steps):
+        if step + 1 in skipped:
+            logged, clock = step + 1, time.perf_counter()
+            continue
         set_learning_rate(engine, args, step)
         loss, stop_requested = train_step(engine, batches, step, notice, context)
         if not math.isfinite(loss):

@@ -1,0 +1,189 @@
+"""After a loss that went bad: which checkpoint the next attempt begins with, and which batches it leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_begin import Run
+
+from llmlaunch.node.rollback import BadLoss, _skip, bad_loss_of
+from support.node_rig import NodeRig
+
+ROLLBACK = {"action": "rollback", "spike": False, "skip_batches": 20, "times": 2}
+
+
+@pytest.fixture
+def run(cpu_node: NodeRig, tmp_path: Any) -> Run:
+    return Run(cpu_node, tmp_path)
+
+
+def goes_bad(run: Run, since: int, good: int, attempt: str = "7.0", from_step: int = 0, **more: Any) -> None:
+    numbers = {"since_step": since, "good_step": good}
+    cause = {"kind": "bad_loss", "numbers": numbers, "source": "watchdog", "consequence": False}
+    after = {"action": "rollback", "why": "the loss was bad"}
+    tracker_step = int(run.tracker.read_text().rpartition("-")[2])
+    run.failed(attempt, from_step=from_step, cause=cause, next=after, tracker_step=tracker_step, **more)
+
+
+def names(run: Run) -> list[str]:
+    return sorted(path.name for path in run.tracker.parent.iterdir() if path.is_dir())
+
+
+def skipped(run: Run, attempt: str) -> list[int]:
+    path = run.folder / "attempts" / attempt / "skip_steps"
+    return [int(step) for step in path.read_text().split()] if path.exists() else []
+
+
+def describe(run: Run, **changes: Any) -> None:
+    run.describe(restart=None, on_bad_loss={**ROLLBACK, **changes}, progress={"steps": 1000})
+
+
+def test_it_goes_back_a_hundred_steps_and_leaves_out_the_batches_around_the_bad_one(run: Run) -> None:
+    describe(run)
+    for step in (300, 400, 500):
+        run.save(step)
+    goes_bad(run, since=451, good=450)
+    assert run.first_step("7.1", "--layout", ".") == 300  # 400 is only 50 steps before
+    assert run.tracker.read_text() == "step-300"
+    assert names(run) == ["step-300", "step-400.bad-loss", "step-500.bad-loss"]
+    assert skipped(run, "7.1") == list(range(441, 461))
+    record = run.record("7.1")
+    assert record["rollback"]["to_step"] == 300
+    assert record["skips"] == [[441, 460]]
+    assert "the loss was bad from step 451 on; going back to the checkpoint of step 300" in record["note"]
+
+
+def test_the_newest_before_the_bad_step_serves_where_none_is_older(run: Run) -> None:
+    describe(run)
+    run.save(440)
+    run.save(460)
+    goes_bad(run, since=451, good=450)
+    assert run.first_step("7.1", "--layout", ".") == 440
+    assert skipped(run, "7.1") == list(range(441, 461))
+
+
+def test_between_two_logged_steps_all_that_may_be_bad_is_left_out(run: Run) -> None:
+    describe(run, skip_batches=10)
+    run.save(300)
+    goes_bad(run, since=500, good=400)  # log_interval: 100
+    run.begin("7.1", "--layout", ".")
+    assert skipped(run, "7.1") == list(range(396, 501))
+
+
+def test_a_checkpoint_that_is_torn_is_passed_by(run: Run) -> None:
+    describe(run)
+    run.save(200)
+    run.save(300)
+    (run.tracker.parent / "step-300" / "mp_rank_00_model_states.pt").write_bytes(b"PK\x03\x04 torn")
+    run.save(500)
+    goes_bad(run, since=451, good=450)
+    assert run.first_step("7.1", "--layout", ".") == 200
+
+
+def test_stop_goes_on_from_before_when_a_person_resumes_it_and_leaves_nothing_out(run: Run) -> None:
+    describe(run, action="stop")
+    run.save(300)
+    run.save(500)
+    goes_bad(run, since=451, good=450)
+    assert run.first_step("8.0") == 300
+    assert names(run) == ["step-300", "step-500.bad-loss"]
+    assert skipped(run, "8.0") == []
+
+
+def test_tell_changes_no_checkpoint(run: Run) -> None:
+    describe(run, action="tell")
+    run.save(300)
+    run.save(500)
+    goes_bad(run, since=451, good=450)
+    assert run.first_step("8.0") == 500
+    assert names(run) == ["step-300", "step-500"]
+
+
+def test_the_checkpoints_of_a_script_of_ones_own_are_left_alone(run: Run) -> None:
+    describe(run, action="stop")
+    run.describe(
+        restart=None,
+        on_bad_loss={**ROLLBACK, "action": "stop"},
+        checkpoint={"path": str(run.tracker.parent), "tracker": "latest", "promised": False, "interval": 100},
+    )
+    run.save(300)
+    run.save(500)
+    goes_bad(run, since=451, good=450)
+    assert run.first_step("8.0") == 500
+    assert names(run) == ["step-300", "step-500"]
+
+
+def test_what_was_left_out_once_is_left_out_again_after_any_other_end(run: Run) -> None:
+    describe(run)
+    run.save(300)
+    goes_bad(run, since=451, good=450)
+    run.begin("7.1", "--layout", ".")
+    (run.folder / "attempts" / "7.1" / "status.json").write_text(
+        '{"attempt": "7.1", "state": "failed", "exit_code": 1, "cause": {"kind": "nccl"}}'
+    )
+    run.begin("8.0")
+    assert skipped(run, "8.0") == list(range(441, 461))
+    run.save(450)
+    run.begin("9.0")
+    assert skipped(run, "9.0") == list(range(451, 461))
+
+
+def test_a_second_rollback_leaves_out_both(run: Run) -> None:
+    describe(run)
+    run.save(300)
+    goes_bad(run, since=451, good=450)
+    run.begin("7.1", "--layout", ".")
+    status = '{"attempt": "7.1", "state": "failed", "exit_code": 1, "cause": %s}'
+    cause = '{"kind": "bad_loss", "source": "watchdog", "numbers": {"since_step": 471, "good_step": 470}}'
+    (run.folder / "attempts" / "7.1" / "status.json").write_text(status % cause)
+    run.begin("7.2", "--layout", ".")
+    assert run.record("7.2")["skips"] == [[441, 460], [461, 480]]
+    assert skipped(run, "7.2") == list(range(441, 481))
+
+
+def test_checkpoints_set_aside_twice_keep_both(run: Run) -> None:
+    describe(run)
+    for attempt in ("7.0", "7.1"):
+        run.save(300)
+        run.save(500)
+        if attempt == "7.0":
+            goes_bad(run, since=451, good=450)
+            run.begin("7.1", "--layout", ".")
+    cause = '{"kind": "bad_loss", "source": "watchdog", "numbers": {"since_step": 481, "good_step": 480}}'
+    (run.folder / "attempts" / "7.1" / "status.json").write_text(
+        f'{{"attempt": "7.1", "state": "failed", "exit_code": 1, "cause": {cause}}}'
+    )
+    run.begin("7.2", "--layout", ".")
+    assert names(run) == ["step-300", "step-500.bad-loss", "step-500.bad-loss.2"]
+
+
+@pytest.mark.parametrize("numbers", [None, [], {"since_step": "x", "good_step": -1e400}, {"since_step": True}])
+def test_a_record_that_is_torn_goes_back_nowhere_it_should_not(run: Run, numbers: Any) -> None:
+    bad = bad_loss_of({"kind": "bad_loss", "numbers": numbers, "source": "watchdog"}, {}, 300)
+    assert bad == BadLoss(since_step=300, good_step=299, at_once=True)
+    assert bad_loss_of("bad_loss", {}, 0) is bad_loss_of({"kind": "oom"}, {}, 0) is bad_loss_of(None, {}, 0) is None
+
+
+def test_trainers_that_end_by_themselves_name_the_step_and_the_log_the_last_good_one() -> None:
+    cause = {"kind": "bad_loss", "numbers": {"since_step": 451}, "source": "log"}
+    assert bad_loss_of(cause, {"good_step": 450}, 300) == BadLoss(451, 450, at_once=False)
+    assert bad_loss_of(cause, {}, 450) == BadLoss(451, 449, at_once=True)
+    # with a line every hundred steps none was logged yet
+    assert bad_loss_of(cause, {}, 440) == BadLoss(451, 440, at_once=False)
+
+
+@given(st.integers(1, 300), st.integers(0, 400), st.integers(0, 200), st.integers(1, 200), st.integers(700, 1000))
+def test_what_is_left_out_has_the_bad_step_and_never_the_last_nor_what_was_trained(
+    count: int, step: int, between: int, stride: int, steps: int
+) -> None:
+    bad = BadLoss(since_step=step + between + stride, good_step=step + between, at_once=False)
+    skip = _skip({"skip_batches": count}, bad, step, steps)
+    if bad.since_step >= steps:
+        assert skip is None or skip[1] < steps
+        return
+    assert skip is not None
+    first, last = skip
+    assert step < first <= bad.good_step + 1 <= bad.since_step <= last < steps

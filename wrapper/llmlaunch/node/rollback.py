@@ -1,0 +1,144 @@
+"""The way back from a loss that went bad: to a checkpoint from before, past the batches around the bad step.
+
+PaLM's 540B model went back about 100 steps before each spike and left out 200 to 500 batches, those seen before and
+during it; the loss did not spike again at the same place (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1). The
+same batches did no harm to a model in another state, so what is left out need not be bad by itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..rundir import file_names
+from ..rundir.file_names import attempt_folder
+from ..rundir.files import replace_bytes
+from ..rundir.values import number, whole_number
+from .checkpoint import Start
+from .checkpoint_folder import CheckpointFolder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..rundir.attempt import Attempt
+    from .files import Record
+
+__all__ = ["BadLoss", "Rollback", "bad_loss_of", "checkpoint_before", "choose_rollback", "rolls_back", "write_skips"]
+
+MARGIN_STEPS = 100  # between the checkpoint and the last good step, where an older checkpoint is there
+MOST_SKIPS = 20_000  # steps on the command line of a trainer
+SET_ASIDE = ".bad-loss"  # after the name of a checkpoint's folder
+
+
+class BadLoss(NamedTuple):
+    """When the loss of an attempt went bad: the first bad step, and the last good one before it. `at_once`: no step
+    after the checkpoint it began with was good. `limit` is the highest loss that counted as usual."""
+
+    since_step: int
+    good_step: int
+    at_once: bool
+    limit: float | None = None
+
+
+class Rollback(NamedTuple):
+    """What a rollback changes: where the attempt starts, the ranges of steps whose batches are left out, first and last
+    included, and the highest loss that counts as usual; `record` is the "rollback" of attempt.json."""
+
+    start: Start
+    skips: list[list[int]]
+    limit: float | None
+    record: Record | None
+
+
+def rolls_back(run: Record) -> bool:
+    """Whether the recipe has a bad loss followed by a rollback (run.json)."""
+    return _policy(run).get("action") == "rollback"
+
+
+def bad_loss_of(cause: object, progress: Record, from_step: int) -> BadLoss | None:
+    """Return when the loss went bad of an attempt that began at `from_step` and ended for `cause`; None where it ended
+    for another reason."""
+    if not isinstance(cause, dict) or cause.get("kind") != "bad_loss":
+        return None
+    given = cause.get("numbers")
+    numbers: Record = given if isinstance(given, dict) else {}
+    since, good = whole_number(numbers.get("since_step")), whole_number(numbers.get("good_step"))
+    if good is None:
+        good = whole_number(progress.get("good_step"))
+    seen = cause.get("source") == "watchdog"  # which sees logged steps alone
+    at_once = good is None and from_step > 0 and (seen or since is None or since <= from_step + 1)
+    if good is None:
+        good = from_step - 1 if at_once else from_step
+    record = progress.get("bad_loss")
+    limit = number(record.get("limit")) if isinstance(record, dict) else None
+    return BadLoss(max(good + 1, since or 0), good, at_once, limit)
+
+
+def checkpoint_before(checkpoint: Record | None, bad: BadLoss) -> int | None:
+    """Return the step of the checkpoint to go back to: the newest whole one by MARGIN_STEPS before the last good step,
+    else the newest whole one up to that step; None where there is none, or a script of the person's own laid out its
+    folder as it likes."""
+    if checkpoint is None or not checkpoint.get("promised", True):
+        return None
+    folder = CheckpointFolder(checkpoint)
+    early, _ = folder.newest_whole(bad.good_step - MARGIN_STEPS)
+    return folder.newest_whole(bad.good_step)[0] if early is None else early
+
+
+def choose_rollback(run: Record, checkpoint: Record | None, latest: Attempt | None) -> Rollback | None:
+    """Go back where the latest attempt that saved in this folder ended for its loss, and the recipe asked to end it;
+    None where it did not, or nothing older is there. Newer checkpoints are set aside, not deleted."""
+    policy = _policy(run)
+    if latest is None or policy.get("action") not in ("stop", "rollback"):
+        return None
+    bad = bad_loss_of(latest.status.get("cause"), latest.progress, latest.from_step)
+    step = None if bad is None else checkpoint_before(checkpoint, bad)
+    if bad is None or step is None or checkpoint is None:
+        return None
+    folder = CheckpointFolder(checkpoint)
+    note = f"the loss was bad from step {bad.since_step} on; going back to the checkpoint of step {step}"
+    skip = _skip(policy, bad, step, (run.get("progress") or {}).get("steps")) if rolls_back(run) else None
+    if skip is not None:
+        note += f", leaving out the batches of steps {skip[0]} to {skip[1]}"
+    try:
+        folder.name(step)
+        names = folder.set_aside_after(step, SET_ASIDE)
+    except OSError as error:
+        return Rollback(
+            Start(0, problem=f"{note}; but {folder.path} cannot be changed: {error.strerror}"), [], None, None
+        )
+    if names:
+        note += f"; set aside: {', '.join(names)}"
+    record = {"since_step": bad.since_step, "to_step": step, "skip": skip, "set_aside": names}
+    skips = earlier_skips(latest) + ([skip] if skip is not None else [])
+    return Rollback(Start(step, note), skips, bad.limit, record)
+
+
+def earlier_skips(latest: Attempt | None) -> list[list[int]]:
+    """The ranges that the latest attempt left out: whoever trains these steps again leaves them out again."""
+    given = None if latest is None else latest.began.get("skips")
+    ranges = given if isinstance(given, list) else []
+    return [pair for pair in ranges if isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)]
+
+
+def _skip(policy: Record, bad: BadLoss, step: int, steps: object) -> list[int] | None:
+    """Half of the batches before the first bad step, half after it, none that the checkpoint has seen. The last step is
+    always trained: it logs and saves."""
+    count = whole_number(policy.get("skip_batches")) or 1
+    first = max(step + 1, bad.good_step + 1 - count // 2)
+    last = max(first + count - 1, bad.since_step)
+    if isinstance(steps, int):
+        last = min(last, steps - 1)
+    return [first, last] if first <= last else None
+
+
+def write_skips(run_directory: Path, attempt: str, skips: list[list[int]], from_step: int) -> None:
+    """Write the steps after `from_step` that the trainers are to leave out, for train.sh. Raises OSError."""
+    left = {step for first, last in skips for step in range(max(first, from_step + 1), last + 1)[:MOST_SKIPS]}
+    if left:
+        text = " ".join(map(str, sorted(left)[:MOST_SKIPS]))
+        replace_bytes(attempt_folder(run_directory, attempt) / file_names.SKIP_STEPS, f"{text}\n".encode())
+
+
+def _policy(run: Record) -> Record:
+    policy = run.get("on_bad_loss")
+    return policy if isinstance(policy, dict) else {}
