@@ -18,7 +18,7 @@ TINY = (
     "model={num_layers: 2, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, num_query_groups: 2, "
     "vocab_size: 256}",
     "training.sequence_length=64", "training.global_batch_size=8", "training.steps=12", "training.save_interval=4",
-    "cluster=cpu-x1", f"python={sys.executable}",
+    "cluster=cpu-x1", f"python={sys.executable}", "restart.within=queue",
 )  # fmt: skip
 
 pytestmark = pytest.mark.frameworks
