@@ -45,7 +45,7 @@ raise_open_files() {
 raise_open_files
 
 # bash asks for the folder it is in each time it looks for a command: it finds those it needs before that is the shared one.
-cd / && hash cat mkdir mkfifo mktemp rm sleep tr grep
+cd / && hash cat mkdir mkfifo mktemp rm sleep tr grep 2>/dev/null
 cd -- "$LLMLAUNCH_RUN_DIR" || die "cannot enter the run directory $LLMLAUNCH_RUN_DIR"
 
 # Rank 0 listens here, and the others will look for it on MASTER_ADDR: better said now than after a time-out.
