@@ -86,6 +86,7 @@ def test_an_attempt_that_was_killed_without_a_verdict_lost_the_time_to_its_last_
         pytest.param({"kind": "ecc"}, {"kind": "ecc"}, None, id="the machine's fault"),
         pytest.param({"kind": "crash", "consequence": True}, {"kind": "crash", "consequence": True}, None, id="killed"),
         pytest.param({"kind": "hung"}, {"kind": "hung"}, 149, id="a hang that nobody is blamed for"),
+        pytest.param({"kind": "bad_loss"}, {"kind": "bad_loss"}, 149, id="a loss that trainers ended for"),
         pytest.param(WAITS, {**WAITS, "suspects": {"n2": ["no_answer"]}}, 149, id="a hang of two nodes"),
         pytest.param(WAITS, WAITS, None, id="a hang of one node, which is then left out"),
     ],
