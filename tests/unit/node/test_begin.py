@@ -292,6 +292,17 @@ def test_several_that_cannot_be_loaded_are_left_one_by_one_and_it_is_not_given_u
     assert run.record("7.3")["skipped"][0]["why"].startswith("the trainers of attempt 7.2 could not load it")
 
 
+def test_a_checkpoint_whose_step_megatron_has_judged_is_left_for_the_one_before(run: Run) -> None:
+    run.save(100)
+    run.save(120)
+    cannot_load(run, "7.0", 120)
+    status = run.folder / "attempts" / "7.0" / "status.json"
+    cause = {"kind": "silent_corruption", "source": "log", "suspects": {"n1": ["a", "b"]}}
+    status.write_text(json.dumps({**json.loads(status.read_text()), "cause": cause}))
+    assert run.first_step("7.1") == 100
+    assert "attempt 7.0 has judged the step it was saved for" in run.record("7.1")["note"]
+
+
 def test_those_between_that_are_damaged_too_are_named(run: Run) -> None:
     for step in (80, 100, 120):
         run.save(step)

@@ -58,7 +58,7 @@ def test_what_goes_on(changes: dict[str, Any], follows: Next) -> None:
         ),
         *(
             ({"kind": kind}, f"a restart would end in {kind} again")
-            for kind in ("disk_full", "bad_arguments", "shm_full", "container")
+            for kind in ("disk_full", "bad_arguments", "shm_full", "container", "unexpected_result")
         ),
         ({"kind": "container_busy", "tries": 3, "fruitless": 2}, "2 attempts in a row"),
         ({"kind": "oom"}, "on_oom: fallback tries layouts with more headroom"),
@@ -82,7 +82,9 @@ def test_what_has_trained_before_is_not_ended_by_a_crash_before_its_first_step()
     assert decide(crash._replace(fruitless=2)).action == "end"  # and not for ever
 
 
-@pytest.mark.parametrize("kind", ["driver", "file_system", "name_resolution", "hub", "checkpoint"])
+@pytest.mark.parametrize(
+    "kind", ["rerun", "silent_corruption", "driver", "file_system", "name_resolution", "hub", "checkpoint"]
+)
 def test_what_another_try_may_mend_is_tried_again_before_the_first_step(kind: str) -> None:
     assert decide(facts(kind=kind, made_a_step=False, fruitless=1)).action == "requeue"
     assert decide(facts(kind=kind, made_a_step=False, fruitless=2)).action == "end"

@@ -31,7 +31,7 @@ TELLING_SHARE = 0.05  # of the published weight: runs of fewer hours are not wor
 # the plan, the recipe or the scheduler is the reason of.
 UNPLANNED = frozenset(
     {"gpu_lost", "ecc", "xid", "nvlink", "driver", "host_oom", "file_system", "node_fail", "name_resolution", "hub"}
-    | {"nccl", "crash", "hung"}
+    | {"nccl", "crash", "hung", "silent_corruption", "rerun"}
 )
 
 

@@ -15,6 +15,7 @@ from ..rundir.values import host_names, number, whole_number
 from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed, is_vague, likelier
 from .hang_blame import with_blame
 from .log_scan import read_log, scan
+from .rerun_verdict import with_first_gpu
 from .signs import KINDS
 from .suspects import with_first_crash, with_slow_nodes
 
@@ -65,7 +66,8 @@ def cause_of(
     if best is None:
         return None
     made_a_step = attempt.progress.get("step") is not None
-    suspected = with_first_crash(with_blame(best, attempt, ranks), made_a_step, len(attempt.nodes))
+    blamed = with_first_gpu(with_blame(best, attempt, ranks), attempt)
+    suspected = with_first_crash(blamed, made_a_step, len(attempt.nodes))
     return with_slow_nodes(suspected, slow_devices(attempt.progress))
 
 

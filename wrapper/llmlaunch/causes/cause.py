@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..rundir.values import is_host
 from .redaction import harmless
+from .rerun_verdict import without_reruns
 from .signs import KINDS
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def cause_from_log(hits: Sequence[Hit], node: str, ranks: Sequence[Record]) -> R
     """Return what the log says: its first line that names a device, memory or disk, else one that names the network,
     which often recovers; else the last exception of the rank that failed first; else a line that only reports
     another's end; None where there is no line at all."""
+    hits = without_reruns(hits, ranks)
     named = [hit for hit in hits if hit.kind != "crash" and not hit.consequence]
     if named:
         first_hit = next((hit for hit in named if hit.kind != "nccl"), named[0])

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..rundir.files import open_regular
 from .redaction import harmless
-from .signs import EXCEPTION, HARDWARE_XIDS, LOADING_FRAME, NO_CAUSES, OF_THE_SYSTEM, SIGNS, TELLING, WRAPPER, XID
+from .signs import (
+    EXCEPTION,
+    HARDWARE_XIDS,
+    LOADING_FRAME,
+    NO_CAUSES,
+    OF_THE_SYSTEM,
+    RERUN,
+    SIGNS,
+    SILENT_CORRUPTION,
+    TELLING,
+    WRAPPER,
+    XID,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +41,7 @@ _SIGNS = [(re.compile(sign.expression), sign) for sign in SIGNS]
 _NO_CAUSE = re.compile("|".join(expression for expression, _ in NO_CAUSES))
 _EXCEPTION = re.compile(EXCEPTION)
 _XID = re.compile(XID)
+_DEVICE = re.compile(r"(?:\bRank (?P<rank>\d+), node \S+, device|\(node: \S+, gpu:) (?P<device>\d+)")
 _LOADING_FRAME = re.compile(LOADING_FRAME)
 _OF_THE_SYSTEM, _WRAPPER = re.compile(f"{OF_THE_SYSTEM}|{WRAPPER}"), re.compile(WRAPPER)
 _BAD_STEP = re.compile(r"\b(?:step|iteration) #?(\d{1,15})\b")
@@ -134,6 +147,10 @@ def _hit(lines: list[str], place: int, speaker: Speaker | None, line: str) -> Hi
     if kind == "bad_loss":
         step = _BAD_STEP.search(line)
         numbers = {} if step is None else {"since_step": int(step.group(1))}
+    device = _DEVICE.search(line) if kind in (SILENT_CORRUPTION, RERUN) else None
+    if device is not None:
+        numbers = {"device": int(device["device"])}
+        speaker = speaker if device["rank"] is None else ("rank", int(device["rank"]))
     hit = Hit(kind, harmless(line), place, None, None, numbers, sign.sick, sign.consequence)
     return _with_speaker(hit, speaker)
 

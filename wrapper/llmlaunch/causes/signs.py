@@ -11,8 +11,10 @@ __all__ = [
     "LOADING_FRAME",
     "NO_CAUSES",
     "OF_THE_SYSTEM",
+    "RERUN",
     "SAID_BY_SLURM",
     "SIGNS",
+    "SILENT_CORRUPTION",
     "TELLING",
     "WRAPPER",
     "XID",
@@ -27,6 +29,7 @@ KINDS = {
     "xid": "a GPU failed",
     "nvlink": "NVLink failed",
     "driver": "the GPU driver is not in order",
+    "silent_corruption": "a GPU computes wrongly",
     "preflight": "the preflight found a node unfit",
     "oom": "out of GPU memory",
     "host_oom": "out of main memory",
@@ -44,12 +47,15 @@ KINDS = {
     "name_resolution": "a host name could not be resolved",
     "hub": "the Hugging Face hub did not answer",
     "nccl": "the network between ranks failed",
+    "rerun": "an unexpected result is to be computed again on another GPU",
+    "unexpected_result": "the program or the data gives an unexpected result",
     "crash": "crashed",
     "preempted": "preempted",
     "time_limit": "out of time",
     "cancelled": "cancelled",
     "hung": "hung",
 }
+SILENT_CORRUPTION, RERUN = "silent_corruption", "rerun"
 SAID_BY_SLURM = frozenset({"preempted", "time_limit", "cancelled"})
 
 
@@ -91,6 +97,29 @@ SIGNS = (
         "torch 2.13, c10/cuda/CUDAFunctions.cpp and torch/cuda/__init__.py; CUDA errors 3, 46, 100 and 802 (the fabric "
         "manager does not run)",
         True,
+    ),
+    # --- Megatron's rerun state machine: causes.rerun_verdict says what its lines mean
+    Sign(
+        "silent_corruption",
+        r"\bRank \d+, node \S+, device \d+, iteration #\d+: Possible transient error!",
+        "Megatron-LM core 0.19, megatron/core/rerun_state_machine.py",
+        True,
+    ),
+    Sign(
+        "silent_corruption",
+        r"\bRank \d+, node \S+, device \d+, iteration #\d+: Possible persistent error!",
+        "the same; it names the place of the second GPU",
+    ),
+    Sign(
+        "unexpected_result",
+        r"\bRank \d+, node \S+, device \d+, iteration #\d+: Correct result \(but possible Application error\)",
+        "the same",
+    ),
+    Sign(
+        "rerun",
+        r"\bRank \d+, node \S+, device \d+, iteration #\d+: First rerun: .*Need to rerun on a different GPU"
+        r"|Got rescheduled on the same GPU\. Need to resume again",
+        "the same",
     ),
     # --- memory of the host. Before the GPU's: some of these lines name CUDA, too.
     Sign(
@@ -260,6 +289,7 @@ TELLING = (
     *("the loss is", "found NaN", "found Inf"),
     *("Stale", "Too Many Requests", "on the Hub", "to the Hub"),
     *("pyxis", "FATAL", "EMFILE", "shared memory", "open files"),
+    *("Need to rerun", "Got rescheduled"),
 )
 
 # A line that looks like one of the above and ended nothing.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..rundir.values import is_host
 from .cause import nodes_at_fault
+from .signs import RERUN, SILENT_CORRUPTION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ MOST_SHARE = 0.05
 """Of the nodes of a partition. Where more seem bad it is the file system, the network or the program."""
 
 # Others may have caused it. What a device, a driver, SLURM or the preflight says of the node itself is enough.
-_SOFT = ("file_system", "name_resolution")
+_SOFT = ("file_system", "name_resolution", SILENT_CORRUPTION)
 _CRASH_SIGN, _SLOW_SIGN = "crash", "slow"
 
 
@@ -85,7 +86,8 @@ def is_only_a_crash(cause: Record) -> bool:
 
 
 def nodes_to_leave_out(causes: Sequence[Record | None]) -> list[str]:
-    """Return the nodes against which the last of a run's causes is a sign and all of them together are enough."""
+    """Return the nodes against which the last of a run's causes is a sign and all of them together are enough; or the
+    one whose result is to be computed again on another GPU."""
     total: dict[str, int] = {}
     crashed: set[str] = set()
     for cause in causes:
@@ -94,4 +96,7 @@ def nodes_to_leave_out(causes: Sequence[Record | None]) -> list[str]:
                 signs = 0 if node in crashed else signs
                 crashed.add(node)
             total[node] = total.get(node, 0) + signs
-    return [node for node in signs_against(causes[-1] if causes else None) if total[node] >= ENOUGH_SIGNS]
+    last = causes[-1] if causes else None
+    if last is not None and last.get("kind") == RERUN and is_host(last.get("node")):
+        return [str(last["node"])]
+    return [node for node in signs_against(last) if total[node] >= ENOUGH_SIGNS]

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..causes.rerun_verdict import is_judged_step
 from ..rundir import file_names
 from ..rundir.files import open_regular, read_object
 from ..rundir.run import begun_attempts
@@ -103,24 +104,29 @@ def _choose(run_directory: Path, checkpoint: Record, attempts: list[Attempt], st
 
 
 def unloadable_steps(folder: CheckpointFolder, attempts: list[Attempt]) -> dict[int, str]:
-    """Map each step whose checkpoint the trainers of an attempt could not load, and that has not been written since, to
-    the sentence that says so."""
-    unchanged = "could not load it, and none of its files has changed since"
+    """Map each step whose checkpoint the trainers of an attempt could not go on from, and that has not been written
+    since, to the sentence that says so."""
     return {
-        attempt.from_step: f"the trainers of attempt {attempt.name} {unchanged}"
+        attempt.from_step: _why_not(attempt)
         for attempt in attempts
         if is_load_failure(attempt, attempt.status.get("cause"))
         and attempt.began.get("checkpoint_changed_ns") == folder.changed_ns(attempt.from_step)
     }
 
 
+def _why_not(attempt: Attempt) -> str:
+    if is_judged_step(attempt.status.get("cause") or {}):
+        return f"attempt {attempt.name} has judged the step it was saved for, and whoever loads it ends there again"
+    return f"the trainers of attempt {attempt.name} could not load it, and none of its files has changed since"
+
+
 def is_load_failure(attempt: Attempt, cause: object) -> bool:
-    """Whether the trainers of `attempt`, which ended for this cause, could not load the checkpoint that it began with:
-    a log says so, and they made no step."""
+    """Whether the trainers of `attempt`, which ended for this cause, could not go on from the checkpoint it began with:
+    a log says so, or Megatron-LM had saved it to judge its step again; and they made no step."""
     made_a_step = attempt.status.get("step") is not None or attempt.progress.get("step") is not None
     return (
         isinstance(cause, dict)
-        and (cause.get("kind"), cause.get("source")) == ("checkpoint", "log")
+        and ((cause.get("kind"), cause.get("source")) == ("checkpoint", "log") or is_judged_step(cause))
         and attempt.from_step > 0
         and not made_a_step
     )

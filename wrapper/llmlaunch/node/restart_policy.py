@@ -24,7 +24,7 @@ PREEMPTED = "preempted"
 ends in time ends the job, and SLURM does not put it back."""
 
 # Failures that would recur at once, wherever the job runs.
-_CERTAIN = ("oom", "disk_full", "shm_full", "open_files", "bad_arguments", "container")
+_CERTAIN = ("oom", "disk_full", "shm_full", "open_files", "bad_arguments", "container", "unexpected_result")
 # Failures before the first step that may not come again: another port, another word with a registry, and a folder that
 # pyxis left behind is removed by the step that met it.
 _TRIED_AGAIN = {

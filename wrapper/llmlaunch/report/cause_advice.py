@@ -13,6 +13,7 @@ ADVICE = {
     "xid": _HARDWARE,
     "nvlink": _HARDWARE,
     "driver": _HARDWARE,
+    "silent_corruption": "The GPU is suspected, or new jobs avoid its node; resume goes on without it. Have it tested.",
     "preflight": _HARDWARE,
     "oom": "The layout needs more than was predicted, and the store knows it now: plan anew for one with more room. "
     "With on_oom: fallback the job would go on with the next layout by itself.",
@@ -34,6 +35,8 @@ ADVICE = {
     "name_resolution": "A host name was not found, which is often over soon: resume.",
     "hub": "Compute nodes often have no network: name the tokenizer and the data by their paths; or resume later.",
     "nccl": "The network between ranks failed, which is often over soon: resume; if it returns, set preflight: true.",
+    "rerun": "Megatron-LM wants the step on another GPU: resume on other nodes.",
+    "unexpected_result": "Two GPUs agree on the result: look at the data and the program at that step.",
     "crash": "The trainer's own message is in the logs: mend what it names, then resume.",
     "preempted": "Nothing is wrong with the job: resume.",
     "time_limit": "Time was up: resume, with more of it after `--` (--time=...), or shorten training.steps.",
