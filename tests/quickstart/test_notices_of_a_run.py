@@ -68,7 +68,7 @@ def test_a_run_that_ends_well(tmp_path: Path, receiver: Webhook) -> None:
     start, first, end = told(directory, receiver, 3)
     assert start == "training starts on 1 node."
     assert re.fullmatch(r"first step: [1-8] of 8, loss [\d.]+, 0\.5 s a step\.", first)
-    assert re.fullmatch(r"succeeded: .*\. Step 8 of 8\..* Type: llmlaunch report RUN", end)
+    assert re.fullmatch(r"succeeded: .*\. Step 8 of 8, goodput \d+ %\..* Type: llmlaunch report RUN", end)
     until(lambda: (directory / "heard").read_text().count('"event"') == 3, "the command to have heard the same")
     assert "knows None" in "".join(path.read_text() for path in directory.glob("logs/*"))  # not the trainers' affair
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
@@ -85,4 +85,4 @@ def test_a_run_that_hangs_while_the_webhook_hangs_too(tmp_path: Path, receiver: 
     assert not receiver.released.is_set()
     _, _, stall, end = told(directory, receiver, 4)
     assert stall.startswith("training hangs after step 6 of 8: no sign of a step for ")
-    assert re.fullmatch(r"failed: .* Step 6 of 8\. .* Type: llmlaunch status RUN", end)
+    assert re.fullmatch(r"failed: .* Step 6 of 8, goodput 0 %\. .* Type: llmlaunch status RUN", end)

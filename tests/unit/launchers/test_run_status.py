@@ -95,7 +95,8 @@ def test_what_is_unusual_is_said() -> None:
 
 def test_the_keys_of_the_json_stay() -> None:
     keys = """run_dir run_id launcher job_id phase state reason exit_code cluster jobs link earlier restarts
-        expected_start attempt progress cause stopping layout rehearses skipped_checkpoints"""
+        expected_start attempt progress cause stopping layout rehearses skipped_checkpoints
+        goodput"""
     assert sorted(look(JobState("running")).as_json()) == sorted(keys.split())
 
 

@@ -15,7 +15,7 @@ from support.webhook import webhook
 RUN = Path("/runs/a b")
 BEGAN: dict[str, Any] = {"nodes": ["n1", "n2", "n3", "n4", "n5"], "from_step": 0, "note": ""}
 FAILED = {"state": "failed", "why": "rank 1 on node n2 was ended by SIGKILL", "saved_step": 1000}
-KILLED = "failed: rank 1 on node n2 was ended by SIGKILL. Step 1,200 of 4,000."
+KILLED = "failed: rank 1 on node n2 was ended by SIGKILL. Step 1,200 of 4,000, goodput 87 %."
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_stall() -> None:
         (
             {"state": "succeeded", "why": "all done"},
             Next("end", "done"),
-            "succeeded: all done. Step 1,200 of 4,000. Type: llmlaunch report '/runs/a b'",
+            "succeeded: all done. Step 1,200 of 4,000, goodput 87 %. Type: llmlaunch report '/runs/a b'",
         ),
         (
             FAILED,
@@ -76,7 +76,7 @@ def test_a_stall() -> None:
     ],
 )
 def test_an_end(status: dict[str, Any], follows: Next, text: str) -> None:
-    assert end_text(RUN, status, {"step": 1200, "steps": 4000}, follows) == text
+    assert end_text(RUN, status, {"step": 1200, "steps": 4000}, follows, 0.874) == text
 
 
 def test_what_follows_is_told_as_a_restart_only_where_slurm_can_start_it(

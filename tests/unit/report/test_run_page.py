@@ -38,15 +38,16 @@ def page_of(run: RunDir) -> str:
     return run_page(report_of(run), "llmlaunch report run --html report.html")
 
 
-def test_steps_made_again_and_waiting_are_lost_to_what_ended_the_attempt(tmp_path: Path) -> None:
+def test_steps_made_again_are_lost_to_what_ended_the_attempt(tmp_path: Path) -> None:
     report = report_of(restarted_run(tmp_path / "run"))
-    first, second, third = report["attempts"]
-    assert (first["redone_steps"], second["redone_steps"], third["redone_steps"]) == (20, 20, 0)
-    assert first["waiting_seconds"] == pytest.approx(420)
-    by_cause = {entry["cause"]: entry for entry in report["lost"]["by_cause"]}
-    assert by_cause.keys() == {"gpu", "hang"}
-    assert by_cause["gpu"]["seconds"] == pytest.approx(20 * first["step_seconds"] + 420)
-    assert report["lost"]["restarts"] == 2
+    assert [attempt["time"]["repeated_steps"] for attempt in report["attempts"]] == [20, 20, 0]
+    spent = report["goodput"]
+    stops = {stop["cause"]: stop for stop in spent["stops"]}
+    assert stops.keys() == {"gpu", "hang"}
+    assert stops["gpu"]["seconds"] == pytest.approx(20 * PACE)
+    assert spent["queue_seconds"] == pytest.approx(2 * 420)
+    assert (spent["useful_steps"], spent["useful_seconds"]) == (400, pytest.approx(400 * PACE))
+    assert spent["share"] == pytest.approx(400 * PACE / (3 * 240 + 440 * PACE))
 
 
 def test_a_last_attempt_that_failed_lost_what_it_had_not_saved(tmp_path: Path) -> None:
@@ -54,8 +55,8 @@ def test_a_last_attempt_that_failed_lost_what_it_had_not_saved(tmp_path: Path) -
     status = json.loads((run.path / "status.json").read_text())
     for place in ("status.json", "attempts/77.2/status.json"):
         run.write(place, status | {"state": "failed", "saved_step": 360, "cause": None})
-    last = report_of(run)["attempts"][-1]
-    assert (last["redone_steps"], last["redone_seconds"]) == (40, 40 * last["step_seconds"])
+    spent = report_of(run)["attempts"][-1]["time"]
+    assert (spent["repeated_steps"], spent["repeated_seconds"]) == (40, pytest.approx(40 * PACE))
 
 
 def test_measured_peaks_stand_beside_their_predictions_by_pipeline_rank(tmp_path: Path) -> None:

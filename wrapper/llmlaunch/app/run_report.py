@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from llmlaunch.report.run_text import bad_loss_text, slow_texts
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object, read_text
+from llmlaunch.rundir.goodput import goodput_of
 from llmlaunch.rundir.memory_files import attempt_summary
 from llmlaunch.rundir.run import RunDirectoryError, RunFiles, read_run
 from llmlaunch.rundir.values import byte_count, count_above_zero, counted, number, text_or_none, time_or_none
@@ -64,7 +64,7 @@ def run_report(directory: Path, notify: Notify) -> Record:
         "state": state,
         "plan": plan,
         "attempts": attempts,
-        "lost": _lost(attempts),
+        "goodput": goodput_of(begun).as_json(),
         "memory": memory,
         "steps": steps,
         "compared": compared(plan, memory, _pace(steps, measured), _tokens_of_a_device(files.run)),
@@ -145,11 +145,14 @@ def _state(files: RunFiles, attempts: Sequence[Record], notify: Notify) -> Recor
 
 
 def _attempts(begun: Sequence[Attempt], traces: Mapping[str, StepTrace]) -> list[Record]:
-    """One record for each attempt, oldest first; `redone_steps` are those that the next one makes again."""
-    records = [_attempt(attempt, traces[attempt.name]) for attempt in begun]
-    for record, after in zip_longest(records, records[1:]):
-        _add_loss(record, after)
-    return records
+    """One record for each attempt, oldest first; `time` says how its seconds were spent, None where nobody knows when
+    it began."""
+    times = iter(goodput_of(begun).attempts)
+    return [
+        _attempt(attempt, traces[attempt.name])
+        | {"time": next(times)._asdict() if time_or_none(attempt.began.get("started_at")) else None}
+        for attempt in begun
+    ]
 
 
 def _attempt(attempt: Attempt, trace: StepTrace) -> Record:
@@ -172,52 +175,6 @@ def _attempt(attempt: Attempt, trace: StepTrace) -> Record:
         "cause": text_or_none(cause.get("kind")) if isinstance(cause, dict) else None,
         "why": sentence(cause) if isinstance(cause, dict) else text_or_none(status.get("why")),
         "slow": slow_texts(status if status else attempt.progress),
-    }
-
-
-def _add_loss(record: Record, after: Record | None) -> None:
-    """Add what an attempt's end cost: steps that are made again, and the time until the next one began."""
-    reached, pace = record["to_step"], record["step_seconds"] or 0.0
-    kept = reached
-    if after is not None:
-        kept = after["from_step"]
-    elif record["state"] == "failed":
-        kept = record["saved_step"] or record["from_step"]
-    redone = 0 if reached is None or kept is None else max(min(reached, reached - kept), 0)
-    done = 0 if reached is None else max(reached - record["from_step"], 0)
-    redone = min(redone, done)
-    waiting = None
-    if after is not None and record["ended_at"] is not None and after["started_at"] is not None:
-        waiting = max(after["started_at"] - record["ended_at"], 0.0)
-    record |= {
-        "steps_made": done,
-        "redone_steps": redone,
-        "redone_seconds": redone * pace,
-        "waiting_seconds": waiting,
-    }
-
-
-def _lost(attempts: Sequence[Record]) -> Record:
-    causes: dict[str, Record] = {}
-    for attempt in attempts:
-        lost = attempt["redone_seconds"] + (attempt["waiting_seconds"] or 0.0)
-        ended = attempt["state"] == "failed" or attempt["waiting_seconds"] is not None
-        if not ended:
-            continue
-        name = attempt["cause"] or attempt["state"] or "unknown"
-        entry = causes.setdefault(name, {"cause": name, "stops": 0, "redone_steps": 0, "seconds": 0.0})
-        entry["stops"] += 1
-        entry["redone_steps"] += attempt["redone_steps"]
-        entry["seconds"] += lost
-    ordered = sorted(causes.values(), key=lambda entry: (-entry["seconds"], entry["cause"]))
-    starts = [each["started_at"] for each in attempts if each["started_at"] is not None]
-    ends = [each["ended_at"] for each in attempts if each["ended_at"] is not None]
-    whole = max(ends) - min(starts) if starts and ends and max(ends) > min(starts) else None
-    return {
-        "restarts": max(len(attempts) - 1, 0),
-        "seconds": sum(entry["seconds"] for entry in ordered),
-        "wall_seconds": whole,
-        "by_cause": ordered,
     }
 
 

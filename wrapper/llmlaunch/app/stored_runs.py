@@ -86,6 +86,7 @@ class RunState:
             "attempts": [{"attempt": name, "layout": layout} for name, layout in attempts],
             "step": self.progress.step,
             "steps": self.progress.steps,
+            "goodput": None if self.progress.goodput is None else self.progress.goodput.as_json(),
         }
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["runs_command", "status_command"]
 
 HEAD = (  # what one looks for first comes first: a narrow screen shows the others in lines below
-    *("run", "state", "step", "measured GiB", "predicted GiB", "kind", "verdict (80 % rule)", "attempts", "age"),
-    *("recipe", "launcher", "job", "directory"),
+    *("run", "state", "step", "measured GiB", "predicted GiB", "kind", "verdict (80 % rule)", "attempts", "goodput"),
+    *("age", "recipe", "launcher", "job", "directory"),
 )
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -54,7 +54,8 @@ def runs_command(
     as_json: bool,
 ) -> None:
     """List the runs, the newest first: state, attempts, step, the plan's verdict with Fujii's 80 % rule's in brackets,
-    and the worst rank's predicted and measured peak.
+    the worst rank's predicted and measured peak, and the goodput: the share of the allocated time in which steps were
+    made that count in the end.
 
     Runs that have finished since are collected first; SLURM is asked once about all that go on.
 
@@ -106,9 +107,11 @@ def _runs_table(listed: Sequence[RunState]) -> str:
         fujii = "" if entry.fujii_verdict is None else f" ({entry.fujii_verdict})"
         verdict = f"{entry.verdict or '-'}{fujii}"
         age = "-" if since is None else duration(max(0.0, now - since))
+        share = None if progress.goodput is None else progress.goodput.share
+        goodput = "-" if share is None else f"{100 * share:.0f} %"
         texts = (
-            *(run.run_id, state, step, *sizes, run.peak_kind, verdict, progress.chain, age),
-            *(run.recipe, run.launcher, run.job_id, str(run.directory)),
+            *(run.run_id, state, step, *sizes, run.peak_kind, verdict, progress.chain, goodput),
+            *(age, run.recipe, run.launcher, run.job_id, str(run.directory)),
         )
         rows.append([one_line(text or "-") for text in texts])
     return table(HEAD, rows, indent="")

@@ -15,6 +15,8 @@ from llmlaunch.report.run_text import bad_loss_text, not_finite_text, slow_texts
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object, read_run_id
+from llmlaunch.rundir.goodput import Goodput, goodput_of
+from llmlaunch.rundir.run import begun_attempts
 from llmlaunch.rundir.values import counted, whole_number
 
 __all__ = ["RunStatus", "read_statuses"]
@@ -36,6 +38,8 @@ class RunStatus:
     """Layout of the newest attempt: "" is the planned one, else a fallback after out of memory."""
     skipped_checkpoints: tuple[int, ...] = ()
     """Steps of newer checkpoints that the newest attempt did not begin with, because they are damaged."""
+    goodput: Goodput | None = None
+    """Where the time of all its attempts went."""
     rehearses: int | None = None
     """The pipeline rank of a job that runs here by itself; None of a job that is itself."""
 
@@ -60,6 +64,7 @@ class RunStatus:
             "attempt": self.attempt,
             "layout": self.layout,
             "progress": {name: self.progress.get(name) for name in names} if self.progress else None,
+            "goodput": None if self.goodput is None else self.goodput.as_json(),
             "cause": dict(self.cause) or None,
             "stopping": self.stopping,
             "skipped_checkpoints": list(self.skipped_checkpoints),
@@ -128,7 +133,9 @@ class RunStatus:
         figures = [f"step {step:.0f}" + (f" of {steps:.0f}" if steps else "")]
         unusual = not_finite_text(self.progress)
         figures += [f"loss {unusual}"] if unusual else [f"loss {loss:.4g}"] if loss is not None else []
-        return figures + ([f"{speed:,.0f} tokens/s"] if speed is not None else [])
+        figures += [f"{speed:,.0f} tokens/s"] if speed is not None else []
+        share = None if self.goodput is None else self.goodput.share
+        return figures + ([f"goodput {100 * share:.0f} %"] if share is not None else [])
 
     def _number(self, name: str) -> float | None:
         value = self.progress.get(name)
@@ -188,6 +195,7 @@ def _read(submission: Submission) -> RunStatus:
         stopping=(submission.run_dir / file_names.STOP).exists(),
         layout=attempt.layout if attempt else "",
         skipped_checkpoints=attempt.skipped_steps if attempt else (),
+        goodput=goodput_of(begun_attempts(submission.run_dir)) if attempt else None,
         rehearses=whole_number(rehearsal.get("pipeline_rank")) if isinstance(rehearsal, dict) else None,
     )
 

@@ -25,6 +25,7 @@ from ..rundir import file_names
 from ..rundir.attempt import Attempt, rank_records
 from ..rundir.file_names import SUMMARY, attempt_folder
 from ..rundir.files import read_object, replace_json
+from ..rundir.goodput import goodput_of
 from ..rundir.memory_files import summarize
 from ..rundir.run import begun_attempts
 from ..rundir.slow_devices import slow_devices
@@ -137,7 +138,8 @@ def _notify(options: argparse.Namespace, status: Record, progress: Record, follo
         follows = Next("end", "without SLURM no job starts again by itself")
     event = "end" if follows.action == "end" else "restart"
     try:
-        text = end_text(options.run_dir, status, progress, follows)
+        goodput = goodput_of(begun_attempts(options.run_dir)).share
+        text = end_text(options.run_dir, status, progress, follows, goodput)
     except Exception as error:  # no notice is worth the job's last word
         say(f"notice not written: {type(error).__name__}: {error}")
         return

@@ -62,11 +62,12 @@ def stall_text(hung: Record, progress: Record) -> str:
     )
 
 
-def end_text(run_directory: Path, status: Record, progress: Record, follows: Next) -> str:
-    """Return how an attempt ended, how far the training came, what follows, and what to type."""
+def end_text(run_directory: Path, status: Record, progress: Record, follows: Next, goodput: float | None = None) -> str:
+    """Return how an attempt ended, how far the training came, with which goodput, what follows, and what to type."""
     text = f"{status['state']}: {status['why']}."
     if progress.get("step") is not None:
-        text += f" Step {_number(progress['step'])}{_of(progress.get('steps'))}."
+        share = "" if goodput is None else f", goodput {100 * goodput:.0f} %"
+        text += f" Step {_number(progress['step'])}{_of(progress.get('steps'))}{share}."
     if follows.action == "end":
         text += "" if follows.why in (status["why"], "done") else f" Nothing follows: {follows.why}."
         return f"{text} Type: {to_type(_TO_TYPE.get(status['state'], 'status'), str(run_directory))}"

@@ -102,6 +102,7 @@ class AttemptWatchdog:
         self._silent_until = None if progress.get("promised") else progress.get("first_step_seconds")
         self._stop_requested = self._unwritten = False
         self._written_at = -WRITE_SECONDS
+        self._first_step_at: float | None = None  # unix seconds
         self._at: float | None = None  # unix seconds of the last step
 
     def watch(self, ends: frozenset[signal.Signals]) -> None:
@@ -136,6 +137,7 @@ class AttemptWatchdog:
         if fresh:
             self._at, self._unwritten = time.time(), True
         if fresh and is_first:
+            self._first_step_at = time.time()
             notify(self._run_directory, self._attempt, "first_step", first_step_text(self._tracker.record()))
         if self._pace.look(self._tracker.is_steady(self._clock.now())):
             self._unwritten = True
@@ -322,6 +324,8 @@ class AttemptWatchdog:
             "schema": 1,
             **self._tracker.record(),
             "tracker_step": self._saved_step,
+            "first_step": self._tracker.first_step,
+            "first_step_at": self._first_step_at,
             "at": self._at,
             "hung": hung,
             "behind": self._behind,

@@ -170,7 +170,8 @@ class EndDistribution:
 
     @property
     def goodput(self) -> float:
-        """The share of the expected time in which the job makes steps that last; 0 where it may never end."""
+        """The share of the expected time in which the job makes steps that last, as `rundir.goodput` measures it but
+        without the first start; 0 where it may never end."""
         if not np.all(self._hopeful):
             return 0.0
         return self.work_seconds / (self.work_seconds + float(np.mean(self._other_seconds)))

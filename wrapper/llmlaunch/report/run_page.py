@@ -57,7 +57,7 @@ def run_page(report: Record, command: str) -> str:
 
 
 def _tiles(report: Record) -> list[dict[str, str]]:
-    run, state, lost = report["run"], report["state"], report["lost"]
+    run, state, spent = report["run"], report["state"], report["goodput"]
     by_name = {row["name"]: row for row in report["compared"]}
     step = DASH if state["step"] is None else f"{state['step']:,}"
     tiles = [
@@ -80,13 +80,13 @@ def _tiles(report: Record) -> list[dict[str, str]]:
         error = "" if row is None or row["error"] is None else f", {error_words(row['error'])}"
         value = DASH if measured is None or row is None else amount(measured, row["unit"])
         tiles.append({"name": name, "value": value, "unit": unit, "note": words + error})
-    wall = lost["wall_seconds"]
+    restarts = counted(max(len(report["attempts"]) - 1, 0), "restart")
     tiles.append(
         {
-            "name": "Lost to stops",
-            "value": duration(lost["seconds"]) if report["attempts"] else DASH,
-            "unit": f"of {duration(wall)}" if wall else "",
-            "note": counted(lost["restarts"], "restart"),
+            "name": "Goodput",
+            "value": DASH if spent["share"] is None else f"{100 * spent['share']:.0f}",
+            "unit": "" if spent["share"] is None else f"% of {duration(spent['allocated_seconds'])}",
+            "note": restarts,
         }
     )
     return tiles
@@ -109,7 +109,7 @@ def _compared(report: Record) -> dict[str, Any]:
 
 
 def _attempts(report: Record) -> dict[str, Any]:
-    attempts, lost = report["attempts"], report["lost"]
+    attempts, spent = report["attempts"], report["goodput"]
     timed = [each for each in attempts if each["started_at"] is not None]
     starts = [each["started_at"] for each in timed]
     ends = [each["ended_at"] or each["started_at"] for each in timed]
@@ -119,7 +119,10 @@ def _attempts(report: Record) -> dict[str, Any]:
     about = (
         f"{counted(len(attempts), 'attempt')}, {duration(whole)} from the first start to the last end. " if bars else ""
     )
-    about += "Lost are steps that were made again after a restart, and the time until the next attempt began."
+    about += (
+        f"Allocated: {duration(spent['allocated_seconds'])}; between attempts: {duration(spent['queue_seconds'])}. "
+    )
+    about += "Goodput is the share of the allocated time in which steps were made that count in the end."
     if hidden > 0 and bars:
         about += f" {hidden} attempts in the middle are in the table alone."
     legend = [
@@ -130,13 +133,21 @@ def _attempts(report: Record) -> dict[str, Any]:
     return {
         "about": about,
         "chart": {"legend": legend, "bars": bars, "lines": []} if bars else None,
-        "lost": [
-            [_words(entry["cause"]), str(entry["stops"]), f"{entry['redone_steps']:,}", duration(entry["seconds"])]
-            for entry in lost["by_cause"]
-        ],
+        "lost": [[*row[:3], duration(row[3])] for row in _losses(spent)],
         "head": ["attempt", "layout", "state", "began", "lasted", "steps", "made again", "s a step", "why it ended"],
         "rows": [_attempt_row(number, each) for number, each in enumerate(attempts, 1)],
     }
+
+
+def _losses(spent: Record) -> list[tuple[str, str, str, float]]:
+    """What the allocated time was lost to, the costliest first: name, stops, steps made again, seconds."""
+    parts = [("start-up", "startup"), ("saves, evaluations, slow steps", "other"), ("after the last step", "end")]
+    rows = [(name, DASH, DASH, spent[f"{part}_seconds"]) for name, part in parts]
+    rows += [
+        (_words(stop["cause"]), str(stop["stops"]), f"{stop['repeated_steps']:,}", stop["seconds"])
+        for stop in spent["stops"]
+    ]
+    return sorted((row for row in rows if row[3] > 0 or row[1] != DASH), key=lambda row: -row[3])
 
 
 def _some(items: Sequence[Record]) -> list[tuple[int, Record]]:
@@ -148,10 +159,11 @@ def _some(items: Sequence[Record]) -> list[tuple[int, Record]]:
 def _attempt_bar(number: int, attempt: Record, first: float, whole: float) -> dict[str, Any]:
     began = attempt["started_at"] if attempt["started_at"] is not None else first
     lasted = max((attempt["ended_at"] or began) - began, 0.0)
-    pace = attempt["step_seconds"] or 0.0
-    redone = min(attempt["redone_seconds"], lasted)
-    good = min(max(attempt["steps_made"] - attempt["redone_steps"], 0) * pace, lasted - redone)
-    parts = [("outside", lasted - good - redone), ("good", good), ("bad", redone)]
+    spent = attempt["time"] or {}
+    repeated_steps, repeated = spent.get("repeated_steps", 0), min(spent.get("repeated_seconds", 0.0), lasted)
+    before, good = spent.get("startup_seconds", 0.0), min(spent.get("useful_seconds", 0.0), lasted - repeated)
+    before = min(before, lasted - repeated - good)
+    parts = [("outside", before), ("good", good), ("bad", repeated), ("outside", lasted - before - good - repeated)]
     offset = BAR_UNITS * (began - first) / whole
     pieces = [piece | {"x": round(piece["x"] + offset, 2)} for piece in spread_of(parts, whole)]
     if not pieces:
@@ -161,8 +173,7 @@ def _attempt_bar(number: int, attempt: Record, first: float, whole: float) -> di
         ("began after", duration(began - first)),
         ("lasted", duration(lasted) if attempt["ended_at"] is not None else DASH),
         ("steps", _span(attempt)),
-        ("steps made again", f"{attempt['redone_steps']:,}, {duration(attempt['redone_seconds'])}"),
-        ("until the next began", DASH if attempt["waiting_seconds"] is None else duration(attempt["waiting_seconds"])),
+        ("steps made again", f"{repeated_steps:,}, {duration(repeated)}"),
         ("layout", attempt["layout"]),
     ]
     title = f"Attempt {number}: {ended if attempt['state'] == 'succeeded' else attempt['why'] or ended}"
@@ -194,7 +205,7 @@ def _attempt_row(number: int, attempt: Record) -> list[str]:
         _moment(began),
         DASH if began is None or ended is None else duration(max(ended - began, 0.0)),
         _span(attempt),
-        f"{attempt['redone_steps']:,}",
+        DASH if attempt["time"] is None else f"{attempt['time']['repeated_steps']:,}",
         DASH if attempt["step_seconds"] is None else f"{attempt['step_seconds']:.3g}",
         "; ".join([*([attempt["why"]] if attempt["why"] else []), *attempt["slow"]]) or DASH,
     ]

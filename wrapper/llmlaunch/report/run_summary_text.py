@@ -20,17 +20,19 @@ Record = Mapping[str, Any]
 
 def run_summary_text(report: Record) -> str:
     """Return what `llmlaunch report RUN` prints: at most 22 lines, none wider than a terminal."""
-    run, state, lost = report["run"], report["state"], report["lost"]
+    run, state, spent = report["run"], report["state"], report["goodput"]
     lines = [f"{run['name']}: {phase_words(state)}", f"  {job_words(run)}"]
     reason = state["cause_sentence"] or state["why"]
     if reason and state["phase"] != "succeeded":
         lines.append(f"  {reason}")
     lines.append(f"  {_progress(report)}")
-    lines.append(f"  {_losses(lost)}" if report["attempts"] else "  no attempt has begun")
+    lines.append(f"  {_goodput(report)}" if report["attempts"] else "  no attempt has begun")
     shown = [
-        f"    {entry['cause'].replace('_', ' ')}: {counted(entry['stops'], 'stop')}, {duration(entry['seconds'])}"
-        for entry in lost["by_cause"][:MOST_CAUSES]
+        f"    {stop['cause'].replace('_', ' ')}: {counted(stop['stops'], 'stop')}, {duration(stop['seconds'])}"
+        for stop in spent["stops"][:MOST_CAUSES]
     ]
+    if spent["share"] is not None:
+        shown.insert(0, f"    {_ordinary_losses(spent)}")
     shown += [f"  {text}" for text in report["attempts"][-1]["slow"]] if report["attempts"] else []
     lines += [*shown, *_comparison(report), *_stages(report)]
     lines += [f"Missing: {what}" for what in report["missing"][:MOST_MISSING]]
@@ -83,11 +85,16 @@ def _progress(report: Record) -> str:
     return f"step {state['step']:,}{of}{loss}"
 
 
-def _losses(lost: Record) -> str:
-    attempts = counted(lost["restarts"] + 1, "attempt")
-    wall = f" in {duration(lost['wall_seconds'])}" if lost["wall_seconds"] else ""
-    what = f"{duration(lost['seconds'])} lost" if lost["seconds"] else "no time was lost to stops"
-    return f"{attempts}{wall}; {what}"
+def _goodput(report: Record) -> str:
+    spent = report["goodput"]
+    share = "" if spent["share"] is None else f"; goodput {100 * spent['share']:.0f} %"
+    queue = f", {duration(spent['queue_seconds'])} between them" if spent["queue_seconds"] else ""
+    return f"{counted(len(report['attempts']), 'attempt')} in {duration(spent['allocated_seconds'])}{queue}{share}"
+
+
+def _ordinary_losses(spent: Record) -> str:
+    startup, between, after = (duration(spent[f"{part}_seconds"]) for part in ("startup", "other", "end"))
+    return f"start-up {startup}, between steps {between}, after the last {after}"
 
 
 def _comparison(report: Record) -> list[str]:

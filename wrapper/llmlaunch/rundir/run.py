@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from . import file_names
 from .attempt import Attempt, object_or_problem
 from .files import object_in, read_object, read_run_id
+from .goodput import goodput_of
 from .values import byte_count, is_attempt, is_fallback, time_or_none, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from .goodput import Goodput
 
     Record = dict[str, Any]
 
@@ -129,8 +132,8 @@ def begun_attempts(run_directory: Path) -> list[Attempt]:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """How far a run has come: its attempts and their layouts, oldest first, and the step reached of all; and what its
-    plan was judged by: the verdict, and the memory of a device."""
+    """How far a run has come: its attempts and their layouts, oldest first, the step reached of all, and where its
+    time went; and what its plan was judged by: the verdict, and the memory of a device."""
 
     attempts: tuple[str, ...]
     layouts: tuple[str, ...]
@@ -138,6 +141,7 @@ class RunHistory:
     steps: int | None
     verdict: str | None = None
     memory_bytes: int | None = None
+    goodput: Goodput | None = None
 
     @property
     def chain(self) -> str:
@@ -165,6 +169,7 @@ def run_history(run_directory: Path) -> RunHistory:
         step=max((step for step in reached if step is not None), default=None),
         steps=next((steps for steps in reversed(planned) if steps is not None), None),
         verdict=verdict if isinstance(verdict, str) else None,
+        goodput=goodput_of(attempts),
         memory_bytes=byte_count(measurement.get("gpu_memory_bytes")) if isinstance(measurement, dict) else None,
     )
 

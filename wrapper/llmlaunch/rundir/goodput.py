@@ -1,0 +1,189 @@
+"""Goodput: the share of the allocated time in which a run made steps that count in the end (docs/watching.md).
+
+Allocated is the time from each attempt's start to its end; what lies between attempts is the queue's, and given apart.
+A step that was trained again after a stop counts once. The parts add up to the allocated time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .values import byte_count, number, text_or_none, time_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .attempt import Attempt
+
+    Record = dict[str, Any]
+
+__all__ = ["AttemptFacts", "AttemptTime", "Goodput", "goodput", "goodput_of"]
+
+_STATES = ("succeeded", "failed", "stopped")
+
+
+class AttemptFacts(NamedTuple):
+    """What the files of an attempt say; times in unix seconds, None where nothing is known."""
+
+    started_at: float
+    from_step: int = 0
+    state: str | None = None  # None while it runs, and where its node died
+    cause: str | None = None  # the kind
+    ended_at: float | None = None
+    first_step: int | None = None  # the first one that was logged
+    first_step_at: float | None = None
+    to_step: int | None = None  # the last one that was logged
+    last_step_at: float | None = None
+    step_seconds: float = 0.0  # the median
+    saved_step: int | None = None
+
+    @property
+    def end(self) -> float:
+        """When it ended, or was last heard of."""
+        last = max(self.started_at, self.last_step_at or 0.0, self.first_step_at or 0.0)
+        return last if self.ended_at is None else max(self.started_at, self.ended_at)
+
+    @property
+    def steps(self) -> int:
+        return 0 if self.to_step is None else max(self.to_step - self.from_step, 0)
+
+
+class AttemptTime(NamedTuple):
+    """How the seconds of one attempt were spent; they add up to `allocated_seconds`."""
+
+    allocated_seconds: float
+    startup_seconds: float  # to the first step
+    useful_seconds: float
+    repeated_seconds: float  # steps that were trained again, or are not saved
+    other_seconds: float  # between its steps: saves, evaluations, steps slower than the median
+    end_seconds: float  # after the last step
+    steps: int
+    repeated_steps: int
+
+
+class Goodput(NamedTuple):
+    """The time of a run. `stops` are by cause: what each cost of steps and of the attempt that it ended."""
+
+    attempts: tuple[AttemptTime, ...]
+    stops: tuple[Record, ...]  # cause, stops, repeated_steps, seconds; the costliest first
+    startup_seconds: float
+    end_seconds: float
+    queue_seconds: float
+
+    @property
+    def allocated_seconds(self) -> float:
+        return sum(attempt.allocated_seconds for attempt in self.attempts)
+
+    @property
+    def useful_seconds(self) -> float:
+        return sum(attempt.useful_seconds for attempt in self.attempts)
+
+    @property
+    def other_seconds(self) -> float:
+        return sum(attempt.other_seconds for attempt in self.attempts)
+
+    @property
+    def share(self) -> float | None:
+        """The goodput; None before the first step."""
+        counted = any(attempt.steps for attempt in self.attempts) and self.allocated_seconds > 0
+        return self.useful_seconds / self.allocated_seconds if counted else None
+
+    def as_json(self) -> Record:
+        return {
+            "share": self.share,
+            "allocated_seconds": self.allocated_seconds,
+            "useful_seconds": self.useful_seconds,
+            "useful_steps": sum(attempt.steps - attempt.repeated_steps for attempt in self.attempts),
+            "startup_seconds": self.startup_seconds,
+            "stops": list(self.stops),
+            "other_seconds": self.other_seconds,
+            "end_seconds": self.end_seconds,
+            "queue_seconds": self.queue_seconds,
+        }
+
+
+def goodput_of(attempts: Iterable[Attempt]) -> Goodput:
+    """Return the goodput of a run by the files of its attempts; those that never began to train are left out."""
+    return goodput([attempt_facts(attempt) for attempt in attempts if time_or_none(attempt.began.get("started_at"))])
+
+
+def attempt_facts(attempt: Attempt) -> AttemptFacts:
+    progress, status = attempt.progress, attempt.status
+    steps = [step for step in (byte_count(record.get("step")) for record in (progress, status)) if step is not None]
+    cause, state = status.get("cause"), status.get("state")
+    return AttemptFacts(
+        started_at=time_or_none(attempt.began.get("started_at")) or 0.0,
+        from_step=attempt.from_step,
+        state=state if state in _STATES else None,
+        cause=text_or_none(cause.get("kind")) if isinstance(cause, dict) else None,
+        ended_at=time_or_none(status.get("ended_at")),
+        first_step=byte_count(progress.get("first_step")),
+        first_step_at=time_or_none(progress.get("first_step_at")),
+        to_step=max(steps, default=None),
+        last_step_at=time_or_none(progress.get("at")),
+        step_seconds=number(progress.get("step_seconds")) or 0.0,
+        saved_step=byte_count(status.get("saved_step")),
+    )
+
+
+def goodput(attempts: Sequence[AttemptFacts]) -> Goodput:
+    """Return the goodput of attempts, the oldest first."""
+    times: list[AttemptTime] = []
+    stops: dict[str, Record] = {}
+    startup = end = queue = 0.0
+    for index, attempt in enumerate(attempts):
+        following = attempts[index + 1 :]
+        time = _attempt_time(attempt, min((later.from_step for later in following), default=None))
+        times.append(time)
+        failed = attempt.state == "failed" or (attempt.state is None and bool(following))
+        lost = time.repeated_seconds + (time.end_seconds if failed else 0.0)
+        if failed and not time.steps:  # it ended before it trained
+            lost += time.startup_seconds
+        else:
+            startup += time.startup_seconds
+        end += 0.0 if failed else time.end_seconds
+        queue += max(following[0].started_at - attempt.end, 0.0) if following else 0.0
+        if failed or following or time.repeated_steps:
+            _add_stop(stops, attempt, time.repeated_steps, lost)
+    ordered = sorted(stops.values(), key=lambda stop: (-stop["seconds"], stop["cause"]))
+    return Goodput(tuple(times), tuple(ordered), startup, end, queue)
+
+
+def _attempt_time(attempt: AttemptFacts, later_from: int | None) -> AttemptTime:
+    """Split the time of an attempt; `later_from` is the earliest step at which a later attempt began."""
+    allocated, steps = attempt.end - attempt.started_at, attempt.steps
+    if not steps:
+        return AttemptTime(allocated, allocated, 0.0, 0.0, 0.0, 0.0, 0, 0)
+    last = min(max(attempt.last_step_at or attempt.end, attempt.started_at), attempt.end) - attempt.started_at
+    startup = min(max(_startup_seconds(attempt, last), 0.0), last)
+    trained = last - startup
+    pace = min(attempt.step_seconds, trained / steps)  # steps cannot have taken longer than there was time
+    repeated = steps - _kept_steps(attempt, later_from)
+    useful_seconds, repeated_seconds = (steps - repeated) * pace, repeated * pace
+    other = max(trained - useful_seconds - repeated_seconds, 0.0)
+    return AttemptTime(allocated, startup, useful_seconds, repeated_seconds, other, allocated - last, steps, repeated)
+
+
+def _startup_seconds(attempt: AttemptFacts, last: float) -> float:
+    """Return the seconds before the first step began; where its line was not timed, all that the steps leave over."""
+    if attempt.first_step_at is None:
+        return last - attempt.steps * attempt.step_seconds
+    logged = max((attempt.first_step or 0) - attempt.from_step, 1)  # a line may stand for several steps
+    return attempt.first_step_at - attempt.started_at - logged * attempt.step_seconds
+
+
+def _kept_steps(attempt: AttemptFacts, later_from: int | None) -> int:
+    """Return how many of its steps count in the end: no later attempt made them again, and a failed last one saved
+    them."""
+    kept = later_from
+    if kept is None:
+        kept = (attempt.saved_step or 0) if attempt.state == "failed" else attempt.from_step + attempt.steps
+    return min(max(kept - attempt.from_step, 0), attempt.steps)
+
+
+def _add_stop(stops: dict[str, Record], attempt: AttemptFacts, repeated_steps: int, seconds: float) -> None:
+    cause = attempt.cause or attempt.state or "unknown"
+    stop = stops.setdefault(cause, {"cause": cause, "stops": 0, "repeated_steps": 0, "seconds": 0.0})
+    stop["stops"] += 1
+    stop["repeated_steps"] += repeated_steps
+    stop["seconds"] += seconds
