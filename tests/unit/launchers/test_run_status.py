@@ -17,6 +17,8 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.run_status import RunStatus, read_statuses
+from llmlaunch.rundir.goodput import AttemptFacts, goodput
+from llmlaunch.rundir.notices import undelivered_notices
 from support.local_jobs import run_directory, wait_until
 
 
@@ -77,6 +79,30 @@ def test_a_slow_gpu_is_said_with_its_signs_while_the_job_runs() -> None:
     assert many.sentence().endswith("; 2 more are slow")
 
 
+def test_goodput_and_a_notice_that_did_not_arrive_are_said(tmp_path: Path) -> None:
+    facts = AttemptFacts(1000.0, 0, "failed", "crash", 1200.0, 1, 1021.0, 100, 1199.0, 1.0, saved_step=90)
+    lines = [
+        {"event": "start", "text": "a", "to": "webhook", "delivered": False, "why": "HTTP 500"},
+        {"event": "start", "text": "a", "to": "webhook", "delivered": True, "why": None},
+        {"event": "end", "text": "b", "to": "webhook", "delivered": None, "why": None},
+        {"event": "end", "text": "b", "to": "webhook", "delivered": False, "why": "HTTP 404\x1b[2J"},
+        ["no object"],
+    ]
+    (tmp_path / "attempts" / "12.0").mkdir(parents=True)
+    journal = tmp_path / "attempts" / "12.0" / "notices.jsonl"
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
+    failed = look(
+        JobState("failed", "FAILED"),
+        {"step": 100},
+        goodput=goodput([facts]),
+        undelivered_notices=tuple(undelivered_notices(tmp_path, "12.0")),
+    )
+    assert failed.sentence() == (
+        "job 12 (slurm): failed [FAILED]; step 100, goodput 45 %; notice not delivered: end to the webhook: HTTP 404"
+    )
+    assert failed.as_json()["goodput"]["useful_steps"] == 90
+
+
 def test_what_is_unusual_is_said() -> None:
     chain = {"chain": ("12", "13", "14")}
     waiting = JobState("pending", "PENDING", "Priority", expected_start=datetime(2026, 11, 21, 13, 4), link=2)
@@ -96,7 +122,7 @@ def test_what_is_unusual_is_said() -> None:
 def test_the_keys_of_the_json_stay() -> None:
     keys = """run_dir run_id launcher job_id phase state reason exit_code cluster jobs link earlier restarts
         expected_start attempt progress cause stopping layout rehearses skipped_checkpoints
-        goodput"""
+            goodput undelivered_notices"""
     assert sorted(look(JobState("running")).as_json()) == sorted(keys.split())
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.node.notice_texts import end_text, first_step_text, stall_text, start_text
+from llmlaunch.node.notice_texts import end_text, first_step_text, slow_text, stall_text, start_text
 from llmlaunch.node.restart_policy import Next
+from llmlaunch.rundir.slow_devices import SlowDevice
 from support.node_rig import NodeRig, until
 from support.webhook import webhook
 
@@ -52,6 +53,13 @@ def test_a_stall() -> None:
         "training hangs after step 12: no sign of a step for 700 s (limit 600 s). It is ended. No "
         "answer from rank 4 on n2."
     )
+
+
+def test_slow_devices() -> None:
+    devices = [SlowDevice("n1", number, None, "GPU-1", 1.84, 0.0, ("SM clock 900 of 1980 MHz",)) for number in range(6)]
+    slower = "is 1.8 times slower than its peers (SM clock 900 of 1980 MHz)"
+    names = "; ".join(f"GPU {number} of n1 {slower}" for number in range(4))
+    assert slow_text(devices) == f"slow: {names}; and 2 more."
 
 
 @pytest.mark.parametrize(

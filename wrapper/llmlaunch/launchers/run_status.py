@@ -16,6 +16,7 @@ from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object, read_run_id
 from llmlaunch.rundir.goodput import Goodput, goodput_of
+from llmlaunch.rundir.notices import undelivered_notices
 from llmlaunch.rundir.run import begun_attempts
 from llmlaunch.rundir.values import counted, whole_number
 
@@ -40,6 +41,8 @@ class RunStatus:
     """Steps of newer checkpoints that the newest attempt did not begin with, because they are damaged."""
     goodput: Goodput | None = None
     """Where the time of all its attempts went."""
+    undelivered_notices: tuple[str, ...] = ()
+    """What kept notices of the newest attempt from their receivers."""
     rehearses: int | None = None
     """The pipeline rank of a job that runs here by itself; None of a job that is itself."""
 
@@ -65,6 +68,7 @@ class RunStatus:
             "layout": self.layout,
             "progress": {name: self.progress.get(name) for name in names} if self.progress else None,
             "goodput": None if self.goodput is None else self.goodput.as_json(),
+            "undelivered_notices": list(self.undelivered_notices),
             "cause": dict(self.cause) or None,
             "stopping": self.stopping,
             "skipped_checkpoints": list(self.skipped_checkpoints),
@@ -79,7 +83,8 @@ class RunStatus:
         words += [f"exit code {state.exit_code}"] if state.exit_code is not None else []
         words += [f"- {self._because}"] if self._because else []
         figures = ", ".join(self._figures)
-        return " ".join(words) + (f"; {figures}" if figures else "")
+        lost = f"; notice not delivered: {self.undelivered_notices[-1]}" if self.undelivered_notices else ""
+        return " ".join(words) + (f"; {figures}" if figures else "") + lost
 
     def cells(self) -> list[str]:
         """Return the cells run, job, phase, step, loss, tokens per second and reason."""
@@ -196,6 +201,7 @@ def _read(submission: Submission) -> RunStatus:
         layout=attempt.layout if attempt else "",
         skipped_checkpoints=attempt.skipped_steps if attempt else (),
         goodput=goodput_of(begun_attempts(submission.run_dir)) if attempt else None,
+        undelivered_notices=tuple(undelivered_notices(submission.run_dir, attempt.name)) if attempt else (),
         rehearses=whole_number(rehearsal.get("pipeline_rank")) if isinstance(rehearsal, dict) else None,
     )
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from ..rundir.values import counted, to_type
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from ..rundir.slow_devices import SlowDevice
     from .files import Record
     from .restart_policy import Next
 
-MOST_NODES = 4  # names in a sentence
+MOST_NODES, MOST_DEVICES = 4, 4  # names in a sentence
 
 _FOLLOWS = {
     "restart": "It starts again in its allocation",
@@ -60,6 +62,12 @@ def stall_text(hung: Record, progress: Record) -> str:
         f"training hangs after step {_number(progress['step'])}{_of(progress['steps'])}: no sign of {hung['what']} for "
         f"{hung['since_seconds']:.0f} s (limit {hung['allowed_seconds']:.0f} s). It is ended.{where}"
     )
+
+
+def slow_text(devices: Sequence[SlowDevice]) -> str:
+    """Return which GPUs or ranks are slower than their peers, and by what that shows."""
+    more = f"; and {len(devices) - MOST_DEVICES} more" if len(devices) > MOST_DEVICES else ""
+    return f"slow: {'; '.join(device.sentence() for device in devices[:MOST_DEVICES])}{more}."
 
 
 def end_text(run_directory: Path, status: Record, progress: Record, follows: Next, goodput: float | None = None) -> str:

@@ -15,6 +15,8 @@ from ..rundir import file_names
 from ..rundir.files import LogTail, parse_json
 from ..rundir.values import is_host, whole_number
 from .files import say
+from .notice_texts import slow_text
+from .notices import notify
 from .pace import PaceJudge, key_of, windows_of
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class PaceWatch:
         self._tails = deque(
             (node, LogTail(folder / f"{node}.jsonl", MOST_BYTES_A_READ, LONGEST_LINE, skips=True)) for node in names
         )
-        self._attempt = attempt
+        self._run_directory, self._attempt = run_directory, attempt
         self._seconds = window_seconds
         self._round_seconds = max(window_seconds, len(names) * 60.0 / READS_A_MINUTE)
         self._stage_of = rank_stages(run)
@@ -109,6 +111,8 @@ class PaceWatch:
         fresh, recovered = self._judge.add(windows, number * self._seconds)
         for device in fresh:
             say(f"watchdog: slow: {device.sentence()}")
+        if fresh:
+            notify(self._run_directory, self._attempt, "slow", slow_text(fresh))
         for device in recovered:
             say(f"watchdog: {device.name} keeps its peers' pace again")
 
