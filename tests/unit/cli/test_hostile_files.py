@@ -36,10 +36,11 @@ MARK = {"since": STARTED, "host": "elsewhere", "pid": 1, "started": 1, "touched_
 LONGEST_SECONDS = 240  # that a healthy command never uses up; without the mends it hangs for ever
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj\x85\x7f\r\ud800"
-OF_ATTEMPT = ("attempt", "progress", "status", "summary", "versions", "ranks/0", "causes/n0", "memory/0.1000")
+OF_ATTEMPT = ("attempt", "progress", "status", "summary", "versions", "causes/n0", "memory/0.1000")
 JSON_FILES = (
     *("run.json", "plan.json", "arguments.json", "submission.json", "status.json", "ended.json", "submitting"),
     *(f"attempts/{ATTEMPT}/{name}.json" for name in OF_ATTEMPT),
+    f"attempts/{ATTEMPT}/ranks/n0.jsonl",
 )
 OTHER_FILES = (
     *("recipe.yaml", "run.id", "job.sbatch", "slurm-77.out", "peaks/n0.jsonl"),
