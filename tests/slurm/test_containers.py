@@ -154,7 +154,7 @@ def folders_that_pyxis_left_behind_cost_a_try_and_no_node_is_blamed(person: Pers
     assert first["cause"]["kind"] == "container_busy"
     assert "File already exists" in first["cause"]["line"]
     why = "the container did not start this time"
-    assert first["next"] == {"action": "again", "why": why, "layout": ".", "seconds": 0}
+    assert first["next"] == {"action": "again", "why": why, "layout": ".", "seconds": 0, "nodes": []}
     assert training.of_attempt("0", "preflight.json")["bad"] == {}
     assert training.status()["state"] == "succeeded"
 
