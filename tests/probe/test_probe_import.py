@@ -84,10 +84,10 @@ def test_a_torch_that_was_imported_before_the_hook_is_found(
     assert probed.peaks().reserved_peak_bytes == GIB
 
 
-def test_a_program_the_trainer_starts_has_a_file_of_its_own(probed: ProbeRig, small_torch: Path) -> None:
+def test_a_program_the_trainer_starts_has_an_account_of_its_own(probed: ProbeRig, small_torch: Path) -> None:
     text = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {USES_CUDA!r}], check=True); " + USES_CUDA
     assert probed.trained(text, PYTHONPATH=str(small_torch)).split() == ["trained", "trained"]
-    assert len(probed.files) == 2
+    assert len(probed.accounts()) == 2
 
 
 def test_without_a_hook_nothing_is_told(probed: ProbeRig, small_torch: Path) -> None:
