@@ -14,6 +14,7 @@ from llmlaunch.cli.output import notify
 from support.command_line import CommandLine
 from support.store_run_dirs import RunDir
 
+SAID = {"ecc": "uncorrectable ECC error", "file_system": "OSError: [Errno 5] Input/output error"}
 SINFO = "n0|train*|idle\nn1|train*|idle\nn2|train*|idle\n"
 
 
@@ -25,12 +26,12 @@ def slurm(tmp_path: Path, put_commands: Callable[..., Path]) -> Path:
     return tmp_path / "sinfo"
 
 
-def failed_on(directory: Path, node: str, cluster: str = "blue") -> RunDir:
+def failed_on(directory: Path, node: str, cluster: str = "blue", kind: str = "ecc") -> RunDir:
     run = RunDir(directory, nodes=2, run_id=f"run-{node}")
     run.write("attempts/77.0/attempt.json", {"schema": 1, "nodes": ["n0", "n1"], "cluster": cluster})
     run.ranks(exit_code=1)
     run.status(state="failed", exit_code=1)
-    cause: dict[str, Any] = {"schema": 1, "kind": "ecc", "node": node, "rank": None, "line": "uncorrectable ECC error"}
+    cause: dict[str, Any] = {"schema": 1, "kind": kind, "node": node, "rank": None, "line": SAID[kind]}
     run.write(f"attempts/77.0/causes/{node}.json", {**cause, "numbers": {}, "sick": True, "at": time.time() - 60})
     return run
 
@@ -43,7 +44,7 @@ def job(tmp_path: Path, directives: str = "#SBATCH --nodes=2\n") -> Path:
 
 
 def test_nothing_failed_and_nothing_is_asked_of_slurm(llmlaunch: CommandLine, tmp_path: Path) -> None:
-    assert llmlaunch.json("nodes") == {"nodes": []}
+    assert llmlaunch.json("nodes") == {"nodes": [], "suspects": []}
     assert "no node is left out" in llmlaunch("nodes").stderr
     assert "no run has failed on it" in llmlaunch("nodes", "--forgive", "n1", code=2).stderr
     assert exclusion_options(job(tmp_path), notify) == ()
@@ -65,6 +66,22 @@ def test_listed_left_out_and_forgiven(
     assert "1 failure forgiven" in llmlaunch("nodes", "--forgive", "n1").stderr
     assert exclusion_options(job(tmp_path), notify) == ()
     assert "not forgiven yet" in llmlaunch("nodes", "--forgive", "n1", code=2).stderr
+
+
+@pytest.mark.usefixtures("slurm")
+def test_one_soft_sign_makes_a_suspect_that_is_listed_apart_and_a_second_one_leaves_it_out(
+    llmlaunch: CommandLine, tmp_path: Path
+) -> None:
+    llmlaunch("collect", failed_on(tmp_path / "first", "n1", kind="file_system").path)
+    said = llmlaunch("nodes")
+    assert "no node is left out" in said.stderr
+    assert said.stdout.splitlines()[0].split()[0] == "suspected"
+    assert SAID["file_system"] in said.stdout
+    assert exclusion_options(job(tmp_path), notify) == ()
+    second = failed_on(tmp_path / "second", "n1", kind="file_system")
+    (second.path / "run.id").write_text("second\n")
+    llmlaunch("collect", second.path)
+    assert exclusion_options(job(tmp_path), notify) == ("--exclude=n1",)
 
 
 def test_not_so_many_that_the_job_could_not_start(
