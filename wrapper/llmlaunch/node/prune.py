@@ -90,8 +90,9 @@ def prune(run_directory: Path, attempt: str, layout: str) -> None:
             _remove_left_behind(descriptor)
             for name in names:
                 os.rename(name, _REMOVED + name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
-                _remove_tree(_REMOVED + name, descriptor, os.fstat(descriptor).st_dev)
+                # no trainer finds it any more, whether what follows is cut or not
                 say(f"removed the checkpoint {folder.path / name}: the newest {keep} stay (training.keep_checkpoints)")
+                _remove_tree(_REMOVED + name, descriptor, os.fstat(descriptor).st_dev)
     except Exception as error:  # whatever it is, the training goes on
         say(f"old checkpoints stay: {type(error).__name__}: {error}; the training continues")
 
