@@ -3,7 +3,7 @@
 Two nodes are started as SLURM starts them, each by its rendered train.sh with the real node.pyz over a scripted driver;
 torch, torchrun and the trainer are stand-ins. What a node does is the same on 2 and on 2,000 nodes, so its calls are
 multiplied. What grows with the nodes is measured for real on a made-up directory of 2,000 nodes and 16,000 ranks:
-`begin`, a minute of the watchdog, `finish` and `status`. Bars: 60,000 calls to start, 5,000 a minute after, 2 s for
+`begin`, a minute of the watchdog, `finish` and `status`. Bars: 50,000 calls to start, 5,000 a minute after, 2 s for
 `finish` and `status` each.
 
     python benchmarks/metadata.py [NODES]
@@ -30,7 +30,7 @@ from support.node_rig import build  # noqa: E402
 from support.traced_node import TracedNodes  # noqa: E402
 
 TRACED_NODES, STEADY_SECONDS, WATCHED_SECONDS = 2, 60.0, 60.0
-START_BAR, MINUTE_BAR, SECONDS_BAR = 60_000, 5_000, 2.0
+START_BAR, MINUTE_BAR, SECONDS_BAR = 50_000, 5_000, 2.0
 PROBE_LINES, MONITOR_LINES = 20, 20
 
 
