@@ -289,7 +289,7 @@ def _memory(
     curves = [_curve(files, rank, names) for rank in _fullest(ranks)]
     shown = [curve for curve in curves if len(curve["points"]) > 1]
     if not shown:
-        missing.append("The monitors left fewer than two samples, so there is no memory over time.")
+        missing.append("The monitors left fewer than two samples: no memory over time.")
     hosts = [node.host_peak_bytes for node in summary.nodes if node.host_peak_bytes is not None]
     kinds = {
         kind: max(sizes)
