@@ -111,6 +111,12 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     lacks = " ".join(report_of(finished)["missing"])
     assert "No log reports a step" in lacks
     assert "fewer than two samples" in lacks
+    (attempt,) = (finished.path / "attempts").iterdir()
+    for name, times in (("attempt.json", {"started_at": STARTED}), ("status.json", {"ended_at": STARTED + 20.0})):
+        path = attempt / name
+        before = json.loads(path.read_text()) if path.exists() else {"schema": 1, "attempt": attempt.name}
+        path.write_text(json.dumps({**before, **times}))
+    assert not any("samples" in what for what in report_of(finished)["missing"])  # it was too short for a curve
     early = RunDir(tmp_path / "early", kind="gpu")
     early.write("attempts/77.0/attempt.json", {"schema": 1, "attempt": "77.0", "nodes": ["n0"], "started_at": STARTED})
     early.write("status.json", {"schema": 1, "attempt": "77.0", "state": "failed", "exit_code": 1, "ranks": []})

@@ -33,6 +33,7 @@ SCHEMA = 1
 MOST_ATTEMPTS = 200  # the newest
 MOST_CURVES = 6  # of memory over time: the fullest rank of so many pipeline ranks
 MOST_RECIPE = 20_000  # characters
+LEAST_CURVE_SECONDS = 30.0  # three lines of a monitor
 ENDINGS = ("succeeded", "failed", "stopped")
 
 Record = dict[str, Any]
@@ -274,6 +275,12 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+def _is_short(attempt: Attempt) -> bool:
+    """Whether it lasted less than three lines of the monitor take: nobody expects a curve of it."""
+    began, ended = time_or_none(attempt.began.get("started_at")), time_or_none(attempt.status.get("ended_at"))
+    return began is not None and ended is not None and ended - began < LEAST_CURVE_SECONDS
+
+
 def _memory(
     files: RunFiles, measured: tuple[Attempt, AttemptSummary] | None, plan: Record, missing: list[str]
 ) -> Record:
@@ -288,7 +295,7 @@ def _memory(
     names = [each.name for each in files.attempts[-MOST_ATTEMPTS:]]
     curves = [_curve(files, rank, names) for rank in _fullest(ranks)]
     shown = [curve for curve in curves if len(curve["points"]) > 1]
-    if not shown:
+    if not shown and not _is_short(attempt):
         missing.append("The monitors left fewer than two samples: no memory over time.")
     hosts = [node.host_peak_bytes for node in summary.nodes if node.host_peak_bytes is not None]
     kinds = {
