@@ -70,8 +70,10 @@ def interface_problems(folder: Path, environment: Mapping[str, str]) -> dict[str
         whole = wanted.startswith("=") or variable.startswith("GLOO")
         chosen = [each for each in states if any(each == n if whole else each.startswith(n) for n in names)]
         if not any(states[each] not in DOWN for each in chosen):
-            found = ", ".join(f"{each} is {states[each]}" for each in sorted(chosen)) or "there is none of that name"
-            problems[f"interface {variable}"] = f"has no interface that is up for {variable}={wanted}: {found}"
+            interfaces = (
+                ", ".join(f"{each} is {states[each]}" for each in sorted(chosen)) or "there is none of that name"
+            )
+            problems[f"interface {variable}"] = f"has no interface that is up for {variable}={wanted}: {interfaces}"
     return problems
 
 

@@ -70,7 +70,7 @@ def bounds_of(
         statuses[-1] = {**verdict, "ended_at": now}
     past = [_past(attempt, status) for attempt, status in zip(begun, statuses)]
     starts = [*(attempt.from_step for attempt in begun[1:]), saved_step]
-    lost = sum(_lost_seconds(attempt, kept) for attempt, kept in zip(past, starts))
+    lost = sum(_lost_seconds(attempt, start) for attempt, start in zip(past, starts))
     recent = [attempt for attempt in past if attempt.failed and attempt.ended_at > now - HOUR_SECONDS]
     return Bounds(len(recent), lost * devices / HOUR_SECONDS, _same_step(past))
 
@@ -94,9 +94,9 @@ def _past(attempt: Attempt, status: Record) -> _Past:
 
 def _lost_seconds(attempt: _Past, kept_step: int) -> float:
     """The share of its time whose steps the next one could not go on from; all of it where it made none."""
-    made = (attempt.last_step or 0) - attempt.from_step
-    kept = min(1.0, max(0.0, (kept_step - attempt.from_step) / made)) if made > 0 else 0.0
-    return attempt.seconds * (1.0 - kept)
+    steps = (attempt.last_step or 0) - attempt.from_step
+    share = min(1.0, max(0.0, (kept_step - attempt.from_step) / steps)) if steps > 0 else 0.0
+    return attempt.seconds * (1.0 - share)
 
 
 def _same_step(past: Sequence[_Past]) -> int | None:

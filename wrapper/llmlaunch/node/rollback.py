@@ -59,8 +59,8 @@ def bad_loss_of(cause: object, progress: Record, from_step: int) -> BadLoss | No
     for another reason."""
     if not isinstance(cause, dict) or cause.get("kind") != "bad_loss":
         return None
-    given = cause.get("numbers")
-    numbers: Record = given if isinstance(given, dict) else {}
+    of_cause = cause.get("numbers")
+    numbers: Record = of_cause if isinstance(of_cause, dict) else {}
     since, good = whole_number(numbers.get("since_step")), whole_number(numbers.get("good_step"))
     if good is None:
         good = whole_number(progress.get("good_step"))
@@ -115,8 +115,8 @@ def choose_rollback(run: Record, checkpoint: Record | None, latest: Attempt | No
 
 def earlier_skips(latest: Attempt | None) -> list[list[int]]:
     """The ranges that the latest attempt left out: whoever trains these steps again leaves them out again."""
-    given = None if latest is None else latest.began.get("skips")
-    ranges = given if isinstance(given, list) else []
+    skips = None if latest is None else latest.began.get("skips")
+    ranges = skips if isinstance(skips, list) else []
     return [pair for pair in ranges if isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)]
 
 
