@@ -106,16 +106,19 @@ class _Witness:
         self._heard: list[int] = []  # two that come together may be taken in another order than here
         with contextlib.suppress(OSError):
             self._words, words = os.pipe()
+            parent = os.getpid()
             self._pid = os.fork()
             if self._pid == 0:
-                self._hear(words)
+                self._hear(words, parent)
             os.close(words)
 
-    def _hear(self, words: int) -> None:
+    def _hear(self, words: int, parent: int) -> None:
         """Write each signal's number. Never returns."""
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             die_with_parent(signal.SIGKILL)
+            if os.getppid() != parent:  # it went before this was asked; the observer waits for our end of its socket
+                return
             null = os.open(os.devnull, os.O_RDWR)
             for number in (0, 1, 2):  # who waits for the end of the command's output is not to wait for this
                 os.dup2(null, number)
