@@ -68,8 +68,13 @@ def attempt(folder: Path, *nodes: str, done: tuple[str, ...] = (), failed: tuple
 
 @pytest.mark.usefixtures("srun")
 def test_only_nodes_that_left_no_end_are_asked_and_those_without_an_answer_are_lost(tmp_path: Path) -> None:
-    nodes = ("lost1", "lost2", "lost3", "well", "refused1")
+    nodes = ("lost1", "well", "lost2", "lost3", "refused1")
     assert lost_nodes(attempt(tmp_path, *nodes, done=("lost2",), failed=("lost3",))) == ["lost1", "refused1"]
+
+
+@pytest.mark.usefixtures("srun")
+def test_where_a_node_that_did_end_answers_no_more_than_the_silent_ones_it_is_slurm(tmp_path: Path) -> None:
+    assert lost_nodes(attempt(tmp_path, "refused1", "refused2", done=("refused1",))) == []
 
 
 @pytest.mark.usefixtures("srun")
@@ -92,6 +97,16 @@ def test_what_an_attempt_or_its_preflight_left_out_stays_out_of_the_job(tmp_path
 
 
 RESTART = {"by": "requeue", "within": "job", "times": 20, "fruitless": 2, "backoff_seconds": 60}
+
+
+@pytest.mark.usefixtures("srun")
+def test_of_a_job_that_was_told_to_stop_no_node_is_asked(cpu_node: NodeRig) -> None:
+    cpu_node.write("run.json", {"schema": 1, "restart": RESTART})
+    cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "nodes": [NODE, "refused1"], "started_at": 1.0})
+    cpu_node.rank("sh", "-c", "exit 143", rank=0).wait()
+    finish = cpu_node.start_finish(2, 143, "--wait", "0", "--within", "--told", "TERM")
+    finish.communicate(f"{NODE}\nrefused1\n", timeout=60)
+    assert (cpu_node.status()["state"], cpu_node.status()["left_out"]) == ("stopped", [])
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ __all__ = [
 
 ENOUGH_SIGNS = 2
 MOST_SHARE = 0.05
-"""Of the nodes of a partition. Where more seem bad it is the file system, the network or the program."""
+"""Share of a partition's nodes that may be left out. Where more seem bad it is the file system, the network or the
+program."""
 
 # Others may have caused it. What a device, a driver, SLURM or the preflight says of the node itself is enough.
 _SOFT = ("file_system", "name_resolution", SILENT_CORRUPTION)

@@ -37,7 +37,7 @@ ASK = ("srun", "--overlap", "--mem=0", "--gres=none", "--nodes=1", "--ntasks=1",
 def lost_nodes(attempt: Attempt) -> list[str]:
     """Return the nodes of the attempt that left no end of their trainers and start no task any more.
 
-    Empty outside SLURM, and where every node or none answers: then it is not the nodes.
+    Empty outside SLURM, and where no node answers, one that did end among them: then it is not the nodes.
     """
     if "SLURM_JOB_ID" not in os.environ:
         return []
@@ -47,7 +47,8 @@ def lost_nodes(attempt: Attempt) -> list[str]:
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         answers = list(pool.map(lambda node: _answers(node, give_up_at), silent))
     lost = [node for node, answer in zip(silent, answers) if not answer]
-    return lost if len(lost) < len(attempt.nodes) else []
+    others = [node for node in attempt.nodes if node not in lost]
+    return lost if lost and others and _answers(others[0], time.monotonic() + ANSWER_SECONDS) else []
 
 
 def _answers(node: str, give_up_at: float) -> bool:

@@ -159,7 +159,9 @@ class _Here(NamedTuple):
         if not options.within or not may_restart_here(read_object(options.run_dir / file_names.RUN) or {}):
             return cls()
         attempt = Attempt(options.run_dir, options.attempt)
-        lost = lost_nodes(attempt) if options.code or options.nodes > len(attempt.done) else []
+        # SLURM starts nothing on any node of a job that it is ending
+        ended_early = options.code or options.nodes > len(attempt.done)
+        lost = lost_nodes(attempt) if ended_early and not options.stop_signal else []
         return cls(tuple(sys.stdin.read().split()), tuple(attempt.nodes), tuple(lost))
 
 

@@ -272,8 +272,9 @@ def _matrix(recipe: Recipe) -> str:
 
 FALLBACK_FOLDER = "fallback"
 LOST_HOURS = 48.0
-"""Of all devices, where the recipe does not say. A failure costs half a save interval and a start-up: at half an hour
-each, and one failure every three hours as on 16,384 GPUs (Llama 3, arXiv 2407.21783, table 5), a week loses 28 h."""
+"""Hours of all devices that may be lost where the recipe does not say. A failure costs half a save interval and a
+start-up: at half an hour each, and one failure every three hours as on 16,384 GPUs (Llama 3, arXiv 2407.21783, table
+5), a week loses 28 h."""
 LEAST_LATE_END_SECONDS = 60
 
 

@@ -175,10 +175,10 @@ def _startup_seconds(attempt: AttemptFacts, last: float) -> float:
 def _kept_steps(attempt: AttemptFacts, later_from: int | None) -> int:
     """Return how many of its steps count in the end: no later attempt made them again, and a failed last one saved
     them."""
-    kept = later_from
-    if kept is None:
-        kept = (attempt.saved_step or 0) if attempt.state == "failed" else attempt.from_step + attempt.steps
-    return min(max(kept - attempt.from_step, 0), attempt.steps)
+    next_start = later_from
+    if next_start is None:
+        next_start = (attempt.saved_step or 0) if attempt.state == "failed" else attempt.from_step + attempt.steps
+    return min(max(next_start - attempt.from_step, 0), attempt.steps)
 
 
 def _add_stop(stops: dict[str, Record], attempt: AttemptFacts, repeated_steps: int, seconds: float) -> None:

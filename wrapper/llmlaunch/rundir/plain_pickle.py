@@ -55,11 +55,11 @@ class _Machine:
         raise ValueError("is no plain pickle: it is too long")
 
     def _take(self, count: int) -> bytes:
-        taken = self._content[self._place : self._place + count]
-        if len(taken) != count:
+        content = self._content[self._place : self._place + count]
+        if len(content) != count:
             raise ValueError("is no plain pickle: it is cut short")
         self._place += count
-        return taken
+        return content
 
     def _number(self, form: struct.Struct) -> Any:
         (value,) = form.unpack_from(self._content, self._place)
