@@ -62,6 +62,7 @@ benchmark: install  ## ratios for benchmarks/RESULTS.md
 	$(RUN) benchmarks/calibrate.py
 	$(RUN) benchmarks/last_act.py
 	$(RUN) benchmarks/metadata.py
+	$(RUN) benchmarks/preflight_meeting.py
 
 flags-table: install  ## the tables of docs/megatron-flags.md
 	PYTHONPATH=tests/frameworks $(RUN) tests/frameworks/flags_table.py

@@ -141,23 +141,6 @@ if (($# == 0)); then # job.sbatch made the folder
   fi
 fi
 
-# --- what this node keeps on its own disk -----------------------------------------------------------------------------
-# Python asks the file system about each module it imports, in each folder where that might be. Thousands of ranks ask one
-# shared server millions of times; so what they import of this run is copied here once. Where that fails, they do ask.
-
-node_files=$LLMLAUNCH_RUN_DIR
-own_files=()
-counters=attempts/$LLMLAUNCH_ATTEMPT/causes # of kills for want of memory, from before the training
-copy_to_the_node() {
-  local folder file
-  folder=$(mktemp -d "${TMPDIR:-/tmp}/llmlaunch-node.XXXXXX" 2>/dev/null || mktemp -d /tmp/llmlaunch-node.XXXXXX) || return
-  leftovers+=("$folder")
-  mkdir -- "$folder/hook" "$folder/trainer" || return
-  for file in node.pyz hook/sitecustomize.py hook/llmlaunch_memory_probe.py; do cat -- "$file" >"$folder/$file" || return; done
-  node_files=$folder counters=$folder own_files=(--node-files "$folder")
-}
-copy_to_the_node 2>/dev/null || say "this node's disk takes no copy of what the ranks import; they read the run directory's"
-
 # --- the node side: monitor and rank wrapper ----------------------------------------------------------------------------
 # node.pyz wants Python 3.8 or newer and nothing else. Without it the training runs the same, only unwatched.
 
@@ -169,12 +152,32 @@ for candidate in "$python" python3 python; do
   fi
 done
 
+# --- what this node keeps on its own disk -----------------------------------------------------------------------------
+# Python asks the file system about each module it imports, in each folder where that might be. Thousands of ranks ask one
+# shared server millions of times; so what they import of this run is copied here once. Where that fails, they do ask.
+
+node_files=$LLMLAUNCH_RUN_DIR
+own_files=()
+counters=attempts/$LLMLAUNCH_ATTEMPT/causes # of kills for want of memory, from before the training
+shared_monitor_log=logs/$LLMLAUNCH_ATTEMPT.$LLMLAUNCH_NODE.monitor.log
+monitor_log=$shared_monitor_log
+copy_to_the_node() {
+  local folder file
+  folder=$(mktemp -d "${TMPDIR:-/tmp}/llmlaunch-node.XXXXXX" 2>/dev/null || mktemp -d /tmp/llmlaunch-node.XXXXXX) || return
+  leftovers+=("$folder")
+  mkdir -- "$folder/trainer" || return
+  for file in node.pyz; do cat -- "$file" >"$folder/$file" || return; done
+  [[ -z $node_python ]] || "$node_python" -I -S "$folder/node.pyz" unpack "$folder" hook/sitecustomize.py hook/llmlaunch_memory_probe.py || return
+  : >"$folder/monitor.log" || return
+  node_files=$folder counters=$folder monitor_log=$folder/monitor.log own_files=(--node-files "$folder")
+}
+copy_to_the_node 2>/dev/null || say "this node's disk takes no copy of what the ranks import; they read the run directory's"
+
 program=("$python" "${MEGATRON_LM_PATH}"/pretrain_gpt.py --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --num-layers 80 --bf16 --mock-data)
 monitor=
 if [[ -n $node_python ]]; then
   node_side=(--run-dir "$LLMLAUNCH_RUN_DIR" --attempt "$LLMLAUNCH_ATTEMPT" --node "$LLMLAUNCH_NODE")
   # A log of its own: a monitor that hangs must not hold this script's output open.
-  monitor_log=logs/$LLMLAUNCH_ATTEMPT.$LLMLAUNCH_NODE.monitor.log
   # Signals for the trainers are none of the monitor's business, and it ends when it is told to by its own pid.
   (trap '' USR1 USR2
   exec "$node_python" -I -S "$node_files/node.pyz" monitor "${node_side[@]}" --interval 1.0 \
@@ -201,7 +204,11 @@ stop_monitor() {
     done
     is_ours && kill -KILL "$monitor" 2>/dev/null
   fi
-  [[ -s $monitor_log ]] || rm -f -- "$monitor_log"
+  if [[ $monitor_log != "$shared_monitor_log" ]]; then # on this node
+    [[ ! -s $monitor_log ]] || cat -- "$monitor_log" >>"$shared_monitor_log" 2>/dev/null
+  elif [[ ! -s $monitor_log ]]; then
+    rm -f -- "$monitor_log"
+  fi
 }
 
 # --- the training -------------------------------------------------------------------------------------------------------

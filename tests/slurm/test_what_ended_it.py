@@ -291,7 +291,7 @@ def too_few_good_nodes_end_the_job_before_it_trains(person: Person) -> None:
     assert status["state"] == "failed"
     assert (status["cause"]["kind"], status["cause"]["node"]) == ("preflight", broken)
     assert "step 1/3" not in training.log()
-    assert preflight_stage(training, good) == "matmul"
+    assert preflight_stage(training, good) == "together"
 
 
 def picky(person: Person, trainer: tuple[object, ...], *words: str, nodes: int = 1, code: int = 0) -> Training:

@@ -3,11 +3,14 @@ allocation train after it, as the commands in node.pyz say it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import socket
+import socketserver
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ for word in {scripts}[rank].split():
     else:
         print(json.dumps({{"stage": word, **({{"seconds": 0.5 + rank}} if word == "matmul" else {{}})}}), flush=True)
 """
-ALL = "devices chatter matmul joined reduced"
+ALL = "devices chatter matmul together joined reduced"
 
 
 def start(
@@ -187,7 +190,8 @@ def test_a_node_whose_container_may_start_next_time_is_not_bad(
         (None, "the preflight did not start on it"),
         ({"stage": "started"}, "did not show its devices; others did"),
         ({"stage": "devices"}, "did not compute on every device; others did"),
-        ({"stage": "matmul"}, "did not reach the others; others did"),
+        ({"stage": "matmul"}, "did not finish an all-reduce of its own devices; others did"),
+        ({"stage": "together"}, "did not reach the others; others did"),
         ({"stage": "joined"}, "did not finish the all-reduce with the others; others did"),
         ({"matmul_seconds": [0.002, 0.0026]}, "its device 1 takes 1.30 times as long for a product as others"),
     ],
@@ -281,23 +285,57 @@ def test_what_one_node_lacks_is_its_fault_and_what_all_lack_is_the_sites(archive
     assert "preflight: warning: every node lets a process lock 64 KiB" in done.stderr
 
 
-def test_three_nodes_meet_and_the_one_whose_storage_hangs_is_left_out(cpu_node: NodeRig, tmp_path: Path) -> None:
-    """Each with the real script and torch: they compute, meet and reduce. One has a mount that never answers."""
+class CountingRelay(socketserver.ThreadingTCPServer):
+    """Passes each connection on to another port of this machine, and counts them."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int) -> None:
+        self.target, self.count = ("127.0.0.1", port), 0
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        self.count += 1
+        with until(self._connection, "the other end listens") as other:
+            threading.Thread(target=pump, args=(other, request), daemon=True).start()
+            pump(request, other)
+
+    def _connection(self) -> socket.socket | None:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(self.target)
+        return None
+
+
+def pump(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while piece := source.recv(65536):
+            target.sendall(piece)
+
+
+def test_three_nodes_meet_over_one_connection_each_and_the_one_whose_storage_hangs_is_left_out(
+    cpu_node: NodeRig, tmp_path: Path
+) -> None:
+    """Each with the real script and torch, of two devices: they compute, reduce within the node, meet and reduce with
+    the others. One has a mount that never answers."""
     os.mkfifo(tmp_path / "hangs")
     (tmp_path / "data").mkdir()
     names = ["n1", "n2", "n3"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = ("--address", "127.0.0.1", "--port", str(free.getsockname()[1]))
+        port = free.getsockname()[1]
     trials = []
-    for rank, name in enumerate(names):
-        node = ("--node", name, "--kind", "cpu", "--devices", "1", "--rank", str(rank), "--nodes", "3", *address)
-        reads = ("--reads", str(tmp_path / ("hangs" if name == "n2" else "data")), "--seconds", "240")
-        script = ("--python", sys.executable, "--script", str(PREFLIGHT))
-        trials.append(cpu_node.start("preflight", *cpu_node.place, *node, *script, *reads))
-    for trial in trials:
-        _, stderr = trial.communicate(timeout=300)
-        assert trial.returncode == 0, stderr
+    with CountingRelay(port) as relay:
+        for rank, name in enumerate(names):
+            address = ("--address", "127.0.0.1", "--port", str(relay.server_address[1] if rank else port))
+            node = ("--node", name, "--kind", "cpu", "--devices", "2", "--rank", str(rank), "--nodes", "3", *address)
+            reads = ("--reads", str(tmp_path / ("hangs" if name == "n2" else "data")), "--seconds", "240")
+            script = ("--python", sys.executable, "--script", str(PREFLIGHT))
+            trials.append(cpu_node.start("preflight", *cpu_node.place, *node, *script, *reads))
+        for trial in trials:
+            _, stderr = trial.communicate(timeout=300)
+            assert trial.returncode == 0, stderr
+        assert relay.count == 2  # of four processes on the two nodes that come from elsewhere
     done = run_archive(cpu_node.archive, "choose", *cpu_node.place, "--nodes", "2", stdin="\n".join(names))
     assert (done.returncode, done.stdout.split()) == (0, ["n1", "n3"]), done.stderr
     result = json.loads((cpu_node.attempt_directory / "preflight.json").read_text())

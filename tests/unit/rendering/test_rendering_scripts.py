@@ -7,7 +7,9 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -365,3 +367,41 @@ def test_a_persons_own_caches_stay_where_they_can(tmp_path: Path) -> None:
 
 def test_a_home_that_can_be_written_keeps_the_caches(tmp_path: Path) -> None:
     assert set(caches(trained(tmp_path, HOME=str(tmp_path))).values()) == {""}
+
+
+# Stands for the interpreter: the node side is the real one but for a monitor that has something to say, torchrun starts
+# one rank, and the trainer notes what it would import first.
+NOTING_IMPORTS = f"""\
+#!/bin/bash
+case "$*" in
+  *node.pyz\\ monitor*) echo "no monitor today" >&2 ;;
+  *node.pyz*) exec {shlex.quote(sys.executable)} "$@" ;;
+  *torch.distributed.run*)
+    while [[ $1 != -- ]]; do shift; done
+    shift
+    RANK=0 LOCAL_RANK=0 "$@"
+    ;;
+  *trainer/train.py*) ls "${{PYTHONPATH%%:*}}" && printf '%s' "${{PYTHONPATH%%:*}}" >imports ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("room", [True, False], ids=["a disk with room", "a full disk"])
+def test_what_ranks_import_lies_on_the_node_where_its_disk_has_room(tmp_path: Path, room: bool) -> None:
+    """And what the monitor said comes to the run directory."""
+    write_program(tmp_path / "python", NOTING_IMPORTS)
+    (tmp_path / "tmp").mkdir()
+    of = replace(deepspeed_cpu()[0], cluster=cluster(H100, 2))  # with a probe
+    variables = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path / "tmp"), "HOME": str(tmp_path)}
+    limit = 10**9 if room else 100_000  # bytes of a file; node.pyz has more
+
+    def before() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    run, log = train_alone(tmp_path, of, train_variables(tmp_path / "run", tmp_path / "python", **variables), before)
+    hook = Path((run / "imports").read_text())
+    assert (hook != run / "hook", "takes no copy" in log) == (room, not room)
+    assert {"llmlaunch_memory_probe.py", "sitecustomize.py"} <= set(log.split())
+    assert not hook.exists() or not room  # what a node kept for itself is gone
+    (monitor_log,) = (run / "logs").glob("*.monitor.log")
+    assert monitor_log.read_text() == "no monitor today\n"

@@ -9,7 +9,7 @@ from importlib import import_module
 
 COMMANDS = (
     *("begin", "beside", "choose", "diagnose", "finish", "leave-out", "monitor", "observe", "place", "preflight"),
-    *("prune", "rank", "tell", "watchdog"),
+    *("prune", "rank", "tell", "unpack", "watchdog"),
 )
 # of the others `main` of their own module
 FUNCTIONS = {
@@ -17,6 +17,7 @@ FUNCTIONS = {
     "choose": ("preflight", "choose"),
     "leave-out": ("leave_out", "main"),
     "tell": ("rank", "tell"),
+    "unpack": ("hook_files", "main"),
 }
 USAGE = f"usage: python3 node.pyz {{{','.join(COMMANDS)}}} ... (docs/run-directory.md)"
 HOLD_END_SIGNALS = ("monitor", "watchdog")

@@ -29,6 +29,7 @@ from ..rundir.trainer_lines import ANY_SCRIPT, SLOW
 from ..rundir.values import byte_count, host_names
 from .diagnose import counters_name
 from .files import node_log_tail, say
+from .hook_files import HOOK_FOLDER, SOURCES, hook_file
 from .host_memory import memory_counters
 from .monitor import Monitor, monitor_options
 from .nvml_sampler import load_small
@@ -64,8 +65,6 @@ LAST_WORDS_SECONDS = 2.0  # of ranks that have ended, to be heard
 LINGER_SECONDS = 30.0  # without a command: from the last rank's end to ours; torchrun may start it again
 CREDENTIALS = struct.Struct("3i")
 OBSERVE_VARIABLE = "LLMLAUNCH_OBSERVE"  # what trainers/hook.py is told, in every process below the command
-HOOK_FOLDER = "hook"
-HOOK_FILES = {"hook.py": "sitecustomize.py", "memory_probe.py": "llmlaunch_memory_probe.py"}
 
 
 class Observer:
@@ -360,8 +359,8 @@ def _write_tools(directory: Path, archive: Callable[[], bytes] | None) -> None:
     is there already stays: other nodes may read it just now. Raises OSError where the hook cannot be written."""
     for folder in (file_names.LOGS, file_names.PEAKS):
         (directory / folder).mkdir(exist_ok=True)
-    for name, copy in HOOK_FILES.items():
-        _write_once(directory / HOOK_FOLDER / copy, _source(f"trainers/{name}"))
+    for name in SOURCES:
+        _write_once(directory / name, hook_file(name))
     with contextlib.suppress(OSError):
         _write_once(directory / file_names.NODE_ARCHIVE, _own_archive() if archive is None else archive())
 
@@ -373,13 +372,6 @@ def _write_once(path: Path, content: bytes) -> None:
         same = False
     if not same:
         replace_bytes(path, content, lasting=False)
-
-
-def _source(name: str) -> bytes:
-    """Return a file of llmlaunch, from node.pyz or from an installed package."""
-    package = Path(__file__).parents[1]
-    content: bytes = __loader__.get_data(str(package / name))  # type: ignore[name-defined]
-    return content
 
 
 def _own_archive() -> bytes:

@@ -12,6 +12,7 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -53,15 +54,17 @@ def main(argv: list[str]) -> int:
     if problems:
         marker.blame("; ".join(problems))
         return 0
-    children = [_start(options, device) for device in range(options.devices)]
-    try:
-        for device, line in _lines(children, time.monotonic() + options.seconds):
-            marker.update(device, line)
-            if marker.bad:
-                break
-    finally:
-        for child in children:
-            child.kill()
+    with _free_port() as free:
+        port = free.getsockname()[1]
+        children = [_start(options, device, port) for device in range(options.devices)]
+        try:
+            for device, line in _lines(children, time.monotonic() + options.seconds):
+                marker.update(device, line)
+                if marker.bad:
+                    break
+        finally:
+            for child in children:
+                child.kill()
     say(f"preflight of {options.node}: {marker.bad or marker.stage}")
     return 0
 
@@ -118,9 +121,18 @@ class Marker:
         self._file.append_or_say(record)
 
 
-def _start(options: argparse.Namespace, device: int) -> subprocess.Popen[bytes]:
+def _free_port() -> socket.socket:
+    """A port at which the processes of this node may meet: bound, so that the kernel gives it to no one else, but not
+    listened at, so that one of them can."""
+    free = socket.socket()
+    free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    free.bind(("127.0.0.1", 0))
+    return free
+
+
+def _start(options: argparse.Namespace, device: int, node_port: int) -> subprocess.Popen[bytes]:
     arguments = ["--kind", options.kind, "--devices", options.devices, "--local-rank", device]
-    arguments += ["--rank", options.rank * options.devices + device, "--world-size", options.nodes * options.devices]
+    arguments += ["--node-port", node_port, "--node-rank", options.rank, "--nodes", options.nodes]
     arguments += ["--address", options.address, "--port", options.port, "--patience-seconds", options.seconds / 3]
     return subprocess.Popen(
         [options.python, str(options.script), *map(str, arguments)],

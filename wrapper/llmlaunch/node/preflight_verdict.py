@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Markers = Mapping[str, "Record | None"]
 
-STAGES = ("started", "devices", "matmul", "joined", "reduced")
+STAGES = ("started", "devices", "matmul", "together", "joined", "reduced")
 # Sinha et al. (SC 2022) found GPUs of one model 8 % apart on average, and outliers that were 1.5 times slower.
 SLOW = 1.25
 FEWEST = 3  # of two nobody can say which is the outlier
@@ -22,6 +22,7 @@ NOT_STARTED = "the preflight did not start on it"
 DOES = {
     "devices": "show its devices",
     "matmul": "compute on every device",
+    "together": "finish an all-reduce of its own devices",
     "joined": "reach the others",
     "reduced": "finish the all-reduce with the others",
 }

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from .files import RecordAppender, command_parser, say
+from .hook_files import HOOK_FOLDER
 from .process_tree import all_pids, parent_of
 from .signals import die_with_parent, end_like, signal_name, signal_number
 from .stacks import RankStacks, ask_for_stacks
@@ -37,7 +38,6 @@ SAVE_SIGNAL_VARIABLE = "LLMLAUNCH_SAVE_SIGNAL"  # for a trainer that saves at an
 TELL_SIGNALS = {"USR1": ASKS_TO_SAVE, "USR2": ASKS_FOR_STACKS}
 POLL_SECONDS = 0.5
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell has them
-HOOK_FOLDER = "hook"  # its sitecustomize.py runs first in the trainer's Python
 PROBE_VARIABLE = "LLMLAUNCH_PROBE"
 
 

@@ -143,7 +143,8 @@ def _train_values(recipe: Recipe, rendered: Rendered, code_root: PurePath | None
         "container": recipe.container is not None,
         "python": recipe.python or "",
         "program": [_from_the_node(_in_snapshot(word, code_root), rendered) for word in rendered.program],
-        "node_files": _node_files(recipe, rendered),
+        "node_files": _node_files(rendered),
+        "hook_files": list(hook_files(recipe)),
         "preflight": recipe.preflight,
         **_tried_paths(recipe),
         "kind": recipe.cluster.accelerator.kind,
@@ -169,11 +170,12 @@ def hook_files(recipe: Recipe) -> dict[str, Path]:
     return {**hook, **({PROBE_FILE: MEMORY_PROBE} if probed else {})}
 
 
-def _node_files(recipe: Recipe, rendered: Rendered) -> list[str]:
-    """Return the files of the run directory that each node copies to its own disk: what every rank's Python imports."""
+def _node_files(rendered: Rendered) -> list[str]:
+    """Return the files of the run directory that each node copies to its own disk: what every rank's Python imports.
+    What trainers import first is in node.pyz, too."""
     ours = any(_from_the_node(word, rendered) != word for word in rendered.program)
     scripts = sorted(name for name in rendered.files if name.startswith("trainer/") and name.endswith(".py"))
-    return [file_names.NODE_ARCHIVE, *hook_files(recipe), *(scripts if ours else ())]
+    return [file_names.NODE_ARCHIVE, *(scripts if ours else ())]
 
 
 def _from_the_node(word: Word, rendered: Rendered) -> Word:

@@ -4,11 +4,12 @@ It stands alone: Python >= 3.9 and torch, nothing of llmlaunch. One JSON line on
 
     {"stage": "devices"}    the node shows as many devices as were asked for
     {"stage": "matmul", "seconds": 0.0021}    a product came out right, and so long it took
-    {"stage": "joined"}     this process met the others
-    {"stage": "reduced"}    an all-reduce over all that met came out right
+    {"stage": "together"}   an all-reduce over the devices of this node came out right
+    {"stage": "joined"}     this node met the others
+    {"stage": "reduced"}    an all-reduce over the devices of this local rank on all nodes that met came out right
 
 or {"bad": "why"} where this device is at fault. A process that comes no further than a stage prints nothing more.
-Processes that do not appear in time are left out, so that one node cannot keep the others from trying.
+Nodes that do not appear in time are left out, so that one cannot keep the others from trying.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import contextlib
 import datetime
 import json
 import os
+import socket
 import statistics
 import sys
+import threading
 import time
 from typing import NoReturn
 
@@ -106,40 +109,111 @@ def wait(device: torch.device) -> None:
 
 
 def meet(options: argparse.Namespace, device: torch.device) -> None:
-    """Joins the processes that come in time, and reduces with them. Process 0 keeps the list of those who came."""
-    leads = options.rank == 0
+    """Reduces with the devices of this node, and with those of the same local rank on all nodes.
+
+    The processes of a node meet at a store of their own, and one of them alone speaks with the job's: 2,000 nodes of 8
+    GPUs are 2,000 connections, not 16,000. The stores of the local ranks lie on as many nodes as there are; so does
+    rank 0 of each group, to which NCCL's bootstrap makes each of the others connect once. No process gets more
+    connections than there are nodes.
+    """
     patience = datetime.timedelta(seconds=options.patience_seconds)
-    store = dist.TCPStore(options.address, options.port, None, leads, timeout=patience, wait_for_workers=False)
-    store.set(f"arrived/{options.rank}", "1")
-    store.add("arrived", 1)
-    if leads:
-        store.set("members", json.dumps(arrivals(store, options.world_size, options.patience_seconds)))
-    store.wait(["members"], 2 * patience)  # the list is kept open so long, counted from process 0's own arrival
-    members = json.loads(store.get("members"))
-    if options.rank not in members:
+    leads = options.local_rank == 0
+    if leads and options.node_rank == 0:
+        threading.Thread(target=collect, args=(options,), daemon=True).start()
+    node = store_at(options, "127.0.0.1", options.node_port, leads)
+    if not reduces(options, device, dist.PrefixStore("node", node), options.local_rank, options.devices):
         return
+    say(stage="together")
+    node.add("together", 1)
+    job = JobStores(options) if leads else None
+    if job is not None:
+        node.set("others", json.dumps(job.others()))
+    node.wait(["others"], 3 * patience)
+    others = json.loads(node.get("others"))
+    if options.node_rank not in others["nodes"]:
+        return
+    size = len(others["nodes"])
+    address, port = others["stores"][options.local_rank % size]
+    store = store_at(options, address, port, False)
     say(stage="joined")
+    rank = (others["nodes"].index(options.node_rank) - options.local_rank) % size
+    if not reduces(options, device, dist.PrefixStore(f"local rank {options.local_rank}", store), rank, size):
+        return
+    say(stage="reduced")
+    with contextlib.suppress(RuntimeError):  # others need the stores and the memory of those who are done
+        if node.add("reduced", 1) == options.devices:
+            node.set("all reduced", "1")
+        if job is not None:
+            node.wait(["all reduced"], patience)
+            job.wait_for_all(size)
+            node.set("end", "1")
+        node.wait(["end"], 2 * patience)
+
+
+def collect(options: argparse.Namespace) -> None:
+    """Keeps the job's store, and the list of the nodes that came before all had, or before the time was over."""
+    store = store_at(options, options.address, options.port, True)
+    end = time.monotonic() + options.patience_seconds
+    while store.add("arrived", 0) < options.nodes and time.monotonic() < end:
+        time.sleep(0.1)
+    nodes = [node for node in range(options.nodes) if store.check([f"arrived/{node}"])]
+    stores = [json.loads(store.get(f"arrived/{node}")) for node in nodes[: options.devices]]
+    store.set("others", json.dumps({"nodes": nodes, "stores": stores}))
+    threading.Event().wait()  # as long as this process
+
+
+class JobStores:
+    """A node's connection to the job's store, and a store at which one local rank of all nodes may meet."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._patience = datetime.timedelta(seconds=options.patience_seconds)
+        self._job = store_at(options, options.address, options.port, False)
+        self._own = store_at(options, "127.0.0.1", 0, True)
+
+    def others(self) -> object:
+        """Says that this node came; returns the `nodes` that did, and the `stores` of local ranks 0, 1, ... in turn."""
+        node = self._options.node_rank
+        address = self._options.address if node == 0 else own_address(self._options.address, self._options.port)
+        self._job.set(f"arrived/{node}", json.dumps([address, self._own.port]))
+        self._job.add("arrived", 1)
+        self._job.wait(["others"], 2 * self._patience)  # the list is kept open so long
+        return json.loads(self._job.get("others"))
+
+    def wait_for_all(self, nodes: int) -> None:
+        if self._job.add("reduced", 1) == nodes:
+            self._job.set("all reduced", "1")
+        self._job.wait(["all reduced"], self._patience)
+
+
+def store_at(options: argparse.Namespace, address: str, port: int, hosts: bool) -> dist.TCPStore:
+    patience = datetime.timedelta(seconds=options.patience_seconds)
+    return dist.TCPStore(address, port, None, hosts, timeout=patience, wait_for_workers=False)
+
+
+def own_address(other: str, port: int) -> str:
+    """The address of this node by which it reaches another; nothing is sent."""
+    family, kind, protocol, _, place = socket.getaddrinfo(other, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(place)
+        return str(probe.getsockname()[0])
+
+
+def reduces(options: argparse.Namespace, device: torch.device, store: dist.Store, rank: int, size: int) -> bool:
+    """Whether an all-reduce over `size` processes that meet at the store comes out right. Each returns once all have
+    finished it, and then it may end."""
+    patience = datetime.timedelta(seconds=options.patience_seconds)
     backend = "nccl" if options.kind == "gpu" else "gloo"
-    group = dist.PrefixStore("reduce", store)
-    rank, size = members.index(options.rank), len(members)
-    dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=patience)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     ones = torch.ones(REDUCED_ELEMENTS_ON_GPU if device.type == "cuda" else REDUCED_ELEMENTS_ON_CPU, device=device)
     dist.all_reduce(ones)
     wait(device)
-    if bool((ones == size).all()):
-        say(stage="reduced")
-    store.add("done", 1)
-    end = time.monotonic() + options.patience_seconds
-    while leads and store.add("done", 0) < size and time.monotonic() < end:  # its store goes when it goes
-        time.sleep(0.1)
-
-
-def arrivals(store: dist.Store, world_size: int, seconds: float) -> list[int]:
-    """The processes that came before all had, or before the time was over."""
-    end = time.monotonic() + seconds
-    while store.add("arrived", 0) < world_size and time.monotonic() < end:
-        time.sleep(0.1)
-    return [rank for rank in range(world_size) if store.check([f"arrived/{rank}"])]
+    right = bool((ones == size).all())
+    if store.add("finished", 1) == size:
+        store.set("all finished", "1")
+    store.wait(["all finished"], patience)
+    dist.destroy_process_group()
+    return right
 
 
 def say(**line: object) -> None:
@@ -158,9 +232,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kind", choices=["gpu", "cpu"], required=True)
     parser.add_argument("--devices", type=int, required=True, help="of this node")
     parser.add_argument("--local-rank", type=int, required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--world-size", type=int, required=True)
-    parser.add_argument("--address", required=True, help="where process 0 listens")
+    parser.add_argument("--node-port", type=int, required=True, help="where local rank 0 listens")
+    parser.add_argument("--node-rank", type=int, required=True)
+    parser.add_argument("--nodes", type=int, required=True, help="that are tried together")
+    parser.add_argument("--address", required=True, help="of node rank 0, where its local rank 0 listens")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--patience-seconds", type=float, default=60.0)
     return parser.parse_args()
