@@ -15,7 +15,7 @@ from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
-from llmlaunch.models.huggingface.config import ALIASES, DEFAULTS, shape_from_config
+from llmlaunch.models.huggingface.config import ALIASES, DEFAULTS, SAME, shape_from_config
 from llmlaunch.models.huggingface.written import config_of, unsaid
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.presets import load_preset, preset_names
@@ -55,6 +55,7 @@ VARIED = [
     {"model_type": "qwen2_moe", **EXPERTS, "shared_expert_intermediate_size": 40, "qkv_bias": False},
     {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": [0, 3], "head_dim": 20},
     {"model_type": "qwen3_moe", **EXPERTS},
+    {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20, "sliding_window": 8},
     {"model_type": "gemma", "head_dim": 20},
     {"model_type": "gemma2", "head_dim": 20, "tie_word_embeddings": False},
     {"model_type": "gemma3_text", "head_dim": 20},
@@ -72,6 +73,7 @@ def built(config: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     values = {key: value for key, value in config.items() if key != "quantization_config"}
+    values["model_type"] = SAME.get(config["model_type"], config["model_type"])
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
 
@@ -159,6 +161,7 @@ PRESETS = {
     "qwen2-57b-a14b": 0.015,
     "deepseek-v2": 0.015,
     "deepseek-v3": 0.015,
+    "gpt-oss-20b": 0.015,
 }
 
 
@@ -195,7 +198,7 @@ def model_of(shape: ModelShape, attention: str = "sdpa") -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    attention = attention if shape.attention_softcap is None else "eager"
+    attention = attention if shape.attention_softcap is None and not shape.attention_sinks else "eager"
     config = AutoConfig.for_model(**config_of(shape), bos_token_id=None, eos_token_id=None)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.bfloat16).train()
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.frameworks
 LAYERS = 4  # of each model: one is as good as a hundred, but the first layers of DeepSeek are others than the last
 PRESETS = (
     *("llama3.1-8b", "mistral-7b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-8b", "qwen2-57b-a14b", "qwen3-30b-a3b"),
-    *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "gpt3-125m"),
+    *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "gpt3-125m", "gpt-oss-20b"),
 )
 Built = dict[str, Any]
 
@@ -81,7 +81,10 @@ def test_its_configuration_says_what_the_shape_says(built: dict[str, Built], nam
         "layernorm_epsilon": shape.norm_epsilon,
         "layernorm_zero_centered_gamma": shape.zero_centered_norm,
         "gated_linear_unit": shape.gated_mlp,
-        "activation_func": {"silu": "silu", "gelu": "gelu"}[shape.activation],
+        "activation_func": {"silu": "silu", "gelu": "gelu", "clamped_swiglu": "quick_gelu"}[shape.activation],
+        "activation_func_clamp_value": 7.0 if shape.activation == "clamped_swiglu" else None,
+        "glu_linear_offset": 1.0 if shape.activation == "clamped_swiglu" else 0.0,
+        "softmax_type": "learnable" if shape.attention_sinks else "vanilla",
         "add_bias_linear": shape.linear_bias,
         "mtp_num_layers": shape.mtp_num_layers or None,
     }

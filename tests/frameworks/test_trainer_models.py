@@ -34,6 +34,10 @@ BASE: dict[str, Any] = {
     **{"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "max_position_embeddings": 64},
 }
 WINDOWS = {"sliding_window": 32, "query_pre_attn_scalar": 16}
+SINKS = {
+    **{"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32},
+    "rope_scaling": {"rope_type": "default", "rope_theta": 10000.0},
+}
 LATENT = {
     **{key: value for key, value in BASE.items() if key != "head_dim"},
     **{"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16},
@@ -46,6 +50,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": BASE | {"sliding_window": 32},
     "mixtral": BASE | {"num_local_experts": 4, "output_router_logits": True, "sliding_window": None},
     "qwen3": BASE,
+    "gpt_oss": BASE | SINKS,
     "gemma": BASE,
     "gemma2": BASE | WINDOWS,
     "gemma3_text": BASE | WINDOWS,
@@ -118,7 +123,7 @@ RECIPES = [
     for path in sorted(asset("recipes", ".").glob("*.yaml"))
     if load_recipe(path).backend.name == "deepspeed" and path.stem != "quickstart"  # which trains as it is
 ]
-OF_NO_RECIPE = ("qwen3-8b", "gemma-7b", "gpt3-6.7b", "mixtral-8x7b", "qwen3-30b-a3b", "qwen2-57b-a14b")
+OF_NO_RECIPE = ("qwen3-8b", "gemma-7b", "gpt3-6.7b", "mixtral-8x7b", "qwen3-30b-a3b", "qwen2-57b-a14b", "gpt-oss-20b")
 
 
 def shrunken(name: str) -> Recipe:

@@ -13,7 +13,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import Job
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
+from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling, SlidingWindow
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import OptimizerFormats, Workload
 
@@ -40,6 +40,14 @@ LATENT_CUT = replace(LLAMA3_CUT, name="latent-cut", num_query_groups=32, mla=DEE
 DEEPSEEK_CUT = replace(
     LATENT_CUT, name="deepseek-cut", num_layers=6, moe=MoeShape(64, 8, 2048, 2048, (0, 1, 1, 1, 1, 1))
 )
+
+
+# every second layer attends to a window; biases everywhere, sinks, and experts with an activation of their own
+GPT_OSS_CUT = ModelShape(
+    "gpt-oss-cut", 4, 3072, 3072, 64, 8, 64, 201088, 131072,
+    linear_bias=True, activation="clamped_swiglu", attention_sinks=True, moe=MoeShape(64, 4, 3072, 0, (1,) * 4),
+    sliding_window=SlidingWindow(128, 2), rope_scaling=RopeScaling("yarn", 32.0, 4096, truncate=False),
+)  # fmt: skip
 
 
 ALL_GATHER = Techniques(token_dispatcher="allgather")
@@ -93,6 +101,7 @@ def _words(values: dict[str, object]) -> Words:
 
 def _model(case: Case) -> Words:
     shape, grouped = case.shape, case.shape.num_query_groups != case.shape.num_attention_heads
+    clamped, window = shape.activation == "clamped_swiglu", shape.sliding_window
     return _words(
         {
             "num-layers": shape.num_layers,
@@ -105,8 +114,15 @@ def _model(case: Case) -> Words:
             "seq-length": case.length,
             "max-position-embeddings": max(shape.max_position_embeddings, case.length),
             "normalization": shape.normalization,
-            "position-embedding-type": shape.position_embedding,
-            "swiglu": shape.gated_mlp,
+            "position-embedding-type": "yarn" if shape.rope_scaling else shape.position_embedding,
+            "swiglu": shape.activation == "silu",
+            "quick-geglu": clamped,
+            "glu-linear-offset": 1.0 if clamped else None,
+            "activation-func-clamp-value": 7.0 if clamped else None,
+            "no-bias-dropout-fusion": shape.linear_bias and shape.moe is not None,
+            "softmax-type": "learnable" if shape.attention_sinks else None,
+            "window-size": f"{window.tokens - 1},0" if window else None,
+            "window-attn-skip-freq": window.full_every if window else None,
             "disable-bias-linear": not shape.linear_bias,
             "untie-embeddings-and-output-weights": not shape.tied_embeddings,
             "qk-layernorm": shape.qk_layernorm,
@@ -242,6 +258,7 @@ CASES = (
     Case("many experts over tensor ranks", FINE_CUT, FINE, 0, length=4096, words=("--moe-router-dtype", "fp32")),
     Case("several experts a rank", MIXTRAL_CUT, replace(CUT, expert=4), 0, length=4096),
     Case("experts by all-gather", MIXTRAL_CUT, EXPERTS, 0, length=4096, techniques=ALL_GATHER),
+    *(Case(f"sinks and biases rank {rank}", GPT_OSS_CUT, MANY_EXPERTS, rank, length=4096) for rank in (0, 1)),
     Case("latent attention", LATENT_CUT, CUT, 0, length=4096),
     Case("latent attention and experts", DEEPSEEK_CUT, MANY_EXPERTS, 0, length=4096),
     Case("uneven experts", DEEPSEEK_CUT, replace(MANY_EXPERTS, layers_by_stage=(2, 4)), 0, length=4096),

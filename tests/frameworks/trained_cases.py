@@ -38,6 +38,12 @@ MIXTURE = (
     "model.moe={num_experts: 4, topk: 2, ffn_hidden_size: 96}",
     "model.rope_scaling={kind: yarn, factor: 4, original_max_position_embeddings: 32, truncate: false}",
 )
+GPT_OSS = (  # what it has beside a mixture
+    "model.attention_sinks=true",
+    "model.linear_bias=true",
+    "model.activation=clamped_swiglu",
+    "model.sliding_window={tokens: 16, full_every: 2}",
+)
 DEEPSEEK = (
     "model={num_layers: 4, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, vocab_size: 250, "
     "qk_layernorm: true, mtp_num_layers: 1}",
@@ -206,6 +212,7 @@ CASES = (
         None,
         fresh=True,
     ),
+    TrainedCase("mixture", Layout(data=2, expert=2), GPT_OSS, None, fresh=True),
     TrainedCase("deepseek", Layout(data=2, expert=2, zero_stage=1)),
     TrainedCase("deepseek", Layout(pipeline=2, layers_by_stage=(2, 2))),
     TrainedCase("deepseek", ALONE, ("model.rope_scaling=null",), None, fresh=True),

@@ -18,7 +18,7 @@ from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, rules_for
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE
 from llmlaunch.backends.megatron.versions import rendered_arguments
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router, check_shape
+from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router, SlidingWindow, check_shape
 from llmlaunch.planner.legality import situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
@@ -100,6 +100,10 @@ def shapes(draw: st.DrawFn) -> ModelShape:
         shape = replace(shape, num_query_groups=heads, mla=ranks, qk_layernorm=True)
     if kind == "mixture" or (kind == "latent" and draw(st.booleans())):
         shape = replace(shape, moe=draw(mixtures(layers)), linear_bias=draw(st.sampled_from([False] * 5 + [True])))
+    if kind != "latent" and draw(st.sampled_from([False] * 5 + [True])):
+        shape = replace(shape, attention_sinks=True, sliding_window=draw(st.sampled_from([None, SlidingWindow(16, 2)])))
+    if shape.linear_bias and shape.gated_mlp and draw(st.booleans()):
+        shape = replace(shape, activation="clamped_swiglu")
     return check_shape(shape)
 
 

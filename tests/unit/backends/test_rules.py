@@ -66,6 +66,7 @@ WINDOWED = "model={base: llama2-7b, sliding_window: {tokens: 1024}}"
 NARROW_VIEW, BIASED = (
     f"model={{base: llama3-8b, {part}}}" for part in ("sliding_window: {tokens: 512}", "linear_bias: true")
 )
+SINKS = "model={base: llama3-8b, attention_sinks: true}"
 RECOMPUTED_MLP = "layout={recompute: selective, recompute_modules: [mlp]}"
 PIPELINE = own_script("pipeline", "model={base: llama2-7b, num_layers: 28}")
 OLD_MEGATRON = own_script(
@@ -87,6 +88,7 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("experts", MIXTURE, (), Layout(expert=16), EXPERTS),
     ("expert-ffn expert-world", MIXTURE, (), Layout(expert_tensor=3), EXPERTS),
     ("expert-world", MIXTURE, (), Layout(1, 16, expert=8, data=4), replace(EXPERTS, pipeline=4, data=8)),
+    ("sinks-without-context", DENSE, (SINKS,), Layout(context=2, data=16), GPUS),
     ("window-without-context", DENSE, (NARROW_VIEW,), Layout(context=2, data=16), GPUS),
     ("mixture-needs-sequence", MIXTURE, (), Layout(2, 1, data=32), EXPERTS),
     ("sharded-one-stage", DENSE, ("layout.zero_stage=3",), Layout(pipeline=2, data=16, zero_stage=3), TWO_PLAIN),

@@ -183,9 +183,9 @@ class PlannedRun:
         refuse(self.plan)
 
     def refuse_unrenderable(self) -> None:
-        """Raise UserError for what `render` and `submit` would refuse of a safe plan. Techniques that no backend runs
-        are there to be priced."""
-        if not self.plan.good or self.recipe.techniques.what_ifs:
+        """Raise UserError for what `render` and `submit` would refuse of a safe plan. Techniques that no backend runs,
+        and models that the backend cannot build, are there to be priced."""
+        if not self.plan.good or self.recipe.techniques.what_ifs or self.plan.unrendered:
             return
         from llmlaunch.rendering.scripts import refuse_unrenderable
 

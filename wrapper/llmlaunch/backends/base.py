@@ -32,6 +32,7 @@ __all__ = [
     "pinned_least",
     "refuse_unmet",
     "refuse_what_ifs",
+    "unrendered",
 ]
 
 
@@ -206,7 +207,8 @@ class Requirement:
     """One thing a backend cannot do: `broken(recipe)` is True where the recipe asks for it.
 
     `recipe_key` is the key to change, `sentence` gives the reason and the way out, and `where` names the framework file
-    (with its version) that was read.
+    (with its version) that was read. Where `priced`, memory and time are those of the model that is asked for: check
+    and plan answer, and only what is to be rendered is refused.
     """
 
     key: str
@@ -214,6 +216,7 @@ class Requirement:
     sentence: str
     where: str
     broken: Callable[[Recipe], bool]
+    priced: bool = False
 
 
 def implies(condition: BoolColumn | bool, consequence: BoolColumn | bool) -> BoolColumn:
@@ -229,11 +232,21 @@ def pinned_least(recipe: Recipe, name: str) -> int:
     return min(int(value) for value in (pin if isinstance(pin, tuple) else (pin,)))
 
 
-def refuse_unmet(recipe: Recipe, requirements: Iterable[Requirement]) -> None:
-    """Raise UserError for the first requirement that the recipe breaks."""
+def refuse_unmet(recipe: Recipe, requirements: Iterable[Requirement], to_render: bool = True) -> None:
+    """Raise UserError for the first requirement that the recipe breaks; unless it is `to_render`, only for those whose
+    price would be another model's."""
     for requirement in requirements:
-        if requirement.broken(recipe):
-            raise UserError(f"{recipe.path}: {requirement.recipe_key}: {requirement.sentence} ({requirement.where})")
+        if requirement.broken(recipe) and (to_render or not requirement.priced):
+            raise UserError(f"{recipe.path}: {_said(requirement)}")
+
+
+def unrendered(recipe: Recipe, requirements: Iterable[Requirement]) -> tuple[str, ...]:
+    """Return what `render` refuses of a recipe that is priced all the same, a sentence each."""
+    return tuple(_said(each) for each in requirements if each.priced and each.broken(recipe))
+
+
+def _said(requirement: Requirement) -> str:
+    return f"{requirement.recipe_key}: {requirement.sentence} ({requirement.where})"
 
 
 def refuse_what_ifs(recipe: Recipe) -> None:
@@ -255,6 +268,10 @@ class Backend(Protocol):
     def space(self, recipe: Recipe) -> Space: ...
 
     def facts(self, recipe: Recipe) -> MemoryFacts: ...
+
+    def unrendered(self, recipe: Recipe) -> tuple[str, ...]:
+        """Return what `render` refuses of a recipe that can be priced."""
+        ...
 
     def classed_arguments(self, recipe: Recipe, layout: Layout) -> ClassedArguments: ...
 

@@ -187,7 +187,7 @@ def _steps_of_recipe(run: PlannedRun, words: tuple[str, ...]) -> Steps:
     """Return what to type after `check` of a recipe, whose arguments are `words`."""
     if not run.plan.good:
         return mending_steps(run)
-    if run.recipe.techniques.what_ifs:
+    if run.recipe.techniques.what_ifs or run.plan.unrendered:
         return []
     missing = (*run.readiness.missing, *run.slurm_request.missing)
     return [(to_type("submit", *words), "once the warnings above are mended" if missing else "")]

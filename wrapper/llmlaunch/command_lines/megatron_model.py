@@ -14,7 +14,7 @@ from llmlaunch.command_lines.megatron_namespace import Namespace
 from llmlaunch.errors import UserError
 from llmlaunch.models.hub_ids import hub_model
 from llmlaunch.models.presets import find_model, load_preset, preset_names
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling, SlidingWindow
+from llmlaunch.models.shape import CLAMP, CLAMPED, MlaShape, ModelShape, MoeShape, RopeScaling, SlidingWindow
 
 __all__ = ["ModelReading", "read_model"]
 
@@ -104,11 +104,14 @@ def _shape(space: Namespace) -> Iterator[tuple[str, Any]]:
 
 
 def _switches(space: Namespace, latent: bool) -> Iterator[tuple[str, Any]]:
-    gated, biased = bool(space.get("swiglu")), space.get("add_bias_linear") is not False
+    clamped = bool(space.get("quick_geglu")) and space.get("activation_func_clamp_value") == CLAMP
+    gated, biased = clamped or bool(space.get("swiglu")), space.get("add_bias_linear") is not False
     if not space.get("untie_embeddings_and_output_weights"):
         yield "tied_embeddings", True
     if not gated:
         yield "gated_mlp", False
+    if clamped:
+        yield "activation", CLAMPED
     if biased:
         yield "linear_bias", True
     if space.get("add_qkv_bias") and not biased:
@@ -120,6 +123,8 @@ def _switches(space: Namespace, latent: bool) -> Iterator[tuple[str, Any]]:
         yield "qk_layernorm", True
     if space.get("apply_layernorm_1p"):
         yield "zero_centered_norm", True
+    if space.get("softmax_type") == "learnable":
+        yield "attention_sinks", True
     window = space.get("window_size")
     if isinstance(window, (tuple, list)) and len(window) == 2 and window[0] >= 0:
         skip = space.get("window_attn_skip_freq")
@@ -268,7 +273,8 @@ def _over_preset(preset: ModelShape, shape: Mapping[str, Any]) -> dict[str, Any]
     for name in ("rope_scaling", "sliding_window"):  # which a base does not complete
         if name in changed:
             changed[name] = _comparable(wanted)[name]
-    changed.pop("activation", None)
+    if changed.get("activation") != CLAMPED:
+        changed.pop("activation", None)
     parts = any(
         value is None or isinstance(value, Mapping) != isinstance(getattr(preset, key), PARTS)
         for key, value in changed.items()

@@ -61,11 +61,12 @@ RECOMPUTED: dict[str, tuple[str, ...]] = {
         "expert_fc1_input",
         "expert_fc1_output",
         "expert_fc2_input",
+        "expert_clamped",
         "moe_permuted_output",
         "shared_fc1_output",
         "shared_fc2_input",
     ),
-    "moe_act": ("expert_fc2_input",),
+    "moe_act": ("expert_fc2_input", "expert_clamped"),
     "shared_experts": ("shared_fc1_output", "shared_fc2_input"),
 }
 

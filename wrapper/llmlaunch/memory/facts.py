@@ -187,6 +187,7 @@ class MemoryFacts:
     activation_bytes: float = 2.0
     gated_activation_fused: bool = True  # silu(gate) is recomputed inside the fused kernel, not saved
     ungated_activation_bytes: float = 0.0  # per ffn column: more an activation without gate keeps where it is not fused
+    clamped_activation_bytes: float = 0.0  # per ffn column: more a clamped SwiGLU keeps
     gated_gradient_in_place: bool = False  # and its backward overwrites gate and up
     norm_backward_bytes: float = 0.0  # per hidden element, beside the gradient, while an unfused norm runs backward
     norm_extra_bytes: float = 0.0  # per hidden element and norm: copies an unfused norm keeps beside input and output

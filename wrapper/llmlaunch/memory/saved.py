@@ -18,7 +18,7 @@ from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import Job, RankColumns, once_for_rows
-from llmlaunch.models.shape import MoeShape
+from llmlaunch.models.shape import CLAMPED, MoeShape
 
 __all__ = [
     "Gone",
@@ -108,6 +108,7 @@ def saved_by_mixture_layer(job: Job, rows: RankColumns) -> SavedTensors:
         "expert_fc1_input": routed * facts.linear_input_bytes * shape.hidden_size * lay.expert_tensor,
         "expert_fc1_output": width * (projected_bytes(job) + _scaled(job)),
         "expert_fc2_input": width * facts.linear_input_bytes,
+        **({"expert_clamped": width * facts.clamped_activation_bytes} if shape.activation == CLAMPED else {}),
         "moe_permuted_output": routed * _combined(job) * shape.hidden_size * lay.expert_tensor,
         "shared_fc1_output": shared * projected_bytes(job),
         "shared_fc2_input": shared * facts.linear_input_bytes,

@@ -65,6 +65,8 @@ def _attention(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
         count = count + h
     if shape.qk_layernorm:
         count = count + 2.0 * shape.head_dim
+    if shape.attention_sinks:
+        count = count + shape.num_attention_heads / tensor
     return count
 
 
@@ -112,6 +114,8 @@ def layer_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
         return dense, np.zeros(len(rows)), np.zeros(len(rows))
     moe = shape.moe
     shared = common + shape.hidden_size * (moe.num_experts + float(moe.shared_expert_gate))
+    if shape.linear_bias:
+        shared = shared + moe.num_experts
     if moe.shared_expert_ffn_hidden_size:
         shared = shared + _mlp(shape, moe.shared_expert_ffn_hidden_size, tensor)
     experts = moe.num_experts / lay.expert * _mlp(shape, moe.ffn_hidden_size, lay.expert_tensor.astype(np.float64))

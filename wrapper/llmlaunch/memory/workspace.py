@@ -86,8 +86,9 @@ def _unfused_norm_backward(job: Job, rows: RankColumns) -> FloatColumn:
 
 def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return the tokens on their way to the experts and back, which stay alive until all of that is done: permuted,
-    exchanged, output by the experts, and sorted again where there are several; over expert-tensor ranks this rank's
-    part of the sum, and where the router computes in fp32 a copy of all their tokens in that type. The shared expert's
+    exchanged, output by the experts, and sorted again where there are several; before that, where experts have biases,
+    the output with its bias, expert by expert and put together; over expert-tensor ranks this rank's part of the sum,
+    and where the router computes in fp32 a copy of all their tokens in that type. The shared expert's
     output comes on top. DeepEP makes what it received, at most every routed copy, and permutes it, and both again
     behind the experts; HybridEP sends from and to its buffers
     (megatron/core/transformer/moe/token_dispatcher.py MoEAlltoAllTokenDispatcher, core 0.19; traced)."""
@@ -98,7 +99,8 @@ def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
     routed, over = routed_tokens(job, rows), (lay.expert_tensor > 1) & (not flex)
     gathered = routed * lay.expert_tensor
     sorts = moe.num_experts > lay.expert
-    narrow = routed * (1.0 + (lay.expert > 1)) + gathered * (1.0 + sorts)
+    output = 3.0 if job.shape.linear_bias else 1.0 + sorts
+    narrow = routed * (1.0 + (lay.expert > 1)) + gathered * output
     if flex:
         narrow = gathered * (2.0 if job.techniques.flex_backend == "hybridep" else 4.0)
     shared = tokens(job, rows) / sequence_split(job, rows) * (moe.shared_expert_ffn_hidden_size > 0)

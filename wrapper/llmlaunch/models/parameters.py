@@ -94,7 +94,8 @@ def _mixture_layer(shape: ModelShape, moe: MoeShape, attention: int, norms: int)
         mlp=_mlp(shape, shared) if shared else 0,
         experts=moe.num_experts * expert,
         active_experts=moe.topk * expert,
-        router=shape.hidden_size * (moe.num_experts + int(moe.shared_expert_gate)),
+        router=shape.hidden_size * (moe.num_experts + int(moe.shared_expert_gate))
+        + (moe.num_experts if shape.linear_bias else 0),
         norms=norms,
     )
 
@@ -104,7 +105,8 @@ def _attention(shape: ModelShape) -> int:
     weights = hidden * (query + pair) + query * hidden
     biases = (query + pair if shape.linear_bias or shape.qkv_bias else 0) + (hidden if shape.linear_bias else 0)
     head_norms = 2 * _norm(shape, shape.head_dim) if shape.qk_layernorm else 0
-    return weights + biases + head_norms
+    sinks = shape.num_attention_heads if shape.attention_sinks else 0
+    return weights + biases + head_norms + sinks
 
 
 def _latent_attention(shape: ModelShape) -> int:

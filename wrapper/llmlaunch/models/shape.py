@@ -14,6 +14,8 @@ from llmlaunch.documents.validate import BadKey
 from llmlaunch.rundir.values import counted
 
 __all__ = [
+    "CLAMP",
+    "CLAMPED",
     "FAMILIES",
     "MARKS",
     "OF_FAMILIES",
@@ -46,6 +48,7 @@ Family = Literal[
     "deepseek_v2",
     "deepseek_v3",
     "gpt2",
+    "gpt_oss",
 ]
 FAMILIES: tuple[str, ...] = get_args(Family)
 
@@ -54,6 +57,9 @@ Count = Annotated[int, Field(ge=1, le=2**16)]
 Positions = Annotated[int, Field(ge=1, le=2**28)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
+
+
+CLAMPED, CLAMP = "clamped_swiglu", 7.0  # gate x sigmoid(1.702 gate) x (up + 1), of a gate and an up within the clamp
 
 
 def natural_activation(gated_mlp: bool) -> str:
@@ -185,9 +191,9 @@ class ModelShape:
         written=Family | None,
     )
     activation: str = key(
-        "Activation of the MLP; absent = silu where it is gated, else gelu (by tanh)",
+        "Activation of the MLP; absent = silu where it is gated, else gelu (by tanh). clamped_swiglu is GPT-OSS's",
         default="silu",
-        written=Literal["silu", "gelu"] | None,
+        written=Literal["silu", "gelu", "clamped_swiglu"] | None,
     )
     norm_epsilon: float = key("Added to a norm's variance", default=1e-5, gt=0, le=0.1)
     zero_centered_norm: bool = key("Norms multiply by 1 + weight (Gemma)", default=False)
@@ -196,6 +202,7 @@ class ModelShape:
     attention_scale: Positive | None = key(
         "Scores are divided by its square root; absent = the width of a query's head", default=None
     )
+    attention_sinks: bool = key("A learned logit of each head joins the softmax of its scores (GPT-OSS)", default=False)
     # scores become cap x tanh(score / cap), and logits likewise
     attention_softcap: Positive | None = key("Cap on attention scores by tanh (Gemma 2)", default=None)
     logit_softcap: Positive | None = key("Cap on logits by tanh (Gemma 2)", default=None)
@@ -241,12 +248,13 @@ def model_form() -> Any:
 # Fields that few families have and memory depends on. Records of measured runs hold those that a model has.
 OF_FAMILIES = (
     *("family", "qkv_bias", "zero_centered_norm", "post_norms", "attention_softcap", "logit_softcap", "sliding_window"),
+    *("activation", "attention_sinks"),
 )
 # fields in which families differ, sizes aside
 MARKS = frozenset(
     {
         *("position_embedding", "normalization", "gated_mlp", "activation", "linear_bias", "qkv_bias", "qk_layernorm"),
-        *("moe", "mla", "zero_centered_norm", "post_norms", "sliding_window"),
+        *("moe", "mla", "zero_centered_norm", "post_norms", "sliding_window", "attention_sinks"),
     }
 )
 
@@ -255,6 +263,7 @@ def family_of(shape: ModelShape) -> str:
     """Return the first family whose distinguishing mark `shape` has; for a shape that names no family."""
     marks = {
         "gpt2": shape.position_embedding == "learned_absolute",
+        "gpt_oss": shape.attention_sinks,
         "gemma3_text": shape.post_norms and shape.qk_layernorm,
         "gemma2": shape.post_norms,
         "gemma": shape.zero_centered_norm,

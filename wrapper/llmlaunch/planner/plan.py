@@ -336,6 +336,7 @@ class Plan:
     locked_by: str = ""  # name of the file that keeps the recipe to this plan; "" where it was chosen now
     arguments: ClassedArguments = NO_ARGUMENTS
     what_ifs: tuple[WhatIf, ...] = ()  # what each technique that no backend runs changes of this layout
+    unrendered: tuple[str, ...] = ()  # what `render` refuses of a recipe that is priced all the same
     faster: FasterLayout | None = None  # None: no safe layout is faster by more than nothing can tell apart
     expected: ExpectedEnd | None = None  # None: of a plan that is no whole job's, such as a fallback's
     time: TimeEvidence = NO_TIME_EVIDENCE
@@ -451,6 +452,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "refusal_sentences": dict(plan.refusal_sentences),
         "alternatives": [candidate.as_json() for candidate in plan.alternatives],
         "what_ifs": [each.as_json() for each in plan.what_ifs],
+        "unrendered": list(plan.unrendered),
         "faster_without_preference": None if plan.faster is None else plan.faster.as_json(),
         "not_modelled": list(plan.not_modelled),
         "assumptions": list(plan.assumptions),

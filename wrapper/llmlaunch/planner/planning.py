@@ -142,6 +142,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
         locked_by=recipe.locked_by,
         arguments=arguments,
         what_ifs=what_ifs_of(setting, planned, chosen.layout),
+        unrendered=setting.backend.unrendered(recipe),
         faster=faster_layout(result, recipe) if safe and place == 0 and recipe.preference else None,
         time=time,
     )

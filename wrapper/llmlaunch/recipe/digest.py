@@ -93,6 +93,7 @@ _LATER: Mapping[str, Any] = {
     "post_norms": False,
     "scaled_embedding": False,
     "attention_scale": None,
+    "attention_sinks": False,
     "attention_softcap": None,
     "logit_softcap": None,
     "rope_scaling": None,

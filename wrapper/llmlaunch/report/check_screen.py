@@ -207,4 +207,5 @@ def _conditional(plan: Plan) -> list[tuple[str, str]]:
         layouts = plan.fallbacks.layouts
         text = f"if memory runs out: {layouts[0].plan.chosen.describe()}" if layouts else str(plan.fallbacks.missing)
         rows.append(("Then", text))
-    return rows + [("What if", what_if.sentence) for what_if in plan.what_ifs]
+    rows += [("What if", what_if.sentence) for what_if in plan.what_ifs]
+    return rows + [("Checked", f"but not rendered: {sentence}") for sentence in plan.unrendered]

@@ -111,6 +111,8 @@ def layernorm_bwd(dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tens
 
 ATTENTION_FORWARD_Q = 16  # positions of q, k, v in the argument lists of cpp_extensions/fused_attn.py
 ATTENTION_BACKWARD_Q = 19
+SOFTMAX_OFFSET = 27  # of the forward pass, and what it saved in the backward pass: statistics, dropout's seed, offsets
+SAVED = 25
 
 
 def fused_attn_fwd(*args: Any) -> list[Tensor]:
@@ -118,12 +120,15 @@ def fused_attn_fwd(*args: Any) -> list[Tensor]:
     tokens, batch, heads, _ = q.shape  # sbhd, what Megatron feeds
     out = torch.empty(tokens, batch, heads, v.shape[-1], dtype=q.dtype, device=q.device)
     statistics = torch.empty(batch, heads, tokens, 1, dtype=torch.float32, device=q.device)
-    return [out, statistics, torch.empty(2, dtype=torch.int64, device=q.device)]
+    offsets = args[SOFTMAX_OFFSET]
+    saved = [] if offsets is None else [offsets]
+    return [out, statistics, torch.empty(2, dtype=torch.int64, device=q.device), *saved]
 
 
 def fused_attn_bwd(*args: Any) -> list[Tensor | None]:
     q, k, v = args[ATTENTION_BACKWARD_Q : ATTENTION_BACKWARD_Q + 3]
-    return [*(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v)), None, None]
+    _, _, *offsets = args[SAVED]
+    return [*(torch.empty_like(t) for t in (q, k, v)), None, torch.empty_like(offsets[0]) if offsets else None]
 
 
 def fused_rope_forward(x: Tensor, *rest: Any, **options: Any) -> Tensor:

@@ -164,16 +164,6 @@ def test_every_layer_checks_something() -> None:
     assert {layer_of(rule.where) for rule in RULES} == set(LAYERS)
 
 
-def test_biased_experts_run_one_by_one() -> None:
-    recipe = recipe_of("mixtral-8x7b")
-    biased = replace(recipe.model, linear_bias=True)
-    with pytest.raises(UserError, match="set linear_bias: false"):
-        MegatronLM().rules(replace(recipe, model=biased))
-    assert biased.moe is not None
-    alone = replace(biased, moe=replace(biased.moe, grouped_gemm=False))
-    assert MegatronLM().rules(replace(recipe, model=alone))
-
-
 def test_experts_in_one_kernel_need_ampere() -> None:
     recipe = recipe_of("mixtral-8x7b")
     old = replace(recipe.cluster.accelerator, compute_capability="7.0")

@@ -19,6 +19,7 @@ NODE = Layout(data=8, zero_stage=1)
 DENSE = ModelShape("dense", 8, 4096, 14336, 32, 8, 128, 32000, 8192)
 LATENT = replace(DENSE, name="latent", num_query_groups=32, mla=MlaShape(1536, 512, 128, 64, 128))
 EXPERTS = MoeShape(64, 6, 1408, 2816, (0, *(1,) * 7))
+ALL_ROUTED = replace(EXPERTS, shared_expert_ffn_hidden_size=0, layer_pattern=(1,) * 8)
 MIXTURE = replace(DENSE, name="mixture", moe=EXPERTS)
 DEEPSEEK_YARN = RopeScaling("yarn", 40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
 DEEPSEEK_ROUTER = Router("sigmoid", 8, 4, 2.5, True, True, "seq_aux_loss", 0.0001)
@@ -88,6 +89,17 @@ SAID: dict[str, tuple[ModelShape, str, str]] = {
         "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 0.0001 "
         "--moe-shared-expert-intermediate-size 2816 --moe-layer-freq [0,1,1,1,1,1,1,1] --mtp-num-layers 1",
         "--moe-router-pre-softmax",
+    ),
+    "GPT-OSS: sinks, a clamped activation with an offset, and biases that experts in one kernel add themselves": (
+        replace(DENSE, moe=ALL_ROUTED, attention_sinks=True, activation="clamped_swiglu", linear_bias=True),
+        "--softmax-type learnable --quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value 7 "
+        "--no-bias-dropout-fusion",
+        "--swiglu --disable-bias-linear --no-bias-gelu-fusion",
+    ),
+    "biases of experts run one by one are added with the residual stream": (
+        replace(routed(UNBALANCED), linear_bias=True, moe=replace(EXPERTS, grouped_gemm=False)),
+        "",
+        "--no-bias-dropout-fusion --disable-bias-linear --moe-grouped-gemm",
     ),
     "softmax after the choice makes the chosen sum to one": (
         routed(UNBALANCED),
@@ -170,10 +182,15 @@ REFUSED: list[tuple[str, ModelShape]] = [
 
 @pytest.mark.parametrize(("key", "shape"), REFUSED)
 def test_what_the_command_line_cannot_say_is_refused_by_name(key: str, shape: ModelShape) -> None:
+    recipe = recipe_for(shape)
     with pytest.raises(UserError, match=rf" {key}: ".replace(".", r"\.")):
-        MegatronLM().render(recipe_for(shape), NODE)
+        MegatronLM().render(recipe, NODE)
+    if sentences := MegatronLM().unrendered(recipe):  # the price is the same
+        assert [sentence.partition(": ")[0] for sentence in sentences] == [key]
+        assert MegatronLM().rules(recipe)
+        return
     with pytest.raises(UserError, match=rf" {key}: ".replace(".", r"\.")):
-        MegatronLM().rules(recipe_for(shape))
+        MegatronLM().rules(recipe)
 
 
 def test_an_overlapped_shared_expert_excludes_other_ways() -> None:
@@ -185,6 +202,25 @@ def test_an_overlapped_shared_expert_excludes_other_ways() -> None:
     again = replace(overlapped, recompute_modules=("shared_experts",))
     selective = replace(NODE, recompute=RECOMPUTE_SELECTIVE)
     assert refused_by(recipe_for(MIXTURE, techniques=again), selective) == {"overlapped-expert-kept"}
+
+
+def test_what_differs_in_angles_alone_is_priced_and_not_rendered() -> None:
+    """Kimi K2 is scaled with beta_fast 1, for which there is no argument."""
+    recipe = recipe_of("deepseek-v3", "model=kimi-k2")
+    assert MegatronLM().rules(recipe)
+    (sentence,) = MegatronLM().unrendered(recipe)
+    assert sentence.startswith("model.rope_scaling: latent attention is scaled by yarn")
+    assert MegatronLM().unrendered(recipe_of("deepseek-v3")) == ()
+    with pytest.raises(UserError, match=r"model\.rope_scaling: latent attention is scaled by yarn"):
+        MegatronLM().render(recipe, Layout(data=1024, expert=8, zero_stage=1))
+
+
+def test_the_clamped_activation_is_that_of_experts_alone() -> None:
+    clamped = replace(DENSE, activation="clamped_swiglu")
+    for moe in (None, replace(ALL_ROUTED, layer_pattern=(0, *(1,) * 7)), EXPERTS):
+        with pytest.raises(UserError, match="clamped_swiglu is fused into experts alone"):
+            MegatronLM().rules(recipe_for(replace(clamped, moe=moe)))
+    assert MegatronLM().rules(recipe_for(replace(clamped, moe=ALL_ROUTED)))
 
 
 BIASED = replace(MIXTURE, linear_bias=True, moe=replace(EXPERTS, grouped_gemm=False))

@@ -14,6 +14,7 @@ from llmlaunch.backends.base import (
     StepTechniques,
     refuse_unmet,
     refuse_what_ifs,
+    unrendered,
 )
 from llmlaunch.backends.deepspeed.arguments import CONFIG_FILE, MODEL_FILE, REASONS, TRAINER_FILE, environment
 from llmlaunch.backends.deepspeed.config import (
@@ -61,9 +62,12 @@ class DeepSpeed:
         """Raises UserError for a model the shipped script cannot build, or a technique nothing here runs."""
         if recipe.backend.script is None:
             refuse_what_the_trainer_cannot_build(recipe)
-        refuse_unmet(recipe, REQUIREMENTS)
+        refuse_unmet(recipe, REQUIREMENTS, to_render=False)
         refuse_planned_settings(recipe)
         return (*kind_of(recipe).rules, *TECHNIQUE_RULES, *(WIDE_GRADIENT_RULES if wide_gradients(recipe) else ()))
+
+    def unrendered(self, recipe: Recipe) -> tuple[str, ...]:
+        return unrendered(recipe, REQUIREMENTS)
 
     def space(self, recipe: Recipe) -> Space:
         """Tensor and context parallelism are searched for the shipped script on GPUs: whether a script of the person's

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
 from llmlaunch.memory.facts import NONE, FusedLoss, GradientLife, HostFacts, LayerKernels, MemoryFacts, constant
-from llmlaunch.models.shape import ModelShape
+from llmlaunch.models.shape import CLAMPED, ModelShape
 from llmlaunch.workload import ELEMENT_BYTES
 
 __all__ = [
@@ -387,24 +387,29 @@ def shipped_facts(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -
 def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:
     """Return the facts of one model family in transformers 5.23; tests/frameworks/test_family_bytes.py counts each.
 
-    Gemma's norm keeps what it normalized in fp32 before it multiplies (GemmaRMSNorm). GPT-2's is torch's own, which
-    keeps nothing more, and its activation is written out (NewGELUActivation): three more results. Experts are weighed
-    by the router after they are done (MixtralExperts), and DeepSeek's router computes in fp32. A cap on scores has no
-    fused attention (`_supports_sdpa` of Gemma 2), and one on logits keeps what tanh puts out. A window shorter than the
-    sequence is a mask of s x s booleans, which torch's attention turns into numbers, and with a mask keys and values
-    are copied to every head (`use_gqa_in_sdpa`, integrations/sdpa_attention.py).
+    Gemma's norm, and GPT-OSS', keeps what it normalized in fp32 before it multiplies (GemmaRMSNorm). GPT-2's is torch's
+    own, which keeps nothing more, and its activation is written out (NewGELUActivation): three more results. Experts
+    are weighed by the router after they are done (MixtralExperts), and DeepSeek's router computes in fp32. A cap on
+    scores has no fused attention (`_supports_sdpa` of Gemma 2), nor have sinks, whose softmax stays in the precision
+    (eager_attention_forward of modeling_gpt_oss.py); a cap on logits keeps what tanh puts out. A window shorter than
+    the sequence is a mask of s x s booleans, which torch's attention turns into numbers, and with a mask keys and
+    values are copied to every head (`use_gqa_in_sdpa`, integrations/sdpa_attention.py).
     """
     e = facts.activation_bytes
     if shape.moe is not None:
         facts = replace(facts, expert_output_weighted=True, router_input_bytes=0.0 if shape.mla is None else 4.0)
     if shape.mla is not None:
         facts = replace(facts, key_values_expanded=True)
-    if shape.zero_centered_norm:
+    if shape.zero_centered_norm or shape.family == "gpt_oss":
         facts = replace(facts, norm_extra_bytes=facts.norm_extra_bytes + max(4.0 - e, 0.0))
     if shape.family == "gpt2":
         facts = replace(facts, norm_extra_bytes=0.0, norm_backward_bytes=0.0, ungated_activation_bytes=3.0 * e)
     if shape.attention_softcap is not None:
         facts = replace(facts, attention_scores_saved=True, key_values_expanded=True)
+    if shape.attention_sinks:
+        facts = replace(facts, attention_scores_saved=True, key_values_expanded=True, softmax_bytes=None)
+    if shape.activation == CLAMPED:
+        facts = replace(facts, clamped_activation_bytes=3.0 * e)
     if shape.logit_softcap is not None:
         facts = replace(facts, logit_bytes=facts.logit_bytes + e)
     window = shape.sliding_window

@@ -15,7 +15,7 @@ from llmlaunch.backends.argument import (
     expands_segments,
     merged_environment,
 )
-from llmlaunch.backends.base import Rendered, Space, refuse_unmet, refuse_what_ifs
+from llmlaunch.backends.base import Rendered, Space, refuse_unmet, refuse_what_ifs, unrendered
 from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.backends.logs import any_script_lines, megatron_lines
 from llmlaunch.backends.megatron.arguments import planned_arguments
@@ -57,8 +57,11 @@ class MegatronLM:
     def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
         """Raises UserError for a model or a technique Megatron-LM has no flag for, or a number format the device has
         none for."""
-        refuse_unmet(recipe, ALL_REQUIREMENTS)
+        refuse_unmet(recipe, ALL_REQUIREMENTS, to_render=False)
         return rules_for(recipe)
+
+    def unrendered(self, recipe: Recipe) -> tuple[str, ...]:
+        return unrendered(recipe, ALL_REQUIREMENTS)
 
     def space(self, recipe: Recipe) -> Space:
         """Tensor parallelism stays inside the NVLink domain: across it, every layer would wait for the fabric."""

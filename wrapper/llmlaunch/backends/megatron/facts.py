@@ -145,6 +145,9 @@ def _activation_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFac
     return replace(
         facts,
         activation_bytes=width,
+        # gate and up are clamped outside the fused kernel, and put together again
+        # (megatron/core/fusions/fused_bias_geglu.py weighted_bias_quick_geglu_impl, core 0.19; traced)
+        clamped_activation_bytes=2.0 * width,
         attention_scores_saved=unfused,
         score_gradient_bytes=3.0 * width if unfused else 0.0,
         sequence_gather="last" if options.transformer_engine else "all",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from llmlaunch.backends.argument import Argument, argument, number, optional
 from llmlaunch.backends.megatron.facts import FP32_ROUTER_EXPERTS
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling
+from llmlaunch.models.shape import CLAMP, CLAMPED, MlaShape, ModelShape, MoeShape, RopeScaling
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
@@ -26,6 +26,7 @@ def model_arguments(recipe: Recipe) -> tuple[Argument, ...]:
         *attention_arguments(shape, recipe.workload.sequence_length),
         *_prediction(shape),
         *_switches(shape),
+        *_activation(shape),
         *mixture_arguments(shape, recipe.techniques),
     )
 
@@ -56,15 +57,27 @@ def _prediction(shape: ModelShape) -> list[Argument]:
 
 
 def _switches(shape: ModelShape) -> list[Argument]:
-    unbiased_gelu = not shape.gated_mlp and not shape.linear_bias
     return [
-        *optional("--swiglu", shape.gated_mlp, of="model.gated_mlp"),
         *optional("--disable-bias-linear", not shape.linear_bias, of="model.linear_bias"),
         *optional("--add-qkv-bias", shape.qkv_bias and not shape.linear_bias, of="model.qkv_bias"),
         *optional("--untie-embeddings-and-output-weights", not shape.tied_embeddings, of="model.tied_embeddings"),
         *optional("--qk-layernorm", shape.qk_layernorm and shape.mla is None, of="model.qk_layernorm"),
         *optional("--apply-layernorm-1p", shape.zero_centered_norm, of="model.zero_centered_norm"),
         *([] if shape.mla is None else [_latent_norms(shape.mla)]),
+    ]
+
+
+def _activation(shape: ModelShape) -> list[Argument]:
+    """GPT-OSS' activation is Megatron's quick GEGLU with an offset and a clamp."""
+    of, unbiased_gelu = "model.activation", not shape.gated_mlp and not shape.linear_bias
+    if shape.activation == CLAMPED:
+        return [
+            argument("--quick-geglu", of=of),
+            argument("--glu-linear-offset", "1.0", of=of),
+            argument("--activation-func-clamp-value", number(CLAMP), of=of),
+        ]
+    return [
+        *optional("--swiglu", shape.gated_mlp, of="model.gated_mlp"),
         *optional("--no-bias-gelu-fusion", unbiased_gelu, of="model.linear_bias", why="the fused kernel adds a bias"),
     ]
 
@@ -82,7 +95,8 @@ SCALING = "model.rope_scaling"
 def attention_arguments(shape: ModelShape, sequence_length: int) -> tuple[Argument, ...]:
     """Heads, latents, positions and windows."""
     heads = _grouped(shape) if shape.mla is None else _latent(shape.mla)
-    return (*_positions(shape), *heads, *_window(shape, sequence_length))
+    sinks = [argument("--softmax-type", "learnable", of="model.attention_sinks")] if shape.attention_sinks else []
+    return (*_positions(shape), *heads, *_window(shape, sequence_length), *sinks)
 
 
 def windowed(shape: ModelShape, sequence_length: int) -> bool:
@@ -188,7 +202,15 @@ def mixture_arguments(shape: ModelShape, techniques: Techniques) -> tuple[Argume
         *_balancing(moe),
         *_shared(moe, techniques),
         *_some(moe),
+        *optional("--no-bias-dropout-fusion", _biased_in_one_kernel(shape), of="model.linear_bias", why=BIASED),
     )
+
+
+BIASED = "experts in one kernel add their biases themselves"
+
+
+def _biased_in_one_kernel(shape: ModelShape) -> bool:
+    return shape.linear_bias and shape.moe is not None and shape.moe.grouped_gemm is not False
 
 
 def _dispatcher(moe: MoeShape, techniques: Techniques) -> list[Argument]:

@@ -12,7 +12,7 @@ from llmlaunch.backends.megatron.model_arguments import windowed
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.memory.exchange import DEEPEP_RANKS
-from llmlaunch.models.shape import ModelShape, Router, natural_activation
+from llmlaunch.models.shape import CLAMPED, ModelShape, Router, natural_activation
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["MODEL_REQUIREMENTS", "MODEL_RULES"]
@@ -71,7 +71,21 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         "model.activation",
         "an MLP is SwiGLU (gated) or GELU (not gated) here: no argument makes a gated GELU, as Gemma's; " + ELSEWHERE,
         BUILDER,
-        lambda r: r.model.activation != natural_activation(r.model.gated_mlp),
+        lambda r: r.model.activation not in (natural_activation(r.model.gated_mlp), CLAMPED),
+    ),
+    Requirement(
+        "clamped-experts",
+        "model.activation",
+        "clamped_swiglu is fused into experts alone: every layer must be a mixture, without a shared expert",
+        "megatron/core/transformer/mlp.py MLP.forward, core 0.19",
+        lambda r: (
+            r.model.activation == CLAMPED
+            and (
+                r.model.moe is None
+                or not all(r.model.moe.layer_pattern)
+                or r.model.moe.shared_expert_ffn_hidden_size > 0
+            )
+        ),
     ),
     Requirement(
         "no-post-norms",
@@ -148,6 +162,7 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
             other_latent_scaling(r.model)
             or (r.model.mla is not None and (scaling_of(r.model, "linear") or scaling_of(r.model, "llama3")))
         ),
+        priced=True,  # angles are all that differs
     ),
     Requirement(
         "yarn-weights",
@@ -237,6 +252,15 @@ MODEL_RULES: tuple[Rule, ...] = (
         "a sliding window needs --context-parallel-size 1: rings of keys and values pass no windows",
         RING,
         lambda s: implies(windowed(s.shape, s.workload.sequence_length), np.equal(s.layouts.context, 1)),
+    ),
+    Rule(
+        "sinks-without-context",
+        "attention sinks need --context-parallel-size 1 or context_comm: a2a",
+        "transformer_engine/pytorch/attention/dot_product_attention/utils.py get_attention_backend, 2.20",
+        lambda s: implies(
+            s.shape.attention_sinks and s.techniques.context_comm != "a2a", np.equal(s.layouts.context, 1)
+        ),
+        of_techniques=True,
     ),
     Rule(
         "deepep-needs-others",

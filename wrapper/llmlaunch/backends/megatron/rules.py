@@ -103,13 +103,6 @@ GROUPED_GEMM_CAPABILITY = 8.0  # Ampere
 
 MIXTURE_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
-        "mixture-without-biases",
-        "model.linear_bias",
-        "experts in one kernel (--moe-grouped-gemm) have no biases; set linear_bias: false",
-        EXPERTS,
-        lambda r: grouped(r) and r.model.linear_bias,
-    ),
-    Requirement(
         "mixture-device",
         "cluster.accelerator",
         "experts in one kernel (--moe-grouped-gemm) need compute capability 8.0 (Ampere) or more",

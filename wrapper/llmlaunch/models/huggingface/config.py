@@ -19,10 +19,12 @@ from llmlaunch.models.huggingface.families import BUILDERS
 from llmlaunch.models.huggingface.reader import ConfigReader, short
 from llmlaunch.models.shape import ModelShape, check_shape
 
-__all__ = ["ALIASES", "DEFAULTS", "SUPPORTED", "read_config", "shape_from_config"]
+__all__ = ["ALIASES", "DEFAULTS", "SAME", "SUPPORTED", "read_config", "shape_from_config"]
 
 
 SUPPORTED = tuple(BUILDERS)
+SAME = {"kimi_k2": "deepseek_v3"}  # model_type of a class of its own that is another family's, to the letter
+STORED_FORMATS = ("fp8", "mxfp4")
 
 _KEYS = {  # our name -> theirs, for messages about sizes that do not agree
     "num_query_groups": "num_key_value_heads",
@@ -50,7 +52,7 @@ def read_config(path: Path) -> tuple[ModelShape, tuple[str, ...]]:
 
 def shape_from_config(values: Mapping[str, Any], name: str) -> tuple[ModelShape, tuple[str, ...]]:
     """Return the shape a config describes, and notes. Raises `BadKey` for a key that cannot be used."""
-    family = values.get("model_type")
+    family = SAME.get(str(values.get("model_type")), values.get("model_type"))
     if not isinstance(family, str) or family not in BUILDERS:
         shown = "is missing" if family is None else f"{short(family)} is not supported"
         inside = values.get("text_config")
@@ -63,15 +65,18 @@ def shape_from_config(values: Mapping[str, Any], name: str) -> tuple[ModelShape,
 
 
 def _refuse_quantised(reader: ConfigReader) -> None:
-    """Raise BadKey for a quantised checkpoint, except DeepSeek-V3's: its blocks of fp8 are how weights are stored, not
-    how they are trained. Others were quantised after training.
+    """Raise BadKey for a quantised checkpoint, except DeepSeek-V3's and GPT-OSS': blocks of fp8 and of mxfp4 are how
+    their weights are published, not how they are trained. Others were quantised after training.
     """
     quantization = reader.group("quantization_config")
     if quantization is None and reader.values.get("quantization_config") is None:
         return
-    if quantization is None or quantization.get("quant_method") != "fp8":
+    method = None if quantization is None else quantization.get("quant_method")
+    if method not in STORED_FORMATS:
         raise BadKey(("quantization_config",), "a quantised checkpoint is not trained; use the original config.json")
-    reader.remark("quantization_config says how the weights are stored (fp8); training takes the recipe's precision")
+    reader.remark(
+        f"quantization_config says how the weights are stored ({method}); training takes the recipe's precision"
+    )
 
 
 def _printable(text: str) -> str:
@@ -241,6 +246,33 @@ DEFAULTS: Mapping[str, Values] = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 2048,
     },
+    "gpt_oss": _COMMON
+    | {
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "attention_bias": True,
+        "sliding_window": 128,
+        "layer_types": None,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "router_aux_loss_coef": 0.001,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    },
     "gpt2": {
         "vocab_size": 50257,
         "n_positions": 1024,
@@ -265,6 +297,7 @@ DEFAULTS: Mapping[str, Values] = {
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "mixtral": {"num_experts": "num_local_experts"},
     "qwen3_moe": {"num_local_experts": "num_experts"},
+    "gpt_oss": {"num_experts": "num_local_experts"},
     "deepseek_v2": {"num_experts": "n_routed_experts"},
     "deepseek_v3": {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
     "gpt2": {

@@ -16,7 +16,7 @@ from llmlaunch.models.huggingface.reader import (
     rope,
     whole_window,
 )
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
+from llmlaunch.models.shape import CLAMP, CLAMPED, MlaShape, ModelShape, MoeShape, Router
 
 __all__ = ["BUILDERS"]
 
@@ -82,6 +82,23 @@ def mixtral(reader: ConfigReader) -> ModelShape:
     shape = mistral(reader)
     if reader.number("router_jitter_noise") != 0:
         raise BadKey(("router_jitter_noise",), "noise on what the router sees is not supported; set it to 0")
+    experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
+    router = Router(**_auxiliary(reader))
+    return replace(shape, moe=MoeShape(experts, topk, shape.ffn_hidden_size, 0, (1,) * shape.num_layers, router=router))
+
+
+def gpt_oss(reader: ConfigReader) -> ModelShape:
+    """Biases everywhere, the router's included; every second layer attends to everything."""
+    reader.only("attention_bias", True, why="attention has biases, as the experts have: must be true")
+    reader.only("swiglu_alpha", 1.702, why="gates are multiplied by 1.702 before their sigmoid")
+    reader.only("swiglu_limit", CLAMP, why=f"gate and up are held within {CLAMP}")
+    shape = replace(
+        _silu(reader),
+        linear_bias=True,
+        activation=CLAMPED,
+        attention_sinks=True,
+        sliding_window=alternating_window(reader, 2, None),
+    )
     experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
     router = Router(**_auxiliary(reader))
     return replace(shape, moe=MoeShape(experts, topk, shape.ffn_hidden_size, 0, (1,) * shape.num_layers, router=router))
@@ -294,4 +311,5 @@ BUILDERS: Mapping[str, Callable[[ConfigReader], ModelShape]] = {
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
     "gpt2": gpt2,
+    "gpt_oss": gpt_oss,
 }

@@ -15,7 +15,7 @@ __all__ = ["config_of", "unsaid"]
 
 Json = dict[str, Any]
 
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss")
 LATENT = ("deepseek_v2", "deepseek_v3")
 # of training, not of the model: a configuration says none of it
 _NOT_OF_THE_MODEL = ("capacity_factor", "grouped_gemm")
@@ -138,6 +138,24 @@ def _mixtral(shape: ModelShape) -> Json:
     return _mistral(shape) | sizes | {"num_experts_per_tok": moe.topk} | _balanced(moe)
 
 
+def _gpt_oss(shape: ModelShape) -> Json:
+    moe = _moe(shape)
+    sizes = {"intermediate_size": moe.ffn_hidden_size, "num_local_experts": moe.num_experts}
+    scaling = {"rope_scaling": {"rope_type": "default"}} if shape.rope_scaling is None else {}
+    return _windows(shape) | sizes | scaling | {"num_experts_per_tok": moe.topk} | _balanced(moe)
+
+
+def _windows(shape: ModelShape) -> Json:
+    """The class wants a window even where no layer has one."""
+    window = shape.sliding_window
+    every = 1 if window is None else window.full_every
+    kinds = [FULL if every and not (i + 1) % every else WINDOWED for i in range(shape.num_layers)]
+    return {
+        "sliding_window": shape.max_position_embeddings if window is None else window.tokens,
+        "layer_types": kinds,
+    }
+
+
 def _qwen_moe(shape: ModelShape) -> Json:
     moe = _moe(shape)
     config = {
@@ -157,18 +175,12 @@ def _gemma(shape: ModelShape) -> Json:
 
 
 def _gemma2(shape: ModelShape) -> Json:
-    """The class wants a window even where no layer has one."""
-    window = shape.sliding_window
-    every = 1 if window is None else window.full_every
     scale = shape.attention_scale or float(shape.head_dim)
-    kinds = [FULL if every and not (i + 1) % every else WINDOWED for i in range(shape.num_layers)]
-    return {
+    return _windows(shape) | {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": int(scale),
         "attn_logit_softcapping": shape.attention_softcap,
         "final_logit_softcapping": shape.logit_softcap,
-        "sliding_window": shape.max_position_embeddings if window is None else window.tokens,
-        "layer_types": kinds,
     }
 
 
@@ -237,6 +249,7 @@ _OF_FAMILY: Mapping[str, Callable[[ModelShape], Json]] = {
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,
+    "gpt_oss": _gpt_oss,
     "qwen2_moe": _qwen_moe,
     "qwen3_moe": _qwen_moe,
     "gemma": _gemma,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from group import refuse
 
@@ -99,7 +100,7 @@ def _sequence_hindrances(config: Any, size: int, length: int) -> list[str]:
     if getattr(config, "kv_lora_rank", None):
         reasons.append("keys and values of latent attention differ in width")
     if attention_of(config) != "sdpa":
-        reasons.append("capped attention scores need the whole matrix of them")
+        reasons.append("attention whose scores are capped or joined by sinks needs the whole matrix of them")
     window = getattr(config, "sliding_window", None)
     if window is not None and window < length and getattr(config, "use_sliding_window", True):
         reasons.append(f"its attention window of {window} tokens would be lost")
@@ -122,8 +123,9 @@ def is_mixture(config: Any) -> bool:
 
 
 def attention_of(config: Any) -> str:
-    """torch's attention cannot cap scores (Gemma 2); Transformers' own can."""
-    return "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
+    """torch's attention neither caps scores (Gemma 2) nor adds sinks to them (GPT-OSS); Transformers' own can."""
+    model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return "eager" if getattr(config, "attn_logit_softcapping", None) or not model._supports_sdpa else "sdpa"
 
 
 def tensor_groups(split: RankSplit, settings: Json) -> Any:
