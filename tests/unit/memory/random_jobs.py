@@ -53,6 +53,13 @@ SHARED = replace(
     qkv_bias=True,
     moe=MoeShape(60, 4, 1408, 5632, (1,) * 12, shared_expert_gate=True, router=Router(normalize_topk=False)),
 )
+SINKS = replace(
+    ModelShape("sinks", 12, 2880, 2880, 64, 8, 64, 201088, 8192),
+    linear_bias=True,
+    attention_sinks=True,
+    activation="clamped_swiglu",
+    moe=MoeShape(32, 4, 2880, 0, (1,) * 12),
+)
 SHAPES = (LLAMA3_8B, LLAMA2_7B, MIXTRAL, ALTERNATING, GPT, LATENT, GEMMA, SHARED)
 STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_jobs import GEMMA, GPT, LATENT, SHARED
+from random_jobs import GEMMA, GPT, LATENT, SHARED, SINKS
 from shapes import ALTERNATING, LLAMA3_8B, MIXTRAL, job_of
 
 from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
@@ -329,6 +329,22 @@ def test_buffers_that_micro_batches_pass_through() -> None:
     assert buffer("pipeline_buffers", 0) == stream / 2
     titan = torchtitan_facts(True, True, False, 2)
     assert buffer("pipeline_buffers", 0, titan, count=5) == 5 * 2 * stream / 2
+
+
+def test_biased_experts_put_their_outputs_together_before_they_are_sorted() -> None:
+    """Permuted and exchanged tokens, the experts' output, that with its bias expert by expert, and put together."""
+    layout = Layout(data=4, expert=4)
+    routed = N * 4 * 2880
+    assert value(mixture_forward, SINKS, layout, BALANCED) == 2 * routed * 5
+
+
+def test_a_clamped_activation_keeps_gate_and_up_twice_until_it_is_recomputed() -> None:
+    without = replace(SINKS, activation="silu")
+    clamped = value(mixture_layer, SINKS, Layout()) - value(mixture_layer, without, Layout())
+    assert clamped == N * 4 * 2 * 2 * 2880
+    again, selective = Techniques(("moe_act",)), Layout(recompute=RECOMPUTE_SELECTIVE)
+    recomputed = [value(largest_layer, shape, selective, BALANCED, again) for shape in (SINKS, without)]
+    assert recomputed[0] == recomputed[1]
 
 
 def test_a_mixture_running_forward_holds_the_shared_experts_output_too() -> None:

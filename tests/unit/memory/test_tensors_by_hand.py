@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from random_jobs import GEMMA, GPT, LATENT, SHAPES, SHARED
+from random_jobs import GEMMA, GPT, LATENT, SHAPES, SHARED, SINKS
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
@@ -29,7 +29,7 @@ from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 
 QUERY_LATENT = replace(LATENT, name="query-latent", mla=MlaShape(1536, 512, 128, 64, 128), mtp_num_layers=0)
 BIASED = replace(LLAMA3_8B, name="biased", linear_bias=True, qk_layernorm=True)
-ALL_SHAPES = (*SHAPES, QUERY_LATENT, BIASED)
+ALL_SHAPES = (*SHAPES, QUERY_LATENT, BIASED, SINKS)
 LAYOUTS = (
     Layout(pipeline=2),
     Layout(tensor=4, pipeline=2, data=2, expert=2, expert_tensor=2, sequence_parallel=1),
@@ -65,6 +65,8 @@ def layer_weights(shape: ModelShape, layout: Layout, mixture: bool) -> Iterator[
         yield from mlp_weights(shape, shape.ffn_hidden_size, t)
         return
     yield other(moe.num_experts, h)
+    if shape.linear_bias:
+        yield other(moe.num_experts)
     if moe.shared_expert_gate:
         yield other(1, h)
     if moe.shared_expert_ffn_hidden_size:
@@ -85,6 +87,8 @@ def attention_weights(shape: ModelShape, t: int) -> Iterator[Weight]:
             yield from map(other, outputs)
         if shape.linear_bias:
             yield other(h)
+        if shape.attention_sinks:
+            yield other(heads / t)
         if shape.qk_layernorm:
             yield from (other(shape.head_dim), other(shape.head_dim))
         return
