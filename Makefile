@@ -98,12 +98,16 @@ $(INSTALLED): pyproject.toml tests/constraints.txt .ci/prerequisites
 install-frameworks: $(FRAMEWORKS_INSTALLED)  ## what the traced tests run: needs no GPU, and no network afterwards
 
 $(FRAMEWORKS_INSTALLED): $(TRACING)/requirements.txt $(TRACING)/requirements-no-deps.txt \
-		tests/frameworks/requirements-megatron-0.16.txt .ci/prerequisites
+		tests/frameworks/requirements-megatron-0.16.txt tests/slurm/requirements-nvrx-0.6.txt .ci/prerequisites
 	./.ci/prerequisites test
 	LLMLAUNCH_TRACED_TORCH="$(TRACED_TORCH)" PYTHONPATH=wrapper \
 		$(PYTHON) -m llmlaunch.rehearsal.install --unmarked $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
 		--target $(FRAMEWORKS)/megatron-0.16 -r tests/frameworks/requirements-megatron-0.16.txt
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --upgrade \
+		--platform manylinux_2_39_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+		--target $(FRAMEWORKS)/nvrx-0.6 -r tests/slurm/requirements-nvrx-0.6.txt
+	rm -f $(FRAMEWORKS)/nvrx-0.6/nvrx_cupti_module*.so
 	touch $(FRAMEWORKS_INSTALLED)
 
 clean:

@@ -22,6 +22,7 @@ from support.side_by_side import Story, asked_for, by_name
 pytestmark = pytest.mark.slurm
 
 SLURMS_DEFAULT = "SlurmdTimeout=300"
+NVRX = Path(__file__).parents[2] / ".venv-frameworks" / "nvrx-0.6"
 TOGETHER = ("--together", "--save-interval", 5)
 
 
@@ -39,7 +40,26 @@ def is_the_same_job(training: Training) -> bool:
 
 
 def a_spare_node_takes_the_place_of_a_lost_one_in_the_same_allocation(person: Person, folder: Path) -> None:
-    words = ("nodes=3", "spare_nodes=1", "training.global_batch_size=6", exclude(person, range(4, 7)))
+    training = lose_one_of_three(person, folder, only_on(person, range(4)))
+    assert "in the same allocation" in training.log()
+    assert person.llmlaunch("cancel", str(training.run)).returncode == 0
+
+
+def a_spare_node_takes_the_place_of_a_lost_one_by_ft_launcher(person: Person, folder: Path) -> None:
+    words = ("restart.within=ft_launcher", f"environment.PYTHONPATH={NVRX}", only_on(person, range(8, 12)))
+    training = lose_one_of_three(person, folder, *words)
+    assert "ft_launcher has started the trainers again on" in training.log("0")
+    assert training.attempts() == [f"{training.job}.0", f"{training.job}.1"]
+    # The trainers save and end as they are told; the job does, though its step waits for the lost node.
+    (training.run / "stop").touch()
+    training.wait_for_end()
+    assert training.status()["state"] == "stopped", training.status()
+    assert training.saved_step() == max(training.steps("1"))
+
+
+def lose_one_of_three(person: Person, folder: Path, *words: str) -> Training:
+    """A node of three is lost in the first attempt; the second trains on with the spare one."""
+    words = ("nodes=3", "spare_nodes=1", "training.global_batch_size=6", *words)
     training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
     training.wait_for_step(2)
     first = set(training.of_attempt("0", "attempt.json")["nodes"])
@@ -47,6 +67,7 @@ def a_spare_node_takes_the_place_of_a_lost_one_in_the_same_allocation(person: Pe
     lost_at = time.time()
     training.wait_for_step(1, "1")
     print(f"a new step {time.time() - lost_at:.0f} s after the node was lost")
+    training.wait(lambda it: it.of_attempt("1", "attempt.json"), "the second attempt is written down")
     assert is_the_same_job(training)
     assert "down" not in person.ask("sinfo", "-h", "-N", "-n", lost, "-o", "%T")
     status, second = training.status("0"), training.of_attempt("1", "attempt.json")["nodes"]
@@ -55,12 +76,11 @@ def a_spare_node_takes_the_place_of_a_lost_one_in_the_same_allocation(person: Pe
     assert len(second) == 3
     assert first - {lost} < set(second)
     assert lost not in second
-    assert "in the same allocation" in training.log()
-    assert person.llmlaunch("cancel", str(training.run)).returncode == 0
+    return training
 
 
 def without_a_spare_node_it_goes_back_to_the_queue(person: Person, folder: Path) -> None:
-    words = ("nodes=2", "restart.backoff_seconds=0", exclude(person, range(4)))
+    words = ("nodes=2", "restart.backoff_seconds=0", only_on(person, range(4, 8)))
     training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
     training.wait_for_step(2)
     lost = lose(person, training, batch_host=False)
@@ -75,7 +95,7 @@ def without_a_spare_node_it_goes_back_to_the_queue(person: Person, folder: Path)
 
 
 def a_crash_starts_again_on_the_same_nodes_and_not_for_ever(person: Person, folder: Path) -> None:
-    training = script(person, folder, FAILS_AFTER_SAVING, "restart.times=2", exclude(person, range(7)))
+    training = script(person, folder, FAILS_AFTER_SAVING, "restart.times=2", only_on(person, range(7, 8)))
     training.wait_for_end()
     assert is_the_same_job(training)
     assert training.attempts() == [f"{training.job}.{number}" for number in range(3)]
@@ -86,19 +106,21 @@ def a_crash_starts_again_on_the_same_nodes_and_not_for_ever(person: Person, fold
 
 STORIES = by_name(
     a_spare_node_takes_the_place_of_a_lost_one_in_the_same_allocation,
+    a_spare_node_takes_the_place_of_a_lost_one_by_ft_launcher,
     without_a_spare_node_it_goes_back_to_the_queue,
     a_crash_starts_again_on_the_same_nodes_and_not_for_ever,
 )
 
 
-def exclude(person: Person, numbers: range) -> str:
-    """Leave the nodes of these numbers to the other stories, or those outside of them."""
-    return "slurm.exclude=" + ",".join(person.cluster.nodes[number] for number in numbers)
+def only_on(person: Person, numbers: range) -> str:
+    """Leave the nodes of other numbers to the other stories."""
+    nodes = person.cluster.nodes
+    return "slurm.exclude=" + ",".join(node for number, node in enumerate(nodes) if number not in numbers)
 
 
 @pytest.fixture(scope="module")
 def told(slurm_packages: None, request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[None]]]:
-    with person_with_a_cluster("root-enforced", 8) as person, ThreadPoolExecutor(len(STORIES)) as pool:
+    with person_with_a_cluster("root-enforced", 12) as person, ThreadPoolExecutor(len(STORIES)) as pool:
         conf = person.cluster.conf
         conf.write_text(re.sub(r"SlurmdTimeout=\d+", SLURMS_DEFAULT, conf.read_text()))
         person.ask("scontrol", "reconfigure")

@@ -227,6 +227,13 @@ CONTRADICTIONS = [
     ("training.sequence_length: 8192 is more than the 2048 positions gpt3-175b has learned", "model=gpt3-175b"),
     ("remove one of the two", "training={sequence_length: 8, global_batch_size: 8, steps: 1, tokens: 8}"),
     ("restart: there is nothing to come back to", "restart={times: 3}"),
+    (
+        "restart.within: ft_launcher starts the trainers of two or more nodes",
+        "restart={within: ft_launcher}",
+        "training.checkpoint_path=/scratch/me",
+        "training.save_interval=5",
+        "nodes=1",
+    ),
     ("training: async_save writes checkpoints, and none is written", "training.async_save=true"),
     ("training: keep_checkpoints counts checkpoints, and none is written", "training.keep_checkpoints=2"),
     (

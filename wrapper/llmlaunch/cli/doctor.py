@@ -216,9 +216,10 @@ def _environment(container: str | None, frameworks: str | None, python: str | No
 
 def _environment_text(probe: dict[str, Any]) -> str:
     packages = probe["packages"]
-    width = max(map(len, SHOWN))
+    shown = (*SHOWN, *(name for name in packages if name not in SHOWN))  # ft_launcher's, which few have
+    width = max(map(len, shown))
     lines = [f"{probe['interpreter']} (Python {probe['python']}) on {probe['node']}"]
-    lines += [f"  {name:<{width}}  {packages.get(name, '-')}" for name in SHOWN]
+    lines += [f"  {name:<{width}}  {packages.get(name, '-')}" for name in shown]
     lines += [
         f"  {'CUDA of torch':<{width}}  {probe['cuda'] or '-'}",
         f"  {'driver':<{width}}  {probe['driver'] or '-'}",

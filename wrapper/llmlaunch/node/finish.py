@@ -33,6 +33,7 @@ from ..rundir.spool_place import is_private, spool_folder, spool_root
 from ..rundir.values import counted, job_of
 from .allocation import left_out, lost_nodes, next_nodes, node_failure
 from .checkpoint import checkpoint_of, is_load_failure, read_tracker, saved_step
+from .cycles import NO_RESTART
 from .files import COMES_BACK_LATER, NODES_ON_STDIN, command_parser, say, write_status
 from .notice_texts import end_text
 from .notices import notify, wait_for_deliveries
@@ -46,6 +47,7 @@ from .restart_policy import (
     Next,
     decide,
     fruitless,
+    has_ft_launcher,
     layout_of,
     made_a_step,
     may_restart_here,
@@ -87,14 +89,22 @@ def main(argv: list[str]) -> int:
     ranks = rank_records(directory)
     nodes = _nodes(done, ranks, options.nodes)
     progress = read_object(directory / file_names.PROGRESS) or {}
+    by_ft_launcher = has_ft_launcher(read_object(options.run_dir / file_names.RUN) or {})
+    asks_for_no_restart = by_ft_launcher and options.code == NO_RESTART
+    if by_ft_launcher and len(done) >= options.nodes:  # srun has the code of a launcher whose place another took
+        options.code = 0
     here = _Here.of(options)
     verdict = _verdict(options, directory, ranks, nodes, progress, here.lost)
     at_fault = _at_fault(options.run_dir, options.attempt, verdict.cause)
     unfit = left_out(options.run_dir, options.attempt, [*here.lost, *at_fault]) if here.nodes else []
     facts = gather(options.run_dir, options.attempt, verdict, progress)
     suspected = signs_against(verdict.cause)
-    facts = facts._replace(nodes=next_nodes(here.nodes, here.trained, unfit, suspected))
+    fit = next_nodes(here.nodes, here.trained, unfit, suspected)
+    facts = facts._replace(nodes=fit, no_restart=asks_for_no_restart)
     follows = decide(facts)
+    if options.step_goes_on and not _may_go_on(follows, facts):
+        print("next end", flush=True)
+        return verdict.exit_code
     status = {
         "schema": 1,
         "attempt": options.attempt,
@@ -123,7 +133,8 @@ def main(argv: list[str]) -> int:
         say(f"next: {follows.action} {where}".rstrip() + f" ({follows.why})")
     for number in ENDS:  # the verdict stands: who ends the job now is not to change its exit code
         signal.signal(number, signal.SIG_IGN)
-    print("next", *_next_for_script(follows, at_fault, here.lost), flush=True)
+    spares = [node for node in here.nodes if node not in (*unfit, *follows.nodes)] if by_ft_launcher else []
+    print("next", *_next_for_script(follows, at_fault, here.lost, spares), flush=True)
     write_summary(options.run_dir, options.attempt, min(PATIENCE_SECONDS, PATIENCE_NODE_SECONDS / options.nodes))
     if verdict.state == "succeeded":  # the watchdog of the next attempt prunes after any other end
         in_time(lambda: prune(options.run_dir, options.attempt, facts.layout), PATIENCE_SECONDS)
@@ -144,6 +155,11 @@ def _notify(options: argparse.Namespace, status: Record, progress: Record, follo
         say(f"notice not written: {type(error).__name__}: {error}")
         return
     notify(options.run_dir, options.attempt, event, text)
+
+
+def _may_go_on(follows: Next, facts: Facts) -> bool:
+    """Whether ft_launcher, which starts the same again at once, does what follows. It looks at no checkpoint first."""
+    return follows.action == "restart" and not follows.seconds and facts.kind != "checkpoint"
 
 
 class _Here(NamedTuple):
@@ -272,13 +288,17 @@ def _at_fault(run_directory: Path, attempt: str, reason: Record | None) -> list[
     return nodes_to_leave_out([*(cause for cause in earlier if isinstance(cause, dict)), reason])
 
 
-def _next_for_script(follows: Next, at_fault: Sequence[str], lost: Sequence[str]) -> list[str]:
+def _next_for_script(
+    follows: Next, at_fault: Sequence[str], lost: Sequence[str], spares: Sequence[str] = ()
+) -> list[str]:
+    """`spares` are the nodes that wait beside those that train."""
     if follows.action in ("again", "rollback"):
         return ["again"]
     if follows.action == "fallback":
         return [follows.layout]
     if follows.action == "restart":
-        return ["restart", str(follows.seconds), ",".join(follows.nodes), *([",".join(lost)] if lost else [])]
+        on = ",".join([*follows.nodes, *spares])
+        return ["restart", str(follows.seconds), on, *([",".join(lost)] if lost else [])]
     nodes = [",".join(at_fault)] if at_fault else []
     if follows.action == "requeue":
         return ["requeue", str(follows.seconds), *nodes]
@@ -390,5 +410,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for late markers of a file system")
     parser.add_argument(
         "--within", action="store_true", help="the job may train on in its allocation, the nodes of stdin"
+    )
+    parser.add_argument(
+        "--step-goes-on",
+        action="store_true",
+        help="the launcher is to start the trainers again; write nothing where it is not to",
     )
     return parser.parse_args(argv)

@@ -245,12 +245,14 @@ def choose(argv: list[str]) -> int:
     """
     parser = command_parser("choose", NODES_ON_STDIN)
     parser.add_argument("--nodes", required=True, type=int, help="how many are to train")
+    parser.add_argument("--spare-too", action="store_true", help="then print the other good nodes")
     options = parser.parse_args(argv)
     allocated = sys.stdin.read().split()
     directory = attempt_folder(options.run_dir, options.attempt)
     markers = {node: read_marker(directory / file_names.PREFLIGHT / f"{node}.jsonl") for node in allocated}
     bad = _without_container_failures(bad_nodes(markers), directory / file_names.PREFLIGHT)
     chosen = [node for node in allocated if node not in bad][: options.nodes]
+    spare = [node for node in allocated if node not in bad and node not in chosen]
     enough = len(chosen) == options.nodes
     # What is wrong everywhere is seldom the nodes' fault: a wrong recipe, an environment that lacks something.
     all_bad = len(allocated) > 1 and len(bad) == len(allocated)
@@ -258,7 +260,7 @@ def choose(argv: list[str]) -> int:
     record = {
         "schema": 1,
         "nodes": chosen if enough else [],
-        "spare": [node for node in allocated if node not in bad and node not in chosen],
+        "spare": spare,
         "bad": bad,
         "warnings": warnings,
         "why": _why(allocated, bad, options.nodes, enough, all_bad, markers),
@@ -277,7 +279,7 @@ def choose(argv: list[str]) -> int:
         say(f"preflight.json not written: {error.strerror}")
     if not enough:
         return TOO_FEW
-    print("\n".join(chosen))
+    print("\n".join([*chosen, *(spare if options.spare_too else ())]))
     return 0
 
 

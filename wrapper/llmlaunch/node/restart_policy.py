@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .files import Record
 
 FIRST_LAYOUT = "."
-WITHIN_JOB = "job"  # restart.within: the same allocation first, then the queue
+WITHIN_JOB, FT_LAUNCHER = "job", "ft_launcher"  # restart.within: the same allocation first, then the queue
 PREEMPTED = "preempted"
 """Preemption with grace time: SLURM tells the steps to end, and the batch script nothing (seen in 22.05.8). A step that
 ends in time ends the job, and SLURM does not put it back."""
@@ -66,6 +66,7 @@ class Facts(NamedTuple):
     tries: int = 1  # in this job, this attempt's included, that ended for a reason of _TRIED_AGAIN
     bounds: Bounds = Bounds()  # what earlier attempts of this submission and this one have used of them
     nodes: tuple[str, ...] = ()  # of this allocation, on which the same may train again; none where too few are left
+    no_restart: bool = False  # ft_launcher has said so
 
 
 class Next(NamedTuple):
@@ -157,6 +158,8 @@ def _restart(facts: Facts) -> Next:
     policy = facts.run.get("restart")
     if not isinstance(policy, dict):
         return Next("end", "the recipe asks for no restart")
+    if facts.no_restart:
+        return Next("end", "ft_launcher asks for no restart: a restart would get no further (exit code 93)")
     if facts.kind in _CERTAIN:
         return Next("end", f"a restart would end in {facts.kind} again")
     not_loaded = facts.kind == "checkpoint" and not facts.made_a_step
@@ -206,7 +209,13 @@ def stops_at_bad_checkpoint(policy: object) -> bool:
 def may_restart_here(run: Record) -> bool:
     """Whether the recipe has a failed attempt tried again in the same allocation first."""
     policy = run.get("restart")
-    return isinstance(policy, dict) and policy.get("within") == WITHIN_JOB
+    return isinstance(policy, dict) and policy.get("within") in (WITHIN_JOB, FT_LAUNCHER)
+
+
+def has_ft_launcher(run: Record) -> bool:
+    """Whether ft_launcher starts the trainers, and starts them again inside the step."""
+    policy = run.get("restart")
+    return isinstance(policy, dict) and policy.get("within") == FT_LAUNCHER
 
 
 def layout_of(attempt: Attempt) -> str:

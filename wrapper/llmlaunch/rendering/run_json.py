@@ -15,7 +15,7 @@ from llmlaunch.calibration.time_calibrations import machine_json
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, OF_TIME, ModelShape, Router
 from llmlaunch.planner.plan import Plan
-from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.types import FT_LAUNCHER, Recipe
 from llmlaunch.timing.step import evaluation_seconds
 
 __all__ = [
@@ -314,7 +314,12 @@ def restart_by(recipe: Recipe) -> str | None:
 
 def restarts_here(recipe: Recipe) -> bool:
     """Whether the job starts again in its allocation before it goes back to the queue."""
-    return recipe.restart is not None and recipe.restart.within == "job"
+    return recipe.restart is not None and recipe.restart.within in ("job", FT_LAUNCHER)
+
+
+def has_ft_launcher(recipe: Recipe) -> bool:
+    """Whether ft_launcher of nvidia-resiliency-ext starts the trainers in place of torchrun."""
+    return recipe.restart is not None and recipe.restart.within == FT_LAUNCHER
 
 
 def _chain(plan: Plan) -> list[Plan]:

@@ -10,14 +10,21 @@ from pathlib import Path, PurePath
 
 from llmlaunch.backends.argument import RUN_DIR, NodeVariable, Reason, Word
 from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.checkpoints import skip_flag
+from llmlaunch.backends.checkpoints import skip_flag, tracker
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.documents.slurm_options import GPU_OPTIONS, other_gres, refused_sbatch_option, sbatch_value_problem
 from llmlaunch.documents.templates import has_own_templates
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rendering.run_json import is_placed, late_end_seconds, restart_by, restarts_here, warning_seconds
+from llmlaunch.rendering.run_json import (
+    has_ft_launcher,
+    is_placed,
+    late_end_seconds,
+    restart_by,
+    restarts_here,
+    warning_seconds,
+)
 from llmlaunch.rendering.shell import (
     ShellText,
     directive,
@@ -49,6 +56,9 @@ SNAPSHOT_FOLDER = "code"
 PROBE_FILE = "hook/llmlaunch_memory_probe.py"
 
 PREFLIGHT_SECONDS = 180
+JOIN_SECONDS = 900
+"""How long nodes of ft_launcher wait for each other at the start: some import torch minutes later than others. After a
+failure the watchdog ends the step sooner."""
 FILES_OF_A_NODE = 512
 """Open files of a process beside its connections to other ranks: libraries, data, devices, pipes."""
 
@@ -106,6 +116,7 @@ def _job_values(recipe: Recipe, plan: Plan, prepares: bool) -> dict[str, object]
         "nodes": recipe.nodes,
         "allocated": recipe.nodes + recipe.spare_nodes,
         "restarts_here": restarts_here(recipe),
+        "ft_launcher": has_ft_launcher(recipe),
         "requeues": restart_by(recipe) == "requeue",
         "waits_for_devices": recipe.cluster.accelerator.kind == "gpu",
         "late_end_seconds": late_end_seconds(recipe, plan),
@@ -156,6 +167,24 @@ def _train_values(recipe: Recipe, rendered: Rendered, code_root: PurePath | None
         "wandb": recipe.tracking.wandb,
         "skip_flag": skip_flag(recipe),
         "flight_recorder": _records_flight(recipe),
+        **_launcher_values(recipe),
+    }
+
+
+def _launcher_values(recipe: Recipe) -> dict[str, object]:
+    """What ft_launcher is told. It counts restarts and those that got no further as `restart` does, the latter where
+    the tracker file holds a plain number."""
+    if recipe.restart is None or not has_ft_launcher(recipe):
+        return {"ft_launcher": False, "max_restarts": 0, "no_progress_cycles": 0, "iteration_file": ""}
+    folder, name = recipe.training.checkpoint_path, tracker(recipe)
+    numbered = recipe.backend.name == "megatron-lm" and folder is not None
+    return {
+        "ft_launcher": True,
+        "allocated": recipe.nodes + recipe.spare_nodes,
+        "join_seconds": JOIN_SECONDS,
+        "max_restarts": recipe.restart.times,
+        "no_progress_cycles": recipe.restart.fruitless if numbered else 0,
+        "iteration_file": f"{folder}/{name}" if numbered else "",
     }
 
 

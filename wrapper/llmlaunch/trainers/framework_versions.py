@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "megatron-core", "transformer-engine", "deepspeed", "transformers")
+PACKAGES = ("torch", "megatron-core", "transformer-engine", "deepspeed", "transformers", "nvidia-resiliency-ext")
 PACKAGE_INFO = Path("megatron", "core", "package_info.py")
 
 
