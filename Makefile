@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
-# Real Megatron core and Transformer Engine for `llmlaunch rehearse` and the tests, apart from .venv. It wants a CPU build of torch:
+# Real Megatron core, Transformer Engine and ft_launcher for `llmlaunch rehearse` and the tests, apart from .venv. It wants a CPU build of torch:
 #   make test TRACED_TORCH="--index-url https://download.pytorch.org/whl/cpu torch==2.13.0"
 TRACED_TORCH ?= $(TORCH)
 FRAMEWORKS := .venv-frameworks

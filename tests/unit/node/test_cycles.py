@@ -186,6 +186,17 @@ def test_a_launcher_whose_place_a_spare_node_took_does_not_fail_the_job(step: St
     assert step.of(ATTEMPT, "status.json")["state"] == "succeeded"
 
 
+def test_where_ft_launcher_gives_up_the_job_goes_on_with_every_node_it_still_has(step: Step) -> None:
+    """With the spare ones last. A lost node that was given back before is not given back again."""
+    step.begin("a", "lost1", "c")
+    step.fail(0, "a", "RuntimeError: Connection closed by peer\n")
+    step.fail(2, "c", "RuntimeError: Connection closed by peer\n")
+    finish = step.rig.start_finish(3, 1, "--wait", "0", "--within")
+    answer, _ = finish.communicate("a\nc\nd\ne\n", timeout=60)
+    assert answer.splitlines()[-1] == "next restart 0 a,c,d,e"
+    assert step.of(ATTEMPT, "status.json")["cause"]["nodes"] == ["lost1"]
+
+
 def test_the_exit_code_of_no_restart_is_the_end(step: Step) -> None:
     step.begin("a", "b")
     step.fail(0, "a", "RuntimeError: Connection closed by peer\n")

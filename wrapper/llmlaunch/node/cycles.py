@@ -84,8 +84,9 @@ class CycleWatch:
     def __init__(self, run_directory: Path, attempt: str, layout: str, nodes: int) -> None:
         self._run_directory, self._attempt, self._layout, self._nodes = run_directory, attempt, layout or ".", nodes
         self._folder = attempt_folder(run_directory, attempt)
-        job, _, number = attempt.rpartition(".")
-        self.next_attempt = f"{job}.{int(number) + 1}"
+        # in a job array never SLURM_JOB_ID: that of the last task is the array's own
+        self._job, _, number = attempt.rpartition(".")
+        self.next_attempt = f"{self._job}.{int(number) + 1}"
         self._next_folder = attempt_folder(run_directory, self.next_attempt)
         self._over_since: float | None = None
         self._begun_since: float | None = None
@@ -132,7 +133,7 @@ class CycleWatch:
     def _goes_on(self) -> bool:
         """Have the attempt judged; whether ft_launcher is to go on. What it cannot know is done for it: lost nodes are
         given back, and those at fault kept out."""
-        allocated = allocated_nodes() or Attempt(self._run_directory, self._attempt).nodes
+        allocated = allocated_nodes(self._job) or Attempt(self._run_directory, self._attempt).nodes
         options = ("--nodes", str(self._nodes), "--code", "1", "--within", "--step-goes-on")
         answer = self._ask("finish", *options, stdin=allocated, seconds=JUDGE_SECONDS)
         action, *rest = answer.split() if answer else ("", "")
@@ -141,7 +142,7 @@ class CycleWatch:
             return False
         lost = rest[2].split(",") if len(rest) > 2 else []
         if lost:
-            give_back(allocated, lost)
+            give_back(self._job, allocated, lost)
         verdict = Attempt(self._run_directory, self._attempt).verdict or {}
         bad = verdict.get("left_out")
         keep_out(self._run_directory, self._attempt, [node for node in bad or () if node not in lost])
@@ -177,22 +178,21 @@ class CycleWatch:
         return line[len("next ") :] if line.startswith("next ") else line
 
 
-def allocated_nodes() -> list[str]:
+def allocated_nodes(job: str) -> list[str]:
     """Return the nodes that the job has now, in SLURM's order; none where SLURM does not say."""
-    listed = _slurm("squeue", "-h", "-j", os.environ.get("SLURM_JOB_ID", ""), "-o", "%N").strip()
+    listed = _slurm("squeue", "-h", "-j", job, "-o", "%N").strip()
     return _slurm("scontrol", "show", "hostnames", listed).split() if listed else []
 
 
-def give_back(allocated: Sequence[str], lost: Sequence[str]) -> None:
+def give_back(job: str, allocated: Sequence[str], lost: Sequence[str]) -> None:
     """Return lost nodes to SLURM, which would end the job once it has noticed. A step that runs with --no-kill stays
     (seen in 22.05)."""
     left = ",".join(node for node in allocated if node not in lost)
-    job = os.environ.get("SLURM_JOB_ID", "")
     if not left or not _slurm("scontrol", "update", f"JobId={job}", f"NodeList={left}", answers=False):
         say(f"watchdog: the job keeps {' '.join(lost)}, and ends when SLURM has noticed that it is lost")
     for ending in ("sh", "csh"):  # scontrol's, for the shell that called it
         with contextlib.suppress(OSError):
-            Path(f"slurm_job_{job}_resize.{ending}").unlink()
+            Path(f"slurm_job_{os.environ.get('SLURM_JOB_ID')}_resize.{ending}").unlink()
 
 
 def _slurm(*command: str, answers: bool = True) -> str:

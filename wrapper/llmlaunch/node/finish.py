@@ -134,7 +134,8 @@ def main(argv: list[str]) -> int:
     for number in ENDS:  # the verdict stands: who ends the job now is not to change its exit code
         signal.signal(number, signal.SIG_IGN)
     spares = [node for node in here.nodes if node not in (*unfit, *follows.nodes)] if by_ft_launcher else []
-    print("next", *_next_for_script(follows, at_fault, here.lost, spares), flush=True)
+    kept = [node for node in here.lost if node in here.nodes]  # the watchdog may have given it back
+    print("next", *_next_for_script(follows, at_fault, kept, spares), flush=True)
     write_summary(options.run_dir, options.attempt, min(PATIENCE_SECONDS, PATIENCE_NODE_SECONDS / options.nodes))
     if verdict.state == "succeeded":  # the watchdog of the next attempt prunes after any other end
         in_time(lambda: prune(options.run_dir, options.attempt, facts.layout), PATIENCE_SECONDS)
