@@ -55,6 +55,10 @@ VARIED = [
     {"model_type": "qwen2_moe", **EXPERTS, "shared_expert_intermediate_size": 40, "qkv_bias": False},
     {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": [0, 3], "head_dim": 20},
     {"model_type": "qwen3_moe", **EXPERTS},
+    {"model_type": "glm4_moe", **LATENT, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
+    {"model_type": "glm4_moe", **LATENT, "head_dim": 20, "n_shared_experts": 2, "partial_rotary_factor": 1.0},
+    {"model_type": "minimax_m2", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20, "rotary_dim": 10},
+    {"model_type": "phi3", "partial_rotary_factor": 0.75, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
     {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20, "sliding_window": 8},
     {"model_type": "gemma", "head_dim": 20},
     {"model_type": "gemma2", "head_dim": 20, "tie_word_embeddings": False},
@@ -162,6 +166,9 @@ PRESETS = {
     "deepseek-v2": 0.015,
     "deepseek-v3": 0.015,
     "gpt-oss-20b": 0.015,
+    "glm-4.5": 0.015,
+    "minimax-m2": 0.015,
+    "phi-4": 0.001,
 }
 
 

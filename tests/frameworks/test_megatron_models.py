@@ -21,7 +21,8 @@ pytestmark = pytest.mark.frameworks
 LAYERS = 4  # of each model: one is as good as a hundred, but the first layers of DeepSeek are others than the last
 PRESETS = (
     *("llama3.1-8b", "mistral-7b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-8b", "qwen2-57b-a14b", "qwen3-30b-a3b"),
-    *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "gpt3-125m", "gpt-oss-20b"),
+    *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "moonlight-16b-a3b", "gpt3-125m", "gpt-oss-20b", "glm-4.5"),
+    "phi-4",
 )
 Built = dict[str, Any]
 
@@ -87,12 +88,14 @@ def test_its_configuration_says_what_the_shape_says(built: dict[str, Built], nam
         "softmax_type": "learnable" if shape.attention_sinks else "vanilla",
         "add_bias_linear": shape.linear_bias,
         "mtp_num_layers": shape.mtp_num_layers or None,
+        "qk_layernorm": shape.qk_layernorm or shape.mla is not None,
     }
     assert expected.items() <= config.items()
     assert model["share_embeddings_and_output_weights"] == shape.tied_embeddings
     assert model["rope_scaling"] == (shape.rope_scaling is not None and shape.rope_scaling.kind == "llama3")
     if shape.position_embedding == "rope":
         assert isclose(model["rotary_base"], shape.rotary_base)
+        assert model["rotary_percent"] == shape.rotary_percent
 
 
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.moe is not None])
@@ -118,7 +121,7 @@ def test_its_router_chooses_as_the_shape_says(built: dict[str, Built], name: str
     assert (config["moe_router_topk_scaling_factor"] or 1.0) == router.scaling_factor
 
 
-@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.mla is not None])
+@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.mla and shape.rope_scaling])
 def test_its_latents_are_scaled_as_the_shape_says(built: dict[str, Built], name: str) -> None:
     scaling, config = SHAPES[name].rope_scaling, built[name]["config"]
     assert scaling is not None

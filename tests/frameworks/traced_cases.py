@@ -13,7 +13,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import Job
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling, SlidingWindow
+from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling, Router, SlidingWindow
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import OptimizerFormats, Workload
 
@@ -47,6 +47,13 @@ GPT_OSS_CUT = ModelShape(
     "gpt-oss-cut", 4, 3072, 3072, 64, 8, 64, 201088, 131072,
     linear_bias=True, activation="clamped_swiglu", attention_sinks=True, moe=MoeShape(64, 4, 3072, 0, (1,) * 4),
     sliding_window=SlidingWindow(128, 2), rope_scaling=RopeScaling("yarn", 32.0, 4096, truncate=False),
+)  # fmt: skip
+
+
+# biases of attention alone, half of each head turned, sigmoid scores, a shared expert beside ordinary attention
+GLM_CUT = ModelShape(
+    "glm-cut", 4, 4096, 10944, 32, 8, 128, 151552, 131072, qkv_bias=True, qk_layernorm=True, rotary_percent=0.5,
+    moe=MoeShape(32, 8, 1408, 1408, (0, 1, 1, 1), router=Router("sigmoid", expert_bias=True)),
 )  # fmt: skip
 
 
@@ -116,6 +123,8 @@ def _model(case: Case) -> Words:
             "normalization": shape.normalization,
             "position-embedding-type": "yarn" if shape.rope_scaling else shape.position_embedding,
             "swiglu": shape.activation == "silu",
+            "add-qkv-bias": shape.qkv_bias,
+            "rotary-percent": shape.rotary_percent,
             "quick-geglu": clamped,
             "glu-linear-offset": 1.0 if clamped else None,
             "activation-func-clamp-value": 7.0 if clamped else None,
@@ -150,6 +159,8 @@ def _mixture(case: Case) -> Words:
             "moe-grouped-gemm": moe.grouped_gemm is not False,
             "moe-router-load-balancing-type": "aux_loss",
             "moe-aux-loss-coeff": 0.01,
+            "moe-router-score-function": moe.router.score_function,
+            "moe-router-enable-expert-bias": moe.router.expert_bias,
             "expert-model-parallel-size": layout.expert,
             "expert-tensor-parallel-size": layout.expert_tensor,
         }
@@ -259,6 +270,7 @@ CASES = (
     Case("several experts a rank", MIXTRAL_CUT, replace(CUT, expert=4), 0, length=4096),
     Case("experts by all-gather", MIXTRAL_CUT, EXPERTS, 0, length=4096, techniques=ALL_GATHER),
     *(Case(f"sinks and biases rank {rank}", GPT_OSS_CUT, MANY_EXPERTS, rank, length=4096) for rank in (0, 1)),
+    Case("a shared expert beside ordinary attention", GLM_CUT, MANY_EXPERTS, 0, length=4096),
     Case("latent attention", LATENT_CUT, CUT, 0, length=4096),
     Case("latent attention and experts", DEEPSEEK_CUT, MANY_EXPERTS, 0, length=4096),
     Case("uneven experts", DEEPSEEK_CUT, replace(MANY_EXPERTS, layers_by_stage=(2, 4)), 0, length=4096),

@@ -97,6 +97,19 @@ def test_a_layer_with_grouped_queries_and_head_norms() -> None:
     assert value(dense_layer, shape) == pytest.approx(expected)
 
 
+def test_norms_over_all_heads_have_one_statistic_each() -> None:
+    each = replace(LLAMA3_8B, qk_layernorm=True)
+    more = value(dense_layer, each, Layout()) - value(dense_layer, replace(each, qk_norm_of_all_heads=True), Layout())
+    assert more == pytest.approx(N * 4 * (32 + 8 - 1 - 8 / 32))
+
+
+def test_heads_that_lie_apart_are_copied_and_values_of_one_linear_keep_all_of_it() -> None:
+    apart, mixed = replace(BALANCED, attention_output_copied=True), replace(BALANCED, mixed_projection_kept=True)
+    plain = value(dense_layer, LLAMA3_8B)
+    assert value(dense_layer, LLAMA3_8B, facts=apart) - plain == N * 2 * 4096 / 2
+    assert value(dense_layer, LLAMA3_8B, facts=mixed) - plain == N * 2 * (4096 + 1024) / 2
+
+
 def test_a_gemma_layer_under_transformers() -> None:
     """Four norms that keep two fp32 copies besides; heads' norms do, too; unfused scores, their fp32 softmax and tanh;
     silu(gate) beside gate and up."""

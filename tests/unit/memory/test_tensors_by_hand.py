@@ -29,7 +29,8 @@ from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 
 QUERY_LATENT = replace(LATENT, name="query-latent", mla=MlaShape(1536, 512, 128, 64, 128), mtp_num_layers=0)
 BIASED = replace(LLAMA3_8B, name="biased", linear_bias=True, qk_layernorm=True)
-ALL_SHAPES = (*SHAPES, QUERY_LATENT, BIASED, SINKS)
+WHOLE_NORMS = replace(LLAMA3_8B, name="whole-norms", qk_layernorm=True, qk_norm_of_all_heads=True)
+ALL_SHAPES = (*SHAPES, QUERY_LATENT, BIASED, SINKS, WHOLE_NORMS)
 LAYOUTS = (
     Layout(pipeline=2),
     Layout(tensor=4, pipeline=2, data=2, expert=2, expert_tensor=2, sequence_parallel=1),
@@ -89,7 +90,9 @@ def attention_weights(shape: ModelShape, t: int) -> Iterator[Weight]:
             yield other(h)
         if shape.attention_sinks:
             yield other(heads / t)
-        if shape.qk_layernorm:
+        if shape.qk_norm_of_all_heads:
+            yield from map(other, outputs[:2])
+        elif shape.qk_layernorm:
             yield from (other(shape.head_dim), other(shape.head_dim))
         return
     queries = heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim) / t

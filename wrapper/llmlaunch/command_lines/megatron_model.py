@@ -140,6 +140,8 @@ def _positions(space: Namespace, latent: bool) -> Iterator[tuple[str, Any]]:
         return
     if space.get("rotary_base") not in (None, 10000):
         yield "rotary_base", float(space["rotary_base"])
+    if not latent and space.get("rotary_percent") not in (None, 1.0):
+        yield "rotary_percent", space["rotary_percent"]
     scaling = _scaling(space, latent, str(kind))
     if scaling is not None:
         yield "rope_scaling", scaling

@@ -234,6 +234,8 @@ class MemoryFacts:
     # keys and values are copied to every query head before attention; of latent attention values are a view of what
     # holds keys too, and the output is copied before its projection
     key_values_expanded: bool = False
+    attention_output_copied: bool = False  # to bring heads together before the projection
+    mixed_projection_kept: bool = False  # values are a view of what holds queries and keys before their rotation, too
     key_values_returned: bool = False  # a layer's keys and values go to the caller, who holds them to the step's end
     gathered_inputs_kept: bool = False  # sequence parallelism saves a linear's gathered input, not its share of it
     operators_kept: bool = False  # selective recompute keeps every second linear's output and attention's, nothing else

@@ -199,15 +199,19 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     statistics = STATISTIC_BYTES * shape.num_attention_heads
     # a narrower linear keeps its own copy of the attention's output; so does an all-to-all over context ranks
     copied: float | FloatColumn = facts.linear_input_bytes if facts.linear_input_bytes < e else 0.0
+    if facts.attention_output_copied:
+        copied = copied + e
     if facts.context_all_to_all:
         copied = copied + np.where(rows.layouts.context > 1, e, 0.0)
     if shape.mla is None:
         width = float(shape.query_width)
         heads = shape.num_attention_heads if facts.key_values_expanded else shape.num_query_groups
         groups = np.maximum(heads, t) * shape.head_dim
-        tensors["attn_qkv"] = n * e * (width + 2.0 * groups) / t
+        mixed = 2.0 if facts.mixed_projection_kept else 1.0
+        tensors["attn_qkv"] = n * e * (mixed * (width + groups) + groups) / t
         if shape.qk_layernorm:
-            per_token = e + facts.norm_extra_bytes + STATISTIC_BYTES / shape.head_dim
+            statistics_of = shape.num_attention_heads * shape.head_dim if shape.qk_norm_of_all_heads else shape.head_dim
+            per_token = e + facts.norm_extra_bytes + STATISTIC_BYTES / statistics_of
             tensors["attn_qk_norm"] = n * per_token * (width + groups) / t
     else:
         width = float(shape.num_attention_heads * shape.mla.v_head_dim)

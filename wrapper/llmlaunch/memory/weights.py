@@ -64,7 +64,7 @@ def _attention(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
     if shape.linear_bias:
         count = count + h
     if shape.qk_layernorm:
-        count = count + 2.0 * shape.head_dim
+        count = count + (query + key_value / 2.0 if shape.qk_norm_of_all_heads else 2.0 * shape.head_dim)
     if shape.attention_sinks:
         count = count + shape.num_attention_heads / tensor
     return count

@@ -104,7 +104,8 @@ def _attention(shape: ModelShape) -> int:
     hidden, query, pair = shape.hidden_size, shape.query_width, 2 * shape.key_value_width
     weights = hidden * (query + pair) + query * hidden
     biases = (query + pair if shape.linear_bias or shape.qkv_bias else 0) + (hidden if shape.linear_bias else 0)
-    head_norms = 2 * _norm(shape, shape.head_dim) if shape.qk_layernorm else 0
+    widths = (query, pair // 2) if shape.qk_norm_of_all_heads else (shape.head_dim, shape.head_dim)
+    head_norms = sum(_norm(shape, width) for width in widths) if shape.qk_layernorm else 0
     sinks = shape.num_attention_heads if shape.attention_sinks else 0
     return weights + biases + head_norms + sinks
 

@@ -49,6 +49,9 @@ Family = Literal[
     "deepseek_v3",
     "gpt2",
     "gpt_oss",
+    "glm4_moe",
+    "minimax_m2",
+    "phi3",
 ]
 FAMILIES: tuple[str, ...] = get_args(Family)
 
@@ -177,7 +180,9 @@ class ModelShape:
         written=Literal["rope", "learned_absolute", "alibi", "none"],
     )
     rotary_base: Positive = key("Base of the rotary frequencies", default=10000.0)
+    rotary_percent: float = key("Share of each head that rotary positions turn", default=1.0, gt=0, le=1)
     qk_layernorm: bool = key("Norms on queries and keys of each head", default=False)
+    qk_norm_of_all_heads: bool = key("Those norms are over all heads together (MiniMax-M2, OLMo)", default=False)
     attention_dropout: Rate = key("Dropout on attention weights", default=0.0)
     hidden_dropout: Rate = key("Dropout on the residual stream", default=0.0)
     mtp_num_layers: int = key(
@@ -248,13 +253,14 @@ def model_form() -> Any:
 # Fields that few families have and memory depends on. Records of measured runs hold those that a model has.
 OF_FAMILIES = (
     *("family", "qkv_bias", "zero_centered_norm", "post_norms", "attention_softcap", "logit_softcap", "sliding_window"),
-    *("activation", "attention_sinks"),
+    *("activation", "attention_sinks", "qk_norm_of_all_heads"),
 )
 # fields in which families differ, sizes aside
 MARKS = frozenset(
     {
         *("position_embedding", "normalization", "gated_mlp", "activation", "linear_bias", "qkv_bias", "qk_layernorm"),
         *("moe", "mla", "zero_centered_norm", "post_norms", "sliding_window", "attention_sinks"),
+        *("rotary_percent", "qk_norm_of_all_heads"),
     }
 )
 
@@ -267,8 +273,10 @@ def family_of(shape: ModelShape) -> str:
         "gemma3_text": shape.post_norms and shape.qk_layernorm,
         "gemma2": shape.post_norms,
         "gemma": shape.zero_centered_norm,
+        "minimax_m2": shape.moe is not None and shape.qk_norm_of_all_heads,
         "deepseek_v3": shape.mla is not None and shape.moe is not None and shape.moe.router.expert_bias,
         "deepseek_v2": shape.mla is not None,
+        "glm4_moe": shape.moe is not None and shape.moe.router.expert_bias,
         "qwen3_moe": shape.moe is not None and shape.qk_layernorm,
         "qwen2_moe": shape.moe is not None and (shape.qkv_bias or shape.moe.shared_expert_ffn_hidden_size > 0),
         "mixtral": shape.moe is not None,
@@ -304,6 +312,8 @@ def check_shape(shape: ModelShape) -> ModelShape:
         raise BadKey(
             ("mla", "qk_pos_emb_head_dim"), f"must be even for rotary positions, not {shape.mla.qk_pos_emb_head_dim}"
         )
+    if shape.qk_norm_of_all_heads and not shape.qk_layernorm:
+        raise BadKey(("qk_norm_of_all_heads",), "there are no norms on queries and keys; set qk_layernorm: true")
     if shape.rope_scaling is not None and shape.position_embedding != "rope":
         raise BadKey(("rope_scaling",), f"scales rotary positions, and these are {shape.position_embedding}; remove it")
     window = shape.sliding_window

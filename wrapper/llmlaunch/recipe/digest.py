@@ -94,6 +94,8 @@ _LATER: Mapping[str, Any] = {
     "scaled_embedding": False,
     "attention_scale": None,
     "attention_sinks": False,
+    "rotary_percent": 1.0,
+    "qk_norm_of_all_heads": False,
     "attention_softcap": None,
     "logit_softcap": None,
     "rope_scaling": None,

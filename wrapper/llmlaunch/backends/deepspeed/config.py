@@ -19,7 +19,7 @@ from llmlaunch.backends.deepspeed.rules import split_sections
 from llmlaunch.backends.deepspeed.techniques import checkpointing_section, offload_sections, wide_gradients
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.models.huggingface.written import LATENT, config_of, unsaid
+from llmlaunch.models.huggingface.written import UNBALANCED, config_of, unsaid
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
@@ -279,7 +279,7 @@ def _problems(recipe: Recipe, shape: ModelShape) -> Iterator[tuple[str, str]]:
             "model.moe.capacity_factor",
             "transformers' experts drop no tokens; remove it or use backend: megatron-lm",
         )
-    if shape.family in LATENT and recipe.training.start_from is None and recipe.techniques.adapters is None:
+    if shape.family in UNBALANCED and recipe.training.start_from is None and recipe.techniques.adapters is None:
         yield (
             "model",
             f"transformers' {shape.family} has neither the loss nor the bias update that keeps experts evenly used, so "

@@ -389,17 +389,24 @@ def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> 
 
     Gemma's norm, and GPT-OSS', keeps what it normalized in fp32 before it multiplies (GemmaRMSNorm). GPT-2's is torch's
     own, which keeps nothing more, and its activation is written out (NewGELUActivation): three more results. Experts
-    are weighed by the router after they are done (MixtralExperts), and DeepSeek's router computes in fp32. A cap on
-    scores has no fused attention (`_supports_sdpa` of Gemma 2), nor have sinks, whose softmax stays in the precision
+    are weighed by the router after they are done (MixtralExperts), and DeepSeek's and GLM's router compute in fp32.
+    Where a part of each head may be turned, heads lie apart and are brought together before the projection
+    (apply_rotary_pos_emb of modeling_glm4_moe.py); Phi's queries, keys and values come of one linear. A cap on scores
+    has no fused attention (`_supports_sdpa` of Gemma 2), nor have sinks, whose softmax stays in the precision
     (eager_attention_forward of modeling_gpt_oss.py); a cap on logits keeps what tanh puts out. A window shorter than
     the sequence is a mask of s x s booleans, which torch's attention turns into numbers, and with a mask keys and
     values are copied to every head (`use_gqa_in_sdpa`, integrations/sdpa_attention.py).
     """
     e = facts.activation_bytes
     if shape.moe is not None:
-        facts = replace(facts, expert_output_weighted=True, router_input_bytes=0.0 if shape.mla is None else 4.0)
+        wide = shape.mla is not None or shape.family == "glm4_moe"
+        facts = replace(facts, expert_output_weighted=True, router_input_bytes=4.0 if wide else 0.0)
     if shape.mla is not None:
         facts = replace(facts, key_values_expanded=True)
+    if shape.rotary_percent != 1.0 or shape.family == "phi3":
+        facts = replace(facts, attention_output_copied=True)
+    if shape.family == "phi3":
+        facts = replace(facts, mixed_projection_kept=True)
     if shape.zero_centered_norm or shape.family == "gpt_oss":
         facts = replace(facts, norm_extra_bytes=facts.norm_extra_bytes + max(4.0 - e, 0.0))
     if shape.family == "gpt2":

@@ -115,7 +115,8 @@ def _positions(shape: ModelShape) -> list[Argument]:
     base = argument("--rotary-base", number(shape.rotary_base), of="model.rotary_base")
     if shape.mla is not None:
         return [named, base, *_latent_rotation(scaling)]
-    return [named, base, *_scaled(scaling)]
+    share = number(shape.rotary_percent) if shape.rotary_percent != 1.0 else None
+    return [named, base, *optional("--rotary-percent", share, of="model.rotary_percent"), *_scaled(scaling)]
 
 
 def _scaled(scaling: RopeScaling | None) -> list[Argument]:

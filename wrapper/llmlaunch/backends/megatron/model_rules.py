@@ -116,6 +116,14 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.model.attention_softcap is not None or r.model.logit_softcap is not None,
     ),
     Requirement(
+        "norms-of-each-head",
+        "model.qk_norm_of_all_heads",
+        "--qk-layernorm norms each head by itself; " + ELSEWHERE,
+        "megatron/core/transformer/attention.py SelfAttention, core 0.19",
+        lambda r: r.model.qk_norm_of_all_heads,
+        priced=True,
+    ),
+    Requirement(
         "no-alibi",
         "model.position_embedding",
         "alibi is none of --position-embedding-type; write rope, learned_absolute or none",

@@ -14,6 +14,7 @@ from llmlaunch.models.huggingface.reader import (
     alternating_window,
     no_window,
     rope,
+    rotary_percent,
     whole_window,
 )
 from llmlaunch.models.shape import CLAMP, CLAMPED, MlaShape, ModelShape, MoeShape, Router
@@ -102,6 +103,48 @@ def gpt_oss(reader: ConfigReader) -> ModelShape:
     experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
     router = Router(**_auxiliary(reader))
     return replace(shape, moe=MoeShape(experts, topk, shape.ffn_hidden_size, 0, (1,) * shape.num_layers, router=router))
+
+
+def glm4_moe(reader: ConfigReader) -> ModelShape:
+    """GLM-4.5 to 4.7: ordinary attention with biases on query, key and value, before DeepSeek-V3's experts."""
+    _only_if_given(reader, "scoring_func", "sigmoid")
+    _remark_prediction(reader)
+    return replace(
+        _deepseek_experts(reader, _sigmoid_router(reader)),
+        qkv_bias=reader.flag("attention_bias"),
+        qk_layernorm=reader.flag("use_qk_norm"),
+        rotary_percent=rotary_percent(reader),
+    )
+
+
+def minimax_m2(reader: ConfigReader) -> ModelShape:
+    """Released files name the turned part of a head `rotary_dim`, and the modules for multi-token prediction, which
+    transformers builds none of."""
+    _only_if_given(reader, "scoring_func", "sigmoid")
+    _only_if_given(reader, "use_qk_norm", True)
+    _only_if_given(reader, "qk_norm_type", "per_layer")
+    if reader.values.get("use_mtp"):
+        reader.remark("multi-token prediction is left out, as transformers does")
+    if reader.number("router_jitter_noise") != 0:
+        raise BadKey(("router_jitter_noise",), "noise on what the router sees is not supported; set it to 0")
+    shape, turned = _silu(reader), reader.values.get("rotary_dim")
+    router = Router("sigmoid", expert_bias=True, **_auxiliary(reader))
+    experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
+    return replace(
+        shape,
+        qk_layernorm=True,
+        qk_norm_of_all_heads=True,
+        rotary_percent=rotary_percent(reader) if turned is None else reader.size("rotary_dim") / shape.head_dim,
+        moe=MoeShape(experts, topk, shape.ffn_hidden_size, 0, (1,) * shape.num_layers, router=router),
+    )
+
+
+def phi3(reader: ConfigReader) -> ModelShape:
+    """Phi-3 and Phi-4; scaling by longrope is refused where it is read."""
+    dropout = reader.rate("resid_pdrop")
+    if reader.rate("embd_pdrop") != dropout:
+        raise BadKey(("embd_pdrop",), "must be equal to resid_pdrop: one rate drops out of the residual stream here")
+    return replace(mistral(reader), hidden_dropout=dropout, rotary_percent=rotary_percent(reader))
 
 
 def qwen2(reader: ConfigReader) -> ModelShape:
@@ -199,40 +242,41 @@ def deepseek_v2(reader: ConfigReader) -> ModelShape:
     reader.only("topk_method", "greedy", "group_limited_greedy", why="must be greedy or group_limited_greedy")
     reader.only("norm_topk_prob", False, None, why="transformers does not normalise the scores: must be false")
     _only_if_given(reader, "scoring_func", "softmax")
+    router = Router(normalize_topk=False)
     grouped = reader.get("topk_method") == "group_limited_greedy"
-    return _deepseek(reader, Router(normalize_topk=False), grouped)
+    return _deepseek(reader, _in_groups(reader, router) if grouped else router)
 
 
 def deepseek_v3(reader: ConfigReader) -> ModelShape:
     """Multi-token prediction stands in the file, and transformers builds none of it."""
     _only_if_given(reader, "scoring_func", "sigmoid")
     _only_if_given(reader, "topk_method", "noaux_tc")
+    _remark_prediction(reader)
+    return _deepseek(reader, _sigmoid_router(reader))
+
+
+def _remark_prediction(reader: ConfigReader) -> None:
     more = reader.values.get("num_nextn_predict_layers")
     if more:
         reader.remark(
             f"num_nextn_predict_layers={more} is left out, as transformers does; model.mtp_num_layers trains it with "
             "Megatron-LM"
         )
+
+
+def _sigmoid_router(reader: ConfigReader) -> Router:
+    """DeepSeek-V3's; one group of experts is none."""
     router = Router("sigmoid", expert_bias=True, normalize_topk=reader.flag("norm_topk_prob"))
-    return _deepseek(reader, router, grouped=reader.size("n_group") > 1)
+    return _in_groups(reader, router) if reader.size("n_group") > 1 else router
 
 
-def _deepseek(reader: ConfigReader, router: Router, grouped: bool) -> ModelShape:
+def _in_groups(reader: ConfigReader, router: Router) -> Router:
+    return replace(router, groups=reader.size("n_group"), group_topk=reader.size("topk_group"))
+
+
+def _deepseek(reader: ConfigReader, router: Router) -> ModelShape:
     reader.only("attention_bias", False, why=NO_BIAS)
-    _only_if_given(reader, "moe_layer_freq", 1)
-    shape = _silu(reader)
-    width = reader.size("moe_intermediate_size")
-    dense = reader.size("first_k_dense_replace", least=0)
-    shared = reader.size("n_shared_experts", least=0) * width
-    router = replace(
-        router,
-        groups=reader.size("n_group") if grouped else None,
-        group_topk=reader.size("topk_group") if grouped else None,
-        scaling_factor=reader.number("routed_scaling_factor", above=0.0),
-        **_balancing(reader),
-    )
-    pattern = tuple(int(i >= dense) for i in range(shape.num_layers))
-    experts, topk = reader.size("n_routed_experts"), reader.size("num_experts_per_tok")
+    shape = _deepseek_experts(reader, router)
     ranks = reader.get("q_lora_rank")
     mla = MlaShape(
         q_lora_rank=None if ranks is None else reader.size("q_lora_rank"),
@@ -244,10 +288,26 @@ def _deepseek(reader: ConfigReader, router: Router, grouped: bool) -> ModelShape
     return replace(
         shape,
         mla=mla,
-        moe=MoeShape(experts, topk, width, shared, pattern, router=router),
         num_query_groups=shape.num_attention_heads,
         head_dim=mla.qk_head_dim + mla.qk_pos_emb_head_dim,
     )
+
+
+def _deepseek_experts(reader: ConfigReader, router: Router) -> ModelShape:
+    """A decoder with the experts of DeepSeek, which GLM has too."""
+    _only_if_given(reader, "moe_layer_freq", 1)
+    shape = _silu(reader)
+    width = reader.size("moe_intermediate_size")
+    dense = reader.size("first_k_dense_replace", least=0)
+    shared = reader.size("n_shared_experts", least=0) * width
+    router = replace(
+        router,
+        scaling_factor=reader.number("routed_scaling_factor", above=0.0),
+        **_balancing(reader),
+    )
+    pattern = tuple(int(i >= dense) for i in range(shape.num_layers))
+    experts, topk = reader.size("n_routed_experts"), reader.size("num_experts_per_tok")
+    return replace(shape, moe=MoeShape(experts, topk, width, shared, pattern, router=router))
 
 
 def _balancing(reader: ConfigReader) -> dict[str, Any]:
@@ -312,4 +372,7 @@ BUILDERS: Mapping[str, Callable[[ConfigReader], ModelShape]] = {
     "deepseek_v3": deepseek_v3,
     "gpt2": gpt2,
     "gpt_oss": gpt_oss,
+    "glm4_moe": glm4_moe,
+    "minimax_m2": minimax_m2,
+    "phi3": phi3,
 }

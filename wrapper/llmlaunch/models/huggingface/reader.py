@@ -12,7 +12,7 @@ from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.shape import RopeScaling, SlidingWindow
 from llmlaunch.rundir.values import shortened
 
-__all__ = ["ConfigReader", "alternating_window", "no_window", "rope", "short", "whole_window"]
+__all__ = ["ConfigReader", "alternating_window", "no_window", "rope", "rotary_percent", "short", "whole_window"]
 
 LARGEST = 2**28
 
@@ -138,6 +138,16 @@ def rope(reader: ConfigReader, layers: str = FULL) -> tuple[float, RopeScaling |
     value = parameters["rope_theta"] if parameters.get("rope_theta") is not None else reader.get(of_kind)
     base = as_number(of_kind, value, above=0.0)
     return base, _scaling(key, parameters)
+
+
+def rotary_percent(reader: ConfigReader) -> float:
+    """Return the share of each head that is turned: among the rotary parameters, or beside them."""
+    inside = {**(reader.group("rope_scaling") or {}), **(reader.group("rope_parameters") or {})}
+    key = "partial_rotary_factor"
+    share = as_number(key, inside[key] if key in inside else reader.get(key), above=0.0)
+    if share > 1:
+        raise BadKey((key,), f"must be at most 1, not {share:g}")
+    return share
 
 
 def _scaling(key: str, parameters: Mapping[str, Any]) -> RopeScaling | None:

@@ -15,8 +15,9 @@ __all__ = ["config_of", "unsaid"]
 
 Json = dict[str, Any]
 
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "glm4_moe", "minimax_m2")
 LATENT = ("deepseek_v2", "deepseek_v3")
+UNBALANCED = (*LATENT, "glm4_moe")  # their classes have nothing that keeps experts evenly used
 # of training, not of the model: a configuration says none of it
 _NOT_OF_THE_MODEL = ("capacity_factor", "grouped_gemm")
 
@@ -145,6 +146,25 @@ def _gpt_oss(shape: ModelShape) -> Json:
     return _windows(shape) | sizes | scaling | {"num_experts_per_tok": moe.topk} | _balanced(moe)
 
 
+def _turned(shape: ModelShape) -> Json:
+    return {"partial_rotary_factor": shape.rotary_percent}
+
+
+def _glm(shape: ModelShape) -> Json:
+    own = {"head_dim": shape.head_dim, "attention_bias": shape.qkv_bias, "use_qk_norm": shape.qk_layernorm}
+    return _routed_as_deepseek(_moe(shape)) | _turned(shape) | own
+
+
+def _minimax(shape: ModelShape) -> Json:
+    return {key: value for key, value in _mixtral(shape).items() if key != "sliding_window"} | _turned(shape)
+
+
+def _phi(shape: ModelShape) -> Json:
+    """The class pads with a token that not every vocabulary has."""
+    dropout = {"resid_pdrop": shape.hidden_dropout, "embd_pdrop": shape.hidden_dropout}
+    return _mistral(shape) | _turned(shape) | dropout | {"pad_token_id": None}
+
+
 def _windows(shape: ModelShape) -> Json:
     """The class wants a window even where no layer has one."""
     window = shape.sliding_window
@@ -193,14 +213,22 @@ def _gemma3(shape: ModelShape) -> Json:
 def _deepseek(shape: ModelShape) -> Json:
     """The class works head_dim out of the others, and would take another for the width of its rotary positions."""
     moe, mla = _moe(shape), _mla(shape)
-    router, grouped = moe.router, moe.router.groups is not None
-    config = {
+    config = _routed_as_deepseek(moe) | {
         "head_dim": mla.qk_pos_emb_head_dim,
         "q_lora_rank": mla.q_lora_rank,
         "kv_lora_rank": mla.kv_lora_rank,
         "qk_nope_head_dim": mla.qk_head_dim,
         "qk_rope_head_dim": mla.qk_pos_emb_head_dim,
         "v_head_dim": mla.v_head_dim,
+    }
+    if shape.family == "deepseek_v2":
+        return config | {"topk_method": "greedy" if moe.router.groups is None else "group_limited_greedy"}
+    return config
+
+
+def _routed_as_deepseek(moe: MoeShape) -> Json:
+    router, grouped = moe.router, moe.router.groups is not None
+    config: Json = {
         "n_routed_experts": moe.num_experts,
         "n_shared_experts": moe.shared_expert_ffn_hidden_size // moe.ffn_hidden_size,
         "num_experts_per_tok": moe.topk,
@@ -213,8 +241,6 @@ def _deepseek(shape: ModelShape) -> Json:
     }
     if router.balancing != "none":  # for other code than transformers', which has no such loss
         config |= {"aux_loss_alpha": router.aux_loss_coeff, "seq_aux": router.balancing == "seq_aux_loss"}
-    if shape.family == "deepseek_v2":
-        return config | {"topk_method": "group_limited_greedy" if grouped else "greedy"}
     return config
 
 
@@ -250,6 +276,9 @@ _OF_FAMILY: Mapping[str, Callable[[ModelShape], Json]] = {
     "mistral": _mistral,
     "mixtral": _mixtral,
     "gpt_oss": _gpt_oss,
+    "glm4_moe": _glm,
+    "minimax_m2": _minimax,
+    "phi3": _phi,
     "qwen2_moe": _qwen_moe,
     "qwen3_moe": _qwen_moe,
     "gemma": _gemma,
