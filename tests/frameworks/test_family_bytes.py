@@ -58,6 +58,7 @@ VARIED = [
     {"model_type": "glm4_moe", **LATENT, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
     {"model_type": "glm4_moe", **LATENT, "head_dim": 20, "n_shared_experts": 2, "partial_rotary_factor": 1.0},
     {"model_type": "minimax_m2", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20, "rotary_dim": 10},
+    {"model_type": "olmo3", "sliding_window": 8, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     {"model_type": "phi3", "partial_rotary_factor": 0.75, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
     {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20, "sliding_window": 8},
     {"model_type": "gemma", "head_dim": 20},
@@ -169,6 +170,7 @@ PRESETS = {
     "glm-4.5": 0.015,
     "minimax-m2": 0.015,
     "phi-4": 0.001,
+    "olmo3-7b": 0.002,
 }
 
 

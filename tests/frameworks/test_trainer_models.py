@@ -54,6 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": BASE | SINKS,
     "glm4_moe": LATENT | {"head_dim": 16, "attention_bias": True, "use_qk_norm": True, "rope_theta": 10000.0},
     "minimax_m2": BASE | {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 8},
+    "olmo3": BASE | {"sliding_window": 32},
     "phi3": BASE | {"pad_token_id": None},
     "gemma": BASE,
     "gemma2": BASE | WINDOWS,
@@ -129,7 +130,7 @@ RECIPES = [
 ]
 OF_NO_RECIPE = (
     *("qwen3-8b", "gemma-7b", "gpt3-6.7b", "mixtral-8x7b", "qwen3-30b-a3b", "qwen2-57b-a14b", "gpt-oss-20b"),
-    *("minimax-m2", "phi-4"),
+    *("minimax-m2", "phi-4", "olmo3-7b"),
 )
 
 

@@ -52,6 +52,7 @@ Family = Literal[
     "glm4_moe",
     "minimax_m2",
     "phi3",
+    "olmo3",
 ]
 FAMILIES: tuple[str, ...] = get_args(Family)
 
@@ -203,6 +204,7 @@ class ModelShape:
     norm_epsilon: float = key("Added to a norm's variance", default=1e-5, gt=0, le=0.1)
     zero_centered_norm: bool = key("Norms multiply by 1 + weight (Gemma)", default=False)
     post_norms: bool = key("Norms after attention and MLP too, four in a layer (Gemma 2)", default=False)
+    norms_after_alone: bool = key("Norms after attention and MLP, and none before (OLMo 2)", default=False)
     scaled_embedding: bool = key("Multiply the embedding by sqrt(hidden_size) (Gemma)", default=False)
     attention_scale: Positive | None = key(
         "Scores are divided by its square root; absent = the width of a query's head", default=None
@@ -260,7 +262,7 @@ MARKS = frozenset(
     {
         *("position_embedding", "normalization", "gated_mlp", "activation", "linear_bias", "qkv_bias", "qk_layernorm"),
         *("moe", "mla", "zero_centered_norm", "post_norms", "sliding_window", "attention_sinks"),
-        *("rotary_percent", "qk_norm_of_all_heads"),
+        *("rotary_percent", "qk_norm_of_all_heads", "norms_after_alone"),
     }
 )
 
@@ -270,6 +272,7 @@ def family_of(shape: ModelShape) -> str:
     marks = {
         "gpt2": shape.position_embedding == "learned_absolute",
         "gpt_oss": shape.attention_sinks,
+        "olmo3": shape.norms_after_alone,
         "gemma3_text": shape.post_norms and shape.qk_layernorm,
         "gemma2": shape.post_norms,
         "gemma": shape.zero_centered_norm,
@@ -312,6 +315,8 @@ def check_shape(shape: ModelShape) -> ModelShape:
         raise BadKey(
             ("mla", "qk_pos_emb_head_dim"), f"must be even for rotary positions, not {shape.mla.qk_pos_emb_head_dim}"
         )
+    if shape.norms_after_alone and shape.post_norms:
+        raise BadKey(("norms_after_alone",), "post_norms says that there are norms before, too; remove one of the two")
     if shape.qk_norm_of_all_heads and not shape.qk_layernorm:
         raise BadKey(("qk_norm_of_all_heads",), "there are no norms on queries and keys; set qk_layernorm: true")
     if shape.rope_scaling is not None and shape.position_embedding != "rope":

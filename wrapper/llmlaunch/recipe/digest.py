@@ -96,6 +96,7 @@ _LATER: Mapping[str, Any] = {
     "attention_sinks": False,
     "rotary_percent": 1.0,
     "qk_norm_of_all_heads": False,
+    "norms_after_alone": False,
     "attention_softcap": None,
     "logit_softcap": None,
     "rope_scaling": None,

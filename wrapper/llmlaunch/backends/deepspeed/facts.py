@@ -387,9 +387,9 @@ def shipped_facts(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -
 def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:
     """Return the facts of one model family in transformers 5.23; tests/frameworks/test_family_bytes.py counts each.
 
-    Gemma's norm, and GPT-OSS', keeps what it normalized in fp32 before it multiplies (GemmaRMSNorm). GPT-2's is torch's
-    own, which keeps nothing more, and its activation is written out (NewGELUActivation): three more results. Experts
-    are weighed by the router after they are done (MixtralExperts), and DeepSeek's and GLM's router compute in fp32.
+    Gemma's norm, as GPT-OSS' and OLMo's, keeps what it normalized in fp32 before it multiplies (GemmaRMSNorm). GPT-2's
+    is torch's own, which keeps nothing more, and its activation is written out (NewGELUActivation): three more results.
+    Experts are weighed by the router after they are done (MixtralExperts); DeepSeek's and GLM's router compute in fp32.
     Where a part of each head may be turned, heads lie apart and are brought together before the projection
     (apply_rotary_pos_emb of modeling_glm4_moe.py); Phi's queries, keys and values come of one linear. A cap on scores
     has no fused attention (`_supports_sdpa` of Gemma 2), nor have sinks, whose softmax stays in the precision
@@ -407,7 +407,7 @@ def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> 
         facts = replace(facts, attention_output_copied=True)
     if shape.family == "phi3":
         facts = replace(facts, mixed_projection_kept=True)
-    if shape.zero_centered_norm or shape.family == "gpt_oss":
+    if shape.zero_centered_norm or shape.family in ("gpt_oss", "olmo3"):
         facts = replace(facts, norm_extra_bytes=facts.norm_extra_bytes + max(4.0 - e, 0.0))
     if shape.family == "gpt2":
         facts = replace(facts, norm_extra_bytes=0.0, norm_backward_bytes=0.0, ungated_activation_bytes=3.0 * e)

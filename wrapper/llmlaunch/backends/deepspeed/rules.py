@@ -92,15 +92,21 @@ def split_sections(recipe: Recipe, layout: Layout) -> dict[str, Any]:
     return sections
 
 
+SPLIT_INPUTS = ("phi3", "olmo3")  # whose plans of transformers 5.23 gather heads and split them again
+
+
 def tensor_plan(s: Situation) -> BoolColumn:
-    planned = s.shape.moe is None and s.shape.mla is None and s.shape.position_embedding == "rope"
+    split = s.shape.family not in SPLIT_INPUTS
+    planned = split and s.shape.moe is None and s.shape.mla is None and s.shape.position_embedding == "rope"
     return implies(s.layouts.tensor > 1, planned)
 
 
 def context_unmasked(s: Situation) -> BoolColumn:
     window = s.shape.sliding_window
     masked = window is not None and window.tokens < s.workload.sequence_length
-    return implies(s.layouts.context > 1, not masked and s.shape.attention_softcap is None)
+    return implies(
+        s.layouts.context > 1, not masked and s.shape.attention_softcap is None and not s.shape.attention_sinks
+    )
 
 
 TOGETHER = Rule(
@@ -115,8 +121,8 @@ SPLIT_RULES: tuple[Rule, ...] = (
     TOGETHER,
     Rule(
         "tensor-plan",
-        "the tensor-parallel plans of Hugging Face's mixtures and of multi-latent attention have styles AutoTP "
-        "refuses, and GPT-2 has no plan: tensor must be 1",
+        "the tensor-parallel plans of Hugging Face's mixtures, of multi-latent attention, of Phi and OLMo have styles "
+        "AutoTP refuses, and GPT-2 has no plan: tensor must be 1",
         PLAN,
         tensor_plan,
     ),

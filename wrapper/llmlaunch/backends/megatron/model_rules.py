@@ -95,6 +95,14 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.model.post_norms,
     ),
     Requirement(
+        "norms-before",
+        "model.norms_after_alone",
+        "a layer's norms stand before attention and MLP here, not behind them as OLMo's; " + ELSEWHERE,
+        "megatron/core/models/gpt/gpt_layer_specs.py, core 0.19",
+        lambda r: r.model.norms_after_alone,
+        priced=True,
+    ),
+    Requirement(
         "no-scaled-embedding",
         "model.scaled_embedding",
         "no argument multiplies the embedding by sqrt(hidden_size), as Gemma's; " + ELSEWHERE,

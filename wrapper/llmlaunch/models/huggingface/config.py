@@ -283,6 +283,14 @@ DEFAULTS: Mapping[str, Values] = {
         "router_aux_loss_coef": 0.001,
         "router_jitter_noise": 0.0,
     },
+    "olmo3": _LLAMA
+    | {
+        "vocab_size": 50304,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "sliding_window": 4096,
+        "layer_types": None,
+    },
     "phi3": _COMMON
     | {
         "vocab_size": 32064,

@@ -139,6 +139,21 @@ def minimax_m2(reader: ConfigReader) -> ModelShape:
     )
 
 
+def olmo3(reader: ConfigReader) -> ModelShape:
+    """Norms stand behind attention and MLP; scaling changes the positions of layers without a window alone."""
+    reader.only("attention_bias", False, why=NO_BIAS)
+    local, scaled = rope(reader, WINDOWED, "rope_theta")
+    if scaled is not None:
+        raise BadKey(("rope_parameters",), "scaled positions in windowed layers are not supported")
+    return replace(
+        _silu(reader),
+        qk_layernorm=True,
+        qk_norm_of_all_heads=True,
+        norms_after_alone=True,
+        sliding_window=alternating_window(reader, 4, local),
+    )
+
+
 def phi3(reader: ConfigReader) -> ModelShape:
     """Phi-3 and Phi-4; scaling by longrope is refused where it is read."""
     dropout = reader.rate("resid_pdrop")
@@ -375,4 +390,5 @@ BUILDERS: Mapping[str, Callable[[ConfigReader], ModelShape]] = {
     "glm4_moe": glm4_moe,
     "minimax_m2": minimax_m2,
     "phi3": phi3,
+    "olmo3": olmo3,
 }

@@ -124,9 +124,11 @@ _NAMES = {  # theirs -> ours
 }
 
 
-def rope(reader: ConfigReader, layers: str = FULL) -> tuple[float, RopeScaling | None]:
+def rope(
+    reader: ConfigReader, layers: str = FULL, of_windowed: str = "rope_local_base_freq"
+) -> tuple[float, RopeScaling | None]:
     """(base, scaling) of the layers of kind `layers`. `rope_scaling` goes before `rope_parameters`, which may be one
-    for each kind of layer; what neither says stands beside them."""
+    for each kind of layer; what neither says stands beside them, the base of windowed layers as `of_windowed`."""
     key = "rope_scaling" if reader.values.get("rope_scaling") else "rope_parameters"
     parameters: Mapping[str, Any] = reader.group(key) or {}
     nested = parameters.get(layers)
@@ -134,7 +136,7 @@ def rope(reader: ConfigReader, layers: str = FULL) -> tuple[float, RopeScaling |
         parameters = nested if isinstance(nested, Mapping) else {}
     elif layers == WINDOWED:
         parameters = {}  # scaling changes the layers that see everything
-    of_kind = "rope_local_base_freq" if layers == WINDOWED else "rope_theta"
+    of_kind = of_windowed if layers == WINDOWED else "rope_theta"
     value = parameters["rope_theta"] if parameters.get("rope_theta") is not None else reader.get(of_kind)
     base = as_number(of_kind, value, above=0.0)
     return base, _scaling(key, parameters)

@@ -165,6 +165,19 @@ def _phi(shape: ModelShape) -> Json:
     return _mistral(shape) | _turned(shape) | dropout | {"pad_token_id": None}
 
 
+def _olmo(shape: ModelShape) -> Json:
+    """The class takes one base for layers of both kinds, and another for those with a window among its parameters."""
+    window, full = shape.sliding_window, {"rope_type": "default"}
+    if shape.rope_scaling is not None:
+        full = _scaling(shape.rope_scaling)
+    local = shape.rotary_base if window is None or window.rotary_base is None else window.rotary_base
+    parameters = {
+        FULL: full | {"rope_theta": shape.rotary_base},
+        WINDOWED: {"rope_type": "default", "rope_theta": local},
+    }
+    return _windows(shape) | {"rope_parameters": parameters, "rope_scaling": None}
+
+
 def _windows(shape: ModelShape) -> Json:
     """The class wants a window even where no layer has one."""
     window = shape.sliding_window
@@ -279,6 +292,7 @@ _OF_FAMILY: Mapping[str, Callable[[ModelShape], Json]] = {
     "glm4_moe": _glm,
     "minimax_m2": _minimax,
     "phi3": _phi,
+    "olmo3": _olmo,
     "qwen2_moe": _qwen_moe,
     "qwen3_moe": _qwen_moe,
     "gemma": _gemma,

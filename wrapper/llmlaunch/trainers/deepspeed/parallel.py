@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.module_inject.tp_plan_converter import SUPPORTED_STYLES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from group import refuse
@@ -78,7 +79,8 @@ def _tensor_hindrances(config: Any, size: int) -> list[str]:
     """AutoTP follows the plan Transformers has for a model, and knows the plans of dense ones
     (module_inject/tp_plan_converter.py SUPPORTED_STYLES, 0.19.8); without one it guesses from names."""
     reasons = []
-    if is_mixture(config) or not getattr(config, "base_model_tp_plan", None):
+    plan = getattr(config, "base_model_tp_plan", None) or {}
+    if is_mixture(config) or not plan or not SUPPORTED_STYLES.issuperset(plan.values()):
         reasons.append("AutoTP has a plan for dense Llama-like models alone")
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if (getattr(config, name, None) or size) % size:
