@@ -27,7 +27,8 @@ pytestmark = pytest.mark.frameworks
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 # in the class they stand inside rope_parameters, or arrive as a word of their own
-ROPE = {"rope_theta", "rope_local_base_freq", "sliding_window_pattern"}
+ROPE = {"rope_theta", "rope_local_base_freq", "sliding_window_pattern", "rope_parameters", "partial_rotary_factor"}
+NEEDED = {"glm4_moe": {"head_dim": 128}}  # the class's own heads do not divide its width
 SMALL: dict[str, Any] = {
     "hidden_size": 96,
     "intermediate_size": 160,
@@ -59,7 +60,7 @@ VARIED = [
     {"model_type": "glm4_moe", **LATENT, "head_dim": 20, "n_shared_experts": 2, "partial_rotary_factor": 1.0},
     {"model_type": "minimax_m2", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20, "rotary_dim": 10},
     {"model_type": "olmo3", "sliding_window": 8, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
-    {"model_type": "phi3", "partial_rotary_factor": 0.75, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
+    {"model_type": "phi3", "partial_rotary_factor": 0.75, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "pad_token_id": None},
     {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20, "sliding_window": 8},
     {"model_type": "gemma", "head_dim": 20},
     {"model_type": "gemma2", "head_dim": 20, "tie_word_embeddings": False},
@@ -100,9 +101,14 @@ def test_defaults_are_those_of_the_class(family: str) -> None:
     for key, value in DEFAULTS[family].items():
         if key not in ROPE and value is not None:
             assert getattr(real, key) == value, key
-    shape, _ = shape_from_config({"model_type": family, "num_experts_per_tok": 2}, "defaults")
+    shape, _ = shape_from_config({"model_type": family, "num_experts_per_tok": 2, **NEEDED.get(family, {})}, "defaults")
     rope = real.rope_parameters if hasattr(real, "rope_parameters") else {"rope_theta": shape.rotary_base}
-    assert shape.rotary_base == rope.get("full_attention", rope)["rope_theta"]
+    full = rope.get("full_attention", rope)
+    assert shape.rotary_base == full["rope_theta"]
+    assert shape.rotary_percent == full.get("partial_rotary_factor", 1.0)
+    assert (shape.rope_scaling is None) == (full.get("rope_type", "default") == "default")
+    for key, value in (DEFAULTS[family].get("rope_parameters") or {}).items():
+        assert full[key] == value, key
     if shape.sliding_window is not None and shape.sliding_window.full_every:
         kinds = [
             "full_attention" if not (i + 1) % shape.sliding_window.full_every else "sliding_attention"

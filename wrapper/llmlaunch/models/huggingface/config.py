@@ -283,7 +283,7 @@ DEFAULTS: Mapping[str, Values] = {
         "router_aux_loss_coef": 0.001,
         "router_jitter_noise": 0.0,
     },
-    "olmo3": _LLAMA
+    "olmo3": {key: value for key, value in _LLAMA.items() if key != "mlp_bias"}
     | {
         "vocab_size": 50304,
         "rms_norm_eps": 1e-5,
