@@ -18,12 +18,20 @@ from person import Person, person_with_a_cluster
 from training import FAILS_AFTER_SAVING, Training, script, slow_saver
 
 from support.side_by_side import Story, asked_for, by_name
+from support.webhook import webhook
 
 pytestmark = pytest.mark.slurm
 
 SLURMS_DEFAULT = "SlurmdTimeout=300"
 NVRX = Path(__file__).parents[2] / ".venv-frameworks" / "nvrx-0.6"
 TOGETHER = ("--together", "--save-interval", 5)
+LOSS_GOES_BAD = """\
+import os, time
+for step in range(1, 1000):
+    if os.environ["RANK"] == "0":
+        print(f"step {step}/1000 | loss {'nan' if step > 3 else 1.0} | 0.50 s/step | 1000 tokens/s", flush=True)
+    time.sleep(0.5)
+"""
 
 
 def lose(person: Person, training: Training, batch_host: bool) -> str:
@@ -80,17 +88,18 @@ def lose_one_of_three(person: Person, folder: Path, *words: str) -> Training:
 
 
 def without_a_spare_node_it_goes_back_to_the_queue(person: Person, folder: Path) -> None:
+    """And starts again before SLURM knows of the lost node."""
     words = ("nodes=2", "restart.backoff_seconds=0", only_on(person, range(4, 8)))
     training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
     training.wait_for_step(2)
     lost = lose(person, training, batch_host=False)
     training.wait(lambda it: it.status("0"), "the first attempt has ended")
     assert training.status("0")["next"]["action"] == "requeue"
-    # Until SLURM knows of the node it takes the job for one that is ending.
-    person.ask("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=lost")
     training.wait_for_step(1, "1")
     assert not is_the_same_job(training)
     assert lost not in training.of_attempt("1", "attempt.json")["nodes"]
+    assert len(training.of_attempt("1", "attempt.json")["nodes"]) == 2
+    assert "down" not in person.ask("sinfo", "-h", "-N", "-n", lost, "-o", "%T")
     person.ask("scancel", training.job)
 
 
@@ -104,7 +113,26 @@ def a_crash_starts_again_on_the_same_nodes_and_not_for_ever(person: Person, fold
     assert "already restarted 2 times" in training.status()["next"]["why"]
 
 
+def a_loss_that_goes_bad_ends_the_training_and_a_person_is_told(person: Person, folder: Path) -> None:
+    events = "notify={webhook: CHANNEL, events: [start, bad_loss, end]}"
+    with webhook() as channel:
+        words = ("on_bad_loss=stop", events, only_on(person, range(7, 8)))
+        training = script(person, folder, LOSS_GOES_BAD, *words, CHANNEL=channel.address)
+        training.wait_for_end()
+        training.wait(lambda _: len(channel.texts) == 3, "the last notice has arrived")
+    status = training.status()
+    assert (status["state"], status["cause"]["kind"], status["next"]["action"]) == ("failed", "bad_loss", "end")
+    assert training.attempts() == [f"{training.job}.0"]
+    start, bad_loss, end = channel.texts
+    assert all(f"job {training.job}" in text for text in channel.texts)
+    assert "training starts on 1 node" in start
+    assert "NaN since step 4" in bad_loss
+    assert "on_bad_loss: stop" in end
+    assert channel.address not in training.log()
+
+
 STORIES = by_name(
+    a_loss_that_goes_bad_ends_the_training_and_a_person_is_told,
     a_spare_node_takes_the_place_of_a_lost_one_in_the_same_allocation,
     a_spare_node_takes_the_place_of_a_lost_one_by_ft_launcher,
     without_a_spare_node_it_goes_back_to_the_queue,

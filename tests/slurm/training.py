@@ -134,10 +134,12 @@ def submit(person: Person, folder: Path, *words: str, code: int = 0, **variables
     return training
 
 
-def train(person: Person, folder: Path, trainer: Path, arguments: Sequence[object], *words: str) -> Training:
+def train(
+    person: Person, folder: Path, trainer: Path, arguments: Sequence[object], *words: str, **variables: str
+) -> Training:
     """Submitted: checkpoints below `folder`/checkpoints, every other key by `words`."""
     saved = (f"training.checkpoint_path={folder / 'checkpoints'}", "training.save_interval=1000")
-    return submit(person, folder, backend(trainer, *arguments), *saved, *words)
+    return submit(person, folder, backend(trainer, *arguments), *saved, *words, **variables)
 
 
 def slow_saver(
@@ -155,7 +157,8 @@ def slow_saver(
     return train(person, folder, person.give(SLOW_SAVER), arguments, f"training.steps={steps}", *words)
 
 
-def script(person: Person, folder: Path, text: str, *words: str) -> Training:
+def script(person: Person, folder: Path, text: str, *words: str, **variables: str) -> Training:
     """A trainer of the test's own; its argument is the folder of its checkpoints."""
     (folder / "trainer.py").write_text(text)
-    return train(person, folder, folder / "trainer.py", [folder / "checkpoints"], "training.steps=100", *words)
+    steps = "training.steps=100"
+    return train(person, folder, folder / "trainer.py", [folder / "checkpoints"], steps, *words, **variables)

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmlaunch.node.allocation import left_out, lost_nodes, next_nodes
+from llmlaunch.node.finish import _next_for_script
+from llmlaunch.node.restart_policy import Next
 from llmlaunch.rundir.attempt import Attempt
 from support.node_rig import ATTEMPT, NODE, NodeRig
 
@@ -131,3 +133,18 @@ def test_the_jobs_last_word_names_the_nodes_of_the_next_attempt(
     assert stdout, stderr
     assert stdout.splitlines()[-1] == follows
     assert (cpu_node.status()["left_out"], cpu_node.status()["next"]["nodes"]) == ([NODE], nodes)
+
+
+@pytest.mark.parametrize(
+    ("at_fault", "lost", "line"),
+    [
+        ([], [], ["requeue", "60"]),
+        (["n1", "n2"], [], ["requeue", "60", "n1,n2"]),
+        (["n1"], ["n1"], ["requeue", "60", "n1", "n1"]),
+        ([], ["n1", "n3"], ["requeue", "60", "-", "n1,n3"]),
+    ],
+)
+def test_a_job_that_goes_back_to_the_queue_gives_its_lost_nodes_back(
+    at_fault: list[str], lost: list[str], line: list[str]
+) -> None:
+    assert _next_for_script(Next("requeue", "1 of 20", seconds=60), at_fault, lost) == line

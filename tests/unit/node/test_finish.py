@@ -232,6 +232,21 @@ def test_a_loss_that_is_bad_again_at_once_ends_the_run(cpu_node: NodeRig) -> Non
     assert status["next"]["why"] == "the first loss after the checkpoint of step 30 was bad again"
 
 
+@pytest.mark.parametrize(("action", "why"), [("rollback", "no whole checkpoint"), ("stop", "on_bad_loss: stop")])
+def test_a_bad_loss_that_a_second_gpu_confirms_is_a_bad_loss(cpu_node: NodeRig, action: str, why: str) -> None:
+    run(cpu_node, "exit 17", rank=0)
+    cpu_node.write("run.json", {"schema": 1, "on_bad_loss": {"action": action, "times": 2}})
+    cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "from_step": 30, "started_at": 1.0})
+    verdict = "Rank 0, node n1, device 0, iteration #31: Correct result (but possible Application error) (found NaN)!"
+    cpu_node.write(f"logs/{ATTEMPT}.{NODE}.log", f"{verdict}\n")
+    process = cpu_node.start("diagnose", *cpu_node.place, "--node", NODE, "--code", "17")
+    assert process.wait() == 0
+    status = cpu_node.finish(1, 17)[1]
+    assert status["cause"]["kind"] == "unexpected_result"
+    assert "the loss was bad from step 31 on" in status["next"]["why"]
+    assert why in status["next"]["why"]
+
+
 def test_a_verdict_comes_whatever_the_cause_trips_over(cpu_node: NodeRig) -> None:
     run(cpu_node, "exit 3", rank=0)
     record = cpu_node.attempt_directory / "ranks" / f"{NODE}.jsonl"

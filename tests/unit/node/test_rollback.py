@@ -65,6 +65,17 @@ def test_the_newest_before_the_bad_step_serves_where_none_is_older(run: Run) -> 
     assert skipped(run, "7.1") == list(range(441, 461))
 
 
+def test_a_loss_that_is_bad_on_a_second_gpu_too_is_rolled_back(run: Run) -> None:
+    """Megatron-LM saved step 450 to compute step 451 on another GPU; the attempt from there judged it."""
+    describe(run)
+    for step in (300, 450):
+        run.save(step)
+    run.failed("7.1", from_step=450, cause={"kind": "unexpected_result"}, next={"action": "rollback"}, tracker_step=450)
+    assert run.first_step("7.2", "--layout", ".") == 300
+    assert names(run) == ["step-300", "step-450.bad-loss"]
+    assert skipped(run, "7.2") == list(range(441, 461))
+
+
 def test_between_two_logged_steps_all_that_may_be_bad_is_left_out(run: Run) -> None:
     describe(run, skip_batches=10)
     run.save(300)

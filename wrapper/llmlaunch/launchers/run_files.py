@@ -154,6 +154,12 @@ def follow_ups(run_dir: Path) -> int:
     return min(count_above_zero(restart.get("times")) or 0, _MOST_FOLLOW_UPS)
 
 
+def is_expedited(run_dir: Path) -> bool:
+    """Whether the recipe asks for an expedited requeue."""
+    restart = _described(run_dir).get("restart")
+    return isinstance(restart, dict) and restart.get("expedite") is True
+
+
 def remove_stop(run_dir: Path) -> bool:
     """Remove the file with which a person told the run to stop; whether there was one."""
     try:

@@ -302,7 +302,7 @@ def _next_for_script(
         return ["restart", str(follows.seconds), on, *([",".join(lost)] if lost else [])]
     nodes = [",".join(at_fault)] if at_fault else []
     if follows.action == "requeue":
-        return ["requeue", str(follows.seconds), *nodes]
+        return ["requeue", str(follows.seconds), *([*(nodes or ["-"]), ",".join(lost)] if lost else nodes)]
     if follows.action == "chain" and nodes:
         return ["chain", *nodes]
     return ["end"]

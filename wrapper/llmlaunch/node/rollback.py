@@ -56,7 +56,13 @@ def rolls_back(run: Record) -> bool:
 
 def bad_loss_of(cause: object, progress: Record, from_step: int) -> BadLoss | None:
     """Return when the loss went bad of an attempt that began at `from_step` and ended for `cause`; None where it ended
-    for another reason."""
+    for another reason.
+
+    Megatron-LM's verdict that a second GPU computes the same NaN is one, too: it saves before the step in question, and
+    the attempt with the second GPU judges that step first. That it is bad again says nothing of the checkpoint.
+    """
+    if isinstance(cause, dict) and cause.get("kind") == "unexpected_result":
+        return BadLoss(from_step + 1, from_step, at_once=False)
     if not isinstance(cause, dict) or cause.get("kind") != "bad_loss":
         return None
     of_cause = cause.get("numbers")

@@ -21,6 +21,7 @@ from llmlaunch.timing.step import evaluation_seconds
 __all__ = [
     "FALLBACK_FOLDER",
     "fallback_folder",
+    "is_expedited",
     "is_placed",
     "late_end_seconds",
     "measurement_template",
@@ -307,6 +308,11 @@ def _fallbacks(plan: Plan) -> list[dict[str, object]]:
     ]
 
 
+def is_expedited(recipe: Recipe) -> bool:
+    """Whether SLURM is asked to start the job again at once and before all others (`slurm: {requeue: expedite}`)."""
+    return restart_by(recipe) == "requeue" and str(recipe.slurm.get("requeue")).lower() == "expedite"
+
+
 def restart_by(recipe: Recipe) -> str | None:
     """How the job comes back: "requeue" or "chain"; None where it does not."""
     return None if recipe.restart is None else recipe.restart.by or recipe.cluster.site.restart_by or "requeue"
@@ -359,6 +365,7 @@ def _restart(recipe: Recipe) -> dict[str, object] | None:
         "lost_gpu_hours": recipe.restart.lost_gpu_hours or LOST_HOURS * recipe.nodes * recipe.cluster.devices_per_node,
         "backoff_seconds": recipe.restart.backoff_seconds,
         "bad_checkpoint": recipe.restart.bad_checkpoint,
+        **({"expedite": True} if is_expedited(recipe) else {}),
     }
 
 

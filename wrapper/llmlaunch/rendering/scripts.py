@@ -19,6 +19,7 @@ from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_json import (
     has_ft_launcher,
+    is_expedited,
     is_placed,
     late_end_seconds,
     restart_by,
@@ -118,6 +119,7 @@ def _job_values(recipe: Recipe, plan: Plan, prepares: bool) -> dict[str, object]
         "restarts_here": restarts_here(recipe),
         "ft_launcher": has_ft_launcher(recipe),
         "requeues": restart_by(recipe) == "requeue",
+        "expedited": is_expedited(recipe),
         "waits_for_devices": recipe.cluster.accelerator.kind == "gpu",
         "late_end_seconds": late_end_seconds(recipe, plan),
         "preflight": recipe.preflight,
@@ -377,6 +379,9 @@ def sbatch_options(recipe: Recipe, warning_seconds: int | None) -> dict[str, Opt
     }
     options.update({name: value for name, value in sorted(recipe.slurm.items()) if name != "gres"})
     options.setdefault("gres", recipe.slurm.get("gres", False))  # ours, if any, holds the recipe's already
+    if str(options.get("requeue")).lower() == "expedite":  # which sbatch is told by submit: before 25.11 it refuses it
+        options["requeue"] = restart_by(recipe) != "chain"
+        options["no-requeue"] = not options["requeue"]
     options["exclude"] = _excluded(recipe)
     return options
 
