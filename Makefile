@@ -65,7 +65,7 @@ benchmark: install  ## ratios for benchmarks/RESULTS.md
 	$(RUN) benchmarks/preflight_meeting.py
 
 flags-table: install  ## the tables of docs/megatron-flags.md
-	PYTHONPATH=tests/frameworks $(RUN) tests/frameworks/flags_table.py
+	PYTHONPATH=tests/frameworks:tests $(RUN) tests/frameworks/flags_table.py
 
 docs-tables: install  ## tables made from the code: keys in docs/recipe-keys.md, commands, the Python interface, rules and facts in docs/megatron*.md and their like
 	PYTHONPATH=tests $(RUN) -m support.recipe_keys

@@ -38,8 +38,9 @@ MIXTURE = (
     "model.moe={num_experts: 4, topk: 2, ffn_hidden_size: 96}",
     "model.rope_scaling={kind: yarn, factor: 4, original_max_position_embeddings: 32, truncate: false}",
 )
-GPT_OSS = (  # what it has beside a mixture
+GPT_OSS = (  # what it and GLM have beside a mixture
     "model.attention_sinks=true",
+    "model.rotary_percent=0.5",
     "model.linear_bias=true",
     "model.activation=clamped_swiglu",
     "model.sliding_window={tokens: 16, full_every: 2}",
