@@ -210,8 +210,7 @@ def test_a_training_that_was_told_to_stop_is_not_started_again(step: Step, monke
     watch = step.begin("a", "b")
     step.rig.write_attempt("told/a", "USR1\n")
     step.fail(0, "a", "OSError: disk\n")
-    assert [watch.look(at) for at in (0.0, 60.0)] == ["", ""]  # the others save
-    step.begin_next("a", "b")
+    assert [watch.look(at) for at in (0.0, 20.0)] == ["", ""]  # the others save
     assert watch.look(61.0) == END
 
 
@@ -220,5 +219,16 @@ def test_a_restart_that_does_not_come_is_not_waited_for_for_ever(step: Step, mon
     watch = step.begin("a", "b")
     step.fail(0, "a", "RuntimeError: Connection closed by peer\n")
     assert [watch.look(at) for at in (0.0, 6.0, 170.0)] == ["", "", ""]
-    step.rig.write_attempt("causes/a.json", {})  # its launcher has ended
-    assert watch.look(171.0) == END
+    assert watch.look(181.0) == END
+
+
+def test_where_too_few_launchers_are_left_nobody_waits_for_a_restart(
+    step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALLOCATED", "a b c")
+    watch = step.begin("a", "b")
+    step.fail(0, "a", "RuntimeError: Connection closed by peer\n")
+    step.rig.write_attempt("causes/b.json", {})  # its launcher has ended; there is a spare node
+    assert [watch.look(at) for at in (0.0, 6.0, 7.0)] == ["", "", ""]
+    step.rig.write_attempt("causes/a.json", {})
+    assert watch.look(8.0) == END

@@ -33,7 +33,7 @@ NEXT, END = "next", "end"  # the next attempt has begun; the step is to be ended
 SETTLE_SECONDS = 5.0  # from the first rank's failure to the others' ends
 # Stopping trainers takes ft_launcher 15 s, then it waits 50 s for their device memory, looks at the node, and meets.
 REGROUP_SECONDS = 180.0
-GIVEN_UP_SECONDS = 30.0  # where a launcher has ended
+LATE_SAVE_SECONDS = 60.0  # where the trainers were told to save and one has failed; ft_launcher ends the others in 15 s
 ALL_BEGIN_SECONDS = 15.0  # from the first node's new trainers to the last's
 JUDGE_SECONDS = 150.0
 COMMAND_SECONDS = 60.0
@@ -91,6 +91,7 @@ class CycleWatch:
         self._over_since: float | None = None
         self._begun_since: float | None = None
         self._judged = False
+        self._fit: set[str] = set()  # nodes of the allocation that may train on
 
     @property
     def is_over(self) -> bool:
@@ -101,12 +102,14 @@ class CycleWatch:
         """Return NEXT where the next attempt has begun and is written down, END where the step is to be ended, else
         nothing."""
         if self._over_since is None:
-            if not ((self._folder / file_names.FAILED).exists() or self._next_folder.is_dir() or self._has_given_up()):
+            failed = (self._folder / file_names.FAILED).exists() or self._ended_launchers()
+            if not failed and not self._next_folder.is_dir():
                 return ""
             self._over_since = now
         told = any((self._folder / file_names.STOP_SIGNALS).glob("*"))
         if told:  # what was to save and end is not to train on
-            return END if self._next_folder.is_dir() else ""
+            late = now - self._over_since > LATE_SAVE_SECONDS
+            return END if late or self._next_folder.is_dir() else ""
         if not self._judged:
             if now - self._over_since < SETTLE_SECONDS:
                 return ""
@@ -114,10 +117,12 @@ class CycleWatch:
                 return END
             self._judged = True
         if not self._next_folder.is_dir():
-            seconds = GIVEN_UP_SECONDS if self._has_given_up() else REGROUP_SECONDS
-            if now - self._over_since <= seconds:
+            if len(self._fit - self._ended_launchers()) < self._nodes:
+                say("watchdog: too few nodes still have a launcher to start the trainers again; ending the step")
+                return END
+            if now - self._over_since <= REGROUP_SECONDS:
                 return ""
-            say(f"watchdog: ft_launcher has not started the trainers again in {seconds:.0f} s; ending the step")
+            say(f"watchdog: ft_launcher has not started the trainers again in {REGROUP_SECONDS:.0f} s; ending the step")
             return END
         if self._begun_since is None:
             self._begun_since = now
@@ -125,10 +130,11 @@ class CycleWatch:
             return ""
         return NEXT if self._begin_next() else END
 
-    def _has_given_up(self) -> bool:
-        """Whether the launcher of a node that trained has ended in failure. The others may go on with a spare node."""
+    def _ended_launchers(self) -> set[str]:
+        """Return the nodes that trained and whose launcher has ended in failure."""
         causes = (self._folder / file_names.CAUSES).glob("[!.]*.json")  # those of the preflight are of other nodes
-        return any((self._folder / file_names.RANKS / f"{path.stem}.jsonl").exists() for path in causes)
+        ranks = self._folder / file_names.RANKS
+        return {path.stem for path in causes if (ranks / f"{path.stem}.jsonl").exists()}
 
     def _goes_on(self) -> bool:
         """Have the attempt judged; whether ft_launcher is to go on. What it cannot know is done for it: lost nodes are
@@ -144,8 +150,9 @@ class CycleWatch:
         if lost:
             give_back(self._job, allocated, lost)
         verdict = Attempt(self._run_directory, self._attempt).verdict or {}
-        bad = verdict.get("left_out")
-        keep_out(self._run_directory, self._attempt, [node for node in bad or () if node not in lost])
+        bad = [node for node in verdict.get("left_out") or () if node not in lost]
+        keep_out(self._run_directory, self._attempt, bad)
+        self._fit = {*allocated}.difference(lost, bad)
         return True
 
     def _begin_next(self) -> bool:
