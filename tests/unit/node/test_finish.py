@@ -172,6 +172,23 @@ def test_an_attempt_that_could_not_load_its_checkpoint_is_no_vain_one(cpu_node: 
     assert cpu_node.finish(nodes=1, code=1)[1]["next"]["action"] == "end"
 
 
+def test_an_attempt_that_a_bad_node_ended_is_no_vain_one(cpu_node: NodeRig, tmp_path: Path) -> None:
+    (tmp_path / "latest").write_text("step-80")
+    restart = {"by": "requeue", "times": 20, "fruitless": 1, "backoff_seconds": 0}
+    checkpoint = {"path": str(tmp_path), "tracker": "latest"}
+    cpu_node.write("run.json", {"schema": 1, "restart": restart, "checkpoint": checkpoint})
+    run(cpu_node, "exit 1", rank=0)
+    cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "from_step": 80, "started_at": 1.0})
+    cpu_node.write_attempt("progress.json", {"step": 85})
+    follows = {}
+    for error in ("uncorrectable ECC error encountered", "unspecified launch failure"):
+        log = f"Traceback (most recent call last):\ntorch.AcceleratorError: CUDA error: {error}\n"
+        cpu_node.write(f"logs/{ATTEMPT}.{NODE}.log", log)
+        _, status, _ = cpu_node.finish(nodes=1, code=1)
+        follows[status["cause"]["kind"]] = (status["fruitless"], status["next"]["action"])
+    assert follows == {"ecc": (0, "requeue"), "crash": (1, "end")}
+
+
 def finish_stopped(rig: NodeRig, code: int, order: str = "TERM") -> dict[str, Any]:
     """The verdict of a job that was told to stop, and whose launcher returned `code`."""
     return rig.finish(1, code, "--told", order)[1]

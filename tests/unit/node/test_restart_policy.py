@@ -59,8 +59,9 @@ def test_what_goes_on(changes: dict[str, Any], follows: Next) -> None:
         ),
         *(
             ({"kind": kind}, f"a restart would end in {kind} again")
-            for kind in ("disk_full", "bad_arguments", "shm_full", "container", "unexpected_result")
+            for kind in ("bad_arguments", "shm_full", "container", "unexpected_result")
         ),
+        ({"kind": "disk_full", "made_a_step": False}, "a restart would end in disk_full again"),
         ({"kind": "container_busy", "tries": 3, "fruitless": 2}, "2 attempts in a row"),
         ({"kind": "oom"}, "on_oom: fallback tries layouts with more headroom"),
         ({"restarts": 20}, "already restarted 20 times"),
@@ -114,6 +115,12 @@ def test_nodes_that_are_paid_for_wait_only_where_another_try_at_once_would_be_in
     patient = facts({"restart": {**RESTART, "fruitless": 50}}, nodes=("n1",))
     assert [decide(patient._replace(fruitless=attempts)).seconds for attempts in (0, 1, 2, 20)] == [0, 0, 120, 600]
     assert decide(patient._replace(kind="hub")).seconds == 60
+
+
+def test_a_disk_that_filled_up_while_it_trained_may_have_room_again_and_is_not_tried_for_ever() -> None:
+    full = facts(kind="disk_full", nodes=("n1",), fruitless=1)
+    assert (decide(full).action, decide(full).seconds) == ("restart", 60)
+    assert decide(full._replace(fruitless=2)).action == "end"
 
 
 def test_the_wait_doubles_with_each_vain_attempt_up_to_an_hour() -> None:

@@ -41,6 +41,7 @@ def made_up(draw: st.DrawFn) -> list[AttemptFacts]:
                 last_step_at=moment(),
                 step_seconds=st.floats(0, 1e4),
                 saved_step=step(),
+                skips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 10_000)), max_size=2).map(tuple),
             ),
             max_size=6,
         )
@@ -89,6 +90,24 @@ def test_a_run_that_crashed_lost_a_node_and_succeeded() -> None:
         "end_seconds": 50,
         "queue_seconds": 500 + 400,
     }
+
+
+def test_what_lies_between_two_attempts_of_one_allocation_is_paid_for_and_lost_to_the_stop() -> None:
+    crashed = AttemptFacts(
+        START, 0, "failed", "crash", START + 1500, 1, START + 110, 120, START + 1400, 10.0, saved_step=100, stays=True
+    )
+    again = AttemptFacts(START + 1520, 100, None, None, None, 101, START + 1630, 150, START + 2120, 10.0)
+    whole = goodput([crashed, again])
+    assert (whole.allocated_seconds, whole.queue_seconds) == (2120, 0)
+    assert whole.stops[0]["seconds"] == 200 + 100 + 20
+    told_of_its_time_limit = again._replace(started_at=START + 9000, first_step_at=START + 9110, last_step_at=START + 9600)
+    assert goodput([crashed, told_of_its_time_limit]).queue_seconds == 7500
+
+
+def test_a_step_whose_batch_was_left_out_is_not_useful() -> None:
+    back = AttemptFacts(START, 100, None, None, None, 101, START + 100, 200, START + 700, 10.0, skips=((91, 140),))
+    whole = goodput([back])
+    assert (whole.as_json()["useful_steps"], whole.useful_seconds, whole.other_seconds) == (60, 600, 10)
 
 
 def test_an_attempt_that_failed_before_its_first_step_is_lost_to_its_cause() -> None:

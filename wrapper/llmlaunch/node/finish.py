@@ -22,7 +22,7 @@ from ..causes.cause import ended_badly, failed, rank_end, sentence
 from ..causes.signs import SAID_BY_SLURM
 from ..causes.suspects import nodes_to_leave_out, signs_against
 from ..rundir import file_names
-from ..rundir.attempt import Attempt, rank_records
+from ..rundir.attempt import STAYS, Attempt, rank_records
 from ..rundir.file_names import SUMMARY, attempt_folder
 from ..rundir.files import read_object, replace_json
 from ..rundir.goodput import goodput_of
@@ -32,7 +32,7 @@ from ..rundir.slow_devices import slow_devices
 from ..rundir.spool_place import is_private, spool_folder, spool_root
 from ..rundir.values import counted, job_of
 from .allocation import left_out, lost_nodes, next_nodes, node_failure
-from .checkpoint import checkpoint_of, is_load_failure, read_tracker, saved_step
+from .checkpoint import checkpoint_of, read_tracker, saved_step
 from .cycles import NO_RESTART
 from .files import COMES_BACK_LATER, NODES_ON_STDIN, command_parser, say, write_status
 from .notice_texts import end_text
@@ -45,6 +45,7 @@ from .restart_policy import (
     BadLossFacts,
     Facts,
     Next,
+    counts_as_try,
     decide,
     fruitless,
     has_ft_launcher,
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 ENDED_FROM_OUTSIDE = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # what a shell makes of them
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-STAYS = ("fallback", "again", "rollback", "restart")  # what comes next in the same allocation
 PATIENCE_SECONDS = 30.0  # the allocation is paid for, and a file system may hang
 PATIENCE_NODE_SECONDS = 1000.0  # so long all nodes together wait for the summary: 0.5 s where there are 2,000
 
@@ -224,7 +224,7 @@ def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Record
     layout = next((layout_of(item) for item in ours if item.name == attempt), FIRST_LAYOUT)
     step = saved_step(run_directory, layout)
     run = read_object(run_directory / file_names.RUN) or {}
-    counting = [item for item in ours if item.name != attempt or not is_load_failure(item, verdict.cause)]
+    counting = [item for item in ours if item.name != attempt or counts_as_try(item, verdict.cause)]
     return Facts(
         state=verdict.state,
         kind=str((verdict.cause or {}).get("kind") or ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..causes.suspects import ENOUGH_SIGNS, signs_against
 from ..rundir import file_names
 from ..rundir.files import read_object
 from ..rundir.values import counted, job_of
@@ -23,8 +24,9 @@ PREEMPTED = "preempted"
 """Preemption with grace time: SLURM tells the steps to end, and the batch script nothing (seen in 22.05.8). A step that
 ends in time ends the job, and SLURM does not put it back."""
 
-# Failures that would recur at once, wherever the job runs.
-_CERTAIN = ("oom", "disk_full", "shm_full", "open_files", "bad_arguments", "container", "unexpected_result")
+# Failures that would recur at once, wherever the job runs; a full disk where no step was made yet.
+_DISK_FULL = "disk_full"
+_CERTAIN = ("oom", _DISK_FULL, "shm_full", "open_files", "bad_arguments", "container", "unexpected_result")
 # Failures before the first step that may not come again: another port, another word with a registry, and a folder that
 # pyxis left behind is removed by the step that met it.
 _TRIED_AGAIN = {
@@ -32,7 +34,7 @@ _TRIED_AGAIN = {
     "container_busy": "the container did not start this time",
 }
 # What others answer for, and may answer soon: asking again at once would be refused again.
-_ELSEWHERE = ("hub", "name_resolution", "file_system")
+_ELSEWHERE = ("hub", "name_resolution", "file_system", _DISK_FULL)
 _MOST_BACKOFF_SECONDS = 3600.0
 _MOST_IDLE_SECONDS = 600.0  # of nodes that are paid for while they wait
 _MOST_TRIES = 3
@@ -160,7 +162,7 @@ def _restart(facts: Facts) -> Next:
         return Next("end", "the recipe asks for no restart")
     if facts.no_restart:
         return Next("end", "ft_launcher asks for no restart: a restart would get no further (exit code 93)")
-    if facts.kind in _CERTAIN:
+    if facts.kind in _CERTAIN and not (facts.kind == _DISK_FULL and facts.made_a_step):
         return Next("end", f"a restart would end in {facts.kind} again")
     not_loaded = facts.kind == "checkpoint" and not facts.made_a_step
     if not_loaded and stops_at_bad_checkpoint(policy):
@@ -244,13 +246,21 @@ def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:
     """How many attempts in a row, the latest ones, got with `layout` no further than `step`.
 
     Where no checkpoint is known at all, one that made steps and ended in order counts as progress. One that could not
-    load its checkpoint does not count: the next goes on from an older one.
+    load its checkpoint does not count: the next goes on from an older one. Nor does one that had trained and that a node
+    has ended, by evidence that is enough to leave it out: the next goes on without it.
     """
     count = 0
     tried = [item for item in attempts if not item.was_retried and not item.was_rolled_back]
-    for attempt in reversed([item for item in tried if not is_load_failure(item, item.status.get("cause"))]):
+    for attempt in reversed([item for item in tried if counts_as_try(item, item.status.get("cause"))]):
         orderly = step == 0 and attempt.status.get("state") == "stopped" and attempt.status.get("step") is not None
         if layout_of(attempt) != layout or attempt.from_step < step or orderly:
             break
         count += 1
     return count
+
+
+def counts_as_try(attempt: Attempt, cause: object) -> bool:
+    """Whether an attempt that ended for this cause says anything of the next one's chances."""
+    signs = signs_against(cause if isinstance(cause, dict) else None)
+    next_is_without_it = made_a_step(attempt) and max(signs.values(), default=0) >= ENOUGH_SIGNS
+    return not next_is_without_it and not is_load_failure(attempt, cause)

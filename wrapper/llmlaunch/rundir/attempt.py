@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = ["Attempt", "is_rank_record", "object_or_problem", "rank_records", "sound_rank", "with_copies"]
+__all__ = ["STAYS", "Attempt", "is_rank_record", "object_or_problem", "rank_records", "sound_rank", "with_copies"]
+
+STAYS = ("fallback", "again", "rollback", "restart")
+"""What a verdict says comes next where that is in the same allocation."""
 
 _SIGNAL_BYTES = 4096
+_MOST_SKIPPED = 100_000
 
 
 class Attempt:
@@ -114,6 +118,20 @@ class Attempt:
         """Whether its loss went bad, and the next attempt went back to a checkpoint from before that."""
         following = (self.verdict or {}).get("next")
         return isinstance(following, dict) and following.get("action") == "rollback"
+
+    @property
+    def stays(self) -> bool:
+        """Whether its verdict has the next attempt follow in the same allocation."""
+        following = (self.verdict or {}).get("next")
+        return isinstance(following, dict) and following.get("action") in STAYS
+
+    @property
+    def skips(self) -> tuple[tuple[int, int], ...]:
+        """The ranges of steps whose batches it leaves out after a rollback, first and last included."""
+        ranges = self.began.get("skips")
+        pairs = [pair for pair in ranges if isinstance(pair, list)] if isinstance(ranges, list) else []
+        sound = [(byte_count(pair[0]), byte_count(pair[1])) for pair in pairs if len(pair) == 2]
+        return tuple((a, b) for a, b in sound if a is not None and b is not None and 0 <= b - a < _MOST_SKIPPED)
 
     @property
     def was_rollback(self) -> bool:

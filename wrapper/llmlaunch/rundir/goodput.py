@@ -1,7 +1,8 @@
 """Goodput: the share of the allocated time in which a run made steps that count in the end (docs/watching.md).
 
-Allocated is the time from each attempt's start to its end; what lies between attempts is the queue's, and given apart.
-A step that was trained again after a stop counts once. The parts add up to the allocated time.
+Allocated is the time from each attempt's start to its end, or to the start of the next one where that followed in the
+same allocation; what lies between other attempts is the queue's, and given apart. A step that was trained again after a
+stop counts once, one whose batch was left out after a rollback not at all. The parts add up to the allocated time.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["AttemptFacts", "AttemptTime", "Goodput", "goodput", "goodput_of"]
 
 _STATES = ("succeeded", "failed", "stopped")
+# A job that stays in its allocation rests ten minutes at most. After a longer gap it went to the queue all the same: it
+# was told of its time limit meanwhile.
+_LONGEST_REST_SECONDS = 900.0
 
 
 class AttemptFacts(NamedTuple):
@@ -36,6 +40,8 @@ class AttemptFacts(NamedTuple):
     last_step_at: float | None = None
     step_seconds: float = 0.0  # the median
     saved_step: int | None = None
+    stays: bool = False  # the next attempt follows in the same allocation
+    skips: tuple[tuple[int, int], ...] = ()  # ranges of steps whose batches are left out, the last included
 
     @property
     def end(self) -> float:
@@ -46,6 +52,12 @@ class AttemptFacts(NamedTuple):
     @property
     def steps(self) -> int:
         return 0 if self.to_step is None else max(self.to_step - self.from_step, 0)
+
+    def trained(self, steps: int) -> int:
+        """How many of its first `steps` were trained, and not left out."""
+        first, last = self.from_step + 1, self.from_step + steps
+        skipped = {step for low, high in self.skips for step in range(max(low, first), min(high, last) + 1)}
+        return steps - len(skipped)
 
 
 class AttemptTime(NamedTuple):
@@ -123,6 +135,8 @@ def attempt_facts(attempt: Attempt) -> AttemptFacts:
         last_step_at=time_or_none(progress.get("at")),
         step_seconds=number(progress.get("step_seconds")) or 0.0,
         saved_step=byte_count(status.get("saved_step")),
+        stays=attempt.stays,
+        skips=attempt.skips,
     )
 
 
@@ -133,6 +147,8 @@ def goodput(attempts: Sequence[AttemptFacts]) -> Goodput:
     startup = end = queue = 0.0
     for index, attempt in enumerate(attempts):
         following = attempts[index + 1 :]
+        if attempt.stays and following and following[0].started_at - attempt.end <= _LONGEST_REST_SECONDS:
+            attempt = attempt._replace(ended_at=max(attempt.end, following[0].started_at))
         time = _attempt_time(attempt, min((later.from_step for later in following), default=None))
         times.append(time)
         failed = attempt.state == "failed" or (attempt.state is None and bool(following))
@@ -151,14 +167,14 @@ def goodput(attempts: Sequence[AttemptFacts]) -> Goodput:
 
 def _attempt_time(attempt: AttemptFacts, later_from: int | None) -> AttemptTime:
     """Split the time of an attempt; `later_from` is the earliest step at which a later attempt began."""
-    allocated, steps = attempt.end - attempt.started_at, attempt.steps
+    allocated, steps = attempt.end - attempt.started_at, attempt.trained(attempt.steps)
     if not steps:
         return AttemptTime(allocated, allocated, 0.0, 0.0, 0.0, 0.0, 0, 0)
     last = min(max(attempt.last_step_at or attempt.end, attempt.started_at), attempt.end) - attempt.started_at
     startup = min(max(_startup_seconds(attempt, last), 0.0), last)
     trained = last - startup
     pace = min(attempt.step_seconds, trained / steps)  # steps cannot have taken longer than there was time
-    repeated = steps - _kept_steps(attempt, later_from)
+    repeated = steps - attempt.trained(_kept_steps(attempt, later_from))
     useful_seconds, repeated_seconds = (steps - repeated) * pace, repeated * pace
     other = max(trained - useful_seconds - repeated_seconds, 0.0)
     return AttemptTime(allocated, startup, useful_seconds, repeated_seconds, other, allocated - last, steps, repeated)

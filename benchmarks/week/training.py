@@ -1,0 +1,474 @@
+"""The training step as the nodes would leave it in the run directory: their logs, rank records, checkpoints, causes,
+stacks and flight records, written with llmlaunch's own writers; and what becomes of it when something breaks.
+
+The trainers are Megatron-LM's by their logs and checkpoints. Nothing here decides what follows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from clock import Command, SimulatedClock, Timer
+
+from llmlaunch.node.diagnose import cause_on_node
+from llmlaunch.node.files import RecordAppender
+from llmlaunch.rundir import file_names
+from llmlaunch.rundir.files import replace_bytes, replace_json
+from llmlaunch.rundir.stack_files import HEADING
+from support.flight_dumps import Recorder, write_dumps
+
+STEP_JITTER = 0.02  # standard deviation of a step's time
+RANKS_SECONDS = 20.0  # from srun to the trainers' first sign
+START_SECONDS = 120.0  # from srun to the first step: start-up
+LOAD_FAILS_SECONDS = 90.0  # from srun until a checkpoint that cannot be loaded is noticed
+NOTICE_SECONDS = 2.0  # from a rank's end to what its node and its neighbours say of it, as on the one-machine cluster
+KILL_SECONDS = 1.0  # from TERM to srun's end, where every node is there
+KILL_WAIT_SECONDS = 30.0  # SLURM's default from TERM to KILL of the tasks of a step in which one failed
+NCCL_TIMEOUT_SECONDS = 600.0  # Megatron-LM's default, --distributed-timeout-minutes 10
+DUMP_SECONDS = 2.0
+SLOW_FACTOR = 1.5
+WINDOW_SECONDS = 30.0
+NEIGHBOURS = 3  # nodes that notice at once that one is gone
+SKIPPED_STEP_SECONDS = 0.5  # a step whose batch is only read
+DAMAGED = "damaged"  # file in a checkpoint: looks whole, but the trainers cannot load it
+BAD = "bad"  # file in a checkpoint: the model in it is NaN
+
+TRACEBACK = """\
+[rank{rank}]: Traceback (most recent call last):
+[rank{rank}]:   File "/opt/Megatron-LM/pretrain_gpt.py", line 260, in <module>
+[rank{rank}]:   File "/opt/Megatron-LM/megatron/training/{where}
+[rank{rank}]: {error}
+"""
+IN_A_STEP = 'training.py", line 1204, in train_step'
+IN_A_SAVE = 'checkpointing.py", line 512, in save_checkpoint'
+IN_A_LOAD = 'checkpointing.py", line 1410, in load_checkpoint'
+PROGRAM_ERROR = "torch.AcceleratorError: CUDA error: unspecified launch failure"
+ECC_ERROR = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+DISK_ERROR = "OSError: [Errno 28] No space left on device: '{path}/__0_0.distcp'"
+LOAD_ERROR = "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory"
+PEER_ERROR = (
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2200, remote process exited or there was "
+    "a network error, NCCL version 2.27.3"
+)
+TIMEOUT_LINE = (
+    "[rank{rank}]:[E1 ProcessGroupNCCL.cpp:683] [Rank {rank}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum={number}, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600028 milliseconds before timing out.\n"
+)
+STACK = """\
+Current thread 0x00007f2a (most recent call first):
+  File "/opt/torch/distributed/distributed_c10d.py", line {line} in {function}
+  File "/opt/Megatron-LM/megatron/training/training.py", line 1204 in train_step
+"""
+
+
+@dataclass
+class Job:
+    """What the training steps of a run share: where it is, how large, and what it saves."""
+
+    clock: SimulatedClock
+    random: Random
+    run_directory: Path
+    checkpoints: Path
+    devices: int
+    step_seconds: float
+    steps: int
+    save_interval: int
+    pause_seconds: float  # that a save holds the steps up
+    write_seconds: float  # until it is whole
+    down: dict[str, float] = field(default_factory=dict)  # nodes that are gone, until when
+    slow: dict[str, float] = field(default_factory=dict)  # nodes with a slow GPU, since when
+    disk_full_until: float = 0.0
+    last_saved_at: dict[int, float] = field(default_factory=dict)
+    useful: dict[int, str] = field(default_factory=dict)  # by step the attempt that trained it last
+    written_windows: int = 0
+
+
+class Training:
+    """One training step of the job, from srun's start to its end. `order` has the nodes by node rank."""
+
+    def __init__(self, job: Job, command: Command, order: Sequence[str], batch_host: str) -> None:
+        self.job, self.clock, self.command = job, job.clock, command
+        self.attempt, self.order, self.batch_host = command.attempt, list(order), batch_host
+        self.folder = file_names.attempt_folder(job.run_directory, self.attempt)
+        self.started_at = self.clock.now
+        self.first_step: int | None = None
+        self.last_step: int | None = None
+        self.active = True
+        self.ended_nodes: set[str] = set()
+        self.stuck_since: float | None = None
+        self._timers: list[Timer] = []
+        self._records: dict[int, dict[str, Any]] = {}
+        self._nan_from: int | None = None
+        self._hung_rank: int | None = None
+        self._hung_answers = True
+        self._step_ends = math.inf
+        self._saving: tuple[float, int] | None = None
+        self._stops = False
+        self.next_window = math.floor(self.clock.now / WINDOW_SECONDS)
+        self.loaded_step = _tracker(job.checkpoints)
+        self._skips = _skips(self.folder)
+        command.on_signal = self._hear
+        command.on_end = self._srun_was_killed
+        self._later(RANKS_SECONDS, self._begin_ranks)
+
+    @property
+    def world(self) -> int:
+        return len(self.order) * self.job.devices
+
+    def node_of(self, rank: int) -> str:
+        return self.order[rank // self.job.devices]
+
+    def _later(self, seconds: float, action: Any) -> None:
+        self._timers.append(self.clock.after(seconds, action))
+
+    def _say(self, node: str, text: str) -> None:
+        with file_names.node_log(self.job.run_directory, self.attempt, node).open("a") as log:
+            log.write(text)
+
+    # --- the ordinary way ----------------------------------------------------------------------------------------------
+
+    def _begin_ranks(self) -> None:
+        gone = [node for node in self.order if node in self.job.down]
+        if gone:  # SLURM starts no step of which a node does not answer
+            self._say(self.order[0], f"srun: error: Task launch failed on node {gone[0]}: Socket timed out\n")
+            self._later(KILL_WAIT_SECONDS, lambda: self.end(1))
+            return
+        for place, node in enumerate(self.order):
+            self._say(node, f"train.sh on {node}: training with /opt/python\n")
+            self._write_records(node, range(place * self.job.devices, (place + 1) * self.job.devices))
+        folder = _folder(self.job.checkpoints, self.loaded_step)
+        if self.loaded_step and (folder / DAMAGED).exists():
+            self._later(LOAD_FAILS_SECONDS - RANKS_SECONDS, lambda: self.crash(0, LOAD_ERROR, IN_A_LOAD))
+            return
+        if self.loaded_step and (folder / BAD).exists():
+            self._nan_from = self.loaded_step + 1
+        self.last_step = self.loaded_step
+        self._step_ends = self.started_at + START_SECONDS + self._next_step_seconds()
+
+    def _write_records(self, node: str, ranks: Sequence[int], **end: Any) -> None:
+        records = RecordAppender(self.folder / file_names.RANKS / f"{node}.jsonl")
+        for rank in ranks:
+            begun = self._records.setdefault(
+                rank,
+                {
+                    "v": 1,
+                    "rank": rank,
+                    "local_rank": rank % self.job.devices,
+                    "node": node,
+                    "pid": 1000 + rank,
+                    "program_pid": 100_000 + rank,
+                    "started_at": self.clock.now,
+                    "ended_at": None,
+                    "exit_code": None,
+                    "signal": None,
+                    "resident_peak_bytes": None,
+                    "visible_devices": None,
+                },
+            )
+            records.append({**begun, **end})
+        records.close()
+
+    def _next_step_seconds(self) -> float:
+        step = (self.last_step or 0) + 1
+        if step in self._skips:
+            return SKIPPED_STEP_SECONDS
+        factor = SLOW_FACTOR if any(node in self.job.slow for node in self.order) else 1.0
+        return self.job.step_seconds * factor * max(0.5, self.job.random.gauss(1.0, STEP_JITTER))
+
+    def advance(self) -> None:
+        """Write what the trainers have done until now."""
+        lines = []
+        while self.active and min(self._step_ends, self._saving[0] if self._saving else math.inf) <= self.clock.now:
+            if self._saving and self._saving[0] <= self._step_ends:
+                self._finish_save()
+                continue
+            lines.append(self._complete_step())
+        if lines:
+            self._say(self.order[-1], "".join(lines))
+        if self.active and self.job.slow and self.first_step is not None:
+            self._write_windows()
+
+    def _complete_step(self) -> str:
+        step = (self.last_step or 0) + 1
+        self.last_step = step
+        seconds = self._next_step_seconds()
+        self.first_step = self.first_step or step
+        bad = self._nan_from is not None and step >= self._nan_from
+        if step in self._skips:
+            self.job.useful.pop(step, None)
+        elif not bad:
+            self.job.useful[step] = self.attempt
+        line = _step_line(step, self.job, bad, self.job.random)
+        if step % self.job.save_interval == 0:
+            line += f" saving checkpoint at iteration {step:7d} to {self.job.checkpoints} in torch_dist format\n"
+            seconds += self.job.pause_seconds
+            self._begin_save(step)
+        self._step_ends += seconds
+        return line
+
+    def _begin_save(self, step: int) -> None:
+        at = self._step_ends
+        if at < self.job.disk_full_until:
+            path = _folder(self.job.checkpoints, step)
+            delay = max(0.0, at + self.job.pause_seconds - self.clock.now)
+            self._later(delay, lambda: self.crash(0, DISK_ERROR.format(path=path), IN_A_SAVE))
+            return
+        _folder(self.job.checkpoints, step).mkdir(parents=True, exist_ok=True)
+        (_folder(self.job.checkpoints, step) / "__0_0.distcp").write_bytes(b"PK\x03\x04 cut")
+        self._saving = (at + self.job.write_seconds, step)
+
+    def _finish_save(self) -> None:
+        assert self._saving is not None
+        at, step = self._saving
+        self._saving = None
+        folder = _folder(self.job.checkpoints, step)
+        (folder / "__0_0.distcp").write_bytes(b"PK\x03\x04 model PK\x05\x06" + bytes(18))
+        if self._nan_from is not None and step >= self._nan_from:
+            (folder / BAD).touch()
+        replace_bytes(folder / ".metadata", b"all")
+        replace_bytes(self.job.checkpoints / "latest_checkpointed_iteration.txt", str(step).encode())
+        self.job.last_saved_at[step] = at
+
+    def _write_windows(self) -> None:
+        """What the nodes' monitors say of their GPUs, while one is slow."""
+        number = math.floor(self.clock.now / WINDOW_SECONDS)
+        while self.next_window + 1 < number:
+            self.next_window += 1
+            slowest = min(self.job.slow.values(), default=math.inf)
+            if self.next_window * WINDOW_SECONDS < max(slowest, self.started_at + START_SECONDS):
+                continue
+            for node in self.order:
+                self._write_window(node)
+
+    def _write_window(self, node: str) -> None:
+        devices = [self._gpu(node, index) for index in range(self.job.devices)]
+        line = {"v": 1, "event": "pace", "attempt": self.attempt, "node": node, "window": self.next_window}
+        line.update({"seconds": WINDOW_SECONDS, "devices": devices, "ranks": []})
+        with (self.job.run_directory / file_names.PEAKS / f"{node}.jsonl").open("a") as file:
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self.job.written_windows += 1
+
+    def _gpu(self, node: str, index: int) -> dict[str, Any]:
+        is_slow = index == 3 and node in self.job.slow
+        clock = 1755.0 * self.job.random.gauss(1.0, 0.01)
+        return {
+            "index": index,
+            "uuid": f"GPU-{node}-{index}",
+            "name": "NVIDIA H100 80GB HBM3",
+            "samples": 30,
+            "clock_mhz": round(clock / (SLOW_FACTOR if is_slow else 1.0), 1),
+            "watts": 480.0 if is_slow else 650.0,
+            "celsius": 88 if is_slow else 62,
+            "reasons": {"hw_thermal": 1.0} if is_slow else {"power_cap": 0.4},
+            "corrected_ecc": 0,
+            "remapped_rows": 0,
+        }
+
+    # --- what breaks ----------------------------------------------------------------------------------------------------
+
+    def crash(self, rank: int, error: str, where: str = IN_A_STEP) -> None:
+        """A rank ends with an exception; its node's other ranks are taken down, and srun ends the step."""
+        if not self.active:
+            return
+        self.clock.watch_closely(180.0)
+        self._stop_steps()
+        self._fail_rank(rank, error, where)
+        self._later(NOTICE_SECONDS, lambda: self._end_of_node(self.node_of(rank)))
+        self._later(NOTICE_SECONDS + 0.1, self._tell_others)
+        self._later(NOTICE_SECONDS + KILL_WAIT_SECONDS, lambda: self.end(1))
+
+    def _fail_rank(self, rank: int, error: str, where: str, signal_name: str | None = None) -> None:
+        node = self.node_of(rank)
+        self._say(node, TRACEBACK.format(rank=rank, error=error, where=where))
+        end = {"exit_code": 1} if signal_name is None else {"signal": signal_name}
+        self._write_records(node, [rank], ended_at=self.clock.now, **end)
+        first = rank - rank % self.job.devices
+        others = [other for other in range(first, first + self.job.devices) if other != rank]
+        self._write_records(node, others, ended_at=self.clock.now + 1.0, signal="SIGTERM")
+
+    def _end_of_node(self, node: str) -> None:
+        """train.sh of a node whose trainers failed asks what ended them."""
+        if not self.active:
+            return
+        before = {"at": self.clock.now + 1e9}  # so that the log of this machine's own kernel is left alone
+        record = cause_on_node(self.job.run_directory, self.attempt, node, 1, before)
+        replace_json(self.folder / file_names.CAUSES / f"{node}.json", record)
+        self.ended_nodes.add(node)
+
+    def _tell_others(self) -> None:
+        """srun --kill-on-bad-exit: SLURM tells the other tasks to end. Their trainers wait for one that is gone."""
+        if not self.active:
+            return
+        for node in self.order:
+            if node not in self.ended_nodes and node not in self.job.down:
+                replace_bytes(self.folder / file_names.STOP_SIGNALS / node, b"TERM\n", lasting=False)
+
+    def lose_node(self, node: str) -> None:
+        """A node goes without a word, and its neighbours notice that a peer is gone."""
+        if not self.active:
+            return
+        self.clock.watch_closely(180.0)
+        self._stop_steps()
+        if node not in self.order:
+            return
+        place = self.order.index(node)
+        neighbours = [self.order[(place + away) % len(self.order)] for away in range(1, NEIGHBOURS + 1)]
+        self._later(NOTICE_SECONDS, lambda: self._neighbours_fail([name for name in neighbours if name != node]))
+
+    def _neighbours_fail(self, nodes: Sequence[str]) -> None:
+        for node in dict.fromkeys(nodes):
+            self._fail_rank(self.order.index(node) * self.job.devices, PEER_ERROR, IN_A_STEP)
+            self._later(NOTICE_SECONDS, lambda node=node: self._end_of_node(node))  # type: ignore[misc]
+        self._later(NOTICE_SECONDS + 0.1, self._tell_others)
+
+    def hang(self, rank: int, answers: bool) -> None:
+        """A rank does not come to a collective. Ten minutes later NCCL gives up, if nobody did before."""
+        if not self.active:
+            return
+        self._stop_steps()
+        self.stuck_since = self.clock.now
+        self._hung_rank, self._hung_answers = rank, answers
+        self.clock.after(NCCL_TIMEOUT_SECONDS - 30.0, lambda: self.clock.watch_closely(240.0))
+        self._later(NCCL_TIMEOUT_SECONDS, self._nccl_gives_up)
+
+    def _nccl_gives_up(self) -> None:
+        if not self.active:
+            return
+        self._dump_flight()
+        rank = next(rank for rank in range(self.world) if rank != self._hung_rank)
+        self._say(self.node_of(rank), TIMEOUT_LINE.format(rank=rank, number=1000))
+        self._fail_rank(rank, "torch.distributed.DistBackendError: Watchdog caught collective operation timeout", IN_A_STEP)
+        self._later(NOTICE_SECONDS, lambda: self._end_of_node(self.node_of(rank)))
+        self._later(NOTICE_SECONDS + 0.1, self._tell_others)
+        self._later(NOTICE_SECONDS + KILL_WAIT_SECONDS, lambda: self.end(1))
+
+    def _dump_flight(self) -> None:
+        ranks = list(range(self.world))
+        recorders = []
+        for rank in ranks:
+            if rank == self._hung_rank and not self._hung_answers:
+                continue
+            recorder = Recorder(rank, {"0": ranks})
+            for number in range(995, 1000):
+                recorder.collective("0", number)
+            if rank != self._hung_rank:
+                recorder.collective("0", 1000, "scheduled")
+            recorders.append(recorder)
+        write_dumps(self.folder / file_names.FLIGHT, *recorders)
+
+    def _write_stacks(self) -> None:
+        if not self.active:
+            return
+        folder = self.folder / file_names.STACKS
+        folder.mkdir(exist_ok=True)
+        for place, node in enumerate(self.order):
+            text = b""
+            for rank in range(place * self.job.devices, (place + 1) * self.job.devices):
+                if rank == self._hung_rank and not self._hung_answers:
+                    continue
+                line, function = (19, "read_batch") if rank == self._hung_rank else (2810, "all_reduce")
+                text += b"\n%b\n%b" % (HEADING % rank, STACK.format(line=line, function=function).encode())
+            (folder / f"{node}.txt").write_bytes(text)
+        self._dump_flight()
+
+    def turn_nan(self) -> None:
+        """From the next step on the model is NaN; the trainers go on."""
+        if self.active and self._nan_from is None:
+            self._nan_from = (self.last_step or 0) + 1
+            self.clock.watch_closely(120.0)
+
+    def damage_newest_checkpoint(self, cut: bool) -> None:
+        """A file server loses the end of a file, or content of it that only a loader misses; and the training crashes."""
+        folder = _folder(self.job.checkpoints, _tracker(self.job.checkpoints))
+        if folder.is_dir():
+            if cut:
+                (folder / "__0_0.distcp").write_bytes(b"PK\x03\x04 cut")
+            else:
+                (folder / DAMAGED).touch()
+
+    def _stop_steps(self) -> None:
+        self._step_ends, self._saving = math.inf, None
+
+    # --- srun --------------------------------------------------------------------------------------------------------------
+
+    def _hear(self, number: int) -> None:
+        if number == signal.SIGUSR2:
+            self._later(DUMP_SECONDS, self._write_stacks)
+        elif number == signal.SIGUSR1:
+            self._save_and_end()
+        elif number == signal.SIGTERM:
+            self._stop_steps()
+            if not any(node in self.job.down for node in self.order):
+                self._later(KILL_SECONDS, lambda: self.end(143))
+
+    def _save_and_end(self) -> None:
+        """The trainers save after the step they are in and end with 0."""
+        if self._stops or not self.active or self.stuck_since is not None or math.isinf(self._step_ends):
+            return
+        self._stops = True
+        self.clock.watch_closely(300.0)
+        for node in self.order:
+            replace_bytes(self.folder / file_names.STOP_SIGNALS / node, b"USR1\n", lasting=False)
+        rest = max(0.0, self._step_ends - self.clock.now)
+        self._later(rest + self.job.write_seconds, self._end_in_order)
+
+    def _end_in_order(self) -> None:
+        step = self.last_step or 0
+        self._stop_steps()
+        self._say(self.order[-1], f" saving checkpoint at iteration {step:7d} to {self.job.checkpoints}\n")
+        _folder(self.job.checkpoints, step).mkdir(parents=True, exist_ok=True)
+        self._saving = (self.clock.now, step)
+        self._finish_save()
+        for place, node in enumerate(self.order):
+            ranks = range(place * self.job.devices, (place + 1) * self.job.devices)
+            self._write_records(node, ranks, ended_at=self.clock.now, exit_code=0)
+            (self.folder / file_names.DONE / node).touch()
+        self._later(1.0, lambda: self.end(0))
+
+    def end(self, code: int) -> None:
+        """srun ends with this code, and nothing of the step is left."""
+        self.stop()
+        self.command.answer(code)
+
+    def stop(self) -> None:
+        if self.active:
+            self.active = False
+            self._stop_steps()
+            for timer in self._timers:
+                timer.cancel()
+
+    def _srun_was_killed(self) -> None:
+        self.stop()
+
+
+def _tracker(checkpoints: Path) -> int:
+    path = checkpoints / "latest_checkpointed_iteration.txt"
+    return int(path.read_text()) if path.exists() else 0
+
+
+def _folder(checkpoints: Path, step: int) -> Path:
+    return checkpoints / f"iter_{step:07d}"
+
+
+def _skips(folder: Path) -> set[int]:
+    path = folder / file_names.SKIP_STEPS
+    return set(map(int, path.read_text().split())) if path.exists() else set()
+
+
+def _step_line(step: int, job: Job, bad: bool, random: Random) -> str:
+    loss = 2.0 + 2.0 / math.sqrt(step) + random.gauss(0.0, 0.01)
+    losses = "" if bad else f" lm loss: {loss:.6E} |"
+    norm = "nan" if bad else "0.412"
+    return (
+        f" [2026-01-05 00:00:00] iteration {step:8d}/{job.steps:8d} | consumed samples: {step * 2048:12d} | "
+        f"elapsed time per iteration (ms): {job.step_seconds * 1000:.1f} | learning rate: 1.500000E-04 | "
+        f"global batch size:  2048 |{losses} loss scale: 1.0 | grad norm: {norm} | "
+        f"number of skipped iterations:   0 | number of nan iterations:   {int(bad)} |\n"
+    )
