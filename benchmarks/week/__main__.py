@@ -34,7 +34,7 @@ from llmlaunch.rundir.run import begun_attempts  # noqa: E402
 
 BEGAN = 1_767_571_200.0  # Monday, 5 January 2026
 DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0
-LOOK_SECONDS = 10.0  # between two looks of the watchdog in quiet times; else as often as it asks
+LOOK_SECONDS = 60.0  # between two looks of the watchdog in quiet times; else as often as it asks
 # Llama 3: 419 unplanned stops in 54 days on 16,384 GPUs (arXiv 2407.21783, section 3.3.4), ten times as often.
 GPU_HOURS_BETWEEN_STOPS = 54 * 24 * 16384 / 419 / 10
 SHARES = {
@@ -49,7 +49,7 @@ SHARES = {
 BAD_GPU_SHARE = 0.3  # of crashes: the GPU says so (Llama 3: 30 % of all stops were faulty GPUs)
 AGAIN_SHARE = 0.25  # of crashes: on a node that crashed before and still trains
 REPAIR_SECONDS = DAY
-DISK_FULL_SECONDS = (20 * MINUTE, 40 * MINUTE)
+DISK_FULL_INTERVALS = (2 / 3, 4 / 3)  # between saves: 20 to 40 minutes
 MODELS = {128: ("llama3-70b", 2048), 8: ("llama3-8b", 512)}
 STEP_SECONDS = {128: 14.4, 8: 6.0}  # as planned for them, to the tenth
 SPARE_NODES = {128: 4, 8: 1}
@@ -123,13 +123,16 @@ class Week:
         self._strike: Timer | None = None
         self._training: Training | None = None
         self._reached = 0
+        self._save_seconds = options.save_minutes * MINUTE
         self._until = BEGAN + options.days * DAY
 
     # --- stops ----------------------------------------------------------------------------------------------------------------
 
     def _next_exposure(self) -> float:
         """Seconds of the job's training until its next stop."""
-        return self.random.expovariate(self.options.nodes * 8 / GPU_HOURS_BETWEEN_STOPS / HOUR / self.options.calm)
+        if self.options.each_minutes is not None:
+            return float(self.options.each_minutes) * MINUTE
+        return self.random.expovariate(self.options.nodes * 8 / GPU_HOURS_BETWEEN_STOPS / HOUR)
 
     def _trains(self, training: Training) -> None:
         """A new training step of the job has begun: count what the stop before it has cost."""
@@ -172,7 +175,10 @@ class Week:
         self._strike = self.clock.after(self._exposure, self._stop_something)
         if training is None or not training.active or self.clock.now > self._until:
             return
-        kind = self.random.choices(list(SHARES), list(SHARES.values()))[0]
+        if self.options.each_minutes is not None:
+            kind = list(SHARES)[len(self.ledger.stops) % len(SHARES)]
+        else:
+            kind = self.random.choices(list(SHARES), list(SHARES.values()))[0]
         self.ledger.stops.append(Stop(kind, self.clock.now))
         if self.options.verbose:
             print(f"{self._clock_text(self.clock.now)} {kind} at step {training.last_step}", flush=True)
@@ -187,6 +193,7 @@ class Week:
         elif kind == "slow node":
             node = self.random.choice(training.order)
             self.job.slow[node] = self.clock.now
+            self.clock.watch_closely(15 * MINUTE)
             self.clock.after(REPAIR_SECONDS, lambda: self.job.slow.pop(node, None))
         elif kind == "NaN":
             training.turn_nan()
@@ -194,7 +201,7 @@ class Week:
             training.damage_newest_checkpoint(cut=self.random.random() < 0.5)
             self._crash(training, rank)
         else:
-            self.job.disk_full_until = self.clock.now + self.random.uniform(*DISK_FULL_SECONDS)
+            self.job.disk_full_until = self.clock.now + self._save_seconds * self.random.uniform(*DISK_FULL_INTERVALS)
 
     def _crash(self, training: Training, rank: int) -> None:
         again = [node for node in self._crashed if node in training.order]
@@ -300,7 +307,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=128, choices=sorted(MODELS))
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--calm", type=float, default=1.0, help="so many times fewer stops; a fraction: more")
+    parser.add_argument(
+        "--each-minutes", type=float, help="one stop of each kind in turn, after so many minutes of training"
+    )
     parser.add_argument("--save-minutes", type=float, default=SAVE_MINUTES)
     parser.add_argument("--json", type=Path, help="where the result goes")
     parser.add_argument("--keep", type=Path, help="an empty folder in which everything stays")

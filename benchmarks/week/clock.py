@@ -221,7 +221,11 @@ class SimulatedClock:
     def _look_at_tasks(self) -> dict[str, tuple[bytes, bytes]] | None:
         """Return the state of every thread below this process, and how often it has run; None where one runs now."""
         tasks = {}
-        for pid in descendants(os.getpid()):
+        try:
+            below = descendants(os.getpid())
+        except OSError:  # no file can be opened for the moment
+            return None
+        for pid in below:
             try:
                 threads = os.listdir(f"/proc/{pid}/task")
                 for thread in threads:
@@ -249,7 +253,7 @@ def descendants(parent: int) -> list[int]:
                 for thread in os.listdir(f"/proc/{pid}/task")
                 for child in _read(f"/proc/{pid}/task/{thread}/children").split()
             ]
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             continue
         found += children
         waiting += children

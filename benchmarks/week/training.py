@@ -51,7 +51,7 @@ IN_A_SAVE = 'checkpointing.py", line 512, in save_checkpoint'
 IN_A_LOAD = 'checkpointing.py", line 1410, in load_checkpoint'
 PROGRAM_ERROR = "torch.AcceleratorError: CUDA error: unspecified launch failure"
 ECC_ERROR = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
-DISK_ERROR = "OSError: [Errno 28] No space left on device: '{path}/__0_0.distcp'"
+DISK_ERROR = "OSError: [Errno 28] No space left on device: '/scratch/week/{name}/__0_0.distcp'"
 LOAD_ERROR = "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory"
 PEER_ERROR = (
     "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2200, remote process exited or there was "
@@ -108,7 +108,7 @@ class Training:
         self._nan_from: int | None = None
         self._hung_rank: int | None = None
         self._hung_answers = True
-        self._step_ends = math.inf
+        self._step_ends, self._step_began = math.inf, 0.0
         self._saving: tuple[float, int] | None = None
         self._stops = False
         self.next_window = math.floor(self.clock.now / WINDOW_SECONDS)
@@ -151,6 +151,8 @@ class Training:
             self._nan_from = self.loaded_step + 1
         self.last_step = self.loaded_step
         self._step_ends = self.started_at + START_SECONDS + self._next_step_seconds()
+        self._step_began = self.started_at + START_SECONDS
+        self._later(START_SECONDS - RANKS_SECONDS, lambda: self.clock.watch_closely(5.0 * self.job.step_seconds))
 
     def _write_records(self, node: str, ranks: Sequence[int], **end: Any) -> None:
         records = RecordAppender(self.folder / file_names.RANKS / f"{node}.jsonl")
@@ -205,20 +207,21 @@ class Training:
             self.job.useful.pop(step, None)
         elif not bad:
             self.job.useful[step] = self.attempt
-        line = _step_line(step, self.job, bad, self.job.random)
+        line = _step_line(step, self.job, self._step_ends - self._step_began, bad)
         if step % self.job.save_interval == 0:
             line += f" saving checkpoint at iteration {step:7d} to {self.job.checkpoints} in torch_dist format\n"
-            seconds += self.job.pause_seconds
             self._begin_save(step)
+            self._step_ends += self.job.pause_seconds
+        self._step_began = self._step_ends
         self._step_ends += seconds
         return line
 
     def _begin_save(self, step: int) -> None:
         at = self._step_ends
         if at < self.job.disk_full_until:
-            path = _folder(self.job.checkpoints, step)
+            error = DISK_ERROR.format(name=_folder(self.job.checkpoints, step).name)
             delay = max(0.0, at + self.job.pause_seconds - self.clock.now)
-            self._later(delay, lambda: self.crash(0, DISK_ERROR.format(path=path), IN_A_SAVE))
+            self._later(delay, lambda: self.crash(0, error, IN_A_SAVE))
             return
         _folder(self.job.checkpoints, step).mkdir(parents=True, exist_ok=True)
         (_folder(self.job.checkpoints, step) / "__0_0.distcp").write_bytes(b"PK\x03\x04 cut")
@@ -335,7 +338,7 @@ class Training:
         self._stop_steps()
         self.stuck_since = self.clock.now
         self._hung_rank, self._hung_answers = rank, answers
-        self.clock.after(NCCL_TIMEOUT_SECONDS - 30.0, lambda: self.clock.watch_closely(240.0))
+        self.clock.watch_closely(NCCL_TIMEOUT_SECONDS + 240.0)
         self._later(NCCL_TIMEOUT_SECONDS, self._nccl_gives_up)
 
     def _nccl_gives_up(self) -> None:
@@ -462,13 +465,13 @@ def _skips(folder: Path) -> set[int]:
     return set(map(int, path.read_text().split())) if path.exists() else set()
 
 
-def _step_line(step: int, job: Job, bad: bool, random: Random) -> str:
-    loss = 2.0 + 2.0 / math.sqrt(step) + random.gauss(0.0, 0.01)
+def _step_line(step: int, job: Job, seconds: float, bad: bool) -> str:
+    loss = 2.0 + 2.0 / math.sqrt(step) + job.random.gauss(0.0, 0.01)
     losses = "" if bad else f" lm loss: {loss:.6E} |"
     norm = "nan" if bad else "0.412"
     return (
         f" [2026-01-05 00:00:00] iteration {step:8d}/{job.steps:8d} | consumed samples: {step * 2048:12d} | "
-        f"elapsed time per iteration (ms): {job.step_seconds * 1000:.1f} | learning rate: 1.500000E-04 | "
+        f"elapsed time per iteration (ms): {seconds * 1000:.1f} | learning rate: 1.500000E-04 | "
         f"global batch size:  2048 |{losses} loss scale: 1.0 | grad norm: {norm} | "
         f"number of skipped iterations:   0 | number of nan iterations:   {int(bad)} |\n"
     )

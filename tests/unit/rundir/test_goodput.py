@@ -110,6 +110,13 @@ def test_a_step_whose_batch_was_left_out_is_not_useful() -> None:
     assert (whole.as_json()["useful_steps"], whole.useful_seconds, whole.other_seconds) == (60, 600, 10)
 
 
+def test_what_a_slow_node_costs_is_no_goodput() -> None:
+    usual = AttemptFacts(START, 0, "failed", "crash", START + 2000, 1, START + 10, 200, START + 2000, 10.0, 200)
+    slow = AttemptFacts(START + 2000, 200, None, None, None, 201, START + 2015, 300, START + 3500, 15.0)
+    whole = goodput([usual, slow])
+    assert (whole.useful_seconds, whole.other_seconds) == (3000, 500)
+
+
 def test_an_attempt_that_failed_before_its_first_step_is_lost_to_its_cause() -> None:
     whole = goodput([AttemptFacts(START, 0, "failed", "bad_arguments", START + 60)])
     assert whole.share is None

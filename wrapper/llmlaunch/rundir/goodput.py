@@ -2,7 +2,8 @@
 
 Allocated is the time from each attempt's start to its end, or to the start of the next one where that followed in the
 same allocation; what lies between other attempts is the queue's, and given apart. A step that was trained again after a
-stop counts once, one whose batch was left out after a rollback not at all. The parts add up to the allocated time.
+stop counts once, one whose batch was left out after a rollback not at all. Steps count at the usual pace of their layout,
+so that what a slow node costs is no goodput. The parts add up to the allocated time.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class AttemptFacts(NamedTuple):
     saved_step: int | None = None
     stays: bool = False  # the next attempt follows in the same allocation
     skips: tuple[tuple[int, int], ...] = ()  # ranges of steps whose batches are left out, the last included
+    layout: str = ""
 
     @property
     def end(self) -> float:
@@ -137,6 +139,7 @@ def attempt_facts(attempt: Attempt) -> AttemptFacts:
         saved_step=byte_count(status.get("saved_step")),
         stays=attempt.stays,
         skips=attempt.skips,
+        layout=attempt.layout,
     )
 
 
@@ -145,11 +148,13 @@ def goodput(attempts: Sequence[AttemptFacts]) -> Goodput:
     times: list[AttemptTime] = []
     stops: dict[str, Record] = {}
     startup = end = queue = 0.0
+    paces = _usual_paces(attempts)
     for index, attempt in enumerate(attempts):
         following = attempts[index + 1 :]
         if attempt.stays and following and following[0].started_at - attempt.end <= _LONGEST_REST_SECONDS:
             attempt = attempt._replace(ended_at=max(attempt.end, following[0].started_at))
-        time = _attempt_time(attempt, min((later.from_step for later in following), default=None))
+        later_from = min((later.from_step for later in following), default=None)
+        time = _attempt_time(attempt, later_from, paces.get(attempt.layout, 0.0))
         times.append(time)
         failed = attempt.state == "failed" or (attempt.state is None and bool(following))
         lost = time.repeated_seconds + (time.end_seconds if failed else 0.0)
@@ -165,15 +170,30 @@ def goodput(attempts: Sequence[AttemptFacts]) -> Goodput:
     return Goodput(tuple(times), tuple(ordered), startup, end, queue)
 
 
-def _attempt_time(attempt: AttemptFacts, later_from: int | None) -> AttemptTime:
-    """Split the time of an attempt; `later_from` is the earliest step at which a later attempt began."""
+def _usual_paces(attempts: Sequence[AttemptFacts]) -> dict[str, float]:
+    """Return by layout the seconds of a step that half of its steps, attempt by attempt, did not exceed."""
+    paces: dict[str, float] = {}
+    for layout in {attempt.layout for attempt in attempts}:
+        timed = sorted((a.step_seconds, a.steps) for a in attempts if a.layout == layout and a.steps and a.step_seconds)
+        half = sum(steps for _, steps in timed) / 2.0
+        for seconds, steps in timed:
+            half -= steps
+            if half <= 0.0:
+                paces[layout] = seconds
+                break
+    return paces
+
+
+def _attempt_time(attempt: AttemptFacts, later_from: int | None, usual_pace: float) -> AttemptTime:
+    """Split the time of an attempt; `later_from` is the earliest step at which a later attempt began, `usual_pace` the
+    seconds of a step."""
     allocated, steps = attempt.end - attempt.started_at, attempt.trained(attempt.steps)
     if not steps:
         return AttemptTime(allocated, allocated, 0.0, 0.0, 0.0, 0.0, 0, 0)
     last = min(max(attempt.last_step_at or attempt.end, attempt.started_at), attempt.end) - attempt.started_at
     startup = min(max(_startup_seconds(attempt, last), 0.0), last)
     trained = last - startup
-    pace = min(attempt.step_seconds, trained / steps)  # steps cannot have taken longer than there was time
+    pace = min(usual_pace, trained / steps)  # steps cannot have taken longer than there was time
     repeated = steps - attempt.trained(_kept_steps(attempt, later_from))
     useful_seconds, repeated_seconds = (steps - repeated) * pace, repeated * pace
     other = max(trained - useful_seconds - repeated_seconds, 0.0)
