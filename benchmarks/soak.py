@@ -1,12 +1,15 @@
-"""What `make soak` found, as benchmarks/SOAK.md: how often each fault was tried, and whether every peak survived.
+"""What `make soak` found, as benchmarks/SOAK.md: how often each fault was tried, whether every peak survived, and the
+goodput of a simulated week.
 
-Reads the files that `pytest --junitxml` wrote.
+Reads the files that `pytest --junitxml` wrote, and those of `benchmarks/week --json`: the first is the one that is
+stated, others are shown beside it. Where only one kind is given, the part of the other stays as it was.
 
-    python benchmarks/soak.py JUNIT_XML... MARKDOWN
+    python benchmarks/soak.py [JUNIT_XML...] [WEEK_JSON...] MARKDOWN
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -18,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("nvidia-ml-py", "torch", "sqlalchemy", "psycopg", "pytest")
@@ -31,6 +35,10 @@ those named `chain` and `power`, a judge that shares no code with llmlaunch's re
 moment of the fault with what `llmlaunch measurements export` wrote after `llmlaunch collect`. Seconds are those pytest
 waited for: the runs of `test_kill` are begun side by side.
 """
+
+
+WEEK = "## A week on 128 nodes"
+WEEK_TEXT = ROOT / "benchmarks/week/soak.md"
 
 
 @dataclass
@@ -94,9 +102,51 @@ def markdown(paths: Iterable[Path]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def week_markdown(paths: Iterable[Path]) -> str:
+    first, *others = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    facts = {
+        **first,
+        "heading": WEEK,
+        "queue_hours": first["queue_seconds"] / 3600,
+        "gpu_hours": first["gpu_hours_between_stops"],
+        "spare_share": first["spare_nodes"] / (first["nodes"] + first["spare_nodes"]),
+    }
+    lines = [
+        WEEK_TEXT.read_text(encoding="utf-8").format(**facts),
+        "| stop | how often | steps lost at most | lost steps | hours of them |",
+        "|---|---|---|---|---|",
+    ]
+    for kind, count in sorted(first["stops"].items(), key=lambda item: -item[1]):
+        lost = [stop["lost_steps"] for stop in first["each_stop"] if stop["kind"] == kind]
+        hours = sum(lost) * first["step_seconds"] / 3600
+        lines.append(f"| {kind} | {count} | {max(lost)} | {sum(lost)} | {hours:.1f} |")
+    lines += ["", *_checked(first), ""]
+    runs = [first, *others]
+    lines += ["| seed | a checkpoint every | stops | goodput | own account |", "|---|---|---|---|---|"]
+    for run in runs:
+        stops = sum(run["stops"].values())
+        shares = f"{run['goodput']:.1%} | {run['own_goodput']:.1%}"
+        lines.append(f"| {run['seed']} | {run['save_minutes']:g} minutes | {stops} | {shares} |")
+    command = f"python benchmarks/week --seed {first['seed']}"
+    lines += ["", f"Again: `{command}`. " + "; ".join(first["at"]) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def _checked(week: dict[str, Any]) -> list[str]:
+    """What held after every event, or what did not."""
+    held = [f"- Broken: {violation}" for violation in week["violations"]]
+    return ["", *held] if held else ["All of it held."]
+
+
 def main(words: list[str]) -> int:
     *sources, target = map(Path, words)
-    target.write_text(markdown(sources), encoding="utf-8")
+    weeks = [path for path in sources if path.suffix == ".json"]
+    tests = [path for path in sources if path not in weeks]
+    old = target.read_text(encoding="utf-8") if target.exists() else ""
+    before, _, week = old.partition(WEEK)
+    faults = markdown(tests) if tests else before.rstrip() + "\n"
+    week = week_markdown(weeks) if weeks else WEEK + week if week else ""
+    target.write_text(f"{faults}\n{week}" if week else faults, encoding="utf-8")
     print(target)
     return 0
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import random
 import subprocess
 import sys
@@ -55,7 +56,6 @@ STEP_SECONDS = {128: 14.4, 8: 6.0}  # as planned for them, to the tenth
 SPARE_NODES = {128: 4, 8: 1}
 OTHER_NODES = {128: 12, 8: 4}  # of the partition, beside those of the job
 SAVE_MINUTES = 30.0
-# Steps that a stop may cost: those since the last checkpoint that was whole, with one that was still being written.
 LONGEST_DECISION_SECONDS = 30.0
 
 
@@ -111,9 +111,7 @@ class Week:
             **self.clock.environment,
         }
         names = [f"n{number:03}" for number in range(1, nodes + 1)]
-        self.cluster = Cluster(
-            self.clock, self.job, names, options.nodes + SPARE_NODES[options.nodes], environment
-        )
+        self.cluster = Cluster(self.clock, self.job, names, options.nodes + SPARE_NODES[options.nodes], environment)
         self.cluster.trains = self._trains
         self.cluster.over = self._over
         self.ledger = Ledger()
@@ -126,7 +124,7 @@ class Week:
         self._save_seconds = options.save_minutes * MINUTE
         self._until = BEGAN + options.days * DAY
 
-    # --- stops ----------------------------------------------------------------------------------------------------------------
+    # --- stops -----------------------------------------------------------------------------------------------
 
     def _next_exposure(self) -> float:
         """Seconds of the job's training until its next stop."""
@@ -167,7 +165,9 @@ class Week:
         elif stop.kind == "NaN":
             most += self.job.save_interval + 100
         if lost > most:
-            self.ledger.violations.append(f"{stop.kind} at {self._clock_text(stop.at)} cost {lost} steps, more than {most}")
+            self.ledger.violations.append(
+                f"{stop.kind} at {self._clock_text(stop.at)} cost {lost} steps, more than {most}"
+            )
 
     def _stop_something(self) -> None:
         training = self.cluster.training
@@ -220,7 +220,7 @@ class Week:
         seconds = int(at - BEGAN)
         return f"day {seconds // 86400 + 1}, {seconds // 3600 % 24:02}:{seconds // 60 % 60:02}"
 
-    # --- the week -------------------------------------------------------------------------------------------------------------
+    # --- the week --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         time.time = lambda: self.clock.now  # of llmlaunch's own writers in this process
@@ -244,6 +244,9 @@ class Week:
             "nodes": self.options.nodes,
             "spare_nodes": SPARE_NODES[self.options.nodes],
             "days": self.options.days,
+            "save_minutes": self.options.save_minutes,
+            "gpu_hours_between_stops": GPU_HOURS_BETWEEN_STOPS,
+            "at": reproduction(),
             "goodput": product.share,
             "own_goodput": own,
             "product": product.as_json(),
@@ -300,6 +303,14 @@ def render(folder: Path, options: argparse.Namespace) -> Path:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "wrapper"), "LLMLAUNCH_STORE": str(folder / "store.db")}
     subprocess.run(command, check=True, env=environment, capture_output=True)
     return run
+
+
+def reproduction() -> list[str]:
+    """What made this result, for whoever wants to see it again."""
+    bash = subprocess.run(["bash", "--version"], capture_output=True, text=True, check=True).stdout
+    commit = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    head = subprocess.run(commit, capture_output=True, text=True, check=False).stdout.strip()
+    return [f"llmlaunch at commit {head}", f"Python {platform.python_version()}", bash.partition("(")[0].strip()]
 
 
 def _arguments() -> argparse.Namespace:

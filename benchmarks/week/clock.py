@@ -4,6 +4,7 @@ still until every one of them waits. So a slow or loaded machine changes no resu
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import heapq
 import mmap
@@ -52,15 +53,13 @@ class Command:
     def answer(self, code: int = 0, text: str = "") -> None:
         if self._answer is None:
             self._answer = bytes([code]) + text.encode()
-            try:
+            with contextlib.suppress(OSError):  # killed in the meantime
                 self._connection.send(self._answer)
-            except OSError:
-                pass  # killed in the meantime
 
 
 class SimulatedClock:
-    """`command` takes what the job asks of SLURM, `moved` hears of each step of the clock, `ended` of the end of a child
-    by its process id and exit code."""
+    """`command` takes what the job asks of SLURM, `moved` hears of each step of the clock, `ended` of the end of a
+    child by its process id and exit code."""
 
     def __init__(self, folder: Path, start: float, look_seconds: float) -> None:
         self.now = start
@@ -106,6 +105,8 @@ class SimulatedClock:
             self._settle()
             while self._timers and self._timers[0][2].cancelled:
                 heapq.heappop(self._timers)
+            if not self._timers and descendants(os.getpid()):
+                raise RuntimeError(f"the job's processes wait for nothing that will come: {sorted(self._tasks)}")
             if not self._timers or self._timers[0][0] > until:
                 self._move(until)
                 self._settle()
@@ -120,7 +121,7 @@ class SimulatedClock:
         self._page[:8] = struct.pack("@d", at)
         self.moved()
 
-    # --- what the processes ask ---------------------------------------------------------------------------------------
+    # --- what the processes ask ------------------------------------------------------------------------------
 
     def _serve(self, seconds: float) -> bool:
         """Take in what processes have sent. Returns whether there was anything."""
@@ -180,7 +181,7 @@ class SimulatedClock:
             return
         connection.close()
 
-    # --- when they all wait ---------------------------------------------------------------------------------------------
+    # --- when they all wait ----------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """Return once every process of the job waits: for the simulator, for another process or for a signal."""
@@ -227,8 +228,7 @@ class SimulatedClock:
             return None
         for pid in below:
             try:
-                threads = os.listdir(f"/proc/{pid}/task")
-                for thread in threads:
+                for thread in _names(f"/proc/{pid}/task"):
                     if thread in self._asleep_again:  # or about to be: it has nothing else to do
                         tasks[thread] = (b"S", b"")
                         continue
@@ -250,7 +250,7 @@ def descendants(parent: int) -> list[int]:
         try:
             children = [
                 int(child)
-                for thread in os.listdir(f"/proc/{pid}/task")
+                for thread in _names(f"/proc/{pid}/task")
                 for child in _read(f"/proc/{pid}/task/{thread}/children").split()
             ]
         except (FileNotFoundError, ProcessLookupError):
@@ -275,3 +275,8 @@ def _read(path: str) -> bytes:
         return os.read(descriptor, 65536)
     finally:
         os.close(descriptor)
+
+
+def _names(folder: str) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]

@@ -1,5 +1,5 @@
-"""SLURM as the job sees it: one partition, one job, nodes that go and come back. It answers the commands of the rendered
-job.sbatch and node.pyz, starts the job, and ends it where SLURM would.
+"""SLURM as the job sees it: one partition, one job, nodes that go and come back. It answers the commands of the
+rendered job.sbatch and node.pyz, starts the job, and ends it where SLURM would.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from clock import Command, SimulatedClock, Timer, kill_all
-from training import SLOW_FACTOR, START_SECONDS, Job, Training
+from clock import Command, SimulatedClock, kill_all
+from training import SLOW_FACTOR, Job, Training
 
 from llmlaunch.causes.suspects import most_left_out
 from llmlaunch.node.preflight import Marker
@@ -23,7 +23,7 @@ from llmlaunch.rundir import file_names
 JOB, PARTITION = "4711", "gpu"
 QUEUE_SECONDS = 600.0  # from the end of a job to its next start
 SLURMD_TIMEOUT_SECONDS = 300.0  # SLURM's default: so long until it notices that a node is gone
-KILL_WAIT_SECONDS = 30.0
+KILL_WAIT_SECONDS = 30.0  # its default, too
 PREFLIGHT_SECONDS, PREPARE_SECONDS = 60.0, 30.0
 BATCH_OVER = "slurmstepd: error: *** JOB {job} ON {node} CANCELLED AT 2026-01-05T00:00:00 DUE TO NODE FAILURE ***\n"
 
@@ -59,7 +59,7 @@ class Cluster:
         if self.training is not None:
             self.training.advance()
 
-    # --- the job ------------------------------------------------------------------------------------------------------------
+    # --- the job ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the job on nodes that are there and not left out; wait for some where too few are."""
@@ -118,7 +118,7 @@ class Cluster:
         """How long the job has its nodes now; 0 in the queue."""
         return self.clock.now - self._started_at if self.allocation else 0.0
 
-    # --- nodes ----------------------------------------------------------------------------------------------------------------
+    # --- nodes -----------------------------------------------------------------------------------------------
 
     def lose(self, node: str, seconds: float) -> None:
         """A node loses its power, for so long. Whether the job still has it when SLURM notices decides what follows."""
@@ -150,7 +150,7 @@ class Cluster:
         process.send_signal(signal.SIGTERM)
         self.clock.after(KILL_WAIT_SECONDS, lambda: kill_all(process.pid) if self._process is process else None)
 
-    # --- commands ---------------------------------------------------------------------------------------------------------------
+    # --- commands --------------------------------------------------------------------------------------------
 
     def _answer(self, command: Command) -> None:
         name, *words = command.words
@@ -226,12 +226,7 @@ def build(folder: Path, sources: Path) -> None:
     commands = folder / "bin"
     commands.mkdir()
     flags = ["cc", "-O2", "-Wall", "-Wextra"]
-    subprocess.run(
-        [*flags, "-shared", "-fPIC", "-o", str(folder / "clock.so"), str(sources / "clock.c")], check=True
-    )
+    subprocess.run([*flags, "-shared", "-fPIC", "-o", str(folder / "clock.so"), str(sources / "clock.c")], check=True)
     subprocess.run([*flags, "-o", str(commands / "srun"), str(sources / "command.c")], check=True)
     for name in ("scontrol", "squeue", "sinfo", "scancel"):
         os.link(commands / "srun", commands / name)
-
-
-__all__ = ["QUEUE_SECONDS", "START_SECONDS", "Cluster", "Timer", "build"]

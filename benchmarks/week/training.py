@@ -57,6 +57,7 @@ PEER_ERROR = (
     "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2200, remote process exited or there was "
     "a network error, NCCL version 2.27.3"
 )
+TIMEOUT_ERROR = "torch.distributed.DistBackendError: Watchdog caught collective operation timeout"
 TIMEOUT_LINE = (
     "[rank{rank}]:[E1 ProcessGroupNCCL.cpp:683] [Rank {rank}] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum={number}, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600028 milliseconds before timing out.\n"
@@ -132,7 +133,7 @@ class Training:
         with file_names.node_log(self.job.run_directory, self.attempt, node).open("a") as log:
             log.write(text)
 
-    # --- the ordinary way ----------------------------------------------------------------------------------------------
+    # --- the ordinary way ------------------------------------------------------------------------------------
 
     def _begin_ranks(self) -> None:
         gone = [node for node in self.order if node in self.job.down]
@@ -274,7 +275,7 @@ class Training:
             "remapped_rows": 0,
         }
 
-    # --- what breaks ----------------------------------------------------------------------------------------------------
+    # --- what breaks -----------------------------------------------------------------------------------------
 
     def crash(self, rank: int, error: str, where: str = IN_A_STEP) -> None:
         """A rank ends with an exception; its node's other ranks are taken down, and srun ends the step."""
@@ -347,7 +348,9 @@ class Training:
         self._dump_flight()
         rank = next(rank for rank in range(self.world) if rank != self._hung_rank)
         self._say(self.node_of(rank), TIMEOUT_LINE.format(rank=rank, number=1000))
-        self._fail_rank(rank, "torch.distributed.DistBackendError: Watchdog caught collective operation timeout", IN_A_STEP)
+        self._fail_rank(
+            rank, "torch.distributed.DistBackendError: Watchdog caught collective operation timeout", IN_A_STEP
+        )
         self._later(NOTICE_SECONDS, lambda: self._end_of_node(self.node_of(rank)))
         self._later(NOTICE_SECONDS + 0.1, self._tell_others)
         self._later(NOTICE_SECONDS + KILL_WAIT_SECONDS, lambda: self.end(1))
@@ -388,7 +391,7 @@ class Training:
             self.clock.watch_closely(120.0)
 
     def damage_newest_checkpoint(self, cut: bool) -> None:
-        """A file server loses the end of a file, or content of it that only a loader misses; and the training crashes."""
+        """A file server loses the end of a file, or content of it that only a loader misses."""
         folder = _folder(self.job.checkpoints, _tracker(self.job.checkpoints))
         if folder.is_dir():
             if cut:
@@ -399,7 +402,7 @@ class Training:
     def _stop_steps(self) -> None:
         self._step_ends, self._saving = math.inf, None
 
-    # --- srun --------------------------------------------------------------------------------------------------------------
+    # --- srun ------------------------------------------------------------------------------------------------
 
     def _hear(self, number: int) -> None:
         if number == signal.SIGUSR2:

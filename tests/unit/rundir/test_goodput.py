@@ -100,8 +100,8 @@ def test_what_lies_between_two_attempts_of_one_allocation_is_paid_for_and_lost_t
     whole = goodput([crashed, again])
     assert (whole.allocated_seconds, whole.queue_seconds) == (2120, 0)
     assert whole.stops[0]["seconds"] == 200 + 100 + 20
-    told_of_its_time_limit = again._replace(started_at=START + 9000, first_step_at=START + 9110, last_step_at=START + 9600)
-    assert goodput([crashed, told_of_its_time_limit]).queue_seconds == 7500
+    from_the_queue = again._replace(started_at=START + 9000, first_step_at=START + 9110, last_step_at=START + 9600)
+    assert goodput([crashed, from_the_queue]).queue_seconds == 7500
 
 
 def test_a_step_whose_batch_was_left_out_is_not_useful() -> None:

@@ -246,8 +246,8 @@ def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:
     """How many attempts in a row, the latest ones, got with `layout` no further than `step`.
 
     Where no checkpoint is known at all, one that made steps and ended in order counts as progress. One that could not
-    load its checkpoint does not count: the next goes on from an older one. Nor does one that had trained and that a node
-    has ended, by evidence that is enough to leave it out: the next goes on without it.
+    load its checkpoint does not count, since the next goes on from an older one; nor does one that a node has ended, by
+    evidence that is enough to leave it out.
     """
     count = 0
     tried = [item for item in attempts if not item.was_retried and not item.was_rolled_back]

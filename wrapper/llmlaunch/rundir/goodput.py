@@ -2,8 +2,8 @@
 
 Allocated is the time from each attempt's start to its end, or to the start of the next one where that followed in the
 same allocation; what lies between other attempts is the queue's, and given apart. A step that was trained again after a
-stop counts once, one whose batch was left out after a rollback not at all. Steps count at the usual pace of their layout,
-so that what a slow node costs is no goodput. The parts add up to the allocated time.
+stop counts once, one whose batch was left out after a rollback not at all. Steps count at the usual pace of their
+layout, so that what a slow node costs is no goodput. The parts add up to the allocated time.
 """
 
 from __future__ import annotations
