@@ -100,7 +100,8 @@ $(INSTALLED): pyproject.toml tests/constraints.txt .ci/prerequisites
 install-frameworks: $(FRAMEWORKS_INSTALLED)  ## what the traced tests run: needs no GPU, and no network afterwards
 
 $(FRAMEWORKS_INSTALLED): $(TRACING)/requirements.txt $(TRACING)/requirements-no-deps.txt \
-		tests/frameworks/requirements-megatron-0.16.txt tests/slurm/requirements-nvrx-0.6.txt .ci/prerequisites
+		tests/frameworks/requirements-megatron-0.16.txt tests/frameworks/requirements-bridge-0.6.txt \
+		tests/slurm/requirements-nvrx-0.6.txt .ci/prerequisites
 	./.ci/prerequisites test
 	LLMLAUNCH_TRACED_TORCH="$(TRACED_TORCH)" PYTHONPATH=wrapper \
 		$(PYTHON) -m llmlaunch.rehearsal.install --unmarked $(FRAMEWORKS)
@@ -110,6 +111,8 @@ $(FRAMEWORKS_INSTALLED): $(TRACING)/requirements.txt $(TRACING)/requirements-no-
 		--platform manylinux_2_39_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
 		--target $(FRAMEWORKS)/nvrx-0.6 -r tests/slurm/requirements-nvrx-0.6.txt
 	rm -f $(FRAMEWORKS)/nvrx-0.6/nvrx_cupti_module*.so
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+		--target $(FRAMEWORKS)/bridge-0.6 -r tests/frameworks/requirements-bridge-0.6.txt
 	touch $(FRAMEWORKS_INSTALLED)
 
 clean:

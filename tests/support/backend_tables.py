@@ -6,6 +6,7 @@ that of docs/sites.md, made from the accelerators; that of docs/planning.md, mad
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron import techniques as megatron_techniques
 from llmlaunch.backends.megatron.extra_arguments import FLAG_CLASSES
 from llmlaunch.backends.megatron.versions import core_parser
+from llmlaunch.backends.megatron_bridge.rules import BRIDGE_REQUIREMENTS
+from llmlaunch.backends.megatron_bridge.settings import MEGATRON_DEFAULTS
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.load import accelerator_table, profile_names
 from llmlaunch.command_lines.megatron_rendered import ADDED
@@ -70,6 +73,8 @@ def tables() -> list[tuple[str, str]]:
         *(("megatron*.md", _rules_table(rules, layer_of)) for rules in MEGATRON_RULES),
         *(("deepspeed*.md", _rules_table(rules)) for rules in DEEPSPEED_RULES),
         ("megatron-rules.md", _disagreements_table()),
+        ("megatron-bridge.md", _rules_table(BRIDGE_REQUIREMENTS)),
+        ("megatron-bridge.md", _bridge_defaults_table()),
         ("deepspeed-memory.md", _engines_table()),
         ("backends.md", _techniques_table()),
         ("backends.md", _rules_table(training_arguments.CHECKPOINT_REQUIREMENTS, layer_of)),
@@ -123,6 +128,12 @@ def _rules_table(rules: Iterable[Rule | Requirement], layer_of: Callable[[str], 
 def _disagreements_table() -> str:
     rows = [[f"`{each.rule}`", each.sentence, f"`{each.where}`"] for each in DISAGREEMENTS]
     return _table(["rule", "what Megatron does", "there"], rows)
+
+
+def _bridge_defaults_table() -> str:
+    return _table(
+        ["setting", "said"], [[f"`{name}`", f"`{json.dumps(value)}`"] for name, value in MEGATRON_DEFAULTS.items()]
+    )
 
 
 def _techniques_table() -> str:

@@ -77,7 +77,7 @@ OVERRIDES = {
     "tensr_parallel=2": "tensr_parallel: is not a known key;",
     "foo=1": "foo: is not a known key; known: schema, name, model, backend",
     # values of other tools
-    "backend=megatron": "must be one of megatron-lm, deepspeed or a mapping, not 'megatron'; did you mean megatron-lm?",
+    "backend=megatron": "deepspeed, megatron-bridge or a mapping, not 'megatron'; did you mean megatron-lm?",
     "backend=Megatron-LM": "did you mean megatron-lm?",
     "backend=pytorch": "a training script of your own runs under deepspeed",
     "precision=fp8": "keep precision: bf16 and write training.fp8",

@@ -100,7 +100,7 @@ MISTAKES = {
     },
     "precision: bf16": {"precision: bf8": (11, "training.precision: must be one of bf16, fp16, fp32, not 'bf8'")},
     "backend: megatron-lm": {
-        "backend: megatron": (4, "backend: must be one of megatron-lm, deepspeed or a mapping"),
+        "backend: megatron": (4, "backend: must be one of megatron-lm, deepspeed, megatron-bridge or a mapping"),
         "backend: {name: megatron-lm, script: x.py, script_kind: pipeline}": (4, "script_kind belongs to deepspeed"),
         "backend: {name: megatron-lm, script_args: [--mine]}": (4, "script_args needs script"),
         "backend: {name: deepspeed, path: x}": (4, "path is the Megatron-LM checkout"),

@@ -136,7 +136,7 @@ def _lessons_of_memory(recipe: Recipe, notify: Notify) -> Lessons:
         return Lessons(margin, trusted_correction(calibration.correction, support), support, own_runs)
     measured = _has_runs(backend, notify)
     if risk is None or (recipe.memory.risk is None and not measured):
-        framework = "DeepSpeed" if recipe.backend.name == "deepspeed" else "Megatron-LM"
+        framework = recipe.backend.framework
         reason = (
             f"no measured run of {framework} on {question.accelerator} yet. After your first run: llmlaunch collect"
         )

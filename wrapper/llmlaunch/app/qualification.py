@@ -52,7 +52,7 @@ __all__ = [
 HOW = "qualification"
 LATER = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}")  # what `default_directory` puts behind a name
 CPU_RECIPE = "quickstart"
-RECIPES = {"megatron-lm": "llama3-8b", "deepspeed": "llama2-7b-deepspeed"}
+RECIPES = {"megatron-lm": "llama3-8b", "megatron-bridge": "llama3-8b", "deepspeed": "llama2-7b-deepspeed"}
 
 
 @dataclass(frozen=True)

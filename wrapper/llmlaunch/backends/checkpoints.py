@@ -30,9 +30,11 @@ __all__ = [
 ]
 
 # Files of the checkpoint folder that hold the last step saved whole; both frameworks write them last.
-TRACKERS = {"megatron-lm": "latest_checkpointed_iteration.txt", "deepspeed": "latest"}
+MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"
+TRACKERS = {"megatron-lm": MEGATRON_TRACKER, "deepspeed": "latest", "megatron-bridge": MEGATRON_TRACKER}
 
-SKIP_FLAGS = {"megatron-lm": "--iterations-to-skip", "deepspeed": "--skip-steps"}
+MEGATRON_SKIPS = "--iterations-to-skip"
+SKIP_FLAGS = {"megatron-lm": MEGATRON_SKIPS, "deepspeed": "--skip-steps", "megatron-bridge": MEGATRON_SKIPS}
 
 # The compute copy, and of the optimizer fp32 weights and two moments.
 STATE_BYTES = 12
@@ -197,7 +199,7 @@ def lead_seconds(recipe: Recipe, layout: Layout, step_seconds: float | None) -> 
         UserError: more than sbatch can be told.
     """
     save = save_seconds(recipe, layout)
-    saves = 2 if recipe.backend.name == "megatron-lm" else 1
+    saves = 2 if recipe.backend.on_megatron_core else 1
     step = UNKNOWN_STEP_SECONDS if step_seconds is None else step_seconds
     evaluated = recipe.training.evaluation
     evaluation = 0.0 if evaluated is None else evaluation_seconds(evaluated.iterations, step)

@@ -28,7 +28,7 @@ def with_framework_version(
     (`llmlaunch doctor --container`), else None. Nothing here fails: what cannot be read says nothing.
     """
     if recipe.backend.name != "megatron-lm":
-        return _with_probed(recipe, probed, "deepspeed"), ()
+        return _with_probed(recipe, probed, recipe.backend.name), ()
     checkout, version = _checkout(recipe, environment)
     if version is not None:
         warnings = _disagreement(recipe, version, str(checkout))
@@ -78,7 +78,7 @@ def _with_probed(recipe: Recipe, probed: Callable[[Recipe], Mapping[str, str] | 
 def _noted(recipe: Recipe, version: str, why: str) -> Recipe:
     if recipe.backend.version:
         return recipe
-    name = {"megatron-lm": "Megatron core", "deepspeed": "DeepSpeed"}[recipe.backend.name]
+    name = "Megatron core" if recipe.backend.name == "megatron-lm" else recipe.backend.framework
     backend = replace(recipe.backend, found_version=version)
     return replace(recipe, backend=backend, assumptions=(*recipe.assumptions, f"{name} {version}, {why}"))
 

@@ -10,11 +10,15 @@ __all__ = ["backend_for", "omitted_alone", "rank_alone", "recorded_name"]
 
 
 def backend_for(recipe: Recipe) -> Backend:
-    """Return the backend of a validated recipe; the module of the other backend is not imported."""
+    """Return the backend of a validated recipe; the modules of the others are not imported."""
     if recipe.backend.name == "deepspeed":
         from llmlaunch.backends.deepspeed.backend import DeepSpeed
 
         return DeepSpeed()
+    if recipe.backend.name == "megatron-bridge":
+        from llmlaunch.backends.megatron_bridge.backend import MegatronBridge
+
+        return MegatronBridge()
     from llmlaunch.backends.megatron.backend import MegatronLM
 
     return MegatronLM()

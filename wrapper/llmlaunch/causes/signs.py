@@ -215,6 +215,7 @@ SIGNS = (
     ),
     # --- the arguments
     Sign("bad_arguments", r"^Megatron-LM refuses its arguments: ", "llmlaunch, trainers/megatron_check.py"),
+    Sign("bad_arguments", r"^Megatron-Bridge refuses its settings: ", "llmlaunch, trainers/megatron_bridge.py"),
     Sign(
         "bad_arguments",
         r"^\S+\.py: error: (unrecognized arguments|the following arguments are required|argument \S+): ",

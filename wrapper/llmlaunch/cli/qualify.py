@@ -30,7 +30,11 @@ PAGE = "qualification.md"
 @click.command("qualify")
 @click.argument("words", nargs=-1, metavar="[RECIPE] [KEY=VALUE]...")
 @click.option("--cluster", metavar="NAME", help="Profile to qualify, where no RECIPE says it.")
-@click.option("--backend", type=click.Choice(["megatron-lm", "deepspeed"]), help="[RECIPE's, else megatron-lm].")
+@click.option(
+    "--backend",
+    type=click.Choice(["megatron-lm", "deepspeed", "megatron-bridge"]),
+    help="[RECIPE's, else megatron-lm].",
+)
 @click.option("--model", metavar="PRESET", help="Family whose layers are used [RECIPE's, else an 8B or 7B Llama].")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes of each of the six.")
 @click.option("--local", is_flag=True, help="Run here, one after the other, also where there is SLURM.")

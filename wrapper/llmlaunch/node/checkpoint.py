@@ -174,8 +174,7 @@ def _renamed(folder: CheckpointFolder, step: int, note: str) -> Start:
 def _set_aside(folder: CheckpointFolder, note: str) -> Start:
     """A tracker that names what cannot be loaded would end the trainers."""
     try:
-        if folder.tracker.exists():
-            folder.tracker.replace(folder.tracker.with_name(f"{folder.tracker.name}.damaged"))
+        folder.name_none()
     except OSError as error:
         return Start(0, problem=f"{note}; but {folder.tracker} cannot be moved away: {error.strerror}")
     return Start(0, note)

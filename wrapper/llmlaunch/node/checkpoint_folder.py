@@ -17,6 +17,9 @@ __all__ = ["CheckpointFolder", "Skipped"]
 CHECK_SECONDS = 20.0  # for the files of one checkpoint; there are thousands on a large job
 _ZIP_START, _ZIP_END, _ZIP_END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22
 _MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"
+# Megatron-Bridge 0.6 writes the tracker, but goes on from what this file holds, a copy of the one of its step
+# (save_checkpoint and _get_latest_iteration of training/checkpointing.py).
+_BRIDGE_TRACKER, _BRIDGE_STATE = "latest_train_state.pt", "train_state.pt"
 # Folder names: Megatron-LM core 0.19, get_checkpoint_name of megatron/training/checkpointing.py; our DeepSpeed script
 # (trainers/deepspeed/checkpoints.py); DeepSpeed 0.19's own tags, save_checkpoint of runtime/engine.py.
 _MEGATRON_FOLDER = re.compile(r"iter_(\d+)")
@@ -82,9 +85,24 @@ class CheckpointFolder:
         return max(times, default=None)
 
     def name(self, step: int) -> None:
-        """Make the tracker name a step. Raises OSError."""
+        """Make the tracker name a step, that of Megatron-Bridge too. Raises OSError."""
         text = str(step) if self._is_megatron else self.steps()[step]
+        state = self.folder_of(step) / _BRIDGE_STATE
+        if state.is_file():
+            replace_bytes(self.path / _BRIDGE_TRACKER, state.read_bytes())
+        else:
+            self._set_aside(self.path / _BRIDGE_TRACKER)
         replace_bytes(self.tracker, text.encode())
+
+    def name_none(self) -> None:
+        """Move the trackers away, so that the trainers begin at step 0. Raises OSError."""
+        self._set_aside(self.path / _BRIDGE_TRACKER)
+        self._set_aside(self.tracker)
+
+    @staticmethod
+    def _set_aside(tracker: Path) -> None:
+        if tracker.exists():
+            tracker.replace(tracker.with_name(f"{tracker.name}.damaged"))
 
     def set_aside_after(self, step: int, suffix: str) -> list[str]:
         """Rename the checkpoints of later steps, so that nobody loads them; returns their new names. Raises OSError."""

@@ -86,15 +86,17 @@ class Trial:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
+ON_MEGATRON_CORE = (
+    Trial(FITS, zero_stage=1, fill=0.40),
+    Trial(FITS, zero_stage=1, fill=0.55, micro_batch_size=4, sizes={"tensor": 4}),
+    Trial(FITS, zero_stage=1, fill=0.65, micro_batch_size=2, sizes={"pipeline": 4, "tensor": 2}),
+    Trial(FITS, zero_stage=1, fill=0.70, recompute="full", sequence_factor=4, sizes={"context": 4, "tensor": 2}),
+    Trial(TIGHT, zero_stage=1, micro_batch_size=2, sizes={"tensor": 2, "pipeline": 2}),
+    Trial(DIES, zero_stage=0, micro_batch_size=4, sizes={"tensor": 2}),
+)
 TRIALS: Mapping[str, tuple[Trial, ...]] = {
-    "megatron-lm": (
-        Trial(FITS, zero_stage=1, fill=0.40),
-        Trial(FITS, zero_stage=1, fill=0.55, micro_batch_size=4, sizes={"tensor": 4}),
-        Trial(FITS, zero_stage=1, fill=0.65, micro_batch_size=2, sizes={"pipeline": 4, "tensor": 2}),
-        Trial(FITS, zero_stage=1, fill=0.70, recompute="full", sequence_factor=4, sizes={"context": 4, "tensor": 2}),
-        Trial(TIGHT, zero_stage=1, micro_batch_size=2, sizes={"tensor": 2, "pipeline": 2}),
-        Trial(DIES, zero_stage=0, micro_batch_size=4, sizes={"tensor": 2}),
-    ),
+    "megatron-lm": ON_MEGATRON_CORE,
+    "megatron-bridge": ON_MEGATRON_CORE,
     "deepspeed": (
         Trial(FITS, zero_stage=1, fill=0.40),
         Trial(FITS, zero_stage=2, fill=0.55, micro_batch_size=4),
@@ -251,7 +253,7 @@ class _Sizing:
     def _legal_sizes(self) -> Iterator[_Sizes]:
         """Yield the splits that a rule allows, the largest first."""
         recipe = self.base.recipe
-        megatron = recipe.backend.name == "megatron-lm"
+        megatron = recipe.backend.on_megatron_core
         most_experts = MOST_EXPERT_PARALLEL if megatron and recipe.model.moe is not None else 1
         wanted = {} if self._on_cpu else {**self.trial.sizes, "expert": most_experts}  # CPUs split no replica
         options = [[2**power for power in range(wanted.get(name, 1).bit_length())] for name in _Sizes._fields]
@@ -351,7 +353,7 @@ class _Sizing:
         return judge_layouts(setting, [layout])[0]
 
     def _sequence_parallel(self, sizes: _Sizes) -> bool:
-        return self.base.recipe.backend.name == "megatron-lm" and sizes.tensor > 1
+        return self.base.recipe.backend.on_megatron_core and sizes.tensor > 1
 
     def _words(self, point: _Point) -> tuple[str, ...]:
         """Return the overrides on which the price of a size hangs."""
@@ -373,7 +375,7 @@ class _Sizing:
             "offload_optimizer": 0,
             "offload_parameters": False,
         }
-        if recipe.backend.name == "megatron-lm":
+        if recipe.backend.on_megatron_core:
             layout["layers_by_stage"] = "even"
         return (
             "what_if={}",

@@ -123,7 +123,7 @@ def _other_split(recipe: Recipe, layout: Layout, folder: Path, names: list[str])
 
 def _other_format(recipe: Recipe, layout: Layout, folder: Path, names: list[str]) -> Iterator[Finding]:
     """As Megatron-LM tells formats apart (_get_checkpoint_format, training/checkpointing.py, core 0.19)."""
-    if recipe.backend.name != "megatron-lm" or recipe.backend.script is not None:
+    if not recipe.backend.on_megatron_core or recipe.backend.script is not None:
         return
     sharded = layout.zero_stage >= 2
     ours = recipe.training.checkpoint_format or ("fsdp_dtensor" if sharded else "torch_dist")

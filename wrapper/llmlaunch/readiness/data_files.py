@@ -62,7 +62,7 @@ def _datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
 
 def _is_indexed(recipe: Recipe, path: str) -> bool:
     """Megatron-LM reads an indexed dataset; the DeepSpeed trainer does where there is an index, and text otherwise."""
-    if recipe.backend.name == "megatron-lm" or recipe.backend.script is not None:
+    if recipe.backend.on_megatron_core or recipe.backend.script is not None:
         return True
     return path_state(host_path(recipe, f"{path}.idx")) == "here"
 

@@ -43,9 +43,16 @@ def weight_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -
     elif not folder.is_dir():
         yield missing(KEY, f"{folder} is a file; name the folder that holds the checkpoint")
     else:
-        problem = _megatron(folder) if recipe.backend.name == "megatron-lm" else _hugging_face(recipe, folder)
+        problem = _megatron(folder) if _is_megatron(recipe, folder) else _hugging_face(recipe, folder)
         if problem is not None:
             yield missing(KEY, problem)
+
+
+def _is_megatron(recipe: Recipe, folder: Path) -> bool:
+    """Megatron-Bridge reads both kinds (is_hf_checkpoint_dir, training/utils/checkpoint_utils.py, 0.6)."""
+    if recipe.backend.name == "megatron-bridge":
+        return not (folder / "config.json").exists()
+    return recipe.backend.on_megatron_core
 
 
 def _megatron(folder: Path) -> str | None:

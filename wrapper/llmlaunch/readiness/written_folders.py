@@ -76,7 +76,7 @@ def _index_cache(recipe: Recipe) -> Iterator[Finding]:
     """Megatron-LM writes its indexes of samples below the dataset, unless it is told where
     (_build_document_sample_shuffle_indices, core/datasets/gpt_dataset.py, core 0.19)."""
     data = recipe.data
-    if recipe.backend.name != "megatron-lm" or recipe.backend.script is not None or data.cache_path is not None:
+    if not recipe.backend.on_megatron_core or recipe.backend.script is not None or data.cache_path is not None:
         return
     for path in data.datasets:
         nearest = nearest_folder(host_path(recipe, f"{path}/cache"))

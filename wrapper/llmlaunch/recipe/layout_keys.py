@@ -17,6 +17,7 @@ __all__ = [
     "ASKED_ONLY",
     "BIT_EQUAL_ONLY",
     "CHOOSABLE",
+    "ON_MEGATRON_CORE",
     "RECOMPUTE_AND_OFFLOAD",
     "Pin",
     "fixed_names",
@@ -26,6 +27,9 @@ __all__ = [
     "techniques_from",
     "what_if_form",
 ]
+
+ON_MEGATRON_CORE = ("megatron-lm", "megatron-bridge")
+"""Backends in which Megatron core trains."""
 
 Pin = int | str | bool | tuple[int | str | bool, ...]
 Problem = tuple[KeyPath, str]
@@ -224,7 +228,7 @@ def layout_problems(
 ) -> Iterator[Problem]:
     """Yield every key under `layout:` that contradicts another one, the model or the backend. What a backend can run
     is for its own requirements and rules. `stages_of_ones_own`: a script on another backend shares out its layers."""
-    if backend != "megatron-lm":
+    if backend not in ON_MEGATRON_CORE:
         yield from _of_megatron(layout, backend, stages_of_ones_own)
     yield from _recompute_problems(layout, model)
     if layout.get("offload_layers") and layout.get("offload_modules") is not None:

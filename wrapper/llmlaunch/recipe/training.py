@@ -14,6 +14,7 @@ from llmlaunch.documents.keys import form, key, key_names, keys_of, section
 from llmlaunch.documents.text import PathText
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.recipe.layout_keys import ON_MEGATRON_CORE
 from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import TRAINING, Techniques
 from llmlaunch.workload import NumberFormats, OptimizerFormats, Workload
@@ -179,8 +180,8 @@ class Training:
     )
     tensorboard: PathText | None = key("megatron-lm: as tracking.tensorboard", default=None)
     start_from: PathText | None = key(
-        "Weights to start from: a Hugging Face folder (deepspeed) or a folder of Megatron checkpoints (megatron-lm); "
-        "absent = random ones",
+        "Weights to start from: a Hugging Face folder (deepspeed, megatron-bridge) or a folder of Megatron checkpoints "
+        "(megatron-lm, megatron-bridge); absent = random ones",
         default=None,
     )
 
@@ -237,7 +238,7 @@ def training_problems(
 ) -> Iterator[Problem]:
     """Yield every key under `training:` that contradicts another one, the model or the backend. What a device or a
     layout cannot do is for the backend's requirements and rules."""
-    if backend != "megatron-lm":
+    if backend not in ON_MEGATRON_CORE:
         for name in OF_MEGATRON:
             if getattr(training, name):
                 instead = "write tracking.tensorboard" if name == "tensorboard" else "remove it"

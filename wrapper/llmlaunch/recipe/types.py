@@ -28,7 +28,7 @@ from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.models.shape import ModelShape, model_form
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
-from llmlaunch.recipe.layout_keys import Pin, layout_form, what_if_form
+from llmlaunch.recipe.layout_keys import ON_MEGATRON_CORE, Pin, layout_form, what_if_form
 from llmlaunch.recipe.notices import Notices
 from llmlaunch.recipe.tracking import NO_TRACKING, Tracking
 from llmlaunch.recipe.training import Training, training_form
@@ -159,7 +159,7 @@ SCHEMA = 1  # of recipes
 VOCABULARY = Path(__file__).with_name("vocabulary.json")
 AUTO_NODES = 0  # a recipe whose number of nodes the planner has not chosen yet
 
-BackendName = Literal["megatron-lm", "deepspeed"]
+BackendName = Literal["megatron-lm", "deepspeed", "megatron-bridge"]
 NodeCount = Annotated[int, Field(ge=1, le=MOST_NODES)]
 
 
@@ -214,9 +214,19 @@ class BackendChoice:
     found_version: str | None = None
 
     @property
+    def framework(self) -> str:
+        """As its makers call it."""
+        return {"megatron-lm": "Megatron-LM", "deepspeed": "DeepSpeed", "megatron-bridge": "Megatron-Bridge"}[self.name]
+
+    @property
+    def on_megatron_core(self) -> bool:
+        """Whether Megatron core trains: by Megatron-LM's script or one of its kind, or by Megatron-Bridge."""
+        return self.name in ON_MEGATRON_CORE
+
+    @property
     def takes_megatron_arguments(self) -> bool:
-        """Whether the training script's arguments are Megatron's."""
-        return self.name == "megatron-lm" or self.script_kind == "megatron-deepspeed"
+        """Whether what the training script is told has the meaning of Megatron's arguments."""
+        return self.on_megatron_core or self.script_kind == "megatron-deepspeed"
 
     @property
     def runs_version(self) -> str | None:
@@ -232,14 +242,24 @@ class BackendChoice:
     @staticmethod
     def check_keys(keys: Mapping[str, Any]) -> None:
         """Raise ValueError where a key belongs to the other backend, or to a script that is not named."""
-        megatron, script = keys["name"] == "megatron-lm", keys.get("script")
+        name, script = keys["name"], keys.get("script")
+        megatron = name in ON_MEGATRON_CORE
+        if name == "megatron-bridge" and script is not None:
+            raise ValueError(
+                "script belongs to megatron-lm and deepspeed; megatron-bridge is called by ours; remove it"
+            )
+        if name == "megatron-bridge" and keys.get("extra_args"):
+            raise ValueError(
+                "extra_args belongs to megatron-lm and deepspeed; megatron-bridge has settings in place of arguments, "
+                "those of the recipe; remove it"
+            )
         if megatron and keys.get("script_kind", "own") != "own":
             raise ValueError("script_kind belongs to deepspeed; a script of megatron-lm takes Megatron's arguments")
         if megatron and keys.get("ds_config"):
             raise ValueError("ds_config belongs to deepspeed; remove it")
         if not megatron and keys.get("libraries"):
             raise ValueError("libraries belongs to megatron-lm; remove it")
-        if not megatron and keys.get("path") is not None:
+        if name != "megatron-lm" and keys.get("path") is not None:
             raise ValueError("path is the Megatron-LM checkout; remove it (a script of your own goes into `script`)")
         if keys.get("script_args") and script is None:
             raise ValueError("script_args needs script; name the script they belong to")
@@ -342,8 +362,8 @@ class Recipe:
         written=lambda: name_or_mapping(Line, model_form()),
     )
     backend: BackendChoice = key(
-        "megatron-lm, deepspeed, or a mapping",
-        words={name: BackendChoice(name) for name in ("megatron-lm", "deepspeed")},
+        "megatron-lm, deepspeed, megatron-bridge, or a mapping",
+        words={name: BackendChoice(name) for name in ("megatron-lm", "deepspeed", "megatron-bridge")},
     )
     cluster: Cluster = key(
         "Profile by name, shipped or of the site, path of a profile, or a mapping",

@@ -30,7 +30,7 @@ __all__ = [
 
 
 GPU, TRACE = "gpu", "trace"
-MEGATRON, DEEPSPEED = "megatron-lm", "deepspeed"
+MEGATRON, DEEPSPEED, BRIDGE = "megatron-lm", "deepspeed", "megatron-bridge"
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,11 @@ def chosen_place(recipe: Recipe, place: str, say: Callable[[str], None]) -> Rehe
     Raises:
         UserError: there is nothing to rehearse on, with every way to have something; or the job has no trace.
     """
+    if recipe.backend.name == BRIDGE:
+        raise UserError(
+            f"{recipe.path}: backend: rehearse runs Megatron-LM's script; megatron-bridge configures the same Megatron "
+            f"core, so that its ranks are rehearsed with backend={MEGATRON} behind the recipe"
+        )
     accelerator = recipe.cluster.accelerator
     if accelerator.kind == "cpu" and (place != TRACE or recipe.backend.name == DEEPSPEED):
         raise UserError(f"{recipe.path}: trains on CPUs: there is no GPU's memory to rehearse; submit runs it here")

@@ -40,7 +40,11 @@ __all__ = [
 
 Record = Mapping[str, Any]
 
-PACKAGES = {"megatron-lm": "megatron-core", "deepspeed": "deepspeed"}  # whose version is the backend's
+PACKAGES = {
+    "megatron-lm": "megatron-core",
+    "deepspeed": "deepspeed",
+    "megatron-bridge": "megatron-bridge",
+}  # whose version is the backend's
 ALLOCATED, RESERVED, DEVICE, OOM = "allocated", "reserved", "device", "oom"
 # kind of peak -> what `observed` calls it, the counter of torch's allocator, and who says so on a GPU
 KINDS = {

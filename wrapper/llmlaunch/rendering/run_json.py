@@ -138,7 +138,7 @@ def _calibration(plan: Plan) -> dict[str, object]:
 
 def _model(recipe: Recipe, plan: Plan) -> dict[str, object]:
     shape: ModelShape = recipe.model
-    pads = recipe.backend.name == "megatron-lm"  # Hugging Face models keep the vocabulary as it is
+    pads = recipe.backend.on_megatron_core  # Hugging Face models keep the vocabulary as it is
     moe = None
     if shape.moe is not None:
         moe = {name: value for name, value in asdict(shape.moe).items() if name != "router"}
@@ -204,7 +204,7 @@ def _split(recipe: Recipe, plan: Plan) -> dict[str, object]:
         "optimizer": {
             "name": "adam",
             "zero_stage": layout.zero_stage,
-            "distributed_optimizer": recipe.backend.name == "megatron-lm" and layout.zero_stage > 0,
+            "distributed_optimizer": recipe.backend.on_megatron_core and layout.zero_stage > 0,
             "optimizer_instances": 1,
             "parameter_dtype": precision,
             "gradient_dtype": None,

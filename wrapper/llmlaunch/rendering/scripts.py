@@ -179,7 +179,7 @@ def _launcher_values(recipe: Recipe) -> dict[str, object]:
     if recipe.restart is None or not has_ft_launcher(recipe):
         return {"ft_launcher": False, "max_restarts": 0, "no_progress_cycles": 0, "iteration_file": ""}
     folder, name = recipe.training.checkpoint_path, tracker(recipe)
-    numbered = recipe.backend.name == "megatron-lm" and folder is not None
+    numbered = recipe.backend.on_megatron_core and folder is not None
     return {
         "ft_launcher": True,
         "allocated": recipe.nodes + recipe.spare_nodes,

@@ -13,5 +13,6 @@ MEMORY_PROBE = Path(__file__).with_name("memory_probe.py")  # copied beside it a
 PREFLIGHT = Path(__file__).with_name("preflight.py")
 FRAMEWORK_VERSIONS = Path(__file__).with_name("framework_versions.py")
 MEGATRON_CHECK = Path(__file__).with_name("megatron_check.py")
+MEGATRON_BRIDGE = Path(__file__).with_name("megatron_bridge.py")
 MEGATRON_DATASET = Path(__file__).with_name("megatron_dataset.py")
 RANK_ALONE = Path(__file__).with_name("rank_alone.py")  # copied into the run directories of rehearsals

@@ -34,7 +34,7 @@ from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import MEGATRON_CHECK, MEGATRON_DATASET
 
-__all__ = ["MegatronLM", "environment"]
+__all__ = ["MegatronLM", "environment", "implementation_record", "variable_reasons"]
 
 
 SCRIPT = "pretrain_gpt.py"
@@ -95,7 +95,7 @@ class MegatronLM:
         refuse_unmet(recipe, ALL_REQUIREMENTS)
         script, own = recipe.backend.script, recipe.backend.script is not None
         checkout: Word = recipe.backend.path or NodeVariable(CHECKOUT_VARIABLE)
-        facts, options, techniques = self.facts(recipe), _options(recipe), recipe.techniques
+        facts = self.facts(recipe)
         arguments, notes = rendered_arguments(recipe, planned_arguments(recipe, layout))
         program = (*_script(recipe), *command_words(arguments), *recipe.backend.extra_args)
         indexed = bool(recipe.data.datasets)
@@ -107,7 +107,7 @@ class MegatronLM:
             environment=environment(recipe, layout),
             arguments=arguments,
             notes=(*notes, OWN_SCRIPT.format(script=script)) if own else notes,
-            variables={**REASONS, **ASYNC_REASONS} if recipe.training.async_save else REASONS,
+            variables=variable_reasons(recipe),
             files=files,
             check=(*checker, *program),
             prepare=(*_alone(recipe, INDEXER_FILE), *program) if indexed else (),
@@ -116,26 +116,31 @@ class MegatronLM:
             python_path=(checkout,) if own else (),
             measurement={
                 **number_record(recipe, facts),
-                "implementation": {
-                    "attention": "unfused" if options.unfused_attention else "auto",
-                    "cross_entropy_fusion": techniques.loss,
-                    "cpu_activation_offload": bool(techniques.offload_modules or layout.offload_layers),
-                    "transformer_impl": "transformer_engine" if options.transformer_engine else "local",
-                    "gated_activation_fused": options.gated_activation_fused,
-                    "overlap_grad_reduce": layout.zero_stage > 0,
-                    "overlap_param_gather": layout.zero_stage > 0,
-                    "overlap_moe_expert_parallel_comm": techniques.overlaps_experts,
-                    "tp_comm_overlap": techniques.tp_comm_overlap,
-                    "cuda_graph": graph_implementation(techniques),
-                    "cp_comm_type": techniques.context_comm or "p2p" if layout.context > 1 else None,
-                    "gradient_accumulation_fusion": layout.zero_stage < FIRST_STAGE
-                    and options.gradient_accumulation_fusion,
-                    "defer_embedding_wgrad": True if options.deferred_head_gradients else None,
-                    "expandable_segments": expands_segments(recipe),
-                    **({"trainer": recipe.backend.script_kind} if own else {}),
-                },
+                "implementation": implementation_record(recipe, layout),
             },
         )
+
+
+def implementation_record(recipe: Recipe, layout: Layout) -> dict[str, object]:
+    """What a record's "implementation" section says of the job."""
+    options, techniques = _options(recipe), recipe.techniques
+    return {
+        "attention": "unfused" if options.unfused_attention else "auto",
+        "cross_entropy_fusion": techniques.loss,
+        "cpu_activation_offload": bool(techniques.offload_modules or layout.offload_layers),
+        "transformer_impl": "transformer_engine" if options.transformer_engine else "local",
+        "gated_activation_fused": options.gated_activation_fused,
+        "overlap_grad_reduce": layout.zero_stage > 0,
+        "overlap_param_gather": layout.zero_stage > 0,
+        "overlap_moe_expert_parallel_comm": techniques.overlaps_experts,
+        "tp_comm_overlap": techniques.tp_comm_overlap,
+        "cuda_graph": graph_implementation(techniques),
+        "cp_comm_type": techniques.context_comm or "p2p" if layout.context > 1 else None,
+        "gradient_accumulation_fusion": layout.zero_stage < FIRST_STAGE and options.gradient_accumulation_fusion,
+        "defer_embedding_wgrad": True if options.deferred_head_gradients else None,
+        "expandable_segments": expands_segments(recipe),
+        **({"trainer": recipe.backend.script_kind} if recipe.backend.script is not None else {}),
+    }
 
 
 def _script(recipe: Recipe) -> tuple[Word, ...]:
@@ -204,6 +209,11 @@ ASYNC_REASONS = {
         "the process that writes a checkpoint reads the trainer's tensors, and cannot map those",
     )
 }
+
+
+def variable_reasons(recipe: Recipe) -> dict[str, Reason]:
+    """Return why each variable of `environment` is set."""
+    return {**REASONS, **ASYNC_REASONS} if recipe.training.async_save else REASONS
 
 
 def _refuse_one_connection(recipe: Recipe) -> None:

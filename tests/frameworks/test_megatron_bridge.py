@@ -1,0 +1,177 @@
+"""Megatron-Bridge 0.6.2 as it is published: its own ConfigContainer takes what we render for it, and gives Megatron
+core the configuration that Megatron-LM's own arguments give it, field by field, in the gallery and at random."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from judges import TRACED, megatron_python
+
+from llmlaunch.assets import asset
+from llmlaunch.backends.megatron.backend import environment
+from llmlaunch.backends.megatron_bridge.backend import MegatronBridge
+from llmlaunch.backends.megatron_bridge.rules import BRIDGE_REQUIREMENTS
+from llmlaunch.backends.megatron_bridge.settings import MEGATRON_DEFAULTS
+from llmlaunch.layout import Layout
+from llmlaunch.planner.plan import as_planned
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+from support.megatron_cases import Case, cases, refusals
+from support.plans import plan_of
+
+pytestmark = pytest.mark.frameworks
+
+RECIPES = Path(str(asset("recipes")))
+MEGATRON = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if load_recipe(path, ()).backend.name == "megatron-lm"]
+EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "20"))
+
+# What may differ, and why it is no difference for Megatron core. Anything else fails.
+JUSTIFIED = {
+    "model.tensor_parallel_num_weight_shards": "None is the tensor parallel size, which Megatron-LM says",
+    "model.expert_tensor_parallel_num_weight_shards": "None is the expert tensor parallel size",
+    "model.use_cpu_initialization": "None and False are both: on the device",
+    "model.use_te_rng_tracker": "Bridge wants it here, Megatron-LM hands its argument to the generator itself",
+    "model.vocab_size": "Bridge pads no number that it is told, so it is told the padded one, compared below",
+    "model.should_pad_vocab": "the same",
+    "model.seq_length": "Megatron-LM's is that of learned positions; where they are learned, the two are the same",
+    "model.rope_scaling_factor": "read with the scaling of Llama 3.1 alone, and then the same",
+    "model.transformer_layer_spec": "who describes the layers; what they say is compared",
+    "optimizer.fp8_recipe": "read with parameters in 8 bits alone, and then the same",
+    "optimizer.muon_momentum": "read with optimizer: muon alone",
+    "ddp.data_parallel_sharding_strategy": "read with Megatron-FSDP alone, and then the same",
+    "ddp.use_custom_fsdp": "the old name of use_megatron_fsdp, which nothing reads",
+    "scheduler.lr_decay_iters": "None is the number of steps, which Bridge writes down",
+}
+IN_VALIDATION = (
+    "train.eval_iters",
+    "train.eval_interval",
+    "train.skip_train",
+)  # where Bridge moved them, compared there
+
+Ask = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Ask]:
+    if not (TRACED.parents[2] / ".venv-frameworks" / "bridge-0.6").is_dir():
+        pytest.fail("Megatron-Bridge is missing: `make install-frameworks` installs it")
+    words = [megatron_python(), TRACED / "bridge_judge.py"]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        words, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as judge:
+        assert judge.stdin is not None
+        assert judge.stdout is not None
+        into, out = judge.stdin, judge.stdout
+
+        def answer(**job: Any) -> dict[str, Any]:
+            whole = {"environment": {}, "compute_capability": "9.0", **job}
+            print(json.dumps(whole), file=into, flush=True)
+            verdict: dict[str, Any] = json.loads(out.readline())
+            return verdict
+
+        yield answer
+        into.close()
+
+
+def on_bridge(recipe: Recipe) -> Recipe:
+    return replace(recipe, backend=replace(recipe.backend, name="megatron-bridge"))
+
+
+def rendered_settings(recipe: Recipe, layout: Layout) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(MegatronBridge().render(on_bridge(recipe), layout).files["bridge.json"])
+    return made
+
+
+def check_alike(ask: Ask, case: Case) -> None:
+    """Check that Bridge takes the job and configures Megatron core as Megatron-LM does."""
+    made = rendered_settings(case.recipe, case.layout)
+    answer = ask(
+        world_size=case.recipe.world_size,
+        settings=made,
+        arguments=case.words,
+        environment=environment(case.recipe, case.layout),
+        compute_capability=case.recipe.cluster.accelerator.compute_capability or "9.0",
+    )
+    assert answer["refused"] is None, answer["refused"]
+    unlike: Mapping[str, list[str]] = answer["differences"]
+    unjustified = {name: unlike[name] for name in sorted(unlike.keys() - JUSTIFIED.keys() - set(IN_VALIDATION))}
+    assert not unjustified, unjustified
+    assert made["model"]["vocab_size"] == case.recipe.model.padded_vocab_size(case.layout.tensor)
+    if case.recipe.model.position_embedding == "learned_absolute":
+        assert "model.seq_length" not in unlike
+    scaling = case.recipe.model.rope_scaling
+    if scaling is not None and scaling.kind == "llama3":
+        assert "model.rope_scaling_factor" not in unlike
+    if case.layout.zero_stage >= 2:
+        assert "ddp.data_parallel_sharding_strategy" not in unlike
+    if case.recipe.training.fp8_parameters:
+        assert "optimizer.fp8_recipe" not in unlike
+    if "scheduler.lr_decay_iters" in unlike:
+        assert unlike["scheduler.lr_decay_iters"] == ["None", str(case.recipe.training.steps)]
+
+
+@pytest.mark.parametrize("name", MEGATRON)
+def test_the_gallery_configures_megatron_core_alike_on_both_backends(ask: Ask, name: str) -> None:
+    plan = plan_of(name)
+    check_alike(ask, Case(as_planned(load_recipe(RECIPES / f"{name}.yaml", ()), plan.chosen), plan.layout))
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), deadline=None)
+@given(case=cases())
+def test_what_our_rules_allow_bridge_takes_and_configures_alike(ask: Ask, case: Case) -> None:
+    assume(not refusals(case))
+    assume(not any(requirement.broken(case.recipe) for requirement in BRIDGE_REQUIREMENTS))
+    check_alike(ask, case)
+
+
+@pytest.fixture(scope="module")
+def small() -> dict[str, Any]:
+    recipe = load_recipe(RECIPES / "llama3-8b.yaml", ())
+    return rendered_settings(recipe, Layout(2, 2, data=8, sequence_parallel=1, zero_stage=1))
+
+
+def test_every_default_that_is_said_differs_from_bridges(ask: Ask, small: dict[str, Any]) -> None:
+    theirs = ask(world_size=32, settings=small, defaults=list(MEGATRON_DEFAULTS))["defaults"]
+    same = [name for name, value in MEGATRON_DEFAULTS.items() if theirs[name] == repr(value)]
+    assert not same
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "said"),
+    [
+        ("model", {"num_attention_heads": 33}, "must be a multiple of tensor_model_parallel_size"),
+        ("model", {"context_parallel_size": 5}, "is not divisible by total_model_size"),
+        ("model", {"recompute_granularity": "full"}, "recompute_method"),
+        ("scheduler", {"lr_warmup_fraction": 0.1}, "Cannot specify lr_warmup_fraction"),
+        ("dataset", {"seq_length": 4096}, "sequence length configuration in model config and dataset config match"),
+        ("train", {"of_nobody": 3}, "unexpected keyword argument 'of_nobody'"),
+    ],
+)
+def test_it_can_say_no_before_the_training(
+    ask: Ask, small: dict[str, Any], section: str, values: dict[str, Any], said: str
+) -> None:
+    settings = json.loads(json.dumps(small))
+    place = settings
+    for name in section.split("."):
+        place = place[name]
+    place.update(values)
+    answer = ask(world_size=32, settings=settings, check=True)
+    assert answer["code"] == 3
+    refusal = " ".join(answer["said"].split())
+    assert refusal.startswith("Megatron-Bridge refuses its settings: "), refusal
+    assert said in refusal, refusal
+
+
+def test_it_says_yes_before_the_training(ask: Ask, small: dict[str, Any]) -> None:
+    answer = ask(world_size=32, settings=small, check=True)
+    assert answer["code"] == 0
+    assert answer["said"].endswith("Megatron-Bridge takes the settings of 32 rank(s)\n"), answer["said"]

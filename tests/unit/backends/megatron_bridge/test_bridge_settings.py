@@ -1,0 +1,147 @@
+"""What is rendered for Megatron-Bridge: a file of plain values, each with its reason, and a program that reads it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llmlaunch.backends.argument import NodeVariable
+from llmlaunch.backends.megatron_bridge.backend import MegatronBridge
+from llmlaunch.backends.megatron_bridge.settings import FIELDS
+from llmlaunch.backends.registry import backend_for
+from llmlaunch.errors import UserError
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.types import Recipe
+from support.backend_output import render
+from support.recipes import recipe_of
+
+DENSE = Layout(2, 4, virtual_pipeline=2, data=4, sequence_parallel=1, zero_stage=1)
+EVEN = Layout(2, 1, data=16, sequence_parallel=1, zero_stage=1)
+
+
+def on_bridge(name: str, *overrides: str) -> Recipe:
+    return recipe_of(name, "backend=megatron-bridge", *overrides)
+
+
+def settings(recipe: Recipe, layout: Layout) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(render(recipe, layout).files["bridge.json"])
+    return made
+
+
+def test_the_program_is_one_script_and_its_settings() -> None:
+    recipe = on_bridge("llama3-8b")
+    rendered = render(recipe, DENSE)
+    words = [NodeVariable("LLMLAUNCH_RUN_DIR", f"/{file}") for file in ("trainer/megatron_bridge.py", "bridge.json")]
+    assert rendered.program == tuple(words)
+    assert rendered.check == (*words, "--check", "32", "--compute-capability", "9.0")
+    assert set(rendered.files) == {"trainer/megatron_bridge.py", "bridge.json"}
+    assert rendered.required_variables == ()  # Bridge is a package, not a checkout
+
+
+def test_every_value_has_its_reason() -> None:
+    rendered = render(on_bridge("mixtral-8x7b"), Layout(1, 4, data=16, expert=8, zero_stage=1))
+    made = json.loads(rendered.files["bridge.json"])
+    assert rendered.settings["model.moe_router_topk"].keys == ("model.moe.topk",)
+    assert rendered.settings["optimizer.lr"].keys == ("training.learning_rate",)
+    for name in rendered.settings:
+        place: Any = made
+        for part in name.split("."):
+            place = place[part]
+
+
+def test_values_have_the_types_of_their_fields() -> None:
+    made = settings(on_bridge("llama3-8b", "training.learning_rate=1"), DENSE)
+    assert made["model"]["num_layers"] == 32
+    assert type(made["model"]["hidden_dropout"]) is float
+    assert type(made["optimizer"]["lr"]) is float
+    assert made["model"]["bf16"] is True
+
+
+def test_the_model_is_told_the_padded_vocabulary() -> None:
+    """Bridge's set-up does not pad a number that it is told (training/setup.py _validate_and_set_vocab_size, 0.6)."""
+    made = settings(on_bridge("llama3-8b", "model.vocab_size=50257"), EVEN)
+    assert (made["model"]["vocab_size"], made["model"]["should_pad_vocab"]) == (50432, False)
+    assert made["tokenizer"]["vocab_size"] == 50257
+
+
+def test_gradients_accumulate_as_the_recipe_says() -> None:
+    for overrides, wide in (
+        ((), True),
+        (("training.gradient_dtype=bf16",), False),
+        (("training.precision=fp16",), False),
+    ):
+        assert settings(on_bridge("llama3-8b", *overrides), DENSE)["ddp"]["grad_reduce_in_fp32"] is wide
+
+
+def test_chunks_of_one_rank_overlap_their_messages() -> None:
+    for layout, overlapped in ((DENSE, True), (EVEN, False)):
+        made = settings(on_bridge("llama3-8b"), layout)
+        transformer = made["model"]
+        assert (transformer["overlap_p2p_comm"], transformer["batch_p2p_comm"]) == (overlapped, not overlapped)
+        assert made["ddp"]["align_param_gather"] is overlapped
+
+
+def test_data_of_ones_own_is_named_as_bridge_reads_it() -> None:
+    made = settings(on_bridge("llama3-8b", "data={path: /data/text_document, tokenizer: /models/llama3}"), DENSE)
+    assert made["dataset"]["kind"] == "indexed"
+    assert made["dataset"]["data_path"] == ["/data/text_document"]
+    assert made["tokenizer"]["tokenizer_model"] == "/models/llama3"
+
+
+def test_checkpoints_are_saved_and_gone_on_from_in_one_folder() -> None:
+    saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
+    made = settings(on_bridge("llama3-8b", *saving), DENSE)
+    expected = {"save": "/ckpt", "load": "/ckpt", "save_interval": 100, "ckpt_format": "torch_dist"}
+    assert expected.items() <= made["checkpoint"].items()
+    assert made["train"]["exit_signal_handler"] is True
+
+
+def test_what_the_node_knows_is_named_by_its_variable() -> None:
+    made = settings(on_bridge("llama3-8b", "tracking={wandb: {project: p, name: n}}"), DENSE)
+    assert made["logger"]["tensorboard_dir"] == {"variable": "LLMLAUNCH_RUN_DIR", "suffix": "/tensorboard"}
+
+
+def test_text_of_a_recipe_stays_text() -> None:
+    nasty = "/tmp/$(touch x)`id`';{{ 7*7 }}"
+    made = settings(on_bridge("llama3-8b", f"training.start_from={json.dumps(nasty)}"), DENSE)
+    assert made["checkpoint"]["pretrained_checkpoint"] == nasty
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("backend={name: megatron-bridge, extra_args: [--x]}",), "extra_args belongs to megatron-lm and deepspeed"),
+        (("backend={name: megatron-bridge, script: /x.py}",), "script belongs to megatron-lm and deepspeed"),
+        (("backend={name: megatron-bridge, path: /x}",), "path is the Megatron-LM checkout"),
+        (("backend={name: megatron-bridge, ds_config: {a: 1}}",), "ds_config belongs to deepspeed"),
+    ],
+)
+def test_words_of_other_backends_are_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        recipe_of("llama3-8b", *overrides)
+
+
+def test_cpus_and_longer_learned_positions_are_refused() -> None:
+    short = on_bridge("gpt3-175b", "training.sequence_length=1024")
+    with pytest.raises(UserError, match="makes as many as a sequence is long"):
+        backend_for(short).rules(short)
+    with pytest.raises(UserError, match="trains on GPUs alone"):
+        MegatronBridge().rules(on_bridge("llama3.2-1b", "cluster=cpu-x2"))
+
+
+def test_narrow_weights_that_bridge_would_misread_are_not_saved() -> None:
+    narrow = ("training.fp8=tensorwise", "training.fp8_parameters=true")
+    saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
+    refused = on_bridge("llama3-8b", *narrow, *saving)
+    with pytest.raises(UserError, match="in slices, each with another scale"):
+        MegatronBridge().rules(refused)
+    MegatronBridge().rules(on_bridge("llama3-8b", *narrow))
+    MegatronBridge().rules(on_bridge("llama3-8b", narrow[0], *saving))
+
+
+def test_an_argument_without_a_field_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(FIELDS, "--num-experts")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"model\.moe\.num_experts: backend: megatron-bridge has no setting for it"):
+        render(on_bridge("mixtral-8x7b"), Layout(1, 4, data=16, expert=8, zero_stage=1))

@@ -1,0 +1,70 @@
+"""Megatron-Bridge as a backend: memory, time and rules of Megatron core, and the settings Bridge is started with."""
+
+from __future__ import annotations
+
+from llmlaunch.backends.argument import RUN_DIR, NodeVariable
+from llmlaunch.backends.base import Rendered, Space, refuse_unmet, refuse_what_ifs
+from llmlaunch.backends.flag_classes import NO_ARGUMENTS, ClassedArguments
+from llmlaunch.backends.logs import megatron_lines
+from llmlaunch.backends.megatron.backend import MegatronLM, environment, implementation_record, variable_reasons
+from llmlaunch.backends.megatron.number_formats import number_record
+from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS
+from llmlaunch.backends.megatron_bridge.rules import BRIDGE_REQUIREMENTS
+from llmlaunch.backends.megatron_bridge.settings import as_json, settings_of
+from llmlaunch.layout import Layout, Rule
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.trainers import MEGATRON_BRIDGE
+
+__all__ = ["MegatronBridge"]
+
+ENTRY_FILE, SETTINGS_FILE = "trainer/megatron_bridge.py", "bridge.json"
+
+
+class MegatronBridge:
+    """Bridge's `pretrain` with a ConfigContainer of the recipe, around the Megatron core that megatron-lm has, too."""
+
+    name = "megatron-bridge"
+
+    def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
+        """Raises UserError for what Megatron core cannot do, or Bridge has no setting for."""
+        refuse_unmet(recipe, BRIDGE_REQUIREMENTS)
+        return MegatronLM().rules(recipe)
+
+    def unrendered(self, recipe: Recipe) -> tuple[str, ...]:
+        return MegatronLM().unrendered(recipe)
+
+    def space(self, recipe: Recipe) -> Space:
+        return MegatronLM().space(recipe)
+
+    def facts(self, recipe: Recipe) -> MemoryFacts:
+        return MegatronLM().facts(recipe)
+
+    def classed_arguments(self, recipe: Recipe, layout: Layout) -> ClassedArguments:
+        """None: a recipe of this backend has no arguments of its own."""
+        return NO_ARGUMENTS
+
+    def render(self, recipe: Recipe, layout: Layout) -> Rendered:
+        """Raises UserError where the recipe's environment contradicts the plan, for what no backend runs, and for what
+        Bridge has no setting for."""
+        refuse_what_ifs(recipe)
+        refuse_unmet(recipe, (*BRIDGE_REQUIREMENTS, *ALL_REQUIREMENTS))
+        settings = settings_of(recipe, layout)
+        entry = NodeVariable(RUN_DIR, f"/{ENTRY_FILE}")
+        program = (entry, NodeVariable(RUN_DIR, f"/{SETTINGS_FILE}"))
+        capability = recipe.cluster.accelerator.compute_capability
+        known = ("--compute-capability", capability) if capability else ()
+        return Rendered(
+            program=program,
+            environment=environment(recipe, layout),
+            variables=variable_reasons(recipe),
+            files={ENTRY_FILE: MEGATRON_BRIDGE.read_bytes(), SETTINGS_FILE: as_json(settings, "pretrain")},
+            settings={name: reason for name, (_, reason) in settings.items()},
+            settings_file=SETTINGS_FILE,
+            check=(*program, "--check", str(recipe.world_size), *known),
+            progress=megatron_lines(),
+            measurement={
+                **number_record(recipe, self.facts(recipe)),
+                "implementation": implementation_record(recipe, layout),
+            },
+        )

@@ -1,0 +1,191 @@
+"""Trains with Megatron-Bridge: builds its ConfigContainer of the values in a JSON file and hands it to Bridge's own
+`pretrain` or `finetune`.
+
+    megatron_bridge.py bridge.json [--iterations-to-skip STEP ...]          a rank of the training
+    megatron_bridge.py bridge.json --check 512 [--compute-capability 9.0]   only validates, as rank 0 of 512
+
+The file has a section for each field of ConfigContainer, with that class's own field names; nothing of it is run. Two
+kinds of values are not written as they are: {"variable": "NAME", "suffix": "/x"} is an environment variable of this
+node with "/x" behind it, and number formats have names (FORMATS). Made for Megatron-Bridge 0.6.
+
+Exit code 3 of --check: Bridge refuses the values, and the last lines say why; 0: it takes them, or nobody here can say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import traceback
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+REFUSED = 3
+GUESSED_CAPABILITY = "9.0"
+FORMATS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}
+# What Bridge says of values that contradict each other (ConfigContainer.validate, training/config.py, 0.6).
+REFUSALS = (AssertionError, ValueError, TypeError, NotImplementedError)
+Section = dict[str, Any]
+
+
+def main() -> None:
+    options = parse_arguments()
+    settings = json.loads(Path(options.settings).read_text(encoding="utf-8"), object_hook=with_variables)
+    if options.check is not None:
+        check(settings, options.check, options.compute_capability)
+        return
+    settings["train"]["iterations_to_skip"] = options.iterations_to_skip
+    from megatron.bridge.training.finetune import finetune
+    from megatron.bridge.training.gpt_step import forward_step
+    from megatron.bridge.training.pretrain import pretrain
+
+    run = {"pretrain": pretrain, "finetune": finetune}[settings["task"]]
+    run(container(settings), forward_step)
+
+
+def with_variables(value: Section) -> Any:
+    """The value of a variable of this node in place of the mapping that names it."""
+    if set(value) != {"variable", "suffix"}:
+        return value
+    return os.environ[value["variable"]] + value["suffix"]
+
+
+def container(settings: Section) -> Any:
+    """Return the ConfigContainer of the settings, not yet validated.
+
+    Raises:
+        TypeError: a class of Bridge's has no field of that name.
+    """
+    from megatron.bridge.training import config
+
+    return config.ConfigContainer(
+        train=config.TrainingConfig(**settings["train"]),
+        validation=config.ValidationConfig(**settings["validation"]),
+        scheduler=config.SchedulerConfig(**settings["scheduler"]),
+        model=model_provider(settings["model"]),
+        optimizer=filled(config.OptimizerConfig, settings["optimizer"]),
+        ddp=filled(config.DistributedDataParallelConfig, settings["ddp"]),
+        dataset=dataset_config(settings["dataset"]),
+        tokenizer=config.TokenizerConfig(**settings["tokenizer"]),
+        checkpoint=config.CheckpointConfig(**settings["checkpoint"]),
+        logger=config.LoggerConfig(**settings["logger"]),
+        rng=config.RNGConfig(**settings["rng"]),
+        dist=config.DistributedInitConfig(**settings["dist"]),
+        rerun_state_machine=config.RerunStateMachineConfig(**settings["rerun_state_machine"]),
+        peft=adapters(settings.get("peft")),
+    )
+
+
+def model_provider(values: Section) -> Any:
+    """Bridge's own description of a GPT, whose layers are those that Megatron-LM's pretrain_gpt.py builds."""
+    from megatron.bridge.models.gpt_provider import GPTModelProvider
+    from megatron.bridge.models.mla_provider import MLAModelProvider
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+
+    latent = bool(values.get("multi_latent_attention"))
+    provider = filled(MLAModelProvider if latent else GPTModelProvider, values)
+    if latent or values.get("num_moe_experts"):  # as Bridge does for DeepSeek: each layer's own kind
+        provider.transformer_layer_spec = partial(get_gpt_decoder_block_spec, use_transformer_engine=True)
+    return provider
+
+
+def filled(kind: Any, values: Section) -> Any:
+    """Return an object of the class with these values, those that JSON has no type for made of their names."""
+    import torch
+
+    types = {each.name: each.type for each in dataclasses.fields(kind)}
+    made = {}
+    for name, value in values.items():
+        if isinstance(value, str) and "dtype" in str(types.get(name)) and value in FORMATS:
+            value = getattr(torch, FORMATS[value])
+        elif name == "window_size":
+            value = tuple(value)
+        made[name] = value
+    return kind(**made)
+
+
+def dataset_config(section: Section) -> Any:
+    """Made-up data, an indexed dataset, or rows of prompts and answers."""
+    from megatron.bridge.training import config
+
+    values = dict(section)
+    kind = values.pop("kind")
+    if kind == "mock":
+        return config.MockGPTDatasetConfig(**values)
+    if kind == "rows":
+        return config.GPTSFTDatasetConfig(**values)
+    from megatron.core.datasets.utils import get_blend_from_list
+
+    splits = [values.pop(f"{name}_data_path", None) for name in ("train", "valid", "test")]
+    if any(splits):
+        values["blend_per_split"] = [get_blend_from_list(paths) if paths else None for paths in splits]
+    return config.GPTDatasetConfig(**values)
+
+
+def adapters(section: Section | None) -> Any:
+    if section is None:
+        return None
+    from megatron.bridge.peft.lora import LoRA
+
+    return LoRA(**section)
+
+
+def check(settings: Section, world_size: int, capability: str) -> None:
+    """Validate as Bridge does before it starts a process group, and leave with REFUSED where it says no."""
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(world_size), CUDA_VISIBLE_DEVICES="")
+    try:
+        answer_without_gpu(capability)
+        from megatron.bridge.training.config import runtime_config_update
+
+        made = container(settings)
+    except TypeError as failure:
+        refuse(failure)
+    except Exception as failure:
+        print(f"note: the settings were not checked: {type(failure).__name__}: {failure}; the training will say")
+        return
+    try:
+        runtime_config_update(made)
+    except REFUSALS as failure:
+        refuse(failure)
+    except Exception as failure:
+        print(f"note: the settings were not checked: {type(failure).__name__}: {failure}; the training will say")
+        return
+    print(f"Megatron-Bridge takes the settings of {world_size} rank(s)")
+
+
+def refuse(failure: Exception) -> None:
+    frame = traceback.extract_tb(failure.__traceback__)[-1]
+    message = " ".join((str(failure).strip() or str(frame.line)).split())
+    run = os.environ.get("LLMLAUNCH_RUN_DIR", "RUN")
+    print(f"Megatron-Bridge refuses its settings: {message}")
+    print(f"  said by {frame.filename}, line {frame.lineno} ({frame.name})")
+    print("  They were rendered by llmlaunch. From which line of the recipe each follows:")
+    print(f"    llmlaunch explain-args {run}")
+    print("  No step was run.")
+    sys.exit(REFUSED)
+
+
+def answer_without_gpu(capability: str) -> None:
+    """Bridge asks what the GPU is; answered for the training's."""
+    import torch
+
+    major, minor = (int(part) for part in capability.split("."))
+    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(major=major, minor=minor, name="")
+    torch.cuda.get_device_capability = lambda *_: (major, minor)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("settings", help="bridge.json of the run directory")
+    parser.add_argument("--iterations-to-skip", type=int, nargs="+", default=[], help="whose batches are left out")
+    parser.add_argument("--check", type=int, metavar="RANKS", help="only validate, as rank 0 of so many")
+    parser.add_argument("--compute-capability", default=GUESSED_CAPABILITY)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
