@@ -244,15 +244,11 @@ class BackendChoice:
         """Raise ValueError where a key belongs to the other backend, or to a script that is not named."""
         name, script = keys["name"], keys.get("script")
         megatron = name in ON_MEGATRON_CORE
-        if name == "megatron-bridge" and script is not None:
-            raise ValueError(
-                "script belongs to megatron-lm and deepspeed; megatron-bridge is called by ours; remove it"
-            )
-        if name == "megatron-bridge" and keys.get("extra_args"):
-            raise ValueError(
-                "extra_args belongs to megatron-lm and deepspeed; megatron-bridge has settings in place of arguments, "
-                "those of the recipe; remove it"
-            )
+        for word in ("script", "extra_args"):
+            if name == "megatron-bridge" and keys.get(word):
+                raise ValueError(
+                    f"{word} belongs to megatron-lm and deepspeed; megatron-bridge has settings; remove it"
+                )
         if megatron and keys.get("script_kind", "own") != "own":
             raise ValueError("script_kind belongs to deepspeed; a script of megatron-lm takes Megatron's arguments")
         if megatron and keys.get("ds_config"):

@@ -114,7 +114,7 @@ FIELDS: Mapping[str, tuple[tuple[str, Value], ...]] = {
     "--untie-embeddings-and-output-weights": ((f"{MODEL}.share_embeddings_and_output_weights", False),),
     "--seq-length": ((f"{MODEL}.seq_length", PARSED), ("dataset.seq_length", PARSED)),
     "--max-position-embeddings": (),
-    **_same(MODEL, "--position-embedding-type", "--rotary-base"),
+    **_same(MODEL, "--position-embedding-type", "--rotary-base", "--rotary-percent"),
     "--use-rope-scaling": ((f"{MODEL}.rope_scaling", True),),
     "--rope-scaling-factor": ((f"{MODEL}.rope_scaling_factor", PARSED),),
     "--rotary-seq-len-interpolation-factor": ((f"{MODEL}.seq_len_interpolation_factor", PARSED),),
