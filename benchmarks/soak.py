@@ -109,6 +109,7 @@ def week_markdown(paths: Iterable[Path]) -> str:
         "heading": WEEK,
         "queue_hours": first["queue_seconds"] / 3600,
         "gpu_hours": first["gpu_hours_between_stops"],
+        "half_interval": first["nodes"] * 8 * first["save_minutes"] / 120 / first["gpu_hours_between_stops"],
         "spare_share": first["spare_nodes"] / (first["nodes"] + first["spare_nodes"]),
     }
     lines = [
