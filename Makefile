@@ -34,9 +34,9 @@ unit: install  ## what needs no server, no framework, no SLURM and breaks nothin
 
 soak: install install-frameworks  ## long repeats: property tests with many examples, faults twenty times, a simulated week; results in benchmarks/SOAK.md
 	HYPOTHESIS_PROFILE=soak $(RUN) -m pytest -m "not gpu and not slurm and not releases and not frameworks and not postgres and not browser and not faults"
-	$(RUN) benchmarks/week --json .week.json
-	$(RUN) benchmarks/week --save-minutes 10 --json .week-10.json
 	LLMLAUNCH_FAULT_REPEATS=20 $(RUN) -m pytest -m "faults and not gpu" --junitxml=.soak.xml; code=$$?; \
+	$(RUN) benchmarks/week --json .week.json || code=1; \
+	$(RUN) benchmarks/week --save-minutes 10 --json .week-10.json || code=1; \
 	$(RUN) benchmarks/soak.py .soak.xml .week.json .week-10.json benchmarks/SOAK.md; exit $$code
 
 oracle-full: install install-frameworks  ## thousands of random jobs before real Megatron core and DeepSpeed (ORACLE_EXAMPLES=3000)

@@ -107,6 +107,7 @@ def week_markdown(paths: Iterable[Path]) -> str:
     facts = {
         **first,
         "heading": WEEK,
+        "percent": 100.0 * first["goodput"],
         "queue_hours": first["queue_seconds"] / 3600,
         "gpu_hours": first["gpu_hours_between_stops"],
         "half_interval": first["nodes"] * 8 * first["save_minutes"] / 120 / first["gpu_hours_between_stops"],
