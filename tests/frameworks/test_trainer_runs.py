@@ -7,11 +7,13 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,11 +53,26 @@ def test_told_to_end_it_saves_and_goes_on_as_if_never_interrupted(train: Train, 
     step = int(saved[1])
     assert 3 <= step < steps
     assert (tmp_path / "checkpoints" / "latest").read_text() == f"step-{step}"
+    shutil.copytree(tmp_path / "checkpoints", tmp_path / "fewer" / "checkpoints")
     again = train([case("again", layout, *words)], tmp_path)["again"]
     assert again.codes == [0, 0], again.said
     assert again.said.splitlines()[0] == f"resumed after step {step}"
     assert again.losses == pytest.approx(runs["whole"].losses[step:], abs=2e-4)
     assert (tmp_path / "checkpoints" / "latest").read_text() == f"step-{steps}"
+    if stage == 3:  # a node of a lower stage is lost in tests/slurm/test_same_allocation.py
+        goes_on_on_one_rank_and_on_two_again(train, tmp_path / "fewer", step, runs["whole"].losses)
+
+
+def goes_on_on_one_rank_and_on_two_again(train: Train, folder: Path, step: int, losses: list[float]) -> None:
+    layout = Layout(data=2, micro_batch_size=4, zero_stage=3)
+    one = train([case("one", replace(layout, data=1), *saving(folder, 1000, step + 2))], folder)["one"]
+    assert one.codes == [0], one.said
+    assert f"converting step-{step} of 2 ranks for 1" in one.said
+    two = train([case("two", layout, *saving(folder, 1000, step + 4))], folder)["two"]
+    assert two.codes == [0, 0], two.said
+    assert f"converting step-{step + 2} of 1 ranks for 2" in two.said
+    assert [*one.losses, *two.losses] == pytest.approx(losses[step : step + 4], abs=2e-4)
+    assert not [*(folder / "checkpoints").glob("*-universal")]
 
 
 def test_a_checkpoint_that_is_not_whole_is_named_and_not_loaded(train: Train, tmp_path: Path) -> None:
@@ -69,7 +86,7 @@ def test_a_checkpoint_that_is_not_whole_is_named_and_not_loaded(train: Train, tm
     next((folder / "step-4").glob("*zero_pp_rank_1_*")).unlink()
     torn = train([case("torn", ZERO_1, *saving(tmp_path, 2, 6))], tmp_path)["torn"]
     assert 0 not in torn.codes
-    assert "names step-4, which holds the optimizer states of 1 ranks; this job has 2" in torn.said
+    assert "names step-4, which holds the optimizer states of 1 ranks; 2 have saved it" in torn.said
     (folder / "latest").write_text("step-40")
     missing = train([case("missing", ZERO_1, *saving(tmp_path, 2, 6))], tmp_path)["missing"]
     assert 0 not in missing.codes

@@ -98,7 +98,8 @@ class Training:
 
     def in_queue(self) -> str:
         """State and reason as squeue tells them; empty once the job has ended."""
-        return self.person.ask("squeue", "-h", "-j", self.job, "-t", IN_QUEUE, "-o", "%T %r").strip()
+        # SLURM forgets a job some minutes after its end, and squeue fails then
+        return self.person.call("squeue", "-h", "-j", self.job, "-t", IN_QUEUE, "-o", "%T %r").stdout.strip()
 
     def wait(self, true: Callable[[Training], object], what: str, seconds: float = 480.0) -> None:
         def instead() -> str:

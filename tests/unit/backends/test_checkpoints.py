@@ -9,6 +9,7 @@ import pytest
 from llmlaunch.backends.checkpoints import (
     checkpoint_bytes,
     lead_seconds,
+    other_world_refusal,
     refuse_short_time,
     reshards,
     save_seconds,
@@ -91,10 +92,16 @@ def test_a_checkpoint_does_not_care_what_is_recomputed() -> None:
         assert reshards(saving(name), layout, lighter)
 
 
-def test_zero_loads_at_its_own_stage_and_size_only() -> None:
+def test_zero_loads_at_its_own_stage_and_our_script_converts_it_for_other_ranks() -> None:
     recipe, saved = saving("quickstart"), Layout(data=2, zero_stage=1)
     assert not reshards(recipe, saved, replace(saved, zero_stage=2))
-    assert not reshards(recipe, saved, replace(saved, data=4))
+    assert reshards(recipe, saved, replace(saved, data=4))
+    assert not reshards(recipe, replace(saved, tensor=2), Layout(tensor=2, data=4, zero_stage=1))
+    own = saving("quickstart", "backend={name: deepspeed, script: train.py}")
+    frozen = saving("quickstart", "training.adapters={rank: 8}")
+    for refused in (own, frozen):
+        assert not reshards(refused, saved, replace(saved, data=4))
+        assert other_world_refusal(refused, saved)
 
 
 def test_megatron_loads_another_split_only_where_states_are_saved_by_parameter() -> None:
@@ -104,6 +111,7 @@ def test_megatron_loads_another_split_only_where_states_are_saved_by_parameter()
     assert reshards(saving("llama3-70b", "on_oom=fallback"), BIG, replace(BIG, virtual_pipeline=1))
     by_hand = "backend={name: megatron-lm, extra_args: [--dist-ckpt-optim-fully-reshardable]}"
     assert reshards(saving("llama3-70b", by_hand), BIG, wider)
+    assert reshards(saving("llama3-70b", "nodes={count: 64, at_least: 32}"), BIG, replace(BIG, data=8))
     assert not reshards(saving("llama3-70b", "on_oom={layouts: 2, after_checkpoint: stop}"), BIG, wider)
     assert reshards(saving("llama3-70b", "on_oom={layouts: 2, after_checkpoint: restart}"), BIG, wider)
 

@@ -361,3 +361,33 @@ def test_megatron_s_folders_are_known(run: Run) -> None:
     run.failed(tracker_step=120)
     assert (run.first_step("7.1"), tracker.read_text()) == (100, "100")
     assert "iter_0000120 has no .metadata" in run.record("7.1")["note"]
+
+
+def test_from_the_queue_all_nodes_come_with_the_planned_layout(run: Run) -> None:
+    """Also after several attempts on fewer nodes; a fallback layout that ran before them is kept."""
+    run.describe("nodes/1", nodes=1)
+    run.past("7.0", state="failed")
+    run.past("7.1", "nodes/1", from_step=20, state="failed")
+    run.save(40)
+    run.past("7.2", "nodes/1", from_step=20, state="failed")
+    assert run.begin("7.3") == "run ."
+    run.past("8.0", "fallback/1", state="failed")
+    run.past("8.1", "nodes/1", from_step=20, state="failed")
+    run.describe("fallback/1")
+    assert run.begin("8.2") == "run fallback/1"
+
+
+def test_in_the_same_allocation_it_begins_with_the_layout_for_fewer(run: Run) -> None:
+    run.describe("nodes/1", nodes=1)
+    run.failed("7.0")
+    assert run.begin("7.1", "--layout", "nodes/1", "--restart") == "run nodes/1"
+    assert (run.record("7.1")["layout"], run.record("7.1")["fallback"]) == ("nodes/1", False)
+
+
+def test_a_checkpoint_that_only_fewer_ranks_could_not_load_is_none_the_worse(run: Run) -> None:
+    run.describe("nodes/1", nodes=1)
+    run.save(20)
+    run.save(40)
+    run.failed("7.0", from_step=20)
+    run.past("7.1", "nodes/1", from_step=40, state="failed", cause={"kind": "checkpoint", "source": "log"})
+    assert run.first_step("7.2") == 40

@@ -119,3 +119,12 @@ def test_bounds_are_told_by_the_key_that_sets_them(used: Bounds, sentence: str) 
 
 def test_the_same_step_is_named() -> None:
     assert "died after step 149" in Bounds(same_step=149).reached({})
+
+
+def test_hours_on_fewer_nodes_are_fewer_gpu_hours(history: History) -> None:
+    history.attempt(1.0, 0, None)
+    assert history.bounds().lost_gpu_hours == 8.0
+    history.attempts[0].began["nodes"] = ["n1"]
+    assert history.bounds().lost_gpu_hours == 4.0
+    history.attempts[0].began["nodes"] = ["n1", "n2", "spare"]
+    assert history.bounds().lost_gpu_hours == 8.0

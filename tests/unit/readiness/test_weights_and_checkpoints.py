@@ -139,7 +139,12 @@ RESUMED = {
     ),
     "another framework's": ("megatron-lm", {"saved/latest": "step-20"}, "doubtful", "holds checkpoints of deepspeed"),
     "Megatron's": ("deepspeed", {f"saved/{TRACKER}": "20"}, "doubtful", "holds checkpoints of megatron-lm, which"),
-    "other ranks": ("deepspeed", states(4), "missing", "holds the optimizer states of 4 ranks, and this job has 8"),
+    "other ranks": (
+        "deepspeed",
+        states(4),
+        "notes",
+        "the optimizer states of 4 ranks, and this job has 8: the job conv",
+    ),
     "another split": (
         "megatron-lm",
         iteration(20, "mp_rank_00_000/model.pt", "mp_rank_01_000/model.pt"),

@@ -125,3 +125,39 @@ def test_the_folders_are_their_owners_alone(deepspeed: tuple[PlannedRun, dict[st
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if executable else 0o600), path
     assert (tmp_path / "run" / "fallback" / "2" / "train.sh").read_bytes() == files["fallback/2/train.sh"]
     assert stat.S_IMODE((tmp_path / "run" / "fallback").stat().st_mode) == 0o700
+
+
+FEWER = ("training.checkpoint_path=/ckpt", "training.save_interval=10", "nodes={count: 4, at_least: 1}")
+
+
+def test_a_layout_for_fewer_nodes_lies_in_a_folder_of_their_number() -> None:
+    run = plan(str(asset("recipes", "llama2-7b-deepspeed.yaml")), FEWER)
+    files = files_of(run)
+    assert run.plan.fewer_nodes is not None
+    folders = [f"nodes/{nodes}/" for nodes, _ in run.plan.fewer_nodes.plans]
+    assert folders == ["nodes/2/", "nodes/1/"]
+    for folder, (nodes, fewer) in zip(folders, run.plan.fewer_nodes.plans, strict=True):
+        assert f"--nnodes={nodes} " in files[f"{folder}train.sh"].decode()
+        own = described(files, folder)
+        assert (own["nodes"], own["measurement"]["world_size"]) == (nodes, fewer.layout.world_size)
+        assert own["predicted_bytes"] == [rank.device_bytes for rank in fewer.estimate.ranks]
+        assert own["checkpoint"] == described(files)["checkpoint"]
+        assert "fewer_nodes" not in own
+        config = json.loads(files[f"{folder}ds_config.json"])
+        assert config["train_batch_size"] == json.loads(files["ds_config.json"])["train_batch_size"]
+        assert (f"{folder}placement.json" in files) == (nodes > 1)
+    fewer_nodes = described(files)["fewer_nodes"]
+    assert [layout["layout"] + "/" for layout in fewer_nodes["layouts"]] == folders
+    assert fewer_nodes["step_seconds"] == run.plan.chosen.step_seconds < fewer_nodes["layouts"][0]["step_seconds"]
+    script = files["job.sbatch"].decode()
+    assert "if [[ $nodes -lt 4 ]]; then layout=nodes/$nodes; elif" in script
+    done = subprocess.run(["bash", "-n"], input=script.encode(), capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_megatron_checkpoint_is_saved_to_be_loaded_on_fewer_nodes() -> None:
+    run = plan(str(asset("recipes", "llama3-8b.yaml")), FEWER)
+    files = files_of(run)
+    for folder in ("", "nodes/3/", "nodes/2/", "nodes/1/"):
+        assert "--dist-ckpt-optim-fully-reshardable" in files[f"{folder}train.sh"].decode()
+    assert "layout=nodes/" not in files_of(plan(run.recipe.path, FEWER[:2]))["job.sbatch"].decode()

@@ -42,6 +42,7 @@ def made_up(draw: st.DrawFn) -> list[AttemptFacts]:
                 step_seconds=st.floats(0, 1e4),
                 saved_step=step(),
                 skips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 10_000)), max_size=2).map(tuple),
+                nodes=st.integers(1, 64),
             ),
             max_size=6,
         )
@@ -143,3 +144,20 @@ def test_files_that_are_torn_or_hostile_count_as_nothing(tmp_path: Path) -> None
     (tmp_path / "attempts/7.2/progress.json").write_text("{")
     whole = goodput_of(begun_attempts(tmp_path))
     assert (whole.share, whole.allocated_seconds, whole.queue_seconds) == (None, 0, 9)
+
+
+def test_an_hour_on_fewer_nodes_weighs_less() -> None:
+    """Ten hours on four nodes, half of them useful; then ten on two, all useful."""
+    whole = AttemptFacts(
+        START, state="failed", ended_at=START + 36_000, to_step=20, first_step_at=START + 900, first_step=1,
+        last_step_at=START + 36_000, step_seconds=1800.0, saved_step=10, nodes=4,
+    )  # fmt: skip
+    fewer = AttemptFacts(
+        START + 36_000, from_step=10, state="succeeded", ended_at=START + 72_000, to_step=30, step_seconds=1800.0,
+        last_step_at=START + 72_000, nodes=2,
+    )  # fmt: skip
+    account = goodput([whole, fewer])
+    useful = [time.useful_seconds for time in account.attempts]
+    assert useful == [pytest.approx(18_000, rel=0.05), pytest.approx(36_000)]
+    assert account.share == pytest.approx((4 * useful[0] + 2 * useful[1]) / (4 * 36_000 + 2 * 36_000))
+    assert goodput([whole._replace(nodes=2), fewer]).share == pytest.approx(account.useful_seconds / 72_000)

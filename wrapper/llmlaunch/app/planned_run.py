@@ -115,7 +115,15 @@ class PlannedRun:
     def json(self) -> dict[str, Any]:
         """What `to_json` returns; the value is shared, so do not change it."""
         placement = None if self.placement is None else self.placement.as_json()
-        return plan_json(self.plan) | {"placement": placement}
+        return plan_json(self.plan) | {"placement": placement} | self._fewer_nodes
+
+    @property
+    def _fewer_nodes(self) -> dict[str, Any]:
+        if self.plan.fewer_nodes is None:
+            return {}
+        from llmlaunch.planner.fewer_nodes import fewer_nodes_json
+
+        return {"fewer_nodes": fewer_nodes_json(self.plan.fewer_nodes)}
 
     def to_json(self) -> dict[str, Any]:
         """Return what `llmlaunch check --json` prints and a run directory's plan.json holds."""
@@ -327,7 +335,7 @@ def plan_loaded(
 ) -> PlannedRun:
     """Plan a recipe whose framework version is known. `baseline_bytes` replaces what the facts hold outside torch: on a
     CPU, the measured resident memory of an idle trainer. `sizing` is how an earlier plan chose the recipe's nodes.
-    `unlocked` is the recipe without its lock, which layouts to fall back on are searched for."""
+    `unlocked` is the recipe without its lock, which layouts to fall back on, or for fewer nodes, are searched for."""
     messages: list[str] = []
 
     def hear(message: str) -> None:
@@ -340,6 +348,10 @@ def plan_loaded(
     result = result if sizing is None else replace(result, sizing=sizing)
     if result.good and (recipe.on_oom.layouts or not result.safe):
         setting, result = _with_fallbacks(setting, result, unlocked)
+    if result.good and setting.recipe.at_least_nodes is not None:
+        from llmlaunch.planner.fewer_nodes import find_fewer_nodes  # few jobs ask for it
+
+        result = replace(result, fewer_nodes=find_fewer_nodes(_unlocked(setting, unlocked), result))
     planned = with_save_interval(as_planned(setting.recipe, result.chosen), result)
     return PlannedRun(planned, result, setting, _placement(setting, planned, result), tuple(messages), unlocked)
 
@@ -353,9 +365,13 @@ def _with_fallbacks(setting: Setting, result: Plan, unlocked: Recipe | None) -> 
     asking = setting
     if not on_oom.layouts:
         asking = setting.with_recipe(replace(setting.recipe, on_oom=replace(on_oom, layouts=1)))
-    free = asking if unlocked is None else asking.with_recipe(replace(unlocked, nodes=setting.recipe.nodes))
-    fallbacks = find_fallbacks(free, result, asking.recipe.on_oom.layouts)
+    fallbacks = find_fallbacks(_unlocked(asking, unlocked), result, asking.recipe.on_oom.layouts)
     return asking if fallbacks.layouts else setting, replace(result, fallbacks=fallbacks)
+
+
+def _unlocked(setting: Setting, unlocked: Recipe | None) -> Setting:
+    """Return the setting without the lock, which other layouts are searched with."""
+    return setting if unlocked is None else setting.with_recipe(replace(unlocked, nodes=setting.recipe.nodes))
 
 
 def _placement(setting: Setting, recipe: Recipe, result: Plan) -> ExpectedPlacement | None:

@@ -18,7 +18,7 @@ from llmlaunch.rundir.files import read_object, read_run_id
 from llmlaunch.rundir.goodput import Goodput, goodput_of
 from llmlaunch.rundir.notices import undelivered_notices
 from llmlaunch.rundir.run import begun_attempts
-from llmlaunch.rundir.values import counted, whole_number
+from llmlaunch.rundir.values import counted, is_for_fewer_nodes, whole_number
 
 __all__ = ["RunStatus", "read_statuses"]
 
@@ -36,7 +36,8 @@ class RunStatus:
     stopping: bool
     """A person has asked it to save and stop, and it has not ended yet."""
     layout: str = ""
-    """Layout of the newest attempt: "" is the planned one, else a fallback after out of memory."""
+    """Layout of the newest attempt: "" is the planned one, else a fallback after out of memory or one for fewer
+    nodes."""
     skipped_checkpoints: tuple[int, ...] = ()
     """Steps of newer checkpoints that the newest attempt did not begin with, because they are damaged."""
     goodput: Goodput | None = None
@@ -114,7 +115,7 @@ class RunStatus:
             self.cause and state.phase != "succeeded" and cause_record.sentence(self.cause) not in state.reason
         )
         parts += [_cause_words(self.cause)] if unexplained else []
-        parts += [f"out of memory before, so with {self.layout}"] if self.layout else []
+        parts += [_layout_words(self.layout)] if self.layout else []
         parts += [_skipped_words(self.skipped_checkpoints)] if self.skipped_checkpoints else []
         parts += [f"link {state.link} of {of}"] if of > 1 else []
         parts += [f"restarted {counted(state.restarts, 'time')}"] if state.restarts else []
@@ -209,6 +210,13 @@ def _read(submission: Submission) -> RunStatus:
 def _skipped_words(steps: Sequence[int]) -> str:
     last = f"the damaged checkpoint of step {steps[0]}"
     return f"began before {last}" + (f" and {counted(len(steps) - 1, 'other')}" if len(steps) > 1 else "")
+
+
+def _layout_words(layout: str) -> str:
+    if is_for_fewer_nodes(layout):
+        nodes = int(layout.rpartition("/")[2])
+        return f"nodes were lost, so on {counted(nodes, 'node')} with {layout}"
+    return f"out of memory before, so with {layout}"
 
 
 def _cause_words(cause: Mapping[str, Any]) -> str:

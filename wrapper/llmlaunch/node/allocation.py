@@ -107,11 +107,17 @@ def left_out(run_directory: Path, attempt: str, bad: Iterable[str]) -> list[str]
 
 
 def next_nodes(
-    allocated: Sequence[str], trained: Collection[str], unfit: Collection[str], suspected: Collection[str] = ()
+    allocated: Sequence[str],
+    trained: Collection[str],
+    unfit: Collection[str],
+    suspected: Collection[str] = (),
+    counts: Sequence[int] = (),
 ) -> tuple[str, ...]:
-    """Return as many nodes as have `trained`, in the order of `allocated`: the same ones, and spare ones in the place
-    of those that are `unfit` or, as far as there are any, `suspected`. Empty where too few are left."""
+    """Return nodes for the next attempt, in the order of `allocated`: those that have `trained`, and spare ones in the
+    place of those that are `unfit` or, as far as there are any, `suspected`. They are as many as the first of `counts`
+    for which there are enough, without `counts` as many as have trained; empty where too few are left."""
     fit = [node for node in allocated if node not in unfit]
+    count = next((count for count in counts or (len(trained),) if count <= len(fit)), 0)
     preferred = sorted(fit, key=lambda node: (node in suspected, node not in trained))
-    chosen = {*preferred[: len(trained)]}
-    return tuple(node for node in fit if node in chosen) if trained and len(chosen) == len(trained) else ()
+    chosen = {*preferred[:count]} if trained else set()
+    return tuple(node for node in fit if node in chosen)

@@ -16,7 +16,7 @@ from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
 from ..rundir.run import begun_attempts
-from ..rundir.values import counted, is_fallback, job_of
+from ..rundir.values import counted, is_fallback, is_for_fewer_nodes, job_of
 from .checkpoint import Start, attempts_in_folder, checkpoint_of, choose_start, read_tracker, saved_step
 from .files import COMES_BACK_LATER, NODES_ON_STDIN, command_parser, say, write_status
 from .notice_texts import end_text, start_text
@@ -104,10 +104,11 @@ def _end(
 
 
 def _next_layout(earlier: list[Attempt]) -> str:
-    """That of the latest attempt, or the one it would have gone on with had its allocation lasted."""
-    if not earlier:
+    """That of the latest attempt on all nodes, or the one it would have gone on with had its allocation lasted."""
+    on_all = [attempt for attempt in earlier if not is_for_fewer_nodes(attempt.layout)]
+    if not on_all:
         return FIRST_LAYOUT
-    latest = earlier[-1]
+    latest = on_all[-1]
     after = latest.status.get("next")
     layout = after.get("layout") if isinstance(after, dict) and after.get("action") == "fallback" else None
     return str(layout) if is_fallback(layout) else layout_of(latest)

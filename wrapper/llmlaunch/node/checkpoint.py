@@ -14,7 +14,7 @@ from ..causes.rerun_verdict import is_judged_step
 from ..rundir import file_names
 from ..rundir.files import open_regular, read_object
 from ..rundir.run import begun_attempts
-from ..rundir.values import byte_count, to_type
+from ..rundir.values import byte_count, is_for_fewer_nodes, to_type
 from .checkpoint_folder import CheckpointFolder, Skipped
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ def unloadable_steps(folder: CheckpointFolder, attempts: list[Attempt]) -> dict[
     return {
         attempt.from_step: _why_not(attempt)
         for attempt in attempts
-        if is_load_failure(attempt, attempt.status.get("cause"))
+        if not is_for_fewer_nodes(attempt.layout)  # that it cannot be resharded is no fault of the checkpoint
+        and is_load_failure(attempt, attempt.status.get("cause"))
         and attempt.began.get("checkpoint_changed_ns") == folder.changed_ns(attempt.from_step)
     }
 

@@ -56,6 +56,7 @@ from .restart_policy import (
 )
 from .rollback import bad_loss_of, checkpoint_before, rolls_back
 from .signals import signal_number
+from .smaller_layouts import node_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -99,8 +100,10 @@ def main(argv: list[str]) -> int:
     unfit = left_out(options.run_dir, options.attempt, [*here.lost, *at_fault]) if here.nodes else []
     facts = gather(options.run_dir, options.attempt, verdict, progress)
     suspected = signs_against(verdict.cause)
-    fit = next_nodes(here.nodes, here.trained, unfit, suspected)
-    facts = facts._replace(nodes=fit, no_restart=asks_for_no_restart)
+    counts = node_counts(facts.run, facts.layout)
+    fit = next_nodes(here.nodes, here.trained, unfit, suspected, counts)
+    held = len({*here.nodes} - {*here.lost})
+    facts = facts._replace(nodes=fit, held_nodes=held, no_restart=asks_for_no_restart)
     follows = decide(facts)
     if options.step_goes_on and not _may_go_on(follows, facts):
         print("next end", flush=True)
@@ -176,6 +179,9 @@ class _Here(NamedTuple):
         if not options.within or not may_restart_here(read_object(options.run_dir / file_names.RUN) or {}):
             return cls()
         attempt = Attempt(options.run_dir, options.attempt)
+        tried = read_object(attempt.folder / file_names.PREFLIGHT_RESULT)
+        if tried is not None and not tried.get("nodes"):  # too few were good, and the job script ends
+            return cls()
         # SLURM starts nothing on any node of a job that it is ending
         ended_early = options.code or options.nodes > len(attempt.done)
         lost = lost_nodes(attempt) if ended_early and not options.stop_signal else []

@@ -68,6 +68,8 @@ def main(argv: list[str]) -> int:
 
 
 def _decide(options: argparse.Namespace, nodes: list[str]) -> Record:
+    if len(nodes) == 1:
+        return _unchanged(nodes, "there is one node")
     job = read_object(options.run_dir / options.layout / file_names.PLACEMENT)
     if job is None:
         return _unchanged(nodes, "SLURM's order: placement.json cannot be read")

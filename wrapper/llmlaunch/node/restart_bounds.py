@@ -63,14 +63,16 @@ def bounds_of(
 ) -> Bounds:
     """Return what the `attempts`, the oldest first, have used. `saved_step` is that of the last checkpoint, `verdict`
     the state and cause of the last attempt, where no file holds them yet."""
-    devices = (count_above_zero(run.get("nodes")) or 1) * (count_above_zero(run.get("devices_per_node")) or 1)
+    most_nodes = count_above_zero(run.get("nodes")) or 1
+    devices = count_above_zero(run.get("devices_per_node")) or 1
     begun = [attempt for attempt in attempts if not attempt.was_retried]
     statuses = [attempt.status for attempt in begun]
     if verdict is not None and statuses:
         statuses[-1] = {**verdict, "ended_at": now}
     past = [_past(attempt, status) for attempt, status in zip(begun, statuses)]
     starts = [*(attempt.from_step for attempt in begun[1:]), saved_step]
-    lost = sum(_lost_seconds(attempt, start) for attempt, start in zip(past, starts))
+    nodes = [min(len(attempt.nodes) or most_nodes, most_nodes) for attempt in begun]  # spare ones are not counted
+    lost = sum(count * _lost_seconds(attempt, start) for count, attempt, start in zip(nodes, past, starts))
     recent = [attempt for attempt in past if attempt.failed and attempt.ended_at > now - HOUR_SECONDS]
     return Bounds(len(recent), lost * devices / HOUR_SECONDS, _same_step(past))
 

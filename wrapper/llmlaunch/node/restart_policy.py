@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..causes.suspects import ENOUGH_SIGNS, signs_against
 from ..rundir import file_names
 from ..rundir.files import read_object
-from ..rundir.values import counted, job_of
+from ..rundir.values import counted, is_for_fewer_nodes, job_of
 from .checkpoint import is_load_failure
 from .restart_bounds import Bounds
+from .smaller_layouts import cost_of_fewer_nodes, layout_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +70,7 @@ class Facts(NamedTuple):
     bounds: Bounds = Bounds()  # what earlier attempts of this submission and this one have used of them
     nodes: tuple[str, ...] = ()  # of this allocation, on which the same may train again; none where too few are left
     no_restart: bool = False  # ft_launcher has said so
+    held_nodes: int = 0  # of this allocation, without lost ones
 
 
 class Next(NamedTuple):
@@ -97,7 +99,7 @@ def decide(facts: Facts) -> Next:
         following = _after_bad_loss(facts, facts.bad_loss)
         if following is not None:
             return following
-    if facts.kind == "oom" and not facts.stop_signal:
+    if facts.kind == "oom" and not facts.stop_signal and not is_for_fewer_nodes(facts.layout):
         return _after_oom(facts)
     if facts.kind in _TRIED_AGAIN and not facts.stop_signal and not facts.made_a_step and facts.tries < _MOST_TRIES:
         return Next("again", _TRIED_AGAIN[facts.kind], layout=facts.layout)
@@ -162,9 +164,12 @@ def _restart(facts: Facts) -> Next:
         return Next("end", "the recipe asks for no restart")
     if facts.no_restart:
         return Next("end", "ft_launcher asks for no restart: a restart would get no further (exit code 93)")
-    if facts.kind in _CERTAIN and not (facts.kind == _DISK_FULL and facts.made_a_step):
+    may_differ = (facts.kind == _DISK_FULL and facts.made_a_step) or (
+        facts.kind == "oom" and is_for_fewer_nodes(facts.layout)
+    )
+    if facts.kind in _CERTAIN and not may_differ:
         return Next("end", f"a restart would end in {facts.kind} again")
-    not_loaded = facts.kind == "checkpoint" and not facts.made_a_step
+    not_loaded = facts.kind == "checkpoint" and not facts.made_a_step and not is_for_fewer_nodes(facts.layout)
     if not_loaded and stops_at_bad_checkpoint(policy):
         return Next(
             "end", f"the checkpoint of step {facts.saved_step} could not be loaded (restart.bad_checkpoint: stop)"
@@ -186,13 +191,26 @@ def _restart(facts: Facts) -> Next:
     else:
         why = "saved; continues later" if facts.state == "stopped" else "continues from the last checkpoint"
     backoff_seconds = _backoff_seconds(facts, float(policy["backoff_seconds"]))
-    if facts.nodes and not facts.stop_signal:
+    if _layout_failed(facts):
+        why = f"{facts.layout} made no step, or ran out of memory; {why} with all nodes"
+    elif facts.nodes and not facts.stop_signal:
         at_once = facts.fruitless <= 1 and facts.kind not in _ELSEWHERE
         seconds = 0 if at_once else min(backoff_seconds, round(_MOST_IDLE_SECONDS))
-        return Next("restart", why, layout=facts.layout, seconds=seconds, nodes=facts.nodes)
+        layout = layout_on(facts.run, facts.layout, len(facts.nodes))
+        cost = cost_of_fewer_nodes(facts.run, len(facts.nodes), facts.saved_step, facts.held_nodes)
+        why = f"{why}, {cost}" if cost else why
+        return Next("restart", why, layout=layout, seconds=seconds, nodes=facts.nodes)
     if policy.get("by") == "chain":
         return Next("chain", why)
     return Next("requeue", why, seconds=backoff_seconds)
+
+
+def _layout_failed(facts: Facts) -> bool:
+    """Whether it is the layout for fewer nodes that failed, as far as anybody knows: the queue gives all nodes again,
+    and the planned layout has trained."""
+    if not is_for_fewer_nodes(facts.layout) or facts.stop_signal:
+        return False
+    return facts.kind == "oom" or (not facts.made_a_step and facts.kind != "node_fail")
 
 
 def _backoff_seconds(facts: Facts, first: float) -> int:

@@ -29,6 +29,7 @@ __all__ = [
     "ExpectedEnd",
     "Fallback",
     "Fallbacks",
+    "FewerNodes",
     "JobLength",
     "Limit",
     "NodeTrial",
@@ -330,6 +331,7 @@ class Plan:
     budget: Budget = NO_BUDGET
     beyond_budget: str | None = None
     fallbacks: Fallbacks | None = None
+    fewer_nodes: FewerNodes | None = None  # for where nodes are lost; None: the recipe does not ask
     correction: Correction = NO_CORRECTION  # from measured runs, included in every number of bytes here
     rehearsed: Rehearsal | None = None  # None: nobody rehearsed it
     accepts_tight: bool = False
@@ -419,6 +421,15 @@ class Fallbacks:
     missing: str | None = None
 
 
+@frozen
+class FewerNodes:
+    """Layouts for fewer nodes, the most first, with their numbers: all load each other's checkpoints and those of the
+    planned layout. `without` says of numbers that were searched why they have none."""
+
+    plans: tuple[tuple[int, Plan], ...]
+    without: Mapping[int, str]
+
+
 def fujii_verdict(device_bytes: int, memory_bytes: int) -> str:
     """Return what Fujii et al.'s rule says of a peak: at most 80 % of device memory is safe."""
     return SAFE if device_bytes <= FUJII_SHARE * memory_bytes else UNSAFE
@@ -432,7 +443,6 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         after.plan.chosen.as_json() | {"keeps_checkpoints": after.keeps_checkpoints, "change": after.change}
         for after in fallbacks
     ]
-    budget = {**asdict(plan.budget), "beyond": plan.beyond_budget}
     return {
         "recipe": plan.recipe,
         "verdict": plan.verdict,
@@ -445,7 +455,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "mfu": plan.mfu,
         "job": asdict(plan.length) | {"expected": None if plan.expected is None else asdict(plan.expected)},
         "sizing": None if plan.sizing is None else plan.sizing.as_json(),
-        "budget": None if plan.budget == NO_BUDGET else budget,
+        "budget": None if plan.budget == NO_BUDGET else {**asdict(plan.budget), "beyond": plan.beyond_budget},
         "tokens_per_second_per_gpu": plan.chosen.tokens_per_second_per_gpu,
         "searched": plan.searched,
         "refused": dict(plan.refused),

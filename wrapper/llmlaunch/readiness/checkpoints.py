@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llmlaunch.backends.checkpoints import TRACKERS, checkpoint_bytes, tracker
+from llmlaunch.backends.checkpoints import TRACKERS, checkpoint_bytes, other_world_refusal, tracker
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.readiness.findings import (
@@ -101,11 +101,7 @@ def _other_split(recipe: Recipe, layout: Layout, folder: Path, names: list[str])
     if recipe.backend.name == "deepspeed":
         ranks = sum(1 for name in names if ZERO_STATES.fullmatch(name))
         if ranks and ranks != recipe.world_size and recipe.backend.script is None:
-            yield missing(
-                KEY,
-                f"{folder} holds the optimizer states of {ranks} ranks, and this job has {recipe.world_size}: ZeRO "
-                f"loads them on as many ranks alone; keep the number of devices, or {NEW_FOLDER}",
-            )
+            yield _of_other_ranks(recipe, layout, folder, ranks)
         return
     places = [match for match in map(SPLIT_FOLDER.fullmatch, names) if match is not None]
     if not places:
@@ -119,6 +115,14 @@ def _other_split(recipe: Recipe, layout: Layout, folder: Path, names: list[str])
             f"and pipeline {layout.pipeline}: the format torch loads under the same split alone; pin layout.tensor: "
             f"{tensor} and layout.pipeline: {pipeline}, or {NEW_FOLDER}",
         )
+
+
+def _of_other_ranks(recipe: Recipe, layout: Layout, folder: Path, ranks: int) -> Finding:
+    text = f"{folder} holds the optimizer states of {ranks} ranks, and this job has {recipe.world_size}"
+    refusal = other_world_refusal(recipe, layout)
+    if refusal:
+        return missing(KEY, f"{text}: {refusal.partition(';')[0]}; keep the number of devices, or {NEW_FOLDER}")
+    return note(KEY, f"{text}: the job converts them first")
 
 
 def _other_format(recipe: Recipe, layout: Layout, folder: Path, names: list[str]) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ def disagreements(recipe: Recipe) -> list[Problem]:
         *_nodes_and_budget(recipe),
         *_gpus_asked_of_slurm(recipe),
         *_coming_back(recipe),
+        *_fewer_nodes(recipe),
         *_old_checkpoints(recipe),
         *_slurm(recipe),
         *_pins_and_model(recipe),
@@ -126,6 +127,24 @@ def _gpu_count(option: str, value: object) -> int | None:
         parts = [part for part in parts if re.search(r"(^|[:/])gpu\b", part)]
     counts = [int(number[0]) if (number := re.search(r"\d+$", part)) else 1 for part in parts]
     return sum(counts) if counts else None
+
+
+def _fewer_nodes(recipe: Recipe) -> Iterator[Problem]:
+    """Yield why a job could not go on with fewer nodes; whether its checkpoints can is the planner's to say."""
+    if recipe.at_least_nodes is None:
+        return
+    if recipe.training.checkpoint_path is None:
+        yield (
+            ("nodes", "at_least"),
+            "there is nothing to go on from: no checkpoints are written; add training.save_interval and "
+            "training.checkpoint_path, or leave at_least out",
+        )
+    elif recipe.restart is None or recipe.restart.within != "job":
+        yield (
+            ("nodes", "at_least"),
+            "the job goes on with fewer nodes in its own allocation, where ft_launcher has one layout alone, and from "
+            "the queue it gets all of them again; write restart: {within: job}, or leave at_least out",
+        )
 
 
 def _coming_back(recipe: Recipe) -> Iterator[Problem]:

@@ -67,6 +67,7 @@ _LATER: Mapping[str, Any] = {
     "watchdog": WatchdogPolicy(),
     "preflight": False,
     "spare_nodes": 0,
+    "at_least_nodes": None,
     "per_hour": 10,
     "lost_gpu_hours": None,
     "within": "job",

@@ -76,8 +76,9 @@ def branches(field: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def inner_keys(field: Mapping[str, Any], defs: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the schema of the mapping a field may hold, None where its keys are not known."""
     for branch in branches(field):
-        if "anyOf" in branch or "oneOf" in branch:
-            return inner_keys(branch, defs)
+        below = inner_keys(branch, defs) if "anyOf" in branch or "oneOf" in branch else None
+        if below is not None:
+            return below
         if "$ref" in branch:
             schema: Mapping[str, Any] = defs[branch["$ref"].rsplit("/", 1)[1]]
             return schema

@@ -156,10 +156,12 @@ def _resolve(keys: dict[str, Any], document: Document, base_dir: Path) -> Recipe
     length = training.sequence_length
     model, notes = _part("model", document, lambda spec: resolve_model(spec, base_dir, default_positions=length))
     cluster = _part("cluster", document, lambda spec: load_cluster(spec, base_dir))
+    nodes = keys["nodes"] if isinstance(keys["nodes"], dict) else {"count": keys["nodes"]}
     restart = keys.get("restart") or (Restart() if training.checkpoint_path is not None else None)
     resolved = {
         "model": model,
         "cluster": cluster,
+        "nodes": nodes["count"],
         "training": training,
         "pins": pins_from(layout),
         "techniques": techniques_from(layout, keys["training"], keys.get("what_if", {})),
@@ -171,6 +173,7 @@ def _resolve(keys: dict[str, Any], document: Document, base_dir: Path) -> Recipe
     }
     return Recipe(
         **{name: keys[name] for name in key_names(Recipe) if name in keys} | resolved,
+        at_least_nodes=nodes.get("at_least"),
         path=str(document.name),
         assumptions=(
             *notes,

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 # the key for which a plain word in the place of a mapping stands
-SHORTHAND = {"model": "base", "cluster": "base", "accelerator": "base", "backend": "name"}
+SHORTHAND = {"model": "base", "cluster": "base", "accelerator": "base", "backend": "name", "nodes": "count"}
 
 # two keys for the same thing: an override of one replaces the other of the file
 RIVALS: dict[KeyPath, KeyPath] = {
@@ -128,7 +128,7 @@ def _enter(node: Any, key: Any, part: str) -> Any:
     below = node.get(key) if isinstance(node, dict) else node[key]
     if isinstance(below, (dict, list)):
         return below
-    node[key] = {SHORTHAND[part]: below} if part in SHORTHAND and isinstance(below, str) else {}
+    node[key] = {SHORTHAND[part]: below} if part in SHORTHAND and isinstance(below, (str, int)) else {}
     if part == "code" and below == "snapshot":
         node[key] = {"snapshot": True}
     return node[key]

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
+from pydantic import Field
 
 from llmlaunch.cluster.profile import Cluster, cluster_form
 from llmlaunch.documents.keys import form, form_of, key, keys_of, name_or_mapping, section
@@ -29,6 +29,7 @@ from llmlaunch.models.shape import ModelShape, model_form
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.layout_keys import ON_MEGATRON_CORE, Pin, layout_form, what_if_form
+from llmlaunch.recipe.node_count import AUTO_NODES, MOST_NODES, NodeCount, NodeRange, Nodes
 from llmlaunch.recipe.notices import Notices
 from llmlaunch.recipe.tracking import NO_TRACKING, Tracking
 from llmlaunch.recipe.training import Training, training_form
@@ -152,27 +153,12 @@ class WatchdogPolicy:
 
 
 Scalar = str | int | float | bool
-MOST_NODES = 100_000
 IN_USE, NO_CALIBRATION = "in-use", "none"
 SCHEMA = 1  # of recipes
 # what people and other tools call our keys and values
 VOCABULARY = Path(__file__).with_name("vocabulary.json")
-AUTO_NODES = 0  # a recipe whose number of nodes the planner has not chosen yet
 
 BackendName = Literal["megatron-lm", "deepspeed", "megatron-bridge"]
-NodeCount = Annotated[int, Field(ge=1, le=MOST_NODES)]
-
-
-def _nodes(value: Any, check: ValidatorFunctionWrapHandler) -> int:
-    nodes: int = AUTO_NODES if value == "auto" and isinstance(value, str) else check(value)
-    return nodes
-
-
-Nodes = Annotated[
-    NodeCount,
-    WrapValidator(_nodes),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_NODES}, {"const": "auto"}]}),
-]
 
 
 @section
@@ -366,7 +352,10 @@ class Recipe:
         written=lambda: name_or_mapping(Line, cluster_form()),
     )
     # AUTO_NODES until the planner has chosen them (llmlaunch.planner.planning)
-    nodes: Nodes = key("Number of nodes; auto = the fewest that fit, and that meet the budget")
+    nodes: int = key(
+        "Number of nodes; auto = the fewest that fit, and that meet the budget; or a mapping",
+        written=lambda: name_or_mapping(Nodes, form_of(NodeRange)),
+    )
     training: Training = key("What is trained, for how long", written=training_form)
     data: Data = key("What it is trained on")
     tracking: Tracking = key("Where the framework writes its curves", default=NO_TRACKING)
@@ -453,6 +442,7 @@ class Recipe:
     )
     python: PathText | None = key("Python of the training environment on the nodes", default=None)
 
+    at_least_nodes: int | None = None  # nodes.at_least
     path: str = ""
     text: str = ""
     overrides: tuple[str, ...] = ()

@@ -193,13 +193,13 @@ class LoneRank:
 def lone_rank(job: JobAlone, alone: RankAlone, rehearsal: Mapping[str, object], steps: int) -> LoneRank:
     """Return a job for one rank by itself, which says of the memory what the job would: predicted bytes are the planned
     job's, the measurement record is of what runs. Everything a job of many nodes and days needs is left out: whole
-    nodes, spare ones, preflight, checkpoints, restarts, fallbacks.
+    nodes, spare ones, preflight, checkpoints, restarts, other layouts.
 
     `rehearsal` goes into run.json, with "pipeline_rank" in it.
     """
     recipe, plan, rendered = job.recipe, job.plan, job.rendered
     lone = _recipe(recipe, plan, alone, f"{recipe.name}-rank{rehearsal['pipeline_rank']}", steps)
-    single = replace(plan, fallbacks=None)
+    single = replace(plan, fallbacks=None, fewer_nodes=None)
     rendered_alone = replace(
         rendered,
         program=alone.program,

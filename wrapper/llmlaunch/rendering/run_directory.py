@@ -1,5 +1,5 @@
-"""The run directory: all its files as a value, those of fallback layouts in fallback/K/, and the writing of them, whole
-or not at all."""
+"""The run directory: all its files as a value, those of fallback layouts in fallback/K/ and of layouts for fewer nodes
+in nodes/N/, and the writing of them, whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.arguments_json import arguments_json
 from llmlaunch.rendering.node_archive import node_archive
 from llmlaunch.rendering.provenance import Provenance, copy_snapshot, gather_provenance
-from llmlaunch.rendering.run_json import FALLBACK_FOLDER, fallback_folder, is_placed, placement_json, run_description
+from llmlaunch.rendering.run_json import (
+    FALLBACK_FOLDER,
+    FEWER_NODES_FOLDER,
+    fallback_folder,
+    fewer_nodes_folder,
+    is_placed,
+    placement_json,
+    run_description,
+)
 from llmlaunch.rendering.scripts import SNAPSHOT_FOLDER, hook_files, job_script, train_script
 from llmlaunch.rendering.tracking import CONFIG_FILE, wandb_config
 from llmlaunch.rundir import file_names
@@ -31,7 +39,7 @@ __all__ = ["render_run", "run_files"]
 
 _EXECUTABLE = frozenset({file_names.JOB_SCRIPT, file_names.NODE_SCRIPT})
 _FOLDERS = (file_names.LOGS, file_names.PEAKS, file_names.ATTEMPTS)  # sbatch and srun make no folders
-_RESERVED = frozenset({*_FOLDERS, SNAPSHOT_FOLDER, FALLBACK_FOLDER})
+_RESERVED = frozenset({*_FOLDERS, SNAPSHOT_FOLDER, FALLBACK_FOLDER, FEWER_NODES_FOLDER})
 
 
 def run_files(
@@ -73,7 +81,7 @@ def run_files(
         if path.is_absolute() or ".." in path.parts or name in files or path.parts[0] in _RESERVED:
             raise ValueError(f"backend {recipe.backend.name} may not write {name!r} into a run directory")
         files[name] = content
-    return files | fallback_files(recipe, plan, rendered, code_root)
+    return files | layout_files(recipe, plan, rendered, code_root)
 
 
 def render_run(
@@ -138,32 +146,32 @@ def _write(directory: Path, name: PurePosixPath, content: bytes) -> None:
 RUN_DIR = "LLMLAUNCH_RUN_DIR"
 
 
-def fallback_files(recipe: Recipe, plan: Plan, shared: Rendered, code_root: PurePath | None) -> dict[str, bytes]:
-    """The files of all fallback layouts by relative path; `shared` is what the backend rendered for the planned one.
+def layout_files(recipe: Recipe, plan: Plan, shared: Rendered, code_root: PurePath | None) -> dict[str, bytes]:
+    """The files of all other layouts by relative path; `shared` is what the backend rendered for the planned one.
 
-    Files of the backend that differ from the planned layout's lie with the fallback, and its words name them there.
+    Files of the backend that differ from the planned layout's lie with the other one, and its words name them there.
     Raises UserError as the backend's `render` and `train_script` do.
     """
     files: dict[str, bytes] = {}
-    for folder, planned, fallback in _layouts(recipe, plan):
-        rendered = backend_for(recipe).render(planned, fallback.layout)
+    for folder, planned, other in (*_fallbacks(recipe, plan), *_for_fewer_nodes(recipe, plan)):
+        rendered = backend_for(recipe).render(planned, other.layout)
         own = {name: content for name, content in rendered.files.items() if shared.files.get(name) != content}
         rendered = _with_own_files(rendered, folder, own)
         described = {
-            "plan.json": json_bytes(plan_json(replace(fallback, fallbacks=None))),
-            "run.json": json_bytes(run_description(planned, fallback, rendered)),
-            "arguments.json": json_bytes(arguments_json(planned, fallback, rendered)),
+            "plan.json": json_bytes(plan_json(replace(other, fallbacks=None))),
+            "run.json": json_bytes(run_description(planned, other, rendered)),
+            "arguments.json": json_bytes(arguments_json(planned, other, rendered)),
             "train.sh": text_bytes(train_script(planned, rendered, code_root)),
         }
         if recipe.tracking.wandb is not None:
-            described[CONFIG_FILE] = wandb_config(planned, fallback)
+            described[CONFIG_FILE] = wandb_config(planned, other)
         if is_placed(planned):
-            described["placement.json"] = placement_json(planned, fallback.layout)
+            described["placement.json"] = placement_json(planned, other.layout)
         files |= {f"{folder}/{name}": content for name, content in (own | described).items()}
     return files
 
 
-def _layouts(recipe: Recipe, plan: Plan) -> Iterator[tuple[str, Recipe, Plan]]:
+def _fallbacks(recipe: Recipe, plan: Plan) -> Iterator[tuple[str, Recipe, Plan]]:
     """Yield the folder of each fallback, the recipe with its words and checkpoint folder, and its plan."""
     places = [recipe.training.checkpoint_path]
     for number, fallback in enumerate(plan.fallbacks.layouts if plan.fallbacks else (), start=1):
@@ -172,6 +180,13 @@ def _layouts(recipe: Recipe, plan: Plan) -> Iterator[tuple[str, Recipe, Plan]]:
         planned = as_planned(recipe, fallback.plan.chosen)
         planned = replace(planned, training=replace(planned.training, checkpoint_path=place))
         yield fallback_folder(number), planned, replace(fallback.plan, fallbacks=plan.fallbacks)
+
+
+def _for_fewer_nodes(recipe: Recipe, plan: Plan) -> Iterator[tuple[str, Recipe, Plan]]:
+    """Yield the same of each layout for fewer nodes."""
+    for nodes, fewer in () if plan.fewer_nodes is None else plan.fewer_nodes.plans:
+        planned = as_planned(replace(recipe, nodes=nodes), fewer.chosen)
+        yield fewer_nodes_folder(nodes), planned, fewer
 
 
 def _checkpoint_path(recipe: Recipe, fallback: Fallback, places: Sequence[str | None]) -> str | None:

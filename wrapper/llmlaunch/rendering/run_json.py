@@ -14,13 +14,15 @@ from llmlaunch.backends.registry import backend_for, recorded_name
 from llmlaunch.calibration.time_calibrations import machine_json
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, OF_TIME, ModelShape, Router
-from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.plan import FewerNodes, Plan
 from llmlaunch.recipe.types import FT_LAUNCHER, Recipe
 from llmlaunch.timing.step import evaluation_seconds
 
 __all__ = [
     "FALLBACK_FOLDER",
+    "FEWER_NODES_FOLDER",
     "fallback_folder",
+    "fewer_nodes_folder",
     "is_expedited",
     "is_placed",
     "late_end_seconds",
@@ -272,6 +274,7 @@ def _matrix(recipe: Recipe) -> str:
 
 
 FALLBACK_FOLDER = "fallback"
+FEWER_NODES_FOLDER = "nodes"
 LOST_HOURS = 48.0
 """Hours of all devices that may be lost where the recipe does not say. A failure costs half a save interval and a
 start-up: at half an hour each, and one failure every three hours as on 16,384 GPUs (Llama 3, arXiv 2407.21783, table
@@ -280,13 +283,15 @@ LEAST_LATE_END_SECONDS = 60
 
 
 def recovery(recipe: Recipe, plan: Plan) -> dict[str, object]:
-    """`restart`, `checkpoint`, `fallbacks`, `after_checkpoint` and `on_bad_loss` of run.json (docs/run-files.md)."""
+    """`restart`, `checkpoint`, `fallbacks`, `after_checkpoint`, `on_bad_loss` of run.json (docs/run-files.md), and of
+    the planned layout's `fewer_nodes`."""
     return {
         "restart": _restart(recipe),
         "checkpoint": _checkpoint(recipe),
         "fallbacks": _fallbacks(plan),
         "after_checkpoint": recipe.on_oom.after_checkpoint,
         "on_bad_loss": asdict(recipe.on_bad_loss),
+        **({} if plan.fewer_nodes is None else {"fewer_nodes": _fewer_nodes(recipe, plan, plan.fewer_nodes)}),
     }
 
 
@@ -313,6 +318,23 @@ def is_expedited(recipe: Recipe) -> bool:
     return restart_by(recipe) == "requeue" and str(recipe.slurm.get("requeue")).lower() == "expedite"
 
 
+def fewer_nodes_folder(nodes: int) -> str:
+    """Where the layout for so many nodes, fewer than planned, lies in the run directory."""
+    return f"{FEWER_NODES_FOLDER}/{nodes}"
+
+
+def _fewer_nodes(recipe: Recipe, plan: Plan, fewer: FewerNodes) -> dict[str, object]:
+    price = recipe.cluster.site.usd_per_gpu_hour
+    return {
+        "step_seconds": plan.chosen.step_seconds,
+        "usd_per_node_hour": None if price is None else price * recipe.cluster.devices_per_node,
+        "layouts": [
+            {"layout": fewer_nodes_folder(nodes), "nodes": nodes, "step_seconds": reduced.chosen.step_seconds}
+            for nodes, reduced in fewer.plans
+        ],
+    }
+
+
 def restart_by(recipe: Recipe) -> str | None:
     """How the job comes back: "requeue" or "chain"; None where it does not."""
     return None if recipe.restart is None else recipe.restart.by or recipe.cluster.site.restart_by or "requeue"
@@ -330,7 +352,9 @@ def has_ft_launcher(recipe: Recipe) -> bool:
 
 def _chain(plan: Plan) -> list[Plan]:
     """Every layout that one job may run."""
-    return [plan, *(fallback.plan for fallback in (plan.fallbacks.layouts if plan.fallbacks else ()))]
+    fallbacks = plan.fallbacks.layouts if plan.fallbacks else ()
+    fewer = plan.fewer_nodes.plans if plan.fewer_nodes else ()
+    return [plan, *(fallback.plan for fallback in fallbacks), *(reduced for _, reduced in fewer)]
 
 
 def warning_seconds(recipe: Recipe, plan: Plan) -> int | None:

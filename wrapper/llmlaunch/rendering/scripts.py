@@ -118,6 +118,7 @@ def _job_values(recipe: Recipe, plan: Plan, prepares: bool) -> dict[str, object]
         "allocated": recipe.nodes + recipe.spare_nodes,
         "restarts_here": restarts_here(recipe),
         "ft_launcher": has_ft_launcher(recipe),
+        "fewer_nodes": plan.fewer_nodes is not None,
         "requeues": restart_by(recipe) == "requeue",
         "expedited": is_expedited(recipe),
         "waits_for_devices": recipe.cluster.accelerator.kind == "gpu",

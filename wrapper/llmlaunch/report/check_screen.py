@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from llmlaunch.layout import RECOMPUTE_NAMES
 from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, Candidate, ExpectedEnd, Plan
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.report.fewer_nodes_text import fewer_nodes_sentences
 from llmlaunch.report.memory_bars import memory_bars
 from llmlaunch.report.plan_text import job_text, neighbour_row, verdict_words
 from llmlaunch.report.terminal import Surface, filled
@@ -30,6 +31,9 @@ LABEL = 8  # columns of the names in front of the rows
 def check_screen(recipe: Recipe, plan: Plan, surface: Surface, remarks: Sequence[tuple[str, str]] = ()) -> str:
     """Return the screen. `remarks` are further rows, each a name of at most seven characters and a sentence."""
     rows = [("Layout", layout_words(plan.chosen)), ("", _reason(recipe, plan)), *_conditional(plan)]
+    rows += [
+        ("" if number else "Fewer", sentence) for number, sentence in enumerate(fewer_nodes_sentences(recipe, plan))
+    ]
     if plan.verdict != UNSAFE:  # nobody can run the others: what they take is of no use
         rows = [
             ("Time", _time(plan)),

@@ -22,6 +22,7 @@ from llmlaunch.planner.plan import (
     fujii_verdict,
 )
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.report.fewer_nodes_text import fewer_nodes_table
 from llmlaunch.report.length_text import length_lines
 from llmlaunch.report.text import signed_percent, table
 from llmlaunch.rundir.values import counted
@@ -75,7 +76,9 @@ def plan_text(
 
 
 def _figures(recipe: Recipe, plan: Plan) -> list[str]:
-    return [*_headline(recipe, plan), "", *_memory(plan), *_host(plan), "", *_time(plan), *fallback_text(recipe, plan)]
+    memory_and_time = [*_memory(plan), *_host(plan), "", *_time(plan)]
+    others = [*fallback_text(recipe, plan), *fewer_nodes_table(recipe, plan)]
+    return [*_headline(recipe, plan), "", *memory_and_time, *others]
 
 
 def job_text(recipe: Recipe) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from llmlaunch.causes.cause import sentence
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.slow_devices import slow_devices
+from llmlaunch.rundir.values import is_for_fewer_nodes
 from llmlaunch.units import duration
 
 __all__ = [
@@ -80,7 +81,7 @@ def _next_step(following: Mapping[str, Any]) -> str:
     soon = f" in {duration(seconds)}" if isinstance(seconds, int | float) and seconds else ""
     then = {
         "again": "the same again in the same allocation, on another port",
-        "restart": f"the same in the same allocation{soon}",
+        "restart": f"{_restarted(following.get('layout'))} in the same allocation{soon}",
         "rollback": "from an older checkpoint, in the same allocation",
         "fallback": f"layout {following.get('layout')} in the same allocation",
         "requeue": f"back into the queue{soon}",
@@ -88,6 +89,10 @@ def _next_step(following: Mapping[str, Any]) -> str:
     }.get(str(action), "")
     why = one_line(str(following.get("why") or ""))
     return (f"\n  next: {then}" + (f" ({why})" if why else "")) if then else ""
+
+
+def _restarted(layout: object) -> str:
+    return f"layout {layout}" if is_for_fewer_nodes(layout) else "the same"
 
 
 def not_finite_text(progress: Mapping[str, Any]) -> str:

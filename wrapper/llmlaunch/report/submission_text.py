@@ -11,6 +11,7 @@ from textwrap import wrap
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.notices import receivers
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.report.fewer_nodes_text import fewer_nodes_sentences
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import DAY, duration, gib
@@ -40,6 +41,7 @@ def dry_run_text(
         ("layout", plan.chosen.describe()),
         ("memory", memory_text(plan)),
         ("time", expected_time_text(plan, now)),
+        *_fewer_nodes(recipe, plan),
         ("run folder", f"{directory}, {counted(file_count, 'file')}"),
         *(("note", warning) for warning in warnings),
     ]
@@ -55,9 +57,15 @@ def submitted_text(recipe: Recipe, plan: Plan, job: str, of_slurm: bool, directo
         ("layout", plan.chosen.describe()),
         ("memory", memory_text(plan)),
         ("time", expected_time_text(plan, now)),
+        *_fewer_nodes(recipe, plan),
         ("run folder", str(directory)),
     ]
     return "\n".join([f"{scheduler} took {recipe.name} as job {job}.", *_rows(rows)])
+
+
+def _fewer_nodes(recipe: Recipe, plan: Plan) -> list[tuple[str, str]]:
+    sentences = enumerate(fewer_nodes_sentences(recipe, plan))
+    return [("" if number else "if nodes lack", sentence) for number, sentence in sentences]
 
 
 def _rows(rows: Iterable[tuple[str, str]]) -> list[str]:

@@ -13,7 +13,7 @@ from . import file_names
 from .files import object_in, read_object, read_text
 from .rank_records import is_rank_record, rank_records, sound_rank, with_copies
 from .summary import whole_summary
-from .values import byte_count, is_fallback, is_host, objects_in, text_or_none, time_or_none
+from .values import byte_count, is_fallback, is_for_fewer_nodes, is_host, objects_in, text_or_none, time_or_none
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,8 +67,10 @@ class Attempt:
 
     @cached_property
     def layout(self) -> str:
-        """The folder of the fallback layout that it runs; "" is the planned one, also where the file names neither."""
-        return self.layout_named if is_fallback(self.layout_named) else ""
+        """The folder of the layout that it runs, a fallback or one for fewer nodes; "" is the planned one, also where
+        the file names none of them."""
+        known = is_fallback(self.layout_named) or is_for_fewer_nodes(self.layout_named)
+        return self.layout_named if known else ""
 
     @property
     def layout_named(self) -> str:

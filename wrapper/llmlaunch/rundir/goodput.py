@@ -3,7 +3,8 @@
 Allocated is the time from each attempt's start to its end, or to the start of the next one where that followed in the
 same allocation; what lies between other attempts is the queue's, and given apart. A step that was trained again after a
 stop counts once, one whose batch was left out after a rollback not at all. Steps count at the usual pace of their
-layout, so that what a slow node costs is no goodput. The parts add up to the allocated time.
+layout, so that what a slow node costs is no goodput. The parts add up to the allocated time. In the share an hour of an
+attempt weighs as much as it has nodes.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class AttemptFacts(NamedTuple):
     stays: bool = False  # the next attempt follows in the same allocation
     skips: tuple[tuple[int, int], ...] = ()  # ranges of steps whose batches are left out, the last included
     layout: str = ""
+    nodes: int = 1
 
     @property
     def end(self) -> float:
@@ -79,6 +81,7 @@ class Goodput(NamedTuple):
     """The time of a run. `stops` are by cause: what each cost of steps and of the attempt that it ended."""
 
     attempts: tuple[AttemptTime, ...]
+    nodes: tuple[int, ...]  # of each attempt
     stops: tuple[Record, ...]  # cause, stops, repeated_steps, seconds; the costliest first
     startup_seconds: float
     end_seconds: float
@@ -99,8 +102,10 @@ class Goodput(NamedTuple):
     @property
     def share(self) -> float | None:
         """The goodput; None before the first step."""
-        counted = any(attempt.steps for attempt in self.attempts) and self.allocated_seconds > 0
-        return self.useful_seconds / self.allocated_seconds if counted else None
+        pairs = [*zip(self.nodes, self.attempts)]
+        allocated = sum(nodes * attempt.allocated_seconds for nodes, attempt in pairs)
+        useful = sum(nodes * attempt.useful_seconds for nodes, attempt in pairs)
+        return useful / allocated if allocated > 0 and any(attempt.steps for attempt in self.attempts) else None
 
     def as_json(self) -> Record:
         return {
@@ -140,6 +145,7 @@ def attempt_facts(attempt: Attempt) -> AttemptFacts:
         stays=attempt.stays,
         skips=attempt.skips,
         layout=attempt.layout,
+        nodes=len(attempt.nodes) or 1,
     )
 
 
@@ -167,7 +173,8 @@ def goodput(attempts: Sequence[AttemptFacts]) -> Goodput:
         if failed or following or time.repeated_steps:
             _add_stop(stops, attempt, time.repeated_steps, lost)
     ordered = sorted(stops.values(), key=lambda stop: (-stop["seconds"], stop["cause"]))
-    return Goodput(tuple(times), tuple(ordered), startup, end, queue)
+    nodes = tuple(attempt.nodes for attempt in attempts)
+    return Goodput(tuple(times), nodes, tuple(ordered), startup, end, queue)
 
 
 def _usual_paces(attempts: Sequence[AttemptFacts]) -> dict[str, float]:

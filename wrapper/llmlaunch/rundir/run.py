@@ -10,7 +10,7 @@ from . import file_names
 from .attempt import Attempt, object_or_problem
 from .files import object_in, read_object, read_run_id
 from .goodput import goodput_of
-from .values import byte_count, is_attempt, is_fallback, time_or_none, whole_number
+from .values import byte_count, is_attempt, is_fallback, is_for_fewer_nodes, time_or_none, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,11 +108,13 @@ def _attempts(directory: Path, problems: list[str]) -> tuple[Attempt, ...]:
 
 
 def _fallbacks(directory: Path, attempts: tuple[Attempt, ...], problems: list[str]) -> dict[str, Record]:
-    """Descriptions of the fallback layouts that were run. A name that is none of ours is a problem, never a path."""
+    """Descriptions of the other layouts that were run. A name that is none of ours is a problem, never a path."""
     descriptions: dict[str, Record] = {}
     for layout in sorted({attempt.layout_named for attempt in attempts if attempt.layout_named}):
-        if not is_fallback(layout):
-            problems.append(f"{directory}: an attempt names the layout {layout!r}, which is no fallback/NUMBER")
+        if not is_fallback(layout) and not is_for_fewer_nodes(layout):
+            problems.append(
+                f"{directory}: an attempt names the layout {layout!r}, which is no fallback/NUMBER or nodes/NUMBER"
+            )
             continue
         description = object_or_problem(directory / layout / file_names.RUN, problems)
         if description is not None:

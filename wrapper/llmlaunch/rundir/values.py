@@ -21,6 +21,7 @@ __all__ = [
     "is_attempt",
     "is_cluster",
     "is_fallback",
+    "is_for_fewer_nodes",
     "is_host",
     "is_local_job",
     "is_path_component",
@@ -89,6 +90,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@-]{0,199}", re.ASCII)
 _RESTARTS = re.compile(r"[0-9]{1,6}", re.ASCII)
 _NUMBERS = re.compile(r"\[([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\]", re.ASCII)
 _FALLBACK = re.compile(r"fallback/[1-9][0-9]{0,3}", re.ASCII)
+_FEWER_NODES = re.compile(r"nodes/[1-9][0-9]{0,5}", re.ASCII)
 
 # CSI and OSC sequences of ECMA-48, introduced by ESC or by their single C1 character. An OSC that never ends is left
 # to the replacement of its introducer, so that it cannot swallow the rest of the text.
@@ -162,6 +164,11 @@ def is_run_id(text: object) -> bool:
 def is_fallback(text: object) -> bool:
     """Whether `text` is the folder of a fallback layout, `fallback/<number>`."""
     return isinstance(text, str) and _FALLBACK.fullmatch(text) is not None
+
+
+def is_for_fewer_nodes(text: object) -> bool:
+    """Whether `text` is the folder of a layout for fewer nodes than planned, `nodes/<number>`."""
+    return isinstance(text, str) and _FEWER_NODES.fullmatch(text) is not None
 
 
 def printable(text: str) -> str:

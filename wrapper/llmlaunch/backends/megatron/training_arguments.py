@@ -206,7 +206,8 @@ def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]
         arguments += _asynchronous(recipe)
     requested = RESHARDING_FLAG in recipe.backend.extra_args
     if layout.zero_stage == 1 and saved_by_parameter(recipe, layout) and not requested:
-        arguments.append(argument(RESHARDING_FLAG, of="on_oom", why="another layout may have to load it"))
+        keys = ("on_oom", "nodes.at_least")
+        arguments.append(argument(RESHARDING_FLAG, of=keys, why="another layout may have to load it"))
     return (*begun, *arguments)
 
 
