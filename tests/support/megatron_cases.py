@@ -285,7 +285,7 @@ def plain(recipe: Recipe) -> Recipe:
     """Without techniques, number formats and words of a model that forbid most layouts, or all."""
     model, training = recipe.model, replace(recipe.training, fp8=None, fp4=None, fp8_parameters=False, optimizer=None)
     if model.moe is not None:
-        model = replace(model, linear_bias=False, moe=replace(model.moe, router=Router()))
+        model = replace(model, linear_bias=False, activation="silu", moe=replace(model.moe, router=Router()))
     if model.position_embedding == "learned_absolute":
         model = replace(model, mtp_num_layers=0)
     return replace(recipe, model=model, techniques=NO_TECHNIQUES, training=training)

@@ -216,10 +216,12 @@ def test_what_differs_in_angles_alone_is_priced_and_not_rendered() -> None:
 
 
 def test_the_clamped_activation_is_that_of_experts_alone() -> None:
-    clamped = replace(DENSE, activation="clamped_swiglu")
+    clamped = replace(DENSE, activation="clamped_swiglu", linear_bias=True)
     for moe in (None, replace(ALL_ROUTED, layer_pattern=(0, *(1,) * 7)), EXPERTS):
-        with pytest.raises(UserError, match="clamped_swiglu is fused into experts alone"):
+        with pytest.raises(UserError, match="clamped_swiglu is fused into experts with biases alone"):
             MegatronLM().rules(recipe_for(replace(clamped, moe=moe)))
+    with pytest.raises(UserError, match="clamped_swiglu is fused into experts with biases alone"):
+        MegatronLM().rules(recipe_for(replace(clamped, moe=ALL_ROUTED, linear_bias=False)))
     assert MegatronLM().rules(recipe_for(replace(clamped, moe=ALL_ROUTED)))
 
 

@@ -76,12 +76,14 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         "clamped-experts",
         "model.activation",
-        "clamped_swiglu is fused into experts alone: every layer must be a mixture, without a shared expert",
+        "clamped_swiglu is fused into experts with biases alone: every layer must be a mixture without shared expert, "
+        "and linear_bias true",
         "megatron/core/transformer/mlp.py MLP.forward, core 0.19",
         lambda r: (
             r.model.activation == CLAMPED
             and (
                 r.model.moe is None
+                or not r.model.linear_bias
                 or not all(r.model.moe.layer_pattern)
                 or r.model.moe.shared_expert_ffn_hidden_size > 0
             )
