@@ -40,6 +40,7 @@ MIXTURE = (
 )
 GPT_OSS = (  # what it and GLM have beside a mixture
     "model.attention_sinks=true",
+    "model.rope_scaling=null",
     "model.rotary_percent=0.5",
     "model.linear_bias=true",
     "model.activation=clamped_swiglu",

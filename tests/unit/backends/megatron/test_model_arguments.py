@@ -174,6 +174,7 @@ REFUSED: list[tuple[str, ModelShape]] = [
     ("model.rope_scaling", replace(LATENT, rope_scaling=replace(DEEPSEEK_YARN, beta_fast=16.0))),
     ("model.rope_scaling", replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 4096, mscale=1.0))),
     ("model.rope_scaling", replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 4096, attention_factor=1.2))),
+    ("model.rotary_percent", replace(DENSE, rotary_percent=0.5, rope_scaling=RopeScaling("yarn", 4.0, 4096))),
     ("model.mtp_num_layers", replace(DENSE, mtp_num_layers=1, rope_scaling=RopeScaling("yarn", 4.0, 4096))),
     ("model.moe.router.normalize_topk", routed(Router("sigmoid", normalize_topk=False))),
     ("model.moe.router.expert_bias", routed(Router(expert_bias=True))),

@@ -126,6 +126,14 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.model.attention_softcap is not None or r.model.logit_softcap is not None,
     ),
     Requirement(
+        "yarn-turns-whole-heads",
+        "model.rotary_percent",
+        "positions scaled by yarn turn the whole head here, whatever --rotary-percent says; " + ELSEWHERE,
+        "megatron/core/models/common/embeddings/yarn_rotary_pos_embedding.py, core 0.19",
+        lambda r: r.model.rotary_percent != 1.0 and scaling_of(r.model, "yarn"),
+        priced=True,
+    ),
+    Requirement(
         "norms-of-each-head",
         "model.qk_norm_of_all_heads",
         "--qk-layernorm norms each head by itself; " + ELSEWHERE,
