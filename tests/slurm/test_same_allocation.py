@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
 import pytest
 from one_machine import wait_until
 from person import Person, person_with_a_cluster
-from training import FAILS_AFTER_SAVING, Training, script, slow_saver
+from training import FAILS_AFTER_SAVING, Training, script, slow_saver, submit
 
 from support.side_by_side import Story, asked_for, by_name
 from support.webhook import webhook
@@ -131,13 +131,50 @@ def a_loss_that_goes_bad_ends_the_training_and_a_person_is_told(person: Person, 
     assert channel.address not in training.log()
 
 
+def without_a_spare_node_it_goes_on_with_fewer_where_the_recipe_allows(person: Person, folder: Path) -> None:
+    tiny = "model={num_layers: 2, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, vocab_size: 256}"
+    words = (tiny, "nodes={count: 2, at_least: 1}", "layout.zero_stage=1", "data={mock: true}", "training.steps=100000")
+    saved = (f"training.checkpoint_path={folder / 'checkpoints'}", "training.save_interval=20")
+    training = submit(person, folder, *words, *saved, "training.global_batch_size=64", only_on(person, range(4, 8)))
+    assert "1 node: " in training.said.stdout  # what it would cost
+    training.wait_for_step(22)
+    lost = lose(person, training, batch_host=False)
+    training.wait(lambda it: len(it.steps("1")) > 1, "a step on one node")
+    assert is_the_same_job(training)
+    status, begun = training.status("0"), training.of_attempt("1", "attempt.json")
+    assert status["next"]["action"] == "restart"
+    assert "on 1 of 2 nodes (nodes.at_least); a step takes " in status["next"]["why"]
+    assert begun["layout"] == "nodes/1"
+    assert set(begun["nodes"]) == {*training.of_attempt("0", "attempt.json")["nodes"]} - {lost}
+    assert f"converting step-{begun['from_step']} of 2 ranks for 1" in training.log("1")
+    assert f"resumed after step {begun['from_step']}" in training.log("1")
+    batches = [training.read(f"{layout}ds_config.json")["train_batch_size"] for layout in ("", "nodes/1/")]
+    assert batches == [64, 64]
+    before, after = losses(training, "0"), losses(training, "1")
+    assert min(after) == begun["from_step"] + 1
+    assert {step: after[step] for step in after if step in before} == pytest.approx(
+        {step: before[step] for step in after if step in before}, abs=2e-3
+    )
+    assert training.phase()["layout"] == "nodes/1"
+    assert person.llmlaunch("cancel", str(training.run)).returncode == 0
+
+
+def losses(training: Training, attempt: str) -> dict[int, float]:
+    lines = re.findall(r"^step (\d+)/\d+ \| loss ([\d.]+)", training.log(attempt), re.MULTILINE)
+    return {int(step): float(loss) for step, loss in lines}
+
+
 STORIES = by_name(
     a_loss_that_goes_bad_ends_the_training_and_a_person_is_told,
     a_spare_node_takes_the_place_of_a_lost_one_in_the_same_allocation,
     a_spare_node_takes_the_place_of_a_lost_one_by_ft_launcher,
     without_a_spare_node_it_goes_back_to_the_queue,
     a_crash_starts_again_on_the_same_nodes_and_not_for_ever,
+    without_a_spare_node_it_goes_on_with_fewer_where_the_recipe_allows,
 )
+
+
+LAST = without_a_spare_node_it_goes_on_with_fewer_where_the_recipe_allows  # on nodes that another story has left
 
 
 def only_on(person: Person, numbers: range) -> str:
@@ -154,10 +191,15 @@ def told(slurm_packages: None, request: pytest.FixtureRequest) -> Iterator[Mappi
         person.ask("scontrol", "reconfigure")
         wait_until(lambda: SLURMS_DEFAULT in re.sub(" +", "", person.ask("scontrol", "show", "config")), "it is read")
         asked = [parameters["name"] for parameters in asked_for(request, "told").values()]
-        yield {name: pool.submit(partial(_tell, person, STORIES[name])) for name in asked}
+        stories: dict[str, Future[None]] = {}
+        for name in sorted(asked, key=lambda name: STORIES[name] is LAST):
+            after = tuple(stories.values()) if STORIES[name] is LAST else ()
+            stories[name] = pool.submit(partial(_tell, person, STORIES[name], after))
+        yield stories
 
 
-def _tell(person: Person, story: Story) -> None:
+def _tell(person: Person, story: Story, after: tuple[Future[None], ...]) -> None:
+    wait(after)
     story(person, person.folder(story.__name__))
 
 
