@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import sys
 import traceback
 from functools import partial
@@ -164,7 +165,7 @@ def refuse(failure: Exception) -> None:
     print(f"Megatron-Bridge refuses its settings: {message}")
     print(f"  said by {frame.filename}, line {frame.lineno} ({frame.name})")
     print("  They were rendered by llmlaunch. From which line of the recipe each follows:")
-    print(f"    llmlaunch explain-args {run}")
+    print(f"    llmlaunch explain-args {shlex.quote(run)}")
     print("  No step was run.")
     sys.exit(REFUSED)
 
