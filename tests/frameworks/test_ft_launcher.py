@@ -18,6 +18,7 @@ import psutil
 import pytest
 from judges import FRAMEWORKS
 
+from llmlaunch.node.process_tree import CAUGHT_SIGNALS
 from support.command_line import run_llmlaunch
 from support.node_rig import environment, until
 
@@ -83,11 +84,11 @@ class Nodes:
         return "\n".join(path.read_text() for path in sorted((self.run / "logs").glob(f"{JOB}.{attempt}.*.log")))
 
     def close(self) -> None:
-        for script in self.scripts.values():
-            for process in (
-                (*psutil.Process(script.pid).children(recursive=True), script) if script.poll() is None else ()
-            ):
-                with suppress(psutil.Error, ProcessLookupError):
+        """End what is left in each node's session: a killed launcher leaves the processes that watch its ranks."""
+        sessions = {script.pid for script in self.scripts.values()}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, ProcessLookupError):
+                if os.getsid(process.pid) in sessions:
                     process.kill()
 
 
@@ -110,6 +111,12 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     rig.close()
 
 
+def handles(trainer: int) -> bool:
+    """Whether the trainer saves when it is told, rather than end at once."""
+    caught = CAUGHT_SIGNALS.search(Path(f"/proc/{trainer}/status").read_text())
+    return caught is not None and bool(int(caught.group(1), 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def test_a_killed_launcher_takes_its_trainer_along_a_spare_node_goes_on_and_all_save_when_told(nodes: Nodes) -> None:
     with socket.socket() as free:
         free.bind(("", 0))
@@ -124,16 +131,19 @@ def test_a_killed_launcher_takes_its_trainer_along_a_spare_node_goes_on_and_all_
     until(lambda: "step 2/" in nodes.log(1), "a step of the second attempt")
     assert {node: record["rank"] for node, record in nodes.records(1).items()} == {NODES[0]: 0, NODES[2]: 1}
     assert (nodes.run / "attempts" / f"{JOB}.0" / "failed").exists()
-    assert nodes.scripts[NODES[1]].wait(60) == 128 + signal.SIGKILL
+    assert nodes.scripts[NODES[1]].wait(300) == 128 + signal.SIGKILL
 
     left = (NODES[0], NODES[2])
+    until(
+        lambda: all(handles(record["program_pid"]) for record in nodes.records(1).values()), "trainers that can be told"
+    )
     launchers = [nodes.launcher(node) for node in left]
     for launcher in launchers:  # as where SLURM signals every process of a step
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
             launcher.send_signal(number)
     for node in left:
         os.kill(nodes.scripts[node].pid, signal.SIGUSR1)
-    assert [nodes.scripts[node].wait(60) for node in left] == [0, 0]
+    assert [nodes.scripts[node].wait(300) for node in left] == [0, 0]
     assert "after SIGTERM" in nodes.log(1)
     assert {path.name for path in (nodes.run / "attempts" / f"{JOB}.1" / "done").iterdir()} == {*left}
     assert [record["exit_code"] for record in nodes.records(1).values()] == [0, 0]

@@ -90,6 +90,13 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         ),
     ),
     Requirement(
+        "shared-expert-biases",
+        "model.linear_bias",
+        "a shared expert has no biases; set linear_bias to false, or leave shared_expert_ffn_hidden_size out",
+        "megatron/core/transformer/moe/shared_experts.py SharedExpertMLP.__init__, core 0.19",
+        lambda r: r.model.linear_bias and r.model.moe is not None and r.model.moe.shared_expert_ffn_hidden_size > 0,
+    ),
+    Requirement(
         "no-post-norms",
         "model.post_norms",
         "a layer has two norms here, not four as Gemma 2; " + ELSEWHERE,
