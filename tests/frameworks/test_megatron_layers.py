@@ -110,7 +110,10 @@ def test_every_way_is_among_those_tried(layout: Layout, flag: str, megatron: Meg
     ("how", "flags"),
     [
         ((), set()),
-        (("training.async_save=true",), {"--async-save", "--use-persistent-ckpt-worker", "--async-strategy"}),
+        (
+            ("training.async_save=true", "training.non_persistent_save_interval=20"),
+            {"--async-save", "--use-persistent-ckpt-worker", "--async-strategy", "--non-persistent-ckpt-type"},
+        ),
     ],
 )
 def test_megatron_takes_the_words_of_a_run_that_saves_at_a_signal(

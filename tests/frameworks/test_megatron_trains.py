@@ -38,11 +38,13 @@ from trained_cases import (
 )
 
 from llmlaunch.assets import asset
+from llmlaunch.backends.checkpoints import MEGATRON_TRACKER, NON_PERSISTENT_FOLDER
 from llmlaunch.backends.logs import megatron_lines
 from llmlaunch.command_lines.logs import read_logs
 from llmlaunch.command_lines.megatron import read_values
 from llmlaunch.command_lines.megatron_rendered import pinned_layout
 from llmlaunch.layout import Layout
+from llmlaunch.node.checkpoint_folder import CheckpointFolder, Skipped
 from llmlaunch.recipe.load import load_recipe
 from support.step_lines import parse_step, parser_of
 
@@ -127,7 +129,8 @@ def tell_after(process: subprocess.Popen[str], step: int) -> str:
 
 
 def test_told_to_end_it_saves_and_goes_on_under_any_split(trained: dict[str, TrainedJob], tmp_path: Path) -> None:
-    """Started by torchrun; one rank alone is told, and all agree. Then as before, and split by tensors."""
+    """Started by torchrun; one rank alone is told, and all agree. Then as before, and split by tensors; and another,
+    which goes on from a non-persistent checkpoint, the one before the last."""
     process = under_torchrun(long_job("told", tmp_path / "told"))
     output = tell_after(process, step=3)
     assert process.returncode == 0, output
@@ -136,13 +139,31 @@ def test_told_to_end_it_saves_and_goes_on_under_any_split(trained: dict[str, Tra
     shutil.copytree(tmp_path / "told", tmp_path / "copy")
     again = long_job("again", tmp_path / "told")
     otherwise = long_job("otherwise", tmp_path / "copy", Layout(tensor=2, zero_stage=1))
-    first, second, *rest = trained[UNDISTURBED].losses[saved:]
-    # The first line after a start is not taken out of the second (training_log of training.py, core 0.19).
-    expected = [first, (first + second) / 2, *rest]
-    for one in train_on_cpu([again, otherwise], tmp_path / "logs").values():
+    earlier = long_job("earlier", died_with_its_last_save_torn(trained[UNDISTURBED], tmp_path / "died"))
+    for one in train_on_cpu([again, otherwise, earlier], tmp_path / "logs").values():
+        begun_at = 10 if one.job.name == "earlier" else saved
+        first, second, *rest = trained[UNDISTURBED].losses[begun_at:]
         assert one.codes == (0, 0), one.complaint()
-        assert one.steps[0].step == saved + 1
-        assert one.losses == pytest.approx(expected, rel=1e-5)
+        assert one.steps[0].step == begun_at + 1
+        # The first line after a start is not taken out of the second (training_log of training.py, core 0.19).
+        assert one.losses == pytest.approx([first, (first + second) / 2, *rest], rel=1e-5)
+    newest = (tmp_path / "died" / "non_persistent").iterdir()
+    assert sorted(path.name for path in newest if path.is_dir()) == ["iter_0000010", "iter_0000015"]
+
+
+def died_with_its_last_save_torn(undisturbed: TrainedJob, copy: Path) -> Path:
+    """A copy of its checkpoints as if it had died before its end: what was durable is gone, and the non-persistent one
+    of step 15 is not whole, so that the job goes on from the one before it."""
+    shutil.copytree(undisturbed.job.rendered[undisturbed.job.rendered.index("--save") + 1], copy)
+    shutil.rmtree(copy / f"iter_{LONG:07d}")
+    (copy / MEGATRON_TRACKER).unlink()
+    checkpoint = {"path": str(copy), "tracker": MEGATRON_TRACKER, "non_persistent": NON_PERSISTENT_FOLDER}
+    folder = CheckpointFolder(checkpoint)
+    assert sorted(folder.steps()) == [10, 15]
+    (folder.folder_of(15) / ".metadata").unlink()
+    assert folder.newest_whole(15) == (10, (Skipped(15, "non_persistent/iter_0000015 has no .metadata"),))
+    folder.name(10)
+    return copy
 
 
 GALLERY = sorted(path for path in asset("recipes").glob("*.yaml") if load_recipe(path).backend.name == "megatron-lm")

@@ -137,8 +137,10 @@ LONG = 16  # steps
 
 
 def long_job(name: str, place: Path, layout: Layout = SHARED) -> CpuJob:
-    """Long enough to be interrupted; it saves in `place` at its end, or when it is told to end."""
-    return cpu_job(name, recipe_for("llama", (*saving(place, 1000, LONG), "on_oom.layouts=1")), layout)
+    """Long enough to be interrupted; it saves in `place` at its end, or when it is told to end, and after each fifth
+    step a checkpoint of which the newest alone stays."""
+    often = "training.non_persistent_save_interval=5"
+    return cpu_job(name, recipe_for("llama", (*saving(place, 1000, LONG), often, "on_oom.layouts=1")), layout)
 
 
 def jobs(folder: Path) -> list[CpuJob]:

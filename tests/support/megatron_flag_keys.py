@@ -40,6 +40,7 @@ READ_AS = {
     "--warmup": "--lr-warmup-iters",
     "--vocab-file": "--vocab-size",
 }
+NON_PERSISTENT = "training.non_persistent_save_interval=2"
 # Words of a recipe that the gallery does not use.
 WORDS = (
     ("training.fp8=delayed", "training.fp8_parameters=true", "training.optimizer={first_moment: fp8}"),
@@ -50,7 +51,7 @@ WORDS = (
     ("layout.loss=native", "layout.mlp_chunks=2"),
     ("layout.offload_optimizer=0.5", "layout.tp_comm_overlap=true", "layout.context_comm=a2a"),
     ("training.save_interval=10", "training.checkpoint_path=/c", "training.start_from=/w", "on_oom=fallback"),
-    ("training.save_interval=10", "training.checkpoint_path=/c", "training.async_save=true"),
+    ("training.save_interval=10", "training.checkpoint_path=/c", "training.async_save=true", NON_PERSISTENT),
     ("data={path: /d, tokenizer: /t, cache_path: /i}",),
     ("data={blend: [{path: /d, weight: 1}]}", "model={base: llama3.1-8b, qk_layernorm: true, mtp_num_layers: 1}"),
     ("model={base: gpt3-175b, zero_centered_norm: true, linear_bias: false}", "training.sequence_length=1024"),

@@ -202,6 +202,7 @@ TO_THE_HOST = "layout={recompute: full, offload_checkpoints: true}"
 ALLGATHER, EXPERT_MODEL, PINNED = "layout.token_dispatcher=allgather", "model=mixtral-8x7b", "layout.zero_stage=3"
 FP32, WIDE_FP16 = "training.precision=fp32", ("training.precision=fp16", "training.gradient_dtype=fp32")
 ASYNC = ("training.async_save=true", "training.checkpoint_path=/ckpt", "training.save_interval=10")
+NEWEST = "training.non_persistent_save_interval=10"
 FORMAT, FP32_MAIN = "training.checkpoint_format", "training.optimizer.main_parameters=fp32"
 
 # Key of a requirement, a recipe, and what breaks it.
@@ -210,6 +211,9 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ("async-on-a-gpu", DENSE, ["cluster=cpu-x2", *ASYNC]),
     ("async-whole-segments", DENSE, [*ASYNC, "environment={PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}"]),
     ("no-async-save", DEEPSPEED, ASYNC),
+    ("non-persistent-format", DENSE, [*SAVING, NEWEST, "training.checkpoint_format=torch", "layout.zero_stage=0"]),
+    ("non-persistent-format", DENSE, [*SAVING, NEWEST, PINNED]),
+    ("no-non-persistent-saves", DEEPSPEED, [*SAVING, NEWEST]),
     ("no-adapters", DENSE, ["training.adapters={rank: 4}"]),
     ("no-frozen-layers", DENSE, ["training.trained_layers=4"]),
     ("no-parameter-offload", DENSE, ["layout={offload_parameters: true}"]),

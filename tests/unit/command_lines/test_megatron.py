@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 
 import pytest
@@ -172,10 +173,12 @@ def test_graphs_of_each_core_are_read_as_they_were_rendered(version: str, scopes
 
 def test_a_save_beside_the_training_is_read_as_it_was_rendered() -> None:
     saved = ("training.checkpoint_path=/ckpt", "training.save_interval=10", "training.async_save=true")
+    saved += ("training.non_persistent_save_interval=2",)
     words = words_of(small(*saved), Layout(data=32, zero_stage=1))
     reading = read_megatron(TrainerCommand("pretrain_gpt.py", tuple(words[1:]), nodes=4, devices_per_node=8))
     assert reading.document["training"]["async_save"] is True
-    assert not [each for each in reading.unread if "async" in " ".join(each.words)]
+    assert reading.document["training"]["non_persistent_save_interval"] == 2
+    assert not [each for each in reading.unread if re.search("async|non-persistent", " ".join(each.words))]
 
 
 @pytest.mark.parametrize("flags", ["--enable-cuda-graph", "--cuda-graph-impl local --cuda-graph-scope attn"])

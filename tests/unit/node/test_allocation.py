@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.node.allocation import left_out, lost_nodes, next_nodes
+from llmlaunch.node.allocation import left_out, lost_nodes, next_nodes, replaceable_nodes
 from llmlaunch.node.finish import _next_for_script
 from llmlaunch.node.restart_policy import Next
 from llmlaunch.rundir.attempt import Attempt
+from llmlaunch.rundir.slow_devices import SlowDevice
 from support.node_rig import ATTEMPT, NODE, NodeRig
 
 NODES = st.lists(st.sampled_from([f"n{number}" for number in range(12)]), unique=True)
@@ -148,3 +149,27 @@ def test_a_job_that_goes_back_to_the_queue_gives_its_lost_nodes_back(
     at_fault: list[str], lost: list[str], line: list[str]
 ) -> None:
     assert _next_for_script(Next("requeue", "1 of 20", seconds=60), at_fault, lost) == line
+
+
+def replaceable(folder: Path, slow: str, restart: dict[str, object]) -> list[str]:
+    (folder / "run.json").write_text(json.dumps({"restart": {"times": 3, **restart}}))
+    devices = [SlowDevice(node, 3, None, None, 1.5, 1.0, ()) for node in slow.split()]
+    return replaceable_nodes(Attempt(folder, ATTEMPT), devices)
+
+
+def test_slow_nodes_are_replaced_where_the_recipe_asks_and_spare_ones_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-5]")
+    attempt(tmp_path, "n1", "n2", "n3")
+    wanted = {"slow_nodes": "replace"}
+    assert replaceable(tmp_path, "n2 n2", wanted) == ["n2"]
+    assert replaceable(tmp_path, "n2 n1", wanted) == ["n1", "n2"]
+    assert replaceable(tmp_path, "n2", {}) == []
+    assert replaceable(tmp_path, "n2", {**wanted, "times": 0}) == []
+    assert replaceable(tmp_path, "n1 n2 n3", wanted) == []
+    before = tmp_path / "attempts" / f"{ATTEMPT.rpartition('.')[0]}.9"
+    before.mkdir()
+    (before / "attempt.json").write_text(json.dumps({"attempt": before.name, "started_at": 1.0}))
+    (before / "status.json").write_text(json.dumps({"attempt": before.name, "left_out": ["n4", "n5"]}))
+    assert replaceable(tmp_path, "n2", wanted) == []  # no spare node is fit any more

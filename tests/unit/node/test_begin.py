@@ -391,3 +391,57 @@ def test_a_checkpoint_that_only_fewer_ranks_could_not_load_is_none_the_worse(run
     run.failed("7.0", from_step=20)
     run.past("7.1", "nodes/1", from_step=40, state="failed", cause={"kind": "checkpoint", "source": "log"})
     assert run.first_step("7.2") == 40
+
+
+MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def save_megatron(run: Run, step: int, within: str = "") -> Path:
+    """A checkpoint as Megatron-LM leaves it, in the folder of those that stay or in one within."""
+    place = run.tracker.parent / within
+    folder = place / f"iter_{step:07d}"
+    folder.mkdir(parents=True)
+    for name in ("__0_0.distcp", "metadata.json", ".metadata"):
+        (folder / name).write_bytes(b"x")
+    (place / MEGATRON_TRACKER).write_text(str(step))
+    return folder
+
+
+@pytest.fixture
+def often(run: Run) -> Run:
+    """A run whose last checkpoint that stays is of step 200, and the newest of all of step 250."""
+    checkpoint = {"path": str(run.tracker.parent), "tracker": MEGATRON_TRACKER, "promised": True, "interval": 100}
+    run.describe(restart=RESTART, checkpoint={**checkpoint, "non_persistent": "non_persistent"})
+    save_megatron(run, 200)
+    save_megatron(run, 250, "non_persistent")
+    return run
+
+
+def test_a_non_persistent_checkpoint_is_gone_on_from(often: Run) -> None:
+    often.failed(from_step=200, tracker_step=250, step=260)
+    assert often.first_step("7.1") == 250
+    assert often.record("7.1")["tracker_step"] == 250
+    assert often.record("7.1")["checkpoint_changed_ns"] is not None
+
+
+def test_a_damaged_non_persistent_one_costs_the_steps_since_the_durable_one(often: Run) -> None:
+    (often.tracker.parent / "non_persistent" / "iter_0000250" / ".metadata").unlink()
+    often.failed(from_step=200, tracker_step=250, step=260)
+    assert often.first_step("7.1") == 200
+    assert "non_persistent/iter_0000250 has no .metadata; continuing from step 200" in often.record("7.1")["note"]
+    assert not (often.tracker.parent / "non_persistent" / MEGATRON_TRACKER).exists()
+
+
+def test_a_non_persistent_one_that_could_not_be_loaded_is_left_for_the_durable_one(often: Run) -> None:
+    cannot_load(often, "7.0", 250)
+    assert often.first_step("7.1") == 200
+
+
+def test_non_persistent_ones_that_are_gone_are_no_reason_to_stop(often: Run) -> None:
+    """They may lie where a site removes what is old; what was durable has to be there."""
+    shutil.rmtree(often.tracker.parent / "non_persistent")
+    often.failed(from_step=200, tracker_step=250, step=260)
+    assert often.first_step("7.1") == 200
+    assert "the non-persistent checkpoint of step 250 is gone; continuing from step 200" in often.record("7.1")["note"]
+    (often.folder / "attempts" / "7.1" / "progress.json").write_text(json.dumps({"tracker_step": 300}))
+    assert "names step 200, but attempt 7.1 had saved step 300" in lost(often, "7.2")

@@ -346,3 +346,21 @@ def test_who_ends_the_job_during_its_last_act_changes_nothing(cpu_node: NodeRig)
     finish.send_signal(signal.SIGTERM)
     assert finish.wait() == 0
     assert [rank.rank for rank in summary(cpu_node).ranks] == [0]
+
+
+def test_slow_nodes_for_which_the_trainers_saved_give_their_places_to_spare_ones(cpu_node: NodeRig) -> None:
+    policy = {"by": "requeue", "within": "job", "times": 5, "fruitless": 2, "backoff_seconds": 60.0}
+    cpu_node.write("run.json", {"schema": 1, "nodes": 2, "restart": {**policy, "slow_nodes": "replace"}})
+    train_on_two_nodes(cpu_node)
+    cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "nodes": [NODE, "node2"], "started_at": 1.0})
+    cpu_node.write_attempt("progress.json", {"step": 40, "steps": 90, "replaced": ["node2"]})
+    cpu_node.write_attempt(f"told/{NODE}", "USR1")
+    cpu_node.done(NODE, "node2")
+    finish = cpu_node.start_finish(2, 0, "--wait", "0", "--within")
+    _, stderr = finish.communicate(f"{NODE}\nnode2\nnode3\n", timeout=120)
+    code, status = finish.returncode, cpu_node.status()
+    assert (code, status["state"], status["left_out"]) == (75, "stopped", ["node2"])
+    assert "saved after step 40 of 90, so that spare nodes take the place of node2: too slow" in stderr
+    assert status["next"]["action"] == "restart"
+    assert sorted(status["next"]["nodes"]) == sorted([NODE, "node3"])
+    assert status["next"]["why"] == "continues without the slow nodes"

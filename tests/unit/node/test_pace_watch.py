@@ -49,7 +49,8 @@ def watchdog(rig: NodeRig, nodes: list[str], **run: Any) -> Any:
     rig.write("run.json", {"nodes": len(nodes), "progress": PROGRESS, **run})
     rig.write_attempt("attempt.json", {"schema": 1, "nodes": nodes})
     child = rig.start("rank", *rig.place, "--node", "job", "--", "sleep", "600", RANK="900", LOCAL_RANK="0")
-    return rig.start("watchdog", *rig.place, "--child", str(child.pid), "--poll", "0.05", *WINDOW)
+    options = ("--child", str(child.pid), "--poll", "0.05", *WINDOW)
+    return rig.start("watchdog", *rig.place, *options, SLURM_JOB_NODELIST=f"{NODE},node[2-3]")
 
 
 def slow(rig: NodeRig) -> list[dict[str, Any]] | None:
@@ -116,7 +117,7 @@ def throttles() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def test_a_rank_of_a_real_training_that_holds_the_others_up_is_named(
+def test_a_rank_of_a_real_training_that_holds_the_others_up_is_named_and_its_node_replaced(
     cpu_node: NodeRig, tmp_path: Path, throttles: list[subprocess.Popen[bytes]]
 ) -> None:
     log = cpu_node.write(f"logs/{ATTEMPT}.{NODE}.log", "")
@@ -124,13 +125,18 @@ def test_a_rank_of_a_real_training_that_holds_the_others_up_is_named(
     for rank in range(3):
         cpu_node.rank(sys.executable, "-c", TRAINER, meeting, str(log), rank=rank, OMP_NUM_THREADS="1")
     cpu_node.start("monitor", *cpu_node.place, "--node", NODE, *QUICK)
-    watching = watchdog(cpu_node, [NODE], devices_per_node=3, pipeline=1)
+    policy = {"within": "job", "times": 3, "slow_nodes": "replace"}
+    watching = watchdog(cpu_node, [NODE], devices_per_node=3, pipeline=1, restart=policy)
     until(lambda: slow(cpu_node) == [], "the first steps, of which none is slow")
     throttles.append(subprocess.Popen([sys.executable, "-c", THROTTLE, str(cpu_node.record(1)["program_pid"])]))
     (entry,) = until(lambda: slow(cpu_node), "the throttled rank to be named")
     assert (entry["node"], entry["rank"], entry["device"]) == (NODE, 1, None)
     assert entry["factor"] >= 1.5
-    assert "watchdog: slow: rank 1 on node1 is " in ended(watching)
+    progress = json.loads((cpu_node.attempt_directory / "progress.json").read_text())
+    assert progress["replaced"] == [NODE]
+    _, stderr = watching.communicate(timeout=120)  # the training step has heard it, and ended
+    assert "watchdog: slow: rank 1 on node1 is " in stderr
+    assert "asking the trainers to save and end: spare nodes take the place of node1" in stderr
 
 
 def test_ranks_with_experts_may_have_unequal_work() -> None:

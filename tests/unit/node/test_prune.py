@@ -248,3 +248,17 @@ def test_hostile_names_and_records_end_in_one_line_at_most(saved: Saved) -> None
     saved.rig.write_attempt("attempt.json", json.dumps({"attempt": ATTEMPT, "from_step": "x" * 99, "started_at": []}))
     saved.prune()
     assert {40, 60} <= set(saved.steps())
+
+
+def test_non_persistent_checkpoints_are_the_trainers_to_remove(cpu_node: NodeRig, tmp_path: Path) -> None:
+    saved = Saved(cpu_node, tmp_path / "checkpoints", MEGATRON, keep=2)
+    checkpoint = {"path": str(saved.folder), "tracker": MEGATRON, "promised": True, "interval": 20, "keep": 2}
+    saved.describe({**checkpoint, "non_persistent": "non_persistent"})
+    saved.save(20, 40, 60)
+    newest = saved.folder / "non_persistent" / "iter_0000065"
+    newest.mkdir(parents=True)
+    (newest / "common.pt").write_bytes(b"x")
+    (saved.folder / "non_persistent" / MEGATRON).write_text("65")
+    saved.prune()
+    assert saved.steps() == [40, 60]
+    assert newest.exists()

@@ -198,3 +198,21 @@ def test_what_is_left_out_has_the_bad_step_and_never_the_last_nor_what_was_train
     assert skip is not None
     first, last = skip
     assert step < first <= bad.good_step + 1 <= bad.since_step <= last < steps
+
+
+def test_it_goes_back_to_a_checkpoint_that_stays(run: Run) -> None:
+    """A non-persistent one is no older than the damage may be; the trainers remove it."""
+    describe(run)
+    place, tracker = run.tracker.parent, "latest_checkpointed_iteration.txt"
+    checkpoint = {"path": str(place), "tracker": tracker, "non_persistent": "non_persistent"}
+    run.describe(restart=None, on_bad_loss=ROLLBACK, progress={"steps": 1000}, checkpoint=checkpoint)
+    for name in ("iter_0000300", "non_persistent/iter_0000340", "non_persistent/iter_0000460"):
+        (place / name).mkdir(parents=True)
+        (place / name / "common.pt").write_bytes(b"x")
+    (place / tracker).write_text("300")
+    (place / "non_persistent" / tracker).write_text("460")
+    run.tracker.write_text("460")  # what goes_bad reads
+    goes_bad(run, since=451, good=450)
+    assert run.first_step("7.1", "--layout", ".") == 300
+    assert sorted(path.name for path in (place / "non_persistent").glob("iter_*")) == ["iter_0000000", "iter_00000000"]
+    assert not (place / "non_persistent" / tracker).exists()

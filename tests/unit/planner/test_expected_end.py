@@ -264,3 +264,14 @@ def test_the_last_save_before_a_time_limit_waits_for_the_writer() -> None:
     layout = CHOSEN.layout
     beside = small(*SAVED, "training.async_save=true")
     assert lead_seconds(beside, layout, 10.0) == lead_seconds(small(*SAVED), layout, 10.0)
+
+
+def test_what_a_stop_costs_is_bounded_by_the_checkpoints_of_which_the_newest_alone_stays() -> None:
+    """They cost as much as any: as if all of them stayed."""
+    beside = ("training.checkpoint_path=/ckpt", "training.async_save=true")
+    seldom = end_of(small(*beside, "training.save_interval=1000"))
+    often = end_of(small(*beside, "training.save_interval=1000", "training.non_persistent_save_interval=100"))
+    all_stay = end_of(small(*beside, "training.save_interval=100"))
+    assert (often.save_interval, often.non_persistent_interval) == (1000, 100)
+    assert seldom.non_persistent_interval is None
+    assert often.goodput == all_stay.goodput != seldom.goodput

@@ -257,3 +257,12 @@ def with_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_gib: int, mo
     length = "sequence_length: 8192, global_batch_size: 512, steps: 100"
     training = f"{{{length}, save_interval: 10, checkpoint_path: saved{more}}}"
     return readiness(tmp_path, recipe_text(training=training))
+
+
+def test_non_persistent_ones_take_room_too_and_may_be_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    often = ", non_persistent_save_interval: 5"
+    assert with_free(tmp_path, monkeypatch, 2000, often).doubtful == ()
+    (sentence,) = with_free(tmp_path, monkeypatch, 1150, often).doubtful
+    assert "8 of the 10 that will be written fit" in sentence

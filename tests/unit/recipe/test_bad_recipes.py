@@ -241,6 +241,24 @@ CONTRADICTIONS = [
         *("backend={name: megatron-lm, script: /mine.py}", "training.keep_checkpoints=2"),
         *("training.checkpoint_path=/ckpt", "training.save_interval=10"),
     ),
+    (
+        "training: non_persistent_save_interval: these checkpoints are written between those of save_interval",
+        *("training.non_persistent_save_interval=10", "training.checkpoint_path=/ckpt", "training.save_interval=10"),
+    ),
+    (
+        "training.non_persistent_save_interval: a script of one's own lays out its folder as it likes",
+        *("backend={name: megatron-lm, script: /mine.py}", "training.non_persistent_save_interval=2"),
+        *("training.checkpoint_path=/ckpt", "training.save_interval=10"),
+    ),
+    (
+        "restart.slow_nodes: there is no node to take the place of a slow one; add spare_nodes",
+        *("restart={slow_nodes: replace}", "training.checkpoint_path=/ckpt", "training.save_interval=10"),
+    ),
+    (
+        "restart.slow_nodes: spare nodes take the place of slow ones where the job's own script starts",
+        *("restart={slow_nodes: replace, within: queue}", "spare_nodes=1"),
+        *("training.checkpoint_path=/ckpt", "training.save_interval=10"),
+    ),
     ("on_bad_loss: there is nothing to roll back to: no checkpoints are written", "on_bad_loss=rollback"),
     (
         "on_bad_loss: a script of your own cannot be told which batches to leave out",

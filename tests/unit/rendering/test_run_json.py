@@ -21,7 +21,7 @@ from llmlaunch.placement.traffic import Sizes, Volumes, traffic
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.provenance import Provenance, gather_provenance
 from llmlaunch.rendering.run_directory import run_files
-from llmlaunch.rendering.run_json import measurement_template, placement_json
+from llmlaunch.rendering.run_json import _checkpoint, _restart, measurement_template, placement_json
 from llmlaunch.rundir.peak_account import pipeline_rank_of
 from support.recipes import recipe_of
 
@@ -183,3 +183,14 @@ def test_what_it_measures_is_of_the_job_it_is_of() -> None:
 
 def test_its_stage_is_the_one_it_was_started_for_whatever_its_number() -> None:
     assert pipeline_rank_of({**LONE.described, "rehearsal": {"pipeline_rank": 2}}, 16) == 2
+
+
+def test_it_says_where_checkpoints_lie_and_what_becomes_of_slow_nodes_where_the_recipe_does() -> None:
+    saving = ("training.checkpoint_path=/ckpt", "training.save_interval=100")
+    asked = recipe_of("llama3-8b", *saving, "training.non_persistent_save_interval=10", "training.keep_checkpoints=2")
+    plain = {"path": "/ckpt", "tracker": "latest_checkpointed_iteration.txt", "promised": True, "interval": 100}
+    assert _checkpoint(recipe_of("llama3-8b", *saving)) == plain
+    assert _checkpoint(asked) == {**plain, "keep": 2, "non_persistent": "non_persistent"}
+    replacing = recipe_of("llama3-8b", *saving, "spare_nodes=1", "restart={slow_nodes: replace}")
+    assert (_restart(replacing) or {})["slow_nodes"] == "replace"
+    assert "slow_nodes" not in (_restart(asked) or {})

@@ -51,7 +51,7 @@ CPU_PEAKS = "on a CPU no allocator of a device counts, so its peaks are left out
 _OF_NO_PEAK = (
     *("learning_rate", "learning_rate_decay", "minimum_learning_rate", "warmup_steps", "weight_decay", "adam_betas"),
     *("seed", "log_interval", "save_interval", "checkpoint_path", "checkpoint_format", "tensorboard", "start_from"),
-    *("keep_checkpoints", "tracking", "slurm", "secrets", "notify"),
+    *("keep_checkpoints", "non_persistent_save_interval", "tracking", "slurm", "secrets", "notify"),
 )
 _OFFLOADS = ("offload_optimizer", "offload_parameters", "offload_modules", "offload_checkpoints")
 MOST_LAYOUTS = 1000  # looked at; a recipe that leaves more open pins nothing

@@ -15,6 +15,7 @@ from llmlaunch.timing.step import evaluation_seconds
 from llmlaunch.units import GB, GIB
 
 __all__ = [
+    "NON_PERSISTENT_FOLDER",
     "RESHARDING_FLAG",
     "checkpoint_bytes",
     "expected_save_seconds",
@@ -33,6 +34,9 @@ __all__ = [
 # Files of the checkpoint folder that hold the last step saved whole; both frameworks write them last.
 MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"
 TRACKERS = {"megatron-lm": MEGATRON_TRACKER, "deepspeed": "latest", "megatron-bridge": MEGATRON_TRACKER}
+
+# In the checkpoint folder (_NON_PERSISTENT_CKPT_SUBDIR, megatron/training/checkpointing.py, core 0.19).
+NON_PERSISTENT_FOLDER = "non_persistent"
 
 MEGATRON_SKIPS = "--iterations-to-skip"
 SKIP_FLAGS = {"megatron-lm": MEGATRON_SKIPS, "deepspeed": "--skip-steps", "megatron-bridge": MEGATRON_SKIPS}

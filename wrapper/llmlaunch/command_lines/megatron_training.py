@@ -126,7 +126,9 @@ def _checkpoints(space: Namespace) -> Iterator[tuple[str, Any]]:
     if save and interval:
         yield "save_interval", interval
         yield "checkpoint_path", save
-        kind = space.get("ckpt_format")
+        often, kind = space.get("non_persistent_save_interval"), space.get("ckpt_format")
+        if often and often < interval and space.get("non_persistent_ckpt_type") == "global" and kind == "torch_dist":
+            yield "non_persistent_save_interval", often
         whole = kind == "torch" and not space.get("use_distributed_optimizer")
         sharded = bool(space.get("use_megatron_fsdp"))
         if whole or (kind == "fsdp_dtensor" and not sharded):

@@ -17,14 +17,15 @@ from ..causes.cause import cause
 from ..rundir import file_names
 from ..rundir.files import read_object
 from ..rundir.run import begun_attempts
-from ..rundir.values import is_host, job_of
-from .restart_policy import has_ft_launcher
+from ..rundir.values import host_names, is_host, job_of
+from .restart_policy import has_ft_launcher, of_this_submission
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from ..rundir.attempt import Attempt
+    from ..rundir.slow_devices import SlowDevice
     from .files import Record
 
 ANSWER_SECONDS = 12.0  # a node that is well answers within a second, or a few under load
@@ -104,6 +105,21 @@ def left_out(run_directory: Path, attempt: str, bad: Iterable[str]) -> list[str]
         before = (earlier.verdict or {}).get("left_out")
         nodes |= {*(before if isinstance(before, list) else ())}
     return sorted(node for node in nodes if is_host(node))
+
+
+def replaceable_nodes(attempt: Attempt, slow: Iterable[SlowDevice]) -> list[str]:
+    """Return the nodes of the devices that are `slow`. Empty where the recipe does not want them replaced, the
+    allocation has too few spare nodes for all of them (the rest would hold the training up as before), or `attempt`
+    was the last restart that the recipe allows."""
+    policy = attempt.run.get("restart")
+    if not isinstance(policy, dict) or policy.get("slow_nodes") != "replace":
+        return []
+    ours = of_this_submission(begun_attempts(attempt.run_directory), attempt.run_directory, attempt.name)
+    restarts = len([item for item in ours if not item.is_fallback]) - 1
+    allocated = host_names(os.environ.get("SLURM_JOB_NODELIST", ""))
+    spare = {*allocated}.difference(attempt.nodes, left_out(attempt.run_directory, attempt.name, ()))
+    nodes = sorted({device.node for device in slow})
+    return nodes if len(nodes) <= len(spare) and restarts < int(policy["times"]) else []
 
 
 def next_nodes(

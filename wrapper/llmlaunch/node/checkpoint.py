@@ -6,16 +6,15 @@ for before the training starts.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..causes.rerun_verdict import is_judged_step
 from ..rundir import file_names
-from ..rundir.files import open_regular, read_object
+from ..rundir.files import read_object
 from ..rundir.run import begun_attempts
 from ..rundir.values import byte_count, is_for_fewer_nodes, to_type
-from .checkpoint_folder import CheckpointFolder, Skipped
+from .checkpoint_folder import CheckpointFolder, Skipped, step_named_by
 
 if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
@@ -26,13 +25,12 @@ __all__ = [
     "attempts_in_folder",
     "checkpoint_of",
     "choose_start",
+    "durable_step",
     "is_load_failure",
     "read_tracker",
     "saved_step",
     "unloadable_steps",
 ]
-
-MOST_TRACKER_BYTES = 4096
 
 
 class Start(NamedTuple):
@@ -49,17 +47,20 @@ class Start(NamedTuple):
 
 
 def read_tracker(checkpoint: Record | None) -> int | None:
-    """The step that the tracker file of a run.json's "checkpoint" names: `1200` (Megatron-LM) or `step-1200` (our
-    DeepSpeed script). None where no file names one."""
-    try:
-        path = Path(str((checkpoint or {})["path"])) / str((checkpoint or {})["tracker"])
-        if not path.is_file():
-            return None
-        with open_regular(path, follow=True) as file:
-            digits = re.search(rb"(\d+)\s*$", file.read(MOST_TRACKER_BYTES))
-    except (OSError, KeyError):
+    """The newest step that a tracker file of a run.json's "checkpoint" names, that of non-persistent checkpoints, too.
+    None where no file names one."""
+    durable, within = durable_step(checkpoint), (checkpoint or {}).get("non_persistent")
+    if checkpoint is None or within is None:
+        return durable
+    newest = step_named_by(Path(str(checkpoint.get("path"))) / str(within) / str(checkpoint.get("tracker")))
+    return max((step for step in (durable, newest) if step is not None), default=None)
+
+
+def durable_step(checkpoint: Record | None) -> int | None:
+    """The step that the tracker file of the checkpoints that stay names."""
+    if checkpoint is None or "path" not in checkpoint or "tracker" not in checkpoint:
         return None
-    return int(digits[1]) if digits else None
+    return step_named_by(Path(str(checkpoint["path"])) / str(checkpoint["tracker"]))
 
 
 def _reached_step(attempt: Attempt) -> int | None:
@@ -95,7 +96,10 @@ def _choose(run_directory: Path, checkpoint: Record, attempts: list[Attempt], st
         if wrong:
             return _from_the_one_before(run_directory, folder, Skipped(named, wrong), stops)
         if reached is None or named >= reached or _is_allowed(run_directory):
-            return Start(named)
+            return _as_named(folder, named)
+        if folder.non_persistent is not None and reached - named < (byte_count(checkpoint.get("interval")) or 0):
+            gone = f"the non-persistent checkpoint of step {reached} is gone; continuing from step {named}"
+            return _as_named(folder, named, gone)
         problem = f"{folder.tracker} names step {named}, but {before}"
         return Start(0, problem=problem, remedy=_remedy(run_directory, f"from step {named}"))
     if not reached:
@@ -150,6 +154,10 @@ def _from_the_one_before(run_directory: Path, folder: CheckpointFolder, last: Sk
     return Start(0, problem=problem, remedy=_remedy(run_directory, "from step 0"))
 
 
+def _as_named(folder: CheckpointFolder, step: int, note: str = "") -> Start:
+    return Start(step, note) if folder.non_persistent is None else _renamed(folder, step, note)
+
+
 def _without_tracker(run_directory: Path, folder: CheckpointFolder, reached: int, problem: str) -> Start:
     whole, _ = folder.newest_whole(reached)
     if whole == reached:
@@ -168,7 +176,8 @@ def _renamed(folder: CheckpointFolder, step: int, note: str) -> Start:
     try:
         folder.name(step)
     except OSError as error:
-        return Start(0, problem=f"{note}; but {folder.tracker} cannot be written: {error.strerror}")
+        what = f"{note}; but " if note else ""
+        return Start(0, problem=f"{what}{folder.path} cannot be written: {error.strerror}")
     return Start(step, note)
 
 

@@ -12,8 +12,9 @@ from ..rundir.files import open_regular, replace_bytes
 if TYPE_CHECKING:
     from .files import Record
 
-__all__ = ["CheckpointFolder", "Skipped"]
+__all__ = ["CheckpointFolder", "Skipped", "step_named_by"]
 
+MOST_TRACKER_BYTES = 4096
 CHECK_SECONDS = 20.0  # for the files of one checkpoint; there are thousands on a large job
 _ZIP_START, _ZIP_END, _ZIP_END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22
 _MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"
@@ -34,11 +35,18 @@ class Skipped(NamedTuple):
 
 
 class CheckpointFolder:
-    """What a run.json's "checkpoint" names. `unloadable` says of steps whose files look whole why they are not."""
+    """What a run.json's "checkpoint" names. `unloadable` says of steps whose files look whole why they are not.
 
-    def __init__(self, checkpoint: Record) -> None:
+    Megatron-LM's non-persistent checkpoints lie in a folder within this one, with a tracker of their own. Before each
+    save it removes all of them but the one with the highest number. It goes on from the one that their tracker names
+    unless the other tracker names a later step (save_checkpoint, cleanup_old_non_persistent_checkpoint and
+    _load_base_checkpoint of megatron/training/checkpointing.py, core 0.19). `durable_only` leaves them out."""
+
+    def __init__(self, checkpoint: Record, durable_only: bool = False) -> None:
         self.path = Path(str(checkpoint.get("path")))
         self.tracker = self.path / str(checkpoint.get("tracker"))
+        within = None if durable_only else checkpoint.get("non_persistent")
+        self.non_persistent = None if within is None else self.path / str(within)
         self.unloadable: dict[int, str] = {}
         self._is_megatron = self.tracker.name == _MEGATRON_TRACKER
 
@@ -57,14 +65,15 @@ class CheckpointFolder:
         """What is wrong with the checkpoint of a step, as far as its files and earlier attempts show; empty where
         nothing is."""
         folder = self.folder_of(step)
+        name = folder.relative_to(self.path)
         if not folder.is_dir():
-            return f"{folder.name} is missing"
+            return f"{name} is missing"
         files = _files(folder)
         if not files:
-            return f"{folder.name} is empty"
+            return f"{name} is empty"
         names = {path.name for path in files}
-        if any(name.endswith(".distcp") for name in names) and ".metadata" not in names:
-            return f"{folder.name} has no .metadata"
+        if any(path.suffix == ".distcp" for path in files) and ".metadata" not in names:
+            return f"{name} has no .metadata"
         give_up_at = time.monotonic() + CHECK_SECONDS
         for path in files:
             if _is_torn(path):
@@ -85,7 +94,26 @@ class CheckpointFolder:
         return max(times, default=None)
 
     def name(self, step: int) -> None:
-        """Make the tracker name a step, that of Megatron-Bridge too. Raises OSError."""
+        """Make the trackers name a step, so that the trainers go on from it. Raises OSError."""
+        if self.non_persistent is None:
+            self._name_durable(step)
+            return
+        named = step_named_by(self.tracker)
+        if step in self._durable_steps():
+            if named != step:
+                self._name_durable(step)
+        else:
+            newest = self.non_persistent / self.tracker.name
+            if step_named_by(newest) != step:
+                replace_bytes(newest, str(step).encode())
+            # without this one Megatron-LM takes --pretrained-checkpoint; where both name the same step, it takes the
+            # non-persistent one
+            if named is None or named > step:
+                replace_bytes(self.tracker, str(step).encode())
+        self.leave_to_trainers(step)
+
+    def _name_durable(self, step: int) -> None:
+        """That of Megatron-Bridge, too."""
         text = str(step) if self._is_megatron else self.steps()[step]
         state = self.folder_of(step) / _BRIDGE_STATE
         if state.is_file():
@@ -98,6 +126,27 @@ class CheckpointFolder:
         """Move the trackers away, so that the trainers begin at step 0. Raises OSError."""
         self._set_aside(self.path / _BRIDGE_TRACKER)
         self._set_aside(self.tracker)
+        self.leave_to_trainers(0)
+
+    def leave_to_trainers(self, step: int) -> None:
+        """Have the trainers remove the non-persistent checkpoints that a training from `step` has no use for. Raises
+        OSError.
+
+        One that a crash cut off has the highest number: before the next save Megatron-LM would keep it, and remove the
+        whole one. With the number 0 it is the first to go, and none is loaded from it.
+        """
+        if self.non_persistent is None:
+            return
+        tracker = self.non_persistent / self.tracker.name
+        most = step - 1 if step in self._durable_steps() else step
+        if (step_named_by(tracker) or 0) > most:
+            self._set_aside(tracker)
+        for later, name in sorted(self._steps_in(self.non_persistent).items()):
+            if later > most and later > 0:
+                number = "0000000"
+                while (self.non_persistent / f"iter_{number}").exists():
+                    number += "0"
+                (self.non_persistent / name).rename(self.non_persistent / f"iter_{number}")
 
     @staticmethod
     def _set_aside(tracker: Path) -> None:
@@ -105,9 +154,10 @@ class CheckpointFolder:
             tracker.replace(tracker.with_name(f"{tracker.name}.damaged"))
 
     def set_aside_after(self, step: int, suffix: str) -> list[str]:
-        """Rename the checkpoints of later steps, so that nobody loads them; returns their new names. Raises OSError."""
+        """Rename the durable checkpoints of later steps, so that nobody loads them; returns their new names. Raises
+        OSError."""
         names = []
-        for _, name in sorted(item for item in self.steps().items() if item[0] > step):
+        for _, name in sorted(item for item in self._durable_steps().items() if item[0] > step):
             number, aside = 1, f"{name}{suffix}"
             while (self.path / aside).exists():
                 number += 1
@@ -121,22 +171,44 @@ class CheckpointFolder:
         return self.path / self.steps().get(step, f"iter_{step:07d}" if self._is_megatron else f"step-{step}")
 
     def steps(self) -> dict[int, str]:
-        """The folder's name of each step that has one."""
+        """The name of each step's folder, from `path` on; of two that of the durable checkpoint."""
+        if self.non_persistent is None:
+            return self._durable_steps()
+        names = self._steps_in(self.non_persistent)
+        return {**{step: f"{self.non_persistent.name}/{name}" for step, name in names.items()}, **self._durable_steps()}
+
+    def _durable_steps(self) -> dict[int, str]:
+        return self._steps_in(self.path)
+
+    def _steps_in(self, path: Path) -> dict[int, str]:
         pattern = _MEGATRON_FOLDER if self._is_megatron else _DEEPSPEED_FOLDER
         try:
-            matches = [pattern.fullmatch(path.name) for path in self.path.iterdir() if path.is_dir()]
+            matches = [pattern.fullmatch(path.name) for path in path.iterdir() if path.is_dir()]
         except OSError:
             return {}
         return {int(match[1]): match[0] for match in matches if match is not None}
 
     def own_steps(self) -> dict[int, str]:
-        """The same of those alone whose folder is a real one, named exactly as the trainers name it."""
+        """The durable ones alone whose folder is a real one, named exactly as the trainers name it."""
         own = {}
-        for step, name in self.steps().items():
+        for step, name in self._durable_steps().items():
             exact = (f"iter_{step:07d}",) if self._is_megatron else (f"step-{step}", f"global_step{step}")
             if name in exact and not (self.path / name).is_symlink():
                 own[step] = name
         return own
+
+
+def step_named_by(tracker: Path) -> int | None:
+    """The step that a tracker file names: `1200` (Megatron-LM) or `step-1200` (our DeepSpeed script). None where there
+    is none, or it names none."""
+    try:
+        if not tracker.is_file():
+            return None
+        with open_regular(tracker, follow=True) as file:
+            digits = re.search(rb"(\d+)\s*$", file.read(MOST_TRACKER_BYTES))
+    except OSError:
+        return None
+    return int(digits[1]) if digits else None
 
 
 def _files(folder: Path) -> list[Path]:

@@ -30,7 +30,7 @@ from ..rundir.memory_files import summarize
 from ..rundir.run import begun_attempts
 from ..rundir.slow_devices import slow_devices
 from ..rundir.spool_place import is_private, spool_folder, spool_root
-from ..rundir.values import counted, job_of
+from ..rundir.values import counted, is_host, job_of
 from .allocation import left_out, lost_nodes, next_nodes, node_failure
 from .checkpoint import checkpoint_of, read_tracker, saved_step
 from .cycles import NO_RESTART
@@ -97,7 +97,8 @@ def main(argv: list[str]) -> int:
     here = _Here.of(options)
     verdict = _verdict(options, directory, ranks, nodes, progress, here.lost)
     at_fault = _at_fault(options.run_dir, options.attempt, verdict.cause)
-    unfit = left_out(options.run_dir, options.attempt, [*here.lost, *at_fault]) if here.nodes else []
+    bad = [*here.lost, *at_fault, *_replaced(progress)]
+    unfit = left_out(options.run_dir, options.attempt, bad) if here.nodes else []
     facts = gather(options.run_dir, options.attempt, verdict, progress)
     suspected = signs_against(verdict.cause)
     counts = node_counts(facts.run, facts.layout)
@@ -198,11 +199,15 @@ def _verdict(
 ) -> Verdict:
     code, why = judge(options.code, ranks, nodes)
     stop_signal = options.stop_signal
-    ended_by_watchdog = progress.get("hung") or progress.get("behind") or ended_for_loss(progress)
+    replaced = _replaced(progress)
+    ended_by_watchdog = progress.get("hung") or progress.get("behind") or ended_for_loss(progress) or replaced
     if not stop_signal and not ended_by_watchdog:  # which did not ask it to stop
         stop_signal = PREEMPTED if any((directory / file_names.STOP_SIGNALS).glob("*")) else ""
     if code == 0 and stop_signal and not _is_complete(progress):
         return Verdict("stopped", COMES_BACK_LATER, _stopped(stop_signal, progress), None, stop_signal)
+    if code == 0 and replaced and not _is_complete(progress):
+        why = f"saved{_after(progress)}, so that spare nodes take the place of {', '.join(replaced)}: too slow"
+        return Verdict("stopped", COMES_BACK_LATER, why, None, "")
     if code == 0:
         return Verdict("succeeded", 0, why, None, stop_signal)
     cause = _cause_or_none(options.run_dir, options.attempt, ranks, code, lost)
@@ -272,10 +277,19 @@ def _is_complete(progress: Record) -> bool:
     return step is not None and steps is not None and step >= steps
 
 
+def _replaced(progress: Record) -> list[str]:
+    """The slow nodes for which the watchdog asked the trainers to end."""
+    nodes = progress.get("replaced")
+    return [node for node in nodes if is_host(node)] if isinstance(nodes, list) else []
+
+
 def _stopped(stop_signal: str, progress: Record) -> str:
+    return f"{_order(stop_signal)} and ended in order{_after(progress)}"
+
+
+def _after(progress: Record) -> str:
     step, steps = progress.get("step"), progress.get("steps")
-    at = "" if step is None else f" after step {step}" + ("" if steps is None else f" of {steps}")
-    return f"{_order(stop_signal)} and ended in order{at}"
+    return "" if step is None else f" after step {step}" + ("" if steps is None else f" of {steps}")
 
 
 def _order(stop_signal: str) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from ..rundir.attempt import Attempt
 from ..rundir.run import begun_attempts
 from ..rundir.values import byte_count
-from .checkpoint import attempts_in_folder, checkpoint_of, read_tracker, unloadable_steps
+from .checkpoint import attempts_in_folder, checkpoint_of, durable_step, unloadable_steps
 from .checkpoint_folder import CheckpointFolder
 from .files import command_parser, say
 from .signals import die_with_parent
@@ -77,10 +77,11 @@ def prune(run_directory: Path, attempt: str, layout: str) -> None:
     or in one line what went wrong."""
     try:
         checkpoint = checkpoint_of(run_directory, layout)
-        keep, last = kept_count(checkpoint), read_tracker(checkpoint)
-        if checkpoint is None or not keep or last is None:
+        keep = kept_count(checkpoint)
+        last = durable_step(checkpoint) if keep else None
+        if checkpoint is None or last is None:
             return
-        folder = CheckpointFolder(checkpoint)
+        folder = CheckpointFolder(checkpoint, durable_only=True)
         folder.unloadable = unloadable_steps(
             folder, attempts_in_folder(begun_attempts(run_directory), run_directory, checkpoint)
         )

@@ -197,6 +197,7 @@ def _restart(facts: Facts) -> Next:
         at_once = facts.fruitless <= 1 and facts.kind not in _ELSEWHERE
         seconds = 0 if at_once else min(backoff_seconds, round(_MOST_IDLE_SECONDS))
         layout = layout_on(facts.run, facts.layout, len(facts.nodes))
+        why = "continues without the slow nodes" if facts.state == "stopped" else why
         cost = cost_of_fewer_nodes(facts.run, len(facts.nodes), facts.saved_step, facts.held_nodes)
         why = f"{why}, {cost}" if cost else why
         return Next("restart", why, layout=layout, seconds=seconds, nodes=facts.nodes)

@@ -82,10 +82,10 @@ def bad_loss_of(cause: object, progress: Record, from_step: int) -> BadLoss | No
 def checkpoint_before(checkpoint: Record | None, bad: BadLoss) -> int | None:
     """Return the step of the checkpoint to go back to: the newest whole one by MARGIN_STEPS before the last good step,
     else the newest whole one up to that step; None where there is none, or a script of the person's own laid out its
-    folder as it likes."""
+    folder as it likes. A non-persistent one is as young as the damage may be."""
     if checkpoint is None or not checkpoint.get("promised", True):
         return None
-    folder = CheckpointFolder(checkpoint)
+    folder = CheckpointFolder(checkpoint, durable_only=True)
     early, _ = folder.newest_whole(bad.good_step - MARGIN_STEPS)
     return folder.newest_whole(bad.good_step)[0] if early is None else early
 

@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..rundir import file_names
+from ..rundir.attempt import Attempt
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
 from ..rundir.rank_records import rank_files, rank_records
 from ..rundir.stack_files import ranks_stacks
 from ..rundir.step_lines import StepLines
 from ..rundir.values import number
-from .checkpoint import read_tracker
+from .allocation import replaceable_nodes
+from .checkpoint import durable_step, read_tracker
 from .cycles import END, NEXT, CycleWatch
 from .files import command_parser, say
 from .loss_judge import LossJudge
@@ -113,6 +115,7 @@ class AttemptWatchdog:
         step_lines = StepLines(progress.get("step_patterns"), progress.get("slow_patterns"))
         self._logs = NodeLogs(options.run_dir / file_names.LOGS, options.attempt, step_lines, nodes)
         self._pace = PaceWatch(options.run_dir, options.attempt, begun.get("nodes"), run, options.pace_window)
+        self._replaced: list[str] = []  # slow nodes for which the trainers were asked to end
         self._silent_until = None if progress.get("promised") else progress.get("first_step_seconds")
         self._stop_requested = self._unwritten = False
         self._written_at = -WRITE_SECONDS
@@ -177,9 +180,22 @@ class AttemptWatchdog:
             notify(self._run_directory, self._attempt, "first_step", first_step_text(self._tracker.record()))
         if self._pace.look(self._tracker.is_steady(self._clock.now())):
             self._unwritten = True
+            self._replace_slow_nodes()
         if self._unwritten and self._clock.now() - self._written_at >= WRITE_SECONDS:
             self._write()
         return fresh
+
+    def _replace_slow_nodes(self) -> None:
+        """Have the trainers save and end where spare nodes are to take the place of slow ones. The job script is not
+        told, since it would not start again in its allocation."""
+        if self._replaced or self._stop_requested or not self._tracker.any_step:
+            return
+        self._replaced = replaceable_nodes(Attempt(self._run_directory, self._attempt), self._pace.slow)
+        if self._replaced:
+            self._write()
+            names = ", ".join(self._replaced)
+            say(f"watchdog: asking the trainers to save and end: spare nodes take the place of {names}")
+            self._child.signal(signal.SIGUSR1)
 
     def _judge_loss(self, steps: list[Step]) -> None:
         """Say what is bad about the loss, once. A mistake in here costs this judgement alone."""
@@ -364,7 +380,7 @@ class AttemptWatchdog:
             trusted = self._loss_judge is None or not self._loss_judge.in_doubt
             if self._pruner is not None and trusted and self._child.alive():
                 with contextlib.suppress(OSError):  # no memory or no process left: after a later step
-                    self._pruner.start(named)
+                    self._pruner.start(durable_step(self._checkpoint) or 0)
         record = {
             "schema": 1,
             **self._tracker.record(),
@@ -377,6 +393,7 @@ class AttemptWatchdog:
             "good_step": self._loss_judge.good_step if self._loss_judge else None,
             "bad_loss": self._loss_judge.bad if self._loss_judge else None,
             "slow": [device.as_json() for device in self._pace.slow],
+            **({"replaced": self._replaced} if self._replaced else {}),
         }
         with contextlib.suppress(OSError):  # full, read-only, gone: the next one may be written
             replace_json(self._directory / file_names.PROGRESS, record)

@@ -52,12 +52,14 @@ def expected_end(recipe: Recipe, chosen: Candidate, lessons: Lessons, ran_before
     save_seconds = pause_seconds(recipe, chosen.layout) if saves else 0.0
     between = HOUR / (stops.per_device_hour * recipe.world_size)
     interval, reason = _interval(recipe, step_seconds, save_seconds, between, write_seconds)
+    often = recipe.training.non_persistent_save_interval
     resume = resume_seconds(recipe, write_seconds)
     spread, spread_source = _spread(recipe, lessons, ran_before)
+    between_saves = interval if interval is None else min(interval, often or interval)
     distribution = EndDistribution(
         work_seconds=length.seconds,
         spread=spread,
-        segments=1.0 if interval is None else max(length.steps / interval, 1.0),
+        segments=1.0 if between_saves is None else max(length.steps / between_saves, 1.0),
         save_seconds=save_seconds,
         # what was done while the last checkpoint was still being written beside the steps is lost, too
         resume_seconds=resume + (write_seconds - save_seconds),
@@ -73,6 +75,7 @@ def expected_end(recipe: Recipe, chosen: Candidate, lessons: Lessons, ran_before
         stops_source=stops.source,
         save_interval=interval,
         save_interval_reason=reason,
+        non_persistent_interval=often,
         save_seconds=save_seconds if saves else None,
         resume_seconds=resume,
         step_time_spread=spread,

@@ -217,9 +217,8 @@ class ExpectedEnd:
     time; waiting in the queue is not in it. Times are None where the job may never end.
 
     `goodput` is the share of the time in which it makes steps that last, `stops` the mean number of stops,
-    `save_interval` the steps between two saves, with `save_interval_reason` where the recipe leaves it open, and
-    `within_budget` the probability to end within `budget.days`.
-    """
+    `save_interval` the steps between two saves that stay, with `save_interval_reason` where the recipe leaves it open,
+    `non_persistent_interval` those between two others, `within_budget` the probability to end within `budget.days`."""
 
     p50_seconds: float | None
     p95_seconds: float | None
@@ -234,6 +233,7 @@ class ExpectedEnd:
     step_time_spread: float
     step_time_source: str
     within_budget: float | None = None
+    non_persistent_interval: int | None = None
 
 
 @frozen

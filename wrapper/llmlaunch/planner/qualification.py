@@ -65,7 +65,7 @@ SHORT_RUN = (
     "slurm.no-requeue=true",
     "training.log_interval=1",
     *(f"training.{key}=null" for key in ("save_interval", "checkpoint_path", "start_from", "warmup_steps")),
-    *("training.keep_checkpoints=null", "training.async_save=false"),
+    *("training.keep_checkpoints=null", "training.async_save=false", "training.non_persistent_save_interval=null"),
 )
 # Pins and techniques that a search would choose; those that a trial does not name are switched off.
 SWITCHED_OFF = {"virtual_pipeline": 1, "expert_tensor": 1, "sequence_parallel": False, "offload_layers": 0}

@@ -7,7 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llmlaunch.backends.checkpoints import TRACKERS, checkpoint_bytes, other_world_refusal, tracker
+from llmlaunch.backends.checkpoints import (
+    NON_PERSISTENT_FOLDER,
+    TRACKERS,
+    checkpoint_bytes,
+    other_world_refusal,
+    tracker,
+)
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.readiness.findings import (
@@ -34,6 +40,7 @@ SAVED_FOLDER = re.compile(r"iter_\d{7,}|step-\d+")
 # Names of megatron/training/checkpointing.py (get_checkpoint_name) and of DeepSpeed's engine (_get_zero_ckpt_name).
 SPLIT_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
 ZERO_STATES = re.compile(r".*zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
+MOST_NON_PERSISTENT = 2
 # A checkpoint so many times smaller or larger than the model's is none of it, whatever its number formats.
 OTHER_MODEL = 4.0
 
@@ -52,6 +59,9 @@ def checkpoint_findings(recipe: Recipe, layout: Layout, environment: Mapping[str
     if path_state(folder) == "unseen" or not nearest_folder(folder).is_dir():
         return
     last = _last_checkpoint(folder, tracker(recipe))
+    if recipe.training.non_persistent_save_interval is not None:
+        newer = _last_checkpoint(folder / NON_PERSISTENT_FOLDER, tracker(recipe))
+        last = max((each for each in (newer, last) if each is not None), key=lambda each: each.step, default=None)
     if last is not None:
         yield from _resumed(recipe, layout, folder, last)
     elif (folder / tracker(recipe)).exists():
@@ -87,8 +97,8 @@ def _resumed(recipe: Recipe, layout: Layout, folder: Path, last: LastCheckpoint)
     if not entries:
         yield doubtful(
             KEY,
-            f"{folder / tracker(recipe)} names {last.folder.name}, which is missing or empty: the job begins with the "
-            f"newest whole checkpoint, if there is one; {NEW_FOLDER}",
+            f"{last.folder.parent / tracker(recipe)} names {last.folder.name}, which is missing or empty: the job "
+            f"begins with the newest whole checkpoint, if there is one; {NEW_FOLDER}",
         )
         return
     yield from _other_split(recipe, layout, last.folder, [entry.name for entry in entries])
@@ -174,7 +184,7 @@ def _room(recipe: Recipe, folder: Path, step: int) -> Iterator[Finding]:
     due = 1 if recipe.backend.script is not None else -(-(steps - step) // interval)
     stay = recipe.training.keep_checkpoints
     needed = due if stay is None else min(due, max(1, stay + 1 - _saved_count(folder)))
-    fit = free // max(each, 1)
+    fit = max(0, free // max(each, 1) - _non_persistent_to_come(recipe, folder))
     if fit >= needed:
         return
     room = f"a checkpoint of {recipe.model.name} has about {gib(each)} GiB, and {gib(free)} GiB are free on {place}"
@@ -192,6 +202,13 @@ def _room(recipe: Recipe, folder: Path, step: int) -> Iterator[Finding]:
             f"{room}: {fit} of the {needed} that will be written before one is removed fit ({stay} and the next one); "
             "lower training.keep_checkpoints or make room",
         )
+
+
+def _non_persistent_to_come(recipe: Recipe, folder: Path) -> int:
+    """How many checkpoints more lie beside those that stay: while one is written, the one before it is there."""
+    if recipe.training.non_persistent_save_interval is None:
+        return 0
+    return max(0, MOST_NON_PERSISTENT - _saved_count(folder / NON_PERSISTENT_FOLDER))
 
 
 def _saved_count(folder: Path) -> int:

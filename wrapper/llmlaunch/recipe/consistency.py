@@ -148,6 +148,18 @@ def _fewer_nodes(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _coming_back(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.restart is not None and recipe.restart.slow_nodes == "replace":
+        if recipe.restart.within != "job":
+            yield (
+                ("restart", "slow_nodes"),
+                "spare nodes take the place of slow ones where the job's own script starts the training again; write "
+                "within: job, or slow_nodes: tell",
+            )
+        elif not recipe.spare_nodes:
+            yield (
+                ("restart", "slow_nodes"),
+                "there is no node to take the place of a slow one; add spare_nodes, or write slow_nodes: tell",
+            )
     if recipe.restart is not None and recipe.training.checkpoint_path is None:
         yield (
             ("restart",),
@@ -189,6 +201,12 @@ def _old_checkpoints(recipe: Recipe) -> Iterator[Problem]:
             ("training", "keep_checkpoints"),
             "a script of one's own lays out its folder as it likes, so nothing is removed from it; remove the key, and "
             "have the script remove old ones (script_args)",
+        )
+    if recipe.training.non_persistent_save_interval is not None and backend.script:
+        yield (
+            ("training", "non_persistent_save_interval"),
+            "a script of one's own lays out its folder as it likes, so nobody knows which checkpoint it goes on from; "
+            "remove the key",
         )
 
 

@@ -62,6 +62,7 @@ _LATER: Mapping[str, Any] = {
     "node_mesh": False,
     "restart": None,
     "bad_checkpoint": "previous",
+    "slow_nodes": "tell",
     "on_oom": OnOom(layouts=0),
     "on_bad_loss": OnBadLoss(),
     "watchdog": WatchdogPolicy(),
@@ -79,6 +80,7 @@ _LATER: Mapping[str, Any] = {
     "checkpoint_format": None,
     "keep_checkpoints": None,
     "async_save": False,
+    "non_persistent_save_interval": None,
     "tensorboard": None,
     "tracking": NO_TRACKING,
     "script_kind": "own",
@@ -118,6 +120,7 @@ _SCHEDULE = {
 _PLAIN_TRAINING = (
     *("steps", "learning_rate", "seed", "log_interval", "save_interval", "checkpoint_path", "gradient_dtype"),
     *("start_from", "checkpoint_format", "keep_checkpoints", "async_save", "tensorboard", "evaluation"),
+    "non_persistent_save_interval",
 )
 
 

@@ -162,6 +162,13 @@ class Training:
         "written",
         default=None,
     )
+    non_persistent_save_interval: int | None = key(
+        "megatron-lm: steps between two checkpoints of which the newest alone stays, for what happens between two of "
+        "`save_interval`; absent = none",
+        default=None,
+        ge=1,
+        le=10**9,
+    )
     checkpoint_path: PathText | None = key("Folder on the cluster for checkpoints", default=None)
     async_save: bool = key(
         "megatron-lm: a process beside each trainer writes checkpoints while it goes on", default=False
@@ -204,6 +211,12 @@ class Training:
         if (keys.get("save_interval") is None) != (keys.get("checkpoint_path") is None):
             missing = "checkpoint_path" if keys.get("checkpoint_path") is None else "save_interval"
             raise ValueError(f"save_interval and checkpoint_path go together; add {missing} or remove the other")
+        often, seldom = keys.get("non_persistent_save_interval"), keys.get("save_interval")
+        if often is not None and (seldom is None or (isinstance(seldom, int) and often >= seldom)):
+            raise ValueError(
+                "non_persistent_save_interval: these checkpoints are written between those of save_interval; set it to "
+                "more steps than this, or remove non_persistent_save_interval"
+            )
         if keys.get("async_save") and keys.get("checkpoint_path") is None:
             raise ValueError("async_save writes checkpoints, and none is written; add checkpoint_path or remove it")
         if keys.get("keep_checkpoints") is not None and keys.get("checkpoint_path") is None:

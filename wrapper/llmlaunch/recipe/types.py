@@ -112,6 +112,12 @@ class Restart:
         default="previous",
         written=Literal["previous", "stop"],
     )
+    slow_nodes: str = key(
+        "tell: nodes that are slower than their peers are named; replace: the trainers save, and spare nodes take "
+        "their place in the same allocation, where there are enough",
+        default="tell",
+        written=Literal["tell", "replace"],
+    )
 
 
 @section

@@ -243,6 +243,7 @@ def _recipe(recipe: Recipe, plan: Plan, alone: RankAlone, name: str, steps: int)
             steps=steps,
             log_interval=1,
             save_interval=None,
+            non_persistent_save_interval=None,
             checkpoint_path=None,
             start_from=None,
             tensorboard=None,

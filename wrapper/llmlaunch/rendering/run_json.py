@@ -9,7 +9,13 @@ from dataclasses import asdict, fields
 from math import ceil
 
 from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.checkpoints import lead_seconds, refuse_short_time, save_seconds, tracker
+from llmlaunch.backends.checkpoints import (
+    NON_PERSISTENT_FOLDER,
+    lead_seconds,
+    refuse_short_time,
+    save_seconds,
+    tracker,
+)
 from llmlaunch.backends.registry import backend_for, recorded_name
 from llmlaunch.calibration.time_calibrations import machine_json
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
@@ -389,6 +395,7 @@ def _restart(recipe: Recipe) -> dict[str, object] | None:
         "lost_gpu_hours": recipe.restart.lost_gpu_hours or LOST_HOURS * recipe.nodes * recipe.cluster.devices_per_node,
         "backoff_seconds": recipe.restart.backoff_seconds,
         "bad_checkpoint": recipe.restart.bad_checkpoint,
+        **({"slow_nodes": "replace"} if recipe.restart.slow_nodes == "replace" else {}),
         **({"expedite": True} if is_expedited(recipe) else {}),
     }
 
@@ -405,8 +412,11 @@ def _checkpoint(recipe: Recipe) -> dict[str, object] | None:
         "promised": recipe.backend.script is None,
         "interval": training.save_interval,
     }
-    keep = training.keep_checkpoints
-    return checkpoint if keep is None else {**checkpoint, "keep": keep}
+    if training.keep_checkpoints is not None:
+        checkpoint["keep"] = training.keep_checkpoints
+    if training.non_persistent_save_interval is not None:
+        checkpoint["non_persistent"] = NON_PERSISTENT_FOLDER
+    return checkpoint
 
 
 LEAST_SAVING_SECONDS = 1800.0

@@ -181,6 +181,7 @@ def _launcher_values(recipe: Recipe) -> dict[str, object]:
         return {"ft_launcher": False, "max_restarts": 0, "no_progress_cycles": 0, "iteration_file": ""}
     folder, name = recipe.training.checkpoint_path, tracker(recipe)
     numbered = recipe.backend.on_megatron_core and folder is not None
+    numbered = numbered and recipe.training.non_persistent_save_interval is None  # of which another file tells
     return {
         "ft_launcher": True,
         "allocated": recipe.nodes + recipe.spare_nodes,

@@ -69,4 +69,6 @@ def _saves(end: ExpectedEnd) -> str:
     if end.save_interval is None or end.save_seconds is None:
         return "no checkpoints, so each begins at step 0"
     why = f" (save_interval: auto, {end.save_interval_reason})" if end.save_interval_reason else ""
-    return f"a save of {duration(end.save_seconds)} every {counted(end.save_interval, 'step', ',')}{why}"
+    often = end.non_persistent_interval
+    newest = "" if often is None else f", and every {counted(often, 'step', ',')} one of which the newest alone stays"
+    return f"a save of {duration(end.save_seconds)} every {counted(end.save_interval, 'step', ',')}{why}{newest}"

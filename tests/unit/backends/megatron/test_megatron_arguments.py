@@ -106,6 +106,10 @@ SAID: dict[str, tuple[str, tuple[str, ...], Layout, str, str]] = {
         "--async-save --use-persistent-ckpt-worker --async-strategy mcore --ckpt-format torch_dist",
         "",
     ),
+    "checkpoints of which the newest alone stays, between those that stay": (
+        *("llama3-70b", (*SAVING, "training.non_persistent_save_interval=20"), LAYOUT),
+        *("--save-interval 100 --non-persistent-save-interval 20 --non-persistent-ckpt-type global", "--async-save"),
+    ),
     "and by that of core 0.16, which knows no other": (
         *("llama3-70b", (*SAVING, "training.async_save=true", "backend={name: megatron-lm, version: '0.16'}"), LAYOUT),
         *("--async-save --use-persistent-ckpt-worker", "--async-strategy"),

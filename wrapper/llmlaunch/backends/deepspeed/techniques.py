@@ -126,6 +126,14 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.training.async_save,
     ),
     Requirement(
+        "no-non-persistent-saves",
+        "training.non_persistent_save_interval",
+        "is Megatron-LM's, and the shipped script waits for every save; remove it, and lower training.save_interval: "
+        "training.keep_checkpoints removes old ones",
+        TRAINER,
+        lambda r: r.training.non_persistent_save_interval is not None,
+    ),
+    Requirement(
         "evaluation-of-a-script",
         "training.evaluation",
         "a script of one's own evaluates by its own arguments, but with script_kind hugging-face or "

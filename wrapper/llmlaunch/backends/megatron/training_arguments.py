@@ -202,6 +202,12 @@ def checkpoint_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]
         argument("--save-interval", training.save_interval, of="training.save_interval"),
         argument("--exit-signal-handler", of="restart", why="saves and ends when it is told to"),
     ]
+    if training.non_persistent_save_interval is not None:
+        often = "training.non_persistent_save_interval"
+        arguments += [
+            argument("--non-persistent-save-interval", training.non_persistent_save_interval, of=often),
+            argument("--non-persistent-ckpt-type", "global", of=often, why="in the checkpoint folder, for every node"),
+        ]
     if training.async_save:
         arguments += _asynchronous(recipe)
     requested = RESHARDING_FLAG in recipe.backend.extra_args
@@ -264,6 +270,16 @@ CHECKPOINT_REQUIREMENTS: tuple[Requirement, ...] = (
         "environment.PYTORCH_CUDA_ALLOC_CONF, or async_save",
         "c10/cuda/CUDACachingAllocator.cpp ExpandableSegment::fromShared, torch 2.13",
         lambda r: r.training.async_save and EXPANDABLE_SEGMENTS in r.environment.get(ALLOCATOR_SETTINGS, ""),
+    ),
+    Requirement(
+        "non-persistent-format",
+        "training.non_persistent_save_interval",
+        "is read back in torch_dist alone; remove it, or take torch_dist with zero_stage 0 or 1",
+        "megatron/training/checkpointing.py save_checkpoint and _load_non_persistent_base_checkpoint, core 0.19",
+        lambda r: (
+            r.training.non_persistent_save_interval is not None
+            and (r.training.checkpoint_format not in (None, "torch_dist") or asks_for_sharding(r))
+        ),
     ),
     Requirement(
         "no-torch-dcp",

@@ -34,6 +34,14 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         ),
     ),
     Requirement(
+        "no-non-persistent-on-bridge",
+        "training.non_persistent_save_interval",
+        "Bridge 0.6 names these in another file than Megatron-LM, which a job that comes back does not read; remove "
+        "it, or take backend: megatron-lm",
+        "megatron/bridge/training/checkpointing.py _get_non_persistent_iteration, Megatron-Bridge 0.6",
+        lambda r: r.training.non_persistent_save_interval is not None,
+    ),
+    Requirement(
         "no-trainers-on-cpus",
         "cluster",
         "megatron-bridge trains on GPUs alone; take a cluster with GPUs, or backend: deepspeed",
