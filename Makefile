@@ -36,8 +36,8 @@ soak: install install-frameworks  ## long repeats: property tests with many exam
 	HYPOTHESIS_PROFILE=soak $(RUN) -m pytest -m "not gpu and not slurm and not releases and not frameworks and not postgres and not browser and not faults"
 	LLMLAUNCH_FAULT_REPEATS=20 $(RUN) -m pytest -m "faults and not gpu" --junitxml=.soak.xml; code=$$?; \
 	$(RUN) benchmarks/week --json .week.json || code=1; \
-	$(RUN) benchmarks/week --save-minutes 10 --json .week-10.json || code=1; \
-	$(RUN) benchmarks/soak.py .soak.xml .week.json .week-10.json benchmarks/SOAK.md; exit $$code
+	$(RUN) benchmarks/week --non-persistent-minutes 0 --json .week-durable.json || code=1; \
+	$(RUN) benchmarks/soak.py .soak.xml .week.json .week-durable.json benchmarks/SOAK.md; exit $$code
 
 oracle-full: install install-frameworks  ## thousands of random jobs before real Megatron core and DeepSpeed (ORACLE_EXAMPLES=3000)
 	LLMLAUNCH_ORACLE_EXAMPLES=$(ORACLE_EXAMPLES) $(RUN) -m pytest tests/frameworks/test_megatron_oracle.py tests/frameworks/test_deepspeed_oracle.py

@@ -111,6 +111,7 @@ def week_markdown(paths: Iterable[Path]) -> str:
         "queue_hours": first["queue_seconds"] / 3600,
         "gpu_hours": first["gpu_hours_between_stops"],
         "half_interval": first["nodes"] * 8 * first["save_minutes"] / 120 / first["gpu_hours_between_stops"],
+        "pause_share": first["pause_seconds"] / 60 / (first["non_persistent_minutes"] or first["save_minutes"]),
         "spare_share": first["spare_nodes"] / (first["nodes"] + first["spare_nodes"]),
     }
     lines = [
@@ -124,11 +125,16 @@ def week_markdown(paths: Iterable[Path]) -> str:
         lines.append(f"| {kind} | {count} | {max(lost)} | {sum(lost)} | {hours:.1f} |")
     lines += ["", *_checked(first), ""]
     runs = [first, *others]
-    lines += ["| seed | a checkpoint every | stops | goodput | own account |", "|---|---|---|---|---|"]
+    lines += [
+        "| seed | a checkpoint that stays every | another every | stops | goodput | own account |",
+        "|---|---|---|---|---|---|",
+    ]
     for run in runs:
         stops = sum(run["stops"].values())
         shares = f"{run['goodput']:.1%} | {run['own_goodput']:.1%}"
-        lines.append(f"| {run['seed']} | {run['save_minutes']:g} minutes | {stops} | {shares} |")
+        often = run["non_persistent_minutes"]
+        between = f"{often:g} minutes" if often else "none"
+        lines.append(f"| {run['seed']} | {run['save_minutes']:g} minutes | {between} | {stops} | {shares} |")
     command = f"python benchmarks/week --seed {first['seed']}"
     lines += ["", f"Again: `{command}`. " + "; ".join(first["at"]) + "."]
     return "\n".join(lines) + "\n"

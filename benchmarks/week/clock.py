@@ -71,6 +71,7 @@ class SimulatedClock:
         self._closely_until = start
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = count()
+        self._quiet: list[tuple[Timer, float]] = []  # that would look sooner, and after how many seconds
         self._tasks: dict[str, tuple[bytes, bytes]] = {}  # when all waited last
         self._woken_threads: set[str] = set()
         self._asleep_again: set[str] = set()
@@ -92,12 +93,18 @@ class SimulatedClock:
 
     def after(self, seconds: float, action: Action) -> Timer:
         timer = Timer(self.now + max(0.0, seconds), action)
-        heapq.heappush(self._timers, (timer.at, next(self._numbers), timer))
+        self._enter(timer, timer.at)
         return timer
 
+    def _enter(self, timer: Timer, at: float) -> None:
+        heapq.heappush(self._timers, (at, next(self._numbers), timer))
+
     def watch_closely(self, seconds: float) -> None:
-        """Let the watchdog look as often as it wants to for so long."""
+        """Let the watchdog look as often as it wants to for so long, the one that sleeps now included."""
         self._closely_until = max(self._closely_until, self.now + seconds)
+        for timer, wanted in self._quiet:
+            self._enter(timer, self.now + wanted)
+        self._quiet.clear()
 
     def run(self, until: float) -> None:
         """Run until this time, or until nothing is to come any more."""
@@ -114,6 +121,7 @@ class SimulatedClock:
             at, _, timer = heapq.heappop(self._timers)
             self._move(at)
             if not timer.cancelled:
+                timer.cancel()  # it may be entered twice
                 timer.action()
 
     def _move(self, at: float) -> None:
@@ -144,9 +152,11 @@ class SimulatedClock:
         elif message:
             kind, thread, seconds = SLEEP.unpack(message)
             self._asleep_again.add(str(thread))
-            if kind == b"W" and seconds >= 1.0 and self.now >= self._closely_until:
-                seconds = self._look_seconds
-            timer = self.after(seconds, lambda: self._wake(connection, str(thread)))
+            is_quiet = kind == b"W" and seconds >= 1.0 and self.now >= self._closely_until
+            longer = self._look_seconds if is_quiet else seconds
+            timer = self.after(longer, lambda: self._wake(connection, str(thread)))
+            if is_quiet:
+                self._quiet.append((timer, seconds))
             self._selector.modify(connection, selectors.EVENT_READ, lambda: self._woken(connection, timer))
 
     def _wake(self, connection: socket.socket, thread: str) -> None:
@@ -235,6 +245,8 @@ class SimulatedClock:
                     folder = f"/proc/{pid}/task/{thread}"
                     state = _read(f"{folder}/stat").rpartition(b") ")[2][:1]
                     if state in b"RDX" and state:
+                        return None
+                    if state == b"S" and _read(f"{folder}/wchan") == b"0":  # about to sleep, and has yet to get there
                         return None
                     tasks[thread] = (state, _read(f"{folder}/schedstat").split()[-1])
             except (OSError, IndexError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any
 
 from clock import Command, SimulatedClock, Timer
 
+from llmlaunch.backends.checkpoints import NON_PERSISTENT_FOLDER
 from llmlaunch.node.diagnose import cause_on_node
 from llmlaunch.node.files import RecordAppender
 from llmlaunch.rundir import file_names
@@ -37,6 +39,7 @@ SLOW_FACTOR = 1.5
 WINDOW_SECONDS = 30.0
 NEIGHBOURS = 3  # nodes that notice at once that one is gone
 SKIPPED_STEP_SECONDS = 0.5  # a step whose batch is only read
+TRACKER = "latest_checkpointed_iteration.txt"
 DAMAGED = "damaged"  # file in a checkpoint: looks whole, but the trainers cannot load it
 BAD = "bad"  # file in a checkpoint: the model in it is NaN
 
@@ -81,6 +84,7 @@ class Job:
     step_seconds: float
     steps: int
     save_interval: int
+    non_persistent_interval: int  # 0: none
     pause_seconds: float  # that a save holds the steps up
     write_seconds: float  # until it is whole
     down: dict[str, float] = field(default_factory=dict)  # nodes that are gone, until when
@@ -89,6 +93,14 @@ class Job:
     last_saved_at: dict[int, float] = field(default_factory=dict)
     useful: dict[int, str] = field(default_factory=dict)  # by step the attempt that trained it last
     written_windows: int = 0
+
+    @property
+    def non_persistent(self) -> Path:
+        return self.checkpoints / NON_PERSISTENT_FOLDER
+
+    def loaded_folder(self, step: int) -> Path:
+        """The folder from which Megatron-LM loads a step."""
+        return _folder(self.non_persistent if _tracker(self.non_persistent) == step else self.checkpoints, step)
 
 
 class Training:
@@ -110,10 +122,10 @@ class Training:
         self._hung_rank: int | None = None
         self._hung_answers = True
         self._step_ends, self._step_began = math.inf, 0.0
-        self._saving: tuple[float, int] | None = None
+        self._saving: list[tuple[float, Path, int]] = []  # written one after the other
         self._stops = False
         self.next_window = math.floor(self.clock.now / WINDOW_SECONDS)
-        self.loaded_step = _tracker(job.checkpoints)
+        self.loaded_step = max(_tracker(job.checkpoints), _tracker(job.non_persistent))
         self._skips = _skips(self.folder)
         command.on_signal = self._hear
         command.on_end = self._srun_was_killed
@@ -144,7 +156,7 @@ class Training:
         for place, node in enumerate(self.order):
             self._say(node, f"train.sh on {node}: training with /opt/python\n")
             self._write_records(node, range(place * self.job.devices, (place + 1) * self.job.devices))
-        folder = _folder(self.job.checkpoints, self.loaded_step)
+        folder = self.job.loaded_folder(self.loaded_step)
         if self.loaded_step and (folder / DAMAGED).exists():
             self._later(LOAD_FAILS_SECONDS - RANKS_SECONDS, lambda: self.crash(0, LOAD_ERROR, IN_A_LOAD))
             return
@@ -188,15 +200,18 @@ class Training:
     def advance(self) -> None:
         """Write what the trainers have done until now."""
         lines = []
-        while self.active and min(self._step_ends, self._saving[0] if self._saving else math.inf) <= self.clock.now:
-            if self._saving and self._saving[0] <= self._step_ends:
+        while self.active and min(self._step_ends, self._saved_at()) <= self.clock.now:
+            if self._saved_at() <= self._step_ends:
                 self._finish_save()
                 continue
             lines.append(self._complete_step())
         if lines:
             self._say(self.order[-1], "".join(lines))
-        if self.active and self.job.slow and self.first_step is not None:
+        if self.active and self.first_step is not None and any(node in self.job.slow for node in self.order):
             self._write_windows()
+
+    def _saved_at(self) -> float:
+        return self._saving[0][0] if self._saving else math.inf
 
     def _complete_step(self) -> str:
         step = (self.last_step or 0) + 1
@@ -209,35 +224,47 @@ class Training:
         elif not bad:
             self.job.useful[step] = self.attempt
         line = _step_line(step, self.job, self._step_ends - self._step_began, bad)
-        if step % self.job.save_interval == 0:
-            line += f" saving checkpoint at iteration {step:7d} to {self.job.checkpoints} in torch_dist format\n"
-            self._begin_save(step)
+        place = self._save_place(step)
+        if place is not None:
+            line += f" saving checkpoint at iteration {step:7d} to {place} in torch_dist format\n"
+            self._begin_save(place, step)
             self._step_ends += self.job.pause_seconds
         self._step_began = self._step_ends
         self._step_ends += seconds
         return line
 
-    def _begin_save(self, step: int) -> None:
+    def _save_place(self, step: int) -> Path | None:
+        """As checkpoint_and_decide_exit of Megatron-LM's training.py has it, which no skipped step comes to."""
+        if step in self._skips:
+            return None
+        if step % self.job.save_interval == 0:
+            return self.job.checkpoints
+        often = self.job.non_persistent_interval
+        return self.job.non_persistent if often and step % often == 0 else None
+
+    def _begin_save(self, place: Path, step: int) -> None:
         at = self._step_ends
+        if place == self.job.non_persistent:  # all but the newest go first
+            for _, folder in sorted((int(path.name[5:]), path) for path in place.glob("iter_*"))[:-1]:
+                shutil.rmtree(folder)
         if at < self.job.disk_full_until:
-            error = DISK_ERROR.format(name=_folder(self.job.checkpoints, step).name)
+            error = DISK_ERROR.format(name=_folder(place, step).name)
             delay = max(0.0, at + self.job.pause_seconds - self.clock.now)
             self._later(delay, lambda: self.crash(0, error, IN_A_SAVE))
             return
-        _folder(self.job.checkpoints, step).mkdir(parents=True, exist_ok=True)
-        (_folder(self.job.checkpoints, step) / "__0_0.distcp").write_bytes(b"PK\x03\x04 cut")
-        self._saving = (at + self.job.write_seconds, step)
+        _folder(place, step).mkdir(parents=True, exist_ok=True)
+        (_folder(place, step) / "__0_0.distcp").write_bytes(b"PK\x03\x04 cut")
+        begins = max(at, self._saving[-1][0]) if self._saving else at
+        self._saving.append((begins + self.job.write_seconds, place, step))
 
     def _finish_save(self) -> None:
-        assert self._saving is not None
-        at, step = self._saving
-        self._saving = None
-        folder = _folder(self.job.checkpoints, step)
+        at, place, step = self._saving.pop(0)
+        folder = _folder(place, step)
         (folder / "__0_0.distcp").write_bytes(b"PK\x03\x04 model PK\x05\x06" + bytes(18))
         if self._nan_from is not None and step >= self._nan_from:
             (folder / BAD).touch()
         replace_bytes(folder / ".metadata", b"all")
-        replace_bytes(self.job.checkpoints / "latest_checkpointed_iteration.txt", str(step).encode())
+        replace_bytes(place / TRACKER, str(step).encode())
         self.job.last_saved_at[step] = at
 
     def _write_windows(self) -> None:
@@ -392,7 +419,7 @@ class Training:
 
     def damage_newest_checkpoint(self, cut: bool) -> None:
         """A file server loses the end of a file, or content of it that only a loader misses."""
-        folder = _folder(self.job.checkpoints, _tracker(self.job.checkpoints))
+        folder = self.job.loaded_folder(max(_tracker(self.job.checkpoints), _tracker(self.job.non_persistent)))
         if folder.is_dir():
             if cut:
                 (folder / "__0_0.distcp").write_bytes(b"PK\x03\x04 cut")
@@ -400,7 +427,8 @@ class Training:
                 (folder / DAMAGED).touch()
 
     def _stop_steps(self) -> None:
-        self._step_ends, self._saving = math.inf, None
+        self._step_ends = math.inf
+        self._saving.clear()
 
     # --- srun ------------------------------------------------------------------------------------------------
 
@@ -430,7 +458,7 @@ class Training:
         self._stop_steps()
         self._say(self.order[-1], f" saving checkpoint at iteration {step:7d} to {self.job.checkpoints}\n")
         _folder(self.job.checkpoints, step).mkdir(parents=True, exist_ok=True)
-        self._saving = (self.clock.now, step)
+        self._saving.append((self.clock.now, self.job.checkpoints, step))
         self._finish_save()
         for place, node in enumerate(self.order):
             ranks = range(place * self.job.devices, (place + 1) * self.job.devices)
@@ -455,7 +483,7 @@ class Training:
 
 
 def _tracker(checkpoints: Path) -> int:
-    path = checkpoints / "latest_checkpointed_iteration.txt"
+    path = checkpoints / TRACKER
     return int(path.read_text()) if path.exists() else 0
 
 

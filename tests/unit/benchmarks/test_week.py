@@ -21,5 +21,5 @@ def test_a_training_comes_back_after_every_stop_and_loses_no_more_than_a_save_in
     week = json.loads((tmp_path / "week.json").read_text())
     assert {kind for kind, stops in week["stops"].items() if stops} >= KINDS
     assert week["violations"] == []
-    assert week["attempts"] >= len(KINDS)  # the slow node ends nothing by itself
+    assert week["attempts"] > len(KINDS)
     assert 0.3 < week["goodput"] < 0.9
