@@ -67,7 +67,7 @@ def test_keys_are_completed_level_by_level_with_the_words_they_take(complete: Co
     ]
     # bash takes words apart at "="
     assert complete("check", "r.yaml", "backend", "=", "d") == ["deepspeed"]
-    assert complete("check", "r.yaml", "backend", "=") == ["megatron-lm", "deepspeed"]
+    assert complete("check", "r.yaml", "backend", "=") == ["megatron-lm", "deepspeed", "megatron-bridge"]
     assert complete("check", "r.yaml", "nodes", "=", "2", "cluster", "=", "b3") == ["b300-x8"]
     assert complete("check", "r.yaml", "nodes", "=", "2", "spare") == ["spare_nodes="]
 

@@ -404,8 +404,9 @@ def test_attentions_output_is_copied_for_narrow_linears_and_for_all_to_alls() ->
     )
     wide = megatron_facts(MegatronOptions(context_all_to_all=True))
     tokens, width = N / 2, 4096 / 2
-    more = [value(dense_layer, LLAMA3_8B, layout, facts) for facts in (narrow, both, wide, BALANCED)]
-    assert more[1] - more[0] == more[2] - more[3] == tokens * 2 * width
+    apart = replace(narrow, attention_output_copied=True)
+    more = [value(dense_layer, LLAMA3_8B, layout, facts) for facts in (narrow, both, wide, BALANCED, apart)]
+    assert more[1] - more[0] == more[2] - more[3] == more[4] - more[0] == tokens * 2 * width
     ring = value(dense_layer, LLAMA3_8B, layout, narrow) - value(
         dense_layer, LLAMA3_8B, layout, replace(narrow, quantized=None)
     )

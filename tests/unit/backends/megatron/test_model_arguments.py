@@ -97,7 +97,11 @@ SAID: dict[str, tuple[ModelShape, str, str]] = {
         "--swiglu --disable-bias-linear --no-bias-gelu-fusion",
     ),
     "biases of experts run one by one are added with the residual stream": (
-        replace(routed(UNBALANCED), linear_bias=True, moe=replace(EXPERTS, grouped_gemm=False)),
+        replace(
+            routed(UNBALANCED),
+            linear_bias=True,
+            moe=replace(EXPERTS, grouped_gemm=False, shared_expert_ffn_hidden_size=0),
+        ),
         "",
         "--no-bias-dropout-fusion --disable-bias-linear --moe-grouped-gemm",
     ),
@@ -226,7 +230,7 @@ def test_the_clamped_activation_is_that_of_experts_alone() -> None:
     assert MegatronLM().rules(recipe_for(replace(clamped, moe=ALL_ROUTED)))
 
 
-BIASED = replace(MIXTURE, linear_bias=True, moe=replace(EXPERTS, grouped_gemm=False))
+BIASED = replace(MIXTURE, linear_bias=True, moe=replace(EXPERTS, grouped_gemm=False, shared_expert_ffn_hidden_size=0))
 
 
 def test_biased_experts_are_whole() -> None:
