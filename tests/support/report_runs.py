@@ -89,7 +89,7 @@ def _live(
             run.line(f"n{node}", "beat", attempt, gpus=cards, processes=[], time=began + moment)
     run.write(f"attempts/{attempt}/progress.json", {"schema": 1, "step": last, "steps": 400, "step_seconds": PACE})
     why = None if cause is None else {"schema": 1, "kind": cause, "node": "n1", "rank": 5, "line": "as it was logged"}
-    following = {"action": "end" if cause is None else "again", "why": "", "layout": "", "seconds": 0}
+    following = {"action": "end" if cause is None else "requeue", "why": "", "layout": "", "seconds": 0}
     changes = {"cause": why, "step": last, "saved_step": saved or last, "next": following, "ended_at": ended}
     run.status(attempt, "succeeded" if cause is None else "failed", int(cause is not None), **changes)
     (run.path / "attempts" / attempt / "status.json").write_text((run.path / "status.json").read_text())
