@@ -106,8 +106,8 @@ class CycleWatch:
             if not failed and not self._next_folder.is_dir():
                 return ""
             self._over_since = now
-        told = any((self._folder / file_names.STOP_SIGNALS).glob("*"))
-        if told:  # what was to save and end is not to train on
+        to_stop = any((self._folder / file_names.STOP_SIGNALS).glob("*"))
+        if to_stop:  # what was to save and end is not to train on
             late = now - self._over_since > LATE_SAVE_SECONDS
             return END if late or self._next_folder.is_dir() else ""
         if not self._judged:

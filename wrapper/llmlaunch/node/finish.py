@@ -103,8 +103,8 @@ def main(argv: list[str]) -> int:
     suspected = signs_against(verdict.cause)
     counts = node_counts(facts.run, facts.layout)
     fit = next_nodes(here.nodes, here.trained, unfit, suspected, counts)
-    held = len({*here.nodes} - {*here.lost})
-    facts = facts._replace(nodes=fit, held_nodes=held, no_restart=asks_for_no_restart)
+    held_nodes = len({*here.nodes} - {*here.lost})
+    facts = facts._replace(nodes=fit, held_nodes=held_nodes, no_restart=asks_for_no_restart)
     follows = decide(facts)
     if options.step_goes_on and not _may_go_on(follows, facts):
         print("next end", flush=True)
@@ -138,8 +138,8 @@ def main(argv: list[str]) -> int:
     for number in ENDS:  # the verdict stands: who ends the job now is not to change its exit code
         signal.signal(number, signal.SIG_IGN)
     spares = [node for node in here.nodes if node not in (*unfit, *follows.nodes)] if by_ft_launcher else []
-    kept = [node for node in here.lost if node in here.nodes]  # the watchdog may have given it back
-    print("next", *_next_for_script(follows, at_fault, kept, spares), flush=True)
+    still_allocated = [node for node in here.lost if node in here.nodes]  # the watchdog may have given it back
+    print("next", *_next_for_script(follows, at_fault, still_allocated, spares), flush=True)
     write_summary(options.run_dir, options.attempt, min(PATIENCE_SECONDS, PATIENCE_NODE_SECONDS / options.nodes))
     if verdict.state == "succeeded":  # the watchdog of the next attempt prunes after any other end
         in_time(lambda: prune(options.run_dir, options.attempt, facts.layout), PATIENCE_SECONDS)

@@ -64,8 +64,8 @@ def main(argv: list[str]) -> int:
 def _monitor_next(argv: list[str], attempt: str, following: str) -> None:
     """Become the monitor of the attempt that ft_launcher has begun on this node."""
     place = argv.index(attempt)
-    words = [*argv[:place], following, *argv[place + 1 :]]
-    os.execv(sys.executable, [sys.executable, "-I", "-S", sys.argv[0], "monitor", *words])
+    arguments = [*argv[:place], following, *argv[place + 1 :]]
+    os.execv(sys.executable, [sys.executable, "-I", "-S", sys.argv[0], "monitor", *arguments])
 
 
 class Monitor:

@@ -71,8 +71,8 @@ def main(argv: list[str]) -> int:
 def _watch_next(argv: list[str], attempt: str, following: str) -> None:
     """Become the watchdog of the next attempt in the same step."""
     place = argv.index(attempt)
-    words = [*argv[:place], following, *argv[place + 1 :]]
-    os.execv(sys.executable, [sys.executable, sys.argv[0], "watchdog", *words])
+    arguments = [*argv[:place], following, *argv[place + 1 :]]
+    os.execv(sys.executable, [sys.executable, sys.argv[0], "watchdog", *arguments])
 
 
 class AttemptWatchdog:
