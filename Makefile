@@ -17,7 +17,7 @@ ORACLE_EXAMPLES ?= 3000
 # Tests that run at once in `make test` (tests/conftest.py says which); 0: one after another, in the order of their names.
 AT_ONCE ?= 4
 
-.PHONY: quickstart test unit soak oracle-full lint install install-frameworks benchmark accuracy-table flags-table docs docs-screens docs-tables clean
+.PHONY: quickstart test unit soak oracle-full lint install install-frameworks benchmark accuracy-table coverage-table flags-table docs docs-screens docs-tables clean
 
 quickstart: install  ## plan, train and measure a small model on this machine
 	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
@@ -73,6 +73,10 @@ docs-tables: install  ## tables made from the code: keys in docs/recipe-keys.md,
 	PYTHONPATH=tests $(RUN) -m support.recipe_keys
 	PYTHONPATH=tests $(RUN) -m support.backend_tables
 	PYTHONPATH=tests $(RUN) -m support.interface_tables
+	PYTHONPATH=tests $(RUN) -m support.coverage_table
+
+coverage-table: install  ## which jobs of NVIDIA's performance page and of MLPerf can be said, priced, rendered: docs/coverage.md
+	PYTHONPATH=tests $(RUN) -m support.coverage_table
 
 docs: install  ## the documentation as a site in build/site; fails on a link that leads nowhere
 	$(RUN) -m mkdocs build --strict  # --quiet would keep warnings from --strict, too
