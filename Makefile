@@ -40,7 +40,7 @@ soak: install install-frameworks  ## long repeats: property tests with many exam
 	$(RUN) benchmarks/soak.py .soak.xml .week.json .week-durable.json benchmarks/SOAK.md; exit $$code
 
 oracle-full: install install-frameworks  ## thousands of random jobs before real Megatron core and DeepSpeed (ORACLE_EXAMPLES=3000)
-	LLMLAUNCH_ORACLE_EXAMPLES=$(ORACLE_EXAMPLES) $(RUN) -m pytest tests/frameworks/test_megatron_oracle.py tests/frameworks/test_deepspeed_oracle.py
+	LLMLAUNCH_ORACLE_EXAMPLES=$(ORACLE_EXAMPLES) $(RUN) -m pytest $(addprefix tests/frameworks/test_,megatron_oracle.py megatron_bridge.py deepspeed_oracle.py)
 
 lint: install
 	$(RUN) -m ruff check .

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
+
+import numpy as np
 
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
@@ -32,10 +35,18 @@ def plan_of(name: str, *overrides: str) -> Plan:
     return make_plan(gallery_setting(name, *overrides))
 
 
-def any_legal(setting: Setting) -> bool:
-    """Whether any layout of the search space passes every rule; nothing is priced."""
+def legal_layouts(setting: Setting) -> Iterator[tuple[Recipe, LayoutColumns]]:
+    """Yield the layouts of the search space that pass every rule, with a recipe for each set of techniques that has
+    any; nothing is priced."""
     recipe, backend = setting.recipe, setting.backend
     space, rules = backend.space(recipe), backend.rules(recipe)
     splits = LayoutColumns.joined([enumerate_splits(recipe, space), enumerate_uneven(recipe, space)])
-    tried = technique_layouts(recipe, technique_space(recipe, backend), splits)
-    return any((first_failed(rules, situation(*changed)) < 0).any() for changed in tried)
+    for changed, layouts in technique_layouts(recipe, technique_space(recipe, backend), splits):
+        legal = np.flatnonzero(first_failed(rules, situation(changed, layouts)) < 0)
+        if len(legal):
+            yield changed, layouts.take(legal)
+
+
+def any_legal(setting: Setting) -> bool:
+    """Whether any layout of the search space passes every rule; nothing is priced."""
+    return any(legal_layouts(setting))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import inspect
 import io
 import json
@@ -36,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(Path(sys.prefix) / "bridge-0.6"))
 sys.path.append(str(ROOT / "wrapper" / "llmlaunch" / "trainers"))
 
+gc.disable()  # of what is imported nothing is garbage, and each job is a process of its own
 logging.disable(logging.CRITICAL)  # some of it goes to stdout
 
 import stand_ins
@@ -43,12 +45,14 @@ import stand_ins
 stand_ins.install()
 
 import absent_packages
+import only_what_is_asked
 import torch
 from megatron.core.dist_checkpointing.strategies import torch as _strategies  # noqa: F401 (before what it would look for)
 
 import fake_cuda
 
 absent_packages.install()
+only_what_is_asked.install(Path(sys.prefix) / "bridge-0.6")
 
 import megatron_bridge as entry
 from megatron.bridge.training import config as bridge
@@ -183,3 +187,4 @@ def answer_in_a_child(line: str) -> str:
 if __name__ == "__main__":
     for line in sys.stdin:
         print(answer_in_a_child(line), flush=True)
+    os._exit(0)  # taking the frameworks apart takes seconds
