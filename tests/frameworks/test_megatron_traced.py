@@ -97,9 +97,11 @@ def ids(cases: Iterable[Case]) -> list[str]:
 def check_what_lasts(case: Case, traced: Trace) -> None:
     """Parameters, gradients and optimizer states, to the byte."""
     state, terms = traced["state"], case.estimate().terms
-    assert state["padded_count"] == state["parameter_count"]  # of these cases
+    padding = state["padded_count"] - state["parameter_count"]
+    assert padding <= (128 if case.shape.attention_sinks else 0)  # sinks are 64 numbers a layer
     assert terms["parameters"] == PARAMETER_BYTES * state["parameter_count"]
-    assert terms["gradients"] == GRADIENT_BYTES * state["parameter_count"] == state["bytes"]["gradients"]
+    assert terms["gradients"] == GRADIENT_BYTES * state["parameter_count"]
+    assert state["bytes"]["gradients"] == GRADIENT_BYTES * state["padded_count"]
     assert terms["optimizer_states"] == STATE_BYTES * state["optimizer_state_count"]
 
 

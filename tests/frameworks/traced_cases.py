@@ -27,7 +27,7 @@ LLAMA3_CUT = replace(LLAMA3_8B, name="llama3-8b-cut", num_layers=8)
 SMALL = ModelShape("four-layers", 4, 2048, 8192, 32, 8, 64, 256000, 8192)
 GPT_CUT = ModelShape(
     "gpt-cut", 8, 4096, 16384, 32, 32, 128, 51200, 4096,
-    tied_embeddings=True, gated_mlp=False, linear_bias=True, normalization="LayerNorm",
+    tied_embeddings=True, gated_mlp=False, activation="gelu", linear_bias=True, normalization="LayerNorm",
     position_embedding="learned_absolute", attention_dropout=0.1, hidden_dropout=0.1,
 )  # fmt: skip
 TIED = replace(SMALL, name="four-layers-tied", tied_embeddings=True)
