@@ -170,7 +170,7 @@ class Week:
         if stop.kind in ("bad checkpoint", "full disk"):
             most += often
         elif stop.kind == "NaN":
-            most += 2 * self.job.save_interval + 100 - often
+            most += self.job.save_interval  # the newest was saved after the bad step, in place of the one before
         if lost > most:
             self.ledger.violations.append(
                 f"{stop.kind} at {self._clock_text(stop.at)} cost {lost} steps, more than {most}"

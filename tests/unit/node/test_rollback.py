@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -20,12 +21,14 @@ def run(cpu_node: NodeRig, tmp_path: Any) -> Run:
     return Run(cpu_node, tmp_path)
 
 
-def goes_bad(run: Run, since: int, good: int, attempt: str = "7.0", from_step: int = 0, **more: Any) -> None:
+def goes_bad(run: Run, since: int, good: int, attempt: str = "7.0", from_step: int = 0, kind: str = "spike") -> None:
     numbers = {"since_step": since, "good_step": good}
     cause = {"kind": "bad_loss", "numbers": numbers, "source": "watchdog", "consequence": False}
     after = {"action": "rollback", "why": "the loss was bad"}
     tracker_step = int(run.tracker.read_text().rpartition("-")[2])
-    run.failed(attempt, from_step=from_step, cause=cause, next=after, tracker_step=tracker_step, **more)
+    run.failed(attempt, from_step=from_step, cause=cause, next=after, tracker_step=tracker_step)
+    progress = {"bad_loss": {"kind": kind, "recovered_step": None}}
+    (run.folder / "attempts" / attempt / "progress.json").write_text(json.dumps(progress))
 
 
 def names(run: Run) -> list[str]:
@@ -41,7 +44,7 @@ def describe(run: Run, **changes: Any) -> None:
     run.describe(restart=None, on_bad_loss={**ROLLBACK, **changes}, progress={"steps": 1000})
 
 
-def test_it_goes_back_a_hundred_steps_and_leaves_out_the_batches_around_the_bad_one(run: Run) -> None:
+def test_after_a_spike_it_goes_back_a_hundred_steps_and_leaves_out_the_batches_around_the_bad_one(run: Run) -> None:
     describe(run)
     for step in (300, 400, 500):
         run.save(step)
@@ -56,7 +59,29 @@ def test_it_goes_back_a_hundred_steps_and_leaves_out_the_batches_around_the_bad_
     assert "the loss was bad from step 451 on; going back to the checkpoint of step 300" in record["note"]
 
 
-def test_the_newest_before_the_bad_step_serves_where_none_is_older(run: Run) -> None:
+def test_after_nan_the_newest_before_the_bad_step_serves(run: Run) -> None:
+    describe(run)
+    for step in (300, 400, 500):
+        run.save(step)
+    goes_bad(run, since=451, good=450, kind="not_finite")
+    assert run.first_step("7.1", "--layout", ".") == 400
+    assert names(run) == ["step-300", "step-400", "step-500.bad-loss"]
+    assert skipped(run, "7.1") == list(range(441, 461))
+
+
+def test_nan_near_the_step_of_an_earlier_rollback_goes_back_further(run: Run) -> None:
+    describe(run)
+    for step in (300, 400):
+        run.save(step)
+    goes_bad(run, since=451, good=450, kind="not_finite")
+    assert run.first_step("7.1", "--layout", ".") == 400
+    status = '{"attempt": "7.1", "state": "failed", "exit_code": 1, "cause": %s}'
+    cause = '{"kind": "bad_loss", "source": "watchdog", "numbers": {"since_step": 471, "good_step": 470}}'
+    (run.folder / "attempts" / "7.1" / "status.json").write_text(status % cause)
+    assert run.first_step("7.2", "--layout", ".") == 300
+
+
+def test_the_newest_before_a_spike_serves_where_none_is_older(run: Run) -> None:
     describe(run)
     run.save(440)
     run.save(460)
@@ -71,9 +96,9 @@ def test_a_loss_that_is_bad_on_a_second_gpu_too_is_rolled_back(run: Run) -> None
     for step in (300, 450):
         run.save(step)
     run.failed("7.1", from_step=450, cause={"kind": "unexpected_result"}, next={"action": "rollback"}, tracker_step=450)
-    assert run.first_step("7.2", "--layout", ".") == 300
-    assert names(run) == ["step-300", "step-450.bad-loss"]
-    assert skipped(run, "7.2") == list(range(441, 461))
+    assert run.first_step("7.2", "--layout", ".") == 450
+    assert names(run) == ["step-300", "step-450"]
+    assert skipped(run, "7.2") == list(range(451, 471))
 
 
 def test_between_two_logged_steps_all_that_may_be_bad_is_left_out(run: Run) -> None:
@@ -200,8 +225,9 @@ def test_what_is_left_out_has_the_bad_step_and_never_the_last_nor_what_was_train
     assert step < first <= bad.good_step + 1 <= bad.since_step <= last < steps
 
 
-def test_it_goes_back_to_a_checkpoint_that_stays(run: Run) -> None:
-    """A non-persistent one is no older than the damage may be; the trainers remove it."""
+@pytest.mark.parametrize(("kind", "step"), [("spike", 300), ("not_finite", 340)])
+def test_a_checkpoint_that_does_not_stay_serves_after_nan_alone(run: Run, kind: str, step: int) -> None:
+    """It is as young as the damage of a spike may be."""
     describe(run)
     place, tracker = run.tracker.parent, "latest_checkpointed_iteration.txt"
     checkpoint = {"path": str(place), "tracker": tracker, "non_persistent": "non_persistent"}
@@ -212,7 +238,9 @@ def test_it_goes_back_to_a_checkpoint_that_stays(run: Run) -> None:
     (place / tracker).write_text("300")
     (place / "non_persistent" / tracker).write_text("460")
     run.tracker.write_text("460")  # what goes_bad reads
-    goes_bad(run, since=451, good=450)
-    assert run.first_step("7.1", "--layout", ".") == 300
-    assert sorted(path.name for path in (place / "non_persistent").glob("iter_*")) == ["iter_0000000", "iter_00000000"]
-    assert not (place / "non_persistent" / tracker).exists()
+    goes_bad(run, since=451, good=450, kind=kind)
+    assert run.first_step("7.1", "--layout", ".") == step
+    left = {path.name for path in (place / "non_persistent").glob("iter_*")}
+    assert left == ({"iter_0000000", "iter_00000000"} if step == 300 else {"iter_0000340", "iter_0000000"})
+    named = place / "non_persistent" / tracker
+    assert (named.read_text() if named.exists() else "") == ("" if step == 300 else "340")

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     checkpoint = checkpoint_of(options.run_dir, layout)
     in_folder = attempts_in_folder(earlier, options.run_dir, checkpoint)
     latest = in_folder[-1] if in_folder else None
-    rollback = choose_rollback(read_object(options.run_dir / file_names.RUN) or {}, checkpoint, latest)
+    rollback = choose_rollback(read_object(options.run_dir / file_names.RUN) or {}, checkpoint, in_folder)
     if rollback is None:
         start = choose_start(options.run_dir, checkpoint, in_folder, stops=stops_at_bad_checkpoint(_policy(options)))
     else:

@@ -267,7 +267,7 @@ def _bad_loss_facts(
         since_step=bad.since_step,
         at_once=bad.at_once,
         from_step=from_step,
-        older_step=checkpoint_before(checkpoint, bad),
+        older_step=checkpoint_before(checkpoint, bad, ours),
         rollbacks=len([item for item in ours if item.was_rollback]),
     )
 

@@ -3,6 +3,9 @@
 PaLM's 540B model went back about 100 steps before each spike and left out 200 to 500 batches, those seen before and
 during it; the loss did not spike again at the same place (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1). The
 same batches did no harm to a model in another state, so what is left out need not be bad by itself.
+
+A spike grows out of a state that was bad before anybody saw it. NaN comes from one step, and a model that holds one
+has a loss of NaN from then on: where the loss was a number, the checkpoint before serves, however young.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from .checkpoint import Start
 from .checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from ..rundir.attempt import Attempt
@@ -24,19 +28,23 @@ if TYPE_CHECKING:
 
 __all__ = ["BadLoss", "Rollback", "bad_loss_of", "checkpoint_before", "choose_rollback", "rolls_back", "write_skips"]
 
-MARGIN_STEPS = 100  # between the checkpoint and the last good step, where an older checkpoint is there
+# Between the checkpoint and the last good step after a spike, where an older checkpoint is there. Less between two bad
+# steps says that the first way back was too short.
+MARGIN_STEPS = 100
 MOST_SKIPS = 20_000  # steps on the command line of a trainer
 SET_ASIDE = ".bad-loss"  # after the name of a checkpoint's folder
 
 
 class BadLoss(NamedTuple):
     """When the loss of an attempt went bad: the first bad step, and the last good one before it. `at_once`: no step
-    after the checkpoint it began with was good. `limit` is the highest loss that counted as usual."""
+    after the checkpoint it began with was good. `limit` is the highest loss that counted as usual. `spiked`: it was a
+    number to the end."""
 
     since_step: int
     good_step: int
     at_once: bool
     limit: float | None = None
+    spiked: bool = False
 
 
 class Rollback(NamedTuple):
@@ -75,29 +83,44 @@ def bad_loss_of(cause: object, progress: Record, from_step: int) -> BadLoss | No
     if good is None:
         good = from_step - 1 if at_once else from_step
     record = progress.get("bad_loss")
-    limit = number(record.get("limit")) if isinstance(record, dict) else None
-    return BadLoss(max(good + 1, since or 0), good, at_once, limit)
+    judged: Record = record if isinstance(record, dict) else {}
+    spiked = judged.get("kind") == "spike" and judged.get("recovered_step") is None
+    return BadLoss(max(good + 1, since or 0), good, at_once, number(judged.get("limit")), spiked)
 
 
-def checkpoint_before(checkpoint: Record | None, bad: BadLoss) -> int | None:
-    """Return the step of the checkpoint to go back to: the newest whole one by MARGIN_STEPS before the last good step,
-    else the newest whole one up to that step; None where there is none, or a script of the person's own laid out its
-    folder as it likes. A non-persistent one is as young as the damage may be."""
+def checkpoint_before(checkpoint: Record | None, bad: BadLoss, attempts: Iterable[Attempt]) -> int | None:
+    """Return the step of the checkpoint to go back to, after these `attempts`; None where there is none, or a script of
+    the person's own laid out its folder as it likes.
+
+    After NaN it is the newest whole one up to the last good step. After a spike, where the training went bad at once,
+    or where it did so less than MARGIN_STEPS after the bad step of an earlier rollback, it is the newest whole one by
+    MARGIN_STEPS before the last good step, if there is one, and no non-persistent one: those are as young as the damage
+    may be.
+    """
     if checkpoint is None or not checkpoint.get("promised", True):
         return None
+    if not bad.spiked and not bad.at_once and not _again(bad, attempts):
+        return CheckpointFolder(checkpoint).newest_whole(bad.good_step)[0]
     folder = CheckpointFolder(checkpoint, durable_only=True)
     early, _ = folder.newest_whole(bad.good_step - MARGIN_STEPS)
     return folder.newest_whole(bad.good_step)[0] if early is None else early
 
 
-def choose_rollback(run: Record, checkpoint: Record | None, latest: Attempt | None) -> Rollback | None:
-    """Go back where the latest attempt that saved in this folder ended for its loss, and the recipe asked to end it;
-    None where it did not, or nothing older is there. Newer checkpoints are set aside, not deleted."""
+def _again(bad: BadLoss, attempts: Iterable[Attempt]) -> bool:
+    rollbacks = (attempt.began["rollback"] for attempt in attempts if attempt.was_rollback)
+    before = (whole_number(rollback.get("since_step")) for rollback in rollbacks)
+    return any(step is not None and abs(bad.since_step - step) < MARGIN_STEPS for step in before)
+
+
+def choose_rollback(run: Record, checkpoint: Record | None, attempts: list[Attempt]) -> Rollback | None:
+    """Go back where the latest of the attempts that saved in this folder ended for its loss, and the recipe asked to
+    end it; None where it did not, or nothing older is there. Newer checkpoints are set aside, not deleted."""
     policy = _policy(run)
-    if latest is None or policy.get("action") not in ("stop", "rollback"):
+    if not attempts or policy.get("action") not in ("stop", "rollback"):
         return None
+    latest = attempts[-1]
     bad = bad_loss_of(latest.status.get("cause"), latest.progress, latest.from_step)
-    step = None if bad is None else checkpoint_before(checkpoint, bad)
+    step = None if bad is None else checkpoint_before(checkpoint, bad, attempts)
     if bad is None or step is None or checkpoint is None:
         return None
     folder = CheckpointFolder(checkpoint)
