@@ -20,6 +20,7 @@ from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.backends.deepspeed.extra_arguments import HUGGING_FACE_FLAGS, SETTING_CLASSES, SHIPPED_TRAINER_FLAGS
 from llmlaunch.backends.deepspeed.facts import ENGINES, Engine, Share
 from llmlaunch.backends.flag_classes import flag_table
+from llmlaunch.backends.machines import MACHINE_REQUIREMENTS
 from llmlaunch.backends.megatron import cuda_graphs, model_rules, number_formats, sharding, training_arguments, versions
 from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron import techniques as megatron_techniques
@@ -45,7 +46,7 @@ TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 PRECISIONS = {"half": "bf16, fp16", "fp32": "fp32"}
 
 MEGATRON_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
-    (*megatron_rules.MIXTURE_REQUIREMENTS, *megatron_rules.RULES),
+    (*MACHINE_REQUIREMENTS, *megatron_rules.MIXTURE_REQUIREMENTS, *megatron_rules.RULES),
     (*model_rules.MODEL_REQUIREMENTS, *model_rules.MODEL_RULES),
     (*number_formats.NUMBER_REQUIREMENTS, *number_formats.NUMBER_RULES),
     (*megatron_techniques.OVERLAP_REQUIREMENTS, *megatron_techniques.OVERLAP_RULES),
@@ -167,7 +168,14 @@ def _engine_row(engine: Engine) -> list[str]:
 
 def _accelerators_table() -> str:
     """The GPUs of accelerators.json, in its order."""
-    head = ["accelerator", "GiB", "bf16 (/ fp16) TFLOP/s", "memory GB/s", "NVLink GB/s, each way", "profile"]
+    head = [
+        "accelerator",
+        "GiB",
+        "bf16 (/ fp16) TFLOP/s",
+        "memory GB/s",
+        "NVLink or Infinity Fabric GB/s, each way",
+        "profile",
+    ]
     known, profiles = machines(), profile_names()
     return _table(
         head,

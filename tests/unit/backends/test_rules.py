@@ -12,6 +12,7 @@ from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.backends.deepspeed.megatron_deepspeed import MEGATRON_DEEPSPEED_RULES
 from llmlaunch.backends.deepspeed.rules import RULES as DEEPSPEED_RULES
 from llmlaunch.backends.deepspeed.scripts import HUGGING_FACE_RULES, PIPELINE_RULES
+from llmlaunch.backends.machines import MACHINE_REQUIREMENTS
 from llmlaunch.backends.megatron.cuda_graphs import GRAPH_RULES
 from llmlaunch.backends.megatron.model_rules import MODEL_REQUIREMENTS
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, ALL_RULES, MIXTURE_REQUIREMENTS
@@ -299,7 +300,12 @@ def test_what_a_backend_cannot_do_is_refused_by_the_recipes_key_before_anything_
         backend.render(recipe, GPUS if backend.name == "megatron-lm" else ZERO_3)
 
 
-OF_MODELS = (*MODEL_REQUIREMENTS, *MIXTURE_REQUIREMENTS, *VERSION_REQUIREMENTS)  # in tests of those modules
+OF_MODELS = (
+    *MACHINE_REQUIREMENTS,
+    *MODEL_REQUIREMENTS,
+    *MIXTURE_REQUIREMENTS,
+    *VERSION_REQUIREMENTS,
+)  # in tests of those modules
 
 
 def test_every_requirement_has_its_case() -> None:

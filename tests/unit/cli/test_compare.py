@@ -51,13 +51,14 @@ def test_each_cell_is_what_check_says_and_the_fastest_comes_first(llmlaunch: Com
 
 def test_the_text_is_80_columns_with_why_others_may_not_run(llmlaunch: CommandLine, recipe: Path) -> None:
     recipe.write_text(recipe_text(layout=LARGE))
-    answer = llmlaunch("compare", "recipe.yaml", "--clusters", "a100-40gb-x8,b200-x8", "--nodes", "3,4")
+    answer = llmlaunch("compare", "recipe.yaml", "--clusters", "a100-40gb-x8,b200-x8,mi355x-x8", "--nodes", "3,4")
     assert max(map(len, answer.stdout.splitlines())) <= 80
     text = " ".join(answer.stdout.split())
     assert "24 devices cannot be split" in text
     assert "training.global_batch_size: 512 evenly" in text
     assert "a100-40gb-x8 x 4: unsafe: pipeline rank 0 needs" in text
     assert "b200-x8" in answer.stdout.split("May not run")[0]
+    assert text.count("checked, not rendered: TP1") == 1  # no job is written for AMD's GPUs
 
 
 def test_a_budget_divides_them_and_none_within_it_is_exit_code_3(llmlaunch: CommandLine) -> None:

@@ -34,7 +34,8 @@ GIB = 2**30
         # of none: other boards, slices of a card, nothing at all
         ("NVIDIA H100 PCIe", 80, None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10, None),
-        ("MI300X", 192, None),
+        ("AMD Instinct MI300X", None, "mi300x-192gb"),
+        ("MI210", 64, None),
         (None, 80, None),
     ],
 )

@@ -257,6 +257,7 @@ def find_accelerator(name: str) -> Accelerator:
         memory_bytes_per_second=row["memory_bytes_per_second"],
         compute_capability=row["compute_capability"],
         host_link=HostLink(**row["host_link"]) if "host_link" in row else None,
+        platform=row.get("platform", "cuda"),
     )
 
 

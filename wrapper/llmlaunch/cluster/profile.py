@@ -91,6 +91,7 @@ class Accelerator:
     memory_bytes_per_second: float
     compute_capability: str | None = None  # "9.0" = Hopper; None where it has no meaning
     host_link: HostLink | None = None  # of processor and device in one package; None = PCI Express
+    platform: str = "cuda"  # what programs it: "rocm" for AMD's
 
     @property
     def peak_kind(self) -> str:

@@ -60,6 +60,7 @@ _LATER: Mapping[str, Any] = {
     "layers_by_stage": None,
     "preference": True,
     "node_mesh": False,
+    "platform": "cuda",
     "restart": None,
     "bad_checkpoint": "previous",
     "slow_nodes": "tell",

@@ -52,7 +52,11 @@ def _table(cells: Sequence[Cell]) -> list[str]:
     lines = ["", figures[0]]
     for cell, row in zip(cells, figures[1:], strict=True):
         tight = "" if cell["verdict"] == "safe" else f"{cell['verdict']}, accepted: "
-        lines += [row, *wrap(f"{tight}{cell['layout']}", WIDTH, initial_indent="    ", subsequent_indent="      ")]
+        priced = "checked, not rendered: " if cell["check"]["unrendered"] else ""
+        lines += [
+            row,
+            *wrap(f"{priced}{tight}{cell['layout']}", WIDTH, initial_indent="    ", subsequent_indent="      "),
+        ]
     return lines
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from llmlaunch.backends.argument import Argument, argument, optional
 from llmlaunch.backends.base import Requirement, implies, pinned_least
+from llmlaunch.backends.machines import MACHINE_REQUIREMENTS
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
@@ -39,6 +40,7 @@ def _shipped(asks: Callable[[Recipe], bool]) -> Callable[[Recipe], bool]:
 
 
 REQUIREMENTS: tuple[Requirement, ...] = (
+    *MACHINE_REQUIREMENTS,
     Requirement(
         "every-layer-recomputed",
         "layout.recompute_method",

@@ -44,6 +44,8 @@ def cannot_multiply(recipe: Recipe) -> bool:
         return False
     if device.kind != "gpu":
         return True
+    if device.platform == "rocm":  # products of blocks of 32 came with CDNA 4, those of nvfp4 are NVIDIA's
+        return name == "nvfp4" or (name == "mxfp8" and "fp4" not in device.flops_per_second)
     if device.compute_capability is None:
         return False
     least, below = CAPABILITIES[name]

@@ -117,7 +117,8 @@ def usable_libraries(recipe: Recipe) -> list[str]:
     (csrc/kernels/configs.cuh NUM_MAX_NVL_PEERS, 1.2.1). HybridEP's kernels copy as Hopper and later do."""
     cluster = recipe.cluster
     capability = float(cluster.accelerator.compute_capability or HOPPER)
-    if recipe.model.moe is None or cluster.accelerator.kind != "gpu" or recipe.workload.precision == "fp32":
+    on_cuda = cluster.accelerator.kind == "gpu" and cluster.accelerator.platform == "cuda"
+    if recipe.model.moe is None or not on_cuda or recipe.workload.precision == "fp32":
         return []
     whole_nodes = cluster.devices_per_node == cluster.nvlink_domain_devices == NODE_DEVICES
     deepep = ["deepep"] if capability >= AMPERE and whole_nodes else []
@@ -146,7 +147,7 @@ def _has_user_buffers(recipe: Recipe) -> bool:
     (transformer_engine/pytorch/module/base.py initialize_ub, 2.20), and latent attention's projections have none
     (megatron/core/extensions/transformer_engine.py TELinear, core 0.19)."""
     capability = recipe.cluster.accelerator.compute_capability
-    new = capability is None or float(capability) >= HOPPER
+    new = recipe.cluster.accelerator.platform == "cuda" and (capability is None or float(capability) >= HOPPER)
     half = recipe.workload.precision != "fp32" and recipe.training.numbers.narrow in FORMATS_OF_USER_BUFFERS
     return new and half and recipe.model.mla is None
 

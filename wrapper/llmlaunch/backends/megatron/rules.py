@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.backends.base import Requirement, implies
+from llmlaunch.backends.machines import MACHINE_REQUIREMENTS
 from llmlaunch.backends.megatron import (
     cuda_graphs,
     model_rules,
@@ -243,6 +244,7 @@ RULES: tuple[Rule, ...] = (
 
 
 ALL_REQUIREMENTS = (
+    *MACHINE_REQUIREMENTS,
     *model_rules.MODEL_REQUIREMENTS,
     *MIXTURE_REQUIREMENTS,
     *techniques.REQUIREMENTS,
