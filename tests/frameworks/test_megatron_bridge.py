@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from support.megatron_cases import Case, cases, refusals
 from support.plans import gallery_setting, legal_layouts, plan_of
+from support.recipes import recipe_of
 
 pytestmark = pytest.mark.frameworks
 
@@ -87,13 +88,21 @@ def on_bridge(recipe: Recipe) -> Recipe:
     return replace(recipe, backend=replace(recipe.backend, name="megatron-bridge"))
 
 
+SPLIT = Layout(2, 2, data=4, context=2, sequence_parallel=1, zero_stage=1)
+TUNED = ("backend=megatron-bridge", f"training.start_from={RECIPES}", "training.sequence_length=64")  # a folder
+
+
+def tuned(*overrides: str) -> Recipe:
+    return recipe_of("llama3-8b", *TUNED, *overrides)
+
+
 def rendered_settings(recipe: Recipe, layout: Layout) -> dict[str, Any]:
     made: dict[str, Any] = json.loads(MegatronBridge().render(on_bridge(recipe), layout).files["bridge.json"])
     return made
 
 
-def check_alike(ask: Ask, case: Case) -> None:
-    """Check that Bridge takes the job and configures Megatron core as Megatron-LM does."""
+def check_alike(ask: Ask, case: Case, apart: Container[str] = ()) -> None:
+    """Check that Bridge takes the job and configures Megatron core as Megatron-LM does, `apart` from some fields."""
     made = rendered_settings(case.recipe, case.layout)
     answer = ask(
         world_size=case.recipe.world_size,
@@ -104,7 +113,8 @@ def check_alike(ask: Ask, case: Case) -> None:
     )
     assert answer["refused"] is None, answer["refused"]
     unlike: Mapping[str, list[str]] = answer["differences"]
-    unjustified = {name: unlike[name] for name in sorted(unlike.keys() - JUSTIFIED.keys() - set(IN_VALIDATION))}
+    names = sorted(unlike.keys() - JUSTIFIED.keys() - set(IN_VALIDATION))
+    unjustified = {name: unlike[name] for name in names if name not in apart}
     assert not unjustified, unjustified
     assert made["model"]["vocab_size"] == case.recipe.model.padded_vocab_size(case.layout.tensor)
     if case.recipe.model.position_embedding == "learned_absolute":
@@ -180,3 +190,51 @@ def test_it_says_yes_before_the_training(ask: Ask, small: dict[str, Any]) -> Non
     answer = ask(world_size=32, settings=small, check=True)
     assert answer["code"] == 0
     assert answer["said"].endswith("Megatron-Bridge takes the settings of 32 rank(s)\n"), answer["said"]
+
+
+WORDS = ("<eos>", "user:", "assistant:", "two", "and", "three?", "five", "what", "is", "it?", "a", "cat")
+CHAT = [
+    [{"role": "user", "content": "two and three?"}, {"role": "assistant", "content": "five"}],
+    [{"role": "user", "content": "what is it?"}, {"role": "assistant", "content": "a cat"}],
+]
+ROWS = {
+    "chat": [{"messages": turns} for turns in CHAT],
+    "prompt-completion": [{"prompt": turns[0]["content"], "completion": turns[1]["content"]} for turns in CHAT],
+}
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}{% generation %}"
+    "{{ message.content }} <eos>{% endgeneration %}{% else %}{{ message.content }} {% endif %}{% endfor %}"
+)
+
+
+def word_tokenizer(folder: Path) -> Path:
+    """A tokenizer of Hugging Face's whose tokens are words."""
+    folder.mkdir()
+    kind = {"type": "WordLevel", "vocab": {word: place for place, word in enumerate(WORDS)}, "unk_token": "<eos>"}
+    special = {"id": 0, "content": "<eos>", "special": True} | dict.fromkeys(
+        ("single_word", "lstrip", "rstrip", "normalized"), False
+    )
+    parts = {"model": kind, "pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [special]}
+    (folder / "tokenizer.json").write_text(json.dumps(parts), "utf-8")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_answers_alone_are_learned_from_rows(ask: Ask, tmp_path: Path, kind: str) -> None:
+    lines = "".join(f"{json.dumps(row)}\n" for row in ROWS[kind])
+    for name in ("training", "validation"):
+        (tmp_path / f"{name}.jsonl").write_text(lines, "utf-8")
+    tokenizer = word_tokenizer(tmp_path / "tokenizer")
+    recipe = tuned(
+        f"data={{path: {tmp_path}, sft: {kind}, tokenizer: {tokenizer}}}",
+        "training.evaluation={interval: 10, iterations: 1}",
+    )
+    answer = ask(world_size=32, settings=rendered_settings(recipe, SPLIT), rows=True)
+    assert answer == {"refused": None, "shape": [2, 64], "learned": ["five <eos>", "a cat <eos>"], "validation": 2}
+
+
+def test_finetuning_configures_megatron_core_as_pretraining_does(ask: Ask) -> None:
+    recipe = tuned("data={path: /data/squad, sft: chat, tokenizer: /models/llama3}")
+    check_alike(ask, Case(recipe, SPLIT), apart=["model.calculate_per_token_loss"])

@@ -12,7 +12,8 @@ The rendered program itself (llmlaunch/trainers/megatron_bridge.py) makes the Co
 that is not the same is a difference, Megatron-LM's value first; so is a field of core's that Bridge lacks. "layers" is
 one: what both build the first rank's layers of, as text. With "check": true the program's own check judges instead, and
 the answer is its exit code and what it prints. With "defaults", names of fields, the answer is what Bridge's classes
-have for each of them. Each job has a process of its own, because frameworks keep their state in the process.
+have for each of them; with "rows": true, what Bridge's own dataset makes of the first two rows. Each job has a process
+of its own, because frameworks keep their state in the process.
 """
 
 # ruff: noqa: E402 (frameworks are imported after what they take for granted)
@@ -55,7 +56,9 @@ absent_packages.install()
 only_what_is_asked.install(Path(sys.prefix) / "bridge-0.6")
 
 import megatron_bridge as entry
+from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder
 from megatron.bridge.training import config as bridge
+from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 from megatron.core import parallel_state
 from megatron.core.transformer.transformer_block import _get_block_submodules
 from megatron.training import arguments as megatron_arguments
@@ -85,10 +88,25 @@ def judge(job: Answer) -> Answer:
         if job.get("defaults"):
             return {"refused": None, "defaults": {name: default(container, name) for name in job["defaults"]}}
         bridge.runtime_config_update(container)
+        if job.get("rows"):
+            return {"refused": None, **first_rows(container)}
     except Exception as failure:
         at = traceback.extract_tb(failure.__traceback__)[-1]
         return {"refused": f"{type(failure).__name__}: {failure} ({Path(at.filename).name}:{at.lineno})"}
     return {"refused": None, "differences": differences(job["arguments"], container)}
+
+
+def first_rows(container: Any) -> Answer:
+    """The first two rows as a micro-batch: the words that are read, and which of those that follow them are learned."""
+    tokenizer = build_tokenizer(container.tokenizer)
+    train, validation, _ = GPTSFTDatasetBuilder(container.dataset, tokenizer).build()
+    batch = train.collate_fn([train[0], train[1]])
+    learned = [
+        tokenizer.detokenize([label for label, counted in zip(labels, mask, strict=True) if counted])
+        for labels, mask in zip(batch["labels"].tolist(), batch["loss_mask"].tolist(), strict=True)
+    ]
+    shape = list(batch["tokens"].shape)
+    return {"shape": shape, "learned": learned, "validation": None if validation is None else len(validation)}
 
 
 def checked(settings: Answer, job: Answer) -> Answer:

@@ -44,6 +44,14 @@ def test_an_indexed_dataset_is_whole(files: Mapping[str, bytes | None], message:
     assert message.format(tmp_path) in sentence
 
 
+@pytest.mark.parametrize("name", ["training", "validation"])
+def test_rows_to_finetune_on_lie_in_files_of_known_names(name: str, tmp_path: Path) -> None:
+    rows = recipe_text(backend="megatron-bridge", data="{path: rows, sft: chat, tokenizer: words}")
+    write(tmp_path, {f"rows/{each}.jsonl": "{}" for each in ("training", "validation") if each != name})
+    sentences = readiness(tmp_path, rows, "training.evaluation={interval: 1, iterations: 1}").missing
+    assert any(f"data.path: {tmp_path}/rows/{name}.jsonl is not there" in each for each in sentences)
+
+
 @pytest.mark.parametrize("token_type", [1, 4, 8])
 def test_a_whole_dataset_is_taken_whatever_its_tokens(token_type: int, tmp_path: Path) -> None:
     size = {1: 1, 4: 4, 8: 2}[token_type]

@@ -177,6 +177,7 @@ SELECTIVE = "layout={recompute: selective, recompute_modules: "
 BLEND = "data={blend: [{path: /a, weight: 0}]}"
 EVALUATION = "training.evaluation={interval: 10, iterations: 2}"
 DEEPSPEED = "backend=deepspeed"
+BRIDGE = "backend=megatron-bridge"
 NO_CONTAINERS = "cluster={base: h100-80gb-x8, container: {runtime: none}}"
 # what the message says, and the overrides that it is about
 CONTRADICTIONS = [
@@ -292,6 +293,10 @@ CONTRADICTIONS = [
     ("training.evaluation", "training.evaluation={interval: 10}"),
     ("data.cache_path: is a word of megatron-lm", "data={path: /a, cache_path: /c}", DEEPSPEED),
     ("data.tokenizer_type: is a word of megatron-lm", "data={path: /a, tokenizer_type: NullTokenizer}", DEEPSPEED),
+    ("data.sft: is a word of megatron-bridge", "data={path: /a, sft: chat, tokenizer: x}", DEEPSPEED),
+    ("sft: reads one folder; name it in path", "data={mock: true, sft: chat}", BRIDGE),
+    ("sft: rows are text; name the tokenizer", "data={path: /a, sft: chat}", BRIDGE),
+    ("of path; remove split", "data={path: /a, sft: chat, tokenizer: x, split: '9,1,0'}", BRIDGE),
     # --- container
     ("container.image: a .sif file is Apptainer's; write runtime: apptainer", "container={image: /c/a.sif}"),
     ("pyxis takes a registry reference or the path of a .sqsh file", "container={image: 'oras://ghcr.io/a'}"),

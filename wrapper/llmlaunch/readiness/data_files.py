@@ -39,7 +39,9 @@ def data_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -> 
     if not recipe.backend.reads_data_keys:
         return
     for key, path in _datasets(recipe):
-        if _is_indexed(recipe, path):
+        if recipe.data.sft is not None:
+            yield from _rows(recipe, key, path)
+        elif _is_indexed(recipe, path):
             yield from _indexed(recipe, key, path)
         else:
             yield from _text(recipe, key, path)
@@ -58,6 +60,18 @@ def _datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
     for index, part in enumerate(recipe.data.validation):
         alone = len(recipe.data.validation) == 1
         yield ("data", "validation") if alone else ("data", "validation", index, "path"), part.path
+
+
+def _rows(recipe: Recipe, key: KeyPath, folder: str) -> Iterator[Finding]:
+    """Megatron-Bridge reads files of known names (GPTSFTDatasetBuilder, data/builders/gpt_sft.py, 0.6)."""
+    names = ["training.jsonl", *(["validation.jsonl"] if recipe.training.evaluation is not None else [])]
+    for name in names:
+        file = f"{folder}/{name}"
+        state = path_state(host_path(recipe, file))
+        if state == "absent":
+            yield missing(key, f"{file} is not there; data.sft reads a row of each of its lines")
+        elif state == "unseen":
+            yield unseen(key, file)
 
 
 def _is_indexed(recipe: Recipe, path: str) -> bool:

@@ -87,6 +87,12 @@ class Data:
         default=None,
     )
     cache_path: PathText | None = key("megatron-lm: folder for the indexes; absent = beside the dataset", default=None)
+    sft: str | None = key(
+        "megatron-bridge: `path` is a folder whose training.jsonl (and validation.jsonl for training.evaluation) has a "
+        "conversation or a prompt with its completion in each line; answers alone are learned",
+        default=None,
+        written=Literal["chat", "prompt-completion"] | None,
+    )
     tokenizer_type: str | None = key(
         "megatron-lm: what `tokenizer` is; absent = HuggingFaceTokenizer, and NullTokenizer without one",
         default=None,
@@ -110,6 +116,8 @@ class Data:
         if sum(bool(source) for source in sources) != 1:
             raise ValueError("give exactly one of mock: true, path: ..., blend: ... or python_source: true")
         tokenizer, kind = keys.get("tokenizer"), keys.get("tokenizer_type")
+        if keys.get("sft") is not None:
+            Data._check_sft(keys)
         for name in ("tokenizer", "tokenizer_type", "split", "validation", "cache_path"):
             if keys.get(name) is not None and not (keys.get("path") or keys.get("blend")):
                 raise ValueError(f"{name} belongs to path or blend; remove it")
@@ -121,9 +129,26 @@ class Data:
             raise ValueError(f"tokenizer_type {kind} needs tokenizer; name it, or remove the type")
         raise ValueError(f"tokenizer_type {kind} reads no tokenizer; remove one of the two")
 
+    @staticmethod
+    def _check_sft(keys: Mapping[str, Any]) -> None:
+        """Rows lie in files of known names, and are tokenized while the job runs."""
+        if keys.get("path") is None:
+            raise ValueError("sft: reads one folder; name it in path")
+        for name in ("split", "validation", "cache_path"):
+            if keys.get(name) is not None:
+                raise ValueError(
+                    f"sft: what is trained on and evaluated with lies in training.jsonl and validation.jsonl of path; "
+                    f"remove {name}"
+                )
+        if keys.get("tokenizer") is None:
+            raise ValueError("sft: rows are text; name the tokenizer")
 
-def data_problems(data: Data, megatron: bool) -> Iterator[Problem]:
-    """Yield the keys that only scripts with Megatron's arguments read, where the job's is none of them."""
+
+def data_problems(data: Data, megatron: bool, bridge: bool) -> Iterator[Problem]:
+    """Yield the keys that only scripts with Megatron's arguments read, or Bridge alone, where the job's is none of
+    them."""
+    if data.sft is not None and not bridge:
+        yield ("data", "sft"), "is a word of megatron-bridge; remove it, or take backend: megatron-bridge"
     if megatron:
         return
     for name in OF_MEGATRON:

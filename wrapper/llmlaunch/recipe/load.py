@@ -88,7 +88,7 @@ def recipe_from(document: Document, base_dir: Path = Path()) -> Recipe:
     keys = validate(recipe_form(named), document, VOCABULARY)
     recipe = _resolve(keys, document, base_dir)
     problems = [
-        *data_problems(recipe.data, recipe.backend.takes_megatron_arguments),
+        *data_problems(recipe.data, recipe.backend.takes_megatron_arguments, recipe.backend.name == "megatron-bridge"),
         *evaluation_problems(recipe.data, recipe.training.evaluation is not None),
         *layout_problems(
             keys.get("layout", {}), recipe.model, recipe.backend.name, recipe.backend.takes_megatron_arguments

@@ -118,13 +118,22 @@ def dataset_config(section: Section) -> Any:
     if kind == "mock":
         return config.MockGPTDatasetConfig(**values)
     if kind == "rows":
-        return config.GPTSFTDatasetConfig(**values)
+        return config.GPTSFTDatasetConfig(**values | {"preprocessing": preprocessing(values["preprocessing"])})
     from megatron.core.datasets.utils import get_blend_from_list
 
     splits = [values.pop(f"{name}_data_path", None) for name in ("train", "valid", "test")]
     if any(splits):
         values["blend_per_split"] = [get_blend_from_list(paths) if paths else None for paths in splits]
     return config.GPTDatasetConfig(**values)
+
+
+def preprocessing(section: Section) -> Any:
+    """What becomes of a row: a conversation, or a prompt with its completion."""
+    from megatron.bridge.data import ChatSFTPreprocessingConfig, PromptCompletionSFTPreprocessingConfig
+
+    values = dict(section)
+    kinds = {"chat": ChatSFTPreprocessingConfig, "prompt-completion": PromptCompletionSFTPreprocessingConfig}
+    return kinds[values.pop("kind")](**values)
 
 
 def adapters(section: Section | None) -> Any:

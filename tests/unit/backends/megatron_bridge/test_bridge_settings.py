@@ -90,6 +90,24 @@ def test_data_of_ones_own_is_named_as_bridge_reads_it() -> None:
     assert made["tokenizer"]["tokenizer_model"] == "/models/llama3"
 
 
+def test_rows_are_finetuned_on() -> None:
+    rows = "data={path: /data/squad, sft: chat, tokenizer: /models/llama3}"
+    with pytest.raises(UserError, match=r"data\.sft: goes on from weights that are there"):
+        MegatronBridge().rules(on_bridge("llama3-8b", rows))
+    made = settings(on_bridge("llama3-8b", rows, "training.start_from=/models/llama3"), DENSE)
+    assert (made["task"], made["checkpoint"]["pretrained_checkpoint"]) == ("finetune", "/models/llama3")
+    assert made["dataset"] == {
+        "kind": "rows",
+        "preprocessing": {"kind": "chat"},
+        "dataset_root": "/data/squad",
+        "seq_length": 8192,
+        "dataset_kwargs": {"pad_to_max_length": True},
+        "seed": 1234,
+        "do_validation": False,
+        "do_test": False,
+    }
+
+
 def test_checkpoints_are_saved_and_gone_on_from_in_one_folder() -> None:
     saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
     made = settings(on_bridge("llama3-8b", *saving), DENSE)

@@ -10,7 +10,7 @@ from llmlaunch.backends.megatron.backend import MegatronLM, environment, impleme
 from llmlaunch.backends.megatron.number_formats import number_record
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS
 from llmlaunch.backends.megatron_bridge.rules import BRIDGE_REQUIREMENTS
-from llmlaunch.backends.megatron_bridge.settings import as_json, settings_of
+from llmlaunch.backends.megatron_bridge.settings import as_json, settings_of, task_of
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
@@ -22,7 +22,7 @@ ENTRY_FILE, SETTINGS_FILE = "trainer/megatron_bridge.py", "bridge.json"
 
 
 class MegatronBridge:
-    """Bridge's `pretrain` with a ConfigContainer of the recipe, around the Megatron core that megatron-lm has, too."""
+    """Bridge's `pretrain` or `finetune` with a ConfigContainer of the recipe, around megatron-lm's Megatron core."""
 
     name = "megatron-bridge"
 
@@ -58,7 +58,7 @@ class MegatronBridge:
             program=program,
             environment=environment(recipe, layout),
             variables=variable_reasons(recipe),
-            files={ENTRY_FILE: MEGATRON_BRIDGE.read_bytes(), SETTINGS_FILE: as_json(settings, "pretrain")},
+            files={ENTRY_FILE: MEGATRON_BRIDGE.read_bytes(), SETTINGS_FILE: as_json(settings, task_of(recipe))},
             settings={name: reason for name, (_, reason) in settings.items()},
             settings_file=SETTINGS_FILE,
             check=(*program, "--check", str(recipe.world_size), *known),

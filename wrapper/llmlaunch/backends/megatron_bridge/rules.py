@@ -42,6 +42,13 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.training.non_persistent_save_interval is not None,
     ),
     Requirement(
+        "weights-to-finetune",
+        "data.sft",
+        "goes on from weights that are there; name them in training.start_from",
+        "megatron/bridge/training/finetune.py finetune, Megatron-Bridge 0.6",
+        lambda r: r.data.sft is not None and r.training.start_from is None,
+    ),
+    Requirement(
         "no-trainers-on-cpus",
         "cluster",
         "megatron-bridge trains on GPUs alone; take a cluster with GPUs, or backend: deepspeed",

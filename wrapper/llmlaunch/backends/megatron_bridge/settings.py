@@ -21,7 +21,7 @@ from llmlaunch.layout import Layout
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["FIELDS", "MEGATRON_DEFAULTS", "as_json", "settings_of"]
+__all__ = ["FIELDS", "MEGATRON_DEFAULTS", "as_json", "settings_of", "task_of"]
 
 Settings = dict[str, tuple[Any, Reason]]
 """Value and reason by the dotted name of a field: "model.num_layers"."""
@@ -237,7 +237,34 @@ def settings_of(recipe: Recipe, layout: Layout) -> Settings:
             )
         for name, value in FIELDS[each.flag]:
             settings[name] = (_value(value, each, flags[each.flag]), each.reason)
+    if recipe.data.sft is not None:
+        settings = {name: value for name, value in settings.items() if not name.startswith("dataset.")} | _rows(recipe)
     return _with_yarn(settings)
+
+
+def task_of(recipe: Recipe) -> str:
+    """Return the function of Bridge's that trains: `finetune` is `pretrain` that wants weights to begin with."""
+    return "pretrain" if recipe.data.sft is None else "finetune"
+
+
+def _rows(recipe: Recipe) -> Settings:
+    """Rows of text, tokenized while the job runs, each filled up to a whole sequence: the memory that was planned, and
+    what stages of a pipeline send each other is of one size (data/datasets/gpt_sft.py collate_fn, 0.6)."""
+    filled = Reason(("training.sequence_length",), "every row takes a whole sequence, as planned")
+    alike = Reason(("data.sft",), "every token of an answer counts alike, however the step is split")
+    source, evaluation = Reason(("data.path",)), Reason(("training.evaluation",))
+    return {
+        "dataset.kind": ("rows", Reason(("data.sft",))),
+        "dataset.preprocessing": ({"kind": recipe.data.sft}, Reason(("data.sft",))),
+        "dataset.dataset_root": (recipe.data.path, source),
+        "dataset.seq_length": (recipe.workload.sequence_length, Reason(("training.sequence_length",))),
+        "dataset.dataset_kwargs": ({"pad_to_max_length": True}, filled),
+        "dataset.seed": (recipe.training.seed, Reason(("training.seed",))),
+        "dataset.do_validation": (recipe.training.evaluation is not None, evaluation),
+        "dataset.do_test": (False, Reason(why="nobody asked")),
+        f"{MODEL}.calculate_per_token_loss": (True, alike),
+        f"{DDP}.average_in_collective": (False, alike),
+    }
 
 
 def _derived(recipe: Recipe, layout: Layout) -> Settings:
