@@ -236,5 +236,5 @@ def test_answers_alone_are_learned_from_rows(ask: Ask, tmp_path: Path, kind: str
 
 
 def test_finetuning_configures_megatron_core_as_pretraining_does(ask: Ask) -> None:
-    recipe = tuned("data={path: /data/squad, sft: chat, tokenizer: /models/llama3}")
+    recipe = tuned("data={path: /data/squad, sft: chat, tokenizer: /models/llama3}", "training.adapters={rank: 16}")
     check_alike(ask, Case(recipe, SPLIT), apart=["model.calculate_per_token_loss"])

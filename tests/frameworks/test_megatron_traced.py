@@ -22,13 +22,12 @@ import numpy as np
 import pytest
 import traced_cases
 from judges import TRACED, megatron_python
-from traced_cases import CASES, MANY_MICROBATCHES, PADDED, TECHNIQUES, Case
+from traced_cases import ADAPTED, CASES, MANY_MICROBATCHES, PADDED, TECHNIQUES, Case
 from wrong_formulas import Patch, everywhere, left_out, multiplied
 
 from llmlaunch.memory import loss, saved, schedule, states, weights, workspace
 from llmlaunch.memory.peak import OUTSIDE_TORCH
 from llmlaunch.rehearsal.traced import REMAINDER, terms_at_peak
-from llmlaunch.tracing import TRACER
 
 pytestmark = pytest.mark.frameworks
 
@@ -53,7 +52,12 @@ def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with (
         errors.open("w") as file,
         subprocess.Popen(
-            [megatron_python(), TRACER], stdin=PIPE, stdout=PIPE, stderr=file, text=True, env=environment
+            [megatron_python(), TRACED / "adapted_ranks.py"],
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=file,
+            text=True,
+            env=environment,
         ) as tracer,
     ):
         assert tracer.stdin is not None
@@ -86,6 +90,7 @@ def traced_job(case: Case) -> str:
             "pipeline_rank": case.rank,
             "arguments": case.arguments(),
             "all_microbatches": case.all_microbatches,
+            "adapters": None if case.techniques.adapters is None else case.techniques.adapters.rank,
         }
     )
 
@@ -173,6 +178,18 @@ def test_every_term_is_near_its_estimate(case: Case, trace: TraceOf) -> None:
 @pytest.mark.parametrize("case", TECHNIQUES, ids=ids(TECHNIQUES))
 def test_peaks_under_techniques_agree_within_three_percent(case: Case, trace: TraceOf) -> None:
     check_peak(case, trace(case))
+
+
+@pytest.mark.parametrize("case", ADAPTED, ids=ids(ADAPTED))
+def test_adapters_of_bridge_take_what_is_planned(case: Case, trace: TraceOf) -> None:
+    """Gradients and optimizer states are of the adapters alone, to the byte."""
+    traced, terms = trace(case), case.estimate().terms
+    state = traced["state"]
+    assert terms["parameters"] == PARAMETER_BYTES * state["parameter_count"]
+    assert terms["gradients"] == GRADIENT_BYTES * state["padded_count"]
+    assert terms["optimizer_states"] == STATE_BYTES * state["optimizer_state_count"]
+    assert state["padded_count"] < 0.01 * state["parameter_count"]
+    check_peak(case, traced)
 
 
 @pytest.mark.parametrize("case", [PADDED], ids=["six-ways"])

@@ -14,7 +14,7 @@ from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling, Router, SlidingWindow
-from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.workload import OptimizerFormats, Workload
 
 Words = tuple[str, ...]
@@ -92,7 +92,8 @@ class Case:
         """What llmlaunch says of this rank. A trace routes evenly and sees no workspace inside a kernel library."""
         facts = megatron_facts(self.options)
         seen = facts.workspace_bytes - constant("workspace_bytes")
-        facts = replace(facts, expert_imbalance=1.0, workspace_bytes=seen)
+        fused = self.techniques.adapters is not None  # those of Megatron-Bridge
+        facts = replace(facts, expert_imbalance=1.0, workspace_bytes=seen, adapters_fused=fused)
         job = Job(self.shape, self.workload, facts, techniques=self.techniques)
         return estimate(job, self.layout).ranks[self.rank]
 
@@ -304,6 +305,18 @@ HALF_OPTIONS = MegatronOptions(gradient_dtype="bf16", optimizer=HALF_MOMENTS)
 HALVES = OptimizerFormats("fp16", "fp16", "fp16")
 AWARE = "--use-precision-aware-optimizer"
 HALF_WORDS = (AWARE, "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16")
+LORA = Adapters(16)
+ADAPTED = (
+    Case("adapters", LLAMA3_CUT, CUT, 1, length=2048, techniques=Techniques(adapters=LORA)),
+    Case(
+        "adapters beside an MLP computed again",
+        LLAMA3_CUT,
+        replace(CUT, sequence_parallel=0, recompute=RECOMPUTE_SELECTIVE),
+        0,
+        length=2048,
+        techniques=Techniques(("mlp",), adapters=LORA),
+    ),
+)
 TECHNIQUES = (
     Case("chunked MLP", LLAMA3_CUT, CUT, 0, techniques=Techniques(mlp_chunks=8), words=CHUNKS),
     Case("chunked experts", MIXTRAL_CUT, EXPERTS, 0, length=4096, techniques=Techniques(mlp_chunks=8), words=CHUNKS),

@@ -38,7 +38,9 @@ from llmlaunch.memory.loss import (
     waiting_logits,
 )
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
+from llmlaunch.memory.weights import adapter_parameters
 from llmlaunch.memory.workspace import (
+    adapted_forward,
     delayed_weight_gradients,
     head_backward,
     layer_backward,
@@ -342,6 +344,34 @@ def test_buffers_that_micro_batches_pass_through() -> None:
     assert buffer("pipeline_buffers", 0) == stream / 2
     titan = torchtitan_facts(True, True, False, 2)
     assert buffer("pipeline_buffers", 0, titan, count=5) == 5 * 2 * stream / 2
+
+
+FUSED, LORA = replace(BALANCED, adapters_fused=True), Techniques(adapters=Adapters(16))
+FUSED_SHAPES = [(LLAMA3_8B, 2, 4096 + 2 * 1024), (GPT, 1, 3 * GPT.query_width)]
+
+
+@pytest.mark.parametrize(("shape", "gates", "queries"), FUSED_SHAPES, ids=["gated", "plain"])
+def test_fused_adapters_have_four_pairs_of_which_tensor_ranks_split_both(
+    shape: ModelShape, gates: int, queries: int
+) -> None:
+    h, ffn = shape.hidden_size, shape.ffn_hidden_size
+    pairs = (h + queries) + (shape.query_width + h) + (h + gates * ffn) + (ffn + h)
+    assert value(lambda job, rows: adapter_parameters(job, rows)[0], shape, SPLIT, FUSED, LORA) == (
+        shape.num_layers * 16 * pairs / 2
+    )
+    assert value(weight_gradient_stubs, shape, SPLIT, FUSED, LORA) == 2 * 16 * pairs / 2
+    assert value(adapted_forward, shape, SPLIT, FUSED, LORA) == 2 * (2 * gates - 1) * N * ffn / 2
+    assert value(adapted_forward, shape, SPLIT, FUSED) == value(adapted_forward, shape, SPLIT, BALANCED, LORA) == 0
+
+
+def test_fused_adapters_keep_what_sequence_parallelism_has_gathered() -> None:
+    plain, between = replace(SPLIT, sequence_parallel=0), 2 * 2 * 16 * N
+    for layout, gathered in ((SPLIT, 2 * 4096 * N), (plain, 0)):
+        saved = value(dense_layer, LLAMA3_8B, layout, FUSED, LORA) - value(dense_layer, LLAMA3_8B, layout, FUSED)
+        assert saved == 2 * (between + gathered)
+        again, mlp = replace(layout, recompute=RECOMPUTE_SELECTIVE), Techniques(("mlp",))
+        adapted = value(recomputed_layer, LLAMA3_8B, again, FUSED, replace(mlp, adapters=LORA.adapters))
+        assert adapted - value(recomputed_layer, LLAMA3_8B, again, FUSED, mlp) == between + gathered
 
 
 def test_biased_experts_put_their_outputs_together_before_they_are_sorted() -> None:

@@ -29,6 +29,7 @@ from llmlaunch.memory.peak import _other_streams
 from llmlaunch.memory.states import States, least_state_bytes, states
 from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.memory.workspace import (
+    adapted_forward,
     embedding_backward,
     head_backward,
     layer_backward,
@@ -259,6 +260,16 @@ def test_tables_of_prediction_heads_on_the_last_stage_are_the_peak_of_short_sequ
     assert at(transient_terms(job, rows), "layer_backward", 1)[LAYER] == pytest.approx(
         2 * 102400 * 2048 * 2 - heads, abs=1
     )
+
+
+def test_a_layer_with_fused_adapters_may_be_fullest_while_it_runs_forward() -> None:
+    facts = replace(megatron_facts(), adapters_fused=True)
+    for recompute in (0, RECOMPUTE_FULL):
+        layout = Layout(tensor=2, data=4, sequence_parallel=1, recompute=recompute)
+        job, rows = job_and_rows(LLAMA3_8B, layout, facts, Techniques(adapters=Adapters(16)))
+        forward = float(np.max(adapted_forward(job, rows)))
+        assert forward > float(layer_backward(job, rows)[0])
+        assert at(transient_terms(job, rows), "layer_backward")[LAYER] == pytest.approx(forward, abs=1)
 
 
 def test_a_mixture_that_runs_forward_again_has_what_is_recomputed_besides() -> None:

@@ -55,7 +55,7 @@ Kept = tuple[FloatColumn, FloatColumn]  # bytes of one dense and of one mixture 
 RECOMPUTED: dict[str, tuple[str, ...]] = {
     "core_attn": ("attn_scores",),
     "mla_up_proj": ("attn_latents_normed", "attn_qkv"),
-    "mlp": ("mlp_fc1_output", "mlp_fc2_input"),
+    "mlp": ("mlp_fc1_output", "mlp_fc2_input", "mlp_adapters"),
     "moe": (
         "moe_router",
         "expert_fc1_input",

@@ -229,6 +229,8 @@ class MemoryFacts:
     full_sharding: FullSharding | None = None
     adapter_bytes: float | None = None  # of adapters that compute in a wider type: each linear casts its input to it
     adapter_dropout: bool = False  # and drops out of it
+    # one adapter for queries, keys and values, and one for gate and up; tensor parallelism splits both of its matrices
+    adapters_fused: bool = False
     gradients_freed: bool = False  # no gradients from the optimizer step to the next backward pass
     stream_bytes: float | None = None  # of the residual stream where it is wider than the other activations
     # keys and values are copied to every query head before attention; of latent attention values are a view of what

@@ -36,6 +36,7 @@ from llmlaunch.memory.loss import (
 from llmlaunch.memory.states import States, weight_versions
 from llmlaunch.memory.weights import trained_layers
 from llmlaunch.memory.workspace import (
+    adapted_forward,
     delayed_weight_gradients,
     embedding_backward,
     head_backward,
@@ -80,7 +81,7 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
         embedding_backward(job, rows, activations - captured_activations(job, rows)), tables_of_heads(job, rows) - heads
     )
     again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, 0.0, gone)  # where a mixture runs forward a second time
-    mixture = mixture_forward(job, rows) - again
+    mixture = np.maximum(mixture_forward(job, rows), adapted_forward(job, rows)) - again
     layer = {**first, "layer_backward": np.maximum(np.maximum(backward, mixture), tables - gone), **beside}
     whole = _Whole()
     alive = {**always, "activations": activations}

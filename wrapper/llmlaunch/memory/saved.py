@@ -294,7 +294,9 @@ ROUNDING_BUFFERS = 2.0
 def apply_techniques_to_saved(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensors) -> Tensors:
     """Return the saved tensors of one layer under the techniques. `n` is the tokens of a micro-batch, `norm_tokens`
     those of them that a norm sees."""
-    return _sampled(job, n, _adapted(job, n, norm_tokens, _chunked(job, tensors)))
+    chunked = _chunked(job, tensors)
+    adapted = _fused_adapters if job.facts.adapters_fused else _adapted
+    return _sampled(job, n, adapted(job, n, norm_tokens, chunked))
 
 
 def _chunked(job: Job, tensors: Tensors) -> Tensors:
@@ -331,6 +333,20 @@ def _adapted(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensor
         per_input = (0.0 if adapters.frozen_down else wide) + (1.0 if facts.adapter_dropout else 0.0)
         saved_bytes["adapter_inputs"] = per_input * inputs * n
     return saved_bytes
+
+
+def _fused_adapters(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensors) -> Tensors:
+    """Each of the four adapters keeps what is between its matrices, as wide as the rank on every tensor-parallel rank.
+    Those beside queries and the MLP's first linear keep their input gathered where sequence parallelism splits it: all
+    of it, beside the share that the norm keeps (megatron/bridge/peft/utils.py ParallelLinearAdapter, Megatron-Bridge
+    0.6; traced)."""
+    adapters, facts = job.techniques.adapters, job.facts
+    if adapters is None:
+        return tensors
+    e = facts.activation_bytes
+    gathered = np.where(norm_tokens < n, e * job.shape.hidden_size * n, 0.0)
+    beside = 2.0 * e * adapters.rank * n + gathered
+    return {**tensors, "attn_adapters": beside, "mlp_adapters": beside}
 
 
 def _sampled(job: Job, n: FloatColumn, tensors: Tensors) -> Tensors:

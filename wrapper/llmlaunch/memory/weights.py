@@ -21,6 +21,7 @@ __all__ = [
     "RankParameters",
     "adapter_parameters",
     "distinct_matrices",
+    "fused_linears",
     "largest_parameter",
     "layer_parameters",
     "linear_weights",
@@ -277,12 +278,15 @@ def adapter_parameters(job: Job, rows: RankColumns, frozen: bool = False) -> tup
     """(dense, expert) parameters of the adapters on a device: rank x (inputs + outputs) of every linear layer of the
     blocks (LoRA, Hu et al. 2021, section 4.2). `frozen` leaves out the first matrices (LoRA-FA, Zhang et al. 2023).
 
-    Tensor parallelism splits one side of each pair, the one its linear layer is split on.
+    Tensor parallelism splits one side of each pair, the one its linear layer is split on; of `adapters_fused` both.
     """
     adapters = job.techniques.adapters
     if adapters is None:
         return np.zeros(len(rows)), np.zeros(len(rows))
     shape, lay = job.shape, rows.layouts
+    if job.facts.adapters_fused:
+        pairs = sum(sizes[0] + sizes[1] for sizes in fused_linears(shape))
+        return adapters.rank * rows.dense_layers * pairs / rows.tensor, np.zeros(len(rows))
     t, h = rows.tensor, float(shape.hidden_size)
     projections = 2.0 if shape.gated_mlp else 1.0
 
@@ -298,6 +302,14 @@ def adapter_parameters(job: Job, rows: RankColumns, frozen: bool = False) -> tup
     dense = rows.dense_layers * (attention + mlp(shape.ffn_hidden_size, t)) + rows.moe_layers * (attention + shared)
     experts = moe.num_experts / lay.expert * mlp(moe.ffn_hidden_size, lay.expert_tensor.astype(np.float64))
     return adapters.rank * dense, adapters.rank * rows.moe_layers * experts
+
+
+def fused_linears(shape: ModelShape) -> tuple[tuple[float, float], ...]:
+    """Return inputs and outputs of a dense layer's linears, as Megatron core fuses them (linear_qkv, linear_proj,
+    linear_fc1 and linear_fc2 of core 0.19)."""
+    h, query, width = float(shape.hidden_size), float(shape.query_width), float(shape.ffn_hidden_size)
+    first = width * (2.0 if shape.gated_mlp else 1.0)
+    return (h, query + 2.0 * shape.key_value_width), (query, h), (h, first), (width, h)
 
 
 def _attention_pairs(job: Job, t: FloatColumn, frozen: bool) -> FloatColumn:

@@ -22,9 +22,10 @@ from llmlaunch.memory.saved import (
     tokens,
 )
 from llmlaunch.memory.schedule import in_flight
-from llmlaunch.memory.weights import distinct_matrices, matrices, vocabulary
+from llmlaunch.memory.weights import distinct_matrices, fused_linears, matrices, vocabulary
 
 __all__ = [
+    "adapted_forward",
     "delayed_weight_gradients",
     "embedding_backward",
     "head_backward",
@@ -107,6 +108,17 @@ def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
     wide = FP32_BYTES * (gathered + routed) if moe.num_experts >= facts.fp32_router_experts else e * routed
     exchange_bytes = job.shape.hidden_size * (e * (narrow + shared) + wide * over)
     return np.where(rows.moe_layers > 0, exchange_bytes, 0.0)
+
+
+def adapted_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
+    """Return what the MLP's first linear adds in the last layer's forward pass, beside all that is saved: what the
+    frozen matrix puts out, what the adapter does, and their sum, which is saved, while there is no input of the second
+    linear yet (megatron/bridge/peft/lora_layers.py LoRALinear.forward, Megatron-Bridge 0.6; traced)."""
+    if job.techniques.adapters is None or not job.facts.adapters_fused:
+        return 0.0
+    gates = 2.0 if job.shape.gated_mlp else 1.0
+    width = tokens(job, rows) * job.shape.ffn_hidden_size / rows.tensor
+    return np.asarray((2.0 * gates * job.facts.activation_bytes - job.facts.linear_input_bytes) * width)
 
 
 def _unfused_attention_backward(job: Job, rows: RankColumns) -> FloatColumn:
@@ -312,9 +324,13 @@ def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
 def weight_gradient_stubs(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the stubs of weight gradients. With gradients accumulated in place, Transformer Engine hands autograd one
     stub for every distinct shape of weight (transformer_engine/pytorch/module/base.py get_dummy_wgrad, 2.2 to 2.20) and
-    Megatron core one for the head (megatron/core/tensor_parallel/layers.py, core 0.19). They are made once and kept."""
+    Megatron core one for the head (megatron/core/tensor_parallel/layers.py, core 0.19). They are made once and kept.
+    Frozen weights have none: with adapters they are those of the adapters, of which few are alike."""
     if not (job.facts.weight_gradient_fused and job.facts.weight_gradient_stubs):
         return np.zeros(len(rows))
+    if job.techniques.adapters is not None and job.facts.adapters_fused:
+        pairs = sum(sizes[0] + sizes[1] for sizes in fused_linears(job.shape))
+        return job.facts.parameter_bytes * job.techniques.adapters.rank * pairs / rows.tensor
     return job.facts.parameter_bytes * (distinct_matrices(job, rows) + projection(job, rows))
 
 

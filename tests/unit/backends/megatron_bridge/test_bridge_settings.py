@@ -13,6 +13,7 @@ from llmlaunch.backends.megatron_bridge.settings import FIELDS
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
+from llmlaunch.planner.search_space import technique_space
 from llmlaunch.recipe.types import Recipe
 from support.backend_output import render
 from support.recipes import recipe_of
@@ -88,6 +89,41 @@ def test_data_of_ones_own_is_named_as_bridge_reads_it() -> None:
     assert made["dataset"]["kind"] == "indexed"
     assert made["dataset"]["data_path"] == ["/data/text_document"]
     assert made["tokenizer"]["tokenizer_model"] == "/models/llama3"
+
+
+ADAPTED = ("training.adapters={rank: 16}", "training.start_from=/models/llama3")
+
+
+def test_adapters_are_trained_beside_weights_that_are_there() -> None:
+    made = settings(on_bridge("llama3-8b", *ADAPTED), DENSE)
+    assert (made["task"], made["peft"]) == ("finetune", {"dim": 16, "alpha": 16})
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("llama3-8b", ADAPTED[:1], r"training\.adapters: stand beside weights that are there"),
+        ("llama3-8b", ("training.adapters={rank: 16, frozen_down: true}", ADAPTED[1]), "trains both matrices"),
+        ("mixtral-8x7b", ADAPTED, "take a dense model"),
+        ("llama3-8b", (*ADAPTED, "training.fp8=tensorwise"), "were tried beside recompute alone"),
+        ("llama3-8b", (*ADAPTED, "layout.zero_stage=3"), "were tried beside recompute alone"),
+        ("llama3-8b", (*ADAPTED, "layout.cuda_graphs=[attn]"), "were tried beside recompute alone"),
+    ],
+)
+def test_adapters_that_nobody_tried_are_refused(name: str, overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        MegatronBridge().rules(on_bridge(name, *overrides))
+
+
+def test_a_search_offers_nothing_untried_beside_adapters() -> None:
+    recipe = on_bridge("llama3-8b", *ADAPTED)
+    space = technique_space(recipe, MegatronBridge())
+    assert space.step
+    assert not any(
+        step.cuda_graphs or step.offload_modules or step.tp_comm_overlap or step.solved == "offload_layers"
+        for step in space.step
+    )
+    assert not any(state.offload_optimizer for state in space.state)
 
 
 def test_rows_are_finetuned_on() -> None:

@@ -43,7 +43,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         "no-adapters",
         "training.adapters",
-        "pretrain_gpt.py has no adapters; backend: deepspeed has them",
+        "pretrain_gpt.py has no adapters; backend: deepspeed and megatron-bridge have them",
         "megatron/training/arguments.py, core 0.19",
         lambda r: r.techniques.adapters is not None,
     ),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmlaunch.backends.argument import RUN_DIR, NodeVariable
-from llmlaunch.backends.base import Rendered, Space, refuse_unmet, refuse_what_ifs
+from llmlaunch.backends.base import Rendered, Space, refuse_unmet, refuse_what_ifs, unrendered
 from llmlaunch.backends.flag_classes import NO_ARGUMENTS, ClassedArguments
 from llmlaunch.backends.logs import megatron_lines
 from llmlaunch.backends.megatron.backend import MegatronLM, environment, implementation_record, variable_reasons
 from llmlaunch.backends.megatron.number_formats import number_record
-from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS
-from llmlaunch.backends.megatron_bridge.rules import BRIDGE_REQUIREMENTS
+from llmlaunch.backends.megatron.rules import rules_for
+from llmlaunch.backends.megatron_bridge.rules import ALL_REQUIREMENTS
 from llmlaunch.backends.megatron_bridge.settings import as_json, settings_of, task_of
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
@@ -28,17 +30,23 @@ class MegatronBridge:
 
     def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
         """Raises UserError for what Megatron core cannot do, or Bridge has no setting for."""
-        refuse_unmet(recipe, BRIDGE_REQUIREMENTS)
-        return MegatronLM().rules(recipe)
+        refuse_unmet(recipe, ALL_REQUIREMENTS, to_render=False)
+        return rules_for(recipe)
 
     def unrendered(self, recipe: Recipe) -> tuple[str, ...]:
-        return MegatronLM().unrendered(recipe)
+        return unrendered(recipe, ALL_REQUIREMENTS)
 
     def space(self, recipe: Recipe) -> Space:
-        return MegatronLM().space(recipe)
+        """Nobody has tried adapters beside layers that wait on the host."""
+        space = MegatronLM().space(recipe)
+        if recipe.techniques.adapters is None:
+            return space
+        steps = tuple(step for step in space.step_techniques if step.solved != "offload_layers")
+        states = tuple(state for state in space.state_techniques if not state.offload_optimizer)
+        return replace(space, step_techniques=steps, state_techniques=states)
 
     def facts(self, recipe: Recipe) -> MemoryFacts:
-        return MegatronLM().facts(recipe)
+        return replace(MegatronLM().facts(recipe), adapters_fused=True)
 
     def classed_arguments(self, recipe: Recipe, layout: Layout) -> ClassedArguments:
         """None: a recipe of this backend has no arguments of its own."""
@@ -48,7 +56,7 @@ class MegatronBridge:
         """Raises UserError where the recipe's environment contradicts the plan, for what no backend runs, and for what
         Bridge has no setting for."""
         refuse_what_ifs(recipe)
-        refuse_unmet(recipe, (*BRIDGE_REQUIREMENTS, *ALL_REQUIREMENTS))
+        refuse_unmet(recipe, ALL_REQUIREMENTS)
         settings = settings_of(recipe, layout)
         entry = NodeVariable(RUN_DIR, f"/{ENTRY_FILE}")
         program = (entry, NodeVariable(RUN_DIR, f"/{SETTINGS_FILE}"))

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.base import Requirement
+from llmlaunch.backends.base import Requirement, pinned_least
+from llmlaunch.backends.megatron import rules as megatron_rules
+from llmlaunch.backends.megatron.sharding import asks_for_sharding
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import NO_TECHNIQUES
 
-__all__ = ["BRIDGE_REQUIREMENTS"]
+__all__ = ["ALL_REQUIREMENTS", "BRIDGE_REQUIREMENTS"]
 
 SETUP = "megatron/bridge/models/gpt/gpt_builder.py and training/config.py, Megatron-Bridge 0.6"
+
+OF_ITS_SCRIPT = ("no-adapters",)  # Megatron core could, and pretrain_gpt.py has no flag
+UNTRIED = (
+    *("offload_modules", "offload_optimizer", "mlp_chunks", "delay_weight_gradients", "tp_comm_overlap"),
+    "cuda_graphs",
+)
+
+
+def _untried_beside_adapters(recipe: Recipe) -> bool:
+    techniques, numbers = recipe.techniques, recipe.training
+    if techniques.adapters is None:
+        return False
+    others = any(getattr(techniques, name) != getattr(NO_TECHNIQUES, name) for name in UNTRIED)
+    narrow = numbers.fp8 is not None or numbers.fp4 is not None
+    return others or narrow or asks_for_sharding(recipe) or pinned_least(recipe, "offload_layers") > 0
+
 
 BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
@@ -49,6 +69,39 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.data.sft is not None and r.training.start_from is None,
     ),
     Requirement(
+        "weights-to-adapt",
+        "training.adapters",
+        "stand beside weights that are there; name them in training.start_from",
+        "megatron/bridge/training/config.py ConfigContainer.validate, Megatron-Bridge 0.6",
+        lambda r: r.techniques.adapters is not None and r.training.start_from is None,
+    ),
+    Requirement(
+        "both-matrices-adapt",
+        "training.adapters.frozen_down",
+        "Bridge trains both matrices of an adapter; remove it, or take backend: deepspeed",
+        "megatron/bridge/peft/lora.py LoRA, Megatron-Bridge 0.6",
+        lambda r: r.techniques.adapters is not None and r.techniques.adapters.frozen_down,
+    ),
+    Requirement(
+        "dense-adapters-on-bridge",
+        "training.adapters",
+        "stand beside experts and latent attention in other ways, which are not priced yet; take a dense model with "
+        "ordinary attention",
+        "megatron/bridge/peft/utils.py GroupedExpertLinearAdapter, Megatron-Bridge 0.6",
+        lambda r: (
+            r.techniques.adapters is not None
+            and (r.model.moe is not None or r.model.mla is not None or r.model.mtp_num_layers > 0)
+        ),
+    ),
+    Requirement(
+        "plain-beside-adapters",
+        "training.adapters",
+        "were tried beside recompute alone; remove fp8, fp4, zero_stage 2 and 3, offload, mlp_chunks, "
+        "delay_weight_gradients, tp_comm_overlap and cuda_graphs",
+        "tests/frameworks/test_megatron_traced.py",
+        _untried_beside_adapters,
+    ),
+    Requirement(
         "no-trainers-on-cpus",
         "cluster",
         "megatron-bridge trains on GPUs alone; take a cluster with GPUs, or backend: deepspeed",
@@ -56,3 +109,9 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.cluster.accelerator.kind == "cpu",
     ),
 )
+
+ALL_REQUIREMENTS: tuple[Requirement, ...] = (
+    *BRIDGE_REQUIREMENTS,
+    *(each for each in megatron_rules.ALL_REQUIREMENTS if each.key not in OF_ITS_SCRIPT),
+)
+"""With those of Megatron core."""

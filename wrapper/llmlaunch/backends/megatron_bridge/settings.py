@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmlaunch.backends.argument import Argument, NodeVariable, Reason, Word
@@ -239,12 +240,18 @@ def settings_of(recipe: Recipe, layout: Layout) -> Settings:
             settings[name] = (_value(value, each, flags[each.flag]), each.reason)
     if recipe.data.sft is not None:
         settings = {name: value for name, value in settings.items() if not name.startswith("dataset.")} | _rows(recipe)
+    adapters, rank = recipe.techniques.adapters, Reason(("training.adapters.rank",))
+    if adapters is not None:
+        settings |= {"peft.dim": (adapters.rank, rank), "peft.alpha": (adapters.rank, replace(rank, why=UNSCALED))}
     return _with_yarn(settings)
+
+
+UNSCALED = "what an adapter puts out is scaled by alpha / dim"
 
 
 def task_of(recipe: Recipe) -> str:
     """Return the function of Bridge's that trains: `finetune` is `pretrain` that wants weights to begin with."""
-    return "pretrain" if recipe.data.sft is None else "finetune"
+    return "pretrain" if recipe.data.sft is None and recipe.techniques.adapters is None else "finetune"
 
 
 def _rows(recipe: Recipe) -> Settings:

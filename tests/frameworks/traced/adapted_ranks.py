@@ -1,0 +1,47 @@
+"""The tracer (llmlaunch/tracing/trace_ranks.py) for jobs that may have "adapters", a rank: their model is then what
+Megatron-Bridge's own LoRA makes of Megatron core's, as its pre-wrap hook does before DDP."""
+
+# ruff: noqa: E402 (the tracer lies in another folder)
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "wrapper" / "llmlaunch" / "tracing"))
+
+import trace_ranks
+
+SITE = Path(sys.prefix) / "bridge-0.6"
+
+
+def traced(job: trace_ranks.Job) -> dict[str, Any]:
+    rank = job.get("adapters")
+    if rank:
+        import megatron_rank
+
+        lora, own = lora_of_bridge()(dim=rank, alpha=rank), megatron_rank.build_model
+        megatron_rank.build_model = lambda *sizes, **options: lora(own(*sizes, **options))
+    return own_tracer(job)
+
+
+def lora_of_bridge() -> Any:
+    import absent_packages
+    import megatron
+    import only_what_is_asked
+
+    sys.path.insert(0, str(SITE))
+    megatron.__path__.append(str(SITE / "megatron"))
+    absent_packages.install()
+    only_what_is_asked.install(SITE)
+    from megatron.bridge.peft.lora import LoRA
+
+    return LoRA
+
+
+own_tracer = trace_ranks.TRACERS["megatron"]
+trace_ranks.TRACERS["megatron"] = traced
+
+if __name__ == "__main__":
+    trace_ranks.main()
