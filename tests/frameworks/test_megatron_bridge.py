@@ -192,6 +192,20 @@ def test_it_says_yes_before_the_training(ask: Ask, small: dict[str, Any]) -> Non
     assert answer["said"].endswith("Megatron-Bridge takes the settings of 32 rank(s)\n"), answer["said"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "code", "said"),
+    [
+        (["checkpoint.also_save_hf_checkpoint=true", f"checkpoint.hf_source_path={RECIPES}"], 0, "takes the settings"),
+        (["checkpoint.also_save_hf_checkpoint=true"], 3, "requires an HF source to template config/tokenizer files"),
+        (["logger.of_nobody=1"], 3, "unexpected keyword argument 'of_nobody'"),
+    ],
+)
+def test_bridges_own_classes_judge_fields_of_a_persons_own(ask: Ask, fields: list[str], code: int, said: str) -> None:
+    recipe = recipe_of("llama3-8b", f"backend={json.dumps({'name': 'megatron-bridge', 'extra_args': fields})}")
+    answer = ask(world_size=32, settings=rendered_settings(recipe, SPLIT), check=True)
+    assert (answer["code"], said in " ".join(answer["said"].split())) == (code, True), answer["said"]
+
+
 WORDS = ("<eos>", "user:", "assistant:", "two", "and", "three?", "five", "what", "is", "it?", "a", "cat")
 CHAT = [
     [{"role": "user", "content": "two and three?"}, {"role": "assistant", "content": "five"}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
@@ -164,6 +165,7 @@ SCHEMA = 1  # of recipes
 # what people and other tools call our keys and values
 VOCABULARY = Path(__file__).with_name("vocabulary.json")
 
+BRIDGE_FIELD = re.compile(r"[a-z_]+(\.\w+)+=\S")
 BackendName = Literal["megatron-lm", "deepspeed", "megatron-bridge"]
 
 
@@ -187,7 +189,11 @@ class BackendChoice:
         default="own",
         written=Literal["own", "hugging-face", "pipeline", "megatron-deepspeed"],
     )
-    extra_args: tuple[Line, ...] = key("Arguments passed to the framework as they are", default=())
+    extra_args: tuple[Line, ...] = key(
+        "Arguments passed to the framework as they are; megatron-bridge: fields of its ConfigContainer, such as "
+        "train.manual_gc=true",
+        default=(),
+    )
     neutral_args: tuple[Line, ...] = key(
         "Flags of `extra_args` and `script_args`, dotted keys of `ds_config`, that change no GPU memory by your word",
         default=(),
@@ -231,16 +237,25 @@ class BackendChoice:
         their own arguments."""
         return self.script is None or self.takes_megatron_arguments
 
+    @property
+    def command_line_args(self) -> tuple[str, ...]:
+        """`extra_args` as words of the program: those of megatron-bridge are settings."""
+        return () if self.name == "megatron-bridge" else self.extra_args
+
     @staticmethod
     def check_keys(keys: Mapping[str, Any]) -> None:
         """Raise ValueError where a key belongs to the other backend, or to a script that is not named."""
         name, script = keys["name"], keys.get("script")
         megatron = name in ON_MEGATRON_CORE
-        for word in ("script", "extra_args"):
-            if name == "megatron-bridge" and keys.get(word):
-                raise ValueError(
-                    f"{word} belongs to megatron-lm and deepspeed; megatron-bridge has settings; remove it"
-                )
+        if name == "megatron-bridge":
+            if script:
+                raise ValueError("script belongs to megatron-lm and deepspeed; megatron-bridge has settings; remove it")
+            for word in keys.get("extra_args") or ():
+                if not BRIDGE_FIELD.match(word):
+                    raise ValueError(
+                        "extra_args of megatron-bridge set fields of its ConfigContainer, as train.manual_gc=true; "
+                        f"{word[:40]!a} is none"
+                    )
         if megatron and keys.get("script_kind", "own") != "own":
             raise ValueError("script_kind belongs to deepspeed; a script of megatron-lm takes Megatron's arguments")
         if megatron and keys.get("ds_config"):

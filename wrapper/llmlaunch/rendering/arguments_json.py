@@ -167,7 +167,7 @@ def arguments_json(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, 
 def _explained(recipe: Recipe, rendered: Rendered) -> int:
     """Words of the program after the script: the person's own for it, llmlaunch's, the person's own at the end."""
     planned = sum(len(argument.words) for argument in rendered.arguments)
-    return len(recipe.backend.script_args) + planned + len(recipe.backend.extra_args)
+    return len(recipe.backend.script_args) + planned + len(recipe.backend.command_line_args)
 
 
 def _arguments(recipe: Recipe, plan: Plan, rendered: Rendered, origins: Origins) -> Iterator[Entry]:
@@ -176,7 +176,7 @@ def _arguments(recipe: Recipe, plan: Plan, rendered: Rendered, origins: Origins)
     for argument in rendered.arguments:
         value = " ".join(_shown_word(word) for word in argument.values)
         yield _entry("train.sh", "argument", argument.flag, value, argument.reason, origins)
-    yield from _own("backend.extra_args", recipe.backend.extra_args, origins, classes)
+    yield from _own("backend.extra_args", recipe.backend.command_line_args, origins, classes)
 
 
 def _own(key: str, arguments: Sequence[str], origins: Origins, classes: Mapping[str, str]) -> Iterator[Entry]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.backends.argument import NodeVariable
+from llmlaunch.backends.flag_classes import NEUTRAL, UNKNOWN
 from llmlaunch.backends.megatron_bridge.backend import MegatronBridge
 from llmlaunch.backends.megatron_bridge.settings import FIELDS
 from llmlaunch.backends.registry import backend_for
@@ -166,7 +167,7 @@ def test_text_of_a_recipe_stays_text() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("backend={name: megatron-bridge, extra_args: [--x]}",), "extra_args belongs to megatron-lm and deepspeed"),
+        (("backend={name: megatron-bridge, extra_args: [--x]}",), "set fields of its ConfigContainer"),
         (("backend={name: megatron-bridge, script: /x.py}",), "script belongs to megatron-lm and deepspeed"),
         (("backend={name: megatron-bridge, path: /x}",), "path is the Megatron-LM checkout"),
         (("backend={name: megatron-bridge, ds_config: {a: 1}}",), "ds_config belongs to deepspeed"),
@@ -175,6 +176,52 @@ def test_text_of_a_recipe_stays_text() -> None:
 def test_words_of_other_backends_are_refused(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         recipe_of("llama3-8b", *overrides)
+
+
+def with_fields(*fields: str, neutral: str = "") -> Recipe:
+    backend = {"name": "megatron-bridge", "extra_args": list(fields), "neutral_args": [neutral] if neutral else []}
+    return recipe_of("llama3-8b", f"backend={json.dumps(backend)}")
+
+
+def test_fields_of_ones_own_stand_beside_the_recipes() -> None:
+    recipe = with_fields(
+        "checkpoint.also_save_hf_checkpoint=true", "train.manual_gc_interval=100", "logger.log_params_norm=yes"
+    )
+    made = settings(recipe, DENSE)
+    assert made["checkpoint"]["also_save_hf_checkpoint"] is True
+    assert made["train"]["manual_gc_interval"] == 100
+    rendered = render(recipe, DENSE)
+    assert rendered.settings["train.manual_gc_interval"].keys == ("backend.extra_args",)
+    assert len(rendered.program) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "neutral", "kind"),
+    [
+        ("checkpoint.also_save_hf_checkpoint=true", "", NEUTRAL),
+        ("optimizer.adam_eps=1.0e-8", "", NEUTRAL),
+        ("model.cpu_offloading_weights=true", "", UNKNOWN),
+        ("model.cpu_offloading_weights=true", "model.cpu_offloading_weights", NEUTRAL),
+        ("ddp.num_distributed_optimizer_instances=2", "", UNKNOWN),
+    ],
+)
+def test_a_field_is_of_the_class_of_its_section_or_of_megatrons_flag(field: str, neutral: str, kind: str) -> None:
+    (classed,) = MegatronBridge().classed_arguments(with_fields(field, neutral=neutral), DENSE).arguments
+    assert classed.flag_class.kind == kind, classed.sentence
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (("model.num_layers=4",), r"model\.num_layers: is for the recipe to decide"),
+        (("model.recompute_granularity=full",), "is for the recipe to decide"),
+        (("mixed_precision.fp8=true",), "is of no section that is rendered"),
+        (("train.manual_gc=true", "train.manual_gc=false"), "is there twice"),
+    ],
+)
+def test_fields_that_the_plan_rests_on_are_refused(fields: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        render(with_fields(*fields), DENSE)
 
 
 def test_cpus_and_longer_learned_positions_are_refused() -> None:

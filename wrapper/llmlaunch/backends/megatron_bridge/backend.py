@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from llmlaunch.backends.argument import RUN_DIR, NodeVariable
 from llmlaunch.backends.base import Rendered, Space, refuse_unmet, refuse_what_ifs, unrendered
-from llmlaunch.backends.flag_classes import NO_ARGUMENTS, ClassedArguments
+from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.backends.logs import megatron_lines
 from llmlaunch.backends.megatron.backend import MegatronLM, environment, implementation_record, variable_reasons
 from llmlaunch.backends.megatron.number_formats import number_record
 from llmlaunch.backends.megatron.rules import rules_for
+from llmlaunch.backends.megatron_bridge.overrides import classed_overrides
 from llmlaunch.backends.megatron_bridge.rules import ALL_REQUIREMENTS
 from llmlaunch.backends.megatron_bridge.settings import as_json, settings_of, task_of
 from llmlaunch.layout import Layout, Rule
@@ -49,8 +50,10 @@ class MegatronBridge:
         return replace(MegatronLM().facts(recipe), adapters_fused=True)
 
     def classed_arguments(self, recipe: Recipe, layout: Layout) -> ClassedArguments:
-        """None: a recipe of this backend has no arguments of its own."""
-        return NO_ARGUMENTS
+        """Raises UserError where one of the person's own settings contradicts the plan."""
+        if recipe.backend.extra_args and not recipe.techniques.what_ifs:
+            settings_of(recipe, layout)
+        return classed_overrides(recipe)
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where the recipe's environment contradicts the plan, for what no backend runs, and for what

@@ -17,6 +17,7 @@ from llmlaunch.backends.megatron.arguments import planned_arguments
 from llmlaunch.backends.megatron.backend import BLACKWELL
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE
 from llmlaunch.backends.megatron.versions import NEWEST, Flag, core_parser
+from llmlaunch.backends.megatron_bridge.overrides import overrides
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.models.shape import ModelShape
@@ -243,7 +244,11 @@ def settings_of(recipe: Recipe, layout: Layout) -> Settings:
     adapters, rank = recipe.techniques.adapters, Reason(("training.adapters.rank",))
     if adapters is not None:
         settings |= {"peft.dim": (adapters.rank, rank), "peft.alpha": (adapters.rank, replace(rank, why=UNSCALED))}
-    return _with_yarn(settings)
+    settings = _with_yarn(settings)
+    decided = {name for fields in FIELDS.values() for name, _ in fields}
+    decided |= {name for name, (_, reason) in settings.items() if reason.keys}
+    sections = SECTIONS if adapters is None else (*SECTIONS, "peft")
+    return settings | overrides(recipe, sections, decided)
 
 
 UNSCALED = "what an adapter puts out is scaled by alpha / dim"
