@@ -68,6 +68,8 @@ VARIED = [
     {"model_type": "deepseek_v2", **LATENT, "topk_method": "group_limited_greedy", "q_lora_rank": None},
     {"model_type": "deepseek_v2", **LATENT, "q_lora_rank": 12, "n_shared_experts": 3},
     {"model_type": "deepseek_v3", **LATENT, "q_lora_rank": 12},
+    {"model_type": "deepseek_v32", **LATENT, "q_lora_rank": 12, "index_n_heads": 3, "index_head_dim": 6},
+    {"model_type": "glm_moe_dsa", **LATENT, "q_lora_rank": 12, "index_topk": 7},
     {"model_type": "gpt2", **GPT},
     {"model_type": "gpt2", **GPT, "n_inner": 100, "tie_word_embeddings": False},
 ]

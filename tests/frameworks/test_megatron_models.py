@@ -22,7 +22,7 @@ LAYERS = 4  # of each model: one is as good as a hundred, but the first layers o
 PRESETS = (
     *("llama3.1-8b", "mistral-7b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-8b", "qwen2-57b-a14b", "qwen3-30b-a3b"),
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "moonlight-16b-a3b", "gpt3-125m", "gpt-oss-20b", "glm-4.5"),
-    "phi-4",
+    *("phi-4", "deepseek-v3.2"),
 )
 Built = dict[str, Any]
 

@@ -13,7 +13,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import Job
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling, Router, SlidingWindow
+from llmlaunch.models.shape import Indexer, MlaShape, ModelShape, MoeShape, RopeScaling, Router, SlidingWindow
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.workload import OptimizerFormats, Workload
 
@@ -55,6 +55,18 @@ GLM_CUT = ModelShape(
     "glm-cut", 4, 4096, 10944, 32, 8, 128, 151552, 131072, qkv_bias=True, qk_layernorm=True, rotary_percent=0.5,
     moe=MoeShape(32, 8, 1408, 1408, (0, 1, 1, 1), router=Router("sigmoid", expert_bias=True)),
 )  # fmt: skip
+
+
+# every query attends to keys that an indexer chooses, in latents
+SPARSE_CUT = replace(
+    DEEPSEEK_CUT, name="sparse-cut", num_layers=2, num_attention_heads=64, num_query_groups=64,
+    moe=MoeShape(64, 8, 2048, 2048, (0, 1)), indexer=Indexer(64, 128, 2048),
+)  # fmt: skip
+SPARSE = (
+    *("--experimental-attention-variant", "dsa", "--dsa-kernel-backend", "cudnn", "--no-dsa-indexer-rotate-activation"),
+    *("--dsa-indexer-n-heads", "64", "--dsa-indexer-head-dim", "128", "--dsa-indexer-topk", "2048"),
+    *("--dsa-indexer-loss-coeff", "0.001", "--dsa-indexer-use-sparse-loss", "--rope-type", "rope", "--no-rope-fusion"),
+)
 
 
 ALL_GATHER = Techniques(token_dispatcher="allgather")
@@ -236,6 +248,7 @@ INTERLEAVED = replace(WHOLE, virtual_pipeline=2)
 EXPERTS = replace(CUT, expert=8, expert_tensor=2)
 FINE = replace(CUT, expert=4, expert_tensor=2)
 MANY_EXPERTS = Layout(1, 2, data=16, expert=8, zero_stage=1)
+LATENT_EXPERTS = Layout(2, expert=8, zero_stage=1, sequence_parallel=1)
 UNFUSED = MegatronOptions(gradient_accumulation_fusion=False)
 FUSED_LOSS = ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "native")
 
@@ -274,6 +287,7 @@ CASES = (
     Case("a shared expert beside ordinary attention", GLM_CUT, MANY_EXPERTS, 0, length=4096),
     Case("latent attention", LATENT_CUT, CUT, 0, length=4096),
     Case("latent attention and experts", DEEPSEEK_CUT, MANY_EXPERTS, 0, length=4096),
+    Case("sparse attention", SPARSE_CUT, replace(LATENT_EXPERTS, data=8), 0, 2, length=4096, words=SPARSE),
     Case("uneven experts", DEEPSEEK_CUT, replace(MANY_EXPERTS, layers_by_stage=(2, 4)), 0, length=4096),
     Case(
         "recompute of latent projections and activations",

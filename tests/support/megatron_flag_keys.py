@@ -56,6 +56,7 @@ WORDS = (
     ("data={blend: [{path: /d, weight: 1}]}", "model={base: llama3.1-8b, qk_layernorm: true, mtp_num_layers: 1}"),
     ("model={base: gpt3-175b, zero_centered_norm: true, linear_bias: false}", "training.sequence_length=1024"),
     ("model=gpt-oss-20b",),
+    ("model=glm-5",),
     ("model={base: llama3-8b, rotary_percent: 0.5}",),
     ("model={base: llama3-8b, rope_scaling: {kind: linear, factor: 2}, norm_epsilon: 1.0e-6}",),
     (

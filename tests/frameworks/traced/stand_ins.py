@@ -29,7 +29,9 @@ def install() -> None:
 
     torch.compile = not_compiled
     import fake_triton
+    import sparse_attention_kernels
     import te_extension
 
     fake_triton.install()
     te_extension.install()
+    sparse_attention_kernels.install()

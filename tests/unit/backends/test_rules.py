@@ -45,6 +45,7 @@ CHUNKS = replace(STAGES, virtual_pipeline=5)
 MANY_EXPERTS = ("nodes=32", "model.moe.num_experts=256", "layout.token_dispatcher=flex")
 EVERYWHERE = Layout(data=256, zero_stage=1)
 EXCHANGING = Layout(1, 1, data=64, expert=8, zero_stage=1)
+WORLD = Layout(data=1024, expert=8, zero_stage=1)
 FULL, SELECTIVE = replace(GPUS, recompute=RECOMPUTE_FULL), replace(GPUS, recompute=RECOMPUTE_SELECTIVE)
 FSDP, ZERO_3 = Layout(data=32, zero_stage=3), Layout(data=16, zero_stage=3)
 ONE_STAGE, TWO_STAGES = replace(GPUS, offload_layers=2), replace(GPUS, pipeline=2, data=4)
@@ -67,6 +68,7 @@ WINDOWED = "model={base: llama2-7b, sliding_window: {tokens: 1024}}"
 NARROW_VIEW, BIASED = (
     f"model={{base: llama3-8b, {part}}}" for part in ("sliding_window: {tokens: 512}", "linear_bias: true")
 )
+SPARSE = "model=deepseek-v3.2"
 SINKS = "model={base: llama3-8b, attention_sinks: true}"
 RECOMPUTED_MLP = "layout={recompute: selective, recompute_modules: [mlp]}"
 PIPELINE = own_script("pipeline", "model={base: llama2-7b, num_layers: 28}")
@@ -90,6 +92,7 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("expert-ffn expert-world", MIXTURE, (), Layout(expert_tensor=3), EXPERTS),
     ("expert-world", MIXTURE, (), Layout(1, 16, expert=8, data=4), replace(EXPERTS, pipeline=4, data=8)),
     ("sinks-without-context", DENSE, (SINKS,), Layout(context=2, data=16), GPUS),
+    ("sparse-attention-without-context", "deepseek-v3", (SPARSE,), replace(WORLD, context=2, data=512), WORLD),
     ("window-without-context", DENSE, (NARROW_VIEW,), Layout(context=2, data=16), GPUS),
     ("mixture-needs-sequence", MIXTURE, (), Layout(2, 1, data=32), EXPERTS),
     ("sharded-one-stage", DENSE, ("layout.zero_stage=3",), Layout(pipeline=2, data=16, zero_stage=3), TWO_PLAIN),
@@ -180,7 +183,7 @@ def test_a_technique_nobody_asked_for_refuses_no_layout(
 # Rules whose cases need more than an override: in this folder, and in tests/frameworks.
 RULED_ELSEWHERE = (
     *("shared-expert", "stages-named", "stages-hold-all", "stages-hold-some", "context-precision", "fp16-needs-gpu"),
-    *("biased-experts", "overlapped-expert-kept", "context-latents"),
+    *("biased-experts", "overlapped-expert-kept", "context-latents", "sparse-attention-heads"),
     *("delayed-gradients-prediction", "offload-optimizer-half"),
     *(rule.key for rule in GRAPH_RULES),  # test_cuda_graphs.py
     *("optimizer-formats-on-device", "fp8-parameters-on-device", "delayed-keeps-norms"),
@@ -266,6 +269,11 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ("dense-tiles", DEEPSPEED, [EXPERT_MODEL, "layout={loss: tiled}"]),
     ("dense-chunks", DEEPSPEED, [EXPERT_MODEL, "layout={mlp_chunks: 2}"]),
     ("dense-adapters", DEEPSPEED, [EXPERT_MODEL, "training.adapters={rank: 2}"]),
+    (
+        "no-indexer",
+        DEEPSPEED,
+        ["training.start_from=/w", "model={base: deepseek-v3.2, indexer: {heads: 64, head_dim: 128, topk: 1024}}"],
+    ),
     ("evaluation-of-a-script", DEEPSPEED, [OWN, EVALUATION]),
     ("evaluation-writes-logits", DEEPSPEED, [*own_script("hugging-face", "layout={loss: fused_linear}"), EVALUATION]),
     (

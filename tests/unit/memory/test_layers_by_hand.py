@@ -49,7 +49,7 @@ from llmlaunch.memory.workspace import (
     recomputed_layer,
     weight_gradient_stubs,
 )
-from llmlaunch.models.shape import MlaShape, ModelShape
+from llmlaunch.models.shape import Indexer, MlaShape, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 
 N = 4096  # tokens of a sequence
@@ -154,6 +154,45 @@ def test_latent_attention_keeps_latents_their_norms_and_whole_heads() -> None:
     latents = (2 * (1536 + 512) + (2 + 1) * 64 + (1536 + 512)) / t
     attention = 2 * heads * (2 * 192 + 128) / t + (2 * heads * 128 + 4 * heads) / t + heads * 128 / t
     assert value(dense_layer, shape, facts=facts) == pytest.approx(N * (norms + latents + attention + 5 * ffn / t))
+
+
+SPARSE = replace(LATENT, mtp_num_layers=0, mla=MlaShape(1536, 512, 128, 64, 128), indexer=Indexer(32, 96, 2048))
+
+
+def test_attention_to_chosen_keys_keeps_heads_as_wide_as_the_latent_and_the_indexers_gradients() -> None:
+    h, heads, ffn, t = 2048, 16, 8192, 2
+    norms = 2 * (2 * h + 4 + 2 * h) / t
+    latents = (2 * (2 * 1536 + 512) + 8) / t
+    queries = 2 * (heads / t * (192 + 576) + 576)
+    choice = 4 * (2048 + 1) + 2 * (32 * 96 + 2 * 96 + 32) + 8 + 2 * (h + 1536)  # its inputs are gathered
+    output = 64 * (2 * 512 + 4) + 2 * heads * 128 / t  # 8 heads on a device are filled up to 64
+    weights = 2 * heads / t * 128 * 512
+    kept = N * (norms + latents + queries + choice + output + 6 * ffn / t) + weights
+    assert value(dense_layer, SPARSE) == pytest.approx(kept)
+    short = replace(SPARSE, indexer=replace(SPARSE.indexer, topk=2 * N))  # no more keys than there are
+    assert value(dense_layer, short) - kept == pytest.approx(N * 4 * (N - 2048))
+    assert value(mixture_layer, SPARSE) - kept == pytest.approx(
+        value(mixture_layer, replace(SPARSE, indexer=None)) - value(dense_layer, replace(SPARSE, indexer=None))
+    )
+
+
+def test_attention_to_chosen_keys_copies_all_that_its_backward_pass_reads() -> None:
+    h, t = 2048, 2
+    copies = 2 * (64 * (3 * 576 + 4 * 512) + 16 / t * (512 - 128))
+    mlp = 2 * (2 * h + 2) / t + 3 * 2 * 8192 / t  # freed by then
+    stream = 2 * 2 * h / t
+    assert value(layer_backward, replace(SPARSE, moe=None)) == pytest.approx(N * (stream + copies - mlp))
+
+
+def test_selective_recompute_of_sparse_attention_frees_what_it_chose_and_its_output_in_latents() -> None:
+    kept = [
+        value(largest_layer, SPARSE, replace(SPLIT, recompute=RECOMPUTE_SELECTIVE), techniques=Techniques((module,)))
+        for module in ("layernorm", "core_attn")
+    ]
+    norm = N * 2 * 2 * 2048 / 2  # both
+    choice = 4 * (2048 + 1) + 2 * (32 * 96 + 2 * 96 + 32) + 8 + 2 * (2048 + 1536)
+    freed = N * (choice + 64 * (2 * 512 + 4)) + 2 * 8 * 128 * 512
+    assert kept[0] - kept[1] == pytest.approx(freed - norm)
 
 
 def test_the_embedding_keeps_ids_masks_of_dropout_and_the_input_of_its_norm() -> None:

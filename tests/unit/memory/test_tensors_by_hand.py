@@ -24,7 +24,7 @@ from llmlaunch.memory.weights import (
     rank_parameters,
     trained_parameters,
 )
-from llmlaunch.models.shape import MlaShape, ModelShape
+from llmlaunch.models.shape import Indexer, MlaShape, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 
 QUERY_LATENT = replace(LATENT, name="query-latent", mla=MlaShape(1536, 512, 128, 64, 128), mtp_num_layers=0)
@@ -181,6 +181,17 @@ def test_linear_layers_of_the_blocks_are_what_is_kept_narrow(shape: ModelShape, 
             latent_norms = layers * (shape.mla.kv_lora_rank + (shape.mla.q_lora_rank or 0))
         assert dense[rank] == pytest.approx(elements(linears, is_expert=False) + latent_norms, rel=1e-12)
         assert expert[rank] == pytest.approx(elements(linears, is_expert=True), rel=1e-12)
+
+
+def test_an_indexer_is_whole_on_every_device() -> None:
+    indexer = Indexer(32, 96, 2048)
+    whole = 1536 * 32 * 96 + QUERY_LATENT.hidden_size * (96 + 32) + 2 * 96
+    for layout in (Layout(), LAYOUTS[1]):
+        priced_by_kind = [
+            layer_parameters(*priced(shape, layout)) for shape in (replace(QUERY_LATENT, indexer=indexer), QUERY_LATENT)
+        ]
+        dense, mixture, experts = (float((more - less)[0]) for more, less in zip(*priced_by_kind, strict=True))
+        assert (dense, mixture, experts) == (whole, whole, 0)
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -160,7 +160,7 @@ def test_windows_of_gemma_3_by_old_and_new_names(tmp_path: Path) -> None:
     new = shape_of(tmp_path, without | {"layer_types": kinds, "rope_parameters": rope})
     assert old == new
     assert old.sliding_window == SlidingWindow(1024, 6, 10000.0)
-    assert any("priced as if they attended to the whole sequence" in note for note in notes)
+    assert any("layers with a window are timed by it with Megatron-LM" in note for note in notes)
 
 
 def test_dense_layers_among_mixtures_by_each_familys_keys(tmp_path: Path) -> None:

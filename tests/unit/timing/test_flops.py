@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from timed_jobs import BASE, LLAMA, job, time_of, total
 
 from llmlaunch.backends.registry import backend_for
+from llmlaunch.models.shape import Indexer, MlaShape, SlidingWindow
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.timing.products import least_device_seconds
+from llmlaunch.timing.products import attended_keys, least_device_seconds, model_flops_per_token
 from support.recipes import recipe_of
 
+WINDOW = "model={base: llama3-8b, sliding_window: {tokens: 1024, full_every: 3}}"
 CASES = {
     "dense": ("llama3-70b",),
     "small": ("llama3-8b",),
@@ -27,6 +30,9 @@ CASES = {
     "rows sampled": ("llama2-7b-deepspeed", "what_if={sampled_share: 0.3}"),
     "long sequences": ("llama3-8b", "training.sequence_length=131072", "training.global_batch_size=16"),
     "another card": ("llama3-70b", "cluster=gb200-nvl72"),
+    "windows": ("llama3-8b", WINDOW),
+    "a window that is a mask": ("llama2-7b-deepspeed", "model={base: llama2-7b, sliding_window: {tokens: 1024}}"),
+    "sparse attention": ("deepseek-v3", "model={base: deepseek-v3.2, num_layers: 16}"),
     "a CPU": ("quickstart",),
 }
 
@@ -47,3 +53,26 @@ def test_the_floor_is_near_enough_to_be_of_use() -> None:
     setting = setting_of(recipe, backend_for(recipe))
     fastest = float(search(setting).step_seconds.min()) * recipe.world_size
     assert fastest < 2.0 * least_device_seconds(setting.job, recipe.cluster)
+
+
+def test_a_token_attends_to_half_of_the_sequence_or_to_its_window() -> None:
+    seen = [sum(min(i + 1, most) for i in range(8192)) / 8192 for most in (8192, 1024)]
+    assert attended_keys(LLAMA, 8192) == pytest.approx(seen[0], abs=0.5)
+    windows = replace(LLAMA, sliding_window=SlidingWindow(1024, full_every=3))  # 10 of 32 layers see everything
+    assert attended_keys(windows, 8192) == pytest.approx((22 * seen[1] + 10 * seen[0]) / 32, abs=0.5)
+    assert attended_keys(replace(LLAMA, sliding_window=SlidingWindow(8192)), 8192) == attended_keys(LLAMA, 8192)
+    chosen = replace(LLAMA, mla=MlaShape(512, 512, 128, 64, 128), indexer=Indexer(64, 128, 1024))
+    assert attended_keys(chosen, 8192) == pytest.approx(seen[1], abs=0.5)
+
+
+def test_layers_with_a_window_take_the_time_of_their_window() -> None:
+    """Less by what they do not see, and nothing else of a step changes; a mask spares nothing."""
+    window = replace(LLAMA, sliding_window=SlidingWindow(1024))
+    whole, windowed = (time_of(BASE, job(shape)).terms for shape in (LLAMA, window))
+    unseen = 2 * 3 * (attended_keys(LLAMA, 8192) - attended_keys(window, 8192)) * 2 * LLAMA.query_width * 32
+    assert model_flops_per_token(LLAMA, 8192) - model_flops_per_token(window, 8192) == pytest.approx(unseen)
+    assert {name for name in whole if windowed[name] != whole[name]} == {"attention", "pipeline_bubble", "stragglers"}
+    assert windowed["attention"] / whole["attention"] == pytest.approx(attended_keys(window, 8192) / 4096, rel=0.1)
+    masked = job(window)
+    masked = replace(masked, facts=replace(masked.facts, windows_masked=True))
+    assert total(BASE, masked) == total(BASE, job(LLAMA))

@@ -45,6 +45,7 @@ from llmlaunch.models.shape import (
     OF_FAMILIES,
     OF_MEMORY,
     OF_TIME,
+    Indexer,
     MlaShape,
     ModelShape,
     MoeShape,
@@ -208,6 +209,8 @@ def _family_fields(model: Record) -> dict[str, Any]:
     fields = {name: model[name] for name in OF_FAMILIES if model.get(name) is not None}
     if "sliding_window" in fields:
         fields["sliding_window"] = SlidingWindow(**fields["sliding_window"])
+    if "indexer" in fields:
+        fields["indexer"] = Indexer(**fields["indexer"])
     return fields
 
 

@@ -14,7 +14,7 @@ from llmlaunch.command_lines.megatron_namespace import Namespace
 from llmlaunch.errors import UserError
 from llmlaunch.models.hub_ids import hub_model
 from llmlaunch.models.presets import find_model, load_preset, preset_names
-from llmlaunch.models.shape import CLAMP, CLAMPED, MlaShape, ModelShape, MoeShape, RopeScaling, SlidingWindow
+from llmlaunch.models.shape import CLAMP, CLAMPED, Indexer, MlaShape, ModelShape, MoeShape, RopeScaling, SlidingWindow
 
 __all__ = ["ModelReading", "read_model"]
 
@@ -50,7 +50,7 @@ TOKENIZERS: tuple[tuple[str, int], ...] = (
     (r"gpt-neox-20b", 50277),
 )
 FEW_CHANGES = 4
-PARTS = (MlaShape, MoeShape, RopeScaling, SlidingWindow)
+PARTS = (Indexer, MlaShape, MoeShape, RopeScaling, SlidingWindow)
 
 
 def read_model(space: Namespace) -> ModelReading:
@@ -99,6 +99,8 @@ def _shape(space: Namespace) -> Iterator[tuple[str, Any]]:
         yield "mtp_num_layers", space["mtp_num_layers"]
     if latent:
         yield "mla", _latent(space)
+    if space.get("experimental_attention_variant") == "dsa":
+        yield "indexer", _indexer(space)
     if space.get("num_experts"):
         yield "moe", _mixture(space)
 
@@ -180,6 +182,14 @@ def _rates(space: Namespace) -> Iterator[tuple[str, Any]]:
 def _latent(space: Namespace) -> dict[str, Any]:
     names = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
     return {name: space[name] for name in names if space.get(name) is not None}
+
+
+def _indexer(space: Namespace) -> dict[str, Any]:
+    names = {"heads": "n_heads", "head_dim": "head_dim", "topk": "topk"}
+    indexer: dict[str, Any] = {name: space[f"dsa_indexer_{theirs}"] for name, theirs in names.items()}
+    indexer |= {"interleaved": True} if space.get("dsa_indexer_rope_interleaved") else {}
+    weight = space.get("dsa_indexer_loss_coeff")
+    return indexer | ({"loss_coeff": weight} if weight not in (None, 0.001) else {})
 
 
 def _mixture(space: Namespace) -> dict[str, Any]:
@@ -272,7 +282,7 @@ def _over_preset(preset: ModelShape, shape: Mapping[str, Any]) -> dict[str, Any]
     except UserError:
         return None
     changed = _differences(_comparable(preset), _comparable(wanted))
-    for name in ("rope_scaling", "sliding_window"):  # which a base does not complete
+    for name in ("rope_scaling", "sliding_window", "indexer"):  # which a base does not complete
         if name in changed:
             changed[name] = _comparable(wanted)[name]
     if changed.get("activation") != CLAMPED:

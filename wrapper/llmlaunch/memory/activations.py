@@ -53,7 +53,7 @@ Kept = tuple[FloatColumn, FloatColumn]  # bytes of one dense and of one mixture 
 # What each of Megatron's `--recompute-modules` frees (transformer_layer.py, mlp.py, moe/, core 0.19); "layernorm"
 # and the norms are in `_recomputed_norms`.
 RECOMPUTED: dict[str, tuple[str, ...]] = {
-    "core_attn": ("attn_scores",),
+    "core_attn": ("attn_scores", "attn_chosen", "attn_latent_output"),
     "mla_up_proj": ("attn_latents_normed", "attn_qkv"),
     "mlp": ("mlp_fc1_output", "mlp_fc2_input", "mlp_adapters"),
     "moe": (

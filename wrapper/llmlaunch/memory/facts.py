@@ -236,6 +236,7 @@ class MemoryFacts:
     # keys and values are copied to every query head before attention; of latent attention values are a view of what
     # holds keys too, and the output is copied before its projection
     key_values_expanded: bool = False
+    windows_masked: bool = False  # a window is a mask over the whole square, and spares attention nothing
     attention_output_copied: bool = False  # to bring heads together before the projection
     mixed_projection_kept: bool = False  # values are a view of what holds queries and keys before their rotation, too
     key_values_returned: bool = False  # a layer's keys and values go to the caller, who holds them to the step's end

@@ -18,13 +18,14 @@ from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import Job, RankColumns, once_for_rows
-from llmlaunch.models.shape import CLAMPED, MoeShape
+from llmlaunch.models.shape import CLAMPED, Indexer, MoeShape
 
 __all__ = [
     "Gone",
     "SavedTensors",
     "kept_operators",
     "on_device",
+    "padded_heads",
     "projected_bytes",
     "saved_by_dense_layer",
     "saved_by_mixture_layer",
@@ -215,8 +216,8 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
             tensors["attn_qk_norm"] = n * per_token * (width + groups) / t
     else:
         width = float(shape.num_attention_heads * shape.mla.v_head_dim)
-        tensors |= _latents(job, rows)
-    tensors["attn_output"] = n * (e * width + statistics) / t
+        tensors |= _latents(job, rows) if shape.indexer is None else _chosen_keys(job, rows, shape.indexer)
+    tensors["attn_output"] = n * (e * width + (0.0 if shape.indexer else statistics)) / t
     if np.any(copied):
         tensors["attn_proj_input"] = n * copied * width / t
     if facts.attention_scores_saved:
@@ -242,6 +243,44 @@ def _latents(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
         "attn_latents": n * per_token / sequence_split(job, rows),
         "attn_latents_normed": n * normed / sequence_split(job, rows),
         "attn_qkv": n * e * heads * (2.0 * head + mla.v_head_dim + copied) / rows.tensor,
+    }
+
+
+TOPK_BYTES = 4.0  # of the number of a key
+KERNEL_HEADS = 64.0  # a kernel of sparse attention takes no fewer on a device, and is given empty ones
+
+
+def padded_heads(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the heads that the kernel of sparse attention works on (FlashMLA's sparse prefill;
+    experimental_attention_variant/dsa_cudnn_kernels.py _flash_mla_head_padding, core 0.19)."""
+    return np.maximum(job.shape.num_attention_heads / rows.tensor, KERNEL_HEADS)
+
+
+def _chosen_keys(job: Job, rows: RankColumns, indexer: Indexer) -> dict[str, FloatColumn]:
+    """Latent attention to the keys that an indexer chose (experimental_attention_variant/absorbed_mla.py, dsa.py and
+    dsa_cudnn_kernels.py FusedIndexerSparseAttnFunc, core 0.19; traced).
+
+    Keys and values stay latents, and their up-projections become part of queries and of the output, so that heads are
+    as wide as the latent. Kept are the queries before and after that, what attention puts out in latents, and for each
+    micro-batch a copy of the values' up-projection. The loss that teaches the indexer computes its gradients in the
+    forward pass and keeps them; with sequence parallelism the indexer gathers its inputs first."""
+    shape, facts, n, t = job.shape, job.facts, tokens(job, rows), rows.tensor
+    mla, e = shape.mla, facts.activation_bytes
+    assert mla is not None
+    assert mla.q_lora_rank is not None
+    heads, split = shape.num_attention_heads / t, sequence_split(job, rows)
+    wide, query = mla.kv_lora_rank + mla.qk_pos_emb_head_dim, mla.qk_head_dim + mla.qk_pos_emb_head_dim
+    latents = (e + facts.linear_input_bytes) * mla.q_lora_rank + e * mla.kv_lora_rank + 2.0 * STATISTIC_BYTES
+    width = indexer.heads * indexer.head_dim
+    taught = e * (width + 2 * indexer.head_dim + indexer.heads) + 2.0 * STATISTIC_BYTES
+    chosen = TOPK_BYTES * (min(indexer.topk, job.workload.sequence_length) + 1.0)
+    inputs = np.where(split > 1, facts.linear_input_bytes * (shape.hidden_size + mla.q_lora_rank), 0.0)
+    output = padded_heads(job, rows) * (e * mla.kv_lora_rank + STATISTIC_BYTES)
+    return {
+        "attn_latents": n * latents / split,
+        "attn_qkv": n * e * (heads * (query + wide) + wide),
+        "attn_chosen": n * (chosen + taught + inputs),
+        "attn_latent_output": n * output + e * heads * mla.v_head_dim * mla.kv_lora_rank,
     }
 
 

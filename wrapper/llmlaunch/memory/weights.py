@@ -14,6 +14,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, once_for_rows
+from llmlaunch.models.parameters import indexer_parameters
 from llmlaunch.models.shape import ModelShape
 
 __all__ = [
@@ -72,7 +73,8 @@ def _attention(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
 
 
 def _latent_attention(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
-    """Down projections are whole on every device, up projections split (multi_latent_attention.py, core 0.19)."""
+    """Down projections and an indexer are whole on every device, up projections split (multi_latent_attention.py and
+    experimental_attention_variant/dsa.py, core 0.19)."""
     mla = shape.mla
     assert mla is not None
     h, heads = shape.hidden_size, shape.num_attention_heads
@@ -84,7 +86,7 @@ def _latent_attention(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
         whole, split = 0, h * heads * query_head
     whole += h * (mla.kv_lora_rank + mla.qk_pos_emb_head_dim) + mla.kv_lora_rank
     split += mla.kv_lora_rank * heads * (mla.qk_head_dim + mla.v_head_dim) + heads * mla.v_head_dim * h
-    return whole + split / tensor
+    return whole + indexer_parameters(shape) + split / tensor
 
 
 def _norms(shape: ModelShape) -> float:

@@ -14,6 +14,7 @@ from llmlaunch.memory.loss import logits_split, loss_piece, projection, recomput
 from llmlaunch.memory.saved import (
     gathered_tokens,
     kept_operators,
+    padded_heads,
     projected_bytes,
     routed_tokens,
     saved_by_dense_layer,
@@ -59,7 +60,7 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     dense = _mlp_backward(job, n, width, n * shape.hidden_size, matrices(job, rows).dense) + _recomputed_piece(
         job, width
     )
-    attention = _unfused_attention_backward(job, rows) if job.facts.score_gradient_bytes else 0.0
+    attention = _attention_backward(job, rows)
     if shape.moe is None:
         return np.asarray(stream + np.maximum(np.maximum(dense, attention), _unfused_norm_backward(job, rows)))
     routed = routed_tokens(job, rows)
@@ -121,10 +122,31 @@ def adapted_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
     return np.asarray((2.0 * gates * job.facts.activation_bytes - job.facts.linear_input_bytes) * width)
 
 
-def _unfused_attention_backward(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the gradients of the scores, less what the layer's MLP saved, which is freed by then: the least of the
-    kinds of layers that the rank has."""
+def _attention_backward(job: Job, rows: RankColumns) -> FloatColumn | float:
+    """Return what attention's backward pass makes beside the saved tensors, less what the layer's MLP saved, which is
+    freed by then. Fused attention makes less than the MLP: only scores in memory count, and sparse attention."""
+    if job.shape.indexer is not None:
+        return np.asarray(_sparse_backward(job, rows) - _saved_by_mlp(job, rows))
+    if not job.facts.score_gradient_bytes:
+        return 0.0
     scores = job.shape.num_attention_heads / rows.tensor * tokens(job, rows) * job.workload.sequence_length
+    return np.asarray(job.facts.score_gradient_bytes * scores - _saved_by_mlp(job, rows))
+
+
+def _sparse_backward(job: Job, rows: RankColumns) -> FloatColumn:
+    """Rows without keys are left out, so queries, outputs and gradients are copied twice: one row is added, and rows
+    are selected; then there is the queries' gradient, and that of what attention put out
+    (experimental_attention_variant/dsa_cudnn_kernels.py _run_sparse_attention_backward, core 0.19; traced). The input
+    of the projection behind it is freed."""
+    shape, mla = job.shape, job.shape.mla
+    assert mla is not None
+    heads, latent = shape.num_attention_heads / rows.tensor, mla.kv_lora_rank
+    copied = padded_heads(job, rows) * (3.0 * (latent + mla.qk_pos_emb_head_dim) + 4.0 * latent)
+    return tokens(job, rows) * job.facts.activation_bytes * (copied + heads * (latent - mla.v_head_dim))
+
+
+def _saved_by_mlp(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the least of the kinds of layers that the rank has."""
     norm = ("mlp_norm_input", "mlp_norm_output")
     freed = saved_by_dense_layer(job, rows).of(*norm, *RECOMPUTED["mlp"])
     if job.shape.moe is not None:
@@ -133,7 +155,7 @@ def _unfused_attention_backward(job: Job, rows: RankColumns) -> FloatColumn:
             np.where(rows.dense_layers > 0, freed, np.inf), np.where(rows.moe_layers > 0, mixture, np.inf)
         )
         freed = np.where(np.isfinite(freed), freed, 0.0)
-    return np.asarray(job.facts.score_gradient_bytes * scores - freed)
+    return freed
 
 
 def embedding_backward(job: Job, rows: RankColumns, activations: FloatColumn) -> FloatColumn:

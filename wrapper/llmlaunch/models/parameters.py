@@ -10,7 +10,7 @@ from __future__ import annotations
 from llmlaunch.frozen import frozen
 from llmlaunch.models.shape import ModelShape, MoeShape
 
-__all__ = ["LayerParameters", "ModelParameters", "count_parameters"]
+__all__ = ["LayerParameters", "ModelParameters", "count_parameters", "indexer_parameters"]
 
 
 @frozen
@@ -122,7 +122,17 @@ def _latent_attention(shape: ModelShape) -> int:
         query = hidden * mla.q_lora_rank + _norm(shape, mla.q_lora_rank) + mla.q_lora_rank * query_width
     down = hidden * (mla.kv_lora_rank + mla.qk_pos_emb_head_dim) + _norm(shape, mla.kv_lora_rank)
     up = mla.kv_lora_rank * heads * (mla.qk_head_dim + mla.v_head_dim)
-    return query + down + up + heads * mla.v_head_dim * hidden
+    return query + down + up + heads * mla.v_head_dim * hidden + indexer_parameters(shape)
+
+
+def indexer_parameters(shape: ModelShape) -> int:
+    """Queries from their latent, one key and a weight of each head from the stream, and the key's LayerNorm, which has
+    a bias (modeling_deepseek_v32.py DeepseekV32Indexer; experimental_attention_variant/dsa.py DSAIndexer)."""
+    indexer, mla = shape.indexer, shape.mla
+    if indexer is None or mla is None or mla.q_lora_rank is None:
+        return 0
+    queries = mla.q_lora_rank * indexer.heads * indexer.head_dim
+    return queries + shape.hidden_size * (indexer.head_dim + indexer.heads) + 2 * indexer.head_dim
 
 
 def _mlp(shape: ModelShape, inner: int) -> int:

@@ -17,6 +17,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.models.hub_ids import HubModel, hub_model, is_hub_id, unknown_hub_id
 from llmlaunch.models.shape import (
     MARKS,
+    Indexer,
     MlaShape,
     ModelShape,
     MoeShape,
@@ -31,8 +32,9 @@ from llmlaunch.models.shape import (
 
 __all__ = ["find_model", "load_preset", "preset_names", "resolve_model"]
 
-_GROUPS: Mapping[str, type[MlaShape | RopeScaling | SlidingWindow]] = {
+_GROUPS: Mapping[str, type[Indexer | MlaShape | RopeScaling | SlidingWindow]] = {
     "mla": MlaShape,
+    "indexer": Indexer,
     "rope_scaling": RopeScaling,
     "sliding_window": SlidingWindow,
 }

@@ -21,6 +21,7 @@ __all__ = [
     "OF_FAMILIES",
     "OF_MEMORY",
     "OF_TIME",
+    "Indexer",
     "MlaShape",
     "ModelShape",
     "MoeShape",
@@ -53,6 +54,8 @@ Family = Literal[
     "minimax_m2",
     "phi3",
     "olmo3",
+    "deepseek_v32",
+    "glm_moe_dsa",
 ]
 FAMILIES: tuple[str, ...] = get_args(Family)
 
@@ -156,6 +159,20 @@ class MlaShape:
 
 
 @section
+class Indexer:
+    """What chooses the keys that each query of latent attention attends to (DeepSeek-V3.2's lightning indexer): small
+    heads of its own score all keys."""
+
+    heads: Count = key("Heads that score")
+    head_dim: Size = key("Width of one of them")
+    topk: Positions = key("Keys a query attends to")
+    interleaved: bool = key("Rotary positions turn neighbours, and not halves of a head (GLM-5)", default=False)
+    loss_coeff: float = key(
+        "Weight of the loss that teaches it to choose as attention does", default=0.001, gt=0, le=100
+    )
+
+
+@section
 class ModelShape:
     """A decoder-only model. Sizes are element counts; nothing here depends on how the model is split."""
 
@@ -191,6 +208,9 @@ class ModelShape:
     )
     moe: MoeShape | None = key("Mixture of experts; absent = dense", default=None)
     mla: MlaShape | None = key("Multi-latent attention; absent = ordinary", default=None)
+    indexer: Indexer | None = key(
+        "What chooses the keys of latent attention; absent = all keys count (DeepSeek-V3.2)", default=None
+    )
     family: str = key(
         "Hugging Face model_type that says this shape; absent = the first that can",
         default="llama",
@@ -255,14 +275,14 @@ def model_form() -> Any:
 # Fields that few families have and memory depends on. Records of measured runs hold those that a model has.
 OF_FAMILIES = (
     *("family", "qkv_bias", "zero_centered_norm", "post_norms", "attention_softcap", "logit_softcap", "sliding_window"),
-    *("activation", "attention_sinks", "qk_norm_of_all_heads"),
+    *("activation", "attention_sinks", "qk_norm_of_all_heads", "indexer"),
 )
 # fields in which families differ, sizes aside
 MARKS = frozenset(
     {
         *("position_embedding", "normalization", "gated_mlp", "activation", "linear_bias", "qkv_bias", "qk_layernorm"),
         *("moe", "mla", "zero_centered_norm", "post_norms", "sliding_window", "attention_sinks"),
-        *("rotary_percent", "qk_norm_of_all_heads", "norms_after_alone"),
+        *("rotary_percent", "qk_norm_of_all_heads", "norms_after_alone", "indexer"),
     }
 )
 
@@ -277,6 +297,8 @@ def family_of(shape: ModelShape) -> str:
         "gemma2": shape.post_norms,
         "gemma": shape.zero_centered_norm,
         "minimax_m2": shape.moe is not None and shape.qk_norm_of_all_heads,
+        "glm_moe_dsa": shape.indexer is not None and shape.indexer.interleaved,
+        "deepseek_v32": shape.indexer is not None,
         "deepseek_v3": shape.mla is not None and shape.moe is not None and shape.moe.router.expert_bias,
         "deepseek_v2": shape.mla is not None,
         "glm4_moe": shape.moe is not None and shape.moe.router.expert_bias,
@@ -297,7 +319,8 @@ def kind_of(shape: ModelShape) -> str:
     one kind say little about another.
     """
     layers, mlp = "mixture" if shape.moe else "dense", "gated" if shape.gated_mlp else "ungated"
-    return f"latent-attention {layers} {mlp}" if shape.mla else f"{layers} {mlp}"
+    attention = "latent-attention " if shape.mla else ""
+    return f"{'sparse ' if shape.indexer else ''}{attention}{layers} {mlp}"
 
 
 def check_shape(shape: ModelShape) -> ModelShape:
@@ -315,6 +338,8 @@ def check_shape(shape: ModelShape) -> ModelShape:
         raise BadKey(
             ("mla", "qk_pos_emb_head_dim"), f"must be even for rotary positions, not {shape.mla.qk_pos_emb_head_dim}"
         )
+    if shape.indexer is not None:
+        _check_indexer(shape.indexer, shape.mla)
     if shape.norms_after_alone and shape.post_norms:
         raise BadKey(("norms_after_alone",), "post_norms says that there are norms before, too; remove one of the two")
     if shape.qk_norm_of_all_heads and not shape.qk_layernorm:
@@ -327,6 +352,15 @@ def check_shape(shape: ModelShape) -> ModelShape:
     if shape.moe is not None:
         _check_mixture(shape.moe, shape.num_layers)
     return shape
+
+
+def _check_indexer(indexer: Indexer, mla: MlaShape | None) -> None:
+    if mla is None or mla.q_lora_rank is None:
+        raise BadKey(("indexer",), "scores are made of the queries' latent; give mla with a q_lora_rank, or remove it")
+    if indexer.head_dim < mla.qk_pos_emb_head_dim:
+        raise BadKey(
+            ("indexer", "head_dim"), f"must hold the {mla.qk_pos_emb_head_dim} rotary columns, not {indexer.head_dim}"
+        )
 
 
 def _check_mixture(moe: MoeShape, layers: int) -> None:

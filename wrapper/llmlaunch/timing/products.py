@@ -20,7 +20,8 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
-from llmlaunch.models.shape import ModelShape
+from llmlaunch.memory.saved import KERNEL_HEADS
+from llmlaunch.models.shape import Indexer, ModelShape
 from llmlaunch.timing.constants import constant, of_generation
 
 __all__ = [
@@ -227,12 +228,51 @@ def _undivided(linear: Linear) -> float:
     return {"inputs": linear.outputs, "outputs": linear.inputs, "neither": 0.0}[linear.divided]
 
 
+def attended_keys(shape: ModelShape, sequence_length: int) -> float:
+    """Return the keys that a token attends to, averaged over tokens and layers: half of the sequence where attention is
+    causal; of the tokens behind the first `most`, `most` where a window or an indexer leaves no more. In a sequence of
+    s that is most - most^2 / 2s (Beltagy et al. 2020, section 3.1: a window's cost is linear in the sequence)."""
+    window, whole = shape.sliding_window, sequence_length / 2.0
+    if shape.indexer is not None:
+        return _causal_mean(shape.indexer.topk, sequence_length)
+    if window is None:
+        return whole
+    share = _windowed_share(shape)
+    return share * _causal_mean(window.tokens, sequence_length) + (1.0 - share) * whole
+
+
+def _causal_mean(most: int, sequence_length: int) -> float:
+    seen = float(min(most, sequence_length))
+    return seen - seen * seen / (2.0 * sequence_length)
+
+
+def _windowed_share(shape: ModelShape) -> float:
+    """Return the share of layers that have a window, if the model has any."""
+    window = shape.sliding_window
+    if window is None:
+        return 0.0
+    whole = shape.num_layers // window.full_every if window.full_every else 0
+    return 1.0 - whole / shape.num_layers
+
+
+def _keys_of(job: Job) -> tuple[float, float]:
+    """Return the keys that attention multiplies a token's query with, and those of the last token: a window that is a
+    mask spares nothing."""
+    shape, s = job.shape, job.workload.sequence_length
+    window = shape.sliding_window
+    if window is None or job.facts.windows_masked:
+        return s / 2.0, float(s)
+    share = _windowed_share(shape)
+    return attended_keys(shape, s), share * min(window.tokens, s) + (1.0 - share) * s
+
+
 def attention_scores(job: Job, pace: DevicePace, at: SplitColumns) -> Work:
-    """Return the seconds of softmax(QK)V over a device's queries and the whole causal sequence, flash attention (Dao
-    2023, section 3): two products forward, five backward, half of the square. A block of queries that sees the whole
-    sequence is started last and waited for, which is long where heads are few. Of a sequence in c pieces, one is
-    causal; the others are rectangles, whose blocks are alike and end half a block apart."""
-    shape, s = job.shape, float(job.workload.sequence_length)
+    """Return the seconds of softmax(QK)V over a device's queries and their keys, flash attention (Dao 2023, section 3):
+    two products forward, five backward; half of the square, or less of it in layers with a window, whose other blocks
+    the kernels leave out. A block of queries that sees the whole sequence is started last and waited for, which is long
+    where heads are few. Of a sequence in c pieces, one is causal; the others are rectangles, whose blocks are alike and
+    end half a block apart."""
+    shape, (keys, seen) = job.shape, _keys_of(job)
     if shape.mla is None:
         width, head_width = 2.0 * shape.query_width, 2.0 * shape.head_dim
     else:
@@ -240,12 +280,34 @@ def attention_scores(job: Job, pace: DevicePace, at: SplitColumns) -> Work:
         width = shape.num_attention_heads * head_width
     if job.facts.attention_scores_saved:
         return _unfused(job, pace, width, at)
+    if shape.indexer is not None:
+        return _sparse(job, pace, at, shape.indexer)
     faster = constant("narrow_attention_speedup") if job.facts.attention_narrow else 1.0
     forward, backward = 1.0 / (faster * pace.attention_forward), 2.5 / (faster * pace.attention_backward)
-    tail = s * head_width * pace.multiprocessors * (1.0 + 1.0 / at.context)
+    tail = seen * head_width * pace.multiprocessors * (1.0 + 1.0 / at.context)
     rows = constant("attention_tail_rows") * forward, pace.attention_backward_tail_rows * backward
-    # 2 operations x half of the square x width of keys and values
-    return Work((s * width * forward) * at.share + rows[0] * tail, (s * width * backward) * at.share + rows[1] * tail)
+    multiplied = 2.0 * keys * width  # 2 operations x keys x width of keys and values
+    return Work((multiplied * forward) * at.share + rows[0] * tail, (multiplied * backward) * at.share + rows[1] * tail)
+
+
+def _sparse(job: Job, pace: DevicePace, at: SplitColumns, indexer: Indexer) -> Work:
+    """Return the seconds of attention to chosen keys, heads as wide as the latent, and of choosing them
+    (megatron/core/transformer/experimental_attention_variant/dsa_cudnn_kernels.py, core 0.19): the indexer, whole on
+    every tensor rank, projects and scores every key before a token; the loss that teaches it multiplies queries and
+    chosen keys once more, and makes the indexer's gradients at once. Kernels that gather keys are as fast as others
+    (FlashMLA, README: 640 against 660 teraflops on H800)."""
+    shape, mla, s = job.shape, job.shape.mla, float(job.workload.sequence_length)
+    assert mla is not None
+    assert mla.q_lora_rank is not None
+    keys, wide = attended_keys(shape, job.workload.sequence_length), mla.kv_lora_rank + mla.qk_pos_emb_head_dim
+    heads = np.maximum(shape.num_attention_heads * at.per_tensor, KERNEL_HEADS)
+    both = 2.0 * keys * (wide + mla.kv_lora_rank) * heads
+    width = indexer.heads * indexer.head_dim
+    projected = 2.0 * (mla.q_lora_rank * width + shape.hidden_size * (indexer.head_dim + indexer.heads)) / pace.linear
+    scored, taught = s * width / pace.wide, 4.0 * keys * width / pace.wide
+    target = 2.0 * keys * wide * heads
+    forward = (both + target) / pace.attention_forward + projected + scored + taught
+    return Work(forward * at.tokens, (2.5 * both / pace.attention_backward + projected) * at.tokens)
 
 
 def _unfused(job: Job, pace: DevicePace, width: float, at: SplitColumns) -> Work:
@@ -324,9 +386,9 @@ def attention_width(shape: ModelShape) -> float:
 
 
 def model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
-    """Return the FLOPs of one token: forward and backward, causal attention (half of the square), nothing recomputed
-    (Narayanan et al. 2021, appendix, with the causal half and grouped queries)."""
-    layer = 2.0 * layer_matrix_parameters(shape) + sequence_length * attention_width(shape)
+    """Return the FLOPs of one token: forward and backward, attention to the keys that it sees (half of the square, less
+    with windows), nothing recomputed (Narayanan et al. 2021, appendix, with the causal half and grouped queries)."""
+    layer = 2.0 * layer_matrix_parameters(shape) + 2.0 * attended_keys(shape, sequence_length) * attention_width(shape)
     head = 2.0 * shape.hidden_size * shape.vocab_size
     projection = 4.0 * shape.hidden_size**2
     more = shape.mtp_num_layers * (layer + head + projection)
@@ -344,7 +406,8 @@ def least_device_seconds(job: Job, cluster: Cluster) -> float:
     weights = shape.num_layers * layer_matrix_parameters(shape) + shape.hidden_size * shape.vocab_size
     products = _passes(job) * 2.0 * weights * _processed_share(job) / speed.linear
     backward = ATTENTION_BACKWARD / speed.attention_backward if _passes(job) > 1.0 else 0.0
-    scores = job.workload.sequence_length * attention_width(shape) * (1.0 / speed.attention_forward + backward)
+    keys = attended_keys(shape, job.workload.sequence_length)
+    scores = 2.0 * keys * attention_width(shape) * (1.0 / speed.attention_forward + backward)
     return job.workload.tokens_per_step * (products + shape.num_layers * scores)
 
 

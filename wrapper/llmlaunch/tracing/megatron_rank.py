@@ -32,10 +32,12 @@ import patches
 patches.patch_torch()
 
 import fake_triton
+import sparse_attention_kernels
 import te_extension
 
 fake_triton.install()
 te_extension.install()
+sparse_attention_kernels.install()
 patches.install_apex_kernel()
 
 import torch

@@ -9,7 +9,7 @@ import pytest
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling, Router, SlidingWindow
+from llmlaunch.models.shape import Indexer, MlaShape, ModelShape, MoeShape, RopeScaling, Router, SlidingWindow
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from support.backend_output import check_flags, check_with_parser, refused_by
@@ -18,6 +18,7 @@ from support.recipes import recipe_of
 NODE = Layout(data=8, zero_stage=1)
 DENSE = ModelShape("dense", 8, 4096, 14336, 32, 8, 128, 32000, 8192)
 LATENT = replace(DENSE, name="latent", num_query_groups=32, mla=MlaShape(1536, 512, 128, 64, 128))
+CHOSEN = replace(LATENT, name="chosen", indexer=Indexer(64, 128, 2048))
 EXPERTS = MoeShape(64, 6, 1408, 2816, (0, *(1,) * 7))
 ALL_ROUTED = replace(EXPERTS, shared_expert_ffn_hidden_size=0, layer_pattern=(1,) * 8)
 MIXTURE = replace(DENSE, name="mixture", moe=EXPERTS)
@@ -53,6 +54,13 @@ SAID: dict[str, tuple[ModelShape, str, str]] = {
         replace(LATENT, mla=MlaShape(None, 512, 128, 64, 128)),
         "--rope-type rope --no-rope-fusion",
         "--q-lora-rank",
+    ),
+    "sparse attention, whose kernels go before a fused rotation": (
+        replace(CHOSEN, rope_scaling=DEEPSEEK_YARN),
+        "--experimental-attention-variant dsa --dsa-indexer-n-heads 64 --dsa-indexer-head-dim 128 "
+        "--dsa-indexer-topk 2048 --dsa-indexer-loss-coeff 0.001 --dsa-indexer-use-sparse-loss --no-rope-fusion "
+        "--no-dsa-indexer-rotate-activation --dsa-kernel-backend cudnn --rope-type yarn",
+        "--dsa-indexer-rope-interleaved",
     ),
     "llama3 scaling": (
         replace(DENSE, rope_scaling=RopeScaling("llama3", 8.0, 8192)),
@@ -149,6 +157,7 @@ def test_yarn_of_ordinary_attention_came_after_core_016() -> None:
 
 MANY = [
     replace(LATENT, rope_scaling=DEEPSEEK_YARN, mtp_num_layers=1, moe=replace(EXPERTS, router=DEEPSEEK_ROUTER)),
+    replace(CHOSEN, indexer=Indexer(32, 128, 2048, interleaved=True)),
     replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 32768, mscale=1.0, mscale_all_dim=0.5), qk_layernorm=True),
     replace(DENSE, rope_scaling=RopeScaling("linear", 2.0), sliding_window=SlidingWindow(512), zero_centered_norm=True),
     replace(MIXTURE, moe=replace(EXPERTS, shared_expert_gate=True, capacity_factor=1.5)),
@@ -171,6 +180,9 @@ REFUSED: list[tuple[str, ModelShape]] = [
     ("model.position_embedding", replace(DENSE, position_embedding="alibi")),
     ("model.sliding_window", replace(LATENT, sliding_window=SlidingWindow(128))),
     ("model.sliding_window.rotary_base", replace(DENSE, sliding_window=SlidingWindow(128, rotary_base=1e4))),
+    ("model.mla.kv_lora_rank", replace(CHOSEN, mla=MlaShape(96, 64, 64, 32, 64))),
+    ("model.attention_dropout", replace(CHOSEN, attention_dropout=0.1)),
+    ("model.mtp_num_layers", replace(CHOSEN, mtp_num_layers=1)),
     ("model.rope_scaling", replace(DENSE, rope_scaling=RopeScaling("llama3", 32.0, 8192))),
     ("model.rope_scaling", replace(DENSE, rope_scaling=RopeScaling("llama3", 8.0, 4096))),
     ("model.rope_scaling.factor", replace(DENSE, rope_scaling=RopeScaling("linear", 2.5))),
@@ -218,6 +230,20 @@ def test_what_differs_in_angles_alone_is_priced_and_not_rendered() -> None:
     assert MegatronLM().unrendered(recipe_of("deepseek-v3")) == ()
     with pytest.raises(UserError, match=r"model\.rope_scaling: latent attention is scaled by yarn"):
         MegatronLM().render(recipe, Layout(data=1024, expert=8, zero_stage=1))
+
+
+def test_kernels_of_sparse_attention_want_hopper_and_16_bits() -> None:
+    for overrides in (("cluster=a100-80gb-x8",), ("training.precision=fp16",)):
+        with pytest.raises(UserError, match=r"model\.indexer: the kernels of sparse attention are for bf16"):
+            MegatronLM().rules(recipe_for(CHOSEN, *overrides))
+    narrow = ("training.fp8=tensorwise", "training.fp8_parameters=true")
+    with pytest.raises(UserError, match=r"training\.fp8_parameters: sparse attention multiplies with its up-proj"):
+        MegatronLM().rules(recipe_for(CHOSEN, *narrow))
+    assert MegatronLM().rules(recipe_for(CHOSEN, "training.fp8=tensorwise"))
+    few = recipe_for(replace(CHOSEN, num_attention_heads=96, num_query_groups=96))
+    assert "sparse-attention-heads" in refused_by(few, NODE)
+    assert "sparse-attention-heads" not in refused_by(few, replace(NODE, tensor=3))
+    assert "sparse-attention-heads" not in refused_by(recipe_for(CHOSEN), NODE)
 
 
 def test_the_clamped_activation_is_that_of_experts_alone() -> None:

@@ -423,4 +423,5 @@ def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> 
     if window is None or window.tokens >= sequence_length:
         return facts
     masks = (1.0 + e) * float(sequence_length) ** 2
-    return replace(facts, key_values_expanded=True, workspace_bytes=facts.workspace_bytes + masks)
+    workspace = facts.workspace_bytes + masks
+    return replace(facts, key_values_expanded=True, windows_masked=True, workspace_bytes=workspace)

@@ -42,6 +42,14 @@ def _shipped(asks: Callable[[Recipe], bool]) -> Callable[[Recipe], bool]:
 REQUIREMENTS: tuple[Requirement, ...] = (
     *MACHINE_REQUIREMENTS,
     Requirement(
+        "no-indexer",
+        "model.indexer",
+        "the classes of Transformers choose keys without a gradient, so that nothing teaches the indexer; "
+        "backend: megatron-lm trains it",
+        "transformers/models/deepseek_v32/modeling_deepseek_v32.py DeepseekV32Indexer.forward, 5.23",
+        lambda r: r.model.indexer is not None,
+    ),
+    Requirement(
         "every-layer-recomputed",
         "layout.recompute_method",
         "block: gradient checkpointing recomputes every layer; backend: megatron-lm has --recompute-method block",

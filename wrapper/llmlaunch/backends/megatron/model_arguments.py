@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from llmlaunch.backends.argument import Argument, argument, number, optional
 from llmlaunch.backends.megatron.facts import FP32_ROUTER_EXPERTS
-from llmlaunch.models.shape import CLAMP, CLAMPED, MlaShape, ModelShape, MoeShape, RopeScaling
+from llmlaunch.models.shape import CLAMP, CLAMPED, Indexer, MlaShape, ModelShape, MoeShape, RopeScaling
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
@@ -96,7 +96,8 @@ def attention_arguments(shape: ModelShape, sequence_length: int) -> tuple[Argume
     """Heads, latents, positions and windows."""
     heads = _grouped(shape) if shape.mla is None else _latent(shape.mla)
     sinks = [argument("--softmax-type", "learnable", of="model.attention_sinks")] if shape.attention_sinks else []
-    return (*_positions(shape), *heads, *_window(shape, sequence_length), *sinks)
+    indexer = [] if shape.indexer is None else _indexer(shape, shape.indexer)
+    return (*_positions(shape), *heads, *indexer, *_window(shape, sequence_length), *sinks)
 
 
 def windowed(shape: ModelShape, sequence_length: int) -> bool:
@@ -172,6 +173,25 @@ def _latent(mla: MlaShape) -> list[Argument]:
         argument("--qk-head-dim", mla.qk_head_dim, of="model.mla.qk_head_dim"),
         argument("--qk-pos-emb-head-dim", mla.qk_pos_emb_head_dim, of="model.mla.qk_pos_emb_head_dim"),
         argument("--v-head-dim", mla.v_head_dim, of="model.mla.v_head_dim"),
+    ]
+
+
+def _indexer(shape: ModelShape, indexer: Indexer) -> list[Argument]:
+    """DeepSeek's sparse attention, with NVIDIA's kernels: without any, core 0.19 keeps scores of all keys."""
+    of, plainly = "model.indexer", "no fused rotation goes before sparse attention"
+    orthogonal = "it is orthogonal and changes no score, and would want a package of its own"
+    return [
+        argument("--experimental-attention-variant", "dsa", of=of),
+        argument("--dsa-indexer-n-heads", indexer.heads, of=f"{of}.heads"),
+        argument("--dsa-indexer-head-dim", indexer.head_dim, of=f"{of}.head_dim"),
+        argument("--dsa-indexer-topk", indexer.topk, of=f"{of}.topk"),
+        *optional("--dsa-indexer-rope-interleaved", indexer.interleaved, of=f"{of}.interleaved"),
+        argument("--dsa-indexer-k-norm-epsilon", "1e-06", why="its norm has an epsilon of its own"),
+        argument("--no-dsa-indexer-rotate-activation", why=orthogonal),
+        argument("--dsa-indexer-loss-coeff", number(indexer.loss_coeff), of=f"{of}.loss_coeff"),
+        argument("--dsa-indexer-use-sparse-loss", why="over the chosen keys, as attention is"),
+        argument("--dsa-kernel-backend", "cudnn", why="the kernels of FlashMLA and cuDNN"),
+        *optional("--no-rope-fusion", shape.rope_scaling is not None, of=of, why=plainly),
     ]
 
 

@@ -26,6 +26,9 @@ ROUTING = "megatron/core/transformer/moe/moe_utils.py topk_routing_with_score_fu
 RING = "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py attn_forward_func_with_cp, 2.20"
 ELSEWHERE = "backend: deepspeed trains it"
 
+SPARSE = "megatron/core/transformer/experimental_attention_variant/dsa_cudnn_kernels.py, core 0.19"
+SPARSE_LATENT, SPARSE_HEADS, HOPPER = 512, 128, 9.0
+
 LLAMA3_SCALING = (8.0, 8192, 1.0, 4.0)  # factor, positions before, low and high frequency factor
 LATENT_SCALING = (4096, 32.0, 1.0, True)  # positions before, beta_fast, beta_slow, truncate
 
@@ -59,6 +62,11 @@ def broken_factor(shape: ModelShape) -> bool:
 def half_a_weight(shape: ModelShape) -> bool:
     at = shape.rope_scaling
     return at is not None and at.kind == "yarn" and ((at.mscale is None) != (at.mscale_all_dim is None))
+
+
+def _before_hopper(recipe: Recipe) -> bool:
+    capability = recipe.cluster.accelerator.compute_capability
+    return capability is not None and float(capability) < HOPPER
 
 
 def router_of(recipe: Recipe) -> Router:
@@ -222,6 +230,46 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         ),
     ),
     Requirement(
+        "sparse-attention-device",
+        "model.indexer",
+        "the kernels of sparse attention are for bf16, and for compute capability 9.0 (Hopper) or more",
+        SPARSE,
+        lambda r: r.model.indexer is not None and (r.workload.precision != "bf16" or _before_hopper(r)),
+    ),
+    Requirement(
+        "sparse-attention-latents",
+        "model.mla.kv_lora_rank",
+        f"the kernels of sparse attention take latents {SPARSE_LATENT} wide; others leave scores of all keys in memory",
+        SPARSE,
+        lambda r: r.model.indexer is not None and r.model.mla is not None and r.model.mla.kv_lora_rank != SPARSE_LATENT,
+    ),
+    Requirement(
+        "sparse-attention-dropout",
+        "model.attention_dropout",
+        "sparse attention drops nothing out; set attention_dropout to 0",
+        "megatron/core/transformer/experimental_attention_variant/dsa.py DSAttention, core 0.19",
+        lambda r: r.model.indexer is not None and r.model.attention_dropout > 0,
+    ),
+    Requirement(
+        "sparse-attention-prediction",
+        "model.mtp_num_layers",
+        "multi-token prediction has no layer with sparse attention; remove mtp_num_layers or indexer",
+        "megatron/core/models/gpt/gpt_layer_specs.py get_gpt_decoder_layer_specs, core 0.19",
+        lambda r: r.model.indexer is not None and bool(r.model.mtp_num_layers),
+    ),
+    Requirement(
+        "sparse-attention-weights",
+        "training.fp8_parameters",
+        "sparse attention multiplies with its up-projections as they lie in memory, in 16 bits, and makes none again "
+        "in narrower formats; remove fp8_parameters, and mla_up_proj from recompute_modules beside fp8 or fp4",
+        "megatron/core/transformer/experimental_attention_variant/absorbed_mla.py AbsorbedMLASelfAttention, core 0.19",
+        lambda r: (
+            r.model.indexer is not None
+            and r.training.numbers.narrow is not None
+            and (r.training.numbers.narrow_parameters or "mla_up_proj" in r.techniques.recompute_modules)
+        ),
+    ),
+    Requirement(
         "sigmoid-sums-to-one",
         "model.moe.router.normalize_topk",
         "sigmoid scores always sum to 1 over the chosen experts here; write normalize_topk: true",
@@ -255,6 +303,11 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.techniques.overlap_shared_expert and r.techniques.delay_weight_gradients,
     ),
 )
+
+
+def heads_fill_kernels(s: Situation) -> BoolColumn:
+    heads = np.maximum(s.shape.num_attention_heads // s.layouts.tensor, 1)
+    return implies(s.shape.indexer is not None, (SPARSE_HEADS % heads == 0) | (heads % SPARSE_HEADS == 0))
 
 
 def deepep_needs_others(s: Situation) -> BoolColumn:
@@ -294,6 +347,20 @@ MODEL_RULES: tuple[Rule, ...] = (
             s.shape.attention_sinks and s.techniques.context_comm != "a2a", np.equal(s.layouts.context, 1)
         ),
         of_techniques=True,
+    ),
+    Rule(
+        "sparse-attention-heads",
+        f"attention heads / tensor parallel size must divide {SPARSE_HEADS}, or be a multiple of it: the kernels of "
+        "sparse attention take no others",
+        SPARSE,
+        heads_fill_kernels,
+    ),
+    Rule(
+        "sparse-attention-without-context",
+        "sparse attention needs --context-parallel-size 1: its fused kernels leave sequences of several ranks to one "
+        "that keeps scores of all keys",
+        SPARSE,
+        lambda s: implies(s.shape.indexer is not None, np.equal(s.layouts.context, 1)),
     ),
     Rule(
         "deepep-needs-others",

@@ -102,6 +102,13 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         _untried_beside_adapters,
     ),
     Requirement(
+        "no-sparse-attention-on-bridge",
+        "model.indexer",
+        "Bridge 0.6 builds layers with sparse attention for its own GLM-5 recipe alone; take backend: megatron-lm",
+        "megatron/bridge/models/glm_moe_dsa/glm5_bridge.py, Megatron-Bridge 0.6",
+        lambda r: r.model.indexer is not None,
+    ),
+    Requirement(
         "no-trainers-on-cpus",
         "cluster",
         "megatron-bridge trains on GPUs alone; take a cluster with GPUs, or backend: deepspeed",

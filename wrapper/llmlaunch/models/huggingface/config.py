@@ -164,6 +164,21 @@ _DEEPSEEK: Values = {
     "v_head_dim": 128,
     "attention_bias": False,
 }
+_SPARSE: Values = (
+    _COMMON
+    | _DEEPSEEK
+    | {
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "index_head_dim": 128,
+        "index_topk": 2048,
+    }
+)
 
 DEFAULTS: Mapping[str, Values] = {
     "llama": _LLAMA,
@@ -245,6 +260,36 @@ DEFAULTS: Mapping[str, Values] = {
         "norm_topk_prob": True,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 2048,
+    },
+    "deepseek_v32": _SPARSE
+    | {
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "max_position_embeddings": 163840,
+        "n_group": 8,
+        "topk_group": 4,
+        "index_n_heads": 64,
+    },
+    "glm_moe_dsa": _SPARSE
+    | {
+        "vocab_size": 154880,
+        "hidden_size": 6144,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 78,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "q_lora_rank": 2048,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "max_position_embeddings": 202752,
+        "rms_norm_eps": 1e-5,
+        "n_group": 1,
+        "topk_group": 1,
+        "index_n_heads": 32,
     },
     "glm4_moe": _COMMON
     | {
@@ -361,6 +406,8 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
     "minimax_m2": {"num_experts": "num_local_experts"},
     "deepseek_v2": {"num_experts": "n_routed_experts"},
     "deepseek_v3": {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+    "deepseek_v32": {"num_local_experts": "n_routed_experts"},
+    "glm_moe_dsa": {"num_local_experts": "n_routed_experts"},
     "gpt2": {
         "hidden_size": "n_embd",
         "max_position_embeddings": "n_positions",

@@ -17,7 +17,7 @@ from llmlaunch.models.huggingface.reader import (
     rotary_percent,
     whole_window,
 )
-from llmlaunch.models.shape import CLAMP, CLAMPED, MlaShape, ModelShape, MoeShape, Router
+from llmlaunch.models.shape import CLAMP, CLAMPED, Indexer, MlaShape, ModelShape, MoeShape, Router
 
 __all__ = ["BUILDERS"]
 
@@ -270,6 +270,33 @@ def deepseek_v3(reader: ConfigReader) -> ModelShape:
     return _deepseek(reader, _sigmoid_router(reader))
 
 
+def deepseek_v32(reader: ConfigReader) -> ModelShape:
+    """DeepSeek-V3 whose queries attend to the keys that an indexer chooses, as those of GLM-5 do."""
+    reader.only("mlp_bias", False, None, why=NO_BIAS)
+    for key in ("mlp_layer_types", "index_topk_pattern"):
+        _only_if_given(reader, key, None)
+    _only_if_given(reader, "index_topk_freq", 1)
+    chosen = reader.values.get("indexer_types")
+    if chosen is not None and (not isinstance(chosen, list) or any(kind != "full" for kind in chosen)):
+        raise BadKey(
+            ("indexer_types",), "layers that share what another has chosen are not supported: all must be full"
+        )
+    _only_if_given(reader, "scoring_func", "sigmoid")
+    _only_if_given(reader, "topk_method", "noaux_tc")
+    if reader.values.get("num_nextn_predict_layers"):
+        reader.remark("multi-token prediction is left out, as transformers does")
+    shape = _deepseek(reader, _sigmoid_router(reader))
+    indexer = Indexer(reader.size("index_n_heads"), reader.size("index_head_dim"), reader.size("index_topk"))
+    return replace(shape, indexer=indexer)
+
+
+def glm_moe_dsa(reader: ConfigReader) -> ModelShape:
+    shape = deepseek_v32(reader)
+    assert shape.indexer is not None
+    _only_if_given(reader, "indexer_rope_interleave", True)
+    return replace(shape, indexer=replace(shape.indexer, interleaved=True))
+
+
 def _remark_prediction(reader: ConfigReader) -> None:
     more = reader.values.get("num_nextn_predict_layers")
     if more:
@@ -334,7 +361,7 @@ def _balancing(reader: ConfigReader) -> dict[str, Any]:
     return {"balancing": kind, "aux_loss_coeff": _coefficient(reader, "aux_loss_alpha")}
 
 
-def _only_if_given(reader: ConfigReader, key: str, value: str | int) -> None:
+def _only_if_given(reader: ConfigReader, key: str, value: str | int | None) -> None:
     if key in reader.values:
         reader.only(key, value, why=f"only {value} is supported")
 
@@ -385,6 +412,8 @@ BUILDERS: Mapping[str, Callable[[ConfigReader], ModelShape]] = {
     "gemma3_text": gemma3,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
+    "deepseek_v32": deepseek_v32,
+    "glm_moe_dsa": glm_moe_dsa,
     "gpt2": gpt2,
     "gpt_oss": gpt_oss,
     "glm4_moe": glm4_moe,

@@ -219,6 +219,6 @@ def _every(kinds: Any, layers: int) -> int:
 
 def _remark(reader: ConfigReader) -> None:
     reader.remark(
-        "windowed layers are priced as if they attended to the whole sequence: no step is slower than said, and memory "
-        "is the same with flash attention"
+        "layers with a window are timed by it with Megatron-LM, and as if they saw the whole sequence with DeepSpeed, "
+        "where it is a mask; memory is the same with flash attention"
     )

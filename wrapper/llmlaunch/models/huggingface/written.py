@@ -15,8 +15,9 @@ __all__ = ["config_of", "unsaid"]
 
 Json = dict[str, Any]
 
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "glm4_moe", "minimax_m2")
-LATENT = ("deepseek_v2", "deepseek_v3")
+SPARSE = ("deepseek_v32", "glm_moe_dsa")
+LATENT = ("deepseek_v2", "deepseek_v3", *SPARSE)
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", *LATENT, "gpt_oss", "glm4_moe", "minimax_m2")
 UNBALANCED = (*LATENT, "glm4_moe")  # their classes have nothing that keeps experts evenly used
 # of training, not of the model: a configuration says none of it
 _NOT_OF_THE_MODEL = ("capacity_factor", "grouped_gemm")
@@ -47,7 +48,11 @@ def unsaid(shape: ModelShape) -> tuple[str, ...]:
 
 
 def _needed(shape: ModelShape) -> tuple[str, ...]:
-    needs = {"moe": shape.family in MIXTURES and shape.moe is None, "mla": shape.family in LATENT and shape.mla is None}
+    needs = {
+        "moe": shape.family in MIXTURES and shape.moe is None,
+        "mla": shape.family in LATENT and shape.mla is None,
+        "indexer": shape.family in SPARSE and shape.indexer is None,
+    }
     return tuple(name for name, missing in needs.items() if missing)
 
 
@@ -55,6 +60,8 @@ def _comparable(shape: ModelShape) -> Json:
     """Without loss there is no weight of it, without dense layers no width of theirs, and a distance beyond the last
     layer is none."""
     values = asdict(replace(shape, name=""))
+    if shape.indexer is not None:
+        del values["indexer"]["loss_coeff"]  # of training, as those below are
     if shape.sliding_window is not None and shape.sliding_window.full_every > shape.num_layers:
         values["sliding_window"]["full_every"] = 0
     if values["moe"] is not None:
@@ -234,6 +241,9 @@ def _deepseek(shape: ModelShape) -> Json:
         "qk_rope_head_dim": mla.qk_pos_emb_head_dim,
         "v_head_dim": mla.v_head_dim,
     }
+    if shape.indexer is not None:
+        indexer = shape.indexer
+        config |= {"index_n_heads": indexer.heads, "index_head_dim": indexer.head_dim, "index_topk": indexer.topk}
     if shape.family == "deepseek_v2":
         return config | {"topk_method": "greedy" if moe.router.groups is None else "group_limited_greedy"}
     return config
@@ -300,4 +310,6 @@ _OF_FAMILY: Mapping[str, Callable[[ModelShape], Json]] = {
     "gemma3_text": _gemma3,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
+    "deepseek_v32": _deepseek,
+    "glm_moe_dsa": _deepseek,
 }
