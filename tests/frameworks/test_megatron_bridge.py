@@ -19,7 +19,7 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import environment
 from llmlaunch.backends.megatron_bridge.backend import MegatronBridge
 from llmlaunch.backends.megatron_bridge.rules import BRIDGE_REQUIREMENTS
-from llmlaunch.backends.megatron_bridge.settings import MEGATRON_DEFAULTS
+from llmlaunch.backends.megatron_bridge.settings import FIELDS, MEGATRON_DEFAULTS
 from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.recipe.load import load_recipe
@@ -57,6 +57,8 @@ IN_VALIDATION = (
     "train.eval_interval",
     "train.skip_train",
 )  # where Bridge moved them, compared there
+
+NO_FIELD = "(no such field)"  # as the judge says it
 
 Ask = Callable[..., dict[str, Any]]
 
@@ -158,6 +160,17 @@ def test_every_default_that_is_said_differs_from_bridges(ask: Ask, small: dict[s
     theirs = ask(world_size=32, settings=small, defaults=list(MEGATRON_DEFAULTS))["defaults"]
     same = [name for name, value in MEGATRON_DEFAULTS.items() if theirs[name] == repr(value)]
     assert not same
+
+
+def test_every_field_of_the_table_is_one_of_bridges(ask: Ask) -> None:
+    """With a model that has all fields there are, and data from files."""
+    recipe = recipe_of("deepseek-v2-lite", "data={path: /data/text, tokenizer: /models/words}")
+    made = rendered_settings(recipe, Layout(expert=2, data=recipe.world_size, zero_stage=1))
+    read_by_the_program = {"dataset.kind", "dataset.train_data_path", "dataset.valid_data_path"}
+    names = {name for fields in FIELDS.values() for name, _ in fields} - read_by_the_program
+    answer = ask(world_size=recipe.world_size, settings=made, defaults=sorted(names))
+    assert answer["refused"] is None
+    assert not [name for name, default in answer["defaults"].items() if default == NO_FIELD]
 
 
 @pytest.mark.parametrize(

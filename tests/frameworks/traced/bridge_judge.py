@@ -70,6 +70,7 @@ from transformer_engine.pytorch import utils as engine
 torch.version.cuda = "12.9"  # of the cluster; torch for CPUs names none, and block scaling asks
 
 SECTIONS = ("train", "validation", "scheduler", "checkpoint", "logger", "rng", "dist", "rerun_state_machine")
+NO_FIELD = "(no such field)"
 Answer = dict[str, Any]
 
 
@@ -140,7 +141,7 @@ def differences(words: list[str], container: Any) -> dict[str, list[str]]:
     for section, (theirs, ours) in pairs.items():
         names = theirs.keys() & ours.keys() if section in SECTIONS else theirs.keys()
         for name in sorted(names):
-            values = [written(side.get(name, "(no such field)")) for side in (theirs, ours)]
+            values = [written(side[name]) if name in side else NO_FIELD for side in (theirs, ours)]
             if values[0] != values[1]:
                 unlike[f"{section}.{name}"] = values
     layers = [text_of(spec) for spec in layer_specs(model, container.model)]
@@ -176,7 +177,9 @@ def default(container: Any, name: str) -> str:
     owner = container
     for place in places:
         owner = getattr(owner, place)
-    field = next(each for each in dataclasses.fields(owner) if each.name == last)
+    field = next((each for each in dataclasses.fields(owner) if each.name == last), None)
+    if field is None:  # a parameter of its own __init__, or nothing
+        return written(vars(owner)[last]) if last in vars(owner) else NO_FIELD
     made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
     return written(made)
 

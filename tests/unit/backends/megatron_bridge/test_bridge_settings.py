@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.backends.flag_classes import NEUTRAL, UNKNOWN
+from llmlaunch.backends.megatron import rules
+from llmlaunch.backends.megatron.versions import NEWEST, core_parser
 from llmlaunch.backends.megatron_bridge.backend import MegatronBridge
 from llmlaunch.backends.megatron_bridge.settings import FIELDS
 from llmlaunch.backends.registry import backend_for
@@ -240,6 +244,32 @@ def test_narrow_weights_that_bridge_would_misread_are_not_saved() -> None:
         MegatronBridge().rules(refused)
     MegatronBridge().rules(on_bridge("llama3-8b", *narrow))
     MegatronBridge().rules(on_bridge("llama3-8b", narrow[0], *saving))
+
+
+# Flags that are written where Megatron-LM is started, and not for Bridge.
+NEVER_FOR_BRIDGE = {
+    "--non-persistent-save-interval": "the requirement no-non-persistent-on-bridge",
+    "--non-persistent-ckpt-type": "the same",
+    "--cuda-graph-scope": "core 0.16, which Bridge 0.6 does not take",
+    "--num-layers-per-virtual-pipeline-stage": "the same",
+}
+RANK_ALONE = "rank_alone.py"  # drops or forces flags of one rank that runs by itself, with Megatron-LM's script
+
+
+def flags_written() -> set[str]:
+    """All flags of Megatron's parser that a module of its backend names."""
+    known = core_parser(NEWEST).flags
+    modules = (path for path in Path(rules.__file__).parent.glob("*.py") if path.name != RANK_ALONE)
+    nodes = (node for path in modules for node in ast.walk(ast.parse(path.read_text("utf-8"))))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and node.value in known}
+
+
+def test_every_flag_that_is_rendered_has_fields_or_a_reason_to_have_none() -> None:
+    without = flags_written() - FIELDS.keys() - NEVER_FOR_BRIDGE.keys()
+    assert not without, "say in FIELDS which fields of Bridge these set"
+    assert len(flags_written()) > 150
+    assert not NEVER_FOR_BRIDGE.keys() & FIELDS.keys()
+    assert NEVER_FOR_BRIDGE.keys() <= flags_written()
 
 
 def test_an_argument_without_a_field_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ FIELDS: Mapping[str, tuple[tuple[str, Value], ...]] = {
     **_same(MODEL, "--overlap-moe-expert-parallel-comm", "--tp-comm-overlap"),
     "--delay-wgrad-compute": ((f"{MODEL}.delay_wgrad_compute", True), (f"{DDP}.delay_wgrad_compute", True)),
     "--cp-comm-type": ((f"{MODEL}.cp_comm_type", _only),),
-    **_same(MODEL, "--cuda-graph-impl", "--cuda-graph-modules", "--cuda-graph-scope"),
+    **_same(MODEL, "--cuda-graph-impl", "--cuda-graph-modules"),
     "--te-rng-tracker": (("rng.te_rng_tracker", True), (f"{MODEL}.use_te_rng_tracker", True)),
     "--no-check-for-nan-in-loss-and-grad": UNCHECKED,
     "--grad-reduce-in-bf16": ((f"{DDP}.grad_reduce_in_fp32", False),),
