@@ -58,6 +58,7 @@ OBSTACLES: dict[str, str] = {
     "--main-params-dtype": FUSED_ADAM,
     "--moe-flex-dispatcher-backend": LIBRARIES,
     "--moe-router-dtype": "written from 32 experts on: more than are trained here",
+    "--num-distributed-optimizer-instances": "makes a stream of a GPU (core/distributed/distributed_data_parallel.py)",
     "--offload-modules": OFFLOADED,
     "--no-check-for-nan-in-loss-and-grad": GRAPHS,
     "--optimizer-cpu-offload": HYBRID,

@@ -105,6 +105,7 @@ SHOWN = {
     "recomputed-mlp-is-whole": small(Layout(recompute=RECOMPUTE_SELECTIVE), recompute_modules=("mlp",), mlp_chunks=2),
     "sharded-one-stage": pinned(small(Layout(pipeline=2, data=2, zero_stage=3))),
     "offload-modules-no-full": small(Layout(recompute=RECOMPUTE_FULL), offload_modules=("core_attn",)),
+    "instances-distributed": pinned(small(Layout(data=4, zero_stage=2), optimizer_instances=2)),
 }
 
 
@@ -192,6 +193,7 @@ TAKEN = {
     "graphs of a mixture": rendered(
         Layout(data=8, expert=4, zero_stage=1), "layout.cuda_graphs=[attn, moe_router, moe_preprocess]", mixture=True
     ),
+    "two optimizers": rendered(Layout(data=8, expert=4, zero_stage=1), "layout.optimizer_instances=2", mixture=True),
     "a share of offloaded modules": rendered(
         STAGES, "layout={offload_modules: [core_attn, attn_proj], offload_fraction: 0.5}"
     ),
@@ -201,6 +203,11 @@ REFUSED = {
         rendered(Layout(2, data=4, zero_stage=1), "layout.tp_comm_overlap=true"),
         "hidden-tensor-sequence",
         "sequence parallelism is enabled",
+    ),
+    "more optimizers than divide the ranks": (
+        rendered(Layout(data=8, expert=4, zero_stage=1), "layout.optimizer_instances=4", mixture=True),
+        "instances-divide",
+        "divisible by partial DistOpt shard factor",
     ),
     "hidden exchange without experts apart": (
         rendered(Layout(data=8, zero_stage=1), HIDDEN, mixture=True),

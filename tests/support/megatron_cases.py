@@ -148,6 +148,7 @@ def techniques(draw: st.DrawFn, shape: ModelShape) -> Techniques:
     ways = {
         "offload_modules": st.lists(st.sampled_from(offloaded), min_size=1, max_size=3, unique=True).map(tuple),
         "offload_optimizer": st.sampled_from([0.5, 1.0]),
+        "optimizer_instances": st.sampled_from([2, 3]),
         "loss": st.just("native"),
         "mlp_chunks": st.just(2),
         **({"delay_weight_gradients": st.just(True)} if moe else {}),

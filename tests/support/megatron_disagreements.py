@@ -67,6 +67,12 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
         "megatron/core/transformer/transformer_config.py:1848",
     ),
     Disagreement(
+        "instances-distributed",
+        "With Megatron-FSDP the groups are those of its hybrid sharding, which is not priced.",
+        "megatron/core/distributed/fsdp/mcore_fsdp_adapter.py:343",
+        lambda s: np.greater_equal(s.layouts.zero_stage, 2),
+    ),
+    Disagreement(
         "sharded-one-stage",
         "Megatron trains, and writes checkpoints in which the layers of one stage stand for those of all.",
         "megatron/training/checkpointing.py:847",

@@ -73,6 +73,14 @@ TECHNIQUE_LIST: tuple[Technique, ...] = (
         "`activation_checkpointing.cpu_checkpointing`",
     ),
     Technique(
+        ("layout.optimizer_instances",),
+        "MiCS (Zhang et al. 2022)",
+        "nothing: each group keeps all states of the optimizer",
+        "states of more groups; gradients and parameters travel in smaller groups, as in one rack",
+        "`--num-distributed-optimizer-instances`",
+        None,
+    ),
+    Technique(
         ("layout.offload_optimizer",),
         "ZeRO-Offload (Ren et al. 2021); M6-10T (Lin et al. 2021)",
         "the share of master weights and moments",

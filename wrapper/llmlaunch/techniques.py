@@ -94,6 +94,15 @@ class Techniques:
         ge=0,
         le=1,
     )
+    # Megatron's --num-distributed-optimizer-instances
+    optimizer_instances: int = key(
+        "megatron-lm: groups of data-parallel ranks that shard the optimizer each for itself; absent = 1, all ranks",
+        default=1,
+        place=LAYOUT,
+        written=int | None,
+        ge=1,
+        le=2**16,
+    )
     # DeepSpeed's offload_param of ZeRO 3
     offload_parameters: bool = key(
         "Parameters rest on the host and are streamed in (ZeRO 3); absent = searched", default=False, place=LAYOUT

@@ -142,7 +142,6 @@ PRICED_WORDS = {
     "bias_swiglu_fusion": ("--no-bias-swiglu-fusion",),
     "defer_embedding_wgrad_compute": ("--defer-embedding-wgrad-compute",),
     "wgrad_deferral_limit": ("--defer-embedding-wgrad-compute", "--wgrad-deferral-limit", "3"),
-    "num_distributed_optimizer_instances": ("--num-distributed-optimizer-instances", "2"),
 }
 
 
@@ -169,7 +168,6 @@ def test_a_priced_flag_is_in_the_record_of_the_run() -> None:
     assert not record["gradient_accumulation_fusion"]
     assert not record["gated_activation_fused"]
     assert record["defer_embedding_wgrad"]
-    assert measurement["optimizer"]["optimizer_instances"] == 2
 
 
 def deepspeed(kind: str, *words: str) -> Recipe:

@@ -51,6 +51,7 @@ RENDERED = [
     (GPUS, "offload_modules: [core_attn], offload_fraction: 0.5", "core_attn --activation-offload-fraction 0.5"),
     (replace(GPUS, offload_layers=3), "offload_layers: auto", "--cpu-offloading-num-layers 3"),
     (GPUS, "offload_optimizer: 0.5", HALF),
+    (GPUS, "optimizer_instances: 4", "--num-distributed-optimizer-instances 4"),
     (GPUS, "loss: native", "--cross-entropy-loss-fusion --cross-entropy-fusion-impl native"),
     (GPUS, "mlp_chunks: 8", "--mlp-chunks-for-training 8"),
     (EXPERTS, "delay_weight_gradients: true", "--overlap-moe-expert-parallel-comm --delay-wgrad-compute"),

@@ -154,6 +154,7 @@ def test_a_model_of_another_kind_is_refused(flag: str) -> None:
         ("--cuda-graph-impl transformer_engine --cuda-graph-scope full", "cuda_graphs", ["layer"]),
         ("--fine-grained-activation-offloading --offload-modules core_attn --activation-offload-fraction 0.25",
          "offload_fraction", 0.25),
+        ("--use-distributed-optimizer --num-distributed-optimizer-instances 2", "optimizer_instances", 2),
         ("--external-cuda-graph", "cuda_graphs", ["layer"]),
     ],
 )  # fmt: skip

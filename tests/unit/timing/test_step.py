@@ -262,6 +262,19 @@ def test_each_stage_of_zero_does_what_it_says() -> None:
     assert list(seconds.gather_each) == [False, False, False, True]
 
 
+def test_several_optimizers_scatter_and_gather_each_for_itself_and_all_reduce_their_shards() -> None:
+    """Four of them in 32 devices, each in a node: parameters stay inside it, shards of an eighth travel between."""
+    four, layouts = replace(job(), facts=replace(FACTS, optimizer_instances=4)), LayoutColumns.of([WIDE])
+    one_update, four_updates = (update_seconds(each, H100, layouts) for each in (job(), four))
+    parameters = float(rank_parameters(job(), all_ranks(job(), layouts)).dense[0])
+    nvlink = constant("nvlink_efficiency") * 450e9
+    assert four_updates.gather_seconds[0] == pytest.approx(2.0 * parameters * 7 / 8 / nvlink, rel=0.02)
+    fabric = constant("fabric_efficiency") * 50e9  # the member of each node, alone with its adapter
+    between = 2 * 4.0 * parameters / 8 * 3 / 4 / fabric
+    assert four_updates.reduce_seconds[0] == pytest.approx(4.0 * parameters * 7 / 8 / nvlink + between, rel=0.02)
+    assert four_updates.optimizer_seconds[0] == pytest.approx(4 * one_update.optimizer_seconds[0])
+
+
 def test_longer_passes_hide_more_of_the_transfers() -> None:
     few = job(work=Workload(512, 64))
     short, long = (term("data_parallel", replace(WIDE, micro_batch_size=b), few) for b in (1, 2))

@@ -79,6 +79,8 @@ def _offload(space: Namespace) -> Iterator[tuple[str, Any]]:
         yield "offload_fraction", space["activation_offload_fraction"]
     if not modules:
         yield "offload_layers", layers
+    if space.get("use_distributed_optimizer") and (space.get("num_distributed_optimizer_instances") or 1) > 1:
+        yield "optimizer_instances", space["num_distributed_optimizer_instances"]
     fraction = space.get("optimizer_offload_fraction")
     yield "offload_optimizer", (1.0 if fraction is None else fraction) if space.get("optimizer_cpu_offload") else 0.0
 

@@ -51,6 +51,7 @@ _LATER: Mapping[str, Any] = {
     "context_comm": None,
     "cuda_graphs": (),
     "offload_fraction": 1.0,
+    "optimizer_instances": 1,
     "zero_bubble": False,
     "fixed": ("gradient_dtype",),
     "technique_limit": None,

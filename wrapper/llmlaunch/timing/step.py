@@ -74,7 +74,9 @@ def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update
     """Return every layout's update, on the stage with the most parameters.
 
     ZeRO 0 reduces gradients everywhere, which is a scatter and a gather of them. From stage 1 on gradients are
-    scattered and updated parameters gathered (Rajbhandari et al. 2020, section 7). Dense parameters travel over data
+    scattered and updated parameters gathered (Rajbhandari et al. 2020, section 7), both among the ranks that share the
+    optimizer; where several groups do, each for itself, the scattered gradients are all-reduced between them
+    (megatron/core/distributed/param_and_grad_buffer.py start_grad_sync, core 0.19). Dense parameters travel over data
     and context parallelism together, experts over their own data parallelism.
     """
     whole, trained = _on_the_fullest_stage(job, layouts)
@@ -82,16 +84,19 @@ def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update
     t, size = layouts.tensor.astype(np.float64), (layouts.data * layouts.context).astype(np.float64)
     apart = (layouts.expert * layouts.expert_tensor).astype(np.float64)
     experts = np.maximum(np.floor(t * size / apart), 1.0)
-    across, between = links(cluster, size, t), links(cluster, experts, apart)
+    instances = np.where(zero == 1, job.facts.optimizer_instances, 1)
     gradient, parameter = travelling_bytes(job)
-    reduce = ring(across, size, gradient * trained.dense) + ring(between, experts, gradient * trained.expert)
-    gather = ring(across, size, parameter * whole.dense) + ring(between, experts, parameter * whole.expert)
+    dense = gradient * trained.dense, parameter * whole.dense
+    expert = gradient * trained.expert, parameter * whole.expert
+    reduce, gather = _scatter_and_gather(cluster, size, t, instances, *dense)
+    more_reduce, more_gather = _scatter_and_gather(cluster, experts, apart, instances, *expert)
+    reduce, gather = reduce + more_reduce, gather + more_gather
     if job.techniques.offload_parameters:
         gather = gather + parameter * (whole.dense / size + whole.expert / experts) / host_link_bytes_per_second(
             cluster
         )
-    shard_dense = np.where(zero > 0, size if job.facts.shard_over_context else layouts.data, 1)
-    shard_expert = np.where(zero > 0, experts, 1)
+    shard_dense = np.where(zero > 0, size if job.facts.shard_over_context else layouts.data, 1) / instances
+    shard_expert = np.maximum(np.where(zero > 0, experts, 1) / instances, 1.0)
     mine = trained.dense / shard_dense + trained.expert / shard_expert
     sharding, each = job.facts.full_sharding, zero >= 2
     if sharding is not None and sharding.keeps_stage:
@@ -108,6 +113,25 @@ def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update
         gather_overlapped=((zero >= 3) if job.facts.gathered_in_step else sharded) | two_versions,
         gather_host_seconds=np.where(zero >= 3, _gather_host_seconds(job, cluster, layouts), 0.0),
     )
+
+
+def _scatter_and_gather(
+    cluster: Cluster,
+    size: FloatColumn,
+    stride: FloatColumn,
+    instances: NDArray[np.int64],
+    gradient_bytes: FloatColumn,
+    parameter_bytes: FloatColumn,
+) -> tuple[FloatColumn, FloatColumn]:
+    """Return the seconds in which ranks `stride` apart scatter their gradients and gather parameters, in as many groups
+    as there are `instances` of the optimizer; these then all-reduce each shard's gradients."""
+    shards = np.maximum(size / instances, 1.0)
+    inside = links(cluster, shards, stride)
+    reduce, gather = ring(inside, shards, gradient_bytes), ring(inside, shards, parameter_bytes)
+    if np.any(instances > 1):
+        between = links(cluster, instances.astype(np.float64), stride * shards)
+        reduce = reduce + 2.0 * ring(between, instances.astype(np.float64), gradient_bytes / shards)
+    return reduce, gather
 
 
 def _trained_share(job: Job) -> float:

@@ -64,6 +64,14 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         _shipped(lambda r: pinned_least(r, "recompute_layers") > 1),
     ),
     Requirement(
+        "one-optimizer",
+        "layout.optimizer_instances",
+        "all data-parallel ranks share one optimizer here; backend: megatron-lm has "
+        "--num-distributed-optimizer-instances",
+        "deepspeed/runtime/zero/stage_1_and_2.py, 0.19.8",
+        lambda r: r.techniques.optimizer_instances > 1,
+    ),
+    Requirement(
         "no-module-offload",
         "layout.offload_modules",
         "single modules cannot be offloaded; backend: megatron-lm has --offload-modules, here is offload_checkpoints",

@@ -158,6 +158,7 @@ PLANNED_BY = {
     "fine_grained_activation_offloading": "layout.offload_modules",
     "offload_modules": "layout.offload_modules",
     "activation_offload_fraction": "layout.offload_fraction",
+    "num_distributed_optimizer_instances": "layout.optimizer_instances",
     "optimizer_cpu_offload": "layout.offload_optimizer",
     "optimizer_offload_fraction": "layout.offload_optimizer",
     "cross_entropy_loss_fusion": "layout.loss",

@@ -93,7 +93,6 @@ def with_extra_arguments(recipe: Recipe, options: MegatronOptions) -> MegatronOp
         changes |= {"gated_activation_fused": False}
     if values.get("defer_embedding_wgrad_compute") == "True":
         changes |= {"deferred_head_gradients": _number(values, "wgrad_deferral_limit", 0) or ALL_MICRO_BATCHES}
-    changes |= {"optimizer_instances": max(_number(values, "num_distributed_optimizer_instances", 1), 1)}
     return replace(options, **changes)  # type: ignore[arg-type]
 
 

@@ -148,6 +148,15 @@ def interleaved(s: Situation) -> BoolColumn:
     return column
 
 
+def instances_divide(s: Situation) -> BoolColumn:
+    lay, instances = s.layouts, s.techniques.optimizer_instances
+    ranks = lay.data * lay.context
+    column: BoolColumn = ranks % instances == 0
+    if s.shape.moe is not None:
+        column = column & (ranks * lay.tensor // (lay.expert * lay.expert_tensor) % instances == 0)
+    return column
+
+
 TECHNIQUE_RULES: tuple[Rule, ...] = (
     Rule(
         "offload-layers-one-stage",
@@ -189,6 +198,20 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "offload_modules needs recompute none or selective: full keeps nothing of a module",
         "megatron/core/transformer/transformer_block.py checkpointed_forward, core 0.19",
         lambda s: implies(bool(s.techniques.offload_modules), np.not_equal(s.layouts.recompute, RECOMPUTE_FULL)),
+        of_techniques=True,
+    ),
+    Rule(
+        "instances-distributed",
+        "optimizer_instances need zero_stage 1: they are groups that share one --use-distributed-optimizer",
+        "megatron/core/distributed/distributed_data_parallel.py, core 0.19",
+        lambda s: implies(s.techniques.optimizer_instances > 1, np.equal(s.layouts.zero_stage, 1)),
+        of_techniques=True,
+    ),
+    Rule(
+        "instances-divide",
+        "optimizer_instances must divide data times context parallelism, and what expert parallelism leaves of it",
+        "megatron/core/parallel_state.py initialize_model_parallel, core 0.19",
+        instances_divide,
         of_techniques=True,
     ),
     Rule(
@@ -280,6 +303,9 @@ def _offload(techniques: Techniques, layout: Layout) -> list[Argument]:
         arguments += optional("--activation-offload-fraction", fraction, of="layout.offload_fraction")
     if layout.offload_layers:
         arguments += [argument("--cpu-offloading-num-layers", layout.offload_layers, of="layout.offload_layers")]
+    if techniques.optimizer_instances > 1:
+        key = "layout.optimizer_instances"
+        arguments += [argument("--num-distributed-optimizer-instances", techniques.optimizer_instances, of=key)]
     if techniques.offload_optimizer:
         key = "layout.offload_optimizer"
         arguments += [argument("--optimizer-cpu-offload", of=key)]

@@ -147,6 +147,7 @@ FIELDS: Mapping[str, tuple[tuple[str, Value], ...]] = {
         (f"{ADAM}.use_distributed_optimizer", True),
         (f"{DDP}.use_distributed_optimizer", True),
     ),
+    **_same(DDP, "--num-distributed-optimizer-instances"),
     "--overlap-grad-reduce": ((f"{DDP}.overlap_grad_reduce", True),),
     "--overlap-param-gather": ((f"{DDP}.overlap_param_gather", True), (f"{ADAM}.overlap_param_gather", True)),
     # techniques
