@@ -70,6 +70,8 @@ VARIED = [
     {"model_type": "deepseek_v3", **LATENT, "q_lora_rank": 12},
     {"model_type": "deepseek_v32", **LATENT, "q_lora_rank": 12, "index_n_heads": 3, "index_head_dim": 6},
     {"model_type": "glm_moe_dsa", **LATENT, "q_lora_rank": 12, "index_topk": 7},
+    {"model_type": "llama4_text", "head_dim": 20, "num_local_experts": 4, "interleave_moe_layer_step": 2},
+    {"model_type": "llama4_text", "intermediate_size_mlp": 80, "use_qk_norm": False, "attention_chunk_size": None},
     {"model_type": "gpt2", **GPT},
     {"model_type": "gpt2", **GPT, "n_inner": 100, "tie_word_embeddings": False},
 ]
@@ -112,8 +114,9 @@ def test_defaults_are_those_of_the_class(family: str) -> None:
     for key, value in (DEFAULTS[family].get("rope_parameters") or {}).items():
         assert full[key] == value, key
     if shape.sliding_window is not None and shape.sliding_window.full_every:
+        local = "chunked_attention" if shape.sliding_window.chunked else "sliding_attention"
         kinds = [
-            "full_attention" if not (i + 1) % shape.sliding_window.full_every else "sliding_attention"
+            "full_attention" if not (i + 1) % shape.sliding_window.full_every else local
             for i in range(shape.num_layers)
         ]
         assert real.layer_types == kinds

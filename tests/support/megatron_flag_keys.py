@@ -57,6 +57,8 @@ WORDS = (
     ("model={base: gpt3-175b, zero_centered_norm: true, linear_bias: false}", "training.sequence_length=1024"),
     ("model=gpt-oss-20b",),
     ("model=glm-5",),
+    ("model={base: mixtral-8x7b, no_rope_every: 4, moe: {topk: 1, router: {weighted_inputs: true}}}",),
+    ("model={base: llama3-8b, qk_l2_norm: true}",),
     ("model={base: llama3-8b, rotary_percent: 0.5}",),
     ("model={base: llama3-8b, rope_scaling: {kind: linear, factor: 2}, norm_epsilon: 1.0e-6}",),
     (

@@ -69,6 +69,7 @@ NARROW_VIEW, BIASED = (
     f"model={{base: llama3-8b, {part}}}" for part in ("sliding_window: {tokens: 512}", "linear_bias: true")
 )
 SPARSE = "model=deepseek-v3.2"
+ONE_EXPERT = "model={base: llama4-scout, moe: {router: {weighted_inputs: true}}}"
 SINKS = "model={base: llama3-8b, attention_sinks: true}"
 RECOMPUTED_MLP = "layout={recompute: selective, recompute_modules: [mlp]}"
 PIPELINE = own_script("pipeline", "model={base: llama2-7b, num_layers: 28}")
@@ -275,6 +276,11 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
         "no-indexer",
         DEEPSPEED,
         ["training.start_from=/w", "model={base: deepseek-v3.2, indexer: {heads: 64, head_dim: 128, topk: 1024}}"],
+    ),
+    (
+        "every-expert-sees-all",
+        DEEPSPEED,
+        [ONE_EXPERT],
     ),
     ("evaluation-of-a-script", DEEPSPEED, [OWN, EVALUATION]),
     ("evaluation-writes-logits", DEEPSPEED, [*own_script("hugging-face", "layout={loss: fused_linear}"), EVALUATION]),

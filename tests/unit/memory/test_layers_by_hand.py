@@ -156,6 +156,19 @@ def test_latent_attention_keeps_latents_their_norms_and_whole_heads() -> None:
     assert value(dense_layer, shape, facts=facts) == pytest.approx(N * (norms + latents + attention + 5 * ffn / t))
 
 
+def test_queries_and_keys_without_a_weight_to_norm_them_are_kept_twice() -> None:
+    more = value(dense_layer, replace(LLAMA3_8B, qk_l2_norm=True)) - value(dense_layer, LLAMA3_8B)
+    assert more == pytest.approx(N * (2 + 4) * (4096 + 1024) / 2)
+
+
+def test_experts_whose_inputs_are_weighed_keep_them_before_that() -> None:
+    moe = MIXTRAL.moe
+    assert moe is not None
+    weighing = replace(MIXTRAL, moe=replace(moe, router=replace(moe.router, weighted_inputs=True)))
+    more = value(mixture_layer, weighing) - value(mixture_layer, MIXTRAL)
+    assert more == pytest.approx(N * 2 * 2 * 4096 / 2)
+
+
 SPARSE = replace(LATENT, mtp_num_layers=0, mla=MlaShape(1536, 512, 128, 64, 128), indexer=Indexer(32, 96, 2048))
 
 

@@ -61,6 +61,8 @@ def test_a_token_attends_to_half_of_the_sequence_or_to_its_window() -> None:
     windows = replace(LLAMA, sliding_window=SlidingWindow(1024, full_every=3))  # 10 of 32 layers see everything
     assert attended_keys(windows, 8192) == pytest.approx((22 * seen[1] + 10 * seen[0]) / 32, abs=0.5)
     assert attended_keys(replace(LLAMA, sliding_window=SlidingWindow(8192)), 8192) == attended_keys(LLAMA, 8192)
+    pieces = replace(LLAMA, sliding_window=SlidingWindow(1024, full_every=4, chunked=True))
+    assert attended_keys(pieces, 8192) == (3 * 512 + 4096) / 4
     chosen = replace(LLAMA, mla=MlaShape(512, 512, 128, 64, 128), indexer=Indexer(64, 128, 1024))
     assert attended_keys(chosen, 8192) == pytest.approx(seen[1], abs=0.5)
 

@@ -123,6 +123,11 @@ def _switches(space: Namespace, latent: bool) -> Iterator[tuple[str, Any]]:
     yield from _positions(space, latent)
     if space.get("qk_layernorm") and not latent:
         yield "qk_layernorm", True
+    if space.get("qk_l2_norm"):
+        yield "qk_l2_norm", True
+    every = space.get("no_rope_freq")
+    if isinstance(every, int) and every:
+        yield "no_rope_every", every
     if space.get("apply_layernorm_1p"):
         yield "zero_centered_norm", True
     if space.get("softmax_type") == "learnable":
@@ -223,6 +228,8 @@ def _router(space: Namespace) -> Iterator[tuple[str, Any]]:
         yield "scaling_factor", space["moe_router_topk_scaling_factor"]
     if space.get("moe_router_enable_expert_bias"):
         yield "expert_bias", True
+    if space.get("moe_apply_probs_on_input"):
+        yield "weighted_inputs", True
     balancing = space.get("moe_router_load_balancing_type")
     if balancing in ("seq_aux_loss", "none"):
         yield "balancing", balancing

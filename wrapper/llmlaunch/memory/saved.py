@@ -102,11 +102,13 @@ def saved_by_mixture_layer(job: Job, rows: RankColumns) -> SavedTensors:
     routed = routed_tokens(job, rows)
     width = routed * moe.ffn_hidden_size
     shared = n * moe.shared_expert_ffn_hidden_size / rows.tensor
+    weighed_before = moe.router.weighted_inputs  # whose gradient reads what was not weighed yet
     mixture = {
         **_norm(job, rows, "mlp_norm"),
         "moe_router": n * (_routing(job, moe) + facts.router_input_bytes * shape.hidden_size) / split,
         # expert-tensor parallelism gathers the tokens of its group and splits the width: only the inputs grow
         "expert_fc1_input": routed * facts.linear_input_bytes * shape.hidden_size * lay.expert_tensor,
+        **({"expert_unweighted": routed * facts.activation_bytes * shape.hidden_size} if weighed_before else {}),
         "expert_fc1_output": width * (projected_bytes(job) + _scaled(job)),
         "expert_fc2_input": width * facts.linear_input_bytes,
         **({"expert_clamped": width * facts.clamped_activation_bytes} if shape.activation == CLAMPED else {}),
@@ -210,6 +212,8 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
         groups = np.maximum(heads, t) * shape.head_dim
         mixed = 2.0 if facts.mixed_projection_kept else 1.0
         tensors["attn_qkv"] = n * e * (mixed * (width + groups) + groups) / t
+        if shape.qk_l2_norm:
+            tensors["attn_qk_norm"] = n * (e + STATISTIC_BYTES) * (width + groups) / t
         if shape.qk_layernorm:
             statistics_of = shape.num_attention_heads * shape.head_dim if shape.qk_norm_of_all_heads else shape.head_dim
             per_token = e + facts.norm_extra_bytes + STATISTIC_BYTES / statistics_of

@@ -56,6 +56,7 @@ Family = Literal[
     "olmo3",
     "deepseek_v32",
     "glm_moe_dsa",
+    "llama4_text",
 ]
 FAMILIES: tuple[str, ...] = get_args(Family)
 
@@ -101,6 +102,7 @@ class SlidingWindow:
         "Every so many layers one attends to the whole sequence; 0 = none does", default=0, ge=0, le=10_000
     )
     rotary_base: Positive | None = key("Rotary base of the windowed layers; absent = that of all layers", default=None)
+    chunked: bool = key("Pieces of so many tokens see themselves alone (Llama 4)", default=False)
 
 
 OF_MEMORY = ("score_function", "normalize_topk")  # of a router: whether scores of all experts are kept
@@ -124,6 +126,7 @@ class Router:
         written=Literal["aux_loss", "seq_aux_loss", "none"],
     )
     aux_loss_coeff: float = key("Weight of that loss", default=0.01, ge=0, le=100)
+    weighted_inputs: bool = key("Scores weigh what experts take in, and not what they put out (Llama 4)", default=False)
 
 
 @section
@@ -201,6 +204,13 @@ class ModelShape:
     rotary_percent: float = key("Share of each head that rotary positions turn", default=1.0, gt=0, le=1)
     qk_layernorm: bool = key("Norms on queries and keys of each head", default=False)
     qk_norm_of_all_heads: bool = key("Those norms are over all heads together (MiniMax-M2, OLMo)", default=False)
+    qk_l2_norm: bool = key("Norms without a weight on queries and keys that are turned (Llama 4)", default=False)
+    no_rope_every: int = key(
+        "Every so many layers one has no rotary positions; 0 = all have them (Llama 4)", default=0, ge=0, le=10_000
+    )
+    temperature_tuning: bool = key(
+        "Queries of layers without rotary positions grow with their position (Llama 4)", default=False
+    )
     attention_dropout: Rate = key("Dropout on attention weights", default=0.0)
     hidden_dropout: Rate = key("Dropout on the residual stream", default=0.0)
     mtp_num_layers: int = key(
@@ -276,6 +286,7 @@ def model_form() -> Any:
 OF_FAMILIES = (
     *("family", "qkv_bias", "zero_centered_norm", "post_norms", "attention_softcap", "logit_softcap", "sliding_window"),
     *("activation", "attention_sinks", "qk_norm_of_all_heads", "indexer"),
+    "qk_l2_norm",
 )
 # fields in which families differ, sizes aside
 MARKS = frozenset(
@@ -283,6 +294,7 @@ MARKS = frozenset(
         *("position_embedding", "normalization", "gated_mlp", "activation", "linear_bias", "qkv_bias", "qk_layernorm"),
         *("moe", "mla", "zero_centered_norm", "post_norms", "sliding_window", "attention_sinks"),
         *("rotary_percent", "qk_norm_of_all_heads", "norms_after_alone", "indexer"),
+        *("qk_l2_norm", "no_rope_every", "temperature_tuning"),
     }
 )
 
@@ -293,6 +305,7 @@ def family_of(shape: ModelShape) -> str:
         "gpt2": shape.position_embedding == "learned_absolute",
         "gpt_oss": shape.attention_sinks,
         "olmo3": shape.norms_after_alone,
+        "llama4_text": shape.no_rope_every > 0,
         "gemma3_text": shape.post_norms and shape.qk_layernorm,
         "gemma2": shape.post_norms,
         "gemma": shape.zero_centered_norm,

@@ -230,15 +230,17 @@ def _undivided(linear: Linear) -> float:
 
 def attended_keys(shape: ModelShape, sequence_length: int) -> float:
     """Return the keys that a token attends to, averaged over tokens and layers: half of the sequence where attention is
-    causal; of the tokens behind the first `most`, `most` where a window or an indexer leaves no more. In a sequence of
-    s that is most - most^2 / 2s (Beltagy et al. 2020, section 3.1: a window's cost is linear in the sequence)."""
+    causal, or of the piece where the sequence is cut; of the tokens behind the first `most`, `most` where a window or
+    an indexer leaves no more. In a sequence of s that is most - most^2 / 2s (Beltagy et al. 2020, section 3.1: a
+    window's cost is linear in the sequence)."""
     window, whole = shape.sliding_window, sequence_length / 2.0
     if shape.indexer is not None:
         return _causal_mean(shape.indexer.topk, sequence_length)
     if window is None:
         return whole
     share = _windowed_share(shape)
-    return share * _causal_mean(window.tokens, sequence_length) + (1.0 - share) * whole
+    seen = min(window.tokens, sequence_length) / 2.0 if window.chunked else _causal_mean(window.tokens, sequence_length)
+    return share * seen + (1.0 - share) * whole
 
 
 def _causal_mean(most: int, sequence_length: int) -> float:

@@ -41,6 +41,8 @@ FLEX = Techniques(token_dispatcher="flex")
 USUAL = replace(MIXTURE, moe=replace(EXPERTS, num_experts=8))
 UNBALANCED = Router(balancing="none")
 
+ONE_EXPERT = replace(EXPERTS, topk=1, router=Router("sigmoid", normalize_topk=False, weighted_inputs=True))
+
 # A shape, the flags it is said with, those it is said without.
 SAID: dict[str, tuple[ModelShape, str, str]] = {
     "latent attention with its rotation": (
@@ -62,6 +64,12 @@ SAID: dict[str, tuple[ModelShape, str, str]] = {
         "--no-dsa-indexer-rotate-activation --dsa-kernel-backend cudnn --rope-type yarn",
         "--dsa-indexer-rope-interleaved",
     ),
+    "Llama 4, whose pieces are longer than the sequence": (
+        replace(MIXTURE, qk_l2_norm=True, moe=ONE_EXPERT, sliding_window=SlidingWindow(8192, 4, chunked=True)),
+        "--qk-l2-norm --moe-apply-probs-on-input --moe-router-score-function sigmoid",
+        "--no-rope-freq --window-size --qk-layernorm",
+    ),
+    "layers without positions": (replace(DENSE, no_rope_every=4), "--no-rope-freq 4", "--qk-l2-norm"),
     "llama3 scaling": (
         replace(DENSE, rope_scaling=RopeScaling("llama3", 8.0, 8192)),
         "--use-rope-scaling --rope-scaling-factor 8",
@@ -169,6 +177,7 @@ def test_every_word_is_one_the_real_parser_takes(shape: ModelShape) -> None:
     check_with_parser(MegatronLM().render(recipe_for(shape), NODE).arguments, "0.19")
 
 
+WEIGHING = Router(weighted_inputs=True)
 REFUSED: list[tuple[str, ModelShape]] = [
     ("model.activation", replace(DENSE, activation="gelu")),
     ("model.activation", replace(DENSE, gated_mlp=False, activation="silu")),
@@ -181,6 +190,10 @@ REFUSED: list[tuple[str, ModelShape]] = [
     ("model.sliding_window", replace(LATENT, sliding_window=SlidingWindow(128))),
     ("model.sliding_window.rotary_base", replace(DENSE, sliding_window=SlidingWindow(128, rotary_base=1e4))),
     ("model.mla.kv_lora_rank", replace(CHOSEN, mla=MlaShape(96, 64, 64, 32, 64))),
+    ("model.sliding_window.chunked", replace(DENSE, sliding_window=SlidingWindow(128, 4, chunked=True))),
+    ("model.no_rope_every", replace(DENSE, qk_l2_norm=True, no_rope_every=4)),
+    ("model.temperature_tuning", replace(DENSE, no_rope_every=4, temperature_tuning=True)),
+    ("model.moe.router.weighted_inputs", replace(MIXTURE, moe=replace(ONE_EXPERT, topk=2, router=WEIGHING))),
     ("model.attention_dropout", replace(CHOSEN, attention_dropout=0.1)),
     ("model.mtp_num_layers", replace(CHOSEN, mtp_num_layers=1)),
     ("model.rope_scaling", replace(DENSE, rope_scaling=RopeScaling("llama3", 32.0, 8192))),

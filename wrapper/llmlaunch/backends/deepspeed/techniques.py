@@ -50,6 +50,14 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.model.indexer is not None,
     ),
     Requirement(
+        "every-expert-sees-all",
+        "model.moe.router.weighted_inputs",
+        "the class of Transformers gives every expert all tokens, which is not priced; "
+        "backend: megatron-lm dispatches them",
+        "transformers/models/llama4/modeling_llama4.py Llama4TextMoe.forward, 5.23",
+        lambda r: r.model.moe is not None and r.model.moe.router.weighted_inputs,
+    ),
+    Requirement(
         "every-layer-recomputed",
         "layout.recompute_method",
         "block: gradient checkpointing recomputes every layer; backend: megatron-lm has --recompute-method block",

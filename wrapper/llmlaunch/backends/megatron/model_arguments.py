@@ -62,6 +62,8 @@ def _switches(shape: ModelShape) -> list[Argument]:
         *optional("--add-qkv-bias", shape.qkv_bias and not shape.linear_bias, of="model.qkv_bias"),
         *optional("--untie-embeddings-and-output-weights", not shape.tied_embeddings, of="model.tied_embeddings"),
         *optional("--qk-layernorm", shape.qk_layernorm and shape.mla is None, of="model.qk_layernorm"),
+        *optional("--qk-l2-norm", shape.qk_l2_norm, of="model.qk_l2_norm"),
+        *optional("--no-rope-freq", shape.no_rope_every or None, of="model.no_rope_every"),
         *optional("--apply-layernorm-1p", shape.zero_centered_norm, of="model.zero_centered_norm"),
         *([] if shape.mla is None else [_latent_norms(shape.mla)]),
     ]
@@ -265,6 +267,7 @@ def _router(moe: MoeShape) -> list[Argument]:
         *optional("--moe-router-num-groups", router.groups, of=f"{ROUTER}.groups"),
         *optional("--moe-router-group-topk", router.group_topk, of=f"{ROUTER}.group_topk"),
         *optional("--moe-router-topk-scaling-factor", scaling, of=f"{ROUTER}.scaling_factor"),
+        *optional("--moe-apply-probs-on-input", router.weighted_inputs, of=f"{ROUTER}.weighted_inputs"),
         *optional("--moe-router-enable-expert-bias", router.expert_bias, of=f"{ROUTER}.expert_bias"),
     ]
 

@@ -185,6 +185,7 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         + ELSEWHERE,
         "megatron/training/argument_utils.py gpt_config_from_args, core 0.19; gpt_builders.py of the checkout",
         lambda r: other_llama3_scaling(r.model),
+        priced=True,  # angles are all that differs
     ),
     Requirement(
         "linear-scaling-is-whole",
@@ -268,6 +269,42 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
             and r.training.numbers.narrow is not None
             and (r.training.numbers.narrow_parameters or "mla_up_proj" in r.techniques.recompute_modules)
         ),
+    ),
+    Requirement(
+        "attention-in-one-piece",
+        "model.sliding_window.chunked",
+        "no argument cuts attention into pieces, as Llama 4's; sequences no longer than a piece need none",
+        CONFIG,
+        lambda r: (
+            windowed(r.model, r.workload.sequence_length)
+            and r.model.sliding_window is not None
+            and r.model.sliding_window.chunked
+        ),
+        priced=True,
+    ),
+    Requirement(
+        "norms-of-turned-heads",
+        "model.no_rope_every",
+        "--qk-l2-norm norms queries and keys of layers without rotary positions, too; write 0, or qk_l2_norm: false",
+        "megatron/core/transformer/attention.py SelfAttention, core 0.19",
+        lambda r: r.model.qk_l2_norm and r.model.no_rope_every > 0,
+        priced=True,
+    ),
+    Requirement(
+        "even-temperature",
+        "model.temperature_tuning",
+        "no argument makes queries grow with their position; it changes nothing before position 8191: take shorter "
+        "sequences, and false",
+        CONFIG,
+        lambda r: r.model.temperature_tuning,
+        priced=True,
+    ),
+    Requirement(
+        "weighed-one-by-one",
+        "model.moe.router.weighted_inputs",
+        "scores weigh inputs where a token goes to one expert alone (topk 1)",
+        "megatron/core/transformer/moe/experts.py, core 0.19",
+        lambda r: router_of(r).weighted_inputs and r.model.moe is not None and r.model.moe.topk > 1,
     ),
     Requirement(
         "sigmoid-sums-to-one",

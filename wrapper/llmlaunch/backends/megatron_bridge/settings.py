@@ -105,6 +105,7 @@ FIELDS: Mapping[str, tuple[tuple[str, Value], ...]] = {
         "--qk-pos-emb-head-dim",
         "--v-head-dim",
     ),
+    **_same(MODEL, "--qk-l2-norm", "--no-rope-freq", "--moe-apply-probs-on-input"),
     **_same(MODEL, "--rope-type", "--no-rope-fusion", "--window-size", "--window-attn-skip-freq"),
     "--swiglu": ((f"{MODEL}.activation_func", "silu"), (f"{MODEL}.gated_linear_unit", True)),
     "--quick-geglu": ((f"{MODEL}.activation_func", "quick_gelu"), (f"{MODEL}.gated_linear_unit", True)),

@@ -9,6 +9,8 @@ from typing import Any
 
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.huggingface.reader import (
+    CHUNKED,
+    FULL,
     WINDOWED,
     ConfigReader,
     alternating_window,
@@ -17,7 +19,7 @@ from llmlaunch.models.huggingface.reader import (
     rotary_percent,
     whole_window,
 )
-from llmlaunch.models.shape import CLAMP, CLAMPED, Indexer, MlaShape, ModelShape, MoeShape, Router
+from llmlaunch.models.shape import CLAMP, CLAMPED, Indexer, MlaShape, ModelShape, MoeShape, Router, SlidingWindow
 
 __all__ = ["BUILDERS"]
 
@@ -103,6 +105,43 @@ def gpt_oss(reader: ConfigReader) -> ModelShape:
     experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
     router = Router(**_auxiliary(reader))
     return replace(shape, moe=MoeShape(experts, topk, shape.ffn_hidden_size, 0, (1,) * shape.num_layers, router=router))
+
+
+def llama4_text(reader: ConfigReader) -> ModelShape:
+    """The language model of Llama 4, by itself."""
+    reader.only("attention_bias", False, why=NO_BIAS)
+    if reader.number("router_jitter_noise") != 0:
+        raise BadKey(("router_jitter_noise",), "noise on what the router sees is not supported; set it to 0")
+    if reader.flag("attn_temperature_tuning"):
+        reader.only("floor_scale", 8192, why="positions count by 8192 tokens")
+        reader.only("attn_scale", 0.1, why="queries grow by a tenth of a logarithm")
+    shape, width = _silu(reader), reader.size("intermediate_size")
+    layers, every, step = (
+        shape.num_layers,
+        reader.size("no_rope_layer_interval"),
+        reader.size("interleave_moe_layer_step"),
+    )
+    turned = [int((i + 1) % every != 0) for i in range(layers)]
+    mixtures = list(range(step - 1, layers, step))
+    kinds = [CHUNKED if with_positions else FULL for with_positions in turned]
+    chunk = reader.get("attention_chunk_size")
+    for key, value in (("no_rope_layers", turned), ("moe_layers", mixtures), ("layer_types", kinds)):
+        given = reader.get(key)
+        if given and given != value:
+            raise BadKey((key,), "other layers than at even distances are not supported; remove it")
+    experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
+    router = Router("sigmoid", normalize_topk=False, weighted_inputs=True, **_auxiliary(reader))
+    pattern = tuple(int(i in mixtures) for i in range(layers))
+    window = None if chunk is None else SlidingWindow(reader.size("attention_chunk_size"), every, chunked=True)
+    return replace(
+        shape,
+        ffn_hidden_size=reader.size("intermediate_size_mlp"),
+        qk_l2_norm=reader.flag("use_qk_norm"),
+        no_rope_every=every,
+        temperature_tuning=reader.flag("attn_temperature_tuning"),
+        sliding_window=window,
+        moe=MoeShape(experts, topk, width, width, pattern, router=router),
+    )
 
 
 def glm4_moe(reader: ConfigReader) -> ModelShape:
@@ -414,6 +453,7 @@ BUILDERS: Mapping[str, Callable[[ConfigReader], ModelShape]] = {
     "deepseek_v3": deepseek_v3,
     "deepseek_v32": deepseek_v32,
     "glm_moe_dsa": glm_moe_dsa,
+    "llama4_text": llama4_text,
     "gpt2": gpt2,
     "gpt_oss": gpt_oss,
     "glm4_moe": glm4_moe,

@@ -110,7 +110,7 @@ def short(value: Any) -> str:
     return shortened(text)
 
 
-FULL, WINDOWED = "full_attention", "sliding_attention"
+FULL, WINDOWED, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 _SCALINGS = ("linear", "llama3", "yarn")
 _NAMES = {  # theirs -> ours
     "factor": "factor",

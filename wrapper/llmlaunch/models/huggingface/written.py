@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 SPARSE = ("deepseek_v32", "glm_moe_dsa")
 LATENT = ("deepseek_v2", "deepseek_v3", *SPARSE)
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", *LATENT, "gpt_oss", "glm4_moe", "minimax_m2")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", *LATENT, "gpt_oss", "glm4_moe", "minimax_m2", "llama4_text")
 UNBALANCED = (*LATENT, "glm4_moe")  # their classes have nothing that keeps experts evenly used
 # of training, not of the model: a configuration says none of it
 _NOT_OF_THE_MODEL = ("capacity_factor", "grouped_gemm")
@@ -151,6 +151,21 @@ def _gpt_oss(shape: ModelShape) -> Json:
     sizes = {"intermediate_size": moe.ffn_hidden_size, "num_local_experts": moe.num_experts}
     scaling = {"rope_scaling": {"rope_type": "default"}} if shape.rope_scaling is None else {}
     return _windows(shape) | sizes | scaling | {"num_experts_per_tok": moe.topk} | _balanced(moe)
+
+
+def _llama4(shape: ModelShape) -> Json:
+    moe, window = _moe(shape), shape.sliding_window
+    return _balanced(moe) | {
+        "intermediate_size": moe.ffn_hidden_size,
+        "intermediate_size_mlp": shape.ffn_hidden_size,
+        "num_local_experts": moe.num_experts,
+        "num_experts_per_tok": moe.topk,
+        "interleave_moe_layer_step": (*moe.layer_pattern, 1).index(1) + 1,
+        "use_qk_norm": shape.qk_l2_norm,
+        "no_rope_layer_interval": shape.no_rope_every or shape.num_layers + 1,
+        "attn_temperature_tuning": shape.temperature_tuning,
+        "attention_chunk_size": None if window is None else window.tokens,
+    }
 
 
 def _turned(shape: ModelShape) -> Json:
@@ -300,6 +315,7 @@ _OF_FAMILY: Mapping[str, Callable[[ModelShape], Json]] = {
     "mixtral": _mixtral,
     "gpt_oss": _gpt_oss,
     "glm4_moe": _glm,
+    "llama4_text": _llama4,
     "minimax_m2": _minimax,
     "phi3": _phi,
     "olmo3": _olmo,
