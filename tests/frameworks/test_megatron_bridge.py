@@ -18,6 +18,7 @@ from judges import TRACED, megatron_python
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import environment
 from llmlaunch.backends.megatron_bridge.backend import MegatronBridge
+from llmlaunch.backends.megatron_bridge.presets import PRESETS
 from llmlaunch.backends.megatron_bridge.rules import BRIDGE_REQUIREMENTS
 from llmlaunch.backends.megatron_bridge.settings import FIELDS, MEGATRON_DEFAULTS
 from llmlaunch.layout import Layout
@@ -217,6 +218,17 @@ def test_bridges_own_classes_judge_fields_of_a_persons_own(ask: Ask, fields: lis
     recipe = recipe_of("llama3-8b", f"backend={json.dumps({'name': 'megatron-bridge', 'extra_args': fields})}")
     answer = ask(world_size=32, settings=rendered_settings(recipe, SPLIT), check=True)
     assert (answer["code"], said in " ".join(answer["said"].split())) == (code, True), answer["said"]
+
+
+def test_presets_are_told_as_bridges_own_functions_set_them(ask: Ask) -> None:
+    """UPDATE_GOLDEN=1 writes the file."""
+    theirs = ask(world_size=64, compute_capability="10.0", presets=True)
+    assert "refused" not in theirs, theirs
+    if "UPDATE_GOLDEN" in os.environ:
+        lines = (f"{json.dumps(name)}: {json.dumps(fields, separators=(',', ':'))}" for name, fields in theirs.items())
+        PRESETS.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
+    assert json.loads(PRESETS.read_text("utf-8")) == theirs
+    assert len(theirs) > 150
 
 
 WORDS = ("<eos>", "user:", "assistant:", "two", "and", "three?", "five", "what", "is", "it?", "a", "cat")

@@ -12,8 +12,9 @@ The rendered program itself (llmlaunch/trainers/megatron_bridge.py) makes the Co
 that is not the same is a difference, Megatron-LM's value first; so is a field of core's that Bridge lacks. "layers" is
 one: what both build the first rank's layers of, as text. With "check": true the program's own check judges instead, and
 the answer is its exit code and what it prints. With "defaults", names of fields, the answer is what Bridge's classes
-have for each of them; with "rows": true, what Bridge's own dataset makes of the first two rows. Each job has a process
-of its own, because frameworks keep their state in the process.
+have for each of them; with "rows": true, what Bridge's own dataset makes of the first two rows; with "presets": true,
+what each of Bridge's performance presets sets. Each job has a process of its own, because frameworks keep their state
+in the process.
 """
 
 # ruff: noqa: E402 (frameworks are imported after what they take for granted)
@@ -35,7 +36,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(Path(sys.prefix) / "bridge-0.6"))
+SITE = Path(sys.prefix) / "bridge-0.6"
+sys.path.insert(0, str(SITE))
 sys.path.append(str(ROOT / "wrapper" / "llmlaunch" / "trainers"))
 
 gc.disable()  # of what is imported nothing is garbage, and each job is a process of its own
@@ -46,6 +48,7 @@ import stand_ins
 stand_ins.install()
 
 import absent_packages
+import bridge_presets
 import only_what_is_asked
 import torch
 from megatron.core.dist_checkpointing.strategies import torch as _strategies  # noqa: F401 (before what it would look for)
@@ -53,7 +56,7 @@ from megatron.core.dist_checkpointing.strategies import torch as _strategies  # 
 import fake_cuda
 
 absent_packages.install()
-only_what_is_asked.install(Path(sys.prefix) / "bridge-0.6")
+only_what_is_asked.install(SITE)
 
 import megatron_bridge as entry
 from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder
@@ -81,6 +84,9 @@ def judge(job: Answer) -> Answer:
     fake_cuda.HOPPER.major, fake_cuda.HOPPER.minor = capability
     torch.cuda.get_device_capability = lambda *args, **options: capability
     engine._get_device_compute_capability.cache_clear()
+    if job.get("presets"):
+        bridge_presets.install(SITE)
+        return dict(bridge_presets.presets(SITE))
     settings = json.loads(json.dumps(job["settings"]), object_hook=entry.with_variables)
     if job.get("check"):
         return checked(settings, job)

@@ -180,7 +180,8 @@ def _show_screen(run: PlannedRun, hints: Sequence[Hint], verbose: bool) -> None:
 
 
 def _readiness_notes(run: PlannedRun) -> list[str]:
-    return [f"note: {sentence}" for sentence in (*run.readiness.notes, *run.slurm_request.notes)]
+    own = () if run.plan.unrendered else run.backend.notes(run.recipe, run.plan.layout)
+    return [f"note: {sentence}" for sentence in (*run.readiness.notes, *run.slurm_request.notes, *own)]
 
 
 def _steps_of_recipe(run: PlannedRun, words: tuple[str, ...]) -> Steps:

