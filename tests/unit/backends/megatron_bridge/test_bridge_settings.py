@@ -207,7 +207,7 @@ def test_fields_of_ones_own_stand_beside_the_recipes() -> None:
         ("optimizer.adam_eps=1.0e-8", "", NEUTRAL),
         ("model.cpu_offloading_weights=true", "", UNKNOWN),
         ("model.cpu_offloading_weights=true", "model.cpu_offloading_weights", NEUTRAL),
-        ("ddp.num_distributed_optimizer_instances=2", "", UNKNOWN),
+        ("ddp.nccl_ub=true", "", UNKNOWN),
     ],
 )
 def test_a_field_is_of_the_class_of_its_section_or_of_megatrons_flag(field: str, neutral: str, kind: str) -> None:
@@ -257,6 +257,14 @@ NEVER_FOR_BRIDGE = {
     ),
     "--cuda-graph-scope": "core 0.16, which Bridge 0.6 does not take",
     "--num-layers-per-virtual-pipeline-stage": "the same",
+    **dict.fromkeys(
+        (
+            *("--experimental-attention-variant", "--dsa-kernel-backend", "--no-dsa-indexer-rotate-activation"),
+            *("--dsa-indexer-n-heads", "--dsa-indexer-head-dim", "--dsa-indexer-topk", "--dsa-indexer-k-norm-epsilon"),
+            *("--dsa-indexer-rope-interleaved", "--dsa-indexer-loss-coeff", "--dsa-indexer-use-sparse-loss"),
+        ),
+        "the requirement no-sparse-attention-on-bridge",
+    ),
 }
 RANK_ALONE = "rank_alone.py"  # drops or forces flags of one rank that runs by itself, with Megatron-LM's script
 
