@@ -28,6 +28,7 @@ pytestmark = pytest.mark.frameworks
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 # in the class they stand inside rope_parameters, or arrive as a word of their own
 ROPE = {"rope_theta", "rope_local_base_freq", "sliding_window_pattern", "rope_parameters", "partial_rotary_factor"}
+ROPE |= {"full_attention_interval"}
 NEEDED = {"glm4_moe": {"head_dim": 128}}  # the class's own heads do not divide its width
 SMALL: dict[str, Any] = {
     "hidden_size": 96,
@@ -62,6 +63,10 @@ VARIED = [
     {"model_type": "olmo3", "sliding_window": 8, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     {"model_type": "phi3", "partial_rotary_factor": 0.75, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "pad_token_id": None},
     {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20, "sliding_window": 8},
+    {"model_type": "qwen3_next", **EXPERTS, "head_dim": 20, "mlp_only_layers": [0], "full_attention_interval": 2},
+    {"model_type": "qwen3_next", **EXPERTS, "linear_num_key_heads": 2, "linear_num_value_heads": 6},
+    {"model_type": "qwen3_5_text", "head_dim": 20, "full_attention_interval": 3},
+    {"model_type": "qwen3_5_moe_text", **EXPERTS, "linear_num_key_heads": 2, "linear_num_value_heads": 6},
     {"model_type": "gemma", "head_dim": 20},
     {"model_type": "gemma2", "head_dim": 20, "tie_word_embeddings": False},
     {"model_type": "gemma3_text", "head_dim": 20},

@@ -91,6 +91,11 @@ def on_bridge(recipe: Recipe) -> Recipe:
     return replace(recipe, backend=replace(recipe.backend, name="megatron-bridge"))
 
 
+def test_layers_with_gated_delta_nets_are_those_of_megatron(ask: Ask) -> None:
+    recipe = recipe_of("qwen3-30b-a3b", "model=qwen3-next-80b-a3b")
+    check_alike(ask, Case(recipe, Layout(2, 2, data=8, expert=8, sequence_parallel=1, zero_stage=1)))
+
+
 SPLIT = Layout(2, 2, data=4, context=2, sequence_parallel=1, zero_stage=1)
 TUNED = ("backend=megatron-bridge", f"training.start_from={RECIPES}", "training.sequence_length=64")  # a folder
 

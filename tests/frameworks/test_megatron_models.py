@@ -22,7 +22,7 @@ LAYERS = 4  # of each model: one is as good as a hundred, but the first layers o
 PRESETS = (
     *("llama3.1-8b", "mistral-7b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-8b", "qwen2-57b-a14b", "qwen3-30b-a3b"),
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "moonlight-16b-a3b", "gpt3-125m", "gpt-oss-20b", "glm-4.5"),
-    *("phi-4", "deepseek-v3.2"),
+    *("phi-4", "deepseek-v3.2", "qwen3-next-80b-a3b"),
 )
 Built = dict[str, Any]
 
@@ -89,6 +89,7 @@ def test_its_configuration_says_what_the_shape_says(built: dict[str, Built], nam
         "add_bias_linear": shape.linear_bias,
         "mtp_num_layers": shape.mtp_num_layers or None,
         "qk_layernorm": shape.qk_layernorm or shape.mla is not None,
+        "attention_output_gate": shape.attention_gate,
     }
     assert expected.items() <= config.items()
     assert model["share_embeddings_and_output_weights"] == shape.tied_embeddings
@@ -133,6 +134,20 @@ def test_its_latents_are_scaled_as_the_shape_says(built: dict[str, Built], name:
         "beta_slow": scaling.beta_slow,
         "mscale": scaling.mscale,
         "mscale_all_dim": scaling.mscale_all_dim,
+    }
+    assert expected.items() <= config.items()
+
+
+def test_delta_nets_arrive(built: dict[str, Built]) -> None:
+    config = built["qwen3-next-80b-a3b"]["config"]
+    expected = {
+        "experimental_attention_variant": "gated_delta_net",
+        "linear_attention_freq": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
     }
     assert expected.items() <= config.items()
 

@@ -13,7 +13,16 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import Job
-from llmlaunch.models.shape import Indexer, MlaShape, ModelShape, MoeShape, RopeScaling, Router, SlidingWindow
+from llmlaunch.models.shape import (
+    Indexer,
+    LinearAttention,
+    MlaShape,
+    ModelShape,
+    MoeShape,
+    RopeScaling,
+    Router,
+    SlidingWindow,
+)
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.workload import OptimizerFormats, Workload
 
@@ -69,6 +78,14 @@ SPARSE = (
 )
 
 
+# three gated delta nets to a layer of gated attention; of two stages the first holds delta nets alone
+QWEN_NEXT_CUT = ModelShape(
+    "qwen-next-cut", 4, 2048, 5120, 16, 2, 256, 32768, 262144, qk_layernorm=True, rotary_percent=0.25,
+    zero_centered_norm=True, attention_gate=True, linear_attention=LinearAttention(4, 32, 128),
+    moe=MoeShape(64, 10, 512, 512, (1,) * 4, shared_expert_gate=True),
+)  # fmt: skip
+
+
 ALL_GATHER = Techniques(token_dispatcher="allgather")
 
 
@@ -98,7 +115,15 @@ class Case:
 
     def arguments(self) -> Words:
         """Megatron's arguments."""
-        return (*_model(self), *_mixture(self), *_latent(self.shape), *_layout(self), *_training(self), *self.words)
+        return (
+            *_model(self),
+            *_mixture(self),
+            *_latent(self.shape),
+            *_delta_nets(self.shape),
+            *_layout(self),
+            *_training(self),
+            *self.words,
+        )
 
     def estimate(self) -> RankEstimate:
         """What llmlaunch says of this rank. A trace routes evenly and sees no workspace inside a kernel library."""
@@ -148,6 +173,8 @@ def _model(case: Case) -> Words:
             "disable-bias-linear": not shape.linear_bias,
             "untie-embeddings-and-output-weights": not shape.tied_embeddings,
             "qk-layernorm": shape.qk_layernorm,
+            "apply-layernorm-1p": shape.zero_centered_norm,
+            "attention-output-gate": shape.attention_gate,
             "mtp-num-layers": shape.mtp_num_layers or None,
             "attention-dropout": shape.attention_dropout,
             "hidden-dropout": shape.hidden_dropout,
@@ -167,6 +194,7 @@ def _mixture(case: Case) -> Words:
             "moe-router-topk": moe.topk,
             "moe-ffn-hidden-size": moe.ffn_hidden_size,
             "moe-shared-expert-intermediate-size": moe.shared_expert_ffn_hidden_size or None,
+            "moe-shared-expert-gate": moe.shared_expert_gate,
             "moe-layer-freq": f"[{','.join(map(str, moe.layer_pattern))}]",
             "moe-token-dispatcher-type": case.techniques.token_dispatcher or "alltoall",
             "moe-grouped-gemm": moe.grouped_gemm is not False,
@@ -176,6 +204,20 @@ def _mixture(case: Case) -> Words:
             "moe-router-enable-expert-bias": moe.router.expert_bias,
             "expert-model-parallel-size": layout.expert,
             "expert-tensor-parallel-size": layout.expert_tensor,
+        }
+    )
+
+
+def _delta_nets(shape: ModelShape) -> Words:
+    linear = shape.linear_attention
+    if linear is None:
+        return ()
+    return _words(
+        {
+            "experimental-attention-variant": "gated_delta_net",
+            "linear-attention-freq": linear.full_every,
+            "linear-num-key-heads": linear.num_key_heads,
+            "linear-num-value-heads": linear.num_value_heads,
         }
     )
 
@@ -249,6 +291,7 @@ EXPERTS = replace(CUT, expert=8, expert_tensor=2)
 FINE = replace(CUT, expert=4, expert_tensor=2)
 MANY_EXPERTS = Layout(1, 2, data=16, expert=8, zero_stage=1)
 LATENT_EXPERTS = Layout(2, expert=8, zero_stage=1, sequence_parallel=1)
+HYBRID = Layout(2, 2, data=16, expert=8, sequence_parallel=1, zero_stage=1)
 UNFUSED = MegatronOptions(gradient_accumulation_fusion=False)
 FUSED_LOSS = ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "native")
 
@@ -285,6 +328,7 @@ CASES = (
     Case("experts by all-gather", MIXTRAL_CUT, EXPERTS, 0, length=4096, techniques=ALL_GATHER),
     *(Case(f"sinks and biases rank {rank}", GPT_OSS_CUT, MANY_EXPERTS, rank, length=4096) for rank in (0, 1)),
     Case("a shared expert beside ordinary attention", GLM_CUT, MANY_EXPERTS, 0, length=4096),
+    *(Case(f"delta nets rank {rank}", QWEN_NEXT_CUT, HYBRID, rank, length=4096) for rank in (0, 1)),
     Case("latent attention", LATENT_CUT, CUT, 0, length=4096),
     Case("latent attention and experts", DEEPSEEK_CUT, MANY_EXPERTS, 0, length=4096),
     Case("sparse attention", SPARSE_CUT, replace(LATENT_EXPERTS, data=8), 0, 2, length=4096, words=SPARSE),

@@ -18,7 +18,7 @@ from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, rules_for
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE
 from llmlaunch.backends.megatron.versions import rendered_arguments
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router, SlidingWindow, check_shape
+from llmlaunch.models.shape import LinearAttention, MlaShape, ModelShape, MoeShape, Router, SlidingWindow, check_shape
 from llmlaunch.planner.legality import situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
@@ -102,9 +102,18 @@ def shapes(draw: st.DrawFn) -> ModelShape:
         shape = replace(shape, moe=draw(mixtures(layers)), linear_bias=draw(st.sampled_from([False] * 5 + [True])))
     if kind != "latent" and draw(st.sampled_from([False] * 5 + [True])):
         shape = replace(shape, attention_sinks=True, sliding_window=draw(st.sampled_from([None, SlidingWindow(16, 2)])))
+    if kind in ("llama", "mixture") and not (shape.linear_bias or shape.sliding_window):
+        shape = replace(shape, attention_gate=draw(st.sampled_from([False, False, True])))
+        if draw(st.sampled_from([False] * 3 + [True])):
+            shape = replace(shape, linear_attention=draw(delta_nets(layers)))
     if shape.linear_bias and shape.gated_mlp and draw(st.booleans()):
         shape = replace(shape, activation="clamped_swiglu")
     return check_shape(shape)
+
+
+def delta_nets(layers: int) -> st.SearchStrategy[LinearAttention]:
+    every = st.sampled_from([every for every in (0, 2, 3) if every <= layers])
+    return st.builds(LinearAttention, every, st.sampled_from([2, 4]), st.sampled_from([4, 8]), st.just(16), st.just(16))
 
 
 @st.composite

@@ -42,6 +42,9 @@ import torch
 import torch._dynamo  # every optimizer imports it, which takes a second
 from megatron.core import num_microbatches_calculator, parallel_state
 from megatron.core.enums import ModelType
+from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
+    get_transformer_block_with_experimental_attention_variant_spec,
+)
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.rerun_state_machine import destroy_rerun_state_machine
 from megatron.core.tensor_parallel.random import CheckpointFunction
@@ -162,7 +165,11 @@ def split_layers(job: Job) -> None:
 
 
 def _stage(config: Any, rank: int, chunk: int | None) -> tuple[int, list[str], int]:
-    built = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=chunk, pp_rank=rank).layer_specs
+    if config.experimental_attention_variant is None:
+        block = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=chunk, pp_rank=rank)
+    else:
+        block = get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage=chunk, pp_rank=rank)
+    built = block.layer_specs
     kinds = ["mixture" if "MoE" in str(spec.submodules.mlp) else "dense" for spec in built]
     heads = get_mtp_num_layers_to_build(config, chunk, pp_rank=rank)
     return get_transformer_layer_offset(config, vp_stage=chunk, pp_rank=rank), kinds, heads

@@ -29,9 +29,11 @@ def install() -> None:
 
     torch.compile = not_compiled
     import fake_triton
+    import fla_kernels
     import sparse_attention_kernels
     import te_extension
 
     fake_triton.install()
     te_extension.install()
     sparse_attention_kernels.install()
+    fla_kernels.install()

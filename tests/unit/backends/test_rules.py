@@ -71,6 +71,7 @@ NARROW_VIEW, BIASED = (
 SPARSE = "model=deepseek-v3.2"
 ONE_EXPERT = "model={base: llama4-scout, moe: {router: {weighted_inputs: true}}}"
 SINKS = "model={base: llama3-8b, attention_sinks: true}"
+DELTA_NETS = "model={base: llama3-8b, linear_attention: {num_key_heads: 2, num_value_heads: 4}}"
 RECOMPUTED_MLP = "layout={recompute: selective, recompute_modules: [mlp]}"
 PIPELINE = own_script("pipeline", "model={base: llama2-7b, num_layers: 28}")
 OLD_MEGATRON = own_script(
@@ -94,6 +95,7 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("expert-world", MIXTURE, (), Layout(1, 16, expert=8, data=4), replace(EXPERTS, pipeline=4, data=8)),
     ("sinks-without-context", DENSE, (SINKS,), Layout(context=2, data=16), GPUS),
     ("sparse-attention-without-context", "deepseek-v3", (SPARSE,), replace(WORLD, context=2, data=512), WORLD),
+    ("delta-heads", DENSE, (DELTA_NETS,), Layout(2, context=2, data=8), replace(GPUS, tensor=2, data=16)),
     ("window-without-context", DENSE, (NARROW_VIEW,), Layout(context=2, data=16), GPUS),
     ("mixture-needs-sequence", MIXTURE, (), Layout(2, 1, data=32), EXPERTS),
     ("sharded-one-stage", DENSE, ("layout.zero_stage=3",), Layout(pipeline=2, data=16, zero_stage=3), TWO_PLAIN),
@@ -234,6 +236,7 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ("graphs-mixture-parts", DENSE, ["layout.cuda_graphs=[moe_router]"]),
     ("graphs-dense-mlp", MIXTURE, ["layout.cuda_graphs=[mlp]"]),
     ("graphs-preprocess-router", MIXTURE, ["layout.cuda_graphs=[moe_preprocess]"]),
+    ("graphs-without-delta-nets", DENSE, [DELTA_NETS, "layout.cuda_graphs=[attn]"]),
     ("graphs-without-sharding", DENSE, [PINNED, "layout.cuda_graphs=[attn]"]),
     ("projection-needs-attention", DENSE, ["layout={offload_modules: [attn_proj]}"]),
     ("recomputed-experts-stay", MIXTURE, [MOE_TWICE]),
@@ -261,6 +264,7 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
         BIG,
         [HOPPER, DELAYED_FP8, PARAMETERS, FP32_MAIN],
     ),
+    ("delta-nets", DEEPSPEED, ["model={base: qwen3-next-80b-a3b, linear_attention: {full_every: 4}}"]),
     ("every-layer-recomputed", DEEPSPEED, ["layout={recompute: full, recompute_method: block}"]),
     ("one-layer-groups", DEEPSPEED, ["layout={recompute: full, recompute_layers: 2}"]),
     ("no-module-offload", DEEPSPEED, [MODULES]),

@@ -49,7 +49,7 @@ from llmlaunch.memory.workspace import (
     recomputed_layer,
     weight_gradient_stubs,
 )
-from llmlaunch.models.shape import Indexer, MlaShape, ModelShape
+from llmlaunch.models.shape import Indexer, LinearAttention, MlaShape, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 
 N = 4096  # tokens of a sequence
@@ -110,6 +110,73 @@ def test_heads_that_lie_apart_are_copied_and_values_of_one_linear_keep_all_of_it
     plain = value(dense_layer, LLAMA3_8B)
     assert value(dense_layer, LLAMA3_8B, facts=apart) - plain == N * 2 * 4096 / 2
     assert value(dense_layer, LLAMA3_8B, facts=mixed) - plain == N * 2 * (4096 + 1024) / 2
+
+
+def test_gates_keep_a_sigmoid_in_fp32_and_give_the_projection_a_tensor_of_its_own() -> None:
+    plain, gated = (value(dense_layer, replace(LLAMA3_8B, attention_gate=gate)) for gate in (False, True))
+    assert gated - plain == N * (4 + 2) * 4096 / 2
+
+
+HYBRID = replace(LLAMA3_8B, num_layers=8, linear_attention=LinearAttention(4, 16, 32))
+STAGES = Layout(tensor=2, pipeline=4, data=2, sequence_parallel=1)  # of two layers each
+
+
+def test_a_stage_keeps_what_the_kinds_of_its_layers_keep() -> None:
+    """The first stage has two gated delta nets, the second one beside ordinary attention. Per token: what the
+    convolution reads; queries and keys normed, with an fp32 statistic of each head, and once for each value head;
+    values; a decay, its softplus and that before it in fp32, the other rate's sigmoid; 64 entries of the inverse;
+    output, its norm and a statistic, the gate and its activation in fp32; their product."""
+    h, t, keys, values, ffn = 4096, 2, 16 * 128, 32 * 128, 14336
+    norms, mlp = 2 * (2 * h + 4 + 2 * h) / t, 3 * 2 * ffn / t
+    convolution, normed, heads = 2 * (2 * keys + values), 2 * 2 * keys + 4 * 2 * 16, 2 * (2 * values + values)
+    rates, inverse = 32 * (3 * 4 + 2), 2 * 64 * 32
+    output = (2 + 2) * values + 4 * 32 + (4 + 4) * values + 2 * values
+    delta = norms + (convolution + normed + heads + rates + inverse + output) / t + mlp
+    full = norms + 2 * (4096 + 2 * 1024) / t + (2 * 4096 + 4 * 32) / t + mlp
+    assert value(dense_layer, HYBRID, STAGES) == pytest.approx(N * delta)
+    assert value(dense_layer, HYBRID, STAGES, rank=1) == pytest.approx(N * (delta + full) / 2)
+    again = replace(STAGES, recompute=RECOMPUTE_FULL)
+    entered = 2 * h / t
+    for rank in (0, 1):  # the larger kind, where a stage has it
+        assert value(recomputed_layer, HYBRID, again, rank=rank) == pytest.approx(N * (max(delta, full) - entered))
+        assert value(largest_layer, HYBRID, STAGES, rank=rank) == pytest.approx(N * max(delta, full))
+
+
+def test_recomputed_attention_keeps_more_in_the_layers_that_have_it() -> None:
+    again = replace(STAGES, recompute=RECOMPUTE_SELECTIVE)
+    more = [
+        value(kept_activations, HYBRID, again, rank=r) - value(kept_activations, HYBRID, STAGES, rank=r) for r in (0, 1)
+    ]
+    assert more == [0, pytest.approx(N * 2 * (4096 + 1024) / 2)]
+
+
+def test_the_recurrence_runs_backward_beside_the_gradient_of_its_gate() -> None:
+    """Of queries w, the gradients of queries, of keys twice and of w; of values u, those written into states, the
+    gradients of output, values and gate, and one on its way; twice a state for 64 tokens. The MLP, the norm before it
+    and what is behind the recurrence are gone."""
+    narrow = replace(HYBRID, ffn_hidden_size=1024)
+    h, t, width = 4096, 2, 32 * 128
+    alive = 2 * (5 * width + 6 * width + 2 * 32 * 128 * 128 / 64)
+    gone = 3 * 2 * 1024 + 2 * h + 4 + 2 * h + (2 + 2 + 4 + 4 + 2) * width + 4 * 32
+    assert value(layer_backward, narrow, STAGES) == pytest.approx(N * (2 * 2 * h + alive - gone) / t)
+    without = replace(STAGES, pipeline=8)  # whose last stage has ordinary attention alone
+    ordinary = replace(narrow, linear_attention=None)
+    assert value(layer_backward, narrow, without, rank=7) == value(layer_backward, ordinary, without, rank=7)
+
+
+def test_stubs_of_gradients_are_of_both_kinds_of_attention() -> None:
+    """Both kinds' last projections are alike, and so have one stub."""
+    h, t = 4096, 2
+    mlp, delta, last = 3 * h * 14336 / t, h * (2 * 2048 + 2 * 4096 + 64) / t, h * 4096 / t
+    full = h * (4096 + 2 * 1024) / t
+    assert value(weight_gradient_stubs, HYBRID, STAGES) == 2 * (mlp + delta + last)
+    assert value(weight_gradient_stubs, HYBRID, STAGES, rank=1) == 2 * (mlp + delta + last + full)
+
+
+def test_a_head_for_prediction_has_the_attention_of_the_last_layer() -> None:
+    one = replace(HYBRID, mtp_num_layers=1)
+    ordinary = replace(one, linear_attention=None)
+    assert value(saved_by_heads, one, STAGES, rank=3) == value(saved_by_heads, ordinary, STAGES, rank=3)
 
 
 def test_a_gemma_layer_under_transformers() -> None:

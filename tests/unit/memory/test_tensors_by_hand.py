@@ -24,13 +24,15 @@ from llmlaunch.memory.weights import (
     rank_parameters,
     trained_parameters,
 )
-from llmlaunch.models.shape import Indexer, MlaShape, ModelShape
+from llmlaunch.models.shape import Indexer, LinearAttention, MlaShape, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 
 QUERY_LATENT = replace(LATENT, name="query-latent", mla=MlaShape(1536, 512, 128, 64, 128), mtp_num_layers=0)
 BIASED = replace(LLAMA3_8B, name="biased", linear_bias=True, qk_layernorm=True)
 WHOLE_NORMS = replace(LLAMA3_8B, name="whole-norms", qk_layernorm=True, qk_norm_of_all_heads=True)
-ALL_SHAPES = (*SHAPES, QUERY_LATENT, BIASED, SINKS, WHOLE_NORMS)
+GATED = replace(LLAMA3_8B, name="gated", attention_gate=True, qkv_bias=True)
+HYBRID = replace(SHARED, name="hybrid", qkv_bias=False, attention_gate=True, linear_attention=LinearAttention(3, 8, 16))
+ALL_SHAPES = (*SHAPES, QUERY_LATENT, BIASED, SINKS, WHOLE_NORMS, GATED, HYBRID)
 LAYOUTS = (
     Layout(pipeline=2),
     Layout(tensor=4, pipeline=2, data=2, expert=2, expert_tensor=2, sequence_parallel=1),
@@ -55,12 +57,12 @@ class Weight:
 other = partial(Weight, is_linear=False)
 
 
-def layer_weights(shape: ModelShape, layout: Layout, mixture: bool) -> Iterator[Weight]:
+def layer_weights(shape: ModelShape, layout: Layout, mixture: bool, linear: bool = False) -> Iterator[Weight]:
     """Yield the weights of one layer. First linears are split over tensor ranks by output, second ones by input."""
     h, t = shape.hidden_size, layout.tensor
     norm = h * (2 if shape.normalization == "LayerNorm" else 1)
     yield from (other(norm) for _ in range(4 if shape.post_norms else 2))
-    yield from attention_weights(shape, t)
+    yield from delta_net_weights(shape, t) if linear else attention_weights(shape, t)
     moe = shape.moe
     if not mixture or moe is None:
         yield from mlp_weights(shape, shape.ffn_hidden_size, t)
@@ -77,13 +79,24 @@ def layer_weights(shape: ModelShape, layout: Layout, mixture: bool) -> Iterator[
             yield replace(weight, is_expert=True)
 
 
+def delta_net_weights(shape: ModelShape, t: int) -> Iterator[Weight]:
+    """Queries and keys of 8 heads, values and gates of 16, all 128 wide; two rates of each value head."""
+    h, keys, values = shape.hidden_size, 8 * 128, 16 * 128
+    yield Weight((2 * keys + 2 * values + 2 * 16) / t, h)
+    yield Weight(h, values / t)
+    yield other((2 * keys + values) / t, 4)  # the convolution
+    yield other(2 * 16 / t)
+    yield other(128)
+
+
 def attention_weights(shape: ModelShape, t: int) -> Iterator[Weight]:
     h, heads, mla = shape.hidden_size, shape.num_attention_heads, shape.mla
     if mla is None:
         groups = max(shape.num_query_groups, t)
-        outputs = (heads * shape.head_dim / t, *(groups * shape.head_dim / t,) * 2)
+        queries = heads * shape.head_dim / t
+        outputs = (queries * (1 + shape.attention_gate), *(groups * shape.head_dim / t,) * 2)
         yield from (Weight(columns, h) for columns in outputs)
-        yield Weight(h, outputs[0])
+        yield Weight(h, queries)
         if shape.linear_bias or shape.qkv_bias:
             yield from map(other, outputs)
         if shape.linear_bias:
@@ -123,7 +136,15 @@ def rank_weights(shape: ModelShape, layout: Layout, rank: int) -> list[Weight]:
     pattern = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
     split = layout.layers_by_stage or (shape.num_layers // layout.pipeline,) * layout.pipeline
     start = sum(split[:rank])
-    return [w for kind in pattern[start : start + split[rank]] for w in layer_weights(shape, layout, bool(kind))]
+    return [
+        weight
+        for layer in range(start, start + split[rank])
+        for weight in layer_weights(shape, layout, bool(pattern[layer]), is_linear(shape, layer))
+    ]
+
+
+def is_linear(shape: ModelShape, layer: int) -> bool:
+    return shape.linear_attention is not None and layer % 3 < 2
 
 
 def priced(shape: ModelShape, layout: Layout, techniques: Techniques = NO_TECHNIQUES) -> tuple[Job, RankColumns]:
@@ -163,7 +184,11 @@ def test_a_rank_holds_its_layers_its_tables_and_the_last_norm(shape: ModelShape,
         assert counts.dense[rank] == pytest.approx(elements(weights, is_expert=False) + outside[rank], rel=1e-12)
         assert counts.expert[rank] == pytest.approx(elements(weights, is_expert=True), rel=1e-12)
     kinds = [kind for kind in (False, True) if kind in (shape.moe.layer_pattern if shape.moe else (0,))]
-    largest = max(sum(w.elements for w in layer_weights(shape, layout, kind)) for kind in kinds)
+    largest = max(
+        sum(w.elements for w in layer_weights(shape, layout, kind, linear))
+        for kind in kinds
+        for linear in {is_linear(shape, layer) for layer in range(shape.num_layers)}
+    )
     assert counts.largest_layer[0] >= max(largest, table) * (1 - 1e-12)
 
 

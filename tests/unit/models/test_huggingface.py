@@ -18,10 +18,11 @@ from llmlaunch.models.presets import find_model, load_preset, preset_names
 from llmlaunch.models.shape import FAMILIES, ModelShape, RopeScaling, SlidingWindow
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"  # the fields of published files that say what a model is
-LLAMA, MIXTRAL_8X7B, GEMMA3, DEEPSEEK_V2, DEEPSEEK_V3, QWEN3_MOE, GPT3 = (
+LLAMA, MIXTRAL_8X7B, GEMMA3, DEEPSEEK_V2, DEEPSEEK_V3, QWEN3_MOE, GPT3, QWEN_NEXT = (
     json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
     for name in (
         *("llama3-8b", "mixtral-8x7b", "gemma3-27b", "deepseek-v2", "deepseek-v3", "qwen3-30b-a3b", "gpt3-6.7b"),
+        "qwen3-next-80b-a3b",
     )
 )
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
@@ -113,6 +114,8 @@ def test_head_size_tied_embeddings_biases_and_the_rotary_base_are_read(tmp_path:
         (QWEN3_MOE, {"layer_types": ["sliding_attention"]}, "use_sliding_window"),
         (QWEN3_MOE, {"attention_bias": True}, "attention_bias: biases of attention alone"),
         (QWEN3_MOE, {"mlp_only_layers": "all"}, "mlp_only_layers"),
+        (QWEN_NEXT, {"layer_types": ["linear_attention"] * 46 + ["full_attention"] * 2}, "even distances"),
+        (QWEN_NEXT, {"linear_num_value_heads": 24}, "linear_num_value_heads: must be a multiple of num_key_heads (16)"),
         (GEMMA3, {"use_bidirectional_attention": True}, "only causal"),
         (GEMMA3, {"hidden_activation": "gelu"}, "hidden_activation: only gelu_pytorch_tanh"),
         (GEMMA3, {"layer_types": ["full_attention"]}, "layer_types"),
@@ -161,6 +164,20 @@ def test_windows_of_gemma_3_by_old_and_new_names(tmp_path: Path) -> None:
     assert old == new
     assert old.sliding_window == SlidingWindow(1024, 6, 10000.0)
     assert any("layers with a window are timed by it with Megatron-LM" in note for note in notes)
+
+
+def test_layers_with_linear_attention_by_each_key(tmp_path: Path) -> None:
+    def full_every(**change: Any) -> int | None:
+        linear = shape_of(tmp_path, QWEN_NEXT | {"num_hidden_layers": 6} | change).linear_attention
+        return None if linear is None else linear.full_every
+
+    assert full_every() == 4
+    assert full_every(full_attention_interval=3) == 3
+    assert full_every(full_attention_interval=8) == 0
+    assert full_every(layer_types=["linear_attention", "full_attention"] * 3) == 2
+    assert full_every(layer_types=["full_attention"] * 6) is None
+    with pytest.raises(UserError, match="layers of full_attention must stand in even distances"):
+        full_every(layer_types=["full_attention"] + ["linear_attention"] * 5)
 
 
 def test_dense_layers_among_mixtures_by_each_familys_keys(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_the_activation_follows_from_the_gate_unless_it_is_said() -> None:
         ({"post_norms": True, "qk_layernorm": True}, "gemma3_text"),
         ({"position_embedding": "learned_absolute"}, "gpt2"),
         ({"sliding_window": {"tokens": 64}}, "mistral"),
+        ({"linear_attention": {}}, "qwen3_5_text"),
         ({"family": "mistral"}, "mistral"),
     ],
 )
@@ -123,6 +124,10 @@ def test_dense_layers_before_the_mixtures_stay_where_a_base_is_cut_or_continued(
         ({"moe": MOE | {"router": {"groups": 8, "group_topk": 1}}}, "moe.router.group_topk"),
         ({"position_embedding": "none", "rope_scaling": {"kind": "linear", "factor": 2.0}}, "rope_scaling"),
         ({"sliding_window": {"tokens": 8, "full_every": 1}}, "sliding_window.full_every"),
+        ({"linear_attention": {"full_every": 1}}, "linear_attention.full_every"),
+        ({"linear_attention": {"num_value_heads": 24}}, "linear_attention.num_value_heads"),
+        ({"linear_attention": {}, "sliding_window": {"tokens": 8}}, "sliding_window"),
+        ({"linear_attention": {}, "qkv_bias": True}, "linear_bias"),
         ({"moe": MOE | {"layer_pattern": [0, 1, 1]}}, "moe.layer_pattern"),  # two layers
     ],
 )

@@ -46,6 +46,7 @@ from llmlaunch.models.shape import (
     OF_MEMORY,
     OF_TIME,
     Indexer,
+    LinearAttention,
     MlaShape,
     ModelShape,
     MoeShape,
@@ -211,6 +212,8 @@ def _family_fields(model: Record) -> dict[str, Any]:
         fields["sliding_window"] = SlidingWindow(**fields["sliding_window"])
     if "indexer" in fields:
         fields["indexer"] = Indexer(**fields["indexer"])
+    if "linear_attention" in fields:
+        fields["linear_attention"] = LinearAttention(**fields["linear_attention"])
     return fields
 
 

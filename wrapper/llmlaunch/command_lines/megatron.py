@@ -11,7 +11,7 @@ from typing import Any
 from llmlaunch.backends.megatron.versions import NEWEST, known_version
 from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords, Unset, is_unset
 from llmlaunch.command_lines.megatron_layout import read_layout
-from llmlaunch.command_lines.megatron_model import read_model
+from llmlaunch.command_lines.megatron_model import DELTA_NETS, linear_period, read_model
 from llmlaunch.command_lines.megatron_namespace import Namespace, namespace_of
 from llmlaunch.command_lines.megatron_rendered import OF_TOKENIZER, Differences, compared
 from llmlaunch.command_lines.megatron_training import (
@@ -37,8 +37,6 @@ OTHER_MODELS = {
     "is_hybrid_model": "a hybrid of attention and state spaces",
     "decoder_num_layers": "an encoder with a decoder",
     "heterogeneous_layers_config_path": "a model whose layers differ",
-    "experimental_attention_variant": "a model with another attention than a recipe describes",
-    "linear_attention_freq": "a model with linear attention",
 }
 # Stand-ins for what a command line does not tell, with which the rest is compared.
 STAND_IN_CLUSTER = "h100-80gb-x8"
@@ -142,6 +140,13 @@ def _refuse_other_models(space: Namespace, place: str) -> None:
         if space.get(dest):
             flag = f"--{dest.replace('_', '-')}"
             raise UserError(f"{place}: {flag}: is {what}; recipes describe decoders of attention and MLP alone")
+    if space.get("experimental_attention_variant") not in (None, DELTA_NETS):
+        raise UserError(f"{place}: --experimental-attention-variant: recipes describe {DELTA_NETS} alone")
+    if space.get("experimental_attention_variant") and linear_period(space) is None:
+        raise UserError(
+            f"{place}: --linear-attention-freq: recipes describe linear attention in all layers, or in all but every "
+            "N-th; write the number N"
+        )
 
 
 def _backend(trainer: str | None, version: str | None) -> str | dict[str, Any]:

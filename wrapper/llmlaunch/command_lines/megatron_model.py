@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from llmlaunch.command_lines.megatron_namespace import Namespace
+from llmlaunch.command_lines.megatron_namespace import Namespace, layer_pattern
 from llmlaunch.errors import UserError
 from llmlaunch.models.hub_ids import hub_model
 from llmlaunch.models.presets import find_model, load_preset, preset_names
 from llmlaunch.models.shape import CLAMP, CLAMPED, Indexer, MlaShape, ModelShape, MoeShape, RopeScaling, SlidingWindow
 
-__all__ = ["ModelReading", "read_model"]
+__all__ = ["DELTA_NETS", "ModelReading", "linear_period", "read_model"]
+
+DELTA_NETS = "gated_delta_net"  # the one --experimental-attention-variant that recipes describe
 
 
 @dataclass
@@ -130,6 +132,10 @@ def _switches(space: Namespace, latent: bool) -> Iterator[tuple[str, Any]]:
         yield "no_rope_every", every
     if space.get("apply_layernorm_1p"):
         yield "zero_centered_norm", True
+    if space.get("attention_output_gate"):
+        yield "attention_gate", True
+    if space.get("experimental_attention_variant") == DELTA_NETS:
+        yield "linear_attention", _linear_attention(space)
     if space.get("softmax_type") == "learnable":
         yield "attention_sinks", True
     window = space.get("window_size")
@@ -137,6 +143,30 @@ def _switches(space: Namespace, latent: bool) -> Iterator[tuple[str, Any]]:
         skip = space.get("window_attn_skip_freq")
         whole = int(skip) if isinstance(skip, int) or (isinstance(skip, str) and skip.isdigit()) else 0
         yield "sliding_window", {"tokens": window[0] + 1} | ({"full_every": whole} if whole else {})
+
+
+def _linear_attention(space: Namespace) -> dict[str, Any]:
+    names = {f"linear_{name}": name for name in ("key_head_dim", "value_head_dim")}
+    names |= {f"linear_{name}": name for name in ("num_key_heads", "num_value_heads")}
+    names |= {"linear_conv_kernel_dim": "conv_kernel"}
+    given = {key: space[dest] for dest, key in names.items() if space.get(dest) is not None}
+    return {"full_every": linear_period(space), **given}
+
+
+def linear_period(space: Namespace) -> int | None:
+    """Return N where every N-th layer has ordinary attention and all others linear, 0 where all have; None for any
+    other pattern."""
+    value = space.get("linear_attention_freq")
+    if isinstance(value, str) and value.strip().isdigit():
+        value = int(value)
+    if isinstance(value, int):
+        return value if value > 1 else None
+    pattern = layer_pattern(value, space["num_layers"])
+    if pattern is None:
+        return None
+    every = pattern.index(0) + 1 if 0 in pattern else 0
+    expected = tuple(int(not every or (layer + 1) % every > 0) for layer in range(len(pattern)))
+    return every if pattern == expected and every != 1 else None
 
 
 def _positions(space: Namespace, latent: bool) -> Iterator[tuple[str, Any]]:
@@ -289,7 +319,7 @@ def _over_preset(preset: ModelShape, shape: Mapping[str, Any]) -> dict[str, Any]
     except UserError:
         return None
     changed = _differences(_comparable(preset), _comparable(wanted))
-    for name in ("rope_scaling", "sliding_window", "indexer"):  # which a base does not complete
+    for name in ("rope_scaling", "sliding_window", "indexer", "linear_attention"):  # which a base does not complete
         if name in changed:
             changed[name] = _comparable(wanted)[name]
     if changed.get("activation") != CLAMPED:

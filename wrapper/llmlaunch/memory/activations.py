@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import (
     Job,
     RankColumns,
+    alike_attention,
     by_recompute,
     offloads,
     offloads_modules,
@@ -194,6 +196,8 @@ def _uncopied_values(job: Job, rows: RankColumns) -> FloatColumn:
         return np.zeros(len(rows))
     t = rows.tensor
     width: FloatColumn = shape.query_width + np.maximum(shape.num_query_groups, t) * float(shape.head_dim)
+    if shape.linear_attention is not None:
+        width = width * (0.0 if rows.linear_share is None else 1.0 - rows.linear_share)
     return tokens(job, rows) * job.facts.activation_bytes * width / t
 
 
@@ -216,7 +220,7 @@ def _on_device(job: Job, rows: RankColumns, saved_bytes: FloatColumn, by_kind: K
 
 def largest_layer(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes that the largest layer of a rank keeps on the device, for one micro-batch."""
-    return _largest(rows, kept_by_layer(job, rows))
+    return reduce(np.maximum, (_largest(alike, kept_by_layer(job, alike)) for alike in alike_attention(job, rows)))
 
 
 def _largest(rows: RankColumns, by_kind: Kept) -> FloatColumn:

@@ -96,8 +96,9 @@ def _parameters(shape: ModelShape, rows: RankColumns) -> tuple[FloatColumn, Floa
 
 @cache
 def _counts(shape: ModelShape) -> tuple[int, int, int, int, int]:
-    """Return the parameters of a dense layer, a mixture layer without experts, its experts, embedding and head."""
+    """Return the parameters of the least dense layer, of the least mixture layer without experts, of its experts, of
+    embedding and head."""
     count = count_parameters(shape)
-    dense = max((layer.total for layer in count.layers if not layer.experts), default=0)
-    mixture = max((layer.total - layer.experts for layer in count.layers if layer.experts), default=0)
+    dense = min((layer.total for layer in count.layers if not layer.experts), default=0)
+    mixture = min((layer.total - layer.experts for layer in count.layers if layer.experts), default=0)
     return dense, mixture, max(layer.experts for layer in count.layers), count.embedding, count.head

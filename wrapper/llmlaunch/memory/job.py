@@ -23,18 +23,21 @@ __all__ = [
     "Correction",
     "Job",
     "RankColumns",
+    "alike_attention",
     "all_are_candidates",
     "all_ranks",
     "by_recompute",
     "candidate_ranks",
     "chunk_ranges",
     "layer_kinds",
+    "like_last_layer",
     "offloads",
     "offloads_modules",
     "once_for_rows",
     "one_rank",
     "pattern_is_uniform",
     "recomputes",
+    "with_mean_attention",
     "without_layers",
     "without_offload",
 ]
@@ -103,14 +106,18 @@ class Job:
     @property
     def stages_alike(self) -> bool:
         """Whether all pipeline ranks of even stages hold and train equally many layers of each kind."""
-        return self.techniques.trained_layers is None and pattern_is_uniform(self.shape)
+        alike = pattern_is_uniform(self.shape) and self.shape.linear_attention is None
+        return self.techniques.trained_layers is None and alike
 
 
 @frozen
 class RankColumns:
     """One row per (layout, pipeline rank). `layout_index` says which layout a row belongs to: layout by layout, or,
     where these are the `ends` of even pipelines, the first ranks of all layouts and then the last ranks of all, unless
-    no layout has more than one."""
+    no layout has more than one.
+
+    `linear_share` is the part of a rank's layers whose attention is linear; what a layer holds is the mean of these and
+    the others. None: what takes less of the two, of each thing a layer holds, so that it is a bound."""
 
     layouts: LayoutColumns
     layout_index: IntColumn
@@ -119,6 +126,7 @@ class RankColumns:
     dense_layers: FloatColumn
     moe_layers: FloatColumn
     ends: bool = False
+    linear_share: FloatColumn | None = None
 
     @cached_property
     def first(self) -> NDArray[np.bool_]:
@@ -220,7 +228,8 @@ def _rows(
         microbatches = layouts.num_microbatches(job.workload.global_batch_size)
     rows = _in_order(layouts, len(index)) if ends else layouts.take(index)
     dense, moe = _layers(job, rows, rank)
-    return RankColumns(rows, index, rank, np.maximum(microbatches[index], 1), dense, moe, ends)
+    linear = _linear_share(job, rows, rank)
+    return RankColumns(rows, index, rank, np.maximum(microbatches[index], 1), dense, moe, ends, linear)
 
 
 def _in_order(layouts: LayoutColumns, rows: int) -> LayoutColumns:
@@ -245,6 +254,44 @@ def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn
         moe += before[stop] - before[start]
     layers = np.where(rows.uneven, assigned, layers)
     return layers - moe, moe
+
+
+def _linear_share(job: Job, rows: LayoutColumns, rank: IntColumn) -> FloatColumn | None:
+    """Return the part of each row's layers whose attention is linear; None where no model's is."""
+    if job.shape.linear_attention is None:
+        return None
+    before = np.concatenate([[0], np.cumsum(job.shape.linear_pattern)])  # layers with linear attention before layer i
+    linear, layers = np.zeros(len(rank)), np.zeros(len(rank))
+    for start, stop in chunk_ranges(job.shape, rows, rank):
+        linear += before[stop] - before[start]
+        layers += stop - start
+    return linear / np.maximum(layers, 1.0)
+
+
+def alike_attention(job: Job, rows: RankColumns) -> tuple[RankColumns, ...]:
+    """Return the rows once for each kind of attention that layers have, as if all layers of a rank had it where any
+    has: for what is as large as the largest layer."""
+    share = rows.linear_share
+    if job.shape.linear_attention is None or share is None:
+        return (rows,)
+    kinds = np.where(share > 0, 1.0, 0.0), np.where(share < 1, 0.0, 1.0)
+    return tuple(replace(rows, linear_share=kind) for kind in kinds)
+
+
+def like_last_layer(job: Job, rows: RankColumns) -> RankColumns:
+    """Return the rows as if all layers had the attention of the model's last one, as those of multi-token prediction
+    have."""
+    if job.shape.linear_attention is None:
+        return rows
+    return replace(rows, linear_share=np.full(len(rows), float(job.shape.linear_pattern[-1])))
+
+
+def with_mean_attention(job: Job, rows: RankColumns) -> RankColumns:
+    """Return the rows as if all layers had of each kind of attention what the whole model has in the mean."""
+    if job.shape.linear_attention is None:
+        return rows
+    share = sum(job.shape.linear_pattern) / job.shape.num_layers
+    return replace(rows, linear_share=np.full(len(rows), share))
 
 
 def layer_kinds(shape: ModelShape) -> Sequence[int]:

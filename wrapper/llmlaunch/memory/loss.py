@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import Kept, kept_by_layer, layer_input
-from llmlaunch.memory.job import Job, RankColumns, by_recompute
+from llmlaunch.memory.job import Job, RankColumns, by_recompute, like_last_layer
 from llmlaunch.memory.saved import STATISTIC_BYTES, saved_by_dense_layer, saved_by_mixture_layer, sequence_split, tokens
 from llmlaunch.memory.weights import matrices, vocabulary
 
@@ -179,7 +179,7 @@ def saved_by_heads(job: Job, rows: RankColumns) -> FloatColumn:
     around = _around_layer(job, rows)
 
     def left() -> FloatColumn:
-        return _of_last_layer(job, kept_by_layer(job, rows)) + around
+        return _of_last_layer(job, kept_by_layer(job, like_last_layer(job, rows))) + around
 
     def whole() -> FloatColumn:
         """Megatron core knows no block method for heads, and recomputes none."""
@@ -228,6 +228,7 @@ def _of_last_layer(job: Job, of_kinds: Kept) -> FloatColumn:
 
 
 def _whole_layer(job: Job, rows: RankColumns) -> FloatColumn:
+    rows = like_last_layer(job, rows)
     dense = saved_by_dense_layer(job, rows).total
     mixture = dense if job.shape.moe is None else saved_by_mixture_layer(job, rows).total
     return _of_last_layer(job, (dense, mixture))

@@ -18,9 +18,10 @@ from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import Job, RankColumns, once_for_rows
-from llmlaunch.models.shape import CLAMPED, Indexer, MoeShape
+from llmlaunch.models.shape import CLAMPED, Indexer, LinearAttention, MoeShape
 
 __all__ = [
+    "CHUNK_TOKENS",
     "Gone",
     "SavedTensors",
     "kept_operators",
@@ -88,7 +89,7 @@ def saved_by_dense_layer(job: Job, rows: RankColumns) -> SavedTensors:
         "mlp_fc2_input": n * job.facts.linear_input_bytes * shape.ffn_hidden_size / t,
     }
     return SavedTensors(
-        apply_techniques_to_saved(job, n, n / sequence_split(job, rows), {**_attention(job, rows), **mlp})
+        apply_techniques_to_saved(job, n, n / sequence_split(job, rows), {**_attention_of(job, rows), **mlp})
     )
 
 
@@ -118,7 +119,7 @@ def saved_by_mixture_layer(job: Job, rows: RankColumns) -> SavedTensors:
     }
     if moe.shared_expert_gate:
         mixture["shared_expert_output"] = n * facts.activation_bytes * shape.hidden_size / split
-    return SavedTensors(apply_techniques_to_saved(job, n, n / split, {**_attention(job, rows), **mixture}))
+    return SavedTensors(apply_techniques_to_saved(job, n, n / split, {**_attention_of(job, rows), **mixture}))
 
 
 def _routing(job: Job, moe: MoeShape) -> float:
@@ -184,6 +185,42 @@ def _norm(job: Job, rows: RankColumns, name: str) -> dict[str, FloatColumn]:
     }
 
 
+def _attention_of(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """What attention keeps in the mean of a rank's layers, of which some have the linear kind. The tensors of the two
+    have different names, and of each there is none in some layer."""
+    if job.shape.linear_attention is None:
+        return _attention(job, rows)
+    share = rows.linear_share
+    if share is None:
+        return {}
+    full = {name: column * (1.0 - share) for name, column in _attention(job, rows).items()}
+    return full | {name: column * share for name, column in _delta_net(job, rows, job.shape.linear_attention).items()}
+
+
+CHUNK_TOKENS = 64.0  # over which flash-linear-attention solves a triangular system at a time
+
+
+def _delta_net(job: Job, rows: RankColumns, linear: LinearAttention) -> dict[str, FloatColumn]:
+    """One gated delta net: norm, what the convolution reads, normed queries and keys, these once for every value head,
+    values, the inverse of each chunk's triangular system, and what the norm of the output and its gate keep: both
+    factors, and the gate and its activation in fp32. A decay and a rate of each head come in fp32, the rate's sigmoid
+    not (megatron/core/ssm/gated_delta_net, core 0.19; fla/ops/gated_delta_rule/chunk.py, modules/convolution.py and
+    l2norm.py, flash-linear-attention 0.4)."""
+    e, n = job.facts.activation_bytes, tokens(job, rows) / rows.tensor
+    heads, values = linear.num_value_heads, linear.value_width
+    expanded = heads // linear.num_key_heads > 1
+    queries = 2.0 * linear.key_head_dim * heads + 2.0 * linear.key_width * expanded
+    return {
+        **_norm(job, rows, "delta_norm"),
+        "delta_convolution": n * e * linear.convolved_width,
+        "delta_heads": n * (e * (queries + values) + 2.0 * STATISTIC_BYTES * linear.num_key_heads),
+        "delta_rates": n * heads * (3.0 * STATISTIC_BYTES + e),
+        "delta_chunks": n * e * CHUNK_TOKENS * heads,
+        "delta_output": n * (2.0 * (e + STATISTIC_BYTES) * values + STATISTIC_BYTES * heads),
+        "delta_proj_input": n * job.facts.linear_input_bytes * values,
+    }
+
+
 def _post_norms(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     """Norms after attention and after the MLP (Gemma 2) keep their inputs; what they put out is only added."""
     if not job.shape.post_norms:
@@ -200,8 +237,10 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     e = facts.activation_bytes
     tensors = _norm(job, rows, "attn_norm") | _post_norms(job, rows)
     statistics = STATISTIC_BYTES * shape.num_attention_heads
-    # a narrower linear keeps its own copy of the attention's output; so does an all-to-all over context ranks
-    copied: float | FloatColumn = facts.linear_input_bytes if facts.linear_input_bytes < e else 0.0
+    # a narrower linear keeps its own copy of the attention's output, a gate puts out another tensor, and an all-to-all
+    # over context ranks makes a copy
+    other = facts.linear_input_bytes < e or shape.attention_gate
+    copied: float | FloatColumn = facts.linear_input_bytes if other else 0.0
     if facts.attention_output_copied:
         copied = copied + e
     if facts.context_all_to_all:
@@ -224,6 +263,8 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     tensors["attn_output"] = n * (e * width + (0.0 if shape.indexer else statistics)) / t
     if np.any(copied):
         tensors["attn_proj_input"] = n * copied * width / t
+    if shape.attention_gate:
+        tensors["attn_gate"] = n * STATISTIC_BYTES * width / t  # its sigmoid in fp32
     if facts.attention_scores_saved:
         tensors["attn_scores"] = _scores(job, rows)
     return tensors
@@ -325,6 +366,8 @@ Tensors = Mapping[str, FloatColumn]
 # Inputs that only linear layers save. The attention's output is kept by the attention too.
 LINEAR_INPUTS = (
     "attn_norm_output",
+    "delta_norm_output",
+    "delta_proj_input",
     "mlp_norm_output",
     "mlp_fc2_input",
     "expert_fc1_input",

@@ -12,7 +12,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.facts import ByStage, GradientLife
-from llmlaunch.memory.job import Job, RankColumns, layer_kinds
+from llmlaunch.memory.job import Job, RankColumns, alike_attention, layer_kinds, with_mean_attention
 from llmlaunch.memory.weights import (
     RankParameters,
     adapter_parameters,
@@ -285,9 +285,9 @@ def _whole_model(job: Job, layouts: LayoutColumns) -> RankColumns:
     microbatches = np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1)
     holds = (np.arange(len(index)) < len(layouts)).astype(np.float64)
     mixtures = float(sum(kinds))
-    return RankColumns(
-        layouts.take(index), index, rank, microbatches[index], (len(kinds) - mixtures) * holds, mixtures * holds
-    )
+    dense, moe = (len(kinds) - mixtures) * holds, mixtures * holds
+    rows = RankColumns(layouts.take(index), index, rank, microbatches[index], dense, moe)
+    return with_mean_attention(job, rows)
 
 
 ALWAYS = GradientLife()
@@ -418,13 +418,16 @@ def _sharded_blocks(
 ) -> tuple[FloatColumn, FloatColumn]:
     """Return the parameters of all layers of a row's rank and of the largest, on one device, that rest in shards: those
     whose group has more than one rank, which may be the experts' alone or all but theirs."""
-    dense, mixture, experts = layer_parameters(job, rows)
-    several = dense_group > 1
-    dense, mixture, experts = dense * several, mixture * several, experts * (expert_group > 1)
-    largest = np.maximum(
-        np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, mixture + experts, 0.0)
-    )
-    return _of_all_layers(rows, dense, mixture, experts), largest
+    largest, several = np.zeros(len(rows)), (dense_group > 1, dense_group > 1, expert_group > 1)
+
+    def sharded(alike: RankColumns) -> tuple[FloatColumn, ...]:
+        return tuple(count * of for count, of in zip(layer_parameters(job, alike), several, strict=True))
+
+    for alike in alike_attention(job, rows):
+        dense, mixture, experts = sharded(alike)
+        largest = np.maximum(largest, np.where(rows.dense_layers > 0, dense, 0.0))
+        largest = np.maximum(largest, np.where(rows.moe_layers > 0, mixture + experts, 0.0))
+    return _of_all_layers(rows, *sharded(rows)), largest
 
 
 def _of_all_layers(rows: RankColumns, dense: FloatColumn, mixture: FloatColumn, experts: FloatColumn) -> FloatColumn:

@@ -8,19 +8,28 @@ on the last of several stages.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, once_for_rows
+from llmlaunch.memory.job import (
+    Job,
+    RankColumns,
+    alike_attention,
+    chunk_ranges,
+    like_last_layer,
+    once_for_rows,
+)
 from llmlaunch.models.parameters import indexer_parameters
-from llmlaunch.models.shape import ModelShape
+from llmlaunch.models.shape import LinearAttention, ModelShape
 
 __all__ = [
     "Matrices",
     "RankParameters",
     "adapter_parameters",
+    "by_attention",
     "distinct_matrices",
     "fused_linears",
     "largest_parameter",
@@ -60,9 +69,10 @@ def _attention(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
     groups = np.maximum(shape.num_query_groups / tensor, 1.0)
     key_value = 2.0 * groups * shape.head_dim
     query = shape.query_width / tensor
-    count = h * (query + key_value) + query * h
+    gate = query if shape.attention_gate else 0.0
+    count = h * (query + gate + key_value) + query * h
     if shape.linear_bias or shape.qkv_bias:
-        count = count + query + key_value
+        count = count + query + gate + key_value
     if shape.linear_bias:
         count = count + h
     if shape.qk_layernorm:
@@ -89,6 +99,22 @@ def _latent_attention(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
     return whole + indexer_parameters(shape) + split / tensor
 
 
+def _linear_attention(linear: LinearAttention, hidden: int, tensor: FloatColumn) -> FloatColumn:
+    """All but the norm over a head is split (core/ssm/gated_delta_net/common.py, core 0.19)."""
+    convolution = linear.conv_kernel * linear.convolved_width + 2 * linear.num_value_heads
+    return _linear_projections(linear, hidden, tensor) + convolution / tensor + linear.value_head_dim
+
+
+def _linear_projections(linear: LinearAttention, hidden: int, tensor: FloatColumn) -> FloatColumn:
+    return hidden * (linear.projected_width + linear.value_width) / tensor
+
+
+def by_attention(rows: RankColumns, full: FloatColumn, linear: FloatColumn) -> FloatColumn:
+    """Return what a layer has: the mean of layers with full and with linear attention, or the less of both."""
+    share = rows.linear_share
+    return np.minimum(full, linear) if share is None else full + share * (linear - full)
+
+
 def _norms(shape: ModelShape) -> float:
     return shape.hidden_size * (2.0 if shape.normalization == "LayerNorm" else 1.0)
 
@@ -111,7 +137,10 @@ def layer_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
     """(dense layer, dense part of a mixture layer, expert part of a mixture layer), per device."""
     shape, lay = job.shape, rows.layouts
     tensor = rows.tensor
-    common = _attention(shape, tensor) + (shape.norms_per_layer + _query_norms(job)) * _norms(shape)
+    common = _attention(shape, tensor)
+    if shape.linear_attention is not None:
+        common = by_attention(rows, common, _linear_attention(shape.linear_attention, shape.hidden_size, tensor))
+    common = common + (shape.norms_per_layer + _query_norms(job)) * _norms(shape)
     dense = common + _mlp(shape, shape.ffn_hidden_size, tensor)
     if shape.moe is None:
         return dense, np.zeros(len(rows)), np.zeros(len(rows))
@@ -146,12 +175,16 @@ def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
     second_table = np.where(lay.pipeline > 1, head, 0.0) if shape.tied_embeddings else head
     last = second_table + _norms(shape)
     if shape.mtp_num_layers:
-        extra, extra_experts = _mtp(job, rows, dense_layer, moe_layer, experts)
+        extra, extra_experts = _mtp(job, rows, *layer_parameters(job, like_last_layer(job, rows)))
         last = last + extra + np.where((lay.pipeline > 1) & (not shape.tied_embeddings), first, 0.0)
         expert = expert + rows.last * extra_experts
     dense = dense + rows.first * first + rows.last * last
-    largest = np.maximum(np.maximum(dense_layer, moe_layer + experts), embedding)
-    return RankParameters(dense, expert, largest)
+    return RankParameters(dense, expert, np.maximum(_largest_layer(job, rows), embedding))
+
+
+def _largest_layer(job: Job, rows: RankColumns) -> FloatColumn:
+    layers = (layer_parameters(job, alike) for alike in alike_attention(job, rows))
+    return reduce(np.maximum, (np.maximum(dense, mixture + experts) for dense, mixture, experts in layers))
 
 
 def _learned(shape: ModelShape) -> bool:
@@ -204,6 +237,13 @@ def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
     matrix = 3.0 if shape.gated_mlp else 2.0
     dense = matrix * (shape.hidden_size * shape.ffn_hidden_size / tensor) * (rows.dense_layers > 0)
     distinct = _attention_matrices(shape, tensor) + dense + matrices(job, rows).head
+    linear, share = shape.linear_attention, rows.linear_share
+    if linear is not None and share is not None:
+        projections = _linear_projections(linear, shape.hidden_size, tensor)
+        last = shape.hidden_size * linear.value_width / tensor  # as wide as the other kind's
+        alike = last * (linear.value_width == shape.query_width) * (share < 1)
+        distinct = distinct - np.where(share < 1, 0.0, _attention_matrices(shape, tensor))
+        distinct = distinct + np.where(share > 0, projections - alike, 0.0)
     if shape.moe is None:
         return distinct
     expert_matrix = shape.hidden_size * shape.moe.ffn_hidden_size / rows.layouts.expert_tensor
@@ -225,7 +265,8 @@ def _attention_matrices(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
     if shape.mla is not None:
         return _latent_attention(shape, tensor)
     groups = np.maximum(shape.num_query_groups / tensor, 1.0)
-    return shape.hidden_size * (2.0 * shape.query_width / tensor + 2.0 * groups * shape.head_dim)
+    queries = 3.0 if shape.attention_gate else 2.0
+    return shape.hidden_size * (queries * shape.query_width / tensor + 2.0 * groups * shape.head_dim)
 
 
 @once_for_rows
@@ -235,6 +276,9 @@ def linear_weights(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColum
     shape, lay = job.shape, rows.layouts
     tensor = rows.tensor
     attention = _attention_matrices(shape, tensor)
+    if shape.linear_attention is not None:
+        linear = _linear_projections(shape.linear_attention, shape.hidden_size, tensor)
+        attention = by_attention(rows, attention, linear)
     gates = 3.0 if shape.gated_mlp else 2.0
     dense = rows.dense_layers * (attention + gates * shape.hidden_size * shape.ffn_hidden_size / tensor)
     if shape.moe is None:
@@ -297,6 +341,8 @@ def adapter_parameters(job: Job, rows: RankColumns, frozen: bool = False) -> tup
         return first + (0.0 if frozen else width / split) + h
 
     attention = _attention_pairs(job, t, frozen)
+    if shape.linear_attention is not None:
+        attention = by_attention(rows, attention, _delta_pairs(shape.linear_attention, h, t, frozen))
     if shape.moe is None:
         return adapters.rank * rows.dense_layers * (attention + mlp(shape.ffn_hidden_size, t)), np.zeros(len(rows))
     moe = shape.moe
@@ -314,13 +360,19 @@ def fused_linears(shape: ModelShape) -> tuple[tuple[float, float], ...]:
     return (h, query + 2.0 * shape.key_value_width), (query, h), (h, first), (width, h)
 
 
+def _delta_pairs(linear: LinearAttention, h: float, t: FloatColumn, frozen: bool) -> FloatColumn:
+    """The same of one gated delta net."""
+    inputs = 0.0 if frozen else h + linear.value_width / t
+    return linear.projected_width / t + h + inputs
+
+
 def _attention_pairs(job: Job, t: FloatColumn, frozen: bool) -> FloatColumn:
     """Inputs and outputs of the linear layers of one attention block, summed."""
     shape = job.shape
     h = float(shape.hidden_size)
     if shape.mla is None:
         groups = np.maximum(shape.num_query_groups / t, 1.0) * shape.head_dim
-        columns, inputs = shape.query_width / t + 2.0 * groups, 3.0 * h
+        columns, inputs = (1.0 + shape.attention_gate) * shape.query_width / t + 2.0 * groups, 3.0 * h
         last = shape.query_width / t
     else:
         mla, heads = shape.mla, shape.num_attention_heads

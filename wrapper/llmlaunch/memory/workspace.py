@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 from llmlaunch.memory.activations import RECOMPUTED, layer_input
-from llmlaunch.memory.job import Job, RankColumns, by_recompute, recomputes
+from llmlaunch.memory.job import Job, RankColumns, alike_attention, by_recompute, recomputes
 from llmlaunch.memory.loss import logits_split, loss_piece, projection, recomputed_head, table_gradient, table_sum
 from llmlaunch.memory.saved import (
+    CHUNK_TOKENS,
     gathered_tokens,
     kept_operators,
     padded_heads,
@@ -124,9 +126,12 @@ def adapted_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
 
 def _attention_backward(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return what attention's backward pass makes beside the saved tensors, less what the layer's MLP saved, which is
-    freed by then. Fused attention makes less than the MLP: only scores in memory count, and sparse attention."""
+    freed by then. Fused attention makes less than the MLP: only scores in memory count, sparse attention and
+    gated delta nets."""
     if job.shape.indexer is not None:
         return np.asarray(_sparse_backward(job, rows) - _saved_by_mlp(job, rows))
+    if job.shape.linear_attention is not None:
+        return _delta_net_backward(job, rows)
     if not job.facts.score_gradient_bytes:
         return 0.0
     scores = job.shape.num_attention_heads / rows.tensor * tokens(job, rows) * job.workload.sequence_length
@@ -145,8 +150,24 @@ def _sparse_backward(job: Job, rows: RankColumns) -> FloatColumn:
     return tokens(job, rows) * job.facts.activation_bytes * (copied + heads * (latent - mla.v_head_dim))
 
 
+def _delta_net_backward(job: Job, rows: RankColumns) -> FloatColumn | float:
+    """Return what the recurrence of a gated delta net has alive while it runs backward: per element of all heads'
+    queries five tensors, per element of their values five and the gate's gradient, and twice the states between chunks
+    (fla/ops/gated_delta_rule/chunk.py chunk_gated_delta_rule_bwd, flash-linear-attention 0.4); less what the MLP and
+    the norm behind the recurrence saved, which is freed by then."""
+    linear, share = job.shape.linear_attention, rows.linear_share
+    if linear is None or share is None:
+        return 0.0
+    alike, values = alike_attention(job, rows)[0], linear.value_width
+    queries = float(linear.num_value_heads * linear.key_head_dim)
+    states = queries * linear.value_head_dim / CHUNK_TOKENS
+    alive = tokens(job, rows) * job.facts.activation_bytes * (5.0 * queries + 6.0 * values + 2.0 * states) / rows.tensor
+    behind = saved_by_dense_layer(job, alike).of("delta_output", "delta_proj_input")
+    return np.where(share > 0, alive - behind - _saved_by_mlp(job, alike), 0.0)
+
+
 def _saved_by_mlp(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the least of the kinds of layers that the rank has."""
+    """Return what a layer's MLP and the norm before it save: the least of the kinds of layers that the rank has."""
     norm = ("mlp_norm_input", "mlp_norm_output")
     freed = saved_by_dense_layer(job, rows).of(*norm, *RECOMPUTED["mlp"])
     if job.shape.moe is not None:
@@ -297,6 +318,10 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
 
 def _whole_layer(job: Job, rows: RankColumns) -> FloatColumn:
     """Return all that the largest layer of a row's rank saves."""
+    return reduce(np.maximum, (_whole_mean_layer(job, alike) for alike in alike_attention(job, rows)))
+
+
+def _whole_mean_layer(job: Job, rows: RankColumns) -> FloatColumn:
     dense = saved_by_dense_layer(job, rows).total
     if job.shape.moe is None:
         return dense

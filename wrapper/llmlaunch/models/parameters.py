@@ -8,7 +8,7 @@ the tests against the published totals and against the modules themselves.
 from __future__ import annotations
 
 from llmlaunch.frozen import frozen
-from llmlaunch.models.shape import ModelShape, MoeShape
+from llmlaunch.models.shape import LinearAttention, ModelShape, MoeShape
 
 __all__ = ["LayerParameters", "ModelParameters", "count_parameters", "indexer_parameters"]
 
@@ -63,8 +63,9 @@ class ModelParameters:
 def count_parameters(shape: ModelShape) -> ModelParameters:
     """Return the parameter counts of `shape` with its own vocabulary, unpadded."""
     is_mixture = shape.moe.layer_pattern if shape.moe is not None else (0,) * shape.num_layers
-    kinds = {flag: _layer(shape, bool(flag)) for flag in set(is_mixture)}
-    layers = tuple(kinds[flag] for flag in is_mixture)
+    kinds = list(zip(is_mixture, shape.linear_pattern, strict=True))
+    each = {kind: _layer(shape, *map(bool, kind)) for kind in set(kinds)}
+    layers = tuple(each[kind] for kind in kinds)
     vocabulary = shape.vocab_size * shape.hidden_size
     learned = shape.position_embedding == "learned_absolute"
     return ModelParameters(
@@ -77,8 +78,11 @@ def count_parameters(shape: ModelShape) -> ModelParameters:
     )
 
 
-def _layer(shape: ModelShape, mixture: bool) -> LayerParameters:
-    attention = _attention(shape) if shape.mla is None else _latent_attention(shape)
+def _layer(shape: ModelShape, mixture: bool, linear: bool) -> LayerParameters:
+    if linear and shape.linear_attention is not None:
+        attention = _linear_attention(shape, shape.linear_attention)
+    else:
+        attention = _attention(shape) if shape.mla is None else _latent_attention(shape)
     norms = shape.norms_per_layer * _norm(shape, shape.hidden_size)
     moe = shape.moe if mixture else None
     if moe is None:
@@ -102,12 +106,22 @@ def _mixture_layer(shape: ModelShape, moe: MoeShape, attention: int, norms: int)
 
 def _attention(shape: ModelShape) -> int:
     hidden, query, pair = shape.hidden_size, shape.query_width, 2 * shape.key_value_width
-    weights = hidden * (query + pair) + query * hidden
-    biases = (query + pair if shape.linear_bias or shape.qkv_bias else 0) + (hidden if shape.linear_bias else 0)
+    gate = query if shape.attention_gate else 0
+    weights = hidden * (query + gate + pair) + query * hidden
+    biases = (query + gate + pair if shape.linear_bias or shape.qkv_bias else 0) + (hidden if shape.linear_bias else 0)
     widths = (query, pair // 2) if shape.qk_norm_of_all_heads else (shape.head_dim, shape.head_dim)
     head_norms = sum(_norm(shape, width) for width in widths) if shape.qk_layernorm else 0
     sinks = shape.num_attention_heads if shape.attention_sinks else 0
     return weights + biases + head_norms + sinks
+
+
+def _linear_attention(shape: ModelShape, linear: LinearAttention) -> int:
+    """A gated delta net: two projections, a convolution of each column, a decay and its bias for each value head, and a
+    norm over a head (Qwen3NextGatedDeltaNet; core/ssm/gated_delta_net, core 0.19). The norm is no LayerNorm."""
+    projections = shape.hidden_size * (linear.projected_width + linear.value_width)
+    return (
+        projections + linear.conv_kernel * linear.convolved_width + 2 * linear.num_value_heads + linear.value_head_dim
+    )
 
 
 def _latent_attention(shape: ModelShape) -> int:

@@ -18,6 +18,7 @@ from llmlaunch.models.hub_ids import HubModel, hub_model, is_hub_id, unknown_hub
 from llmlaunch.models.shape import (
     MARKS,
     Indexer,
+    LinearAttention,
     MlaShape,
     ModelShape,
     MoeShape,
@@ -32,7 +33,8 @@ from llmlaunch.models.shape import (
 
 __all__ = ["find_model", "load_preset", "preset_names", "resolve_model"]
 
-_GROUPS: Mapping[str, type[Indexer | MlaShape | RopeScaling | SlidingWindow]] = {
+_GROUPS: Mapping[str, type[Indexer | LinearAttention | MlaShape | RopeScaling | SlidingWindow]] = {
+    "linear_attention": LinearAttention,
     "mla": MlaShape,
     "indexer": Indexer,
     "rope_scaling": RopeScaling,

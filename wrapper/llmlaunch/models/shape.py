@@ -22,6 +22,7 @@ __all__ = [
     "OF_MEMORY",
     "OF_TIME",
     "Indexer",
+    "LinearAttention",
     "MlaShape",
     "ModelShape",
     "MoeShape",
@@ -57,6 +58,9 @@ Family = Literal[
     "deepseek_v32",
     "glm_moe_dsa",
     "llama4_text",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
 ]
 FAMILIES: tuple[str, ...] = get_args(Family)
 
@@ -103,6 +107,39 @@ class SlidingWindow:
     )
     rotary_base: Positive | None = key("Rotary base of the windowed layers; absent = that of all layers", default=None)
     chunked: bool = key("Pieces of so many tokens see themselves alone (Llama 4)", default=False)
+
+
+@section
+class LinearAttention:
+    """Layers whose attention is a gated delta net (Yang, Kautz and Hatamizadeh 2024): a state of fixed size in place of
+    scores, behind a convolution over neighbouring tokens."""
+
+    full_every: int = key("Every so many layers one has ordinary attention; 0 = none has", default=4, ge=0, le=10_000)
+    num_key_heads: Count = key("Heads of queries and of keys", default=16)
+    num_value_heads: Count = key("Heads of values and of the gate, a multiple of the key heads", default=32)
+    key_head_dim: Size = key("Width of a query's and a key's head", default=128)
+    value_head_dim: Size = key("Width of a value's head", default=128)
+    conv_kernel: int = key("Tokens that the convolution spans", default=4, ge=1, le=64)
+
+    @property
+    def key_width(self) -> int:
+        """Columns of the queries, and of the keys."""
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Columns of the values, and of the gate."""
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def convolved_width(self) -> int:
+        """Columns of queries, keys and values together, which the convolution runs over."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def projected_width(self) -> int:
+        """Columns of the first projection: queries, keys, values, the gate, and a decay and a rate of each head."""
+        return self.convolved_width + self.value_width + 2 * self.num_value_heads
 
 
 OF_MEMORY = ("score_function", "normalize_topk")  # of a router: whether scores of all experts are kept
@@ -243,10 +280,22 @@ class ModelShape:
     # scores become cap x tanh(score / cap), and logits likewise
     attention_softcap: Positive | None = key("Cap on attention scores by tanh (Gemma 2)", default=None)
     logit_softcap: Positive | None = key("Cap on logits by tanh (Gemma 2)", default=None)
+    attention_gate: bool = key("A sigmoid of the token weighs what attention puts out (Qwen3-Next)", default=False)
     rope_scaling: RopeScaling | None = key("Rotary frequencies for longer sequences", default=None)
     sliding_window: SlidingWindow | None = key(
         "Layers that attend to the last tokens alone; absent = all attend to everything", default=None
     )
+    linear_attention: LinearAttention | None = key(
+        "Layers with a gated delta net in place of attention; absent = none has", default=None
+    )
+
+    @property
+    def linear_pattern(self) -> tuple[int, ...]:
+        """1 for each layer with linear attention, 0 for each with ordinary attention."""
+        linear = self.linear_attention
+        if linear is None:
+            return (0,) * self.num_layers
+        return tuple(int(not linear.full_every or (i + 1) % linear.full_every > 0) for i in range(self.num_layers))
 
     @property
     def query_width(self) -> int:
@@ -286,7 +335,7 @@ def model_form() -> Any:
 OF_FAMILIES = (
     *("family", "qkv_bias", "zero_centered_norm", "post_norms", "attention_softcap", "logit_softcap", "sliding_window"),
     *("activation", "attention_sinks", "qk_norm_of_all_heads", "indexer"),
-    "qk_l2_norm",
+    *("qk_l2_norm", "attention_gate", "linear_attention"),
 )
 # fields in which families differ, sizes aside
 MARKS = frozenset(
@@ -295,6 +344,7 @@ MARKS = frozenset(
         *("moe", "mla", "zero_centered_norm", "post_norms", "sliding_window", "attention_sinks"),
         *("rotary_percent", "qk_norm_of_all_heads", "norms_after_alone", "indexer"),
         *("qk_l2_norm", "no_rope_every", "temperature_tuning"),
+        *("attention_gate", "linear_attention"),
     }
 )
 
@@ -304,6 +354,8 @@ def family_of(shape: ModelShape) -> str:
     marks = {
         "gpt2": shape.position_embedding == "learned_absolute",
         "gpt_oss": shape.attention_sinks,
+        "qwen3_next": (shape.linear_attention is not None or shape.attention_gate) and shape.moe is not None,
+        "qwen3_5_text": shape.linear_attention is not None or shape.attention_gate,
         "olmo3": shape.norms_after_alone,
         "llama4_text": shape.no_rope_every > 0,
         "gemma3_text": shape.post_norms and shape.qk_layernorm,
@@ -332,6 +384,8 @@ def kind_of(shape: ModelShape) -> str:
     one kind say little about another.
     """
     layers, mlp = "mixture" if shape.moe else "dense", "gated" if shape.gated_mlp else "ungated"
+    if shape.linear_attention is not None:
+        return f"linear-attention {layers} {mlp}"
     attention = "latent-attention " if shape.mla else ""
     return f"{'sparse ' if shape.indexer else ''}{attention}{layers} {mlp}"
 
@@ -364,6 +418,10 @@ def check_shape(shape: ModelShape) -> ModelShape:
         raise BadKey(("sliding_window", "full_every"), "1 leaves no windowed layer; remove sliding_window")
     if shape.moe is not None:
         _check_mixture(shape.moe, shape.num_layers)
+    if shape.linear_attention is not None:
+        _check_linear(shape, shape.linear_attention)
+    if shape.attention_gate and shape.mla is not None:
+        raise BadKey(("attention_gate",), "latent attention has no gate; remove one of the two")
     return shape
 
 
@@ -374,6 +432,21 @@ def _check_indexer(indexer: Indexer, mla: MlaShape | None) -> None:
         raise BadKey(
             ("indexer", "head_dim"), f"must hold the {mla.qk_pos_emb_head_dim} rotary columns, not {indexer.head_dim}"
         )
+
+
+def _check_linear(shape: ModelShape, linear: LinearAttention) -> None:
+    if linear.full_every == 1:
+        raise BadKey(("linear_attention", "full_every"), "1 leaves no layer with linear attention; remove the section")
+    if linear.num_value_heads % linear.num_key_heads:
+        raise BadKey(
+            ("linear_attention", "num_value_heads"),
+            f"must be a multiple of num_key_heads ({linear.num_key_heads}), not {linear.num_value_heads}",
+        )
+    for name, other in (("mla", shape.mla), ("sliding_window", shape.sliding_window)):
+        if other is not None:
+            raise BadKey((name,), "stands beside linear_attention in no known model; remove one of the two")
+    if shape.linear_bias or shape.qkv_bias:
+        raise BadKey(("linear_bias",), "linear attention has no biases; set linear_bias and qkv_bias to false")
 
 
 def _check_mixture(moe: MoeShape, layers: int) -> None:

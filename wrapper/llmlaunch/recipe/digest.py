@@ -103,6 +103,8 @@ _LATER: Mapping[str, Any] = {
     "rotary_percent": 1.0,
     "qk_norm_of_all_heads": False,
     "norms_after_alone": False,
+    "attention_gate": False,
+    "linear_attention": None,
     "attention_softcap": None,
     "logit_softcap": None,
     "rope_scaling": None,

@@ -24,6 +24,7 @@ from llmlaunch.timing.exchange import (
     tensor_passes,
 )
 from llmlaunch.timing.launches import MixtureLaunches, captured_share, mixture_launches
+from llmlaunch.timing.linear_attention import delta_rule, mean_context, of_full_layers
 from llmlaunch.timing.network import exposed
 from llmlaunch.timing.products import (
     DevicePace,
@@ -34,6 +35,7 @@ from llmlaunch.timing.products import (
     adapter_rates,
     attention_linears,
     attention_scores,
+    mean_attention_rates,
     mlp_linears,
     rates,
 )
@@ -201,18 +203,22 @@ def mixture_layer(
 def _layer(
     job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn, mlp: _Mlp
 ) -> LayerSeconds:
-    every = rates(job, pace, attention_linears(job.shape)) + mlp.rates
+    every = mean_attention_rates(job, pace) + mlp.rates
     linears = every.work(at.tokens, at.share, at.per_tensor)
     if mlp.experts is not None:
         linears = linears + mlp.experts
     if job.techniques.adapters is not None:
         linears = linears + adapter_rates(job, pace).work(at.tokens, at.share, at.per_tensor)
-    scores = attention_scores(job, pace, at)
+    ordinary = attention_scores(job, pace, at)
+    context = context_ring(job, cluster, at, pace, ordinary)
+    scores = ordinary
+    if job.shape.linear_attention is not None:
+        ordinary, context = of_full_layers(job.shape, ordinary), mean_context(job, cluster, at, context)
+        scores = ordinary + delta_rule(job, pace, at)
     element, activation, norms = _element_wise(job, at, pace, mlp)
     tensor = tensor_passes(job, at, one_pass, mixture=mlp.copies is not None)
-    context = context_ring(job, cluster, at, pace, scores)
     expert = None if mlp.copies is None else expert_exchange(job, cluster, at)
-    parts = _Parts(linears, scores, element, activation, norms, mlp, tensor, context, expert)
+    parts = _Parts(linears, ordinary, element, activation, norms, mlp, tensor, context, expert)
     forward = linears.forward + scores.forward + element.forward
     backward = linears.backward + scores.backward + element.backward
     repeated_kernels: float | FloatColumn = 0.0

@@ -34,7 +34,10 @@ __all__ = [
     "adapter_rates",
     "attention_linears",
     "attention_scores",
+    "delta_linears",
     "least_device_seconds",
+    "linear_share",
+    "mean_attention_rates",
     "mlp_linears",
     "model_flops_per_token",
     "pace",
@@ -122,7 +125,8 @@ def attention_linears(shape: ModelShape) -> tuple[Linear, ...]:
     multi_latent_attention.py, core 0.19)."""
     h = float(shape.hidden_size)
     if shape.mla is None:
-        mixed = float(shape.query_width + 2 * shape.key_value_width)
+        gates = shape.query_width if shape.attention_gate else 0
+        mixed = float(shape.query_width + gates + 2 * shape.key_value_width)
         return Linear(h, mixed, "outputs"), Linear(float(shape.query_width), h, "inputs")
     mla, heads = shape.mla, shape.num_attention_heads
     queries = float(heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim))
@@ -133,6 +137,21 @@ def attention_linears(shape: ModelShape) -> tuple[Linear, ...]:
         return Linear(h, queries, "outputs"), down, up, last
     rank = float(mla.q_lora_rank)
     return Linear(h, rank, "neither"), Linear(rank, queries, "outputs"), down, up, last
+
+
+def delta_linears(shape: ModelShape) -> tuple[Linear, ...]:
+    """Return the projections of one gated delta net; none without such layers (megatron/core/ssm/gated_delta_net, core
+    0.19)."""
+    linear = shape.linear_attention
+    if linear is None:
+        return ()
+    h = float(shape.hidden_size)
+    return Linear(h, float(linear.projected_width), "outputs"), Linear(float(linear.value_width), h, "inputs")
+
+
+def linear_share(shape: ModelShape) -> float:
+    """Return the part of all layers whose attention is linear."""
+    return sum(shape.linear_pattern) / shape.num_layers
 
 
 def mlp_linears(shape: ModelShape, width: float) -> tuple[Linear, ...]:
@@ -193,6 +212,11 @@ class Rates:
             min(self.gradient_rows, other.gradient_rows),
         )
 
+    def of_share(self, share: float) -> Rates:
+        """Return the mean over layers of which a share has these products."""
+        names = ("per_row", "per_row_split", "per_matrix_split", "per_matrix")
+        return replace(self, **{name: share * getattr(self, name) for name in names})
+
     def work(self, rows: FloatColumn, rows_split: FloatColumn, matrices: FloatColumn) -> Work:
         """Return the seconds for `rows` and `rows_split`, over matrices whose divided share is `matrices` (1 / split,
         or how many of them there are by that). The backward pass computes the gradients of input and weights."""
@@ -221,6 +245,12 @@ def rates(job: Job, pace: DevicePace, linears: Sequence[Linear], wide: bool = Fa
         gradient_traffic=0.0 if frozen else 2.0 * GRADIENT_BUFFER_BYTES / e,
         gradient_rows=0.0 if frozen else job.techniques.sampled_share,
     )
+
+
+def mean_attention_rates(job: Job, pace: DevicePace) -> Rates:
+    """Return the cost of the projections of attention, in the mean of all layers."""
+    full, share = rates(job, pace, attention_linears(job.shape)), linear_share(job.shape)
+    return full.of_share(1.0 - share) + rates(job, pace, delta_linears(job.shape)).of_share(share) if share else full
 
 
 def _undivided(linear: Linear) -> float:
@@ -366,23 +396,28 @@ def split_of(job: Job, layouts: LayoutColumns) -> SplitColumns:
 
 
 def layer_matrix_parameters(shape: ModelShape) -> float:
-    """Return the number of weights a token passes through in one layer, averaged over dense and mixture layers."""
-    attention = sum(linear.inputs * linear.outputs for linear in attention_linears(shape))
+    """Return the number of weights a token passes through in one layer, averaged over layers of all kinds."""
+    full, delta = (
+        sum(linear.inputs * linear.outputs for linear in linears)
+        for linears in (attention_linears(shape), delta_linears(shape))
+    )
+    share = linear_share(shape)
+    attention = (1.0 - share) * full + share * delta
     dense = sum(linear.inputs * linear.outputs for linear in mlp_linears(shape, float(shape.ffn_hidden_size)))
     if shape.moe is None:
         return attention + dense
     moe = shape.moe
-    share = sum(moe.layer_pattern) / len(moe.layer_pattern)
+    mixtures = sum(moe.layer_pattern) / len(moe.layer_pattern)
     width = float(moe.topk * moe.ffn_hidden_size + moe.shared_expert_ffn_hidden_size)
     mixture = sum(linear.inputs * linear.outputs for linear in mlp_linears(shape, width))
-    return attention + share * mixture + (1.0 - share) * dense
+    return attention + mixtures * mixture + (1.0 - mixtures) * dense
 
 
 def attention_width(shape: ModelShape) -> float:
-    """Return the elements of a key and a value over all query heads: times the sequence, a token's causal attention
-    forward."""
+    """Return the elements of a key and a value over all query heads, averaged over all layers: times the sequence, a
+    token's causal attention forward."""
     if shape.mla is None:
-        return 2.0 * shape.query_width
+        return (1.0 - linear_share(shape)) * 2.0 * shape.query_width
     mla = shape.mla
     return float(shape.num_attention_heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim + mla.v_head_dim))
 
@@ -391,10 +426,21 @@ def model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
     """Return the FLOPs of one token: forward and backward, attention to the keys that it sees (half of the square, less
     with windows), nothing recomputed (Narayanan et al. 2021, appendix, with the causal half and grouped queries)."""
     layer = 2.0 * layer_matrix_parameters(shape) + 2.0 * attended_keys(shape, sequence_length) * attention_width(shape)
+    layer += _delta_flops(shape)
     head = 2.0 * shape.hidden_size * shape.vocab_size
     projection = 4.0 * shape.hidden_size**2
     more = shape.mtp_num_layers * (layer + head + projection)
     return 3.0 * (shape.num_layers * layer + head + more)
+
+
+def _delta_flops(shape: ModelShape) -> float:
+    """Return a token's operations forward in the convolution and the recurrence of gated delta nets, averaged over all
+    layers: four products of a head's state (megatron/training/training.py, core 0.19)."""
+    linear = shape.linear_attention
+    if linear is None:
+        return 0.0
+    state = 4.0 * linear.num_value_heads * linear.value_head_dim**2
+    return linear_share(shape) * 2.0 * (state + linear.conv_kernel * linear.convolved_width)
 
 
 ATTENTION_BACKWARD = 2.5  # five products for the two forward (Dao 2023, section 3)

@@ -32,12 +32,16 @@ import patches
 patches.patch_torch()
 
 import fake_triton
+import fla_kernels
 import sparse_attention_kernels
 import te_extension
+import torch_kernels
 
 fake_triton.install()
 te_extension.install()
 sparse_attention_kernels.install()
+fla_kernels.install()
+torch_kernels.install()
 patches.install_apex_kernel()
 
 import torch

@@ -85,11 +85,14 @@ def model_provider(values: Section) -> Any:
     """Bridge's own description of a GPT, whose layers are those that Megatron-LM's pretrain_gpt.py builds."""
     from megatron.bridge.models.gpt_provider import GPTModelProvider
     from megatron.bridge.models.mla_provider import MLAModelProvider
+    from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
     latent = bool(values.get("multi_latent_attention"))
     provider = filled(MLAModelProvider if latent else GPTModelProvider, values)
-    if latent or values.get("num_moe_experts"):  # as Bridge does for DeepSeek: each layer's own kind
+    if values.get("experimental_attention_variant"):  # as Bridge does for Qwen3-Next
+        provider.transformer_layer_spec = variants.get_transformer_block_with_experimental_attention_variant_spec
+    elif latent or values.get("num_moe_experts"):  # as Bridge does for DeepSeek: each layer's own kind
         provider.transformer_layer_spec = partial(get_gpt_decoder_block_spec, use_transformer_engine=True)
     return provider
 

@@ -9,7 +9,16 @@ import pytest
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout
-from llmlaunch.models.shape import Indexer, MlaShape, ModelShape, MoeShape, RopeScaling, Router, SlidingWindow
+from llmlaunch.models.shape import (
+    Indexer,
+    LinearAttention,
+    MlaShape,
+    ModelShape,
+    MoeShape,
+    RopeScaling,
+    Router,
+    SlidingWindow,
+)
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from support.backend_output import check_flags, check_with_parser, refused_by
@@ -121,6 +130,18 @@ SAID: dict[str, tuple[ModelShape, str, str]] = {
         "",
         "--no-bias-dropout-fusion --disable-bias-linear --moe-grouped-gemm",
     ),
+    "gated delta nets but for every fourth layer, whose attention is gated": (
+        replace(DENSE, linear_attention=LinearAttention(num_value_heads=64), attention_gate=True),
+        "--experimental-attention-variant gated_delta_net --linear-attention-freq 4 --linear-num-key-heads 16 "
+        "--linear-num-value-heads 64 --linear-key-head-dim 128 --linear-value-head-dim 128 --linear-conv-kernel-dim 4 "
+        "--attention-output-gate",
+        "",
+    ),
+    "gated delta nets alone": (
+        replace(DENSE, linear_attention=LinearAttention(0)),
+        "--linear-attention-freq [1,1,1,1,1,1,1,1]",
+        "--attention-output-gate",
+    ),
     "softmax after the choice makes the chosen sum to one": (
         routed(UNBALANCED),
         "--moe-router-load-balancing-type none",
@@ -157,6 +178,15 @@ def test_techniques_of_dispatchers_are_said() -> None:
     check_flags(recipe_for(GATED, techniques=FLEX), NODE, f"{scores} {gated}", "--moe-shared-expert-overlap")
 
 
+def test_gated_delta_nets_are_those_of_core_019_and_say_what_they_need() -> None:
+    hybrid = replace(DENSE, linear_attention=LinearAttention())
+    with pytest.raises(UserError, match=r"model\.linear_attention: gated delta nets of core 0\.16 keep other tensors"):
+        MegatronLM().render(recipe_for(hybrid, "backend={name: megatron-lm, version: '0.16.1'}"), NODE)
+    (note,) = MegatronLM().render(recipe_for(hybrid), NODE).notes
+    assert "flash-linear-attention" in note
+    assert MegatronLM().render(recipe_for(DENSE), NODE).notes == ()
+
+
 def test_yarn_of_ordinary_attention_came_after_core_016() -> None:
     stretched = replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 32768))
     with pytest.raises(UserError, match=r"model\.rope_scaling: core 0\.16 stretches positions by yarn with latent att"):
@@ -169,6 +199,7 @@ MANY = [
     replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 32768, mscale=1.0, mscale_all_dim=0.5), qk_layernorm=True),
     replace(DENSE, rope_scaling=RopeScaling("linear", 2.0), sliding_window=SlidingWindow(512), zero_centered_norm=True),
     replace(MIXTURE, moe=replace(EXPERTS, shared_expert_gate=True, capacity_factor=1.5)),
+    replace(MIXTURE, linear_attention=LinearAttention(), attention_gate=True),
 ]
 
 
@@ -205,6 +236,7 @@ REFUSED: list[tuple[str, ModelShape]] = [
     ("model.rope_scaling", replace(DENSE, rope_scaling=RopeScaling("yarn", 4.0, 4096, attention_factor=1.2))),
     ("model.rotary_percent", replace(DENSE, rotary_percent=0.5, rope_scaling=RopeScaling("yarn", 4.0, 4096))),
     ("model.mtp_num_layers", replace(DENSE, mtp_num_layers=1, rope_scaling=RopeScaling("yarn", 4.0, 4096))),
+    ("model.mtp_num_layers", replace(DENSE, mtp_num_layers=1, linear_attention=LinearAttention())),
     ("model.moe.router.normalize_topk", routed(Router("sigmoid", normalize_topk=False))),
     ("model.moe.router.expert_bias", routed(Router(expert_bias=True))),
 ]

@@ -103,6 +103,10 @@ LACKED_BY_0_16 = {
         "layout.offload_fraction: --activation-offload-fraction came after core 0.16",
     ),
     "sharding-since-0.19": ("layout.zero_stage=[2,3]", "layout.zero_stage: 2 and 3 are Megatron-FSDP"),
+    "delta-nets-since-0.19": (
+        "model={base: llama3-8b, linear_attention: {full_every: 4}}",
+        "model.linear_attention: gated delta nets of core 0.16 keep other tensors",
+    ),
     "yarn-since-0.19": (
         "model={base: llama3-8b, rope_scaling: {kind: yarn, factor: 4, original_max_position_embeddings: 8192}}",
         "model.rope_scaling: core 0.16 stretches positions by yarn with latent attention alone",

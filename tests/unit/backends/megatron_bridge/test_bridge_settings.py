@@ -252,19 +252,11 @@ NEVER_FOR_BRIDGE = {
     "--non-persistent-save-interval": "the requirement no-non-persistent-on-bridge",
     "--non-persistent-ckpt-type": "the same",
     **dict.fromkeys(
-        (flag for flag in core_parser(NEWEST).flags if "-dsa-" in flag or flag == "--experimental-attention-variant"),
-        "sparse attention, which is refused for Bridge",
+        (flag for flag in core_parser(NEWEST).flags if "-dsa-" in flag),
+        "the requirement no-sparse-attention-on-bridge",
     ),
     "--cuda-graph-scope": "core 0.16, which Bridge 0.6 does not take",
     "--num-layers-per-virtual-pipeline-stage": "the same",
-    **dict.fromkeys(
-        (
-            *("--experimental-attention-variant", "--dsa-kernel-backend", "--no-dsa-indexer-rotate-activation"),
-            *("--dsa-indexer-n-heads", "--dsa-indexer-head-dim", "--dsa-indexer-topk", "--dsa-indexer-k-norm-epsilon"),
-            *("--dsa-indexer-rope-interleaved", "--dsa-indexer-loss-coeff", "--dsa-indexer-use-sparse-loss"),
-        ),
-        "the requirement no-sparse-attention-on-bridge",
-    ),
 }
 RANK_ALONE = "rank_alone.py"  # drops or forces flags of one rank that runs by itself, with Megatron-LM's script
 

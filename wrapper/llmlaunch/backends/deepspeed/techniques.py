@@ -58,6 +58,14 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.model.moe is not None and r.model.moe.router.weighted_inputs,
     ),
     Requirement(
+        "delta-nets",
+        "model.linear_attention",
+        "what transformers' gated delta nets keep depends on which kernels are installed, and is not counted yet; "
+        "backend: megatron-lm trains them",
+        "transformers/models/qwen3_next/modeling_qwen3_next.py torch_chunk_gated_delta_rule, 5.23",
+        lambda r: r.model.linear_attention is not None,
+    ),
+    Requirement(
         "every-layer-recomputed",
         "layout.recompute_method",
         "block: gradient checkpointing recomputes every layer; backend: megatron-lm has --recompute-method block",

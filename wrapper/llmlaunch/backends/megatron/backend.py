@@ -34,7 +34,7 @@ from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import MEGATRON_CHECK, MEGATRON_DATASET
 
-__all__ = ["MegatronLM", "environment", "implementation_record", "variable_reasons"]
+__all__ = ["MegatronLM", "environment", "implementation_record", "kernel_notes", "variable_reasons"]
 
 
 SCRIPT = "pretrain_gpt.py"
@@ -42,6 +42,7 @@ CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
 CHECKER_FILE = "trainer/megatron_check.py"
 INDEXER_FILE = "trainer/megatron_dataset.py"
 MOST_TENSOR = 64
+DELTA_KERNELS = "gated delta nets need the package flash-linear-attention, 0.4, in the job's image or environment"
 OWN_SCRIPT = (
     "{script} trains in place of pretrain_gpt.py: memory and time are those of Megatron's own model with the recipe's "
     "shape; what the script builds beside it is not priced"
@@ -109,7 +110,7 @@ class MegatronLM:
             program=program,
             environment=environment(recipe, layout),
             arguments=arguments,
-            notes=(*notes, OWN_SCRIPT.format(script=script)) if own else notes,
+            notes=(*notes, *kernel_notes(recipe), *([OWN_SCRIPT.format(script=script)] if own else [])),
             variables=variable_reasons(recipe),
             files=files,
             check=(*checker, *program),
@@ -122,6 +123,12 @@ class MegatronLM:
                 "implementation": implementation_record(recipe, layout),
             },
         )
+
+
+def kernel_notes(recipe: Recipe) -> tuple[str, ...]:
+    """Return what a model's kernels need of the place where it is trained (megatron/core/ssm/gated_delta_net, core
+    0.19, which ends the job without them)."""
+    return (DELTA_KERNELS,) if recipe.model.linear_attention is not None else ()
 
 
 def implementation_record(recipe: Recipe, layout: Layout) -> dict[str, object]:

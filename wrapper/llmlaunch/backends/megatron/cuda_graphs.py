@@ -88,6 +88,13 @@ GRAPH_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: "moe_preprocess" in _scopes(r) and "moe_router" not in _scopes(r),
     ),
     Requirement(
+        "graphs-without-delta-nets",
+        KEY,
+        "graphs of gated delta nets are not priced; remove it",
+        "megatron/core/ssm/gated_delta_net, core 0.19",
+        lambda r: bool(_scopes(r)) and r.model.linear_attention is not None,
+    ),
+    Requirement(
         "graphs-without-sharding",
         KEY,
         "graphs of Megatron-FSDP (zero_stage 2 and 3) are not priced; take zero_stage 1, or remove it",

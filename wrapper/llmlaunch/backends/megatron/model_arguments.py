@@ -99,7 +99,30 @@ def attention_arguments(shape: ModelShape, sequence_length: int) -> tuple[Argume
     heads = _grouped(shape) if shape.mla is None else _latent(shape.mla)
     sinks = [argument("--softmax-type", "learnable", of="model.attention_sinks")] if shape.attention_sinks else []
     indexer = [] if shape.indexer is None else _indexer(shape, shape.indexer)
-    return (*_positions(shape), *heads, *indexer, *_window(shape, sequence_length), *sinks)
+    gate = optional("--attention-output-gate", shape.attention_gate, of="model.attention_gate")
+    linear = [*gate, *_delta_nets(shape)]
+    return (*_positions(shape), *heads, *indexer, *_window(shape, sequence_length), *sinks, *linear)
+
+
+LINEAR = "model.linear_attention"
+
+
+def _delta_nets(shape: ModelShape) -> list[Argument]:
+    """Which layers have a gated delta net, and its heads. A number N means that every N-th layer has attention."""
+    linear = shape.linear_attention
+    if linear is None:
+        return []
+    mixed = 0 < linear.full_every <= shape.num_layers
+    every = linear.full_every if mixed else f"[{','.join(map(str, shape.linear_pattern))}]"
+    return [
+        argument("--experimental-attention-variant", "gated_delta_net", of=LINEAR),
+        argument("--linear-attention-freq", every, of=f"{LINEAR}.full_every"),
+        argument("--linear-num-key-heads", linear.num_key_heads, of=f"{LINEAR}.num_key_heads"),
+        argument("--linear-num-value-heads", linear.num_value_heads, of=f"{LINEAR}.num_value_heads"),
+        argument("--linear-key-head-dim", linear.key_head_dim, of=f"{LINEAR}.key_head_dim"),
+        argument("--linear-value-head-dim", linear.value_head_dim, of=f"{LINEAR}.value_head_dim"),
+        argument("--linear-conv-kernel-dim", linear.conv_kernel, of=f"{LINEAR}.conv_kernel"),
+    ]
 
 
 def windowed(shape: ModelShape, sequence_length: int) -> bool:

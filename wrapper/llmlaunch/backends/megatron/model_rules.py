@@ -307,6 +307,15 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: router_of(r).weighted_inputs and r.model.moe is not None and r.model.moe.topk > 1,
     ),
     Requirement(
+        "prediction-beside-delta-nets",
+        "model.mtp_num_layers",
+        "no specification of the layers for multi-token prediction is made where others have gated delta nets; remove "
+        "mtp_num_layers",
+        "megatron/core/models/gpt/gpt_layer_specs.py get_gpt_decoder_layer_specs, core 0.19",
+        lambda r: bool(r.model.mtp_num_layers) and r.model.linear_attention is not None,
+        priced=True,
+    ),
+    Requirement(
         "sigmoid-sums-to-one",
         "model.moe.router.normalize_topk",
         "sigmoid scores always sum to 1 over the chosen experts here; write normalize_topk: true",
@@ -363,7 +372,18 @@ def overlapped_expert_is_kept(s: Situation) -> BoolColumn:
     return implies(made_again, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
 
 
+def delta_heads_divide(s: Situation) -> BoolColumn:
+    linear, ranks = s.shape.linear_attention, s.layouts.tensor * s.layouts.context
+    return implies(linear is not None, np.equal((1 if linear is None else linear.num_key_heads) % ranks, 0))
+
+
 MODEL_RULES: tuple[Rule, ...] = (
+    Rule(
+        "delta-heads",
+        "num_key_heads of linear_attention must be a multiple of tensor x context parallel size",
+        CONFIG,
+        delta_heads_divide,
+    ),
     Rule(
         "biased-experts",
         "experts with biases need --expert-tensor-parallel-size 1",

@@ -13,7 +13,7 @@ from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.timing.products import attention_linears
+from llmlaunch.timing.products import attention_linears, delta_linears
 from llmlaunch.workload import NumberFormats
 
 __all__ = ["NUMBER_REQUIREMENTS", "NUMBER_RULES", "number_arguments", "number_record"]
@@ -105,7 +105,7 @@ def narrow_sizes(s: Situation) -> BoolColumn:
         return np.ones(len(s.layouts), dtype=np.bool_)
     multiple, tensor = MULTIPLES[s.numbers.narrow][1], s.layouts.tensor
     fits = np.ones(len(s.layouts), dtype=np.bool_)
-    for linear in attention_linears(s.shape):
+    for linear in (*attention_linears(s.shape), *delta_linears(s.shape)):
         for size, side in ((linear.inputs, "inputs"), (linear.outputs, "outputs")):
             fits &= _multiple(int(size), tensor if linear.divided == side else 1, multiple)
     fits &= _multiple(s.shape.ffn_hidden_size, tensor, multiple)

@@ -185,6 +185,14 @@ VERSION_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: asks_for_sharding(r) and _lacks(r, "--megatron-fsdp-main-grads-dtype"),
     ),
     Requirement(
+        "delta-nets-since-0.19",
+        "model.linear_attention",
+        "gated delta nets of core 0.16 keep other tensors, and know no context parallelism; name a newer "
+        "backend.version",
+        "megatron/core/ssm/gated_delta_net.py, core 0.16",
+        lambda r: r.model.linear_attention is not None and rendered_version(r) == "0.16",
+    ),
+    Requirement(
         "yarn-since-0.19",
         "model.rope_scaling",
         "core 0.16 stretches positions by yarn with latent attention alone; name a newer backend.version",

@@ -8,7 +8,13 @@ from llmlaunch.backends.argument import RUN_DIR, NodeVariable
 from llmlaunch.backends.base import Rendered, Space, refuse_unmet, refuse_what_ifs, unrendered
 from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.backends.logs import megatron_lines
-from llmlaunch.backends.megatron.backend import MegatronLM, environment, implementation_record, variable_reasons
+from llmlaunch.backends.megatron.backend import (
+    MegatronLM,
+    environment,
+    implementation_record,
+    kernel_notes,
+    variable_reasons,
+)
 from llmlaunch.backends.megatron.number_formats import number_record
 from llmlaunch.backends.megatron.rules import rules_for
 from llmlaunch.backends.megatron_bridge.overrides import classed_overrides
@@ -81,7 +87,7 @@ class MegatronBridge:
             files={ENTRY_FILE: MEGATRON_BRIDGE.read_bytes(), SETTINGS_FILE: as_json(settings, task_of(recipe))},
             settings={name: reason for name, (_, reason) in settings.items()},
             settings_file=SETTINGS_FILE,
-            notes=notes,
+            notes=(*notes, *kernel_notes(recipe)),
             check=(*program, "--check", str(recipe.world_size), *known),
             progress=megatron_lines(),
             measurement={

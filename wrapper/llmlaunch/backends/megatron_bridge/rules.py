@@ -19,6 +19,10 @@ UNTRIED = (
 )
 
 
+def _gated(recipe: Recipe) -> bool:
+    return recipe.model.attention_gate or recipe.model.linear_attention is not None
+
+
 def _untried_beside_adapters(recipe: Recipe) -> bool:
     techniques, numbers = recipe.techniques, recipe.training
     if techniques.adapters is None:
@@ -85,12 +89,12 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         "dense-adapters-on-bridge",
         "training.adapters",
-        "stand beside experts and latent attention in other ways, which are not priced yet; take a dense model with "
-        "ordinary attention",
+        "stand beside experts, latent and gated attention in other ways, which are not priced yet; take a dense model "
+        "with ordinary attention",
         "megatron/bridge/peft/utils.py GroupedExpertLinearAdapter, Megatron-Bridge 0.6",
         lambda r: (
             r.techniques.adapters is not None
-            and (r.model.moe is not None or r.model.mla is not None or r.model.mtp_num_layers > 0)
+            and (r.model.moe is not None or r.model.mla is not None or r.model.mtp_num_layers > 0 or _gated(r))
         ),
     ),
     Requirement(

@@ -106,6 +106,9 @@ FIELDS: Mapping[str, tuple[tuple[str, Value], ...]] = {
         "--v-head-dim",
     ),
     **_same(MODEL, "--qk-l2-norm", "--no-rope-freq", "--moe-apply-probs-on-input"),
+    **_same(MODEL, "--attention-output-gate", "--experimental-attention-variant", "--linear-attention-freq"),
+    **_same(MODEL, "--linear-num-key-heads", "--linear-num-value-heads", "--linear-conv-kernel-dim"),
+    **_same(MODEL, "--linear-key-head-dim", "--linear-value-head-dim"),
     **_same(MODEL, "--rope-type", "--no-rope-fusion", "--window-size", "--window-attn-skip-freq"),
     "--swiglu": ((f"{MODEL}.activation_func", "silu"), (f"{MODEL}.gated_linear_unit", True)),
     "--quick-geglu": ((f"{MODEL}.activation_func", "quick_gelu"), (f"{MODEL}.gated_linear_unit", True)),
@@ -377,7 +380,7 @@ def _number(word: Word, kind: str | None) -> Any:
         return {"variable": word.name, "suffix": word.suffix}
     if kind in NUMBERS:
         return NUMBERS[kind](word)
-    if kind == "moe_freq_type":
+    if kind in ("moe_freq_type", "la_freq_type"):
         return json.loads(word) if word.startswith("[") else int(word)
     if kind == "tuple_type":
         return [int(part) for part in word.split(",")]

@@ -28,6 +28,7 @@ STORED_FORMATS = ("fp8", "mxfp4")
 
 _KEYS = {  # our name -> theirs, for messages about sizes that do not agree
     "num_query_groups": "num_key_value_heads",
+    "linear_attention.num_value_heads": "linear_num_value_heads",
     "moe.topk": "num_experts_per_tok",
     "moe.router.groups": "n_group",
     "moe.router.group_topk": "topk_group",
@@ -124,6 +125,28 @@ _QWEN_MOE: Values = _QWEN | {
     "decoder_sparse_step": 1,
     "mlp_only_layers": None,
     "norm_topk_prob": False,
+    "router_aux_loss_coef": 0.001,
+}
+_QWEN_NEXT: Values = _COMMON | {
+    "vocab_size": 248320,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.25,
+    "attention_bias": False,
+    "layer_types": None,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_QWEN_NEXT_EXPERTS: Values = {
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
     "router_aux_loss_coef": 0.001,
 }
 _GEMMA: Values = _COMMON | {
@@ -336,6 +359,21 @@ DEFAULTS: Mapping[str, Values] = {
         "sliding_window": 4096,
         "layer_types": None,
     },
+    "qwen3_next": _QWEN_NEXT
+    | {
+        "vocab_size": 151936,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 48,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "norm_topk_prob": True,
+        **_QWEN_NEXT_EXPERTS,
+    },
+    "qwen3_5_text": _QWEN_NEXT | {"hidden_size": 4096, "intermediate_size": 12288, "num_key_value_heads": 4},
+    "qwen3_5_moe_text": {key: value for key, value in _QWEN_NEXT.items() if key != "intermediate_size"}
+    | {"num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8, **_QWEN_NEXT_EXPERTS},
     "phi3": _COMMON
     | {
         "vocab_size": 32064,

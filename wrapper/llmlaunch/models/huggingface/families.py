@@ -14,12 +14,23 @@ from llmlaunch.models.huggingface.reader import (
     WINDOWED,
     ConfigReader,
     alternating_window,
+    linear_layers,
     no_window,
     rope,
     rotary_percent,
     whole_window,
 )
-from llmlaunch.models.shape import CLAMP, CLAMPED, Indexer, MlaShape, ModelShape, MoeShape, Router, SlidingWindow
+from llmlaunch.models.shape import (
+    CLAMP,
+    CLAMPED,
+    Indexer,
+    LinearAttention,
+    MlaShape,
+    ModelShape,
+    MoeShape,
+    Router,
+    SlidingWindow,
+)
 
 __all__ = ["BUILDERS"]
 
@@ -222,6 +233,55 @@ def qwen2_moe(reader: ConfigReader) -> ModelShape:
 def qwen3_moe(reader: ConfigReader) -> ModelShape:
     shape = qwen3(reader)
     return replace(shape, moe=_qwen_experts(reader, shape, 0))
+
+
+def qwen3_next(reader: ConfigReader) -> ModelShape:
+    shape = qwen3_5(reader)
+    experts = _qwen_experts(reader, shape, reader.size("shared_expert_intermediate_size"))
+    return replace(shape, moe=replace(experts, shared_expert_gate=True))
+
+
+def qwen3_5(reader: ConfigReader) -> ModelShape:
+    """Gated delta nets, and every fourth layer attention with a gate. Norms multiply by 1 + weight, but for those over
+    the heads of the delta nets. Released files have a module for multi-token prediction, which transformers builds none
+    of, and positions in three parts, which are one in text."""
+    reader.only("attention_bias", False, why=NO_BIAS)
+    _only_if_given(reader, "attn_output_gate", True)
+    if reader.values.get("mtp_num_hidden_layers"):
+        reader.remark("multi-token prediction is left out, as transformers does")
+    linear = LinearAttention(
+        full_every=linear_layers(reader),
+        num_key_heads=reader.size("linear_num_key_heads"),
+        num_value_heads=reader.size("linear_num_value_heads"),
+        key_head_dim=reader.size("linear_key_head_dim"),
+        value_head_dim=reader.size("linear_value_head_dim"),
+        conv_kernel=reader.size("linear_conv_kernel_dim", largest=64),
+    )
+    return replace(
+        _silu(reader),
+        qk_layernorm=True,
+        zero_centered_norm=True,
+        attention_gate=True,
+        rotary_percent=rotary_percent(reader),
+        linear_attention=None if linear.full_every == 1 else linear,
+    )
+
+
+def qwen3_5_moe(reader: ConfigReader) -> ModelShape:
+    """Every layer is a mixture, so that there is no width of a dense MLP."""
+    width = reader.size("moe_intermediate_size")
+    reader.values = {**reader.values, "intermediate_size": width}
+    shape = qwen3_5(reader)
+    moe = MoeShape(
+        num_experts=reader.size("num_experts"),
+        topk=reader.size("num_experts_per_tok"),
+        ffn_hidden_size=width,
+        shared_expert_ffn_hidden_size=reader.size("shared_expert_intermediate_size"),
+        layer_pattern=(1,) * shape.num_layers,
+        shared_expert_gate=True,
+        router=Router(**_auxiliary(reader)),
+    )
+    return replace(shape, moe=moe)
 
 
 def _qwen_experts(reader: ConfigReader, shape: ModelShape, shared: int) -> MoeShape:
@@ -460,4 +520,7 @@ BUILDERS: Mapping[str, Callable[[ConfigReader], ModelShape]] = {
     "minimax_m2": minimax_m2,
     "phi3": phi3,
     "olmo3": olmo3,
+    "qwen3_next": qwen3_next,
+    "qwen3_5_text": qwen3_5,
+    "qwen3_5_moe_text": qwen3_5_moe,
 }

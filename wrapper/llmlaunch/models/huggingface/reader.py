@@ -12,7 +12,16 @@ from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.shape import RopeScaling, SlidingWindow
 from llmlaunch.rundir.values import shortened
 
-__all__ = ["ConfigReader", "alternating_window", "no_window", "rope", "rotary_percent", "short", "whole_window"]
+__all__ = [
+    "ConfigReader",
+    "alternating_window",
+    "linear_layers",
+    "no_window",
+    "rope",
+    "rotary_percent",
+    "short",
+    "whole_window",
+]
 
 LARGEST = 2**28
 
@@ -111,6 +120,7 @@ def short(value: Any) -> str:
 
 
 FULL, WINDOWED, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+LINEAR = "linear_attention"
 _SCALINGS = ("linear", "llama3", "yarn")
 _NAMES = {  # theirs -> ours
     "factor": "factor",
@@ -195,24 +205,31 @@ def alternating_window(reader: ConfigReader, full_every: int, rotary_base: float
     """
     layers, kinds = reader.size("num_hidden_layers", largest=10_000), reader.get("layer_types")
     if kinds is not None:
-        full_every = _every(kinds, layers)
+        full_every = _every(kinds, layers, WINDOWED)
     if reader.get("sliding_window") is None or full_every == 1:
         return None
     _remark(reader)
     return SlidingWindow(reader.size("sliding_window"), full_every if full_every <= layers else 0, rotary_base)
 
 
-def _every(kinds: Any, layers: int) -> int:
-    """Return the period of layers with full attention; 0 if there are none."""
+def linear_layers(reader: ConfigReader) -> int:
+    """Return the period of layers with full attention among those with linear attention; 0 if there are none."""
+    layers, kinds = reader.size("num_hidden_layers", largest=10_000), reader.get("layer_types")
+    every = reader.size("full_attention_interval") if kinds is None else _every(kinds, layers, LINEAR)
+    return every if every <= layers else 0
+
+
+def _every(kinds: Any, layers: int, other: str) -> int:
+    """Return the period of layers with full attention among those of the `other` kind; 0 if there are none."""
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise BadKey(("layer_types",), f"must name a kind for each of {layers} layers, not {short(kinds)}")
     every = kinds.index(FULL) + 1 if FULL in kinds else 0
-    expected = [FULL if every and not (i + 1) % every else WINDOWED for i in range(layers)]
+    expected = [FULL if every and not (i + 1) % every else other for i in range(layers)]
     if kinds != expected:
+        inline = "; write the shape inline, without windows, for an estimate that is not too low"
         raise BadKey(
             ("layer_types",),
-            f"layers of {FULL} must stand in even distances among {WINDOWED}; write the shape inline, without windows, "
-            "for an estimate that is not too low",
+            f"layers of {FULL} must stand in even distances among {other}{inline if other == WINDOWED else ''}",
         )
     return every
 

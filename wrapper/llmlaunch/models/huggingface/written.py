@@ -8,7 +8,7 @@ from typing import Any
 
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.huggingface.config import shape_from_config
-from llmlaunch.models.huggingface.reader import FULL, WINDOWED
+from llmlaunch.models.huggingface.reader import FULL, LINEAR, WINDOWED
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling
 
 __all__ = ["config_of", "unsaid"]
@@ -17,7 +17,10 @@ Json = dict[str, Any]
 
 SPARSE = ("deepseek_v32", "glm_moe_dsa")
 LATENT = ("deepseek_v2", "deepseek_v3", *SPARSE)
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", *LATENT, "gpt_oss", "glm4_moe", "minimax_m2", "llama4_text")
+MIXTURES = (
+    *("mixtral", "qwen2_moe", "qwen3_moe", *LATENT, "gpt_oss", "glm4_moe", "minimax_m2"),
+    *("llama4_text", "qwen3_next", "qwen3_5_moe_text"),
+)
 UNBALANCED = (*LATENT, "glm4_moe")  # their classes have nothing that keeps experts evenly used
 # of training, not of the model: a configuration says none of it
 _NOT_OF_THE_MODEL = ("capacity_factor", "grouped_gemm")
@@ -64,6 +67,8 @@ def _comparable(shape: ModelShape) -> Json:
         del values["indexer"]["loss_coeff"]  # of training, as those below are
     if shape.sliding_window is not None and shape.sliding_window.full_every > shape.num_layers:
         values["sliding_window"]["full_every"] = 0
+    if shape.linear_attention is not None and shape.linear_attention.full_every > shape.num_layers:
+        values["linear_attention"]["full_every"] = 0
     if values["moe"] is not None:
         for name in _NOT_OF_THE_MODEL:
             del values["moe"][name]
@@ -225,6 +230,23 @@ def _qwen_moe(shape: ModelShape) -> Json:
     return config | {"shared_expert_intermediate_size": moe.shared_expert_ffn_hidden_size, "qkv_bias": shape.qkv_bias}
 
 
+def _qwen_next(shape: ModelShape) -> Json:
+    linear = shape.linear_attention
+    kinds = [LINEAR if each else FULL for each in shape.linear_pattern]
+    config = _turned(shape) | {"layer_types": kinds}
+    if shape.family in MIXTURES:
+        config |= {key: value for key, value in _qwen_moe(shape).items() if key != "qkv_bias"}
+    if linear is None:
+        return config
+    return config | {
+        "linear_conv_kernel_dim": linear.conv_kernel,
+        "linear_key_head_dim": linear.key_head_dim,
+        "linear_value_head_dim": linear.value_head_dim,
+        "linear_num_key_heads": linear.num_key_heads,
+        "linear_num_value_heads": linear.num_value_heads,
+    }
+
+
 def _gemma(shape: ModelShape) -> Json:
     return {"hidden_act": "gelu_pytorch_tanh"}
 
@@ -321,6 +343,7 @@ _OF_FAMILY: Mapping[str, Callable[[ModelShape], Json]] = {
     "olmo3": _olmo,
     "qwen2_moe": _qwen_moe,
     "qwen3_moe": _qwen_moe,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _qwen_next),
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
