@@ -22,6 +22,7 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.provenance import Provenance, gather_provenance
 from llmlaunch.rendering.run_directory import run_files
 from llmlaunch.rendering.run_json import _checkpoint, _restart, measurement_template, placement_json
+from llmlaunch.rendering.scripts import job_script
 from llmlaunch.rundir.peak_account import pipeline_rank_of
 from support.recipes import recipe_of
 
@@ -121,6 +122,13 @@ def test_the_job_asks_for_near_nodes_where_the_profile_says_slurm_knows_them(
     of = replace(with_cluster(megatron_70b()[0], **cluster), nodes=nodes)
     near = [line for line in directives(of) if "switches" in line or "segment" in line]
     assert near == wanted
+
+
+def test_segments_of_racks_hold_whole_groups_of_ranks() -> None:
+    rack = {"devices_per_node": 4, "nvlink_domain_devices": 72, "nodes_per_block": 18}
+    of = replace(with_cluster(megatron_70b()[0], **rack), nodes=30)
+    for tensor, segment in ((4, 15), (8, 10)):
+        assert f"#SBATCH --segment={segment}\n" in job_script(of, plan(of, Layout(tensor, data=120 // tensor)))
 
 
 def test_the_recipe_has_the_last_word_on_switches() -> None:

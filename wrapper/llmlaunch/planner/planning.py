@@ -28,6 +28,7 @@ from llmlaunch.planner.plan import (
     Sizing,
     as_planned,
 )
+from llmlaunch.planner.racks import rack_note
 from llmlaunch.planner.search import (
     BROKEN_ESTIMATE,
     HOST_MEMORY,
@@ -132,6 +133,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
             *_baseline_note(job, peak_kind, setting.baseline_bytes),
             *time_limit_note(recipe, length),
             *host_link_notes(setting, job, chosen.layout),
+            *rack_note(recipe.cluster, recipe.nodes, chosen.layout),
             *_graph_note(job),
             *([] if time.measured else _switches_note(setting, job, chosen.layout)),
             *_script_note(recipe, arguments),

@@ -15,6 +15,7 @@ from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.errors import UserError
 from llmlaunch.layout import LAYOUT_FIELDS
 from llmlaunch.planner.plan import Candidate, Plan
+from llmlaunch.planner.racks import group_nodes
 from llmlaunch.recipe.overrides import place_of, written_document
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_json import warning_seconds
@@ -224,7 +225,8 @@ def _leaves(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _directives(recipe: Recipe, plan: Plan, origins: Origins) -> Iterator[Entry]:
-    for name, value in sbatch_options(recipe, warning_seconds(recipe, plan)).items():
+    group = group_nodes(recipe.cluster, plan.layout)
+    for name, value in sbatch_options(recipe, warning_seconds(recipe, plan), group).items():
         if value is False:
             continue
         reason = _of_directive(recipe, name, origins)

@@ -16,6 +16,7 @@ from llmlaunch.documents.slurm_options import GPU_OPTIONS, other_gres, refused_s
 from llmlaunch.documents.templates import has_own_templates
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.racks import group_nodes, segment_nodes
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_json import (
     has_ft_launcher,
@@ -109,7 +110,7 @@ def _naming(recipe: Recipe) -> Iterator[None]:
 
 
 def _job_values(recipe: Recipe, plan: Plan, prepares: bool) -> dict[str, object]:
-    options = sbatch_options(recipe, warning_seconds(recipe, plan))
+    options = sbatch_options(recipe, warning_seconds(recipe, plan), group_nodes(recipe.cluster, plan.layout))
     lines = [directive(option, value) for option, value in options.items()]
     return {
         "directives": [line for line in lines if line],
@@ -353,11 +354,11 @@ DIRECTIVE_REASONS = {
 }
 
 
-def sbatch_options(recipe: Recipe, warning_seconds: int | None) -> dict[str, Option]:
+def sbatch_options(recipe: Recipe, warning_seconds: int | None, group_of_nodes: int = 1) -> dict[str, Option]:
     """What the job itself needs, then what recipe and cluster profile ask for, by name; theirs win. False = left out.
 
-    `warning_seconds` before its time limit the job is told; None where it does not come back. Raises UserError for
-    what none of them may say.
+    `warning_seconds` before its time limit the job is told; None where it does not come back. Blocks of the network are
+    asked for in parts that hold whole groups of so many nodes. Raises UserError for what none of them may say.
     """
     for option in recipe.slurm:
         problem = refused_sbatch_option(option)
@@ -372,7 +373,7 @@ def sbatch_options(recipe: Recipe, warning_seconds: int | None) -> dict[str, Opt
         "ntasks-per-node": 1,
         **_cpu_request(recipe),
         **_gpu_request(recipe),
-        **_near_each_other(recipe),
+        **_near_each_other(recipe, group_of_nodes),
         **_coming_back(recipe, warning_seconds),
         # Relative to where sbatch is called, and in no folder: sbatch makes none, and a job whose output cannot be
         # opened dies without a word. The job's real log is in logs/.
@@ -429,7 +430,7 @@ def _gpu_request(recipe: Recipe) -> dict[str, Option]:
     )
 
 
-def _near_each_other(recipe: Recipe) -> dict[str, Option]:
+def _near_each_other(recipe: Recipe, group_of_nodes: int) -> dict[str, Option]:
     """Nodes under few switches, or in whole parts of blocks, where the cluster profile says that SLURM knows them. Both
     wishes cost waiting only: a job that cannot have so few switches starts after the site's max_switch_wait."""
     cluster, nodes = recipe.cluster, recipe.nodes
@@ -440,7 +441,7 @@ def _near_each_other(recipe: Recipe) -> dict[str, Option]:
         wishes["switches"] = -(-nodes // cluster.nodes_per_switch)
     if cluster.nodes_per_block:
         # more nodes than a segment must be whole segments (sbatch, SLURM 24.05 on)
-        size = max(size for size in range(1, min(nodes, cluster.nodes_per_block) + 1) if nodes % size == 0)
+        size = segment_nodes(nodes, cluster.nodes_per_block, group_of_nodes)
         if size > 1:
             wishes["segment"] = size
     return wishes
