@@ -3,17 +3,20 @@ core the configuration that Megatron-LM's own arguments give it, field by field,
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
-from judges import TRACED, megatron_python
+from judges import FRAMEWORKS, TRACED, megatron_python
 
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import environment
@@ -25,12 +28,14 @@ from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.trainers import megatron_bridge as program
 from support.megatron_cases import Case, cases, refusals
 from support.plans import gallery_setting, legal_layouts, plan_of
 from support.recipes import recipe_of
 
 pytestmark = pytest.mark.frameworks
 
+BRIDGE = FRAMEWORKS / "bridge-0.6"
 RECIPES = Path(str(asset("recipes")))
 MEGATRON = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if load_recipe(path, ()).backend.name == "megatron-lm"]
 EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "8"))
@@ -66,7 +71,7 @@ Ask = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Ask]:
-    if not (TRACED.parents[2] / ".venv-frameworks" / "bridge-0.6").is_dir():
+    if not BRIDGE.is_dir():
         pytest.fail("Megatron-Bridge is missing: `make install-frameworks` installs it")
     words = [megatron_python(), TRACED / "bridge_judge.py"]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -234,6 +239,36 @@ def test_presets_are_told_as_bridges_own_functions_set_them(ask: Ask) -> None:
         PRESETS.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
     assert json.loads(PRESETS.read_text("utf-8")) == theirs
     assert len(theirs) > 150
+
+
+AUTO_BRIDGE = BRIDGE / "megatron" / "bridge" / "models" / "conversion" / "auto_bridge.py"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "method"), [((), "export_ckpt"), (("training.adapters={rank: 4}",), "export_adapter_ckpt")]
+)
+def test_the_newest_checkpoint_is_written_for_hugging_face(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], method: str
+) -> None:
+    """By a method that the published AutoBridge has, with as many arguments as it wants."""
+    (tmp_path / "config.json").touch()
+    saving = ("training.checkpoint_path=/ckpt", "training.save_interval=10", f"training.start_from={tmp_path}")
+    settings = rendered_settings(recipe_of("llama3-8b", "backend=megatron-bridge", *saving, *overrides), SPLIT)
+    auto_bridge = Mock()
+    monkeypatch.setitem(sys.modules, "megatron", Mock())
+    monkeypatch.setitem(sys.modules, "megatron.bridge", Mock(AutoBridge=auto_bridge))
+    program.export(settings, "/out", None)
+    auto_bridge.from_hf_pretrained.assert_called_once_with(str(tmp_path))
+    assert auto_bridge.from_hf_pretrained().method_calls == [getattr(call, method)("/ckpt", "/out")]
+    functions = {
+        node.name: node
+        for node in ast.walk(ast.parse(AUTO_BRIDGE.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+    theirs = functions[method].args
+    assert len(theirs.args) - len(theirs.defaults) == len(["self", "/ckpt", "/out"])
+    with pytest.raises(SystemExit, match="name the Hugging Face folder of this model"):
+        program.export(settings, "/out", "/nowhere")
 
 
 WORDS = ("<eos>", "user:", "assistant:", "two", "and", "three?", "five", "what", "is", "it?", "a", "cat")

@@ -3,6 +3,8 @@
 
     megatron_bridge.py bridge.json [--iterations-to-skip STEP ...]          a rank of the training
     megatron_bridge.py bridge.json --check 512 [--compute-capability 9.0]   only validates, as rank 0 of 512
+    megatron_bridge.py bridge.json --export FOLDER [--like HF_FOLDER]       only writes the newest checkpoint for
+                                                                            Hugging Face; on CPUs
 
 The file has a section for each field of ConfigContainer, with that class's own field names; nothing of it is run. Two
 kinds of values are not written as they are: {"variable": "NAME", "suffix": "/x"} is an environment variable of this
@@ -35,7 +37,11 @@ Section = dict[str, Any]
 
 def main() -> None:
     options = parse_arguments()
-    settings = json.loads(Path(options.settings).read_text(encoding="utf-8"), object_hook=with_variables)
+    text = Path(options.settings).read_text(encoding="utf-8")
+    if options.export is not None:
+        export(json.loads(text), options.export, options.like)
+        return
+    settings = json.loads(text, object_hook=with_variables)
     if options.check is not None:
         check(settings, options.check, options.compute_capability)
         return
@@ -170,6 +176,22 @@ def check(settings: Section, world_size: int, capability: str) -> None:
     print(f"Megatron-Bridge takes the settings of {world_size} rank(s)")
 
 
+def export(settings: Section, folder: str, like: str | None) -> None:
+    """Write the newest checkpoint in Hugging Face's format, adapters in that of peft, with the other files as in the
+    folder `like`: without one, as in that which the training began with."""
+    checkpoint = settings["checkpoint"]
+    pattern, trained = like or checkpoint.get("pretrained_checkpoint"), checkpoint.get("save")
+    if trained is None:
+        sys.exit("these settings write no checkpoints (training.checkpoint_path)")
+    if pattern is None or not (Path(pattern) / "config.json").is_file():
+        sys.exit("--like: name the Hugging Face folder of this model, which holds a config.json")
+    from megatron.bridge import AutoBridge
+
+    bridge = AutoBridge.from_hf_pretrained(pattern)
+    write = bridge.export_ckpt if settings.get("peft") is None else bridge.export_adapter_ckpt
+    write(trained, folder)
+
+
 def refuse(failure: Exception) -> None:
     frame = traceback.extract_tb(failure.__traceback__)[-1]
     message = " ".join((str(failure).strip() or str(frame.line)).split())
@@ -195,6 +217,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", help="bridge.json of the run directory")
     parser.add_argument("--iterations-to-skip", type=int, nargs="+", default=[], help="whose batches are left out")
+    parser.add_argument("--export", metavar="FOLDER", help="only write the newest checkpoint for Hugging Face")
+    parser.add_argument("--like", metavar="HF_FOLDER", help="whose tokenizer and configuration go with it")
     parser.add_argument("--check", type=int, metavar="RANKS", help="only validate, as rank 0 of so many")
     parser.add_argument("--compute-capability", default=GUESSED_CAPABILITY)
     return parser.parse_args()
