@@ -304,6 +304,7 @@ def test_bridges_own_preset_is_told_and_not_taken() -> None:
         (("training.fp8=tensorwise",), "llama3_8b_pretrain_64gpu_h100_fp8cs_config"),
         (("model=llama3.1-70b",), "llama3_70b_pretrain_64gpu_h100_bf16_config"),
         (("model=mistral-7b",), None),
+        (ADAPTED, None),
         (("training.fp8=blockwise",), None),
         (("training.precision=fp16",), None),
     ],

@@ -68,7 +68,10 @@ def _shown(value: Any) -> str:
 
 
 def preset_for(recipe: Recipe) -> Preset | None:
-    """Return the preset for the recipe's model, GPU and number format whose number of GPUs is nearest."""
+    """Return the preset of pretraining for the recipe's model, GPU and number format whose number of GPUs is nearest;
+    None where there is none, or the recipe finetunes."""
+    if recipe.data.sft is not None or recipe.techniques.adapters is not None:
+        return None
     model = recipe.model.name.replace("-", "_").replace(".", "")
     wanted = (
         SHARED_SHAPES.get(model, model),
