@@ -30,12 +30,12 @@ from llmlaunch.models.shape import ModelShape, model_form
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.layout_keys import ON_MEGATRON_CORE, Pin, layout_form, what_if_form
+from llmlaunch.recipe.memory_policy import IN_USE, NO_CALIBRATION, MemoryPolicy
 from llmlaunch.recipe.node_count import AUTO_NODES, MOST_NODES, NodeCount, NodeRange, Nodes
 from llmlaunch.recipe.notices import Notices
 from llmlaunch.recipe.tracking import NO_TRACKING, Tracking
 from llmlaunch.recipe.training import Training, training_form
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.units import GIB
 from llmlaunch.workload import Workload
 
 __all__ = [
@@ -61,7 +61,6 @@ __all__ = [
 ]
 
 
-FLOOR_GIB = 4.0  # 20 % of a 40 GB card is too thin
 FT_LAUNCHER = "ft_launcher"
 NO_RESTART = "none"  # the word; a recipe that says nothing has the defaults of `Restart` where checkpoints are written
 
@@ -160,7 +159,6 @@ class WatchdogPolicy:
 
 
 Scalar = str | int | float | bool
-IN_USE, NO_CALIBRATION = "in-use", "none"
 SCHEMA = 1  # of recipes
 # what people and other tools call our keys and values
 VOCABULARY = Path(__file__).with_name("vocabulary.json")
@@ -268,52 +266,6 @@ class BackendChoice:
             raise ValueError("script_args needs script; name the script they belong to")
         if keys.get("script_kind", "own") != "own" and script is None:
             raise ValueError("script_kind needs script; name the script it describes")
-
-
-@section
-class MemoryPolicy:
-    """When a plan is called safe. Without a word here, and with a `risk`, measured runs set the limit of a GPU where
-    there are enough of them. With a `limit` alone, and wherever they do not, it is a share of device memory, and at
-    least `floor_gib` stay free."""
-
-    limit: float | None = key(
-        "Share of device memory that may be used (Fujii's rule is 0.8), in place of measured runs",
-        default=None,
-        gt=0,
-        le=1,
-    )
-    floor_gib: float | None = key(
-        "What must stay free at least, in units of 2**30 bytes (GPUs only); absent = 4.0 beside a share",
-        default=None,
-        ge=0,
-        le=1024,
-    )
-    risk: float | None = key(
-        "Share of runs that may need more than predicted and the margin; absent = 0.07",
-        default=None,
-        gt=0,
-        le=0.5,
-    )
-    calibration: str = key(
-        "What measured runs say of predictions: in-use (for its backend and accelerator), none, or an id",
-        default=IN_USE,
-        pattern=r"^[A-Za-z0-9.-]+$",
-    )
-    accept: str | None = key(
-        "tight: run also what fits the card only if its prediction is not too low, with a layout to fall back on",
-        default=None,
-        written=Literal["tight"],
-    )
-
-    @property
-    def floor_bytes(self) -> int:
-        """What stays free beside a share of memory."""
-        return int((FLOOR_GIB if self.floor_gib is None else self.floor_gib) * GIB)
-
-    @property
-    def by_runs(self) -> bool:
-        """Whether measured runs may set the limit."""
-        return self.limit is None or self.risk is not None
 
 
 @section
