@@ -106,6 +106,9 @@ def shapes(draw: st.DrawFn) -> ModelShape:
         shape = replace(shape, attention_gate=draw(st.sampled_from([False, False, True])))
         if draw(st.sampled_from([False] * 3 + [True])):
             shape = replace(shape, linear_attention=draw(delta_nets(layers)))
+    if kind in ("llama", "mixture") and not (shape.attention_gate or shape.linear_attention):
+        how = draw(st.sampled_from([{}, {}, {}, {"qk_l2_norm": True}, {"no_rope_every": 2}]))
+        shape = replace(shape, **how)
     if shape.linear_bias and shape.gated_mlp and draw(st.booleans()):
         shape = replace(shape, activation="clamped_swiglu")
     return check_shape(shape)

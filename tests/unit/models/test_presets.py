@@ -25,6 +25,8 @@ SIZES = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attent
 MOE = {"num_experts": 8, "topk": 2, "ffn_hidden_size": 32}
 MLA = {"kv_lora_rank": 16, "qk_head_dim": 8, "qk_pos_emb_head_dim": 4, "v_head_dim": 8}
 
+INDEXER = {"heads": 2, "head_dim": 8, "topk": 16}
+
 
 def inline(**changes: Any) -> ModelShape:
     return resolve_model(SIZES | changes, default_positions=128)[0]
@@ -66,6 +68,9 @@ def test_the_activation_follows_from_the_gate_unless_it_is_said() -> None:
         ({"moe": MOE}, "mixtral"),
         ({"moe": MOE | {"shared_expert_ffn_hidden_size": 32}}, "qwen2_moe"),
         ({"mla": MLA, "moe": MOE}, "deepseek_v2"),
+        ({"mla": MLA | {"q_lora_rank": 8}, "moe": MOE, "indexer": INDEXER}, "deepseek_v32"),
+        ({"mla": MLA | {"q_lora_rank": 8}, "moe": MOE, "indexer": INDEXER | {"interleaved": True}}, "glm_moe_dsa"),
+        ({"moe": MOE, "no_rope_every": 2}, "llama4_text"),
         ({"zero_centered_norm": True}, "gemma"),
         ({"post_norms": True}, "gemma2"),
         ({"post_norms": True, "qk_layernorm": True}, "gemma3_text"),
@@ -128,6 +133,13 @@ def test_dense_layers_before_the_mixtures_stay_where_a_base_is_cut_or_continued(
         ({"linear_attention": {"num_value_heads": 24}}, "linear_attention.num_value_heads"),
         ({"linear_attention": {}, "sliding_window": {"tokens": 8}}, "sliding_window"),
         ({"linear_attention": {}, "qkv_bias": True}, "linear_bias"),
+        ({"qk_l2_norm": True, "qk_layernorm": True}, "qk_l2_norm"),
+        ({"qk_l2_norm": True, "mla": MLA}, "qk_l2_norm"),
+        ({"no_rope_every": 4, "mla": MLA}, "no_rope_every"),
+        ({"temperature_tuning": True}, "temperature_tuning"),
+        ({"indexer": INDEXER}, "indexer"),
+        ({"indexer": INDEXER, "mla": MLA}, "indexer"),
+        ({"indexer": INDEXER | {"head_dim": 2}, "mla": MLA | {"q_lora_rank": 8}}, "indexer.head_dim"),
         ({"moe": MOE | {"layer_pattern": [0, 1, 1]}}, "moe.layer_pattern"),  # two layers
     ],
 )
@@ -158,6 +170,7 @@ def test_an_inline_shape_fills_in_what_follows_or_starts_from_a_preset() -> None
         ("mixtral-8x7b", "mixture gated"),
         ("deepseek-v3", "latent-attention mixture gated"),
         ("gpt3-13b", "dense ungated"),
+        ("glm-5", "sparse latent-attention mixture gated"),
     ],
 )
 def test_a_model_is_of_one_kind_for_comparing_prediction_errors(name: str, kind: str) -> None:

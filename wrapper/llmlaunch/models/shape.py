@@ -411,6 +411,12 @@ def check_shape(shape: ModelShape) -> ModelShape:
         raise BadKey(("norms_after_alone",), "post_norms says that there are norms before, too; remove one of the two")
     if shape.qk_norm_of_all_heads and not shape.qk_layernorm:
         raise BadKey(("qk_norm_of_all_heads",), "there are no norms on queries and keys; set qk_layernorm: true")
+    if shape.qk_l2_norm and (shape.qk_layernorm or shape.mla is not None):
+        raise BadKey(("qk_l2_norm",), "queries and keys have norms with a weight already; remove one of the two")
+    if shape.no_rope_every and (shape.mla is not None or shape.position_embedding != "rope"):
+        raise BadKey(("no_rope_every",), "there are no rotary positions of whole heads to leave out; remove it")
+    if shape.temperature_tuning and not shape.no_rope_every:
+        raise BadKey(("temperature_tuning",), "all layers have rotary positions; set no_rope_every, or remove it")
     if shape.rope_scaling is not None and shape.position_embedding != "rope":
         raise BadKey(("rope_scaling",), f"scales rotary positions, and these are {shape.position_embedding}; remove it")
     window = shape.sliding_window

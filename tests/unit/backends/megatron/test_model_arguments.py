@@ -223,6 +223,7 @@ REFUSED: list[tuple[str, ModelShape]] = [
     ("model.mla.kv_lora_rank", replace(CHOSEN, mla=MlaShape(96, 64, 64, 32, 64))),
     ("model.sliding_window.chunked", replace(DENSE, sliding_window=SlidingWindow(128, 4, chunked=True))),
     ("model.no_rope_every", replace(DENSE, qk_l2_norm=True, no_rope_every=4)),
+    ("model.no_rope_every", replace(DENSE, no_rope_every=3)),
     ("model.temperature_tuning", replace(DENSE, no_rope_every=4, temperature_tuning=True)),
     ("model.moe.router.weighted_inputs", replace(MIXTURE, moe=replace(ONE_EXPERT, topk=2, router=WEIGHING))),
     ("model.attention_dropout", replace(CHOSEN, attention_dropout=0.1)),

@@ -291,6 +291,14 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         priced=True,
     ),
     Requirement(
+        "positions-left-out-evenly",
+        "model.no_rope_every",
+        "--no-rope-freq must divide the layers; write a divisor of num_layers, or 0",
+        CONFIG,
+        lambda r: r.model.no_rope_every > 0 and r.model.num_layers % r.model.no_rope_every > 0,
+        priced=True,
+    ),
+    Requirement(
         "even-temperature",
         "model.temperature_tuning",
         "no argument makes queries grow with their position; it changes nothing before position 8191: take shorter "
