@@ -37,7 +37,8 @@ def test_what_is_rendered_is_read_back(case: Case) -> None:
     assume(not refusals(case) and (moe is None or moe.grouped_gemm is not False))  # which no key of a recipe says
     devices = case.recipe.cluster.devices_per_node
     reading = read_megatron(TrainerCommand("pretrain_gpt.py", case.words, nodes=1, devices_per_node=devices))
-    cluster = {"base": "h100-80gb-x8", "devices_per_node": devices}
+    blackwell = float(case.recipe.cluster.accelerator.compute_capability or 0.0) >= 10.0  # which 4 bits need
+    cluster = {"base": "b200-x8" if blackwell else "h100-80gb-x8", "devices_per_node": devices}
     document: dict[str, Any] = {**reading.document, "cluster": cluster}
     recipe = recipe_from(Document("read back", "", document, {}, {}))
     assert by_flag(words_of(recipe, pinned_layout(recipe))) == by_flag(case.words), case

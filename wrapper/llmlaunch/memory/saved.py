@@ -190,11 +190,9 @@ def _attention_of(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     have different names, and of each there is none in some layer."""
     if job.shape.linear_attention is None:
         return _attention(job, rows)
-    share = rows.linear_share
-    if share is None:
-        return {}
-    full = {name: column * (1.0 - share) for name, column in _attention(job, rows).items()}
-    return full | {name: column * share for name, column in _delta_net(job, rows, job.shape.linear_attention).items()}
+    share, delta_net = rows.linear_share, _delta_net(job, rows, job.shape.linear_attention)
+    parts = () if share is None else ((_attention(job, rows), 1.0 - share), (delta_net, share))
+    return {name: column * part for tensors, part in parts for name, column in tensors.items()}
 
 
 CHUNK_TOKENS = 64.0  # over which flash-linear-attention solves a triangular system at a time
