@@ -216,6 +216,7 @@ def test_a_hung_driver_does_not_keep_it(gpu_node: NodeRig) -> None:
     gpu_node.rank("sleep", "600")
     monitor = gpu_node.monitor(*SHORT_STALL)
     gpu_node.until_used(40.5)
+    gpu_node.until_line("the rank", lambda line: line.get("processes"))
     gpu_node.scenario("gpu used=40G\n" + DRIVER_HANGS)
     gpu_node.until_event("nvml_stalled")
     before = len(gpu_node.lines())
