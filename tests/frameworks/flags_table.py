@@ -28,6 +28,7 @@ HYBRID = (
 )
 OFFLOADED = "Transformer Engine offloads; the local layers say 'CPU Offloading is enabled when TE is not present'"
 DELAYED = "'Delaying wgrad compute is only supported with transformer_engine implementation' (transformer_config.py)"
+VARIANTS = "core 0.19 builds the variant with Transformer Engine alone (experimental_attention_variant_module_specs.py)"
 LIBRARIES = "DeepEP and HybridEP send tokens between GPUs"
 
 TOKENIZERS = "wants Hugging Face's tokenizers, which are not among the frameworks of the tests"
@@ -36,6 +37,15 @@ GRAPHS = "graphs are captured on GPUs alone; core 0.19 takes them (test_megatron
 
 WRITERS = "the process that writes binds itself to a GPU; core 0.19's parser takes them (test_megatron_layers.py)"
 
+SPARSE = (
+    *("--dsa-indexer-head-dim", "--dsa-indexer-k-norm-epsilon", "--dsa-indexer-loss-coeff", "--dsa-indexer-n-heads"),
+    *("--dsa-indexer-rope-interleaved", "--dsa-indexer-topk", "--dsa-indexer-use-sparse-loss", "--dsa-kernel-backend"),
+    "--no-dsa-indexer-rotate-activation",
+)
+LINEAR = (
+    *("--linear-attention-freq", "--linear-conv-kernel-dim", "--linear-key-head-dim", "--linear-num-key-heads"),
+    *("--linear-num-value-heads", "--linear-value-head-dim"),
+)
 OBSTACLES: dict[str, str] = {
     "--activation-offload-fraction": OFFLOADED,
     **dict.fromkeys(("--async-save", "--async-strategy", "--use-persistent-ckpt-worker"), WRITERS),
@@ -43,6 +53,7 @@ OBSTACLES: dict[str, str] = {
     "--cp-comm-type": "'Context parallelism is only supported by TEDotProductAttention' (dot_product_attention.py)",
     "--cpu-offloading-num-layers": OFFLOADED,
     **dict.fromkeys(("--cuda-graph-impl", "--cuda-graph-modules", "--cuda-graph-scope"), GRAPHS),
+    **dict.fromkeys(("--experimental-attention-variant", "--attention-output-gate", *SPARSE, *LINEAR), VARIANTS),
     "--delay-wgrad-compute": DELAYED,
     "--exp-avg-dtype": FUSED_ADAM,
     "--exp-avg-sq-dtype": FUSED_ADAM,

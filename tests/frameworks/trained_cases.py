@@ -187,7 +187,9 @@ CASES = (
         None,
         fresh=True,
     ),
-    TrainedCase("llama", ALONE, ("model.gated_mlp=false", "model.activation=gelu"), None, fresh=True),
+    TrainedCase(
+        "llama", ALONE, ("model.gated_mlp=false", "model.activation=gelu", "model.no_rope_every=2"), None, fresh=True
+    ),
     # Its loss scale begins at 2**32: steps are skipped until it is halved often enough.
     TrainedCase(
         "llama",
@@ -212,11 +214,13 @@ CASES = (
             "model.moe.shared_expert_gate=true",
             "model.moe.capacity_factor=1.5",
             "model.moe.router.normalize_topk=false",
+            "model.qk_l2_norm=true",
         ),
         None,
         fresh=True,
     ),
     TrainedCase("mixture", Layout(data=2, expert=2), GPT_OSS, None, fresh=True),
+    TrainedCase("mixture", ALONE, ("model.moe.topk=1", "model.moe.router.weighted_inputs=true"), None, fresh=True),
     TrainedCase("deepseek", Layout(data=2, expert=2, zero_stage=1)),
     TrainedCase("deepseek", Layout(pipeline=2, layers_by_stage=(2, 2))),
     TrainedCase("deepseek", ALONE, ("model.rope_scaling=null",), None, fresh=True),

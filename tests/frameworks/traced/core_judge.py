@@ -94,8 +94,9 @@ def read(world_size: int, words: list[str]) -> argparse.Namespace:
     args.params_dtype = next((dtype for name, dtype in PRECISIONS if getattr(args, name)), torch.float)
     args.sequence_parallel = args.sequence_parallel and args.tensor_model_parallel_size > 1
     args.expert_tensor_parallel_size = args.expert_tensor_parallel_size or args.tensor_model_parallel_size
-    pattern = args.moe_layer_freq
-    args.moe_layer_freq = ast.literal_eval(pattern) if isinstance(pattern, str) else pattern
+    for name in ("moe_layer_freq", "no_rope_freq"):
+        pattern = getattr(args, name)
+        setattr(args, name, ast.literal_eval(pattern) if isinstance(pattern, str) else pattern)
     for name in ("moe_router_load_balancing_type", "moe_aux_loss_coeff"):
         entries = getattr(args, name)
         if isinstance(entries, list) and len(entries) == 1:

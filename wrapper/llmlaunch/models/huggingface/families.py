@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
+from llmlaunch.models.huggingface.decoder import MOST_LAYERS, decoder, silu_decoder
 from llmlaunch.models.huggingface.reader import (
     CHUNKED,
     FULL,
@@ -34,49 +35,7 @@ from llmlaunch.models.shape import (
 
 __all__ = ["BUILDERS"]
 
-MOST_LAYERS = 10_000
 NO_BIAS = "biases of attention alone are not supported: must be false"
-
-
-def _decoder(reader: ConfigReader, activation: str = "hidden_act") -> ModelShape:
-    """What all families but GPT-2 share: gated MLPs, RMSNorm, rotary positions."""
-    hidden, heads = reader.size("hidden_size"), reader.size("num_attention_heads")
-    base, scaling = rope(reader)
-    tanh = activation == "hidden_activation"
-    if tanh:
-        reader.only(activation, "gelu_pytorch_tanh", why="only gelu_pytorch_tanh is supported")
-    return ModelShape(
-        name="",
-        num_layers=reader.size("num_hidden_layers", largest=MOST_LAYERS),
-        hidden_size=hidden,
-        ffn_hidden_size=reader.size("intermediate_size"),
-        num_attention_heads=heads,
-        num_query_groups=reader.size("num_key_value_heads", otherwise=heads),
-        head_dim=_head_dim(reader, hidden, heads),
-        vocab_size=reader.size("vocab_size"),
-        max_position_embeddings=reader.size("max_position_embeddings"),
-        tied_embeddings=reader.flag("tie_word_embeddings"),
-        rotary_base=base,
-        rope_scaling=scaling,
-        attention_dropout=reader.rate("attention_dropout"),
-        norm_epsilon=reader.number("rms_norm_eps", above=0.0),
-    )
-
-
-def _silu(reader: ConfigReader) -> ModelShape:
-    reader.only("hidden_act", "silu", why="only silu (SwiGLU) is supported")
-    return _decoder(reader)
-
-
-def _head_dim(reader: ConfigReader, hidden: int, heads: int) -> int:
-    if reader.get("head_dim") is not None:
-        return reader.size("head_dim")
-    if hidden % heads:
-        raise BadKey(
-            ("num_attention_heads",),
-            f"hidden_size {hidden} is not divisible by {heads} heads; give head_dim, or a number that divides it",
-        )
-    return hidden // heads
 
 
 def llama(reader: ConfigReader) -> ModelShape:
@@ -85,11 +44,11 @@ def llama(reader: ConfigReader) -> ModelShape:
     bias = reader.flag("attention_bias")
     if bias != reader.flag("mlp_bias"):
         raise BadKey(("attention_bias",), "attention_bias and mlp_bias must be both true or both false here")
-    return replace(_silu(reader), linear_bias=bias)
+    return replace(silu_decoder(reader), linear_bias=bias)
 
 
 def mistral(reader: ConfigReader) -> ModelShape:
-    return replace(_silu(reader), sliding_window=whole_window(reader))
+    return replace(silu_decoder(reader), sliding_window=whole_window(reader))
 
 
 def mixtral(reader: ConfigReader) -> ModelShape:
@@ -107,7 +66,7 @@ def gpt_oss(reader: ConfigReader) -> ModelShape:
     reader.only("swiglu_alpha", 1.702, why="gates are multiplied by 1.702 before their sigmoid")
     reader.only("swiglu_limit", CLAMP, why=f"gate and up are held within {CLAMP}")
     shape = replace(
-        _silu(reader),
+        silu_decoder(reader),
         linear_bias=True,
         activation=CLAMPED,
         attention_sinks=True,
@@ -126,7 +85,7 @@ def llama4_text(reader: ConfigReader) -> ModelShape:
     if reader.flag("attn_temperature_tuning"):
         reader.only("floor_scale", 8192, why="positions count by 8192 tokens")
         reader.only("attn_scale", 0.1, why="queries grow by a tenth of a logarithm")
-    shape, width = _silu(reader), reader.size("intermediate_size")
+    shape, width = silu_decoder(reader), reader.size("intermediate_size")
     layers, every, step = (
         shape.num_layers,
         reader.size("no_rope_layer_interval"),
@@ -177,7 +136,7 @@ def minimax_m2(reader: ConfigReader) -> ModelShape:
         reader.remark("multi-token prediction is left out, as transformers does")
     if reader.number("router_jitter_noise") != 0:
         raise BadKey(("router_jitter_noise",), "noise on what the router sees is not supported; set it to 0")
-    shape, turned = _silu(reader), reader.values.get("rotary_dim")
+    shape, turned = silu_decoder(reader), reader.values.get("rotary_dim")
     router = Router("sigmoid", expert_bias=True, **_auxiliary(reader))
     experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
     return replace(
@@ -196,7 +155,7 @@ def olmo3(reader: ConfigReader) -> ModelShape:
     if scaled is not None:
         raise BadKey(("rope_parameters",), "scaled positions in windowed layers are not supported")
     return replace(
-        _silu(reader),
+        silu_decoder(reader),
         qk_layernorm=True,
         qk_norm_of_all_heads=True,
         norms_after_alone=True,
@@ -214,18 +173,18 @@ def phi3(reader: ConfigReader) -> ModelShape:
 
 def qwen2(reader: ConfigReader) -> ModelShape:
     no_window(reader)
-    return replace(_silu(reader), qkv_bias=True)
+    return replace(silu_decoder(reader), qkv_bias=True)
 
 
 def qwen3(reader: ConfigReader) -> ModelShape:
     no_window(reader)
     reader.only("attention_bias", False, why=NO_BIAS)
-    return replace(_silu(reader), qk_layernorm=True)
+    return replace(silu_decoder(reader), qk_layernorm=True)
 
 
 def qwen2_moe(reader: ConfigReader) -> ModelShape:
     no_window(reader)
-    shape = replace(_silu(reader), qkv_bias=reader.flag("qkv_bias"))
+    shape = replace(silu_decoder(reader), qkv_bias=reader.flag("qkv_bias"))
     shared = reader.size("shared_expert_intermediate_size")
     return replace(shape, moe=replace(_qwen_experts(reader, shape, shared), shared_expert_gate=True))
 
@@ -258,7 +217,7 @@ def qwen3_5(reader: ConfigReader) -> ModelShape:
         conv_kernel=reader.size("linear_conv_kernel_dim", largest=64),
     )
     return replace(
-        _silu(reader),
+        silu_decoder(reader),
         qk_layernorm=True,
         zero_centered_norm=True,
         attention_gate=True,
@@ -314,7 +273,7 @@ def _coefficient(reader: ConfigReader, key: str) -> float:
 def gemma(reader: ConfigReader) -> ModelShape:
     """The class takes its old "gelu" for gelu_pytorch_tanh."""
     reader.only("hidden_act", "gelu_pytorch_tanh", "gelu", why="only gelu_pytorch_tanh is supported")
-    return _of_gemma(reader, _decoder(reader))
+    return _of_gemma(reader, decoder(reader))
 
 
 def _of_gemma(reader: ConfigReader, shape: ModelShape) -> ModelShape:
@@ -338,7 +297,7 @@ def gemma3(reader: ConfigReader) -> ModelShape:
 
 
 def _gemma2(reader: ConfigReader) -> ModelShape:
-    shape = _of_gemma(reader, _decoder(reader, "hidden_activation"))
+    shape = _of_gemma(reader, decoder(reader, "hidden_activation"))
     scale = reader.number("query_pre_attn_scalar", above=0.0)
     return replace(
         shape,
@@ -437,7 +396,7 @@ def _deepseek(reader: ConfigReader, router: Router) -> ModelShape:
 def _deepseek_experts(reader: ConfigReader, router: Router) -> ModelShape:
     """A decoder with the experts of DeepSeek, which GLM has too."""
     _only_if_given(reader, "moe_layer_freq", 1)
-    shape = _silu(reader)
+    shape = silu_decoder(reader)
     width = reader.size("moe_intermediate_size")
     dense = reader.size("first_k_dense_replace", least=0)
     shared = reader.size("n_shared_experts", least=0) * width
