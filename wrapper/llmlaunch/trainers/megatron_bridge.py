@@ -98,8 +98,11 @@ def model_provider(values: Section) -> Any:
     provider = filled(MLAModelProvider if latent else GPTModelProvider, values)
     if values.get("experimental_attention_variant"):  # as Bridge does for Qwen3-Next
         provider.transformer_layer_spec = variants.get_transformer_block_with_experimental_attention_variant_spec
-    elif latent or values.get("num_moe_experts"):  # as Bridge does for DeepSeek: each layer's own kind
-        provider.transformer_layer_spec = partial(get_gpt_decoder_block_spec, use_transformer_engine=True)
+    elif latent or values.get("num_moe_experts") or values.get("qk_l2_norm"):
+        # as Bridge does for DeepSeek: each layer's own kind
+        provider.transformer_layer_spec = partial(
+            get_gpt_decoder_block_spec, use_transformer_engine=True, qk_l2_norm=bool(values.get("qk_l2_norm"))
+        )
     return provider
 
 

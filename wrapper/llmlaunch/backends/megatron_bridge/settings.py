@@ -380,7 +380,7 @@ def _number(word: Word, kind: str | None) -> Any:
         return {"variable": word.name, "suffix": word.suffix}
     if kind in NUMBERS:
         return NUMBERS[kind](word)
-    if kind in ("moe_freq_type", "la_freq_type"):
+    if kind in ("moe_freq_type", "la_freq_type", "no_rope_freq_type"):
         return json.loads(word) if word.startswith("[") else int(word)
     if kind == "tuple_type":
         return [int(part) for part in word.split(",")]
