@@ -32,11 +32,14 @@ step_daemons() {
 }
 
 # kill_own [NODE]: at once and hard. Nothing they hold is kept, and a daemon that shuts down in order would
-# first wait for the others.
+# first wait for the others. All are stopped before one is killed: a slurmstepd that saw its task die would still
+# tell the controller that the job has failed, which no node without power does.
 kill_own() {
   local pids
   mapfile -t pids < <(own_processes "$@")
-  [ "${#pids[@]}" = 0 ] || kill -KILL "${pids[@]}" 2> /dev/null || true
+  [ "${#pids[@]}" != 0 ] || return 0
+  kill -STOP "${pids[@]}" 2> /dev/null || true
+  kill -KILL "${pids[@]}" 2> /dev/null || true
 }
 
 # Killing is repeated: a dying node may have started a process after we looked.
