@@ -226,8 +226,16 @@ class Chain:
         def over() -> bool:
             return not self.pid("job") and not self.processes()
 
-        # twice: a process that is becoming another one shows no environment
-        until(lambda: over() and not time.sleep(0.1) and over(), "the end of the run")
+        try:  # twice: a process that is becoming another one shows no environment
+            until(lambda: over() and not time.sleep(0.1) and over(), "the end of the run")
+        except AssertionError as error:
+            left = [f"{one.pid} {' '.join(_command(one))}" for one in self.processes()]
+            raise AssertionError("\n".join([str(error), *left, *self._told()])) from error
+
+    def _told(self) -> list[str]:
+        """The last lines of every log."""
+        logs = sorted(path for path in self.run.rglob("*.log") if path.is_file())
+        return [f"{path}:\n{path.read_text(errors='replace')[-2000:]}" for path in logs]
 
     def llmlaunch(self, *words: str) -> subprocess.CompletedProcess[str]:
         return self.python("-m", "llmlaunch", *words)
