@@ -48,6 +48,16 @@ def kills(*roles: str) -> Callable[[Make, int], None]:
     return story
 
 
+def the_monitor_as_it_starts(make: Make, _: int) -> None:
+    """A child that compiles for it is alive then."""
+    run = make().start()
+    until(lambda: run.pid("monitor"), "a monitor")
+    time.sleep(0.05)
+    before = run.kill("monitor")
+    run.stop()
+    run.judged(before)
+
+
 def any_process_at_any_moment(which: int, make: Make, repeat: int) -> None:
     """One, two or three of them; and now and then the run is collected in between."""
     chance = Random(repeat * RANDOM_RUNS + which)
@@ -77,6 +87,7 @@ def train_on(run: Chain, chance: Random, seconds: float) -> None:
 
 KILLS = {
     **{name: kills(*roles) for name, roles in KILLED.items()},
+    "monitor as it starts": the_monitor_as_it_starts,
     **{f"any {which}": partial(any_process_at_any_moment, which) for which in range(RANDOM_RUNS)},
 }
 

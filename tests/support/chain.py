@@ -188,7 +188,7 @@ class Chain:
             pid = self.ranks().get(int(rank), {}).get("pid" if name == "wrapper" else "program_pid") or 0
         else:
             word = "torch.distributed.run" if name == "torchrun" else name
-            found = [one for one in self.processes() if any(word in Path(w).name for w in _command(one)[:4])]
+            found = [one for one in self.processes() if any(word in Path(w).name for w in _command(one)[:5])]
             pid = found[0].pid if found else 0
         return pid if pid and alive(pid) else None
 

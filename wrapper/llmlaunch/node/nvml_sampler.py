@@ -171,6 +171,7 @@ def _compiled_by_a_child(loader: zipimport.zipimporter, name: str) -> bytes:
     child = os.fork()
     if child == 0:
         try:
+            os.close(ours)  # else it would write for ever where the parent is killed
             with os.fdopen(theirs, "wb") as file:
                 file.write(marshal.dumps(loader.get_code(name)))
         finally:
