@@ -48,12 +48,12 @@ def kills(*roles: str) -> Callable[[Make, int], None]:
     return story
 
 
-def the_monitor_as_it_starts(make: Make, _: int) -> None:
-    """A child that compiles for it is alive then."""
+def while_the_monitor_starts(role: str, seconds: float, make: Make, _: int) -> None:
+    """It has a child that compiles for it, and cannot be told by the kernel yet that its parent has ended."""
     run = make().start()
     until(lambda: run.pid("monitor"), "a monitor")
-    time.sleep(0.05)
-    before = run.kill("monitor")
+    time.sleep(seconds)
+    before = run.kill(role)
     run.stop()
     run.judged(before)
 
@@ -87,7 +87,8 @@ def train_on(run: Chain, chance: Random, seconds: float) -> None:
 
 KILLS = {
     **{name: kills(*roles) for name, roles in KILLED.items()},
-    "monitor as it starts": the_monitor_as_it_starts,
+    "monitor as it starts": partial(while_the_monitor_starts, "monitor", 0.05),
+    "script as the monitor starts": partial(while_the_monitor_starts, "train.sh", 0.0),
     **{f"any {which}": partial(any_process_at_any_moment, which) for which in range(RANDOM_RUNS)},
 }
 

@@ -180,7 +180,7 @@ if [[ -n $node_python ]]; then
   # A log of its own: a monitor that hangs must not hold this script's output open.
   # Signals for the trainers are none of the monitor's business, and it ends when it is told to by its own pid.
   (trap '' USR1 USR2
-  exec "$node_python" -I -S "$node_files/node.pyz" monitor "${node_side[@]}" --interval 1.0 \
+  exec "$node_python" -I -S "$node_files/node.pyz" monitor "${node_side[@]}" --parent "$$" --interval 1.0 \
     </dev/null >>"$monitor_log" 2>&1) &
   monitor=$!
   disown # its end is nobody's business: no message, no waiting

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     try:
         options = _arguments(argv)
         os.nice(10)
-        die_with_parent(signal.SIGTERM)
+        die_with_parent(signal.SIGTERM, options.parent)
         with contextlib.suppress(Exception):  # else the sampler finds out what is wrong with it
             load_small("pynvml")
         following = Monitor(options, ends).run()
@@ -275,6 +275,7 @@ def monitor_options(run_directory: Path, attempt: str, node: str, interval: floa
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = command_parser("monitor")
     parser.add_argument("--node", required=True)
+    parser.add_argument("--parent", type=int, default=0, metavar="PID", help="end when the parent is another")
     for name, default, meaning in (
         ("--interval", 1.0, "between memory samples"),
         ("--list-interval", 30.0, "between process lists"),

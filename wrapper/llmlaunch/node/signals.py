@@ -23,14 +23,17 @@ def hold_end_signals() -> frozenset[signal.Signals]:
     return frozenset(ends)
 
 
-def die_with_parent(number: int) -> None:
-    """Ask the kernel to send this process `number` when its parent ends; nothing where it cannot."""
+def die_with_parent(number: int, parent: int = 0) -> None:
+    """Ask the kernel to send this process `number` when its parent ends; nothing where it cannot. A `parent` that has
+    ended already counts."""
     try:
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     except (ImportError, OSError, AttributeError):
         pass
+    if parent and os.getppid() != parent:
+        os.kill(os.getpid(), number)
 
 
 def signal_name(number: int) -> str:
