@@ -20,7 +20,7 @@ def _fp32(*shape: int, like: Tensor) -> Tensor:
 
 
 class DSA:
-    """Of the names that the fused path calls; a loss over all keys, and not the chosen alone, calls others."""
+    """The functions that the fused path calls. A loss over all keys, not the chosen ones alone, calls others."""
 
     @staticmethod
     def indexer_forward_wrapper(index_q: Tensor, index_k: Tensor, *rest: Any, **options: Any) -> dict[str, Tensor]:

@@ -68,9 +68,9 @@ def _fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
 
 def classed_overrides(recipe: Recipe) -> ClassedArguments:
     """Return what is known of the memory of each; a field that Megatron-LM has a flag for is of that flag's class."""
-    words = (word.partition("=")[::2] for word in recipe.backend.extra_args)
+    assignments = (word.partition("=")[::2] for word in recipe.backend.extra_args)
     return ClassedArguments(
-        tuple(ClassedArgument(name, (text,), _class_of(recipe, name, text)) for name, text in words)
+        tuple(ClassedArgument(name, (text,), _class_of(recipe, name, text)) for name, text in assignments)
     )
 
 

@@ -42,19 +42,19 @@ class Preset:
     def differences(self, settings: Settings) -> dict[str, tuple[Any, Any]]:
         """Return the fields that the preset sets to another value than the job's: (preset's, job's)."""
         mixture = "model.num_moe_experts" in settings
-        told = (name for name in self.fields if mixture or not name.startswith(OF_MIXTURES))
-        ours = {name: settings[name][0] if name in settings else UNSET for name in told}
+        names = (name for name in self.fields if mixture or not name.startswith(OF_MIXTURES))
+        ours = {name: settings[name][0] if name in settings else UNSET for name in names}
         return {name: (value, ours[name]) for name, value in self.fields.items() if value != ours.get(name, value)}
 
     def beside(self, settings: Settings) -> Settings:
         """Return the settings, those that the preset would set otherwise with that in their reason."""
-        told = dict(settings)
+        explained = dict(settings)
         for name, (value, _) in self.differences(settings).items():
-            if name in told:
-                ours, reason = told[name]
-                words = (reason.why, f"Bridge's preset {self.name} would set {json.dumps(value)}")
-                told[name] = (ours, replace(reason, why="; ".join(filter(None, words))))
-        return told
+            if name in explained:
+                ours, reason = explained[name]
+                reasons = (reason.why, f"Bridge's preset {self.name} would set {json.dumps(value)}")
+                explained[name] = (ours, replace(reason, why="; ".join(filter(None, reasons))))
+        return explained
 
     def note(self, settings: Settings) -> str:
         unlike = self.differences(settings)

@@ -125,4 +125,4 @@ ALL_REQUIREMENTS: tuple[Requirement, ...] = (
     *BRIDGE_REQUIREMENTS,
     *(each for each in megatron_rules.ALL_REQUIREMENTS if each.key not in OF_ITS_SCRIPT),
 )
-"""With those of Megatron core."""
+"""What Bridge asks of a recipe, and what Megatron core asks of it."""
