@@ -149,8 +149,8 @@ def _linear_attention(space: Namespace) -> dict[str, Any]:
     names = {f"linear_{name}": name for name in ("key_head_dim", "value_head_dim")}
     names |= {f"linear_{name}": name for name in ("num_key_heads", "num_value_heads")}
     names |= {"linear_conv_kernel_dim": "conv_kernel"}
-    given = {key: space[dest] for dest, key in names.items() if space.get(dest) is not None}
-    return {"full_every": linear_period(space), **given}
+    sizes = {key: space[dest] for dest, key in names.items() if space.get(dest) is not None}
+    return {"full_every": linear_period(space), **sizes}
 
 
 def linear_period(space: Namespace) -> int | None:

@@ -43,8 +43,8 @@ class DSA:
     def indexer_backward_wrapper(
         index_q: Tensor, weights: Tensor, index_k: Tensor, *rest: Any, **options: Any
     ) -> dict[str, Tensor]:
-        made = {"d_index_q": index_q, "d_weights": weights, "d_index_k": index_k}
-        return {name: torch.empty_like(like) for name, like in made.items()}
+        inputs = {"d_index_q": index_q, "d_weights": weights, "d_index_k": index_k}
+        return {name: torch.empty_like(like) for name, like in inputs.items()}
 
     @staticmethod
     def sparse_attention_backward_wrapper(q: Tensor, kv: Tensor, *rest: Any, **options: Any) -> dict[str, Tensor]:

@@ -96,8 +96,8 @@ def llama4_text(reader: ConfigReader) -> ModelShape:
     kinds = [CHUNKED if with_positions else FULL for with_positions in turned]
     chunk = reader.get("attention_chunk_size")
     for key, value in (("no_rope_layers", turned), ("moe_layers", mixtures), ("layer_types", kinds)):
-        given = reader.get(key)
-        if given and given != value:
+        written = reader.get(key)
+        if written and written != value:
             raise BadKey((key,), "other layers than at even distances are not supported; remove it")
     experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
     router = Router("sigmoid", normalize_topk=False, weighted_inputs=True, **_auxiliary(reader))
