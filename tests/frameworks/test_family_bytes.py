@@ -15,7 +15,8 @@ from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
-from llmlaunch.models.huggingface.config import ALIASES, DEFAULTS, SAME, shape_from_config
+from llmlaunch.models.huggingface.config import SAME, shape_from_config
+from llmlaunch.models.huggingface.defaults import ALIASES, DEFAULTS
 from llmlaunch.models.huggingface.written import config_of, unsaid
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.presets import load_preset, preset_names

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
-from llmlaunch.models.huggingface.config import DEFAULTS, SUPPORTED, read_config
+from llmlaunch.models.huggingface.config import SUPPORTED, read_config
+from llmlaunch.models.huggingface.defaults import DEFAULTS
 from llmlaunch.models.presets import find_model, load_preset, preset_names
 from llmlaunch.models.shape import FAMILIES, ModelShape, RopeScaling, SlidingWindow
 

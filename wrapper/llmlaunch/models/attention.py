@@ -1,0 +1,127 @@
+"""Sections of a model that say how its layers attend: windows, positions, latents, chosen keys, delta nets."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from llmlaunch.documents.keys import key, section
+from llmlaunch.documents.validate import BadKey
+
+__all__ = [
+    "Count",
+    "Indexer",
+    "LinearAttention",
+    "MlaShape",
+    "Positions",
+    "Positive",
+    "Rate",
+    "RopeScaling",
+    "Size",
+    "SlidingWindow",
+    "check_indexer",
+]
+
+Size = Annotated[int, Field(ge=1, le=2**24)]
+Count = Annotated[int, Field(ge=1, le=2**16)]
+Positions = Annotated[int, Field(ge=1, le=2**28)]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0, le=1e12)]
+
+
+@section
+class RopeScaling:
+    """Rotary frequencies changed for sequences longer than those of the first training, in the words of transformers
+    5.23 (modeling_rope_utils.py). None where the framework works a value out."""
+
+    kind: str = key("Method", written=Literal["linear", "llama3", "yarn"])
+    factor: float = key("How much longer sequences became", ge=1, le=1e6)
+    original_max_position_embeddings: Positions | None = key("Longest sequence before", default=None)
+    low_frequency_factor: Positive = key("llama3: frequencies below this are divided by factor", default=1.0)
+    high_frequency_factor: Positive = key("llama3: frequencies above this stay", default=4.0)
+    beta_fast: Positive = key("yarn: rotations above which frequencies stay", default=32.0)
+    beta_slow: Positive = key("yarn: rotations below which they are divided by factor", default=1.0)
+    mscale: Positive | None = key("yarn: weight of the scores' scaling", default=None)
+    mscale_all_dim: Positive | None = key("yarn: the same over all of a head", default=None)
+    attention_factor: Positive | None = key("yarn: the scores' scaling itself", default=None)
+    truncate: bool = key("yarn: round the bounds between frequencies to whole ones", default=True)
+
+
+@section
+class SlidingWindow:
+    """Layers that attend to the last tokens alone."""
+
+    tokens: Positions = key("Tokens a windowed layer attends to")
+    full_every: int = key(
+        "Every so many layers one attends to the whole sequence; 0 = none does", default=0, ge=0, le=10_000
+    )
+    rotary_base: Positive | None = key("Rotary base of the windowed layers; absent = that of all layers", default=None)
+    chunked: bool = key("Pieces of so many tokens see themselves alone (Llama 4)", default=False)
+
+
+@section
+class LinearAttention:
+    """Layers whose attention is a gated delta net (Yang, Kautz and Hatamizadeh 2024): a state of fixed size in place of
+    scores, behind a convolution over neighbouring tokens."""
+
+    full_every: int = key("Every so many layers one has ordinary attention; 0 = none has", default=4, ge=0, le=10_000)
+    num_key_heads: Count = key("Heads of queries and of keys", default=16)
+    num_value_heads: Count = key("Heads of values and of the gate, a multiple of the key heads", default=32)
+    key_head_dim: Size = key("Width of a query's and a key's head", default=128)
+    value_head_dim: Size = key("Width of a value's head", default=128)
+    conv_kernel: int = key("Tokens that the convolution spans", default=4, ge=1, le=64)
+
+    @property
+    def key_width(self) -> int:
+        """Columns of the queries, and of the keys."""
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Columns of the values, and of the gate."""
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def convolved_width(self) -> int:
+        """Columns of queries, keys and values together, which the convolution runs over."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def projected_width(self) -> int:
+        """Columns of the first projection: queries, keys, values, the gate, and a decay and a rate of each head."""
+        return self.convolved_width + self.value_width + 2 * self.num_value_heads
+
+
+@section
+class MlaShape:
+    """Multi-latent attention (DeepSeek-V2 and V3), in Megatron's names."""
+
+    q_lora_rank: Size | None = key("Width of the queries' latent; absent = queries have none")
+    kv_lora_rank: Size = key("Width of the latent of keys and values")
+    qk_head_dim: Size = key("Width of a query's and a key's head, without rotary positions")
+    qk_pos_emb_head_dim: Size = key("Width of the part with rotary positions")
+    v_head_dim: Size = key("Width of a value's head")
+
+
+@section
+class Indexer:
+    """What chooses the keys that each query of latent attention attends to (DeepSeek-V3.2's lightning indexer): small
+    heads of its own score all keys."""
+
+    heads: Count = key("Heads that score")
+    head_dim: Size = key("Width of one of them")
+    topk: Positions = key("Keys a query attends to")
+    interleaved: bool = key("Rotary positions turn neighbours, and not halves of a head (GLM-5)", default=False)
+    loss_coeff: float = key(
+        "Weight of the loss that teaches it to choose as attention does", default=0.001, gt=0, le=100
+    )
+
+
+def check_indexer(indexer: Indexer, mla: MlaShape | None) -> None:
+    if mla is None or mla.q_lora_rank is None:
+        raise BadKey(("indexer",), "scores are made of the queries' latent; give mla with a q_lora_rank, or remove it")
+    if indexer.head_dim < mla.qk_pos_emb_head_dim:
+        raise BadKey(
+            ("indexer", "head_dim"), f"must hold the {mla.qk_pos_emb_head_dim} rotary columns, not {indexer.head_dim}"
+        )
