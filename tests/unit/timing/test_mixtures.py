@@ -33,7 +33,8 @@ from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switc
 from llmlaunch.timing.products import Work, split_of
 from support.switch_pairs import SWITCHES, switch_pairs, switch_records
 
-DATA = Path(__file__).parents[2] / "data" / "measurements" / "mixtures.jsonl"
+MEASUREMENTS = Path(__file__).parents[2] / "data" / "measurements"
+DATA, FAMILIES = MEASUREMENTS / "mixtures.jsonl", MEASUREMENTS / "families.jsonl"
 B200 = machines()["b200"]
 DEEPSEEK, QWEN = load_preset("deepseek-v3"), load_preset("qwen3-30b-a3b")
 SPREAD = Layout(data=64, expert=64, zero_stage=1)  # a mixture over eight nodes
@@ -174,6 +175,28 @@ def test_many_narrow_experts_on_a_device_take_longer_than_few() -> None:
     free = replace(H100, devices_per_node=32, nvlink_domain_devices=32)
     apart = [total(layout, SPARSE, free) - term("expert_parallel", layout, SPARSE, free) for layout in devices]
     assert apart == sorted(apart)
+
+
+def test_biases_of_experts_are_added_expert_by_expert_unless_one_kernel_multiplies_for_all() -> None:
+    few, many = (Layout(data=8, expert=e, zero_stage=1) for e in (8, 2))
+    biased = job(replace(MIXTRAL, linear_bias=True))
+    passes = term("element_wise", few, biased) - term("element_wise", few, job(MIXTRAL))
+    assert passes > 0
+    assert term("element_wise", many, biased) - term("element_wise", many, job(MIXTRAL)) == pytest.approx(passes)
+    launches = [term("kernel_launches", at, biased) - term("kernel_launches", at, job(MIXTRAL)) for at in (few, many)]
+    assert launches[1] == pytest.approx(4.0 * launches[0])
+    fused = [replace(of, facts=replace(of.facts, experts_fused=True)) for of in (biased, job(MIXTRAL))]
+    for name in ("element_wise", "kernel_launches"):
+        assert term(name, few, fused[0]) == term(name, few, fused[1])
+
+
+def test_gpt_oss_which_nothing_was_fitted_on_is_ranked_as_measured_and_timed_a_quarter_too_fast() -> None:
+    clusters = machines()
+    rows = [json.loads(line) for line in FAMILIES.read_text("utf-8").splitlines()]
+    accuracy = throughput([score(row, clusters) for row in rows if row["family"] == "nvidia-perf-gpt-oss"])
+    assert accuracy["records"] == 23
+    assert accuracy["mape"] <= 0.27
+    assert accuracy["rank_correlation"] >= 0.95
 
 
 @cache

@@ -27,6 +27,10 @@ MODULE_KERNELS = (40.0, 70.0)  # of a mixture layer forward and backward, its ex
 # grouped_linear.py and common/swizzle/, 2.20).
 EXPERT_KERNELS, QUANTIZED_EXPERT_KERNELS = (2.0, 4.0), (8.0, 14.0)
 FUSED_EXPERT_KERNELS = (6.0, 10.0)  # of all experts, where one kernel multiplies for all of them
+# Of one expert's biases: the second one is weighted by the router and added expert by expert, a product and a sum,
+# whose gradients are two products and two sums; both gradients are added to their buffers
+# (megatron/core/transformer/moe/experts.py TEGroupedMLP._apply_bias, core 0.19).
+BIASED_EXPERT_KERNELS = (2.0, 6.0)
 
 
 def captured_share(job: Job, kernels: tuple[float, float]) -> float:
@@ -94,4 +98,5 @@ def mixture_launches(job: Job, local_experts: FloatColumn) -> MixtureLaunches:
         unit = np.ones_like(local_experts)
         return MixtureLaunches(MODULE_KERNELS, (FUSED_EXPERT_KERNELS[0] * unit, FUSED_EXPERT_KERNELS[1] * unit))
     each = EXPERT_KERNELS if job.facts.quantized is None else QUANTIZED_EXPERT_KERNELS
-    return MixtureLaunches(MODULE_KERNELS, (each[0] * local_experts, each[1] * local_experts))
+    more = BIASED_EXPERT_KERNELS if job.shape.linear_bias else (0.0, 0.0)
+    return MixtureLaunches(MODULE_KERNELS, ((each[0] + more[0]) * local_experts, (each[1] + more[1]) * local_experts))

@@ -55,6 +55,11 @@ KINDS = (
 )
 TILE_ROWS = 128.0  # rows of a tile of a grouped product: every expert's tokens fill whole ones
 MLP_SHARE = 0.4  # of a dense layer's kernels
+# Elements that the biases of experts move for each of a routed token, forward and backward. The second bias is weighted
+# by the router and added expert by expert: a product is written, read with the output and written, the experts put
+# together; backward, the gradient times the weight and times the bias is written and summed, and put together
+# (megatron/core/transformer/moe/experts.py TEGroupedMLP._apply_bias, core 0.19).
+BIAS_ELEMENTS = (6.0, 8.0)
 
 
 @frozen
@@ -344,6 +349,8 @@ def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> tu
         if mlp.copies is not None:
             slower = constant("element_wise_efficiency") / constant("permutation_efficiency")
             passes[each] = passes[each] + (slower * e * h) * _permuting_passes(job, at) * mlp.copies
+            if shape.linear_bias and not job.facts.experts_fused:
+                passes[each] = passes[each] + (BIAS_ELEMENTS[each] * e * h) * mlp.copies
         if job.techniques.adapters is not None:
             passes[each] = passes[each] + (_adapter_elements(job, each) * e) * at.share
     activation = ((gates + 1.0 + moved.activation_elements[0]) * e) * activated
