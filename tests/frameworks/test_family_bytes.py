@@ -5,12 +5,14 @@ as priced."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import llmlaunch
 from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts, with_family
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
@@ -272,20 +274,57 @@ def test_eager_attention_keeps_a_softmax_in_fp32_beside_the_probabilities() -> N
     assert priced(small(shape, 3), eager=True) == pytest.approx(measured, rel=0.005)
 
 
-@pytest.mark.parametrize("frozen_down", [False, True])
-def test_each_linear_keeps_its_input_in_the_type_of_the_adapters_that_peft_makes(frozen_down: bool) -> None:
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+@pytest.mark.parametrize(
+    ("preset", "adapters"),
+    [
+        ("llama3-8b", Adapters(4)),
+        ("llama3-8b", Adapters(4, frozen_down=True)),
+        ("llama3-8b", Adapters(4, target_modules=("q_proj", "v_proj"))),
+        ("llama3-8b", Adapters(4, target_modules=("linear_proj", "linear_fc2"))),
+        ("mixtral-8x7b", Adapters(4, target_modules=ATTENTION)),
+    ],
+)
+def test_each_linear_keeps_its_input_in_the_type_of_the_adapters_that_peft_makes(
+    preset: str, adapters: Adapters
+) -> None:
     from peft import LoraConfig, get_peft_model
 
+    targets = sorted(adapters.targets) if adapters.target_modules else "all-linear"
+
     def adapted(layers: int) -> int:
-        wanted = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-        model = get_peft_model(model_of(small(load_preset("llama3-8b"), layers)), wanted).train()
+        wanted = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
+        model = get_peft_model(model_of(small(load_preset(preset), layers)), wanted).train()
         for name, parameter in model.named_parameters():
-            parameter.requires_grad = parameter.requires_grad and not (frozen_down and ".lora_A." in name)
+            parameter.requires_grad = parameter.requires_grad and not (adapters.frozen_down and ".lora_A." in name)
         return kept(model)
 
-    techniques = Techniques(adapters=Adapters(4, frozen_down=frozen_down))
-    counted = priced(small(load_preset("llama3-8b"), 3), techniques)
-    assert counted == pytest.approx(adapted(3) - adapted(2), rel=0.005)
+    counted = priced(small(load_preset(preset), 3), Techniques(adapters=adapters))
+    assert counted == pytest.approx(adapted(3) - adapted(2), rel=PRESETS[preset] + 0.004)
+
+
+def test_the_script_finds_the_adapted_layers_of_every_kind_of_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of attention, and with dense MLPs all linear layers of the blocks."""
+    import torch
+
+    monkeypatch.syspath_prepend(str(Path(llmlaunch.__file__).parent / "trainers" / "deepspeed"))
+    from adapters import TARGETS, targets_in
+
+    for preset in ("llama3-8b", "mixtral-8x7b", "phi-4", "gpt3-6.7b", "deepseek-v3"):
+        shape = small(load_preset(preset), 2)
+        with torch.device("meta"):
+            model = model_of(shape)
+        linears = {name for name, module in model.named_modules() if type(module).__name__ in ("Linear", "Conv1D")}
+        linears -= {"lm_head"}
+
+        def matched(names: Sequence[str], model: Any = model, linears: set[str] = linears) -> set[str]:
+            ends = tuple(f".{end}" for end in targets_in(model, list(names)))
+            return {name for name in linears if name.endswith(ends)}
+
+        assert matched(ATTENTION) == {name for name in linears if "attn" in name}, preset
+        assert shape.moe is not None or matched(list(TARGETS)) == linears, preset
 
 
 def test_a_plain_linear_holds_the_storage_of_its_weight_and_deepspeeds_own_does_not() -> None:

@@ -314,6 +314,9 @@ def test_answers_alone_are_learned_from_rows(ask: Ask, tmp_path: Path, kind: str
     assert answer == {"refused": None, "shape": [2, 64], "learned": ["five <eos>", "a cat <eos>"], "validation": 2}
 
 
+ADAPTERS = "training.adapters={rank: 16, target_modules: [linear_qkv, linear_proj]}"
+
+
 def test_finetuning_configures_megatron_core_as_pretraining_does(ask: Ask) -> None:
-    recipe = tuned("data={path: /data/squad, sft: chat, tokenizer: /models/llama3}", "training.adapters={rank: 16}")
+    recipe = tuned("data={path: /data/squad, sft: chat, tokenizer: /models/llama3}", ADAPTERS)
     check_alike(ask, Case(recipe, SPLIT), apart=["model.calculate_per_token_loss"])

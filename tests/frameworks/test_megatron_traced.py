@@ -90,9 +90,17 @@ def traced_job(case: Case) -> str:
             "pipeline_rank": case.rank,
             "arguments": case.arguments(),
             "all_microbatches": case.all_microbatches,
-            "adapters": None if case.techniques.adapters is None else case.techniques.adapters.rank,
+            "adapters": _settings_of_lora(case),
         }
     )
+
+
+def _settings_of_lora(case: Case) -> dict[str, Any]:
+    adapters = case.techniques.adapters
+    if adapters is None:
+        return {}
+    targets = adapters.fused_targets(case.shape.gated_mlp)
+    return {"dim": adapters.rank, "alpha": adapters.rank, "target_modules": targets}
 
 
 def ids(cases: Iterable[Case]) -> list[str]:

@@ -26,6 +26,7 @@ CASES: dict[str, list[str]] = {
     "offload_checkpoints": ["--gradient-checkpointing", "--offload-checkpoints"],
     "adapters": ["--adapter-rank", "4"],
     "adapters_frozen_down": ["--adapter-rank", "4", "--frozen-adapter-down"],
+    "adapters_of_attention": ["--adapter-rank", "4", "--adapter-targets", "q_proj", "k_proj", "v_proj", "o_proj"],
     "trained_layers": ["--trained-layers", "1"],
 }
 # what saved_bytes.py builds: fp32
@@ -70,6 +71,7 @@ def test_adapters_train_little_and_with_frozen_first_matrices_keep_less(counted:
     outs = LAYERS * 4 * (HIDDEN + 2 * kv + HIDDEN + 2 * FFN + HIDDEN)
     assert counted["adapters"]["trained"] == ins + outs
     assert counted["adapters_frozen_down"]["trained"] == outs
+    assert counted["adapters_of_attention"]["trained"] == LAYERS * 4 * (4 * HIDDEN + 2 * HIDDEN + 2 * kv)
     # the inputs of q, k, v in one, of o, of gate and up in one, and of down; all but one are saved by nothing else
     inputs = LAYERS * TOKENS * (3 * HIDDEN + FFN) * BYTES
     saved = counted["adapters"]["saved_bytes"] - counted["adapters_frozen_down"]["saved_bytes"]
@@ -82,10 +84,12 @@ def test_frozen_first_layers_keep_nothing(counted: Figures) -> None:
     assert per_layer > TOKENS * (4 * FFN + 4 * HIDDEN) * BYTES
 
 
+ATTENTION = ("linear_qkv", "linear_proj")
 PRICED = {
     "mlp_chunks": (Techniques(mlp_chunks=4), RECOMPUTE_NONE),
     "adapters": (Techniques(adapters=Adapters(4)), RECOMPUTE_NONE),
     "adapters_frozen_down": (Techniques(adapters=Adapters(4, frozen_down=True)), RECOMPUTE_NONE),
+    "adapters_of_attention": (Techniques(adapters=Adapters(4, target_modules=ATTENTION)), RECOMPUTE_NONE),
     "trained_layers": (Techniques(trained_layers=1), RECOMPUTE_NONE),
     "recompute": (NO_TECHNIQUES, RECOMPUTE_FULL),
 }

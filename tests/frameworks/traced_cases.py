@@ -364,8 +364,14 @@ HALVES = OptimizerFormats("fp16", "fp16", "fp16")
 AWARE = "--use-precision-aware-optimizer"
 HALF_WORDS = (AWARE, "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16")
 LORA = Adapters(16)
+OF_ATTENTION = Adapters(16, target_modules=("linear_qkv", "linear_proj"))
+OF_SECOND_LINEARS = Adapters(16, target_modules=("o_proj", "down_proj"))
 ADAPTED = (
     Case("adapters", LLAMA3_CUT, CUT, 1, length=2048, techniques=Techniques(adapters=LORA)),
+    Case("adapters of attention", LLAMA3_CUT, CUT, 1, length=2048, techniques=Techniques(adapters=OF_ATTENTION)),
+    Case(
+        "adapters of second linears", LLAMA3_CUT, CUT, 1, length=2048, techniques=Techniques(adapters=OF_SECOND_LINEARS)
+    ),
     Case(
         "adapters beside an MLP computed again",
         LLAMA3_CUT,

@@ -184,7 +184,7 @@ TECHNIQUE_LIST: tuple[Technique, ...] = (
         "gradients and states of all but the adapters; LoRA-FA also the inputs of linear layers",
         "what can be learned is of low rank",
         None,
-        "`--adapter-rank`, `--frozen-adapter-down` of the script",
+        "`--adapter-rank`, `--adapter-targets`, `--frozen-adapter-down` of the script",
     ),
     Technique(
         ("training.trained_layers",),

@@ -7,7 +7,7 @@ backend's rules.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,6 +18,7 @@ __all__ = [
     "BIT_EQUAL",
     "CHANGES_ROUNDING",
     "FULL_ITERATION",
+    "FUSED_MODULES",
     "NO_TECHNIQUES",
     "SOLVED_SHARE",
     "WHOLE_LAYER",
@@ -31,13 +32,26 @@ LAYOUT, TRAINING, WHAT_IF = "layout", "training", "what_if"  # the mappings of a
 RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"]
 GraphScope = Literal["full_iteration", "layer", "attn", "mlp", "moe_router", "moe_preprocess"]
+# fmt: off
+TargetModule = Literal[
+    "linear_qkv", "linear_proj", "linear_fc1", "linear_fc2",
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+]
+# fmt: on
+FUSED_MODULES: Mapping[str, tuple[str, ...]] = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""The linear layers of a block as Megatron core has them, each with those that Hugging Face's models have for it."""
 FULL_ITERATION, WHOLE_LAYER = "full_iteration", "layer"
 SOLVED_SHARE = -1.0  # in place of a `swapped_share` that a plan solves for its layout
 
 
 @section
 class Adapters:
-    """Low-rank adapters beside every linear layer of the blocks; the rest of the model is frozen.
+    """Low-rank adapters beside linear layers of the blocks; the rest of the model is frozen.
 
     `frozen_down` is LoRA-FA (Zhang et al. 2023): the first matrix of each pair is frozen too, so a linear layer keeps
     the r-wide projection of its input instead of the input.
@@ -45,6 +59,36 @@ class Adapters:
 
     rank: int = key("Inner width of each adapter", ge=1, le=2**16)
     frozen_down: bool = key("LoRA-FA: the first matrix of each adapter is frozen too", default=False)
+    target_modules: tuple[str, ...] = key(
+        "Linear layers that have an adapter, by their names in Hugging Face's models or in Megatron core "
+        "([linear_qkv, linear_proj] = attention alone); absent = all",
+        default=(),
+        written=tuple[TargetModule, ...] | None,
+        min_length=1,
+    )
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """The linear layers that have an adapter, by their names in Hugging Face's models."""
+        names = self.target_modules or tuple(FUSED_MODULES)
+        return frozenset(each for name in names for each in FUSED_MODULES.get(name, (name,)))
+
+    def fused_targets(self, gated_mlp: bool) -> tuple[str, ...] | None:
+        """Return the linear layers that have an adapter, by their names in Megatron core; None where of one of these a
+        part alone has an adapter."""
+        whole = []
+        for name, every in FUSED_MODULES.items():
+            parts = {part for part in every if gated_mlp or part != "gate_proj"}
+            if parts <= self.targets:
+                whole.append(name)
+            elif parts & self.targets:
+                return None
+        return tuple(whole)
+
+    def as_json(self) -> dict[str, object]:
+        """Return what is written of it: without `target_modules` where all have an adapter."""
+        targets = {"target_modules": list(self.target_modules)} if self.target_modules else {}
+        return {"rank": self.rank, "frozen_down": self.frozen_down, **targets}
 
 
 @section
@@ -236,7 +280,7 @@ class Techniques:
         """Return what differs from the defaults, as plain values."""
         changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         return {
-            name: list(value) if isinstance(value, tuple) else asdict(value) if isinstance(value, Adapters) else value
+            name: list(value) if isinstance(value, tuple) else value.as_json() if isinstance(value, Adapters) else value
             for name, value in changed.items()
         }
 
@@ -247,7 +291,8 @@ class Techniques:
             n: tuple(value) if isinstance(value, list) else value for n, value in document.items()
         }
         if "adapters" in values:
-            values["adapters"] = Adapters(**values["adapters"])
+            named = values["adapters"]
+            values["adapters"] = Adapters(**named | {"target_modules": tuple(named.get("target_modules", ()))})
         return cls(**values)
 
 

@@ -1,5 +1,5 @@
-"""The tracer (llmlaunch/tracing/trace_ranks.py) for jobs that may have "adapters", a rank: their model is then what
-Megatron-Bridge's own LoRA makes of Megatron core's, as its pre-wrap hook does before DDP."""
+"""The tracer (llmlaunch/tracing/trace_ranks.py) for jobs that may have "adapters", the settings of Megatron-Bridge's
+own LoRA: their model is then what this makes of Megatron core's, as its pre-wrap hook does before DDP."""
 
 # ruff: noqa: E402 (the tracer lies in another folder)
 from __future__ import annotations
@@ -17,11 +17,11 @@ SITE = Path(sys.prefix) / "bridge-0.6"
 
 
 def traced(job: trace_ranks.Job) -> dict[str, Any]:
-    rank = job.get("adapters")
-    if rank:
+    settings = job.get("adapters")
+    if settings:
         import megatron_rank
 
-        lora, own = lora_of_bridge()(dim=rank, alpha=rank), megatron_rank.build_model
+        lora, own = lora_of_bridge()(**settings), megatron_rank.build_model
         megatron_rank.build_model = lambda *sizes, **options: lora(own(*sizes, **options))
     return own_tracer(job)
 

@@ -276,6 +276,7 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ("dense-tiles", DEEPSPEED, [EXPERT_MODEL, "layout={loss: tiled}"]),
     ("dense-chunks", DEEPSPEED, [EXPERT_MODEL, "layout={mlp_chunks: 2}"]),
     ("dense-adapters", DEEPSPEED, [EXPERT_MODEL, "training.adapters={rank: 2}"]),
+    ("whole-fused-layers", DEEPSPEED, ["model=phi-4", "training.adapters={rank: 2, target_modules: [q_proj]}"]),
     (
         "no-indexer",
         DEEPSPEED,

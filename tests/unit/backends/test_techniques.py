@@ -90,6 +90,10 @@ SCRIPT_FLAGS = [
     ("layout={loss: tiled, loss_tiles: 32}", "--loss-tiles 32"),
     ("training.adapters={rank: 16}", "--adapter-rank 16"),
     ("training.adapters={rank: 16, frozen_down: true}", "--adapter-rank 16 --frozen-adapter-down"),
+    (
+        "training.adapters={rank: 16, target_modules: [o_proj, linear_fc1]}",
+        "--adapter-rank 16 --adapter-targets o_proj gate_proj up_proj",
+    ),
     ("training.trained_layers=4", "--trained-layers 4"),
 ]
 

@@ -82,6 +82,12 @@ def test_trl_and_llama_factory_assume_otherwise() -> None:
     assert layout(trl)["recompute"] == "full"
     factory = read("src/train.py", "--model_name_or_path gpt2 --stage sft --output_dir out --max_steps 9")
     assert training(factory)["adapters"] == {"rank": 8}
+    for words, modules in (("q_proj,v_proj", ["q_proj", "v_proj"]), ("qkv_proj o_proj", ["linear_qkv", "o_proj"])):
+        script = (
+            f"run_clm.py --model_name_or_path gpt2 --max_steps 9 --use_peft --lora_r 4 --lora_target_modules {words}"
+        )
+        some = read(*script.split(" ", 1))
+        assert training(some)["adapters"] == {"rank": 4, "target_modules": modules}
     assert (training(factory)["sequence_length"], layout(factory)["recompute"]) == (2048, "full")
 
 

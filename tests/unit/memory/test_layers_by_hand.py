@@ -493,6 +493,18 @@ def test_fused_adapters_keep_what_sequence_parallelism_has_gathered() -> None:
         assert adapted - value(recomputed_layer, LLAMA3_8B, again, FUSED, mlp) == between + gathered
 
 
+def test_fused_adapters_of_attention_leave_the_mlp_without_its_inputs() -> None:
+    of_attention = Techniques(adapters=Adapters(16, target_modules=("linear_qkv", "linear_proj")))
+    h, ffn, pairs = 4096, 14336, (4096 + 4096 + 2 * 1024) + (4096 + 4096)
+    assert value(lambda job, rows: adapter_parameters(job, rows)[0], LLAMA3_8B, SPLIT, FUSED, of_attention) == (
+        32 * 16 * pairs / 2
+    )
+    saved = [value(dense_layer, LLAMA3_8B, SPLIT, FUSED, each) for each in (Techniques(), of_attention)]
+    assert saved[1] - saved[0] == 2 * N * (2 * 16 + h - h / 2 - ffn / 2)  # norm's output, second linear's input
+    assert value(adapted_forward, LLAMA3_8B, SPLIT, FUSED, of_attention) == 0
+    assert value(weight_gradient_stubs, LLAMA3_8B, SPLIT, FUSED, of_attention) == 2 * 16 * pairs / 2
+
+
 def test_biased_experts_put_their_outputs_together_before_they_are_sorted() -> None:
     """Permuted and exchanged tokens, the experts' output, that with its bias expert by expert, and put together."""
     layout = Layout(data=4, expert=4)

@@ -227,6 +227,24 @@ def test_adapters_are_rank_times_inputs_and_outputs() -> None:
     assert term("parameters", Techniques(adapters=Adapters(16))) == 2 * (PARAMETERS + 16 * LAYERS * sides)
 
 
+def test_adapters_of_some_layers_are_a_part_of_all() -> None:
+    def held(*names: str) -> tuple[float, float]:
+        techniques = Techniques(adapters=Adapters(16, target_modules=names))
+        job = job_of(LLAMA3_8B, Layout(), techniques=techniques)
+        rows = all_ranks(job, LayoutColumns.of([Layout()]))
+        return float(adapter_parameters(job, rows)[0][0]), kept_bytes(techniques)
+
+    sides = {"q_proj": HIDDEN + QUERIES, "v_proj": HIDDEN + KEYS, "down_proj": FFN + HIDDEN}
+    for name, side in sides.items():
+        assert held(name)[0] == 16 * LAYERS * side
+    ranks, inputs = LAYERS * TOKENS * E * 16, LAYERS * TOKENS * E * HIDDEN
+    (both, kept), (_, all_kept) = held("q_proj", "v_proj"), held()
+    assert both == 16 * LAYERS * (sides["q_proj"] + sides["v_proj"])
+    # five adapters fewer, and the inputs of gate and up, and of down; attention keeps its output all the same
+    assert all_kept - kept == 5 * ranks + inputs + LAYERS * TOKENS * E * FFN
+    assert held("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2") == held()
+
+
 def test_frozen_first_matrices_let_go_of_the_inputs() -> None:
     inputs = LAYERS * TOKENS * E * (2 * HIDDEN + FFN)  # of q, k, v; of gate and up; of down
     assert kept_bytes(Techniques(adapters=Adapters(8))) - kept_bytes(Techniques(adapters=Adapters(8, True))) == inputs

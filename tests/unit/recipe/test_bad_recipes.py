@@ -201,6 +201,12 @@ CONTRADICTIONS = [
     # --- training
     ("training.adapters.rank: is missing", "training.adapters={}"),
     ("training.trained_layers: trains layers, and", "training.adapters={rank: 4}", "training.trained_layers=2"),
+    ("must be one of linear_qkv", "training.adapters={rank: 4, target_modules: [query]}"),
+    (
+        "training.adapters.target_modules: attention of deepseek-v3 has other layers",
+        "model=deepseek-v3",
+        "training.adapters={rank: 4, target_modules: [q_proj, v_proj]}",
+    ),
     ("training.trained_layers: 33 of 32 layers", "training.trained_layers=33"),
     (
         "training.trained_layers: llama3-8b changed ties its head to the embedding",

@@ -28,7 +28,7 @@ def test_every_technique_arrives() -> None:
         "recompute_method: block, recompute_layers: 4, offload_modules: [core_attn, attn_proj], "
         "offload_checkpoints: true, offload_optimizer: 0.5, offload_parameters: true, loss: tiled, loss_tiles: 16, "
         "mlp_chunks: 8, delay_weight_gradients: true}",
-        "training.adapters={rank: 16, frozen_down: true}",
+        "training.adapters={rank: 16, frozen_down: true, target_modules: [linear_qkv, o_proj]}",
         "training.gradient_dtype=bf16",
         "what_if={swapped_share: 0.5, sampled_share: 0.3, weight_versions: 2}",
     )
@@ -42,7 +42,7 @@ def test_every_technique_arrives() -> None:
         loss="tiled",
         loss_tiles=16,
         mlp_chunks=8,
-        adapters=Adapters(16, frozen_down=True),
+        adapters=Adapters(16, frozen_down=True, target_modules=("linear_qkv", "o_proj")),
         delay_weight_gradients=True,
         swapped_share=0.5,
         sampled_share=0.3,

@@ -191,6 +191,15 @@ def test_frozen_weights_have_no_gradient() -> None:
     assert term("optimizer", BASE, adapters) < 0.05 * term("optimizer", BASE)
 
 
+def test_adapters_of_attention_alone_multiply_and_move_less() -> None:
+    every, some, queries = (
+        job(techniques=Techniques(adapters=Adapters(16, target_modules=names)))
+        for names in ((), ("linear_qkv", "linear_proj"), ("q_proj",))
+    )
+    for part in ("matrix_products", "element_wise", "optimizer"):
+        assert term(part, BASE, every) > term(part, BASE, some) > term(part, BASE, queries)
+
+
 def test_sampled_rows_spare_weight_gradients() -> None:
     half = job(techniques=Techniques(sampled_share=0.5))
     assert 0.8 < term("matrix_products", BASE, half) / term("matrix_products", BASE) < 0.87

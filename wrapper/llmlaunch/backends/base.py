@@ -29,6 +29,7 @@ __all__ = [
     "StateTechniques",
     "StepTechniques",
     "implies",
+    "parts_fused_modules",
     "pinned_least",
     "refuse_unmet",
     "refuse_what_ifs",
@@ -230,6 +231,12 @@ def pinned_least(recipe: Recipe, name: str) -> int:
     """Return the smallest number that the pin `name` of the layout allows, or 0 where the layout leaves it free."""
     pin = recipe.pins.get(name, 0)
     return min(int(value) for value in (pin if isinstance(pin, tuple) else (pin,)))
+
+
+def parts_fused_modules(recipe: Recipe) -> bool:
+    """Return whether adapters stand beside a part of what is one linear layer in Megatron core."""
+    adapters = recipe.techniques.adapters
+    return adapters is not None and adapters.fused_targets(recipe.model.gated_mlp) is None
 
 
 def refuse_unmet(recipe: Recipe, requirements: Iterable[Requirement], to_render: bool = True) -> None:

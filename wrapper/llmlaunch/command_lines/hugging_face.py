@@ -17,6 +17,7 @@ from typing import Any
 from llmlaunch.command_lines.command import UnreadWords
 from llmlaunch.command_lines.options import ScriptOptions
 from llmlaunch.command_lines.recipe_draft import RecipeDraft
+from llmlaunch.techniques import FUSED_MODULES, Adapters
 
 __all__ = [
     "AXOLOTL",
@@ -302,15 +303,23 @@ def read_adapters(options: ScriptOptions, family: TrainerFamily, draft: RecipeDr
     rank = family.default("lora_rank") if rank is None else rank
     if on and rank > 0:
         draft.training["adapters"] = {"rank": rank}
-        targets = options.values("lora_target_modules", "lora_target") or ()
-        if targets and not any(target in ("all", "all-linear") for target in targets):
+        targets = [
+            name for word in options.values("lora_target_modules", "lora_target") or () for name in word.split(",")
+        ]
+        known = [_TARGETS[name] for name in targets if name in _TARGETS]
+        if len(known) < len(targets) and not any(target in ("all", "all-linear") for target in targets):
             draft.notes.append("adapters are counted beside every linear layer, and these are fewer: no less is needed")
+        elif known and Adapters(rank, target_modules=tuple(known)).targets < Adapters(rank).targets:
+            draft.training["adapters"]["target_modules"] = known
     for names, sentence in _UNCOUNTED:
         if (options.text(*names) or "False").lower() not in ("false", "0", "none", "no"):
             draft.notes.append(sentence)
     if kind in ("freeze", "oft"):
         draft.notes.append(f"finetuning_type {kind}: the estimate counts a training of all parameters")
 
+
+_TARGETS = {part: part for parts in FUSED_MODULES.values() for part in parts}
+_TARGETS |= {"qkv_proj": "linear_qkv", "gate_up_proj": "linear_fc1"}
 
 _UNCOUNTED: Sequence[tuple[tuple[str, ...], str]] = (
     (

@@ -17,6 +17,7 @@ import numpy as np
 from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL
+from llmlaunch.memory.adapters import INPUTS_OF, Tensors, saved_beside_adapters
 from llmlaunch.memory.job import Job, RankColumns, once_for_rows
 from llmlaunch.models.shape import CLAMPED, Indexer, LinearAttention, MoeShape
 
@@ -359,19 +360,6 @@ def kept_operators(job: Job, rows: RankColumns, mlp_width: int) -> FloatColumn:
     return np.asarray(tokens(job, rows) * (facts.residual_bytes * h / split + linears + attention + scattered + last))
 
 
-Tensors = Mapping[str, FloatColumn]
-
-# Inputs that only linear layers save. The attention's output is kept by the attention too.
-LINEAR_INPUTS = (
-    "attn_norm_output",
-    "delta_norm_output",
-    "delta_proj_input",
-    "mlp_norm_output",
-    "mlp_fc2_input",
-    "expert_fc1_input",
-    "expert_fc2_input",
-    "shared_fc2_input",
-)
 ROUNDING_BUFFERS = 2.0
 
 
@@ -379,8 +367,7 @@ def apply_techniques_to_saved(job: Job, n: FloatColumn, norm_tokens: FloatColumn
     """Return the saved tensors of one layer under the techniques. `n` is the tokens of a micro-batch, `norm_tokens`
     those of them that a norm sees."""
     chunked = _chunked(job, tensors)
-    adapted = _fused_adapters if job.facts.adapters_fused else _adapted
-    return _sampled(job, n, adapted(job, n, norm_tokens, chunked))
+    return _sampled(job, n, saved_beside_adapters(job, n, norm_tokens, chunked))
 
 
 def _chunked(job: Job, tensors: Tensors) -> Tensors:
@@ -392,54 +379,13 @@ def _chunked(job: Job, tensors: Tensors) -> Tensors:
     return {name: column for name, column in tensors.items() if name not in ("mlp_fc1_output", "mlp_fc2_input")}
 
 
-def _adapted(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensors) -> Tensors:
-    """Adapters keep their own rank-wide tensor beside the input of every linear layer; with frozen first matrices
-    nothing needs that input (LoRA-FA, Zhang et al. 2023, section 3). A wider or dropped input is a copy for each linear
-    layer, with dropout's mask (peft/tuners/lora/layer.py Linear.forward, 0.19). A frozen unfused norm lets go of the
-    copy its weight's gradient would need (transformers/models/llama/modeling_llama.py LlamaRMSNorm, 5.23)."""
-    adapters, facts = job.techniques.adapters, job.facts
-    if adapters is None:
-        return tensors
-    shape, e, wide = job.shape, facts.activation_bytes, facts.adapter_bytes or facts.activation_bytes
-    saved_bytes = dict(tensors)
-    mixture = shape.moe is not None and "expert_fc1_input" in tensors
-    times, ffn = (shape.moe.topk, shape.moe.ffn_hidden_size) if mixture and shape.moe else (1, shape.ffn_hidden_size)
-    first = 2.0 if shape.gated_mlp else 1.0
-    saved_bytes["adapters"] = (4.0 + (first + 1.0) * times) * wide * adapters.rank * n
-    if facts.norm_extra_bytes >= e:
-        for name in ("attn_norm_input", "mlp_norm_input"):
-            saved_bytes[name] = saved_bytes[name] - norm_tokens * e * shape.hidden_size
-    copied = wide > e or facts.adapter_dropout
-    if adapters.frozen_down or copied:
-        saved_bytes = {name: column for name, column in saved_bytes.items() if name not in LINEAR_INPUTS}
-    if copied:
-        inputs = 3.0 * shape.hidden_size + shape.query_width + times * (first * shape.hidden_size + ffn)
-        per_input = (0.0 if adapters.frozen_down else wide) + (1.0 if facts.adapter_dropout else 0.0)
-        saved_bytes["adapter_inputs"] = per_input * inputs * n
-    return saved_bytes
-
-
-def _fused_adapters(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensors) -> Tensors:
-    """Each of the four adapters keeps what is between its matrices, as wide as the rank on every tensor-parallel rank.
-    Those beside queries and the MLP's first linear keep their input gathered where sequence parallelism splits it: all
-    of it, beside the share that the norm keeps (megatron/bridge/peft/utils.py ParallelLinearAdapter, Megatron-Bridge
-    0.6; traced)."""
-    adapters, facts = job.techniques.adapters, job.facts
-    if adapters is None:
-        return tensors
-    e = facts.activation_bytes
-    gathered = np.where(norm_tokens < n, e * job.shape.hidden_size * n, 0.0)
-    beside = 2.0 * e * adapters.rank * n + gathered
-    return {**tensors, "attn_adapters": beside, "mlp_adapters": beside}
-
-
 def _sampled(job: Job, n: FloatColumn, tensors: Tensors) -> Tensors:
     """A linear layer keeps a share of its input's rows for an unbiased weight gradient (WTA-CRS, Liu et al. 2023,
     section 3). The attention keeps the whole of what the projection after it reads. What-if."""
     share = job.techniques.sampled_share
     if share >= 1.0:
         return tensors
-    return {name: column * (share if name in LINEAR_INPUTS else 1.0) for name, column in tensors.items()}
+    return {name: column * (share if name in INPUTS_OF else 1.0) for name, column in tensors.items()}
 
 
 def on_device(job: Job, rows: RankColumns, saved_bytes: FloatColumn, layer_bytes: FloatColumn) -> FloatColumn:

@@ -24,6 +24,7 @@ from llmlaunch.memory.job import (
 )
 from llmlaunch.models.parameters import indexer_parameters
 from llmlaunch.models.shape import LinearAttention, ModelShape
+from llmlaunch.techniques import Adapters
 
 __all__ = [
     "Matrices",
@@ -31,7 +32,7 @@ __all__ = [
     "adapter_parameters",
     "by_attention",
     "distinct_matrices",
-    "fused_linears",
+    "fused_pairs",
     "largest_parameter",
     "layer_parameters",
     "linear_weights",
@@ -322,7 +323,8 @@ def trained_parameters(job: Job, rows: RankColumns, counts: RankParameters) -> R
 
 def adapter_parameters(job: Job, rows: RankColumns, frozen: bool = False) -> tuple[FloatColumn, FloatColumn]:
     """(dense, expert) parameters of the adapters on a device: rank x (inputs + outputs) of every linear layer of the
-    blocks (LoRA, Hu et al. 2021, section 4.2). `frozen` leaves out the first matrices (LoRA-FA, Zhang et al. 2023).
+    blocks that has one (LoRA, Hu et al. 2021, section 4.2). `frozen` leaves out the first matrices (LoRA-FA, Zhang et
+    al. 2023).
 
     Tensor parallelism splits one side of each pair, the one its linear layer is split on; of `adapters_fused` both.
     """
@@ -331,17 +333,17 @@ def adapter_parameters(job: Job, rows: RankColumns, frozen: bool = False) -> tup
         return np.zeros(len(rows)), np.zeros(len(rows))
     shape, lay = job.shape, rows.layouts
     if job.facts.adapters_fused:
-        pairs = sum(sizes[0] + sizes[1] for sizes in fused_linears(shape))
-        return adapters.rank * rows.dense_layers * pairs / rows.tensor, np.zeros(len(rows))
-    t, h = rows.tensor, float(shape.hidden_size)
-    projections = 2.0 if shape.gated_mlp else 1.0
+        return adapters.rank * rows.dense_layers * fused_pairs(shape, adapters) / rows.tensor, np.zeros(len(rows))
+    t, h, targets = rows.tensor, float(shape.hidden_size), adapters.targets
+    projections = float("up_proj" in targets) + float(shape.gated_mlp and "gate_proj" in targets)
 
     def mlp(width: float, split: FloatColumn) -> FloatColumn:
         first = projections * ((0.0 if frozen else h) + width / split)
-        return first + (0.0 if frozen else width / split) + h
+        second = (0.0 if frozen else width / split) + h
+        return first + second if "down_proj" in targets else first
 
-    attention = _attention_pairs(job, t, frozen)
-    if shape.linear_attention is not None:
+    attention = _attention_pairs(shape, targets, t, frozen)
+    if shape.linear_attention is not None and "o_proj" in targets:  # all of attention's, or none
         attention = by_attention(rows, attention, _delta_pairs(shape.linear_attention, h, t, frozen))
     if shape.moe is None:
         return adapters.rank * rows.dense_layers * (attention + mlp(shape.ffn_hidden_size, t)), np.zeros(len(rows))
@@ -352,12 +354,17 @@ def adapter_parameters(job: Job, rows: RankColumns, frozen: bool = False) -> tup
     return adapters.rank * dense, adapters.rank * rows.moe_layers * experts
 
 
-def fused_linears(shape: ModelShape) -> tuple[tuple[float, float], ...]:
-    """Return inputs and outputs of a dense layer's linears, as Megatron core fuses them (linear_qkv, linear_proj,
-    linear_fc1 and linear_fc2 of core 0.19)."""
+def fused_pairs(shape: ModelShape, adapters: Adapters) -> float:
+    """Return inputs and outputs, summed, of the linears of a dense layer that have an adapter, as Megatron core fuses
+    them (core 0.19)."""
     h, query, width = float(shape.hidden_size), float(shape.query_width), float(shape.ffn_hidden_size)
-    first = width * (2.0 if shape.gated_mlp else 1.0)
-    return (h, query + 2.0 * shape.key_value_width), (query, h), (h, first), (width, h)
+    sides = {
+        "linear_qkv": h + query + 2.0 * shape.key_value_width,
+        "linear_proj": query + h,
+        "linear_fc1": h + width * (2.0 if shape.gated_mlp else 1.0),
+        "linear_fc2": width + h,
+    }
+    return sum(sides[name] for name in adapters.fused_targets(shape.gated_mlp) or ())
 
 
 def _delta_pairs(linear: LinearAttention, h: float, t: FloatColumn, frozen: bool) -> FloatColumn:
@@ -366,19 +373,26 @@ def _delta_pairs(linear: LinearAttention, h: float, t: FloatColumn, frozen: bool
     return linear.projected_width / t + h + inputs
 
 
-def _attention_pairs(job: Job, t: FloatColumn, frozen: bool) -> FloatColumn:
-    """Inputs and outputs of the linear layers of one attention block, summed."""
-    shape = job.shape
+def _attention_pairs(shape: ModelShape, targets: frozenset[str], t: FloatColumn, frozen: bool) -> FloatColumn:
+    """Inputs and outputs of the linear layers of one attention block that have an adapter, summed. Latent attention has
+    other layers: all of them have one, or none."""
     h = float(shape.hidden_size)
     if shape.mla is None:
-        groups = np.maximum(shape.num_query_groups / t, 1.0) * shape.head_dim
-        columns, inputs = (1.0 + shape.attention_gate) * shape.query_width / t + 2.0 * groups, 3.0 * h
-        last = shape.query_width / t
-    else:
-        mla, heads = shape.mla, shape.num_attention_heads
-        query, latent = heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim), mla.q_lora_rank or 0
-        columns = query / t + latent + mla.kv_lora_rank + mla.qk_pos_emb_head_dim
-        columns = columns + heads * (mla.qk_head_dim + mla.v_head_dim) / t
-        inputs = 2.0 * h + latent + mla.kv_lora_rank
-        last = heads * mla.v_head_dim / t
+        groups, query = np.maximum(shape.num_query_groups / t, 1.0) * shape.head_dim, shape.query_width / t
+        inputs = 0.0 if frozen else h
+        sides = {
+            "q_proj": inputs + (1.0 + shape.attention_gate) * query,
+            "k_proj": inputs + groups,
+            "v_proj": inputs + groups,
+            "o_proj": h + (0.0 if frozen else query),
+        }
+        return reduce(np.add, (sides[name] for name in sides if name in targets), np.zeros(len(t)))
+    if "o_proj" not in targets:
+        return np.zeros(len(t))
+    mla, heads = shape.mla, shape.num_attention_heads
+    width, latent = heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim), mla.q_lora_rank or 0
+    columns = width / t + latent + mla.kv_lora_rank + mla.qk_pos_emb_head_dim
+    columns = columns + heads * (mla.qk_head_dim + mla.v_head_dim) / t
+    inputs = 2.0 * h + latent + mla.kv_lora_rank
+    last = heads * mla.v_head_dim / t
     return columns + h + (0.0 if frozen else inputs + last)

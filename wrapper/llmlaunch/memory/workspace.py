@@ -25,7 +25,7 @@ from llmlaunch.memory.saved import (
     tokens,
 )
 from llmlaunch.memory.schedule import in_flight
-from llmlaunch.memory.weights import distinct_matrices, fused_linears, matrices, vocabulary
+from llmlaunch.memory.weights import distinct_matrices, fused_pairs, matrices, vocabulary
 
 __all__ = [
     "adapted_forward",
@@ -117,7 +117,8 @@ def adapted_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return what the MLP's first linear adds in the last layer's forward pass, beside all that is saved: what the
     frozen matrix puts out, what the adapter does, and their sum, which is saved, while there is no input of the second
     linear yet (megatron/bridge/peft/lora_layers.py LoRALinear.forward, Megatron-Bridge 0.6; traced)."""
-    if job.techniques.adapters is None or not job.facts.adapters_fused:
+    adapters = job.techniques.adapters
+    if adapters is None or not job.facts.adapters_fused or "up_proj" not in adapters.targets:
         return 0.0
     gates = 2.0 if job.shape.gated_mlp else 1.0
     width = tokens(job, rows) * job.shape.ffn_hidden_size / rows.tensor
@@ -246,9 +247,12 @@ def _mlp_backward(
 
 
 def _inputs_kept(job: Job) -> float:
-    """Return the share of a linear's input that is saved, and freed once its weight gradient is computed."""
+    """Return the share of the input of an MLP's second linear that is saved, and freed once its weight gradient is
+    computed."""
     adapters = job.techniques.adapters
-    return 0.0 if adapters is not None and adapters.frozen_down else job.techniques.sampled_share
+    if adapters is not None and (adapters.frozen_down or "down_proj" not in adapters.targets):
+        return 0.0
+    return job.techniques.sampled_share
 
 
 def _recomputed_piece(job: Job, width: FloatColumn) -> FloatColumn | float:
@@ -376,7 +380,7 @@ def weight_gradient_stubs(job: Job, rows: RankColumns) -> FloatColumn:
     if not (job.facts.weight_gradient_fused and job.facts.weight_gradient_stubs):
         return np.zeros(len(rows))
     if job.techniques.adapters is not None and job.facts.adapters_fused:
-        pairs = sum(sizes[0] + sizes[1] for sizes in fused_linears(job.shape))
+        pairs = fused_pairs(job.shape, job.techniques.adapters)
         return job.facts.parameter_bytes * job.techniques.adapters.rank * pairs / rows.tensor
     return job.facts.parameter_bytes * (distinct_matrices(job, rows) + projection(job, rows))
 

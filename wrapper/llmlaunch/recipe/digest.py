@@ -52,6 +52,7 @@ _LATER: Mapping[str, Any] = {
     "cuda_graphs": (),
     "offload_fraction": 1.0,
     "optimizer_instances": 1,
+    "target_modules": (),
     "zero_bubble": False,
     "fixed": ("gradient_dtype",),
     "technique_limit": None,

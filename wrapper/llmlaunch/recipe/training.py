@@ -16,7 +16,7 @@ from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.layout_keys import ON_MEGATRON_CORE
 from llmlaunch.rundir.values import counted
-from llmlaunch.techniques import TRAINING, Techniques
+from llmlaunch.techniques import TRAINING, Adapters, Techniques
 from llmlaunch.workload import NumberFormats, OptimizerFormats, Workload
 
 __all__ = [
@@ -260,6 +260,7 @@ def training_problems(
         yield from _number_problems(training)
     yield from _schedule_problems(training, backend)
     yield from _trained_layers_problems(keys, training, model)
+    yield from _adapters_problems(keys.get("adapters"), model)
 
 
 def _number_problems(training: Training) -> Iterator[Problem]:
@@ -310,6 +311,19 @@ def _trained_layers_problems(keys: Mapping[str, Any], training: Training, model:
             place,
             f"{model.name} ties its head to the embedding: training the head would send gradients through every layer; "
             "set model.tied_embeddings: false, or remove it",
+        )
+
+
+def _adapters_problems(adapters: Adapters | None, model: ModelShape) -> Iterator[Problem]:
+    """Latent attention and gated delta nets have other layers than those of `target_modules`."""
+    if adapters is None or (model.mla is None and model.linear_attention is None):
+        return
+    attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    if 0 < len(attention & adapters.targets) < len(attention):
+        yield (
+            ("training", "adapters", "target_modules"),
+            f"attention of {model.name} has other layers; name q_proj, k_proj, v_proj and o_proj together for all of "
+            "these, or none",
         )
 
 

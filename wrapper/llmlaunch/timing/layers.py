@@ -14,6 +14,7 @@ from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job, recomputes
+from llmlaunch.techniques import Adapters
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import (
     TensorPasses,
@@ -172,11 +173,12 @@ def dense_layer(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, 
 def _with_adapters(job: Job, launched: tuple[float, float]) -> tuple[float, float]:
     """Return the kernels of a layer with those of the adapters beside its linear layers. A frozen matrix has no
     gradient: that is one kernel less, backward."""
-    if job.techniques.adapters is None:
+    adapters = job.techniques.adapters
+    if adapters is None:
         return launched
-    linears = float(len(adapted_linears(job.shape)))
+    adapted, frozen = (float(len(adapted_linears(job.shape, targets))) for targets in (adapters.targets, None))
     forward, backward = job.facts.kernels.adapter
-    return launched[0] + linears * forward, launched[1] + linears * (backward - 1.0)
+    return launched[0] + adapted * forward, launched[1] + adapted * backward - frozen
 
 
 def mixture_layer(
@@ -352,7 +354,7 @@ def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> tu
             if shape.linear_bias and not job.facts.experts_fused:
                 passes[each] = passes[each] + (BIAS_ELEMENTS[each] * e * h) * mlp.copies
         if job.techniques.adapters is not None:
-            passes[each] = passes[each] + (_adapter_elements(job, each) * e) * at.share
+            passes[each] = passes[each] + (_adapter_elements(job, job.techniques.adapters, each) * e) * at.share
     activation = ((gates + 1.0 + moved.activation_elements[0]) * e) * activated
     forward = passes[0] + activation
     backward = passes[1] + ((2.0 * gates + 1.0 + moved.activation_elements[1]) * e) * activated
@@ -367,9 +369,9 @@ def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> tu
     return Work(forward, backward), activation, norms[0] * at.stream
 
 
-def _adapter_elements(job: Job, each: int) -> float:
+def _adapter_elements(job: Job, adapters: Adapters, each: int) -> float:
     """Return the elements a token that element-wise kernels of a layer's adapters move, forward (0) or backward (1)."""
-    linears, moved = adapted_linears(job.shape), job.facts.kernels
+    linears, moved = adapted_linears(job.shape, adapters.targets), job.facts.kernels
     inputs = moved.adapter_input_elements[each] * sum(linear.inputs for linear in linears)
     return inputs + moved.adapter_output_elements[each] * sum(linear.outputs for linear in linears)
 

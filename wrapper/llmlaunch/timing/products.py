@@ -162,16 +162,23 @@ def mlp_linears(shape: ModelShape, width: float) -> tuple[Linear, ...]:
     return Linear(h, (2.0 if shape.gated_mlp else 1.0) * width, "outputs"), Linear(width, h, "inputs")
 
 
-def adapted_linears(shape: ModelShape) -> tuple[Linear, ...]:
-    """Return the linear layers of a dense block that adapters stand beside, as Hugging Face's models have them: apart
-    for queries, keys and values, and for gate and up."""
+def adapted_linears(shape: ModelShape, targets: frozenset[str] | None = None) -> tuple[Linear, ...]:
+    """Return the linear layers of a dense block that adapters may stand beside, as Hugging Face's models have them:
+    apart for queries, keys and values, and for gate and up; with `targets`, those that have one. Of latent attention
+    all layers have one, or none."""
     h, query, key_value = float(shape.hidden_size), float(shape.query_width), float(shape.key_value_width)
-    attention = [Linear(h, query, "outputs"), *[Linear(h, key_value, "outputs")] * 2, Linear(query, h, "inputs")]
-    if shape.mla is not None:
-        attention = list(attention_linears(shape))
     width = float(shape.ffn_hidden_size)
-    first = [Linear(h, width, "outputs")] * (2 if shape.gated_mlp else 1)
-    return (*attention, *first, Linear(width, h, "inputs"))
+    linears = [
+        ("q_proj", Linear(h, query, "outputs")),
+        ("k_proj", Linear(h, key_value, "outputs")),
+        ("v_proj", Linear(h, key_value, "outputs")),
+        ("o_proj", Linear(query, h, "inputs")),
+    ]
+    if shape.mla is not None:
+        linears = [("o_proj", linear) for linear in attention_linears(shape)]
+    linears += [(name, Linear(h, width, "outputs")) for name in ("gate_proj", "up_proj")[not shape.gated_mlp :]]
+    linears.append(("down_proj", Linear(width, h, "inputs")))
+    return tuple(linear for name, linear in linears if targets is None or name in targets)
 
 
 def adapter_rates(job: Job, pace: DevicePace) -> Rates:
@@ -182,7 +189,7 @@ def adapter_rates(job: Job, pace: DevicePace) -> Rates:
     rank = float(adapters.rank)
     pairs = [
         pair
-        for linear in adapted_linears(job.shape)
+        for linear in adapted_linears(job.shape, adapters.targets)
         for pair in (Linear(linear.inputs, rank, linear.divided), Linear(rank, linear.outputs, linear.divided))
     ]
     return replace(rates(job, pace, pairs, wide=True), gradient_rows=1.0)

@@ -144,10 +144,10 @@ def _gather_host_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> 
     """Return what the host spends in the hooks of ZeRO 3 for one micro-batch: each module that has parameters fetches
     them before it runs forward, again where it is recomputed, and before it runs backward
     (deepspeed/runtime/zero/parameter_offload.py, 0.19.8)."""
-    kernels, adapted = job.facts.kernels, job.techniques.adapters is not None
+    kernels, adapters = job.facts.kernels, job.techniques.adapters
     each = kernels.gathered_modules
-    if adapted:
-        each += kernels.gathered_adapter_modules * len(adapted_linears(job.shape))
+    if adapters is not None:
+        each += kernels.gathered_adapter_modules * len(adapted_linears(job.shape, adapters.targets))
     modules = each * job.shape.num_layers / layouts.pipeline
     rounds = np.where(layouts.recompute == RECOMPUTE_FULL, 3.0, 2.0)
     return np.asarray(cluster.host_seconds_factor * constant("gather_host_seconds") * modules * rounds)

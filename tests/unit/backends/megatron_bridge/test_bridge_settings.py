@@ -97,12 +97,16 @@ def test_data_of_ones_own_is_named_as_bridge_reads_it() -> None:
     assert made["tokenizer"]["tokenizer_model"] == "/models/llama3"
 
 
+PARTS = "training.adapters={rank: 16, target_modules: [q_proj, v_proj]}"
 ADAPTED = ("training.adapters={rank: 16}", "training.start_from=/models/llama3")
 
 
 def test_adapters_are_trained_beside_weights_that_are_there() -> None:
     made = settings(on_bridge("llama3-8b", *ADAPTED), DENSE)
     assert (made["task"], made["peft"]) == ("finetune", {"dim": 16, "alpha": 16})
+    attention = "training.adapters={rank: 16, target_modules: [q_proj, k_proj, v_proj, o_proj]}"
+    made = settings(on_bridge("llama3-8b", attention, ADAPTED[1]), DENSE)
+    assert made["peft"] == {"dim": 16, "alpha": 16, "target_modules": ["linear_qkv", "linear_proj"]}
 
 
 @pytest.mark.parametrize(
@@ -110,6 +114,7 @@ def test_adapters_are_trained_beside_weights_that_are_there() -> None:
     [
         ("llama3-8b", ADAPTED[:1], r"training\.adapters: stand beside weights that are there"),
         ("llama3-8b", ("training.adapters={rank: 16, frozen_down: true}", ADAPTED[1]), "trains both matrices"),
+        ("llama3-8b", (PARTS, ADAPTED[1]), "beside linear_qkv and linear_fc1 as a whole"),
         ("mixtral-8x7b", ADAPTED, "take a dense model"),
         ("llama3-8b", (*ADAPTED, "training.fp8=tensorwise"), "were tried beside recompute alone"),
         ("llama3-8b", (*ADAPTED, "layout.zero_stage=3"), "were tried beside recompute alone"),

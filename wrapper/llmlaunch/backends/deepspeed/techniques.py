@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.backends.argument import Argument, argument, optional
-from llmlaunch.backends.base import Requirement, implies, pinned_least
+from llmlaunch.backends.base import Requirement, implies, parts_fused_modules, pinned_least
 from llmlaunch.backends.machines import MACHINE_REQUIREMENTS
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import Techniques
+from llmlaunch.techniques import FUSED_MODULES, Adapters, Techniques
 
 __all__ = [
     "REQUIREMENTS",
@@ -37,6 +37,13 @@ OFFLOAD = "deepspeed/runtime/zero/offload_config.py, 0.19.8"
 def _shipped(asks: Callable[[Recipe], bool]) -> Callable[[Recipe], bool]:
     """Asked of the shipped script; a script of one's own may do as it likes."""
     return lambda recipe: recipe.backend.script is None and asks(recipe)
+
+
+FUSED_FAMILIES = ("phi3", "gpt2")
+
+
+def _targets(adapters: Adapters | None, names: str) -> bool:
+    return adapters is not None and not adapters.targets.isdisjoint(names.split())
 
 
 REQUIREMENTS: tuple[Requirement, ...] = (
@@ -147,9 +154,18 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         "dense-adapters",
         "training.adapters",
-        "the shipped script adapts linear layers, and a mixture's experts are none; use a script of your own",
+        "the shipped script adapts linear layers, and a mixture's experts are none; write training.adapters."
+        "target_modules: [q_proj, k_proj, v_proj, o_proj], or use a script of your own",
         "transformers/models/mixtral/modeling_mixtral.py MixtralExperts, 5.23",
-        _shipped(lambda r: r.techniques.adapters is not None and r.model.moe is not None),
+        _shipped(lambda r: r.model.moe is not None and _targets(r.techniques.adapters, "gate_proj up_proj down_proj")),
+    ),
+    Requirement(
+        "whole-fused-layers",
+        "training.adapters.target_modules",
+        "models of this family have one layer for queries, keys and values, or for gate and up: name all of them, or "
+        "linear_qkv and linear_fc1",
+        "transformers/models/phi3/modeling_phi3.py, transformers/models/gpt2/modeling_gpt2.py, 5.23",
+        _shipped(lambda r: r.model.family in FUSED_FAMILIES and parts_fused_modules(r)),
     ),
     Requirement(
         "no-async-save",
@@ -324,5 +340,8 @@ def technique_arguments(techniques: Techniques, layout: Layout) -> tuple[Argumen
     )
     if adapters is not None:
         arguments += (argument("--adapter-rank", adapters.rank, of="training.adapters.rank"),)
+        if adapters.target_modules:
+            names = [name for parts in FUSED_MODULES.values() for name in parts if name in adapters.targets]
+            arguments += (argument("--adapter-targets", *names, of="training.adapters.target_modules"),)
         arguments += optional("--frozen-adapter-down", adapters.frozen_down, of="training.adapters.frozen_down")
     return (*arguments, *optional("--trained-layers", techniques.trained_layers, of="training.trained_layers"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.base import Requirement, pinned_least
+from llmlaunch.backends.base import Requirement, parts_fused_modules, pinned_least
 from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron.sharding import asks_for_sharding
 from llmlaunch.recipe.types import Recipe
@@ -85,6 +85,14 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         "Bridge trains both matrices of an adapter; remove it, or take backend: deepspeed",
         "megatron/bridge/peft/lora.py LoRA, Megatron-Bridge 0.6",
         lambda r: r.techniques.adapters is not None and r.techniques.adapters.frozen_down,
+    ),
+    Requirement(
+        "whole-modules-on-bridge",
+        "training.adapters.target_modules",
+        "Bridge's LoRA stands beside linear_qkv and linear_fc1 as a whole; name q_proj, k_proj and v_proj together, "
+        "and gate_proj with up_proj, or take backend: deepspeed",
+        "megatron/bridge/peft/lora.py LoRA, Megatron-Bridge 0.6",
+        parts_fused_modules,
     ),
     Requirement(
         "dense-adapters-on-bridge",

@@ -246,17 +246,26 @@ def settings_of(recipe: Recipe, layout: Layout) -> Settings:
             settings[name] = (_value(value, each, flags[each.flag]), each.reason)
     if recipe.data.sft is not None:
         settings = {name: value for name, value in settings.items() if not name.startswith("dataset.")} | _rows(recipe)
-    adapters, rank = recipe.techniques.adapters, Reason(("training.adapters.rank",))
-    if adapters is not None:
-        settings |= {"peft.dim": (adapters.rank, rank), "peft.alpha": (adapters.rank, replace(rank, why=UNSCALED))}
+    settings |= _adapters(recipe)
     settings = _with_yarn(settings)
     decided = {name for fields in FIELDS.values() for name, _ in fields}
     decided |= {name for name, (_, reason) in settings.items() if reason.keys}
-    sections = SECTIONS if adapters is None else (*SECTIONS, "peft")
+    sections = SECTIONS if recipe.techniques.adapters is None else (*SECTIONS, "peft")
     return settings | overrides(recipe, sections, decided)
 
 
 UNSCALED = "what an adapter puts out is scaled by alpha / dim"
+
+
+def _adapters(recipe: Recipe) -> Settings:
+    adapters, rank = recipe.techniques.adapters, Reason(("training.adapters.rank",))
+    if adapters is None:
+        return {}
+    settings: Settings = {"peft.dim": (adapters.rank, rank), "peft.alpha": (adapters.rank, replace(rank, why=UNSCALED))}
+    if adapters.target_modules:
+        modules = list(adapters.fused_targets(recipe.model.gated_mlp) or ())
+        settings["peft.target_modules"] = (modules, Reason(("training.adapters.target_modules",)))
+    return settings
 
 
 def task_of(recipe: Recipe) -> str:

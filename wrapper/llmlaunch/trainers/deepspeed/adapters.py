@@ -10,6 +10,17 @@ import torch
 import torch.distributed as dist
 
 ADAPTER = "default"  # peft's name of the only one
+# Linear layers by the names that most families have, each with how it ends in those that fuse some of them (Phi-3 and
+# GPT-2) or have latents (DeepSeek).
+TARGETS = {
+    "q_proj": ("q_proj", "qkv_proj", "attn.c_attn", "q_a_proj", "q_b_proj"),
+    "k_proj": ("k_proj", "qkv_proj", "attn.c_attn", "kv_a_proj_with_mqa", "kv_b_proj"),
+    "v_proj": ("v_proj", "qkv_proj", "attn.c_attn", "kv_a_proj_with_mqa", "kv_b_proj"),
+    "o_proj": ("o_proj", "attn.c_proj"),
+    "gate_proj": ("gate_proj", "gate_up_proj"),
+    "up_proj": ("up_proj", "gate_up_proj", "mlp.c_fc"),
+    "down_proj": ("down_proj", "mlp.c_proj"),
+}
 
 
 def choose_trained(model: torch.nn.Module, args: argparse.Namespace) -> None:
@@ -27,14 +38,14 @@ def layers_of(model: torch.nn.Module) -> torch.nn.ModuleList:
 
 
 def adapt(model: torch.nn.Module, args: argparse.Namespace) -> None:
-    """Low-rank pairs beside all linear layers but the head, their product scaled by 1 (LoRA, Hu et al. 2021); first
-    matrices frozen where asked (LoRA-FA, Zhang et al. 2023)."""
+    """Low-rank pairs beside all linear layers but the head, or those asked for, their product scaled by 1 (LoRA, Hu et
+    al. 2021); first matrices frozen where asked (LoRA-FA, Zhang et al. 2023)."""
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
         r=args.adapter_rank,
         lora_alpha=args.adapter_rank,
-        target_modules="all-linear",
+        target_modules=targets_in(model, args.adapter_targets) if args.adapter_targets else "all-linear",
         task_type="CAUSAL_LM",
         base_model_name_or_path=str(args.weights) if args.weights else None,
     )
@@ -45,6 +56,13 @@ def adapt(model: torch.nn.Module, args: argparse.Namespace) -> None:
         for name, parameter in model.named_parameters():
             if ".lora_A." in name:
                 parameter.requires_grad = False
+
+
+def targets_in(model: torch.nn.Module, names: list[str]) -> list[str]:
+    """How the names of the asked linear layers end in this model."""
+    ends = {end for name in names for end in TARGETS[name]}
+    there = [name for name, _ in model.named_modules()]
+    return sorted(end for end in ends if any(name.endswith(f".{end}") for name in there))
 
 
 def save_adapters(model: torch.nn.Module, folder: Path) -> None:

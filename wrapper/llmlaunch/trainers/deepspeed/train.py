@@ -42,6 +42,7 @@ import torch
 import torch._dynamo  # Transformers needs it later, and it cannot be imported under zero.Init (torch 2.13)
 import torch.distributed as dist
 
+from adapters import TARGETS
 from alone import check_place, check_work, spare_the_vote
 from checkpoints import resume, save
 from data import Batches, make_batches
@@ -92,6 +93,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--mlp-chunks", type=int, default=1, help="pieces of the sequence an MLP computes in turn")
     parser.add_argument("--loss-tiles", type=int, default=1, help="pieces of the sequence the loss is computed of")
     parser.add_argument("--adapter-rank", type=int, default=0, help="train adapters of this rank, freeze the model")
+    parser.add_argument(
+        "--adapter-targets", nargs="+", choices=TARGETS, help="linear layers that have one; without it, all"
+    )
     parser.add_argument("--frozen-adapter-down", action="store_true", help="freeze their first matrices too (LoRA-FA)")
     parser.add_argument("--trained-layers", type=int, default=0, help="train the last so many layers and the head only")
     parser.add_argument("--save", type=Path, help="folder for checkpoints; training resumes from its latest")

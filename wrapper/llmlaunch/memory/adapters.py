@@ -1,0 +1,91 @@
+"""What one transformer layer saves for its backward pass where it is frozen and low-rank adapters stand beside some of
+its linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from llmlaunch.columns import FloatColumn
+from llmlaunch.memory.job import Job
+
+__all__ = ["INPUTS_OF", "Tensors", "saved_beside_adapters"]
+
+Tensors = Mapping[str, FloatColumn]
+
+INPUTS_OF: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("attn_norm_output", "delta_norm_output"), ("q_proj", "k_proj", "v_proj")),
+    "delta_proj_input": ("o_proj",),
+    **dict.fromkeys(("mlp_norm_output", "expert_fc1_input"), ("gate_proj", "up_proj")),
+    **dict.fromkeys(("mlp_fc2_input", "expert_fc2_input", "shared_fc2_input"), ("down_proj",)),
+}
+"""The inputs that only linear layers save, with the names of these layers. The attention's output is kept by the
+attention too."""
+
+
+def saved_beside_adapters(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensors) -> Tensors:
+    """Return the saved tensors of one layer, by name, in bytes. `n` is the tokens of a micro-batch, `norm_tokens` those
+    of them that a norm sees."""
+    if job.techniques.adapters is None:
+        return tensors
+    return (_fused_adapters if job.facts.adapters_fused else _adapted)(job, n, norm_tokens, tensors)
+
+
+def _adapted(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensors) -> Tensors:
+    """Adapters keep their own rank-wide tensor beside the input of their linear layer, which a frozen layer alone does
+    not need; with frozen first matrices nothing needs that input (LoRA-FA, Zhang et al. 2023, section 3). A wider or
+    dropped input is a copy for each linear layer, with dropout's mask (peft/tuners/lora/layer.py Linear.forward, 0.19).
+    A frozen unfused norm lets go of the copy its weight's gradient would need
+    (transformers/models/llama/modeling_llama.py LlamaRMSNorm, 5.23)."""
+    adapters, shape, facts = job.techniques.adapters, job.shape, job.facts
+    assert adapters is not None
+    e, wide = facts.activation_bytes, facts.adapter_bytes or facts.activation_bytes
+    mixture = shape.moe is not None and "expert_fc1_input" in tensors
+    times, ffn = (shape.moe.topk, shape.moe.ffn_hidden_size) if mixture and shape.moe else (1, shape.ffn_hidden_size)
+    h, routed = float(shape.hidden_size), float(times * shape.hidden_size)
+    inputs = {"q_proj": h, "k_proj": h, "v_proj": h, "o_proj": float(shape.query_width)}
+    inputs |= {**({"gate_proj": routed} if shape.gated_mlp else {}), "up_proj": routed, "down_proj": float(times * ffn)}
+    beside = [name for name in inputs if name in adapters.targets]
+    copied = wide > e or facts.adapter_dropout
+
+    saved_bytes = _without_unread(tensors, frozenset() if adapters.frozen_down or copied else adapters.targets)
+    ranks = sum(1 if name in ATTENTION else times for name in beside)
+    saved_bytes["adapters"] = ranks * wide * adapters.rank * n
+    if facts.norm_extra_bytes >= e:
+        for name in ("attn_norm_input", "mlp_norm_input"):
+            saved_bytes[name] = saved_bytes[name] - norm_tokens * e * shape.hidden_size
+    if copied:
+        per_input = (0.0 if adapters.frozen_down else wide) + (1.0 if facts.adapter_dropout else 0.0)
+        saved_bytes["adapter_inputs"] = per_input * sum(inputs[name] for name in beside) * n
+    return saved_bytes
+
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def _without_unread(tensors: Tensors, readers: frozenset[str]) -> dict[str, FloatColumn]:
+    """Return the tensors without inputs of linear layers that none of the `readers` reads. The first layer of a model
+    has nothing before its first adapter that needs a gradient, and keeps less: that is not counted."""
+    return {
+        name: column
+        for name, column in tensors.items()
+        if name not in INPUTS_OF or not readers.isdisjoint(INPUTS_OF[name])
+    }
+
+
+def _fused_adapters(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensors) -> Tensors:
+    """Each adapter keeps what is between its matrices, as wide as the rank on every tensor-parallel rank. Those beside
+    queries and the MLP's first linear keep their input gathered where sequence parallelism splits it: all of it, beside
+    the share that the norm keeps. Without an adapter, a frozen linear keeps no input (megatron/bridge/peft/utils.py
+    ParallelLinearAdapter, Megatron-Bridge 0.6; traced)."""
+    adapters, e = job.techniques.adapters, job.facts.activation_bytes
+    assert adapters is not None
+    targets = adapters.fused_targets(job.shape.gated_mlp) or ()
+    gathered = np.where(norm_tokens < n, e * job.shape.hidden_size * n, 0.0)
+
+    saved_bytes = _without_unread(tensors, adapters.targets)
+    for block, first, second in (("attn", "linear_qkv", "linear_proj"), ("mlp", "linear_fc1", "linear_fc2")):
+        ranks = float((first in targets) + (second in targets))
+        saved_bytes[f"{block}_adapters"] = ranks * e * adapters.rank * n + float(first in targets) * gathered
+    return saved_bytes
