@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-__all__ = ["directives", "for_local_job", "for_queries", "for_sbatch", "option"]
+__all__ = ["QUERIES", "VariableFilter", "directives", "for_local_job", "for_sbatch", "option"]
 
 _SITE_DEFAULTS: Mapping[str, tuple[str, str]] = {
     "SBATCH_ACCOUNT": ("--account", "-A"),
@@ -27,33 +28,46 @@ _CONNECTION = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 _OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_")
 
 
-def for_sbatch(environment: Mapping[str, str], script: str) -> dict[str, str]:
-    """Return `environment` without the variables that would override the directives of `script`.
+@dataclass(frozen=True)
+class VariableFilter:
+    """Which variables a command is started without: those that begin with one of `prefixes`, but for those `kept`, and
+    `names`. `added` are set. `submits`: inside a job that job's own variables are left out, too."""
+
+    prefixes: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    added: tuple[tuple[str, str], ...] = ()
+    submits: bool = False
+
+    def of(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return `environment` as the command gets it."""
+        remaining = {
+            name: value
+            for name, value in environment.items()
+            if not (name.startswith(self.prefixes) and name not in self.kept) and name not in self.names
+        }
+        if self.submits and "SLURM_JOB_ID" in remaining:
+            remaining = {
+                name: value
+                for name, value in remaining.items()
+                if not name.startswith(_OF_A_JOB) or name in _CONNECTION
+            }
+        return remaining | dict(self.added)
+
+
+QUERIES = VariableFilter(("SQUEUE_", "SACCT_", "SCANCEL_"), ("SLURM_TIME_FORMAT", "SLURM_CLUSTERS"))
+"""Without the variables that filter or reshape the answers, such as SQUEUE_STATES and SACCT_FORMAT."""
+
+
+def for_sbatch(script: str) -> VariableFilter:
+    """Return what leaves out the variables that would override the directives of `script`.
 
     Submitted from inside a job, that job's own SLURM_* are left out, too: sbatch hands the environment on, and srun
     in the new job would take them for its options (SLURM_MEM_PER_CPU beside --mem is an error).
     """
-    own_directives = directives(script)
-    remaining = {
-        name: value
-        for name, value in environment.items()
-        if not name.startswith("SBATCH_")
-        or (name in _SITE_DEFAULTS and not _asks(own_directives, _SITE_DEFAULTS[name]))
-    }
-    if "SLURM_JOB_ID" not in remaining:
-        return remaining
-    return {name: value for name, value in remaining.items() if not name.startswith(_OF_A_JOB) or name in _CONNECTION}
-
-
-def for_queries(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` without the variables that filter or reshape the answers, such as SQUEUE_STATES,
-    SACCT_FORMAT and SLURM_TIME_FORMAT."""
-    shaping = ("SQUEUE_", "SACCT_", "SCANCEL_")
-    return {
-        name: value
-        for name, value in environment.items()
-        if not name.startswith(shaping) and name not in ("SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
-    }
+    own = directives(script)
+    kept = tuple(name for name, options in _SITE_DEFAULTS.items() if not _asks(own, options))
+    return VariableFilter(("SBATCH_",), kept=kept, submits=True)
 
 
 def for_local_job(environment: Mapping[str, str]) -> dict[str, str]:

@@ -4,17 +4,17 @@ each release of them has and lacks, from slurm/versions.json (docs/slurm-version
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
-from llmlaunch.launchers import run_environment
+from llmlaunch.launchers.place import THIS_MACHINE, Place, Reached
+from llmlaunch.launchers.run_environment import QUERIES, VariableFilter
 from llmlaunch.launchers.slurm.text import complaint
 
 __all__ = ["Call", "CommandAnswer", "SlurmCommands", "features", "refuse_unknown", "release", "release_text"]
@@ -33,21 +33,25 @@ _PAUSES_SECONDS = (1.0, 2.0, 5.0)
 
 @dataclass(frozen=True)
 class CommandAnswer:
-    """What a command printed; `code` is None where it did not end in time."""
+    """What a command printed; `code` is None where it did not end in time. `reached`: whether it was started at all
+    where SLURM is."""
 
     code: int | None
     output: str
     words: str
+    reached: Reached = "yes"
 
     @property
     def late(self) -> bool:
         """It may have been heard: nothing can be said of what became of it."""
-        return self.code is None or any(words in self.words for words in _LATE)
+        if self.code is None or self.reached != "yes":
+            return self.reached != "no"
+        return any(words in self.words for words in _LATE)
 
     @property
     def unreached(self) -> bool:
         """It was not heard."""
-        return not self.late and any(words in self.words for words in _UNREACHED)
+        return self.reached == "no" or (not self.late and any(words in self.words for words in _UNREACHED))
 
 
 @dataclass
@@ -59,6 +63,7 @@ class Call:
     until: float
     stdin_text: str | None = None
     """What it reads from its standard input."""
+    place: Place = THIS_MACHINE
 
     def answer(self) -> CommandAnswer:
         name = self.argv[0]
@@ -68,9 +73,9 @@ class Call:
             self.process.kill()
             self.process.communicate()
             return CommandAnswer(None, "", f"{name} did not answer in time")
-        return CommandAnswer(
-            self.process.returncode, output, complaint(errors) or f"{name} exit code {self.process.returncode}"
-        )
+        code = self.process.returncode
+        words = complaint(errors) or f"{name} exit code {code}"
+        return CommandAnswer(code, output, words, self.place.reached(code, errors))
 
     def abandon(self) -> None:
         """Nobody needs its answer."""
@@ -81,36 +86,23 @@ class Call:
 @dataclass(frozen=True)
 class SlurmCommands:
     """Each call may take `timeout_seconds`; one that changes nothing is made `tries` times, and `say` is told what is
-    waited for."""
+    waited for. They are run at `place`."""
 
     timeout_seconds: float
     tries: int
     say: Callable[[str], None]
+    place: Place = THIS_MACHINE
 
     def start(
         self,
         argv: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
+        variables: VariableFilter = QUERIES,
+        run_dir: Path | None = None,
         stdin_text: str | None = None,
     ) -> Call:
         """Raises UserError where there is no such command."""
-        try:
-            process = subprocess.Popen(
-                argv,
-                cwd=cwd,
-                env=run_environment.for_queries(os.environ) if env is None else env,
-                stdin=subprocess.DEVNULL if stdin_text is None else subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                encoding="utf-8",
-                errors="replace",
-            )
-        except OSError as error:
-            raise UserError(
-                f"{argv[0]} cannot be run ({error.strerror}); is this a SLURM machine? --local runs the job here"
-            ) from error
-        return Call(argv, process, time.monotonic() + self.timeout_seconds, stdin_text)
+        process = self.place.start(argv, variables, run_dir, stdin_text is not None)
+        return Call(argv, process, time.monotonic() + self.timeout_seconds, stdin_text, self.place)
 
     def ask(self, argv: Sequence[str]) -> CommandAnswer:
         """The answer to a question (or to scancel, which may be repeated)."""

@@ -8,7 +8,6 @@ submit.py.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from pathlib import Path
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers import run_files
 from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.place import THIS_MACHINE, Place
 from llmlaunch.launchers.slurm.commands import Call, CommandAnswer, SlurmCommands
 from llmlaunch.launchers.slurm.text import (
     OWNER_FORMAT,
@@ -48,6 +48,7 @@ class SlurmLauncher:
     timeout_seconds: float = 60.0
     tries: int = 3
     say: Callable[[str], None] = _silent
+    place: Place = THIS_MACHINE
 
     @property
     def name(self) -> str:
@@ -114,7 +115,8 @@ class SlurmLauncher:
         # A task of an array was submitted in the directory above its own.
         folders = [submission.run_dir, *([submission.run_dir.parent] if "_" in submission.job_id else [])]
         marks = [f"llmlaunch={run_id}" for run_id in map(read_run_id, folders) if run_id]
-        strange = strange_jobs(answer.output, os.geteuid(), marks, folders) if answer.code == 0 else []
+        there = [self.place.directory(folder) for folder in folders]
+        strange = strange_jobs(answer.output, self.place.user_id, marks, there) if answer.code == 0 else []
         if strange:
             raise UserError(
                 f"{submission.run_dir / file_names.SUBMISSION}: names job {', '.join(strange)}, which SLURM shows as "
@@ -124,7 +126,7 @@ class SlurmLauncher:
 
     @property
     def _commands(self) -> SlurmCommands:
-        return SlurmCommands(self.timeout_seconds, self.tries, self.say)
+        return SlurmCommands(self.timeout_seconds, self.tries, self.say, self.place)
 
     def _ask_about(self, cluster: str | None, submissions: Sequence[Submission]) -> Callable[[], SlurmAnswers]:
         """Start to ask a cluster; what is returned waits for the answers. Of several jobs squeue and sacct are asked

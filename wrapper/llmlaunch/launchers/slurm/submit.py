@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers import run_environment, run_files, submit_mark
 from llmlaunch.launchers.base import Submission
+from llmlaunch.launchers.run_environment import VariableFilter
 from llmlaunch.launchers.slurm import commands
 from llmlaunch.launchers.slurm.commands import CommandAnswer, SlurmCommands
 from llmlaunch.launchers.slurm.text import (
@@ -41,7 +42,7 @@ _CLOCK_SLACK = timedelta(minutes=1)
 
 # By the environment, where a release without it reads a plain --requeue; as an option it would be refused (seen with
 # 22.05.8 and 26.05.5).
-_EXPEDITES, _EXPEDITED = (25, 11), {"SBATCH_REQUEUE": "expedite"}
+_EXPEDITES, _EXPEDITED = (25, 11), (("SBATCH_REQUEUE", "expedite"),)
 _NOT_SUPPORTED = "operation not supported"  # of a controller that does not allow it
 
 
@@ -98,7 +99,7 @@ def find_jobs(slurm: SlurmCommands, wanted: JobQuery) -> tuple[list[Job], Comman
     answer = slurm.insist(queue)
     now = []
     if answer.code == 0:
-        now = parse_late_jobs(answer.output, wanted.mark, wanted.run_dir, wanted.earliest)
+        now = parse_late_jobs(answer.output, wanted.mark, slurm.place.directory(wanted.run_dir), wanted.earliest)
     matches = [*(JobMatch(job, False) for job in _attempted(wanted)), *past, *now]
     # The working directory decides only if no comment names the run: somebody may have submitted a job by hand.
     new = [match for match in matches if str(match.job) not in wanted.known]
@@ -111,14 +112,15 @@ def _past(slurm: SlurmCommands, wanted: JobQuery) -> list[JobMatch]:
     """Return the jobs the accounting knows, even if the controller has forgotten them; without it, ask `sacct -c`."""
     since = (wanted.earliest - timedelta(days=1)).strftime("%Y-%m-%d")
     # Without the states sacct leaves out a job that never started (seen with 22.05.8).
-    argv = ["sacct", *wanted.clusters, "-X", "-P", "-n", "-u", str(os.getuid())]
+    argv = ["sacct", *wanted.clusters, "-X", "-P", "-n", "-u", str(slurm.place.user_id)]
     argv += ["-S", since, "-E", "now", "-s", _ANY, "-o"]
     answer = slurm.ask([*argv, PAST_JOB_FIELDS])
     if "Invalid field" in answer.words:
         answer = slurm.ask([*argv, PAST_JOB_FIELDS_BEFORE_21_08])
     elif "storage is disabled" in answer.words:
         answer = slurm.ask(["sacct", "-c", "-P", "-n", "-S", since, "-o", "JobID,Start,WorkDir"])
-    return parse_past_jobs(answer.output, wanted.mark, wanted.run_dir, wanted.earliest) if answer.code == 0 else []
+    directory = slurm.place.directory(wanted.run_dir)
+    return parse_past_jobs(answer.output, wanted.mark, directory, wanted.earliest) if answer.code == 0 else []
 
 
 def _attempted(wanted: JobQuery) -> list[int]:
@@ -143,6 +145,7 @@ def submit(
     wanted = _wanted(run_dir, mark.since, before, _clusters(script, extra))
     jobs = _taken(slurm, wanted, before) if interrupted else []
     try:
+        slurm.place.deliver(run_dir)
         return _JobSubmitter(slurm, cancel, wanted, script, expedites).all(extra, jobs, before)
     except _MayBeTaken as late:  # the mark stays: the next command looks for the job again
         raise SchedulerRefused(
@@ -178,7 +181,7 @@ def test(slurm: SlurmCommands, script: str, extra: Sequence[str]) -> tuple[bool,
     """Ask `sbatch --test-only`, as `SlurmLauncher.test` says."""
     commands.refuse_unknown([*run_environment.directives(script), *extra], lambda: _version(slurm))
     argv = ["sbatch", "--test-only", *extra]
-    call = slurm.start(argv, run_environment.for_sbatch(os.environ, script), stdin_text=script)
+    call = slurm.start(argv, run_environment.for_sbatch(script), stdin_text=script)
     answer = call.answer()
     return answer.code == 0, answer.words
 
@@ -266,17 +269,17 @@ class _JobSubmitter:
 
     def _sbatch(self, extra: Sequence[str], jobs: Sequence[Job]) -> Job:
         """One job handed in. Raises SchedulerRefused, and _MayBeTaken where nobody knows."""
-        env = run_environment.for_sbatch(os.environ, self.script)
+        variables = run_environment.for_sbatch(self.script)
         own = run_environment.option([*run_environment.directives(self.script), *extra], "--comment")
         comment = comment_of(self.wanted.run_id, own)
         argv = ["sbatch", "--parsable", *extra, f"--comment={comment}", file_names.JOB_SCRIPT]
-        answer = self._answer(argv, env | _EXPEDITED if self.expedites else env)
+        answer = self._answer(argv, replace(variables, added=_EXPEDITED) if self.expedites else variables)
         if self.expedites and _NOT_SUPPORTED in answer.words:
             self.slurm.say(
                 "this site does not allow slurm.requeue: expedite (SlurmctldParameters=enable_expedited_requeue); the "
                 "job is requeued as usual"
             )
-            answer = self._answer(argv, env)
+            answer = self._answer(argv, variables)
         job = parse_job_id(answer.output) if answer.code == 0 else None
         if job is None and (answer.late or answer.code == 0):
             # Never again: a second job in the same directory would be worse than none.
@@ -294,10 +297,10 @@ class _JobSubmitter:
             )
         return job
 
-    def _answer(self, argv: Sequence[str], env: Mapping[str, str]) -> CommandAnswer:
+    def _answer(self, argv: Sequence[str], variables: VariableFilter) -> CommandAnswer:
         """What a command says; where it was not heard it is said again."""
         for attempt in range(1, self.slurm.tries + 1):
-            answer = self.slurm.start(argv, env, self.wanted.run_dir).answer()
+            answer = self.slurm.start(argv, variables, self.wanted.run_dir).answer()
             if not answer.unreached or attempt == self.slurm.tries:
                 break
             self.slurm.wait_before(attempt, answer)

@@ -1,0 +1,85 @@
+"""Where a run lives: its directory, and the SLURM that its commands speak with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from llmlaunch.errors import UserError
+from llmlaunch.launchers.run_environment import VariableFilter
+
+__all__ = ["THIS_MACHINE", "Place", "Reached"]
+
+Reached = Literal["yes", "perhaps", "no"]
+
+
+class Place(Protocol):
+    """This machine, or a host behind ssh. `run_dir` is the run directory's path on this machine in both cases."""
+
+    @property
+    def user_id(self) -> int:
+        """Who this person is there."""
+        ...
+
+    def directory(self, run_dir: Path) -> Path:
+        """The path of the run directory there."""
+        ...
+
+    def deliver(self, run_dir: Path) -> None:
+        """Bring the run directory there, whole or not at all, unless it is there. Raises UserError."""
+        ...
+
+    def start(
+        self, argv: Sequence[str], variables: VariableFilter, run_dir: Path | None, reads: bool
+    ) -> subprocess.Popen[str]:
+        """Start a command there, in the run directory where one is named; `reads`: from a pipe, else from nothing.
+
+        Raises UserError where there is no such command, as far as that is known at once.
+        """
+        ...
+
+    def reached(self, code: int, errors: str) -> Reached:
+        """Whether a command that ended with `code` and these words on stderr was started there at all."""
+        ...
+
+
+@dataclass(frozen=True)
+class _ThisMachine:
+    @property
+    def user_id(self) -> int:
+        return os.getuid()
+
+    def directory(self, run_dir: Path) -> Path:
+        return run_dir
+
+    def deliver(self, run_dir: Path) -> None:
+        return
+
+    def start(
+        self, argv: Sequence[str], variables: VariableFilter, run_dir: Path | None, reads: bool
+    ) -> subprocess.Popen[str]:
+        try:
+            return subprocess.Popen(
+                argv,
+                cwd=run_dir,
+                env=variables.of(os.environ),
+                stdin=subprocess.PIPE if reads else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
+            )
+        except OSError as error:
+            raise UserError(
+                f"{argv[0]} cannot be run ({error.strerror}); is this a SLURM machine? --local runs the job here"
+            ) from error
+
+    def reached(self, code: int, errors: str) -> Reached:
+        return "yes"
+
+
+THIS_MACHINE: Place = _ThisMachine()
