@@ -372,6 +372,8 @@ ADAPTED = (
     Case(
         "adapters of second linears", LLAMA3_CUT, CUT, 1, length=2048, techniques=Techniques(adapters=OF_SECOND_LINEARS)
     ),
+    Case("adapters of experts", MIXTRAL_CUT, EXPERTS, 0, length=4096, techniques=Techniques(adapters=LORA)),
+    Case("adapters beside experts", MIXTRAL_CUT, EXPERTS, 1, length=4096, techniques=Techniques(adapters=OF_ATTENTION)),
     Case(
         "adapters beside an MLP computed again",
         LLAMA3_CUT,

@@ -20,6 +20,7 @@ __all__ = [
     "FULL_ITERATION",
     "FUSED_MODULES",
     "NO_TECHNIQUES",
+    "OF_ATTENTION",
     "SOLVED_SHARE",
     "WHOLE_LAYER",
     "Adapters",
@@ -45,6 +46,7 @@ FUSED_MODULES: Mapping[str, tuple[str, ...]] = {
     "linear_fc2": ("down_proj",),
 }
 """The linear layers of a block as Megatron core has them, each with those that Hugging Face's models have for it."""
+OF_ATTENTION = (*FUSED_MODULES["linear_qkv"], *FUSED_MODULES["linear_proj"])
 FULL_ITERATION, WHOLE_LAYER = "full_iteration", "layer"
 SOLVED_SHARE = -1.0  # in place of a `swapped_share` that a plan solves for its layout
 

@@ -27,6 +27,7 @@ from support.term_mutants import mutants_of
 
 FORMULA = (
     "activations",
+    "adapters",
     "exchange",
     "graphs",
     "host",

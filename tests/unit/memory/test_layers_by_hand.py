@@ -505,6 +505,24 @@ def test_fused_adapters_of_attention_leave_the_mlp_without_its_inputs() -> None:
     assert value(weight_gradient_stubs, LLAMA3_8B, SPLIT, FUSED, of_attention) == 2 * 16 * pairs / 2
 
 
+def test_fused_adapters_of_experts_are_one_pair_for_all_on_a_device() -> None:
+    layout, h, ffn, pairs = replace(SPLIT, data=4, expert=4), 4096, 14336, (4096 + 4096 + 2 * 1024) + (4096 + 4096)
+    for expert_tensor in (1, 2):
+        split = replace(layout, expert_tensor=expert_tensor)
+        dense, expert = (
+            value(lambda job, rows, i=i: adapter_parameters(job, rows)[i], MIXTRAL, split, FUSED, LORA) for i in (0, 1)
+        )
+        assert dense == 32 * 16 * pairs / 2
+        assert expert == 32 * 16 * (h + 2 * ffn + ffn + h) / expert_tensor
+        stubs = value(weight_gradient_stubs, MIXTRAL, split, FUSED, LORA)
+        assert stubs == 2 * 16 * (pairs / 2 + (2 * h + 3 * ffn) / expert_tensor)
+        routed = N * 2 / 2
+        saved = value(mixture_layer, MIXTRAL, split, FUSED, LORA) - value(mixture_layer, MIXTRAL, split, FUSED)
+        assert saved == 2 * (2 * 16 * N + N * h + 2 * 16 * routed * expert_tensor)
+        forward = value(adapted_forward, MIXTRAL, split, FUSED, LORA)
+        assert forward == 6 * routed * ffn + 2 * routed * h * 2  # permuted and exchanged beside them
+
+
 def test_biased_experts_put_their_outputs_together_before_they_are_sorted() -> None:
     """Permuted and exchanged tokens, the experts' output, that with its bias expert by expert, and put together."""
     layout = Layout(data=4, expert=4)

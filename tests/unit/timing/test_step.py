@@ -200,6 +200,18 @@ def test_adapters_of_attention_alone_multiply_and_move_less() -> None:
         assert term(part, BASE, every) > term(part, BASE, some) > term(part, BASE, queries)
 
 
+def test_adapters_of_experts_see_every_copy_of_a_token() -> None:
+    def by_rank(topk: int) -> float:
+        """Seconds that an inner width of 32 takes beyond one of 16."""
+        assert MIXTRAL.moe is not None
+        shape = replace(MIXTRAL, moe=replace(MIXTRAL.moe, topk=topk))
+        narrow, wide = (Adapters(rank, target_modules=("linear_fc1", "linear_fc2")) for rank in (16, 32))
+        seconds = [term("matrix_products", BASE, job(shape, techniques=Techniques(adapters=a))) for a in (narrow, wide)]
+        return seconds[1] - seconds[0]
+
+    assert by_rank(4) == pytest.approx(2 * by_rank(2), rel=0.05)
+
+
 def test_sampled_rows_spare_weight_gradients() -> None:
     half = job(techniques=Techniques(sampled_share=0.5))
     assert 0.8 < term("matrix_products", BASE, half) / term("matrix_products", BASE) < 0.87

@@ -67,6 +67,7 @@ RECOMPUTED: dict[str, tuple[str, ...]] = {
         "moe_permuted_output",
         "shared_fc1_output",
         "shared_fc2_input",
+        "expert_adapters",
     ),
     "moe_act": ("expert_fc2_input", "expert_clamped"),
     "shared_experts": ("shared_fc1_output", "shared_fc2_input"),

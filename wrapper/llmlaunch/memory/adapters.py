@@ -9,6 +9,7 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.job import Job
+from llmlaunch.techniques import OF_ATTENTION
 
 __all__ = ["INPUTS_OF", "Tensors", "saved_beside_adapters"]
 
@@ -50,7 +51,7 @@ def _adapted(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensor
     copied = wide > e or facts.adapter_dropout
 
     saved_bytes = _without_unread(tensors, frozenset() if adapters.frozen_down or copied else adapters.targets)
-    ranks = sum(1 if name in ATTENTION else times for name in beside)
+    ranks = sum(1 if name in OF_ATTENTION else times for name in beside)
     saved_bytes["adapters"] = ranks * wide * adapters.rank * n
     if facts.norm_extra_bytes >= e:
         for name in ("attn_norm_input", "mlp_norm_input"):
@@ -59,9 +60,6 @@ def _adapted(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensor
         per_input = (0.0 if adapters.frozen_down else wide) + (1.0 if facts.adapter_dropout else 0.0)
         saved_bytes["adapter_inputs"] = per_input * sum(inputs[name] for name in beside) * n
     return saved_bytes
-
-
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def _without_unread(tensors: Tensors, readers: frozenset[str]) -> dict[str, FloatColumn]:
@@ -76,16 +74,23 @@ def _without_unread(tensors: Tensors, readers: frozenset[str]) -> dict[str, Floa
 
 def _fused_adapters(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensors) -> Tensors:
     """Each adapter keeps what is between its matrices, as wide as the rank on every tensor-parallel rank. Those beside
-    queries and the MLP's first linear keep their input gathered where sequence parallelism splits it: all of it, beside
-    the share that the norm keeps. Without an adapter, a frozen linear keeps no input (megatron/bridge/peft/utils.py
-    ParallelLinearAdapter, Megatron-Bridge 0.6; traced)."""
+    queries and a dense MLP's first linear keep their input gathered where sequence parallelism splits it: all of it,
+    beside the share that the norm keeps. Without an adapter, a frozen linear keeps no input, but a router does
+    (megatron/bridge/peft/utils.py ParallelLinearAdapter, Megatron-Bridge 0.6; traced)."""
     adapters, e = job.techniques.adapters, job.facts.activation_bytes
     assert adapters is not None
     targets = adapters.fused_targets(job.shape.gated_mlp) or ()
+    first, second = "linear_fc1" in targets, "linear_fc2" in targets
     gathered = np.where(norm_tokens < n, e * job.shape.hidden_size * n, 0.0)
-
+    between = e * adapters.rank
     saved_bytes = _without_unread(tensors, adapters.targets)
-    for block, first, second in (("attn", "linear_qkv", "linear_proj"), ("mlp", "linear_fc1", "linear_fc2")):
-        ranks = float((first in targets) + (second in targets))
-        saved_bytes[f"{block}_adapters"] = ranks * e * adapters.rank * n + float(first in targets) * gathered
-    return saved_bytes
+    queries, output = "linear_qkv" in targets, "linear_proj" in targets
+    saved_bytes["attn_adapters"] = between * float(queries + output) * n + float(queries) * gathered
+    if "expert_fc1_input" not in tensors:
+        saved_bytes["mlp_adapters"] = between * float(first + second) * n + float(first) * gathered
+        return saved_bytes
+    gathered_rows = tensors["expert_fc1_input"] / (job.facts.linear_input_bytes * job.shape.hidden_size)
+    return saved_bytes | {
+        "mlp_norm_output": tensors["mlp_norm_output"],
+        "expert_adapters": between * float(first + second) * gathered_rows,
+    }

@@ -116,13 +116,19 @@ def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
 def adapted_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return what the MLP's first linear adds in the last layer's forward pass, beside all that is saved: what the
     frozen matrix puts out, what the adapter does, and their sum, which is saved, while there is no input of the second
-    linear yet (megatron/bridge/peft/lora_layers.py LoRALinear.forward, Megatron-Bridge 0.6; traced)."""
-    adapters = job.techniques.adapters
+    linear yet (megatron/bridge/peft/lora_layers.py LoRALinear.forward, Megatron-Bridge 0.6). The tokens of experts are
+    there permuted and exchanged, too (traced)."""
+    adapters, e, shape = job.techniques.adapters, job.facts.activation_bytes, job.shape
     if adapters is None or not job.facts.adapters_fused or "up_proj" not in adapters.targets:
         return 0.0
-    gates = 2.0 if job.shape.gated_mlp else 1.0
-    width = tokens(job, rows) * job.shape.ffn_hidden_size / rows.tensor
-    return np.asarray((2.0 * gates * job.facts.activation_bytes - job.facts.linear_input_bytes) * width)
+    each = 2.0 * (2.0 if shape.gated_mlp else 1.0) * e - job.facts.linear_input_bytes
+    dense = each * tokens(job, rows) * shape.ffn_hidden_size / rows.tensor
+    if shape.moe is None:
+        return np.asarray(dense)
+    routed = routed_tokens(job, rows)
+    exchanged = routed * shape.hidden_size * (1.0 + (rows.layouts.expert > 1))
+    mixture = each * routed * shape.moe.ffn_hidden_size + e * exchanged
+    return np.maximum(np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, mixture, 0.0))
 
 
 def _attention_backward(job: Job, rows: RankColumns) -> FloatColumn | float:
@@ -380,8 +386,9 @@ def weight_gradient_stubs(job: Job, rows: RankColumns) -> FloatColumn:
     if not (job.facts.weight_gradient_fused and job.facts.weight_gradient_stubs):
         return np.zeros(len(rows))
     if job.techniques.adapters is not None and job.facts.adapters_fused:
-        pairs = fused_pairs(job.shape, job.techniques.adapters)
-        return job.facts.parameter_bytes * job.techniques.adapters.rank * pairs / rows.tensor
+        layer, experts = fused_pairs(job, rows)
+        kinds = (layer[0], rows.dense_layers), (layer[1] + experts, rows.moe_layers)
+        return job.facts.parameter_bytes * reduce(np.maximum, [np.where(count > 0, each, 0.0) for each, count in kinds])
     return job.facts.parameter_bytes * (distinct_matrices(job, rows) + projection(job, rows))
 
 

@@ -16,7 +16,7 @@ from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.layout_keys import ON_MEGATRON_CORE
 from llmlaunch.rundir.values import counted
-from llmlaunch.techniques import TRAINING, Adapters, Techniques
+from llmlaunch.techniques import OF_ATTENTION, TRAINING, Adapters, Techniques
 from llmlaunch.workload import NumberFormats, OptimizerFormats, Workload
 
 __all__ = [
@@ -318,8 +318,7 @@ def _adapters_problems(adapters: Adapters | None, model: ModelShape) -> Iterator
     """Latent attention and gated delta nets have other layers than those of `target_modules`."""
     if adapters is None or (model.mla is None and model.linear_attention is None):
         return
-    attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
-    if 0 < len(attention & adapters.targets) < len(attention):
+    if 0 < len(adapters.targets.intersection(OF_ATTENTION)) < len(OF_ATTENTION):
         yield (
             ("training", "adapters", "target_modules"),
             f"attention of {model.name} has other layers; name q_proj, k_proj, v_proj and o_proj together for all of "

@@ -14,7 +14,7 @@ from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job, recomputes
-from llmlaunch.techniques import Adapters
+from llmlaunch.techniques import OF_ATTENTION, Adapters
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import (
     TensorPasses,
@@ -207,6 +207,20 @@ def mixture_layer(
     return _layer(job, cluster, at, pace, one_pass, mlp)
 
 
+def _adapters(job: Job, adapters: Adapters, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> Work:
+    """Return the seconds of the adapters' products. Those beside experts see every copy of a token."""
+    shape = job.shape
+    if mlp.copies is None or shape.moe is None:
+        linears = adapted_linears(shape, adapters.targets)
+        return adapter_rates(job, pace, linears).work(at.tokens, at.share, at.per_tensor)
+    attention = adapted_linears(shape, adapters.targets.intersection(OF_ATTENTION))
+    narrower = replace(shape, ffn_hidden_size=shape.moe.ffn_hidden_size)
+    experts = adapted_linears(narrower, adapters.targets.difference(OF_ATTENTION))
+    etp = at.layouts.expert_tensor.astype(np.float64)
+    beside_experts = adapter_rates(job, pace, experts).work(mlp.copies, mlp.copies / etp, 1.0 / etp)
+    return adapter_rates(job, pace, attention).work(at.tokens, at.share, at.per_tensor) + beside_experts
+
+
 def _layer(
     job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn, mlp: _Mlp
 ) -> LayerSeconds:
@@ -215,7 +229,7 @@ def _layer(
     if mlp.experts is not None:
         linears = linears + mlp.experts
     if job.techniques.adapters is not None:
-        linears = linears + adapter_rates(job, pace).work(at.tokens, at.share, at.per_tensor)
+        linears = linears + _adapters(job, job.techniques.adapters, at, pace, mlp)
     ordinary = attention_scores(job, pace, at)
     context = context_ring(job, cluster, at, pace, ordinary)
     scores = ordinary

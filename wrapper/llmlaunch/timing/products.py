@@ -181,15 +181,15 @@ def adapted_linears(shape: ModelShape, targets: frozenset[str] | None = None) ->
     return tuple(linear for name, linear in linears if targets is None or name in targets)
 
 
-def adapter_rates(job: Job, pace: DevicePace) -> Rates:
-    """Return the cost of the two products of each adapter of a dense layer, the only ones whose weights have
-    gradients."""
+def adapter_rates(job: Job, pace: DevicePace, linears: Sequence[Linear]) -> Rates:
+    """Return the cost of the two products of the adapter beside each of the linear layers, the only ones whose weights
+    have gradients."""
     adapters = job.techniques.adapters
     assert adapters is not None
     rank = float(adapters.rank)
     pairs = [
         pair
-        for linear in adapted_linears(job.shape, adapters.targets)
+        for linear in linears
         for pair in (Linear(linear.inputs, rank, linear.divided), Linear(rank, linear.outputs, linear.divided))
     ]
     return replace(rates(job, pace, pairs, wide=True), gradient_rows=1.0)

@@ -97,6 +97,10 @@ def test_data_of_ones_own_is_named_as_bridge_reads_it() -> None:
     assert made["tokenizer"]["tokenizer_model"] == "/models/llama3"
 
 
+OF_ATTENTION = "[q_proj, k_proj, v_proj, o_proj]"
+EXPERTS = "num_experts: 8, topk: 2, ffn_hidden_size: 14336, shared_expert_ffn_hidden_size: 64"
+SHARED_EXPERT = f"model={{base: mixtral-8x7b, moe: {{{EXPERTS}}}}}"
+MIXTURES_AGAIN = "layout={recompute: selective, recompute_modules: [moe]}"
 PARTS = "training.adapters={rank: 16, target_modules: [q_proj, v_proj]}"
 ADAPTED = ("training.adapters={rank: 16}", "training.start_from=/models/llama3")
 
@@ -104,8 +108,7 @@ ADAPTED = ("training.adapters={rank: 16}", "training.start_from=/models/llama3")
 def test_adapters_are_trained_beside_weights_that_are_there() -> None:
     made = settings(on_bridge("llama3-8b", *ADAPTED), DENSE)
     assert (made["task"], made["peft"]) == ("finetune", {"dim": 16, "alpha": 16})
-    attention = "training.adapters={rank: 16, target_modules: [q_proj, k_proj, v_proj, o_proj]}"
-    made = settings(on_bridge("llama3-8b", attention, ADAPTED[1]), DENSE)
+    made = settings(on_bridge("llama3-8b", *ADAPTED, f"training.adapters.target_modules={OF_ATTENTION}"), DENSE)
     assert made["peft"] == {"dim": 16, "alpha": 16, "target_modules": ["linear_qkv", "linear_proj"]}
 
 
@@ -115,7 +118,13 @@ def test_adapters_are_trained_beside_weights_that_are_there() -> None:
         ("llama3-8b", ADAPTED[:1], r"training\.adapters: stand beside weights that are there"),
         ("llama3-8b", ("training.adapters={rank: 16, frozen_down: true}", ADAPTED[1]), "trains both matrices"),
         ("llama3-8b", (PARTS, ADAPTED[1]), "beside linear_qkv and linear_fc1 as a whole"),
-        ("mixtral-8x7b", ADAPTED, "take a dense model"),
+        ("deepseek-v3", ADAPTED, "in other ways, which are not priced yet"),
+        ("mixtral-8x7b", (*ADAPTED, SHARED_EXPERT), "for shared experts target_modules"),
+        (
+            "mixtral-8x7b",
+            (*ADAPTED, "layout={recompute: selective, recompute_modules: [moe]}"),
+            "were tried beside recompute alone",
+        ),
         ("llama3-8b", (*ADAPTED, "training.fp8=tensorwise"), "were tried beside recompute alone"),
         ("llama3-8b", (*ADAPTED, "layout.zero_stage=3"), "were tried beside recompute alone"),
         ("llama3-8b", (*ADAPTED, "layout.cuda_graphs=[attn]"), "were tried beside recompute alone"),
@@ -124,6 +133,12 @@ def test_adapters_are_trained_beside_weights_that_are_there() -> None:
 def test_adapters_that_nobody_tried_are_refused(name: str, overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         MegatronBridge().rules(on_bridge(name, *overrides))
+
+
+def test_adapters_stand_beside_experts_too() -> None:
+    attention = f"training.adapters.target_modules={OF_ATTENTION}"
+    for name, overrides in (("mixtral-8x7b", ADAPTED), ("mixtral-8x7b", (*ADAPTED, SHARED_EXPERT, attention))):
+        assert MegatronBridge().rules(on_bridge(name, *overrides))
 
 
 def test_a_search_offers_nothing_untried_beside_adapters() -> None:
@@ -135,6 +150,8 @@ def test_a_search_offers_nothing_untried_beside_adapters() -> None:
         for step in space.step
     )
     assert not any(state.offload_optimizer for state in space.state)
+    mixture = technique_space(on_bridge("mixtral-8x7b", *ADAPTED), MegatronBridge())
+    assert not any("moe" in step.recompute_modules for step in mixture.step)
 
 
 def test_rows_are_finetuned_on() -> None:

@@ -45,11 +45,15 @@ class MegatronBridge:
         return unrendered(recipe, ALL_REQUIREMENTS)
 
     def space(self, recipe: Recipe) -> Space:
-        """Nobody has tried adapters beside layers that wait on the host."""
+        """Nobody has tried adapters beside layers that wait on the host, or mixtures computed again."""
         space = MegatronLM().space(recipe)
         if recipe.techniques.adapters is None:
             return space
-        steps = tuple(step for step in space.step_techniques if step.solved != "offload_layers")
+        steps = tuple(
+            step
+            for step in space.step_techniques
+            if step.solved != "offload_layers" and "moe" not in step.recompute_modules
+        )
         states = tuple(state for state in space.state_techniques if not state.offload_optimizer)
         return replace(space, step_techniques=steps, state_techniques=states)
 

@@ -23,13 +23,21 @@ def _gated(recipe: Recipe) -> bool:
     return recipe.model.attention_gate or recipe.model.linear_attention is not None
 
 
+def _unpriced_experts(recipe: Recipe) -> bool:
+    moe, adapters = recipe.model.moe, recipe.techniques.adapters
+    if moe is None or adapters is None or adapters.targets.isdisjoint(("up_proj", "down_proj")):
+        return False
+    return moe.shared_expert_ffn_hidden_size > 0 or moe.grouped_gemm is False
+
+
 def _untried_beside_adapters(recipe: Recipe) -> bool:
     techniques, numbers = recipe.techniques, recipe.training
     if techniques.adapters is None:
         return False
     others = any(getattr(techniques, name) != getattr(NO_TECHNIQUES, name) for name in UNTRIED)
     narrow = numbers.fp8 is not None or numbers.fp4 is not None
-    return others or narrow or asks_for_sharding(recipe) or pinned_least(recipe, "offload_layers") > 0
+    again = recipe.model.moe is not None and "moe" in techniques.recompute_modules
+    return others or narrow or again or asks_for_sharding(recipe) or pinned_least(recipe, "offload_layers") > 0
 
 
 BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
@@ -95,21 +103,22 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         parts_fused_modules,
     ),
     Requirement(
-        "dense-adapters-on-bridge",
+        "priced-adapters-on-bridge",
         "training.adapters",
-        "stand beside experts, latent and gated attention in other ways, which are not priced yet; take a dense model "
-        "with ordinary attention",
-        "megatron/bridge/peft/utils.py GroupedExpertLinearAdapter, Megatron-Bridge 0.6",
+        "stand beside latent and gated attention, prediction heads, shared experts and experts that are multiplied one "
+        "by one in other ways, which are not priced yet; take another model, or for shared experts target_modules: "
+        "[linear_qkv, linear_proj]",
+        "megatron/bridge/peft/lora.py LoRA, Megatron-Bridge 0.6",
         lambda r: (
             r.techniques.adapters is not None
-            and (r.model.moe is not None or r.model.mla is not None or r.model.mtp_num_layers > 0 or _gated(r))
+            and (r.model.mla is not None or r.model.mtp_num_layers > 0 or _gated(r) or _unpriced_experts(r))
         ),
     ),
     Requirement(
         "plain-beside-adapters",
         "training.adapters",
         "were tried beside recompute alone; remove fp8, fp4, zero_stage 2 and 3, offload, mlp_chunks, "
-        "delay_weight_gradients, tp_comm_overlap and cuda_graphs",
+        "delay_weight_gradients, tp_comm_overlap, cuda_graphs and recompute_modules: [moe]",
         "tests/frameworks/test_megatron_traced.py",
         _untried_beside_adapters,
     ),
