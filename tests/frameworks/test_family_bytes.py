@@ -46,6 +46,11 @@ LATENT = {
     **{"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10, "moe_intermediate_size": 24},
     **{"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 2},
 }
+POOLED = {
+    **{"num_key_value_heads": 1, "head_dim": 16, "q_lora_rank": 12, "o_groups": 3, "o_lora_rank": 10},
+    **{"index_n_heads": 3, "index_head_dim": 8, "n_routed_experts": 8, "moe_intermediate_size": 24},
+    **{"num_experts_per_tok": 2, "intermediate_size": 24},
+}
 GPT = {"n_embd": 96, "n_layer": 3, "n_head": 6, "n_positions": 64, "vocab_size": 300}
 # each with what makes its parameters differ from the family's common case
 VARIED = [
@@ -80,6 +85,8 @@ VARIED = [
     {"model_type": "glm_moe_dsa", **LATENT, "q_lora_rank": 12, "index_topk": 7},
     {"model_type": "llama4_text", "head_dim": 20, "num_local_experts": 4, "interleave_moe_layer_step": 2},
     {"model_type": "llama4_text", "intermediate_size_mlp": 80, "use_qk_norm": False, "attention_chunk_size": None},
+    {"model_type": "deepseek_v4", **POOLED, "compress_ratios": [0, 4, 128, 4, 4, 0], "num_hash_layers": 2},
+    {"model_type": "deepseek_v4", **POOLED, "scoring_func": "sigmoid", "hc_mult": 2, "qk_rope_head_dim": 8},
     {"model_type": "gpt2", **GPT},
     {"model_type": "gpt2", **GPT, "n_inner": 100, "tie_word_embeddings": False},
 ]
@@ -115,7 +122,7 @@ def test_defaults_are_those_of_the_class(family: str) -> None:
             assert getattr(real, key) == value, key
     shape, _ = shape_from_config({"model_type": family, "num_experts_per_tok": 2, **NEEDED.get(family, {})}, "defaults")
     rope = real.rope_parameters if hasattr(real, "rope_parameters") else {"rope_theta": shape.rotary_base}
-    full = rope.get("full_attention", rope)
+    full = rope.get("full_attention", rope.get("main", rope))
     assert shape.rotary_base == full["rope_theta"]
     assert shape.rotary_percent == full.get("partial_rotary_factor", 1.0)
     assert (shape.rope_scaling is None) == (full.get("rope_type", "default") == "default")
@@ -159,12 +166,19 @@ def test_a_shape_written_back_is_the_same_model(changes: dict[str, Any]) -> None
     assert parameters(config_of(shape)) == parameters(config)
 
 
+def cut(whole: ModelShape) -> ModelShape:
+    """The model with its first four layers."""
+    moe, compressed = whole.moe, whole.compressed_attention
+    moe = None if moe is None else replace(moe, layer_pattern=moe.layer_pattern[:4])
+    compressed = None if compressed is None else replace(compressed, ratios=compressed.ratios[:4])
+    return replace(whole, num_layers=4, moe=moe, compressed_attention=compressed)
+
+
 def test_every_preset_can_be_written_back() -> None:
     """Few layers, all of the rest: the real class takes the words and has as many parameters as the shape."""
     for name in preset_names():
         whole = load_preset(name)
-        moe = None if whole.moe is None else replace(whole.moe, layer_pattern=whole.moe.layer_pattern[:4])
-        shape = replace(whole, num_layers=4, moe=moe)
+        shape = cut(whole)
         assert unsaid(whole) == (), name
         assert parameters(config_of(shape)) == count_parameters(shape).total, name
 

@@ -21,7 +21,15 @@ from llmlaunch.backends.deepspeed.extra_arguments import HUGGING_FACE_FLAGS, SET
 from llmlaunch.backends.deepspeed.facts import ENGINES, Engine, Share
 from llmlaunch.backends.flag_classes import flag_table
 from llmlaunch.backends.machines import MACHINE_REQUIREMENTS
-from llmlaunch.backends.megatron import cuda_graphs, model_rules, number_formats, sharding, training_arguments, versions
+from llmlaunch.backends.megatron import (
+    cuda_graphs,
+    model_rules,
+    number_formats,
+    pooled_rules,
+    sharding,
+    training_arguments,
+    versions,
+)
 from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron import techniques as megatron_techniques
 from llmlaunch.backends.megatron.extra_arguments import FLAG_CLASSES
@@ -48,6 +56,7 @@ PRECISIONS = {"half": "bf16, fp16", "fp32": "fp32"}
 MEGATRON_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
     (*MACHINE_REQUIREMENTS, *megatron_rules.MIXTURE_REQUIREMENTS, *megatron_rules.RULES),
     (*model_rules.MODEL_REQUIREMENTS, *model_rules.MODEL_RULES),
+    (*pooled_rules.POOLED_REQUIREMENTS, *pooled_rules.POOLED_RULES),
     (*number_formats.NUMBER_REQUIREMENTS, *number_formats.NUMBER_RULES),
     (*megatron_techniques.OVERLAP_REQUIREMENTS, *megatron_techniques.OVERLAP_RULES),
     (*cuda_graphs.GRAPH_REQUIREMENTS, *cuda_graphs.GRAPH_RULES),

@@ -15,6 +15,7 @@ from llmlaunch.backends.deepspeed.scripts import HUGGING_FACE_RULES, PIPELINE_RU
 from llmlaunch.backends.machines import MACHINE_REQUIREMENTS
 from llmlaunch.backends.megatron.cuda_graphs import GRAPH_RULES
 from llmlaunch.backends.megatron.model_rules import MODEL_REQUIREMENTS
+from llmlaunch.backends.megatron.pooled_rules import POOLED_REQUIREMENTS
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, ALL_RULES, MIXTURE_REQUIREMENTS
 from llmlaunch.backends.megatron.versions import VERSION_REQUIREMENTS
 from llmlaunch.backends.registry import backend_for
@@ -68,7 +69,11 @@ WINDOWED = "model={base: llama2-7b, sliding_window: {tokens: 1024}}"
 NARROW_VIEW, BIASED = (
     f"model={{base: llama3-8b, {part}}}" for part in ("sliding_window: {tokens: 512}", "linear_bias: true")
 )
-SPARSE = "model=deepseek-v3.2"
+SPARSE, POOLED = "model=deepseek-v3.2", "model=deepseek-v4-flash"
+POOLED_INLINE = (
+    "model={base: deepseek-v4-flash, num_layers: 1, compressed_attention: {ratios: [4], q_lora_rank: 64, "
+    "output_groups: 8, output_rank: 64, index_heads: 4, index_head_dim: 64, index_topk: 64}}"
+)
 ONE_EXPERT = "model={base: llama4-scout, moe: {router: {weighted_inputs: true}}}"
 SINKS = "model={base: llama3-8b, attention_sinks: true}"
 DELTA_NETS = "model={base: llama3-8b, linear_attention: {num_key_heads: 2, num_value_heads: 4}}"
@@ -95,6 +100,14 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("expert-world", MIXTURE, (), Layout(1, 16, expert=8, data=4), replace(EXPERTS, pipeline=4, data=8)),
     ("sinks-without-context", DENSE, (SINKS,), Layout(context=2, data=16), GPUS),
     ("sparse-attention-without-context", "deepseek-v3", (SPARSE,), replace(WORLD, context=2, data=512), WORLD),
+    ("pooled-keys-without-context", "deepseek-v3", (POOLED,), replace(WORLD, context=2, data=512), WORLD),
+    (
+        "pooled-keys-without-tensor",
+        "deepseek-v3",
+        (POOLED,),
+        replace(WORLD, tensor=2, data=512, sequence_parallel=1),
+        WORLD,
+    ),
     ("delta-heads", DENSE, (DELTA_NETS,), Layout(2, context=2, data=8), replace(GPUS, tensor=2, data=16)),
     ("window-without-context", DENSE, (NARROW_VIEW,), Layout(context=2, data=16), GPUS),
     ("mixture-needs-sequence", MIXTURE, (), Layout(2, 1, data=32), EXPERTS),
@@ -188,7 +201,7 @@ def test_a_technique_nobody_asked_for_refuses_no_layout(
 # Rules whose cases need more than an override: in this folder, and in tests/frameworks.
 RULED_ELSEWHERE = (
     *("shared-expert", "stages-named", "stages-hold-all", "stages-hold-some", "context-precision", "fp16-needs-gpu"),
-    *("biased-experts", "overlapped-expert-kept", "context-latents", "sparse-attention-heads"),
+    *("biased-experts", "pooled-keys-kept", "overlapped-expert-kept", "context-latents", "sparse-attention-heads"),
     *("delayed-gradients-prediction", "offload-optimizer-half"),
     *(rule.key for rule in GRAPH_RULES),  # test_cuda_graphs.py
     *("optimizer-formats-on-device", "fp8-parameters-on-device", "delayed-keeps-norms"),
@@ -265,6 +278,7 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
         [HOPPER, DELAYED_FP8, PARAMETERS, FP32_MAIN],
     ),
     ("delta-nets", DEEPSPEED, ["model={base: qwen3-next-80b-a3b, linear_attention: {full_every: 4}}"]),
+    ("pooled-keys-on-deepspeed", DEEPSPEED, [POOLED_INLINE]),
     ("every-layer-recomputed", DEEPSPEED, ["layout={recompute: full, recompute_method: block}"]),
     ("one-layer-groups", DEEPSPEED, ["layout={recompute: full, recompute_layers: 2}"]),
     ("no-module-offload", DEEPSPEED, [MODULES]),
@@ -325,6 +339,7 @@ def test_what_a_backend_cannot_do_is_refused_by_the_recipes_key_before_anything_
 OF_MODELS = (
     *MACHINE_REQUIREMENTS,
     *MODEL_REQUIREMENTS,
+    *POOLED_REQUIREMENTS,
     *MIXTURE_REQUIREMENTS,
     *VERSION_REQUIREMENTS,
 )  # in tests of those modules

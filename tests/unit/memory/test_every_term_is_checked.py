@@ -28,6 +28,7 @@ from support.term_mutants import mutants_of
 FORMULA = (
     "activations",
     "adapters",
+    "compressed",
     "exchange",
     "graphs",
     "host",
@@ -44,6 +45,7 @@ FORMULA = (
 BY_HAND = (
     "test_tensors_by_hand",
     "test_layers_by_hand",
+    "test_compressed_by_hand",
     "test_moments_by_hand",
     "test_terms_by_hand",
     "test_graphs",

@@ -25,6 +25,10 @@ SIZES = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attent
 MOE = {"num_experts": 8, "topk": 2, "ffn_hidden_size": 32}
 MLA = {"kv_lora_rank": 16, "qk_head_dim": 8, "qk_pos_emb_head_dim": 4, "v_head_dim": 8}
 
+POOLING = {
+    **{"ratios": [0, 4], "q_lora_rank": 16, "output_groups": 2, "output_rank": 8},
+    **{"index_heads": 2, "index_head_dim": 8, "index_topk": 16},
+}
 INDEXER = {"heads": 2, "head_dim": 8, "topk": 16}
 
 
@@ -77,6 +81,8 @@ def test_the_activation_follows_from_the_gate_unless_it_is_said() -> None:
         ({"position_embedding": "learned_absolute"}, "gpt2"),
         ({"sliding_window": {"tokens": 64}}, "mistral"),
         ({"linear_attention": {}}, "qwen3_5_text"),
+        ({"compressed_attention": POOLING, "num_query_groups": 1}, "deepseek_v4"),
+        ({"residual_streams": 2}, "deepseek_v4"),
         ({"family": "mistral"}, "mistral"),
     ],
 )
@@ -116,6 +122,14 @@ def test_dense_layers_before_the_mixtures_stay_where_a_base_is_cut_or_continued(
     assert shape.moe.layer_pattern == pattern
 
 
+def test_layers_that_pool_stay_where_a_base_is_cut() -> None:
+    shape = find_model({"base": "deepseek-v4-flash", "num_layers": 4})
+    assert shape.compressed_attention is not None
+    assert shape.compressed_attention.ratios == (0, 0, 4, 128)
+    with pytest.raises(BadKey, match="has 43 ratios for 44 layers"):
+        find_model({"base": "deepseek-v4-flash", "num_layers": 44})
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
@@ -141,6 +155,11 @@ def test_dense_layers_before_the_mixtures_stay_where_a_base_is_cut_or_continued(
         ({"indexer": INDEXER, "mla": MLA}, "indexer"),
         ({"indexer": INDEXER | {"head_dim": 2}, "mla": MLA | {"q_lora_rank": 8}}, "indexer.head_dim"),
         ({"moe": MOE | {"layer_pattern": [0, 1, 1]}}, "moe.layer_pattern"),  # two layers
+        ({"compressed_attention": POOLING}, "num_query_groups"),
+        ({"compressed_attention": POOLING | {"ratios": [4]}}, "compressed_attention.ratios"),
+        ({"compressed_attention": POOLING | {"output_groups": 3}}, "compressed_attention.output_groups"),
+        ({"compressed_attention": POOLING, "num_query_groups": 1, "mla": MLA}, "mla"),
+        ({"activation_limit": 7.0, "gated_mlp": False}, "activation_limit"),
     ],
 )
 def test_what_contradicts_itself_is_one_sentence(changes: dict[str, Any], key: str) -> None:
@@ -171,6 +190,7 @@ def test_an_inline_shape_fills_in_what_follows_or_starts_from_a_preset() -> None
         ("deepseek-v3", "latent-attention mixture gated"),
         ("gpt3-13b", "dense ungated"),
         ("glm-5", "sparse latent-attention mixture gated"),
+        ("deepseek-v4-flash", "compressed-attention mixture gated"),
     ],
 )
 def test_a_model_is_of_one_kind_for_comparing_prediction_errors(name: str, kind: str) -> None:

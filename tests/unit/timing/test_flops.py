@@ -8,10 +8,13 @@ import pytest
 from timed_jobs import BASE, LLAMA, job, time_of, total
 
 from llmlaunch.backends.registry import backend_for
+from llmlaunch.models.kinds import attention_kinds
+from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import Indexer, MlaShape, SlidingWindow
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.timing.products import attended_keys, least_device_seconds, model_flops_per_token
+from llmlaunch.timing.arithmetic import least_device_seconds, model_flops_per_token
+from llmlaunch.timing.products import attended_keys
 from support.recipes import recipe_of
 
 WINDOW = "model={base: llama3-8b, sliding_window: {tokens: 1024, full_every: 3}}"
@@ -33,6 +36,7 @@ CASES = {
     "windows": ("llama3-8b", WINDOW),
     "a window that is a mask": ("llama2-7b-deepspeed", "model={base: llama2-7b, sliding_window: {tokens: 1024}}"),
     "sparse attention": ("deepseek-v3", "model={base: deepseek-v3.2, num_layers: 16}"),
+    "pooled keys": ("deepseek-v3", "model={base: deepseek-v4-flash, num_layers: 16}"),
     "a CPU": ("quickstart",),
 }
 
@@ -65,6 +69,24 @@ def test_a_token_attends_to_half_of_the_sequence_or_to_its_window() -> None:
     assert attended_keys(pieces, 8192) == (3 * 512 + 4096) / 4
     chosen = replace(LLAMA, mla=MlaShape(512, 512, 128, 64, 128), indexer=Indexer(64, 128, 1024))
     assert attended_keys(chosen, 8192) == pytest.approx(seen[1], abs=0.5)
+
+
+def test_pooled_keys_are_as_many_as_there_are_or_as_are_chosen() -> None:
+    def seen(ratio: int, most: int) -> float:
+        window = sum(min(i + 1, 128) for i in range(8192)) / 8192
+        return window + (sum(min((i + 1) // ratio, most) for i in range(8192)) / 8192 if ratio else 0.0)
+
+    shape = load_preset("deepseek-v4-flash")
+    for kind, ratio, most in zip(attention_kinds(shape), (0, 4, 128), (0, 512, 8192), strict=True):
+        assert attended_keys(kind.shape, 8192) == pytest.approx(seen(ratio, most), abs=1.5)
+
+
+def test_the_arithmetic_of_deepseek_v4_is_what_its_published_runs_count() -> None:
+    """748 and 706 teraflops at 8,224 and 7,776 tokens a second and GPU (tests/data/published_rows.json, its source),
+    where the indexer's scores are part of it."""
+    shape = replace(load_preset("deepseek-v4-flash"), mtp_num_layers=1)
+    for flops, tokens in ((748e12, 8224), (706e12, 7776)):
+        assert model_flops_per_token(shape, 4096) == pytest.approx(flops / tokens, rel=0.015)
 
 
 def test_layers_with_a_window_take_the_time_of_their_window() -> None:

@@ -18,10 +18,10 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, Layout
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.techniques import Adapters, Techniques
+from llmlaunch.timing.arithmetic import model_flops_per_token
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import links
 from llmlaunch.timing.passes import PIECE, pass_seconds
-from llmlaunch.timing.products import model_flops_per_token
 from llmlaunch.timing.step import combined, rank_alone_seconds, step_time, update_seconds
 from llmlaunch.workload import Workload
 

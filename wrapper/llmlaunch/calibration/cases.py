@@ -41,17 +41,15 @@ from llmlaunch.layout import RECOMPUTE_NAMES, Layout, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.peak import rank_terms
+from llmlaunch.models.attention import ATTENTION_SECTIONS, attention_section
 from llmlaunch.models.shape import (
     OF_FAMILIES,
     OF_MEMORY,
     OF_TIME,
-    Indexer,
-    LinearAttention,
     MlaShape,
     ModelShape,
     MoeShape,
     Router,
-    SlidingWindow,
 )
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import ELEMENT_BYTES, Workload
@@ -208,13 +206,8 @@ def _shape(record: Record) -> ModelShape:
 def _family_fields(model: Record) -> dict[str, Any]:
     """Return the fields that only records of our own runs have."""
     fields = {name: model[name] for name in OF_FAMILIES if model.get(name) is not None}
-    if "sliding_window" in fields:
-        fields["sliding_window"] = SlidingWindow(**fields["sliding_window"])
-    if "indexer" in fields:
-        fields["indexer"] = Indexer(**fields["indexer"])
-    if "linear_attention" in fields:
-        fields["linear_attention"] = LinearAttention(**fields["linear_attention"])
-    return fields
+    sections = {name: attention_section(name, fields[name]) for name in ATTENTION_SECTIONS if name in fields}
+    return fields | sections
 
 
 def _as_megatron_deepspeed_runs(

@@ -247,7 +247,7 @@ def _mixture(space: Namespace) -> dict[str, Any]:
 
 def _router(space: Namespace) -> Iterator[tuple[str, Any]]:
     score = space.get("moe_router_score_function")
-    if score == "sigmoid":
+    if score in ("sigmoid", "sqrtsoftplus"):
         yield "score_function", score
     elif space.get("moe_router_pre_softmax") and (space.get("moe_router_topk") or 2) > 1:
         yield "normalize_topk", False

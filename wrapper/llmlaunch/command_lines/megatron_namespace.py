@@ -108,8 +108,8 @@ def _idle(space: Namespace) -> Iterator[tuple[str, str]]:
         yield "add_position_embedding", "speaks of learned positions alone"
     if space.get("rotary_seq_len_interpolation_factor") == 1:
         yield "rotary_seq_len_interpolation_factor", "1 stretches nothing"
-    if space.get("moe_router_pre_softmax") and space.get("moe_router_score_function") == "sigmoid":
-        yield "moe_router_pre_softmax", "sigmoid scores have no softmax"
+    if space.get("moe_router_pre_softmax") and space.get("moe_router_score_function") in ("sigmoid", "sqrtsoftplus"):
+        yield "moe_router_pre_softmax", "other scores have no softmax"
     if space.get("multi_latent_attention"):
         for dest in ("kv_channels", "use_rope_scaling"):
             if space.get(dest):

@@ -87,7 +87,6 @@ REASONS: Mapping[str, str] = {
     "cuda_graph_impl": "layout.cuda_graphs names what is captured: parts of a layer by Transformer Engine",
     "cuda_graph_modules": "layout.cuda_graphs knows the parts of a decoder's layers, but no whole mixture and no Mamba",
     "moe_router_load_balancing_type": "a recipe knows aux_loss, seq_aux_loss and none",
-    "moe_router_score_function": "a recipe knows softmax and sigmoid",
     "data_args_path": "a recipe names the datasets themselves",
     "train_data_path": "a recipe names one blend and its split",
     "valid_data_path": "a recipe names one blend and its split",

@@ -174,7 +174,7 @@ def _either(some: Gone, others: Gone) -> Gone:
 
 def layer_input(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes of one layer's input for one micro-batch."""
-    return tokens(job, rows) * job.facts.residual_bytes * job.shape.hidden_size / sequence_split(job, rows)
+    return tokens(job, rows) * job.facts.residual_bytes * job.shape.stream_width / sequence_split(job, rows)
 
 
 def swapped_bytes(job: Job, rows: RankColumns, saved_bytes: FloatColumn) -> FloatColumn:
@@ -194,6 +194,8 @@ def _uncopied_values(job: Job, rows: RankColumns) -> FloatColumn:
     12.72 against 12.11 GiB on Llama 3 8B)."""
     shape = job.shape
     if shape.position_embedding != "rope" or shape.mla is not None or job.facts.attention_scores_saved:
+        return np.zeros(len(rows))
+    if shape.compressed_attention is not None:
         return np.zeros(len(rows))
     t = rows.tensor
     width: FloatColumn = shape.query_width + np.maximum(shape.num_query_groups, t) * float(shape.head_dim)
@@ -259,7 +261,7 @@ def _stage_output(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return what all but the last rank keep of the tensor they sent on, for one micro-batch."""
     if not job.facts.stage_output_bytes:
         return 0.0
-    share = job.facts.stage_output_bytes * job.shape.hidden_size / rows.tensor
+    share = job.facts.stage_output_bytes * job.shape.stream_width / rows.tensor
     return np.where(rows.last, 0.0, tokens(job, rows) * share)
 
 

@@ -232,6 +232,7 @@ class MemoryFacts:
     # one adapter for queries, keys and values, and one for gate and up; tensor parallelism splits both of its matrices
     adapters_fused: bool = False
     gradients_freed: bool = False  # no gradients from the optimizer step to the next backward pass
+    stream_copy_bytes: float = 0.0  # of several residual streams: a copy in another type that their mixing is made of
     stream_bytes: float | None = None  # of the residual stream where it is wider than the other activations
     # keys and values are copied to every query head before attention; of latent attention values are a view of what
     # holds keys too, and the output is copied before its projection

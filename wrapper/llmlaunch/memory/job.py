@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
-from functools import cached_property, wraps
+from functools import cached_property, reduce, wraps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns, Modules
 from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.models.kinds import attention_kinds, is_mixed, kind_shares
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
@@ -31,6 +32,7 @@ __all__ = [
     "chunk_ranges",
     "layer_kinds",
     "like_last_layer",
+    "mean_of_kinds",
     "offloads",
     "offloads_modules",
     "once_for_rows",
@@ -106,8 +108,14 @@ class Job:
     @property
     def stages_alike(self) -> bool:
         """Whether all pipeline ranks of even stages hold and train equally many layers of each kind."""
-        alike = pattern_is_uniform(self.shape) and self.shape.linear_attention is None
+        alike = pattern_is_uniform(self.shape) and self.shape.linear_attention is None and not is_mixed(self.shape)
         return self.techniques.trained_layers is None and alike
+
+    @cached_property
+    def by_attention(self) -> tuple[Job, ...]:
+        """The job once for each kind of softmax attention, as if all layers had it."""
+        kinds = attention_kinds(self.shape)
+        return (self,) if len(kinds) == 1 else tuple(replace(self, shape=kind.shape) for kind in kinds)
 
 
 @frozen
@@ -117,7 +125,8 @@ class RankColumns:
     no layout has more than one.
 
     `linear_share` is the part of a rank's layers whose attention is linear; what a layer holds is the mean of these and
-    the others. None: what takes less of the two, of each thing a layer holds, so that it is a bound."""
+    the others. None: what takes less of the two, of each thing a layer holds, so that it is a bound. `kind_shares` are
+    the parts that have each kind of softmax attention (`attention_kinds`) where there are several; None likewise."""
 
     layouts: LayoutColumns
     layout_index: IntColumn
@@ -127,6 +136,7 @@ class RankColumns:
     moe_layers: FloatColumn
     ends: bool = False
     linear_share: FloatColumn | None = None
+    kind_shares: tuple[FloatColumn, ...] | None = None
 
     @cached_property
     def first(self) -> NDArray[np.bool_]:
@@ -228,8 +238,13 @@ def _rows(
         microbatches = layouts.num_microbatches(job.workload.global_batch_size)
     rows = _in_order(layouts, len(index)) if ends else layouts.take(index)
     dense, moe = _layers(job, rows, rank)
-    linear = _linear_share(job, rows, rank)
-    return RankColumns(rows, index, rank, np.maximum(microbatches[index], 1), dense, moe, ends, linear)
+    linear = None
+    if job.shape.linear_attention is not None:
+        (linear,) = _shares(job.shape, rows, rank, [job.shape.linear_pattern])
+    kinds = None
+    if is_mixed(job.shape):
+        kinds = tuple(_shares(job.shape, rows, rank, [kind.layers for kind in attention_kinds(job.shape)]))
+    return RankColumns(rows, index, rank, np.maximum(microbatches[index], 1), dense, moe, ends, linear, kinds)
 
 
 def _in_order(layouts: LayoutColumns, rows: int) -> LayoutColumns:
@@ -256,22 +271,37 @@ def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn
     return layers - moe, moe
 
 
-def _linear_share(job: Job, rows: LayoutColumns, rank: IntColumn) -> FloatColumn | None:
-    """Return the part of each row's layers whose attention is linear; None where no model's is."""
-    if job.shape.linear_attention is None:
-        return None
-    before = np.concatenate([[0], np.cumsum(job.shape.linear_pattern)])  # layers with linear attention before layer i
-    linear, layers = np.zeros(len(rank)), np.zeros(len(rank))
-    for start, stop in chunk_ranges(job.shape, rows, rank):
-        linear += before[stop] - before[start]
+def _shares(
+    shape: ModelShape, rows: LayoutColumns, rank: IntColumn, patterns: Sequence[Sequence[int]]
+) -> list[FloatColumn]:
+    """Return for each pattern, with 1 for each layer of its kind, the part of each row's layers that are of it."""
+    counts, layers = [np.zeros(len(rank)) for _ in patterns], np.zeros(len(rank))
+    before = [np.concatenate([[0], np.cumsum(pattern)]) for pattern in patterns]  # layers of the kind before layer i
+    for start, stop in chunk_ranges(shape, rows, rank):
         layers += stop - start
-    return linear / np.maximum(layers, 1.0)
+        for count, of_kind in zip(counts, before, strict=True):
+            count += of_kind[stop] - of_kind[start]
+    return [count / np.maximum(layers, 1.0) for count in counts]
+
+
+def mean_of_kinds(rows: RankColumns, of_kinds: Sequence[FloatColumn]) -> FloatColumn:
+    """Return the mean over a rank's layers of what each kind of softmax attention has (`Job.by_attention`), or the
+    least of them where no shares are known."""
+    if len(of_kinds) == 1 or rows.kind_shares is None:
+        return reduce(np.minimum, of_kinds)
+    return reduce(np.add, (share * column for share, column in zip(rows.kind_shares, of_kinds, strict=True)))
 
 
 def alike_attention(job: Job, rows: RankColumns) -> tuple[RankColumns, ...]:
     """Return the rows once for each kind of attention that layers have, as if all layers of a rank had it where any
     has: for what is as large as the largest layer."""
-    share = rows.linear_share
+    share, shares = rows.linear_share, rows.kind_shares
+    if shares is not None:
+        alike = [
+            tuple(np.where(one > 0, float(i == j), each) for j, each in enumerate(shares))
+            for i, one in enumerate(shares)
+        ]
+        return tuple(replace(rows, kind_shares=each) for each in alike)
     if job.shape.linear_attention is None or share is None:
         return (rows,)
     kinds = np.where(share > 0, 1.0, 0.0), np.where(share < 1, 0.0, 1.0)
@@ -280,7 +310,10 @@ def alike_attention(job: Job, rows: RankColumns) -> tuple[RankColumns, ...]:
 
 def like_last_layer(job: Job, rows: RankColumns) -> RankColumns:
     """Return the rows as if all layers had the attention of the model's last one, as those of multi-token prediction
-    have."""
+    have, or of the kind that those have by themselves."""
+    if is_mixed(job.shape):
+        of_heads = [float(kind.predicts) for kind in attention_kinds(job.shape)]
+        return replace(rows, kind_shares=tuple(np.full(len(rows), share) for share in of_heads))
     if job.shape.linear_attention is None:
         return rows
     return replace(rows, linear_share=np.full(len(rows), float(job.shape.linear_pattern[-1])))
@@ -288,6 +321,9 @@ def like_last_layer(job: Job, rows: RankColumns) -> RankColumns:
 
 def with_mean_attention(job: Job, rows: RankColumns) -> RankColumns:
     """Return the rows as if all layers had of each kind of attention what the whole model has in the mean."""
+    if is_mixed(job.shape):
+        shares = tuple(np.full(len(rows), share) for _, share in kind_shares(job.shape))
+        return replace(rows, kind_shares=shares)
     if job.shape.linear_attention is None:
         return rows
     share = sum(job.shape.linear_pattern) / job.shape.num_layers

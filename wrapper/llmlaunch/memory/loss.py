@@ -41,13 +41,20 @@ __all__ = [
 
 def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
     """Return for the last rank what the norm before the head saves (its input) and what the head saves (the norm's
-    output, gathered where linears save that), unless frozen for adapters."""
+    output, gathered where linears save that), unless frozen for adapters; and what brings several streams together."""
     facts, h, split = job.facts, job.shape.hidden_size, sequence_split(job, rows)
     copies = 2.0 if job.techniques.adapters is None else 1.0
     per_token = (copies * facts.activation_bytes + facts.norm_extra_bytes) * h + STATISTIC_BYTES
     more = facts.activation_bytes * h * (split - 1.0) if facts.gathered_inputs_kept else 0.0
+    per_token += facts.activation_bytes * _streams(job)
     norm_bytes = tokens(job, rows) * (per_token + more) / split
     return np.where(rows.last, norm_bytes, 0.0)
+
+
+def _streams(job: Job) -> int:
+    """Return the columns of several residual streams, which are brought together before a norm
+    (core/transformer/hyper_connection.py learned_output_contract, Megatron-LM d48bd6be); 0 of one."""
+    return job.shape.stream_width if job.shape.residual_streams > 1 else 0
 
 
 def logits_split(job: Job, rows: RankColumns) -> FloatColumn:
@@ -236,8 +243,11 @@ def _whole_layer(job: Job, rows: RankColumns) -> FloatColumn:
 
 def _around_layer(job: Job, rows: RankColumns) -> FloatColumn:
     """The concatenation that is projected; the projection gathered over tensor ranks, of which the layer's input is
-    a view; and the input of the norm behind the layer."""
+    a view; and the input of the norm behind the layer. Several streams are projected one by one, beside the embedding,
+    and brought together behind the layer (core/transformer/multi_token_prediction.py, Megatron-LM d48bd6be)."""
     hidden = _hidden(job, rows)
+    if _streams(job):
+        return 2.0 * hidden * (1.0 + job.shape.residual_streams)
     gathered = hidden * sequence_split(job, rows) - layer_input(job, rows)
     return 3.0 * hidden + gathered
 

@@ -18,7 +18,8 @@ from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.adapters import INPUTS_OF, Tensors, saved_beside_adapters
-from llmlaunch.memory.job import Job, RankColumns, once_for_rows
+from llmlaunch.memory.compressed import attention_tensors, stream_tensors
+from llmlaunch.memory.job import Job, RankColumns, mean_of_kinds, once_for_rows
 from llmlaunch.models.shape import CLAMPED, Indexer, LinearAttention, MoeShape
 
 __all__ = [
@@ -86,6 +87,7 @@ def saved_by_dense_layer(job: Job, rows: RankColumns) -> SavedTensors:
     n = tokens(job, rows)
     mlp = {
         **_norm(job, rows, "mlp_norm"),
+        **stream_tensors(job, n, "mlp"),
         "mlp_fc1_output": n * projected_bytes(job) * shape.ffn_hidden_size / t,
         "mlp_fc2_input": n * job.facts.linear_input_bytes * shape.ffn_hidden_size / t,
     }
@@ -107,6 +109,7 @@ def saved_by_mixture_layer(job: Job, rows: RankColumns) -> SavedTensors:
     weighed_before = moe.router.weighted_inputs  # whose gradient reads what was not weighed yet
     mixture = {
         **_norm(job, rows, "mlp_norm"),
+        **stream_tensors(job, n, "mlp"),
         "moe_router": n * (_routing(job, moe) + facts.router_input_bytes * shape.hidden_size) / split,
         # expert-tensor parallelism gathers the tokens of its group and splits the width: only the inputs grow
         "expert_fc1_input": routed * facts.linear_input_bytes * shape.hidden_size * lay.expert_tensor,
@@ -190,10 +193,19 @@ def _attention_of(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     """What attention keeps in the mean of a rank's layers, of which some have the linear kind. The tensors of the two
     have different names, and of each there is none in some layer."""
     if job.shape.linear_attention is None:
-        return _attention(job, rows)
+        return _mean_attention(job, rows)
     share, delta_net = rows.linear_share, _delta_net(job, rows, job.shape.linear_attention)
     parts = () if share is None else ((_attention(job, rows), 1.0 - share), (delta_net, share))
     return {name: column * part for tensors, part in parts for name, column in tensors.items()}
+
+
+def _mean_attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """The tensors of each kind of softmax attention have the same names, and a kind may lack some."""
+    of_kinds = [_attention(alike, rows) for alike in job.by_attention]
+    if len(of_kinds) == 1:
+        return of_kinds[0]
+    names, none = dict.fromkeys(name for tensors in of_kinds for name in tensors), np.zeros(len(rows))
+    return {name: mean_of_kinds(rows, [tensors.get(name, none) for tensors in of_kinds]) for name in names}
 
 
 CHUNK_TOKENS = 64.0  # over which flash-linear-attention solves a triangular system at a time
@@ -234,7 +246,9 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     the blocks, where there are some."""
     shape, facts, n, t = job.shape, job.facts, tokens(job, rows), rows.tensor
     e = facts.activation_bytes
-    tensors = _norm(job, rows, "attn_norm") | _post_norms(job, rows)
+    tensors = _norm(job, rows, "attn_norm") | _post_norms(job, rows) | stream_tensors(job, n, "attn")
+    if shape.compressed_attention is not None:
+        return tensors | attention_tensors(job, n)
     statistics = STATISTIC_BYTES * shape.num_attention_heads
     # a narrower linear keeps its own copy of the attention's output, a gate puts out another tensor, and an all-to-all
     # over context ranks makes a copy

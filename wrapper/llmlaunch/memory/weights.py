@@ -15,15 +15,17 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.memory.compressed import narrow_weights
 from llmlaunch.memory.job import (
     Job,
     RankColumns,
     alike_attention,
     chunk_ranges,
     like_last_layer,
+    mean_of_kinds,
     once_for_rows,
 )
-from llmlaunch.models.parameters import indexer_parameters
+from llmlaunch.models.parameters import compressed_attention, indexer_parameters, stream_contraction, stream_mixing
 from llmlaunch.models.shape import LinearAttention, ModelShape
 
 __all__ = [
@@ -66,6 +68,8 @@ def _attention(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
     h = shape.hidden_size
     if shape.mla is not None:
         return _latent_attention(shape, tensor)
+    if shape.compressed_attention is not None:  # which tensor parallelism does not split
+        return np.full(len(tensor), float(compressed_attention(shape, shape.compressed_attention)))
     # fewer key/value groups than tensor ranks: every rank still holds one (transformer_config.py, core 0.19)
     groups = np.maximum(shape.num_query_groups / tensor, 1.0)
     key_value = 2.0 * groups * shape.head_dim
@@ -138,10 +142,10 @@ def layer_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
     """(dense layer, dense part of a mixture layer, expert part of a mixture layer), per device."""
     shape, lay = job.shape, rows.layouts
     tensor = rows.tensor
-    common = _attention(shape, tensor)
+    common = mean_of_kinds(rows, [_attention(alike.shape, tensor) for alike in job.by_attention])
     if shape.linear_attention is not None:
         common = by_attention(rows, common, _linear_attention(shape.linear_attention, shape.hidden_size, tensor))
-    common = common + (shape.norms_per_layer + _query_norms(job)) * _norms(shape)
+    common = common + (shape.norms_per_layer + _query_norms(job)) * _norms(shape) + 2.0 * stream_mixing(shape)
     dense = common + _mlp(shape, shape.ffn_hidden_size, tensor)
     if shape.moe is None:
         return dense, np.zeros(len(rows)), np.zeros(len(rows))
@@ -174,7 +178,7 @@ def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
     expert = rows.moe_layers * experts
     first = embedding + (shape.max_position_embeddings * shape.hidden_size if _learned(shape) else 0.0)
     second_table = np.where(lay.pipeline > 1, head, 0.0) if shape.tied_embeddings else head
-    last = second_table + _norms(shape)
+    last = second_table + _norms(shape) + stream_contraction(shape)
     if shape.mtp_num_layers:
         extra, extra_experts = _mtp(job, rows, *layer_parameters(job, like_last_layer(job, rows)))
         last = last + extra + np.where((lay.pipeline > 1) & (not shape.tied_embeddings), first, 0.0)
@@ -203,7 +207,8 @@ def _mtp(
     layer = moe if mixture else dense
     projection = 2.0 * shape.hidden_size**2 / rows.layouts.tensor
     count = shape.mtp_num_layers
-    return count * (layer + projection + 3.0 * _norms(shape)), count * (experts if mixture else 0.0 * experts)
+    around = projection + 3.0 * _norms(shape) + stream_contraction(shape)
+    return count * (layer + around), count * (experts if mixture else 0.0 * experts)
 
 
 @frozen
@@ -237,7 +242,7 @@ def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
     shape, tensor = job.shape, rows.tensor
     matrix = 3.0 if shape.gated_mlp else 2.0
     dense = matrix * (shape.hidden_size * shape.ffn_hidden_size / tensor) * (rows.dense_layers > 0)
-    distinct = _attention_matrices(shape, tensor) + dense + matrices(job, rows).head
+    distinct = _distinct_attention(job, rows) + dense + matrices(job, rows).head
     linear, share = shape.linear_attention, rows.linear_share
     if linear is not None and share is not None:
         projections = _linear_projections(linear, shape.hidden_size, tensor)
@@ -253,6 +258,17 @@ def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
     return np.asarray(distinct + matrix * (expert_matrix + shared) * (rows.moe_layers > 0))
 
 
+def _distinct_attention(job: Job, rows: RankColumns) -> FloatColumn:
+    """Of kinds that differ in what pools keys, those with the most have the matrices of the others as well."""
+    if rows.kind_shares is None:
+        return _attention_matrices(job.shape, rows.tensor)
+    jobs = zip(job.by_attention, rows.kind_shares, strict=True)
+    matrices_of_kinds = [
+        np.where(share > 0, _attention_matrices(alike.shape, rows.tensor), 0.0) for alike, share in jobs
+    ]
+    return reduce(np.maximum, matrices_of_kinds)
+
+
 @once_for_rows
 def largest_parameter(job: Job, rows: RankColumns) -> FloatColumn:
     """Elements of the largest single parameter on a device, the embedding and the head included."""
@@ -265,6 +281,8 @@ def _attention_matrices(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
     """Return the elements of one layer's attention matrices on a device, without biases and norms."""
     if shape.mla is not None:
         return _latent_attention(shape, tensor)
+    if shape.compressed_attention is not None:
+        return np.full(len(tensor), narrow_weights(shape, shape.compressed_attention))
     groups = np.maximum(shape.num_query_groups / tensor, 1.0)
     queries = 3.0 if shape.attention_gate else 2.0
     return shape.hidden_size * (queries * shape.query_width / tensor + 2.0 * groups * shape.head_dim)
@@ -276,7 +294,7 @@ def linear_weights(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColum
     applied to (not the embedding, the head and the router)."""
     shape, lay = job.shape, rows.layouts
     tensor = rows.tensor
-    attention = _attention_matrices(shape, tensor)
+    attention = mean_of_kinds(rows, [_attention_matrices(alike.shape, tensor) for alike in job.by_attention])
     if shape.linear_attention is not None:
         linear = _linear_projections(shape.linear_attention, shape.hidden_size, tensor)
         attention = by_attention(rows, attention, linear)

@@ -10,6 +10,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 from llmlaunch.memory.activations import RECOMPUTED, layer_input
+from llmlaunch.memory.compressed import attention_backward, mixing_backward
 from llmlaunch.memory.job import Job, RankColumns, alike_attention, by_recompute, recomputes
 from llmlaunch.memory.loss import logits_split, loss_piece, projection, recomputed_head, table_gradient, table_sum
 from llmlaunch.memory.saved import (
@@ -56,13 +57,14 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     """
     shape, e = job.shape, job.facts.activation_bytes
     n, split, t = tokens(job, rows), sequence_split(job, rows), rows.tensor
-    stream = (2.0 if job.facts.branch_gradients_apart else 1.0) * e * n * shape.hidden_size / split
+    more = shape.hidden_size if job.facts.branch_gradients_apart else 0
+    stream = e * n * (shape.stream_width + more) / split
     piece = 1.0 / job.techniques.mlp_chunks
     width = n * shape.ffn_hidden_size / t * piece
     dense = _mlp_backward(job, n, width, n * shape.hidden_size, matrices(job, rows).dense) + _recomputed_piece(
         job, width
     )
-    attention = _attention_backward(job, rows)
+    attention = np.maximum(_attention_backward(job, rows), mixing_backward(job, n))
     if shape.moe is None:
         return np.asarray(stream + np.maximum(np.maximum(dense, attention), _unfused_norm_backward(job, rows)))
     routed = routed_tokens(job, rows)
@@ -139,6 +141,8 @@ def _attention_backward(job: Job, rows: RankColumns) -> FloatColumn | float:
         return np.asarray(_sparse_backward(job, rows) - _saved_by_mlp(job, rows))
     if job.shape.linear_attention is not None:
         return _delta_net_backward(job, rows)
+    if job.shape.compressed_attention is not None:
+        return np.asarray(_compressed_backward(job, rows) - _saved_by_mlp(job, rows))
     if not job.facts.score_gradient_bytes:
         return 0.0
     scores = job.shape.num_attention_heads / rows.tensor * tokens(job, rows) * job.workload.sequence_length
@@ -155,6 +159,14 @@ def _sparse_backward(job: Job, rows: RankColumns) -> FloatColumn:
     heads, latent = shape.num_attention_heads / rows.tensor, mla.kv_lora_rank
     copied = padded_heads(job, rows) * (3.0 * (latent + mla.qk_pos_emb_head_dim) + 4.0 * latent)
     return tokens(job, rows) * job.facts.activation_bytes * (copied + heads * (latent - mla.v_head_dim))
+
+
+def _compressed_backward(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return what the backward pass of attention to pooled keys makes, at most of the kinds that a rank has."""
+    queries = recomputes(job, rows.layouts, "mla_up_proj") & (rows.layouts.recompute == RECOMPUTE_SELECTIVE)
+    again = np.where(queries, saved_by_dense_layer(job, rows).of("attn_qkv"), 0.0)
+    of_kinds = [attention_backward(alike, tokens(job, rows), again) for alike in job.by_attention]
+    return reduce(np.minimum if rows.kind_shares is None else np.maximum, of_kinds)
 
 
 def _delta_net_backward(job: Job, rows: RankColumns) -> FloatColumn | float:
@@ -410,7 +422,8 @@ def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
         gathered = np.maximum(np.where(keeps, n, 0.0), gathered_tokens(job, rows))
         buffers["sequence_gather"] = facts.activation_bytes * h * gathered
     if facts.pipeline_buffers:
-        exchanged = facts.activation_bytes * n * h / sequence_split(job, rows) * _exchanges(job, rows)
+        stream = facts.activation_bytes * n * job.shape.stream_width
+        exchanged = stream / sequence_split(job, rows) * _exchanges(job, rows)
         buffers["pipeline_buffers"] = np.where(rows.layouts.pipeline > 1, exchanged, 0.0)
     return buffers
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from llmlaunch.documents.keys import key, section
 from llmlaunch.documents.validate import BadKey
+from llmlaunch.rundir.values import counted
 
 __all__ = [
+    "ATTENTION_SECTIONS",
+    "CHOSEN_FROM",
+    "CompressedAttention",
     "Count",
     "Indexer",
     "LinearAttention",
@@ -20,6 +25,8 @@ __all__ = [
     "RopeScaling",
     "Size",
     "SlidingWindow",
+    "attention_section",
+    "check_compressed",
     "check_indexer",
 ]
 
@@ -118,6 +125,57 @@ class Indexer:
     )
 
 
+@section
+class CompressedAttention:
+    """Attention of DeepSeek-V4: all heads share one key, which is the value, too. A query sees the last tokens as they
+    are, and those before them pooled into fewer keys; where four are pooled into one, an indexer chooses among them."""
+
+    ratios: tuple[int, ...] = key(
+        "Tokens pooled into one key, layer by layer; 0 = a layer sees the last tokens alone",
+        written=tuple[Literal[0, 4, 128], ...],
+    )
+    q_lora_rank: Size = key("Width of the queries' latent")
+    output_groups: Count = key("Groups of heads, each projected by itself before all are projected together")
+    output_rank: Size = key("Width that one group is projected to")
+    index_heads: Count = key("Heads of the indexer")
+    index_head_dim: Size = key("Width of one of them")
+    index_topk: Positions = key("Pooled keys that a query chooses")
+    window: Positions = key("Tokens that a query sees as they are", default=128)
+    rotary_base: Positive = key("Rotary base of layers that pool", default=160000.0)
+    index_loss_coeff: float = key(
+        "Weight of the loss that teaches the indexer to choose as attention does", default=0.01, gt=0, le=100
+    )
+
+    @property
+    def ratio(self) -> int:
+        """The ratio of layers that are all alike (`attention_kinds`)."""
+        return self.ratios[0]
+
+    @property
+    def halves(self) -> int:
+        """How many windows a token is pooled into, each with columns of its own: windows of four overlap."""
+        return {0: 0, CHOSEN_FROM: 2}.get(self.ratio, 1)
+
+
+_SECTIONS: Mapping[str, Callable[..., Any]] = {
+    "compressed_attention": CompressedAttention,
+    "linear_attention": LinearAttention,
+    "mla": MlaShape,
+    "indexer": Indexer,
+    "rope_scaling": RopeScaling,
+    "sliding_window": SlidingWindow,
+}
+
+
+def attention_section(name: str, values: Mapping[str, Any]) -> Any:
+    """Return the section `name` of plain values, as JSON has them."""
+    return _SECTIONS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+ATTENTION_SECTIONS = tuple(_SECTIONS)
+CHOSEN_FROM = 4  # the ratio of layers whose pooled keys are chosen from
+
+
 def check_indexer(indexer: Indexer, mla: MlaShape | None) -> None:
     if mla is None or mla.q_lora_rank is None:
         raise BadKey(("indexer",), "scores are made of the queries' latent; give mla with a q_lora_rank, or remove it")
@@ -125,3 +183,20 @@ def check_indexer(indexer: Indexer, mla: MlaShape | None) -> None:
         raise BadKey(
             ("indexer", "head_dim"), f"must hold the {mla.qk_pos_emb_head_dim} rotary columns, not {indexer.head_dim}"
         )
+
+
+def check_compressed(compressed: CompressedAttention, layers: int, heads: int, groups: int) -> None:
+    """Raise `BadKey` for what does not agree with the number of `layers`, of `heads` and of key/value `groups`."""
+    ratios = len(compressed.ratios)
+    if ratios != layers:
+        raise BadKey(
+            ("compressed_attention", "ratios"),
+            f"has {counted(ratios, 'ratio')} for {counted(layers, 'layer')}; give one per layer",
+        )
+    if heads % compressed.output_groups:
+        raise BadKey(
+            ("compressed_attention", "output_groups"),
+            f"must divide the {heads} attention heads, not {compressed.output_groups}",
+        )
+    if groups != 1:
+        raise BadKey(("num_query_groups",), f"all heads share one key in compressed attention: must be 1, not {groups}")

@@ -8,9 +8,19 @@ the tests against the published totals and against the modules themselves.
 from __future__ import annotations
 
 from llmlaunch.frozen import frozen
-from llmlaunch.models.shape import LinearAttention, ModelShape, MoeShape
+from llmlaunch.models.attention import CHOSEN_FROM, CompressedAttention, LinearAttention
+from llmlaunch.models.kinds import attention_kinds
+from llmlaunch.models.shape import ModelShape, MoeShape
 
-__all__ = ["LayerParameters", "ModelParameters", "count_parameters", "indexer_parameters"]
+__all__ = [
+    "LayerParameters",
+    "ModelParameters",
+    "compressed_attention",
+    "count_parameters",
+    "indexer_parameters",
+    "stream_contraction",
+    "stream_mixing",
+]
 
 
 @frozen
@@ -37,7 +47,8 @@ class LayerParameters:
 
 @frozen
 class ModelParameters:
-    """A whole model. `head` is 0 where it is tied to the embedding; `mtp` is 0 without multi-token prediction."""
+    """A whole model. `head` is 0 where it is tied to the embedding; `mtp` is 0 without multi-token prediction. What
+    brings residual streams together is part of `final_norm`."""
 
     layers: tuple[LayerParameters, ...]
     embedding: int
@@ -63,18 +74,24 @@ class ModelParameters:
 def count_parameters(shape: ModelShape) -> ModelParameters:
     """Return the parameter counts of `shape` with its own vocabulary, unpadded."""
     is_mixture = shape.moe.layer_pattern if shape.moe is not None else (0,) * shape.num_layers
-    kinds = list(zip(is_mixture, shape.linear_pattern, strict=True))
-    each = {kind: _layer(shape, *map(bool, kind)) for kind in set(kinds)}
+    attention = attention_kinds(shape)
+    of_layers = [next(kind for kind in attention if kind.layers[i]) for i in range(shape.num_layers)]
+    kinds = list(zip(is_mixture, shape.linear_pattern, of_layers, strict=True))
+    each = {kind: _layer(kind[2].shape, bool(kind[0]), bool(kind[1])) for kind in set(kinds)}
     layers = tuple(each[kind] for kind in kinds)
+    predicting = layers[-1]
+    if shape.mtp_num_layers and not of_layers[-1].predicts:
+        last = next(kind.shape for kind in attention if kind.predicts)
+        predicting = _layer(last, bool(is_mixture[-1]), False)
     vocabulary = shape.vocab_size * shape.hidden_size
     learned = shape.position_embedding == "learned_absolute"
     return ModelParameters(
         layers=layers,
         embedding=vocabulary,
         positions=shape.max_position_embeddings * shape.hidden_size if learned else 0,
-        final_norm=_norm(shape, shape.hidden_size),
+        final_norm=_norm(shape, shape.hidden_size) + stream_contraction(shape),
         head=0 if shape.tied_embeddings else vocabulary,
-        mtp=shape.mtp_num_layers * _mtp_layer(shape, layers[-1]),
+        mtp=shape.mtp_num_layers * _mtp_layer(shape, predicting),
     )
 
 
@@ -82,8 +99,8 @@ def _layer(shape: ModelShape, mixture: bool, linear: bool) -> LayerParameters:
     if linear and shape.linear_attention is not None:
         attention = _linear_attention(shape, shape.linear_attention)
     else:
-        attention = _attention(shape) if shape.mla is None else _latent_attention(shape)
-    norms = shape.norms_per_layer * _norm(shape, shape.hidden_size)
+        attention = _attention(shape)
+    norms = shape.norms_per_layer * _norm(shape, shape.hidden_size) + 2 * stream_mixing(shape)
     moe = shape.moe if mixture else None
     if moe is None:
         return LayerParameters(attention, _mlp(shape, shape.ffn_hidden_size), 0, 0, 0, norms)
@@ -105,6 +122,10 @@ def _mixture_layer(shape: ModelShape, moe: MoeShape, attention: int, norms: int)
 
 
 def _attention(shape: ModelShape) -> int:
+    if shape.mla is not None:
+        return _latent_attention(shape)
+    if shape.compressed_attention is not None:
+        return compressed_attention(shape, shape.compressed_attention)
     hidden, query, pair = shape.hidden_size, shape.query_width, 2 * shape.key_value_width
     gate = query if shape.attention_gate else 0
     weights = hidden * (query + gate + pair) + query * hidden
@@ -149,6 +170,50 @@ def indexer_parameters(shape: ModelShape) -> int:
     return queries + shape.hidden_size * (indexer.head_dim + indexer.heads) + 2 * indexer.head_dim
 
 
+def compressed_attention(shape: ModelShape, compressed: CompressedAttention) -> int:
+    """Attention to keys pooled by one ratio: queries from a latent, one key for all heads, the two projections of the
+    output, a sink of each head, and what pools and chooses (modeling_deepseek_v4.py DeepseekV4Attention, 5.23;
+    experimental_attention_variant/deepseek_v4_hybrid_attention.py and csa.py, Megatron-LM d48bd6be)."""
+    hidden, heads, width = shape.hidden_size, shape.num_attention_heads, shape.query_width
+    rank, projected = compressed.q_lora_rank, compressed.output_groups * compressed.output_rank
+    queries = hidden * rank + _norm(shape, rank) + rank * width
+    keys = hidden * shape.head_dim + _norm(shape, shape.head_dim)
+    output = width * compressed.output_rank + projected * hidden
+    return queries + keys + output + heads + _pooling(shape, compressed)
+
+
+def _pooling(shape: ModelShape, compressed: CompressedAttention) -> int:
+    """What makes one key of several tokens: their columns, a weight of each, a bias by place in the window and a norm;
+    the same for the indexer's narrow keys, and its queries and weights of heads."""
+    ratio = compressed.ratio
+
+    def pooled(width: int) -> int:
+        columns = compressed.halves * width
+        return 2 * shape.hidden_size * columns + ratio * columns + _norm(shape, width)
+
+    if not ratio:
+        return 0
+    if ratio != CHOSEN_FROM:
+        return pooled(shape.head_dim)
+    queries = compressed.q_lora_rank * compressed.index_heads * compressed.index_head_dim
+    weights = shape.hidden_size * compressed.index_heads
+    return pooled(shape.head_dim) + pooled(compressed.index_head_dim) + queries + weights
+
+
+def stream_mixing(shape: ModelShape) -> int:
+    """What mixes residual streams around one block: a projection of all of them with its bias, and three scales; 0 for
+    one stream (modeling_deepseek_v4.py DeepseekV4HyperConnection; core/transformer/hyper_connection.py)."""
+    streams = shape.residual_streams
+    mixed = streams * (streams + 2)
+    return mixed * (shape.stream_width + 1) + 3 if streams > 1 else 0
+
+
+def stream_contraction(shape: ModelShape) -> int:
+    """What makes one stream of several behind the last layer; 0 for one stream."""
+    streams = shape.residual_streams
+    return streams * (shape.stream_width + 1) + 1 if streams > 1 else 0
+
+
 def _mlp(shape: ModelShape, inner: int) -> int:
     rows = 2 if shape.gated_mlp else 1
     biases = rows * inner + shape.hidden_size if shape.linear_bias else 0
@@ -162,4 +227,5 @@ def _norm(shape: ModelShape, width: int) -> int:
 def _mtp_layer(shape: ModelShape, layer: LayerParameters) -> int:
     """One multi-token-prediction module: two norms, a projection of 2h to h, a layer and its final norm
     (Megatron core 0.19, core/transformer/multi_token_prediction.py); embedding and head are shared."""
-    return layer.total + 3 * _norm(shape, shape.hidden_size) + 2 * shape.hidden_size**2
+    norms = 3 * _norm(shape, shape.hidden_size)
+    return layer.total + norms + 2 * shape.hidden_size**2 + stream_contraction(shape)

@@ -14,17 +14,13 @@ from llmlaunch.documents.likely_meaning import known_and_nearest
 from llmlaunch.documents.validate import BadKey, validate
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
+from llmlaunch.models.attention import ATTENTION_SECTIONS, attention_section
 from llmlaunch.models.hub_ids import HubModel, hub_model, is_hub_id, unknown_hub_id
 from llmlaunch.models.shape import (
     MARKS,
-    Indexer,
-    LinearAttention,
-    MlaShape,
     ModelShape,
     MoeShape,
-    RopeScaling,
     Router,
-    SlidingWindow,
     check_shape,
     family_of,
     model_form,
@@ -33,13 +29,6 @@ from llmlaunch.models.shape import (
 
 __all__ = ["find_model", "load_preset", "preset_names", "resolve_model"]
 
-_GROUPS: Mapping[str, type[Indexer | LinearAttention | MlaShape | RopeScaling | SlidingWindow]] = {
-    "linear_attention": LinearAttention,
-    "mla": MlaShape,
-    "indexer": Indexer,
-    "rope_scaling": RopeScaling,
-    "sliding_window": SlidingWindow,
-}
 _PARTS = {
     "moe": ("num_experts", "topk", "ffn_hidden_size"),
     "mla": ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
@@ -174,6 +163,9 @@ def _complete(
     moe = values.get("moe")
     if moe is not None and base_moe is not None and moe.get("layer_pattern") == base_moe["layer_pattern"]:
         values["moe"] = moe | {"layer_pattern": _as_deep(base_moe["layer_pattern"], values["num_layers"])}
+    pooled = values.get("compressed_attention")
+    if pooled is not None and "compressed_attention" not in written:
+        values["compressed_attention"] = pooled | {"ratios": pooled["ratios"][: values["num_layers"]]}
     if written.get("activation") is None and "gated_mlp" in written:
         values.pop("activation", None)
     if written.get("family") is None and MARKS & written.keys():  # the base's family may not be able to say it
@@ -216,9 +208,9 @@ def _shape(values: Mapping[str, Any]) -> ModelShape:
         plain["moe"] = MoeShape(**moe)
     if plain.get("mla") is not None:
         plain["mla"] = {"q_lora_rank": None} | plain["mla"]
-    for name, kind in _GROUPS.items():
+    for name in ATTENTION_SECTIONS:
         if isinstance(plain.get(name), Mapping):
-            plain[name] = kind(**plain[name])
+            plain[name] = attention_section(name, plain[name])
     plain.setdefault("activation", natural_activation(plain.get("gated_mlp", True)))
     if plain.get("family") is not None:
         return ModelShape(**plain)

@@ -12,6 +12,7 @@ from llmlaunch.documents.keys import form, key, keys_of, section
 from llmlaunch.documents.text import Line
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.attention import (
+    CompressedAttention,
     Count,
     Indexer,
     LinearAttention,
@@ -22,6 +23,7 @@ from llmlaunch.models.attention import (
     RopeScaling,
     Size,
     SlidingWindow,
+    check_compressed,
     check_indexer,
 )
 from llmlaunch.rundir.values import counted
@@ -34,6 +36,7 @@ __all__ = [
     "OF_FAMILIES",
     "OF_MEMORY",
     "OF_TIME",
+    "CompressedAttention",
     "Indexer",
     "LinearAttention",
     "MlaShape",
@@ -74,6 +77,7 @@ Family = Literal[
     "qwen3_next",
     "qwen3_5_text",
     "qwen3_5_moe_text",
+    "deepseek_v4",
 ]
 FAMILIES: tuple[str, ...] = get_args(Family)
 
@@ -94,7 +98,11 @@ OF_TIME = ("groups", "group_topk")  # of a router: over how many devices a token
 class Router:
     """How tokens choose their experts. All of it changes what is trained, and OF_MEMORY what a step holds."""
 
-    score_function: str = key("What makes scores of logits", default="softmax", written=Literal["softmax", "sigmoid"])
+    score_function: str = key(
+        "What makes scores of logits: the last is the root of softplus",
+        default="softmax",
+        written=Literal["softmax", "sigmoid", "sqrtsoftplus"],
+    )
     groups: Count | None = key("Groups the experts stand in; absent = one", default=None)
     group_topk: Count | None = key("Groups each token goes to, chosen before its experts", default=None)
     scaling_factor: Positive = key("Factor on the routed experts' output", default=1.0)
@@ -108,6 +116,12 @@ class Router:
     )
     aux_loss_coeff: float = key("Weight of that loss", default=0.01, ge=0, le=100)
     weighted_inputs: bool = key("Scores weigh what experts take in, and not what they put out (Llama 4)", default=False)
+    hash_layers: int = key(
+        "First layers in which a table of tokens, and no score, chooses experts (DeepSeek-V4)",
+        default=0,
+        ge=0,
+        le=10_000,
+    )
 
 
 @section
@@ -187,6 +201,9 @@ class ModelShape:
         default="silu",
         written=Literal["silu", "gelu", "clamped_swiglu"] | None,
     )
+    activation_limit: Positive | None = key(
+        "SwiGLU's gate stays below it, and up within it; absent = no limit (DeepSeek-V4)", default=None
+    )
     norm_epsilon: float = key("Added to a norm's variance", default=1e-5, gt=0, le=0.1)
     zero_centered_norm: bool = key("Norms multiply by 1 + weight (Gemma)", default=False)
     post_norms: bool = key("Norms after attention and MLP too, four in a layer (Gemma 2)", default=False)
@@ -207,6 +224,15 @@ class ModelShape:
     linear_attention: LinearAttention | None = key(
         "Layers with a gated delta net in place of attention; absent = none has", default=None
     )
+    compressed_attention: CompressedAttention | None = key(
+        "Attention to pooled keys; absent = all keys are a token's own (DeepSeek-V4)", default=None
+    )
+    residual_streams: int = key(
+        "Residual streams, mixed before and behind each block (hyper-connections, DeepSeek-V4)",
+        default=1,
+        ge=1,
+        le=64,
+    )
 
     @property
     def linear_pattern(self) -> tuple[int, ...]:
@@ -215,6 +241,11 @@ class ModelShape:
         if linear is None:
             return (0,) * self.num_layers
         return tuple(int(not linear.full_every or (i + 1) % linear.full_every > 0) for i in range(self.num_layers))
+
+    @property
+    def stream_width(self) -> int:
+        """Columns of all residual streams together."""
+        return self.residual_streams * self.hidden_size
 
     @property
     def query_width(self) -> int:
@@ -254,7 +285,8 @@ def model_form() -> Any:
 OF_FAMILIES = (
     *("family", "qkv_bias", "zero_centered_norm", "post_norms", "attention_softcap", "logit_softcap", "sliding_window"),
     *("activation", "attention_sinks", "qk_norm_of_all_heads", "indexer"),
-    *("qk_l2_norm", "attention_gate", "linear_attention"),
+    *("qk_l2_norm", "attention_gate", "linear_attention", "compressed_attention", "residual_streams"),
+    "activation_limit",
 )
 # fields in which families differ, sizes aside
 MARKS = frozenset(
@@ -263,7 +295,7 @@ MARKS = frozenset(
         *("moe", "mla", "zero_centered_norm", "post_norms", "sliding_window", "attention_sinks"),
         *("rotary_percent", "qk_norm_of_all_heads", "norms_after_alone", "indexer"),
         *("qk_l2_norm", "no_rope_every", "temperature_tuning"),
-        *("attention_gate", "linear_attention"),
+        *("attention_gate", "linear_attention", "compressed_attention", "residual_streams", "activation_limit"),
     }
 )
 
@@ -272,6 +304,7 @@ def family_of(shape: ModelShape) -> str:
     """Return the first family whose distinguishing mark `shape` has; for a shape that names no family."""
     marks = {
         "gpt2": shape.position_embedding == "learned_absolute",
+        "deepseek_v4": shape.compressed_attention is not None or shape.residual_streams > 1,
         "gpt_oss": shape.attention_sinks,
         "qwen3_next": (shape.linear_attention is not None or shape.attention_gate) and shape.moe is not None,
         "qwen3_5_text": shape.linear_attention is not None or shape.attention_gate,
@@ -305,6 +338,8 @@ def kind_of(shape: ModelShape) -> str:
     layers, mlp = "mixture" if shape.moe else "dense", "gated" if shape.gated_mlp else "ungated"
     if shape.linear_attention is not None:
         return f"linear-attention {layers} {mlp}"
+    if shape.compressed_attention is not None:
+        return f"compressed-attention {layers} {mlp}"
     attention = "latent-attention " if shape.mla else ""
     return f"{'sparse ' if shape.indexer else ''}{attention}{layers} {mlp}"
 
@@ -345,6 +380,11 @@ def check_shape(shape: ModelShape) -> ModelShape:
         _check_mixture(shape.moe, shape.num_layers)
     if shape.linear_attention is not None:
         _check_linear(shape, shape.linear_attention)
+    if shape.activation_limit is not None and (shape.activation != "silu" or not shape.gated_mlp):
+        raise BadKey(("activation_limit",), "there is no SwiGLU to limit; remove it")
+    if shape.compressed_attention is not None:
+        check_compressed(shape.compressed_attention, shape.num_layers, heads, groups)
+        _alone(shape, "compressed_attention")
     if shape.attention_gate and shape.mla is not None:
         raise BadKey(("attention_gate",), "latent attention has no gate; remove one of the two")
     return shape
@@ -358,11 +398,16 @@ def _check_linear(shape: ModelShape, linear: LinearAttention) -> None:
             ("linear_attention", "num_value_heads"),
             f"must be a multiple of num_key_heads ({linear.num_key_heads}), not {linear.num_value_heads}",
         )
-    for name, other in (("mla", shape.mla), ("sliding_window", shape.sliding_window)):
-        if other is not None:
-            raise BadKey((name,), "stands beside linear_attention in no known model; remove one of the two")
+    _alone(shape, "linear_attention")
     if shape.linear_bias or shape.qkv_bias:
         raise BadKey(("linear_bias",), "linear attention has no biases; set linear_bias and qkv_bias to false")
+
+
+def _alone(shape: ModelShape, section: str) -> None:
+    """Raise `BadKey` for another kind of attention beside the one that `section` says."""
+    for name in ("mla", "sliding_window", "linear_attention", "compressed_attention"):
+        if name != section and getattr(shape, name) is not None:
+            raise BadKey((name,), f"stands beside {section} in no known model; remove one of the two")
 
 
 def _check_mixture(moe: MoeShape, layers: int) -> None:

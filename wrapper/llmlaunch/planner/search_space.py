@@ -27,6 +27,7 @@ from llmlaunch.layout import (
     LayoutColumns,
     Modules,
 )
+from llmlaunch.models.kinds import is_mixed
 from llmlaunch.recipe.layout_keys import ASKED_ONLY, BIT_EQUAL_ONLY
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
@@ -91,8 +92,8 @@ def enumerate_uneven(recipe: Recipe, space: Space) -> LayoutColumns:
     """Return the same combinations for stages that cannot or need not be even, as nearly even as possible: the starting
     point of the stage search. One chunk for each rank, whose ends may balance better; several where they do not divide
     the layers. None where attention is of two kinds: the stage search knows kinds of MLPs alone."""
-    layers = recipe.model.num_layers
-    if not space.uneven or recipe.layers_by_stage is not None or recipe.model.linear_attention is not None:
+    layers, mixed = recipe.model.num_layers, recipe.model.linear_attention is not None or is_mixed(recipe.model)
+    if not space.uneven or recipe.layers_by_stage is not None or mixed:
         return _splits(recipe, space, [])
     pipelines = pinned_numbers(recipe, "pipeline") or divisors(recipe.world_size, layers)
     chunks = pinned_numbers(recipe, "virtual_pipeline") or range(1, MOST_UNEVEN_CHUNKS + 1)

@@ -21,7 +21,7 @@ from llmlaunch.planner.search_space import MOST_CONTEXT, offered_values, pinned_
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.tight import search_tight
 from llmlaunch.recipe.types import MOST_NODES, Budget, Recipe
-from llmlaunch.timing.products import least_device_seconds
+from llmlaunch.timing.arithmetic import least_device_seconds
 from llmlaunch.units import DAY, GIB, duration
 
 __all__ = [

@@ -15,6 +15,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job, recomputes
 from llmlaunch.techniques import OF_ATTENTION, Adapters
+from llmlaunch.timing.compressed import compressed_element_wise, compressed_rates, compressed_scores
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import (
     TensorPasses,
@@ -224,19 +225,22 @@ def _adapters(job: Job, adapters: Adapters, at: SplitColumns, pace: DevicePace, 
 def _layer(
     job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn, mlp: _Mlp
 ) -> LayerSeconds:
-    every = mean_attention_rates(job, pace) + mlp.rates
+    compressed = job.shape.compressed_attention is not None
+    every = (compressed_rates(job, pace) if compressed else mean_attention_rates(job, pace)) + mlp.rates
     linears = every.work(at.tokens, at.share, at.per_tensor)
     if mlp.experts is not None:
         linears = linears + mlp.experts
     if job.techniques.adapters is not None:
         linears = linears + _adapters(job, job.techniques.adapters, at, pace, mlp)
-    ordinary = attention_scores(job, pace, at)
+    ordinary = compressed_scores(job, pace, at) if compressed else attention_scores(job, pace, at)
     context = context_ring(job, cluster, at, pace, ordinary)
     scores = ordinary
     if job.shape.linear_attention is not None:
         ordinary, context = of_full_layers(job.shape, ordinary), mean_context(job, cluster, at, context)
         scores = ordinary + delta_rule(job, pace, at)
     element, activation, norms = _element_wise(job, at, pace, mlp)
+    if compressed or job.shape.residual_streams > 1:
+        element = element + compressed_element_wise(job, pace, at)
     tensor = tensor_passes(job, at, one_pass, mixture=mlp.copies is not None)
     expert = None if mlp.copies is None else expert_exchange(job, cluster, at)
     parts = _Parts(linears, ordinary, element, activation, norms, mlp, tensor, context, expert)

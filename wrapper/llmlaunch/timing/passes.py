@@ -190,7 +190,7 @@ def _transfer(job: Job, cluster: Cluster, at: SplitColumns, m: FloatColumn, stag
     p, v = at.pipeline, at.chunks
     if not np.any(at.layouts.pipeline > 1):
         return np.zeros(len(at))
-    message = (job.facts.residual_bytes * job.shape.hidden_size) * at.stream
+    message = (job.facts.residual_bytes * job.shape.stream_width) * at.stream
     hop = pipeline_hop(cluster, at.tensor * at.context * at.data, p, message)
     trips = 2.0 * (p - 1.0) * hop
     plain: FloatColumn = np.ceil(m / p) * trips

@@ -4,8 +4,6 @@ A product of M x K by K x N takes its arithmetic at the rate large products reac
 need through device memory, because a tile's first loads and its result are not hidden behind arithmetic:
 `2 M N K / (efficiency x peak) + exposed x bytes / bandwidth`. So products with few rows, or made narrow by tensor
 parallelism, are less efficient, and a weight's gradient, added to a wide buffer, costs a fixed time per micro-batch.
-
-At the end, the arithmetic a model needs whatever the hardware: the numerator of the model FLOPs utilisation.
 """
 
 from __future__ import annotations
@@ -21,7 +19,8 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.saved import KERNEL_HEADS
-from llmlaunch.models.shape import Indexer, ModelShape
+from llmlaunch.models.attention import CHOSEN_FROM, CompressedAttention, Indexer
+from llmlaunch.models.shape import ModelShape
 from llmlaunch.timing.constants import constant, of_generation
 
 __all__ = [
@@ -32,15 +31,17 @@ __all__ = [
     "Work",
     "adapted_linears",
     "adapter_rates",
+    "attended_keys",
     "attention_linears",
     "attention_scores",
     "delta_linears",
-    "least_device_seconds",
     "linear_share",
     "mean_attention_rates",
     "mlp_linears",
-    "model_flops_per_token",
     "pace",
+    "pooled_keys",
+    "pooling_linears",
+    "projecting_linears",
     "rates",
     "split_of",
 ]
@@ -124,6 +125,8 @@ def attention_linears(shape: ModelShape) -> tuple[Linear, ...]:
     """Return the projections of one attention block (megatron/core/transformer/attention.py and
     multi_latent_attention.py, core 0.19)."""
     h = float(shape.hidden_size)
+    if shape.compressed_attention is not None:
+        return *projecting_linears(shape), *pooling_linears(shape)
     if shape.mla is None:
         gates = shape.query_width if shape.attention_gate else 0
         mixed = float(shape.query_width + gates + 2 * shape.key_value_width)
@@ -137,6 +140,35 @@ def attention_linears(shape: ModelShape) -> tuple[Linear, ...]:
         return Linear(h, queries, "outputs"), down, up, last
     rank = float(mla.q_lora_rank)
     return Linear(h, rank, "neither"), Linear(rank, queries, "outputs"), down, up, last
+
+
+def projecting_linears(shape: ModelShape) -> tuple[Linear, ...]:
+    """Return the projections of attention to pooled keys that narrower formats take (Megatron-LM d48bd6be,
+    experimental_attention_variant/deepseek_v4_hybrid_attention.py and csa.py)."""
+    compressed, h = shape.compressed_attention, float(shape.hidden_size)
+    assert compressed is not None
+    rank, output = float(compressed.q_lora_rank), float(compressed.output_groups * compressed.output_rank)
+    projections = (
+        Linear(h, rank, "neither"),
+        Linear(rank, float(shape.query_width), "outputs"),
+        Linear(h, float(shape.head_dim), "neither"),
+        Linear(output, h, "inputs"),
+    )
+    queries = Linear(rank, float(compressed.index_heads * compressed.index_head_dim), "neither")
+    return (*projections, queries) if compressed.ratio == CHOSEN_FROM else projections
+
+
+def pooling_linears(shape: ModelShape) -> tuple[Linear, ...]:
+    """Return those in the compute format: of heads by groups, of what is pooled and of its weights, and of the
+    indexer's heads."""
+    compressed, h = shape.compressed_attention, float(shape.hidden_size)
+    assert compressed is not None
+    groups = Linear(float(shape.query_width), float(compressed.output_rank), "inputs")
+    pooled = [Linear(h, float(compressed.halves * shape.head_dim), "neither")] * (2 if compressed.ratio else 0)
+    if compressed.ratio != CHOSEN_FROM:
+        return groups, *pooled
+    narrow = Linear(h, float(compressed.halves * compressed.index_head_dim), "neither")
+    return groups, *pooled, narrow, narrow, Linear(h, float(compressed.index_heads), "neither")
 
 
 def delta_linears(shape: ModelShape) -> tuple[Linear, ...]:
@@ -270,7 +302,9 @@ def attended_keys(shape: ModelShape, sequence_length: int) -> float:
     causal, or of the piece where the sequence is cut; of the tokens behind the first `most`, `most` where a window or
     an indexer leaves no more. In a sequence of s that is most - most^2 / 2s (Beltagy et al. 2020, section 3.1: a
     window's cost is linear in the sequence)."""
-    window, whole = shape.sliding_window, sequence_length / 2.0
+    window, whole, compressed = shape.sliding_window, sequence_length / 2.0, shape.compressed_attention
+    if compressed is not None:
+        return _causal_mean(compressed.window, sequence_length) + pooled_keys(compressed, sequence_length)
     if shape.indexer is not None:
         return _causal_mean(shape.indexer.topk, sequence_length)
     if window is None:
@@ -278,6 +312,14 @@ def attended_keys(shape: ModelShape, sequence_length: int) -> float:
     share = _windowed_share(shape)
     seen = min(window.tokens, sequence_length) / 2.0 if window.chunked else _causal_mean(window.tokens, sequence_length)
     return share * seen + (1.0 - share) * whole
+
+
+def pooled_keys(compressed: CompressedAttention, sequence_length: int) -> float:
+    """Return the pooled keys that a token attends to, averaged over tokens."""
+    pooled = sequence_length // compressed.ratio if compressed.ratio else 0
+    if not pooled:
+        return 0.0
+    return _causal_mean(compressed.index_topk if compressed.ratio == CHOSEN_FROM else pooled, pooled)
 
 
 def _causal_mean(most: int, sequence_length: int) -> float:
@@ -400,80 +442,3 @@ def split_of(job: Job, layouts: LayoutColumns) -> SplitColumns:
         share,
         np.where(layouts.sequence_parallel > 0, share, tokens),
     )
-
-
-def layer_matrix_parameters(shape: ModelShape) -> float:
-    """Return the number of weights a token passes through in one layer, averaged over layers of all kinds."""
-    full, delta = (
-        sum(linear.inputs * linear.outputs for linear in linears)
-        for linears in (attention_linears(shape), delta_linears(shape))
-    )
-    share = linear_share(shape)
-    attention = (1.0 - share) * full + share * delta
-    dense = sum(linear.inputs * linear.outputs for linear in mlp_linears(shape, float(shape.ffn_hidden_size)))
-    if shape.moe is None:
-        return attention + dense
-    moe = shape.moe
-    mixtures = sum(moe.layer_pattern) / len(moe.layer_pattern)
-    width = float(moe.topk * moe.ffn_hidden_size + moe.shared_expert_ffn_hidden_size)
-    mixture = sum(linear.inputs * linear.outputs for linear in mlp_linears(shape, width))
-    return attention + mixtures * mixture + (1.0 - mixtures) * dense
-
-
-def attention_width(shape: ModelShape) -> float:
-    """Return the elements of a key and a value over all query heads, averaged over all layers: times the sequence, a
-    token's causal attention forward."""
-    if shape.mla is None:
-        return (1.0 - linear_share(shape)) * 2.0 * shape.query_width
-    mla = shape.mla
-    return float(shape.num_attention_heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim + mla.v_head_dim))
-
-
-def model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
-    """Return the FLOPs of one token: forward and backward, attention to the keys that it sees (half of the square, less
-    with windows), nothing recomputed (Narayanan et al. 2021, appendix, with the causal half and grouped queries)."""
-    layer = 2.0 * layer_matrix_parameters(shape) + 2.0 * attended_keys(shape, sequence_length) * attention_width(shape)
-    layer += _delta_flops(shape)
-    head = 2.0 * shape.hidden_size * shape.vocab_size
-    projection = 4.0 * shape.hidden_size**2
-    more = shape.mtp_num_layers * (layer + head + projection)
-    return 3.0 * (shape.num_layers * layer + head + more)
-
-
-def _delta_flops(shape: ModelShape) -> float:
-    """Return a token's operations forward in the convolution and the recurrence of gated delta nets, averaged over all
-    layers: four products of a head's state (megatron/training/training.py, core 0.19)."""
-    linear = shape.linear_attention
-    if linear is None:
-        return 0.0
-    state = 4.0 * linear.num_value_heads * linear.value_head_dim**2
-    return linear_share(shape) * 2.0 * (state + linear.conv_kernel * linear.convolved_width)
-
-
-ATTENTION_BACKWARD = 2.5  # five products for the two forward (Dao 2023, section 3)
-
-
-def least_device_seconds(job: Job, cluster: Cluster) -> float:
-    """Return a lower bound of the device-seconds of one step, for any number of devices: the arithmetic of matrix
-    products and attention at the pace of large products, evenly over all devices, and nothing else. The pace and the
-    arithmetic are those of `step_time`."""
-    shape, speed = job.shape, pace(job, cluster)
-    weights = shape.num_layers * layer_matrix_parameters(shape) + shape.hidden_size * shape.vocab_size
-    products = _passes(job) * 2.0 * weights * _processed_share(job) / speed.linear
-    backward = ATTENTION_BACKWARD / speed.attention_backward if _passes(job) > 1.0 else 0.0
-    keys = attended_keys(shape, job.workload.sequence_length)
-    scores = 2.0 * keys * attention_width(shape) * (1.0 / speed.attention_forward + backward)
-    return job.workload.tokens_per_step * (products + shape.num_layers * scores)
-
-
-def _passes(job: Job) -> float:
-    """Return how many of the three passes all layers need: forward, gradients of inputs, gradients of weights."""
-    if job.techniques.trained_layers is not None:
-        return 1.0
-    return 2.0 if job.techniques.adapters is not None or job.techniques.sampled_share < 1.0 else 3.0
-
-
-def _processed_share(job: Job) -> float:
-    """Return the share of tokens that experts with a capacity are sure to process; it is applied to all products."""
-    moe = job.shape.moe
-    return 1.0 if moe is None or moe.capacity_factor is None else min(moe.capacity_factor, 1.0)

@@ -10,6 +10,7 @@ from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import (
+    CompressedAttention,
     Indexer,
     LinearAttention,
     MlaShape,
@@ -31,6 +32,8 @@ CHOSEN = replace(LATENT, name="chosen", indexer=Indexer(64, 128, 2048))
 EXPERTS = MoeShape(64, 6, 1408, 2816, (0, *(1,) * 7))
 ALL_ROUTED = replace(EXPERTS, shared_expert_ffn_hidden_size=0, layer_pattern=(1,) * 8)
 MIXTURE = replace(DENSE, name="mixture", moe=EXPERTS)
+POOLING = CompressedAttention((0, 4, 128, 4) * 2, 1024, 8, 1024, 32, 128, 512)
+POOLED = replace(DENSE, name="pooled", num_query_groups=1, compressed_attention=POOLING)
 DEEPSEEK_YARN = RopeScaling("yarn", 40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
 DEEPSEEK_ROUTER = Router("sigmoid", 8, 4, 2.5, True, True, "seq_aux_loss", 0.0001)
 
@@ -240,6 +243,10 @@ REFUSED: list[tuple[str, ModelShape]] = [
     ("model.mtp_num_layers", replace(DENSE, mtp_num_layers=1, linear_attention=LinearAttention())),
     ("model.moe.router.normalize_topk", routed(Router("sigmoid", normalize_topk=False))),
     ("model.moe.router.expert_bias", routed(Router(expert_bias=True))),
+    ("model.compressed_attention", POOLED),
+    ("model.residual_streams", replace(DENSE, residual_streams=4)),
+    ("model.activation_limit", replace(DENSE, activation_limit=10.0)),
+    ("model.moe.router.hash_layers", routed(Router(hash_layers=2))),
 ]
 
 
@@ -276,6 +283,36 @@ def test_what_differs_in_angles_alone_is_priced_and_not_rendered() -> None:
     assert MegatronLM().unrendered(recipe_of("deepseek-v3")) == ()
     with pytest.raises(UserError, match=r"model\.rope_scaling: latent attention is scaled by yarn"):
         MegatronLM().render(recipe, Layout(data=1024, expert=8, zero_stage=1))
+
+
+def test_deepseek_v4_is_priced_and_every_part_that_core_019_lacks_is_said() -> None:
+    recipe = recipe_of("deepseek-v3", "model={base: deepseek-v4-flash, mtp_num_layers: 1}", "layout={}")
+    missing = ("compressed_attention", "residual_streams", "moe.router.hash_layers", "activation_limit")
+    sentences = MegatronLM().unrendered(recipe)
+    assert [sentence.partition(": ")[0] for sentence in sentences] == [f"model.{name}" for name in missing]
+    whole = Layout(data=1024, expert=64, zero_stage=1)
+    assert not refused_by(recipe, whole)
+    kept = replace(whole, recompute=RECOMPUTE_SELECTIVE)
+    assert refused_by(recipe, kept) == {"pooled-keys-kept"}
+    parts = replace(recipe, techniques=Techniques(recompute_modules=("mla_up_proj", "moe_act")))
+    assert not refused_by(parts, kept)
+    with pytest.raises(UserError, match=r"model\.compressed_attention: core 0\.19 has no attention to pooled keys"):
+        MegatronLM().render(recipe, whole)
+
+
+def test_kernels_of_attention_to_pooled_keys_want_hopper_and_16_bits() -> None:
+    for overrides in (("cluster=a100-80gb-x8",), ("training.precision=fp16",)):
+        with pytest.raises(UserError, match=r"model\.compressed_attention: the kernels of attention to pooled keys"):
+            MegatronLM().rules(recipe_for(POOLED, *overrides))
+    with pytest.raises(UserError, match=r"model\.attention_dropout: attention to pooled keys drops nothing out"):
+        MegatronLM().rules(recipe_for(replace(POOLED, attention_dropout=0.1)))
+
+
+def test_scores_by_the_root_of_softplus_may_be_balanced_by_a_bias() -> None:
+    rooted = routed(Router("sqrtsoftplus", expert_bias=True))
+    check_flags(
+        recipe_for(rooted), NODE, "--moe-router-score-function sqrtsoftplus --moe-router-enable-expert-bias", ""
+    )
 
 
 def test_kernels_of_sparse_attention_want_hopper_and_16_bits() -> None:

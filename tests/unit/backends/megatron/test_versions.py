@@ -107,6 +107,10 @@ LACKED_BY_0_16 = {
         "model={base: llama3-8b, linear_attention: {full_every: 4}}",
         "model.linear_attention: gated delta nets of core 0.16 keep other tensors",
     ),
+    "sqrtsoftplus-since-0.19": (
+        "model={base: mixtral-8x7b, moe: {router: {score_function: sqrtsoftplus}}}",
+        "model.moe.router.score_function: sqrtsoftplus came after core 0.16",
+    ),
     "yarn-since-0.19": (
         "model={base: llama3-8b, rope_scaling: {kind: yarn, factor: 4, original_max_position_embeddings: 8192}}",
         "model.rope_scaling: core 0.16 stretches positions by yarn with latent attention alone",

@@ -73,6 +73,14 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.model.linear_attention is not None,
     ),
     Requirement(
+        "pooled-keys-on-deepspeed",
+        "model.compressed_attention",
+        "the classes of Transformers choose pooled keys without a gradient, so that nothing teaches the indexer; "
+        "backend: megatron-lm prices them",
+        "transformers/models/deepseek_v4/modeling_deepseek_v4.py DeepseekV4Indexer.forward, 5.23",
+        lambda r: r.model.compressed_attention is not None or r.model.residual_streams > 1,
+    ),
+    Requirement(
         "every-layer-recomputed",
         "layout.recompute_method",
         "block: gradient checkpointing recomputes every layer; backend: megatron-lm has --recompute-method block",

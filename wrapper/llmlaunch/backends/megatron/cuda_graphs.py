@@ -90,9 +90,11 @@ GRAPH_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         "graphs-without-delta-nets",
         KEY,
-        "graphs of gated delta nets are not priced; remove it",
+        "graphs of gated delta nets and of attention to pooled keys are not priced; remove it",
         "megatron/core/ssm/gated_delta_net, core 0.19",
-        lambda r: bool(_scopes(r)) and r.model.linear_attention is not None,
+        lambda r: (
+            bool(_scopes(r)) and (r.model.linear_attention is not None or r.model.compressed_attention is not None)
+        ),
     ),
     Requirement(
         "graphs-without-sharding",

@@ -196,6 +196,7 @@ def _runtime_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
         streams_recorded=options.streams_recorded,
         user_buffers=USER_BUFFERS if options.tp_comm_overlap else 0,
         pipeline_buffers=1,
+        stream_copy_bytes=_stream_copy(options),
         workspace_bytes=constant("workspace_bytes") + engine * (1.0 + 3.0 * options.tp_comm_overlap),
         grouped_workspace_bytes=4.0 * engine,
         whole_segments=not options.expandable_segments,
@@ -207,6 +208,13 @@ def _runtime_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
         exchange_peer_bytes=constant("exchange_peer_bytes"),
         exchange_domain_devices=options.nvlink_domain_devices,
     )
+
+
+def _stream_copy(options: MegatronOptions) -> float:
+    """Return the bytes of an element of several residual streams that are copied to fp32 to be mixed; kernels for
+    Blackwell read them as they are (core/fusions/fused_mhc_kernels.py, Megatron-LM d48bd6be)."""
+    fused = options.compute_capability is not None and options.compute_capability >= BLACKWELL
+    return 0.0 if fused else 4.0
 
 
 def optimizer_bytes(options: MegatronOptions) -> float:

@@ -145,7 +145,9 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         "model.rotary_percent",
         "positions scaled by yarn turn the whole head here, whatever --rotary-percent says; " + ELSEWHERE,
         "megatron/core/models/common/embeddings/yarn_rotary_pos_embedding.py, core 0.19",
-        lambda r: r.model.rotary_percent != 1.0 and scaling_of(r.model, "yarn"),
+        lambda r: (
+            r.model.rotary_percent != 1.0 and scaling_of(r.model, "yarn") and r.model.compressed_attention is None
+        ),
         priced=True,
     ),
     Requirement(
@@ -226,7 +228,7 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
             bool(r.model.mtp_num_layers)
             and (
                 r.model.position_embedding not in ("rope", "none")
-                or (r.model.mla is None and scaling_of(r.model, "yarn"))
+                or (r.model.mla is None and r.model.compressed_attention is None and scaling_of(r.model, "yarn"))
             )
         ),
     ),
@@ -326,10 +328,10 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         "sigmoid-sums-to-one",
         "model.moe.router.normalize_topk",
-        "sigmoid scores always sum to 1 over the chosen experts here; write normalize_topk: true",
+        "sigmoid and sqrtsoftplus scores always sum to 1 over the chosen experts here; write normalize_topk: true",
         ROUTING,
         lambda r: (
-            router_of(r).score_function == "sigmoid"
+            router_of(r).score_function != "softmax"
             and not router_of(r).normalize_topk
             and r.model.moe is not None
             and r.model.moe.topk > 1
@@ -338,9 +340,9 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         "expert-bias-needs-sigmoid",
         "model.moe.router.expert_bias",
-        "needs score_function: sigmoid",
+        "needs score_function: sigmoid or sqrtsoftplus",
         CONFIG,
-        lambda r: router_of(r).expert_bias and router_of(r).score_function != "sigmoid",
+        lambda r: router_of(r).expert_bias and router_of(r).score_function == "softmax",
     ),
     Requirement(
         "shared-expert-overlap-dispatcher",

@@ -159,7 +159,7 @@ def _module_sets(recipe: Recipe) -> list[Modules]:
     parts: list[tuple[Modules, ...]] = []
     if shape.moe is None or not all(shape.moe.layer_pattern):
         parts.append(((), ("mlp",)))
-    if shape.mla is not None:
+    if shape.mla is not None or shape.compressed_attention is not None:
         parts.append(((), ("mla_up_proj",)))
     if shape.moe is not None:
         parts.append(((), ("layernorm",)))

@@ -18,6 +18,7 @@ from llmlaunch.backends.megatron import (
     cuda_graphs,
     model_rules,
     number_formats,
+    pooled_rules,
     sharding,
     techniques,
     training_arguments,
@@ -246,6 +247,7 @@ RULES: tuple[Rule, ...] = (
 ALL_REQUIREMENTS = (
     *MACHINE_REQUIREMENTS,
     *model_rules.MODEL_REQUIREMENTS,
+    *pooled_rules.POOLED_REQUIREMENTS,
     *MIXTURE_REQUIREMENTS,
     *techniques.REQUIREMENTS,
     *sharding.SHARDING_REQUIREMENTS,
@@ -258,6 +260,7 @@ ALL_REQUIREMENTS = (
 RULES_OF_USUAL_NUMBERS = (
     *RULES,
     *model_rules.MODEL_RULES,
+    *pooled_rules.POOLED_RULES,
     *techniques.TECHNIQUE_RULES,
     *sharding.SHARDING_RULES,
     *techniques.OVERLAP_RULES,

@@ -193,6 +193,17 @@ VERSION_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.model.linear_attention is not None and rendered_version(r) == "0.16",
     ),
     Requirement(
+        "sqrtsoftplus-since-0.19",
+        "model.moe.router.score_function",
+        "sqrtsoftplus came after core 0.16; write sigmoid, or name a newer backend.version",
+        "megatron/core/transformer/transformer_config.py, core 0.16",
+        lambda r: (
+            r.model.moe is not None
+            and r.model.moe.router.score_function == "sqrtsoftplus"
+            and rendered_version(r) == "0.16"
+        ),
+    ),
+    Requirement(
         "yarn-since-0.19",
         "model.rope_scaling",
         "core 0.16 stretches positions by yarn with latent attention alone; name a newer backend.version",

@@ -20,7 +20,8 @@ UNTRIED = (
 
 
 def _gated(recipe: Recipe) -> bool:
-    return recipe.model.attention_gate or recipe.model.linear_attention is not None
+    model = recipe.model
+    return model.attention_gate or model.linear_attention is not None or model.compressed_attention is not None
 
 
 def _unpriced_experts(recipe: Recipe) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.huggingface.reader import ConfigReader, rope
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["MOST_LAYERS", "decoder", "silu_decoder"]
+__all__ = ["MOST_LAYERS", "NO_BIAS", "auxiliary", "coefficient", "decoder", "only_if_given", "silu_decoder"]
 
 MOST_LAYERS = 10_000
+NO_BIAS = "biases of attention alone are not supported: must be false"
 
 
 def decoder(reader: ConfigReader, activation: str = "hidden_act") -> ModelShape:
@@ -51,3 +54,23 @@ def _head_dim(reader: ConfigReader, hidden: int, heads: int) -> int:
             f"hidden_size {hidden} is not divisible by {heads} heads; give head_dim, or a number that divides it",
         )
     return hidden // heads
+
+
+def auxiliary(reader: ConfigReader) -> dict[str, Any]:
+    """Return the keys of a router that say the class's auxiliary loss."""
+    weight = coefficient(reader, "router_aux_loss_coef")
+    return {"balancing": "aux_loss" if weight else "none", "aux_loss_coeff": weight}
+
+
+def coefficient(reader: ConfigReader, key: str) -> float:
+    """Return a weight that is no less than 0. Raises BadKey."""
+    value = reader.number(key)
+    if value < 0:
+        raise BadKey((key,), f"must be at least 0, not {value}")
+    return value
+
+
+def only_if_given(reader: ConfigReader, key: str, value: str | int | None) -> None:
+    """Raise BadKey where `key` is written with another value."""
+    if key in reader.values:
+        reader.only(key, value, why=f"only {value} is supported")

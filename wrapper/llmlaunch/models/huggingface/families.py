@@ -8,7 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.models.huggingface.decoder import MOST_LAYERS, decoder, silu_decoder
+from llmlaunch.models.huggingface.decoder import (
+    MOST_LAYERS,
+    NO_BIAS,
+    auxiliary,
+    coefficient,
+    decoder,
+    only_if_given,
+    silu_decoder,
+)
+from llmlaunch.models.huggingface.deepseek_v4 import deepseek_v4
 from llmlaunch.models.huggingface.reader import (
     CHUNKED,
     FULL,
@@ -35,8 +44,6 @@ from llmlaunch.models.shape import (
 
 __all__ = ["BUILDERS"]
 
-NO_BIAS = "biases of attention alone are not supported: must be false"
-
 
 def llama(reader: ConfigReader) -> ModelShape:
     if reader.values.get("sliding_window") is not None:
@@ -56,7 +63,7 @@ def mixtral(reader: ConfigReader) -> ModelShape:
     if reader.number("router_jitter_noise") != 0:
         raise BadKey(("router_jitter_noise",), "noise on what the router sees is not supported; set it to 0")
     experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
-    router = Router(**_auxiliary(reader))
+    router = Router(**auxiliary(reader))
     return replace(shape, moe=MoeShape(experts, topk, shape.ffn_hidden_size, 0, (1,) * shape.num_layers, router=router))
 
 
@@ -73,7 +80,7 @@ def gpt_oss(reader: ConfigReader) -> ModelShape:
         sliding_window=alternating_window(reader, 2, None),
     )
     experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
-    router = Router(**_auxiliary(reader))
+    router = Router(**auxiliary(reader))
     return replace(shape, moe=MoeShape(experts, topk, shape.ffn_hidden_size, 0, (1,) * shape.num_layers, router=router))
 
 
@@ -100,7 +107,7 @@ def llama4_text(reader: ConfigReader) -> ModelShape:
         if written and written != value:
             raise BadKey((key,), "other layers than at even distances are not supported; remove it")
     experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
-    router = Router("sigmoid", normalize_topk=False, weighted_inputs=True, **_auxiliary(reader))
+    router = Router("sigmoid", normalize_topk=False, weighted_inputs=True, **auxiliary(reader))
     pattern = tuple(int(i in mixtures) for i in range(layers))
     window = None if chunk is None else SlidingWindow(reader.size("attention_chunk_size"), every, chunked=True)
     return replace(
@@ -116,7 +123,7 @@ def llama4_text(reader: ConfigReader) -> ModelShape:
 
 def glm4_moe(reader: ConfigReader) -> ModelShape:
     """GLM-4.5 to 4.7: ordinary attention with biases on query, key and value, before DeepSeek-V3's experts."""
-    _only_if_given(reader, "scoring_func", "sigmoid")
+    only_if_given(reader, "scoring_func", "sigmoid")
     _remark_prediction(reader)
     return replace(
         _deepseek_experts(reader, _sigmoid_router(reader)),
@@ -129,15 +136,15 @@ def glm4_moe(reader: ConfigReader) -> ModelShape:
 def minimax_m2(reader: ConfigReader) -> ModelShape:
     """Released files name the turned part of a head `rotary_dim`, and the modules for multi-token prediction, which
     transformers builds none of."""
-    _only_if_given(reader, "scoring_func", "sigmoid")
-    _only_if_given(reader, "use_qk_norm", True)
-    _only_if_given(reader, "qk_norm_type", "per_layer")
+    only_if_given(reader, "scoring_func", "sigmoid")
+    only_if_given(reader, "use_qk_norm", True)
+    only_if_given(reader, "qk_norm_type", "per_layer")
     if reader.values.get("use_mtp"):
         reader.remark("multi-token prediction is left out, as transformers does")
     if reader.number("router_jitter_noise") != 0:
         raise BadKey(("router_jitter_noise",), "noise on what the router sees is not supported; set it to 0")
     shape, turned = silu_decoder(reader), reader.values.get("rotary_dim")
-    router = Router("sigmoid", expert_bias=True, **_auxiliary(reader))
+    router = Router("sigmoid", expert_bias=True, **auxiliary(reader))
     experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
     return replace(
         shape,
@@ -205,7 +212,7 @@ def qwen3_5(reader: ConfigReader) -> ModelShape:
     the heads of the delta nets. Released files have a module for multi-token prediction, which transformers builds none
     of, and positions in three parts, which are one in text."""
     reader.only("attention_bias", False, why=NO_BIAS)
-    _only_if_given(reader, "attn_output_gate", True)
+    only_if_given(reader, "attn_output_gate", True)
     if reader.values.get("mtp_num_hidden_layers"):
         reader.remark("multi-token prediction is left out, as transformers does")
     linear = LinearAttention(
@@ -238,7 +245,7 @@ def qwen3_5_moe(reader: ConfigReader) -> ModelShape:
         shared_expert_ffn_hidden_size=reader.size("shared_expert_intermediate_size"),
         layer_pattern=(1,) * shape.num_layers,
         shared_expert_gate=True,
-        router=Router(**_auxiliary(reader)),
+        router=Router(**auxiliary(reader)),
     )
     return replace(shape, moe=moe)
 
@@ -254,20 +261,8 @@ def _qwen_experts(reader: ConfigReader, shape: ModelShape, shared: int) -> MoeSh
         ffn_hidden_size=reader.size("moe_intermediate_size"),
         shared_expert_ffn_hidden_size=shared,
         layer_pattern=tuple(int(i not in dense and not (i + 1) % step) for i in range(shape.num_layers)),
-        router=Router(normalize_topk=reader.flag("norm_topk_prob"), **_auxiliary(reader)),
+        router=Router(normalize_topk=reader.flag("norm_topk_prob"), **auxiliary(reader)),
     )
-
-
-def _auxiliary(reader: ConfigReader) -> dict[str, Any]:
-    coefficient = _coefficient(reader, "router_aux_loss_coef")
-    return {"balancing": "aux_loss" if coefficient else "none", "aux_loss_coeff": coefficient}
-
-
-def _coefficient(reader: ConfigReader, key: str) -> float:
-    value = reader.number(key)
-    if value < 0:
-        raise BadKey((key,), f"must be at least 0, not {value}")
-    return value
 
 
 def gemma(reader: ConfigReader) -> ModelShape:
@@ -314,7 +309,7 @@ def deepseek_v2(reader: ConfigReader) -> ModelShape:
     reader.only("mlp_bias", False, why=NO_BIAS)
     reader.only("topk_method", "greedy", "group_limited_greedy", why="must be greedy or group_limited_greedy")
     reader.only("norm_topk_prob", False, None, why="transformers does not normalise the scores: must be false")
-    _only_if_given(reader, "scoring_func", "softmax")
+    only_if_given(reader, "scoring_func", "softmax")
     router = Router(normalize_topk=False)
     grouped = reader.get("topk_method") == "group_limited_greedy"
     return _deepseek(reader, _in_groups(reader, router) if grouped else router)
@@ -322,8 +317,8 @@ def deepseek_v2(reader: ConfigReader) -> ModelShape:
 
 def deepseek_v3(reader: ConfigReader) -> ModelShape:
     """Multi-token prediction stands in the file, and transformers builds none of it."""
-    _only_if_given(reader, "scoring_func", "sigmoid")
-    _only_if_given(reader, "topk_method", "noaux_tc")
+    only_if_given(reader, "scoring_func", "sigmoid")
+    only_if_given(reader, "topk_method", "noaux_tc")
     _remark_prediction(reader)
     return _deepseek(reader, _sigmoid_router(reader))
 
@@ -332,15 +327,15 @@ def deepseek_v32(reader: ConfigReader) -> ModelShape:
     """DeepSeek-V3 whose queries attend to the keys that an indexer chooses, as those of GLM-5 do."""
     reader.only("mlp_bias", False, None, why=NO_BIAS)
     for key in ("mlp_layer_types", "index_topk_pattern"):
-        _only_if_given(reader, key, None)
-    _only_if_given(reader, "index_topk_freq", 1)
+        only_if_given(reader, key, None)
+    only_if_given(reader, "index_topk_freq", 1)
     chosen = reader.values.get("indexer_types")
     if chosen is not None and (not isinstance(chosen, list) or any(kind != "full" for kind in chosen)):
         raise BadKey(
             ("indexer_types",), "layers that share what another has chosen are not supported: all must be full"
         )
-    _only_if_given(reader, "scoring_func", "sigmoid")
-    _only_if_given(reader, "topk_method", "noaux_tc")
+    only_if_given(reader, "scoring_func", "sigmoid")
+    only_if_given(reader, "topk_method", "noaux_tc")
     if reader.values.get("num_nextn_predict_layers"):
         reader.remark("multi-token prediction is left out, as transformers does")
     shape = _deepseek(reader, _sigmoid_router(reader))
@@ -351,7 +346,7 @@ def deepseek_v32(reader: ConfigReader) -> ModelShape:
 def glm_moe_dsa(reader: ConfigReader) -> ModelShape:
     shape = deepseek_v32(reader)
     assert shape.indexer is not None
-    _only_if_given(reader, "indexer_rope_interleave", True)
+    only_if_given(reader, "indexer_rope_interleave", True)
     return replace(shape, indexer=replace(shape.indexer, interleaved=True))
 
 
@@ -395,7 +390,7 @@ def _deepseek(reader: ConfigReader, router: Router) -> ModelShape:
 
 def _deepseek_experts(reader: ConfigReader, router: Router) -> ModelShape:
     """A decoder with the experts of DeepSeek, which GLM has too."""
-    _only_if_given(reader, "moe_layer_freq", 1)
+    only_if_given(reader, "moe_layer_freq", 1)
     shape = silu_decoder(reader)
     width = reader.size("moe_intermediate_size")
     dense = reader.size("first_k_dense_replace", least=0)
@@ -416,12 +411,7 @@ def _balancing(reader: ConfigReader) -> dict[str, Any]:
         return {"balancing": "none", "aux_loss_coeff": 0.0}
     by_sequence = reader.values.get("seq_aux", True)
     kind = "seq_aux_loss" if by_sequence else "aux_loss"
-    return {"balancing": kind, "aux_loss_coeff": _coefficient(reader, "aux_loss_alpha")}
-
-
-def _only_if_given(reader: ConfigReader, key: str, value: str | int | None) -> None:
-    if key in reader.values:
-        reader.only(key, value, why=f"only {value} is supported")
+    return {"balancing": kind, "aux_loss_coeff": coefficient(reader, "aux_loss_alpha")}
 
 
 def gpt2(reader: ConfigReader) -> ModelShape:
@@ -482,4 +472,5 @@ BUILDERS: Mapping[str, Callable[[ConfigReader], ModelShape]] = {
     "qwen3_next": qwen3_next,
     "qwen3_5_text": qwen3_5,
     "qwen3_5_moe_text": qwen3_5_moe,
+    "deepseek_v4": deepseek_v4,
 }

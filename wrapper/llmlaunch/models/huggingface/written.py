@@ -8,6 +8,7 @@ from typing import Any
 
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.huggingface.config import shape_from_config
+from llmlaunch.models.huggingface.deepseek_v4 import HASHED, POOLED, SCORED
 from llmlaunch.models.huggingface.reader import FULL, LINEAR, WINDOWED
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling
 
@@ -19,7 +20,7 @@ SPARSE = ("deepseek_v32", "glm_moe_dsa")
 LATENT = ("deepseek_v2", "deepseek_v3", *SPARSE)
 MIXTURES = (
     *("mixtral", "qwen2_moe", "qwen3_moe", *LATENT, "gpt_oss", "glm4_moe", "minimax_m2"),
-    *("llama4_text", "qwen3_next", "qwen3_5_moe_text"),
+    *("llama4_text", "qwen3_next", "qwen3_5_moe_text", "deepseek_v4"),
 )
 UNBALANCED = (*LATENT, "glm4_moe")  # their classes have nothing that keeps experts evenly used
 # of training, not of the model: a configuration says none of it
@@ -55,6 +56,7 @@ def _needed(shape: ModelShape) -> tuple[str, ...]:
         "moe": shape.family in MIXTURES and shape.moe is None,
         "mla": shape.family in LATENT and shape.mla is None,
         "indexer": shape.family in SPARSE and shape.indexer is None,
+        "compressed_attention": shape.family == "deepseek_v4" and shape.compressed_attention is None,
     }
     return tuple(name for name, missing in needs.items() if missing)
 
@@ -65,6 +67,8 @@ def _comparable(shape: ModelShape) -> Json:
     values = asdict(replace(shape, name=""))
     if shape.indexer is not None:
         del values["indexer"]["loss_coeff"]  # of training, as those below are
+    if shape.compressed_attention is not None:
+        del values["compressed_attention"]["index_loss_coeff"]
     if shape.sliding_window is not None and shape.sliding_window.full_every > shape.num_layers:
         values["sliding_window"]["full_every"] = 0
     if shape.linear_attention is not None and shape.linear_attention.full_every > shape.num_layers:
@@ -75,6 +79,7 @@ def _comparable(shape: ModelShape) -> Json:
         if all(values["moe"]["layer_pattern"]):
             del values["ffn_hidden_size"]
         router = values["moe"]["router"]
+        router["hash_layers"] = min(router["hash_layers"], shape.num_layers)
         if router["balancing"] == "none" or router["aux_loss_coeff"] == 0:
             router |= {"balancing": "none", "aux_loss_coeff": 0.0}
     return values
@@ -304,6 +309,36 @@ def _routed_as_deepseek(moe: MoeShape) -> Json:
     return config
 
 
+def _deepseek_v4(shape: ModelShape) -> Json:
+    """Keys that other families have as well, and their own; `topk_method` and the like have no other value."""
+    moe, compressed = _moe(shape), shape.compressed_attention
+    assert compressed is not None
+    kinds, layers, hashed = {ratio: kind for kind, ratio in POOLED.items()}, shape.num_layers, moe.router.hash_layers
+    return _balanced(moe) | {
+        "intermediate_size": moe.ffn_hidden_size,
+        "moe_intermediate_size": moe.ffn_hidden_size,
+        "n_routed_experts": moe.num_experts,
+        "n_shared_experts": moe.shared_expert_ffn_hidden_size // moe.ffn_hidden_size,
+        "num_experts_per_tok": moe.topk,
+        "scoring_func": moe.router.score_function,
+        "norm_topk_prob": moe.router.normalize_topk,
+        "routed_scaling_factor": moe.router.scaling_factor,
+        "mlp_layer_types": ([HASHED] * hashed + [SCORED] * layers)[:layers],
+        "layer_types": [kinds[ratio] for ratio in compressed.ratios],
+        "compress_rope_theta": compressed.rotary_base,
+        "partial_rotary_factor": shape.rotary_percent,
+        "hc_mult": shape.residual_streams,
+        "swiglu_limit": shape.activation_limit,
+        "sliding_window": compressed.window,
+        "q_lora_rank": compressed.q_lora_rank,
+        "o_groups": compressed.output_groups,
+        "o_lora_rank": compressed.output_rank,
+        "index_n_heads": compressed.index_heads,
+        "index_head_dim": compressed.index_head_dim,
+        "index_topk": compressed.index_topk,
+    }
+
+
 def _gpt2(shape: ModelShape) -> Json:
     return {
         "n_embd": shape.hidden_size,
@@ -351,4 +386,5 @@ _OF_FAMILY: Mapping[str, Callable[[ModelShape], Json]] = {
     "deepseek_v3": _deepseek,
     "deepseek_v32": _deepseek,
     "glm_moe_dsa": _deepseek,
+    "deepseek_v4": _deepseek_v4,
 }
