@@ -20,6 +20,7 @@ from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 from llmlaunch.models.huggingface.config import SAME, shape_from_config
 from llmlaunch.models.huggingface.defaults import ALIASES, DEFAULTS
 from llmlaunch.models.huggingface.written import config_of, unsaid
+from llmlaunch.models.kinds import attention_kinds
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.presets import load_preset, preset_names
 from llmlaunch.models.shape import FAMILIES, ModelShape
@@ -31,8 +32,9 @@ pytestmark = pytest.mark.frameworks
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 # in the class they stand inside rope_parameters, or arrive as a word of their own
 ROPE = {"rope_theta", "rope_local_base_freq", "sliding_window_pattern", "rope_parameters", "partial_rotary_factor"}
-ROPE |= {"full_attention_interval"}
-NEEDED = {"glm4_moe": {"head_dim": 128}}  # the class's own heads do not divide its width
+ROPE |= {"full_attention_interval", "global_head_dim"}
+# the class's own heads do not divide its width; embeddings of every layer are not supported
+NEEDED = {"glm4_moe": {"head_dim": 128}, "gemma4_text": {"hidden_size_per_layer_input": 0}}
 SMALL: dict[str, Any] = {
     "hidden_size": 96,
     "intermediate_size": 160,
@@ -51,6 +53,7 @@ POOLED = {
     **{"index_n_heads": 3, "index_head_dim": 8, "n_routed_experts": 8, "moe_intermediate_size": 24},
     **{"num_experts_per_tok": 2, "intermediate_size": 24},
 }
+FULL = {"num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 24, "hidden_size_per_layer_input": 0}
 GPT = {"n_embd": 96, "n_layer": 3, "n_head": 6, "n_positions": 64, "vocab_size": 300}
 # each with what makes its parameters differ from the family's common case
 VARIED = [
@@ -87,6 +90,13 @@ VARIED = [
     {"model_type": "llama4_text", "intermediate_size_mlp": 80, "use_qk_norm": False, "attention_chunk_size": None},
     {"model_type": "deepseek_v4", **POOLED, "compress_ratios": [0, 4, 128, 4, 4, 0], "num_hash_layers": 2},
     {"model_type": "deepseek_v4", **POOLED, "scoring_func": "sigmoid", "hc_mult": 2, "qk_rope_head_dim": 8},
+    {"model_type": "gemma4_text", **FULL, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    {
+        "model_type": "gemma4_text",
+        **FULL,
+        "tie_word_embeddings": False,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
     {"model_type": "gpt2", **GPT},
     {"model_type": "gpt2", **GPT, "n_inner": 100, "tie_word_embeddings": False},
 ]
@@ -119,13 +129,14 @@ def test_defaults_are_those_of_the_class(family: str) -> None:
     real = AutoConfig.for_model(family)
     for key, value in DEFAULTS[family].items():
         if key not in ROPE and value is not None:
-            assert getattr(real, key) == value, key
+            theirs = vars(real)[key] if key in vars(real) else getattr(real, key)  # of all layers, or by another name
+            assert theirs == value, key
     shape, _ = shape_from_config({"model_type": family, "num_experts_per_tok": 2, **NEEDED.get(family, {})}, "defaults")
     rope = real.rope_parameters if hasattr(real, "rope_parameters") else {"rope_theta": shape.rotary_base}
     full = rope.get("full_attention", rope.get("main", rope))
     assert shape.rotary_base == full["rope_theta"]
-    assert shape.rotary_percent == full.get("partial_rotary_factor", 1.0)
-    assert (shape.rope_scaling is None) == (full.get("rope_type", "default") == "default")
+    assert attention_kinds(shape)[-1].shape.rotary_percent == full.get("partial_rotary_factor", 1.0)
+    assert (shape.rope_scaling is None) == (full.get("rope_type", "default") in ("default", "proportional"))
     for key, value in (DEFAULTS[family].get("rope_parameters") or {}).items():
         assert full[key] == value, key
     if shape.sliding_window is not None and shape.sliding_window.full_every:
@@ -168,7 +179,9 @@ def test_a_shape_written_back_is_the_same_model(changes: dict[str, Any]) -> None
 
 def cut(whole: ModelShape) -> ModelShape:
     """The model with its first four layers."""
-    moe, compressed = whole.moe, whole.compressed_attention
+    moe, compressed, window = whole.moe, whole.compressed_attention, whole.sliding_window
+    if window is not None and window.full_head_dim is not None:
+        whole = replace(whole, sliding_window=replace(window, full_every=2))
     moe = None if moe is None else replace(moe, layer_pattern=moe.layer_pattern[:4])
     compressed = None if compressed is None else replace(compressed, ratios=compressed.ratios[:4])
     return replace(whole, num_layers=4, moe=moe, compressed_attention=compressed)
@@ -232,6 +245,17 @@ def small(shape: ModelShape, layers: int) -> ModelShape:
         moe=moe,
         mla=mla,
     )
+
+
+def test_layers_with_heads_of_their_own_keep_what_is_priced() -> None:
+    """Two layers of each kind less one: Gemma 4's norms keep a mean square more, which counts in small models alone."""
+    whole = load_preset("gemma4-31b")
+    assert whole.sliding_window is not None
+    window = replace(whole.sliding_window, full_every=2, full_head_dim=32, full_query_groups=1)
+    four, two = (replace(small(whole, layers), sliding_window=window, attention_scale=1.0) for layers in (4, 2))
+    measured = (kept(model_of(four)) - kept(model_of(two))) / 2
+    statistics = 4 * SEQUENCES * LENGTH * (4 + 8 + (4 + 1) / 2)
+    assert priced(four) == pytest.approx(measured - statistics, rel=0.002)
 
 
 def model_of(shape: ModelShape, attention: str = "sdpa") -> Any:

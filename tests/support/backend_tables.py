@@ -55,8 +55,10 @@ PRECISIONS = {"half": "bf16, fp16", "fp32": "fp32"}
 
 MEGATRON_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
     (*MACHINE_REQUIREMENTS, *megatron_rules.MIXTURE_REQUIREMENTS, *megatron_rules.RULES),
-    (*model_rules.MODEL_REQUIREMENTS, *model_rules.MODEL_RULES),
-    (*pooled_rules.POOLED_REQUIREMENTS, *pooled_rules.POOLED_RULES),
+    (
+        *(*model_rules.MODEL_REQUIREMENTS, *pooled_rules.POOLED_REQUIREMENTS),
+        *(*model_rules.MODEL_RULES, *pooled_rules.POOLED_RULES),
+    ),
     (*number_formats.NUMBER_REQUIREMENTS, *number_formats.NUMBER_RULES),
     (*megatron_techniques.OVERLAP_REQUIREMENTS, *megatron_techniques.OVERLAP_RULES),
     (*cuda_graphs.GRAPH_REQUIREMENTS, *cuda_graphs.GRAPH_RULES),

@@ -74,6 +74,10 @@ POOLED_INLINE = (
     "model={base: deepseek-v4-flash, num_layers: 1, compressed_attention: {ratios: [4], q_lora_rank: 64, "
     "output_groups: 8, output_rank: 64, index_heads: 4, index_head_dim: 64, index_topk: 64}}"
 )
+WHOLE_GEMMA = (
+    "model={base: gemma4-31b, sliding_window: {tokens: 8192, full_every: 6, rotary_base: 10000.0, full_head_dim: 512, "
+    "full_query_groups: 4, full_rotary_percent: 0.25}}"
+)
 ONE_EXPERT = "model={base: llama4-scout, moe: {router: {weighted_inputs: true}}}"
 SINKS = "model={base: llama3-8b, attention_sinks: true}"
 DELTA_NETS = "model={base: llama3-8b, linear_attention: {num_key_heads: 2, num_value_heads: 4}}"
@@ -122,6 +126,8 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("tensor-or-context", DEEPSPEED, (), Layout(tensor=2, context=2, data=4), Layout(tensor=8, data=2)),
     ("tensor-plan", DEEPSPEED, ("model=mixtral-8x7b",), Layout(tensor=2, data=8), ZERO_3),
     ("tensor-query-groups", DEEPSPEED, (llama(32, 4),), Layout(tensor=8, data=2), ZERO_3),
+    ("tensor-query-groups", DEEPSPEED, ("model=gemma4-31b",), Layout(tensor=8, data=2), Layout(tensor=4, data=4)),
+    ("context-latents", DEEPSPEED, (WHOLE_GEMMA,), Layout(context=2, data=8), ZERO_3),
     ("tensor-ffn", DEEPSPEED, ("model={base: llama2-7b, ffn_hidden_size: 11012}",), Layout(tensor=8, data=2), ZERO_3),
     ("context-heads", DEEPSPEED, (llama(8, 8, head_dim=128),), Layout(context=16), Layout(context=8, data=2)),
     ("context-query-groups", DEEPSPEED, (TWELVE_HEADS,), Layout(context=4, data=4), ZERO_3),
@@ -201,7 +207,7 @@ def test_a_technique_nobody_asked_for_refuses_no_layout(
 # Rules whose cases need more than an override: in this folder, and in tests/frameworks.
 RULED_ELSEWHERE = (
     *("shared-expert", "stages-named", "stages-hold-all", "stages-hold-some", "context-precision", "fp16-needs-gpu"),
-    *("biased-experts", "pooled-keys-kept", "overlapped-expert-kept", "context-latents", "sparse-attention-heads"),
+    *("biased-experts", "pooled-keys-kept", "overlapped-expert-kept", "sparse-attention-heads"),
     *("delayed-gradients-prediction", "offload-optimizer-half"),
     *(rule.key for rule in GRAPH_RULES),  # test_cuda_graphs.py
     *("optimizer-formats-on-device", "fp8-parameters-on-device", "delayed-keeps-norms"),
@@ -290,6 +296,7 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ("dense-tiles", DEEPSPEED, [EXPERT_MODEL, "layout={loss: tiled}"]),
     ("dense-chunks", DEEPSPEED, [EXPERT_MODEL, "layout={mlp_chunks: 2}"]),
     ("dense-adapters", DEEPSPEED, [EXPERT_MODEL, "training.adapters={rank: 2}"]),
+    ("adapters-of-one-kind", DEEPSPEED, ["model=gemma4-31b", "training.adapters={rank: 2}"]),
     ("whole-fused-layers", DEEPSPEED, ["model=phi-4", "training.adapters={rank: 2, target_modules: [q_proj]}"]),
     (
         "no-indexer",

@@ -46,6 +46,7 @@ BY_HAND = (
     "test_tensors_by_hand",
     "test_layers_by_hand",
     "test_compressed_by_hand",
+    "test_kinds_by_hand",
     "test_moments_by_hand",
     "test_terms_by_hand",
     "test_graphs",

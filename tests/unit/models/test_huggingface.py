@@ -19,11 +19,11 @@ from llmlaunch.models.presets import find_model, load_preset, preset_names
 from llmlaunch.models.shape import FAMILIES, ModelShape, RopeScaling, SlidingWindow
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"  # the fields of published files that say what a model is
-LLAMA, MIXTRAL_8X7B, GEMMA3, DEEPSEEK_V2, DEEPSEEK_V3, QWEN3_MOE, GPT3, QWEN_NEXT = (
+LLAMA, MIXTRAL_8X7B, GEMMA3, DEEPSEEK_V2, DEEPSEEK_V3, QWEN3_MOE, GPT3, QWEN_NEXT, DEEPSEEK_V4, GEMMA4 = (
     json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
     for name in (
         *("llama3-8b", "mixtral-8x7b", "gemma3-27b", "deepseek-v2", "deepseek-v3", "qwen3-30b-a3b", "gpt3-6.7b"),
-        "qwen3-next-80b-a3b",
+        *("qwen3-next-80b-a3b", "deepseek-v4-flash", "gemma4-31b"),
     )
 )
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
@@ -86,6 +86,26 @@ def test_head_size_tied_embeddings_biases_and_the_rotary_base_are_read(tmp_path:
             "give its text_config as a file of its own; supported",
         ),
         (LLAMA, {"model_type": None}, "model_type"),
+        (DEEPSEEK_V4, {"compress_ratios": [4, 8] * 22}, "compress_ratios: each must be one of 0, 4, 128, not 8"),
+        (DEEPSEEK_V4, {"compress_ratios": [4]}, "compress_ratios: must name one for each of 43 layers"),
+        (DEEPSEEK_V4, {"compress_rates": {"compressed_sparse_attention": 8}}, "compress_rates: compressed_sparse_att"),
+        (
+            DEEPSEEK_V4,
+            {"mlp_layer_types": ["moe"] * 42 + ["hash_moe"]},
+            "mlp_layer_types: must be hash_moe in the first",
+        ),
+        (DEEPSEEK_V4, {"num_hash_layers": -1}, "num_hash_layers: must be a whole number"),
+        (DEEPSEEK_V4, {"num_key_value_heads": 2}, "num_key_value_heads: all heads share one key"),
+        (DEEPSEEK_V4, {"rope_parameters": {"main": 1}, "rope_scaling": None}, "rope_parameters: main and compress"),
+        (GEMMA4, {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input: embeddings of every layer"),
+        (GEMMA4, {"num_kv_shared_layers": 20}, "num_kv_shared_layers: layers that share keys"),
+        (GEMMA4, {"enable_moe_block": True}, "enable_moe_block: experts beside a dense MLP"),
+        (GEMMA4, {"use_bidirectional_attention": "all"}, "use_bidirectional_attention: only causal"),
+        (
+            GEMMA4,
+            {"num_hidden_layers": 59, "layer_types": None},
+            "layer_types: the last layer must be of full_attention",
+        ),
         (LLAMA, {"hidden_size": "4096"}, 'hidden_size: must be a whole number from 1 to 268435456, not "4096"'),
         (LLAMA, {"hidden_size": -1}, "hidden_size"),
         (LLAMA, {"num_hidden_layers": 10**30}, "num_hidden_layers"),

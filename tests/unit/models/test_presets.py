@@ -83,6 +83,7 @@ def test_the_activation_follows_from_the_gate_unless_it_is_said() -> None:
         ({"linear_attention": {}}, "qwen3_5_text"),
         ({"compressed_attention": POOLING, "num_query_groups": 1}, "deepseek_v4"),
         ({"residual_streams": 2}, "deepseek_v4"),
+        ({"value_norm": True}, "gemma4_text"),
         ({"family": "mistral"}, "mistral"),
     ],
 )
@@ -156,6 +157,10 @@ def test_layers_that_pool_stay_where_a_base_is_cut() -> None:
         ({"indexer": INDEXER | {"head_dim": 2}, "mla": MLA | {"q_lora_rank": 8}}, "indexer.head_dim"),
         ({"moe": MOE | {"layer_pattern": [0, 1, 1]}}, "moe.layer_pattern"),  # two layers
         ({"compressed_attention": POOLING}, "num_query_groups"),
+        (
+            {"sliding_window": {"tokens": 8, "full_every": 2, "full_query_groups": 3}},
+            "sliding_window.full_query_groups",
+        ),
         ({"compressed_attention": POOLING | {"ratios": [4]}}, "compressed_attention.ratios"),
         ({"compressed_attention": POOLING | {"output_groups": 3}}, "compressed_attention.output_groups"),
         ({"compressed_attention": POOLING, "num_query_groups": 1, "mla": MLA}, "mla"),

@@ -14,6 +14,7 @@ from llmlaunch.memory.job import (
     RankColumns,
     alike_attention,
     by_recompute,
+    mean_of_kinds,
     offloads,
     offloads_modules,
     recomputes,
@@ -332,6 +333,7 @@ def kept_embedding(job: Job, rows: RankColumns) -> FloatColumn:
 
 def returned_key_values(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the keys and values of every layer where the model returns them, recomputed or not."""
-    groups = np.maximum(job.shape.num_query_groups, rows.tensor) * job.shape.head_dim / rows.tensor
+    of_kinds = [np.maximum(kind.shape.num_query_groups, rows.tensor) * kind.shape.head_dim for kind in job.by_attention]
+    groups = mean_of_kinds(rows, of_kinds) / rows.tensor
     width = 2.0 * job.facts.activation_bytes * groups * job.facts.key_values_returned
     return np.asarray((rows.dense_layers + rows.moe_layers) * tokens(job, rows) * width)

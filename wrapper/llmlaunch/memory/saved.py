@@ -270,6 +270,9 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
             statistics_of = shape.num_attention_heads * shape.head_dim if shape.qk_norm_of_all_heads else shape.head_dim
             per_token = e + facts.norm_extra_bytes + STATISTIC_BYTES / statistics_of
             tensors["attn_qk_norm"] = n * per_token * (width + groups) / t
+        if shape.value_norm:  # a copy in fp32, its mean square and the root of that
+            per_head = STATISTIC_BYTES * (shape.head_dim + 2.0)
+            tensors["attn_value_norm"] = n * per_head * np.maximum(shape.num_query_groups, t) / t
     else:
         width = float(shape.num_attention_heads * shape.mla.v_head_dim)
         tensors |= _latents(job, rows) if shape.indexer is None else _chosen_keys(job, rows, shape.indexer)

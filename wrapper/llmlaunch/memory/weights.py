@@ -72,7 +72,7 @@ def _attention(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
         return np.full(len(tensor), float(compressed_attention(shape, shape.compressed_attention)))
     # fewer key/value groups than tensor ranks: every rank still holds one (transformer_config.py, core 0.19)
     groups = np.maximum(shape.num_query_groups / tensor, 1.0)
-    key_value = 2.0 * groups * shape.head_dim
+    key_value = float(shape.projected_groups) * groups * shape.head_dim
     query = shape.query_width / tensor
     gate = query if shape.attention_gate else 0.0
     count = h * (query + gate + key_value) + query * h
@@ -81,7 +81,7 @@ def _attention(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
     if shape.linear_bias:
         count = count + h
     if shape.qk_layernorm:
-        count = count + (query + key_value / 2.0 if shape.qk_norm_of_all_heads else 2.0 * shape.head_dim)
+        count = count + (query + groups * shape.head_dim if shape.qk_norm_of_all_heads else 2.0 * shape.head_dim)
     if shape.attention_sinks:
         count = count + shape.num_attention_heads / tensor
     return count
@@ -259,14 +259,15 @@ def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def _distinct_attention(job: Job, rows: RankColumns) -> FloatColumn:
-    """Of kinds that differ in what pools keys, those with the most have the matrices of the others as well."""
+    """Of kinds that differ in what pools keys, those with the most have the matrices of the others as well; heads of
+    another width have matrices of their own."""
     if rows.kind_shares is None:
         return _attention_matrices(job.shape, rows.tensor)
     jobs = zip(job.by_attention, rows.kind_shares, strict=True)
     matrices_of_kinds = [
         np.where(share > 0, _attention_matrices(alike.shape, rows.tensor), 0.0) for alike, share in jobs
     ]
-    return reduce(np.maximum, matrices_of_kinds)
+    return reduce(np.maximum if job.shape.compressed_attention is not None else np.add, matrices_of_kinds)
 
 
 @once_for_rows
@@ -285,7 +286,9 @@ def _attention_matrices(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
         return np.full(len(tensor), narrow_weights(shape, shape.compressed_attention))
     groups = np.maximum(shape.num_query_groups / tensor, 1.0)
     queries = 3.0 if shape.attention_gate else 2.0
-    return shape.hidden_size * (queries * shape.query_width / tensor + 2.0 * groups * shape.head_dim)
+    return shape.hidden_size * (
+        queries * shape.query_width / tensor + float(shape.projected_groups) * groups * shape.head_dim
+    )
 
 
 @once_for_rows

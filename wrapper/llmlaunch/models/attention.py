@@ -65,6 +65,15 @@ class SlidingWindow:
     )
     rotary_base: Positive | None = key("Rotary base of the windowed layers; absent = that of all layers", default=None)
     chunked: bool = key("Pieces of so many tokens see themselves alone (Llama 4)", default=False)
+    full_head_dim: Size | None = key(
+        "Width of a head in layers that see everything; absent = as in the others (Gemma 4)", default=None
+    )
+    full_query_groups: Count | None = key(
+        "Key/value heads of layers that see everything; absent = as in the others (Gemma 4)", default=None
+    )
+    full_rotary_percent: float = key(
+        "Share of each head that rotary positions turn in layers that see everything", default=1.0, gt=0, le=1
+    )
 
 
 @section

@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import cache
 
 from llmlaunch.frozen import frozen
-from llmlaunch.models.attention import CompressedAttention
+from llmlaunch.models.attention import CompressedAttention, SlidingWindow
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["AttentionKind", "attention_kinds", "is_mixed", "kind_shares"]
+__all__ = ["AttentionKind", "attention_kinds", "fewest_groups", "is_mixed", "kind_shares"]
 
 
 @frozen
@@ -23,19 +23,29 @@ class AttentionKind:
 
 
 def is_mixed(shape: ModelShape) -> bool:
-    """Whether softmax attention of some layers is of another kind than that of others: pooled by another ratio."""
-    compressed = shape.compressed_attention
-    return compressed is not None and len(_ratios(compressed, shape.mtp_num_layers)) > 1
+    """Whether softmax attention of some layers is of another kind than that of others: pooled by another ratio, or with
+    other heads where they see everything."""
+    compressed, window = shape.compressed_attention, shape.sliding_window
+    if compressed is not None:
+        return len(_ratios(compressed, shape.mtp_num_layers)) > 1
+    return window is not None and 0 < window.full_every <= shape.num_layers and _other_heads(shape, window)
+
+
+def _other_heads(shape: ModelShape, window: SlidingWindow) -> bool:
+    others = (window.full_head_dim, window.full_query_groups)
+    return any(each is not None for each in others) or window.full_rotary_percent != 1.0 or shape.keys_are_values
 
 
 @cache
 def attention_kinds(shape: ModelShape) -> tuple[AttentionKind, ...]:
     """Return the kinds of softmax attention among the layers; what stands beside it, such as delta nets, is none."""
-    compressed = shape.compressed_attention
-    if compressed is None or not is_mixed(shape):
+    compressed, window = shape.compressed_attention, shape.sliding_window
+    if not is_mixed(shape):
         return (AttentionKind(shape, (1,) * shape.num_layers, True),)
-    ratios = _ratios(compressed, shape.mtp_num_layers)
-    return tuple(_pooling(shape, compressed, ratio) for ratio in ratios)
+    if compressed is not None:
+        return tuple(_pooling(shape, compressed, ratio) for ratio in _ratios(compressed, shape.mtp_num_layers))
+    assert window is not None
+    return _windowed(shape, window)
 
 
 def _ratios(compressed: CompressedAttention, prediction_layers: int) -> tuple[int, ...]:
@@ -48,6 +58,27 @@ def _pooling(shape: ModelShape, compressed: CompressedAttention, ratio: int) -> 
     alike = replace(compressed, ratios=(ratio,) * shape.num_layers)
     layers = tuple(int(each == ratio) for each in compressed.ratios)
     return AttentionKind(replace(shape, compressed_attention=alike, mtp_num_layers=0), layers, ratio == 0)
+
+
+def _windowed(shape: ModelShape, window: SlidingWindow) -> tuple[AttentionKind, ...]:
+    """Layers with a window, and those that see everything, with heads of their own (Gemma 4)."""
+    full = tuple(int(not (i + 1) % window.full_every) for i in range(shape.num_layers))
+    local = SlidingWindow(window.tokens, rotary_base=window.rotary_base, chunked=window.chunked)
+    whole = replace(
+        shape,
+        sliding_window=None,
+        head_dim=window.full_head_dim or shape.head_dim,
+        num_query_groups=window.full_query_groups or shape.num_query_groups,
+        rotary_percent=window.full_rotary_percent,
+    )
+    windowed = replace(shape, sliding_window=local, keys_are_values=False)
+    parts = (windowed, tuple(1 - each for each in full)), (whole, full)
+    return tuple(AttentionKind(kind, layers, bool(layers[-1])) for kind, layers in parts)
+
+
+def fewest_groups(shape: ModelShape) -> int:
+    """Return the least number of key/value heads that a layer has."""
+    return min(kind.shape.num_query_groups for kind in attention_kinds(shape))
 
 
 def kind_shares(shape: ModelShape) -> tuple[tuple[ModelShape, float], ...]:

@@ -126,11 +126,11 @@ def _attention(shape: ModelShape) -> int:
         return _latent_attention(shape)
     if shape.compressed_attention is not None:
         return compressed_attention(shape, shape.compressed_attention)
-    hidden, query, pair = shape.hidden_size, shape.query_width, 2 * shape.key_value_width
+    hidden, query, pair = shape.hidden_size, shape.query_width, shape.projected_groups * shape.key_value_width
     gate = query if shape.attention_gate else 0
     weights = hidden * (query + gate + pair) + query * hidden
     biases = (query + gate + pair if shape.linear_bias or shape.qkv_bias else 0) + (hidden if shape.linear_bias else 0)
-    widths = (query, pair // 2) if shape.qk_norm_of_all_heads else (shape.head_dim, shape.head_dim)
+    widths = (query, shape.key_value_width) if shape.qk_norm_of_all_heads else (shape.head_dim, shape.head_dim)
     head_norms = sum(_norm(shape, width) for width in widths) if shape.qk_layernorm else 0
     sinks = shape.num_attention_heads if shape.attention_sinks else 0
     return weights + biases + head_norms + sinks

@@ -78,6 +78,7 @@ Family = Literal[
     "qwen3_5_text",
     "qwen3_5_moe_text",
     "deepseek_v4",
+    "gemma4_text",
 ]
 FAMILIES: tuple[str, ...] = get_args(Family)
 
@@ -175,6 +176,11 @@ class ModelShape:
     qk_layernorm: bool = key("Norms on queries and keys of each head", default=False)
     qk_norm_of_all_heads: bool = key("Those norms are over all heads together (MiniMax-M2, OLMo)", default=False)
     qk_l2_norm: bool = key("Norms without a weight on queries and keys that are turned (Llama 4)", default=False)
+    value_norm: bool = key("Norms without a weight on values (Gemma 4)", default=False)
+    keys_are_values: bool = key(
+        "Keys before their norm are the values; beside layers with a window, in those without one (Gemma 4)",
+        default=False,
+    )
     no_rope_every: int = key(
         "Every so many layers one has no rotary positions; 0 = all have them (Llama 4)", default=0, ge=0, le=10_000
     )
@@ -248,6 +254,11 @@ class ModelShape:
         return self.residual_streams * self.hidden_size
 
     @property
+    def projected_groups(self) -> int:
+        """Projections of the width of all key/value heads: keys and values, or one that is both."""
+        return 1 if self.keys_are_values else 2
+
+    @property
     def query_width(self) -> int:
         """Columns of the query projection: heads x head_dim."""
         return self.num_attention_heads * self.head_dim
@@ -286,7 +297,7 @@ OF_FAMILIES = (
     *("family", "qkv_bias", "zero_centered_norm", "post_norms", "attention_softcap", "logit_softcap", "sliding_window"),
     *("activation", "attention_sinks", "qk_norm_of_all_heads", "indexer"),
     *("qk_l2_norm", "attention_gate", "linear_attention", "compressed_attention", "residual_streams"),
-    "activation_limit",
+    *("activation_limit", "value_norm", "keys_are_values"),
 )
 # fields in which families differ, sizes aside
 MARKS = frozenset(
@@ -296,6 +307,7 @@ MARKS = frozenset(
         *("rotary_percent", "qk_norm_of_all_heads", "norms_after_alone", "indexer"),
         *("qk_l2_norm", "no_rope_every", "temperature_tuning"),
         *("attention_gate", "linear_attention", "compressed_attention", "residual_streams", "activation_limit"),
+        *("value_norm", "keys_are_values"),
     }
 )
 
@@ -310,6 +322,7 @@ def family_of(shape: ModelShape) -> str:
         "qwen3_5_text": shape.linear_attention is not None or shape.attention_gate,
         "olmo3": shape.norms_after_alone,
         "llama4_text": shape.no_rope_every > 0,
+        "gemma4_text": shape.value_norm or shape.keys_are_values,
         "gemma3_text": shape.post_norms and shape.qk_layernorm,
         "gemma2": shape.post_norms,
         "gemma": shape.zero_centered_norm,
@@ -376,6 +389,11 @@ def check_shape(shape: ModelShape) -> ModelShape:
     window = shape.sliding_window
     if window is not None and window.full_every == 1:
         raise BadKey(("sliding_window", "full_every"), "1 leaves no windowed layer; remove sliding_window")
+    if window is not None and window.full_query_groups is not None and heads % window.full_query_groups:
+        raise BadKey(
+            ("sliding_window", "full_query_groups"),
+            f"must divide the {heads} attention heads, not {window.full_query_groups}",
+        )
     if shape.moe is not None:
         _check_mixture(shape.moe, shape.num_layers)
     if shape.linear_attention is not None:

@@ -14,6 +14,7 @@ from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job, recomputes
+from llmlaunch.models.kinds import kind_shares
 from llmlaunch.techniques import OF_ATTENTION, Adapters
 from llmlaunch.timing.compressed import compressed_element_wise, compressed_rates, compressed_scores
 from llmlaunch.timing.constants import constant
@@ -232,7 +233,7 @@ def _layer(
         linears = linears + mlp.experts
     if job.techniques.adapters is not None:
         linears = linears + _adapters(job, job.techniques.adapters, at, pace, mlp)
-    ordinary = compressed_scores(job, pace, at) if compressed else attention_scores(job, pace, at)
+    ordinary = compressed_scores(job, pace, at) if compressed else _mean_scores(job, pace, at)
     context = context_ring(job, cluster, at, pace, ordinary)
     scores = ordinary
     if job.shape.linear_attention is not None:
@@ -279,6 +280,20 @@ def _layer(
     return LayerSeconds(
         seconds, host, *busy, linears, scores, element, launches, waits, context, expert, recomputed, hidden
     )
+
+
+def _mean_scores(job: Job, pace: DevicePace, at: SplitColumns) -> Work:
+    """Return the seconds of attention, in the mean of all layers whose attention is softmax."""
+    shares = (share for _, share in kind_shares(job.shape))
+    of_kinds = [
+        (attention_scores(alike, pace, at), share) for alike, share in zip(job.by_attention, shares, strict=True)
+    ]
+    if len(of_kinds) == 1:
+        return of_kinds[0][0]
+    forward, backward = (
+        reduce(np.add, (share * getattr(work, name) for work, share in of_kinds)) for name in ("forward", "backward")
+    )
+    return Work(forward, backward)
 
 
 def _waited(
@@ -360,7 +375,8 @@ def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> tu
     shape, moved, e = job.shape, job.facts.kernels, job.facts.activation_bytes / pace.element_wise
     h, activated = float(shape.hidden_size), mlp.activated
     gates = 2.0 if shape.gated_mlp else 1.0
-    rotated = e * (shape.query_width + shape.key_value_width)
+    heads = sum(share * (kind.query_width + kind.key_value_width) for kind, share in kind_shares(shape))
+    rotated = e * heads
     norms, passes = [], []
     for each in range(2):
         norms.append(moved.norm_elements[each] * shape.norms_per_layer * e * h)

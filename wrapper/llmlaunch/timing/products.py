@@ -20,6 +20,7 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.saved import KERNEL_HEADS
 from llmlaunch.models.attention import CHOSEN_FROM, CompressedAttention, Indexer
+from llmlaunch.models.kinds import kind_shares
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.timing.constants import constant, of_generation
 
@@ -129,7 +130,7 @@ def attention_linears(shape: ModelShape) -> tuple[Linear, ...]:
         return *projecting_linears(shape), *pooling_linears(shape)
     if shape.mla is None:
         gates = shape.query_width if shape.attention_gate else 0
-        mixed = float(shape.query_width + gates + 2 * shape.key_value_width)
+        mixed = float(shape.query_width + gates + shape.projected_groups * shape.key_value_width)
         return Linear(h, mixed, "outputs"), Linear(float(shape.query_width), h, "inputs")
     mla, heads = shape.mla, shape.num_attention_heads
     queries = float(heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim))
@@ -288,7 +289,9 @@ def rates(job: Job, pace: DevicePace, linears: Sequence[Linear], wide: bool = Fa
 
 def mean_attention_rates(job: Job, pace: DevicePace) -> Rates:
     """Return the cost of the projections of attention, in the mean of all layers."""
-    full, share = rates(job, pace, attention_linears(job.shape)), linear_share(job.shape)
+    full, share = Rates(), linear_share(job.shape)
+    for shape, part in kind_shares(job.shape):
+        full = full + rates(job, pace, attention_linears(shape)).of_share(part)
     return full.of_share(1.0 - share) + rates(job, pace, delta_linears(job.shape)).of_share(share) if share else full
 
 

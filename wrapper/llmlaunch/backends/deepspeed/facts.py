@@ -407,7 +407,7 @@ def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> 
         facts = replace(facts, attention_output_copied=True)
     if shape.family == "phi3":
         facts = replace(facts, mixed_projection_kept=True)
-    if shape.zero_centered_norm or shape.family in ("gpt_oss", "olmo3"):
+    if shape.zero_centered_norm or shape.family in ("gpt_oss", "olmo3", "gemma4_text"):
         facts = replace(facts, norm_extra_bytes=facts.norm_extra_bytes + max(4.0 - e, 0.0))
     if shape.family == "gpt2":
         facts = replace(facts, norm_extra_bytes=0.0, norm_backward_bytes=0.0, ungated_activation_bytes=3.0 * e)

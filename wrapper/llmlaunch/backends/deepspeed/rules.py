@@ -9,6 +9,7 @@ import numpy as np
 from llmlaunch.backends.base import implies
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
+from llmlaunch.models.kinds import fewest_groups, is_mixed
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["ANY_RULES", "OWN_RULES", "RULES", "context_sizes", "not_split", "split_sections", "tensor_sizes"]
@@ -131,7 +132,7 @@ SPLIT_RULES: tuple[Rule, ...] = (
         "query groups (key/value heads) must be divisible by tensor: AutoTP would give some ranks more heads than "
         "others, or none, and memory is planned for equal ranks",
         SHARDS,
-        lambda s: implies(s.layouts.tensor > 1, s.shape.num_query_groups % s.layouts.tensor == 0),
+        lambda s: implies(s.layouts.tensor > 1, fewest_groups(s.shape) % s.layouts.tensor == 0),
     ),
     Rule(
         "tensor-ffn",
@@ -178,9 +179,10 @@ SPLIT_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "context-latents",
-        "Ulysses wants keys and values of one width, which multi-latent attention has not: context must be 1",
+        "Ulysses wants heads of one width, for keys and values and in all layers, which multi-latent attention and "
+        "Gemma 4 have not: context must be 1",
         "deepspeed/runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF.forward, 0.19.8",
-        lambda s: implies(s.layouts.context > 1, s.shape.mla is None),
+        lambda s: implies(s.layouts.context > 1, s.shape.mla is None and not is_mixed(s.shape)),
     ),
     Rule(
         "context-masks",

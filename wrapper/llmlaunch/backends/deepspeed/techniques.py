@@ -15,6 +15,7 @@ from llmlaunch.backends.argument import Argument, argument, optional
 from llmlaunch.backends.base import Requirement, implies, parts_fused_modules, pinned_least
 from llmlaunch.backends.machines import MACHINE_REQUIREMENTS
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
+from llmlaunch.models.kinds import is_mixed
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import FUSED_MODULES, Adapters, Techniques
 
@@ -79,6 +80,13 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         "backend: megatron-lm prices them",
         "transformers/models/deepseek_v4/modeling_deepseek_v4.py DeepseekV4Indexer.forward, 5.23",
         lambda r: r.model.compressed_attention is not None or r.model.residual_streams > 1,
+    ),
+    Requirement(
+        "adapters-of-one-kind",
+        "training.adapters",
+        "stand beside heads of one width: those of layers that see everything are not priced; remove it",
+        "transformers/models/gemma4/modeling_gemma4.py Gemma4TextAttention, 5.23",
+        lambda r: r.techniques.adapters is not None and is_mixed(r.model),
     ),
     Requirement(
         "every-layer-recomputed",

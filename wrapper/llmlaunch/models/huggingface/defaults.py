@@ -173,6 +173,33 @@ DEFAULTS: Mapping[str, Values] = {
         "final_logit_softcapping": None,
         "attn_logit_softcapping": None,
     },
+    "gemma4_text": _COMMON
+    | {
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_act": None,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "attention_bias": False,
+        "sliding_window": 512,
+        "layer_types": None,
+        "final_logit_softcapping": None,
+        "use_bidirectional_attention": None,
+        "hidden_size_per_layer_input": 256,
+        "attention_k_eq_v": False,
+        "num_kv_shared_layers": 0,
+        "enable_moe_block": False,
+        "global_head_dim": 512,
+        "num_global_key_value_heads": None,
+    },
     "deepseek_v2": _LLAMA
     | _DEEPSEEK
     | {

@@ -18,6 +18,7 @@ from llmlaunch.models.huggingface.decoder import (
     silu_decoder,
 )
 from llmlaunch.models.huggingface.deepseek_v4 import deepseek_v4
+from llmlaunch.models.huggingface.gemma4 import gemma4
 from llmlaunch.models.huggingface.reader import (
     CHUNKED,
     FULL,
@@ -458,6 +459,7 @@ BUILDERS: Mapping[str, Callable[[ConfigReader], ModelShape]] = {
     "gemma": gemma,
     "gemma2": gemma2,
     "gemma3_text": gemma3,
+    "gemma4_text": gemma4,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
     "deepseek_v32": deepseek_v32,

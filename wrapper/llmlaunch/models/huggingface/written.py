@@ -272,6 +272,27 @@ def _gemma3(shape: ModelShape) -> Json:
     return _gemma2(shape) | {"rope_local_base_freq": base}
 
 
+def _gemma4(shape: ModelShape) -> Json:
+    window, full = shape.sliding_window, {"rope_type": "proportional", "rope_theta": shape.rotary_base}
+    config = _windows(shape) | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": shape.logit_softcap,
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": shape.keys_are_values,
+    }
+    if window is None:
+        return config
+    parameters = {
+        FULL: full | {"partial_rotary_factor": window.full_rotary_percent},
+        WINDOWED: {"rope_type": "default", "rope_theta": window.rotary_base or shape.rotary_base},
+    }
+    return config | {
+        "rope_parameters": parameters,
+        "global_head_dim": window.full_head_dim or shape.head_dim,
+        "num_global_key_value_heads": window.full_query_groups,
+    }
+
+
 def _deepseek(shape: ModelShape) -> Json:
     """The class works head_dim out of the others, and would take another for the width of its rotary positions."""
     moe, mla = _moe(shape), _mla(shape)
@@ -382,6 +403,7 @@ _OF_FAMILY: Mapping[str, Callable[[ModelShape], Json]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "gemma4_text": _gemma4,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "deepseek_v32": _deepseek,

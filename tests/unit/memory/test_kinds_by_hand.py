@@ -1,0 +1,88 @@
+"""Layers that see everything and have heads of their own beside those with a window (Gemma 4), against sums done by
+hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from shapes import job_of
+
+from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.activations import largest_layer, returned_key_values
+from llmlaunch.memory.job import Job, RankColumns, all_ranks
+from llmlaunch.memory.saved import saved_by_dense_layer
+from llmlaunch.memory.weights import distinct_matrices, layer_parameters, linear_weights, rank_parameters
+from llmlaunch.models.kinds import attention_kinds
+from llmlaunch.models.parameters import count_parameters
+from llmlaunch.models.presets import load_preset
+
+N = 1024  # tokens of a sequence, as many as a window has
+H, FFN, HEADS = 5376, 21504, 32
+QUERIES, KEYS = (HEADS * 256, HEADS * 512), (16 * 256, 4 * 512)
+GEMMA = load_preset("gemma4-31b")
+FACTS = with_family(deepspeed_facts(DeepSpeedOptions(precision="bf16")), GEMMA, N)
+MLP = 3 * H * FFN
+
+
+ALONE = Layout(data=2)
+
+
+def value(function: Any, layout: Layout = ALONE, shape: Any = GEMMA, **facts: Any) -> float:
+    job = job_of(shape, layout, replace(FACTS, **facts), length=N)
+    return float(np.broadcast_to(function(job, all_ranks(job, LayoutColumns.of([layout]))), 1)[0])
+
+
+def attention(job: Job, rows: RankColumns) -> Any:
+    tensors = saved_by_dense_layer(job, rows).tensors
+    return sum(tensors[name] for name in ("attn_qkv", "attn_qk_norm", "attn_value_norm", "attn_output"))
+
+
+def matrices(tensor: int) -> tuple[float, float]:
+    windowed = H * (2 * QUERIES[0] + 2 * KEYS[0]) / tensor
+    full = H * (2 * QUERIES[1] + KEYS[1]) / tensor
+    return windowed, full
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_every_sixth_layer_has_wider_heads_and_no_values_of_its_own(tensor: int) -> None:
+    layout = Layout(tensor=tensor, data=2)
+    windowed, full = matrices(tensor)
+    norms, mlp = 4 * H + 2 * 256, MLP / tensor
+    mean = (5 * windowed + full) / 6
+    assert value(lambda job, rows: layer_parameters(job, rows)[0], layout) == pytest.approx(
+        mean + mlp + norms + 2 * 256 / 6
+    )
+    assert value(lambda job, rows: linear_weights(job, rows)[0], layout) == pytest.approx(60 * (mean + mlp))
+    largest = max(windowed + 2 * 256, full + 2 * 512) + mlp + 4 * H
+    table = GEMMA.vocab_size * H
+    assert value(lambda job, rows: rank_parameters(job, rows).largest_layer, layout) == max(largest, table)
+    head = value(distinct_matrices, layout) - mlp - windowed - full
+    assert head in (table, table / tensor)
+
+
+def test_all_layers_add_up_to_the_published_number() -> None:
+    counts = value(lambda job, rows: rank_parameters(job, rows).dense)
+    assert counts == pytest.approx(30_697_345_280, rel=1e-12)
+    assert count_parameters(GEMMA).total == 30_697_345_280
+
+
+def test_values_are_normed_without_a_weight_and_heads_kept_by_their_kind() -> None:
+    norm = 2 + FACTS.norm_extra_bytes
+    kept = [
+        2 * (queries + 2 * keys)
+        + norm * (queries + keys)
+        + 4 * (queries + keys) / width
+        + 4 * keys * (1 + 2 / width)
+        + 2 * queries
+        + 4 * HEADS
+        for queries, keys, width in zip(QUERIES, KEYS, (256, 512), strict=True)
+    ]
+    assert value(attention) == pytest.approx(N * (5 * kept[0] + kept[1]) / 6)
+    of_kinds = [value(largest_layer, shape=kind.shape) for kind in attention_kinds(GEMMA)]
+    assert value(largest_layer) == max(of_kinds)
+    returned = value(returned_key_values, key_values_returned=True)
+    assert returned == pytest.approx(60 * N * 2 * 2 * (5 * KEYS[0] + KEYS[1]) / 6)
