@@ -165,12 +165,13 @@ def _tensors(table: dict[str, tuple[str, ...]], modules: Gone) -> Gone:
     """Return for each tensor of a table whether any of its modules is gone."""
     gone: dict[str, bool | BoolColumn] = {}
     for module, of_module in modules.items():
-        gone = {**gone, **{name: gone.get(name, False) | of_module for name in table[module]}}
+        for name in table[module]:
+            gone[name] = gone[name] | of_module if name in gone else of_module
     return gone
 
 
 def _either(some: Gone, others: Gone) -> Gone:
-    return {name: some.get(name, False) | others.get(name, False) for name in (*some, *others)}
+    return {**some, **{name: some[name] | gone if name in some else gone for name, gone in others.items()}}
 
 
 def layer_input(job: Job, rows: RankColumns) -> FloatColumn:

@@ -58,7 +58,7 @@ class SavedTensors:
         left = [(column, gone.get(name, False)) for name, column in self.tensors.items()]
         return reduce(
             np.add,
-            [np.where(away, 0.0, column) if np.any(away) else column for column, away in left if away is not True],
+            [column if away is False else np.where(away, 0.0, column) for column, away in left if away is not True],
         )
 
     def of(self, *names: str) -> FloatColumn:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from llmlaunch.columns import FloatColumn, IntColumn
@@ -85,29 +83,29 @@ def _heaviest(
     return dense, mixture
 
 
-def _layers_of_chunks(job: Job, layouts: LayoutColumns, rank: IntColumn) -> list[IntColumn]:
-    """Return chunk by chunk the (dense, mixture) layers of each row's rank."""
+def _layers_of_chunks(job: Job, layouts: LayoutColumns, rank: IntColumn) -> IntColumn:
+    """Return the layers of each row's rank, (chunk, kind: dense or mixture, row)."""
     mixtures = np.concatenate(([0], np.cumsum(layer_kinds(job.shape))))
     layers = []
     for start, stop in chunk_ranges(job.shape, layouts, rank):
         mixture = mixtures[stop] - mixtures[start]
         layers.append(np.stack((stop - start - mixture, mixture)))
-    return layers
+    return np.stack(layers)
 
 
 def _alive(
-    layers: Sequence[IntColumn], chunks: IntColumn, group: IntColumn, forward: IntColumn, backward: IntColumn
+    layers: IntColumn, chunks: IntColumn, group: IntColumn, forward: IntColumn, backward: IntColumn
 ) -> FloatColumn:
     """Return the layers of each kind alive after so many forward and backward passes of chunks. Forward passes take the
     chunks in turn, a group of micro-batches each, backward passes in reverse."""
-    alive = np.zeros((2, len(chunks)))
-    for place, count in enumerate(layers):
-        alive += (_passes(forward, place, chunks, group) - _passes(backward, chunks - 1 - place, chunks, group)) * count
+    places = np.arange(len(layers))[:, None]
+    begun, done = _passes(forward, places, chunks, group), _passes(backward, chunks - 1 - places, chunks, group)
+    alive: FloatColumn = np.einsum("cr,ckr->kr", begun - done, layers).astype(np.float64)
     return alive
 
 
-def _passes(passes: IntColumn, place: IntColumn | int, chunks: IntColumn, group: IntColumn) -> IntColumn:
-    """Return how many of the first `passes` belong to the chunk at `place` of a turn."""
+def _passes(passes: IntColumn, places: IntColumn, chunks: IntColumn, group: IntColumn) -> IntColumn:
+    """Return how many of the first `passes` belong to the chunks at `places` of a turn, (chunk, row)."""
     turns, rest = np.divmod(passes, group * chunks)
-    done: IntColumn = group * turns + np.clip(rest - place * group, 0, group)
+    done: IntColumn = group * turns + np.clip(rest - places * group, 0, group)
     return done

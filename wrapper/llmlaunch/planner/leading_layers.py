@@ -19,7 +19,7 @@ from llmlaunch.memory.job import Job, layer_kinds
 from llmlaunch.planner.stage_balance import SAME, Costs, balance_alike
 from llmlaunch.planner.stage_capacities import most_that_fit, rank_device_bytes
 
-__all__ = ["MixtureCapacities", "balance_leading", "leading_dense_layers", "mixture_capacities"]
+__all__ = ["MixtureCapacities", "balance_leading", "leading_dense_layers", "may_hold_mixtures", "mixture_capacities"]
 
 MOST_LEADING = 4  # dense layers; each one more doubles the ways to share them out
 
@@ -39,6 +39,17 @@ class MixtureCapacities:
 
     beside_none: IntColumn
     beside: dict[int, IntColumn]
+
+
+def may_hold_mixtures(job: Job, layouts: LayoutColumns, limit_bytes: float) -> IntColumn:
+    """Return the row numbers of layouts of which some rank may hold a share of the mixtures that one of them must. Of
+    the ranks before the last, a later one keeps fewer micro-batches and holds no less, so two ranks answer for all."""
+    mixtures = job.shape.num_layers - leading_dense_layers(job)
+    share = np.repeat(-(-mixtures // layouts.pipeline), 2)
+    index = np.repeat(np.arange(len(layouts)), 2)
+    rank = np.maximum(layouts.pipeline[index] - 1 - np.arange(len(index)) % 2, 0)
+    needed = rank_device_bytes(job, layouts, index, rank, 0 * share, share).reshape(-1, 2)
+    return np.flatnonzero(needed.min(axis=1) <= limit_bytes)
 
 
 def mixture_capacities(

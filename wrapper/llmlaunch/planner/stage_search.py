@@ -13,7 +13,12 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, layer_kinds
-from llmlaunch.planner.leading_layers import balance_leading, leading_dense_layers, mixture_capacities
+from llmlaunch.planner.leading_layers import (
+    balance_leading,
+    leading_dense_layers,
+    may_hold_mixtures,
+    mixture_capacities,
+)
 from llmlaunch.planner.stage_balance import Costs, balance_alike, balance_kinds
 from llmlaunch.planner.stage_capacities import capacities, fitting, may_hold_all
 from llmlaunch.timing.stages import last_seconds, stage_seconds
@@ -55,6 +60,8 @@ def balanced_within(
         most = np.minimum(np.ceil(slowest_seconds / layer), most).astype(np.int64)
     if job.stages_alike:
         rows = rows[may_hold_all(job, layouts.take(rows), limit_bytes, most[rows])]
+    elif leading_dense_layers(job) and len(rows):
+        rows = rows[may_hold_mixtures(job, layouts.take(rows), limit_bytes)]
     chosen, cost, most = layouts.take(rows), costs.take(rows), most[rows]
     if not len(rows):
         return rows, chosen
@@ -157,5 +164,9 @@ def _ends(layers: int, stages: int) -> Iterator[tuple[int, int, int]]:
 
 def _with_splits(layouts: LayoutColumns, splits: Sequence[Split]) -> LayoutColumns:
     partitions: dict[Split, int] = {(): 0}
-    partition = [partitions.setdefault(split if len(set(split)) > 1 else (), len(partitions)) for split in splits]
-    return replace(layouts, partition=np.array(partition, dtype=np.int64), partitions=tuple(partitions))
+    codes = {
+        split: partitions.setdefault(split if len(set(split)) > 1 else (), len(partitions))
+        for split in dict.fromkeys(splits)
+    }
+    partition = np.array([codes[split] for split in splits], dtype=np.int64)
+    return replace(layouts, partition=partition, partitions=tuple(partitions))
