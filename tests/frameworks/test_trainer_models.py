@@ -35,6 +35,10 @@ BASE: dict[str, Any] = {
     **{"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "max_position_embeddings": 64},
 }
 WINDOWS = {"sliding_window": 32, "query_pre_attn_scalar": 16}
+WIDER = {
+    **{"sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 32},
+    **{"attention_k_eq_v": True, "num_global_key_value_heads": 2, "hidden_size_per_layer_input": 0},
+}
 SINKS = {
     **{"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32},
     "rope_scaling": {"rope_type": "default", "rope_theta": 10000.0},
@@ -59,6 +63,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": BASE,
     "gemma2": BASE | WINDOWS,
     "gemma3_text": BASE | WINDOWS,
+    "gemma4_text": BASE | WIDER,
     "deepseek_v2": LATENT | {"topk_method": "greedy"},
     "deepseek_v3": LATENT,
 }

@@ -126,7 +126,7 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("tensor-or-context", DEEPSPEED, (), Layout(tensor=2, context=2, data=4), Layout(tensor=8, data=2)),
     ("tensor-plan", DEEPSPEED, ("model=mixtral-8x7b",), Layout(tensor=2, data=8), ZERO_3),
     ("tensor-query-groups", DEEPSPEED, (llama(32, 4),), Layout(tensor=8, data=2), ZERO_3),
-    ("tensor-query-groups", DEEPSPEED, ("model=gemma4-31b",), Layout(tensor=8, data=2), Layout(tensor=4, data=4)),
+    ("tensor-plan", DEEPSPEED, ("model=gemma4-31b",), Layout(tensor=2, data=8), ZERO_3),
     ("context-latents", DEEPSPEED, (WHOLE_GEMMA,), Layout(context=2, data=8), ZERO_3),
     ("tensor-ffn", DEEPSPEED, ("model={base: llama2-7b, ffn_hidden_size: 11012}",), Layout(tensor=8, data=2), ZERO_3),
     ("context-heads", DEEPSPEED, (llama(8, 8, head_dim=128),), Layout(context=16), Layout(context=8, data=2)),

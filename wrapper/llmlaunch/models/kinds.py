@@ -9,7 +9,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.models.attention import CompressedAttention, SlidingWindow
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["AttentionKind", "attention_kinds", "fewest_groups", "is_mixed", "kind_shares"]
+__all__ = ["AttentionKind", "attention_kinds", "is_mixed", "kind_shares"]
 
 
 @frozen
@@ -74,11 +74,6 @@ def _windowed(shape: ModelShape, window: SlidingWindow) -> tuple[AttentionKind, 
     windowed = replace(shape, sliding_window=local, keys_are_values=False)
     parts = (windowed, tuple(1 - each for each in full)), (whole, full)
     return tuple(AttentionKind(kind, layers, bool(layers[-1])) for kind, layers in parts)
-
-
-def fewest_groups(shape: ModelShape) -> int:
-    """Return the least number of key/value heads that a layer has."""
-    return min(kind.shape.num_query_groups for kind in attention_kinds(shape))
 
 
 def kind_shares(shape: ModelShape) -> tuple[tuple[ModelShape, float], ...]:

@@ -9,7 +9,7 @@ import numpy as np
 from llmlaunch.backends.base import implies
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
-from llmlaunch.models.kinds import fewest_groups, is_mixed
+from llmlaunch.models.kinds import is_mixed
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["ANY_RULES", "OWN_RULES", "RULES", "context_sizes", "not_split", "split_sections", "tensor_sizes"]
@@ -93,11 +93,11 @@ def split_sections(recipe: Recipe, layout: Layout) -> dict[str, Any]:
     return sections
 
 
-SPLIT_INPUTS = ("phi3", "olmo3")  # whose plans of transformers 5.23 gather heads and split them again
+OTHER_STYLES = ("phi3", "olmo3", "gemma4_text")  # in their plans of transformers 5.23
 
 
 def tensor_plan(s: Situation) -> BoolColumn:
-    split = s.shape.family not in SPLIT_INPUTS
+    split = s.shape.family not in OTHER_STYLES
     planned = split and s.shape.moe is None and s.shape.mla is None and s.shape.position_embedding == "rope"
     return implies(s.layouts.tensor > 1, planned)
 
@@ -122,8 +122,8 @@ SPLIT_RULES: tuple[Rule, ...] = (
     TOGETHER,
     Rule(
         "tensor-plan",
-        "the tensor-parallel plans of Hugging Face's mixtures, of multi-latent attention, of Phi and OLMo have styles "
-        "AutoTP refuses, and GPT-2 has no plan: tensor must be 1",
+        "the tensor-parallel plans of Hugging Face's mixtures, of multi-latent attention, of Phi, OLMo and Gemma 4 "
+        "have styles AutoTP refuses, and GPT-2 has no plan: tensor must be 1",
         PLAN,
         tensor_plan,
     ),
@@ -132,7 +132,7 @@ SPLIT_RULES: tuple[Rule, ...] = (
         "query groups (key/value heads) must be divisible by tensor: AutoTP would give some ranks more heads than "
         "others, or none, and memory is planned for equal ranks",
         SHARDS,
-        lambda s: implies(s.layouts.tensor > 1, fewest_groups(s.shape) % s.layouts.tensor == 0),
+        lambda s: implies(s.layouts.tensor > 1, s.shape.num_query_groups % s.layouts.tensor == 0),
     ),
     Rule(
         "tensor-ffn",
