@@ -361,7 +361,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "schema": ["name", "output"],
         "submit": [
             *("after", "array", "array_limit", "as_json", "chain", "dependency", "dry_run", "follow", "full", "grid"),
-            *("local", "no_exclude", "output", "overrides", "raw", "recipe", "replan", "test_only"),
+            *("local", "no_exclude", "on", "output", "overrides", "raw", "recipe", "replan", "test_only"),
         ],
         "observe": ["archive", "command", "directory", "interval"],
         "status": ["as_json", "interval", "runs", "watch"],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmlaunch.app.evidence import Notify
 from llmlaunch.app.run_comparison import MEASURED_KINDS, compared, stored_peaks
-from llmlaunch.app.run_lookup import note_ends, submission_in
+from llmlaunch.app.run_lookup import bring_all_up_to_date, note_ends, submission_in
 from llmlaunch.app.run_series import Point, StepTrace, memory_trace, step_trace, thinned
 from llmlaunch.causes.cause import sentence
 from llmlaunch.causes.redaction import masked, secret_values
@@ -44,6 +44,7 @@ def run_report(directory: Path, notify: Notify) -> Record:
 
     Raises UserError where `directory` is no run directory.
     """
+    bring_all_up_to_date([directory], "all", notify)
     try:
         files = read_run(directory)
     except RunDirectoryError as error:
@@ -135,7 +136,7 @@ def _state(files: RunFiles, attempts: Sequence[Record], notify: Notify) -> Recor
     from llmlaunch.launchers.run_status import read_statuses
 
     try:
-        (look,) = read_statuses([submission_in(files.directory, notify)], notify)
+        (look,) = read_statuses([submission_in(files.directory, notify, None)], notify)
     except UserError as failure:
         notify(f"warning: the state is what the files say: {failure}")
         return state

@@ -9,14 +9,15 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmlaunch.app.elsewhere import change_elsewhere, place_shown, readiness_elsewhere, with_code
 from llmlaunch.app.evidence import Notify, ignore
 from llmlaunch.app.planned_run import PlannedRun, plan, plan_loaded
-from llmlaunch.app.run_lookup import note_ends, submission_in
+from llmlaunch.app.run_lookup import bring_up_to_date, note_ends, submission_in
 from llmlaunch.app.variants import SweepOptions, Variant, warn_of_memory
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.layout import Layout
@@ -27,6 +28,7 @@ from llmlaunch.store.location import store_exists
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
     from llmlaunch.launchers.choose import LauncherChoice
+    from llmlaunch.launchers.ssh.look import RemoteHost
     from llmlaunch.recipe.types import Recipe
     from llmlaunch.store.sick_nodes import SickNode
 
@@ -64,7 +66,7 @@ class SubmittedRun:
     @property
     def sentence(self) -> str:
         """Which job it is, and where its files lie."""
-        return f"job {', '.join(self.submission.jobs)} in {self.run_dir}"
+        return f"job {', '.join(self.submission.jobs)} in {place_shown(self.run_dir)}"
 
     def to_json(self) -> dict[str, Any]:
         """Return what `llmlaunch submit --json` prints."""
@@ -84,9 +86,11 @@ def submit(
     overrides: Sequence[str] = (),
     *,
     local: bool = False,
+    on: str | None = None,
     notify: Notify = ignore,
 ) -> SubmittedRun:
-    """Render a run, submit it to SLURM, or start it on this machine where there is no SLURM or `local` is true.
+    """Render a run, submit it to SLURM, or start it on this machine where there is no SLURM or `local` is true; with
+    `on` to the SLURM of that host, HOST or HOST:FOLDER, by ssh (docs/laptop.md).
 
     `run` is a plan, or a recipe that is planned first. `directory` is the run directory, which must be new;
     runs/NAME-TIME unless given. `notify` is called with each line a person may want to read.
@@ -101,8 +105,13 @@ def submit(
     planned = run if isinstance(run, PlannedRun) else plan(run, overrides, notify)
     planned.refuse_unsafe()
     warn_of_memory(planned, notify)
-    choice = choose(local, notify)
-    planned.refuse_missing(of_slurm=choice.launcher.name == "slurm")
+    choice = choose(local, notify, on)
+    if choice.host is None:
+        planned.refuse_missing(of_slurm=choice.launcher.name == "slurm")
+    else:
+        planned = with_code(planned, notify)
+        if missing := readiness_elsewhere(planned, choice.host).missing:
+            raise UserError("\n".join(missing))
     submitted = submit_runs([planned], choice, None if directory is None else Path(directory), notify)[0]
     notify(submitted.sentence)
     return submitted
@@ -127,6 +136,8 @@ def submit_runs(
     waits = options.dependency_options(notify)
     directory, run_dirs = _rendered(runs, output, options, variants, notify)
     notify(choice.why)
+    if choice.host is not None:
+        _settle(runs[0], run_dirs[0], choice.host, notify)
     by_directory = dict(zip(run_dirs, runs, strict=True))
 
     def sbatch_options(run_dir: Path) -> tuple[str, ...]:
@@ -137,11 +148,18 @@ def submit_runs(
     def record(submission: Submission) -> None:
         if len(runs) > 1:  # of a single run the caller says it with all that belongs to it
             notify(f"job {submission.job_id} in {submission.run_dir}")
-        _record(by_directory[submission.run_dir], submission, notify)
+        _record(by_directory[submission.run_dir], submission.run_dir, asdict(submission), notify)
 
     with refusals_recorded(run_dirs[0], notify) if len(runs) == 1 else contextlib.nullcontext():
         submissions = submit_sweep(choice.launcher, directory, run_dirs, options.how, waits, sbatch_options, record)
     return [_submitted(run, submission) for run, submission in zip(runs, submissions, strict=True)]
+
+
+def _settle(run: PlannedRun, run_dir: Path, host: RemoteHost, notify: Notify) -> None:
+    """Write down where the run will live, and record it in the store, before anything is sent there."""
+    home = host.settle(run_dir)
+    notify(f"The run will live in {home.host}:{home.directory}; what its job writes comes home to {run_dir}")
+    _record(run, run_dir, {"launcher": "slurm", "job_id": None, "submitted_at": time.time(), "cluster": None}, notify)
 
 
 def _refuse_sweep(
@@ -262,16 +280,16 @@ def _submitted(run: PlannedRun, submission: Submission) -> SubmittedRun:
     )
 
 
-def _record(run: PlannedRun, submission: Submission, notify: Notify) -> None:
+def _record(run: PlannedRun, run_dir: Path, submission: Mapping[str, Any], notify: Notify) -> None:
     """The store is an index: where it cannot be written the job runs on, and `collect` can name it later."""
     from llmlaunch.store.database import open_store
     from llmlaunch.store.runs import record_submission
 
     try:
         with open_store() as store:
-            record_submission(store, run.recipe, run.json, submission.run_dir, asdict(submission))
+            record_submission(store, run.recipe, run.json, run_dir, submission)
     except UserError as failure:
-        _warn_not_recorded(submission.run_dir, failure, notify)
+        _warn_not_recorded(run_dir, failure, notify)
 
 
 def _warn_not_recorded(run_dir: Path, failure: UserError, notify: Notify) -> None:
@@ -321,17 +339,20 @@ def resubmit(
     submitted, and SchedulerRefused.
     """
     from llmlaunch.launchers import run_files, submit_mark
-    from llmlaunch.launchers.choose import choose
+    from llmlaunch.launchers.choose import choose_again
 
     run_files.refuse_foreign(directory)
+    bring_up_to_date(directory, notify, "state")
     before = run_files.read_submission(directory)
     if submit_mark.was_submitting(directory) is None:
         _refuse_unless_ended(directory, before, anyway, notify)
-    choice = choose(local or (before is not None and before.launcher == "local"), notify)
+    choice = choose_again(directory, local or (before is not None and before.launcher == "local"), notify)
     if run_files.remove_stop(directory):
+        change_elsewhere(directory, "rm -f", file_names.STOP)
         notify("Removed the stop file; the run may continue")
     if from_older:
         run_files.allow_older_checkpoint(directory)
+        change_elsewhere(directory, "touch", file_names.FROM_OLDER)
     notify(choice.why)
     exclusions = exclusion_options(directory, notify) if exclude_nodes and choice.launcher.name == "slurm" else ()
     with refusals_recorded(directory, notify):
@@ -370,11 +391,12 @@ def _refuse_unless_ended(directory: Path, submitted: Submission | None, anyway: 
 
 @contextlib.contextmanager
 def refusals_recorded(directory: Path, notify: Notify) -> Iterator[None]:
-    """Record a run that the scheduler refuses in the store, too, and let its SchedulerRefused go on."""
+    """Record a run that the scheduler refuses, or its host, in the store, too, and let the mistake go on."""
     try:
         yield
-    except SchedulerRefused:
-        _collect(directory, notify)
+    except UserError as failure:
+        if isinstance(failure, SchedulerRefused) or (directory / file_names.REFUSED).exists():
+            _collect(directory, notify)
         raise
 
 
@@ -399,13 +421,15 @@ def exclusion_options(run_dir: Path, notify: Notify) -> tuple[str, ...]:
     if not sick:
         return ()
     from llmlaunch.launchers import run_environment
+    from llmlaunch.launchers.choose import place_of
     from llmlaunch.launchers.run_files import job_script
     from llmlaunch.launchers.slurm.site import cluster_name, exclusion, nodes_of_cluster
 
     try:
-        cluster = cluster_name(notify)
+        place = place_of(run_dir)
+        cluster = cluster_name(notify, place)
         sick = [node for node in sick if node.cluster in (cluster, "")]
-        listed = nodes_of_cluster(notify) if sick else None
+        listed = nodes_of_cluster(notify, place) if sick else None
     except UserError:  # sbatch will say it
         return ()
     if not listed:

@@ -45,7 +45,7 @@ def logs_command(run: str, node: str, attempt: str, job: bool, tail: int | None,
     from llmlaunch.watch.follow import follow as follow_run
     from llmlaunch.watch.screen import Screen
 
-    submission = submission_of(run, notify)
+    submission = submission_of(run, notify, "all")
     screen = Screen(sys.stdout)
     if follow and not raw and (node, attempt, job, tail) == ("all", "last", False, None):
         _say_next(submission, follow_run(submission, screen, tail=_TAIL_OF_THE_PAST))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmlaunch.app.run_lookup import directory_of
+from llmlaunch.app.run_lookup import bring_all_up_to_date, bring_up_to_date, directory_of, ongoing_directories
 from llmlaunch.cli.output import notify, print_json, say, say_next_of_table
 from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import UserError
@@ -103,7 +103,12 @@ def _directories(words: Sequence[str], recipe: Path | None) -> list[Path] | None
     names = [word for word in words if word not in overrides]
     if not names and (recipe is not None or overrides):
         raise UserError("collect: name the observed run that the recipe or the key is of")
-    directories = [each for name in names for each in observed_directories(directory_of(name, notify))]
+    named = [directory_of(name, notify) for name in names]
+    for directory in named:
+        bring_up_to_date(directory, notify, "peaks")
+    if not names:
+        bring_all_up_to_date(ongoing_directories(), "state", notify)
+    directories = [each for directory in named for each in observed_directories(directory)]
     for directory in directories:
         missing = describe_observed(directory, recipe, overrides, notify)
         if missing is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.app.run_lookup import directory_of, note_ends, ongoing_directories, submission_in
+from llmlaunch.app.run_lookup import bring_all_up_to_date, directory_of, note_ends, ongoing_directories, submission_in
 from llmlaunch.cli.next_steps import Step, after_end, run_path, while_going_on, while_it_is
 from llmlaunch.cli.output import notify, print_json, say, say_next, say_next_of_table
 from llmlaunch.cli.waiting import waiting_for
@@ -151,6 +151,8 @@ def status_command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: 
         raise UserError("--interval: is for --watch")
     several = len(runs) != 1
     directories = [directory_of(run, notify) for run in runs] if runs else ongoing_directories()
+    if several:
+        bring_all_up_to_date(directories, "state", notify)
     submissions: list[Submission] = []
     refused: list[RunStatus] = []
     for directory in directories:
@@ -159,7 +161,7 @@ def status_command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: 
             if look is not None:
                 refused.append(look)
                 continue
-            submissions.append(submission_in(directory, notify))
+            submissions.append(submission_in(directory, notify, None if several else "state"))
         except UserError as failure:
             if not several:
                 raise

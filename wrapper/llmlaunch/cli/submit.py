@@ -52,6 +52,7 @@ class SubmitCommand(click.Command):
 @click.option("--full", is_flag=True, help="With --dry-run: the scripts and arguments themselves.")
 @click.option("--test-only", is_flag=True, help="Ask SLURM whether it would take the job; submit nothing.")
 @click.option("--local", is_flag=True, help="Run on this machine, also where there is SLURM.")
+@click.option("--on", metavar="HOST[:FOLDER]", help="To the SLURM of that host, by ssh; FOLDER is for run directories.")
 @click.option("--follow", is_flag=True, help="Watch the job to its end, then collect its peaks.")
 @click.option("--raw", is_flag=True, help="With --follow: the lines of the logs as they are.")
 @replan_option
@@ -65,6 +66,7 @@ def submit_command(
     full: bool,
     test_only: bool,
     local: bool,
+    on: str | None,
     follow: bool,
     raw: bool,
     no_exclude: bool,
@@ -84,13 +86,16 @@ def submit_command(
     Exit code 0: submitted (with --follow: succeeded). 1: with --follow, it did not succeed. 2: invalid. 3: nothing
     safe. 4: the scheduler refused.
     """
+    from llmlaunch.app.elsewhere import with_code
     from llmlaunch.app.submission import earlier_submission, submit_runs
     from llmlaunch.launchers.choose import choose
 
     options = SweepOptions(**sweep)
-    choice = choose(local, notify)
     variants = options.variants(recipe, overrides)
     several = len(variants) > 1
+    if several and on is not None:
+        raise UserError(f"--on {on}: submits one run at a time; submit each by itself, or log in there and submit all")
+    choice = choose(local, notify, on)
     if full and not dry_run:
         raise UserError("--full: shows the scripts of a dry run; write --dry-run --full")
     if several and test_only:
@@ -103,6 +108,8 @@ def submit_command(
             runs = plan_variants(variants, options, notify)
     else:
         runs = [_planned(recipe, variants[0].overrides, options.replan)]
+    if choice.host is not None:
+        runs = [with_code(run, notify) for run in runs]
     for run in runs:
         if run.mock_data_warning is not None:
             notify(f"note: {run.mock_data_warning}", colour="yellow")
@@ -111,7 +118,8 @@ def submit_command(
             return _show_sweep(variants, runs, options, choice.why, full, as_json)
         return _show(runs[0], choice, output, full, as_json)
     if test_only:
-        warn_of_readiness(runs[0])
+        if choice.host is None:
+            warn_of_readiness(runs[0])
         return _test(runs[0], choice, as_json)
     if not several:
         _refuse_missing(runs[0], choice)
@@ -156,6 +164,14 @@ def _planned(recipe: str, overrides: tuple[str, ...], replan: bool) -> PlannedRu
 
 
 def _refuse_missing(run: PlannedRun, choice: LauncherChoice) -> None:
+    from llmlaunch.app.elsewhere import readiness_elsewhere
+
+    if choice.host is not None:
+        ready = readiness_elsewhere(run, choice.host)
+        note_doubts(ready)
+        if ready.missing:
+            raise UserError("\n".join(ready.missing))
+        return
     of_slurm = choice.launcher.name == "slurm"
     note_doubts(run.readiness, *([run.slurm_request] if of_slurm else []))
     run.refuse_missing(of_slurm)
@@ -190,6 +206,8 @@ def _show(run: PlannedRun, choice: LauncherChoice, output: Path | None, full: bo
 
         directory = output or runs_folder() / f"{run.recipe.name}-TIME"
         of_slurm = choice.launcher.name == "slurm"
+        if choice.host is not None:
+            notify(f"The run would live in a new folder of {choice.host.name}:{choice.host.runs}")
         say(dry_run_text(run.recipe, run.plan, of_slurm, directory, len(files), run.rendered.notes, datetime.now()))
     _refuse_missing(run, choice)
     if not as_json:

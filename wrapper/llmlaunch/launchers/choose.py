@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import Launcher, Submission
+from llmlaunch.launchers.place import THIS_MACHINE, Place
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 from llmlaunch.rundir import file_names
 
-__all__ = ["LauncherChoice", "choose", "launcher_of"]
+if TYPE_CHECKING:
+    from llmlaunch.launchers.ssh.look import RemoteHost
+
+__all__ = ["LauncherChoice", "choose", "choose_again", "launcher_of", "place_of"]
 
 Say = Callable[[str], None]
 
@@ -24,11 +31,16 @@ class LauncherChoice:
     launcher: Launcher
     why: str
     """One sentence for the person who submits."""
+    host: RemoteHost | None = None
+    """Where the run will live, if not here."""
 
 
-def choose(local: bool, say: Say = _silent) -> LauncherChoice:
-    """SLURM where there is one; this machine where there is none, or where `local` asks for it. `say` is told what a
-    launcher waits for."""
+def choose(local: bool, say: Say = _silent, on: str | None = None) -> LauncherChoice:
+    """SLURM where there is one; this machine where there is none, or where `local` asks for it; the SLURM of the host
+    that `on` names (HOST or HOST:FOLDER). `say` is told what a launcher waits for. Raises UserError for a host that is
+    not reached, or lacks what a run needs there."""
+    if on is not None:
+        return _on_host(on, local, say)
     if local:
         return LauncherChoice(_local(), "Running on this machine, as --local asks.")
     import shutil  # not for questions about a job, which should feel instant
@@ -39,10 +51,45 @@ def choose(local: bool, say: Say = _silent) -> LauncherChoice:
     return LauncherChoice(SlurmLauncher(say=say), f"Submitting to SLURM: {sbatch}.")
 
 
+def _on_host(on: str, local: bool, say: Say) -> LauncherChoice:
+    if local:
+        raise UserError(
+            f"--on {on}, --local: --local runs the job on this machine; choose one (on a machine without SLURM: "
+            f"`ssh {on.partition(':')[0]}`, and submit --local there)"
+        )
+    from llmlaunch.launchers.ssh.home import SshPlace
+    from llmlaunch.launchers.ssh.look import look_at
+
+    host = look_at(on)
+    launcher = SlurmLauncher(say=say, place=SshPlace(host.name, host.user_id))
+    return LauncherChoice(launcher, f"Submitting to SLURM on {host.name}: {host.sbatch}.", host)
+
+
+def choose_again(run_dir: Path, local: bool, say: Say = _silent) -> LauncherChoice:
+    """Choose for a run directory that was submitted before: it stays where it lives."""
+    place = place_of(run_dir)
+    if place == THIS_MACHINE:
+        return choose(local, say)
+    if local:
+        raise UserError(f"--local: {run_dir} lives on another machine (its {file_names.HOME} says where); leave it out")
+    return LauncherChoice(SlurmLauncher(say=say, place=place), "Submitting to SLURM where the run lives.")
+
+
+def place_of(run_dir: Path) -> Place:
+    """Return where a run lives: the host that its host.json names, else this machine. Raises UserError where that file
+    is damaged."""
+    if not os.path.lexists(run_dir / file_names.HOME):
+        return THIS_MACHINE
+    from llmlaunch.launchers.ssh.home import SshPlace, home_of  # few runs are of another machine
+
+    home = home_of(run_dir)
+    return THIS_MACHINE if home is None else SshPlace(home.host, home.user_id)
+
+
 def launcher_of(submission: Submission, say: Say = _silent) -> Launcher:
     """The launcher that can say what became of `submission`. Raises UserError for one this version lacks."""
     if submission.launcher == "slurm":
-        return SlurmLauncher(say=say)
+        return SlurmLauncher(say=say, place=place_of(submission.run_dir))
     if submission.launcher == "local":
         return _local()
     raise UserError(

@@ -42,8 +42,12 @@ class Place(Protocol):
         """
         ...
 
-    def reached(self, code: int, errors: str) -> Reached:
-        """Whether a command that ended with `code` and these words on stderr was started there at all."""
+    def share(self, run_dir: Path, name: str) -> None:
+        """Bring a small file there that was written since. Whoever looks there may miss it: nothing is raised."""
+        ...
+
+    def heard(self, code: int, errors: str) -> tuple[Reached, str]:
+        """Return whether a command that ended with `code` was started there at all, and its words on stderr."""
         ...
 
 
@@ -78,8 +82,11 @@ class _ThisMachine:
                 f"{argv[0]} cannot be run ({error.strerror}); is this a SLURM machine? --local runs the job here"
             ) from error
 
-    def reached(self, code: int, errors: str) -> Reached:
-        return "yes"
+    def share(self, run_dir: Path, name: str) -> None:
+        return
+
+    def heard(self, code: int, errors: str) -> tuple[Reached, str]:
+        return "yes", errors
 
 
 THIS_MACHINE: Place = _ThisMachine()

@@ -9,7 +9,8 @@ from typing import Any
 
 from llmlaunch.causes import cause as cause_record
 from llmlaunch.launchers.base import JobState, Launcher, Submission
-from llmlaunch.launchers.choose import launcher_of
+from llmlaunch.launchers.choose import launcher_of, place_of
+from llmlaunch.launchers.place import Place
 from llmlaunch.launchers.run_files import latest_attempt, run_name
 from llmlaunch.report.run_text import bad_loss_text, not_finite_text, slow_texts
 from llmlaunch.rundir import file_names
@@ -150,16 +151,17 @@ class RunStatus:
 
 def read_statuses(submissions: Sequence[Submission], say: Callable[[str], None]) -> list[RunStatus]:
     """Return the status of each submission. SLURM is asked once for each cluster; `say` hears of waiting."""
-    groups: dict[tuple[str, str | None], list[Submission]] = {}
-    for submission in submissions:  # two clusters may have jobs of the same number
-        groups.setdefault((submission.launcher, submission.cluster), []).append(submission)
+    groups: dict[tuple[str, str | None, Place], list[Submission]] = {}
+    places = [place_of(submission.run_dir) for submission in submissions]
+    for submission, place in zip(submissions, places, strict=True):  # two clusters may have jobs of the same number
+        groups.setdefault((submission.launcher, submission.cluster, place), []).append(submission)
     asking = [_Asking(launcher_of(group[0], say), group) for group in groups.values()]
     unasked = [_read(submission) for submission in submissions]  # while the schedulers think
     states = {name: query.states() for name, query in zip(groups, asking, strict=True)}
     statuses = []
-    for status in unasked:
+    for status, place in zip(unasked, places, strict=True):
         submission = status.submission
-        state = states[submission.launcher, submission.cluster][submission.job_id]
+        state = states[submission.launcher, submission.cluster, place][submission.job_id]
         statuses.append(replace(status, state=state, stopping=status.stopping and not state.ended))
     return statuses
 

@@ -22,7 +22,7 @@ from llmlaunch.readiness.findings import (
 )
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["data_findings"]
+__all__ = ["data_findings", "datasets"]
 
 TAIL = "_text_document"  # what tools/preprocess_data.py appends to its --output-prefix
 
@@ -38,7 +38,7 @@ def data_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -> 
     """Yield what is wrong with the datasets and their tokenizer."""
     if not recipe.backend.reads_data_keys:
         return
-    for key, path in _datasets(recipe):
+    for key, path in datasets(recipe):
         if recipe.data.sft is not None:
             yield from _rows(recipe, key, path)
         elif _is_indexed(recipe, path):
@@ -51,7 +51,7 @@ def data_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -> 
         yield from tokenizer_findings(recipe, environment)
 
 
-def _datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
+def datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
     """Yield every dataset by the key that names it."""
     if recipe.data.path is not None:
         yield ("data", "path"), recipe.data.path

@@ -15,6 +15,7 @@ from llmlaunch.cluster.slurm_site import Gpus, gpus_of_gres
 from llmlaunch.documents.slurm_options import limit_seconds
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
+from llmlaunch.launchers.place import THIS_MACHINE, Place
 from llmlaunch.readiness.findings import Finding, doubtful, missing, note
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
@@ -23,6 +24,7 @@ from llmlaunch.units import duration
 __all__ = ["listed_partitions", "request_findings"]
 
 ANSWER_SECONDS = 2.0  # `check` does not wait longer for SLURM
+ELSEWHERE_SECONDS = 20.0
 # partition, state, longest time, time unless asked, most nodes of a job, nodes, their state, GRES, memory in MiB
 FORMAT = "%P|%a|%l|%L|%s|%D|%t|%G|%m"
 UNUSABLE = ("down", "drain", "drng", "fail", "inval", "unk", "futr", "err", "maint")
@@ -45,14 +47,16 @@ class NodeGroup:
     memory_mib: int
 
 
-def listed_partitions() -> str:
-    """Return what sinfo says of this machine's SLURM; "" where there is none, or it does not answer at once."""
-    if shutil.which("sinfo") is None:
+def listed_partitions(place: Place = THIS_MACHINE) -> str:
+    """Return what sinfo says of the SLURM at `place`; "" where there is none, or it does not answer at once."""
+    here = place == THIS_MACHINE
+    if here and shutil.which("sinfo") is None:
         return ""
     from llmlaunch.launchers.slurm.commands import SlurmCommands
 
     try:
-        answer = SlurmCommands(ANSWER_SECONDS, 1, lambda _: None).ask(["sinfo", "-h", "-e", "-o", FORMAT])
+        seconds = ANSWER_SECONDS if here else ELSEWHERE_SECONDS
+        answer = SlurmCommands(seconds, 1, lambda _: None, place).ask(["sinfo", "-h", "-e", "-o", FORMAT])
     except UserError:
         return ""
     return answer.output if answer.code == 0 else ""

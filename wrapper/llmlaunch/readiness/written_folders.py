@@ -11,12 +11,12 @@ from llmlaunch.layout import Layout
 from llmlaunch.readiness.findings import Finding, doubtful, host_path, missing, path_state, unseen
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["folder_finding", "folder_findings", "nearest_folder"]
+__all__ = ["folder_finding", "folder_findings", "nearest_folder", "written_folders"]
 
 
 def folder_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what keeps the job from writing where the recipe says."""
-    for key, path in _written(recipe):
+    for key, path in written_folders(recipe):
         found = folder_finding(recipe, key, path)
         if found is not None:
             yield found
@@ -24,7 +24,7 @@ def folder_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -
     yield from _index_cache(recipe)
 
 
-def _written(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
+def written_folders(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
     """Yield the folders the job makes where they are not there, by the keys that name them."""
     training, tracking = recipe.training, recipe.tracking
     for key, path in (

@@ -20,7 +20,7 @@ from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.git import GitFailed, GitState, ignored_without_git, listed, read_git, tracked_files
 
-__all__ = ["Provenance", "Snapshot", "copy_snapshot", "gather_provenance", "list_snapshot"]
+__all__ = ["Provenance", "Snapshot", "code_root", "copy_snapshot", "gather_provenance", "list_snapshot"]
 
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 _IMAGE_FILES = (".sqsh", ".sif")
@@ -53,7 +53,7 @@ def gather_provenance(recipe: Recipe) -> Provenance:
     A local image is read whole for its sha256. Raises UserError where a snapshot was asked for and there is no
     tree, or one too large.
     """
-    root, why_not = _code_root(recipe)
+    root, why_not = code_root(recipe)
     state = read_git(root, recipe.not_secrets) if root is not None else GitState(note=why_not)
     # our own trainer is copied into every run directory as it is
     wanted = recipe.code.snapshot and (root is not None or not _ours(recipe))
@@ -75,7 +75,7 @@ def _ours(recipe: Recipe) -> bool:
     return recipe.backend.name == "deepspeed" and recipe.backend.script is None and recipe.code.path is None
 
 
-def _code_root(recipe: Recipe) -> tuple[Path | None, str]:
+def code_root(recipe: Recipe) -> tuple[Path | None, str]:
     """The tree the trainer comes from, as an absolute path, else the reason why there is none to read."""
     checkout, script = recipe.backend.path, recipe.backend.script
     if recipe.code.path is not None:

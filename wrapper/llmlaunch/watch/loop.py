@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_files import latest_attempt, read_end
 from llmlaunch.launchers.run_status import RunStatus, read_statuses
+from llmlaunch.rundir import file_names
 from llmlaunch.watch.model import WatchedRun
 
 __all__ = ["AskStates", "Reader", "StatePoller", "View", "watch"]
@@ -70,7 +73,7 @@ class StatePoller:
 
     def _ask(self, waiting: Sequence[Submission]) -> None:
         try:
-            fresh = {id(look.submission): look for look in self._ask_states(waiting, self._note_trouble)}
+            fresh = {id(look.submission): look for look in self._ask_states(waiting, self.note_trouble)}
         except (UserError, OSError) as error:
             self.trouble = str(error)
             return
@@ -80,7 +83,7 @@ class StatePoller:
         self.looks = looks
         self.trouble = ""
 
-    def _note_trouble(self, line: str) -> None:
+    def note_trouble(self, line: str) -> None:
         """Show what a launcher waits for until it has answered."""
         self.trouble = line
 
@@ -124,6 +127,36 @@ def watch(
     A run that no launcher has known for `patience_seconds` is given up. After the last end the files are read until
     `late_reads` reads in a row show nothing new: NFS shows the last lines late. Raises KeyboardInterrupt on Ctrl-C.
     """
+    run_dirs = [look.submission.run_dir for look in poller.looks]
+    with _brought_home(run_dirs, poller.note_trouble) as bring_the_rest:
+        _watch(poller, readers, view, interval_seconds, note_ends, patience_seconds)
+        bring_the_rest()
+    quiet = 0
+    while quiet < late_reads:
+        quiet = 0 if _show(poller.looks, readers, view, "") else quiet + 1
+        time.sleep(_LATE_READ_SECONDS)
+
+
+def _brought_home(
+    run_dirs: Sequence[Path], notify: Callable[[str], None]
+) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    """Bring home all the time what the jobs of runs write that live on other machines."""
+    if not any((run_dir / file_names.HOME).exists() for run_dir in run_dirs):
+        return contextlib.nullcontext(lambda: None)
+    from llmlaunch.launchers.ssh.mirror import brought_home
+
+    return brought_home(run_dirs, notify)
+
+
+def _watch(
+    poller: StatePoller,
+    readers: Sequence[Reader],
+    view: View,
+    interval_seconds: float,
+    note_ends: Callable[[Iterable[tuple[Submission, JobState]]], None],
+    patience_seconds: float,
+) -> None:
+    """Read and show the runs until all have ended, or were given up."""
     known_at = [time.monotonic()] * len(readers)
     noted: set[int] = set()
     before: list[object] | None = None
@@ -147,10 +180,6 @@ def watch(
         before = milestones
         pause = 0.0 if news else max(interval_seconds, _SECONDS_A_FILE * sum(reader.files for reader in readers))
         _rest(pause, poller, view)
-    quiet = 0
-    while quiet < late_reads:
-        quiet = 0 if _show(poller.looks, readers, view, "") else quiet + 1
-        time.sleep(_LATE_READ_SECONDS)
 
 
 def _show(looks: Sequence[RunStatus], readers: Sequence[Reader], view: View, trouble: str) -> bool:

@@ -74,8 +74,8 @@ class Call:
             self.process.communicate()
             return CommandAnswer(None, "", f"{name} did not answer in time")
         code = self.process.returncode
-        words = complaint(errors) or f"{name} exit code {code}"
-        return CommandAnswer(code, output, words, self.place.reached(code, errors))
+        reached, words = self.place.heard(code, errors)
+        return CommandAnswer(code, output, complaint(words) or f"{name} exit code {code}", reached)
 
     def abandon(self) -> None:
         """Nobody needs its answer."""
@@ -112,7 +112,7 @@ class SlurmCommands:
         """The answer to a question that was started, which is asked again where nobody answered."""
         answer = call.answer()
         for attempt in range(1, self.tries):
-            if not (answer.late or answer.unreached):
+            if answer.reached == "no" or not (answer.late or answer.unreached):
                 break
             self.wait_before(attempt, answer)
             answer = self.start(call.argv).answer()

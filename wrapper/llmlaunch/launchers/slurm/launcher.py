@@ -59,7 +59,9 @@ class SlurmLauncher:
     def submit(self, run_dir: Path, extra: Sequence[str] = (), again: bool = False) -> Submission:
         from llmlaunch.launchers.slurm.submit import submit
 
-        return submit(self._commands, run_dir, extra, again, self.cancel)
+        submission = submit(self._commands, run_dir, extra, again, self.cancel)
+        self.place.share(submission.run_dir, file_names.SUBMISSION)
+        return submission
 
     def adopt(self, run_dir: Path) -> Submission | None:
         """The submission of a directory whose submit was interrupted: its jobs, looked for once and written down.
@@ -68,7 +70,10 @@ class SlurmLauncher:
         """
         from llmlaunch.launchers.slurm.submit import adopt
 
-        return adopt(self._commands, run_dir)
+        submission = adopt(self._commands, run_dir)
+        if submission is not None:
+            self.place.share(submission.run_dir, file_names.SUBMISSION)
+        return submission
 
     def test(self, script: str, extra: Sequence[str] = ()) -> tuple[bool, str]:
         """Whether `sbatch --test-only` would take a script, and what it says. Nothing is submitted."""
@@ -245,7 +250,7 @@ def _phase(submission: Submission, row: Row | None, record: Row | None, silence:
         return _own_word(submission, latest.state) or JobState("unknown", latest.state, reason)
     if latest.phase == "failed":
         return _failed(submission, latest, record)
-    return JobState(latest.phase, latest.state, _cancelled_by(record) or latest.reason)
+    return JobState(latest.phase, latest.state, _cancelled_by(record, _lives_elsewhere(submission)) or latest.reason)
 
 
 def _failed(submission: Submission, latest: Row, record: Row | None) -> JobState:
@@ -260,6 +265,8 @@ def _failed(submission: Submission, latest: Row, record: Row | None) -> JobState
 
 
 def _full_disk(submission: Submission) -> str:
+    if _lives_elsewhere(submission):
+        return ""
     with contextlib.suppress(OSError):
         if shutil.disk_usage(submission.run_dir).free < _SMALL_FILE_BYTES:
             return f"; no space is left on the disk of {submission.run_dir}"
@@ -288,9 +295,16 @@ def _own_word(submission: Submission, state: str = "") -> JobState | None:
     return JobState(end.state, state, end.why, end.exit_code)
 
 
-def _cancelled_by(record: Row | None) -> str:
+def _lives_elsewhere(submission: Submission) -> bool:
+    return (submission.run_dir / file_names.HOME).exists()
+
+
+def _cancelled_by(record: Row | None, elsewhere: bool) -> str:
+    """Who cancelled a job; of another machine's users only the numbers are known."""
     if record is None or not record.by:
         return ""
+    if elsewhere:
+        return f"by user {record.by}"
     import pwd
 
     try:

@@ -145,7 +145,8 @@ def submit(
     wanted = _wanted(run_dir, mark.since, before, _clusters(script, extra))
     jobs = _taken(slurm, wanted, before) if interrupted else []
     try:
-        slurm.place.deliver(run_dir)
+        if not jobs:
+            _deliver(slurm, run_dir)
         return _JobSubmitter(slurm, cancel, wanted, script, expedites).all(extra, jobs, before)
     except _MayBeTaken as late:  # the mark stays: the next command looks for the job again
         raise SchedulerRefused(
@@ -155,6 +156,14 @@ def submit(
         ) from late
     except Exception:  # not Ctrl-C: sbatch may have been at work
         submit_mark.remove(run_dir)
+        raise
+
+
+def _deliver(slurm: SlurmCommands, run_dir: Path) -> None:
+    try:
+        slurm.place.deliver(run_dir)
+    except UserError as failure:
+        run_files.note_refusal(run_dir, str(failure))
         raise
 
 
@@ -301,7 +310,7 @@ class _JobSubmitter:
         """What a command says; where it was not heard it is said again."""
         for attempt in range(1, self.slurm.tries + 1):
             answer = self.slurm.start(argv, variables, self.wanted.run_dir).answer()
-            if not answer.unreached or attempt == self.slurm.tries:
+            if not answer.unreached or answer.reached == "no" or attempt == self.slurm.tries:
                 break
             self.slurm.wait_before(attempt, answer)
         return answer
