@@ -15,7 +15,7 @@ from llmlaunch.memory.exchange import DEEPEP_RANKS
 from llmlaunch.models.shape import CLAMPED, ModelShape, Router, natural_activation
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["MODEL_REQUIREMENTS", "MODEL_RULES"]
+__all__ = ["MODEL_REQUIREMENTS", "MODEL_RULES", "PARSER", "before_hopper"]
 
 
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
@@ -64,7 +64,7 @@ def half_a_weight(shape: ModelShape) -> bool:
     return at is not None and at.kind == "yarn" and ((at.mscale is None) != (at.mscale_all_dim is None))
 
 
-def _before_hopper(recipe: Recipe) -> bool:
+def before_hopper(recipe: Recipe) -> bool:
     capability = recipe.cluster.accelerator.compute_capability
     return capability is not None and float(capability) < HOPPER
 
@@ -237,7 +237,7 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         "model.indexer",
         "the kernels of sparse attention are for bf16, and for compute capability 9.0 (Hopper) or more",
         SPARSE,
-        lambda r: r.model.indexer is not None and (r.workload.precision != "bf16" or _before_hopper(r)),
+        lambda r: r.model.indexer is not None and (r.workload.precision != "bf16" or before_hopper(r)),
     ),
     Requirement(
         "sparse-attention-latents",

@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.backends.base import Requirement, implies
+from llmlaunch.backends.megatron.model_rules import PARSER, before_hopper
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
-from llmlaunch.recipe.types import Recipe
 
 __all__ = ["POOLED_REQUIREMENTS", "POOLED_RULES"]
 
@@ -17,13 +17,6 @@ POOLED = "megatron/core/transformer/experimental_attention_variant/csa.py, Megat
 HYBRID = (
     "megatron/core/transformer/experimental_attention_variant/deepseek_v4_hybrid_attention.py, Megatron-LM d48bd6be"
 )
-PARSER = "megatron/training/arguments.py, core 0.19"
-HOPPER = 9.0
-
-
-def _before_hopper(recipe: Recipe) -> bool:
-    capability = recipe.cluster.accelerator.compute_capability
-    return capability is not None and float(capability) < HOPPER
 
 
 POOLED_REQUIREMENTS: tuple[Requirement, ...] = (
@@ -65,7 +58,7 @@ POOLED_REQUIREMENTS: tuple[Requirement, ...] = (
         "the kernels of attention to pooled keys are for bf16, and for compute capability 9.0 (Hopper) or more; others "
         "leave scores in memory, which are not priced",
         POOLED,
-        lambda r: r.model.compressed_attention is not None and (r.workload.precision != "bf16" or _before_hopper(r)),
+        lambda r: r.model.compressed_attention is not None and (r.workload.precision != "bf16" or before_hopper(r)),
     ),
     Requirement(
         "pooled-keys-dropout",
