@@ -131,7 +131,7 @@ SelectType              = select/cons_tres
 SLURM_VERSION           = 26.05.3
 SlurmctldParameters     = cloud_dns,enable_expedited_requeue
 """,
-    partitions="PartitionName=batch Default=YES MaxTime=04:00:00 OverSubscribe=EXCLUSIVE PreemptMode=CANCEL "
+    partitions="PartitionName=batch Default=YES MaxTime=04:00:00 Exclusive=NODE OverSubscribe=NO PreemptMode=CANCEL "
     "GraceTime=120\n",
     nodes="".join(
         f"NodeName=pool0-{number:05} Arch=x86_64 CpuBind=none CoresPerSocket=64  CPUAlloc=0 CPUEfctv=128 CPUTot=128 "

@@ -103,6 +103,15 @@ def test_an_array_goes_on_while_one_task_does() -> None:
     assert row_of(rows, "8") is None
 
 
+def test_tasks_that_were_cancelled_while_they_waited_do_not_speak_for_their_array() -> None:
+    """SLURM 26.05 shows them by the array's own number."""
+    rows = parse_squeue("7|CANCELLED|0|N/A|JobArrayTaskLimit|\n7_0|RUNNING|0|N/A|None|\n8|CANCELLED|0|N/A|None|\n")
+    assert [row.phase for row in (row_of(rows, "7"), row_of(rows, "8")) if row] == ["running", "cancelled"]
+    rows = parse_squeue("7|CANCELLED|0|N/A|JobArrayTaskLimit|\n7_0|COMPLETED|0|N/A|None|\n")
+    assert row_of(rows, "7") == Row("CANCELLED", "JobArrayTaskLimit")
+    assert row_of(rows, "7_1") is None
+
+
 def test_a_task_of_an_array_has_a_state_of_its_own() -> None:
     queue = parse_squeue("7_0|COMPLETED|0|N/A|None|\n7_2|PENDING|0|N/A|JobArrayTaskLimit|\n")
     assert (queue["7_0"].phase, queue["7_2"].reason) == ("succeeded", "JobArrayTaskLimit")

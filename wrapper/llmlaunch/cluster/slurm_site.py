@@ -144,7 +144,8 @@ def _partition(record: str) -> Partition:
         max_nodes=_field(record, "MaxNodes"),
         preempt_mode=_field(record, "PreemptMode"),
         grace_time=_field(record, "GraceTime"),
-        whole_nodes=_field(record, "OverSubscribe") == "EXCLUSIVE",
+        # The second as 26.05 says the same, with OverSubscribe=NO beside it.
+        whole_nodes="EXCLUSIVE" in _field(record, "OverSubscribe") or _field(record, "Exclusive") == "NODE",
     )
 
 

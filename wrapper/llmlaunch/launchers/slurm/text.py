@@ -177,6 +177,9 @@ def parse_squeue(text: str) -> dict[str, Row]:
             rows[_job(job)] = Row(
                 _first_word(state), "" if reason == "None" else reason, starts=_time(starts), restarts=count
             )
+    # SLURM 26.05 shows tasks that were cancelled before they began by their array's own number: one more of its tasks.
+    for array in {job.partition("_")[0] for job in rows if "_" in job} & rows.keys():
+        rows[f"{array}_"] = rows.pop(array)
     return rows
 
 
