@@ -17,14 +17,15 @@ start_accounting() {
 }
 
 start_database() {
-  local data=$DIR/mysql options
+  local data=$DIR/mysql options tables
   mkdir -m 700 "$data"
+  tables=$(system_tables) || die_with_logs "MariaDB's system tables are not in /usr/share; is mariadb-server whole?"
   # What it holds is thrown away with the cluster: durability off, which makes it start several times faster.
-  options=(--no-defaults --datadir="$data" --lc-messages-dir=/usr/share/mysql --innodb-log-file-size=4M
+  options=(--no-defaults --datadir="$data" --lc-messages-dir="${tables%/*}" --innodb-log-file-size=4M
     --innodb-buffer-pool-size=32M --innodb-flush-log-at-trx-commit=0 --innodb-doublewrite=0
     --innodb-flush-method=nosync --sync-binlog=0)
   [ "$(id -u)" != 0 ] || options+=(--user=root)
-  database_statements | mariadbd "${options[@]}" --bootstrap > "$DIR/log/mysql-bootstrap.log" 2>&1 ||
+  database_statements "$tables" | mariadbd "${options[@]}" --bootstrap > "$DIR/log/mysql-bootstrap.log" 2>&1 ||
     die_with_logs "MariaDB could not lay out its tables"
   setsid mariadbd "${options[@]}" --socket="$MYSQL_UNIX_PORT" --skip-networking --skip-name-resolve \
     --performance-schema=off --pid-file="$DIR/run/mariadbd.pid" < /dev/null > "$DIR/log/mysql.log" 2>&1 &
@@ -32,10 +33,20 @@ start_database() {
     die_with_logs "MariaDB did not start"
 }
 
+# How the files that lay out MariaDB's tables begin: named after MySQL up to 10.11, as Debian 12 has it, and after itself
+# from 11 on.
+system_tables() {
+  local tables
+  for tables in /usr/share/mariadb/mariadb /usr/share/mysql/mysql; do
+    [ ! -e "${tables}_system_tables.sql" ] || { echo "$tables" && return; }
+  done
+  return 1
+}
+
 # What mariadb-install-db would do, in one go; --bootstrap wants one statement a line.
-database_statements() {
+database_statements() { # TABLES
   echo "create database mysql;"
   echo "use mysql;"
-  cat /usr/share/mysql/mysql_system_tables.sql /usr/share/mysql/mysql_system_tables_data.sql
+  cat "$1_system_tables.sql" "$1_system_tables_data.sql"
   echo "create database slurm_acct;"
 }

@@ -25,6 +25,7 @@
 #   LLMLAUNCH_SLURM_REQUEUE          JobRequeue, what a job is that says neither --requeue nor --no-requeue [1]
 #   LLMLAUNCH_SLURM_GRACE_SECONDS    GraceTime of the partition `low`: from the preemption's signal to the kill [10]
 #   LLMLAUNCH_SLURM_AFFINITY         1: a task is bound to its CPUs (task/affinity), as `nproc` shows; 0: to none [0]
+#   LLMLAUNCH_SLURM_EXPEDITE         1: jobs may ask for an expedited requeue, which SLURM has from 25.11 on [0]
 #   LLMLAUNCH_SLURM_TIMEOUT_SECONDS  how long to wait for a daemon to answer [60]
 
 # shellcheck source-path=SCRIPTDIR
@@ -44,6 +45,7 @@ LIMITS=${LLMLAUNCH_SLURM_LIMITS:-enforced}
 REQUEUE=${LLMLAUNCH_SLURM_REQUEUE:-1}
 GRACE_SECONDS=${LLMLAUNCH_SLURM_GRACE_SECONDS:-10}
 AFFINITY=${LLMLAUNCH_SLURM_AFFINITY:-0}
+EXPEDITE=${LLMLAUNCH_SLURM_EXPEDITE:-0}
 TIMEOUT_SECONDS=${LLMLAUNCH_SLURM_TIMEOUT_SECONDS:-60}
 MOST_NODES=12
 # A binding is to CPUs that are there.
@@ -106,6 +108,7 @@ check_settings() {
   [[ $ACCOUNTING = [01] ]] || die "LLMLAUNCH_SLURM_ACCOUNTING is '$ACCOUNTING'; it must be 0 or 1"
   [[ $REQUEUE = [01] ]] || die "LLMLAUNCH_SLURM_REQUEUE is '$REQUEUE'; it must be 0 or 1"
   [[ $AFFINITY = [01] ]] || die "LLMLAUNCH_SLURM_AFFINITY is '$AFFINITY'; it must be 0 or 1"
+  [[ $EXPEDITE = [01] ]] || die "LLMLAUNCH_SLURM_EXPEDITE is '$EXPEDITE'; it must be 0 or 1"
   [ "$AFFINITY" = 0 ] || [ "$CPUS" -le "$(nproc)" ] ||
     die "$CPUS CPUs for each node, but $(nproc) are here; with LLMLAUNCH_SLURM_AFFINITY=1 tasks are bound to real ones"
   [[ $LIMITS = enforced || $LIMITS = default ]] ||

@@ -6,8 +6,8 @@ write_configuration() {
   host=$(hostname -s)
   mkdir "$DIR" || die "cannot make $DIR"
   touch "$DIR/.llmlaunch-slurm"
-  mkdir "$DIR"/{etc,run,log,dev}
-  mkdir -m 700 "$DIR"/{state,spool}
+  mkdir "$DIR"/{etc,run,log,dev,spool} # everyone's jobs run from their own folders in spool
+  mkdir -m 700 "$DIR/state"
   node_kind > "$DIR/etc/kind.new" && mv "$DIR/etc/kind.new" "$DIR/etc/kind"
   echo "$NODES $ACCOUNTING $SWITCHES" > "$DIR/etc/size"
   (umask 077 && head -c 128 /dev/urandom > "$DIR/etc/munge.key")
@@ -68,9 +68,10 @@ communication_line() {
 #                       one machine another srun may listen there by now, and would end its own step
 #   *Timeout, *Wait     short, so that a dead node is noticed in seconds; a site has minutes
 controller_lines() {
-  local task=none enforced=""
+  local task=none enforced="" expedite=""
   [ "$AFFINITY" = 0 ] || task=affinity
   [ "$LIMITS" = default ] || enforced="EnforcePartLimits=ALL"
+  [ "$EXPEDITE" = 0 ] || expedite="SlurmctldParameters=enable_expedited_requeue"
   cat << CONF
 ClusterName=llmlaunch
 SlurmctldHost=$1(127.0.0.1)
@@ -102,6 +103,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0,sched_min_interval=0
 PriorityType=priority/multifactor
 $enforced
+$expedite
 JobRequeue=$REQUEUE
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE

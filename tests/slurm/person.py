@@ -20,7 +20,8 @@ from one_machine import Cluster, new_cluster, throw_away
 from support.command_line import data_folders
 
 SOURCES = Path(__file__).resolve().parents[2] / "wrapper"
-NOBODY = 65534
+NORMAL_USER = 34  # `backup`, whom every Debian has: 65534 cannot be SlurmUser in 26.05
+LAUNCHER = Path(__file__).with_name("ranks_alone.py")
 SECONDS = 600
 SITES = ["root-enforced", "user-default", "root-default", "user-enforced"]  # who, and the site's limits
 BOTH_ENDS = SITES[:2]
@@ -36,7 +37,7 @@ def as_normal_user() -> tuple[str, ...]:
     if os.getuid() != 0:
         return ()
     reading = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
-    return ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *reading)
+    return ("setpriv", f"--reuid={NORMAL_USER}", f"--regid={NORMAL_USER}", "--clear-groups", *reading)
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def small_disk(cluster: Cluster, prefix: Sequence[str]) -> Iterator[None]:
     if os.getuid() != 0:
         yield
         return
-    options = f"size={SMALL_DISK_BYTES},uid={NOBODY if prefix else 0},mode=755"
+    options = f"size={SMALL_DISK_BYTES},uid={NORMAL_USER if prefix else 0},mode=755"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True)
     try:
         yield
@@ -122,11 +123,14 @@ def small_disk(cluster: Cluster, prefix: Sequence[str]) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def at_home(cluster: Cluster, home: Path, prefix: Sequence[str] = ()) -> Person:
-    """Someone with this home, which is made, who uses the cluster; `prefix` is what started it."""
+def at_home(cluster: Cluster, home: Path, prefix: Sequence[str] = (), *, without_torch: bool = False) -> Person:
+    """Someone with this home, which is made, who uses the cluster; `prefix` is what started it. His interpreter may
+    start ranks without torch: a job that does not train then takes a third of the time."""
     subprocess.run([*prefix, "mkdir", "-p", home], check=True)
     person = Person(cluster, home, prefix)
-    Path(person.python).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python, launcher = shlex.quote(sys.executable), shlex.quote(str(LAUNCHER))
+    short = f'case "$2" in *torch.distributed.run*) shift 2; exec {python} -S {launcher} "$@";; esac\n'
+    Path(person.python).write_text(f'#!/bin/sh\n{short if without_torch else ""}exec {python} "$@"\n')
     Path(person.python).chmod(0o755)
     return person
 
@@ -137,7 +141,7 @@ def person_with_a_cluster(site: str, nodes: int) -> Iterator[Person]:
     who, limits = site.split("-")
     prefix = as_normal_user() if who == "user" else ()
     cluster = replace(new_cluster({"CPUS": "4", "LIMITS": limits, "GRACE_SECONDS": "20"}), prefix=prefix)
-    # The checkout may lie where nobody may look.
+    # The checkout may lie where only root may look.
     scripts = shutil.copytree(cluster.script.parent, cluster.directory.parent / "scripts")
     cluster = replace(cluster, script=scripts / "cluster.sh")
     try:

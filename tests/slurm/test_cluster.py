@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from one_machine import CLUSTER_SH, Cluster, new_cluster, throw_away, wait_until
-from person import NOBODY, as_normal_user
+from person import NORMAL_USER, as_normal_user
 
 pytestmark = pytest.mark.slurm
 
@@ -159,12 +159,12 @@ def test_a_taken_port_is_named(slurm: Cluster, small: Cluster) -> None:
 
 
 def test_as_a_normal_user(slurm_packages: None) -> None:
-    user = NOBODY if os.getuid() == 0 else os.getuid()
-    nobody = as_normal_user()
+    user = NORMAL_USER if os.getuid() == 0 else os.getuid()
+    person = as_normal_user()
     plain = new_cluster({"CPUS": "2"})
-    # The checkout may lie where nobody may look.
+    # The checkout may lie where only root may look.
     scripts = shutil.copytree(CLUSTER_SH.parent, plain.directory.parent / "scripts")
-    plain = replace(plain, script=scripts / "cluster.sh", prefix=nobody)
+    plain = replace(plain, script=scripts / "cluster.sh", prefix=person)
     try:
         plain.do("up", "2")
         assert plain.directory.stat().st_uid == user
@@ -174,11 +174,11 @@ def test_as_a_normal_user(slurm_packages: None) -> None:
             "print(os.environ['SLURM_NODEID'], address)"
         )
         printed = plain.ask(
-            *nobody, "srun", "-N2", shutil.which("python3", path="/usr/bin") or sys.executable, "-c", task
+            *person, "srun", "-N2", shutil.which("python3", path="/usr/bin") or sys.executable, "-c", task
         )
         assert sorted(printed.splitlines()) == ["0 127.77.0.1", "1 127.77.0.2"]
-        plain.ask(*nobody, "sbatch", "-N2", "--output=/dev/null", "--wrap=srun sleep 603")
-        wait_until(lambda: "RUNNING" in plain.ask(*nobody, "squeue", "-h", "-o", "%T"), "the job runs")
+        plain.ask(*person, "sbatch", "-N2", "--output=/dev/null", "--wrap=srun sleep 603")
+        wait_until(lambda: "RUNNING" in plain.ask(*person, "squeue", "-h", "-o", "%T"), "the job runs")
         plain.do("kill-node", "2")
         plain.do("down")
         assert of_cluster(plain) == []
