@@ -12,6 +12,7 @@ from one_machine import Cluster
 
 from llmlaunch.assets import asset
 from llmlaunch.documents.slurm_options import sbatch_value_problem
+from llmlaunch.launchers.slurm.commands import features, release
 
 VALUES = json.loads((Path(__file__).parents[1] / "data" / "sbatch_values.json").read_text(encoding="utf-8"))
 OPTIONS = json.loads(asset("slurm", "sbatch-options.json").read_text(encoding="utf-8"))["options"]
@@ -41,3 +42,26 @@ def test_every_option_that_this_sbatch_shows_is_known(slurm: Cluster) -> None:
     shown = set(re.findall(r"--([a-z][a-z0-9-]+)", slurm.ask("sbatch", "--help").partition("Parallel run options")[2]))
     assert shown - {"mem-per-cpu"} <= set(OPTIONS)
     assert len(shown) > 70
+
+
+def options_wrongly_said(cluster: Cluster) -> list[str]:
+    """What slurm/versions.json says of this release's options of sbatch, and sbatch does not."""
+    here = release(cluster.ask("sbatch", "--version"))
+    assert here is not None
+    wrong = []
+    for feature in features():
+        if feature.option is not None:
+            # Without a value, or else without a script: nothing is submitted.
+            argv = [*cluster.inside, "sbatch", f"--{feature.option}"]
+            done = subprocess.run(
+                argv, env=cluster.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+            )
+            named = re.search(r"option '--([a-z-]+)'", done.stderr)  # maybe another that begins so
+            has = "unrecognized option" not in done.stderr and (named is None or named[1] == feature.option)
+            if has != ((feature.since or here) <= here <= (feature.until or here)):
+                wrong.append(f"{feature.feature}: {done.stderr}")
+    return wrong
+
+
+def test_sbatch_has_the_options_that_are_said_of_its_release(slurm: Cluster) -> None:
+    assert options_wrongly_said(slurm) == []

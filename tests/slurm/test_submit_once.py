@@ -210,8 +210,8 @@ def test_a_chain_that_was_cut_short_is_completed(slurm: Cluster, llmlaunch: Comm
 
 def test_an_option_this_slurm_does_not_have_is_refused_before_sbatch(slurm: Cluster, tmp_path: Path) -> None:
     run_dir = run_directory(tmp_path / "run", "finish 0")
-    with pytest.raises(UserError, match=r"sbatch --consolidate-segments came with 25\.11, and this site runs slurm"):
-        submit(run_dir, "--consolidate-segments")
+    with pytest.raises(UserError, match=r"sbatch --checkpoint went after 19\.05, and this site runs slurm"):
+        submit(run_dir, "--checkpoint=1:00")
     assert not (run_dir / "submitting").exists()
 
 

@@ -11,12 +11,13 @@ __all__ = ["table"]
 
 
 def table() -> str:
-    """Return the features as a Markdown table."""
-    rows = ["| | since | until | checked | |", "|---|---|---|---|---|"]
+    """Return the features as a Markdown table, with what was seen in each version that was run."""
+    versions = sorted({version for feature in features() for version in feature.seen})
+    rows = [f"| | since | until | {' | '.join(versions)} | |", "|---" * (4 + len(versions)) + "|"]
     for feature in features():
-        since, until = release_text(feature.since), release_text(feature.until)
-        row = f"| {feature.feature} | {since} | {until} | {feature.checked} | {feature.note} |"
-        rows.append(row.replace("  ", " "))
+        seen = [feature.seen.get(version, "") for version in versions]
+        cells = [feature.feature, release_text(feature.since), release_text(feature.until), *seen, feature.note]
+        rows.append(f"| {' | '.join(cells)} |".replace("  ", " "))
     return "\n".join(rows)
 
 

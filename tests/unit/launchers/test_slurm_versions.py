@@ -89,11 +89,18 @@ def test_an_expedited_requeue_is_asked_for_where_the_site_has_it(
     assert len(messages) == (message is not None)
 
 
-def test_every_entry_says_how_it_is_known() -> None:
+def test_what_was_seen_is_what_is_said_of_each_release() -> None:
+    """tests/slurm and tests/releases ask sbatch of each about its options."""
+    versions = {version for feature in features() for version in feature.seen}
     for feature in features():
-        assert feature.checked in ("run here", "read"), feature
         assert feature.source, feature
-        assert feature.checked == "read" or "22.05.8" in feature.source, feature
+        assert feature.option is None or {*feature.seen} == versions, feature
+        for version, answer in feature.seen.items():
+            here = release(version)
+            assert here is not None
+            has = (feature.since or here) <= here <= (feature.until or here)
+            unknown = feature.since is None and feature.until is None
+            assert unknown or answer == ("yes" if has else "no"), feature
 
 
 def test_the_table_of_the_docs_is_made_from_the_data() -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,14 +134,15 @@ OLDEST: Release = (20, 2)
 @dataclass(frozen=True)
 class Feature:
     """One thing that came, went or changed. `option` is the long option of sbatch it is about, if any; `since` and
-    `until` are the first and the last release that has it, None where that is before 19.05, or not yet.
-    `checked` is "run here" (seen with 22.05.8) or "read" (in `source`)."""
+    `until` are the first and the last release that has it, None where that is before 19.05, not yet, or not known.
+    `seen` says by version what was found where it was run (yes, no, once); where it is empty, `source` was read."""
 
+    command: str
     feature: str
     option: str | None
     since: Release | None
     until: Release | None
-    checked: str
+    seen: Mapping[str, str]
     source: str
     note: str = ""
 
