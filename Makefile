@@ -32,8 +32,10 @@ test: install install-frameworks  ## everything but what needs a GPU
 unit: install  ## what needs no server, no framework, no SLURM and breaks nothing: minutes
 	$(RUN) -m pytest -m "not gpu and not slurm and not releases and not frameworks and not postgres and not browser and not faults"
 
-soak: install install-frameworks  ## long repeats: property tests with many examples, faults twenty times, a simulated week; results in benchmarks/SOAK.md
+soak: install install-frameworks  ## long repeats: property tests with many examples, SLURM's tests under three releases of it, faults twenty times, a simulated week; results in benchmarks/SOAK.md
 	HYPOTHESIS_PROFILE=soak $(RUN) -m pytest -m "not gpu and not slurm and not releases and not frameworks and not postgres and not browser and not faults"
+	$(RUN) -m pytest -m slurm; code=$$?; \
+	for suite in trixie sid; do $(RUN) tests/releases/debian.py $$suite $(RUN) -m pytest -m slurm || code=1; done; exit $$code
 	LLMLAUNCH_FAULT_REPEATS=20 $(RUN) -m pytest -m "faults and not gpu" --junitxml=.soak.xml; code=$$?; \
 	$(RUN) benchmarks/week --json .week.json || code=1; \
 	$(RUN) benchmarks/week --non-persistent-minutes 0 --json .week-durable.json || code=1; \

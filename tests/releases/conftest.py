@@ -1,78 +1,65 @@
-"""Newer SLURM and real Apptainer: other Debian releases, unpacked from their packages and entered, with the project's
-own tests run inside. Each release is unpacked when the first test asks for it, and removed when the session is over."""
+"""Newer SLURM and real Apptainer, as other Debian releases package them: entered, not installed.
+
+Each release has one cluster for the whole session. A test's story is told on it side by side with all others, of both
+releases: most of its time is waiting, for SLURM's own clocks.
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
-import sysconfig
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+sys.path.append(str(Path(__file__).parents[1] / "slurm"))
 
+from debian import APPTAINER, SLURM, entered, unpack
+from newer_site import NODES, Site, cluster_inside
+from one_machine import what_it_says
 
-@dataclass(frozen=True)
-class Release:
-    """A Debian release in a folder."""
+from support.side_by_side import asked_for
 
-    suite: str
-    root: Path
-    versions: str
-    """What the mirror served, as `package<TAB>version` lines."""
-
-    def test(self, *words: str, places: tuple[str, ...] = (), **environment: str) -> str:
-        """`pytest WORDS` in this release, with `places` of this machine beside the project's; what it printed. Fails
-        with that and the versions unless every test passed."""
-        every = ":".join(dict.fromkeys([*project_places(), *places]))
-        environment = {**os.environ, **environment, "LLMLAUNCH_TEST_PLACES": ":".join(project_places())}
-        done = subprocess.run(
-            ["bash", str(HERE / "enter.sh"), str(self.root), every, sys.executable, "-m", "pytest", "-q", *words],
-            cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=1100,
-        )  # fmt: skip
-        if done.returncode != 0:
-            pytest.fail(f"Debian {self.suite} served\n{self.versions}\n{done.stdout[-20000:]}{done.stderr[-4000:]}")
-        return done.stdout
-
-
-def project_places() -> list[str]:
-    """What a release needs of this machine: the checkout, its virtual environment, and the interpreter behind it."""
-    places = [str(ROOT), sys.prefix]
-    if sys.base_prefix != "/usr":
-        return [*places, sys.base_prefix]
-    # Debian's own Python shares its prefix with all else: only its program and its library.
-    return [*places, os.path.realpath(sys.executable), sysconfig.get_path("stdlib")]
+# What is unpacked, by which name, and what its cluster grants.
+SUITES = {"trixie": ("slurm", SLURM, {}), "sid": ("containers", APPTAINER, {"EXPEDITE": "1"})}
+SIDE_BY_SIDE = 14  # stories: a node or two each, with processes that mostly sleep
 
 
 @pytest.fixture(scope="session")
-def release() -> Iterator[Callable[..., Release]]:
-    """`release(SUITE, PACKAGE...)`, unpacked once. Directly below /tmp: the sockets of a cluster have short paths."""
+def sites(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Site]]:
+    """By the suites that tests ask for."""
     if os.getuid() != 0:
         pytest.fail("entering another release takes root (unshare, pivot_root)")
-    folder = Path("/tmp") / f"llmlaunch-releases-{os.getpid()}"
-    unpacked: dict[str, Release] = {}
+    suites = {parameters["suite"] for parameters in asked_for(request, "suite").values()}
+    folder = tmp_path_factory.mktemp("releases")
+    with ExitStack() as stack, ThreadPoolExecutor() as threads:
 
-    def unpack(suite: str, *packages: str) -> Release:
-        if suite not in unpacked:
-            place = folder / suite
-            done = subprocess.run(
-                ["bash", str(HERE / "unpack.sh"), str(place), suite, *packages],
-                capture_output=True, text=True, check=False, timeout=600,
-            )  # fmt: skip
-            if done.returncode != 0:
-                pytest.fail(f"Debian {suite} could not be unpacked: {done.stdout}{done.stderr}")
-            if sys.base_prefix == "/usr":  # the virtual environment's python3 is a link to this machine's
-                interpreter = place / "root" / "usr" / "bin" / "python3"
-                interpreter.unlink(missing_ok=True)
-                interpreter.symlink_to(os.path.realpath(sys.executable))
-            unpacked[suite] = Release(suite, place / "root", done.stdout)
-        return unpacked[suite]
+        def open_site(suite: str) -> Site:
+            name, packages, grants = SUITES[suite]
+            release = unpack(suite, name, packages)
+            program = stack.enter_context(entered(release, folder))
+            settings = {"GRACE_SECONDS": "20", **grants}
+            return Site(release, stack.enter_context(cluster_inside(program, NODES, settings)), program)
 
-    yield unpack
-    shutil.rmtree(folder, ignore_errors=True)
+        yield dict(zip(sorted(suites), threads.map(open_site, sorted(suites)), strict=True))
+
+
+@pytest.fixture(scope="session")
+def stories(request: pytest.FixtureRequest, sites: Mapping[str, Site]) -> Iterator[Mapping[str, Future[None]]]:
+    """What became of each test's story, by the tests' ids. All are begun in their order."""
+
+    def tell(site: Site, name: str, story: Callable[[Site, str], None]) -> None:
+        try:
+            story(site, name)
+        except BaseException as error:  # the cluster may be gone when someone reads of it
+            raise AssertionError(f"{error}\n\n{site.release}\nthe cluster\n{what_it_says(site.cluster)}") from error
+
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+        yield {
+            nodeid: threads.submit(tell, sites[asked["suite"]], f"home{number}", asked["story"])
+            for number, (nodeid, asked) in enumerate(asked_for(request, "suite").items())
+        }
+        threads.shutdown(cancel_futures=True)

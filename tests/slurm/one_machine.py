@@ -37,6 +37,8 @@ class Cluster:
     script: Path = CLUSTER_SH
     prefix: Sequence[str] = ()
     """What runs the script, for example as another user."""
+    inside: Sequence[str] = ()
+    """What runs every command of SLURM, where it is another Debian release's."""
 
     @property
     def conf(self) -> Path:
@@ -61,7 +63,7 @@ class Cluster:
             "LLMLAUNCH_SLURM_PORT": str(self.port),
         }
         variables.pop("SLURM_CONF", None)
-        argv = [*self.prefix, "bash", str(self.script), *words]
+        argv = [*self.inside, *self.prefix, "bash", str(self.script), *words]
         return subprocess.run(argv, env=variables, capture_output=True, text=True, check=False)
 
     def do(self, *words: str) -> str:
@@ -74,7 +76,13 @@ class Cluster:
     def ask(self, *argv: str, cwd: Path | None = None) -> str:
         """Return what a SLURM command against this cluster printed; it must succeed."""
         done = subprocess.run(
-            argv, cwd=cwd, env=self.environment, capture_output=True, text=True, check=False, timeout=180
+            [*self.inside, *argv],
+            cwd=cwd,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
         )
         if done.returncode != 0:
             pytest.fail(f"{' '.join(argv)}: {done.stderr}")
@@ -123,7 +131,8 @@ class Cluster:
         """Start slurmctld as cluster.sh does; it may not answer yet."""
         environment = {**self.environment, "LLMLAUNCH_SLURM_DAEMON": "controller"}
         environment["PATH"] += ":/usr/sbin:/sbin"
-        subprocess.run([*self.prefix, "slurmctld", *words], env=environment, check=True, capture_output=True)
+        argv = [*self.inside, *self.prefix, "slurmctld", *words]
+        subprocess.run(argv, env=environment, check=True, capture_output=True)
 
     def wait_until_whole(self) -> None:
         """Wait until the controller and every node answer."""
@@ -169,7 +178,9 @@ def what_it_says(cluster: Cluster) -> str:
         ["sinfo", "-N", "-l"],
     ):
         try:
-            done = subprocess.run(argv, env=cluster.environment, capture_output=True, text=True, timeout=10)
+            done = subprocess.run(
+                [*cluster.inside, *argv], env=cluster.environment, capture_output=True, text=True, timeout=10
+            )
             said += [" ".join(argv), *(done.stdout + done.stderr).splitlines()[-_LOG_LINES:]]
         except (OSError, subprocess.TimeoutExpired) as error:
             said.append(str(error))
@@ -205,7 +216,8 @@ def wait_until(
 
     A node that did not answer within MessageTimeout is told again that a job has ended, but only after 60 seconds
     (RPC_RETRY_INTERVAL of SLURM 22.05's slurmctld.h): so long the job is COMPLETING. Between two questions it pauses
-    longer than an answer takes: on a loaded machine those who wait do not take its time from those who are waited for.
+    much longer than an answer takes: those who wait, ten at once, do not take the machine's time from those who are
+    waited for.
     """
     end = time.monotonic() + seconds
     while True:
@@ -213,4 +225,4 @@ def wait_until(
         if true():
             return
         assert time.monotonic() < end, f"waited in vain until {what}: {instead()}"
-        time.sleep(max(0.05, min(2.0, 3 * (time.monotonic() - asked))))
+        time.sleep(max(0.05, min(2.0, 10 * (time.monotonic() - asked))))

@@ -58,6 +58,10 @@ class Training:
     def checkpoints(self) -> Path:
         return self.run.parent / "checkpoints"
 
+    def hurry(self) -> None:
+        """From now on, and in later attempts, a step of slow_saver.py takes no time."""
+        (self.checkpoints / "hurry").touch()
+
     def saved_step(self) -> int:
         return int((self.checkpoints / "latest").read_text().rpartition("-")[2])
 
