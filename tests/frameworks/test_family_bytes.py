@@ -33,8 +33,12 @@ CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 # in the class they stand inside rope_parameters, or arrive as a word of their own
 ROPE = {"rope_theta", "rope_local_base_freq", "sliding_window_pattern", "rope_parameters", "partial_rotary_factor"}
 ROPE |= {"full_attention_interval", "global_head_dim"}
-# the class's own heads do not divide its width; embeddings of every layer are not supported
-NEEDED = {"glm4_moe": {"head_dim": 128}, "gemma4_text": {"hidden_size_per_layer_input": 0}}
+# the class's own heads do not divide its width; embeddings of every layer are not supported; it has layers for no shape
+NEEDED = {
+    "glm4_moe": {"head_dim": 128},
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
+    "nemotron_h": {"hybrid_override_pattern": "M"},
+}
 SMALL: dict[str, Any] = {
     "hidden_size": 96,
     "intermediate_size": 160,
@@ -54,6 +58,10 @@ POOLED = {
     **{"num_experts_per_tok": 2, "intermediate_size": 24},
 }
 FULL = {"num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 24, "hidden_size_per_layer_input": 0}
+STATE_SPACES = {
+    **{"head_dim": 20, "mamba_num_heads": 8, "mamba_head_dim": 6, "ssm_state_size": 10, "n_groups": 2},
+    **{"n_routed_experts": 4, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40},
+}
 GPT = {"n_embd": 96, "n_layer": 3, "n_head": 6, "n_positions": 64, "vocab_size": 300}
 # each with what makes its parameters differ from the family's common case
 VARIED = [
@@ -97,6 +105,8 @@ VARIED = [
         "tie_word_embeddings": False,
         "layer_types": ["sliding_attention", "full_attention"] * 3,
     },
+    {"model_type": "nemotron_h", **STATE_SPACES, "hybrid_override_pattern": "M*ME-"},
+    {"model_type": "nemotron_h", **STATE_SPACES, "hybrid_override_pattern": "M*EMM", "moe_latent_size": 20},
     {"model_type": "gpt2", **GPT},
     {"model_type": "gpt2", **GPT, "n_inner": 100, "tie_word_embeddings": False},
 ]

@@ -51,6 +51,7 @@ JUSTIFIED = {
     "model.should_pad_vocab": "the same",
     "model.seq_length": "Megatron-LM's is that of learned positions; where they are learned, the two are the same",
     "model.rope_scaling_factor": "read with the scaling of Llama 3.1 alone, and then the same",
+    "model.hybrid_stack_spec": "the same",
     "model.transformer_layer_spec": "who describes the layers; what they say is compared",
     "optimizer.fp8_recipe": "read with parameters in 8 bits alone, and then the same",
     "optimizer.muon_momentum": "read with optimizer: muon alone",
@@ -99,6 +100,11 @@ def on_bridge(recipe: Recipe) -> Recipe:
 def test_layers_with_gated_delta_nets_are_those_of_megatron(ask: Ask) -> None:
     recipe = recipe_of("qwen3-30b-a3b", "model=qwen3-next-80b-a3b")
     check_alike(ask, Case(recipe, Layout(2, 2, data=8, expert=8, sequence_parallel=1, zero_stage=1)))
+
+
+def test_layers_of_one_part_each_are_those_of_megatron(ask: Ask) -> None:
+    model = "model={base: nemotron-3-super, mtp_num_layers: 2, mtp_repeated: true}"
+    check_alike(ask, Case(recipe_of("qwen3-30b-a3b", model), Layout(2, 2, data=8, expert=8, sequence_parallel=1)))
 
 
 SPLIT = Layout(2, 2, data=4, context=2, sequence_parallel=1, zero_stage=1)

@@ -24,18 +24,25 @@ PRESETS = (
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "moonlight-16b-a3b", "gpt3-125m", "gpt-oss-20b", "glm-4.5"),
     *("phi-4", "deepseek-v3.2", "qwen3-next-80b-a3b"),
 )
+# all four parts that a layer of its own may be, and modules of multi-token prediction
+PATTERNS = {"nemotron-3-nano": "ME*-", "nemotron-3-super": "ME*M"}
 Built = dict[str, Any]
 
 
 def preset(name: str) -> ModelShape:
     shape = load_recipe(asset("recipes", "llama3-8b.yaml"), (f"model={name}", "training.sequence_length=1024")).model
-    moe = shape.moe and replace(shape.moe, layer_pattern=shape.moe.layer_pattern[:LAYERS])
+    mixtures = shape.moe and shape.moe.layer_pattern[:LAYERS]
+    if shape.mamba is not None:
+        shape = replace(shape, mamba=replace(shape.mamba, pattern=PATTERNS[name]))
+        mixtures = tuple(int(letter == "E") for letter in PATTERNS[name])
+    moe = shape.moe and replace(shape.moe, layer_pattern=mixtures)
     return replace(shape, num_layers=LAYERS, moe=moe)
 
 
 LLAMA = preset("llama3-8b")
 SHAPES = {
-    **{name: preset(name) for name in PRESETS},
+    **{name: preset(name) for name in (*PRESETS, "nemotron-3-nano")},
+    "nemotron-3-super": replace(preset("nemotron-3-super"), mtp_num_layers=2, mtp_repeated=True),
     "prediction": replace(LLAMA, mtp_num_layers=1),
     "yarn": replace(LLAMA, rope_scaling=RopeScaling("yarn", 4.0, 4096, beta_fast=16.0, truncate=False)),
     "linear": replace(LLAMA, rope_scaling=RopeScaling("linear", 4.0)),
@@ -82,7 +89,9 @@ def test_its_configuration_says_what_the_shape_says(built: dict[str, Built], nam
         "layernorm_epsilon": shape.norm_epsilon,
         "layernorm_zero_centered_gamma": shape.zero_centered_norm,
         "gated_linear_unit": shape.gated_mlp,
-        "activation_func": {"silu": "silu", "gelu": "gelu", "clamped_swiglu": "quick_gelu"}[shape.activation],
+        "activation_func": {"silu": "silu", "gelu": "gelu", "clamped_swiglu": "quick_gelu"}.get(
+            shape.activation, shape.activation
+        ),
         "activation_func_clamp_value": 7.0 if shape.activation == "clamped_swiglu" else None,
         "glu_linear_offset": 1.0 if shape.activation == "clamped_swiglu" else 0.0,
         "softmax_type": "learnable" if shape.attention_sinks else "vanilla",
@@ -93,7 +102,7 @@ def test_its_configuration_says_what_the_shape_says(built: dict[str, Built], nam
     }
     assert expected.items() <= config.items()
     assert model["share_embeddings_and_output_weights"] == shape.tied_embeddings
-    assert model["rope_scaling"] == (shape.rope_scaling is not None and shape.rope_scaling.kind == "llama3")
+    assert model.get("rope_scaling", False) == (shape.rope_scaling is not None and shape.rope_scaling.kind == "llama3")
     if shape.position_embedding == "rope":
         assert isclose((model if shape.mla is None else config)["rotary_base"], shape.rotary_base)
         assert model["rotary_percent"] == shape.rotary_percent
@@ -108,13 +117,14 @@ def test_its_router_chooses_as_the_shape_says(built: dict[str, Built], name: str
     expected = {
         "num_moe_experts": moe.num_experts,
         "moe_router_topk": moe.topk,
+        "moe_latent_size": moe.latent_size,
         "moe_router_score_function": router.score_function,
         "moe_router_pre_softmax": softmax_over_all,
         "moe_router_num_groups": router.groups,
         "moe_router_group_topk": router.group_topk,
         "moe_router_enable_expert_bias": router.expert_bias,
         "moe_router_load_balancing_type": router.balancing,
-        "moe_aux_loss_coeff": router.aux_loss_coeff,
+        "moe_aux_loss_coeff": 0.0 if router.balancing == "none" else router.aux_loss_coeff,
         "moe_shared_expert_gate": moe.shared_expert_gate,
         "moe_shared_expert_intermediate_size": moe.shared_expert_ffn_hidden_size or None,
     }

@@ -111,12 +111,13 @@ def check_what_lasts(case: Case, traced: Trace) -> None:
     """Parameters, gradients and optimizer states, to the byte."""
     state, terms = traced["state"], case.estimate().terms
     padding = state["padded_count"] - state["parameter_count"]
-    assert padding <= (128 if case.shape.attention_sinks else 0)  # sinks are 64 numbers a layer
+    small = 128 if case.shape.attention_sinks else 512 if case.shape.mamba is not None else 0
+    assert padding <= small  # sinks, and rates of state spaces, are few numbers a layer
     assert terms["parameters"] == PARAMETER_BYTES * state["parameter_count"]
     assert terms["gradients"] == GRADIENT_BYTES * state["parameter_count"]
     assert state["bytes"]["gradients"] == GRADIENT_BYTES * state["padded_count"]
-    states_of_padding = 3 * padding // case.layout.data
-    assert 0 <= state["optimizer_state_count"] - terms["optimizer_states"] / STATE_BYTES <= states_of_padding
+    more = state["optimizer_state_count"] - terms["optimizer_states"] / STATE_BYTES
+    assert -3 * padding <= more <= 3 * padding // case.layout.data  # this rank's share may hold all of it
 
 
 def check_peak(case: Case, traced: Trace) -> None:
@@ -147,7 +148,8 @@ def test_what_lasts_agrees_to_the_byte_and_is_alive_at_the_peak(case: Case, trac
     check_what_lasts(case, traced)
     predicted = case.estimate()
     alive = terms_at_peak(traced, predicted)
-    assert alive["parameters"] == pytest.approx(predicted.terms["parameters"], abs=ALLOCATION_BYTES)
+    padded = PARAMETER_BYTES * traced["state"]["padded_count"]
+    assert alive["parameters"] == pytest.approx(padded, abs=ALLOCATION_BYTES)
     assert alive["gradients"] == traced["state"]["bytes"]["gradients"]
     before_the_first_step = traced["peak_phase"] == "setup"  # when there are no states
     assert alive.get("optimizer_states", 0) == (0 if before_the_first_step else traced["state"]["bytes"]["optimizer"])

@@ -13,7 +13,9 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import Job
+from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import (
+    SQUARED,
     Indexer,
     LinearAttention,
     MlaShape,
@@ -86,6 +88,33 @@ QWEN_NEXT_CUT = ModelShape(
 )  # fmt: skip
 
 
+# layers of one part each: Mamba-2 mixers, attention without positions, and experts, as in Nemotron 3 Nano
+NEMOTRON_CUT = ModelShape(
+    "nemotron-cut", 16, 2688, 1856, 32, 2, 128, 32768, 8192,
+    gated_mlp=False, activation=SQUARED, position_embedding="none", mamba=Mamba("MEM*EMEMEMEM*EME", 64),
+    moe=MoeShape(
+        16, 6, 1856, 3712, tuple(int(letter == "E") for letter in "MEM*EMEMEMEM*EME"),
+        router=Router("sigmoid", expert_bias=True),
+    ),
+)  # fmt: skip
+
+
+def nemotron(pattern: str, mtp_pattern: str | None = None, latent_size: int | None = None) -> ModelShape:
+    """A cut with these layers; modules of multi-token prediction share their weights, as in Nemotron 3 Super."""
+    moe = NEMOTRON_CUT.moe
+    return replace(
+        NEMOTRON_CUT,
+        num_layers=len(pattern),
+        mamba=Mamba(pattern, 64, mtp_pattern=mtp_pattern),
+        moe=moe and replace(moe, layer_pattern=tuple(int(each == "E") for each in pattern), latent_size=latent_size),
+        mtp_num_layers=2 if mtp_pattern else 0,
+        mtp_repeated=mtp_pattern is not None,
+    )
+
+
+NEMOTRON_LATENT = nemotron("MEM*E", "*E", 1024)
+
+
 ALL_GATHER = Techniques(token_dispatcher="allgather")
 
 
@@ -120,6 +149,7 @@ class Case:
             *_mixture(self),
             *_latent(self.shape),
             *_delta_nets(self.shape),
+            *_hybrid(self),
             *_layout(self),
             *_training(self),
             *self.words,
@@ -222,6 +252,28 @@ def _delta_nets(shape: ModelShape) -> Words:
     )
 
 
+def _hybrid(case: Case) -> Words:
+    mamba, layout = case.shape.mamba, case.layout
+    if mamba is None:
+        return ()
+    each = len(mamba.pattern) // layout.pipeline
+    stages = [mamba.pattern[first : first + each] for first in range(0, len(mamba.pattern), each)]
+    modules = [mamba.mtp_pattern] * case.shape.mtp_num_layers if mamba.mtp_pattern else []
+    words = _words(
+        {
+            "hybrid-layer-pattern": "/".join(["|".join(stages), *modules]),
+            "mamba-num-heads": mamba.num_heads,
+            "squared-relu": True,
+            "no-bias-gelu-fusion": True,
+            "use-fused-weighted-squared-relu": True,
+            "mtp-use-repeated-layer": case.shape.mtp_repeated,
+            "moe-latent-size": case.shape.moe and case.shape.moe.latent_size,
+            "moe-router-dtype": "fp32",
+        }
+    )
+    return (*words, "--spec", "megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
+
+
 def _latent(shape: ModelShape) -> Words:
     mla = shape.mla
     if mla is None:
@@ -292,6 +344,8 @@ FINE = replace(CUT, expert=4, expert_tensor=2)
 MANY_EXPERTS = Layout(1, 2, data=16, expert=8, zero_stage=1)
 LATENT_EXPERTS = Layout(2, expert=8, zero_stage=1, sequence_parallel=1)
 HYBRID = Layout(2, 2, data=16, expert=8, sequence_parallel=1, zero_stage=1)
+HYBRID_ALONE = replace(HYBRID, expert_tensor=1)
+ONE_STAGE = Layout(data=8, expert=8, zero_stage=1)
 UNFUSED = MegatronOptions(gradient_accumulation_fusion=False)
 FUSED_LOSS = ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "native")
 
@@ -329,6 +383,9 @@ CASES = (
     *(Case(f"sinks and biases rank {rank}", GPT_OSS_CUT, MANY_EXPERTS, rank, length=4096) for rank in (0, 1)),
     Case("a shared expert beside ordinary attention", GLM_CUT, MANY_EXPERTS, 0, length=4096),
     *(Case(f"delta nets rank {rank}", QWEN_NEXT_CUT, HYBRID, rank, length=4096) for rank in (0, 1)),
+    Case("state spaces", NEMOTRON_CUT, HYBRID_ALONE, 1, length=4096),
+    Case("state spaces and experts in latents", NEMOTRON_LATENT, ONE_STAGE, 0, 2, length=4096),
+    Case("state spaces and contexts", nemotron("MEM*E"), replace(ONE_STAGE, context=2), 0, 2),
     Case("latent attention", LATENT_CUT, CUT, 0, length=4096),
     Case("latent attention and experts", DEEPSEEK_CUT, MANY_EXPERTS, 0, length=4096),
     Case("sparse attention", SPARSE_CUT, replace(LATENT_EXPERTS, data=8), 0, 2, length=4096, words=SPARSE),

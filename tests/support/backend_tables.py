@@ -23,6 +23,7 @@ from llmlaunch.backends.flag_classes import flag_table
 from llmlaunch.backends.machines import MACHINE_REQUIREMENTS
 from llmlaunch.backends.megatron import (
     cuda_graphs,
+    hybrid,
     model_rules,
     number_formats,
     pooled_rules,
@@ -34,7 +35,7 @@ from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron import techniques as megatron_techniques
 from llmlaunch.backends.megatron.extra_arguments import FLAG_CLASSES
 from llmlaunch.backends.megatron.versions import core_parser
-from llmlaunch.backends.megatron_bridge.rules import BRIDGE_REQUIREMENTS
+from llmlaunch.backends.megatron_bridge.rules import BRIDGE_REQUIREMENTS, BRIDGE_RULES
 from llmlaunch.backends.megatron_bridge.settings import MEGATRON_DEFAULTS
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.load import accelerator_table, profile_names
@@ -56,8 +57,8 @@ PRECISIONS = {"half": "bf16, fp16", "fp32": "fp32"}
 MEGATRON_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
     (*MACHINE_REQUIREMENTS, *megatron_rules.MIXTURE_REQUIREMENTS, *megatron_rules.RULES),
     (
-        *(*model_rules.MODEL_REQUIREMENTS, *pooled_rules.POOLED_REQUIREMENTS),
-        *(*model_rules.MODEL_RULES, *pooled_rules.POOLED_RULES),
+        *(*model_rules.MODEL_REQUIREMENTS, *pooled_rules.POOLED_REQUIREMENTS, *hybrid.HYBRID_REQUIREMENTS),
+        *(*model_rules.MODEL_RULES, *pooled_rules.POOLED_RULES, *hybrid.HYBRID_RULES),
     ),
     (*number_formats.NUMBER_REQUIREMENTS, *number_formats.NUMBER_RULES),
     (*megatron_techniques.OVERLAP_REQUIREMENTS, *megatron_techniques.OVERLAP_RULES),
@@ -85,7 +86,7 @@ def tables() -> list[tuple[str, str]]:
         *(("megatron*.md", _rules_table(rules, layer_of)) for rules in MEGATRON_RULES),
         *(("deepspeed*.md", _rules_table(rules)) for rules in DEEPSPEED_RULES),
         ("megatron-rules.md", _disagreements_table()),
-        ("megatron-bridge.md", _rules_table(BRIDGE_REQUIREMENTS)),
+        ("megatron-bridge.md", _rules_table((*BRIDGE_REQUIREMENTS, *BRIDGE_RULES))),
         ("megatron-bridge.md", _bridge_defaults_table()),
         ("deepspeed-memory.md", _engines_table()),
         ("backends.md", _techniques_table()),

@@ -18,7 +18,17 @@ from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, rules_for
 from llmlaunch.backends.megatron.sharding import FIRST_STAGE
 from llmlaunch.backends.megatron.versions import rendered_arguments
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
-from llmlaunch.models.shape import LinearAttention, MlaShape, ModelShape, MoeShape, Router, SlidingWindow, check_shape
+from llmlaunch.models.mamba import Mamba
+from llmlaunch.models.shape import (
+    SQUARED,
+    LinearAttention,
+    MlaShape,
+    ModelShape,
+    MoeShape,
+    Router,
+    SlidingWindow,
+    check_shape,
+)
 from llmlaunch.planner.legality import situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
@@ -71,8 +81,9 @@ def refusals(case: Case) -> list[str]:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> ModelShape:
-    """Dense models as Llama, GPT and Qwen are, mixtures of experts, and DeepSeek's latent attention with either."""
-    kind = draw(st.sampled_from(["llama", "gpt", "qwen", "latent", "mixture", "mixture"]))
+    """Dense models as Llama, GPT and Qwen are, mixtures of experts, DeepSeek's latent attention with either, and layers
+    of one part each."""
+    kind = draw(st.sampled_from(["llama", "gpt", "qwen", "latent", "mixture", "mixture", "hybrid"]))
     heads, layers = draw(st.sampled_from([4, 6, 8, 12])), draw(st.integers(1, 6))
     shape = ModelShape(
         name=kind,
@@ -87,6 +98,8 @@ def shapes(draw: st.DrawFn) -> ModelShape:
         tied_embeddings=draw(st.booleans()),
         mtp_num_layers=draw(st.sampled_from([0, 0, 0, 1])),
     )
+    if kind == "hybrid":
+        return check_shape(draw(hybrids(shape)))
     if kind == "gpt":
         learned = draw(st.sampled_from(["learned_absolute", "learned_absolute", "none"]))
         shape = replace(
@@ -112,6 +125,29 @@ def shapes(draw: st.DrawFn) -> ModelShape:
     if shape.linear_bias and shape.gated_mlp and draw(st.booleans()):
         shape = replace(shape, activation="clamped_swiglu")
     return check_shape(shape)
+
+
+@st.composite
+def hybrids(draw: st.DrawFn, shape: ModelShape) -> ModelShape:
+    """Mamba-2 mixers among layers of other parts; some modules of multi-token prediction are one."""
+    count = shape.num_layers - 1
+    others = "".join(draw(st.lists(st.sampled_from("M*-E"), min_size=count, max_size=count)))
+    pattern = draw(st.sampled_from(["M" + others, others + "M"]))
+    module = draw(st.sampled_from(["*E", "M-", "E"])) if shape.mtp_num_layers else None
+    moe = None
+    if "E" in pattern + (module or ""):
+        moe = replace(draw(mixtures(shape.num_layers)), grouped_gemm=None)
+        moe = replace(moe, latent_size=draw(st.sampled_from([None, None, 32])))
+        moe = replace(moe, layer_pattern=tuple(int(letter == "E") for letter in pattern))
+    groups = draw(st.sampled_from([1, 2, 4]))
+    return replace(
+        shape,
+        mamba=Mamba(pattern, draw(st.sampled_from([4, 8])), 16, 16, groups, mtp_pattern=module),
+        moe=moe,
+        position_embedding=draw(st.sampled_from(["none", "none", "rope"])),
+        mtp_repeated=module is not None and draw(st.booleans()),
+        **draw(st.sampled_from([{}, {"gated_mlp": False, "activation": SQUARED}])),
+    )
 
 
 def delta_nets(layers: int) -> st.SearchStrategy[LinearAttention]:
@@ -241,6 +277,8 @@ def every_layout(recipe: Recipe, words: Layout) -> LayoutColumns:
     sizes = LayoutColumns(
         tensor, pipeline, virtual, context, data, expert, expert_tensor, batch, sequence, none, none, none, none, none
     )
+    if recipe.model.mamba is not None:  # whose stages are written out, and hold whole layers
+        sizes = sizes.take(recipe.model.num_layers % (sizes.pipeline * sizes.virtual_pipeline) == 0)
     return sizes.with_techniques(words.zero_stage, words.recompute, words.recompute_layers, words.offload_layers)
 
 
@@ -298,7 +336,8 @@ def plain(recipe: Recipe) -> Recipe:
     """Without techniques, number formats and words of a model that forbid most layouts, or all."""
     model, training = recipe.model, replace(recipe.training, fp8=None, fp4=None, fp8_parameters=False, optimizer=None)
     if model.moe is not None:
-        model = replace(model, linear_bias=False, activation="silu", moe=replace(model.moe, router=Router()))
+        activation = "silu" if model.gated_mlp else model.activation
+        model = replace(model, linear_bias=False, activation=activation, moe=replace(model.moe, router=Router()))
     if model.position_embedding == "learned_absolute":
         model = replace(model, mtp_num_layers=0)
     return replace(recipe, model=model, techniques=NO_TECHNIQUES, training=training)

@@ -60,6 +60,7 @@ WORDS = (
     ("model={base: mixtral-8x7b, no_rope_every: 4, moe: {topk: 1, router: {weighted_inputs: true}}}",),
     ("model={base: llama3-8b, qk_l2_norm: true}",),
     ("model=qwen3-next-80b-a3b",),
+    ("model={base: nemotron-3-super, mtp_num_layers: 2, mtp_repeated: true}",),
     ("model={base: llama3-8b, rotary_percent: 0.5}",),
     ("model={base: llama3-8b, rope_scaling: {kind: linear, factor: 2}, norm_epsilon: 1.0e-6}",),
     (

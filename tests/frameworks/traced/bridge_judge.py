@@ -66,7 +66,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer.transformer_block import _get_block_submodules
 from megatron.training import arguments as megatron_arguments
 from megatron.training import training
-from megatron.training.argument_utils import gpt_config_from_args
+from megatron.training.argument_utils import gpt_config_from_args, hybrid_config_from_args
 from megatron.training.models.gpt import default_layer_spec
 from transformer_engine.pytorch import utils as engine
 
@@ -132,7 +132,8 @@ def differences(words: list[str], container: Any) -> dict[str, list[str]]:
     sys.argv = ["pretrain_gpt.py", *words]
     args = megatron_arguments.parse_args()
     megatron_arguments.validate_args(args, {})
-    model = gpt_config_from_args(args)
+    hybrid = args.hybrid_layer_pattern is not None
+    model = (hybrid_config_from_args if hybrid else gpt_config_from_args)(args)
     ours = vars(container.model)
     others = {each.name: getattr(model, each.name) for each in dataclasses.fields(model) if each.name in ours}
     pairs = {
@@ -150,7 +151,8 @@ def differences(words: list[str], container: Any) -> dict[str, list[str]]:
             values = [written(side[name]) if name in side else NO_FIELD for side in (theirs, ours)]
             if values[0] != values[1]:
                 unlike[f"{section}.{name}"] = values
-    layers = [text_of(spec) for spec in layer_specs(model, container.model)]
+    specs = hybrid_specs(model, container.model) if hybrid else layer_specs(model, container.model)
+    layers = [text_of(spec) for spec in specs]
     return unlike if layers[0] == layers[1] else unlike | {"layers": layers}
 
 
@@ -164,6 +166,11 @@ def layer_specs(model: Any, provider: Any) -> tuple[Any, Any]:
     both = ((model.transformer, default_layer_spec(model, chunk)), (provider, ours))
     theirs, ours = (_get_block_submodules(config, spec, chunk, 0) for config, spec in both)
     return theirs, ours
+
+
+def hybrid_specs(model: Any, provider: Any) -> tuple[Any, Any]:
+    """What both build layers of one part each of; which part each has, says the pattern."""
+    return model.hybrid_stack_spec, provider._resolve_hybrid_stack_spec()
 
 
 def text_of(spec: Any) -> str:

@@ -31,6 +31,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
+from unittest import mock
 
 import stand_ins  # noqa: F401 (first: it lets the next be found)
 
@@ -46,6 +47,7 @@ from megatron.core.models.gpt.experimental_attention_variant_module_specs import
     get_transformer_block_with_experimental_attention_variant_spec,
 )
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.hybrid.hybrid_layer_allocation import parse_hybrid_pattern, select_pipeline_segment
 from megatron.core.rerun_state_machine import destroy_rerun_state_machine
 from megatron.core.tensor_parallel.random import CheckpointFunction
 from megatron.core.transformer.moe import experts, token_dispatcher
@@ -54,7 +56,7 @@ from megatron.core.transformer.multi_token_prediction import get_mtp_num_layers_
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.training import arguments as megatron_arguments
 from megatron.training import global_vars, initialize, training
-from megatron.training.argument_utils import gpt_config_from_args
+from megatron.training.argument_utils import gpt_config_from_args, hybrid_config_from_args
 from megatron.training.vocab_utils import calculate_padded_vocab_size
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -139,7 +141,12 @@ def read_arguments(job: Job) -> None:
 
 
 def make_config(job: Job) -> None:
-    job.config = gpt_config_from_args(job.args).transformer
+    job.config = model_config(job).transformer
+
+
+def model_config(job: Job) -> Any:
+    made = gpt_config_from_args if job.args.hybrid_layer_pattern is None else hybrid_config_from_args
+    return made(job.args)
 
 
 def make_groups(job: Job) -> None:
@@ -159,19 +166,27 @@ def split_layers(job: Job) -> None:
         parallel_state.set_pipeline_model_parallel_rank(rank)
         chunks = job.args.virtual_pipeline_model_parallel_size
         for chunk in range(chunks or 1):
-            stage = _stage(job.config, rank, None if chunks is None else chunk)
+            stage = _stage(job, rank, None if chunks is None else chunk)
             job.stages.append((rank, chunk, *stage))
     parallel_state.set_pipeline_model_parallel_rank(own)
 
 
-def _stage(config: Any, rank: int, chunk: int | None) -> tuple[int, list[str], int]:
+def _stage(job: Job, rank: int, chunk: int | None) -> tuple[int, list[str], int]:
+    config = job.config
+    heads = get_mtp_num_layers_to_build(config, chunk, pp_rank=rank)
+    if job.args.hybrid_layer_pattern is not None:
+        ranks = {"get_rank": rank, "get_world_size": config.pipeline_model_parallel_size}
+        answers = {name: mock.Mock(return_value=value) for name, value in ranks.items()}
+        with mock.patch.multiple(torch.distributed, **answers):
+            main = parse_hybrid_pattern(job.args.hybrid_layer_pattern).main_pattern
+            letters, first = select_pipeline_segment(main, parallel_state.get_pipeline_model_parallel_group(), chunk)
+        return first, letters, heads
     if config.experimental_attention_variant is None:
         block = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=chunk, pp_rank=rank)
     else:
         block = get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage=chunk, pp_rank=rank)
     built = block.layer_specs
     kinds = ["mixture" if "MoE" in str(spec.submodules.mlp) else "dense" for spec in built]
-    heads = get_mtp_num_layers_to_build(config, chunk, pp_rank=rank)
     return get_transformer_layer_offset(config, vp_stage=chunk, pp_rank=rank), kinds, heads
 
 
@@ -204,7 +219,7 @@ def built_model(job: Job) -> dict[str, Any]:
     with FakeTensorMode(allow_non_fake_inputs=True), InventedScalars():
         model = build_model(pre_process=True, post_process=True)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    others = plain_fields(gpt_config_from_args(job.args))
+    others = plain_fields(model_config(job))
     return {"parameters": parameters, "config": plain_fields(job.config), "others": others}
 
 

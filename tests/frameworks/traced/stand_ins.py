@@ -30,6 +30,7 @@ def install() -> None:
     torch.compile = not_compiled
     import fake_triton
     import fla_kernels
+    import mamba_kernels
     import sparse_attention_kernels
     import te_extension
 
@@ -37,3 +38,4 @@ def install() -> None:
     te_extension.install()
     sparse_attention_kernels.install()
     fla_kernels.install()
+    mamba_kernels.install()

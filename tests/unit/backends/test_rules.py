@@ -18,6 +18,7 @@ from llmlaunch.backends.megatron.model_rules import MODEL_REQUIREMENTS
 from llmlaunch.backends.megatron.pooled_rules import POOLED_REQUIREMENTS
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, ALL_RULES, MIXTURE_REQUIREMENTS
 from llmlaunch.backends.megatron.versions import VERSION_REQUIREMENTS
+from llmlaunch.backends.megatron_bridge.rules import BRIDGE_RULES
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
@@ -81,6 +82,10 @@ WHOLE_GEMMA = (
 ONE_EXPERT = "model={base: llama4-scout, moe: {router: {weighted_inputs: true}}}"
 SINKS = "model={base: llama3-8b, attention_sinks: true}"
 DELTA_NETS = "model={base: llama3-8b, linear_attention: {num_key_heads: 2, num_value_heads: 4}}"
+STATE_SPACES = "model={base: nemotron-3-nano, position_embedding: none, mtp_repeated: false}"
+TWENTY_STATES = "model={base: nemotron-3-nano, mamba: {num_heads: 20, groups: 4}}"
+BRIDGE = "backend=megatron-bridge"
+LATENT_EXPERTS = "model={base: nemotron-3-super, qk_layernorm: false}"
 RECOMPUTED_MLP = "layout={recompute: selective, recompute_modules: [mlp]}"
 PIPELINE = own_script("pipeline", "model={base: llama2-7b, num_layers: 28}")
 OLD_MEGATRON = own_script(
@@ -113,6 +118,10 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
         WORLD,
     ),
     ("delta-heads", DENSE, (DELTA_NETS,), Layout(2, context=2, data=8), replace(GPUS, tensor=2, data=16)),
+    ("mamba-heads", MIXTURE, (TWENTY_STATES,), replace(EXPERTS, tensor=4, context=2, data=8), EXPERTS),
+    ("mamba-groups", MIXTURE, (STATE_SPACES,), Layout(16, data=4, sequence_parallel=1), EXPERTS),
+    ("hybrid-without-layer-offload", MIXTURE, (STATE_SPACES,), replace(EXCHANGING, offload_layers=1), EXCHANGING),
+    ("hybrid-in-one-chunk", MIXTURE, (STATE_SPACES, BRIDGE), replace(TWO_PLAIN, virtual_pipeline=13), TWO_PLAIN),
     ("window-without-context", DENSE, (NARROW_VIEW,), Layout(context=2, data=16), GPUS),
     ("mixture-needs-sequence", MIXTURE, (), Layout(2, 1, data=32), EXPERTS),
     ("sharded-one-stage", DENSE, ("layout.zero_stage=3",), Layout(pipeline=2, data=16, zero_stage=3), TWO_PLAIN),
@@ -216,7 +225,7 @@ RULED_ELSEWHERE = (
 
 def test_every_rule_has_its_case() -> None:
     rules = (*ALL_RULES, *DEEPSPEED_RULES, *PIPELINE_RULES, *HUGGING_FACE_RULES, *MEGATRON_DEEPSPEED_RULES)
-    keys = {rule.key for rule in (*rules, *deepspeed_techniques.TECHNIQUE_RULES)}
+    keys = {rule.key for rule in (*rules, *BRIDGE_RULES, *deepspeed_techniques.TECHNIQUE_RULES)}
     cases = {key for case in (*RULED, *ASKED) for key in case[0].split()}
     assert cases | set(RULED_ELSEWHERE) == keys
     assert not cases & set(RULED_ELSEWHERE)
@@ -255,7 +264,13 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ("graphs-mixture-parts", DENSE, ["layout.cuda_graphs=[moe_router]"]),
     ("graphs-dense-mlp", MIXTURE, ["layout.cuda_graphs=[mlp]"]),
     ("graphs-preprocess-router", MIXTURE, ["layout.cuda_graphs=[moe_preprocess]"]),
-    ("graphs-without-delta-nets", DENSE, [DELTA_NETS, "layout.cuda_graphs=[attn]"]),
+    ("graphs-without-recurrence", DENSE, [DELTA_NETS, "layout.cuda_graphs=[attn]"]),
+    ("graphs-without-recurrence", MIXTURE, [STATE_SPACES, "layout.cuda_graphs=[attn]"]),
+    ("hybrid-positions", MIXTURE, [STATE_SPACES.replace("none", "rope, rope_scaling: {kind: linear, factor: 2}")]),
+    ("hybrid-begins-otherwise", MIXTURE, ["model={base: nemotron-3-nano, num_layers: 2, mamba: {pattern: -M}}"]),
+    ("hybrid-attention-norms", MIXTURE, [LATENT_EXPERTS.replace("false", "true")]),
+    ("hybrid-exchange-in-turn", MIXTURE, [STATE_SPACES, HIDDEN]),
+    ("latent-experts-in-turn", MIXTURE, [LATENT_EXPERTS, "layout={overlap_shared_expert: true}"]),
     ("graphs-without-sharding", DENSE, [PINNED, "layout.cuda_graphs=[attn]"]),
     ("projection-needs-attention", DENSE, ["layout={offload_modules: [attn_proj]}"]),
     ("recomputed-experts-stay", MIXTURE, [MOE_TWICE]),
@@ -285,6 +300,7 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ),
     ("delta-nets", DEEPSPEED, ["model={base: qwen3-next-80b-a3b, linear_attention: {full_every: 4}}"]),
     ("pooled-keys-on-deepspeed", DEEPSPEED, [POOLED_INLINE]),
+    ("mamba-mixers", DEEPSPEED, ["training.start_from=/w", "model={base: nemotron-3-nano, mamba: {groups: 4}}"]),
     ("every-layer-recomputed", DEEPSPEED, ["layout={recompute: full, recompute_method: block}"]),
     ("one-layer-groups", DEEPSPEED, ["layout={recompute: full, recompute_layers: 2}"]),
     ("no-module-offload", DEEPSPEED, [MODULES]),

@@ -16,7 +16,7 @@ from llmlaunch.command_lines.megatron import read_megatron, read_values
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from support.backend_output import words_of
-from support.recipes import small
+from support.recipes import recipe_of, small
 
 LLAMA3_8B = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
@@ -129,9 +129,9 @@ def test_sizes_that_stand_elsewhere_are_missing() -> None:
     assert [each.words for each in reading.unread] == [("--use-checkpoint-args",)]
 
 
-@pytest.mark.parametrize("flag", ["--hybrid-layer-pattern M*M*", "--is-hybrid-model", "--decoder-num-layers 4"])
+@pytest.mark.parametrize("flag", ["--hybrid-layer-pattern MGM*", "--is-hybrid-model", "--decoder-num-layers 4"])
 def test_a_model_of_another_kind_is_refused(flag: str) -> None:
-    with pytest.raises(UserError, match="recipes describe decoders"):
+    with pytest.raises(UserError, match=r"recipes describe (decoders|layers)"):
         reading_of(f"{LLAMA3_8B} {flag}")
 
 
@@ -160,6 +160,24 @@ def test_a_model_of_another_kind_is_refused(flag: str) -> None:
 )  # fmt: skip
 def test_each_spelling_is_read(earlier: str, key: str, value: object) -> None:
     assert reading_of(f"{LLAMA3_8B} {earlier}").document["layout"][key] == value
+
+
+def test_layers_of_one_part_each_are_read_with_the_stages_they_lie_in() -> None:
+    model = "model={base: nemotron-3-super, mtp_num_layers: 2, mtp_repeated: true}"
+    recipe = recipe_of("qwen3-30b-a3b", model, "nodes=8")
+    layout = Layout(2, 4, virtual_pipeline=11, data=8, expert=8, sequence_parallel=1, zero_stage=1)
+    rendered = [str(word) for word in words_of(recipe, layout)[1:]]
+    document = reading_of(" ".join(rendered), nodes=8).document
+    assert document["model"] == {"base": "nemotron-3-super", "mtp_num_layers": 2, "mtp_repeated": True}
+    assert (document["layout"]["pipeline"], document["layout"]["virtual_pipeline"]) == (4, 11)
+    whole = rendered[rendered.index("--hybrid-layer-pattern") + 1]
+    legacy = ("--hybrid-override-pattern", whole.partition("/")[0].replace("|", ""))
+    first = ("--decoder-first-pipeline-num-layers", "19")
+    at = rendered.index("--hybrid-layer-pattern")
+    rendered[at : at + 2] = [*legacy, "--mtp-hybrid-override-pattern", "*E", *first]
+    document = reading_of(" ".join(rendered), nodes=8).document
+    assert document["model"] == {"base": "nemotron-3-super", "mtp_num_layers": 2, "mtp_repeated": True}
+    assert document["layout"]["layers_by_stage"] == [19, 23, 23, 23]
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)

@@ -14,7 +14,7 @@ from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import largest_layer
 from llmlaunch.memory.facts import MemoryFacts
-from llmlaunch.memory.job import Job, RankColumns, all_ranks, with_mean_attention, without_layers
+from llmlaunch.memory.job import Job, RankColumns, all_ranks, with_mean_parts, without_layers
 from llmlaunch.memory.loss import final_norm, saved_by_heads
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 from llmlaunch.memory.weights import distinct_matrices, layer_parameters, linear_weights, rank_parameters
@@ -96,7 +96,7 @@ def test_a_rank_keeps_the_mean_of_its_kinds_of_layers_and_a_bound_the_least() ->
     job = job_of(SIX, STAGES, FACTS, NO_TECHNIQUES, N)
     bound = without_layers(LayoutColumns.of([STAGES]))
     assert attention(job, bound)[0] == pytest.approx(min(one, four, many))
-    assert attention(job, with_mean_attention(job, bound))[0] == pytest.approx((one + four + many) / 3)
+    assert attention(job, with_mean_parts(job, bound))[0] == pytest.approx((one + four + many) / 3)
     assert value(largest_layer, SIX, STAGES) == pytest.approx(value(largest_layer, alike(4)))
 
 

@@ -49,7 +49,8 @@ from llmlaunch.memory.workspace import (
     recomputed_layer,
     weight_gradient_stubs,
 )
-from llmlaunch.models.shape import Indexer, LinearAttention, MlaShape, ModelShape
+from llmlaunch.models.mamba import Mamba
+from llmlaunch.models.shape import SQUARED, Indexer, LinearAttention, MlaShape, ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 
 N = 4096  # tokens of a sequence
@@ -171,6 +172,87 @@ def test_stubs_of_gradients_are_of_both_kinds_of_attention() -> None:
     full = h * (4096 + 2 * 1024) / t
     assert value(weight_gradient_stubs, HYBRID, STAGES) == 2 * (mlp + delta + last)
     assert value(weight_gradient_stubs, HYBRID, STAGES, rank=1) == 2 * (mlp + delta + last + full)
+
+
+# stages of two layers each
+STATE_SPACES = replace(
+    LLAMA3_8B, num_layers=8, gated_mlp=False, activation=SQUARED, position_embedding="none", ffn_hidden_size=1024,
+    mamba=Mamba("MM*-M-EM", 32, 64, 128, 4, mtp_pattern="*E"),
+    moe=MoeShape(8, 2, 512, 768, (0, 0, 0, 0, 0, 0, 1, 0)),
+)  # fmt: skip
+INNER, WRITTEN = 32 * 64, 4 * 128  # columns of 32 heads; of what 4 groups of them write to their states
+MAMBA_LAYER = 2 * (2 * INNER + 2 * WRITTEN + 32) + 2 * 2 * INNER + 4 * 4 + 2 * INNER
+ONE_NORM = 2 * 4096 + 4 + 2 * 4096
+
+
+def test_layers_of_one_part_keep_what_that_part_keeps() -> None:
+    """A Mamba-2 mixer keeps all columns of its first projection, what the scan puts out before and after the gate, a
+    statistic of each group, and the last projection's input."""
+    t = 2
+    full = 2 * (4096 + 2 * 1024) + 2 * 4096 + 4 * 32
+    mlp = 2 * 2 * 1024
+    assert value(dense_layer, STATE_SPACES, STAGES) == pytest.approx(N * (ONE_NORM + MAMBA_LAYER) / t)
+    assert value(dense_layer, STATE_SPACES, STAGES, rank=1) == pytest.approx(N * (ONE_NORM + (full + mlp) / 2) / t)
+    assert value(dense_layer, STATE_SPACES, STAGES, rank=2) == pytest.approx(
+        N * (ONE_NORM + (MAMBA_LAYER + mlp) / 2) / t
+    )
+    kept = value(kept_activations, STATE_SPACES, STAGES, rank=2)
+    assert kept == pytest.approx(N * (2 * ONE_NORM + MAMBA_LAYER + mlp) / t)
+    assert value(largest_layer, STATE_SPACES, STAGES, rank=1) == pytest.approx(N * (ONE_NORM + full) / t)
+
+
+def test_over_context_ranks_heads_share_the_columns_of_their_groups() -> None:
+    """Of one group on a device two ranks need all."""
+    context = Layout(tensor=4, context=2, data=1, sequence_parallel=1)
+    mamba = 2 * (2 * INNER / 4 + 2 * 2 * 128 + 32 / 4) + (2 * 2 * INNER + 4 * 4 + 2 * INNER) / 4
+    alone = replace(STATE_SPACES, mamba=Mamba("M" * 8, 32, 64, 128, 4), moe=None)
+    assert value(dense_layer, alone, context) == pytest.approx(N / 2 * (ONE_NORM / 4 + mamba))
+
+
+def test_experts_in_latents_exchange_less_and_keep_what_comes_back() -> None:
+    h, latent, t, topk = 4096, 1024, 2, 2
+    narrow = replace(STATE_SPACES, moe=replace(STATE_SPACES.moe or MIXTRAL.moe, latent_size=latent))
+    less = value(mixture_layer, STATE_SPACES) - value(mixture_layer, narrow)
+    assert less == pytest.approx(N / t * (topk * 2 * (h - latent) - 2 * latent))
+    exchanged = [value(mixture_forward, shape) - N / t * 2 * h for shape in (STATE_SPACES, narrow)]
+    assert exchanged[1] == pytest.approx(exchanged[0] * latent / h)
+
+
+def test_the_scan_runs_backward_beside_gradients_of_all_columns() -> None:
+    """Twice the convolved columns, the gradients of all columns and twice of the output; of a head's step five entries
+    in fp32 and in bf16; 128 products of each group for a token, and four of the states between chunks of 128 tokens. Of
+    what the mixer keeps, the scan's output and what is behind it are gone, as is the gradient of its output."""
+    t, h, convolved = 2, 4096, INNER + 2 * WRITTEN
+    alive = 2 * (2 * convolved + (INNER + convolved + 32) + 2 * INNER) + 10 * 32
+    alive += 12 * INNER * 128 / 128 + 4 * 4 * 128
+    gone = 2 * INNER + 4 * 4 + 2 * INNER + 2 * h
+    assert value(layer_backward, STATE_SPACES, STAGES) == pytest.approx(N * (2 * 2 * h + alive - gone) / t)
+    behind = ONE_NORM + 2 * 2 * 1024  # an MLP has run backward before
+    assert value(layer_backward, STATE_SPACES, STAGES, rank=2) == pytest.approx(
+        N * (2 * 2 * h + alive - gone - behind) / t
+    )
+
+
+def test_stubs_of_gradients_are_of_the_parts_that_a_stage_has() -> None:
+    h, t = 4096, 2
+    mamba, last = h * (2 * INNER + 2 * WRITTEN + 32 + INNER) / t, 0
+    full, mlp = h * (2 * 4096 + 2 * 1024) / t, 2 * h * 1024 / t
+    experts = 2 * h * 512 + 2 * h * 768 / t
+    assert value(weight_gradient_stubs, STATE_SPACES, STAGES) == 2 * (mamba + last)
+    assert value(weight_gradient_stubs, STATE_SPACES, STAGES, rank=1) == 2 * (full + mlp)
+    assert value(weight_gradient_stubs, STATE_SPACES, STAGES, rank=2) == 2 * (mamba + mlp)
+    head = STATE_SPACES.vocab_size * h / t
+    assert value(weight_gradient_stubs, STATE_SPACES, STAGES, rank=3) == 2 * (mamba + experts + head)
+
+
+def test_modules_for_prediction_keep_what_their_own_layers_keep() -> None:
+    one, full = replace(STATE_SPACES, mtp_num_layers=1), 2 * (4096 + 2 * 1024) + 2 * 4096 + 4 * 32
+    more = value(mixture_layer, STATE_SPACES, STAGES) + N * (ONE_NORM + full) / 2
+    without = replace(one, mamba=Mamba("MM*-M-EM", 32, 64, 128, 4, mtp_pattern="*"))
+    expected = more - N * (ONE_NORM + full) / 2
+    assert value(saved_by_heads, one, STAGES, rank=3) - value(saved_by_heads, without, STAGES, rank=3) == pytest.approx(
+        expected
+    )
 
 
 def test_a_head_for_prediction_has_the_attention_of_the_last_layer() -> None:

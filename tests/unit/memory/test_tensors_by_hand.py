@@ -24,7 +24,8 @@ from llmlaunch.memory.weights import (
     rank_parameters,
     trained_parameters,
 )
-from llmlaunch.models.shape import Indexer, LinearAttention, MlaShape, ModelShape
+from llmlaunch.models.mamba import Mamba
+from llmlaunch.models.shape import SQUARED, Indexer, LinearAttention, MlaShape, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 
 QUERY_LATENT = replace(LATENT, name="query-latent", mla=MlaShape(1536, 512, 128, 64, 128), mtp_num_layers=0)
@@ -32,7 +33,13 @@ BIASED = replace(LLAMA3_8B, name="biased", linear_bias=True, qk_layernorm=True)
 WHOLE_NORMS = replace(LLAMA3_8B, name="whole-norms", qk_layernorm=True, qk_norm_of_all_heads=True)
 GATED = replace(LLAMA3_8B, name="gated", attention_gate=True, qkv_bias=True)
 HYBRID = replace(SHARED, name="hybrid", qkv_bias=False, attention_gate=True, linear_attention=LinearAttention(3, 8, 16))
-ALL_SHAPES = (*SHAPES, QUERY_LATENT, BIASED, SINKS, WHOLE_NORMS, GATED, HYBRID)
+STATE_SPACES = replace(
+    SHARED, name="state-spaces", num_layers=8, qkv_bias=False, gated_mlp=False, activation=SQUARED,
+    position_embedding="none", mamba=Mamba("M*E-ME*M", 32, 64, 128, 4, mtp_pattern="*E"),
+    moe=replace(SHARED.moe or MIXTRAL.moe, layer_pattern=(0, 0, 1, 0, 0, 1, 0, 0), latent_size=512),
+)  # fmt: skip
+ADAPTED_SHAPES = (*SHAPES, QUERY_LATENT, BIASED, SINKS, WHOLE_NORMS, GATED, HYBRID)
+ALL_SHAPES = (*ADAPTED_SHAPES, STATE_SPACES)
 LAYOUTS = (
     Layout(pipeline=2),
     Layout(tensor=4, pipeline=2, data=2, expert=2, expert_tensor=2, sequence_parallel=1),
@@ -63,10 +70,35 @@ def layer_weights(shape: ModelShape, layout: Layout, mixture: bool, linear: bool
     norm = h * (2 if shape.normalization == "LayerNorm" else 1)
     yield from (other(norm) for _ in range(4 if shape.post_norms else 2))
     yield from delta_net_weights(shape, t) if linear else attention_weights(shape, t)
-    moe = shape.moe
-    if not mixture or moe is None:
-        yield from mlp_weights(shape, shape.ffn_hidden_size, t)
-        return
+    yield from mixture_weights(shape, layout) if mixture else mlp_weights(shape, shape.ffn_hidden_size, t)
+
+
+def part_weights(shape: ModelShape, layout: Layout, letter: str) -> Iterator[Weight]:
+    """Yield the weights of a layer of one part."""
+    yield other(shape.hidden_size)
+    if letter == "M":
+        yield from mamba_weights(shape.hidden_size, layout.tensor)
+    elif letter == "*":
+        yield from attention_weights(shape, layout.tensor)
+    else:
+        mlp = letter == "-"
+        yield from mlp_weights(shape, shape.ffn_hidden_size, layout.tensor) if mlp else mixture_weights(shape, layout)
+
+
+def mamba_weights(h: int, t: int) -> Iterator[Weight]:
+    """32 heads of 64 columns, their gates, 4 groups of heads that write to and read from 128 entries, and a step."""
+    inner, convolved = 32 * 64, 32 * 64 + 2 * 4 * 128
+    yield Weight((inner + convolved + 32) / t, h)
+    yield Weight(h, inner / t)
+    yield other(convolved / t, 4)
+    yield other(convolved / t)  # the convolution's biases
+    yield from (other(32 / t) for _ in range(3))  # decay, bias of the step, direct share
+    yield other(inner / t)  # the norm behind the scan
+
+
+def mixture_weights(shape: ModelShape, layout: Layout) -> Iterator[Weight]:
+    moe, h, t = shape.moe, shape.hidden_size, layout.tensor
+    assert moe is not None
     yield other(moe.num_experts, h)
     if shape.linear_bias:
         yield other(moe.num_experts)
@@ -74,8 +106,11 @@ def layer_weights(shape: ModelShape, layout: Layout, mixture: bool, linear: bool
         yield other(1, h)
     if moe.shared_expert_ffn_hidden_size:
         yield from mlp_weights(shape, moe.shared_expert_ffn_hidden_size, t)
+    if moe.latent_size:
+        yield Weight(moe.latent_size, h)
+        yield Weight(h, moe.latent_size)
     for _ in range(moe.num_experts // layout.expert):
-        for weight in mlp_weights(shape, moe.ffn_hidden_size, layout.expert_tensor):
+        for weight in mlp_weights(shape, moe.ffn_hidden_size, layout.expert_tensor, moe.latent_size):
             yield replace(weight, is_expert=True)
 
 
@@ -122,8 +157,8 @@ def attention_weights(shape: ModelShape, t: int) -> Iterator[Weight]:
     yield Weight(h, heads * mla.v_head_dim / t)
 
 
-def mlp_weights(shape: ModelShape, width: int, t: int) -> Iterator[Weight]:
-    h, firsts = shape.hidden_size, 2 if shape.gated_mlp else 1
+def mlp_weights(shape: ModelShape, width: int, t: int, outer: int | None = None) -> Iterator[Weight]:
+    h, firsts = outer or shape.hidden_size, 2 if shape.gated_mlp else 1
     yield from (Weight(width / t, h) for _ in range(firsts))
     yield Weight(h, width / t)
     if shape.linear_bias:
@@ -133,14 +168,16 @@ def mlp_weights(shape: ModelShape, width: int, t: int) -> Iterator[Weight]:
 
 def rank_weights(shape: ModelShape, layout: Layout, rank: int) -> list[Weight]:
     """Return all weights of a pipeline rank's layers."""
-    pattern = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
     split = layout.layers_by_stage or (shape.num_layers // layout.pipeline,) * layout.pipeline
     start = sum(split[:rank])
-    return [
-        weight
-        for layer in range(start, start + split[rank])
-        for weight in layer_weights(shape, layout, bool(pattern[layer]), is_linear(shape, layer))
-    ]
+    return [weight for layer in range(start, start + split[rank]) for weight in weights_of_layer(shape, layout, layer)]
+
+
+def weights_of_layer(shape: ModelShape, layout: Layout, layer: int) -> Iterator[Weight]:
+    if shape.mamba is not None:
+        return part_weights(shape, layout, shape.mamba.pattern[layer])
+    mixture = shape.moe is not None and bool(shape.moe.layer_pattern[layer])
+    return layer_weights(shape, layout, mixture, is_linear(shape, layer))
 
 
 def is_linear(shape: ModelShape, layer: int) -> bool:
@@ -176,19 +213,16 @@ def test_a_rank_holds_its_layers_its_tables_and_the_last_norm(shape: ModelShape,
     job, rows = priced(shape, layout)
     counts = rank_parameters(job, rows)
     table = shape.padded_vocab_size(layout.tensor) // layout.tensor * shape.hidden_size
-    positions = shape.max_position_embeddings * shape.hidden_size if shape.position_embedding != "rope" else 0
+    positions = (
+        shape.max_position_embeddings * shape.hidden_size if shape.position_embedding == "learned_absolute" else 0
+    )
     last_norm = shape.hidden_size * (2 if shape.normalization == "LayerNorm" else 1)
     outside = (table + positions, table + last_norm)
     for rank in range(2):
         weights = rank_weights(shape, layout, rank)
         assert counts.dense[rank] == pytest.approx(elements(weights, is_expert=False) + outside[rank], rel=1e-12)
         assert counts.expert[rank] == pytest.approx(elements(weights, is_expert=True), rel=1e-12)
-    kinds = [kind for kind in (False, True) if kind in (shape.moe.layer_pattern if shape.moe else (0,))]
-    largest = max(
-        sum(w.elements for w in layer_weights(shape, layout, kind, linear))
-        for kind in kinds
-        for linear in {is_linear(shape, layer) for layer in range(shape.num_layers)}
-    )
+    largest = max(sum(w.elements for w in weights_of_layer(shape, layout, layer)) for layer in range(shape.num_layers))
     assert counts.largest_layer[0] >= max(largest, table) * (1 - 1e-12)
 
 
@@ -220,7 +254,7 @@ def test_an_indexer_is_whole_on_every_device() -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-@each_shape
+@pytest.mark.parametrize("shape", ADAPTED_SHAPES, ids=lambda shape: shape.name)
 @each_layout
 def test_adapters_have_both_sides_of_every_linear_layer(shape: ModelShape, layout: Layout, frozen: bool) -> None:
     layout = fitting(shape, layout)
@@ -246,6 +280,19 @@ def test_last_layers_that_are_trained_have_states_with_head_and_norm(shape: Mode
     table = shape.padded_vocab_size(2) // 2 * shape.hidden_size
     assert trained.dense[0] == pytest.approx(elements(weights, is_expert=False) + table + shape.hidden_size, rel=1e-12)
     assert trained.expert[0] == pytest.approx(elements(weights, is_expert=True), rel=1e-12)
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_modules_for_prediction_have_layers_of_their_own_and_may_share_them(repeated: bool) -> None:
+    layout = Layout(tensor=2, pipeline=2, data=4, expert=4)
+    shapes = [replace(STATE_SPACES, mtp_num_layers=n, mtp_repeated=repeated and n > 0) for n in (0, 2)]
+    none, two = (rank_parameters(*priced(shape, layout)) for shape in shapes)
+    module = [weight for letter in "*E" for weight in part_weights(STATE_SPACES, layout, letter)]
+    h, table = STATE_SPACES.hidden_size, STATE_SPACES.padded_vocab_size(2) // 2 * STATE_SPACES.hidden_size
+    dense = elements(module, is_expert=False) + 2 * h**2 / 2 + 3 * h
+    modules = 1 if repeated else 2
+    assert (two.dense - none.dense)[1] == pytest.approx(modules * dense + table, rel=1e-12)
+    assert (two.expert - none.expert)[1] == pytest.approx(modules * elements(module, is_expert=True), rel=1e-12)
 
 
 def test_prediction_heads_have_a_layer_a_projection_and_three_norms() -> None:

@@ -37,6 +37,7 @@ CASES = {
     "a window that is a mask": ("llama2-7b-deepspeed", "model={base: llama2-7b, sliding_window: {tokens: 1024}}"),
     "sparse attention": ("deepseek-v3", "model={base: deepseek-v3.2, num_layers: 16}"),
     "pooled keys": ("deepseek-v3", "model={base: deepseek-v4-flash, num_layers: 16}"),
+    "state spaces": ("mixtral-8x7b", "layout={expert_tensor: 1, recompute: none}", "model=nemotron-3-nano"),
     "a CPU": ("quickstart",),
 }
 
@@ -57,6 +58,18 @@ def test_the_floor_is_near_enough_to_be_of_use() -> None:
     setting = setting_of(recipe, backend_for(recipe))
     fastest = float(search(setting).step_seconds.min()) * recipe.world_size
     assert fastest < 2.0 * least_device_seconds(setting.job, recipe.cluster)
+
+
+def test_a_token_passes_through_the_one_part_that_each_layer_has() -> None:
+    """Nemotron 3 Nano: 23 Mamba-2 mixers, 6 of attention, 23 mixtures; of a mixer's states seven products a column."""
+    nano = load_preset("nemotron-3-nano")
+    h, inner, convolved = 2688, 64 * 64, 64 * 64 + 2 * 8 * 128
+    mixer, attention = h * (inner + convolved + 64) + inner * h, h * (4096 + 2 * 256) + 4096 * h
+    mixture = 6 * 2 * h * 1856 + 2 * h * 3712
+    products = 2 * (23 * mixer + 6 * attention + 23 * mixture + h * 131072)
+    scans = 23 * (7 * inner * 128 + 2 * 4 * convolved)
+    scores = 6 * 2 * attended_keys(nano, 8192) * 2 * 4096
+    assert model_flops_per_token(nano, 8192) == pytest.approx(3 * (products + scans + scores))
 
 
 def test_a_token_attends_to_half_of_the_sequence_or_to_its_window() -> None:

@@ -42,6 +42,7 @@ from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.peak import rank_terms
 from llmlaunch.models.attention import ATTENTION_SECTIONS, attention_section
+from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import (
     OF_FAMILIES,
     OF_MEMORY,
@@ -207,7 +208,8 @@ def _family_fields(model: Record) -> dict[str, Any]:
     """Return the fields that only records of our own runs have."""
     fields = {name: model[name] for name in OF_FAMILIES if model.get(name) is not None}
     sections = {name: attention_section(name, fields[name]) for name in ATTENTION_SECTIONS if name in fields}
-    return fields | sections
+    mamba = {"mamba": Mamba(**fields["mamba"])} if "mamba" in fields else {}
+    return fields | sections | mamba
 
 
 def _as_megatron_deepspeed_runs(
@@ -239,6 +241,7 @@ def _moe(moe: Mapping[str, Any], layers: int, ffn_hidden_size: int) -> MoeShape:
         capacity_factor=moe.get("capacity_factor"),
         grouped_gemm=moe.get("grouped_gemm"),
         shared_expert_gate=bool(moe.get("shared_expert_gate")),
+        latent_size=moe.get("latent_size"),
         router=Router(**{name: value for name, value in (moe.get("router") or {}).items() if name in ROUTER_FIELDS}),
     )
 

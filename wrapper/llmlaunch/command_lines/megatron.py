@@ -10,6 +10,7 @@ from typing import Any
 
 from llmlaunch.backends.megatron.versions import NEWEST, known_version
 from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords, Unset, is_unset
+from llmlaunch.command_lines.megatron_hybrid import PATTERN, refuse_other_parts
 from llmlaunch.command_lines.megatron_layout import read_layout
 from llmlaunch.command_lines.megatron_model import DELTA_NETS, linear_period, read_model
 from llmlaunch.command_lines.megatron_namespace import Namespace, namespace_of
@@ -28,13 +29,11 @@ from llmlaunch.errors import UserError
 
 __all__ = ["read_megatron", "read_values", "with_stand_ins"]
 
-SCRIPT = "pretrain_gpt.py"
+SCRIPTS = ("pretrain_gpt.py", "pretrain_hybrid.py")
 KIND = "megatron-lm"
 # Models that are no decoder of equal layers, by `dest`.
 OTHER_MODELS = {
-    "hybrid_layer_pattern": "a hybrid of attention and state spaces",
-    "hybrid_override_pattern": "a hybrid of attention and state spaces",
-    "is_hybrid_model": "a hybrid of attention and state spaces",
+    "is_hybrid_model": "a hybrid of attention and state spaces without --hybrid-layer-pattern",
     "decoder_num_layers": "an encoder with a decoder",
     "heterogeneous_layers_config_path": "a model whose layers differ",
 }
@@ -139,7 +138,9 @@ def _refuse_other_models(space: Namespace, place: str) -> None:
     for dest, what in OTHER_MODELS.items():
         if space.get(dest):
             flag = f"--{dest.replace('_', '-')}"
-            raise UserError(f"{place}: {flag}: is {what}; recipes describe decoders of attention and MLP alone")
+            raise UserError(f"{place}: {flag}: is {what}; recipes describe decoders alone, layer by layer")
+    if space.get(PATTERN):
+        refuse_other_parts(space, place)
     if space.get("experimental_attention_variant") not in (None, DELTA_NETS):
         raise UserError(f"{place}: --experimental-attention-variant: recipes describe {DELTA_NETS} alone")
     if space.get("experimental_attention_variant") and linear_period(space) is None:
@@ -153,7 +154,7 @@ def _backend(trainer: str | None, version: str | None) -> str | dict[str, Any]:
     backend: dict[str, Any] = {"name": KIND}
     backend |= {"version": version} if version else {}
     if trainer and not is_unset(trainer):
-        own, script = PurePath(trainer).name != SCRIPT, PurePath(trainer)
+        own, script = PurePath(trainer).name not in SCRIPTS, PurePath(trainer)
         backend |= {"script": trainer} if own else {"path": str(script.parent)} if script.is_absolute() else {}
     return backend if len(backend) > 1 else KIND
 

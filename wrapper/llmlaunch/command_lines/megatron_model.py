@@ -10,11 +10,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from llmlaunch.command_lines.megatron_hybrid import PATTERN, mamba_section
 from llmlaunch.command_lines.megatron_namespace import Namespace, layer_pattern
 from llmlaunch.errors import UserError
 from llmlaunch.models.hub_ids import hub_model
+from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.presets import find_model, load_preset, preset_names
-from llmlaunch.models.shape import CLAMP, CLAMPED, Indexer, MlaShape, ModelShape, MoeShape, RopeScaling, SlidingWindow
+from llmlaunch.models.shape import (
+    CLAMP,
+    CLAMPED,
+    SQUARED,
+    Indexer,
+    MlaShape,
+    ModelShape,
+    MoeShape,
+    RopeScaling,
+    SlidingWindow,
+)
 
 __all__ = ["DELTA_NETS", "ModelReading", "linear_period", "read_model"]
 
@@ -52,7 +64,8 @@ TOKENIZERS: tuple[tuple[str, int], ...] = (
     (r"gpt-neox-20b", 50277),
 )
 FEW_CHANGES = 4
-PARTS = (Indexer, MlaShape, MoeShape, RopeScaling, SlidingWindow)
+NOT_COMPLETED = ("rope_scaling", "sliding_window", "indexer", "linear_attention", "mamba")  # by a base
+PARTS = (Indexer, Mamba, MlaShape, MoeShape, RopeScaling, SlidingWindow)
 
 
 def read_model(space: Namespace) -> ModelReading:
@@ -99,6 +112,10 @@ def _shape(space: Namespace) -> Iterator[tuple[str, Any]]:
     yield from _rates(space)
     if space.get("mtp_num_layers"):
         yield "mtp_num_layers", space["mtp_num_layers"]
+    if space.get("mtp_num_layers") and space.get("mtp_use_repeated_layer"):
+        yield "mtp_repeated", True
+    if space.get(PATTERN):
+        yield "mamba", mamba_section(space)
     if latent:
         yield "mla", _latent(space)
     if space.get("experimental_attention_variant") == "dsa":
@@ -116,6 +133,8 @@ def _switches(space: Namespace, latent: bool) -> Iterator[tuple[str, Any]]:
         yield "gated_mlp", False
     if clamped:
         yield "activation", CLAMPED
+    if space.get("squared_relu"):
+        yield "activation", SQUARED
     if biased:
         yield "linear_bias", True
     if space.get("add_qkv_bias") and not biased:
@@ -236,8 +255,10 @@ def _mixture(space: Namespace) -> dict[str, Any]:
     if space.get("moe_shared_expert_intermediate_size"):
         moe["shared_expert_ffn_hidden_size"] = space["moe_shared_expert_intermediate_size"]
         moe |= {"shared_expert_gate": True} if space.get("moe_shared_expert_gate") else {}
+    if space.get("moe_latent_size"):
+        moe["latent_size"] = space["moe_latent_size"]
     pattern = space.get("moe_layer_freq")
-    if pattern is not None and not all(pattern):
+    if pattern is not None and not all(pattern) and not space.get(PATTERN):
         moe["layer_pattern"] = list(pattern)
     if space.get("moe_expert_capacity_factor"):
         moe["capacity_factor"] = space["moe_expert_capacity_factor"]
@@ -318,11 +339,12 @@ def _over_preset(preset: ModelShape, shape: Mapping[str, Any]) -> dict[str, Any]
         wanted = find_model({"max_position_embeddings": preset.max_position_embeddings, **shape})
     except UserError:
         return None
-    changed = _differences(_comparable(preset), _comparable(wanted))
-    for name in ("rope_scaling", "sliding_window", "indexer", "linear_attention"):  # which a base does not complete
+    modules = wanted.mtp_num_layers > 0
+    changed = _differences(_comparable(preset, modules), _comparable(wanted, modules))
+    for name in NOT_COMPLETED:
         if name in changed:
-            changed[name] = _comparable(wanted)[name]
-    if changed.get("activation") != CLAMPED:
+            changed[name] = _comparable(wanted, modules)[name]
+    if changed.get("activation") not in (CLAMPED, SQUARED):
         changed.pop("activation", None)
     parts = any(
         value is None or isinstance(value, Mapping) != isinstance(getattr(preset, key), PARTS)
@@ -336,13 +358,15 @@ def _over_preset(preset: ModelShape, shape: Mapping[str, Any]) -> dict[str, Any]
         again = find_model({"base": preset.name, **changed})
     except UserError:
         return None
-    return changed if _comparable(again) == _comparable(wanted) else None
+    return changed if _comparable(again, modules) == _comparable(wanted, modules) else None
 
 
-def _comparable(shape: ModelShape) -> dict[str, Any]:
-    """The keys of a shape that a recipe may write, plain."""
+def _comparable(shape: ModelShape, modules: bool) -> dict[str, Any]:
+    """The keys of a shape that a recipe may write, plain; without `modules` also without their layers."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(shape)))
     (values["moe"] or {}).pop("grouped_gemm", None)
+    if not modules:
+        (values["mamba"] or {}).pop("mtp_pattern", None)
     return {key: value for key, value in values.items() if key not in ("name", "family")}
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
+from llmlaunch.command_lines.megatron_hybrid import one_pattern
 from llmlaunch.command_lines.megatron_words import Value, Values, default_values, typed_value
 from llmlaunch.errors import UserError
 from llmlaunch.techniques import GraphScope
@@ -60,6 +61,7 @@ def namespace_of(values: Values, version: str, world_size: int | None = None, pl
     _earlier_spellings(space)
     space.idle = dict(_idle(space))
     space |= {dest: default_values(version).get(dest) for dest in space.idle}
+    segments = one_pattern(space)
     _sizes(space)
     _parallel(space, world_size)
     _lengths(space)
@@ -67,7 +69,7 @@ def namespace_of(values: Values, version: str, world_size: int | None = None, pl
     _graphs(space)
     _numbers(space)
     _experts(space)
-    _stages(space, place)
+    _stages(space, segments, place)
     if space.get("data_path") or space.get("split"):
         space["split"] = re.sub(r"\s", "", str(space.get("split") or LEGACY_SPLIT))
     if isinstance(space.get("window_size"), str):
@@ -291,8 +293,9 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, list) else max(int(value), 1)
 
 
-def _stages(space: Namespace, place: str) -> None:
-    """Chunks of each rank under `num_virtual_stages_per_pipeline_rank` and uneven stages under STAGES."""
+def _stages(space: Namespace, segments: tuple[str, ...], place: str) -> None:
+    """Chunks of each rank under `num_virtual_stages_per_pipeline_rank` and uneven stages under STAGES. `segments` are
+    the layers of each stage where one pattern says them all."""
     layers, pipeline = space.get("num_layers"), space.get("pipeline_model_parallel_size") or 1
     # what a log holds beside the flags, once validate_args has worked it out
     chunks = space.pop("virtual_pipeline_model_parallel_size", None) or space.get(
@@ -303,12 +306,13 @@ def _stages(space: Namespace, place: str) -> None:
     notation = {name: space.pop(name, None) for name in PIPELINE_NOTATIONS}
     split: tuple[int, ...] = ()
     if layers and 0 < layers <= MOST_LAYERS and 0 < pipeline <= MOST_STAGES:
-        if written:
-            split = written_stages(str(written))
+        if written or len(segments) > 1:
+            split = written_stages(str(written)) if written else tuple(map(len, segments))
             if not split or len(split) % pipeline or sum(split) != layers:
+                flag, value = "pipeline-model-parallel-layout", written or "|".join(segments)
                 raise UserError(
-                    f"{place}: --pipeline-model-parallel-layout {ascii(written)[:60]}: holds no {layers} layers "
-                    f"in a multiple of {pipeline} stages; correct it"
+                    f"{place}: --{flag if written else 'hybrid-layer-pattern'} {ascii(value)[:60]}: holds no {layers} "
+                    f"layers in a multiple of {pipeline} stages; correct it"
                 )
             chunks = len(split) // pipeline
         elif per_stage and not chunks:

@@ -51,6 +51,7 @@ ADDED: Mapping[str, str] = {
     "overlap_cpu_optimizer_d2h_h2d": "hides the copies of the offloaded optimizer",
     "use_precision_aware_optimizer": "the offloaded optimizer needs it",
     "moe_grouped_gemm": "all experts of a rank in one kernel",
+    "use_fused_weighted_squared_relu": "one kernel squares and weighs what experts put out",
     "moe_router_dtype": "many experts want fp32 scores",
     "moe_router_pre_softmax": "one score that sums to 1 would teach the router nothing",
     "fp8_amax_history_len": "a scale from the largest value of many steps",

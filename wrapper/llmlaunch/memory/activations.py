@@ -12,7 +12,7 @@ from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import (
     Job,
     RankColumns,
-    alike_attention,
+    alike_parts,
     by_recompute,
     mean_of_kinds,
     offloads,
@@ -66,6 +66,7 @@ RECOMPUTED: dict[str, tuple[str, ...]] = {
         "expert_fc2_input",
         "expert_clamped",
         "moe_permuted_output",
+        "moe_latents",
         "shared_fc1_output",
         "shared_fc2_input",
         "expert_adapters",
@@ -201,8 +202,10 @@ def _uncopied_values(job: Job, rows: RankColumns) -> FloatColumn:
         return np.zeros(len(rows))
     t = rows.tensor
     width: FloatColumn = shape.query_width + np.maximum(shape.num_query_groups, t) * float(shape.head_dim)
-    if shape.linear_attention is not None:
-        width = width * (0.0 if rows.linear_share is None else 1.0 - rows.linear_share)
+    if rows.shares is not None:
+        width = width * rows.shares.get("attention", np.zeros(len(rows)))
+    elif shape.linear_attention is not None or shape.mamba is not None:
+        return np.zeros(len(rows))
     return tokens(job, rows) * job.facts.activation_bytes * width / t
 
 
@@ -225,7 +228,7 @@ def _on_device(job: Job, rows: RankColumns, saved_bytes: FloatColumn, by_kind: K
 
 def largest_layer(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes that the largest layer of a rank keeps on the device, for one micro-batch."""
-    return reduce(np.maximum, (_largest(alike, kept_by_layer(job, alike)) for alike in alike_attention(job, rows)))
+    return reduce(np.maximum, (_largest(alike, kept_by_layer(job, alike)) for alike in alike_parts(job, rows)))
 
 
 def _largest(rows: RankColumns, by_kind: Kept) -> FloatColumn:
@@ -274,7 +277,7 @@ def cut_checkpoints(job: Job, rows: RankColumns) -> FloatColumn:
     formula)."""
     shape = job.shape
     whole = shape.ffn_hidden_size // shape.hidden_size
-    if not job.facts.cut_checkpoints or shape.moe is not None or whole < 1:
+    if not job.facts.cut_checkpoints or shape.moe is not None or shape.mamba is not None or whole < 1:
         return np.zeros(len(rows))
     waste = shape.ffn_hidden_size / shape.hidden_size / whole - 1.0
     return np.where(rows.layouts.recompute == RECOMPUTE_FULL, waste * kept_activations(job, rows), 0.0)
@@ -288,7 +291,7 @@ def cut_parameters(job: Job, rows: RankColumns) -> FloatColumn:
     Replayed allocation by allocation (Megatron core 0.19, traced), the allocator without expandable segments is 1.5 %
     off what eight B200s reserved (SimuMax, 20 peaks; docs/tracing.md), and these are the pieces it leaves."""
     shape, t = job.shape, rows.tensor
-    if shape.moe is not None or shape.mla is not None:
+    if shape.moe is not None or shape.mla is not None or shape.mamba is not None:
         return np.zeros(len(rows))
     hidden = layer_input(job, rows)
     first, second = matrices(job, rows).dense

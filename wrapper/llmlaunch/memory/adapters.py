@@ -16,8 +16,8 @@ __all__ = ["INPUTS_OF", "Tensors", "saved_beside_adapters"]
 Tensors = Mapping[str, FloatColumn]
 
 INPUTS_OF: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("attn_norm_output", "delta_norm_output"), ("q_proj", "k_proj", "v_proj")),
-    "delta_proj_input": ("o_proj",),
+    **dict.fromkeys(("attn_norm_output", "delta_norm_output", "mamba_norm_output"), ("q_proj", "k_proj", "v_proj")),
+    **dict.fromkeys(("delta_proj_input", "mamba_proj_input"), ("o_proj",)),
     **dict.fromkeys(("mlp_norm_output", "expert_fc1_input"), ("gate_proj", "up_proj")),
     **dict.fromkeys(("mlp_fc2_input", "expert_fc2_input", "shared_fc2_input"), ("down_proj",)),
 }

@@ -66,7 +66,7 @@ def _deepep(job: Job, rows: RankColumns, ranks: IntColumn) -> FloatColumn:
     than the known ones are refused, and priced as the next larger one."""
     known = np.minimum(np.searchsorted(DEEPEP_RANKS, ranks), len(DEEPEP_RANKS) - 1)
     waiting = np.array(list(DEEPEP_WAITING_TOKENS.values()), dtype=np.float64)[known]
-    token_bytes = 2.0 * job.shape.hidden_size + DEEPEP_TOKEN_BYTES
+    token_bytes = 2.0 * job.shape.expert_width + DEEPEP_TOKEN_BYTES
     near = DEEPEP_CHANNELS * np.minimum(ranks, NODE_DEVICES) * waiting[:, 0] * token_bytes
     nodes = np.where(ranks > NODE_DEVICES, ranks // NODE_DEVICES, 0)
     far = 2.0 * DEEPEP_CHANNELS * nodes * waiting[:, 1] * (token_bytes + DEEPEP_FLAG_BYTES)
@@ -84,8 +84,8 @@ def _hybridep(job: Job, rows: RankColumns, ranks: IntColumn) -> FloatColumn:
     experts = float(job.shape.moe.num_experts) * rows.layouts.expert_tensor  # of all ranks, as the dispatcher counts
     domains = np.maximum(np.ceil(ranks / job.facts.exchange_domain_devices), 1.0)
     others = domains - 1.0
-    hidden, near_experts = 2.0 * job.shape.hidden_size, FP32_BYTES * experts / domains
-    scales = FP32_BYTES * job.shape.hidden_size / HYBRIDEP_SCALED
+    hidden, near_experts = 2.0 * job.shape.expert_width, FP32_BYTES * experts / domains
+    scales = FP32_BYTES * job.shape.expert_width / HYBRIDEP_SCALED
     whole = mine * ranks * (hidden + near_experts + scales)
     sent = np.where(others > 0, mine * (hidden + FP32_BYTES * experts + scales), 0.0)
     come = mine * others * (3.0 * (hidden + near_experts) + scales)

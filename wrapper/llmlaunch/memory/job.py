@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, reduce, wraps
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns, Modules
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.kinds import attention_kinds, is_mixed, kind_shares
+from llmlaunch.models.mamba import PARTS, head_kinds, layer_parts, part_kinds
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
@@ -22,24 +23,26 @@ from llmlaunch.workload import Workload
 __all__ = [
     "NO_CORRECTION",
     "Correction",
+    "HeadLayers",
     "Job",
     "RankColumns",
-    "alike_attention",
+    "alike_parts",
     "all_are_candidates",
     "all_ranks",
     "by_recompute",
     "candidate_ranks",
     "chunk_ranges",
+    "head_layers",
     "layer_kinds",
-    "like_last_layer",
     "mean_of_kinds",
+    "mean_of_parts",
     "offloads",
     "offloads_modules",
     "once_for_rows",
     "one_rank",
     "pattern_is_uniform",
     "recomputes",
-    "with_mean_attention",
+    "with_mean_parts",
     "without_layers",
     "without_offload",
 ]
@@ -108,7 +111,7 @@ class Job:
     @property
     def stages_alike(self) -> bool:
         """Whether all pipeline ranks of even stages hold and train equally many layers of each kind."""
-        alike = pattern_is_uniform(self.shape) and self.shape.linear_attention is None and not is_mixed(self.shape)
+        alike = pattern_is_uniform(self.shape) and not _mixed(self.shape) and not is_mixed(self.shape)
         return self.techniques.trained_layers is None and alike
 
     @cached_property
@@ -124,9 +127,10 @@ class RankColumns:
     where these are the `ends` of even pipelines, the first ranks of all layouts and then the last ranks of all, unless
     no layout has more than one.
 
-    `linear_share` is the part of a rank's layers whose attention is linear; what a layer holds is the mean of these and
-    the others. None: what takes less of the two, of each thing a layer holds, so that it is a bound. `kind_shares` are
-    the parts that have each kind of softmax attention (`attention_kinds`) where there are several; None likewise."""
+    `shares` are the shares of a rank's layers that have each part in the place of attention (`layer_parts`), where not
+    all have the same; of layers of one part each, mixtures are counted apart. What a layer holds is their mean. None:
+    what takes least of them, of each thing a layer holds, so that it is a bound. `kind_shares` are the parts that have
+    each kind of softmax attention (`attention_kinds`) where there are several; None likewise."""
 
     layouts: LayoutColumns
     layout_index: IntColumn
@@ -135,7 +139,7 @@ class RankColumns:
     dense_layers: FloatColumn
     moe_layers: FloatColumn
     ends: bool = False
-    linear_share: FloatColumn | None = None
+    shares: Mapping[str, FloatColumn] | None = None
     kind_shares: tuple[FloatColumn, ...] | None = None
 
     @cached_property
@@ -238,13 +242,8 @@ def _rows(
         microbatches = layouts.num_microbatches(job.workload.global_batch_size)
     rows = _in_order(layouts, len(index)) if ends else layouts.take(index)
     dense, moe = _layers(job, rows, rank)
-    linear = None
-    if job.shape.linear_attention is not None:
-        (linear,) = _shares(job.shape, rows, rank, [job.shape.linear_pattern])
-    kinds = None
-    if is_mixed(job.shape):
-        kinds = tuple(_shares(job.shape, rows, rank, [kind.layers for kind in attention_kinds(job.shape)]))
-    return RankColumns(rows, index, rank, np.maximum(microbatches[index], 1), dense, moe, ends, linear, kinds)
+    shares, kinds = _shares(job, rows, rank), _kind_shares(job, rows, rank)
+    return RankColumns(rows, index, rank, np.maximum(microbatches[index], 1), dense, moe, ends, shares, kinds)
 
 
 def _in_order(layouts: LayoutColumns, rows: int) -> LayoutColumns:
@@ -271,17 +270,38 @@ def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn
     return layers - moe, moe
 
 
-def _shares(
+def _mixed(shape: ModelShape) -> bool:
+    """Whether layers differ in what they have in the place of attention."""
+    return shape.linear_attention is not None or shape.mamba is not None
+
+
+def _shares(job: Job, rows: LayoutColumns, rank: IntColumn) -> Mapping[str, FloatColumn] | None:
+    """Return the shares of each row's layers that have each part; None where all layers of the model are alike."""
+    if not _mixed(job.shape):
+        return None
+    parts, kinds = layer_parts(job.shape), part_kinds(job.shape)
+    patterns = [[int(part == kind) for part in parts] for kind in kinds]
+    return dict(zip(kinds, _shares_of(job.shape, rows, rank, patterns), strict=True))
+
+
+def _kind_shares(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn, ...] | None:
+    """Return the shares of each row's layers that have each kind of softmax attention; None where there is one."""
+    if not is_mixed(job.shape):
+        return None
+    return tuple(_shares_of(job.shape, rows, rank, [kind.layers for kind in attention_kinds(job.shape)]))
+
+
+def _shares_of(
     shape: ModelShape, rows: LayoutColumns, rank: IntColumn, patterns: Sequence[Sequence[int]]
 ) -> list[FloatColumn]:
-    """Return for each pattern, with 1 for each layer of its kind, the part of each row's layers that are of it."""
-    counts, layers = [np.zeros(len(rank)) for _ in patterns], np.zeros(len(rank))
+    """Return for each pattern, with 1 for each layer of its kind, its part of each row's layers that are of any."""
+    counts = [np.zeros(len(rank)) for _ in patterns]
     before = [np.concatenate([[0], np.cumsum(pattern)]) for pattern in patterns]  # layers of the kind before layer i
     for start, stop in chunk_ranges(shape, rows, rank):
-        layers += stop - start
         for count, of_kind in zip(counts, before, strict=True):
             count += of_kind[stop] - of_kind[start]
-    return [count / np.maximum(layers, 1.0) for count in counts]
+    layers = np.maximum(reduce(np.add, counts), 1.0)
+    return [count / layers for count in counts]
 
 
 def mean_of_kinds(rows: RankColumns, of_kinds: Sequence[FloatColumn]) -> FloatColumn:
@@ -292,42 +312,67 @@ def mean_of_kinds(rows: RankColumns, of_kinds: Sequence[FloatColumn]) -> FloatCo
     return reduce(np.add, (share * column for share, column in zip(rows.kind_shares, of_kinds, strict=True)))
 
 
-def alike_attention(job: Job, rows: RankColumns) -> tuple[RankColumns, ...]:
-    """Return the rows once for each kind of attention that layers have, as if all layers of a rank had it where any
-    has: for what is as large as the largest layer."""
-    share, shares = rows.linear_share, rows.kind_shares
-    if shares is not None:
+def mean_of_parts(rows: RankColumns, of_parts: Mapping[str, FloatColumn]) -> FloatColumn:
+    """Return what a layer has in the mean of a row's layers, given what it has with each part of the model: the least
+    of all where the shares are not known."""
+    if rows.shares is None:
+        return reduce(np.minimum, of_parts.values())
+    return reduce(np.add, (share * of_parts[kind] for kind, share in rows.shares.items()))
+
+
+def alike_parts(job: Job, rows: RankColumns) -> tuple[RankColumns, ...]:
+    """Return the rows once for each part that layers have, or each kind of softmax attention, as if all layers of a
+    rank had it where any has: for what is as large as the largest layer."""
+    shares, kinds = rows.shares, rows.kind_shares
+    if kinds is not None:
         alike = [
-            tuple(np.where(one > 0, float(i == j), each) for j, each in enumerate(shares))
-            for i, one in enumerate(shares)
+            tuple(np.where(one > 0, float(i == j), each) for j, each in enumerate(kinds)) for i, one in enumerate(kinds)
         ]
         return tuple(replace(rows, kind_shares=each) for each in alike)
-    if job.shape.linear_attention is None or share is None:
+    if shares is None:
         return (rows,)
-    kinds = np.where(share > 0, 1.0, 0.0), np.where(share < 1, 0.0, 1.0)
-    return tuple(replace(rows, linear_share=kind) for kind in kinds)
+    alone = [
+        {other: np.where(share > 0, float(other == kind), column) for other, column in shares.items()}
+        for kind, share in shares.items()
+    ]
+    return tuple(replace(rows, shares=each) for each in alone)
 
 
-def like_last_layer(job: Job, rows: RankColumns) -> RankColumns:
-    """Return the rows as if all layers had the attention of the model's last one, as those of multi-token prediction
-    have, or of the kind that those have by themselves."""
+@frozen
+class HeadLayers:
+    """The layers of one multi-token-prediction module: how many are dense and how many mixtures, and `rows` as if all
+    layers had the parts of these."""
+
+    rows: RankColumns
+    dense: int
+    mixture: int
+
+
+def head_layers(job: Job, rows: RankColumns) -> HeadLayers:
+    """Return the layers of a multi-token-prediction module (`head_kinds`), with the kind of softmax attention that they
+    have by themselves."""
+    shape, (dense, mixture) = job.shape, head_kinds(job.shape)
+    if is_mixed(shape):
+        of_heads = [float(kind.predicts) for kind in attention_kinds(shape)]
+        rows = replace(rows, kind_shares=tuple(np.full(len(rows), share) for share in of_heads))
+    if not _mixed(shape):
+        return HeadLayers(rows, dense, mixture)
+    parts = [PARTS[letter] for letter in shape.mamba.mtp_pattern or ""] if shape.mamba else [layer_parts(shape)[-1]]
+    shares = {kind: parts.count(kind) / max(dense, 1) for kind in part_kinds(shape)}
+    alike = replace(rows, shares={kind: np.full(len(rows), share) for kind, share in shares.items()})
+    return HeadLayers(alike, dense, mixture)
+
+
+def with_mean_parts(job: Job, rows: RankColumns) -> RankColumns:
+    """Return the rows as if each had of every part, and every kind of attention, what the whole model has in the
+    mean."""
     if is_mixed(job.shape):
-        of_heads = [float(kind.predicts) for kind in attention_kinds(job.shape)]
-        return replace(rows, kind_shares=tuple(np.full(len(rows), share) for share in of_heads))
-    if job.shape.linear_attention is None:
+        rows = replace(rows, kind_shares=tuple(np.full(len(rows), share) for _, share in kind_shares(job.shape)))
+    if not _mixed(job.shape):
         return rows
-    return replace(rows, linear_share=np.full(len(rows), float(job.shape.linear_pattern[-1])))
-
-
-def with_mean_attention(job: Job, rows: RankColumns) -> RankColumns:
-    """Return the rows as if all layers had of each kind of attention what the whole model has in the mean."""
-    if is_mixed(job.shape):
-        shares = tuple(np.full(len(rows), share) for _, share in kind_shares(job.shape))
-        return replace(rows, kind_shares=shares)
-    if job.shape.linear_attention is None:
-        return rows
-    share = sum(job.shape.linear_pattern) / job.shape.num_layers
-    return replace(rows, linear_share=np.full(len(rows), share))
+    parts = [part for part in layer_parts(job.shape) if part != "mixture"]
+    shares = {kind: np.full(len(rows), parts.count(kind) / len(parts)) for kind in part_kinds(job.shape)}
+    return replace(rows, shares=shares)
 
 
 def layer_kinds(shape: ModelShape) -> Sequence[int]:

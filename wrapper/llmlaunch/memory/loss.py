@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL
-from llmlaunch.memory.activations import Kept, kept_by_layer, layer_input
-from llmlaunch.memory.job import Job, RankColumns, by_recompute, like_last_layer
+from llmlaunch.memory.activations import kept_by_layer, layer_input
+from llmlaunch.memory.job import Job, RankColumns, by_recompute, head_layers
 from llmlaunch.memory.saved import STATISTIC_BYTES, saved_by_dense_layer, saved_by_mixture_layer, sequence_split, tokens
 from llmlaunch.memory.weights import matrices, vocabulary
 
@@ -183,10 +183,11 @@ def saved_by_heads(job: Job, rows: RankColumns) -> FloatColumn:
     heads = job.shape.mtp_num_layers
     if not heads:
         return np.zeros(len(rows))
-    around = _around_layer(job, rows)
+    around, layers = _around_layer(job, rows), head_layers(job, rows)
+    kept = kept_by_layer(job, layers.rows)
 
     def left() -> FloatColumn:
-        return _of_last_layer(job, kept_by_layer(job, like_last_layer(job, rows))) + around
+        return layers.dense * kept[0] + layers.mixture * kept[1] + around
 
     def whole() -> FloatColumn:
         """Megatron core knows no block method for heads, and recomputes none."""
@@ -229,16 +230,10 @@ def _hidden(job: Job, rows: RankColumns) -> FloatColumn:
     return share * job.facts.activation_bytes * job.shape.hidden_size
 
 
-def _of_last_layer(job: Job, of_kinds: Kept) -> FloatColumn:
-    dense, mixture = of_kinds
-    return mixture if job.shape.moe is not None and job.shape.moe.layer_pattern[-1] else dense
-
-
 def _whole_layer(job: Job, rows: RankColumns) -> FloatColumn:
-    rows = like_last_layer(job, rows)
-    dense = saved_by_dense_layer(job, rows).total
-    mixture = dense if job.shape.moe is None else saved_by_mixture_layer(job, rows).total
-    return _of_last_layer(job, (dense, mixture))
+    layers = head_layers(job, rows)
+    whole = layers.dense * saved_by_dense_layer(job, layers.rows).total
+    return whole + layers.mixture * saved_by_mixture_layer(job, layers.rows).total if layers.mixture else whole
 
 
 def _around_layer(job: Job, rows: RankColumns) -> FloatColumn:

@@ -20,10 +20,11 @@ from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.adapters import INPUTS_OF, Tensors, saved_beside_adapters
 from llmlaunch.memory.compressed import attention_tensors, stream_tensors
 from llmlaunch.memory.job import Job, RankColumns, mean_of_kinds, once_for_rows
-from llmlaunch.models.shape import CLAMPED, Indexer, LinearAttention, MoeShape
+from llmlaunch.memory.recurrent import saved_by_delta_net, saved_by_mamba
+from llmlaunch.models.mamba import part_kinds
+from llmlaunch.models.shape import CLAMPED, SQUARED, Indexer, MoeShape
 
 __all__ = [
-    "CHUNK_TOKENS",
     "Gone",
     "SavedTensors",
     "kept_operators",
@@ -82,48 +83,56 @@ def sequence_split(job: Job, rows: RankColumns) -> FloatColumn:
 
 @once_for_rows
 def saved_by_dense_layer(job: Job, rows: RankColumns) -> SavedTensors:
-    """Attention and a dense MLP."""
-    shape, t = job.shape, rows.tensor
-    n = tokens(job, rows)
-    mlp = {
+    """Attention and a dense MLP; of layers of one part each, the mean of those that are no mixtures."""
+    n, tensors = tokens(job, rows), _mixers(job, rows)
+    if job.shape.mamba is None:
+        tensors |= _mlp(job, rows)
+    return SavedTensors(apply_techniques_to_saved(job, n, n / sequence_split(job, rows), tensors))
+
+
+def _mlp(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    n, width = tokens(job, rows), job.shape.ffn_hidden_size / rows.tensor
+    return {
         **_norm(job, rows, "mlp_norm"),
         **stream_tensors(job, n, "mlp"),
-        "mlp_fc1_output": n * projected_bytes(job) * shape.ffn_hidden_size / t,
-        "mlp_fc2_input": n * job.facts.linear_input_bytes * shape.ffn_hidden_size / t,
+        "mlp_fc1_output": n * projected_bytes(job) * width,
+        "mlp_fc2_input": n * job.facts.linear_input_bytes * width,
     }
-    return SavedTensors(
-        apply_techniques_to_saved(job, n, n / sequence_split(job, rows), {**_attention_of(job, rows), **mlp})
-    )
 
 
 @once_for_rows
 def saved_by_mixture_layer(job: Job, rows: RankColumns) -> SavedTensors:
-    """Attention and a mixture of experts; a mixture routes topk copies of every token."""
+    """Attention, where layers have more than one part, and a mixture of experts; a mixture routes topk copies of every
+    token."""
     shape, facts = job.shape, job.facts
     moe = shape.moe
     assert moe is not None
     lay, n, split = rows.layouts, tokens(job, rows), sequence_split(job, rows)
     routed = routed_tokens(job, rows)
-    width = routed * moe.ffn_hidden_size
+    width, outer = routed * moe.ffn_hidden_size, shape.expert_width
     shared = n * moe.shared_expert_ffn_hidden_size / rows.tensor
     weighed_before = moe.router.weighted_inputs  # whose gradient reads what was not weighed yet
+    latents = moe.latent_size is not None
     mixture = {
         **_norm(job, rows, "mlp_norm"),
         **stream_tensors(job, n, "mlp"),
         "moe_router": n * (_routing(job, moe) + facts.router_input_bytes * shape.hidden_size) / split,
+        # what comes back in latents is the input of the projection behind the experts, narrower where linears are
+        **({"moe_latents": n * facts.linear_input_bytes * outer / split} if latents else {}),
         # expert-tensor parallelism gathers the tokens of its group and splits the width: only the inputs grow
-        "expert_fc1_input": routed * facts.linear_input_bytes * shape.hidden_size * lay.expert_tensor,
-        **({"expert_unweighted": routed * facts.activation_bytes * shape.hidden_size} if weighed_before else {}),
+        "expert_fc1_input": routed * facts.linear_input_bytes * outer * lay.expert_tensor,
+        **({"expert_unweighted": routed * facts.activation_bytes * outer} if weighed_before else {}),
         "expert_fc1_output": width * (projected_bytes(job) + _scaled(job)),
         "expert_fc2_input": width * facts.linear_input_bytes,
         **({"expert_clamped": width * facts.clamped_activation_bytes} if shape.activation == CLAMPED else {}),
-        "moe_permuted_output": routed * _combined(job) * shape.hidden_size * lay.expert_tensor,
+        "moe_permuted_output": routed * _combined(job) * outer * lay.expert_tensor,
         "shared_fc1_output": shared * projected_bytes(job),
         "shared_fc2_input": shared * facts.linear_input_bytes,
     }
     if moe.shared_expert_gate:
         mixture["shared_expert_output"] = n * facts.activation_bytes * shape.hidden_size / split
-    return SavedTensors(apply_techniques_to_saved(job, n, n / split, {**_attention_of(job, rows), **mixture}))
+    mixers = _mixers(job, rows) if shape.mamba is None else {}
+    return SavedTensors(apply_techniques_to_saved(job, n, n / split, {**mixers, **mixture}))
 
 
 def _routing(job: Job, moe: MoeShape) -> float:
@@ -165,8 +174,9 @@ def projected_bytes(job: Job) -> float:
 
 def _scaled(job: Job) -> float:
     """Experts multiply their activation by the router's probability: fused for a gated one, else the unscaled
-    activation is kept as well (megatron/core/transformer/mlp.py and moe/experts.py, core 0.12 to 0.19)."""
-    fused = job.shape.gated_mlp and job.facts.gated_activation_fused
+    activation is kept as well (megatron/core/transformer/mlp.py and moe/experts.py, core 0.12 to 0.19). A squared ReLU
+    has a kernel of its own (fusions/fused_weighted_squared_relu.py)."""
+    fused = (job.shape.gated_mlp and job.facts.gated_activation_fused) or job.shape.activation == SQUARED
     return 0.0 if fused or job.facts.expert_output_weighted else job.facts.activation_bytes
 
 
@@ -189,14 +199,23 @@ def _norm(job: Job, rows: RankColumns, name: str) -> dict[str, FloatColumn]:
     }
 
 
-def _attention_of(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
-    """What attention keeps in the mean of a rank's layers, of which some have the linear kind. The tensors of the two
-    have different names, and of each there is none in some layer."""
-    if job.shape.linear_attention is None:
-        return _mean_attention(job, rows)
-    share, delta_net = rows.linear_share, _delta_net(job, rows, job.shape.linear_attention)
-    parts = () if share is None else ((_attention(job, rows), 1.0 - share), (delta_net, share))
-    return {name: column * part for tensors, part in parts for name, column in tensors.items()}
+def _mixers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """What attention keeps, or what stands in its place, in the mean of a rank's layers. The tensors of the parts have
+    different names, and of each there is none in some layer."""
+    shape = job.shape
+    if rows.shares is None:
+        return {} if shape.linear_attention is not None or shape.mamba is not None else _mean_attention(job, rows)
+    tensors: dict[str, dict[str, FloatColumn]] = {}
+    for kind in part_kinds(shape):
+        if kind == "linear" and shape.linear_attention is not None:
+            delta_net = saved_by_delta_net(job, rows, shape.linear_attention, tokens(job, rows))
+            tensors[kind] = {**_norm(job, rows, "delta_norm"), **delta_net}
+        elif kind == "mamba" and shape.mamba is not None:
+            mamba = saved_by_mamba(job, rows, shape.mamba, tokens(job, rows))
+            tensors[kind] = {**_norm(job, rows, "mamba_norm"), **mamba}
+        else:
+            tensors[kind] = _mlp(job, rows) if kind == "mlp" else _mean_attention(job, rows)
+    return {name: column * rows.shares[kind] for kind in tensors for name, column in tensors[kind].items()}
 
 
 def _mean_attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
@@ -206,30 +225,6 @@ def _mean_attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
         return of_kinds[0]
     names, none = dict.fromkeys(name for tensors in of_kinds for name in tensors), np.zeros(len(rows))
     return {name: mean_of_kinds(rows, [tensors.get(name, none) for tensors in of_kinds]) for name in names}
-
-
-CHUNK_TOKENS = 64.0  # over which flash-linear-attention solves a triangular system at a time
-
-
-def _delta_net(job: Job, rows: RankColumns, linear: LinearAttention) -> dict[str, FloatColumn]:
-    """One gated delta net: norm, what the convolution reads, normed queries and keys, these once for every value head,
-    values, the inverse of each chunk's triangular system, and what the norm of the output and its gate keep: both
-    factors, and the gate and its activation in fp32. A decay and a rate of each head come in fp32, the rate's sigmoid
-    not (megatron/core/ssm/gated_delta_net, core 0.19; fla/ops/gated_delta_rule/chunk.py, modules/convolution.py and
-    l2norm.py, flash-linear-attention 0.4)."""
-    e, n = job.facts.activation_bytes, tokens(job, rows) / rows.tensor
-    heads, values = linear.num_value_heads, linear.value_width
-    expanded = heads // linear.num_key_heads > 1
-    queries = 2.0 * linear.key_head_dim * heads + 2.0 * linear.key_width * expanded
-    return {
-        **_norm(job, rows, "delta_norm"),
-        "delta_convolution": n * e * linear.convolved_width,
-        "delta_heads": n * (e * (queries + values) + 2.0 * STATISTIC_BYTES * linear.num_key_heads),
-        "delta_rates": n * heads * (3.0 * STATISTIC_BYTES + e),
-        "delta_chunks": n * e * CHUNK_TOKENS * heads,
-        "delta_output": n * (2.0 * (e + STATISTIC_BYTES) * values + STATISTIC_BYTES * heads),
-        "delta_proj_input": n * job.facts.linear_input_bytes * values,
-    }
 
 
 def _post_norms(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:

@@ -12,7 +12,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.facts import ByStage, GradientLife
-from llmlaunch.memory.job import Job, RankColumns, alike_attention, layer_kinds, with_mean_attention
+from llmlaunch.memory.job import Job, RankColumns, alike_parts, layer_kinds, with_mean_parts
 from llmlaunch.memory.weights import (
     RankParameters,
     adapter_parameters,
@@ -287,7 +287,7 @@ def _whole_model(job: Job, layouts: LayoutColumns) -> RankColumns:
     mixtures = float(sum(kinds))
     dense, moe = (len(kinds) - mixtures) * holds, mixtures * holds
     rows = RankColumns(layouts.take(index), index, rank, microbatches[index], dense, moe)
-    return with_mean_attention(job, rows)
+    return with_mean_parts(job, rows)
 
 
 ALWAYS = GradientLife()
@@ -423,7 +423,7 @@ def _sharded_blocks(
     def sharded(alike: RankColumns) -> tuple[FloatColumn, ...]:
         return tuple(count * of for count, of in zip(layer_parameters(job, alike), several, strict=True))
 
-    for alike in alike_attention(job, rows):
+    for alike in alike_parts(job, rows):
         dense, mixture, experts = sharded(alike)
         largest = np.maximum(largest, np.where(rows.dense_layers > 0, dense, 0.0))
         largest = np.maximum(largest, np.where(rows.moe_layers > 0, mixture + experts, 0.0))

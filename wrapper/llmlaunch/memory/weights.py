@@ -7,7 +7,7 @@ on the last of several stages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import reduce
 
@@ -19,20 +19,27 @@ from llmlaunch.memory.compressed import narrow_weights
 from llmlaunch.memory.job import (
     Job,
     RankColumns,
-    alike_attention,
+    alike_parts,
     chunk_ranges,
-    like_last_layer,
+    head_layers,
     mean_of_kinds,
+    mean_of_parts,
     once_for_rows,
 )
-from llmlaunch.models.parameters import compressed_attention, indexer_parameters, stream_contraction, stream_mixing
+from llmlaunch.models.mamba import Mamba, part_kinds
+from llmlaunch.models.parameters import (
+    CONV_KERNEL,
+    compressed_attention,
+    indexer_parameters,
+    stream_contraction,
+    stream_mixing,
+)
 from llmlaunch.models.shape import LinearAttention, ModelShape
 
 __all__ = [
     "Matrices",
     "RankParameters",
     "adapter_parameters",
-    "by_attention",
     "distinct_matrices",
     "fused_pairs",
     "largest_parameter",
@@ -114,10 +121,19 @@ def _linear_projections(linear: LinearAttention, hidden: int, tensor: FloatColum
     return hidden * (linear.projected_width + linear.value_width) / tensor
 
 
-def by_attention(rows: RankColumns, full: FloatColumn, linear: FloatColumn) -> FloatColumn:
-    """Return what a layer has: the mean of layers with full and with linear attention, or the less of both."""
-    share = rows.linear_share
-    return np.minimum(full, linear) if share is None else full + share * (linear - full)
+def _mamba(mamba: Mamba, hidden: int, tensor: FloatColumn) -> FloatColumn:
+    """Heads and groups are split, and all that is theirs (core/ssm/mamba_mixer.py, core 0.19)."""
+    columns = (CONV_KERNEL + 1) * mamba.convolved_width + 3 * mamba.num_heads + mamba.inner_width
+    return _mamba_projections(mamba, hidden, tensor) + columns / tensor
+
+
+def _mamba_projections(mamba: Mamba, hidden: int, tensor: FloatColumn) -> FloatColumn:
+    return hidden * (mamba.projected_width + mamba.inner_width) / tensor
+
+
+def _of_parts(shape: ModelShape, **columns: Callable[[], FloatColumn]) -> dict[str, FloatColumn]:
+    """Return the columns of the parts that layers of the model have."""
+    return {kind: columns[kind]() for kind in part_kinds(shape)}
 
 
 def _norms(shape: ModelShape) -> float:
@@ -130,10 +146,11 @@ def _query_norms(job: Job) -> int:
     return int(job.facts.query_input_normed and mla is not None and mla.q_lora_rank is None)
 
 
-def _mlp(shape: ModelShape, width: float, tensor: FloatColumn) -> FloatColumn:
-    count = shape.hidden_size * width * (3.0 if shape.gated_mlp else 2.0) / tensor
+def _mlp(shape: ModelShape, width: float, tensor: FloatColumn, outer: int | None = None) -> FloatColumn:
+    outer = shape.hidden_size if outer is None else outer
+    count = outer * width * (3.0 if shape.gated_mlp else 2.0) / tensor
     if shape.linear_bias:
-        count = count + width * (2.0 if shape.gated_mlp else 1.0) / tensor + shape.hidden_size
+        count = count + width * (2.0 if shape.gated_mlp else 1.0) / tensor + outer
     return count
 
 
@@ -141,22 +158,30 @@ def _mlp(shape: ModelShape, width: float, tensor: FloatColumn) -> FloatColumn:
 def layer_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
     """(dense layer, dense part of a mixture layer, expert part of a mixture layer), per device."""
     shape, lay = job.shape, rows.layouts
-    tensor = rows.tensor
-    common = mean_of_kinds(rows, [_attention(alike.shape, tensor) for alike in job.by_attention])
-    if shape.linear_attention is not None:
-        common = by_attention(rows, common, _linear_attention(shape.linear_attention, shape.hidden_size, tensor))
-    common = common + (shape.norms_per_layer + _query_norms(job)) * _norms(shape) + 2.0 * stream_mixing(shape)
-    dense = common + _mlp(shape, shape.ffn_hidden_size, tensor)
+    tensor, hidden, alone = rows.tensor, shape.hidden_size, shape.mamba is not None
+    linear, mamba = shape.linear_attention, shape.mamba
+    norms = (shape.norms_per_layer + _query_norms(job)) * _norms(shape) + 2.0 * stream_mixing(shape)
+    mixers = _of_parts(
+        shape,
+        attention=lambda: mean_of_kinds(rows, [_attention(alike.shape, tensor) for alike in job.by_attention]),
+        linear=lambda: np.zeros(len(rows)) if linear is None else _linear_attention(linear, hidden, tensor),
+        mamba=lambda: np.zeros(len(rows)) if mamba is None else _mamba(mamba, hidden, tensor),
+        mlp=lambda: _mlp(shape, shape.ffn_hidden_size, tensor),
+    )
+    common = mean_of_parts(rows, mixers)
+    dense = common + norms if alone else common + norms + _mlp(shape, shape.ffn_hidden_size, tensor)
     if shape.moe is None:
         return dense, np.zeros(len(rows)), np.zeros(len(rows))
     moe = shape.moe
-    shared = common + shape.hidden_size * (moe.num_experts + float(moe.shared_expert_gate))
+    shared = (norms if alone else common + norms) + hidden * (moe.num_experts + float(moe.shared_expert_gate))
     if shape.linear_bias:
         shared = shared + moe.num_experts
+    if moe.latent_size is not None:
+        shared = shared + 2.0 * hidden * moe.latent_size  # whole on every device (core/transformer/moe/moe_layer.py)
     if moe.shared_expert_ffn_hidden_size:
         shared = shared + _mlp(shape, moe.shared_expert_ffn_hidden_size, tensor)
-    experts = moe.num_experts / lay.expert * _mlp(shape, moe.ffn_hidden_size, lay.expert_tensor.astype(np.float64))
-    return dense, shared, experts
+    expert = _mlp(shape, moe.ffn_hidden_size, lay.expert_tensor.astype(np.float64), shape.expert_width)
+    return dense, np.broadcast_to(shared, len(rows)), moe.num_experts / lay.expert * expert
 
 
 @once_for_rows
@@ -180,7 +205,7 @@ def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
     second_table = np.where(lay.pipeline > 1, head, 0.0) if shape.tied_embeddings else head
     last = second_table + _norms(shape) + stream_contraction(shape)
     if shape.mtp_num_layers:
-        extra, extra_experts = _mtp(job, rows, *layer_parameters(job, like_last_layer(job, rows)))
+        extra, extra_experts = _mtp(job, rows)
         last = last + extra + np.where((lay.pipeline > 1) & (not shape.tied_embeddings), first, 0.0)
         expert = expert + rows.last * extra_experts
     dense = dense + rows.first * first + rows.last * last
@@ -188,7 +213,7 @@ def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
 
 
 def _largest_layer(job: Job, rows: RankColumns) -> FloatColumn:
-    layers = (layer_parameters(job, alike) for alike in alike_attention(job, rows))
+    layers = (layer_parameters(job, alike) for alike in alike_parts(job, rows))
     return reduce(np.maximum, (np.maximum(dense, mixture + experts) for dense, mixture, experts in layers))
 
 
@@ -196,19 +221,16 @@ def _learned(shape: ModelShape) -> bool:
     return shape.position_embedding.startswith("learned_absolute")
 
 
-def _mtp(
-    job: Job, rows: RankColumns, dense: FloatColumn, moe: FloatColumn, experts: FloatColumn
-) -> tuple[FloatColumn, FloatColumn]:
-    """Multi-token-prediction heads, on the last stage: a layer like the last one, a 2h x h projection, three norms
+def _mtp(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
+    """Multi-token-prediction modules, on the last stage: their layers, a 2h x h projection, three norms
     (megatron/core/transformer/multi_token_prediction.py, core 0.19). They embed tokens, so that the last of several
     stages has a table of its own (models/gpt/gpt_model.py GPTModel.__init__), unless the head's is one already."""
-    shape = job.shape
-    mixture = shape.moe is not None and bool(shape.moe.layer_pattern[-1])
-    layer = moe if mixture else dense
+    shape, layers = job.shape, head_layers(job, rows)
+    dense, mixture, experts = layer_parameters(job, layers.rows)
     projection = 2.0 * shape.hidden_size**2 / rows.layouts.tensor
-    count = shape.mtp_num_layers
     around = projection + 3.0 * _norms(shape) + stream_contraction(shape)
-    return count * (layer + around), count * (experts if mixture else 0.0 * experts)
+    module = layers.dense * dense + layers.mixture * mixture + around
+    return shape.mtp_modules * module, shape.mtp_modules * layers.mixture * experts
 
 
 @frozen
@@ -232,7 +254,7 @@ def matrices(job: Job, rows: RankColumns) -> Matrices:
     if shape.moe is None:
         none = np.zeros(len(rows))
         return Matrices((gates * second, second), (none, none), head)
-    expert_matrix = shape.hidden_size * shape.moe.ffn_hidden_size / lay.expert_tensor
+    expert_matrix = shape.expert_width * shape.moe.ffn_hidden_size / lay.expert_tensor
     local = shape.moe.num_experts / lay.expert
     return Matrices((gates * second, second), (gates * local * expert_matrix, local * expert_matrix), head)
 
@@ -240,22 +262,43 @@ def matrices(job: Job, rows: RankColumns) -> Matrices:
 def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
     """Elements of the weight matrices whose shapes differ, each once."""
     shape, tensor = job.shape, rows.tensor
-    matrix = 3.0 if shape.gated_mlp else 2.0
-    dense = matrix * (shape.hidden_size * shape.ffn_hidden_size / tensor) * (rows.dense_layers > 0)
-    distinct = _distinct_attention(job, rows) + dense + matrices(job, rows).head
-    linear, share = shape.linear_attention, rows.linear_share
-    if linear is not None and share is not None:
-        projections = _linear_projections(linear, shape.hidden_size, tensor)
-        last = shape.hidden_size * linear.value_width / tensor  # as wide as the other kind's
-        alike = last * (linear.value_width == shape.query_width) * (share < 1)
-        distinct = distinct - np.where(share < 1, 0.0, _attention_matrices(shape, tensor))
-        distinct = distinct + np.where(share > 0, projections - alike, 0.0)
+    matrix, alone = 3.0 if shape.gated_mlp else 2.0, shape.mamba is not None
+    mlp = matrix * (shape.hidden_size * shape.ffn_hidden_size / tensor)
+    distinct = matrices(job, rows).head + (0.0 if alone else mlp * (rows.dense_layers > 0))
+    distinct = distinct + _distinct_mixers(job, rows, mlp)
     if shape.moe is None:
         return distinct
-    expert_matrix = shape.hidden_size * shape.moe.ffn_hidden_size / rows.layouts.expert_tensor
-    shared = shape.hidden_size * shape.moe.shared_expert_ffn_hidden_size / tensor
+    moe, alike = shape.moe, alone & (rows.shares is not None)
+    expert_matrix = shape.expert_width * moe.ffn_hidden_size / rows.layouts.expert_tensor
+    shared = shape.hidden_size * moe.shared_expert_ffn_hidden_size / tensor
     shared = np.where(shared == expert_matrix, 0.0, shared)  # as wide as one of the others
-    return np.asarray(distinct + matrix * (expert_matrix + shared) * (rows.moe_layers > 0))
+    if alike and rows.shares is not None and "mlp" in rows.shares:
+        same = (moe.ffn_hidden_size == shape.ffn_hidden_size) & (tensor == rows.layouts.expert_tensor)
+        distinct = distinct - np.where(same & (rows.shares["mlp"] > 0) & (rows.moe_layers > 0), mlp, 0.0)
+    latents = 0.0 if moe.latent_size is None else 2.0 * shape.hidden_size * moe.latent_size
+    return np.asarray(distinct + (matrix * (expert_matrix + shared) + latents) * (rows.moe_layers > 0))
+
+
+def _distinct_mixers(job: Job, rows: RankColumns, mlp: FloatColumn) -> FloatColumn:
+    """Return the elements of the matrices of all parts that a rank's layers have; last projections of the same size
+    are one."""
+    shape, tensor, shares = job.shape, rows.tensor, rows.shares
+    attention, last = _distinct_attention(job, rows), shape.hidden_size * shape.query_width / tensor
+    if shares is None:
+        return attention if shape.mamba is None else np.zeros(len(rows))
+    none, linear, mamba = np.zeros(len(rows)), shape.linear_attention, shape.mamba
+    distinct = np.where(shares.get("attention", none) > 0, attention, 0.0)
+    distinct = distinct + np.where(shares.get("mlp", none) > 0, mlp, 0.0)
+    for kind, columns in (
+        ("linear", None if linear is None else (linear.projected_width, linear.value_width)),
+        ("mamba", None if mamba is None else (mamba.projected_width, mamba.inner_width)),
+    ):
+        if columns is None:
+            continue
+        alike = last * (columns[1] == shape.query_width) * (shares.get("attention", none) > 0)
+        projections = shape.hidden_size * sum(columns) / tensor
+        distinct = distinct + np.where(shares.get(kind, none) > 0, projections - alike, 0.0)
+    return distinct
 
 
 def _distinct_attention(job: Job, rows: RankColumns) -> FloatColumn:
@@ -297,18 +340,28 @@ def linear_weights(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColum
     applied to (not the embedding, the head and the router)."""
     shape, lay = job.shape, rows.layouts
     tensor = rows.tensor
-    attention = mean_of_kinds(rows, [_attention_matrices(alike.shape, tensor) for alike in job.by_attention])
-    if shape.linear_attention is not None:
-        linear = _linear_projections(shape.linear_attention, shape.hidden_size, tensor)
-        attention = by_attention(rows, attention, linear)
-    gates = 3.0 if shape.gated_mlp else 2.0
-    dense = rows.dense_layers * (attention + gates * shape.hidden_size * shape.ffn_hidden_size / tensor)
+    gates, linear, mamba = 3.0 if shape.gated_mlp else 2.0, shape.linear_attention, shape.mamba
+    mlp, none, alone = (
+        gates * shape.hidden_size * shape.ffn_hidden_size / tensor,
+        np.zeros(len(rows)),
+        mamba is not None,
+    )
+    mixers = _of_parts(
+        shape,
+        attention=lambda: mean_of_kinds(rows, [_attention_matrices(alike.shape, tensor) for alike in job.by_attention]),
+        linear=lambda: none if linear is None else _linear_projections(linear, shape.hidden_size, tensor),
+        mamba=lambda: none if mamba is None else _mamba_projections(mamba, shape.hidden_size, tensor),
+        mlp=lambda: mlp,
+    )
+    mixer = mean_of_parts(rows, mixers)
+    dense = rows.dense_layers * (mixer if alone else mixer + mlp)
     if shape.moe is None:
         return dense, np.zeros(len(rows))
     moe = shape.moe
-    experts = moe.num_experts / lay.expert * shape.hidden_size * moe.ffn_hidden_size / lay.expert_tensor
-    shared = shape.hidden_size * moe.shared_expert_ffn_hidden_size / tensor
-    return dense + rows.moe_layers * (attention + gates * shared), rows.moe_layers * gates * experts
+    experts = moe.num_experts / lay.expert * shape.expert_width * moe.ffn_hidden_size / lay.expert_tensor
+    shared = gates * shape.hidden_size * moe.shared_expert_ffn_hidden_size / tensor + (0.0 if alone else mixer)
+    shared = shared + (0.0 if moe.latent_size is None else 2.0 * shape.hidden_size * moe.latent_size)
+    return dense + rows.moe_layers * shared, rows.moe_layers * gates * experts
 
 
 def trained_layers(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
@@ -364,9 +417,10 @@ def adapter_parameters(job: Job, rows: RankColumns, frozen: bool = False) -> tup
         second = (0.0 if frozen else width / split) + h
         return first + second if "down_proj" in targets else first
 
-    attention = _attention_pairs(shape, targets, t, frozen)
-    if shape.linear_attention is not None and "o_proj" in targets:  # all of attention's, or none
-        attention = by_attention(rows, attention, _delta_pairs(shape.linear_attention, h, t, frozen))
+    attention, linear = _attention_pairs(shape, targets, t, frozen), shape.linear_attention
+    if linear is not None and "o_proj" in targets:  # all of attention's, or none
+        each = _of_parts(shape, attention=lambda: attention, linear=lambda: _delta_pairs(linear, h, t, frozen))
+        attention = mean_of_parts(rows, each)
     if shape.moe is None:
         return adapters.rank * rows.dense_layers * (attention + mlp(shape.ffn_hidden_size, t)), np.zeros(len(rows))
     moe = shape.moe

@@ -9,12 +9,12 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
-from llmlaunch.memory.activations import RECOMPUTED, layer_input
+from llmlaunch.memory.activations import RECOMPUTED, kept_by_layer, layer_input
 from llmlaunch.memory.compressed import attention_backward, mixing_backward
-from llmlaunch.memory.job import Job, RankColumns, alike_attention, by_recompute, recomputes
+from llmlaunch.memory.job import Job, RankColumns, alike_parts, by_recompute, chunk_ranges, recomputes
 from llmlaunch.memory.loss import logits_split, loss_piece, projection, recomputed_head, table_gradient, table_sum
+from llmlaunch.memory.recurrent import delta_net_alive, mamba_alive
 from llmlaunch.memory.saved import (
-    CHUNK_TOKENS,
     gathered_tokens,
     kept_operators,
     padded_heads,
@@ -27,6 +27,7 @@ from llmlaunch.memory.saved import (
 )
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.weights import distinct_matrices, fused_pairs, matrices, vocabulary
+from llmlaunch.models.mamba import layer_parts
 
 __all__ = [
     "adapted_forward",
@@ -64,17 +65,19 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     dense = _mlp_backward(job, n, width, n * shape.hidden_size, matrices(job, rows).dense) + _recomputed_piece(
         job, width
     )
-    attention = np.maximum(_attention_backward(job, rows), mixing_backward(job, n))
+    attention, shares = np.maximum(_attention_backward(job, rows), mixing_backward(job, n)), rows.shares
+    if shape.mamba is not None:  # whose layers are not all followed by an MLP
+        dense = np.where(shares["mlp"] > 0, dense, 0.0) if shares is not None and "mlp" in shares else 0.0 * dense
     if shape.moe is None:
         return np.asarray(stream + np.maximum(np.maximum(dense, attention), _unfused_norm_backward(job, rows)))
     routed = routed_tokens(job, rows)
-    inputs = routed * shape.hidden_size * rows.layouts.expert_tensor
+    inputs = routed * shape.expert_width * rows.layouts.expert_tensor
     expert_width = routed * shape.moe.ffn_hidden_size * piece
     expert = _mlp_backward(job, n, expert_width, inputs, matrices(job, rows).expert, _activation_recomputed(job, rows))
     # an exchange holds the permuted copy, the exchanged one and the sorted one (traced); where tokens are gathered, the
     # permuted copy and one of all of them
     gathered = gathered_tokens(job, rows)
-    exchange = e * shape.hidden_size * np.where(gathered > 0, routed + gathered, 3.0 * routed)
+    exchange = e * shape.expert_width * np.where(gathered > 0, routed + gathered, 3.0 * routed)
     mixture = np.maximum(expert, exchange)
     dense, mixture = np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, mixture, 0.0)
     return np.asarray(stream + np.maximum(np.maximum(dense, mixture), attention))
@@ -111,7 +114,7 @@ def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
         narrow = gathered * (2.0 if job.techniques.flex_backend == "hybridep" else 4.0)
     shared = tokens(job, rows) / sequence_split(job, rows) * (moe.shared_expert_ffn_hidden_size > 0)
     wide = FP32_BYTES * (gathered + routed) if moe.num_experts >= facts.fp32_router_experts else e * routed
-    exchange_bytes = job.shape.hidden_size * (e * (narrow + shared) + wide * over)
+    exchange_bytes = job.shape.expert_width * (e * narrow + wide * over) + e * job.shape.hidden_size * shared
     return np.where(rows.moe_layers > 0, exchange_bytes, 0.0)
 
 
@@ -135,14 +138,16 @@ def adapted_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
 
 def _attention_backward(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return what attention's backward pass makes beside the saved tensors, less what the layer's MLP saved, which is
-    freed by then. Fused attention makes less than the MLP: only scores in memory count, sparse attention and
-    gated delta nets."""
+    freed by then. Fused attention makes less than the MLP: only scores in memory count, sparse attention, gated delta
+    nets and Mamba-2 mixers."""
     if job.shape.indexer is not None:
         return np.asarray(_sparse_backward(job, rows) - _saved_by_mlp(job, rows))
     if job.shape.linear_attention is not None:
         return _delta_net_backward(job, rows)
     if job.shape.compressed_attention is not None:
         return np.asarray(_compressed_backward(job, rows) - _saved_by_mlp(job, rows))
+    if job.shape.mamba is not None:
+        return _mamba_backward(job, rows)
     if not job.facts.score_gradient_bytes:
         return 0.0
     scores = job.shape.num_attention_heads / rows.tensor * tokens(job, rows) * job.workload.sequence_length
@@ -170,19 +175,50 @@ def _compressed_backward(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def _delta_net_backward(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """Return what the recurrence of a gated delta net has alive while it runs backward: per element of all heads'
-    queries five tensors, per element of their values five and the gate's gradient, and twice the states between chunks
-    (fla/ops/gated_delta_rule/chunk.py chunk_gated_delta_rule_bwd, flash-linear-attention 0.4); less what the MLP and
-    the norm behind the recurrence saved, which is freed by then."""
-    linear, share = job.shape.linear_attention, rows.linear_share
-    if linear is None or share is None:
+    """Return what a gated delta net has alive while it runs backward, less what the MLP and the norm behind the
+    recurrence saved, which is freed by then."""
+    linear = job.shape.linear_attention
+    alike, share = _with_part(job, rows, "linear")
+    if linear is None or alike is None:
         return 0.0
-    alike, values = alike_attention(job, rows)[0], linear.value_width
-    queries = float(linear.num_value_heads * linear.key_head_dim)
-    states = queries * linear.value_head_dim / CHUNK_TOKENS
-    alive = tokens(job, rows) * job.facts.activation_bytes * (5.0 * queries + 6.0 * values + 2.0 * states) / rows.tensor
     behind = saved_by_dense_layer(job, alike).of("delta_output", "delta_proj_input")
+    alive = delta_net_alive(job, rows, linear, tokens(job, rows))
     return np.where(share > 0, alive - behind - _saved_by_mlp(job, alike), 0.0)
+
+
+def _mamba_backward(job: Job, rows: RankColumns) -> FloatColumn | float:
+    """Return what a Mamba-2 mixer has alive while it runs backward, less what the norm behind the scan, the last
+    projection and the layer behind it saved. The gradient of its output is gone by then, and the residual stream's is
+    the only one as wide."""
+    mamba = job.shape.mamba
+    alike, share = _with_part(job, rows, "mamba")
+    if mamba is None or alike is None:
+        return 0.0
+    own = saved_by_dense_layer(job, alike)
+    scan = own.of("mamba_scan") / 2.0 + own.of("mamba_statistics", "mamba_proj_input")
+    output = layer_input(job, rows) if job.facts.branch_gradients_apart else 0.0
+    alive = mamba_alive(job, rows, mamba, tokens(job, rows)) - scan - output
+    return np.where(share > 0, alive - _behind_mamba(job, rows), 0.0)
+
+
+def _with_part(job: Job, rows: RankColumns, part: str) -> tuple[RankColumns | None, FloatColumn]:
+    """Return the rows as if all layers had `part` where any has, and its share; None where the model has no such
+    layer, or the shares are not known."""
+    if rows.shares is None or part not in rows.shares:
+        return None, np.zeros(len(rows))
+    return alike_parts(job, rows)[tuple(rows.shares).index(part)], rows.shares[part]
+
+
+def _behind_mamba(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return what a rank's last layer keeps, where it is no Mamba-2 mixer: it has run backward before any of these."""
+    parts, stops = layer_parts(job.shape), [stop for _, stop in chunk_ranges(job.shape, rows.layouts, rows.rank)]
+    last, behind = np.maximum(reduce(np.maximum, stops), 1) - 1, np.zeros(len(rows))
+    for kind in dict.fromkeys(parts):
+        alike = rows if kind == "mixture" else _with_part(job, rows, kind)[0]
+        if kind != "mamba" and alike is not None:
+            is_last = np.array([part == kind for part in parts])[last]
+            behind = np.where(is_last, kept_by_layer(job, alike)[int(kind == "mixture")], behind)
+    return behind
 
 
 def _saved_by_mlp(job: Job, rows: RankColumns) -> FloatColumn:
@@ -296,7 +332,7 @@ def delayed_weight_gradients(job: Job, rows: RankColumns) -> dict[str, FloatColu
     if shape.moe is None:
         return {"delayed_weight_gradients": np.asarray(e * outputs + dense)}
     routed = routed_tokens(job, rows)
-    experts = routed * (per_column * shape.moe.ffn_hidden_size + 2.0 * e * shape.hidden_size)
+    experts = routed * (per_column * shape.moe.ffn_hidden_size + 2.0 * e * shape.expert_width)
     mlp = np.maximum(np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, experts, 0.0))
     return {"delayed_weight_gradients": np.asarray(e * outputs + mlp)}
 
@@ -340,7 +376,7 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
 
 def _whole_layer(job: Job, rows: RankColumns) -> FloatColumn:
     """Return all that the largest layer of a row's rank saves."""
-    return reduce(np.maximum, (_whole_mean_layer(job, alike) for alike in alike_attention(job, rows)))
+    return reduce(np.maximum, (_whole_mean_layer(job, alike) for alike in alike_parts(job, rows)))
 
 
 def _whole_mean_layer(job: Job, rows: RankColumns) -> FloatColumn:

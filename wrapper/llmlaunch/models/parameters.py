@@ -10,9 +10,11 @@ from __future__ import annotations
 from llmlaunch.frozen import frozen
 from llmlaunch.models.attention import CHOSEN_FROM, CompressedAttention, LinearAttention
 from llmlaunch.models.kinds import attention_kinds
+from llmlaunch.models.mamba import PARTS, Mamba, layer_parts
 from llmlaunch.models.shape import ModelShape, MoeShape
 
 __all__ = [
+    "CONV_KERNEL",
     "LayerParameters",
     "ModelParameters",
     "compressed_attention",
@@ -25,9 +27,10 @@ __all__ = [
 
 @frozen
 class LayerParameters:
-    """One transformer layer. `mlp` is the dense MLP or the shared expert; `experts` are all routed experts and
-    `active_experts` those one token goes through; `router` has the shared expert's gate with it. A bias that balances
-    the experts is a buffer and no parameter (modeling_deepseek_v3.py; core/transformer/moe/router.py, core 0.19)."""
+    """One layer. `attention` is also a mixer in its place, `mlp` the dense MLP or the shared expert; `experts` are all
+    routed experts and `active_experts` those one token goes through; `router` has the shared expert's gate with it, and
+    projections to and from experts' latents. A bias that balances the experts is a buffer and no parameter
+    (modeling_deepseek_v3.py; core/transformer/moe/router.py, core 0.19)."""
 
     attention: int
     mlp: int
@@ -76,13 +79,13 @@ def count_parameters(shape: ModelShape) -> ModelParameters:
     is_mixture = shape.moe.layer_pattern if shape.moe is not None else (0,) * shape.num_layers
     attention = attention_kinds(shape)
     of_layers = [next(kind for kind in attention if kind.layers[i]) for i in range(shape.num_layers)]
-    kinds = list(zip(is_mixture, shape.linear_pattern, of_layers, strict=True))
-    each = {kind: _layer(kind[2].shape, bool(kind[0]), bool(kind[1])) for kind in set(kinds)}
+    kinds = list(zip(map(bool, is_mixture), layer_parts(shape), of_layers, strict=True))
+    each = {kind: _layer(kind[2].shape, kind[0], kind[1]) for kind in set(kinds)}
     layers = tuple(each[kind] for kind in kinds)
     predicting = layers[-1]
     if shape.mtp_num_layers and not of_layers[-1].predicts:
         last = next(kind.shape for kind in attention if kind.predicts)
-        predicting = _layer(last, bool(is_mixture[-1]), False)
+        predicting = _layer(last, bool(is_mixture[-1]), "attention")
     vocabulary = shape.vocab_size * shape.hidden_size
     learned = shape.position_embedding == "learned_absolute"
     return ModelParameters(
@@ -91,24 +94,32 @@ def count_parameters(shape: ModelShape) -> ModelParameters:
         positions=shape.max_position_embeddings * shape.hidden_size if learned else 0,
         final_norm=_norm(shape, shape.hidden_size) + stream_contraction(shape),
         head=0 if shape.tied_embeddings else vocabulary,
-        mtp=shape.mtp_num_layers * _mtp_layer(shape, predicting),
+        mtp=shape.mtp_modules * _mtp_module(shape, predicting),
     )
 
 
-def _layer(shape: ModelShape, mixture: bool, linear: bool) -> LayerParameters:
-    if linear and shape.linear_attention is not None:
-        attention = _linear_attention(shape, shape.linear_attention)
-    else:
-        attention = _attention(shape)
+def _layer(shape: ModelShape, mixture: bool, part: str) -> LayerParameters:
     norms = shape.norms_per_layer * _norm(shape, shape.hidden_size) + 2 * stream_mixing(shape)
-    moe = shape.moe if mixture else None
-    if moe is None:
-        return LayerParameters(attention, _mlp(shape, shape.ffn_hidden_size), 0, 0, 0, norms)
-    return _mixture_layer(shape, moe, attention, norms)
+    mixer, moe = _mixer(shape, part), shape.moe if mixture else None
+    if moe is not None:
+        return _mixture_layer(shape, moe, mixer, norms)
+    width = shape.ffn_hidden_size if shape.mamba is None or part == "mlp" else 0
+    return LayerParameters(mixer, _mlp(shape, width) if width else 0, 0, 0, 0, norms)
+
+
+def _mixer(shape: ModelShape, part: str) -> int:
+    if part == "mamba" and shape.mamba is not None:
+        return _mamba(shape, shape.mamba)
+    if part == "linear" and shape.linear_attention is not None:
+        return _linear_attention(shape, shape.linear_attention)
+    if part != "attention":
+        return 0
+    return _attention(shape)
 
 
 def _mixture_layer(shape: ModelShape, moe: MoeShape, attention: int, norms: int) -> LayerParameters:
-    expert = _mlp(shape, moe.ffn_hidden_size)
+    expert = _mlp(shape, moe.ffn_hidden_size, shape.expert_width)
+    latents = 0 if moe.latent_size is None else 2 * shape.hidden_size * moe.latent_size
     shared = moe.shared_expert_ffn_hidden_size
     return LayerParameters(
         attention=attention,
@@ -116,7 +127,8 @@ def _mixture_layer(shape: ModelShape, moe: MoeShape, attention: int, norms: int)
         experts=moe.num_experts * expert,
         active_experts=moe.topk * expert,
         router=shape.hidden_size * (moe.num_experts + int(moe.shared_expert_gate))
-        + (moe.num_experts if shape.linear_bias else 0),
+        + (moe.num_experts if shape.linear_bias else 0)
+        + latents,
         norms=norms,
     )
 
@@ -143,6 +155,16 @@ def _linear_attention(shape: ModelShape, linear: LinearAttention) -> int:
     return (
         projections + linear.conv_kernel * linear.convolved_width + 2 * linear.num_value_heads + linear.value_head_dim
     )
+
+
+CONV_KERNEL = 4  # tokens that the convolution spans; core 0.19 builds no other
+
+
+def _mamba(shape: ModelShape, mamba: Mamba) -> int:
+    """A Mamba-2 mixer: two projections, a convolution of each column with its bias, a decay, a skip and the bias of a
+    step for each head, and the weight of the norm (NemotronHMamba2Mixer; core/ssm/mamba_mixer.py, core 0.19)."""
+    projections = shape.hidden_size * (mamba.projected_width + mamba.inner_width)
+    return projections + (CONV_KERNEL + 1) * mamba.convolved_width + 3 * mamba.num_heads + mamba.inner_width
 
 
 def _latent_attention(shape: ModelShape) -> int:
@@ -214,18 +236,22 @@ def stream_contraction(shape: ModelShape) -> int:
     return streams * (shape.stream_width + 1) + 1 if streams > 1 else 0
 
 
-def _mlp(shape: ModelShape, inner: int) -> int:
-    rows = 2 if shape.gated_mlp else 1
-    biases = rows * inner + shape.hidden_size if shape.linear_bias else 0
-    return (rows + 1) * shape.hidden_size * inner + biases
+def _mlp(shape: ModelShape, inner: int, outer: int | None = None) -> int:
+    rows, outer = 2 if shape.gated_mlp else 1, shape.hidden_size if outer is None else outer
+    biases = rows * inner + outer if shape.linear_bias else 0
+    return (rows + 1) * outer * inner + biases
 
 
 def _norm(shape: ModelShape, width: int) -> int:
     return width if shape.normalization == "RMSNorm" else 2 * width
 
 
-def _mtp_layer(shape: ModelShape, layer: LayerParameters) -> int:
-    """One multi-token-prediction module: two norms, a projection of 2h to h, a layer and its final norm
-    (Megatron core 0.19, core/transformer/multi_token_prediction.py); embedding and head are shared."""
-    norms = 3 * _norm(shape, shape.hidden_size)
-    return layer.total + norms + 2 * shape.hidden_size**2 + stream_contraction(shape)
+def _mtp_module(shape: ModelShape, last: LayerParameters) -> int:
+    """One multi-token-prediction module: two norms, a projection of 2h to h, a layer like the `last` one, or the layers
+    of its own pattern, and a final norm (Megatron core 0.19, core/transformer/multi_token_prediction.py); embedding and
+    head are shared."""
+    mamba = shape.mamba
+    layers = last.total
+    if mamba is not None and mamba.mtp_pattern is not None:
+        layers = sum(_layer(shape, letter == "E", PARTS[letter]).total for letter in mamba.mtp_pattern)
+    return layers + 3 * _norm(shape, shape.hidden_size) + 2 * shape.hidden_size**2 + stream_contraction(shape)

@@ -16,6 +16,7 @@ from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
 from llmlaunch.models.attention import ATTENTION_SECTIONS, attention_section
 from llmlaunch.models.hub_ids import HubModel, hub_model, is_hub_id, unknown_hub_id
+from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import (
     MARKS,
     ModelShape,
@@ -32,8 +33,9 @@ __all__ = ["find_model", "load_preset", "preset_names", "resolve_model"]
 _PARTS = {
     "moe": ("num_experts", "topk", "ffn_hidden_size"),
     "mla": ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+    "mamba": ("pattern",),
 }
-"""What a mixture and latent attention cannot be without."""
+"""What a mixture, latent attention and layers of one part each cannot be without."""
 _REQUIRED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size")
 
 
@@ -160,8 +162,12 @@ def _complete(
         if default_positions is None:
             raise BadKey((), "is missing `max_position_embeddings`")
         values["max_position_embeddings"] = default_positions
-    moe = values.get("moe")
-    if moe is not None and base_moe is not None and moe.get("layer_pattern") == base_moe["layer_pattern"]:
+    moe, mamba = values.get("moe"), values.get("mamba")
+    if mamba is not None and written.get("mamba", {}).get("pattern") is None:
+        mamba = values["mamba"] = mamba | {"pattern": mamba["pattern"][: values["num_layers"]]}
+    if mamba is not None and moe is not None and (written.get("moe") or {}).get("layer_pattern") is None:
+        moe = values["moe"] = moe | {"layer_pattern": ()}  # the letters E of the layers
+    elif moe is not None and base_moe is not None and moe.get("layer_pattern") == base_moe["layer_pattern"]:
         values["moe"] = moe | {"layer_pattern": _as_deep(base_moe["layer_pattern"], values["num_layers"])}
     pooled = values.get("compressed_attention")
     if pooled is not None and "compressed_attention" not in written:
@@ -203,7 +209,9 @@ def _shape(values: Mapping[str, Any]) -> ModelShape:
     plain = dict(values)
     if plain.get("moe") is not None:
         moe: dict[str, Any] = {"shared_expert_ffn_hidden_size": 0} | dict(plain["moe"])
-        moe["layer_pattern"] = tuple(moe.get("layer_pattern") or (1,) * plain["num_layers"])
+        letters = (plain.get("mamba") or {}).get("pattern")
+        given = [1] * plain["num_layers"] if letters is None else [int(letter == "E") for letter in letters]
+        moe["layer_pattern"] = tuple(moe.get("layer_pattern") or given)
         moe["router"] = Router(**(moe.get("router") or {}))
         plain["moe"] = MoeShape(**moe)
     if plain.get("mla") is not None:
@@ -211,6 +219,8 @@ def _shape(values: Mapping[str, Any]) -> ModelShape:
     for name in ATTENTION_SECTIONS:
         if isinstance(plain.get(name), Mapping):
             plain[name] = attention_section(name, plain[name])
+    if isinstance(plain.get("mamba"), Mapping):
+        plain["mamba"] = Mamba(**plain["mamba"])
     plain.setdefault("activation", natural_activation(plain.get("gated_mlp", True)))
     if plain.get("family") is not None:
         return ModelShape(**plain)

@@ -26,6 +26,7 @@ from llmlaunch.models.attention import (
     check_compressed,
     check_indexer,
 )
+from llmlaunch.models.mamba import Mamba, check_mamba
 from llmlaunch.rundir.values import counted
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "OF_FAMILIES",
     "OF_MEMORY",
     "OF_TIME",
+    "SQUARED",
     "CompressedAttention",
     "Indexer",
     "LinearAttention",
@@ -79,10 +81,12 @@ Family = Literal[
     "qwen3_5_moe_text",
     "deepseek_v4",
     "gemma4_text",
+    "nemotron_h",
 ]
 FAMILIES: tuple[str, ...] = get_args(Family)
 
 
+SQUARED = "squared_relu"
 CLAMPED, CLAMP = "clamped_swiglu", 7.0  # gate x sigmoid(1.702 gate) x (up + 1), of a gate and an up within the clamp
 
 
@@ -144,6 +148,10 @@ class MoeShape:
     grouped_gemm: bool | None = None
     shared_expert_gate: bool = key("A sigmoid of the token weighs the shared expert (Qwen 2)", default=False)
     router: Router = key("How tokens choose their experts; absent = as Mixtral's do", default=Router())
+    latent_size: Size | None = key(
+        "Width that tokens are projected to before they go to experts; absent = hidden_size (Nemotron 3 Super)",
+        default=None,
+    )
 
 
 @section
@@ -192,6 +200,7 @@ class ModelShape:
     mtp_num_layers: int = key(
         "Multi-token-prediction modules after the last layer (DeepSeek-V3)", default=0, ge=0, le=100
     )
+    mtp_repeated: bool = key("Those modules are one, run again and again (Nemotron 3 Super)", default=False)
     moe: MoeShape | None = key("Mixture of experts; absent = dense", default=None)
     mla: MlaShape | None = key("Multi-latent attention; absent = ordinary", default=None)
     indexer: Indexer | None = key(
@@ -205,7 +214,7 @@ class ModelShape:
     activation: str = key(
         "Activation of the MLP; absent = silu where it is gated, else gelu (by tanh). clamped_swiglu is GPT-OSS's",
         default="silu",
-        written=Literal["silu", "gelu", "clamped_swiglu"] | None,
+        written=Literal["silu", "gelu", "clamped_swiglu", "squared_relu"] | None,
     )
     activation_limit: Positive | None = key(
         "SwiGLU's gate stays below it, and up within it; absent = no limit (DeepSeek-V4)", default=None
@@ -239,6 +248,9 @@ class ModelShape:
         ge=1,
         le=64,
     )
+    mamba: Mamba | None = key(
+        "Layers of one part each, Mamba-2 mixers among them; absent = each has attention and an MLP", default=None
+    )
 
     @property
     def linear_pattern(self) -> tuple[int, ...]:
@@ -271,7 +283,17 @@ class ModelShape:
     @property
     def norms_per_layer(self) -> int:
         """Norms as wide as the residual stream in one layer."""
-        return 4 if self.post_norms else 2
+        return 1 if self.mamba is not None else 4 if self.post_norms else 2
+
+    @property
+    def expert_width(self) -> int:
+        """Columns that an expert takes in and puts out."""
+        return self.hidden_size if self.moe is None or self.moe.latent_size is None else self.moe.latent_size
+
+    @property
+    def mtp_modules(self) -> int:
+        """Multi-token-prediction modules that have weights of their own."""
+        return min(self.mtp_num_layers, 1) if self.mtp_repeated else self.mtp_num_layers
 
     def padded_vocab_size(self, tensor: int, divisible_by: int = 128) -> int:
         """Vocabulary after Megatron's padding to a multiple of `divisible_by` x tensor
@@ -287,7 +309,8 @@ def model_form() -> Any:
     router = form("Router", keys_of(Router, over_base=True), description=Router.__doc__)
     moe = form("MoeShape", keys_of(MoeShape, over_base=True, written={"router": router | None}))
     mla = form("MlaShape", keys_of(MlaShape, over_base=True), description=MlaShape.__doc__)
-    parts = {"moe": moe | None, "mla": mla | None}
+    mamba = form("Mamba", keys_of(Mamba, over_base=True), description=Mamba.__doc__)
+    parts = {"moe": moe | None, "mla": mla | None, "mamba": mamba | None}
     keys = {"base": NotRequired[base], **keys_of(ModelShape, over_base=True, written=parts)}
     return form("Model", keys, description="A decoder-only model. With `base`, only what differs from it.")
 
@@ -298,6 +321,7 @@ OF_FAMILIES = (
     *("activation", "attention_sinks", "qk_norm_of_all_heads", "indexer"),
     *("qk_l2_norm", "attention_gate", "linear_attention", "compressed_attention", "residual_streams"),
     *("activation_limit", "value_norm", "keys_are_values"),
+    *("mamba", "mtp_repeated"),
 )
 # fields in which families differ, sizes aside
 MARKS = frozenset(
@@ -308,6 +332,7 @@ MARKS = frozenset(
         *("qk_l2_norm", "no_rope_every", "temperature_tuning"),
         *("attention_gate", "linear_attention", "compressed_attention", "residual_streams", "activation_limit"),
         *("value_norm", "keys_are_values"),
+        "mamba",
     }
 )
 
@@ -318,6 +343,7 @@ def family_of(shape: ModelShape) -> str:
         "gpt2": shape.position_embedding == "learned_absolute",
         "deepseek_v4": shape.compressed_attention is not None or shape.residual_streams > 1,
         "gpt_oss": shape.attention_sinks,
+        "nemotron_h": shape.mamba is not None,
         "qwen3_next": (shape.linear_attention is not None or shape.attention_gate) and shape.moe is not None,
         "qwen3_5_text": shape.linear_attention is not None or shape.attention_gate,
         "olmo3": shape.norms_after_alone,
@@ -353,6 +379,8 @@ def kind_of(shape: ModelShape) -> str:
         return f"linear-attention {layers} {mlp}"
     if shape.compressed_attention is not None:
         return f"compressed-attention {layers} {mlp}"
+    if shape.mamba is not None:
+        return f"state-space {layers} {mlp}"
     attention = "latent-attention " if shape.mla else ""
     return f"{'sparse ' if shape.indexer else ''}{attention}{layers} {mlp}"
 
@@ -403,6 +431,10 @@ def check_shape(shape: ModelShape) -> ModelShape:
     if shape.compressed_attention is not None:
         check_compressed(shape.compressed_attention, shape.num_layers, heads, groups)
         _alone(shape, "compressed_attention")
+    if shape.mamba is not None:
+        check_mamba(shape, shape.mamba)
+    if shape.mtp_repeated and not shape.mtp_num_layers:
+        raise BadKey(("mtp_repeated",), "there is no module to repeat; set mtp_num_layers, or remove it")
     if shape.attention_gate and shape.mla is not None:
         raise BadKey(("attention_gate",), "latent attention has no gate; remove one of the two")
     return shape

@@ -91,9 +91,10 @@ def enumerate_splits(recipe: Recipe, space: Space) -> LayoutColumns:
 def enumerate_uneven(recipe: Recipe, space: Space) -> LayoutColumns:
     """Return the same combinations for stages that cannot or need not be even, as nearly even as possible: the starting
     point of the stage search. One chunk for each rank, whose ends may balance better; several where they do not divide
-    the layers. None where attention is of two kinds: the stage search knows kinds of MLPs alone."""
-    layers, mixed = recipe.model.num_layers, recipe.model.linear_attention is not None or is_mixed(recipe.model)
-    if not space.uneven or recipe.layers_by_stage is not None or mixed:
+    the layers. None where layers differ in their attention: the stage search knows kinds of MLPs alone."""
+    shape, layers = recipe.model, recipe.model.num_layers
+    differ = shape.linear_attention is not None or shape.mamba is not None or is_mixed(shape)
+    if not space.uneven or recipe.layers_by_stage is not None or differ:
         return _splits(recipe, space, [])
     pipelines = pinned_numbers(recipe, "pipeline") or divisors(recipe.world_size, layers)
     chunks = pinned_numbers(recipe, "virtual_pipeline") or range(1, MOST_UNEVEN_CHUNKS + 1)

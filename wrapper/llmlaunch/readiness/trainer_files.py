@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from llmlaunch.backends.framework_version import CHECKOUT_VARIABLE, checkout_version
+from llmlaunch.backends.megatron.backend import shipped_script
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.layout import Layout
 from llmlaunch.readiness.findings import (
@@ -27,7 +28,6 @@ from llmlaunch.recipe.types import Recipe
 
 __all__ = ["trainer_findings"]
 
-TRAINER = "pretrain_gpt.py"
 # Folders that each node has for itself: what is not in them here may be there.
 OF_EACH_NODE = [f"/{name}" for name in ("bin", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sys", "tmp", "usr")]
 SQUASHFS = b"hsqs"  # fs/squashfs/squashfs_fs.h, little endian
@@ -72,7 +72,7 @@ def _checkout(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Findin
         return
     key: KeyPath = ("backend", "path") if named is not None else ("backend",)
     which = "" if named is not None else f"{CHECKOUT_VARIABLE}="
-    checkout = host_path(recipe, str(named or variable))
+    checkout, trainer = host_path(recipe, str(named or variable)), shipped_script(recipe)
     state, has_own_script = path_state(checkout), recipe.backend.script is not None
     # what the variable names here need not be what it names in the container
     wrong = missing if named is not None and recipe.container is None else doubtful
@@ -80,11 +80,11 @@ def _checkout(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Findin
         yield unseen(key, checkout)
     elif state == "absent":
         yield wrong(key, f"{which}{checkout} is not there; name a checkout of Megatron-LM")
-    elif not (checkout / "megatron" / "core").is_dir() or not (has_own_script or (checkout / TRAINER).is_file()):
-        above = next((folder for folder in checkout.parents if (folder / TRAINER).is_file()), None)
+    elif not (checkout / "megatron" / "core").is_dir() or not (has_own_script or (checkout / trainer).is_file()):
+        above = next((folder for folder in checkout.parents if (folder / trainer).is_file()), None)
         advice = f"name {above}" if above is not None else "name the top folder of a checkout of Megatron-LM"
         yield wrong(
-            key, f"{which}{checkout} is no checkout of Megatron-LM: it lacks {TRAINER} or megatron/core; {advice}"
+            key, f"{which}{checkout} is no checkout of Megatron-LM: it lacks {trainer} or megatron/core; {advice}"
         )
     elif checkout_version(checkout) is None and recipe.backend.version is None:
         yield doubtful(

@@ -266,7 +266,10 @@ SITES = (
     ("get_weight_workspace", "weight_copies"),
     ("pipeline_parallel/p2p_communication.py", "pipeline_buffers"),
 )
-HEAD_MODULES = ("models/common/language_module/", "models/gpt/gpt_model.py GPTModel._postprocess")
+HEAD_MODULES = (
+    *("models/common/language_module/", "models/gpt/gpt_model.py GPTModel._postprocess"),
+    "models/hybrid/hybrid_model.py HybridModel.forward",
+)
 HEAD_SITES = ("cross_entropy", "LinearWithGradAccumulationAndAsyncCommunication", "LinearWithFrozenWeight")
 # What a forward pass keeps, by the model's code: "models/common/embeddings/rope_utils.py apply_rotary_pos_emb".
 MODULES = (
@@ -274,7 +277,9 @@ MODULES = (
     ("models/common/embeddings/language_model_embedding.py", "embedding"),
     *((head, "logits_and_loss") for head in HEAD_MODULES),
     ("transformer/transformer_block.py TransformerBlock.forward", "logits_and_loss"),  # the norm behind the layers
+    ("models/hybrid/hybrid_block.py HybridStack.forward", "logits_and_loss"),
     ("transformer/", "activations"),
+    ("ssm/", "activations"),
 )
 
 

@@ -149,7 +149,8 @@ def _model(recipe: Recipe, plan: Plan) -> dict[str, object]:
     pads = recipe.backend.on_megatron_core  # Hugging Face models keep the vocabulary as it is
     moe = None
     if shape.moe is not None:
-        moe = {name: value for name, value in asdict(shape.moe).items() if name != "router"}
+        moe = {name: value for name, value in asdict(shape.moe).items() if name not in ("router", "latent_size")}
+        moe |= {} if shape.moe.latent_size is None else {"latent_size": shape.moe.latent_size}
         moe |= _router(shape.moe.router) | {"token_dispatcher": plan.chosen.techniques.token_dispatcher}
         moe["layer_pattern"] = list(shape.moe.layer_pattern)
     return {

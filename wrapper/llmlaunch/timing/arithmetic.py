@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.memory.job import Job
 from llmlaunch.models.kinds import kind_shares
+from llmlaunch.models.mamba import head_kinds, layer_parts
+from llmlaunch.models.parameters import CONV_KERNEL
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.timing.products import (
     Linear,
     attended_keys,
     attention_linears,
     delta_linears,
-    linear_share,
+    latent_linears,
+    mamba_linears,
     mlp_linears,
     pace,
+    part_share,
 )
 
 __all__ = ["least_device_seconds", "model_flops_per_token"]
@@ -24,17 +28,24 @@ __all__ = ["least_device_seconds", "model_flops_per_token"]
 
 def layer_matrix_parameters(shape: ModelShape) -> float:
     """Return the number of weights a token passes through in one layer, averaged over layers of all kinds."""
-    full = sum(part * _elements(attention_linears(kind)) for kind, part in kind_shares(shape))
-    share = linear_share(shape)
-    attention = (1.0 - share) * full + share * _elements(delta_linears(shape))
-    dense = sum(linear.inputs * linear.outputs for linear in mlp_linears(shape, float(shape.ffn_hidden_size)))
-    if shape.moe is None:
-        return attention + dense
+    linears = {"attention": attention_linears, "linear": delta_linears, "mamba": mamba_linears}
+    parts = {part: kind_shares(shape) if part == "attention" else ((shape, 1.0),) for part in linears}
+    mixers = sum(
+        part_share(shape, part) * share * _elements(linears[part](kind))
+        for part, kinds in parts.items()
+        for kind, share in kinds
+    )
+    dense = _elements(mlp_linears(shape, float(shape.ffn_hidden_size)))
     moe = shape.moe
-    mixtures = sum(moe.layer_pattern) / len(moe.layer_pattern)
-    width = float(moe.topk * moe.ffn_hidden_size + moe.shared_expert_ffn_hidden_size)
-    mixture = sum(linear.inputs * linear.outputs for linear in mlp_linears(shape, width))
-    return attention + mixtures * mixture + (1.0 - mixtures) * dense
+    mixtures = 0.0 if moe is None else sum(moe.layer_pattern) / len(moe.layer_pattern)
+    mixture = 0.0
+    if moe is not None:
+        experts = mlp_linears(shape, float(moe.topk * moe.ffn_hidden_size), shape.expert_width)
+        shared = mlp_linears(shape, float(moe.shared_expert_ffn_hidden_size))
+        mixture = _elements((*experts, *shared, *latent_linears(shape)))
+    if shape.mamba is None:
+        return mixers + mixtures * mixture + (1.0 - mixtures) * dense
+    return mixtures * mixture + (1.0 - mixtures) * (mixers + part_share(shape, "mlp") * dense)
 
 
 def _elements(linears: Sequence[Linear]) -> float:
@@ -51,7 +62,7 @@ def attention_width(shape: ModelShape) -> float:
     """Return the elements of a key and a value over all query heads, averaged over layers with attention of one kind
     and those with none."""
     if shape.mla is None:
-        return (1.0 - linear_share(shape)) * 2.0 * shape.query_width
+        return layer_parts(shape).count("attention") / shape.num_layers * 2.0 * shape.query_width
     mla = shape.mla
     return float(shape.num_attention_heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim + mla.v_head_dim))
 
@@ -60,21 +71,26 @@ def model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
     """Return the FLOPs of one token: forward and backward, attention to the keys that it sees (half of the square, less
     with windows), nothing recomputed (Narayanan et al. 2021, appendix, with the causal half and grouped queries)."""
     layer = 2.0 * layer_matrix_parameters(shape) + 2.0 * attended_elements(shape, sequence_length)
-    layer += _delta_flops(shape)
+    layer += _recurrent_flops(shape)
     head = 2.0 * shape.hidden_size * shape.vocab_size
     projection = 4.0 * shape.hidden_size**2
-    more = shape.mtp_num_layers * (layer + head + projection)
+    more = shape.mtp_num_layers * (sum(head_kinds(shape)) * layer + head + projection)
     return 3.0 * (shape.num_layers * layer + head + more)
 
 
-def _delta_flops(shape: ModelShape) -> float:
-    """Return a token's operations forward in the convolution and the recurrence of gated delta nets, averaged over all
-    layers: four products of a head's state (megatron/training/training.py, core 0.19)."""
-    linear = shape.linear_attention
-    if linear is None:
+def _recurrent_flops(shape: ModelShape) -> float:
+    """Return a token's operations forward in the convolutions and recurrences, averaged over all layers: four products
+    of a head's state in a gated delta net; in a Mamba-2 mixer seven of a column's state and the convolution
+    (megatron/training/training.py num_floating_point_operations, core 0.19)."""
+    linear, mamba, parts = shape.linear_attention, shape.mamba, layer_parts(shape)
+    if linear is not None:
+        state = 4.0 * linear.num_value_heads * linear.value_head_dim**2
+        each = 2.0 * (state + linear.conv_kernel * linear.convolved_width)
+        return parts.count("linear") / shape.num_layers * each
+    if mamba is None:
         return 0.0
-    state = 4.0 * linear.num_value_heads * linear.value_head_dim**2
-    return linear_share(shape) * 2.0 * (state + linear.conv_kernel * linear.convolved_width)
+    each = 7.0 * mamba.inner_width * mamba.state_size + 2.0 * CONV_KERNEL * mamba.convolved_width
+    return parts.count("mamba") / shape.num_layers * each
 
 
 ATTENTION_BACKWARD = 2.5  # five products for the two forward (Dao 2023, section 3)

@@ -58,11 +58,13 @@ def tensor_passes(job: Job, at: SplitColumns, seconds: FloatColumn, mixture: boo
     section 4.2.2; megatron/core/tensor_parallel/layers.py, core 0.19). An all-reduce without sequence parallelism is
     two passes. Overlapped user buffers hide them all behind products. What quantized linears gather is narrow already
     (transformer_engine/pytorch/distributed.py gather_along_first_dim, 2.20); what is scattered is not. A mixture's MLP
-    exchanges its tokens by itself.
+    exchanges its tokens by itself. A layer of one part is one block.
     AutoTP's matrices each reduce their input's gradient by themselves, and nothing runs beside
     (deepspeed/module_inject/layers.py ColumnParallel, 0.19.8)."""
     shared = job.shape.moe is not None and job.shape.moe.shared_expert_ffn_hidden_size > 0
     blocks = 1.0 if mixture and not shared else 2.0
+    if job.shape.mamba is not None:
+        blocks = float(shared) if mixture else 1.0
     if job.facts.inputs_reduced_apart:
         return TensorPasses(seconds, 2.0 * (blocks + _reading_matrices(job, blocks)), 0.0)
     gather = 1.0 if job.facts.quantized is None else job.facts.quantized.input_bytes / job.facts.activation_bytes
@@ -127,7 +129,7 @@ def expert_exchange(job: Job, cluster: Cluster, at: SplitColumns) -> Work:
     HybridEP; megatron/core/transformer/moe/token_dispatcher.py and fused_a2a.py, core 0.19)."""
     moe = job.shape.moe
     assert moe is not None
-    mine = (job.facts.activation_bytes * job.shape.hidden_size) * at.share
+    mine = (job.facts.activation_bytes * job.shape.expert_width) * at.share
     ep, etp = at.layouts.expert.astype(np.float64), at.layouts.expert_tensor.astype(np.float64)
     unit = np.ones(len(at))
     if job.techniques.token_dispatcher == "allgather":
@@ -148,7 +150,7 @@ def bytes_leaving_domain(job: Job, cluster: Cluster, at: SplitColumns) -> FloatC
     once; to bring them back takes as many."""
     moe = job.shape.moe
     assert moe is not None
-    mine = (job.facts.activation_bytes * job.shape.hidden_size) * at.share
+    mine = (job.facts.activation_bytes * job.shape.expert_width) * at.share
     devices = (at.layouts.expert * at.layouts.expert_tensor).astype(np.float64)
     together = in_domain(cluster, devices, np.ones(len(at)))
     if job.techniques.token_dispatcher == "allgather":  # a ring, whose members in a domain share what leaves it

@@ -22,6 +22,7 @@ __all__ = ["MixtureLaunches", "captured_share", "mixture_launches"]
 
 
 MODULE_KERNELS = (40.0, 70.0)  # of a mixture layer forward and backward, its experts' products aside
+ATTENTION_KERNELS = (12.0, 24.0)  # of these, those of attention and its norm
 # Of one expert forward and backward: a product for each matrix and gradient. In narrow formats the input of each is
 # quantized by itself and the scales of both operands are rearranged (transformer_engine/pytorch/module/
 # grouped_linear.py and common/swizzle/, 2.20).
@@ -93,10 +94,14 @@ class MixtureLaunches:
 
 
 def mixture_launches(job: Job, local_experts: FloatColumn) -> MixtureLaunches:
-    """Return the kernels of a layer with so many experts on each device."""
+    """Return the kernels of a layer with so many experts on each device; without those of attention where a mixture is
+    a layer by itself."""
+    modules = MODULE_KERNELS
+    if job.shape.mamba is not None:
+        modules = MODULE_KERNELS[0] - ATTENTION_KERNELS[0], MODULE_KERNELS[1] - ATTENTION_KERNELS[1]
     if job.facts.experts_fused:
         unit = np.ones_like(local_experts)
-        return MixtureLaunches(MODULE_KERNELS, (FUSED_EXPERT_KERNELS[0] * unit, FUSED_EXPERT_KERNELS[1] * unit))
+        return MixtureLaunches(modules, (FUSED_EXPERT_KERNELS[0] * unit, FUSED_EXPERT_KERNELS[1] * unit))
     each = EXPERT_KERNELS if job.facts.quantized is None else QUANTIZED_EXPERT_KERNELS
     more = BIASED_EXPERT_KERNELS if job.shape.linear_bias else (0.0, 0.0)
-    return MixtureLaunches(MODULE_KERNELS, ((each[0] + more[0]) * local_experts, (each[1] + more[1]) * local_experts))
+    return MixtureLaunches(modules, ((each[0] + more[0]) * local_experts, (each[1] + more[1]) * local_experts))

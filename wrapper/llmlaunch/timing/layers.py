@@ -16,18 +16,16 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job, recomputes
 from llmlaunch.models.kinds import kind_shares
 from llmlaunch.techniques import OF_ATTENTION, Adapters
-from llmlaunch.timing.compressed import compressed_element_wise, compressed_rates, compressed_scores
+from llmlaunch.timing.compressed import compressed_element_wise, compressed_rates
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import (
     TensorPasses,
     beside_another_microbatch,
     beside_exchanges,
-    context_ring,
     expert_exchange,
     tensor_passes,
 )
 from llmlaunch.timing.launches import MixtureLaunches, captured_share, mixture_launches
-from llmlaunch.timing.linear_attention import delta_rule, mean_context, of_full_layers
 from llmlaunch.timing.network import exposed
 from llmlaunch.timing.products import (
     DevicePace,
@@ -37,11 +35,14 @@ from llmlaunch.timing.products import (
     adapted_linears,
     adapter_rates,
     attention_linears,
-    attention_scores,
-    mean_attention_rates,
+    latent_linears,
+    mean_mixer_rates,
+    mixed_columns,
     mlp_linears,
+    part_share,
     rates,
 )
+from llmlaunch.timing.recurrent import MAMBA_KERNELS, mixers
 
 __all__ = ["KINDS", "LayerSeconds", "dense_layer", "forward_only", "mixture_layer"]
 
@@ -162,14 +163,26 @@ def forward_only(layer: LayerSeconds, at: SplitColumns) -> LayerSeconds:
 
 
 def dense_layer(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn) -> LayerSeconds:
-    """Return a layer with one MLP; `one_pass` are the seconds of one tensor-parallel gather or scatter."""
-    width = float(job.shape.ffn_hidden_size)
-    products = rates(job, pace, mlp_linears(job.shape, width))
+    """Return a layer with one MLP, or the mean of layers of one part each that are no mixtures; `one_pass` are the
+    seconds of one tensor-parallel gather or scatter."""
+    share = 1.0 if job.shape.mamba is None else part_share(job.shape, "mlp")
+    width = share * job.shape.ffn_hidden_size
+    products = rates(job, pace, mlp_linears(job.shape, float(job.shape.ffn_hidden_size))).of_share(share)
     pieces = job.techniques.mlp_chunks  # each reads the matrices and adds to their gradients by itself
     products = replace(products, per_matrix_split=pieces * products.per_matrix_split)
-    launched = _with_adapters(job, job.facts.kernels.launched)
+    launched = _with_adapters(job, _launched(job))
     kernels = tuple(count + MLP_SHARE * count * (pieces - 1) for count in launched)
     return _layer(job, cluster, at, pace, one_pass, _Mlp(products, width * at.share, (kernels[0], kernels[1])))
+
+
+def _launched(job: Job) -> tuple[float, float]:
+    """Return the kernels of a dense layer, or of the mean of layers of one part each."""
+    forward, backward = job.facts.kernels.launched
+    if job.shape.mamba is None:
+        return forward, backward
+    mamba, attention, mlp = (part_share(job.shape, part) for part in ("mamba", "attention", "mlp"))
+    usual = (1.0 - MLP_SHARE) * attention + MLP_SHARE * mlp
+    return usual * forward + mamba * MAMBA_KERNELS[0], usual * backward + mamba * MAMBA_KERNELS[1]
 
 
 def _with_adapters(job: Job, launched: tuple[float, float]) -> tuple[float, float]:
@@ -201,10 +214,12 @@ def mixture_layer(
     local = moe.num_experts / at.layouts.expert
     rows = TILE_ROWS * local * np.ceil(copies / (TILE_ROWS * local))
     width, beside = float(moe.ffn_hidden_size), float(moe.shared_expert_ffn_hidden_size)
-    experts = rates(job, pace, mlp_linears(job.shape, width)).work(rows, rows / etp, local / etp)
+    products = mlp_linears(job.shape, width, job.shape.expert_width)
+    experts = rates(job, pace, products).work(rows, rows / etp, local / etp)
     launches = mixture_launches(job, local)
     activated = (0.0 if job.facts.experts_fused else width / etp) * copies + beside * at.share
-    shared = rates(job, pace, mlp_linears(job.shape, beside)) if beside else Rates()
+    every_token = (*(mlp_linears(job.shape, beside) if beside else ()), *latent_linears(job.shape))
+    shared = rates(job, pace, every_token) if every_token else Rates()
     mlp = _Mlp(shared, activated, (launches.forward, 0.0), copies, experts, launches)
     return _layer(job, cluster, at, pace, one_pass, mlp)
 
@@ -226,24 +241,19 @@ def _adapters(job: Job, adapters: Adapters, at: SplitColumns, pace: DevicePace, 
 def _layer(
     job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn, mlp: _Mlp
 ) -> LayerSeconds:
-    compressed = job.shape.compressed_attention is not None
-    every = (compressed_rates(job, pace) if compressed else mean_attention_rates(job, pace)) + mlp.rates
+    mixture, compressed = mlp.copies is not None, job.shape.compressed_attention is not None
+    every = (compressed_rates(job, pace) if compressed else mean_mixer_rates(job, pace, mixture)) + mlp.rates
     linears = every.work(at.tokens, at.share, at.per_tensor)
     if mlp.experts is not None:
         linears = linears + mlp.experts
     if job.techniques.adapters is not None:
         linears = linears + _adapters(job, job.techniques.adapters, at, pace, mlp)
-    ordinary = compressed_scores(job, pace, at) if compressed else _mean_scores(job, pace, at)
-    context = context_ring(job, cluster, at, pace, ordinary)
-    scores = ordinary
-    if job.shape.linear_attention is not None:
-        ordinary, context = of_full_layers(job.shape, ordinary), mean_context(job, cluster, at, context)
-        scores = ordinary + delta_rule(job, pace, at)
+    ordinary, scores, context = mixers(job, cluster, at, pace, mixture)
     element, activation, norms = _element_wise(job, at, pace, mlp)
     if compressed or job.shape.residual_streams > 1:
         element = element + compressed_element_wise(job, pace, at)
-    tensor = tensor_passes(job, at, one_pass, mixture=mlp.copies is not None)
-    expert = None if mlp.copies is None else expert_exchange(job, cluster, at)
+    tensor = tensor_passes(job, at, one_pass, mixture)
+    expert = expert_exchange(job, cluster, at) if mixture else None
     parts = _Parts(linears, ordinary, element, activation, norms, mlp, tensor, context, expert)
     forward = linears.forward + scores.forward + element.forward
     backward = linears.backward + scores.backward + element.backward
@@ -280,20 +290,6 @@ def _layer(
     return LayerSeconds(
         seconds, host, *busy, linears, scores, element, launches, waits, context, expert, recomputed, hidden
     )
-
-
-def _mean_scores(job: Job, pace: DevicePace, at: SplitColumns) -> Work:
-    """Return the seconds of attention, in the mean of all layers whose attention is softmax."""
-    shares = (share for _, share in kind_shares(job.shape))
-    of_kinds = [
-        (attention_scores(alike, pace, at), share) for alike, share in zip(job.by_attention, shares, strict=True)
-    ]
-    if len(of_kinds) == 1:
-        return of_kinds[0][0]
-    forward, backward = (
-        reduce(np.add, (share * getattr(work, name) for work, share in of_kinds)) for name in ("forward", "backward")
-    )
-    return Work(forward, backward)
 
 
 def _waited(
@@ -373,18 +369,19 @@ def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> tu
     sorts them by the device's experts and back. Quantized linears cast their input forward and the gradient of their
     output backward."""
     shape, moved, e = job.shape, job.facts.kernels, job.facts.activation_bytes / pace.element_wise
-    h, activated = float(shape.hidden_size), mlp.activated
-    gates = 2.0 if shape.gated_mlp else 1.0
-    heads = sum(share * (kind.query_width + kind.key_value_width) for kind, share in kind_shares(shape))
-    rotated = e * heads
+    h, activated, outer = float(shape.hidden_size), mlp.activated, float(shape.expert_width)
+    gates, blocks = 2.0 if shape.gated_mlp else 1.0, 2.0 if shape.mamba is None else 1.0
+    queries, projected = mixed_columns(shape, mlp.copies is not None)
+    turned = shape.mamba is None or shape.position_embedding == "rope"
+    rotated = e * turned * sum(share * (kind.query_width + kind.key_value_width) for kind, share in kind_shares(shape))
     norms, passes = [], []
     for each in range(2):
         norms.append(moved.norm_elements[each] * shape.norms_per_layer * e * h)
-        around = norms[each] + moved.stream_elements[each] * e * h
+        around = norms[each] + moved.stream_elements[each] * blocks / 2.0 * e * h
         passes.append(around * at.stream + (moved.rotary_elements[each] * rotated) * at.share)
         if mlp.copies is not None:
             slower = constant("element_wise_efficiency") / constant("permutation_efficiency")
-            passes[each] = passes[each] + (slower * e * h) * _permuting_passes(job, at) * mlp.copies
+            passes[each] = passes[each] + (slower * e * outer) * _permuting_passes(job, at) * mlp.copies
             if shape.linear_bias and not job.facts.experts_fused:
                 passes[each] = passes[each] + (BIAS_ELEMENTS[each] * e * h) * mlp.copies
         if job.techniques.adapters is not None:
@@ -394,10 +391,10 @@ def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> tu
     backward = passes[1] + ((2.0 * gates + 1.0 + moved.activation_elements[1]) * e) * activated
     if job.facts.quantized is not None:
         cast = job.facts.quantized.cast_bytes / pace.element_wise
-        blocks = 1.0 if mlp.copies is not None and not mlp.rates.per_row_split else 2.0
-        routed = 0.0 if mlp.copies is None else h * mlp.copies
-        inputs = (blocks * h) * at.tokens + routed + float(shape.query_width) * at.share
-        outputs = (blocks * h) * at.tokens + routed + (shape.query_width + 2.0 * shape.key_value_width) * at.share
+        blocks -= 1.0 if mlp.copies is not None and not mlp.rates.per_row_split else 0.0
+        routed = 0.0 if mlp.copies is None else outer * mlp.copies
+        inputs = (blocks * h) * at.tokens + routed + queries * at.share
+        outputs = (blocks * h) * at.tokens + routed + projected * at.share
         forward = forward + cast * (inputs + activated)
         backward = backward + cast * (outputs + gates * activated)
     return Work(forward, backward), activation, norms[0] * at.stream

@@ -16,7 +16,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer, layer_input, swapped_bytes
-from llmlaunch.memory.job import Job, offloads_modules, with_mean_attention, without_layers, without_offload
+from llmlaunch.memory.job import Job, offloads_modules, with_mean_parts, without_layers, without_offload
 from llmlaunch.timing.constants import constant
 
 __all__ = [
@@ -236,7 +236,7 @@ def moving_seconds(
     """Return the seconds that one micro-batch's activations of a stage with so many layers travel to host memory, and
     again back: named modules, the first layers whole, full recompute's layer inputs, or a share of all."""
     techniques = job.techniques
-    rows = with_mean_attention(job, without_layers(layouts))
+    rows = with_mean_parts(job, without_layers(layouts))
     here, on_device = without_offload(job, rows.layouts)
     whole, left = kept_by_layer(here, rows.with_layouts(on_device)), kept_by_layer(job, rows)
     swapped = [swapped_bytes(job, rows, b) if techniques.swapped_share else 0.0 * b for b in left]

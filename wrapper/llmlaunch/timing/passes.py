@@ -12,6 +12,7 @@ from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
+from llmlaunch.models.mamba import head_kinds
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.layers import KINDS
 from llmlaunch.timing.network import exposed, moves_activations, moving_seconds, pipeline_hop
@@ -127,10 +128,10 @@ def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
     """Return the seconds of one micro-batch on the slowest stage, by kind: its layers and the ends it holds."""
     shape, parts, stages_ = job.shape, passes.pieces, passes.stages
     kinds: dict[str, FloatColumn] = {}
-    mixture_last = bool(shape.moe and shape.moe.layer_pattern[-1])
+    dense, mixture = (shape.mtp_num_layers * count for count in head_kinds(shape))
     layers_on_slowest = [
-        (parts.dense, stages_.dense_layers + (0 if mixture_last else shape.mtp_num_layers) * stages_.last),
-        (parts.mixture, stages_.mixture_layers + (shape.mtp_num_layers if mixture_last else 0) * stages_.last),
+        (parts.dense, stages_.dense_layers + dense * stages_.last),
+        (parts.mixture, stages_.mixture_layers + mixture * stages_.last),
     ]
     frozen_counts = stages_.frozen_dense_layers, stages_.frozen_mixture_layers
     layers_on_slowest += zip(parts.frozen, frozen_counts, strict=True)
@@ -173,7 +174,7 @@ def _unpaired_exchange(job: Job, hidden: FloatColumn) -> FloatColumn:
     """Return the seconds of exchange that no other micro-batch hides, where each layer's passes hide `hidden`. The
     first micro-batch goes forward through all layers before there is a backward pass, and the last goes back through
     all of them after the last forward pass, however the layers are cut into stages and chunks."""
-    return (_layers_of_each_kind(job)[1] + job.shape.mtp_num_layers) * hidden
+    return (_layers_of_each_kind(job)[1] + job.shape.mtp_num_layers * head_kinds(job.shape)[1]) * hidden
 
 
 def _layers_of_each_kind(job: Job) -> tuple[float, float]:

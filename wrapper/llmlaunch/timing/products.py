@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from llmlaunch.memory.job import Job
 from llmlaunch.memory.saved import KERNEL_HEADS
 from llmlaunch.models.attention import CHOSEN_FROM, CompressedAttention, Indexer
 from llmlaunch.models.kinds import kind_shares
+from llmlaunch.models.mamba import layer_parts
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.timing.constants import constant, of_generation
 
@@ -36,10 +39,13 @@ __all__ = [
     "attention_linears",
     "attention_scores",
     "delta_linears",
-    "linear_share",
-    "mean_attention_rates",
+    "latent_linears",
+    "mamba_linears",
+    "mean_mixer_rates",
+    "mixed_columns",
     "mlp_linears",
     "pace",
+    "part_share",
     "pooled_keys",
     "pooling_linears",
     "projecting_linears",
@@ -182,17 +188,53 @@ def delta_linears(shape: ModelShape) -> tuple[Linear, ...]:
     return Linear(h, float(linear.projected_width), "outputs"), Linear(float(linear.value_width), h, "inputs")
 
 
-def linear_share(shape: ModelShape) -> float:
-    """Return the part of all layers whose attention is linear."""
-    return sum(shape.linear_pattern) / shape.num_layers
-
-
-def mlp_linears(shape: ModelShape, width: float) -> tuple[Linear, ...]:
-    """Return the first (gate and up together) and second matrix of an MLP `width` wide."""
-    if not width:
+def mamba_linears(shape: ModelShape) -> tuple[Linear, ...]:
+    """Return the projections of one Mamba-2 mixer; none without such layers (megatron/core/ssm/mamba_mixer.py, core
+    0.19)."""
+    mamba = shape.mamba
+    if mamba is None:
         return ()
     h = float(shape.hidden_size)
+    return Linear(h, float(mamba.projected_width), "outputs"), Linear(float(mamba.inner_width), h, "inputs")
+
+
+def part_share(shape: ModelShape, part: str) -> float:
+    """Return the share of layers that have `part` in the place of attention; of layers of one part each, of those that
+    are no mixtures."""
+    parts = [each for each in layer_parts(shape) if each != "mixture"]
+    return parts.count(part) / len(parts)
+
+
+def mlp_linears(shape: ModelShape, width: float, outer: int | None = None) -> tuple[Linear, ...]:
+    """Return the first (gate and up together) and second matrix of an MLP `width` wide inside and `outer` outside, as
+    the residual stream where that is not given."""
+    if not width:
+        return ()
+    h = float(shape.hidden_size if outer is None else outer)
     return Linear(h, (2.0 if shape.gated_mlp else 1.0) * width, "outputs"), Linear(width, h, "inputs")
+
+
+def mixed_columns(shape: ModelShape, mixture: bool) -> tuple[float, float]:
+    """Return the columns that the last projection of attention takes in and that the first one puts out; of layers of
+    one part each, the mean of theirs."""
+    attention = float(shape.query_width), shape.query_width + 2.0 * shape.key_value_width
+    mamba = shape.mamba
+    if mamba is None:
+        return attention
+    if mixture:
+        return 0.0, 0.0
+    share, full = part_share(shape, "mamba"), part_share(shape, "attention")
+    inner, projected = share * mamba.inner_width, share * mamba.projected_width
+    return inner + full * attention[0], projected + full * attention[1]
+
+
+def latent_linears(shape: ModelShape) -> tuple[Linear, ...]:
+    """Return the projections to and from what experts take in, whole on every device; none where that is the residual
+    stream (megatron/core/transformer/moe/moe_layer.py, core 0.19)."""
+    if shape.moe is None or shape.moe.latent_size is None:
+        return ()
+    h, latent = float(shape.hidden_size), float(shape.moe.latent_size)
+    return Linear(h, latent, "neither"), Linear(latent, h, "neither")
 
 
 def adapted_linears(shape: ModelShape, targets: frozenset[str] | None = None) -> tuple[Linear, ...]:
@@ -287,12 +329,22 @@ def rates(job: Job, pace: DevicePace, linears: Sequence[Linear], wide: bool = Fa
     )
 
 
-def mean_attention_rates(job: Job, pace: DevicePace) -> Rates:
-    """Return the cost of the projections of attention, in the mean of all layers."""
-    full, share = Rates(), linear_share(job.shape)
-    for shape, part in kind_shares(job.shape):
-        full = full + rates(job, pace, attention_linears(shape)).of_share(part)
-    return full.of_share(1.0 - share) + rates(job, pace, delta_linears(job.shape)).of_share(share) if share else full
+def mean_mixer_rates(job: Job, pace: DevicePace, mixture: bool) -> Rates:
+    """Return the cost of the projections of attention and of what stands in its place, in the mean of all layers; of
+    layers of one part each, of those that are mixtures or of those that are not."""
+    shape = job.shape
+    if shape.mamba is not None and mixture:
+        return Rates()
+    linears = {"attention": attention_linears, "linear": delta_linears, "mamba": mamba_linears}
+    shares = {part: part_share(shape, part) for part in linears}
+    of_parts = {part: kind_shares(shape) if part == "attention" else ((shape, 1.0),) for part in linears}
+    several = [
+        rates(job, pace, linears[part](kind)).of_share(shares[part] * share)
+        for part, kinds in of_parts.items()
+        for kind, share in kinds
+        if shares[part]
+    ]
+    return reduce(add, several) if several else Rates()
 
 
 def _undivided(linear: Linear) -> float:

@@ -13,6 +13,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import trained_layers
+from llmlaunch.models.mamba import head_kinds
 from llmlaunch.timing.exchange import tensor_pass
 from llmlaunch.timing.layers import LayerSeconds, dense_layer, forward_only, mixture_layer
 from llmlaunch.timing.products import DevicePace, Linear, SplitColumns, pace, rates, split_of
@@ -212,9 +213,9 @@ def _all_layers(job: Job, seconds: StageSeconds) -> FloatColumn:
 def last_seconds(job: Job, seconds: StageSeconds) -> FloatColumn:
     """Return the seconds of the last stage beside its decoder layers: its end, and the layers of multi-token
     prediction."""
-    moe = job.shape.moe
-    layer = seconds.mixture_layer if moe is not None and moe.layer_pattern[-1] else seconds.dense_layer
-    return seconds.last + job.shape.mtp_num_layers * layer
+    dense, mixture = head_kinds(job.shape)
+    layers = dense * seconds.dense_layer + mixture * seconds.mixture_layer
+    return seconds.last + job.shape.mtp_num_layers * layers
 
 
 def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total: FloatColumn) -> Stages:

@@ -22,7 +22,7 @@ __all__ = ["STORAGES", "grouped", "state_of", "stateless_of", "tensors_in"]
 
 ALLOCATION_BYTES = 512  # c10 CUDACachingAllocator kMinBlockSize: every request is rounded up to this
 FRAMEWORKS = ("megatron/", "transformer_engine/", "deepspeed/", "transformers/", "peft/")
-MODULES = ("megatron/core/transformer/", "megatron/core/models/", "transformers/models/")
+MODULES = ("megatron/core/transformer/", "megatron/core/models/", "megatron/core/ssm/", "transformers/models/")
 
 
 @dataclass(frozen=True)

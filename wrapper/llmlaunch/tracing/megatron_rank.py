@@ -33,6 +33,7 @@ patches.patch_torch()
 
 import fake_triton
 import fla_kernels
+import mamba_kernels
 import sparse_attention_kernels
 import te_extension
 import torch_kernels
@@ -41,6 +42,7 @@ fake_triton.install()
 te_extension.install()
 sparse_attention_kernels.install()
 fla_kernels.install()
+mamba_kernels.install()
 torch_kernels.install()
 patches.install_apex_kernel()
 

@@ -41,10 +41,19 @@ def _convert(module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Te
         if (converted.device, converted.dtype) != (parameter.device, parameter.dtype):
             module._parameters[name] = moved = torch.nn.Parameter(converted, parameter.requires_grad)
             moved.__dict__.update(parameter.__dict__ | moved.__dict__)  # Megatron marks its parameters
+            _hold_instead(module, parameter, moved)
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = convert(buffer)
     return module
+
+
+def _hold_instead(module: torch.nn.Module, parameter: Any, moved: Any) -> None:
+    """A Mamba-2 mixer's parameters are used through an object beside it (core/ssm/mamba_context_parallel.py)."""
+    holder = vars(module).get("cp")
+    for name, value in list(vars(holder).items()) if holder is not None else ():
+        if value is parameter:
+            setattr(holder, name, moved)
 
 
 _make_tensor = torch.tensor

@@ -1,4 +1,5 @@
-"""What `pretrain_gpt.py` and `gpt_builders.py` do; they are not in the published wheel (Megatron-LM, core 0.19)."""
+"""What `pretrain_gpt.py` and `pretrain_hybrid.py` do with their builders; they are not in the published wheel
+(Megatron-LM, core 0.19)."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from megatron.core.utils import (
     get_model_config,
 )
 from megatron.training import get_args
-from megatron.training.argument_utils import gpt_config_from_args
+from megatron.training.argument_utils import gpt_config_from_args, hybrid_config_from_args
 from megatron.training.models.gpt import GPTModelBuilder
+from megatron.training.models.hybrid import HybridModelBuilder
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
 __all__ = ["PASSES", "build_model", "forward_step"]
@@ -110,8 +112,12 @@ def forward_step(data: Any, model: Any) -> tuple[Any, Any]:
 
 
 def build_model(pre_process: bool, post_process: bool, vp_stage: int | None = None, **groups: Any) -> Any:
-    """gpt_builders.py gpt_builder, by the builder the wheel holds."""
+    """gpt_builders.py gpt_builder or hybrid_builders.py hybrid_builder, by the builders the wheel holds."""
 
     collection = groups.get("pg_collection") or ProcessGroupCollection.use_mpu_process_groups()
-    builder = GPTModelBuilder(gpt_config_from_args(get_args()))
+    args = get_args()
+    if args.hybrid_layer_pattern is None:
+        builder: Any = GPTModelBuilder(gpt_config_from_args(args))
+    else:
+        builder = HybridModelBuilder(hybrid_config_from_args(args))
     return builder.build_model(collection, pre_process=pre_process, post_process=post_process, vp_stage=vp_stage)

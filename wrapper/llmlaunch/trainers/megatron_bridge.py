@@ -88,7 +88,12 @@ def container(settings: Section) -> Any:
 
 
 def model_provider(values: Section) -> Any:
-    """Bridge's own description of a GPT, whose layers are those that Megatron-LM's pretrain_gpt.py builds."""
+    """Bridge's own description of the model whose layers are those that Megatron-LM's pretrain_gpt.py builds, or
+    pretrain_hybrid.py."""
+    if values.get("hybrid_layer_pattern"):
+        from megatron.bridge.models.hybrid.hybrid_provider import HybridModelProvider
+
+        return filled(HybridModelProvider, values)
     from megatron.bridge.models.gpt_provider import GPTModelProvider
     from megatron.bridge.models.mla_provider import MLAModelProvider
     from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
@@ -117,6 +122,10 @@ def filled(kind: Any, values: Section) -> Any:
             value = getattr(torch, FORMATS[value])
         elif name == "window_size":
             value = tuple(value)
+        elif name == "attention_backend":
+            from megatron.core.transformer.enums import AttnBackend
+
+            value = AttnBackend[value]
         made[name] = value
     return kind(**made)
 

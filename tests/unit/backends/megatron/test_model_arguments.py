@@ -9,7 +9,9 @@ import pytest
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout
+from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import (
+    SQUARED,
     CompressedAttention,
     Indexer,
     LinearAttention,
@@ -22,7 +24,7 @@ from llmlaunch.models.shape import (
 )
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from support.backend_output import check_flags, check_with_parser, refused_by
+from support.backend_output import check_flags, check_with_parser, refused_by, words_of
 from support.recipes import recipe_of
 
 NODE = Layout(data=8, zero_stage=1)
@@ -54,6 +56,12 @@ USUAL = replace(MIXTURE, moe=replace(EXPERTS, num_experts=8))
 UNBALANCED = Router(balancing="none")
 
 ONE_EXPERT = replace(EXPERTS, topk=1, router=Router("sigmoid", normalize_topk=False, weighted_inputs=True))
+
+HYBRID = replace(
+    MIXTURE, gated_mlp=False, activation=SQUARED, position_embedding="none", mtp_num_layers=2, mtp_repeated=True,
+    mamba=Mamba("M*E-M*EM", 64, groups=4, mtp_pattern="*E"),
+    moe=replace(EXPERTS, layer_pattern=(0, 0, 1, 0, 0, 0, 1, 0), latent_size=1024),
+)  # fmt: skip
 
 # A shape, the flags it is said with, those it is said without.
 SAID: dict[str, tuple[ModelShape, str, str]] = {
@@ -145,6 +153,14 @@ SAID: dict[str, tuple[ModelShape, str, str]] = {
         "--linear-attention-freq [1,1,1,1,1,1,1,1]",
         "--attention-output-gate",
     ),
+    "layers of one part each, as one pattern": (
+        HYBRID,
+        "--hybrid-layer-pattern M*E-M*EM/*E/*E --mamba-num-heads 64 --mamba-head-dim 64 --mamba-state-dim 128 "
+        "--mamba-num-groups 4 --squared-relu --no-bias-gelu-fusion --use-fused-weighted-squared-relu "
+        "--moe-latent-size 1024 --mtp-num-layers 2 --mtp-use-repeated-layer --position-embedding-type none "
+        "--spec megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec",
+        "--swiglu --moe-layer-freq --num-virtual-stages-per-pipeline-rank",
+    ),
     "softmax after the choice makes the chosen sum to one": (
         routed(UNBALANCED),
         "--moe-router-load-balancing-type none",
@@ -188,6 +204,17 @@ def test_gated_delta_nets_are_those_of_core_019_and_say_what_they_need() -> None
     (note,) = MegatronLM().render(recipe_for(hybrid), NODE).notes
     assert "flash-linear-attention" in note
     assert MegatronLM().render(recipe_for(DENSE), NODE).notes == ()
+
+
+def test_stages_of_layers_of_one_part_each_stand_in_their_pattern() -> None:
+    for layout, pattern in (
+        (Layout(pipeline=2, virtual_pipeline=2), "M*|E-|M*|EM/*E/*E"),
+        (Layout(pipeline=2, layers_by_stage=(3, 5)), "M*E|-M*EM/*E/*E"),
+    ):
+        check_flags(recipe_for(HYBRID), layout, f"--hybrid-layer-pattern {pattern}", "--pipeline-model-parallel-layout")
+    rendered = MegatronLM().render(recipe_for(HYBRID), NODE)
+    assert words_of(recipe_for(HYBRID), NODE)[0].endswith("pretrain_hybrid.py")
+    assert any("mamba-ssm" in note for note in rendered.notes)
 
 
 def test_yarn_of_ordinary_attention_came_after_core_016() -> None:

@@ -111,6 +111,14 @@ LACKED_BY_0_16 = {
         "model={base: mixtral-8x7b, moe: {router: {score_function: sqrtsoftplus}}}",
         "model.moe.router.score_function: sqrtsoftplus came after core 0.16",
     ),
+    "hybrid-since-0.19": (
+        "model={base: nemotron-3-nano, moe: {topk: 4}}",
+        "model.mamba: layers of one part each are another class in core 0.16",
+    ),
+    "repeated-prediction-since-0.19": (
+        "model={base: llama3-8b, mtp_num_layers: 2, mtp_repeated: true}",
+        "model.mtp_repeated: --mtp-use-repeated-layer came after core 0.16",
+    ),
     "yarn-since-0.19": (
         "model={base: llama3-8b, rope_scaling: {kind: yarn, factor: 4, original_max_position_embeddings: 8192}}",
         "model.rope_scaling: core 0.16 stretches positions by yarn with latent attention alone",

@@ -89,6 +89,14 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.techniques.adapters is not None and is_mixed(r.model),
     ),
     Requirement(
+        "mamba-mixers",
+        "model.mamba",
+        "what transformers' Mamba-2 mixers keep depends on which kernels are installed, and is not counted yet; "
+        "backend: megatron-lm trains them",
+        "transformers/models/nemotron_h/modeling_nemotron_h.py mamba2_split_conv1d_scan_combined, 5.23",
+        lambda r: r.model.mamba is not None,
+    ),
+    Requirement(
         "every-layer-recomputed",
         "layout.recompute_method",
         "block: gradient checkpointing recomputes every layer; backend: megatron-lm has --recompute-method block",

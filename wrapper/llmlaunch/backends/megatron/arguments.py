@@ -14,6 +14,7 @@ from itertools import groupby
 
 from llmlaunch.backends.argument import Argument, argument, flag_groups, optional
 from llmlaunch.backends.megatron.cuda_graphs import graph_arguments
+from llmlaunch.backends.megatron.hybrid import pattern_arguments
 from llmlaunch.backends.megatron.model_arguments import model_arguments
 from llmlaunch.backends.megatron.sharding import sharding_arguments
 from llmlaunch.backends.megatron.techniques import overlap_arguments, technique_arguments
@@ -57,7 +58,11 @@ def _parallel_arguments(shape: ModelShape, layout: Layout) -> tuple[Argument, ..
         argument("--tensor-model-parallel-size", layout.tensor, of="layout.tensor"),
         argument("--pipeline-model-parallel-size", layout.pipeline, of="layout.pipeline"),
         argument("--context-parallel-size", layout.context, of="layout.context"),
-        *_stage_arguments(layout, shape.mtp_num_layers),
+        *(
+            _stage_arguments(layout, shape.mtp_num_layers)
+            if shape.mamba is None
+            else pattern_arguments(shape, shape.mamba, layout)
+        ),
         *optional("--sequence-parallel", bool(layout.sequence_parallel), of="layout.sequence_parallel"),
         *optional("--expert-model-parallel-size", expert, of="layout.expert"),
         *optional("--expert-tensor-parallel-size", expert_tensor, of="layout.expert_tensor", why=default),
@@ -191,6 +196,9 @@ PLANNED_BY = {
     "eval_micro_batch_size": "layout.micro_batch_size",
     "eval_global_batch_size": "training.global_batch_size",
     "num_experts": "model.moe",
+    "hybrid_layer_pattern": "model.mamba",
+    "hybrid_override_pattern": "model.mamba",
+    "mtp_hybrid_override_pattern": "model.mamba",
 }
 
 

@@ -34,14 +34,15 @@ from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import MEGATRON_CHECK, MEGATRON_DATASET
 
-__all__ = ["MegatronLM", "environment", "implementation_record", "kernel_notes", "variable_reasons"]
+__all__ = ["MegatronLM", "environment", "implementation_record", "kernel_notes", "shipped_script", "variable_reasons"]
 
 
-SCRIPT = "pretrain_gpt.py"
+SCRIPT, HYBRID_SCRIPT = "pretrain_gpt.py", "pretrain_hybrid.py"
 CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
 CHECKER_FILE = "trainer/megatron_check.py"
 INDEXER_FILE = "trainer/megatron_dataset.py"
 MOST_TENSOR = 64
+MAMBA_KERNELS = "Mamba-2 mixers need the packages mamba-ssm, 2.3, and causal-conv1d in the job's image or environment"
 DELTA_KERNELS = "gated delta nets need the package flash-linear-attention, 0.4, in the job's image or environment"
 OWN_SCRIPT = (
     "{script} trains in place of pretrain_gpt.py: memory and time are those of Megatron's own model with the recipe's "
@@ -126,8 +127,10 @@ class MegatronLM:
 
 
 def kernel_notes(recipe: Recipe) -> tuple[str, ...]:
-    """Return what a model's kernels need of the place where it is trained (megatron/core/ssm/gated_delta_net, core
-    0.19, which ends the job without them)."""
+    """Return what a model's kernels need of the place where it is trained (megatron/core/ssm, core 0.19, which ends the
+    job without them)."""
+    if recipe.model.mamba is not None:
+        return (MAMBA_KERNELS,)
     return (DELTA_KERNELS,) if recipe.model.linear_attention is not None else ()
 
 
@@ -158,7 +161,13 @@ def _script(recipe: Recipe) -> tuple[Word, ...]:
     own, checkout = recipe.backend.script, recipe.backend.path
     if own is not None:
         return (own, *recipe.backend.script_args)
-    return (NodeVariable(CHECKOUT_VARIABLE, f"/{SCRIPT}") if checkout is None else f"{checkout}/{SCRIPT}",)
+    script = shipped_script(recipe)
+    return (NodeVariable(CHECKOUT_VARIABLE, f"/{script}") if checkout is None else f"{checkout}/{script}",)
+
+
+def shipped_script(recipe: Recipe) -> str:
+    """Return the name of Megatron-LM's own script for the recipe's model."""
+    return SCRIPT if recipe.model.mamba is None else HYBRID_SCRIPT
 
 
 def _options(recipe: Recipe) -> MegatronOptions:

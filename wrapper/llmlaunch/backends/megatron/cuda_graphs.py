@@ -14,6 +14,7 @@ from llmlaunch.backends.base import Requirement, implies
 from llmlaunch.backends.megatron.sharding import asks_for_sharding
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Rule, Situation
+from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER, Techniques
 
@@ -41,6 +42,10 @@ def _scopes(recipe: Recipe) -> tuple[str, ...]:
 
 def _has_dense_layers(recipe: Recipe) -> bool:
     return recipe.model.moe is None or not all(recipe.model.moe.layer_pattern)
+
+
+def _unpriced(shape: ModelShape) -> bool:
+    return any(part is not None for part in (shape.linear_attention, shape.mamba, shape.compressed_attention))
 
 
 GRAPH_REQUIREMENTS: tuple[Requirement, ...] = (
@@ -88,13 +93,11 @@ GRAPH_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: "moe_preprocess" in _scopes(r) and "moe_router" not in _scopes(r),
     ),
     Requirement(
-        "graphs-without-delta-nets",
+        "graphs-without-recurrence",
         KEY,
-        "graphs of gated delta nets and of attention to pooled keys are not priced; remove it",
-        "megatron/core/ssm/gated_delta_net, core 0.19",
-        lambda r: (
-            bool(_scopes(r)) and (r.model.linear_attention is not None or r.model.compressed_attention is not None)
-        ),
+        "graphs of models with gated delta nets, Mamba-2 mixers or attention to pooled keys are not priced; remove it",
+        "megatron/core/ssm, core 0.19",
+        lambda r: bool(_scopes(r)) and _unpriced(r.model),
     ),
     Requirement(
         "graphs-without-sharding",

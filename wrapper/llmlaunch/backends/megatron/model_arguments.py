@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from llmlaunch.backends.argument import Argument, argument, number, optional
 from llmlaunch.backends.megatron.facts import FP32_ROUTER_EXPERTS
-from llmlaunch.models.shape import CLAMP, CLAMPED, Indexer, MlaShape, ModelShape, MoeShape, RopeScaling
+from llmlaunch.backends.megatron.hybrid import mixer_arguments
+from llmlaunch.models.shape import CLAMP, CLAMPED, SQUARED, Indexer, MlaShape, ModelShape, MoeShape, RopeScaling
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
@@ -27,6 +28,7 @@ def model_arguments(recipe: Recipe) -> tuple[Argument, ...]:
         *_prediction(shape),
         *_switches(shape),
         *_activation(shape),
+        *mixer_arguments(shape),
         *mixture_arguments(shape, recipe.techniques),
     )
 
@@ -53,7 +55,10 @@ def _sizes(shape: ModelShape, sequence_length: int) -> list[Argument]:
 def _prediction(shape: ModelShape) -> list[Argument]:
     """Multi-token prediction; its loss counts a tenth, --mtp-loss-scaling-factor's default, as in the second part of
     DeepSeek-V3's training."""
-    return [*optional("--mtp-num-layers", shape.mtp_num_layers or None, of="model.mtp_num_layers")]
+    return [
+        *optional("--mtp-num-layers", shape.mtp_num_layers or None, of="model.mtp_num_layers"),
+        *optional("--mtp-use-repeated-layer", shape.mtp_repeated, of="model.mtp_repeated"),
+    ]
 
 
 def _switches(shape: ModelShape) -> list[Argument]:
@@ -80,6 +85,7 @@ def _activation(shape: ModelShape) -> list[Argument]:
         ]
     return [
         *optional("--swiglu", shape.gated_mlp, of="model.gated_mlp"),
+        *optional("--squared-relu", shape.activation == SQUARED, of=of),
         *optional("--no-bias-gelu-fusion", unbiased_gelu, of="model.linear_bias", why="the fused kernel adds a bias"),
     ]
 
@@ -247,11 +253,14 @@ def mixture_arguments(shape: ModelShape, techniques: Techniques) -> tuple[Argume
         *_router(moe),
         *_balancing(moe),
         *_shared(moe, techniques),
-        *_some(moe),
+        *_some(moe, alone=shape.mamba is not None),
+        *optional("--moe-latent-size", moe.latent_size, of="model.moe.latent_size"),
+        *optional("--use-fused-weighted-squared-relu", shape.activation == SQUARED, of="model.activation", why=WEIGHED),
         *optional("--no-bias-dropout-fusion", _biased_in_one_kernel(shape), of="model.linear_bias", why=BIASED),
     )
 
 
+WEIGHED = "one kernel squares and weighs what experts put out"
 BIASED = "experts in one kernel add their biases themselves"
 
 
@@ -315,9 +324,11 @@ def _shared(moe: MoeShape, techniques: Techniques) -> list[Argument]:
     ]
 
 
-def _some(moe: MoeShape) -> list[Argument]:
-    """Which layers are mixtures, and how many tokens an expert takes."""
-    pattern = f"[{','.join(map(str, moe.layer_pattern))}]" if len(set(moe.layer_pattern)) > 1 else None
+def _some(moe: MoeShape, alone: bool) -> list[Argument]:
+    """Which layers are mixtures, and how many tokens an expert takes. Where a mixture is `alone` in its layer, the
+    pattern of all layers says it."""
+    some = len(set(moe.layer_pattern)) > 1 and not alone
+    pattern = f"[{','.join(map(str, moe.layer_pattern))}]" if some else None
     capacity = None if moe.capacity_factor is None else number(moe.capacity_factor)
     return [
         *optional("--moe-layer-freq", pattern, of="model.moe.layer_pattern"),

@@ -12,7 +12,7 @@ from llmlaunch.backends.megatron.model_arguments import windowed
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.memory.exchange import DEEPEP_RANKS
-from llmlaunch.models.shape import CLAMPED, ModelShape, Router, natural_activation
+from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape, Router, natural_activation
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["MODEL_REQUIREMENTS", "MODEL_RULES", "PARSER", "before_hopper"]
@@ -73,13 +73,18 @@ def router_of(recipe: Recipe) -> Router:
     return recipe.model.moe.router if recipe.model.moe is not None else Router()
 
 
+def _other_activation(shape: ModelShape) -> str:
+    return CLAMPED if shape.gated_mlp else SQUARED
+
+
 MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         "activation",
         "model.activation",
-        "an MLP is SwiGLU (gated) or GELU (not gated) here: no argument makes a gated GELU, as Gemma's; " + ELSEWHERE,
+        "an MLP is SwiGLU (gated), GELU or squared ReLU (not gated) here: no argument makes a gated GELU, as Gemma's; "
+        + ELSEWHERE,
         BUILDER,
-        lambda r: r.model.activation not in (natural_activation(r.model.gated_mlp), CLAMPED),
+        lambda r: r.model.activation not in (natural_activation(r.model.gated_mlp), _other_activation(r.model)),
     ),
     Requirement(
         "clamped-experts",

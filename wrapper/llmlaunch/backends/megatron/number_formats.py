@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import numpy as np
@@ -12,8 +13,10 @@ from llmlaunch.backends.base import Requirement, implies
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
 from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.models.mamba import part_kinds
+from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.timing.products import attention_linears, delta_linears
+from llmlaunch.timing.products import Linear, attention_linears, delta_linears, latent_linears, mamba_linears
 from llmlaunch.workload import NumberFormats
 
 __all__ = ["NUMBER_REQUIREMENTS", "NUMBER_RULES", "number_arguments", "number_record"]
@@ -105,14 +108,22 @@ def narrow_sizes(s: Situation) -> BoolColumn:
         return np.ones(len(s.layouts), dtype=np.bool_)
     multiple, tensor = MULTIPLES[s.numbers.narrow][1], s.layouts.tensor
     fits = np.ones(len(s.layouts), dtype=np.bool_)
-    for linear in (*attention_linears(s.shape), *delta_linears(s.shape)):
+    for linear in _linears(s.shape):
         for size, side in ((linear.inputs, "inputs"), (linear.outputs, "outputs")):
             fits &= _multiple(int(size), tensor if linear.divided == side else 1, multiple)
-    fits &= _multiple(s.shape.ffn_hidden_size, tensor, multiple)
+    if s.shape.mamba is None or "mlp" in part_kinds(s.shape):
+        fits &= _multiple(s.shape.ffn_hidden_size, tensor, multiple)
     if s.shape.moe is not None:
         fits &= _multiple(s.shape.moe.ffn_hidden_size, s.layouts.expert_tensor, multiple)
         fits &= _multiple(s.shape.moe.shared_expert_ffn_hidden_size, tensor, multiple)
     return fits
+
+
+def _linears(shape: ModelShape) -> Iterator[Linear]:
+    """Yield the projections of attention, of what stands in its place, and of latents, as far as layers have them."""
+    by_part = {"attention": attention_linears, "linear": delta_linears, "mamba": mamba_linears}
+    yield from (linear for part, linears in by_part.items() if part in part_kinds(shape) for linear in linears(shape))
+    yield from latent_linears(shape)
 
 
 def _multiple(size: int, split: NDArray[np.int64] | int, multiple: int) -> BoolColumn:

@@ -13,6 +13,7 @@ from llmlaunch.backends.megatron.cuda_graphs import graph_scopes
 from llmlaunch.backends.megatron.sharding import asks_for_sharding, sharding_techniques
 from llmlaunch.backends.megatron.techniques import DEFAULT_MODULES
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE
+from llmlaunch.models.mamba import part_kinds
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
@@ -67,8 +68,8 @@ def _treatments(recipe: Recipe) -> list[StepTechniques]:
     offloaded = [
         _offloading(choice, names) for choice, names in product((plain, *modules), _offload_sets(recipe.model))
     ]
-    layers = StepTechniques(RECOMPUTE_NONE, solved="offload_layers")
-    return [*choices, *(choice for choice in offloaded if choice is not None), layers]
+    layers = [StepTechniques(RECOMPUTE_NONE, solved="offload_layers")] if recipe.model.mamba is None else []
+    return [*choices, *(choice for choice in offloaded if choice is not None), *layers]
 
 
 def _switch_sets(recipe: Recipe) -> list[Switches]:
@@ -100,7 +101,10 @@ def _overlapped(shape: ModelShape) -> list[Switches]:
     """What the exchange of tokens may run beside; each excludes the others."""
     hidden = {"overlap_expert_communication": True}
     ways: list[Switches] = [{}, hidden, {**hidden, "delay_weight_gradients": True}]
-    shared = shape.moe is not None and shape.moe.shared_expert_ffn_hidden_size > 0
+    if shape.mamba is not None:
+        ways = [{}]
+    moe = shape.moe
+    shared = moe is not None and moe.shared_expert_ffn_hidden_size > 0 and moe.latent_size is None
     return [*ways, {"overlap_shared_expert": True}] if shared else ways
 
 
@@ -157,7 +161,8 @@ def _module_sets(recipe: Recipe) -> list[Modules]:
     norms fused into the linear after them likewise. moe is the whole mixture, and takes the place of its parts."""
     shape = recipe.model
     parts: list[tuple[Modules, ...]] = []
-    if shape.moe is None or not all(shape.moe.layer_pattern):
+    dense = shape.moe is None or not all(shape.moe.layer_pattern)
+    if dense if shape.mamba is None else "mlp" in part_kinds(shape):
         parts.append(((), ("mlp",)))
     if shape.mla is not None or shape.compressed_attention is not None:
         parts.append(((), ("mla_up_proj",)))

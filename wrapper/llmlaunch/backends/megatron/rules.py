@@ -16,6 +16,7 @@ from llmlaunch.backends.base import Requirement, implies
 from llmlaunch.backends.machines import MACHINE_REQUIREMENTS
 from llmlaunch.backends.megatron import (
     cuda_graphs,
+    hybrid,
     model_rules,
     number_formats,
     pooled_rules,
@@ -26,6 +27,7 @@ from llmlaunch.backends.megatron import (
 )
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import Rule, Situation
+from llmlaunch.models.mamba import part_kinds
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.workload import NO_NUMBER_FORMATS
 
@@ -58,6 +60,8 @@ def query_columns(s: Situation) -> BoolColumn:
 def ffn(s: Situation) -> BoolColumn:
     """Dense layers alone have this FFN: a model whose layers are all mixtures builds none."""
     dense = s.shape.moe is None or not all(s.shape.moe.layer_pattern)
+    if s.shape.mamba is not None:
+        dense = "mlp" in part_kinds(s.shape)
     return divides(s.layouts.tensor, s.shape.ffn_hidden_size if dense else 0)
 
 
@@ -249,6 +253,7 @@ ALL_REQUIREMENTS = (
     *model_rules.MODEL_REQUIREMENTS,
     *pooled_rules.POOLED_REQUIREMENTS,
     *MIXTURE_REQUIREMENTS,
+    *hybrid.HYBRID_REQUIREMENTS,
     *techniques.REQUIREMENTS,
     *sharding.SHARDING_REQUIREMENTS,
     *techniques.OVERLAP_REQUIREMENTS,
@@ -261,6 +266,7 @@ RULES_OF_USUAL_NUMBERS = (
     *RULES,
     *model_rules.MODEL_RULES,
     *pooled_rules.POOLED_RULES,
+    *hybrid.HYBRID_RULES,
     *techniques.TECHNIQUE_RULES,
     *sharding.SHARDING_RULES,
     *techniques.OVERLAP_RULES,

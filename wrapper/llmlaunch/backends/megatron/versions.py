@@ -204,6 +204,20 @@ VERSION_REQUIREMENTS: tuple[Requirement, ...] = (
         ),
     ),
     Requirement(
+        "hybrid-since-0.19",
+        "model.mamba",
+        "layers of one part each are another class in core 0.16, and written otherwise; name a newer backend.version",
+        "megatron/core/models/mamba/mamba_model.py, core 0.16",
+        lambda r: r.model.mamba is not None and _lacks(r, "--hybrid-layer-pattern"),
+    ),
+    Requirement(
+        "repeated-prediction-since-0.19",
+        "model.mtp_repeated",
+        "--mtp-use-repeated-layer came after core 0.16; write false, or name a newer backend.version",
+        "megatron/core/transformer/multi_token_prediction.py, core 0.16",
+        lambda r: r.model.mtp_repeated and _lacks(r, "--mtp-use-repeated-layer"),
+    ),
+    Requirement(
         "yarn-since-0.19",
         "model.rope_scaling",
         "core 0.16 stretches positions by yarn with latent attention alone; name a newer backend.version",

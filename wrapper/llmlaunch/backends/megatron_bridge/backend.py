@@ -19,7 +19,7 @@ from llmlaunch.backends.megatron.number_formats import number_record
 from llmlaunch.backends.megatron.rules import rules_for
 from llmlaunch.backends.megatron_bridge.overrides import classed_overrides
 from llmlaunch.backends.megatron_bridge.presets import preset_for
-from llmlaunch.backends.megatron_bridge.rules import ALL_REQUIREMENTS
+from llmlaunch.backends.megatron_bridge.rules import ALL_REQUIREMENTS, BRIDGE_RULES
 from llmlaunch.backends.megatron_bridge.settings import as_json, settings_of, task_of
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
@@ -39,7 +39,7 @@ class MegatronBridge:
     def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
         """Raises UserError for what Megatron core cannot do, or Bridge has no setting for."""
         refuse_unmet(recipe, ALL_REQUIREMENTS, to_render=False)
-        return rules_for(recipe)
+        return (*rules_for(recipe), *BRIDGE_RULES)
 
     def unrendered(self, recipe: Recipe) -> tuple[str, ...]:
         return unrendered(recipe, ALL_REQUIREMENTS)

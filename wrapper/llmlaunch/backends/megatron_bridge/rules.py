@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.base import Requirement, parts_fused_modules, pinned_least
+import numpy as np
+
+from llmlaunch.backends.base import Requirement, implies, parts_fused_modules, pinned_least
 from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron.sharding import asks_for_sharding
+from llmlaunch.layout import Rule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
 
-__all__ = ["ALL_REQUIREMENTS", "BRIDGE_REQUIREMENTS"]
+__all__ = ["ALL_REQUIREMENTS", "BRIDGE_REQUIREMENTS", "BRIDGE_RULES"]
 
 SETUP = "megatron/bridge/models/gpt/gpt_builder.py and training/config.py, Megatron-Bridge 0.6"
 
@@ -19,9 +22,11 @@ UNTRIED = (
 )
 
 
-def _gated(recipe: Recipe) -> bool:
-    model = recipe.model
-    return model.attention_gate or model.linear_attention is not None or model.compressed_attention is not None
+def _unlike(recipe: Recipe) -> bool:
+    """Whether mixers are not attention as it was."""
+    shape = recipe.model
+    others = (shape.linear_attention, shape.mamba, shape.compressed_attention)
+    return shape.attention_gate or any(part is not None for part in others)
 
 
 def _unpriced_experts(recipe: Recipe) -> bool:
@@ -106,13 +111,13 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         "priced-adapters-on-bridge",
         "training.adapters",
-        "stand beside latent and gated attention, prediction heads, shared experts and experts that are multiplied one "
-        "by one in other ways, which are not priced yet; take another model, or for shared experts target_modules: "
-        "[linear_qkv, linear_proj]",
+        "stand beside Mamba-2 mixers, latent and gated attention, prediction heads, shared experts and experts that "
+        "are multiplied one by one in other ways, which are not priced yet; take another model, or for shared experts "
+        "target_modules: [linear_qkv, linear_proj]",
         "megatron/bridge/peft/lora.py LoRA, Megatron-Bridge 0.6",
         lambda r: (
             r.techniques.adapters is not None
-            and (r.model.mla is not None or r.model.mtp_num_layers > 0 or _gated(r) or _unpriced_experts(r))
+            and (r.model.mla is not None or r.model.mtp_num_layers > 0 or _unlike(r) or _unpriced_experts(r))
         ),
     ),
     Requirement(
@@ -136,6 +141,15 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         "megatron-bridge trains on GPUs alone; take a cluster with GPUs, or backend: deepspeed",
         "megatron/bridge/training/setup.py setup, Megatron-Bridge 0.6",
         lambda r: r.cluster.accelerator.kind == "cpu",
+    ),
+)
+
+BRIDGE_RULES: tuple[Rule, ...] = (
+    Rule(
+        "hybrid-in-one-chunk",
+        "layers of one part each (model.mamba) lie in one chunk on each device; set layout.virtual_pipeline to 1",
+        "megatron/bridge/models/hybrid/hybrid_provider.py HybridModelProvider.provide, Megatron-Bridge 0.6",
+        lambda s: implies(s.shape.mamba is not None, np.equal(s.layouts.virtual_pipeline, 1)),
     ),
 )
 

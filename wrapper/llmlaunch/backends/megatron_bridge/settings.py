@@ -109,8 +109,13 @@ FIELDS: Mapping[str, tuple[tuple[str, Value], ...]] = {
     **_same(MODEL, "--attention-output-gate", "--experimental-attention-variant", "--linear-attention-freq"),
     **_same(MODEL, "--linear-num-key-heads", "--linear-num-value-heads", "--linear-conv-kernel-dim"),
     **_same(MODEL, "--linear-key-head-dim", "--linear-value-head-dim"),
+    **_same(MODEL, "--hybrid-layer-pattern", "--mtp-use-repeated-layer", "--moe-latent-size"),
+    **_same(MODEL, "--mamba-num-heads", "--mamba-head-dim", "--mamba-state-dim", "--mamba-num-groups"),
+    "--spec": (),
     **_same(MODEL, "--rope-type", "--no-rope-fusion", "--window-size", "--window-attn-skip-freq"),
     "--swiglu": ((f"{MODEL}.activation_func", "silu"), (f"{MODEL}.gated_linear_unit", True)),
+    "--squared-relu": ((f"{MODEL}.activation_func", "squared_relu"), (f"{MODEL}.gated_linear_unit", False)),
+    **_same(MODEL, "--use-fused-weighted-squared-relu"),
     "--quick-geglu": ((f"{MODEL}.activation_func", "quick_gelu"), (f"{MODEL}.gated_linear_unit", True)),
     **_same(
         MODEL, "--glu-linear-offset", "--activation-func-clamp-value", "--softmax-type", "--no-bias-dropout-fusion"
@@ -303,6 +308,7 @@ def _derived(recipe: Recipe, layout: Layout) -> Settings:
     biased = Reason(("model.linear_bias",), "those of queries, keys and values among them")
     wide = recipe.workload.precision == "bf16"  # unless a flag says otherwise
     gradients = Reason(("training.precision",), "gradients accumulate in fp32" if wide else "as parameters")
+    tied = shape.tied_embeddings, Reason(("model.tied_embeddings",), "classes of models do not agree on it")
     padded = Reason(("model.vocab_size", "layout.tensor"), "Bridge does not pad a number that it is told")
     first = Reason(("layout.zero_stage",), "gathers of parameters go before computation, from Blackwell on")
     capability = recipe.cluster.accelerator.compute_capability
@@ -320,6 +326,7 @@ def _derived(recipe: Recipe, layout: Layout) -> Settings:
         f"{MODEL}.add_qkv_bias": (shape.linear_bias, biased),
         f"{MODEL}.gradient_accumulation_fusion": (True, fused),
         **({} if shape.mla is None else LATENT),
+        **({} if shape.mamba is None else HYBRID | {f"{MODEL}.share_embeddings_and_output_weights": tied}),
         f"{DDP}.grad_reduce_in_fp32": (wide, gradients),
         f"{MODEL}.vocab_size": (shape.padded_vocab_size(layout.tensor), padded),
         f"{MODEL}.should_pad_vocab": (False, padded),
@@ -335,6 +342,16 @@ LATENT: Settings = {
     f"{MODEL}.deallocate_pipeline_outputs": (True, _OF_ALL),
     f"{MODEL}.q_lora_rank": (None, Reason(("model.mla.q_lora_rank",), "queries have no latent")),
     f"{MODEL}.rotary_scaling_factor": (1.0, Reason(("model.rope_scaling",), "positions are not stretched")),
+}
+
+
+# The class for layers of one part each has core's defaults and some of its own (hybrid_provider.py, 0.6).
+_BESIDE_MIXERS = Reason(("model.mamba",), "as pretrain_hybrid.py has it")
+HYBRID: Settings = {
+    f"{MODEL}.is_hybrid_model": (True, _BESIDE_MIXERS),
+    f"{MODEL}.attention_backend": ("auto", _BESIDE_MIXERS),
+    f"{MODEL}.attention_softmax_in_fp32": (False, _BESIDE_MIXERS),
+    f"{MODEL}.masked_softmax_fusion": (True, _BESIDE_MIXERS),
 }
 
 

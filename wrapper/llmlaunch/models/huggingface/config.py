@@ -30,6 +30,8 @@ STORED_FORMATS = ("fp8", "mxfp4")
 _KEYS = {  # our name -> theirs, for messages about sizes that do not agree
     "num_query_groups": "num_key_value_heads",
     "linear_attention.num_value_heads": "linear_num_value_heads",
+    "mamba.groups": "n_groups",
+    "mamba.pattern": "layers_block_type",
     "moe.topk": "num_experts_per_tok",
     "moe.router.groups": "n_group",
     "moe.router.group_topk": "topk_group",

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llmlaunch.models.huggingface.nemotron import NEMOTRON_H
+
 __all__ = ["ALIASES", "DEFAULTS"]
 
 Values = dict[str, Any]
@@ -325,6 +327,7 @@ DEFAULTS: Mapping[str, Values] = {
     "qwen3_5_text": _QWEN_NEXT | {"hidden_size": 4096, "intermediate_size": 12288, "num_key_value_heads": 4},
     "qwen3_5_moe_text": {key: value for key, value in _QWEN_NEXT.items() if key != "intermediate_size"}
     | {"num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8, **_QWEN_NEXT_EXPERTS},
+    "nemotron_h": dict(NEMOTRON_H),
     "phi3": _COMMON
     | {
         "vocab_size": 32064,
@@ -460,6 +463,7 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
     "deepseek_v32": {"num_local_experts": "n_routed_experts"},
     "glm_moe_dsa": {"num_local_experts": "n_routed_experts"},
     "deepseek_v4": {"num_local_experts": "n_routed_experts", "intermediate_size": "moe_intermediate_size"},
+    "nemotron_h": {"layer_types": "layers_block_type", "num_local_experts": "n_routed_experts"},
     "gpt2": {
         "hidden_size": "n_embd",
         "max_position_embeddings": "n_positions",

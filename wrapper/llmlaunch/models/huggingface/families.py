@@ -19,6 +19,7 @@ from llmlaunch.models.huggingface.decoder import (
 )
 from llmlaunch.models.huggingface.deepseek_v4 import deepseek_v4
 from llmlaunch.models.huggingface.gemma4 import gemma4
+from llmlaunch.models.huggingface.nemotron import nemotron_h
 from llmlaunch.models.huggingface.reader import (
     CHUNKED,
     FULL,
@@ -475,4 +476,5 @@ BUILDERS: Mapping[str, Callable[[ConfigReader], ModelShape]] = {
     "qwen3_5_text": qwen3_5,
     "qwen3_5_moe_text": qwen3_5_moe,
     "deepseek_v4": deepseek_v4,
+    "nemotron_h": nemotron_h,
 }

@@ -9,6 +9,7 @@ from typing import Any
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.huggingface.config import shape_from_config
 from llmlaunch.models.huggingface.deepseek_v4 import HASHED, POOLED, SCORED
+from llmlaunch.models.huggingface.nemotron import LETTERS
 from llmlaunch.models.huggingface.reader import FULL, LINEAR, WINDOWED
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling
 
@@ -22,7 +23,7 @@ MIXTURES = (
     *("mixtral", "qwen2_moe", "qwen3_moe", *LATENT, "gpt_oss", "glm4_moe", "minimax_m2"),
     *("llama4_text", "qwen3_next", "qwen3_5_moe_text", "deepseek_v4"),
 )
-UNBALANCED = (*LATENT, "glm4_moe")  # their classes have nothing that keeps experts evenly used
+UNBALANCED = (*LATENT, "glm4_moe", "nemotron_h")  # their classes have nothing that keeps experts evenly used
 # of training, not of the model: a configuration says none of it
 _NOT_OF_THE_MODEL = ("capacity_factor", "grouped_gemm")
 
@@ -34,8 +35,9 @@ def config_of(shape: ModelShape) -> Json:
     """
     if missing := _needed(shape):
         raise ValueError(f"the family {shape.family} needs {missing[0]}")
-    if shape.family == "gpt2":
-        return {"model_type": "gpt2"} | _gpt2(shape)
+    alone = {"gpt2": _gpt2, "nemotron_h": _nemotron}
+    if shape.family in alone:
+        return {"model_type": shape.family} | alone[shape.family](shape)
     more = _OF_FAMILY.get(shape.family)
     return {"model_type": shape.family} | _common(shape) | (more(shape) if more is not None else {})
 
@@ -57,6 +59,7 @@ def _needed(shape: ModelShape) -> tuple[str, ...]:
         "mla": shape.family in LATENT and shape.mla is None,
         "indexer": shape.family in SPARSE and shape.indexer is None,
         "compressed_attention": shape.family == "deepseek_v4" and shape.compressed_attention is None,
+        "mamba": shape.family == "nemotron_h" and shape.mamba is None,
     }
     return tuple(name for name, missing in needs.items() if missing)
 
@@ -375,6 +378,41 @@ def _gpt2(shape: ModelShape) -> Json:
         "resid_pdrop": shape.hidden_dropout,
         "embd_pdrop": shape.hidden_dropout,
     }
+
+
+def _nemotron(shape: ModelShape) -> Json:
+    assert shape.mamba is not None
+    mamba = shape.mamba
+    config: Json = {
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.ffn_hidden_size,
+        "layers_block_type": [LETTERS[letter] for letter in mamba.pattern],
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_query_groups,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "layer_norm_epsilon": shape.norm_epsilon,
+        "attention_dropout": shape.attention_dropout,
+        "mamba_num_heads": mamba.num_heads,
+        "mamba_head_dim": mamba.head_dim,
+        "ssm_state_size": mamba.state_size,
+        "n_groups": mamba.groups,
+    }
+    if mamba.mtp_pattern is not None:
+        config["mtp_layers_block_type"] = [LETTERS[letter] for letter in mamba.mtp_pattern]
+    if shape.moe is None:
+        return config
+    moe, routed = shape.moe, _routed_as_deepseek(replace(shape.moe, shared_expert_ffn_hidden_size=0))
+    unsaid_there = ("n_shared_experts", "first_k_dense_replace", "aux_loss_alpha", "seq_aux")
+    return (
+        config
+        | {name: value for name, value in routed.items() if name not in unsaid_there}
+        | {
+            "moe_shared_expert_intermediate_size": moe.shared_expert_ffn_hidden_size,
+            "moe_latent_size": moe.latent_size,
+        }
+    )
 
 
 def _moe(shape: ModelShape) -> MoeShape:

@@ -1,0 +1,148 @@
+"""Nemotron-H and Nemotron 3: what a config.json of `nemotron_h` means (transformers/models/nemotron_h, 5.23)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmlaunch.documents.validate import BadKey
+from llmlaunch.models.huggingface.reader import ConfigReader, short
+from llmlaunch.models.mamba import PARTS, Mamba
+from llmlaunch.models.parameters import CONV_KERNEL
+from llmlaunch.models.shape import SQUARED, ModelShape, MoeShape, Router
+
+__all__ = ["LETTERS", "NEMOTRON_H", "nemotron_h"]
+
+# the class's names of parts, and those it had before
+NAMES = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-", "moe": "E"}
+LETTERS: Mapping[str, str] = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+
+# What its configuration class takes for a key that a config.json leaves out. Of positions the model reads none.
+NEMOTRON_H: Mapping[str, Any] = {
+    "vocab_size": 131072,
+    "hidden_size": 4096,
+    "intermediate_size": 21504,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "mlp_hidden_act": "relu2",
+    "mlp_bias": False,
+    "use_bias": False,
+    "layers_block_type": None,
+    "hybrid_override_pattern": None,
+    "ssm_state_size": 128,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "mamba_hidden_act": "silu",
+    "n_groups": 8,
+    "conv_kernel": CONV_KERNEL,
+    "use_conv_bias": True,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "moe_latent_size": None,
+    "num_experts_per_tok": 2,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "layer_norm_epsilon": 1e-5,
+    "residual_in_fp32": False,
+}
+ALONE = {
+    **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias"), (False, "biases are not supported: must be false")),
+    "use_conv_bias": (True, "the convolution has a bias: must be true"),
+    "conv_kernel": (CONV_KERNEL, f"the convolution spans {CONV_KERNEL} tokens"),
+    "mlp_hidden_act": ("relu2", "only relu2 (squared ReLU) is supported"),
+    "mamba_hidden_act": ("silu", "only silu is supported"),
+    "tie_word_embeddings": (False, "the class ties no embeddings: must be false"),
+    "residual_in_fp32": (False, "a residual stream in fp32 is not supported: must be false"),
+}
+
+
+def nemotron_h(reader: ConfigReader) -> ModelShape:
+    """Layers of one part each. Released files name rotary positions, which the class reads none of, and a module for
+    multi-token prediction, which transformers builds none of."""
+    for name, (value, why) in ALONE.items():
+        reader.only(name, value, why=why)
+    pattern, mtp_pattern = _pattern(reader, ""), _pattern(reader, "mtp_")
+    if not pattern:
+        raise BadKey(("layers_block_type",), "is missing; give it, or hybrid_override_pattern")
+    if reader.values.get("num_nextn_predict_layers"):
+        reader.remark(
+            f"num_nextn_predict_layers={reader.values['num_nextn_predict_layers']} is left out, as transformers does; "
+            "model.mtp_num_layers and mtp_repeated train it with Megatron-LM"
+        )
+    heads = reader.size("num_attention_heads")
+    mamba = Mamba(
+        pattern=pattern,
+        num_heads=reader.size("mamba_num_heads", largest=2**16),
+        head_dim=reader.size("mamba_head_dim", largest=2**24),
+        state_size=reader.size("ssm_state_size", largest=2**24),
+        groups=reader.size("n_groups", largest=2**16),
+        mtp_pattern=mtp_pattern or None,
+    )
+    return ModelShape(
+        name="",
+        num_layers=len(pattern),
+        hidden_size=reader.size("hidden_size"),
+        ffn_hidden_size=reader.size("intermediate_size"),
+        num_attention_heads=heads,
+        num_query_groups=reader.size("num_key_value_heads", otherwise=heads),
+        head_dim=reader.size("head_dim"),
+        vocab_size=reader.size("vocab_size"),
+        max_position_embeddings=reader.size("max_position_embeddings"),
+        gated_mlp=False,
+        activation=SQUARED,
+        position_embedding="none",
+        attention_dropout=reader.rate("attention_dropout"),
+        norm_epsilon=reader.number("layer_norm_epsilon", above=0.0),
+        moe=_experts(reader, pattern) if "E" in pattern else None,
+        mamba=mamba,
+    )
+
+
+def _pattern(reader: ConfigReader, prefix: str) -> str:
+    """Return the letters of all layers, whichever of the keys says them; empty where none does."""
+    names, letters = (
+        reader.values.get(f"{prefix}layers_block_type"),
+        reader.values.get(f"{prefix}hybrid_override_pattern"),
+    )
+    if names is None and letters is None:
+        return ""
+    if names is not None:
+        if not isinstance(names, list) or any(not isinstance(name, str) or name not in NAMES for name in names):
+            raise BadKey((f"{prefix}layers_block_type",), f"must be a list of {', '.join(LETTERS.values())}")
+        return "".join(NAMES[name] for name in names)
+    if not isinstance(letters, str) or not letters or set(letters) - set(PARTS):
+        raise BadKey(
+            (f"{prefix}hybrid_override_pattern",), f"must be letters of {''.join(PARTS)}, not {short(letters)}"
+        )
+    return letters
+
+
+def _experts(reader: ConfigReader, pattern: str) -> MoeShape:
+    """DeepSeek-V3's router; the shared expert has a width of its own whatever n_shared_experts says."""
+    groups = reader.size("n_group")
+    router = Router(
+        "sigmoid",
+        groups if groups > 1 else None,
+        reader.size("topk_group") if groups > 1 else None,
+        scaling_factor=reader.number("routed_scaling_factor", above=0.0),
+        expert_bias=True,
+        normalize_topk=reader.flag("norm_topk_prob"),
+        balancing="none",
+    )
+    return MoeShape(
+        num_experts=reader.size("n_routed_experts"),
+        topk=reader.size("num_experts_per_tok"),
+        ffn_hidden_size=reader.size("moe_intermediate_size"),
+        shared_expert_ffn_hidden_size=reader.size("moe_shared_expert_intermediate_size"),
+        layer_pattern=tuple(int(letter == "E") for letter in pattern),
+        latent_size=None if reader.get("moe_latent_size") is None else reader.size("moe_latent_size", largest=2**24),
+        router=router,
+    )
