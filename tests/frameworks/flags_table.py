@@ -29,6 +29,7 @@ HYBRID = (
 OFFLOADED = "Transformer Engine offloads; the local layers say 'CPU Offloading is enabled when TE is not present'"
 DELAYED = "'Delaying wgrad compute is only supported with transformer_engine implementation' (transformer_config.py)"
 VARIANTS = "core 0.19 builds the variant with Transformer Engine alone (experimental_attention_variant_module_specs.py)"
+MIXERS = "of models with Mamba-2 mixers, whose layers are Transformer Engine's (models/hybrid/hybrid_layer_specs.py)"
 LIBRARIES = "DeepEP and HybridEP send tokens between GPUs"
 
 TOKENIZERS = "wants Hugging Face's tokenizers, which are not among the frameworks of the tests"
@@ -46,6 +47,11 @@ LINEAR = (
     *("--linear-attention-freq", "--linear-conv-kernel-dim", "--linear-key-head-dim", "--linear-num-key-heads"),
     *("--linear-num-value-heads", "--linear-value-head-dim"),
 )
+STATE_SPACES = (
+    *("--hybrid-layer-pattern", "--spec", "--mamba-head-dim", "--mamba-num-groups", "--mamba-num-heads"),
+    *("--mamba-state-dim", "--moe-latent-size", "--mtp-use-repeated-layer", "--squared-relu"),
+    "--use-fused-weighted-squared-relu",
+)
 OBSTACLES: dict[str, str] = {
     "--activation-offload-fraction": OFFLOADED,
     **dict.fromkeys(("--async-save", "--async-strategy", "--use-persistent-ckpt-worker"), WRITERS),
@@ -54,6 +60,7 @@ OBSTACLES: dict[str, str] = {
     "--cpu-offloading-num-layers": OFFLOADED,
     **dict.fromkeys(("--cuda-graph-impl", "--cuda-graph-modules", "--cuda-graph-scope"), GRAPHS),
     **dict.fromkeys(("--experimental-attention-variant", "--attention-output-gate", *SPARSE, *LINEAR), VARIANTS),
+    **dict.fromkeys(STATE_SPACES, MIXERS),
     "--delay-wgrad-compute": DELAYED,
     "--exp-avg-dtype": FUSED_ADAM,
     "--exp-avg-sq-dtype": FUSED_ADAM,

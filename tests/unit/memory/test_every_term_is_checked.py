@@ -36,6 +36,7 @@ FORMULA = (
     "loss",
     "moments",
     "peak",
+    "recurrent",
     "saved",
     "schedule",
     "states",
