@@ -20,7 +20,7 @@ from person import Person, at_home
 NAME = "login"
 # Ends the connection whose command this is: the session's sshd is the parent of what it started.
 CUT = "kill -9 $PPID"
-CUT_OF_A_CHILD = "kill -9 $(ps -o ppid= -p $PPID)"
+CUT_OF_A_CHILD = "kill -9 $(cut -d' ' -f4 /proc/$PPID/stat)"
 
 
 @dataclass

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import IO, Literal, Protocol
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.run_environment import VariableFilter
@@ -34,9 +34,10 @@ class Place(Protocol):
         ...
 
     def start(
-        self, argv: Sequence[str], variables: VariableFilter, run_dir: Path | None, reads: bool
+        self, argv: Sequence[str], variables: VariableFilter, run_dir: Path | None, reads: bool, errors: IO[bytes]
     ) -> subprocess.Popen[str]:
-        """Start a command there, in the run directory where one is named; `reads`: from a pipe, else from nothing.
+        """Start a command there, in the run directory where one is named; `reads`: from a pipe, else from nothing. What
+        it says on stderr goes to the file `errors`.
 
         Raises UserError where there is no such command, as far as that is known at once.
         """
@@ -64,7 +65,7 @@ class _ThisMachine:
         return
 
     def start(
-        self, argv: Sequence[str], variables: VariableFilter, run_dir: Path | None, reads: bool
+        self, argv: Sequence[str], variables: VariableFilter, run_dir: Path | None, reads: bool, errors: IO[bytes]
     ) -> subprocess.Popen[str]:
         try:
             return subprocess.Popen(
@@ -73,7 +74,7 @@ class _ThisMachine:
                 env=variables.of(os.environ),
                 stdin=subprocess.PIPE if reads else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=errors,
                 encoding="utf-8",
                 errors="replace",
             )

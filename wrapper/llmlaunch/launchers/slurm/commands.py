@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
@@ -29,6 +31,7 @@ _LATE = (
 
 _UNREACHED = ("Unable to contact",)
 _PAUSES_SECONDS = (1.0, 2.0, 5.0)
+_MOST_ERROR_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Call:
 
     argv: Sequence[str]
     process: subprocess.Popen[str]
+    errors: IO[bytes]
+    """What it says on stderr."""
     until: float
     stdin_text: str | None = None
     """What it reads from its standard input."""
@@ -68,12 +73,14 @@ class Call:
     def answer(self) -> CommandAnswer:
         name = self.argv[0]
         try:
-            output, errors = self.process.communicate(self.stdin_text, timeout=max(0.0, self.until - time.monotonic()))
+            output, _ = self.process.communicate(self.stdin_text, timeout=max(0.0, self.until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.communicate()
+            self.abandon()
             return CommandAnswer(None, "", f"{name} did not answer in time")
         code = self.process.returncode
+        with self.errors:
+            self.errors.seek(0)
+            errors = self.errors.read(_MOST_ERROR_BYTES).decode(errors="replace")
         reached, words = self.place.heard(code, errors)
         return CommandAnswer(code, output, complaint(words) or f"{name} exit code {code}", reached)
 
@@ -81,6 +88,7 @@ class Call:
         """Nobody needs its answer."""
         self.process.kill()
         self.process.communicate()
+        self.errors.close()
 
 
 @dataclass(frozen=True)
@@ -101,8 +109,9 @@ class SlurmCommands:
         stdin_text: str | None = None,
     ) -> Call:
         """Raises UserError where there is no such command."""
-        process = self.place.start(argv, variables, run_dir, stdin_text is not None)
-        return Call(argv, process, time.monotonic() + self.timeout_seconds, stdin_text, self.place)
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 (the call closes it; a pipe may stay open: Connection.start)
+        process = self.place.start(argv, variables, run_dir, stdin_text is not None, errors)
+        return Call(argv, process, errors, time.monotonic() + self.timeout_seconds, stdin_text, self.place)
 
     def ask(self, argv: Sequence[str]) -> CommandAnswer:
         """The answer to a question (or to scancel, which may be repeated)."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from typing import IO
 
@@ -18,7 +19,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers.place import Reached
 from llmlaunch.rundir.values import printable, to_type
 
-__all__ = ["Connection", "Reply", "is_ssh_host", "no_ssh"]
+__all__ = ["Connection", "Reply", "is_ssh_host", "no_ssh", "text_of"]
 
 _BEGINS = "llmlaunch: the command begins"
 _ENTER = (
@@ -32,6 +33,7 @@ _ENTERED = f"exec >&3 <&4 2>&5 3>&- 4<&- 5>&-; echo '{_BEGINS}' >&2; "
 # there to answer a question.
 _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none")
 
+_MOST_ERROR_BYTES = 1 << 20
 _FAILED = 255  # ssh's own exit code
 _NOT_CONNECTED = re.compile(
     r"^ssh: (connect to host|Could not resolve hostname)|Permission denied \(|Host key verification failed"
@@ -68,9 +70,10 @@ class Connection:
         return ["ssh", *_OPTIONS, "--", self.host.replace("[", "").replace("]", ""), f"exec {text}"]
 
     def start(
-        self, body: str, *words: str, stdin: int = subprocess.PIPE, stderr: int | IO[bytes] = subprocess.PIPE
+        self, body: str, *words: str, stdin: int = subprocess.PIPE, stderr: int | IO[bytes]
     ) -> subprocess.Popen[bytes]:
-        """Start `body` there. Raises UserError where there is no ssh here."""
+        """Start `body` there. `stderr` is no pipe: a connection that goes on in the background (ControlPersist) would
+        keep it open, with OpenSSH's clients of some years. Raises UserError where there is no ssh here."""
         try:
             return subprocess.Popen(self.argv(body, *words), stdin=stdin, stdout=subprocess.PIPE, stderr=stderr)
         except OSError as error:
@@ -78,14 +81,15 @@ class Connection:
 
     def run(self, body: str, *words: str, seconds: float = 60.0) -> Reply:
         """Run `body` to its end. Raises UserError where the host is not reached, or does not answer in time."""
-        process = self.start(body, *words, stdin=subprocess.DEVNULL)
-        try:
-            output, errors = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            raise UserError(self.trouble(f"it did not answer within {seconds:.0f} s")) from None
-        return self.reply(process.returncode, output, errors.decode(errors="replace"))
+        with tempfile.TemporaryFile() as errors:
+            process = self.start(body, *words, stdin=subprocess.DEVNULL, stderr=errors)
+            try:
+                output, _ = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                raise UserError(self.trouble(f"it did not answer within {seconds:.0f} s")) from None
+            return self.reply(process.returncode, output, text_of(errors))
 
     def reply(self, code: int, output: bytes, errors: str) -> Reply:
         """Return what a command that has ended said. Raises UserError where it was not reached, or the connection was
@@ -122,6 +126,12 @@ class Connection:
         else:
             advice = f"try again when `{typed}` works"
         return f"{self.host} is not reached: {words}; {advice}"
+
+
+def text_of(errors: IO[bytes]) -> str:
+    """Return what a command that has ended wrote into this file, up to 1 MiB."""
+    errors.seek(0)
+    return errors.read(_MOST_ERROR_BYTES).decode(errors="replace")
 
 
 def no_ssh(error: OSError) -> UserError:

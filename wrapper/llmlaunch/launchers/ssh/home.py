@@ -9,16 +9,18 @@ import re
 import shlex
 import subprocess
 import tarfile
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.place import Reached
 from llmlaunch.launchers.run_environment import VariableFilter
 from llmlaunch.launchers.run_files import is_foreign
-from llmlaunch.launchers.ssh.connection import Connection, is_ssh_host, no_ssh
+from llmlaunch.launchers.ssh.connection import Connection, is_ssh_host, no_ssh, text_of
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_bytes, read_object, replace_json
 from llmlaunch.rundir.values import is_run_id, to_type
@@ -105,14 +107,14 @@ class SshPlace:
     def share(self, run_dir: Path, name: str) -> None:
         body = 'cd -- "$1" && umask 077 && cat >".$2.new" && mv -- ".$2.new" "$2"'
         with contextlib.suppress(OSError, UserError, subprocess.TimeoutExpired):
-            process = Connection(self.host).start(body, str(self.directory(run_dir)), name)
+            process = Connection(self.host).start(body, str(self.directory(run_dir)), name, stderr=subprocess.DEVNULL)
             try:
                 process.communicate(read_bytes(run_dir / name), timeout=_SHARE_SECONDS)
             finally:
                 process.kill()
 
     def start(
-        self, argv: Sequence[str], variables: VariableFilter, run_dir: Path | None, reads: bool
+        self, argv: Sequence[str], variables: VariableFilter, run_dir: Path | None, reads: bool, errors: IO[bytes]
     ) -> subprocess.Popen[str]:
         enter = "" if run_dir is None else f"cd -- {shlex.quote(str(self.directory(run_dir)))} && "
         body = f'{_without(variables)} {enter}exec "$@"'
@@ -121,7 +123,7 @@ class SshPlace:
                 Connection(self.host).argv(body, *argv),
                 stdin=subprocess.PIPE if reads else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=errors,
                 encoding="utf-8",
                 errors="replace",
             )
@@ -154,25 +156,24 @@ def _send(connection: Connection, run_dir: Path, runs: str, run_id: str) -> str:
     """Send the run directory in one stream; return its path there, without links. Where it is there already, nothing is
     sent over it. Raises UserError where it is not there afterwards."""
     assert is_run_id(run_id)
-    process = connection.start(_UNPACK, runs, run_id)
-    assert process.stdin is not None
-    try:
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            _pack(run_dir, process.stdin)
-        process.stdin = None  # closed: communicate would flush it
-        output, errors = process.communicate(timeout=_SEND_SECONDS)
-    except OSError as error:
-        raise UserError(f"{run_dir}: cannot be read: {error.strerror}; nothing was submitted") from error
-    except subprocess.TimeoutExpired:
-        raise UserError(connection.trouble("the run directory was not taken in time")) from None
-    finally:
-        process.kill()
-    try:
-        reply = connection.reply(process.returncode, output, errors.decode(errors="replace"))
-    except UserError as lost:
-        raise UserError(
-            f"{lost}. Nothing was submitted; the run directory is kept, and {to_type('resume', run_dir)} sends it again"
-        ) from None
+    with tempfile.TemporaryFile() as errors:
+        process = connection.start(_UNPACK, runs, run_id, stderr=errors)
+        assert process.stdin is not None
+        try:
+            with contextlib.suppress(BrokenPipeError), process.stdin:
+                _pack(run_dir, process.stdin)
+            process.stdin = None  # closed: communicate would flush it
+            output, _ = process.communicate(timeout=_SEND_SECONDS)
+            reply = connection.reply(process.returncode, output, text_of(errors))
+        except OSError as error:
+            raise UserError(f"{run_dir}: cannot be read: {error.strerror}; nothing was submitted") from error
+        except subprocess.TimeoutExpired:
+            raise UserError(connection.trouble("the run directory was not taken in time")) from None
+        except UserError as lost:
+            again = f"the run directory is kept, and {to_type('resume', run_dir)} sends it again"
+            raise UserError(f"{lost}. Nothing was submitted; {again}") from None
+        finally:
+            process.kill()
     directory = reply.output.strip()
     if reply.code == 0 and _PATH.fullmatch(directory):
         return directory

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.ssh.connection import Connection
+from llmlaunch.launchers.ssh.connection import Connection, text_of
 from llmlaunch.launchers.ssh.home import Home, home_of
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import object_of
@@ -196,9 +196,7 @@ class _Looks:
                 raise UserError(self._connection.trouble("what came is no line"))
             if not self._read():
                 self._process.wait()
-                self._errors.seek(0)
-                errors = self._errors.read(1 << 16).decode(errors="replace")
-                reply = self._connection.reply(self._process.returncode, b"", errors)
+                reply = self._connection.reply(self._process.returncode, b"", text_of(self._errors))
                 if reply.code != 0:
                     raise UserError(_python_trouble(self._connection.host, reply.code, reply.words))
                 return None
