@@ -79,6 +79,7 @@ OBSTACLES: dict[str, str] = {
     "--num-distributed-optimizer-instances": "makes a stream of a GPU (core/distributed/distributed_data_parallel.py)",
     "--offload-modules": OFFLOADED,
     "--no-check-for-nan-in-loss-and-grad": GRAPHS,
+    "--optimizer": "Muon needs emerging-optimizers, which is not among the packages that the tests install",
     "--optimizer-cpu-offload": HYBRID,
     "--optimizer-offload-fraction": HYBRID,
     "--overlap-cpu-optimizer-d2h-h2d": HYBRID,

@@ -194,6 +194,7 @@ TAKEN = {
         Layout(data=8, expert=4, zero_stage=1), "layout.cuda_graphs=[attn, moe_router, moe_preprocess]", mixture=True
     ),
     "two optimizers": rendered(Layout(data=8, expert=4, zero_stage=1), "layout.optimizer_instances=2", mixture=True),
+    "Muon": rendered(Layout(data=8, expert=4, zero_stage=1), "training.optimizer=muon", mixture=True),
     "a share of offloaded modules": rendered(
         STAGES, "layout={offload_modules: [core_attn, attn_proj], offload_fraction: 0.5}"
     ),

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import traced_cases
 from judges import TRACED, megatron_python
-from traced_cases import ADAPTED, CASES, MANY_MICROBATCHES, PADDED, TECHNIQUES, Case
+from traced_cases import ADAPTED, CASES, MANY_MICROBATCHES, PADDED, TECHNIQUES, WHOLE_MATRICES, Case
 from wrong_formulas import Patch, everywhere, left_out, multiplied
 
 from llmlaunch.memory import loss, saved, schedule, states, weights, workspace
@@ -199,6 +199,18 @@ def test_adapters_of_bridge_take_what_is_planned(case: Case, trace: TraceOf) -> 
     assert terms["gradients"] == GRADIENT_BYTES * state["padded_count"]
     assert terms["optimizer_states"] == STATE_BYTES * state["optimizer_state_count"]
     assert state["padded_count"] < 0.01 * state["parameter_count"]
+    check_peak(case, traced)
+
+
+@pytest.mark.parametrize("case", WHOLE_MATRICES, ids=ids(WHOLE_MATRICES))
+def test_matrices_that_no_rank_may_cut_take_what_is_planned(case: Case, trace: TraceOf) -> None:
+    """Buffers with their padding, and momentum and main parameters of the rank's own matrices."""
+    traced, terms = trace(case), case.estimate().terms
+    state = traced["state"]
+    few = 2000 * case.layout.virtual_pipeline  # of what AdamW updates, each bucket ends at a whole number of shards
+    assert state["padded_count"] - few <= terms["gradients"] / GRADIENT_BYTES <= state["padded_count"]
+    assert terms["parameters"] / PARAMETER_BYTES == pytest.approx(terms["gradients"] / GRADIENT_BYTES, abs=1)
+    assert terms["optimizer_states"] / STATE_BYTES - state["optimizer_state_count"] + 3 * few >= 0
     check_peak(case, traced)
 
 

@@ -487,3 +487,16 @@ MANY_MICROBATCHES = (
     Case("uneven deep stages", TINY, UNEVEN_DEEP, 1, MANY, 512),
     *(Case(f"uneven deep chunks rank {rank}", TINY, CHUNKS_DEEP, rank, MANY, 512) for rank in (1, 3)),
 )
+
+# Matrices that no rank may cut: of one bucket and of several, dense and of experts, in one model chunk and in several.
+CHUNKS_OF_THREE = Layout(1, 2, data=4, zero_stage=1, virtual_pipeline=3)
+BUCKETS = replace(LLAMA3_CUT, num_layers=4, vocab_size=1024)
+MUON = MegatronOptions(muon=True, matrices_whole=True)
+MUON_WORDS = ("--optimizer", "muon")
+WHOLE_MATRICES = (
+    Case("Muon", LLAMA3_CUT, CUT, 0, length=1024, options=MUON, words=MUON_WORDS),
+    Case("Muon in few shards", LLAMA3_CUT, replace(CUT, data=4), 1, length=1024, options=MUON, words=MUON_WORDS),
+    Case("Muon of experts", MIXTRAL_CUT, EXPERTS, 0, length=1024, options=MUON, words=MUON_WORDS),
+    Case("Muon in buckets", BUCKETS, Layout(data=2, zero_stage=1), 0, length=512, options=MUON, words=MUON_WORDS),
+    Case("Muon of chunks", TINY, CHUNKS_OF_THREE, 0, 4, 512, options=MUON, words=MUON_WORDS),
+)

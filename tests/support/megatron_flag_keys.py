@@ -49,6 +49,7 @@ WORDS = (
     ("training.precision=fp16", "training.gradient_dtype=fp32", "training.tensorboard=/logs", "training.steps=10"),
     ("layout.offload_modules=[core_attn, attn_proj]", "layout.offload_fraction=0.5"),
     ("layout.loss=native", "layout.mlp_chunks=2", "layout.optimizer_instances=2"),
+    ("training.optimizer=muon",),
     ("layout.offload_optimizer=0.5", "layout.tp_comm_overlap=true", "layout.context_comm=a2a"),
     ("training.save_interval=10", "training.checkpoint_path=/c", "training.start_from=/w", "on_oom=fallback"),
     ("training.save_interval=10", "training.checkpoint_path=/c", "training.async_save=true", NON_PERSISTENT),

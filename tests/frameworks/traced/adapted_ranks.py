@@ -11,6 +11,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "wrapper" / "llmlaunch" / "tracing"))
 
+import muon_stand_in
+
 import trace_ranks
 
 SITE = Path(sys.prefix) / "bridge-0.6"
@@ -44,4 +46,8 @@ own_tracer = trace_ranks.TRACERS["megatron"]
 trace_ranks.TRACERS["megatron"] = traced
 
 if __name__ == "__main__":
+    import fake_cuda
+
+    fake_cuda.install()
+    muon_stand_in.install()
     trace_ranks.main()

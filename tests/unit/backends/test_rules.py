@@ -240,6 +240,7 @@ ALLGATHER, EXPERT_MODEL, PINNED = "layout.token_dispatcher=allgather", "model=mi
 FP32, WIDE_FP16 = "training.precision=fp32", ("training.precision=fp16", "training.gradient_dtype=fp32")
 ASYNC = ("training.async_save=true", "training.checkpoint_path=/ckpt", "training.save_interval=10")
 NEWEST = "training.non_persistent_save_interval=10"
+MUON = "training.optimizer=muon"
 FORMAT, FP32_MAIN = "training.checkpoint_format", "training.optimizer.main_parameters=fp32"
 
 # Key of a requirement, a recipe, and what breaks it.
@@ -251,6 +252,13 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ("non-persistent-format", DENSE, [*SAVING, NEWEST, "training.checkpoint_format=torch", "layout.zero_stage=0"]),
     ("non-persistent-format", DENSE, [*SAVING, NEWEST, PINNED]),
     ("no-non-persistent-saves", DEEPSPEED, [*SAVING, NEWEST]),
+    ("muon-in-bf16", DENSE, [MUON, "training.precision=fp16"]),
+    ("muon-priced", DENSE, [MUON, "model={base: llama3-8b, mtp_num_layers: 1}"]),
+    ("muon-on-the-device", DENSE, [MUON, PART]),
+    ("muon-expert-biases", DENSE, [MUON, "model=gpt-oss-20b"]),
+    ("muon-one-instance", DENSE, [MUON, "layout={optimizer_instances: 2}"]),
+    ("muon-not-sharded", DENSE, [MUON, PINNED]),
+    ("muon-since-0.19", DENSE, [MUON, "backend={name: megatron-lm, version: '0.16'}"]),
     ("no-adapters", DENSE, ["training.adapters={rank: 4}"]),
     ("no-frozen-layers", DENSE, ["training.trained_layers=4"]),
     ("no-parameter-offload", DENSE, ["layout={offload_parameters: true}"]),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from laws import LAWS
 from random_jobs import TRAINERS, RandomJob, random_jobs
 
+from llmlaunch.memory import layer_wise
 from support.term_mutants import mutants_of
 
 FORMULA = (
@@ -33,6 +34,7 @@ FORMULA = (
     "graphs",
     "host",
     "job",
+    "layer_wise",
     "loss",
     "moments",
     "peak",
@@ -57,6 +59,7 @@ BY_HAND = (
     "test_deepspeed_by_hand",
     "test_full_sharding",
     "test_memory_host",
+    "test_layer_wise",
     "test_schedule",
     "test_states",
     "test_traced_ranks",
@@ -131,6 +134,7 @@ def checks_by_function() -> dict[CodeType, list[Check]]:
     """Map the code of every function to the checks that run it, the fastest first."""
     timed = []
     for check in (*(check for name in BY_HAND for check in checks_of(name)), *laws_on_fixed_jobs()):
+        forget_answers(layer_wise)
         start = time.perf_counter()
         functions = _functions_run(check)
         timed.append((time.perf_counter() - start, check, functions))
@@ -176,11 +180,20 @@ HARMLESS = {
 }
 
 
+def forget_answers(module: ModuleType) -> None:
+    """A function that keeps its answers would give those of the formula, or of the mutant before."""
+    for function in vars(module).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
+
+
 @pytest.mark.parametrize("module_name", FORMULA)
 def test_a_term_that_is_lost_or_turned_round_is_noticed(module_name: str) -> None:
     unnoticed = []
     with np.errstate(all="ignore"):
-        for mutant in mutants_of(importlib.import_module(f"llmlaunch.memory.{module_name}")):
+        module = importlib.import_module(f"llmlaunch.memory.{module_name}")
+        for mutant in mutants_of(module):
+            forget_answers(module)
             checks = checks_by_function().get(mutant.function.__code__, [])
             with mutant.in_place():
                 first = next((check for check in checks if check.fails()), None)
@@ -189,5 +202,6 @@ def test_a_term_that_is_lost_or_turned_round_is_noticed(module_name: str) -> Non
             else:  # what noticed this one is likely to notice the next
                 checks.remove(first)
                 checks.insert(0, first)
+    forget_answers(module)
     surprises = sorted(each for each in unnoticed if not {each, each.replace(": minus ", ": without ")} & set(HARMLESS))
     assert not surprises, "no check fails:\n" + "\n".join(surprises)

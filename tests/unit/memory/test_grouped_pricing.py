@@ -50,6 +50,7 @@ PAIRS: dict[str, tuple[MemoryFacts, MemoryFacts]] = {
         megatron_facts(MegatronOptions(fp8_recipe="tensorwise", tp_comm_overlap=True, gradient_dtype="bf16")),
     ),
     "megatron muon": (megatron_facts(MegatronOptions(muon=True)),) * 2,
+    "whole matrices": (megatron_facts(MegatronOptions(muon=True, matrices_whole=True)),) * 2,
     "megatron-fsdp": (
         megatron_fsdp_facts(MegatronOptions()),
         megatron_fsdp_facts(MegatronOptions(gradient_dtype="bf16")),

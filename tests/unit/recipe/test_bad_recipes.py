@@ -201,6 +201,8 @@ CONTRADICTIONS = [
     # --- training
     ("training.adapters.rank: is missing", "training.adapters={}"),
     ("training.trained_layers: trains layers, and", "training.adapters={rank: 4}", "training.trained_layers=2"),
+    ("the shipped script trains with AdamW, and DeepSpeed's own Muon", "training.optimizer=muon", DEEPSPEED),
+    ("training.optimizer: must be muon or a mapping", "training.optimizer=lion"),
     ("must be one of linear_qkv", "training.adapters={rank: 4, target_modules: [query]}"),
     (
         "training.adapters.target_modules: attention of deepseek-v3 has other layers",

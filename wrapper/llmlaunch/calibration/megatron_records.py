@@ -72,6 +72,7 @@ def megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOptions
         optimizer_bytes=optimizer.get("state_bytes_per_parameter"),
         optimizer=OptimizerFormats(**optimizer["formats"]) if optimizer.get("formats") else None,
         muon="muon" in optimizer["name"],
+        matrices_whole=str(record.get("backend_version")).startswith(("0.19", "core_v0.19", "core_r0.19")),
         optimizer_instances=optimizer.get("optimizer_instances") or 1,
         loss=implementation["cross_entropy_fusion"],
         eager_layers=legacy and record["model"]["normalization"] == "RMSNorm",

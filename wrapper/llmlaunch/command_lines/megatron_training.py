@@ -106,7 +106,9 @@ def _numbers(space: Namespace) -> Iterator[tuple[str, Any]]:
                 yield "fp8_parameters", True
     if space.get("fp4") and space.get("bf16"):
         yield "fp4", "nvfp4"
-    if space.get("use_precision_aware_optimizer") and not space.get("optimizer_cpu_offload"):
+    if space.get("optimizer") in ("muon", "dist_muon"):
+        yield "optimizer", "muon"
+    elif space.get("use_precision_aware_optimizer") and not space.get("optimizer_cpu_offload"):
         formats = {
             "main_parameters": space.get("main_params_dtype"),
             "first_moment": space.get("exp_avg_dtype"),

@@ -159,6 +159,10 @@ class MemoryFacts:
     optimizer_bytes: float
     shard_over_context: bool = True
     matrix_states_spared_bytes: float = 0.0  # of `optimizer_bytes`, what matrices of the blocks do without
+    # a matrix of the blocks is whole on one of the ranks that share the optimizer, and a step makes so many bytes of
+    # each element of the largest
+    matrices_whole: bool = False
+    matrix_step_bytes: float = 0.0
     optimizer_bytes_unsharded: float | None = None  # what stage 0 keeps instead, where its optimizer is another one
     optimizer_bytes_over_data: float = 0.0  # of `optimizer_bytes`, what is sharded over data parallelism alone
     # more gradient bytes alive during backward, per parameter of the rank and per sharded parameter

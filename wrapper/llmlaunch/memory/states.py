@@ -13,6 +13,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.facts import ByStage, GradientLife
 from llmlaunch.memory.job import Job, RankColumns, alike_parts, layer_kinds, with_mean_parts
+from llmlaunch.memory.layer_wise import whole_matrices
 from llmlaunch.memory.weights import (
     RankParameters,
     adapter_parameters,
@@ -84,12 +85,18 @@ def states(job: Job, rows: RankColumns) -> States:
     step = by_stage(facts.step_bytes, rows) * whole
     step = step + by_stage(facts.touched_gradient_bytes, rows) * np.maximum(_largest_trained(job, rows) - sharded, 0.0)
     step = step + by_stage(facts.step_bytes_sharded, rows) * _stepped_at_once(job, rows, sharded, dense_group)
+    matrices = whole_matrices(job, rows) if _matrices_whole(job) else None
+    padding: FloatColumn | float = 0.0
+    if matrices is not None:
+        step = step + facts.matrix_step_bytes * matrices.largest
+        padding = matrices.dense_padding + matrices.expert_padding
     step = _updated_on_host(job, step, np.minimum(sharded, largest_parameter(job, rows)))
     return States(
         parameters=_resting(job, rows, counts, dense_group, expert_group)
         + _gathered(job, rows, counts, dense_group, expert_group)
-        + np.where(stage >= 3, facts.secondary_parameter_bytes * whole, 0.0),
-        gradients=over_step.lasting,
+        + np.where(stage >= 3, facts.secondary_parameter_bytes * whole, 0.0)
+        + facts.parameter_bytes * padding,
+        gradients=over_step.lasting + facts.gradient_bytes * padding,
         optimizer=(1.0 - job.techniques.offload_optimizer)
         * (
             _optimizer(job, rows, state_bytes(facts.optimizer_bytes, 1), whole)
@@ -202,14 +209,23 @@ def _kept_by_context(job: Job, rows: RankColumns, counts: RankParameters) -> Flo
     return np.where(lay.zero_stage >= 1, more * counts.dense * (1.0 / once - 1.0 / all_ranks), 0.0)
 
 
+def _matrices_whole(job: Job) -> bool:
+    """Whether matrices lie whole in the shards of the optimizer: nobody freezes a part of the model beside them."""
+    return job.facts.matrices_whole and job.techniques.adapters is None and job.techniques.trained_layers is None
+
+
 def _saved_by_matrices(
     job: Job, rows: RankColumns, trained: RankParameters, dense: FloatColumn, expert: FloatColumn
 ) -> FloatColumn:
     """Return what an optimizer with fewer states for matrices saves on the blocks' linear layers, or on their adapters,
-    all of which are matrices."""
+    all of which are matrices. Where a rank has whole ones, what the fullest has decides."""
     fewer = job.facts.matrix_states_spared_bytes
     if not fewer:
         return np.zeros(len(rows))
+    if _matrices_whole(job):
+        whole, every = whole_matrices(job, rows), job.facts.optimizer_bytes
+        shards = np.where(rows.layouts.zero_stage >= 1, whole.dense / dense + whole.expert / expert, whole.updated)
+        return every * shards - (every - fewer) * whole.updated
     weights, experts = trained.dense, trained.expert
     if job.techniques.adapters is None:
         layers, mixtures = trained_layers(job, rows)
@@ -266,7 +282,8 @@ def least_state_bytes(job: Job, layouts: LayoutColumns) -> FloatColumn:
     when the optimizer runs. Only `state_fields` are read. With ZeRO 3, where parameters are gathered, the bound is
     0."""
     rows = _whole_model(job, layouts)
-    state = states(job, rows)
+    # buffers of whole matrices are padded stage by stage: what they hold at least grows with the layers
+    state = states(replace(job, facts=replace(job.facts, matrices_whole=False)), rows)
     state_bytes = state.parameters + state.weight_copies + state.gradients + state.optimizer
     mean = np.bincount(rows.layout_index, weights=state_bytes, minlength=len(layouts)) / layouts.pipeline
     factor = job.correction.torch_factor

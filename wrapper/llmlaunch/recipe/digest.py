@@ -53,6 +53,7 @@ _LATER: Mapping[str, Any] = {
     "offload_fraction": 1.0,
     "optimizer_instances": 1,
     "target_modules": (),
+    "muon": False,
     "zero_bubble": False,
     "fixed": ("gradient_dtype",),
     "technique_limit": None,
@@ -145,6 +146,7 @@ _PLAIN_TRAINING = (
     *("steps", "learning_rate", "seed", "log_interval", "save_interval", "checkpoint_path", "gradient_dtype"),
     *("start_from", "checkpoint_format", "keep_checkpoints", "async_save", "tensorboard", "evaluation"),
     "non_persistent_save_interval",
+    "muon",
 )
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 
 from llmlaunch.cluster.profile import Accelerator
-from llmlaunch.documents.keys import form, key, key_names, keys_of, section
+from llmlaunch.documents.keys import form, key, key_names, keys_of, name_or_mapping, section
 from llmlaunch.documents.text import PathText
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.shape import ModelShape
@@ -33,6 +33,8 @@ __all__ = [
 
 MOST_STEPS = 10**9
 AUTO_INTERVAL = 0  # steps between two saves that the planner has still to choose
+MUON = "muon"
+MUON_ELSEWHERE = "the shipped script trains with AdamW, and DeepSpeed's own Muon is not priced; remove it"
 OF_MEGATRON = ("checkpoint_format", "tensorboard", "fp8", "fp4", "optimizer", "fp8_parameters")
 
 Problem = tuple[KeyPath, str]
@@ -119,9 +121,11 @@ class Training:
     fp4: str | None = key(
         "megatron-lm: linear layers multiply in 4 bits", default=None, written=Literal["nvfp4"] | None
     )
-    optimizer: OptimizerFormats | None = key(
-        "megatron-lm: formats of what the precision-aware optimizer keeps; {} = all fp32; absent = the usual optimizer",
+    optimizer: OptimizerFormats | str | None = key(
+        "megatron-lm: muon = Muon for the matrices of the blocks and AdamW for the rest; or formats of what the "
+        "precision-aware AdamW keeps, {} = all fp32; absent = the usual AdamW",
         default=None,
+        written=lambda: name_or_mapping(Literal["muon"], OptimizerFormats),
     )
     learning_rate: float = key("Peak learning rate", default=3.0e-4, gt=0, le=1000)
     learning_rate_decay: str | None = key(
@@ -198,7 +202,12 @@ class Training:
 
     @property
     def numbers(self) -> NumberFormats:
-        return NumberFormats(self.fp8 or self.fp4, self.fp8_parameters, self.optimizer)
+        formats = self.optimizer if isinstance(self.optimizer, OptimizerFormats) else None
+        return NumberFormats(self.fp8 or self.fp4, self.fp8_parameters, formats)
+
+    @property
+    def muon(self) -> bool:
+        return self.optimizer == MUON
 
     @staticmethod
     def check_keys(keys: Mapping[str, Any]) -> None:
@@ -255,6 +264,7 @@ def training_problems(
         for name in OF_MEGATRON:
             if getattr(training, name):
                 instead = "write tracking.tensorboard" if name == "tensorboard" else "remove it"
+                instead = MUON_ELSEWHERE if name == "optimizer" and training.muon else instead
                 yield ("training", name), f"is a word of megatron-lm; {instead} for backend: {backend}"
     else:
         yield from _number_problems(training)
@@ -271,7 +281,7 @@ def _number_problems(training: Training) -> Iterator[Problem]:
     for name in ("fp8", "fp4"):
         if getattr(training, name) is not None and training.precision != "bf16":
             yield ("training", name), f"is for precision: bf16, which all else computes in, not {training.precision}"
-    if training.optimizer is not None and training.precision == "fp32":
+    if training.optimizer not in (None, MUON) and training.precision == "fp32":
         yield (
             ("training", "optimizer"),
             "chooses formats beside half parameters; with precision: fp32 the parameters are their own main copy; "

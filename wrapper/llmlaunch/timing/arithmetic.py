@@ -8,20 +8,18 @@ from collections.abc import Sequence
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.memory.job import Job
 from llmlaunch.models.kinds import kind_shares
-from llmlaunch.models.mamba import head_kinds, layer_parts
-from llmlaunch.models.parameters import CONV_KERNEL
-from llmlaunch.models.shape import ModelShape
-from llmlaunch.timing.products import (
+from llmlaunch.models.linears import (
     Linear,
-    attended_keys,
     attention_linears,
     delta_linears,
     latent_linears,
     mamba_linears,
     mlp_linears,
-    pace,
-    part_share,
 )
+from llmlaunch.models.mamba import head_kinds, layer_parts
+from llmlaunch.models.parameters import CONV_KERNEL
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.timing.products import attended_keys, pace, part_share
 
 __all__ = ["least_device_seconds", "model_flops_per_token"]
 

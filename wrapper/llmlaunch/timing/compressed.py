@@ -10,18 +10,9 @@ from __future__ import annotations
 from llmlaunch.memory.job import Job
 from llmlaunch.models.attention import CHOSEN_FROM, CompressedAttention
 from llmlaunch.models.kinds import kind_shares
+from llmlaunch.models.linears import pooling_linears, projecting_linears
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.timing.products import (
-    DevicePace,
-    Rates,
-    SplitColumns,
-    Work,
-    attended_keys,
-    pooled_keys,
-    pooling_linears,
-    projecting_linears,
-    rates,
-)
+from llmlaunch.timing.products import DevicePace, Rates, SplitColumns, Work, attended_keys, pooled_keys, rates
 
 __all__ = ["compressed_element_wise", "compressed_rates", "compressed_scores"]
 

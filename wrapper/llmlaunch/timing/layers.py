@@ -15,6 +15,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job, recomputes
 from llmlaunch.models.kinds import kind_shares
+from llmlaunch.models.linears import attention_linears, latent_linears, mlp_linears
 from llmlaunch.techniques import OF_ATTENTION, Adapters
 from llmlaunch.timing.compressed import compressed_element_wise, compressed_rates
 from llmlaunch.timing.constants import constant
@@ -34,11 +35,8 @@ from llmlaunch.timing.products import (
     Work,
     adapted_linears,
     adapter_rates,
-    attention_linears,
-    latent_linears,
     mean_mixer_rates,
     mixed_columns,
-    mlp_linears,
     part_share,
     rates,
 )

@@ -14,11 +14,12 @@ from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks, candidate_ranks
+from llmlaunch.memory.layer_wise import whole_matrices
 from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import exposed, host_link, host_link_bytes_per_second, links, ring
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
-from llmlaunch.timing.products import adapted_linears, split_of
+from llmlaunch.timing.products import adapted_linears, pace, split_of
 from llmlaunch.timing.stages import pieces
 
 __all__ = [
@@ -105,7 +106,7 @@ def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update
     return UpdateSeconds(
         reduce_seconds=np.where(zero > 0, reduce, 2.0 * reduce),
         gather_seconds=np.where(zero > 0, gather, 0.0),
-        optimizer_seconds=_optimizer(job, cluster, mine),
+        optimizer_seconds=_optimizer(job, cluster, mine) + _orthogonalization(job, cluster, layouts),
         reduce_each=each,
         gather_each=each & (zero >= 3),
         gather_again=np.full(len(layouts), _trained_share(job)),
@@ -173,6 +174,12 @@ def _on_the_fullest_stage(job: Job, layouts: LayoutColumns) -> tuple[RankParamet
     rows = candidate_ranks(job, layouts)
     counts = rank_parameters(job, rows)
     trained = trained_parameters(job, rows, counts)
+    if job.facts.matrices_whole:  # padding travels, too
+        matrices = whole_matrices(job, rows)
+        padded = replace(
+            counts, dense=counts.dense + matrices.dense_padding, expert=counts.expert + matrices.expert_padding
+        )
+        counts = trained = padded
     return _fullest(counts, rows.layout_index, len(layouts)), _fullest(trained, rows.layout_index, len(layouts))
 
 
@@ -198,6 +205,16 @@ def _optimizer(job: Job, cluster: Cluster, mine: FloatColumn) -> FloatColumn:
         link = (job.facts.gradient_bytes + job.facts.parameter_bytes) / host_link_bytes_per_second(cluster)
         seconds = seconds + job.techniques.offload_optimizer * (host + link) * mine
     return np.asarray(seconds)
+
+
+def _orthogonalization(job: Job, cluster: Cluster, layouts: LayoutColumns) -> FloatColumn | float:
+    """Return the seconds in which the slowest device of each layout orthogonalizes its matrices, in bf16."""
+    if not job.facts.matrices_whole:
+        return 0.0
+    rows = candidate_ranks(job, layouts)
+    most = np.zeros(len(layouts))
+    np.maximum.at(most, rows.layout_index, whole_matrices(job, rows).products)
+    return np.asarray(most / pace(job, cluster).wide)
 
 
 @frozen

@@ -186,9 +186,19 @@ def tensors_in(value: Any, visited: set[int]) -> Iterator[torch.Tensor]:
             yield from tensors_in(item, visited)
 
 
+def _parts(optimizer: Any) -> Iterator[Any]:
+    """The optimizers of a chain, and of the chains in it."""
+    chain = getattr(optimizer, "chained_optimizers", None)
+    if chain is None:
+        yield optimizer
+    else:
+        for each in chain:
+            yield from _parts(each)
+
+
 def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     """Main parameters and states of every optimizer in the chain; the model's own parameters are not among them."""
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+    for part in _parts(optimizer):
         for name in ("shard_fp32_from_float16_groups", "fp32_from_float16_groups"):
             yield from tensors_in(getattr(part, name, []), set())
         if part.optimizer is not None:
@@ -200,7 +210,7 @@ def stateless_of(optimizer: Any) -> int:
     """Tensors that an optimizer steps and keeps no state of."""
     return sum(
         not part.optimizer.state.get(tensor)
-        for part in getattr(optimizer, "chained_optimizers", [optimizer])
+        for part in _parts(optimizer)
         if part.optimizer is not None
         for group in part.optimizer.param_groups
         for tensor in group["params"]

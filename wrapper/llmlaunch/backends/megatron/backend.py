@@ -43,6 +43,7 @@ CHECKER_FILE = "trainer/megatron_check.py"
 INDEXER_FILE = "trainer/megatron_dataset.py"
 MOST_TENSOR = 64
 MAMBA_KERNELS = "Mamba-2 mixers need the packages mamba-ssm, 2.3, and causal-conv1d in the job's image or environment"
+MUON_PACKAGE = "Muon needs the package emerging-optimizers, 0.2 or newer, in the job's image or environment"
 DELTA_KERNELS = "gated delta nets need the package flash-linear-attention, 0.4, in the job's image or environment"
 OWN_SCRIPT = (
     "{script} trains in place of pretrain_gpt.py: memory and time are those of Megatron's own model with the recipe's "
@@ -127,11 +128,14 @@ class MegatronLM:
 
 
 def kernel_notes(recipe: Recipe) -> tuple[str, ...]:
-    """Return what a model's kernels need of the place where it is trained (megatron/core/ssm, core 0.19, which ends the
-    job without them)."""
-    if recipe.model.mamba is not None:
-        return (MAMBA_KERNELS,)
-    return (DELTA_KERNELS,) if recipe.model.linear_attention is not None else ()
+    """Return what a model's kernels and Muon need of the place where it is trained (megatron/core/ssm and
+    optimizer/__init__.py _get_megatron_emerging_optimizer, core 0.19, which end the job without them)."""
+    needs = {
+        MAMBA_KERNELS: recipe.model.mamba is not None,
+        DELTA_KERNELS: recipe.model.linear_attention is not None,
+        MUON_PACKAGE: recipe.training.muon,
+    }
+    return tuple(note for note, needed in needs.items() if needed)
 
 
 def implementation_record(recipe: Recipe, layout: Layout) -> dict[str, object]:
@@ -177,6 +181,8 @@ def _options(recipe: Recipe) -> MegatronOptions:
         version=rendered_version(recipe),
         gradient_dtype=recipe.training.gradient_dtype,
         optimizer=numbers.optimizer,
+        muon=recipe.training.muon,
+        matrices_whole=True,
         context_all_to_all=recipe.techniques.context_comm == "a2a",
         tp_comm_overlap=recipe.techniques.tp_comm_overlap,
         loss="native" if recipe.techniques.loss == "native" else "none",  # others are refused

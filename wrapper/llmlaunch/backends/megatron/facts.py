@@ -53,6 +53,11 @@ QUEUED_ELEMENTS = 1e9
 MXFP8_SCALE_BYTES = 2.0 / 32.0  # a byte for every 32 elements, in both orientations
 
 
+# What orthogonalizes a matrix puts out fp32, and that times one and another scale
+# (megatron/core/optimizer/emerging_optimizers.py TensorParallelMuon, core 0.19; traced).
+MATRIX_STEP_BYTES = 12.0
+
+
 @dataclass(frozen=True)
 class MegatronOptions:
     """What of a run's arguments decides its bytes, beside model and layout. Defaults are those of core 0.19 with
@@ -63,6 +68,7 @@ class MegatronOptions:
     optimizer_bytes: float | None = None  # per parameter; None: as `optimizer` says
     optimizer: OptimizerFormats | None = None  # of the precision-aware one; None: fp32 master and two fp32 moments
     muon: bool = False
+    matrices_whole: bool = False  # on a rank, as core 0.19 has them with Muon and the distributed optimizer
     optimizer_instances: int = 1
     loss: str = "none"
     eager_layers: bool = False  # Megatron-LM's own Llama layers of 2023 (megatron/model/)
@@ -119,6 +125,8 @@ def _state_facts(options: MegatronOptions) -> MemoryFacts:
         # Muon keeps an fp32 momentum alone for matrices that are not embedding or head, Adam's two moments for the rest
         # (megatron/core/optimizer/muon.py, layer_wise_optimizer.py, core 0.19)
         matrix_states_spared_bytes=4.0 if options.muon else 0.0,
+        matrices_whole=options.muon and options.matrices_whole,
+        matrix_step_bytes=MATRIX_STEP_BYTES if options.muon and options.matrices_whole else 0.0,
         optimizer_instances=options.optimizer_instances,
         optimizer_bytes_over_data=options.optimizer_bytes_over_data,
         partly_offloaded_bytes=4.0,

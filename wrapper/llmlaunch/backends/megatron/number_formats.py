@@ -13,10 +13,10 @@ from llmlaunch.backends.base import Requirement, implies
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
 from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.models.linears import Linear, attention_linears, delta_linears, latent_linears, mamba_linears
 from llmlaunch.models.mamba import part_kinds
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.timing.products import Linear, attention_linears, delta_linears, latent_linears, mamba_linears
 from llmlaunch.workload import NumberFormats
 
 __all__ = ["NUMBER_REQUIREMENTS", "NUMBER_RULES", "number_arguments", "number_record"]
@@ -228,10 +228,11 @@ def _narrow(numbers: NumberFormats, layout: Layout) -> list[Argument]:
 
 def _optimizer(recipe: Recipe) -> list[Argument]:
     """Megatron's main gradients are its gradient buffer: their format is that of `training.gradient_dtype`."""
-    formats = recipe.training.numbers.optimizer
+    formats, key = recipe.training.numbers.optimizer, "training.optimizer"
+    if recipe.training.muon:
+        return [argument("--optimizer", "muon", of=key)]
     if formats is None:
         return []
-    key = "training.optimizer"
     arguments = [
         argument("--use-precision-aware-optimizer", of=key),
         argument("--main-params-dtype", formats.main_parameters, of=f"{key}.main_parameters"),
@@ -252,6 +253,8 @@ def number_record(recipe: Recipe, facts: MemoryFacts) -> dict[str, Section]:
     optimizer: Section = {"gradient_dtype": "fp32" if facts.gradient_bytes == 4 else precision}
     if facts.optimizer_instances > 1:
         optimizer["optimizer_instances"] = facts.optimizer_instances
+    if recipe.training.muon:
+        optimizer["name"] = "muon"
     if numbers.optimizer is not None:
         optimizer["state_dtype"] = f"{numbers.optimizer.first_moment}, {numbers.optimizer.second_moment}"
         optimizer["state_bytes_per_parameter"] = facts.optimizer_bytes

@@ -202,6 +202,7 @@ def state_techniques(recipe: Recipe) -> tuple[StateTechniques, ...]:
     formats = ("fp32", "bf16") if free else (recipe.training.gradient_dtype,)
     if asks_for_sharding(recipe):
         return sharding_techniques(formats)
-    offloads = OFFLOADED_SHARES if recipe.cluster.accelerator.kind == "gpu" else (0.0,)
+    on_host = recipe.cluster.accelerator.kind == "gpu" and not recipe.training.muon
+    offloads = OFFLOADED_SHARES if on_host else (0.0,)
     stages = [(0, 0.0), *((1, offload) for offload in offloads)]
     return tuple(StateTechniques(stage, dtype, offload) for dtype in formats for stage, offload in stages)

@@ -18,6 +18,7 @@ from llmlaunch.backends.megatron import (
     cuda_graphs,
     hybrid,
     model_rules,
+    muon,
     number_formats,
     pooled_rules,
     sharding,
@@ -261,6 +262,7 @@ ALL_REQUIREMENTS = (
     *training_arguments.CHECKPOINT_REQUIREMENTS,
     *versions.VERSION_REQUIREMENTS,
     *number_formats.NUMBER_REQUIREMENTS,
+    *muon.MUON_REQUIREMENTS,
 )
 RULES_OF_USUAL_NUMBERS = (
     *RULES,

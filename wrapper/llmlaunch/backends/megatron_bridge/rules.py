@@ -129,6 +129,14 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         _untried_beside_adapters,
     ),
     Requirement(
+        "no-muon-on-bridge",
+        "training.optimizer",
+        "Bridge 0.6 has muon give each rank whole tables, too, as Megatron core did before 0.19, which is not priced; "
+        "take backend: megatron-lm",
+        "megatron/bridge/training/optim.py setup_optimizer, Megatron-Bridge 0.6",
+        lambda r: r.training.muon,
+    ),
+    Requirement(
         "no-sparse-attention-on-bridge",
         "model.indexer",
         "Bridge 0.6 builds layers with sparse attention for its own GLM-5 recipe alone; take backend: megatron-lm",

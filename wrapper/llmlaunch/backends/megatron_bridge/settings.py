@@ -195,7 +195,7 @@ FIELDS: Mapping[str, tuple[tuple[str, Value], ...]] = {
     **_same(ADAM, "--main-params-dtype", "--main-grads-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype"),
     # the training
     **_same("train", "--micro-batch-size", "--global-batch-size", "--train-iters", "--exit-signal-handler"),
-    **_same(ADAM, "--lr", "--min-lr", "--clip-grad", "--adam-beta1", "--adam-beta2"),
+    **_same(ADAM, "--optimizer", "--lr", "--min-lr", "--clip-grad", "--adam-beta1", "--adam-beta2"),
     "--weight-decay": (
         (f"{ADAM}.weight_decay", PARSED),
         ("scheduler.start_weight_decay", PARSED),

@@ -1,0 +1,101 @@
+"""Muon's matrices by hand: which rank has which, how long buffers are, and what a step makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from shapes import LLAMA3_8B, MIXTRAL, job_of, ranks
+
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.job import all_ranks
+from llmlaunch.memory.layer_wise import WholeMatrices, whole_matrices
+from llmlaunch.memory.states import states
+from llmlaunch.models.shape import ModelShape
+
+MUON = MegatronOptions(muon=True, matrices_whole=True)
+H, FFN, QKV = 4096, 14336, 4096 + 2 * 1024
+FIRST, SECOND, QUERIES, OUTPUT = 2 * FFN * H, FFN * H, QKV * H, H * H
+LAYER = FIRST + SECOND + QUERIES + OUTPUT
+
+
+def matrices(shape: ModelShape, layout: Layout, rank: int = 0) -> WholeMatrices:
+    """Of one pipeline rank."""
+    job = job_of(shape, layout, megatron_facts(MUON))
+    every = whole_matrices(job, all_ranks(job, LayoutColumns.of([layout])))
+    return WholeMatrices(**{name: column[rank : rank + 1] for name, column in vars(every).items() if column.ndim})
+
+
+@pytest.mark.parametrize(
+    ("data", "padding", "updated"),
+    [
+        (1, 0, 4 * LAYER),
+        (4, 0, LAYER),  # a layer's worth each
+        (16, 16 * FIRST - 4 * LAYER, FIRST),  # as long as the largest matrix, and four ranks have one of these
+    ],
+)
+def test_a_buffer_is_as_long_as_the_fullest_rank_times_the_ranks(data: int, padding: int, updated: int) -> None:
+    whole = matrices(LLAMA3_8B, Layout(pipeline=8, data=data, zero_stage=1), rank=1)
+    assert (whole.dense, whole.dense_padding, whole.updated, whole.largest) == (4 * LAYER, padding, updated, FIRST)
+    assert whole.expert == whole.expert_padding == 0
+
+
+def test_the_first_stage_packs_bucket_after_bucket() -> None:
+    """Of two ranks a bucket is full with one layer: the first matrix on one of them, and less on the other."""
+    layout = Layout(pipeline=16, data=2, zero_stage=1)
+    one, all_at_once = matrices(LLAMA3_8B, layout, 0), matrices(LLAMA3_8B, layout, 1)
+    assert one.dense + one.dense_padding == 2 * 2 * FIRST
+    assert one.updated == 2 * FIRST
+    assert all_at_once.dense_padding == 0
+    assert all_at_once.updated == LAYER
+
+
+def test_chunks_are_packed_each_by_itself() -> None:
+    layout = Layout(pipeline=4, virtual_pipeline=2, data=16, zero_stage=1)
+    whole = matrices(LLAMA3_8B, layout, rank=1)
+    assert whole.dense + whole.dense_padding == 2 * 16 * FIRST
+    assert whole.updated == 2 * FIRST
+
+
+def test_experts_and_routers_are_matrices_too() -> None:
+    layout = Layout(tensor=2, pipeline=8, data=8, expert=4, expert_tensor=2, zero_stage=1)
+    whole = matrices(MIXTRAL, layout, rank=1)
+    assert whole.dense == 4 * ((QUERIES + OUTPUT) / 2 + 8 * H)
+    assert whole.expert == 4 * 2 * (FIRST + SECOND) / 2
+    assert whole.largest == FIRST / 2
+    assert whole.expert_padding == 0  # two ranks share two experts of each of four layers
+    shared = replace(MIXTRAL, moe=replace(MIXTRAL.moe, shared_expert_ffn_hidden_size=1024, shared_expert_gate=True))
+    more = matrices(shared, layout, rank=1).dense - whole.dense
+    assert more == 4 * (3 * 1024 * H / 2 + H)
+
+
+def test_each_of_five_steps_multiplies_three_times() -> None:
+    whole = matrices(LLAMA3_8B, Layout(pipeline=8, data=1, zero_stage=1), rank=1)
+    each = [(H, 2 * FFN), (H, FFN), (H, QKV), (H, H)]
+    products = sum(5 * (4 * short**2 * long + 2 * short**3) for short, long in each)
+    assert whole.products == pytest.approx(4 * products)
+    spread = matrices(LLAMA3_8B, Layout(pipeline=8, data=4, zero_stage=1), rank=1)
+    assert spread.products == pytest.approx(products)
+
+
+def test_states_gradients_and_the_step_follow_the_matrices() -> None:
+    layout = Layout(pipeline=8, data=16, zero_stage=1)
+    adam, muon = (ranks(LLAMA3_8B, layout, megatron_facts(options))[1].terms for options in (MegatronOptions(), MUON))
+    padding = 16 * FIRST - 4 * LAYER
+    assert muon["parameters"] - adam["parameters"] == 2 * padding
+    assert muon["gradients"] - adam["gradients"] == 4 * padding
+    assert muon["optimizer_states"] - adam["optimizer_states"] == 8 * FIRST - 12 * 4 * LAYER / 16
+    alone = Layout(data=1, zero_stage=0)
+    adam, muon = (ranks(LLAMA3_8B, alone, megatron_facts(options))[0].terms for options in (MegatronOptions(), MUON))
+    assert adam["optimizer_states"] - muon["optimizer_states"] == 4 * 32 * LAYER
+    assert muon["parameters"] == adam["parameters"]
+
+
+def test_a_step_makes_three_copies_of_the_largest_matrix() -> None:
+    short = replace(LLAMA3_8B, num_layers=2, vocab_size=1024)
+    layout = Layout(data=2, zero_stage=1)
+    job = job_of(short, layout, megatron_facts(MUON), length=64, microbatches=1)
+    rows = all_ranks(job, LayoutColumns.of([layout]))
+    assert np.array_equal(states(job, rows).step, [12.0 * FIRST])
