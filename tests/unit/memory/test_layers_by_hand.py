@@ -245,6 +245,17 @@ def test_stubs_of_gradients_are_of_the_parts_that_a_stage_has() -> None:
     assert value(weight_gradient_stubs, STATE_SPACES, STAGES, rank=3) == 2 * (mamba + experts + head)
 
 
+def test_stubs_of_an_mlp_are_those_of_experts_as_wide() -> None:
+    h, t, apart = 4096, 2, replace(STAGES, expert_tensor=2)
+    moe = MoeShape(8, 2, 1024, 768, (0, 0, 0, 0, 0, 0, 0, 1))
+    alike = replace(STATE_SPACES, mamba=Mamba("MMM*MM-E", 32, 64, 128, 4), moe=moe)
+    mlp, beside = 2 * h * 1024 / t, (2 * h * 768 + STATE_SPACES.vocab_size * h) / t
+    assert value(weight_gradient_stubs, alike, apart, rank=3) == 2 * (mlp + beside)
+    latent = replace(alike, moe=replace(moe, latent_size=512))
+    experts = 2 * 512 * 1024 / t + 2 * h * 512
+    assert value(weight_gradient_stubs, latent, apart, rank=3) == 2 * (mlp + experts + beside)
+
+
 def test_modules_for_prediction_keep_what_their_own_layers_keep() -> None:
     one, full = replace(STATE_SPACES, mtp_num_layers=1), 2 * (4096 + 2 * 1024) + 2 * 4096 + 4 * 32
     more = value(mixture_layer, STATE_SPACES, STAGES) + N * (ONE_NORM + full) / 2

@@ -273,7 +273,8 @@ def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
     shared = shape.hidden_size * moe.shared_expert_ffn_hidden_size / tensor
     shared = np.where(shared == expert_matrix, 0.0, shared)  # as wide as one of the others
     if alike and rows.shares is not None and "mlp" in rows.shares:
-        same = (moe.ffn_hidden_size == shape.ffn_hidden_size) & (tensor == rows.layouts.expert_tensor)
+        widths = shape.expert_width, moe.ffn_hidden_size
+        same = (widths == (shape.hidden_size, shape.ffn_hidden_size)) & (tensor == rows.layouts.expert_tensor)
         distinct = distinct - np.where(same & (rows.shares["mlp"] > 0) & (rows.moe_layers > 0), mlp, 0.0)
     latents = 0.0 if moe.latent_size is None else 2.0 * shape.hidden_size * moe.latent_size
     return np.asarray(distinct + (matrix * (expert_matrix + shared) + latents) * (rows.moe_layers > 0))
