@@ -266,6 +266,17 @@ def test_modules_for_prediction_keep_what_their_own_layers_keep() -> None:
     )
 
 
+def test_modules_for_prediction_keep_all_where_blocks_of_layers_are_made_again() -> None:
+    block, again = Techniques(recompute_method="block"), replace(STAGES, recompute=RECOMPUTE_FULL, recompute_layers=1)
+    both, one = (
+        replace(STATE_SPACES, mtp_num_layers=1, mamba=Mamba("MM*-M-EM", 32, 64, 128, 4, mtp_pattern=module))
+        for module in ("*E", "E")
+    )
+    kept = [value(saved_by_heads, shape, again, techniques=block, rank=3) for shape in (both, one)]
+    full = 2 * (4096 + 2 * 1024) + 2 * 4096 + 4 * 32
+    assert kept[0] - kept[1] == pytest.approx(N * (ONE_NORM + full) / 2)
+
+
 def test_a_head_for_prediction_has_the_attention_of_the_last_layer() -> None:
     one = replace(HYBRID, mtp_num_layers=1)
     ordinary = replace(one, linear_attention=None)

@@ -201,7 +201,10 @@ def _mamba_backward(job: Job, rows: RankColumns) -> FloatColumn | float:
     return np.where(share > 0, alive - _behind_mamba(job, rows), 0.0)
 
 
-def _with_part(job: Job, rows: RankColumns, part: str) -> tuple[RankColumns | None, FloatColumn]:
+RowsAndShare = tuple[RankColumns | None, FloatColumn]
+
+
+def _with_part(job: Job, rows: RankColumns, part: str) -> RowsAndShare:
     """Return the rows as if all layers had `part` where any has, and its share; None where the model has no such
     layer, or the shares are not known."""
     if rows.shares is None or part not in rows.shares:
