@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -52,7 +52,7 @@ from llmlaunch.models.shape import (
     MoeShape,
     Router,
 )
-from llmlaunch.techniques import Techniques
+from llmlaunch.techniques import GraphScope, Techniques
 from llmlaunch.workload import ELEMENT_BYTES, Workload
 
 __all__ = ["CPU", "NO_RECORD", "NO_SIZES", "Case", "Prediction", "Unsupported", "case_of", "case_or_reason", "predict"]
@@ -174,6 +174,9 @@ def _refuse(record: Record) -> None:
     formats = FP8_RECIPES if TABLES[backend] in TRANSFORMER_ENGINE else FORMATS.get(backend, ())
     if recipe and recipe not in formats:
         raise Unsupported(f"precision.fp8_recipe {recipe!r}: {_why_not_priced(recipe, tuple(formats), backend)}")
+    unknown = set((record.get("techniques") or {}).get("cuda_graphs") or ()) - set(get_args(GraphScope))
+    if unknown:
+        raise Unsupported(f"techniques.cuda_graphs {sorted(unknown)}: what these graphs keep is not modelled")
     amount_known = record.get("techniques") or _offloads_checkpoints(record)
     if record["implementation"].get("cpu_activation_offload") and not amount_known:
         raise Unsupported(

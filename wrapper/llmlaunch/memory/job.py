@@ -14,8 +14,8 @@ from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns, Modules
 from llmlaunch.memory.facts import MemoryFacts
-from llmlaunch.models.kinds import attention_kinds, is_mixed, kind_shares
-from llmlaunch.models.mamba import PARTS, head_kinds, layer_parts, part_kinds
+from llmlaunch.models.kinds import attention_kinds, head_kinds, is_mixed, kind_shares, layer_parts, part_kinds
+from llmlaunch.models.mamba import PARTS
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload

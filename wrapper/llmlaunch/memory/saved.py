@@ -21,7 +21,7 @@ from llmlaunch.memory.adapters import INPUTS_OF, Tensors, saved_beside_adapters
 from llmlaunch.memory.compressed import attention_tensors, stream_tensors
 from llmlaunch.memory.job import Job, RankColumns, mean_of_kinds, once_for_rows
 from llmlaunch.memory.recurrent import saved_by_delta_net, saved_by_mamba
-from llmlaunch.models.mamba import part_kinds
+from llmlaunch.models.kinds import part_kinds
 from llmlaunch.models.shape import CLAMPED, SQUARED, Indexer, MoeShape
 
 __all__ = [

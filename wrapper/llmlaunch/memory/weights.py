@@ -26,7 +26,8 @@ from llmlaunch.memory.job import (
     mean_of_parts,
     once_for_rows,
 )
-from llmlaunch.models.mamba import Mamba, part_kinds
+from llmlaunch.models.kinds import part_kinds
+from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.parameters import (
     CONV_KERNEL,
     compressed_attention,

@@ -27,7 +27,7 @@ from llmlaunch.memory.saved import (
 )
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.weights import distinct_matrices, fused_pairs, matrices, vocabulary
-from llmlaunch.models.mamba import layer_parts
+from llmlaunch.models.kinds import layer_parts
 
 __all__ = [
     "adapted_forward",

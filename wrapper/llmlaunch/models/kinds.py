@@ -1,4 +1,4 @@
-"""The kinds of attention that layers of one model have, each as a shape of its own."""
+"""The kinds of layers and of attention that one model has; each kind of attention as a shape of its own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from functools import cache
 
 from llmlaunch.frozen import frozen
 from llmlaunch.models.attention import CompressedAttention, SlidingWindow
+from llmlaunch.models.mamba import PARTS
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["AttentionKind", "attention_kinds", "is_mixed", "kind_shares"]
+__all__ = [
+    "AttentionKind",
+    "attention_kinds",
+    "head_kinds",
+    "is_mixed",
+    "kind_shares",
+    "layer_parts",
+    "part_kinds",
+]
 
 
 @frozen
@@ -79,3 +88,29 @@ def _windowed(shape: ModelShape, window: SlidingWindow) -> tuple[AttentionKind, 
 def kind_shares(shape: ModelShape) -> tuple[tuple[ModelShape, float], ...]:
     """Return each kind's shape and the share of all layers that have it."""
     return tuple((kind.shape, sum(kind.layers) / shape.num_layers) for kind in attention_kinds(shape))
+
+
+def layer_parts(shape: ModelShape) -> tuple[str, ...]:
+    """Return what each layer has in the place of attention: attention itself, "linear" (a gated delta net) or "mamba";
+    of a model whose layers have one part each also "mlp" and "mixture"."""
+    if shape.mamba is not None:
+        return tuple(PARTS[letter] for letter in shape.mamba.pattern)
+    return tuple("linear" if linear else "attention" for linear in shape.linear_pattern)
+
+
+def part_kinds(shape: ModelShape) -> tuple[str, ...]:
+    """Return the different ones of `layer_parts` in the order they first appear, and those of modules for multi-token
+    prediction, without "mixture", which is counted by itself."""
+    modules = shape.mamba.mtp_pattern if shape.mamba is not None and shape.mtp_num_layers else None
+    parts = (*layer_parts(shape), *(PARTS[letter] for letter in modules or ""))
+    return tuple(dict.fromkeys(part for part in parts if part != "mixture"))
+
+
+def head_kinds(shape: ModelShape) -> tuple[int, int]:
+    """Return how many layers of a multi-token-prediction module are no mixtures and how many are: those of its own
+    pattern, or one like the model's last (megatron/core/transformer/multi_token_prediction.py, core 0.19)."""
+    if shape.mamba is not None:
+        mixtures = (shape.mamba.mtp_pattern or "").count("E")
+        return len(shape.mamba.mtp_pattern or "") - mixtures, mixtures
+    mixture = int(shape.moe is not None and shape.moe.layer_pattern[-1])
+    return 1 - mixture, mixture

@@ -3,8 +3,8 @@ Nemotron 3; megatron/core/models/hybrid, core 0.19)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 from pydantic import Field
 
@@ -12,10 +12,7 @@ from llmlaunch.documents.keys import key, section
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.rundir.values import counted
 
-if TYPE_CHECKING:
-    from llmlaunch.models.shape import ModelShape
-
-__all__ = ["PARTS", "Mamba", "check_mamba", "head_kinds", "layer_parts", "part_kinds"]
+__all__ = ["PARTS", "Mamba", "check_mamba"]
 
 # the letters of Megatron's --hybrid-layer-pattern and of nemotron_h's hybrid_override_pattern
 PARTS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "mixture"}
@@ -61,55 +58,23 @@ class Mamba:
         return self.inner_width + self.convolved_width + self.num_heads
 
 
-def layer_parts(shape: ModelShape) -> tuple[str, ...]:
-    """Return what each layer has in the place of attention: attention itself, "linear" (a gated delta net) or "mamba";
-    of a model whose layers have one part each also "mlp" and "mixture"."""
-    if shape.mamba is not None:
-        return tuple(PARTS[letter] for letter in shape.mamba.pattern)
-    return tuple("linear" if linear else "attention" for linear in shape.linear_pattern)
-
-
-def part_kinds(shape: ModelShape) -> tuple[str, ...]:
-    """Return the different ones of `layer_parts` in the order they first appear, and those of modules for multi-token
-    prediction, without "mixture", which is counted by itself."""
-    modules = shape.mamba.mtp_pattern if shape.mamba is not None and shape.mtp_num_layers else None
-    parts = (*layer_parts(shape), *(PARTS[letter] for letter in modules or ""))
-    return tuple(dict.fromkeys(part for part in parts if part != "mixture"))
-
-
-def head_kinds(shape: ModelShape) -> tuple[int, int]:
-    """Return how many layers of a multi-token-prediction module are no mixtures and how many are: those of its own
-    pattern, or one like the model's last (megatron/core/transformer/multi_token_prediction.py, core 0.19)."""
-    if shape.mamba is not None:
-        mixtures = (shape.mamba.mtp_pattern or "").count("E")
-        return len(shape.mamba.mtp_pattern or "") - mixtures, mixtures
-    mixture = int(shape.moe is not None and shape.moe.layer_pattern[-1])
-    return 1 - mixture, mixture
-
-
-def check_mamba(shape: ModelShape, mamba: Mamba) -> None:
-    """Raise `BadKey` for what does not agree with the rest of the model."""
-    layers = len(mamba.pattern)
-    if layers != shape.num_layers:
+def check_mamba(mamba: Mamba, layers: int, mixtures: Sequence[int] | None, mtp_num_layers: int) -> None:
+    """Raise `BadKey` for what does not agree with the rest of the model: its layers, those of them that are `mixtures`
+    (None of a dense model) and its modules for multi-token prediction."""
+    letters = len(mamba.pattern)
+    if letters != layers:
         raise BadKey(
             ("mamba", "pattern"),
-            f"has {counted(layers, 'letter')} for {counted(shape.num_layers, 'layer')}; give one per layer",
+            f"has {counted(letters, 'letter')} for {counted(layers, 'layer')}; give one per layer",
         )
     if "M" not in mamba.pattern:
         raise BadKey(("mamba", "pattern"), "has no Mamba-2 mixer (M); remove the section")
     if mamba.num_heads % mamba.groups:
         raise BadKey(("mamba", "groups"), f"must divide the {mamba.num_heads} heads, not be {mamba.groups}")
-    mixtures = [int(letter == "E") for letter in mamba.pattern]
-    if shape.moe is None and (any(mixtures) or "E" in (mamba.mtp_pattern or "")):
+    written = [int(letter == "E") for letter in mamba.pattern]
+    if mixtures is None and (any(written) or "E" in (mamba.mtp_pattern or "")):
         raise BadKey(("mamba", "pattern"), "has mixtures (E), and the model has no moe; give it, or write -")
-    if shape.moe is not None and list(shape.moe.layer_pattern) != mixtures:
+    if mixtures is not None and list(mixtures) != written:
         raise BadKey(("moe", "layer_pattern"), "says other layers than the letters E of mamba.pattern; leave it out")
-    if shape.mtp_num_layers and mamba.mtp_pattern is None:
+    if mtp_num_layers and mamba.mtp_pattern is None:
         raise BadKey(("mamba", "mtp_pattern"), "is missing for mtp_num_layers; give the layers of a module")
-    for name in ("mla", "indexer", "linear_attention", "sliding_window"):
-        if getattr(shape, name) is not None:
-            raise BadKey((name,), "stands beside Mamba-2 mixers in no known model; remove one of the two")
-    if shape.linear_bias or shape.qkv_bias:
-        raise BadKey(("linear_bias",), "Mamba-2 mixers have no biases; set linear_bias and qkv_bias to false")
-    if shape.post_norms or shape.norms_after_alone:
-        raise BadKey(("post_norms",), "a layer of one part has the norm before it alone; remove it")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from llmlaunch.frozen import frozen
 from llmlaunch.models.attention import CHOSEN_FROM, CompressedAttention, LinearAttention
-from llmlaunch.models.kinds import attention_kinds
-from llmlaunch.models.mamba import PARTS, Mamba, layer_parts
+from llmlaunch.models.kinds import attention_kinds, layer_parts
+from llmlaunch.models.mamba import PARTS, Mamba
 from llmlaunch.models.shape import ModelShape, MoeShape
 
 __all__ = [

@@ -394,12 +394,10 @@ def check_shape(shape: ModelShape) -> ModelShape:
             f"{heads} attention heads cannot be shared evenly among {groups} query groups; "
             f"num_query_groups must divide num_attention_heads",
         )
-    if shape.position_embedding == "rope" and shape.mla is None and shape.head_dim % 2:
-        raise BadKey(("head_dim",), f"must be even for rotary positions, not {shape.head_dim}")
-    if shape.mla is not None and shape.mla.qk_pos_emb_head_dim % 2:
-        raise BadKey(
-            ("mla", "qk_pos_emb_head_dim"), f"must be even for rotary positions, not {shape.mla.qk_pos_emb_head_dim}"
-        )
+    turned = shape.head_dim if shape.mla is None else shape.mla.qk_pos_emb_head_dim
+    if turned % 2 and (shape.position_embedding == "rope" or shape.mla is not None):
+        place = ("head_dim",) if shape.mla is None else ("mla", "qk_pos_emb_head_dim")
+        raise BadKey(place, f"must be even for rotary positions, not {turned}")
     if shape.indexer is not None:
         check_indexer(shape.indexer, shape.mla)
     if shape.norms_after_alone and shape.post_norms:
@@ -432,7 +430,8 @@ def check_shape(shape: ModelShape) -> ModelShape:
         check_compressed(shape.compressed_attention, shape.num_layers, heads, groups)
         _alone(shape, "compressed_attention")
     if shape.mamba is not None:
-        check_mamba(shape, shape.mamba)
+        check_mamba(shape.mamba, shape.num_layers, shape.moe.layer_pattern if shape.moe else None, shape.mtp_num_layers)
+        _check_one_part(shape)
     if shape.mtp_repeated and not shape.mtp_num_layers:
         raise BadKey(("mtp_repeated",), "there is no module to repeat; set mtp_num_layers, or remove it")
     if shape.attention_gate and shape.mla is not None:
@@ -451,6 +450,14 @@ def _check_linear(shape: ModelShape, linear: LinearAttention) -> None:
     _alone(shape, "linear_attention")
     if shape.linear_bias or shape.qkv_bias:
         raise BadKey(("linear_bias",), "linear attention has no biases; set linear_bias and qkv_bias to false")
+
+
+def _check_one_part(shape: ModelShape) -> None:
+    _alone(shape, "mamba")
+    if shape.linear_bias or shape.qkv_bias:
+        raise BadKey(("linear_bias",), "Mamba-2 mixers have no biases; set linear_bias and qkv_bias to false")
+    if shape.post_norms or shape.norms_after_alone:
+        raise BadKey(("post_norms",), "a layer of one part has the norm before it alone; remove it")
 
 
 def _alone(shape: ModelShape, section: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.memory.job import Job
-from llmlaunch.models.kinds import kind_shares
+from llmlaunch.models.kinds import head_kinds, kind_shares, layer_parts
 from llmlaunch.models.linears import (
     Linear,
     attention_linears,
@@ -16,7 +16,6 @@ from llmlaunch.models.linears import (
     mamba_linears,
     mlp_linears,
 )
-from llmlaunch.models.mamba import head_kinds, layer_parts
 from llmlaunch.models.parameters import CONV_KERNEL
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.timing.products import attended_keys, pace, part_share

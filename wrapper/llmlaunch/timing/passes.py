@@ -12,7 +12,7 @@ from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
-from llmlaunch.models.mamba import head_kinds
+from llmlaunch.models.kinds import head_kinds
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.layers import KINDS
 from llmlaunch.timing.network import exposed, moves_activations, moving_seconds, pipeline_hop

@@ -22,9 +22,8 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.saved import KERNEL_HEADS
 from llmlaunch.models.attention import CHOSEN_FROM, CompressedAttention, Indexer
-from llmlaunch.models.kinds import kind_shares
+from llmlaunch.models.kinds import kind_shares, layer_parts
 from llmlaunch.models.linears import Linear, attention_linears, delta_linears, mamba_linears
-from llmlaunch.models.mamba import layer_parts
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.timing.constants import constant, of_generation
 

@@ -13,8 +13,8 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import trained_layers
+from llmlaunch.models.kinds import head_kinds
 from llmlaunch.models.linears import Linear
-from llmlaunch.models.mamba import head_kinds
 from llmlaunch.timing.exchange import tensor_pass
 from llmlaunch.timing.layers import LayerSeconds, dense_layer, forward_only, mixture_layer
 from llmlaunch.timing.products import DevicePace, SplitColumns, pace, rates, split_of

@@ -13,8 +13,8 @@ from llmlaunch.backends.base import Requirement, implies
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
 from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.models.kinds import part_kinds
 from llmlaunch.models.linears import Linear, attention_linears, delta_linears, latent_linears, mamba_linears
-from llmlaunch.models.mamba import part_kinds
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.workload import NumberFormats

@@ -13,7 +13,7 @@ from llmlaunch.backends.megatron.cuda_graphs import graph_scopes
 from llmlaunch.backends.megatron.sharding import asks_for_sharding, sharding_techniques
 from llmlaunch.backends.megatron.techniques import DEFAULT_MODULES
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE
-from llmlaunch.models.mamba import part_kinds
+from llmlaunch.models.kinds import part_kinds
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe

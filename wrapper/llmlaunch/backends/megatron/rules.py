@@ -28,7 +28,7 @@ from llmlaunch.backends.megatron import (
 )
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import Rule, Situation
-from llmlaunch.models.mamba import part_kinds
+from llmlaunch.models.kinds import part_kinds
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.workload import NO_NUMBER_FORMATS
 
