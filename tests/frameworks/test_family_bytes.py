@@ -194,7 +194,8 @@ def cut(whole: ModelShape) -> ModelShape:
         whole = replace(whole, sliding_window=replace(window, full_every=2))
     moe = None if moe is None else replace(moe, layer_pattern=moe.layer_pattern[:4])
     compressed = None if compressed is None else replace(compressed, ratios=compressed.ratios[:4])
-    return replace(whole, num_layers=4, moe=moe, compressed_attention=compressed)
+    mamba = None if whole.mamba is None else replace(whole.mamba, pattern=whole.mamba.pattern[:4])
+    return replace(whole, num_layers=4, moe=moe, compressed_attention=compressed, mamba=mamba)
 
 
 def test_every_preset_can_be_written_back() -> None:
