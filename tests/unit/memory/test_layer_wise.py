@@ -93,6 +93,17 @@ def test_states_gradients_and_the_step_follow_the_matrices() -> None:
     assert muon["parameters"] == adam["parameters"]
 
 
+def test_experts_fill_buffers_of_their_own() -> None:
+    """One expert in each of four layers over sixteen ranks: the fullest has one first matrix."""
+    layout = Layout(pipeline=8, data=128, expert=8, zero_stage=1)
+    whole = matrices(MIXTRAL, layout, rank=1)
+    assert whole.expert_padding == 16 * FIRST - 4 * (FIRST + SECOND)
+    adam, muon = (ranks(MIXTRAL, layout, megatron_facts(options))[1].terms for options in (MegatronOptions(), MUON))
+    assert muon["parameters"] - adam["parameters"] == 2 * (whole.dense_padding + whole.expert_padding)
+    shards = 12 * (whole.dense / 128 + whole.expert / 16)
+    assert muon["optimizer_states"] - adam["optimizer_states"] == pytest.approx(8 * whole.updated - shards, abs=8)
+
+
 def test_a_step_makes_three_copies_of_the_largest_matrix() -> None:
     short = replace(LLAMA3_8B, num_layers=2, vocab_size=1024)
     layout = Layout(data=2, zero_stage=1)

@@ -146,9 +146,9 @@ def _switches(space: Namespace, latent: bool) -> Iterator[tuple[str, Any]]:
         yield "qk_layernorm", True
     if space.get("qk_l2_norm"):
         yield "qk_l2_norm", True
-    every = space.get("no_rope_freq")
-    if isinstance(every, int) and every:
-        yield "no_rope_every", every
+    every = str(space.get("no_rope_freq"))  # a number, or a list of layers, which no key says
+    if every.isdecimal() and int(every):
+        yield "no_rope_every", int(every)
     if space.get("apply_layernorm_1p"):
         yield "zero_centered_norm", True
     if space.get("attention_output_gate"):

@@ -87,8 +87,8 @@ def states(job: Job, rows: RankColumns) -> States:
     step = step + by_stage(facts.step_bytes_sharded, rows) * _stepped_at_once(job, rows, sharded, dense_group)
     matrices = whole_matrices(job, rows) if _matrices_whole(job) else None
     padding: FloatColumn | float = 0.0
-    if matrices is not None:
-        step = step + facts.matrix_step_bytes * matrices.largest
+    if matrices is not None:  # no other step of Megatron's has temporaries
+        step = facts.matrix_step_bytes * matrices.largest
         padding = matrices.dense_padding + matrices.expert_padding
     step = _updated_on_host(job, step, np.minimum(sharded, largest_parameter(job, rows)))
     return States(
