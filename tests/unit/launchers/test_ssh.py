@@ -136,8 +136,8 @@ def test_a_look_finds_the_folder_for_runs(there: Path, tmp_path: Path) -> None:
     assert look_at("login:/scratch/me/").runs == "/scratch/me"
     assert look_at("login:~/x").runs == look_at("login:x").runs == f"{there}/x"
     with (there / ".bash_profile").open("a") as profile:
-        profile.write("export LLMLAUNCH_RUNS=/work/runs\n")
-    assert look_at("login").runs == "/work/runs"
+        profile.write("export LLMLAUNCH_RUNS=/scratch/runs\n")
+    assert look_at("login").runs == "/scratch/runs"
     barred = f"{there}/.bash_profile/x"
     lacking = host.lacking([str(there), str(tmp_path / "gone")], [f"{there}/new/er", barred], ["HOME", "NO_SUCH"])
     assert lacking == {str(tmp_path / "gone"), barred, "NO_SUCH"}
