@@ -38,8 +38,8 @@ def readiness_elsewhere(run: PlannedRun, host: RemoteHost) -> Readiness:
     recipe = run.recipe
     code = code_root(recipe)[0] if recipe.code.snapshot else None
     partitions = listed_partitions(SshPlace(host.name, host.user_id))
-    found = findings_elsewhere(recipe, host.name, code, host.lacking)
-    return in_sentences(recipe, [*found, *request_findings(recipe, run.plan.length.seconds, partitions)])
+    findings = findings_elsewhere(recipe, host.name, code, host.lacking)
+    return in_sentences(recipe, [*findings, *request_findings(recipe, run.plan.length.seconds, partitions)])
 
 
 def place_shown(run_dir: Path) -> str:

@@ -30,12 +30,12 @@ _OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_")
 
 @dataclass(frozen=True)
 class VariableFilter:
-    """Which variables a command is started without: those that begin with one of `prefixes`, but for those `kept`, and
+    """Which variables a command is started without: those that begin with one of `prefixes`, but for `exceptions`, and
     `names`. `added` are set. `submits`: inside a job that job's own variables are left out, too."""
 
     prefixes: tuple[str, ...]
     names: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    exceptions: tuple[str, ...] = ()
     added: tuple[tuple[str, str], ...] = ()
     submits: bool = False
 
@@ -44,7 +44,7 @@ class VariableFilter:
         remaining = {
             name: value
             for name, value in environment.items()
-            if not (name.startswith(self.prefixes) and name not in self.kept) and name not in self.names
+            if not (name.startswith(self.prefixes) and name not in self.exceptions) and name not in self.names
         }
         if self.submits and "SLURM_JOB_ID" in remaining:
             remaining = {
@@ -66,8 +66,8 @@ def for_sbatch(script: str) -> VariableFilter:
     in the new job would take them for its options (SLURM_MEM_PER_CPU beside --mem is an error).
     """
     own = directives(script)
-    kept = tuple(name for name, options in _SITE_DEFAULTS.items() if not _asks(own, options))
-    return VariableFilter(("SBATCH_",), kept=kept, submits=True)
+    exceptions = tuple(name for name, options in _SITE_DEFAULTS.items() if not _asks(own, options))
+    return VariableFilter(("SBATCH_",), exceptions=exceptions, submits=True)
 
 
 def for_local_job(environment: Mapping[str, str]) -> dict[str, str]:

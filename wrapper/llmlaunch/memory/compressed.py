@@ -55,13 +55,13 @@ def _pooled(job: Job, shape: ModelShape, compressed: CompressedAttention) -> flo
     chosen = compressed.index_topk if ratio == CHOSEN_FROM else sequence / ratio
     seen = INDEX_BYTES * INDEX_TILE * math.ceil((compressed.window + chosen) / INDEX_TILE)
     columns = float(compressed.halves * shape.head_dim)
-    kept = seen + e * shape.head_dim * (1.0 + 3.0 / ratio) + POOLING_BYTES * columns
+    saved_bytes = seen + e * shape.head_dim * (1.0 + 3.0 / ratio) + POOLING_BYTES * columns
     if ratio != CHOSEN_FROM:
-        return float(kept)
+        return float(saved_bytes)
     index, rank = compressed.index_head_dim, compressed.q_lora_rank
     gradients = e * (compressed.index_heads * (index + 1.0) + index / ratio)
     narrow = job.facts.linear_input_bytes * rank if job.facts.linear_input_bytes < e else 0.0
-    return float(kept + POOLING_BYTES * compressed.halves * index + gradients + narrow)
+    return float(saved_bytes + POOLING_BYTES * compressed.halves * index + gradients + narrow)
 
 
 def attention_backward(job: Job, n: FloatColumn, recomputed: FloatColumn) -> FloatColumn:

@@ -88,8 +88,8 @@ REASONS = {
 
 def keeps_attention(s: Situation) -> BoolColumn:
     modules = s.techniques.recompute_modules or ("core_attn",)
-    asked = s.shape.compressed_attention is not None and "core_attn" in modules
-    return implies(asked, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
+    condition = s.shape.compressed_attention is not None and "core_attn" in modules
+    return implies(condition, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
 
 
 POOLED_RULES: tuple[Rule, ...] = (

@@ -138,8 +138,8 @@ def _without(variables: VariableFilter) -> str:
     """Return the bash that leaves variables out as `VariableFilter.of` does. Times of answers are shown in this
     machine's zone, in which they are read."""
     names = "; ".join(f"compgen -e {prefix}" for prefix in variables.prefixes)
-    kept = f"{'|'.join(variables.kept)}) ;; " if variables.kept else ""
-    text = f'for name in $({names}); do case $name in {kept}*) unset "$name";; esac; done; '
+    exceptions = f"{'|'.join(variables.exceptions)}) ;; " if variables.exceptions else ""
+    text = f'for name in $({names}); do case $name in {exceptions}*) unset "$name";; esac; done; '
     text += f"unset {' '.join(variables.names)}; " if variables.names else ""
     text += "".join(f"export {name}={shlex.quote(value)}; " for name, value in variables.added)
     return text if variables.submits else f"{text}export TZ={_time_zone()};"
@@ -177,10 +177,14 @@ def _send(connection: Connection, run_dir: Path, runs: str, run_id: str) -> str:
     directory = reply.output.strip()
     if reply.code == 0 and _PATH.fullmatch(directory):
         return directory
-    words = "; ".join(reply.words.split("\n")[:3]).strip("; ")
-    room = "make room there, or name a folder with room (--on HOST:FOLDER)" if any(w in words for w in _FULL) else ""
+    complaint = "; ".join(reply.words.split("\n")[:3]).strip("; ")
+    room = (
+        "make room there, or name a folder with room (--on HOST:FOLDER)"
+        if any(sign in complaint for sign in _FULL)
+        else ""
+    )
     raise UserError(
-        f"{connection.host}: the run directory could not be written below {runs}: {words}; nothing was submitted. "
+        f"{connection.host}: the run directory could not be written below {runs}: {complaint}; nothing was submitted. "
         f"{room or 'Name a folder of yours (--on HOST:FOLDER)'}"
     )
 

@@ -51,11 +51,11 @@ class RemoteHost:
     def lacking(self, read: Sequence[str], written: Sequence[str], variables: Sequence[str]) -> frozenset[str]:
         """Return which of the paths that are read are not there, which of those that are written cannot be, and which
         of the variables are not set. Raises UserError where the host is not reached."""
-        words = [*(f"r:{path}" for path in read), *(f"w:{path}" for path in written)]
-        words += [f"v:{name}" for name in variables]
-        if not words:
+        questions = [*(f"r:{path}" for path in read), *(f"w:{path}" for path in written)]
+        questions += [f"v:{name}" for name in variables]
+        if not questions:
             return frozenset()
-        reply = Connection(self.name).run(_LACKING, *words)
+        reply = Connection(self.name).run(_LACKING, *questions)
         return frozenset(line[2:] for line in reply.output.splitlines())
 
 
