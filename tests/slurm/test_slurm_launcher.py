@@ -192,7 +192,7 @@ def test_follow_from_the_queue_to_the_end(slurm: Cluster, tmp_path: Path) -> Non
     output = Output(release)
     assert follow(submission, Screen(output), raw=True, poll_seconds=0.5).phase == "succeeded"
     lines = output.getvalue().splitlines()
-    assert lines[0] == f"Job {submission.job_id} is waiting: JobHeldUser"
+    assert lines[0].startswith(f"Job {submission.job_id} is waiting: JobHeldUser (it is held until somebody types")
     names = (path.name.removeprefix(f"{submission.job_id}.0.") for path in (run_dir / "logs").glob("*.log"))
     first, second = sorted(name.removesuffix(".log") for name in names if name != "job.log")
     assert {f"{first}: rank 0", f"{second}: rank 1"} <= set(lines)

@@ -119,10 +119,19 @@ def test_what_is_unusual_is_said() -> None:
     assert look(JobState("running"), torn).cells() == ["a", "12", "running", "-", "-", "-", ""]
 
 
+def test_a_reason_that_waiting_does_not_clear_comes_with_what_does() -> None:
+    never = look(JobState("pending", "PENDING", "QOSMaxNodePerJobLimit"))
+    advice = never.as_json()["advice"]
+    assert "never starts: cancel it" in advice
+    assert never.sentence() == f"job 12 (slurm): pending [PENDING] - QOSMaxNodePerJobLimit; {advice}"
+    assert look(JobState("pending", "PENDING", "Priority")).as_json()["advice"] is None
+    assert look(JobState("running", "RUNNING", "QOSMaxNodePerJobLimit")).as_json()["advice"] is None
+
+
 def test_the_keys_of_the_json_stay() -> None:
     keys = """run_dir run_id launcher job_id phase state reason exit_code cluster jobs link earlier restarts
         expected_start attempt progress cause stopping layout rehearses skipped_checkpoints
-            goodput undelivered_notices"""
+            goodput undelivered_notices host advice"""
     assert sorted(look(JobState("running")).as_json()) == sorted(keys.split())
 
 

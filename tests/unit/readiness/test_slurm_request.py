@@ -51,8 +51,8 @@ def test_what_could_never_start_is_refused(overrides: list[str], message: str, t
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["slurm.partition=gpus"], "slurm.partition: this SLURM has no partition gpus; write gpu"),
-        (["slurm.partition=zzz"], "has no partition zzz; it has gpu, long, open, cpu, old"),
+        (["slurm.partition=gpus"], "slurm.partition: this SLURM has no partition gpus that you may use; write gpu"),
+        (["slurm.partition=zzz"], "has no partition zzz that you may use; it has gpu, long, open, cpu, old"),
         (["slurm.partition=old"], "old is not up"),
         (["nodes=7"], "7 nodes, and 6 of partition gpu are usable now"),
     ],

@@ -21,6 +21,11 @@ class Place(Protocol):
     """This machine, or a host behind ssh. `run_dir` is the run directory's path on this machine in both cases."""
 
     @property
+    def host(self) -> str | None:
+        """The host's name for ssh; None of this machine."""
+        ...
+
+    @property
     def user_id(self) -> int:
         """Who this person is there."""
         ...
@@ -54,6 +59,8 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class _ThisMachine:
+    host = None
+
     @property
     def user_id(self) -> int:
         return os.getuid()

@@ -48,6 +48,7 @@ __all__ = [
     "read_submission",
     "refuse_foreign",
     "remove_stop",
+    "requeues",
     "run_name",
     "seen_at_work",
     "was_cancelled",
@@ -152,6 +153,12 @@ def follow_ups(run_dir: Path) -> int:
     if not isinstance(restart, dict) or restart.get("by") != "chain":
         return 0
     return min(count_above_zero(restart.get("times")) or 0, _MOST_FOLLOW_UPS)
+
+
+def requeues(run_dir: Path) -> bool:
+    """Whether the recipe has the job put itself back into the queue."""
+    restart = _described(run_dir).get("restart")
+    return isinstance(restart, dict) and restart.get("by") == "requeue" and bool(count_above_zero(restart.get("times")))
 
 
 def is_expedited(run_dir: Path) -> bool:

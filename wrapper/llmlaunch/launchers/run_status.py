@@ -13,6 +13,7 @@ from llmlaunch.launchers.choose import launcher_of, place_of
 from llmlaunch.launchers.place import Place
 from llmlaunch.launchers.run_files import latest_attempt, run_name
 from llmlaunch.report.run_text import bad_loss_text, not_finite_text, slow_texts
+from llmlaunch.report.slurm_words import pending_advice
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object, read_run_id
@@ -47,6 +48,8 @@ class RunStatus:
     """What kept notices of the newest attempt from their receivers."""
     rehearses: int | None = None
     """The pipeline rank of a job that runs here by itself; None of a job that is itself."""
+    host: str | None = None
+    """Where the run lives, if not on this machine."""
 
     def as_json(self) -> dict[str, Any]:
         submission, state = self.submission, self.state
@@ -54,11 +57,13 @@ class RunStatus:
         return {
             "run_id": read_run_id(submission.run_dir),
             "run_dir": str(submission.run_dir),
+            "host": self.host,
             "launcher": submission.launcher,
             "job_id": submission.job_id,
             "phase": state.phase,
             "state": state.state,
             "reason": state.reason,
+            "advice": self._advice or None,
             "exit_code": state.exit_code,
             "cluster": submission.cluster if submission.launcher == "slurm" else None,
             "jobs": list(submission.jobs),
@@ -112,6 +117,7 @@ class RunStatus:
         of = len(self.submission.jobs)
         parts = [f"rehearsal of pipeline rank {self.rehearses}"] if self.rehearses is not None else []
         parts += [state.reason] if state.reason else []
+        parts += [self._advice] if self._advice else []
         unexplained = (
             self.cause and state.phase != "succeeded" and cause_record.sentence(self.cause) not in state.reason
         )
@@ -131,6 +137,11 @@ class RunStatus:
         if state.phase == "pending" and state.expected_start:
             parts.append(f"expected to start {state.expected_start:%Y-%m-%d %H:%M}")
         return "; ".join(parts)
+
+    @property
+    def _advice(self) -> str:
+        """What the person has to do before a run that waits can start."""
+        return pending_advice(self.state.reason) if self.state.phase == "pending" else ""
 
     @property
     def _figures(self) -> list[str]:
@@ -162,7 +173,8 @@ def read_statuses(submissions: Sequence[Submission], say: Callable[[str], None])
     for status, place in zip(unasked, places, strict=True):
         submission = status.submission
         state = states[submission.launcher, submission.cluster, place][submission.job_id]
-        statuses.append(replace(status, state=state, stopping=status.stopping and not state.ended))
+        stopping = status.stopping and not state.ended
+        statuses.append(replace(status, state=state, stopping=stopping, host=place.host))
     return statuses
 
 

@@ -112,7 +112,7 @@ def _unknown_partitions(recipe: Recipe, groups: Sequence[NodeGroup], names: Sequ
         if name not in there:
             near = get_close_matches(name, there, 1)
             advice = f"write {near[0]}" if near else f"it has {_some(there)}"
-            yield doubtful(("slurm", "partition"), f"this SLURM has no partition {name}; {advice}")
+            yield doubtful(("slurm", "partition"), f"this SLURM has no partition {name} that you may use; {advice}")
         elif not any(group.up for group in groups if group.partition == name):
             yield doubtful(
                 ("slurm", "partition"), f"{name} is not up: the job waits until it is; {_some(there)} are there"

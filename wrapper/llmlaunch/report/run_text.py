@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from llmlaunch.causes.cause import sentence
+from llmlaunch.report.slurm_words import pending_advice
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.slow_devices import slow_devices
 from llmlaunch.rundir.values import is_for_fewer_nodes
@@ -135,7 +136,8 @@ def loss_text(loss: float, since_step: int | None) -> str:
 
 
 def waiting_text(reason: str, expected: datetime | None, now: datetime) -> str:
-    because = f": {reason}" if reason else ""
+    advice = pending_advice(reason)
+    because = f": {reason}" + (f" ({advice})" if advice else "") if reason else ""
     if expected is None or expected <= now:
         return f"is waiting{because}"
     wait = duration((expected - now).total_seconds())

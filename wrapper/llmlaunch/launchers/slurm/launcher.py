@@ -151,19 +151,26 @@ class SlurmLauncher:
                 if account is not None:
                     account.abandon()
                 return SlurmAnswers(live, {}, "" if _answered(answer) else answer.words)
-            past = self._past(account or self._account(cluster, listed, since), listed)
+            past = self._past(listed, account or self._account(cluster, listed, since))
             return SlurmAnswers(live, past, "" if _answered(answer) else answer.words)
 
         return hear
 
-    def _account(self, cluster: str | None, jobs: str, since: float) -> Call:
+    def _account(self, cluster: str | None, jobs: str, since: float) -> Call | None:
+        """None where this machine has no sacct."""
         # From a day before: sacct otherwise looks at today only, and an older job may have had the same id.
         day = datetime.fromtimestamp(since) - timedelta(days=1)
         argv = ["sacct", *_on(cluster), "-X", "-D", "-S", f"{day:%Y-%m-%d}", "-P", "-n", "-j", jobs, "-o", SACCT_FIELDS]
-        return self._commands.start(argv)
+        try:
+            return self._commands.start(argv)
+        except UserError:
+            return None
 
-    def _past(self, account: Call, jobs: str) -> Mapping[str, Row]:
-        """What the accounting knows; without slurmdbd, what the job completion file of `sacct -c` does."""
+    def _past(self, jobs: str, account: Call | None) -> Mapping[str, Row]:
+        """What the accounting knows; without slurmdbd, what the job completion file of `sacct -c` does. Nothing where
+        the site keeps neither: how a job ended is then known from squeue, for some minutes, and from its own files."""
+        if account is None:
+            return {}
         answer = self._commands.insist(account)
         if answer.code != 0 and "storage is disabled" in answer.words:
             answer = self._commands.ask(["sacct", "-c", "-P", "-n", "-j", jobs, "-o", SACCT_FIELDS])

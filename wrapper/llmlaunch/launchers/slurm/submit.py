@@ -8,6 +8,7 @@ that nobody has written down.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from llmlaunch.launchers.slurm.text import (
     parse_late_jobs,
     parse_past_jobs,
 )
+from llmlaunch.report.slurm_words import mend_of_refusal
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.values import is_attempt, is_slurm_job, job_of, to_type
 
@@ -37,6 +39,7 @@ __all__ = ["adopt", "submit", "test"]
 _LOOKS = 10
 _SILENCE_SECONDS = 60.0
 _PAUSE_SECONDS = 1.0
+_ASK_SECONDS = 10.0
 _ANY = "BF,CA,CD,DL,F,NF,OOM,PD,PR,R,S,TO"
 _CLOCK_SLACK = timedelta(minutes=1)
 
@@ -114,7 +117,10 @@ def _past(slurm: SlurmCommands, wanted: JobQuery) -> list[JobMatch]:
     # Without the states sacct leaves out a job that never started (seen with 22.05.8).
     argv = ["sacct", *wanted.clusters, "-X", "-P", "-n", "-u", str(slurm.place.user_id)]
     argv += ["-S", since, "-E", "now", "-s", _ANY, "-o"]
-    answer = slurm.ask([*argv, PAST_JOB_FIELDS])
+    try:
+        answer = slurm.ask([*argv, PAST_JOB_FIELDS])
+    except UserError:  # this machine has no sacct
+        return []
     if "Invalid field" in answer.words:
         answer = slurm.ask([*argv, PAST_JOB_FIELDS_BEFORE_21_08])
     elif "storage is disabled" in answer.words:
@@ -147,7 +153,7 @@ def submit(
     try:
         if not jobs:
             _deliver(slurm, run_dir)
-        return _JobSubmitter(slurm, cancel, wanted, script, expedites).all(extra, jobs, before)
+        submission = _JobSubmitter(slurm, cancel, wanted, script, expedites).all(extra, jobs, before)
     except _MayBeTaken as late:  # the mark stays: the next command looks for the job again
         raise SchedulerRefused(
             f"SLURM did not say whether it took the job ({late}), which is not in the queue and may still turn up. "
@@ -157,6 +163,27 @@ def submit(
     except Exception:  # not Ctrl-C: sbatch may have been at work
         submit_mark.remove(run_dir)
         raise
+    _warn_of_no_requeue(slurm, submission)
+    return submission
+
+
+def _warn_of_no_requeue(slurm: SlurmCommands, submission: Submission) -> None:
+    """Say it where the site has taken `--requeue` away: a job_submit plugin may do so without a word."""
+    if not run_files.requeues(submission.run_dir):
+        return
+    on = ["-M", submission.cluster] if submission.cluster else []
+    try:
+        shown = replace(slurm, timeout_seconds=_ASK_SECONDS, tries=1).ask(
+            ["scontrol", *on, "show", "job", "-o", submission.job_id]
+        )
+    except UserError:  # there is no scontrol
+        return
+    if shown.code == 0 and re.search(r"\bRequeue=0\b", shown.output):
+        slurm.say(
+            f"warning: this site does not put job {submission.job_id} back into the queue (Requeue=0). When its time "
+            f"is over or a node fails it ends, and {to_type('resume', submission.run_dir)} goes on from its last "
+            "checkpoint; restart: {by: chain} (restart_by: chain in the cluster profile) hands in follow-up jobs"
+        )
 
 
 def _deliver(slurm: SlurmCommands, run_dir: Path) -> None:
@@ -300,11 +327,16 @@ class _JobSubmitter:
         if job is None:
             if not jobs:
                 run_files.note_refusal(self.wanted.run_dir, answer.words)
-            raise SchedulerRefused(
-                f"sbatch refused the job: {answer.words}; the run directory is kept: {self.wanted.run_dir}; submit it "
-                f"later: {to_type('resume', self.wanted.run_dir)}"
-            )
+            raise SchedulerRefused(self._refusal(answer.words, extra))
         return job
+
+    def _refusal(self, words: str, extra: Sequence[str]) -> str:
+        """Return what a person reads of a refusal: sbatch's own words, how to mend it, and what becomes of the run."""
+        mend = mend_of_refusal(words, [*run_environment.directives(self.script), *extra])
+        sentences = [f"sbatch refused the job: {words}", *([mend.sentence] if mend.sentence else [])]
+        options = ("--", mend.option) if mend.option else ()
+        later = to_type("resume", self.wanted.run_dir, *options)
+        return ". ".join([*sentences, f"The run directory is kept: {self.wanted.run_dir}; submit it later: {later}"])
 
     def _answer(self, argv: Sequence[str], variables: VariableFilter) -> CommandAnswer:
         """What a command says; where it was not heard it is said again."""
