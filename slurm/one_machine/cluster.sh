@@ -25,6 +25,10 @@
 #   LLMLAUNCH_SLURM_REQUEUE          JobRequeue, what a job is that says neither --requeue nor --no-requeue [1]
 #   LLMLAUNCH_SLURM_GRACE_SECONDS    GraceTime of the partition `low`: from the preemption's signal to the kill [10]
 #   LLMLAUNCH_SLURM_AFFINITY         1: a task is bound to its CPUs (task/affinity), as `nproc` shows; 0: to none [0]
+#   LLMLAUNCH_SLURM_CGROUPS          1: jobs in cgroups (proctrack/cgroup, task/cgroup), so that the kernel bounds their
+#                                    memory; it says why where the machine has none to give, and goes on without [0]
+#   LLMLAUNCH_SLURM_STRICT           1: job_submit.lua refuses jobs without account or time, with more than two nodes or
+#                                    --exclusive, and takes --requeue away; partition `closed` is root's alone [0]
 #   LLMLAUNCH_SLURM_EXPEDITE         1: jobs may ask for an expedited requeue, which SLURM has from 25.11 on [0]
 #   LLMLAUNCH_SLURM_TIMEOUT_SECONDS  how long to wait for a daemon to answer [60]
 
@@ -46,6 +50,8 @@ REQUEUE=${LLMLAUNCH_SLURM_REQUEUE:-1}
 GRACE_SECONDS=${LLMLAUNCH_SLURM_GRACE_SECONDS:-10}
 AFFINITY=${LLMLAUNCH_SLURM_AFFINITY:-0}
 EXPEDITE=${LLMLAUNCH_SLURM_EXPEDITE:-0}
+CGROUPS=${LLMLAUNCH_SLURM_CGROUPS:-0}
+STRICT=${LLMLAUNCH_SLURM_STRICT:-0}
 TIMEOUT_SECONDS=${LLMLAUNCH_SLURM_TIMEOUT_SECONDS:-60}
 MOST_NODES=12
 # A binding is to CPUs that are there.
@@ -90,6 +96,8 @@ wait_for() {
 . "$here/packages.sh"
 # shellcheck source=configuration.sh
 . "$here/configuration.sh"
+# shellcheck source=cgroups.sh
+. "$here/cgroups.sh"
 # shellcheck source=accounting.sh
 . "$here/accounting.sh"
 # shellcheck source=processes.sh
@@ -105,10 +113,9 @@ check_settings() {
   [ "$NODES" -ge 1 ] && [ "$NODES" -le "$MOST_NODES" ] || die "$NODES nodes; it must be 1 to $MOST_NODES"
   [ "$SWITCHES" -le "$NODES" ] || die "$SWITCHES switches for $NODES nodes; each switch needs a node"
   [ "$CPUS" -ge 1 ] || die "LLMLAUNCH_SLURM_CPUS is 0; a node needs at least 1"
-  [[ $ACCOUNTING = [01] ]] || die "LLMLAUNCH_SLURM_ACCOUNTING is '$ACCOUNTING'; it must be 0 or 1"
-  [[ $REQUEUE = [01] ]] || die "LLMLAUNCH_SLURM_REQUEUE is '$REQUEUE'; it must be 0 or 1"
-  [[ $AFFINITY = [01] ]] || die "LLMLAUNCH_SLURM_AFFINITY is '$AFFINITY'; it must be 0 or 1"
-  [[ $EXPEDITE = [01] ]] || die "LLMLAUNCH_SLURM_EXPEDITE is '$EXPEDITE'; it must be 0 or 1"
+  for name in ACCOUNTING REQUEUE AFFINITY EXPEDITE CGROUPS STRICT; do
+    [[ ${!name} = [01] ]] || die "LLMLAUNCH_SLURM_$name is '${!name}'; it must be 0 or 1"
+  done
   [ "$AFFINITY" = 0 ] || [ "$CPUS" -le "$(nproc)" ] ||
     die "$CPUS CPUs for each node, but $(nproc) are here; with LLMLAUNCH_SLURM_AFFINITY=1 tasks are bound to real ones"
   [[ $LIMITS = enforced || $LIMITS = default ]] ||
@@ -179,6 +186,7 @@ down() {
   # never remove a directory that this script did not make
   [ -O "$DIR/.llmlaunch-slurm" ] || die "$DIR was not made by cluster.sh for this user; not touching it"
   end_processes || die "processes did not end: $(own_processes | tr '\n' ' ')"
+  wait_for "$TIMEOUT_SECONDS" "the cgroups are gone" remove_cgroups || die "cgroups remain: $(cgroups_of | tr '\n' ' ')"
   rm -rf -- "$DIR"
   say "down"
 }

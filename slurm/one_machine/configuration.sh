@@ -9,6 +9,7 @@ write_configuration() {
   mkdir "$DIR"/{etc,run,log,dev,spool} # everyone's jobs run from their own folders in spool
   mkdir -m 700 "$DIR/state"
   node_kind > "$DIR/etc/kind.new" && mv "$DIR/etc/kind.new" "$DIR/etc/kind"
+  choose_cgroups
   echo "$NODES $ACCOUNTING $SWITCHES" > "$DIR/etc/size"
   (umask 077 && head -c 128 /dev/urandom > "$DIR/etc/munge.key")
   {
@@ -68,8 +69,9 @@ communication_line() {
 #                       one machine another srun may listen there by now, and would end its own step
 #   *Timeout, *Wait     short, so that a dead node is noticed in seconds; a site has minutes
 controller_lines() {
-  local task=none enforced="" expedite=""
-  [ "$AFFINITY" = 0 ] || task=affinity
+  local track=linuxproc task="" enforced="" expedite=""
+  [ "$AFFINITY" = 0 ] || task=task/affinity
+  ! has_cgroups || track=cgroup task=${task:+$task,}task/cgroup
   [ "$LIMITS" = default ] || enforced="EnforcePartLimits=ALL"
   [ "$EXPEDITE" = 0 ] || expedite="SlurmctldParameters=enable_expedited_requeue"
   cat << CONF
@@ -89,8 +91,8 @@ SlurmctldPidFile=$DIR/run/slurmctld.pid
 SlurmdPidFile=$DIR/spool/slurmd.%n.pid
 SlurmctldLogFile=$DIR/log/slurmctld.log
 SlurmdLogFile=$DIR/log/slurmd.%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/$task
+ProctrackType=proctrack/$track
+TaskPlugin=${task:-task/none}
 SwitchType=switch/none
 MpiDefault=none
 MailProg=/bin/true
@@ -164,21 +166,48 @@ PartitionName=low $every PriorityTier=1 GraceTime=$GRACE_SECONDS
 PartitionName=high $every PriorityTier=2 PreemptMode=OFF
 PartitionName=once $every PreemptMode=OFF
 CONF
+  [ "$STRICT" = 0 ] || echo "PartitionName=closed $every PreemptMode=OFF AllowGroups=root"
 }
 
-# How a site forbids requeueing: whatever the job asks for, it is handed in with --no-requeue.
+# How a site forbids requeueing: whatever the job asks for, it is handed in with --no-requeue. A strict one has more rules,
+# each with words of its own.
 write_job_submit() {
-  cat > "$DIR/etc/job_submit.lua" << 'LUA'
+  {
+    [ "$STRICT" = 1 ] && echo "local STRICT = true" || echo "local STRICT = false"
+    cat << 'LUA'
+local MOST_NODES = 2
+
+local function refusal(job)
+  local nodes = job.max_nodes ~= slurm.NO_VAL and job.max_nodes or job.min_nodes
+  if job.account == nil then
+    return "say which project pays: --account", slurm.ESLURM_INVALID_ACCOUNT
+  elseif job.time_limit == slurm.NO_VAL then
+    return "say how long it takes: --time", slurm.ESLURM_MISSING_TIME_LIMIT
+  elseif nodes ~= slurm.NO_VAL and nodes > MOST_NODES then
+    return "no job gets more than " .. MOST_NODES .. " nodes", slurm.ESLURM_INVALID_NODE_COUNT
+  elseif job.shared == 0 then
+    return "nodes are shared here, no job gets them whole", slurm.ERROR
+  end
+end
+
 function slurm_job_submit(job, partitions, uid)
-  if job.partition == "once" then job.requeue = 0 end
+  if STRICT then
+    local words, code = refusal(job)
+    if words then
+      slurm.log_user(words)
+      return code
+    end
+  end
+  if STRICT or job.partition == "once" then job.requeue = 0 end
   return slurm.SUCCESS
 end
 
 function slurm_job_modify(job, record, partitions, uid)
-  if record.partition == "once" and job.requeue == 1 then return slurm.ERROR end
+  if (STRICT or record.partition == "once") and job.requeue == 1 then return slurm.ERROR end
   return slurm.SUCCESS
 end
 LUA
+  } > "$DIR/etc/job_submit.lua"
 }
 
 # slurmdbd listens on every address (22.05 has no setting for it) and trusts none without the munge key.

@@ -16,10 +16,14 @@ node_kind() {
   fi
 }
 
-node_name() { if [ "$(node_kind)" = namespace ]; then echo "node$1"; else echo "127.77.0.$1"; fi; }
+node_name() { echo "$(node_prefix)$1"; }
 
 # The host list expression of nodes 1 to N.
-node_names() { if [ "$(node_kind)" = namespace ]; then echo "node[1-$1]"; else echo "127.77.0.[1-$1]"; fi; }
+node_names() { echo "$(node_prefix)[1-$1]"; }
+
+node_prefix() {
+  if [ "$(node_kind)" = plain ]; then echo 127.77.0.; else cat "$DIR/etc/prefix" 2> /dev/null || echo node; fi
+}
 
 # The first process of a namespace node: names the host, starts slurmd and reaps what jobs leave behind.
 # When slurmd goes, so does the node.
@@ -63,6 +67,7 @@ kill_node() {
   name=$(node_name "$1")
   alive "node.$name" || die "$name is not running"
   pid=$(cat "$DIR/run/node.$name.pid")
+  thaw "$name"
   # With a namespace the kernel takes every process of the node along; without one they are found by name.
   if [ "$(node_kind)" = namespace ]; then kill -KILL "$pid"; else kill_own "$name"; fi
   rm -f "$DIR/run/node.$name.pid"

@@ -40,6 +40,7 @@ kill_own() {
   [ "${#pids[@]}" != 0 ] || return 0
   kill -STOP "${pids[@]}" 2> /dev/null || true
   kill -KILL "${pids[@]}" 2> /dev/null || true
+  thaw "$@"
 }
 
 # Killing is repeated: a dying node may have started a process after we looked.

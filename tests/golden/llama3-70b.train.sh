@@ -87,9 +87,14 @@ done
 say "training with $python"
 
 # --- caches -----------------------------------------------------------------------------------------------------------
-# Where no home can be written, as in most containers, compilers keep their caches on this node while it trains, and what
-# is downloaded stays in the run directory. A person's own setting is kept if its folder exists or can be made.
+# Where no home can be written, as in most containers and on sites that keep homes off their nodes, compilers keep their
+# caches on this node while it trains, and what is downloaded stays in the run directory. A person's own setting is kept if
+# its folder exists or can be made.
 
+if [[ -n ${TMPDIR:-} && ! -w $TMPDIR ]]; then
+  say "TMPDIR is $TMPDIR, which cannot be written on this node; /tmp is used"
+  unset TMPDIR
+fi
 leftovers=() # removed in the end
 trap 'rm -rf -- ${leftovers[@]+"${leftovers[@]}"}' EXIT
 
@@ -107,6 +112,10 @@ make_caches() {
   caches=$(mktemp -d "${TMPDIR:-/tmp}/llmlaunch-caches.XXXXXX" 2>/dev/null || mktemp -d /tmp/llmlaunch-caches.XXXXXX) ||
     caches=$LLMLAUNCH_RUN_DIR/attempts/$LLMLAUNCH_ATTEMPT/caches/$LLMLAUNCH_NODE
   leftovers+=("$caches")
+  if [[ ! -d ${HOME:-} ]]; then
+    say "HOME is ${HOME:-empty}, which is not on this node; $caches is used"
+    mkdir -p -- "$caches" && export HOME=$caches # for what keeps its settings there
+  fi
   use_cache XDG_CACHE_HOME "$caches"
   use_cache TRITON_CACHE_DIR "$caches/triton"
   use_cache TORCHINDUCTOR_CACHE_DIR "$caches/torchinductor"

@@ -133,6 +133,7 @@ def test_a_directory_it_did_not_make_is_not_touched(small: Cluster) -> None:
         ({"NODES": "2", "SWITCHES": "3"}, "3 switches for 2 nodes"),
         ({"CPUS": "two"}, "LLMLAUNCH_SLURM_CPUS is 'two'"),
         ({"ACCOUNTING": "yes"}, "LLMLAUNCH_SLURM_ACCOUNTING is 'yes'"),
+        ({"CGROUPS": "v2"}, "LLMLAUNCH_SLURM_CGROUPS is 'v2'; it must be 0 or 1"),
         ({"LIMITS": "strict"}, "LLMLAUNCH_SLURM_LIMITS is 'strict'; it must be enforced or default"),
         ({"AFFINITY": "1", "CPUS": "4096"}, "4096 CPUs for each node, but "),
     ],
@@ -161,12 +162,14 @@ def test_a_taken_port_is_named(slurm: Cluster, small: Cluster) -> None:
 def test_as_a_normal_user(slurm_packages: None) -> None:
     user = NORMAL_USER if os.getuid() == 0 else os.getuid()
     person = as_normal_user()
-    plain = new_cluster({"CPUS": "2"})
+    plain = new_cluster({"CPUS": "2", "CGROUPS": "1"})
     # The checkout may lie where only root may look.
     scripts = shutil.copytree(CLUSTER_SH.parent, plain.directory.parent / "scripts")
     plain = replace(plain, script=scripts / "cluster.sh", prefix=person)
     try:
-        plain.do("up", "2")
+        up = plain.call("up", "2")
+        assert up.returncode == 0, up.stderr
+        assert "no cgroups: they take root and namespaces; " in up.stderr
         assert plain.directory.stat().st_uid == user
         assert plain.nodes == ["127.77.0.1", "127.77.0.2"]
         task = (

@@ -307,6 +307,8 @@ NOTING_CACHES = f"""\
 #!/bin/bash
 [[ $* = *torch.distributed.run* ]] || exit 0
 printf '%s' "$0" >trained-by
+printf '%s\\n' "$HOME" "${{TMPDIR-unset}}" >places
+touch "$HOME/written" || exit 1
 for name in {" ".join(CACHES)}; do
   printf '%s\\0' "${{!name:-}}" >>caches
   [[ -z ${{!name:-}} ]] || : >"${{!name}}/written" || exit 1
@@ -348,6 +350,7 @@ def test_without_a_home_each_cache_has_a_folder_while_it_trains(tmp_path: Path) 
     run = trained(tmp_path, HOME=str(tmp_path / "none"), TMPDIR=str(tmp_path / "missing"))
     places = caches(run)
     assert places.pop("HF_HOME") == f"{run}/cache/huggingface"
+    assert (run / "places").read_text().split() == [places["XDG_CACHE_HOME"], "unset"]
     assert all(place.startswith("/tmp/llmlaunch-caches.") for place in places.values())
     assert not any(Path(place).exists() for place in places.values())
     assert (run / "cache" / "huggingface" / "written").exists()
@@ -367,7 +370,9 @@ def test_a_persons_own_caches_stay_where_they_can(tmp_path: Path) -> None:
 
 
 def test_a_home_that_can_be_written_keeps_the_caches(tmp_path: Path) -> None:
-    assert set(caches(trained(tmp_path, HOME=str(tmp_path))).values()) == {""}
+    run = trained(tmp_path, HOME=str(tmp_path))
+    assert set(caches(run).values()) == {""}
+    assert (run / "places").read_text().split() == [str(tmp_path), str(tmp_path / "tmp")]
 
 
 # Stands for the interpreter: the node side is the real one but for a monitor that has something to say, torchrun starts
