@@ -5,7 +5,7 @@ as priced."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
+from llmlaunch.memory.vision import PIXEL_BYTES, encoder_activations
 from llmlaunch.models.huggingface.config import SAME, shape_from_config
 from llmlaunch.models.huggingface.defaults import ALIASES, DEFAULTS
 from llmlaunch.models.huggingface.written import config_of, unsaid
@@ -115,12 +116,13 @@ VARIED = [
 def built(config: dict[str, Any]) -> Any:
     """The real model, without memory for its parameters."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     values = {key: value for key, value in config.items() if key != "quantization_config"}
     values["model_type"] = SAME.get(config["model_type"], config["model_type"])
+    models = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
+        return models.from_config(AutoConfig.for_model(**values))
 
 
 def parameters(config: dict[str, Any]) -> int:
@@ -281,7 +283,17 @@ def model_of(shape: ModelShape, attention: str = "sdpa") -> Any:
 
 
 def kept(model: Any) -> int:
-    """Bytes of distinct storages autograd saves beside parameters and buffers, forward."""
+    import torch
+
+    def forward() -> Any:
+        tokens = torch.randint(0, 256, (SEQUENCES, LENGTH))
+        return model(input_ids=tokens, use_cache=False, output_router_logits=False).logits.float().sum()
+
+    return saved_bytes(model, forward)
+
+
+def saved_bytes(model: Any, forward: Callable[[], Any]) -> int:
+    """Bytes of distinct storages autograd saves beside parameters and buffers."""
     import torch
 
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
@@ -294,8 +306,8 @@ def kept(model: Any) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = model(input_ids=torch.randint(0, 256, (SEQUENCES, LENGTH)), use_cache=False, output_router_logits=False)
-        out.logits.float().sum()
+        result = forward()
+    del result
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
@@ -321,6 +333,36 @@ def test_eager_attention_keeps_a_softmax_in_fp32_beside_the_probabilities() -> N
     shape = load_preset("llama2-7b")
     measured = kept(model_of(small(shape, 3), "eager")) - kept(model_of(small(shape, 2), "eager"))
     assert priced(small(shape, 3), eager=True) == pytest.approx(measured, rel=0.005)
+
+
+@pytest.mark.parametrize("changes", [{}, {"frozen": True}, {"deepstack": ()}])
+def test_a_vision_encoder_keeps_what_is_priced(changes: dict[str, Any]) -> None:
+    """Qwen3-VL's with few narrow blocks and two images; the images themselves are no saved tensors."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    whole = load_preset("qwen3-vl-8b")
+    assert whole.vision is not None
+    sizes = {"depth": 6, "hidden_size": 128, "ffn_hidden_size": 480, "num_attention_heads": 4, "image_size": 256}
+    vision = replace(whole.vision, **{"images_per_sample": 2, "deepstack": (1, 3), **sizes, **changes})
+    shape = replace(small(whole, 2), vision=vision)
+    config = AutoConfig.for_model(**config_of(shape)).vision_config
+    model = AutoModel.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16).train()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = "merger" in name or not vision.frozen
+    side = sizes["image_size"] // vision.patch_size
+    grid, pixels = torch.tensor([[1, side, side]] * 2), torch.rand(vision.patches_per_sample, vision.patch_width)
+
+    def encoded() -> Any:
+        result = model(pixels, grid_thw=grid)
+        return sum(tokens.float().sum() for tokens in (result.pooler_output, *result.deepstack_features))
+
+    facts = with_family(deepspeed_facts(DeepSpeedOptions(precision="bf16")), shape, LENGTH)
+    job = Job(shape, Workload(LENGTH, 1, "bf16"), facts)
+    rows = all_ranks(job, LayoutColumns.of([Layout()]))
+    images = PIXEL_BYTES * vision.patches_per_sample * vision.patch_width
+    counted = float(encoder_activations(job, rows)[0]) - images
+    assert counted == pytest.approx(saved_bytes(model, encoded), rel=0.02)
 
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

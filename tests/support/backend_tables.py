@@ -31,6 +31,7 @@ from llmlaunch.backends.megatron import (
     sharding,
     training_arguments,
     versions,
+    vision_rules,
 )
 from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron import techniques as megatron_techniques
@@ -59,6 +60,7 @@ MEGATRON_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
     (*MACHINE_REQUIREMENTS, *megatron_rules.MIXTURE_REQUIREMENTS, *megatron_rules.RULES),
     (
         *(*model_rules.MODEL_REQUIREMENTS, *pooled_rules.POOLED_REQUIREMENTS, *hybrid.HYBRID_REQUIREMENTS),
+        *(*vision_rules.VISION_REQUIREMENTS, *vision_rules.VISION_RULES),
         *(*model_rules.MODEL_RULES, *pooled_rules.POOLED_RULES, *hybrid.HYBRID_RULES),
     ),
     (*number_formats.NUMBER_REQUIREMENTS, *muon.MUON_REQUIREMENTS, *number_formats.NUMBER_RULES),

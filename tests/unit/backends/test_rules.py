@@ -18,6 +18,7 @@ from llmlaunch.backends.megatron.model_rules import MODEL_REQUIREMENTS
 from llmlaunch.backends.megatron.pooled_rules import POOLED_REQUIREMENTS
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, ALL_RULES, MIXTURE_REQUIREMENTS
 from llmlaunch.backends.megatron.versions import VERSION_REQUIREMENTS
+from llmlaunch.backends.megatron.vision_rules import VISION_REQUIREMENTS
 from llmlaunch.backends.megatron_bridge.rules import BRIDGE_RULES
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
@@ -83,6 +84,7 @@ ONE_EXPERT = "model={base: llama4-scout, moe: {router: {weighted_inputs: true}}}
 SINKS = "model={base: llama3-8b, attention_sinks: true}"
 DELTA_NETS = "model={base: llama3-8b, linear_attention: {num_key_heads: 2, num_value_heads: 4}}"
 STATE_SPACES = "model={base: nemotron-3-nano, position_embedding: none, mtp_repeated: false}"
+IMAGES, SIX_HEADS = "model=qwen3-vl-8b", "model={base: qwen3-vl-8b, vision: {num_attention_heads: 6}}"
 TWENTY_STATES = "model={base: nemotron-3-nano, mamba: {num_heads: 20, groups: 4}}"
 BRIDGE = "backend=megatron-bridge"
 LATENT_EXPERTS = "model={base: nemotron-3-super, qk_layernorm: false}"
@@ -122,6 +124,15 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("mamba-groups", MIXTURE, (STATE_SPACES,), Layout(16, data=4, sequence_parallel=1), EXPERTS),
     ("hybrid-without-layer-offload", MIXTURE, (STATE_SPACES,), replace(EXCHANGING, offload_layers=1), EXCHANGING),
     ("hybrid-in-one-chunk", MIXTURE, (STATE_SPACES, BRIDGE), replace(TWO_PLAIN, virtual_pipeline=13), TWO_PLAIN),
+    ("vision-in-one-chunk", DENSE, (IMAGES,), replace(TWO_PLAIN, virtual_pipeline=2), TWO_PLAIN),
+    ("vision-split", DENSE, (SIX_HEADS,), GPUS, replace(GPUS, tensor=2, data=16)),
+    (
+        "vision-first-layers",
+        DENSE,
+        (IMAGES,),
+        replace(TWO_PLAIN, layers_by_stage=(2, 34)),
+        replace(TWO_PLAIN, layers_by_stage=(3, 33)),
+    ),
     ("window-without-context", DENSE, (NARROW_VIEW,), Layout(context=2, data=16), GPUS),
     ("mixture-needs-sequence", MIXTURE, (), Layout(2, 1, data=32), EXPERTS),
     ("sharded-one-stage", DENSE, ("layout.zero_stage=3",), Layout(pipeline=2, data=16, zero_stage=3), TWO_PLAIN),
@@ -132,6 +143,7 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("sequence-parallel", DEEPSPEED, (), Layout(sequence_parallel=1, data=16), ZERO_3),
     ("batch", DEEPSPEED, (), Layout(data=16, micro_batch_size=32), ZERO_3),
     ("no-selective-recompute", DEEPSPEED, (), Layout(data=16, recompute=RECOMPUTE_SELECTIVE), ZERO_3),
+    ("vision-unsplit", DEEPSPEED, (IMAGES,), Layout(tensor=2, data=8), ZERO_3),
     ("tensor-or-context", DEEPSPEED, (), Layout(tensor=2, context=2, data=4), Layout(tensor=8, data=2)),
     ("tensor-plan", DEEPSPEED, ("model=mixtral-8x7b",), Layout(tensor=2, data=8), ZERO_3),
     ("tensor-query-groups", DEEPSPEED, (llama(32, 4),), Layout(tensor=8, data=2), ZERO_3),
@@ -306,6 +318,12 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
         BIG,
         [HOPPER, DELAYED_FP8, PARAMETERS, FP32_MAIN],
     ),
+    ("vision-priced", DENSE, ["model={base: qwen3-vl-8b, mtp_num_layers: 1, vision: {frozen: true}}"]),
+    (
+        "vision-without-adapters",
+        DEEPSPEED,
+        ["model={base: qwen3-vl-8b, vision: {frozen: true}}", "training.adapters={rank: 2}"],
+    ),
     ("delta-nets", DEEPSPEED, ["model={base: qwen3-next-80b-a3b, linear_attention: {full_every: 4}}"]),
     ("pooled-keys-on-deepspeed", DEEPSPEED, [POOLED_INLINE]),
     ("mamba-mixers", DEEPSPEED, ["training.start_from=/w", "model={base: nemotron-3-nano, mamba: {groups: 4}}"]),
@@ -371,11 +389,37 @@ OF_MODELS = (
     *MACHINE_REQUIREMENTS,
     *MODEL_REQUIREMENTS,
     *POOLED_REQUIREMENTS,
+    *(each for each in VISION_REQUIREMENTS if each.priced),
     *MIXTURE_REQUIREMENTS,
     *VERSION_REQUIREMENTS,
 )  # in tests of those modules
 
 
+@pytest.mark.parametrize(
+    ("name", "overrides", "layout"),
+    [(DENSE, (IMAGES,), GPUS), (DENSE, (IMAGES, BRIDGE), GPUS), (DEEPSPEED, (IMAGES,), ZERO_3)],
+)
+def test_a_vision_encoder_is_priced_and_no_script_of_ours_trains_it(
+    name: str, overrides: Sequence[str], layout: Layout
+) -> None:
+    recipe = recipe_of(name, *overrides)
+    backend = backend_for(recipe)
+    (sentence,) = backend.unrendered(recipe)
+    assert sentence.startswith("model.vision: ")
+    assert not refused_by(recipe, layout)
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        backend.render(recipe, layout)
+
+
+def test_a_script_of_ones_own_may_train_a_vision_encoder() -> None:
+    recipe = recipe_of(DEEPSPEED, IMAGES, *own_script("hugging-face"))
+    assert not backend_for(recipe).unrendered(recipe)
+    assert backend_for(recipe).render(recipe, ZERO_3).files
+
+
+PRICED = {"no-images-in-the-script"}
+
+
 def test_every_requirement_has_its_case() -> None:
     keys = REQUIREMENTS.keys() - {requirement.key for requirement in OF_MODELS}
-    assert {key for key, *_ in REFUSED} | {"hidden-exchange-alone", "hidden-exchange-prediction"} == keys
+    assert {key for key, *_ in REFUSED} | {"hidden-exchange-alone", "hidden-exchange-prediction"} == keys - PRICED

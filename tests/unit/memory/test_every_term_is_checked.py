@@ -42,6 +42,7 @@ FORMULA = (
     "saved",
     "schedule",
     "states",
+    "vision",
     "weights",
     "workspace",
 )
@@ -50,6 +51,7 @@ BY_HAND = (
     "test_layers_by_hand",
     "test_compressed_by_hand",
     "test_kinds_by_hand",
+    "test_vision_by_hand",
     "test_moments_by_hand",
     "test_terms_by_hand",
     "test_graphs",

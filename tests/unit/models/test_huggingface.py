@@ -19,11 +19,11 @@ from llmlaunch.models.presets import find_model, load_preset, preset_names
 from llmlaunch.models.shape import FAMILIES, ModelShape, RopeScaling, SlidingWindow
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"  # the fields of published files that say what a model is
-LLAMA, MIXTRAL_8X7B, GEMMA3, DEEPSEEK_V2, DEEPSEEK_V3, QWEN3_MOE, GPT3, QWEN_NEXT, DEEPSEEK_V4, GEMMA4 = (
+LLAMA, MIXTRAL_8X7B, GEMMA3, DEEPSEEK_V2, DEEPSEEK_V3, QWEN3_MOE, GPT3, QWEN_NEXT, DEEPSEEK_V4, GEMMA4, QWEN_VL = (
     json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
     for name in (
         *("llama3-8b", "mixtral-8x7b", "gemma3-27b", "deepseek-v2", "deepseek-v3", "qwen3-30b-a3b", "gpt3-6.7b"),
-        *("qwen3-next-80b-a3b", "deepseek-v4-flash", "gemma4-31b"),
+        *("qwen3-next-80b-a3b", "deepseek-v4-flash", "gemma4-31b", "qwen3-vl-8b"),
     )
 )
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
@@ -106,6 +106,32 @@ def test_head_size_tied_embeddings_biases_and_the_rotary_base_are_read(tmp_path:
             {"num_hidden_layers": 59, "layer_types": None},
             "layer_types: the last layer must be of full_attention",
         ),
+        (QWEN_VL, {"text_config": None}, "text_config: must be an object, not null"),
+        (QWEN_VL, {"vision_config": []}, "vision_config: must be an object, not []"),
+        (QWEN_VL, {"text_config": {"hidden_act": "gelu"}}, "text_config.hidden_act: only silu"),
+        (
+            QWEN_VL,
+            {"vision_config": {"depth": 0, "out_hidden_size": 4096}},
+            "vision_config.depth: must be a whole number from 1",
+        ),
+        (QWEN_VL, {"vision_config": {}}, "vision_config.out_hidden_size: projectors put out what the decoder"),
+        (QWEN_VL, {"vision_config": {"out_hidden_size": 4096, "in_channels": 4}}, "images have three channels"),
+        (
+            QWEN_VL,
+            {"vision_config": {"out_hidden_size": 4096, "deepstack_visual_indexes": [27]}},
+            "vision_config.deepstack_visual_indexes: must name different blocks from 0 to 26",
+        ),
+        (
+            QWEN_VL,
+            {"vision_config": {"out_hidden_size": 4096, "deepstack_visual_indexes": [0.5]}},
+            "vision_config.deepstack_visual_indexes: must be a list of blocks, not [0.5]",
+        ),
+        (
+            QWEN_VL,
+            {"model_type": "qwen3_5"},
+            "vision_config.deepstack_visual_indexes: only [] is supported",
+        ),
+        (QWEN_VL, {"quantization_config": {"quant_method": "awq"}}, "a quantised checkpoint is not trained"),
         (LLAMA, {"hidden_size": "4096"}, 'hidden_size: must be a whole number from 1 to 268435456, not "4096"'),
         (LLAMA, {"hidden_size": -1}, "hidden_size"),
         (LLAMA, {"num_hidden_layers": 10**30}, "num_hidden_layers"),
@@ -212,6 +238,27 @@ def test_dense_layers_among_mixtures_by_each_familys_keys(tmp_path: Path) -> Non
     assert pattern(DEEPSEEK_V3) == (0, 0, 0, 1, 1, 1)
 
 
+def test_a_decoder_beside_an_encoder_is_read_with_the_defaults_of_its_own_class(tmp_path: Path) -> None:
+    vision = {"out_hidden_size": 2048}
+    experts = {"model_type": "qwen3_vl_moe", "text_config": {"num_local_experts": 8}, "vision_config": vision}
+    shape, notes = read_config(written(tmp_path, experts))
+    assert shape.moe is not None
+    assert (shape.family, shape.hidden_size, shape.num_layers) == ("qwen3_moe", 2048, 24)
+    assert (shape.moe.num_experts, shape.moe.topk, shape.moe.router.normalize_topk) == (8, 4, True)
+    assert shape.vision is not None
+    assert shape.vision.deepstack == (8, 16, 24)
+    assert "moe_intermediate_size=1408" in notes[0]
+    assert any("each sequence is taken to have one image" in note for note in notes)
+    dense = {"model_type": "qwen3_5", "text_config": {"hidden_size": 2048}, "vision_config": vision}
+    with_delta_nets = shape_of(tmp_path, dense | {"tie_word_embeddings": True})
+    assert with_delta_nets.vision is not None
+    assert (with_delta_nets.family, with_delta_nets.vision.deepstack) == ("qwen3_5_text", ())
+    assert with_delta_nets.tied_embeddings
+    rotated = {"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}
+    turned = shape_of(tmp_path, QWEN_VL | {"text_config": rotated | {"hidden_size": 4096}})
+    assert turned.rotary_base == 7.0
+
+
 def test_what_a_published_file_says_beside_the_model_is_a_note(tmp_path: Path) -> None:
     shape, notes = read_config(written(tmp_path, DEEPSEEK_V3))
     assert shape.mtp_num_layers == 0
@@ -256,7 +303,11 @@ JSON = st.recursive(
 )
 
 
-BASES = {load_preset(name).family: json.loads((CONFIGS / f"{name}.json").read_text("utf-8")) for name in preset_names()}
+BASES = {
+    load_preset(name).family: json.loads((CONFIGS / f"{name}.json").read_text("utf-8"))
+    for name in preset_names()
+    if load_preset(name).vision is None
+}
 KEYS = sorted({key for family in SUPPORTED for key in DEFAULTS[family]} | {"rope_parameters", "rope_scaling"})
 
 

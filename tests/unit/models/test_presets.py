@@ -29,6 +29,7 @@ POOLING = {
     **{"ratios": [0, 4], "q_lora_rank": 16, "output_groups": 2, "output_rank": 8},
     **{"index_heads": 2, "index_head_dim": 8, "index_topk": 16},
 }
+VISION = {"depth": 2, "hidden_size": 32, "ffn_hidden_size": 64, "num_attention_heads": 4}
 INDEXER = {"heads": 2, "head_dim": 8, "topk": 16}
 
 
@@ -165,12 +166,29 @@ def test_layers_that_pool_stay_where_a_base_is_cut() -> None:
         ({"compressed_attention": POOLING | {"output_groups": 3}}, "compressed_attention.output_groups"),
         ({"compressed_attention": POOLING, "num_query_groups": 1, "mla": MLA}, "mla"),
         ({"activation_limit": 7.0, "gated_mlp": False}, "activation_limit"),
+        ({"vision": {"depth": 2}}, "vision"),
+        ({"vision": VISION | {"num_attention_heads": 5}}, "vision.num_attention_heads"),
+        ({"vision": VISION | {"image_size": 100}}, "vision.image_size"),
+        ({"vision": VISION | {"position_embeddings": 50}}, "vision.position_embeddings"),
+        ({"vision": VISION | {"position_embeddings": 49}}, "vision.position_embeddings"),
+        ({"vision": VISION | {"deepstack": [1, 1]}}, "vision.deepstack"),
+        ({"vision": VISION | {"deepstack": [2]}}, "vision.deepstack"),
+        ({"vision": VISION | {"depth": 9, "deepstack": [0, 1, 2]}}, "vision.deepstack"),
     ],
 )
 def test_what_contradicts_itself_is_one_sentence(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(BadKey) as caught:
         inline(**changes)
     assert ".".join(map(str, caught.value.key)) == key
+
+
+def test_of_an_encoder_only_what_differs_from_the_base_is_written() -> None:
+    base = load_preset("qwen3-vl-8b").vision
+    shape = find_model({"base": "qwen3-vl-8b", "vision": {"images_per_sample": 4, "image_size": 448}})
+    assert base is not None
+    assert shape.vision == replace(base, images_per_sample=4, image_size=448)
+    assert (shape.vision.patches_per_sample, shape.vision.tokens_per_sample) == (4 * 28 * 28, 4 * 14 * 14)
+    assert shape.family == "qwen3"
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:
@@ -196,6 +214,7 @@ def test_an_inline_shape_fills_in_what_follows_or_starts_from_a_preset() -> None
         ("gpt3-13b", "dense ungated"),
         ("glm-5", "sparse latent-attention mixture gated"),
         ("deepseek-v4-flash", "compressed-attention mixture gated"),
+        ("qwen3-vl-8b", "vision dense gated"),
     ],
 )
 def test_a_model_is_of_one_kind_for_comparing_prediction_errors(name: str, kind: str) -> None:

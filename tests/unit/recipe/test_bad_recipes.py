@@ -234,6 +234,10 @@ CONTRADICTIONS = [
     ("training.adam_betas", "training.adam_betas=[0.9]"),
     ("training.adam_betas[1]", "training.adam_betas=[0.9, 1.0]"),
     ("training.sequence_length: 8192 is more than the 2048 positions gpt3-175b has learned", "model=gpt3-175b"),
+    (
+        "model: images are 9216 tokens of a sequence of 8192",
+        "model={base: qwen3-vl-8b, vision: {images_per_sample: 16}}",
+    ),
     ("remove one of the two", "training={sequence_length: 8, global_batch_size: 8, steps: 1, tokens: 8}"),
     ("restart: there is nothing to come back to", "restart={times: 3}"),
     (

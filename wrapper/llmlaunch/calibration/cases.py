@@ -52,6 +52,7 @@ from llmlaunch.models.shape import (
     MoeShape,
     Router,
 )
+from llmlaunch.models.vision import vision_of
 from llmlaunch.techniques import GraphScope, Techniques
 from llmlaunch.workload import ELEMENT_BYTES, Workload
 
@@ -212,7 +213,8 @@ def _family_fields(model: Record) -> dict[str, Any]:
     fields = {name: model[name] for name in OF_FAMILIES if model.get(name) is not None}
     sections = {name: attention_section(name, fields[name]) for name in ATTENTION_SECTIONS if name in fields}
     mamba = {"mamba": Mamba(**fields["mamba"])} if "mamba" in fields else {}
-    return fields | sections | mamba
+    vision = {"vision": vision_of(fields["vision"])} if "vision" in fields else {}
+    return fields | sections | mamba | vision
 
 
 def _as_megatron_deepspeed_runs(

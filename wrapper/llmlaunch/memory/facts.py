@@ -238,6 +238,10 @@ class MemoryFacts:
     gradients_freed: bool = False  # no gradients from the optimizer step to the next backward pass
     stream_copy_bytes: float = 0.0  # of several residual streams: a copy in another type that their mixing is made of
     stream_bytes: float | None = None  # of the residual stream where it is wider than the other activations
+    # of a vision encoder: widths of its residual stream that attention keeps, of queries, keys, values and the output,
+    # each as often as it is copied
+    encoder_attention_widths: float = 7.0
+    turns_by_layer: float = 0.0  # cosines and sines as wide as a head that each layer makes and keeps beside images
     # keys and values are copied to every query head before attention; of latent attention values are a view of what
     # holds keys too, and the output is copied before its projection
     key_values_expanded: bool = False

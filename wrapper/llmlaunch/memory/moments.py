@@ -34,6 +34,7 @@ from llmlaunch.memory.loss import (
     waiting_table,
 )
 from llmlaunch.memory.states import States, weight_versions
+from llmlaunch.memory.vision import encoder_activations
 from llmlaunch.memory.weights import trained_layers
 from llmlaunch.memory.workspace import (
     adapted_forward,
@@ -166,6 +167,8 @@ def _gradients_come_and_go(facts: MemoryFacts) -> bool:
 def _trainer_terms(job: Job, rows: RankColumns) -> Moment:
     """Return terms of the forward and backward pass that few jobs have."""
     terms = waiting_weight_passes(job, rows)
+    if job.shape.vision is not None:
+        terms["encoder_activations"] = encoder_activations(job, rows)
     if job.facts.key_values_returned:
         terms["returned_keys_values"] = returned_key_values(job, rows)
     if job.facts.step_logits_bytes:

@@ -274,6 +274,8 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     tensors["attn_output"] = n * (e * width + (0.0 if shape.indexer else statistics)) / t
     if np.any(copied):
         tensors["attn_proj_input"] = n * copied * width / t
+    if shape.vision is not None and facts.turns_by_layer:
+        tensors["attn_turns"] = n * e * facts.turns_by_layer * shape.head_dim
     if shape.attention_gate:
         tensors["attn_gate"] = n * STATISTIC_BYTES * width / t  # its sigmoid in fp32
     if facts.attention_scores_saved:

@@ -26,6 +26,7 @@ from llmlaunch.memory.job import (
     mean_of_parts,
     once_for_rows,
 )
+from llmlaunch.memory.vision import encoder_matrices, rank_encoder
 from llmlaunch.models.kinds import part_kinds
 from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.parameters import (
@@ -209,7 +210,7 @@ def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
         extra, extra_experts = _mtp(job, rows)
         last = last + extra + np.where((lay.pipeline > 1) & (not shape.tied_embeddings), first, 0.0)
         expert = expert + rows.last * extra_experts
-    dense = dense + rows.first * first + rows.last * last
+    dense = dense + rows.first * first + rows.last * last + rank_encoder(job, rows)
     return RankParameters(dense, expert, np.maximum(_largest_layer(job, rows), embedding))
 
 
@@ -266,7 +267,7 @@ def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
     matrix, alone = 3.0 if shape.gated_mlp else 2.0, shape.mamba is not None
     mlp = matrix * (shape.hidden_size * shape.ffn_hidden_size / tensor)
     distinct = matrices(job, rows).head + (0.0 if alone else mlp * (rows.dense_layers > 0))
-    distinct = distinct + _distinct_mixers(job, rows, mlp)
+    distinct = distinct + _distinct_mixers(job, rows, mlp) + encoder_matrices(job, rows)
     if shape.moe is None:
         return distinct
     moe, alike = shape.moe, alone & (rows.shares is not None)
@@ -389,7 +390,10 @@ def trained_parameters(job: Job, rows: RankColumns, counts: RankParameters) -> R
         dense, expert = adapter_parameters(job, rows, frozen=techniques.adapters.frozen_down)
         return replace(counts, dense=dense, expert=expert)
     if techniques.trained_layers is None:
-        return counts
+        if job.shape.vision is None:
+            return counts
+        frozen = rank_encoder(job, rows) - rank_encoder(job, rows, trained=True)
+        return replace(counts, dense=counts.dense - frozen)
     dense_layers, moe_layers = trained_layers(job, rows)
     dense, mixture, experts = layer_parameters(job, rows)
     head = tables(job, rows)[1] + job.shape.hidden_size

@@ -26,6 +26,7 @@ from llmlaunch.memory.saved import (
     tokens,
 )
 from llmlaunch.memory.schedule import in_flight
+from llmlaunch.memory.vision import encoder_backward
 from llmlaunch.memory.weights import distinct_matrices, fused_pairs, matrices, vocabulary
 from llmlaunch.models.kinds import layer_parts
 
@@ -241,11 +242,12 @@ def embedding_backward(job: Job, rows: RankColumns, activations: FloatColumn) ->
     """Return for the first rank the gradient of the embedding table, which is whole before it is added to the buffer,
     and of its output, less what the chunk before it has just freed (`activations` are those of all micro-batches in
     flight). It runs last of its micro-batch, while other micro-batches are kept (traced, core 0.19.2: tables of 1 GiB
-    beside chunks of one layer, where this is the peak). It is zero without a table to train."""
-    table = table_gradient(job, rows)
-    if not np.any(table):
+    beside chunks of one layer, where this is the peak). A vision encoder runs backward behind it. It is zero without a
+    table to train and an encoder."""
+    table, encoder = table_gradient(job, rows), encoder_backward(job, rows)
+    if not np.any(table) and not np.any(encoder):
         return np.zeros(len(rows))
-    gradients = table + table_sum(job, rows) + layer_input(job, rows)
+    gradients = np.maximum(table + table_sum(job, rows) + layer_input(job, rows), encoder)
     return np.where(rows.first, gradients - activations * _freed_by_first_chunk(job, rows), 0.0)
 
 

@@ -12,6 +12,7 @@ from llmlaunch.models.attention import CHOSEN_FROM, CompressedAttention, LinearA
 from llmlaunch.models.kinds import attention_kinds, layer_parts
 from llmlaunch.models.mamba import PARTS, Mamba
 from llmlaunch.models.shape import ModelShape, MoeShape
+from llmlaunch.models.vision import encoder_parameters
 
 __all__ = [
     "CONV_KERNEL",
@@ -51,7 +52,7 @@ class LayerParameters:
 @frozen
 class ModelParameters:
     """A whole model. `head` is 0 where it is tied to the embedding; `mtp` is 0 without multi-token prediction. What
-    brings residual streams together is part of `final_norm`."""
+    brings residual streams together is part of `final_norm`. `vision` is 0 without an encoder."""
 
     layers: tuple[LayerParameters, ...]
     embedding: int
@@ -59,10 +60,11 @@ class ModelParameters:
     final_norm: int
     head: int
     mtp: int
+    vision: int = 0
 
     @property
     def outside_layers(self) -> int:
-        return self.embedding + self.positions + self.final_norm + self.head + self.mtp
+        return self.embedding + self.positions + self.final_norm + self.head + self.mtp + self.vision
 
     @property
     def total(self) -> int:
@@ -95,6 +97,7 @@ def count_parameters(shape: ModelShape) -> ModelParameters:
         final_norm=_norm(shape, shape.hidden_size) + stream_contraction(shape),
         head=0 if shape.tied_embeddings else vocabulary,
         mtp=shape.mtp_modules * _mtp_module(shape, predicting),
+        vision=0 if shape.vision is None else encoder_parameters(shape.vision, shape.hidden_size).total,
     )
 
 

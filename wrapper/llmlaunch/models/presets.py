@@ -27,6 +27,7 @@ from llmlaunch.models.shape import (
     model_form,
     natural_activation,
 )
+from llmlaunch.models.vision import VISION_NEEDS, vision_of
 
 __all__ = ["find_model", "load_preset", "preset_names", "resolve_model"]
 
@@ -34,8 +35,9 @@ _PARTS = {
     "moe": ("num_experts", "topk", "ffn_hidden_size"),
     "mla": ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
     "mamba": ("pattern",),
+    "vision": VISION_NEEDS,
 }
-"""What a mixture, latent attention and layers of one part each cannot be without."""
+"""What a mixture, latent attention, layers of one part each and a vision encoder cannot be without."""
 _REQUIRED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size")
 
 
@@ -221,6 +223,8 @@ def _shape(values: Mapping[str, Any]) -> ModelShape:
             plain[name] = attention_section(name, plain[name])
     if isinstance(plain.get("mamba"), Mapping):
         plain["mamba"] = Mamba(**plain["mamba"])
+    if isinstance(plain.get("vision"), Mapping):
+        plain["vision"] = vision_of(plain["vision"])
     plain.setdefault("activation", natural_activation(plain.get("gated_mlp", True)))
     if plain.get("family") is not None:
         return ModelShape(**plain)

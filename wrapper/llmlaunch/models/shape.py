@@ -27,7 +27,8 @@ from llmlaunch.models.attention import (
     check_indexer,
 )
 from llmlaunch.models.mamba import Mamba, check_mamba
-from llmlaunch.rundir.values import counted
+from llmlaunch.models.mixture import OF_MEMORY, OF_TIME, MoeShape, Router, check_mixture
+from llmlaunch.models.vision import Vision, check_vision
 
 __all__ = [
     "CLAMP",
@@ -93,65 +94,6 @@ CLAMPED, CLAMP = "clamped_swiglu", 7.0  # gate x sigmoid(1.702 gate) x (up + 1),
 def natural_activation(gated_mlp: bool) -> str:
     """Return the activation of an MLP where none is named: SwiGLU's, or GPT's."""
     return "silu" if gated_mlp else "gelu"
-
-
-OF_MEMORY = ("score_function", "normalize_topk")  # of a router: whether scores of all experts are kept
-OF_TIME = ("groups", "group_topk")  # of a router: over how many devices a token's experts lie
-
-
-@section
-class Router:
-    """How tokens choose their experts. All of it changes what is trained, and OF_MEMORY what a step holds."""
-
-    score_function: str = key(
-        "What makes scores of logits: the last is the root of softplus",
-        default="softmax",
-        written=Literal["softmax", "sigmoid", "sqrtsoftplus"],
-    )
-    groups: Count | None = key("Groups the experts stand in; absent = one", default=None)
-    group_topk: Count | None = key("Groups each token goes to, chosen before its experts", default=None)
-    scaling_factor: Positive = key("Factor on the routed experts' output", default=1.0)
-    # a buffer and no parameter
-    expert_bias: bool = key("Balance by a bias on each expert's score (DeepSeek-V3)", default=False)
-    normalize_topk: bool = key("Make the chosen scores sum to 1", default=True)
-    balancing: str = key(
-        "Auxiliary loss that keeps experts evenly used: over the batch, by sequence, or none",
-        default="aux_loss",
-        written=Literal["aux_loss", "seq_aux_loss", "none"],
-    )
-    aux_loss_coeff: float = key("Weight of that loss", default=0.01, ge=0, le=100)
-    weighted_inputs: bool = key("Scores weigh what experts take in, and not what they put out (Llama 4)", default=False)
-    hash_layers: int = key(
-        "First layers in which a table of tokens, and no score, chooses experts (DeepSeek-V4)",
-        default=0,
-        ge=0,
-        le=10_000,
-    )
-
-
-@section
-class MoeShape:
-    """Mixture of experts."""
-
-    num_experts: Count = key("Experts in one layer")
-    topk: Count = key("Experts each token goes to")
-    ffn_hidden_size: Size = key("Inner width of one expert")
-    shared_expert_ffn_hidden_size: int = key("Inner width of the shared expert; 0 = none", default=0, ge=0, le=2**24)
-    layer_pattern: tuple[int, ...] = key(
-        "1 for each mixture layer, 0 for each dense one; absent = as in the base, else all are mixtures",
-        default=(),
-        written=tuple[Literal[0, 1], ...] | None,
-    )
-    capacity_factor: float | None = key(
-        "Tokens an expert takes, relative to an even share; absent = none is dropped", default=None, gt=0, le=1000
-    )
-    grouped_gemm: bool | None = None
-    shared_expert_gate: bool = key("A sigmoid of the token weighs the shared expert (Qwen 2)", default=False)
-    router: Router = key("How tokens choose their experts; absent = as Mixtral's do", default=Router())
-    latent_size: Size | None = key(
-        "Width that tokens are projected to before they go to experts; absent = hidden_size (Nemotron 3 Super)",
-        default=None,
-    )
 
 
 @section
@@ -251,6 +193,7 @@ class ModelShape:
     mamba: Mamba | None = key(
         "Layers of one part each, Mamba-2 mixers among them; absent = each has attention and an MLP", default=None
     )
+    vision: Vision | None = key("Vision encoder before the decoder; absent = text alone (Qwen3-VL)", default=None)
 
     @property
     def linear_pattern(self) -> tuple[int, ...]:
@@ -310,7 +253,8 @@ def model_form() -> Any:
     moe = form("MoeShape", keys_of(MoeShape, over_base=True, written={"router": router | None}))
     mla = form("MlaShape", keys_of(MlaShape, over_base=True), description=MlaShape.__doc__)
     mamba = form("Mamba", keys_of(Mamba, over_base=True), description=Mamba.__doc__)
-    parts = {"moe": moe | None, "mla": mla | None, "mamba": mamba | None}
+    vision = form("Vision", keys_of(Vision, over_base=True), description=Vision.__doc__)
+    parts = {"moe": moe | None, "mla": mla | None, "mamba": mamba | None, "vision": vision | None}
     keys = {"base": NotRequired[base], **keys_of(ModelShape, over_base=True, written=parts)}
     return form("Model", keys, description="A decoder-only model. With `base`, only what differs from it.")
 
@@ -321,7 +265,7 @@ OF_FAMILIES = (
     *("activation", "attention_sinks", "qk_norm_of_all_heads", "indexer"),
     *("qk_l2_norm", "attention_gate", "linear_attention", "compressed_attention", "residual_streams"),
     *("activation_limit", "value_norm", "keys_are_values"),
-    *("mamba", "mtp_repeated"),
+    *("mamba", "mtp_repeated", "vision"),
 )
 # fields in which families differ, sizes aside
 MARKS = frozenset(
@@ -375,6 +319,8 @@ def kind_of(shape: ModelShape) -> str:
     one kind say little about another.
     """
     layers, mlp = "mixture" if shape.moe else "dense", "gated" if shape.gated_mlp else "ungated"
+    if shape.vision is not None:
+        layers = f"vision {layers}"
     if shape.linear_attention is not None:
         return f"linear-attention {layers} {mlp}"
     if shape.compressed_attention is not None:
@@ -421,7 +367,7 @@ def check_shape(shape: ModelShape) -> ModelShape:
             f"must divide the {heads} attention heads, not {window.full_query_groups}",
         )
     if shape.moe is not None:
-        _check_mixture(shape.moe, shape.num_layers)
+        check_mixture(shape.moe, shape.num_layers)
     if shape.linear_attention is not None:
         _check_linear(shape, shape.linear_attention)
     if shape.activation_limit is not None and (shape.activation != "silu" or not shape.gated_mlp):
@@ -432,6 +378,8 @@ def check_shape(shape: ModelShape) -> ModelShape:
     if shape.mamba is not None:
         check_mamba(shape.mamba, shape.num_layers, shape.moe.layer_pattern if shape.moe else None, shape.mtp_num_layers)
         _check_one_part(shape)
+    if shape.vision is not None:
+        check_vision(shape.vision, shape.num_layers)
     if shape.mtp_repeated and not shape.mtp_num_layers:
         raise BadKey(("mtp_repeated",), "there is no module to repeat; set mtp_num_layers, or remove it")
     if shape.attention_gate and shape.mla is not None:
@@ -465,35 +413,3 @@ def _alone(shape: ModelShape, section: str) -> None:
     for name in ("mla", "sliding_window", "linear_attention", "compressed_attention"):
         if name != section and getattr(shape, name) is not None:
             raise BadKey((name,), f"stands beside {section} in no known model; remove one of the two")
-
-
-def _check_mixture(moe: MoeShape, layers: int) -> None:
-    router = moe.router
-    if moe.topk > moe.num_experts:
-        raise BadKey(("moe", "topk"), f"must be at most num_experts ({moe.num_experts}), not {moe.topk}")
-    if len(moe.layer_pattern) != layers:
-        raise BadKey(
-            ("moe", "layer_pattern"),
-            f"has {len(moe.layer_pattern)} entries for {counted(layers, 'layer')}; give one per layer",
-        )
-    if moe.shared_expert_gate and not moe.shared_expert_ffn_hidden_size:
-        raise BadKey(
-            ("moe", "shared_expert_gate"), "there is no shared expert to weigh; give shared_expert_ffn_hidden_size"
-        )
-    if (router.groups is None) != (router.group_topk is None):
-        missing = "group_topk" if router.group_topk is None else "groups"
-        raise BadKey(("moe", "router", missing), "groups and group_topk go together; give both or neither")
-    if router.groups is not None and router.group_topk is not None:
-        _check_groups(moe, router.groups, router.group_topk)
-
-
-def _check_groups(moe: MoeShape, groups: int, group_topk: int) -> None:
-    if moe.num_experts % groups:
-        raise BadKey(
-            ("moe", "router", "groups"), f"must divide the {moe.num_experts} experts into equal groups, not {groups}"
-        )
-    if group_topk > groups or group_topk * (moe.num_experts // groups) < moe.topk:
-        raise BadKey(
-            ("moe", "router", "group_topk"),
-            f"{group_topk} of {groups} groups of {moe.num_experts // groups} experts cannot hold {moe.topk} choices",
-        )

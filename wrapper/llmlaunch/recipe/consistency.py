@@ -51,6 +51,13 @@ def _model_and_training(recipe: Recipe) -> Iterator[Problem]:
             f"{sequence} is more than the {shape.max_position_embeddings} positions {shape.name} has "
             f"learned embeddings for; use at most {shape.max_position_embeddings}",
         )
+    vision = shape.vision
+    if vision is not None and vision.tokens_per_sample > sequence:
+        yield (
+            ("model",),
+            f"images are {vision.tokens_per_sample} tokens of a sequence of {sequence}; lower "
+            "model.vision.images_per_sample or image_size, or raise training.sequence_length",
+        )
     if recipe.training.steps > MOST_STEPS:
         yield (
             ("training", "tokens"),

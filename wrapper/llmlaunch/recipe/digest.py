@@ -119,6 +119,7 @@ _LATER: Mapping[str, Any] = {
     "mamba": None,
     "latent_size": None,
     "mtp_repeated": False,
+    "vision": None,
     "attention_softcap": None,
     "logit_softcap": None,
     "rope_scaling": None,

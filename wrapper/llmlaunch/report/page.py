@@ -28,7 +28,14 @@ FAMILIES = {
     "weights": ("parameters", "weight_copies", "embedding"),
     "gradients": ("gradients", "weight_gradient_stubs", "gradient_buffers", "gradient_norm"),
     "optimizer": ("optimizer_states", "optimizer_step"),
-    "activations": ("activations", "recomputed_layer", "layer_backward", "head_backward", "logits_and_loss"),
+    "activations": (
+        "activations",
+        "encoder_activations",
+        "recomputed_layer",
+        "layer_backward",
+        "head_backward",
+        "logits_and_loss",
+    ),
     "buffers": (),
     "outside": ("allocator_cache", "context", "communicators", "measured_residual"),
 }

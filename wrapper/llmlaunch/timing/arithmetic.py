@@ -19,6 +19,7 @@ from llmlaunch.models.linears import (
 from llmlaunch.models.parameters import CONV_KERNEL
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.timing.products import attended_keys, pace, part_share
+from llmlaunch.timing.vision import encoder_flops
 
 __all__ = ["least_device_seconds", "model_flops_per_token"]
 
@@ -66,13 +67,14 @@ def attention_width(shape: ModelShape) -> float:
 
 def model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
     """Return the FLOPs of one token: forward and backward, attention to the keys that it sees (half of the square, less
-    with windows), nothing recomputed (Narayanan et al. 2021, appendix, with the causal half and grouped queries)."""
+    with windows), nothing recomputed (Narayanan et al. 2021, appendix, with the causal half and grouped queries), and
+    of its part of the images."""
     layer = 2.0 * layer_matrix_parameters(shape) + 2.0 * attended_elements(shape, sequence_length)
     layer += _recurrent_flops(shape)
     head = 2.0 * shape.hidden_size * shape.vocab_size
     projection = 4.0 * shape.hidden_size**2
     more = shape.mtp_num_layers * (sum(head_kinds(shape)) * layer + head + projection)
-    return 3.0 * (shape.num_layers * layer + head + more)
+    return 3.0 * (shape.num_layers * layer + head + more) + encoder_flops(shape) / sequence_length
 
 
 def _recurrent_flops(shape: ModelShape) -> float:

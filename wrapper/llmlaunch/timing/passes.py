@@ -141,7 +141,7 @@ def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
     for kind, column in parts.ends.last.items():
         kinds[kind] = kinds[kind] + stages_.last * column if kind in kinds else stages_.last * column
     for kind, column in parts.ends.first.items():
-        kinds[kind] = kinds[kind] + stages_.first * column
+        kinds[kind] = kinds[kind] + stages_.first * column if kind in kinds else stages_.first * column
     return {kind: kinds[kind] for kind in KINDS if kind in kinds}
 
 

@@ -18,6 +18,7 @@ from llmlaunch.models.linears import Linear
 from llmlaunch.timing.exchange import tensor_pass
 from llmlaunch.timing.layers import LayerSeconds, dense_layer, forward_only, mixture_layer
 from llmlaunch.timing.products import DevicePace, SplitColumns, pace, rates, split_of
+from llmlaunch.timing.vision import encoder_seconds
 
 __all__ = [
     "EAGER_LOSS_BYTES",
@@ -101,7 +102,7 @@ def pieces(job: Job, cluster: Cluster, at: SplitColumns) -> Pieces:
     one_pass = tensor_pass(job, cluster, at)
     dense = dense_layer(job, cluster, at, speed, one_pass) if 0 in pattern else None
     mixture = mixture_layer(job, cluster, at, speed, one_pass) if 1 in pattern else None
-    ends = _ends(job, at, speed, one_pass)
+    ends = _ends(job, cluster, at, speed, one_pass)
     zero = np.zeros(len(at))
     seconds = StageSeconds(
         zero if dense is None else dense.seconds,
@@ -121,11 +122,12 @@ def _sum(kinds: Mapping[str, FloatColumn]) -> FloatColumn:
     return total
 
 
-def _ends(job: Job, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn) -> Ends:
+def _ends(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn) -> Ends:
     """Return the seconds of both ends. Embedding: rows looked up and their gradients added, a scatter over tensor
     parallelism and its reverse. Head: the input gathered, the product, the logits read and written by the loss about as
     often as they are kept alive, the gradient scattered beside the weight's. Gathered logits travel once too, a
-    vocabulary wide. A tiled loss repeats the forward product (Luo et al. 2024, MsT)."""
+    vocabulary wide. A tiled loss repeats the forward product (Luo et al. 2024, MsT). A vision encoder runs before
+    all."""
     shape, facts = job.shape, job.facts
     hidden = facts.activation_bytes * shape.hidden_size / pace.element_wise
     exchange = 2.0 * one_pass
@@ -133,6 +135,8 @@ def _ends(job: Job, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn) -
     # a table that is not trained has no backward pass
     trained = 0.5 if job.techniques.adapters is not None or job.techniques.trained_layers is not None else 1.0
     first = {"element_wise": (trained * 4.0 * hidden) * at.tokens, "tensor_parallel": trained * looked_up}
+    for kind, column in encoder_seconds(job, cluster, at, pace).items():
+        first[kind] = first[kind] + column if kind in first else column
     vocabulary = float(shape.vocab_size)
     product = rates(job, pace, [Linear(float(shape.hidden_size), vocabulary, "outputs")], wide=True)
     head = product.work(at.tokens, at.share, at.per_tensor)

@@ -22,6 +22,7 @@ from llmlaunch.models.shape import (
     Router,
     SlidingWindow,
 )
+from llmlaunch.models.vision import Vision
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from support.backend_output import check_flags, check_with_parser, refused_by, words_of
@@ -274,6 +275,7 @@ REFUSED: list[tuple[str, ModelShape]] = [
     ("model.residual_streams", replace(DENSE, residual_streams=4)),
     ("model.activation_limit", replace(DENSE, activation_limit=10.0)),
     ("model.moe.router.hash_layers", routed(Router(hash_layers=2))),
+    ("model.vision", replace(DENSE, vision=Vision(4, 256, 512, 4))),
 ]
 
 

@@ -31,6 +31,14 @@ ANY_RULES: tuple[Rule, ...] = (
     not_split("expert", "expert"),
     not_split("expert tensor", "expert_tensor"),
     Rule(
+        "vision-unsplit",
+        "a model with a vision encoder is split by ZeRO alone: tensor, context and pipeline must be 1",
+        "transformers/models/qwen3_vl/modeling_qwen3_vl.py Qwen3VLModel, 5.23",
+        lambda s: implies(
+            s.shape.vision is not None, np.equal(s.layouts.tensor * s.layouts.context * s.layouts.pipeline, 1)
+        ),
+    ),
+    Rule(
         "sequence-parallel",
         "AutoTP leaves the sequence whole: sequence_parallel must be false (context splits it)",
         "deepspeed/module_inject/layers.py LinearLayer.forward, 0.19.8",

@@ -97,6 +97,25 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.model.mamba is not None,
     ),
     Requirement(
+        "vision-without-adapters",
+        "model.vision",
+        "an encoder is not priced with adapters and trained_layers; remove them, or the encoder",
+        "transformers/models/qwen3_vl/modeling_qwen3_vl.py Qwen3VLVisionModel, 5.23",
+        lambda r: (
+            r.model.vision is not None
+            and (r.techniques.adapters is not None or r.techniques.trained_layers is not None)
+        ),
+    ),
+    Requirement(
+        "no-images-in-the-script",
+        "model.vision",
+        "the shipped script trains on tokens alone; memory and time are those of Transformers' encoder, which a script "
+        "of your own can train: backend.script",
+        TRAINER,
+        _shipped(lambda r: r.model.vision is not None),
+        priced=True,
+    ),
+    Requirement(
         "every-layer-recomputed",
         "layout.recompute_method",
         "block: gradient checkpointing recomputes every layer; backend: megatron-lm has --recompute-method block",

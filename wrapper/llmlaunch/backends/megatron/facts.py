@@ -172,6 +172,8 @@ def _activation_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFac
         gated_activation_fused=options.gated_activation_fused and not options.eager_layers,
         norm_extra_bytes=4.0 if options.eager_layers else 0.0,
         key_values_expanded=options.eager_layers,
+        encoder_attention_widths=4.0,
+        turns_by_layer=4.0,
     )
 
 

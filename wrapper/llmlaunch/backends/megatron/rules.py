@@ -25,6 +25,7 @@ from llmlaunch.backends.megatron import (
     techniques,
     training_arguments,
     versions,
+    vision_rules,
 )
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import Rule, Situation
@@ -253,6 +254,7 @@ ALL_REQUIREMENTS = (
     *MACHINE_REQUIREMENTS,
     *model_rules.MODEL_REQUIREMENTS,
     *pooled_rules.POOLED_REQUIREMENTS,
+    *vision_rules.VISION_REQUIREMENTS,
     *MIXTURE_REQUIREMENTS,
     *hybrid.HYBRID_REQUIREMENTS,
     *techniques.REQUIREMENTS,
@@ -268,6 +270,7 @@ RULES_OF_USUAL_NUMBERS = (
     *RULES,
     *model_rules.MODEL_RULES,
     *pooled_rules.POOLED_RULES,
+    *vision_rules.VISION_RULES,
     *hybrid.HYBRID_RULES,
     *techniques.TECHNIQUE_RULES,
     *sharding.SHARDING_RULES,

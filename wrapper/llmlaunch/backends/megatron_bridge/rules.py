@@ -15,7 +15,7 @@ __all__ = ["ALL_REQUIREMENTS", "BRIDGE_REQUIREMENTS", "BRIDGE_RULES"]
 
 SETUP = "megatron/bridge/models/gpt/gpt_builder.py and training/config.py, Megatron-Bridge 0.6"
 
-OF_ITS_SCRIPT = ("no-adapters",)  # Megatron core could, and pretrain_gpt.py has no flag
+OF_ITS_SCRIPT = ("no-adapters", "no-vision")  # Megatron core could, and pretrain_gpt.py has no flag
 UNTRIED = (
     *("offload_modules", "offload_optimizer", "mlp_chunks", "delay_weight_gradients", "tp_comm_overlap"),
     "cuda_graphs",
@@ -142,6 +142,15 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         "Bridge 0.6 builds layers with sparse attention for its own GLM-5 recipe alone; take backend: megatron-lm",
         "megatron/bridge/models/glm_moe_dsa/glm5_bridge.py, Megatron-Bridge 0.6",
         lambda r: r.model.indexer is not None,
+    ),
+    Requirement(
+        "no-vision-on-bridge",
+        "model.vision",
+        "Bridge trains it from its own recipes, which read images with the model's processor and step in another way "
+        "than its text models; llmlaunch renders neither",
+        "megatron/bridge/models/qwen_vl/qwen3_vl_step.py and recipes/qwen_vl/h100/qwen3_vl.py, Megatron-Bridge 0.6",
+        lambda r: r.model.vision is not None,
+        priced=True,
     ),
     Requirement(
         "no-trainers-on-cpus",

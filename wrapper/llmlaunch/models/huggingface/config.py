@@ -18,6 +18,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.models.huggingface.defaults import ALIASES, DEFAULTS
 from llmlaunch.models.huggingface.families import BUILDERS
 from llmlaunch.models.huggingface.reader import ConfigReader, short
+from llmlaunch.models.huggingface.vision import DECODERS, inside, read_vision, text_values
 from llmlaunch.models.shape import ModelShape, check_shape
 
 __all__ = ["SAME", "SUPPORTED", "read_config", "shape_from_config"]
@@ -36,6 +37,9 @@ _KEYS = {  # our name -> theirs, for messages about sizes that do not agree
     "moe.router.groups": "n_group",
     "moe.router.group_topk": "topk_group",
     "mla.qk_pos_emb_head_dim": "qk_rope_head_dim",
+    "vision.num_attention_heads": "vision_config.num_heads",
+    "vision.position_embeddings": "vision_config.num_position_embeddings",
+    "vision.deepstack": "vision_config.deepstack_visual_indexes",
 }
 
 
@@ -57,15 +61,27 @@ def read_config(path: Path) -> tuple[ModelShape, tuple[str, ...]]:
 def shape_from_config(values: Mapping[str, Any], name: str) -> tuple[ModelShape, tuple[str, ...]]:
     """Return the shape a config describes, and notes. Raises `BadKey` for a key that cannot be used."""
     family = SAME.get(str(values.get("model_type")), values.get("model_type"))
+    if isinstance(family, str) and family in DECODERS:
+        return _shape_with_vision(values, family, name)
     if not isinstance(family, str) or family not in BUILDERS:
         shown = "is missing" if family is None else f"{short(family)} is not supported"
         inside = values.get("text_config")
         hint = "; give its text_config as a file of its own" if isinstance(inside, Mapping) else ""
-        raise BadKey(("model_type",), f"{shown}{hint}; supported: {', '.join(SUPPORTED)}; or write the shape inline")
+        raise BadKey(
+            ("model_type",),
+            f"{shown}{hint}; supported: {', '.join((*SUPPORTED, *DECODERS))}; or write the shape inline",
+        )
     reader = ConfigReader(values, DEFAULTS[family], ALIASES.get(family, {}))
     _refuse_quantised(reader)
     shape = BUILDERS[family](reader)
     return check_shape(replace(shape, name=name, family=family)), reader.notes()
+
+
+def _shape_with_vision(values: Mapping[str, Any], kind: str, name: str) -> tuple[ModelShape, tuple[str, ...]]:
+    text, taken = text_values(values, kind)
+    decoder, notes = inside("text_config", lambda: shape_from_config(text, name))
+    vision, of_vision = read_vision(values, kind, decoder.hidden_size)
+    return check_shape(replace(decoder, vision=vision)), (*taken, *notes, *of_vision)
 
 
 def _refuse_quantised(reader: ConfigReader) -> None:

@@ -11,6 +11,7 @@ from llmlaunch.models.huggingface.config import shape_from_config
 from llmlaunch.models.huggingface.deepseek_v4 import HASHED, POOLED, SCORED
 from llmlaunch.models.huggingface.nemotron import LETTERS
 from llmlaunch.models.huggingface.reader import FULL, LINEAR, WINDOWED
+from llmlaunch.models.huggingface.vision import DECODERS, config_with_vision
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, RopeScaling
 
 __all__ = ["config_of", "unsaid"]
@@ -26,6 +27,7 @@ MIXTURES = (
 UNBALANCED = (*LATENT, "glm4_moe", "nemotron_h")  # their classes have nothing that keeps experts evenly used
 # of training, not of the model: a configuration says none of it
 _NOT_OF_THE_MODEL = ("capacity_factor", "grouped_gemm")
+_NOT_OF_THE_ENCODER = ("image_size", "images_per_sample", "frozen")
 
 
 def config_of(shape: ModelShape) -> Json:
@@ -39,7 +41,8 @@ def config_of(shape: ModelShape) -> Json:
     if shape.family in alone:
         return {"model_type": shape.family} | alone[shape.family](shape)
     more = _OF_FAMILY.get(shape.family)
-    return {"model_type": shape.family} | _common(shape) | (more(shape) if more is not None else {})
+    config = {"model_type": shape.family} | _common(shape) | (more(shape) if more is not None else {})
+    return config if shape.vision is None else config_with_vision(config, shape, shape.vision)
 
 
 def unsaid(shape: ModelShape) -> tuple[str, ...]:
@@ -60,6 +63,7 @@ def _needed(shape: ModelShape) -> tuple[str, ...]:
         "indexer": shape.family in SPARSE and shape.indexer is None,
         "compressed_attention": shape.family == "deepseek_v4" and shape.compressed_attention is None,
         "mamba": shape.family == "nemotron_h" and shape.mamba is None,
+        "vision": shape.vision is not None and shape.family not in DECODERS.values(),
     }
     return tuple(name for name, missing in needs.items() if missing)
 
@@ -76,6 +80,9 @@ def _comparable(shape: ModelShape) -> Json:
         values["sliding_window"]["full_every"] = 0
     if shape.linear_attention is not None and shape.linear_attention.full_every > shape.num_layers:
         values["linear_attention"]["full_every"] = 0
+    if values["vision"] is not None:
+        for name in _NOT_OF_THE_ENCODER:
+            del values["vision"][name]
     if values["moe"] is not None:
         for name in _NOT_OF_THE_MODEL:
             del values["moe"][name]

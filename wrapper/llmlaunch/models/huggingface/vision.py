@@ -1,0 +1,168 @@
+"""A config.json with a `vision_config`: a decoder of a family that is read anyway, and an encoder as Qwen3-VL's
+(transformers/models/qwen3_vl, qwen3_vl_moe, qwen3_5 and qwen3_5_moe, 5.23). Positions are in three parts, which are one
+in text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llmlaunch.documents.validate import BadKey
+from llmlaunch.models.huggingface.reader import ConfigReader, short
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.models.vision import Vision
+
+__all__ = ["DECODERS", "TEXT_DEFAULTS", "VISION_DEFAULTS", "config_with_vision", "read_vision", "text_values"]
+
+Values = Mapping[str, Any]
+
+DECODERS: Mapping[str, str] = {  # model_type of the whole, and the family of its decoder
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+_TEXT: Values = {
+    "vocab_size": 151936,
+    "max_position_embeddings": 128000,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-6,
+}
+# where a class of decoders beside an encoder has other defaults than its family
+TEXT_DEFAULTS: Mapping[str, Values] = {
+    "qwen3_vl": {
+        **_TEXT,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+    },
+    "qwen3_vl_moe": {
+        **_TEXT,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+    },
+}
+VISION_DEFAULTS: Values = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "hidden_act": "gelu_pytorch_tanh",
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 3584,
+    "num_position_embeddings": 2304,
+}
+_DEEPSTACK = "deepstack_visual_indexes"
+_DEEPSTACKED = ("qwen3_vl", "qwen3_vl_moe")
+
+
+def text_values(values: Values, kind: str) -> tuple[Values, tuple[str, ...]]:
+    """Return the keys of the decoder, by the names of its family, and a note of the defaults that were taken. Raises
+    `BadKey`."""
+    text = values.get("text_config")
+    if not isinstance(text, Mapping):
+        raise BadKey(("text_config",), f"must be an object, not {short(text)}")
+    defaults = TEXT_DEFAULTS.get(kind, {})
+    # the experts' scores sum to 1, which this class has no key for
+    more = {"norm_topk_prob": True} if kind == "qwen3_vl_moe" else {}
+    experts = {"num_experts"} if "num_local_experts" in text else set()
+    taken = {key: value for key, value in defaults.items() if key not in text.keys() | experts}
+    if isinstance(text.get("rope_parameters"), Mapping):
+        taken.pop("rope_theta", None)
+    whole = {
+        **taken,
+        **more,
+        **text,
+        "model_type": DECODERS[kind],
+        "tie_word_embeddings": values.get("tie_word_embeddings", False),
+    }
+    if values.get("quantization_config") is not None:
+        whole["quantization_config"] = values["quantization_config"]
+    listed = ", ".join(f"{key}={value}" for key, value in sorted(taken.items()))
+    first = f"absent from text_config, taken from the defaults of its class in transformers: {listed}"
+    return whole, (first,) if taken else ()
+
+
+def read_vision(values: Values, kind: str, hidden_size: int) -> tuple[Vision, tuple[str, ...]]:
+    """Return the encoder of a `vision_config` before a decoder that is `hidden_size` wide, and notes. Raises `BadKey`
+    for what is not built so."""
+    stated = values.get("vision_config")
+    if not isinstance(stated, Mapping):
+        raise BadKey(("vision_config",), f"must be an object, not {short(stated)}")
+    defaults = {**VISION_DEFAULTS, _DEEPSTACK: [8, 16, 24] if kind in _DEEPSTACKED else []}
+    aliases = {"num_attention_heads": "num_heads", "num_hidden_layers": "depth"}
+    reader = ConfigReader(stated, defaults, aliases)
+    return inside("vision_config", lambda: _encoder(reader, kind, hidden_size)), reader.notes()
+
+
+def _encoder(reader: ConfigReader, kind: str, hidden_size: int) -> Vision:
+    reader.only("hidden_act", "gelu_pytorch_tanh", why="only gelu_pytorch_tanh is supported")
+    reader.only("in_channels", 3, why="images have three channels")
+    reader.only("out_hidden_size", hidden_size, why=f"projectors put out what the decoder takes in, {hidden_size}")
+    if kind not in _DEEPSTACKED and reader.values.get(_DEEPSTACK):
+        raise BadKey((_DEEPSTACK,), "only [] is supported")
+    deepstack = reader.get(_DEEPSTACK)
+    if not isinstance(deepstack, list) or not all(type(block) is int for block in deepstack):
+        raise BadKey((_DEEPSTACK,), f"must be a list of blocks, not {short(deepstack)}")
+    vision = Vision(
+        depth=reader.size("depth", largest=10_000),
+        hidden_size=reader.size("hidden_size"),
+        ffn_hidden_size=reader.size("intermediate_size"),
+        num_attention_heads=reader.size("num_heads"),
+        patch_size=reader.size("patch_size", largest=2**16),
+        temporal_patch_size=reader.size("temporal_patch_size", largest=2**16),
+        merge_size=reader.size("spatial_merge_size", largest=2**16),
+        position_embeddings=reader.size("num_position_embeddings", largest=2**24),
+        deepstack=tuple(deepstack),
+    )
+    reader.remark(
+        "each sequence is taken to have one image, of as many patches as there are learned positions; "
+        "model.vision.images_per_sample and model.vision.image_size say others"
+    )
+    return vision
+
+
+def inside(section: str, read: Callable[[], Any]) -> Any:
+    """Return what `read` returns; a `BadKey` that it raises names the key below `section`."""
+    try:
+        return read()
+    except BadKey as error:
+        raise BadKey((section, *error.key), error.problem) from None
+
+
+def config_with_vision(text: Values, shape: ModelShape, vision: Vision) -> dict[str, Any]:
+    """Return the config.json of a decoder's `text` with the encoder before it. Raises ValueError where no class has
+    both."""
+    kind = next((kind for kind, family in DECODERS.items() if family == shape.family), None)
+    if kind is None:
+        raise ValueError(f"no class has an encoder before {shape.family}")
+    encoder = {
+        "depth": vision.depth,
+        "hidden_size": vision.hidden_size,
+        "intermediate_size": vision.ffn_hidden_size,
+        "num_heads": vision.num_attention_heads,
+        "patch_size": vision.patch_size,
+        "temporal_patch_size": vision.temporal_patch_size,
+        "spatial_merge_size": vision.merge_size,
+        "num_position_embeddings": vision.position_embeddings,
+        "out_hidden_size": shape.hidden_size,
+        **({_DEEPSTACK: list(vision.deepstack)} if kind in _DEEPSTACKED else {}),
+    }
+    return {
+        "model_type": kind,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "text_config": {**text, "model_type": f"{kind}_text"},
+        "vision_config": encoder,
+    }

@@ -1,0 +1,126 @@
+"""Seconds and arithmetic of a vision encoder on the first stage, forward and backward of one micro-batch.
+
+Products, attention of the patches of an image to each other, and element-wise kernels run at the pace of the decoder's;
+a tensor-parallel rank waits for two sums forward and two backward of each block, which is not split by sequence. No
+measured run stands behind it yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from llmlaunch.cluster.profile import Cluster
+from llmlaunch.columns import FloatColumn
+from llmlaunch.layout import RECOMPUTE_FULL
+from llmlaunch.memory.job import Job
+from llmlaunch.models.linears import Linear
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.models.vision import Vision
+from llmlaunch.timing.constants import constant
+from llmlaunch.timing.exchange import TensorPasses, tensor_pass
+from llmlaunch.timing.products import DevicePace, SplitColumns, Work, rates
+
+__all__ = ["encoder_flops", "encoder_seconds"]
+
+
+ATTENTION_BACKWARD = 2.5  # five products for the two forward (Dao 2023, section 3)
+SUMS = 4.0  # passes that two sums over tensor parallelism are, of each block and direction
+
+
+def encoder_flops(shape: ModelShape) -> float:
+    """Return the FLOPs of one sample's images, forward and backward, nothing recomputed; forward alone of what is
+    frozen."""
+    vision = shape.vision
+    if vision is None:
+        return 0.0
+    patches, tokens = vision.patches_per_sample, vision.tokens_per_sample
+    elements = vision.depth * _elements(_block(vision)) + vision.patch_width * vision.hidden_size
+    scores = vision.depth * 2.0 * vision.patches_per_image * vision.hidden_size
+    projected = vision.projectors * _elements(_projector(vision, shape.hidden_size))
+    return (1.0 if vision.frozen else 3.0) * 2.0 * patches * (elements + scores) + 6.0 * tokens * projected
+
+
+def encoder_seconds(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace) -> Mapping[str, FloatColumn]:
+    """Return the seconds by kind; nothing without an encoder."""
+    vision = job.shape.vision
+    if vision is None:
+        return {}
+    patches = np.asarray(at.layouts.micro_batch_size * float(vision.patches_per_sample))
+    share, matrices = patches * at.per_tensor, at.per_tensor
+    linears = rates(job, pace, _block(vision), wide=True).work(patches, share, matrices)
+    embedding = rates(job, pace, [Linear(float(vision.patch_width), float(vision.hidden_size), "neither")], wide=True)
+    scores, element = _scores(vision, pace, share), _element_wise(job, vision, pace, patches, share)
+    forward = vision.depth * (linears.forward + scores.forward + element.forward)
+    again = forward * (at.layouts.recompute == RECOMPUTE_FULL) * (not vision.frozen)
+    tokens = patches / vision.merge_size**2
+    projected = rates(job, pace, _projector(vision, job.shape.hidden_size), wide=True)
+    projectors = projected.work(tokens, tokens * at.per_tensor, matrices).both * vision.projectors
+    blocks = [_trained(vision, each) for each in (linears, scores, element)]
+    products = vision.depth * blocks[0] + _trained(vision, embedding.work(patches, patches, np.ones(len(at))))
+    running = products + vision.depth * (blocks[1] + blocks[2])
+    kinds = {
+        "matrix_products": products + projectors,
+        "attention": vision.depth * blocks[1],
+        "element_wise": vision.depth * blocks[2],
+        "kernel_launches": _launches(job, vision, pace, running + again),
+        "tensor_parallel": vision.depth * _sums(job, vision, cluster, at, patches, linears.backward),
+    }
+    return {**kinds, "recompute": again} if np.any(again) else kinds
+
+
+def _block(vision: Vision) -> tuple[Linear, ...]:
+    h, ffn = float(vision.hidden_size), float(vision.ffn_hidden_size)
+    return Linear(h, 3.0 * h, "outputs"), Linear(h, h, "inputs"), Linear(h, ffn, "outputs"), Linear(ffn, h, "inputs")
+
+
+def _projector(vision: Vision, hidden_size: int) -> tuple[Linear, ...]:
+    merged = float(vision.merged_width)
+    return Linear(merged, merged, "outputs"), Linear(merged, float(hidden_size), "inputs")
+
+
+def _elements(linears: tuple[Linear, ...]) -> float:
+    return sum(linear.inputs * linear.outputs for linear in linears)
+
+
+def _trained(vision: Vision, work: Work) -> FloatColumn:
+    return work.forward if vision.frozen else work.both
+
+
+def _scores(vision: Vision, pace: DevicePace, share: FloatColumn) -> Work:
+    """Return the seconds of softmax(QK)V of one block: a patch attends to all patches of its image."""
+    operations = 4.0 * vision.patches_per_image * vision.hidden_size * share
+    return Work(operations / pace.attention_forward, ATTENTION_BACKWARD * operations / pace.attention_backward)
+
+
+def _element_wise(job: Job, vision: Vision, pace: DevicePace, patches: FloatColumn, share: FloatColumn) -> Work:
+    """Return the seconds of one block's norms, additions, rotary positions and activation, as the backend's kernels of
+    a decoder move them; GELU reads one and writes one forward, reads two and writes one backward."""
+    moved, each = job.facts.kernels, job.facts.activation_bytes / pace.element_wise
+    h, passes = float(vision.hidden_size), []
+    for direction, activated in enumerate((2.0, 3.0)):
+        whole = (2.0 * moved.norm_elements[direction] + moved.stream_elements[direction]) * h
+        split = moved.rotary_elements[direction] * 2.0 * h + activated * vision.ffn_hidden_size
+        passes.append(each * (whole * patches + split * share))
+    return Work(passes[0], passes[1])
+
+
+def _launches(job: Job, vision: Vision, pace: DevicePace, running: FloatColumn) -> FloatColumn:
+    """Return the seconds of gaps between kernels, or what the host takes longer to launch them than they run; no CUDA
+    graph holds them."""
+    forward, backward = job.facts.kernels.launched
+    kernels = vision.depth * (forward if vision.frozen else forward + backward)
+    host = pace.host_seconds_factor * constant("kernel_host_seconds") * kernels
+    return np.maximum(host - running, constant("kernel_seconds") * kernels)
+
+
+def _sums(
+    job: Job, vision: Vision, cluster: Cluster, at: SplitColumns, patches: FloatColumn, backward: FloatColumn
+) -> FloatColumn:
+    """Return the seconds that one block waits for sums over tensor parallelism; those backward run beside the weights'
+    gradients."""
+    narrow = replace(job, shape=replace(job.shape, hidden_size=vision.hidden_size))
+    seconds = tensor_pass(narrow, cluster, replace(at, tokens=patches))
+    return TensorPasses(seconds, SUMS, 0.0 if vision.frozen else SUMS).exposed(backward)
