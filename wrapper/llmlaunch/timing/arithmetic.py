@@ -18,7 +18,7 @@ from llmlaunch.models.linears import (
 )
 from llmlaunch.models.parameters import CONV_KERNEL
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.timing.products import attended_keys, pace, part_share
+from llmlaunch.timing.products import ATTENTION_BACKWARD, attended_keys, pace, part_share
 from llmlaunch.timing.vision import encoder_flops
 
 __all__ = ["least_device_seconds", "model_flops_per_token"]
@@ -90,9 +90,6 @@ def _recurrent_flops(shape: ModelShape) -> float:
         return 0.0
     each = 7.0 * mamba.inner_width * mamba.state_size + 2.0 * CONV_KERNEL * mamba.convolved_width
     return parts.count("mamba") / shape.num_layers * each
-
-
-ATTENTION_BACKWARD = 2.5  # five products for the two forward (Dao 2023, section 3)
 
 
 def least_device_seconds(job: Job, cluster: Cluster) -> float:

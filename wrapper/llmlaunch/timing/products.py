@@ -28,6 +28,7 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.timing.constants import constant, of_generation
 
 __all__ = [
+    "ATTENTION_BACKWARD",
     "DevicePace",
     "Rates",
     "SplitColumns",
@@ -46,6 +47,7 @@ __all__ = [
 ]
 
 
+ATTENTION_BACKWARD = 2.5  # five products for the two forward (Dao 2023, section 3)
 GRADIENT_BUFFER_BYTES = 4.0  # of what weights' gradients are added to, whatever they are reduced in
 MULTIPROCESSORS = {7: 80, 8: 108, 9: 132, 10: 148}  # streaming multiprocessors of V100, A100, H100 SXM, B200
 
@@ -313,7 +315,8 @@ def attention_scores(job: Job, pace: DevicePace, at: SplitColumns) -> Work:
     if shape.indexer is not None:
         return _sparse(job, pace, at, shape.indexer)
     faster = constant("narrow_attention_speedup") if job.facts.attention_narrow else 1.0
-    forward, backward = 1.0 / (faster * pace.attention_forward), 2.5 / (faster * pace.attention_backward)
+    forward = 1.0 / (faster * pace.attention_forward)
+    backward = ATTENTION_BACKWARD / (faster * pace.attention_backward)
     tail = seen * head_width * pace.multiprocessors * (1.0 + 1.0 / at.context)
     rows = constant("attention_tail_rows") * forward, pace.attention_backward_tail_rows * backward
     multiplied = 2.0 * keys * width  # 2 operations x keys x width of keys and values
@@ -337,7 +340,7 @@ def _sparse(job: Job, pace: DevicePace, at: SplitColumns, indexer: Indexer) -> W
     scored, taught = s * width / pace.wide, 4.0 * keys * width / pace.wide
     target = 2.0 * keys * wide * heads
     forward = (both + target) / pace.attention_forward + projected + scored + taught
-    return Work(forward * at.tokens, (2.5 * both / pace.attention_backward + projected) * at.tokens)
+    return Work(forward * at.tokens, (ATTENTION_BACKWARD * both / pace.attention_backward + projected) * at.tokens)
 
 
 def _unfused(job: Job, pace: DevicePace, width: float, at: SplitColumns) -> Work:

@@ -21,12 +21,11 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.models.vision import Vision
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import TensorPasses, tensor_pass
-from llmlaunch.timing.products import DevicePace, SplitColumns, Work, rates
+from llmlaunch.timing.products import ATTENTION_BACKWARD, DevicePace, SplitColumns, Work, rates
 
 __all__ = ["encoder_flops", "encoder_seconds"]
 
 
-ATTENTION_BACKWARD = 2.5  # five products for the two forward (Dao 2023, section 3)
 SUMS = 4.0  # passes that two sums over tensor parallelism are, of each block and direction
 
 
