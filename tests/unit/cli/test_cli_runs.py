@@ -186,3 +186,41 @@ def test_a_run_that_is_called_last_is_that_run_and_a_folder_hides_none(
     llmlaunch("collect", ongoing(tmp_path / "elsewhere" / "last", "tiny-2", "902").path)
     llmlaunch("collect", ongoing(tmp_path / "3", "tiny-3", "903").path)
     assert llmlaunch("status", "last", "--json") == llmlaunch("status", "tiny-2", "--json")
+
+
+def test_what_a_site_has_removed_is_said_and_costs_nothing_that_was_collected(
+    llmlaunch: CommandLine, tmp_path: Path, put_commands: Callable[..., Path]
+) -> None:
+    """A purge of old files takes the records of a run that failed, then files without which no job starts."""
+    put_commands(squeue="echo 'error: Invalid job id specified' >&2; exit 1", sacct="exit 1", sbatch="echo 903")
+    run = finished(tmp_path / "run", "purged", state="failed", exit_code=1)
+    run.write(
+        "submission.json",
+        {"schema": 1, "launcher": "slurm", "job_id": "901", "submitted_at": NOW - 9e5, "cluster": None},
+    )
+    for name in ("job.sbatch", "train.sh", "node.pyz"):
+        (run.path / name).write_text("#!/bin/bash\n")
+    described = json.loads((run.path / "run.json").read_text())
+    run.write("run.json", {**described, "files": ["job.sbatch", "node.pyz", "run.json", "train.sh"]})
+    llmlaunch("collect", run.path)
+    before = llmlaunch("measurements", "list").stdout
+    attempt = llmlaunch.json("runs")["runs"][0]["attempt"]
+
+    for name in ("attempts", "peaks"):
+        shutil.rmtree(run.path / name)
+    assert f"the records of attempt {attempt} are gone" in llmlaunch("collect", run.path).stdout
+    assert llmlaunch("measurements", "list").stdout == before
+    assert ids(llmlaunch, "--state", "failed") == ["purged"]
+    lost = llmlaunch("resume", run.path, "--anyway", code=2).stderr
+    assert f"{run.path}/attempts/{attempt}: is gone (the site may have removed old files)" in lost
+    assert f"llmlaunch resume {run.path} --from-older" in lost
+
+    (run.path / "train.sh").unlink()
+    (run.path / "node.pyz").unlink()
+    gone = "node.pyz, train.sh are gone; the site may have removed old files"
+    assert gone in llmlaunch("status", run.path).stdout.replace("\n  ", " ")
+    assert llmlaunch.json("status", run.path)["missing"] == ["node.pyz", "train.sh"]
+    refused = llmlaunch("resume", run.path, "--anyway", "--from-older", code=2).stderr
+    assert f"{run.path}: {gone}; nothing was submitted. Put them back, or submit the recipe again" in refused
+    shutil.rmtree(run.path)
+    assert "is not there any more; what was collected of its runs stays" in llmlaunch("status", "purged", code=2).stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import time
 import zipfile
@@ -16,6 +17,7 @@ from support.node_rig import NodeRig, run_archive
 
 RESTART = {"by": "requeue", "times": 3, "fruitless": 2, "backoff_seconds": 60}
 FALLBACK_1 = ("--layout", "fallback/1")
+RANK = "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
 
 
 class Run:
@@ -246,6 +248,20 @@ def cut_short(run: Run, step: int = 120) -> None:
     path.write_bytes(path.read_bytes()[:1000])
 
 
+def half_purged(names: tuple[str, ...], *lost: str) -> Callable[[Run], None]:
+    """Return what leaves these files of the checkpoint, and `.metadata` of all, but for those that are lost."""
+
+    def damage(run: Run) -> None:
+        folder = run.tracker.parent / "step-120"
+        for name in names:
+            shutil.copy(folder.with_name("step-100") / "mp_rank_00_model_states.pt", folder / name)
+        (folder / ".metadata").write_bytes(pickle.dumps([f"{name}" for name in names]))
+        for name in lost:
+            (folder / name).unlink()
+
+    return damage
+
+
 def lose_folder(run: Run) -> None:
     shutil.rmtree(run.tracker.parent / "step-120")
 
@@ -267,6 +283,15 @@ def cannot_load(run: Run, attempt: str, step: int) -> None:
     [
         (cut_short, "step-120/mp_rank_00_model_states.pt is cut short"),
         (lose_folder, "step-120 is missing"),
+        (half_purged(("__0_0.distcp", "__1_0.distcp"), "__0_0.distcp"), "step-120/__0_0.distcp is missing"),
+        (
+            half_purged(tuple(f"bf16_{RANK.format(rank)}" for rank in range(3)), ".metadata", f"bf16_{RANK.format(1)}"),
+            f"step-120/bf16_{RANK.format(1)} is missing",
+        ),
+        (
+            half_purged((RANK.format(0),), ".metadata", "mp_rank_00_model_states.pt"),
+            "step-120/mp_rank_00_model_states.pt is missing",
+        ),
         (fail_to_load, "the trainers of attempt 7.1 could not load it, and none of its files has changed since"),
     ],
 )

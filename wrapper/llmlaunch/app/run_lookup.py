@@ -101,7 +101,7 @@ def submission_in(directory: Path, notify: Notify, wanted: Wanted | None = "stat
     Raises UserError where there is none, or that machine is not reached.
     """
     from llmlaunch.launchers import submit_mark
-    from llmlaunch.launchers.run_files import read_submission
+    from llmlaunch.launchers.run_files import gone_text, missing_files, read_submission
     from llmlaunch.launchers.sweep import task_submission
 
     if wanted is not None:
@@ -121,6 +121,13 @@ def submission_in(directory: Path, notify: Notify, wanted: Wanted | None = "stat
         )
     if (directory / file_names.JOB_SCRIPT).is_file():
         raise UserError(f"{directory}: was not submitted by llmlaunch; {to_type('resume', directory)} does")
+    if missing := missing_files(directory):
+        raise UserError(f"{directory}: {gone_text(missing)}")
+    if not directory.is_dir():
+        raise UserError(
+            f"{directory}: is not there any more; what was collected of its runs stays in the store "
+            f"({to_type('runs')}, {to_type('measurements', 'list')})"
+        )
     raise UserError(f"{directory}: not a run directory (it has no {file_names.JOB_SCRIPT})")
 
 

@@ -343,6 +343,8 @@ def resubmit(
 
     run_files.refuse_foreign(directory)
     bring_up_to_date(directory, notify, "state")
+    if not from_older:
+        _refuse_lost_history(directory)
     before = run_files.read_submission(directory)
     if submit_mark.was_submitting(directory) is None:
         _refuse_unless_ended(directory, before, anyway, notify)
@@ -360,6 +362,31 @@ def resubmit(
     notify(f"job {', '.join(submission.jobs)} in {directory}")
     _collect(directory, notify)
     return submission
+
+
+def _refuse_lost_history(directory: Path) -> None:
+    """Raise UserError where the store knows of an attempt whose records are gone: a job that finds neither them nor a
+    checkpoint would begin at step 0 without a word."""
+    from llmlaunch.rundir.files import read_run_id
+    from llmlaunch.store.database import open_store
+    from llmlaunch.store.runs import list_runs
+
+    run_id = read_run_id(directory)
+    if run_id is None or not store_exists():
+        return
+    try:
+        with open_store() as store:
+            attempt = next((run.attempt for run in list_runs(store) if run.run_id == run_id), None)
+    except UserError:  # it is an index
+        return
+    folder = directory / file_names.ATTEMPTS
+    if attempt is None or (folder / attempt).is_dir():
+        return
+    raise UserError(
+        f"{folder / attempt}: is gone (the site may have removed old files), so nobody knows which checkpoint it had "
+        "reached; nothing was submitted. Look at the checkpoints. To go on from the newest whole one there is, or from "
+        f"step 0: {to_type('resume', directory, '--from-older')}"
+    )
 
 
 def _refuse_unless_ended(directory: Path, submitted: Submission | None, anyway: bool, notify: Notify) -> None:

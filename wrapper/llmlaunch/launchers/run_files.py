@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,11 +20,13 @@ from llmlaunch.rundir.files import create, read_object, read_run_id, read_text, 
 from llmlaunch.rundir.run import attempt_order
 from llmlaunch.rundir.values import (
     count_above_zero,
+    counted,
     is_attempt,
     is_cluster,
     is_local_job,
     is_slurm_job,
     job_of,
+    printable,
     time_or_none,
 )
 
@@ -35,9 +37,11 @@ __all__ = [
     "cancel_mark",
     "end_noted",
     "follow_ups",
+    "gone_text",
     "is_foreign",
     "job_script",
     "latest_attempt",
+    "missing_files",
     "name_run",
     "node_count",
     "note_end",
@@ -56,6 +60,7 @@ __all__ = [
 ]
 
 _MOST_FOLLOW_UPS = 8
+_MOST_FILES, _MOST_NAMED = 1000, 5
 _MOST_EARLIER = 1000
 _ENDS = ("succeeded", "failed", "stopped")
 
@@ -67,11 +72,19 @@ def prepare(run_dir: Path, again: bool = False) -> Path:
     be written into.
     """
     run_dir = run_dir.resolve()
-    if not (run_dir / file_names.JOB_SCRIPT).is_file():
+    missing = missing_files(run_dir)
+    if not missing and not (run_dir / file_names.JOB_SCRIPT).is_file():
         raise UserError(
             f"{run_dir}: not a run directory: it has no {file_names.JOB_SCRIPT}; llmlaunch render writes one"
         )
     refuse_foreign(run_dir)
+    if missing:
+        checkpoint = _described(run_dir).get("checkpoint")
+        saved = f" in {printable(str(checkpoint.get('path')))}" if isinstance(checkpoint, dict) else ""
+        raise UserError(
+            f"{run_dir}: {gone_text(missing)}; nothing was submitted. Put them back, or submit the recipe again: a new "
+            f"run directory goes on from the checkpoints{saved}"
+        )
     if not again:
         _refuse_second(run_dir)
     try:
@@ -80,6 +93,24 @@ def prepare(run_dir: Path, again: bool = False) -> Path:
     except OSError as error:
         raise UserError(f"{run_dir}: cannot write into it: {error.strerror}; nothing was submitted") from error
     return run_dir
+
+
+def missing_files(run_dir: Path) -> list[str]:
+    """Return the names of files that were rendered into a run directory and are there no more: sites that remove old
+    files take them one by one. Of a directory that was made otherwise nothing is known."""
+    path = run_dir / file_names.RUN
+    if not path.exists():
+        others = (file_names.JOB_SCRIPT, file_names.NODE_SCRIPT, file_names.NODE_ARCHIVE)
+        return [file_names.RUN] if all((run_dir / name).exists() for name in others) else []
+    names = [name for name in _list(_described(run_dir).get("files")) if isinstance(name, str)]
+    return [name for name in names[:_MOST_FILES] if not os.path.lexists(run_dir / name)]
+
+
+def gone_text(names: Sequence[str]) -> str:
+    """Return what is said of rendered files that are gone."""
+    more = f" and {counted(len(names) - _MOST_NAMED, 'other')}" if len(names) > _MOST_NAMED else ""
+    shown = printable(", ".join(names[:_MOST_NAMED])).replace("\n", "?")
+    return f"{shown}{more} {'is' if len(names) == 1 else 'are'} gone; the site may have removed old files"
 
 
 def job_script(run_dir: Path) -> str:

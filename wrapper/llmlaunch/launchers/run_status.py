@@ -11,7 +11,7 @@ from llmlaunch.causes import cause as cause_record
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import launcher_of, place_of
 from llmlaunch.launchers.place import Place
-from llmlaunch.launchers.run_files import latest_attempt, run_name
+from llmlaunch.launchers.run_files import gone_text, latest_attempt, missing_files, run_name
 from llmlaunch.report.run_text import bad_loss_text, not_finite_text, slow_texts
 from llmlaunch.report.slurm_words import pending_advice
 from llmlaunch.rundir import file_names
@@ -48,6 +48,8 @@ class RunStatus:
     """What kept notices of the newest attempt from their receivers."""
     rehearses: int | None = None
     """The pipeline rank of a job that runs here by itself; None of a job that is itself."""
+    missing: tuple[str, ...] = ()
+    """Rendered files that are gone."""
     host: str | None = None
     """Where the run lives, if not on this machine."""
 
@@ -80,6 +82,7 @@ class RunStatus:
             "stopping": self.stopping,
             "skipped_checkpoints": list(self.skipped_checkpoints),
             "rehearses": self.rehearses,
+            "missing": list(self.missing),
         }
 
     def sentence(self) -> str:
@@ -118,6 +121,7 @@ class RunStatus:
         parts = [f"rehearsal of pipeline rank {self.rehearses}"] if self.rehearses is not None else []
         parts += [state.reason] if state.reason else []
         parts += [self._advice] if self._advice else []
+        parts += [gone_text(self.missing)] if self.missing and state.phase != "succeeded" else []
         unexplained = (
             self.cause and state.phase != "succeeded" and cause_record.sentence(self.cause) not in state.reason
         )
@@ -217,6 +221,7 @@ def _read(submission: Submission) -> RunStatus:
         skipped_checkpoints=attempt.skipped_steps if attempt else (),
         goodput=goodput_of(begun_attempts(submission.run_dir)) if attempt else None,
         undelivered_notices=tuple(undelivered_notices(submission.run_dir, attempt.name)) if attempt else (),
+        missing=tuple(missing_files(submission.run_dir)),
         rehearses=whole_number(rehearsal.get("pipeline_rank")) if isinstance(rehearsal, dict) else None,
     )
 

@@ -25,6 +25,10 @@ _BRIDGE_TRACKER, _BRIDGE_STATE = "latest_train_state.pt", "train_state.pt"
 # (trainers/deepspeed/checkpoints.py); DeepSpeed 0.19's own tags, save_checkpoint of runtime/engine.py.
 _MEGATRON_FOLDER = re.compile(r"iter_(\d+)")
 _DEEPSPEED_FOLDER = re.compile(r"(?:global_)?step-?(\d+)")
+_TENSOR_FILE = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
+_DEEPSPEED_FILE = re.compile(
+    r"(?:((?:bf16_|fp16_)?zero_pp_rank)_(\d{1,6})_)?mp_rank_(\d{1,6})_(model|optim)_states\.pt", re.ASCII
+)
 
 
 class Skipped(NamedTuple):
@@ -75,6 +79,9 @@ class CheckpointFolder:
         if any(path.suffix == ".distcp" for path in files) and ".metadata" not in names:
             return f"{name} has no .metadata"
         give_up_at = time.monotonic() + CHECK_SECONDS
+        missing = _missing_part(folder, names, give_up_at)
+        if missing:
+            return f"{name}/{missing} is missing"
         for path in files:
             if _is_torn(path):
                 return f"{path.relative_to(self.path)} is cut short"
@@ -213,6 +220,45 @@ def step_named_by(tracker: Path) -> int | None:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _missing_part(folder: Path, names: set[str], give_up_at: float) -> str:
+    """The name of a file that the others of a checkpoint speak of, and that is not there; empty where there is none.
+    Sites that remove old files take them one by one.
+
+    torch.distributed.checkpoint: `.metadata` names each file of tensors (_StorageInfo.relative_path, torch 2.13
+    distributed/checkpoint/filesystem.py). DeepSpeed: ranks of each kind are numbered from 0 on, and states of an
+    optimizer stand beside those of a model (_get_rank_zero_ckpt_name and _get_ckpt_name of runtime/engine.py, 0.19).
+    """
+    if ".metadata" in names:
+        return min(_named_in(folder / ".metadata", give_up_at) - names, default="")
+    files = [match.groups() for match in map(_DEEPSPEED_FILE.fullmatch, sorted(names)) if match is not None]
+    ranks: dict[tuple[str, str, str], set[int]] = {}
+    for prefix, zero_rank, model_rank, kind in files:
+        place = (f"{prefix}_", f"_mp_rank_{model_rank}", kind) if zero_rank else ("mp_rank_", "", kind)
+        ranks.setdefault(place, set()).add(int(zero_rank or model_rank))
+    for (before, after, kind), numbers in ranks.items():
+        gap = next((number for number in range(max(numbers)) if number not in numbers), None)
+        if gap is not None:
+            return f"{before}{gap if after else f'{gap:02d}'}{after}_{kind}_states.pt"
+    of_models, of_optimizers = ({file[2] for file in files if file[3] == kind} for kind in ("model", "optim"))
+    lost = min(of_optimizers - of_models, default=None)
+    return "" if lost is None else f"mp_rank_{lost}_model_states.pt"
+
+
+def _named_in(metadata: Path, give_up_at: float) -> set[str]:
+    """The files that a `.metadata` names, as far as it is read by then. It is not unpickled: that would run what it
+    says."""
+    names: set[bytes] = set()
+    tail = b""
+    try:
+        with open_regular(metadata, follow=True) as file:
+            while (block := file.read(1 << 20)) and time.monotonic() < give_up_at:
+                names.update(_TENSOR_FILE.findall(tail + block))
+                tail = block[-64:]
+    except OSError:
+        return set()
+    return {name.decode() for name in names}
 
 
 def _is_torn(path: Path) -> bool:

@@ -60,7 +60,6 @@ def run_files(
     files = {
         file_names.RECIPE: text_bytes(recipe.text),
         file_names.PLAN: json_bytes(plan_json),
-        file_names.RUN: json_bytes(described or run_description(recipe, plan, rendered)),
         "arguments.json": json_bytes(arguments_json(recipe, plan, rendered)),
         file_names.JOB_SCRIPT: text_bytes(job_script(recipe, plan, prepares=bool(rendered.check or rendered.prepare))),
         file_names.NODE_SCRIPT: text_bytes(train_script(recipe, rendered, code_root)),
@@ -81,7 +80,10 @@ def run_files(
         if path.is_absolute() or ".." in path.parts or name in files or path.parts[0] in _RESERVED:
             raise ValueError(f"backend {recipe.backend.name} may not write {name!r} into a run directory")
         files[name] = content
-    return files | layout_files(recipe, plan, rendered, code_root)
+    files |= layout_files(recipe, plan, rendered, code_root)
+    # what there was, for whoever looks what is left of it
+    listed = {"files": sorted({*files, file_names.RUN})}
+    return {**files, file_names.RUN: json_bytes({**(described or run_description(recipe, plan, rendered)), **listed})}
 
 
 def render_run(

@@ -112,7 +112,7 @@ def _known_runs_of(connection: Connection, run_ids: Iterable[str]) -> dict[str, 
 def _known_run(row: Row[Any]) -> KnownRun:
     state = row.launcher_state
     word = None if state is None else LauncherWord(state, row.launcher_said_at, row.why or "")
-    return KnownRun(row.run_id, Path(row.directory), row.state, word, row.files)
+    return KnownRun(row.run_id, Path(row.directory), row.state, word, row.files, row.attempt)
 
 
 def _read(target: _Target, stored: Mapping[str, KnownRun]) -> Outcome | RunRead:

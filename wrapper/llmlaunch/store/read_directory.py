@@ -89,6 +89,7 @@ class KnownRun:
     state: str
     word: LauncherWord | None
     files: str | None
+    attempt: str | None = None  # the newest one
 
 
 def run_id_of(directory: Path, stored: Mapping[str, KnownRun], named: bool) -> str:
@@ -220,6 +221,10 @@ def read_directory(
         if same and not (named and before.state == "running"):
             did = "waiting" if before.state in ONGOING else "unchanged"
             return Outcome(run_id, directory, did, before.state)
+    if before is not None and before.attempt and not _entries(directory / file_names.ATTEMPTS):
+        # removed, perhaps by a site that removes old files: they cannot tell less than they told
+        lost = f"the records of attempt {before.attempt} are gone; what was collected of it stays"
+        return Outcome(run_id, directory, "unchanged", before.state, reason=lost)
     # before the files are read
     signatures = {state: signature(directory, state, spools) for state in ("running", "over")}
     try:
