@@ -1,17 +1,20 @@
 """Jobs in containers on real nodes. Apptainer is a stand-in that notes its words and runs the command: what is tested
-is that the right command reaches every node. pyxis is no Debian package: an srun in front of the real one stands in for
-it, and does what pyxis 0.24.0 and enroot 4.1.2 were seen to do."""
+is that the right command reaches every node (tests/releases has the real one). pyxis is no Debian package: what stands
+in for it, in pyxis/, makes containers as pyxis 0.24.0 and enroot 4.1.2 were seen to make them."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import re
 import shutil
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
-from person import Person
+from person import Person, at_home
 from training import QUICKSTART, Training, backend, submit
 
 from support.side_by_side import Story, by_name
@@ -37,31 +40,28 @@ setup:
 modules: [apptainer/1.3]
 container: {{runtime: apptainer, mounts: ["{data}:/data:ro"]}}
 """
+TRAINS = "print('trains', flush=True)\n"
 TRAINER = "import os\nassert os.environ['SITE_SAYS'] == 'two words'\nprint('trains in', os.getcwd(), flush=True)\n"
 
-# A step's container is `pyxis_<job>.<step>`. Where a folder of that name is there already, the step says so in its own
-# output and ends at once with 1, and the folder is removed. Where the image is missing, the step ends so each time.
-SRUN = """\
-#!/bin/bash
-options=()
-while [[ $1 = --* ]]; do
-  [[ $1 = --container-* || $1 = --no-container-* ]] || options+=("$1")
-  shift
-done
-echo "$1" >>"{folder}/steps"
-exec {srun} "${{options[@]}}" bash "{folder}/stepd" "$@"
-"""
-STEPD = """\
-fail() {{
-  echo "slurmstepd-$SLURMD_NODENAME: pyxis: creating container filesystem: pyxis_$SLURM_JOB_ID.$SLURM_STEP_ID"
-  echo "slurmstepd-$SLURMD_NODENAME: error: pyxis: failed to create container filesystem for image: /images/box.sqsh"
-  echo "slurmstepd-$SLURMD_NODENAME: error: pyxis: printing enroot log file:"
-  echo "slurmstepd-$SLURMD_NODENAME: error: pyxis:     [ERROR] $1"
-  exit 1
-}} >&2
-[[ ! -e "{folder}/no-image" ]] || fail "No such file or directory: /images/box.sqsh"
-! rmdir "{folder}/$SLURM_NODEID/pyxis_$SLURM_STEP_ID" 2>/dev/null || fail "File already exists: {folder}/pyxis"
-exec "$@"
+PYXIS = Path(__file__).with_name("pyxis")
+REGISTRY_IMAGE = "nvcr.io#nvidia/box:1"
+IN_THE_BOX = "PATH=/usr/local/bin:/usr/bin:/bin\nLANG=C.UTF-8\nPYTORCH_VERSION=2.9\n"
+# What a trainer sees of its container, one fact a line.
+LOOKS_AROUND = """\
+import os, sys
+def writes(path):
+    try:
+        open(path, "w").close()
+    except OSError as error:
+        return error.strerror
+    return "yes"
+facts = {
+    "root": writes("/written"), "/tmp": writes("/tmp/written"), "home": os.path.exists(sys.argv[1]),
+    "LANG": os.environ.get("LANG"), "LC_ALL": os.environ.get("LC_ALL"), "PATH": os.environ["PATH"],
+    "port": os.environ["MASTER_PORT"],
+}
+for name, fact in facts.items():
+    print(f"fact {name}: {fact}", flush=True)
 """
 
 
@@ -134,41 +134,112 @@ def a_recipes_container_is_looked_into_on_one_node_and_remembered(person: Person
     assert f"Assumed: DeepSpeed {deepspeed}, as llmlaunch doctor saw" in checked
 
 
-def in_pyxis(person: Person, *words: str, code: int) -> Training:
-    """A followed run of two nodes."""
-    folder = person.home
-    programs = stand_in(person, "srun", SRUN.format(folder=folder, srun=shutil.which("srun")))
-    (folder / "stepd").write_text(STEPD.format(folder=folder))
-    (folder / "train.py").write_text("print('trains', flush=True)\n")
-    site = f"cluster={{base: cpu-x1, setup: ['PATH={programs}:$PATH'], container: {{runtime: pyxis}}}}"
-    own = ("nodes=2", site, backend(folder / "train.py"), "container.image=/images/box.sqsh")
-    return submit(person, folder, *own, *words, "--follow", code=code)
+class Box:
+    """Someone at a site with pyxis (./pyxis, in his home), and a folder `mine` of his for what he trains with."""
+
+    def __init__(self, person: Person, image: str, *setup: str) -> None:
+        self.person, self.image = person, image
+        self.pyxis = Path(shutil.copytree(PYXIS, person.home / "pyxis"))
+        (self.pyxis / "registry").mkdir()
+        (self.pyxis / "registry" / REGISTRY_IMAGE.replace("/", "+")).write_text(IN_THE_BOX)
+        self.mine = person.home / "mine"
+        self.python = at_home(person.cluster, self.mine, without_torch=True).python
+        self.setup = (f"PATH={self.pyxis}:$PATH", "export LANG=C LC_ALL=C", *setup)
+
+    def trains(self, trainer: str, *words: str, code: int) -> Training:
+        """A followed run of two nodes."""
+        (self.mine / "train.py").write_text(trainer)
+        # the image has no Python of its own
+        places = dict.fromkeys([str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix])
+        box = {"image": self.image, "mounts": [f"{place}:{place}" for place in places]}
+        site = {"base": "cpu-x1", "setup": self.setup, "container": {"runtime": "pyxis"}}
+        own = (f"cluster={json.dumps(site)}", f"container={json.dumps(box)}", f"python={self.python}")
+        script = backend(self.mine / "train.py", self.person.home)
+        return submit(self.person, self.person.home, "nodes=2", *own, script, *words, "--follow", code=code)
+
+    def containers(self) -> list[str]:
+        """What is left on the nodes, NODE/NAME each."""
+        return sorted(f"{path.parent.name}/{path.name}" for path in self.pyxis.glob("nodes/*/*"))
+
+    def imports(self) -> list[str]:
+        """The node of each import, in their order."""
+        return [line.split()[0] for line in (self.pyxis / "imports").read_text().splitlines()]
 
 
 def folders_that_pyxis_left_behind_cost_a_try_and_no_node_is_blamed(person: Person) -> None:
-    """One is met by the preflight on the first node, one by the training on the second."""
-    for leftover in ("0/pyxis_0", "1/pyxis_1"):
-        (person.home / leftover).mkdir(parents=True)
-    training = in_pyxis(person, "preflight=true", code=0)
-    first = training.status("0")
-    assert first["cause"]["kind"] == "container_busy"
-    assert "File already exists" in first["cause"]["line"]
+    """One is met by the preflight on the first node, one by the training on the second. A requeued job meets those of
+    the job that it was: step numbers begin again."""
+    first, second = (f'"$(scontrol show hostnames | sed -n {line}p)"' for line in (1, 2))
+    left = (
+        f'mkdir -p "{person.home}"/pyxis/nodes/{node}/"pyxis_$SLURM_JOB_ID.{step}"'
+        for node, step in ((first, 0), (second, 1))
+    )
+    (person.home / "box.sqsh").write_text("hsqs")
+    training = Box(person, f"{person.home}/box.sqsh", *left).trains(TRAINS, "preflight=true", code=0)
+    first_attempt = training.status("0")
+    assert first_attempt["cause"]["kind"] == "container_busy"
+    assert "File already exists" in first_attempt["cause"]["line"]
     why = "the container did not start this time"
-    assert first["next"] == {"action": "again", "why": why, "layout": ".", "seconds": 0, "nodes": []}
+    assert first_attempt["next"] == {"action": "again", "why": why, "layout": ".", "seconds": 0, "nodes": []}
     assert training.of_attempt("0", "preflight.json")["bad"] == {}
     assert training.status()["state"] == "succeeded"
 
 
 def an_image_that_is_not_there_ends_the_job_and_is_named(person: Person) -> None:
-    (person.home / "no-image").touch()
     saved = person.home / "saved"
     saves = ("training.save_interval=2", f"training.checkpoint_path={saved}")  # so it would come back
-    training = in_pyxis(person, *saves, code=1)
+    training = Box(person, "/images/box.sqsh").trains(TRAINS, *saves, code=1)
     status = training.status()
     assert status["cause"]["kind"] == "container", training.log()
     assert status["next"]["why"] == "a restart would end in container again"
     assert "the container does not start" in training.said.stdout
     assert "No such file or directory: /images/box.sqsh" in training.said.stdout
+    assert len(training.attempts()) == 1
+
+
+def a_registrys_image_is_imported_once_on_each_node_and_by_whom_it_was_refused_again(person: Person) -> None:
+    """What the trainers then see is the container as pyxis makes it."""
+    box = Box(person, REGISTRY_IMAGE)
+    (box.pyxis / "refused").write_text("[ERROR] URL https://nvcr.io/v2/nvidia/box returned error code: 429 ")
+    training = box.trains(LOOKS_AROUND, code=0)
+    first_attempt = training.status("0")
+    assert (first_attempt["cause"]["kind"], first_attempt["next"]["action"]) == ("container_busy", "again")
+    assert first_attempt["cause"]["line"].startswith(f"importing {REGISTRY_IMAGE}: [ERROR] URL")
+    assert (len(box.imports()), len(set(box.imports()))) == (2, 2)
+    assert box.containers() == []
+    facts = dict(re.findall(r"^fact (\S+): (.*)$", training.log("1"), re.MULTILINE))
+    assert facts.pop("port").startswith("2"), "the port is job.sbatch's, and not the one of a hook for PyTorch's images"
+    assert facts == {
+        "root": "Read-only file system", "/tmp": "yes", "home": str(training.run.is_relative_to(person.home)),
+        "LANG": "C.UTF-8", "LC_ALL": "None", "PATH": "/usr/local/bin:/usr/bin:/bin",
+    }  # fmt: skip
+
+
+def a_node_without_room_for_the_image_gives_its_place_to_a_spare_one(person: Person) -> None:
+    """The preflight tries the others alone. Of an earlier job that SLURM ended nothing stays on the nodes."""
+    left = f'mkdir -p "{person.home}/pyxis/nodes/$SLURMD_NODENAME/pyxis_1_llmlaunch-$SLURM_CLUSTER_NAME-1-0"'
+    box = Box(person, REGISTRY_IMAGE, left)
+    (box.pyxis / "scope_job").touch()
+    (box.pyxis / "refused").write_text("Write on output file failed because No space left on device")
+    training = box.trains(TRAINS, "spare_nodes=1", code=0)
+    (full,) = (path.suffix[1:] for path in box.pyxis.glob("refused.*"))
+    line = f"importing {REGISTRY_IMAGE}: Write on output file failed because No space left on device"
+    preflight = training.of_attempt("0", "preflight.json")
+    assert preflight["bad"] == {full: f"the image could not be imported: {line}"}
+    assert len(training.attempts()) == 1
+    assert sorted(box.imports()) == sorted(preflight["nodes"])
+    assert box.containers() == []
+
+
+def an_image_that_the_registry_does_not_have_ends_the_job_and_is_named(person: Person) -> None:
+    training = Box(person, "nvcr.io#nvidia/bocks:1").trains(TRAINS, "preflight=true", code=1)
+    cause = training.status()["cause"]
+    assert cause["kind"] == "image", training.log()
+    url = "https://nvcr.io/v2/nvidia/bocks:1/manifests/1"
+    why = f"importing nvcr.io#nvidia/bocks:1: [ERROR] URL {url} returned error code: 404 Not Found"
+    assert cause["line"] == f"{why} (and on 1 other node)"
+    assert f"the image could not be imported ({cause['node']}): {cause['line']}" in training.said.stdout
+    assert "name a .sqsh file that enroot import wrote" in " ".join(training.said.stdout.split())
     assert len(training.attempts()) == 1
 
 
@@ -178,6 +249,9 @@ STORIES = by_name(
     the_container_command_reaches_every_node_with_what_the_recipe_names,
     a_recipes_container_is_looked_into_on_one_node_and_remembered,
     an_image_that_is_not_there_ends_the_job_and_is_named,
+    a_registrys_image_is_imported_once_on_each_node_and_by_whom_it_was_refused_again,
+    a_node_without_room_for_the_image_gives_its_place_to_a_spare_one,
+    an_image_that_the_registry_does_not_have_ends_the_job_and_is_named,
 )
 
 

@@ -14,6 +14,7 @@ from ..rundir.slow_devices import slow_devices
 from ..rundir.values import host_names, number, whole_number
 from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed, is_vague, likelier
 from .hang_blame import with_blame
+from .image_import import cause_of_import
 from .log_scan import read_log, scan
 from .rerun_verdict import with_first_gpu
 from .signs import KINDS
@@ -59,6 +60,7 @@ def cause_of(
     causes = causes_of_nodes(attempt, ranks) + _from_watchdog(attempt.progress)
     if not ranks:
         causes += _from_preparation(attempt)
+        causes += [cause for cause in [cause_of_import(attempt.folder)] if cause is not None]
     best = first_cause(causes)
     slurm = node_failure or _from_slurm(attempt, ranks, state)
     if slurm is not None and (best is None or best["consequence"] or _is_explained_by(best, slurm)):

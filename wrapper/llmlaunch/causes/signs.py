@@ -41,6 +41,7 @@ KINDS = {
     "open_files": "too many open files",
     "node_fail": "the node failed",
     "bad_arguments": "wrong arguments",
+    "image": "the image could not be imported",
     "container": "the container does not start",
     "container_busy": "the container did not start this time",
     "port_taken": "a port was taken",

@@ -84,7 +84,7 @@ _SRUN = {
         ),
         "the container is `container:` of the recipe, its mounts and the site's",
     ),
-    "container-name": "a named container outlives its job and is shared with others; every step has one of its own",
+    "container-name": "a named container outlives its job and is shared with others; llmlaunch names those of its jobs",
 }
 
 _CONFLICTS = (

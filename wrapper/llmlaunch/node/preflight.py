@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from ..causes.cause import cause, cause_from_log
+from ..causes.cause import cause, cause_from_log, in_words
+from ..causes.image_import import failed_imports
 from ..causes.log_scan import read_log, scan
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
@@ -250,9 +251,21 @@ def choose(argv: list[str]) -> int:
     allocated = sys.stdin.read().split()
     directory = attempt_folder(options.run_dir, options.attempt)
     markers = {node: read_marker(directory / file_names.PREFLIGHT / f"{node}.jsonl") for node in allocated}
+    without_image = failed_imports(directory)
     bad = _without_container_failures(bad_nodes(markers), directory / file_names.PREFLIGHT)
-    chosen = [node for node in allocated if node not in bad][: options.nodes]
-    spare = [node for node in allocated if node not in bad and node not in chosen]
+    for node, failure in without_image.items():
+        if failure["kind"] == "image":
+            bad[node] = f"{in_words('image')}: {failure['line']}"
+        else:
+            bad.pop(node, None)
+    good = [node for node in allocated if node not in bad]
+    # where there are too few with the image, the others may have it next time
+    preferred = [
+        *(node for node in good if node not in without_image),
+        *(node for node in good if node in without_image),
+    ]
+    chosen = [node for node in good if node in preferred[: options.nodes]]
+    spare = [node for node in good if node not in chosen and node not in without_image]
     enough = len(chosen) == options.nodes
     # What is wrong everywhere is seldom the nodes' fault: a wrong recipe, an environment that lacks something.
     all_bad = len(allocated) > 1 and len(bad) == len(allocated)

@@ -27,7 +27,7 @@ ends in time ends the job, and SLURM does not put it back."""
 
 # Failures that would recur at once, wherever the job runs; a full disk where no step was made yet.
 _DISK_FULL = "disk_full"
-_CERTAIN = ("oom", _DISK_FULL, "shm_full", "open_files", "bad_arguments", "container", "unexpected_result")
+_CERTAIN = ("oom", _DISK_FULL, "shm_full", "open_files", "bad_arguments", "image", "container", "unexpected_result")
 # Failures before the first step that may not come again: another port, another word with a registry, and a folder that
 # pyxis left behind is removed by the step that met it.
 _TRIED_AGAIN = {

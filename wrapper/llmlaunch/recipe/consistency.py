@@ -408,8 +408,8 @@ def _cores_asked(recipe: Recipe) -> int | None:
 def _image_of_a_registry(recipe: Recipe) -> str | None:
     """Return a warning if every node would fetch the image.
 
-    Read in pyxis 0.24 (pyxis_slurmstepd.c): every step imports the image on each node, unless the site configures an
-    importer that keeps images. Apptainer keeps what it built in a cache folder of each user.
+    With pyxis job.sbatch has it imported once on each node, before the job's other steps; enroot keeps the layers of an
+    image in a cache folder of each user, and Apptainer what it built.
     """
     box = recipe.container
     if box is None or is_path(box.image):
@@ -421,6 +421,6 @@ def _image_of_a_registry(recipe: Recipe) -> str | None:
         )
     uri = box.image if "://" in box.image else f"docker://{box.image}"
     return (
-        f"container.image: {box.image}: each step of the job (preflight, prepare, training) imports it again on every "
-        f"node; import it once (enroot import -o box.sqsh {uri}) and name the .sqsh file"
+        f"container.image: {box.image}: every node imports it at the start of each job; import it once (enroot import "
+        f"-o box.sqsh {uri}) and name the .sqsh file"
     )

@@ -12,7 +12,7 @@ from llmlaunch.documents.keys import key, section
 from llmlaunch.documents.text import Mount, PathText
 from llmlaunch.documents.yaml_strict import KeyPath
 
-__all__ = ["Container", "container_at", "container_problems", "is_path"]
+__all__ = ["Container", "container_at", "container_problems", "is_imported", "is_path"]
 
 _ENROOT_FILE, _APPTAINER_FILE = ".sqsh", ".sif"
 _URL = re.compile(r"([a-z][a-z0-9+-]*)://|(docker-archive|docker-daemon|oci|oci-archive):")
@@ -61,6 +61,11 @@ def container_problems(container: Container | None, cluster: str) -> Iterator[tu
     problem = _PROBLEM[container.runtime](container.image)
     if problem is not None:
         yield ("container", "image"), problem
+
+
+def is_imported(container: Container | None) -> bool:
+    """Whether pyxis imports the image from a registry, which the job then has done once on each node."""
+    return container is not None and container.runtime == "pyxis" and not is_path(container.image)
 
 
 def _pyxis_problem(image: str) -> str | None:

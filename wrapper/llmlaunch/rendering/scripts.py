@@ -17,6 +17,7 @@ from llmlaunch.documents.templates import has_own_templates
 from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.racks import group_nodes, segment_nodes
+from llmlaunch.recipe.containers import is_imported
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_json import (
     has_ft_launcher,
@@ -131,6 +132,7 @@ def _job_values(recipe: Recipe, plan: Plan, prepares: bool) -> dict[str, object]
         "secrets": recipe.secrets,
         "webhook": (recipe.notify and recipe.notify.webhook) or "",
         "container": recipe.container,
+        "imports": is_imported(recipe.container),
         "mounted": paths_to_mount(recipe),
         "checkpoints": _unless_brought(recipe, recipe.training.checkpoint_path, written=True),
         "gpus": recipe.cluster.accelerator.kind == "gpu",

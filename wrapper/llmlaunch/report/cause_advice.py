@@ -29,6 +29,8 @@ ADVICE = {
     "node_fail": _HARDWARE,
     "bad_arguments": "The framework refuses an argument: mend it in the recipe (explain-args says which line it "
     "follows from), and submit the recipe again.",
+    "image": "Mend container.image (REGISTRY#NAME:TAG), your credentials for enroot, or the nodes' room for images; or "
+    "name a .sqsh file that enroot import wrote. Then submit the recipe again.",
     "container": "Mend container.image or container.mounts in the recipe, and submit it again.",
     "container_busy": "It may start next time: resume.",
     "port_taken": "Another program used the port; resume takes another one.",

@@ -54,6 +54,7 @@ CAUSES = "causes"
 DONE = "done"
 STOP_SIGNALS = "told"
 PREFLIGHT = "preflight"
+IMPORT = "import"  # a log for each node, of the import of a container's image
 STACKS = "stacks"
 FLIGHT = "flight"
 OBSERVERS = "observers"

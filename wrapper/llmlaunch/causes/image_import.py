@@ -1,0 +1,51 @@
+"""Why the image of a container was not imported: job.sbatch has each node import it, with a log of its own, before all
+other steps."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from ..rundir import file_names
+from ..rundir.values import counted
+from .cause import cause, cause_from_log
+from .log_scan import read_log, scan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    Record = dict[str, Any]
+
+__all__ = ["cause_of_import", "failed_imports"]
+
+IMPORTED = "imported"  # the last line of a node's log, from inside the container
+_IMAGE = re.compile(r"pyxis: failed to .*image: (\S+)")
+_SAID_BY_PYXIS = re.compile(r".*?pyxis: +")
+
+
+def failed_imports(attempt_folder: Path) -> dict[str, Record]:
+    """Return the cause of each node without the image, by node: `container_busy` where it may have it next time."""
+    logs = {log.stem: read_log(log) for log in sorted((attempt_folder / file_names.IMPORT).glob("*.log"))}
+    return {node: _cause_on(node, log) for node, log in logs.items() if IMPORTED not in log.splitlines()}
+
+
+def cause_of_import(attempt_folder: Path) -> Record | None:
+    """Return what a person should know of an import that failed: of the nodes, the first whose failure would recur;
+    None where all that tried have the image."""
+    failures = list(failed_imports(attempt_folder).values())
+    if not failures:
+        return None
+    first = min(failures, key=lambda failure: (failure["consequence"], failure["kind"] == "container_busy"))
+    others = f" (and on {counted(len(failures) - 1, 'other node')})" if len(failures) > 1 else ""
+    return {**first, "line": first["line"] + others}
+
+
+def _cause_on(node: str, log: str) -> Record:
+    image = _IMAGE.search(log)
+    of_image = f"importing {image[1]}: " if image else ""
+    told = cause_from_log(scan(log), node, [])
+    if told is None:
+        line = f"{of_image}it did not end in time (LLMLAUNCH_IMPORT_SECONDS gives it more)"
+        return cause("image", node, line, "log", consequence=True)  # the node may have been lost
+    kind = told["kind"] if told["kind"] == "container_busy" else "image"
+    return cause(kind, node, of_image + _SAID_BY_PYXIS.sub("", told["line"], count=1), "log")
