@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from handmade import run_directory, state
+from handmade import run_directory, state, submit
 from one_machine import Cluster, install, running_cluster, wait_until
 
+from llmlaunch.errors import SchedulerRefused
 from llmlaunch.launchers import submit_mark
 from llmlaunch.launchers.base import JobState, Submission
+from llmlaunch.launchers.run_status import read_statuses
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 
 pytestmark = pytest.mark.slurm
@@ -53,6 +55,21 @@ def test_the_accounting_outlives_the_controller_s_memory(accounted: Cluster, tmp
     # Nobody remembers the reason; code and state come from slurmdbd.
     assert state(submission) == JobState("failed", "FAILED", "", 4, restarts=1)
     told_by_sacct_of_an_interrupted_submit(accounted, tmp_path)
+    limits_of_a_user_are_said_with_what_mends_them(accounted, tmp_path)
+
+
+def limits_of_a_user_are_said_with_what_mends_them(accounted: Cluster, tmp_path: Path) -> None:
+    """One that refuses a job at once, and one that lets it wait for ever."""
+    for qos, limit in (("single", "MaxSubmitJobsPerUser=1"), ("narrow", "MaxTRESPerJob=cpu=1")):
+        accounted.ask("sacctmgr", "-i", "add", "qos", qos, "set", limit)
+        accounted.ask("sacctmgr", "-i", "modify", "user", pwd.getpwuid(os.getuid()).pw_name, "set", f"qos+={qos}")
+    submit(run_directory(tmp_path / "first", "finish 0"), "--qos=single", "--hold")
+    with pytest.raises(SchedulerRefused, match=r"QOSMaxSubmitJobPerUserLimit.*or cancel one"):
+        submit(run_directory(tmp_path / "second", "finish 0"), "--qos=single")
+    wide = submit(run_directory(tmp_path / "wide", "finish 0"), "--qos=narrow", "--cpus-per-task=2")
+    wait_until(lambda: state(wide).reason not in ("", "Priority"), "SLURM says why it waits")
+    (look,) = read_statuses([wide], lambda line: None)
+    assert "QOSMaxCpuPerJobLimit; it asks for more than its account or QoS gives one job" in look.sentence()
 
 
 def told_by_sacct_of_an_interrupted_submit(accounted: Cluster, tmp_path: Path) -> None:

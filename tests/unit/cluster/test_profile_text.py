@@ -67,6 +67,22 @@ def test_what_the_person_must_choose_is_told_and_not_chosen(tmp_path: Path) -> N
     assert loaded(texts(only)["h100-x8"], tmp_path).slurm["account"] == "no"  # and not YAML's false
 
 
+def test_what_a_site_forbids_as_far_as_its_slurm_says(tmp_path: Path) -> None:
+    config = SLURM_22_05.config.replace("accounting_storage/slurmdbd", "accounting_storage/none")
+    partitions = SLURM_22_05.partitions.replace("OverSubscribe=NO", "OverSubscribe=FORCE:2")
+    partitions = partitions.replace("AllowAccounts=ALL", "AllowAccounts=theirs,mine")
+    strict = replace(SLURM_22_05, config=f"{config}JobSubmitPlugins = lua\n", partitions=partitions)
+    text = texts(replace(strict, associations="mine|normal\nold|normal\n"))["h100-x8"]
+    assert loaded(text, tmp_path).slurm == {"partition": "train", "account": "mine", "exclusive": False, "mem": 0}
+    assert "rules of the site's own (JobSubmitPlugins=lua)" in text
+    assert "No accounts are kept" in text
+    # where no account of theirs may use the larger partition, the other one
+    text = texts(replace(strict, associations="old|normal\n"))["h100-x8"]
+    assert loaded(text, tmp_path).slurm["partition"] == "debug"
+    text = texts(replace(strict, associations="old|normal\n"), "train")["h100-x8"]
+    assert "  # account: train takes none of yours, but theirs, mine" in text
+
+
 def test_gpus_without_a_type_are_told_apart_by_the_features_of_their_nodes(tmp_path: Path) -> None:
     texts_by_kind = texts(SLURM_26_05)
     assert set(texts_by_kind) == {"h100-x8", "h200-x8"}

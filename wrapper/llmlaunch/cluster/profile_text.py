@@ -134,14 +134,26 @@ def _text(site: SlurmSite, kind: _Kind, wanted: str | None) -> str:
 
 
 def _partition(site: SlurmSite, kind: _Kind, wanted: str | None) -> Partition | None:
-    """Return the requested partition, else the one that gives a job most nodes of this kind, the default one first."""
+    """Return the requested partition, else of those that take an account of this person's the one that gives a job most
+    nodes of this kind, the default one first."""
     counts = Counter(name for node in kind.nodes for name in node.partitions)
     there = [partition for partition in site.partitions if counts[partition.name]]
     return min(
         there,
-        key=lambda entry: (entry.name != wanted, -_most_nodes(entry, counts[entry.name]), not entry.default),
+        key=lambda entry: (
+            entry.name != wanted,
+            bool(site.accounts) and not _accounts(site, entry),
+            -_most_nodes(entry, counts[entry.name]),
+            not entry.default,
+        ),
         default=None,
     )
+
+
+def _accounts(site: SlurmSite, partition: Partition | None) -> tuple[str, ...]:
+    """Return this person's accounts whose jobs the partition takes."""
+    allowed = () if partition is None else partition.accounts
+    return tuple(name for name in site.accounts if not allowed or name in allowed)
 
 
 def _most_nodes(partition: Partition, count: int) -> int:
@@ -167,6 +179,11 @@ def _head(site: SlurmSite, kind: _Kind, partition: Partition | None) -> Iterator
         yield "# EnforcePartLimits=NO: SLURM takes jobs it will never start; submit --test-only does not see them."
     if config("AccountingStorageType").endswith("slurmdbd") and not config("AccountingStorageEnforce"):
         yield "# AccountingStorageEnforce=none: SLURM takes wrong accounts and QoS; --test-only does, too."
+    if config("JobSubmitPlugins"):
+        plugins = config("JobSubmitPlugins")
+        yield f"# Jobs are looked at by rules of the site's own (JobSubmitPlugins={plugins}), whose words submit shows."
+    if site.config.get("AccountingStorageType") in ("accounting_storage/none", "(null)"):
+        yield "# No accounts are kept: how a run ended is known from its own directory."
     if config("TaskPlugin") not in ("", "task/none"):
         yield f"# CPUs are bound by {config('TaskPlugin')}."
 
@@ -290,16 +307,22 @@ def _options(site: SlurmSite, kind: _Kind, partition: Partition | None) -> Itera
     yield "slurm:"
     if partition is not None:
         yield f"  partition: {quoted(partition.name)}"
-    if len(site.accounts) == 1:
-        yield f"  account: {quoted(site.accounts[0])}"
-    elif site.accounts:
-        yield f"  # account: one of yours: {', '.join(site.accounts)}"
+    accounts = _accounts(site, partition)
+    if len(accounts) == 1:
+        yield f"  account: {quoted(accounts[0])}"
+    elif accounts:
+        yield f"  # account: one of yours: {', '.join(accounts)}"
+    elif partition is not None and partition.accounts:
+        yield f"  # account: {partition.name} takes none of yours, but {', '.join(partition.accounts[:8])}"
     else:
         yield "  # account: sacctmgr names none of yours"
     if len(site.qos) > 1:
         yield f"  # qos: one of yours where the default is not right: {', '.join(site.qos)}"
     whole = (partition is not None and partition.whole_nodes) or site.setting("SelectType") == "select/linear"
-    yield f"  exclusive: {'false   # nodes are given whole here anyway' if whole else 'true'}"
+    if partition is not None and partition.shared:
+        yield "  exclusive: false   # nodes are shared here, whatever is asked for (OverSubscribe=FORCE)"
+    else:
+        yield f"  exclusive: {'false   # nodes are given whole here anyway' if whole else 'true'}"
     if kind.feature and len({_feature(node, gpus) for node in site.nodes for gpus in node.gpus}) > 1:
         yield f"  constraint: {quoted(kind.feature)}   # there are GPUs of other kinds, too"
     if "enable_expedited_requeue" in site.setting("SlurmctldParameters"):

@@ -61,6 +61,10 @@ class Partition:
     preempt_mode: str
     grace_time: str
     whole_nodes: bool
+    shared: bool = False
+    """Its nodes are shared, whatever a job asks for."""
+    accounts: tuple[str, ...] = ()
+    """Those whose jobs it takes; empty where it takes all."""
 
 
 @frozen
@@ -146,6 +150,8 @@ def _partition(record: str) -> Partition:
         grace_time=_field(record, "GraceTime"),
         # The second as 26.05 says the same, with OverSubscribe=NO beside it.
         whole_nodes="EXCLUSIVE" in _field(record, "OverSubscribe") or _field(record, "Exclusive") == "NODE",
+        shared=_field(record, "OverSubscribe").startswith("FORCE"),
+        accounts=tuple(name for name in _names(record, "AllowAccounts") if name != "ALL"),
     )
 
 
