@@ -10,10 +10,16 @@ import pytest
 from judges import MegatronJudge
 
 from llmlaunch.assets import asset
-from llmlaunch.layout import Layout
+from llmlaunch.backends.megatron.facts import megatron_facts
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns
+from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.vision import PIXEL_BYTES, encoder_activations
 from llmlaunch.models.parameters import count_parameters
+from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import ModelShape, RopeScaling, SlidingWindow
+from llmlaunch.models.vision import Vision, encoder_parameters
 from llmlaunch.recipe.load import load_recipe
+from llmlaunch.workload import Workload
 from support.backend_output import words_of
 
 pytestmark = pytest.mark.frameworks
@@ -173,3 +179,33 @@ def test_the_factor_of_llama3s_scaling_is_forgotten(built: dict[str, Built]) -> 
     """Why others than 8 are refused. Where this fails, a newer Megatron passes it on, and they need not be."""
     assert built[FORGOTTEN]["others"]["rope_scaling"] is True
     assert built[FORGOTTEN]["others"]["rope_scaling_factor"] == 8.0
+
+
+def test_bridges_vision_encoder_has_and_keeps_what_is_priced(megatron: MegatronJudge) -> None:
+    """Qwen3-VL's with three blocks and two images, over two tensor-parallel ranks. Computed again, it keeps nothing of
+    the projectors inside."""
+    whole = load_preset("qwen3-vl-8b")
+    assert whole.vision is not None
+    vision = replace(whole.vision, depth=3, deepstack=(1,), image_size=384, images_per_sample=2)
+    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), ("training.sequence_length=1024", "nodes=1"))
+    layout = Layout(tensor=2, data=4, zero_stage=1)
+    text = replace(whole, vision=None, max_position_embeddings=1024)
+    words, variables = words_of(replace(recipe, model=text), layout)[1:], {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    verdict = megatron(8, words, variables, until="encoder")
+    assert verdict.accepted, verdict.error
+
+    def priced(of: Vision, recompute: int = RECOMPUTE_NONE) -> float:
+        job = Job(replace(whole, vision=of), Workload(1024, 8), megatron_facts())
+        columns = LayoutColumns.of([replace(layout, recompute=recompute, recompute_layers=1)])
+        images = PIXEL_BYTES * of.patches_per_sample * of.patch_width
+        return float(encoder_activations(job, all_ranks(job, columns))[0]) - images
+
+    split = encoder_parameters(vision, whole.hidden_size)
+    parameters = (split.blocks_split + split.projectors_split) / 2 + split.blocks_whole + split.projectors_whole
+    inside = vision.patches_per_sample * 2 * 2 * vision.hidden_size
+    assert verdict.model == {
+        "parameters": parameters,
+        "trained": pytest.approx(priced(vision), rel=0.002),
+        "frozen": pytest.approx(priced(replace(vision, frozen=True)), rel=0.002),
+        "recomputed": pytest.approx(priced(vision, RECOMPUTE_FULL) - inside, rel=0.03),
+    }

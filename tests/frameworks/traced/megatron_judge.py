@@ -1,7 +1,7 @@
 """Asks Megatron core 0.19.2 whether it takes a job, on a machine without a GPU. Run as a program, a line for a line:
 
 stdin   {"world_size": 8, "arguments": ["--num-layers", ...], "environment": {...}, "compute_capability": "9.0",
-         "pipeline_rank": 0, "until": "model" | "stages" | "forward" | "step"}
+         "pipeline_rank": 0, "until": "model" | "encoder" | "stages" | "forward" | "step"}
 stdout  {"layer": null, "stages": [[rank, chunk, first layer, [kind of each layer], prediction heads], ...],
          "model": {}, "stopped": "" or what could not be run to its end}, or
         {"layer": "run time", "error": "ValueError: ...", "at": "megatron/core/transformer/moe/moe_layer.py:627"}
@@ -11,7 +11,8 @@ groups, of torch's fake backend at the job's world size; and at run time the lay
 pipeline rank model, DDP, optimizer and schedule under fake tensors, up to the first micro-batch's forward pass or a
 whole `train_step`. Nothing is restated. Of a job until its "model" nothing runs: the answer's "model" then has the
 "parameters" of the whole model, counted; "config", the TransformerConfig, and "others", what else the model is built
-with, as far as they are plain values. Frameworks are imported once, and every job has a process of its own, because
+with, as far as they are plain values; until its "encoder", "model" has what Bridge's vision encoder before such a
+decoder keeps. Frameworks are imported once, and every job has a process of its own, because
 Megatron keeps its state in the process.
 """
 
@@ -194,6 +195,12 @@ def train(job: Job) -> None:
     """Model, DDP, optimizer and schedule of one pipeline rank."""
     if job.until == "model":
         job.model = built_model(job)
+        return
+    if job.until == "encoder":
+        from bridge_encoder import encoder_bytes
+
+        initialize._set_random_seed(job.args.seed)
+        job.model = encoder_bytes(job.config)
         return
     split_layers(job)
     if job.args.use_megatron_fsdp:

@@ -117,9 +117,9 @@ SAVED = 25
 
 def fused_attn_fwd(*args: Any) -> list[Tensor]:
     q, _, v = args[ATTENTION_FORWARD_Q : ATTENTION_FORWARD_Q + 3]
-    tokens, batch, heads, _ = q.shape  # sbhd, what Megatron feeds
-    out = torch.empty(tokens, batch, heads, v.shape[-1], dtype=q.dtype, device=q.device)
-    statistics = torch.empty(batch, heads, tokens, 1, dtype=torch.float32, device=q.device)
+    *tokens, heads, _ = q.shape  # sbhd, what Megatron feeds, or thd of packed sequences
+    out = torch.empty(*tokens, heads, v.shape[-1], dtype=q.dtype, device=q.device)
+    statistics = torch.empty(*reversed(tokens[1:]), heads, tokens[0], 1, dtype=torch.float32, device=q.device)
     offsets = args[SOFTMAX_OFFSET]
     saved = [] if offsets is None else [offsets]
     return [out, statistics, torch.empty(2, dtype=torch.int64, device=q.device), *saved]
