@@ -335,8 +335,11 @@ def test_eager_attention_keeps_a_softmax_in_fp32_beside_the_probabilities() -> N
     assert priced(small(shape, 3), eager=True) == pytest.approx(measured, rel=0.005)
 
 
-@pytest.mark.parametrize("changes", [{}, {"frozen": True}, {"deepstack": ()}])
-def test_a_vision_encoder_keeps_what_is_priced(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "attention"),
+    [({}, "sdpa"), ({"frozen": True}, "sdpa"), ({"deepstack": ()}, "sdpa"), ({"depth": 4}, "eager")],
+)
+def test_a_vision_encoder_keeps_what_is_priced(changes: dict[str, Any], attention: str) -> None:
     """Qwen3-VL's with few narrow blocks and two images; the images themselves are no saved tensors."""
     import torch
     from transformers import AutoConfig, AutoModel
@@ -347,7 +350,7 @@ def test_a_vision_encoder_keeps_what_is_priced(changes: dict[str, Any]) -> None:
     vision = replace(whole.vision, **{"images_per_sample": 2, "deepstack": (1, 3), **sizes, **changes})
     shape = replace(small(whole, 2), vision=vision)
     config = AutoConfig.for_model(**config_of(shape)).vision_config
-    model = AutoModel.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16).train()
+    model = AutoModel.from_config(config, attn_implementation=attention, dtype=torch.bfloat16).train()
     for name, parameter in model.named_parameters():
         parameter.requires_grad = "merger" in name or not vision.frozen
     side = sizes["image_size"] // vision.patch_size
@@ -357,7 +360,8 @@ def test_a_vision_encoder_keeps_what_is_priced(changes: dict[str, Any]) -> None:
         result = model(pixels, grid_thw=grid)
         return sum(tokens.float().sum() for tokens in (result.pooler_output, *result.deepstack_features))
 
-    facts = with_family(deepspeed_facts(DeepSpeedOptions(precision="bf16")), shape, LENGTH)
+    options = DeepSpeedOptions(precision="bf16", eager_attention=attention == "eager")
+    facts = with_family(deepspeed_facts(options), shape, LENGTH)
     job = Job(shape, Workload(LENGTH, 1, "bf16"), facts)
     rows = all_ranks(job, LayoutColumns.of([Layout()]))
     images = PIXEL_BYTES * vision.patches_per_sample * vision.patch_width

@@ -128,6 +128,20 @@ def test_transformers_keeps_queries_keys_and_values_mixed_and_the_output_twice()
     assert counted == pytest.approx([PATCHES * (saved + 4 * NUMBERS)])
 
 
+def test_attention_that_is_not_fused_keeps_probabilities_of_each_image() -> None:
+    alone, two = Layout(micro_batch_size=1), shape_of(images_per_sample=2)
+    eager = replace(deepspeed_facts(), attention_scores_saved=True, score_gradient_bytes=4.0)
+    scores = 2 * PATCHES * HEADS * PATCHES
+    for softmax_bytes, kept_bytes in ((4.0, 2 + 4), (None, 2), (2.0, 2)):
+        facts = replace(eager, softmax_bytes=softmax_bytes)
+        fused, more = (values(encoder_activations, two, alone, facts=each)[0] for each in (deepspeed_facts(), facts))
+        assert more - fused == pytest.approx(DEPTH * kept_bytes * scores)
+    fused, more = (values(encoder_backward, two, alone, facts=each)[0] for each in (deepspeed_facts(), eager))
+    assert more - fused == pytest.approx(4 * scores)
+    split = values(encoder_backward, two, replace(alone, tensor=2), facts=eager)[0]
+    assert split - values(encoder_backward, two, replace(alone, tensor=2))[0] == pytest.approx(4 * scores / 2)
+
+
 GRADIENTS = 2 * (2 * H + 2 * FFN / TENSOR) + 2 * 4 * HIDDEN / 4
 
 

@@ -72,6 +72,14 @@ def test_kinds_follow_images_tensor_parallelism_freezing_and_recompute() -> None
     assert seconds(shape=TEXT) == {}
 
 
+def test_attention_that_is_not_fused_goes_through_memory() -> None:
+    eager = replace(job(WHOLE), facts=replace(job(WHOLE).facts, attention_scores_saved=True))
+    at, speed = split_of(eager, LayoutColumns.of([ALONE])), pace(eager, H100)
+    slow = float(encoder_seconds(eager, H100, at, speed)["attention"][0])
+    products, scores = 3 * 4.0 * PATCHES * H * PATCHES / speed.wide, 2 * 6 * 2 * 16 * PATCHES * PATCHES
+    assert slow == pytest.approx(DEPTH * (products + scores / speed.element_wise))
+
+
 def test_few_patches_wait_for_the_host() -> None:
     few = seconds(shape=shape_of(image_size=64))
     assert few["kernel_launches"] > few["matrix_products"]

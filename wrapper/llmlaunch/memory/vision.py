@@ -52,11 +52,16 @@ def encoder_matrices(job: Job, rows: RankColumns) -> FloatColumn:
 def saved_by_block(job: Job, vision: Vision, tensor: FloatColumn) -> FloatColumn:
     """Return the bytes that one block saves for each patch: inputs, statistics and outputs of two norms, queries, keys,
     values and what attention puts out, the softmax's statistics, what goes into the activation and comes out of it.
-    Beside images rotary positions are no fused kernel, and a backend may make cosines and sines in every block."""
+    Beside images rotary positions are no fused kernel, and a backend may make cosines and sines in every block.
+    Attention that is not fused keeps probabilities of all patches of an image, in the softmax's own type besides where
+    that is wider."""
     e, h, facts = job.facts.activation_bytes, vision.hidden_size, job.facts
     norms = 2.0 * (2.0 * e * h + 2.0 * STATISTIC_BYTES)
     attention = facts.encoder_attention_widths * e * h + STATISTIC_BYTES * vision.num_attention_heads
     turns = STATISTIC_BYTES * facts.turns_by_layer * (h / vision.num_attention_heads)
+    if facts.attention_scores_saved:
+        wider = 0.0 if facts.softmax_bytes in (None, e) else facts.softmax_bytes
+        attention += (e + (wider or 0.0)) * _scores(vision)
     return np.asarray(norms + turns + (attention + 2.0 * e * vision.ffn_hidden_size) / tensor)
 
 
@@ -92,17 +97,24 @@ def _saved_by_blocks(job: Job, rows: RankColumns, vision: Vision) -> FloatColumn
 
 def encoder_backward(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the most that is alive while the encoder runs backward beside what it saved: gradients of its residual
-    stream, of a block's MLP and of all projectors' outputs, and the blocks that are computed again."""
+    stream, of a block's MLP, of scores that are kept, and of all projectors' outputs, and the blocks that are computed
+    again."""
     vision = job.shape.vision
     if vision is None:
         return np.zeros(len(rows))
     e, h = job.facts.activation_bytes, vision.hidden_size
     width = h if vision.frozen else vision.ffn_hidden_size  # a projector is as wide inside, for each patch
-    gradients = e * (2.0 * h + 2.0 * width / rows.tensor)
+    scores = 0.0 if vision.frozen else job.facts.score_gradient_bytes * _scores(vision)
+    gradients = e * 2.0 * h + (e * 2.0 * width + scores) / rows.tensor
     gradients = gradients + e * vision.projectors * job.shape.hidden_size / vision.merge_size**2
     again = 0.0 if vision.frozen else saved_by_block(job, vision, rows.tensor) * _group(job, rows, vision)
     again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, again, 0.0)
     return np.where(rows.first, _patches(rows, vision) * (gradients + again), 0.0)
+
+
+def _scores(vision: Vision) -> float:
+    """Return the scores of one patch in one block."""
+    return float(vision.num_attention_heads * vision.patches_per_image)
 
 
 def _patches(rows: RankColumns, vision: Vision) -> FloatColumn:

@@ -26,6 +26,7 @@ from llmlaunch.timing.products import ATTENTION_BACKWARD, DevicePace, SplitColum
 __all__ = ["encoder_flops", "encoder_seconds"]
 
 
+SCORE_PASSES = 6.0  # elements of two bytes read or written for each score that is kept, forward
 SUMS = 4.0  # passes that two sums over tensor parallelism are, of each block and direction
 
 
@@ -51,7 +52,7 @@ def encoder_seconds(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePa
     share, matrices = patches * at.per_tensor, at.per_tensor
     linears = rates(job, pace, _block(vision), wide=True).work(patches, share, matrices)
     embedding = rates(job, pace, [Linear(float(vision.patch_width), float(vision.hidden_size), "neither")], wide=True)
-    scores, element = _scores(vision, pace, share), _element_wise(job, vision, pace, patches, share)
+    scores, element = _scores(job, vision, pace, share), _element_wise(job, vision, pace, patches, share)
     forward = vision.depth * (linears.forward + scores.forward + element.forward)
     again = forward * (at.layouts.recompute == RECOMPUTE_FULL) * (not vision.frozen)
     tokens = patches / vision.merge_size**2
@@ -88,9 +89,14 @@ def _trained(vision: Vision, work: Work) -> FloatColumn:
     return work.forward if vision.frozen else work.both
 
 
-def _scores(vision: Vision, pace: DevicePace, share: FloatColumn) -> Work:
-    """Return the seconds of softmax(QK)V of one block: a patch attends to all patches of its image."""
+def _scores(job: Job, vision: Vision, pace: DevicePace, share: FloatColumn) -> Work:
+    """Return the seconds of softmax(QK)V of one block: a patch attends to all patches of its image. Attention that is
+    not fused reads and writes its scores as that of a decoder does (`products.attention_scores`)."""
     operations = 4.0 * vision.patches_per_image * vision.hidden_size * share
+    if job.facts.attention_scores_saved:
+        scores = float(vision.num_attention_heads * vision.patches_per_image) * share
+        through = SCORE_PASSES * 2.0 / pace.element_wise * scores
+        return Work(operations / pace.wide + through, 2.0 * operations / pace.wide + through)
     return Work(operations / pace.attention_forward, ATTENTION_BACKWARD * operations / pace.attention_backward)
 
 
