@@ -17,7 +17,7 @@ import pytest
 from handmade import run_directory
 from one_machine import Cluster, running_cluster
 from person import LAUNCHER, Person, as_normal_user, at_home
-from training import script, slow_saver, submit
+from training import FAILS_AFTER_SAVING, script, slow_saver, submit
 
 from llmlaunch.errors import SchedulerRefused
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
@@ -112,6 +112,16 @@ def two_nodes_train_without_a_home_and_without_ssh(user: Person) -> None:
     assert not (folder / "called").exists()
 
 
+def a_job_that_is_not_put_back_ends_and_says_how_it_goes_on(user: Person) -> None:
+    words = ("restart={times: 2, backoff_seconds: 0, within: queue}", *PAID)
+    training = script(user, user.folder("ended"), FAILS_AFTER_SAVING, *words)
+    training.wait_for_end()
+    said = " ".join(user.llmlaunch("status", training.run, code=0).stdout.split())
+    assert "exited with 3" in said
+    assert "SLURM did not put it back into the queue" in said
+    assert "llmlaunch resume ended/run # go on from the last checkpoint" in said
+
+
 def a_job_that_outgrows_its_memory_is_killed_by_the_kernel_and_says_so(user: Person) -> None:
     training = script(user, user.folder("large"), FILLS_ITS_MEMORY, *PAID, "restart=none")
     training.wait_for_end()
@@ -141,6 +151,7 @@ def _has_cgroups(user: Person) -> bool:
 STORIES = by_name(
     two_nodes_train_without_a_home_and_without_ssh,
     a_job_that_outgrows_its_memory_is_killed_by_the_kernel_and_says_so,
+    a_job_that_is_not_put_back_ends_and_says_how_it_goes_on,
     the_trainers_save_where_only_the_first_process_of_a_task_hears_a_signal,
     a_closed_partition_is_named_as_one_that_is_not_for_everybody,
 )

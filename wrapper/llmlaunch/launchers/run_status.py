@@ -48,6 +48,8 @@ class RunStatus:
     """What kept notices of the newest attempt from their receivers."""
     rehearses: int | None = None
     """The pipeline rank of a job that runs here by itself; None of a job that is itself."""
+    wants_back: bool = False
+    """Its newest attempt ended with the word that the job goes back into the queue."""
     missing: tuple[str, ...] = ()
     """Rendered files that are gone."""
     host: str | None = None
@@ -126,6 +128,8 @@ class RunStatus:
             self.cause and state.phase != "succeeded" and cause_record.sentence(self.cause) not in state.reason
         )
         parts += [_cause_words(self.cause)] if unexplained else []
+        left_out = self.wants_back and state.phase in ("failed", "stopped")
+        parts += ["SLURM did not put it back into the queue"] if left_out else []
         parts += [_layout_words(self.layout)] if self.layout else []
         parts += [_skipped_words(self.skipped_checkpoints)] if self.skipped_checkpoints else []
         parts += [f"link {state.link} of {of}"] if of > 1 else []
@@ -221,9 +225,15 @@ def _read(submission: Submission) -> RunStatus:
         skipped_checkpoints=attempt.skipped_steps if attempt else (),
         goodput=goodput_of(begun_attempts(submission.run_dir)) if attempt else None,
         undelivered_notices=tuple(undelivered_notices(submission.run_dir, attempt.name)) if attempt else (),
+        wants_back=_wants_back(attempt),
         missing=tuple(missing_files(submission.run_dir)),
         rehearses=whole_number(rehearsal.get("pipeline_rank")) if isinstance(rehearsal, dict) else None,
     )
+
+
+def _wants_back(attempt: Attempt | None) -> bool:
+    follows = attempt.status.get("next") if attempt else None
+    return isinstance(follows, dict) and follows.get("action") == "requeue"
 
 
 def _skipped_words(steps: Sequence[int]) -> str:
