@@ -46,9 +46,10 @@ TRAINER = "import os\nassert os.environ['SITE_SAYS'] == 'two words'\nprint('trai
 PYXIS = Path(__file__).with_name("pyxis")
 REGISTRY_IMAGE = "nvcr.io#nvidia/box:1"
 IN_THE_BOX = "PATH=/usr/local/bin:/usr/bin:/bin\nLANG=C.UTF-8\nPYTORCH_VERSION=2.9\n"
-# What a trainer sees of its container, one fact a line.
+# A trainer that says what it sees of its container, one fact a line; then it makes two steps, saves, and fails, once.
 LOOKS_AROUND = """\
 import os, sys
+from pathlib import Path
 def writes(path):
     try:
         open(path, "w").close()
@@ -56,12 +57,18 @@ def writes(path):
         return error.strerror
     return "yes"
 facts = {
-    "root": writes("/written"), "/tmp": writes("/tmp/written"), "home": os.path.exists(sys.argv[1]),
+    "root": writes("/written"), "/tmp": writes("/tmp/written"), "home": sorted(os.listdir(sys.argv[1])),
     "LANG": os.environ.get("LANG"), "LC_ALL": os.environ.get("LC_ALL"), "PATH": os.environ["PATH"],
     "port": os.environ["MASTER_PORT"],
 }
 for name, fact in facts.items():
     print(f"fact {name}: {fact}", flush=True)
+latest = Path(sys.argv[1], "kept", "saved", "latest")
+if os.environ["RANK"] == "0" and not latest.exists():
+    print("step 2/100 | loss 1.0 | 0.50 s/step | 1000 tokens/s", flush=True)
+    latest.parent.mkdir(exist_ok=True)
+    latest.write_text("step-2")
+    sys.exit(3)
 """
 
 
@@ -197,20 +204,25 @@ def an_image_that_is_not_there_ends_the_job_and_is_named(person: Person) -> None
     assert len(training.attempts()) == 1
 
 
-def a_registrys_image_is_imported_once_on_each_node_and_by_whom_it_was_refused_again(person: Person) -> None:
+def a_registrys_image_is_imported_once_a_life_on_each_node_and_anew_where_it_was_refused(person: Person) -> None:
     """What the trainers then see is the container as pyxis makes it."""
     box = Box(person, REGISTRY_IMAGE)
     (box.pyxis / "refused").write_text("[ERROR] URL https://nvcr.io/v2/nvidia/box returned error code: 429 ")
-    training = box.trains(LOOKS_AROUND, code=0)
+    saves = ("training.save_interval=2", f"training.checkpoint_path={person.home}/kept/saved", "training.steps=100")
+    comes_back = (*saves, "restart={times: 1, backoff_seconds: 0, within: queue}")
+    training = box.trains(LOOKS_AROUND, *comes_back, code=0)
     first_attempt = training.status("0")
     assert (first_attempt["cause"]["kind"], first_attempt["next"]["action"]) == ("container_busy", "again")
     assert first_attempt["cause"]["line"].startswith(f"importing {REGISTRY_IMAGE}: [ERROR] URL")
-    assert (len(box.imports()), len(set(box.imports()))) == (2, 2)
+    assert training.status("1")["next"]["action"] == "requeue", training.log()
+    assert len(training.attempts()) == 3
+    lives = [training.of_attempt(attempt, "attempt.json")["nodes"] for attempt in ("1", "2")]
+    assert sorted(box.imports()) == sorted(node for nodes in lives for node in nodes)
     assert box.containers() == []
     facts = dict(re.findall(r"^fact (\S+): (.*)$", training.log("1"), re.MULTILINE))
     assert facts.pop("port").startswith("2"), "the port is job.sbatch's, and not the one of a hook for PyTorch's images"
     assert facts == {
-        "root": "Read-only file system", "/tmp": "yes", "home": str(training.run.is_relative_to(person.home)),
+        "root": "Read-only file system", "/tmp": "yes", "home": str(sorted(["kept", "mine", "run"])),
         "LANG": "C.UTF-8", "LC_ALL": "None", "PATH": "/usr/local/bin:/usr/bin:/bin",
     }  # fmt: skip
 
@@ -249,7 +261,7 @@ STORIES = by_name(
     the_container_command_reaches_every_node_with_what_the_recipe_names,
     a_recipes_container_is_looked_into_on_one_node_and_remembered,
     an_image_that_is_not_there_ends_the_job_and_is_named,
-    a_registrys_image_is_imported_once_on_each_node_and_by_whom_it_was_refused_again,
+    a_registrys_image_is_imported_once_a_life_on_each_node_and_anew_where_it_was_refused,
     a_node_without_room_for_the_image_gives_its_place_to_a_spare_one,
     an_image_that_the_registry_does_not_have_ends_the_job_and_is_named,
 )

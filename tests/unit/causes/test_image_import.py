@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.causes.attempt_cause import cause_of
-from llmlaunch.causes.cause import sentence
+from llmlaunch.causes.cause import nodes_at_fault, sentence
 from llmlaunch.causes.image_import import cause_of_import, failed_imports
+from llmlaunch.causes.suspects import signs_against
 from llmlaunch.rundir.attempt import Attempt
 
 # As pyxis 0.24.0 prints what enroot 4.1.2 says.
@@ -37,8 +38,7 @@ def attempt(folder: Path, **logs: str) -> Attempt:
 @pytest.mark.parametrize(
     ("logs", "kind", "line"),
     [
-        ({"n1": DONE, "n2": ABSENT}, "image", f"importing nvcr.io#a/b:1: {ABSENT}"),
-        ({"n1": NO_SPACE, "n2": DONE}, "image", f"importing nvcr.io#a/b:1: {NO_SPACE}"),
+        ({"n1": ABSENT}, "image", f"importing nvcr.io#a/b:1: {ABSENT}"),
         ({"n1": BUSY, "n2": BUSY}, "container_busy", f"importing nvcr.io#a/b:1: {BUSY.strip()} (and on 1 other node)"),
         ({"n1": BUSY, "n2": ABSENT}, "image", f"importing nvcr.io#a/b:1: {ABSENT} (and on 1 other node)"),
         ({"n1": "", "n2": ABSENT, "n3": ""}, "image", f"importing nvcr.io#a/b:1: {ABSENT} (and on 2 other nodes)"),
@@ -51,6 +51,23 @@ def test_a_failure_that_would_recur_is_told_before_one_that_may_not(
     cause = cause_of(attempt(tmp_path, **logs), [], 1)
     assert cause is not None
     assert (cause["kind"], cause["line"], cause["sick"]) == (kind, line, False)
+
+
+@pytest.mark.parametrize(
+    ("logs", "at_fault"),
+    [
+        ({"n1": NO_SPACE, "n2": DONE, "n3": NO_SPACE}, ["n1", "n3"]),
+        ({"n1": NO_SPACE, "n2": BUSY, "n3": DONE, "n4": ""}, ["n1"]),
+        ({"n1": BUSY, "n2": DONE}, []),
+        ({"n1": ABSENT, "n2": ABSENT}, []),
+    ],
+)
+def test_a_node_that_cannot_what_others_can_is_suspected(
+    tmp_path: Path, logs: dict[str, str], at_fault: list[str]
+) -> None:
+    cause = cause_of(attempt(tmp_path, **logs), [], 1)
+    assert nodes_at_fault(cause) == at_fault
+    assert signs_against(cause) == dict.fromkeys(at_fault, 1)
 
 
 def test_an_import_that_all_nodes_ended_well_is_no_cause(tmp_path: Path) -> None:

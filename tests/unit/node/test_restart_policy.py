@@ -55,7 +55,7 @@ def test_what_goes_on(changes: dict[str, Any], follows: Next) -> None:
         ({"stop_file": True, "stop_signal": "USR1", "state": "stopped"}, "stopped by the stop file"),
         *(
             ({"kind": kind, "made_a_step": False}, "it failed before its first step and would fail again")
-            for kind in ("crash", "")
+            for kind in ("crash", "image", "")
         ),
         *(
             ({"kind": kind}, f"a restart would end in {kind} again")

@@ -24,9 +24,14 @@ _SAID_BY_PYXIS = re.compile(r".*?pyxis: +")
 
 
 def failed_imports(attempt_folder: Path) -> dict[str, Record]:
-    """Return the cause of each node without the image, by node: `container_busy` where it may have it next time."""
+    """Return the cause of each node without the image, by node: `container_busy` where it may have it next time. What a
+    node cannot that others can is its own fault."""
     logs = {log.stem: read_log(log) for log in sorted((attempt_folder / file_names.IMPORT).glob("*.log"))}
-    return {node: _cause_on(node, log) for node, log in logs.items() if IMPORTED not in log.splitlines()}
+    failures = {node: _cause_on(node, log) for node, log in logs.items() if IMPORTED not in log.splitlines()}
+    if len(failures) < len(logs):
+        for failure in failures.values():
+            failure["sick"] = failure["kind"] == "image" and not failure["consequence"]
+    return failures
 
 
 def cause_of_import(attempt_folder: Path) -> Record | None:
@@ -37,7 +42,8 @@ def cause_of_import(attempt_folder: Path) -> Record | None:
         return None
     first = min(failures, key=lambda failure: (failure["consequence"], failure["kind"] == "container_busy"))
     others = f" (and on {counted(len(failures) - 1, 'other node')})" if len(failures) > 1 else ""
-    return {**first, "line": first["line"] + others}
+    at_fault = [failure["node"] for failure in failures if failure["sick"]]
+    return {**first, "line": first["line"] + others, "nodes": at_fault}
 
 
 def _cause_on(node: str, log: str) -> Record:

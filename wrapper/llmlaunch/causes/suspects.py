@@ -35,7 +35,7 @@ MOST_SHARE = 0.05
 program."""
 
 # Others may have caused it. What a device, a driver, SLURM or the preflight says of the node itself is enough.
-_SOFT = ("file_system", "name_resolution", SILENT_CORRUPTION)
+_SOFT = ("file_system", "name_resolution", "image", SILENT_CORRUPTION)
 _CRASH_SIGN, _SLOW_SIGN = "crash", "slow"
 
 

@@ -27,7 +27,7 @@ ends in time ends the job, and SLURM does not put it back."""
 
 # Failures that would recur at once, wherever the job runs; a full disk where no step was made yet.
 _DISK_FULL = "disk_full"
-_CERTAIN = ("oom", _DISK_FULL, "shm_full", "open_files", "bad_arguments", "image", "container", "unexpected_result")
+_CERTAIN = ("oom", _DISK_FULL, "shm_full", "open_files", "bad_arguments", "container", "unexpected_result")
 # Failures before the first step that may not come again: another port, another word with a registry, and a folder that
 # pyxis left behind is removed by the step that met it.
 _TRIED_AGAIN = {
@@ -175,7 +175,7 @@ def _restart(facts: Facts) -> Next:
             "end", f"the checkpoint of step {facts.saved_step} could not be loaded (restart.bad_checkpoint: stop)"
         )
     # What has trained once has arguments, data and memory that work; what hits it later may be the node's.
-    certain = facts.kind in ("crash", "bad_loss", "") or (not_loaded and not facts.saved_step)
+    certain = facts.kind in ("crash", "bad_loss", "image", "") or (not_loaded and not facts.saved_step)
     if certain and not facts.made_a_step and not facts.trained_before and not facts.stop_signal:
         return Next("end", "it failed before its first step and would fail again")
     if facts.restarts >= int(policy["times"]):
