@@ -254,6 +254,7 @@ def test_from_a_refusal_to_a_job_as_a_person_types_it(slurm: Cluster, llmlaunch:
     own = ("submit", recipe, "nodes=2")
     tried = llmlaunch(*own, "slurm.partition=nope", "--test-only", code=4).stderr
     assert "sbatch: invalid partition specified: nope" in tried
+    assert "Name a partition that you may use (slurm: {partition: NAME}" in tried
     assert "EnforcePartLimits" in tried
     refused = llmlaunch(*own, "slurm.partition=nope", "-o", run_dir, code=4).stderr
     assert f"submit it later: llmlaunch resume {run_dir}" in refused

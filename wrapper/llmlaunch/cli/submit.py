@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,21 +60,7 @@ class SubmitCommand(click.Command):
 @click.option("--no-exclude", is_flag=True, help="Also on nodes that ended earlier runs (see llmlaunch nodes).")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The run directory; runs/NAME-TIME unless given.")
 @click.option("--json", "as_json", is_flag=True, help="Print the submission as JSON.")
-def submit_command(
-    recipe: str,
-    overrides: tuple[str, ...],
-    dry_run: bool,
-    full: bool,
-    test_only: bool,
-    local: bool,
-    on: str | None,
-    follow: bool,
-    raw: bool,
-    no_exclude: bool,
-    output: Path | None,
-    as_json: bool,
-    **sweep: Any,
-) -> int:
+def submit_command(recipe: str, overrides: tuple[str, ...], **options: Any) -> int:
     """Plan RECIPE, write its run directory, submit it to SLURM, or run it here where there is none.
 
     Several recipes, or several values of a key (training.steps=100,200), are several runs: all of them or none.
@@ -86,55 +73,104 @@ def submit_command(
     Exit code 0: submitted (with --follow: succeeded). 1: with --follow, it did not succeed. 2: invalid. 3: nothing
     safe. 4: the scheduler refused.
     """
-    from llmlaunch.app.elsewhere import with_code
-    from llmlaunch.app.submission import earlier_submission, submit_runs
+    from llmlaunch.app.submission import earlier_submission
     from llmlaunch.launchers.choose import choose
 
-    options = SweepOptions(**sweep)
-    variants = options.variants(recipe, overrides)
-    several = len(variants) > 1
-    if several and on is not None:
-        raise UserError(f"--on {on}: submits one run at a time; submit each by itself, or log in there and submit all")
-    choice = choose(local, notify, on)
-    if full and not dry_run:
-        raise UserError("--full: shows the scripts of a dry run; write --dry-run --full")
-    if several and test_only:
-        raise UserError("--test-only: asks SLURM about one run; --dry-run shows several")
-    writes_one = not (several or dry_run or test_only)
-    if writes_one and output is not None and (earlier := earlier_submission(output, notify)) is not None:
-        return _follow([earlier], raw, as_json) if follow else 0
-    if several:
+    request = _Request(**{field.name: options.pop(field.name) for field in fields(_Request)})
+    sweep = SweepOptions(**options)
+    variants = sweep.variants(recipe, overrides)
+    request.refuse_contradictions(several=len(variants) > 1)
+    choice = choose(request.local, notify, request.on)
+    if len(variants) == 1 and request.submits and request.output is not None:
+        earlier = earlier_submission(request.output, notify)
+        if earlier is not None:
+            return _follow([earlier], request) if request.follow else 0
+    runs = _planned_runs(recipe, variants, sweep, choice)
+    if request.dry_run:
+        if len(runs) > 1:
+            return _show_sweep(variants, runs, sweep, choice.why, request)
+        return _show(runs[0], choice, request)
+    if request.test_only:
+        return _test(runs[0], choice, request.as_json)
+    return _submit(variants, runs, sweep, choice, request)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is to be done with the runs, and where: options as they were typed."""
+
+    dry_run: bool
+    full: bool
+    test_only: bool
+    local: bool
+    on: str | None
+    follow: bool
+    raw: bool
+    no_exclude: bool
+    output: Path | None
+    as_json: bool
+
+    @property
+    def submits(self) -> bool:
+        return not (self.dry_run or self.test_only)
+
+    def refuse_contradictions(self, several: bool) -> None:
+        """Raise UserError for options that do not go together, or with `several` runs."""
+        if several and self.on is not None:
+            raise UserError(
+                f"--on {self.on}: submits one run at a time; submit each by itself, or log in there and submit all"
+            )
+        if self.full and not self.dry_run:
+            raise UserError("--full: shows the scripts of a dry run; write --dry-run --full")
+        if several and self.test_only:
+            raise UserError("--test-only: asks SLURM about one run; --dry-run shows several")
+
+
+def _planned_runs(
+    recipe: str, variants: Sequence[Variant], sweep: SweepOptions, choice: LauncherChoice
+) -> list[PlannedRun]:
+    """Plan all runs, and say what a person should know of them."""
+    from llmlaunch.app.elsewhere import with_code
+
+    if len(variants) > 1:
         with waiting_for("planning"):
-            runs = plan_variants(variants, options, notify)
+            runs = plan_variants(variants, sweep, notify)
     else:
-        runs = [_planned(recipe, variants[0].overrides, options.replan)]
+        runs = [_planned(recipe, variants[0].overrides, sweep.replan)]
     if choice.host is not None:
         runs = [with_code(run, notify) for run in runs]
     for run in runs:
         if run.mock_data_warning is not None:
             notify(f"note: {run.mock_data_warning}", colour="yellow")
-    if dry_run:
-        if several:
-            return _show_sweep(variants, runs, options, choice.why, full, as_json)
-        return _show(runs[0], choice, output, full, as_json)
-    if test_only:
-        if choice.host is None:
-            warn_of_readiness(runs[0])
-        return _test(runs[0], choice, as_json)
+    return runs
+
+
+def _submit(
+    variants: Sequence[Variant],
+    runs: Sequence[PlannedRun],
+    sweep: SweepOptions,
+    choice: LauncherChoice,
+    request: _Request,
+) -> int:
+    from llmlaunch.app.submission import submit_runs
+
+    several = len(runs) > 1
     if not several:
         _refuse_missing(runs[0], choice)
     with waiting_for("writing and submitting the runs" if several else "writing and submitting the run"):
-        submitted = submit_runs(runs, choice, output, notify, options, variants, exclude_nodes=not no_exclude)
-    if as_json and several:
+        submitted = submit_runs(
+            runs, choice, request.output, notify, sweep, variants, exclude_nodes=not request.no_exclude
+        )
+    if request.as_json and several:
         rows = [{key: row[key] for key in SWEEP_KEYS} for row in (run.to_json() for run in submitted)]
-        print_json({"sweep": str(submitted[0].run_dir.parent), "how": options.how, "runs": rows})
-    elif as_json:
+        print_json({"sweep": str(submitted[0].run_dir.parent), "how": sweep.how, "runs": rows})
+    elif request.as_json:
         print_json(submitted[0].to_json())
-    if len(submitted) == 1 and (as_json or follow):
+    if not several and (request.as_json or request.follow):
         notify(submitted[0].sentence)
-    if follow:
-        return _follow([run.submission for run in submitted], raw, as_json)
-    if not as_json:
+    if request.follow:
+        return _follow([run.submission for run in submitted], request)
+    if not request.as_json:
         _say_submitted(runs, submitted)
     return 0
 
@@ -177,23 +213,23 @@ def _refuse_missing(run: PlannedRun, choice: LauncherChoice) -> None:
     run.refuse_missing(of_slurm)
 
 
-def _follow(submissions: Sequence[Submission], raw: bool, json_on_stdout: bool) -> int:
+def _follow(submissions: Sequence[Submission], request: _Request) -> int:
     from llmlaunch.cli.following import follow_run, follow_sweep
 
     if len(submissions) > 1:
-        return follow_sweep(submissions, json_on_stdout)
-    return follow_run(submissions[0], raw, json_on_stdout)
+        return follow_sweep(submissions, request.as_json)
+    return follow_run(submissions[0], request.raw, request.as_json)
 
 
-def _show(run: PlannedRun, choice: LauncherChoice, output: Path | None, full: bool, as_json: bool) -> int:
-    """Show what would be submitted; with `full` the scripts and arguments as `render` writes them."""
-    if as_json or full:
+def _show(run: PlannedRun, choice: LauncherChoice, request: _Request) -> int:
+    """Show what would be submitted; with --full the scripts and arguments as `render` writes them."""
+    if request.as_json or request.full:
         for note in run.rendered.notes:
             notify(f"note: {note}")
     files = run.files()
-    if as_json:
+    if request.as_json:
         print_json({**run.json, "files": sorted(files)})
-    elif full:
+    elif request.full:
         for name in ("job.sbatch", "train.sh", "ds_config.json"):
             if name in files:
                 say(f"===== {name}\n{files[name].decode()}")
@@ -204,14 +240,14 @@ def _show(run: PlannedRun, choice: LauncherChoice, output: Path | None, full: bo
         from llmlaunch.app.submission import runs_folder
         from llmlaunch.report.submission_text import dry_run_text
 
-        directory = output or runs_folder() / f"{run.recipe.name}-TIME"
+        directory = request.output or runs_folder() / f"{run.recipe.name}-TIME"
         of_slurm = choice.launcher.name == "slurm"
         if choice.host is not None:
             notify(f"The run would live in a new folder of {choice.host.name}:{choice.host.runs}")
         say(dry_run_text(run.recipe, run.plan, of_slurm, directory, len(files), run.rendered.notes, datetime.now()))
     _refuse_missing(run, choice)
-    if not as_json:
-        say_next(*_after_dry_run(full))
+    if not request.as_json:
+        say_next(*_after_dry_run(request.full))
     return 0
 
 
@@ -225,45 +261,52 @@ def _after_dry_run(full: bool) -> list[Step]:
 def _show_sweep(
     variants: Sequence[Variant],
     runs: Sequence[PlannedRun],
-    options: SweepOptions,
+    sweep: SweepOptions,
     why: str,
-    full: bool,
-    as_json: bool,
+    request: _Request,
 ) -> int:
-    """Show what would be written and submitted of several runs; with `full` also the script of an array."""
+    """Show what would be written and submitted of several runs; with --full also the script of an array."""
     from llmlaunch.app.submission import sweep_name
     from llmlaunch.rendering.sweep import array_script, run_names
 
     names = run_names([run.recipe.name for run in runs])
     script = None
-    if options.array:
+    if sweep.array:
         scripts = {name: run.job_script() for name, run in zip(names, runs, strict=True)}
-        script = array_script(sweep_name(runs), scripts, options.array_limit)
-    if as_json:
+        script = array_script(sweep_name(runs), scripts, sweep.array_limit)
+    if request.as_json:
         rows = [
             variant.to_json(run.recipe.name) | {"plan": run.json} for variant, run in zip(variants, runs, strict=True)
         ]
-        print_json({"how": options.how, "runs": rows, "script": script})
+        print_json({"how": sweep.how, "runs": rows, "script": script})
         return 0
     for name, variant, run in zip(names, variants, runs, strict=True):
         say(f"{name}: {variant.label}: {run.layout.describe()}")
-    if script is not None and full:
+    if script is not None and request.full:
         say(f"===== job.sbatch\n{script}")
-    notify(f"{counted(len(runs), 'run')}, {options.description}; nothing was written or submitted. {why}")
-    say_next(*_after_dry_run(full or script is None))
+    notify(f"{counted(len(runs), 'run')}, {sweep.description}; nothing was written or submitted. {why}")
+    say_next(*_after_dry_run(request.full or script is None))
     return 0
 
 
 def _test(run: PlannedRun, choice: LauncherChoice, as_json: bool) -> int:
-    """Show what sbatch --test-only answers, and what it does not look at."""
+    """Show what sbatch --test-only answers, how a refusal is mended, and what it does not look at."""
+    from llmlaunch.launchers.run_environment import directives
     from llmlaunch.launchers.slurm.launcher import SlurmLauncher
+    from llmlaunch.report.slurm_words import mend_of_refusal
 
+    if choice.host is None:
+        warn_of_readiness(run)
     if not isinstance(choice.launcher, SlurmLauncher):
         raise UserError(f"--test-only asks SLURM, and there is none to ask. {choice.why}")
-    would_take, answer = choice.launcher.test(run.job_script())
+    script = run.job_script()
+    would_take, answer = choice.launcher.test(script)
     if as_json:
         print_json({"recipe": run.recipe.name, "would_take": would_take, "words": answer})
     notify(f"sbatch: {answer}")
+    mend = "" if would_take else mend_of_refusal(answer, directives(script)).sentence
+    if mend:
+        notify(mend)
     notify(
         "nothing was submitted"
         + ("; a job id was used up. " if would_take else ". ")
