@@ -77,7 +77,8 @@ def from_the_recipe_here_to_the_peaks_here(node: LoginNode, away: Laptop, folder
     assert record["run_state"] == "succeeded"
     assert record["peak_bytes"] > 1 << 20
     assert "step 3/3" in away("logs", run).stdout
-    assert away("status", run).stdout.startswith(f"job {job} (slurm): succeeded")
+    state = json.loads(away("status", run, "--json").stdout)
+    assert [state[name] for name in ("job_id", "phase", "host")] == [job, "succeeded", NAME]
 
 
 def a_connection_that_is_cut_submits_nothing_twice(node: LoginNode, away: Laptop, folder: Path) -> None:
@@ -88,7 +89,8 @@ def a_connection_that_is_cut_submits_nothing_twice(node: LoginNode, away: Laptop
     assert f"Nothing was submitted; the run directory is kept, and llmlaunch resume {run} sends it again" in cut
     directory = lives_in(run)
     assert not directory.exists()
-    assert away("status", run).stdout.startswith("job - (slurm): refused")
+    state = json.loads(away("status", run, "--json").stdout)
+    assert [state[name] for name in ("job_id", "phase", "host")] == ["-", "refused", NAME]
     node.put(tar="", sbatch=f'case "$*" in *--parsable*) {REAL} "$@" >/dev/null; {CUT};; *) exec {REAL} "$@";; esac')
     said = away("resume", run).stderr
     assert "looking for a job of" in said

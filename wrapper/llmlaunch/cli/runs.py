@@ -176,6 +176,7 @@ def status_command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: 
 def _refused(directory: Path) -> RunStatus | None:
     """Return the state of a run that the scheduler refused; None for any other run."""
     from llmlaunch.launchers.base import JobState, Submission
+    from llmlaunch.launchers.choose import place_of
     from llmlaunch.launchers.run_files import read_refusal
     from llmlaunch.launchers.run_status import RunStatus
 
@@ -184,7 +185,8 @@ def _refused(directory: Path) -> RunStatus | None:
         return None
     reason = f"{refusal}; {to_type('resume', directory)} submits it again"
     submission = Submission("slurm", "-", directory.resolve(), 0.0)
-    return RunStatus(submission, JobState("refused", reason=reason), None, {}, {}, stopping=False)
+    host = place_of(directory).host
+    return RunStatus(submission, JobState("refused", reason=reason), None, {}, {}, stopping=False, host=host)
 
 
 def _show_states(
