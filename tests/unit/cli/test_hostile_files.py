@@ -45,7 +45,7 @@ JSON_FILES = (
 OTHER_FILES = (
     *("recipe.yaml", "run.id", "job.sbatch", "slurm-77.out", "peaks/n0.jsonl"),
     *(f"logs/{ATTEMPT}.{name}.log" for name in ("n0", "job")),
-    *(f"attempts/{ATTEMPT}/{name}" for name in ("told/n0", "done/n0", "prepare.log")),
+    *(f"attempts/{ATTEMPT}/{name}" for name in ("told/n0", "done/n0", "prepare.log", "import/n0.log")),
 )
 COMMANDS = (
     ("status",),
@@ -132,7 +132,7 @@ def lay_attempt(run_dir: Path) -> None:
     )
     exited = "srun: error: n0: task 0: Exited with exit code 7\n"
     for name, text in (
-        *((f"{attempt}/{name}", "SIGTERM\n") for name in ("told/n0", "done/n0", "prepare.log")),
+        *((f"{attempt}/{name}", "SIGTERM\n") for name in ("told/n0", "done/n0", "prepare.log", "import/n0.log")),
         (f"logs/{ATTEMPT}.n0.log", "step 5/40 | loss 3.1\n"),
         *((name, exited) for name in (f"logs/{ATTEMPT}.job.log", "slurm-77.out")),
     ):

@@ -186,17 +186,19 @@ def test_a_node_whose_container_may_start_next_time_is_not_bad(
 @pytest.mark.parametrize(
     ("error", "wanted", "nodes", "spare", "bad"),
     [
-        ("Write failed because No space left on device", 2, ["n2", "n3"], ["n4"], ["n1"]),
-        ("[ERROR] URL https://x returned error code: 429 ", 2, ["n2", "n3"], ["n4"], []),
-        ("[ERROR] URL https://x returned error code: 429 ", 4, ["n1", "n2", "n3", "n4"], [], []),
+        ("error: pyxis:     Write failed because No space left on device", 2, ["n2", "n3"], ["n4"], ["n1"]),
+        ("error: pyxis:     [ERROR] URL https://x returned error code: 429 ", 2, ["n2", "n3"], ["n4"], []),
+        ("error: pyxis:     [ERROR] URL https://x returned error code: 429 ", 4, ["n1", "n2", "n3", "n4"], [], []),
+        ("", 3, ["n2", "n3", "n4"], [], []),  # it was cut short
     ],
 )
 def test_a_node_without_the_containers_image_is_the_last_to_train(
     archive: Path, tmp_path: Path, error: str, wanted: int, nodes: list[str], spare: list[str], bad: list[str]
 ) -> None:
-    log = tmp_path / "attempts" / "7.0" / "import" / "n1.log"
-    log.parent.mkdir(parents=True)
-    log.write_text(f"slurmstepd-n1: error: pyxis:     {error}\n")
+    logs = tmp_path / "attempts" / "7.0" / "import"
+    logs.mkdir(parents=True)
+    for node in NODES:
+        (logs / f"{node}.log").write_text("imported\n" if node != "n1" else error)
     done = choose(archive, tmp_path, wanted, n1=None)
     assert (done.returncode, done.stdout.split()) == (0, nodes)
     assert (record(tmp_path)["spare"], list(record(tmp_path)["bad"])) == (spare, bad)

@@ -254,7 +254,7 @@ def choose(argv: list[str]) -> int:
     without_image = failed_imports(directory)
     bad = _without_container_failures(bad_nodes(markers), directory / file_names.PREFLIGHT)
     for node, failure in without_image.items():
-        if failure["kind"] == "image":
+        if failure["sick"]:
             bad[node] = f"{in_words('image')}: {failure['line']}"
         else:
             bad.pop(node, None)
