@@ -58,7 +58,7 @@ def writes(path):
     return "yes"
 facts = {
     "root": writes("/written"), "/tmp": writes("/tmp/written"), "home": sorted(os.listdir(sys.argv[1])),
-    "LANG": os.environ.get("LANG"), "LC_ALL": os.environ.get("LC_ALL"), "PATH": os.environ["PATH"],
+    **{name: os.environ.get(name) for name in ("PATH", "LANG", "LC_ALL", "LANGUAGE")},
     "port": os.environ["MASTER_PORT"],
 }
 for name, fact in facts.items():
@@ -151,7 +151,7 @@ class Box:
         (self.pyxis / "registry" / REGISTRY_IMAGE.replace("/", "+")).write_text(IN_THE_BOX)
         self.mine = person.home / "mine"
         self.python = at_home(person.cluster, self.mine, without_torch=True).python
-        self.setup = (f"PATH={self.pyxis}:$PATH", "export LANG=C LC_ALL=C", *setup)
+        self.setup = (f"PATH={self.pyxis}:$PATH", "export LANG=C LC_ALL=C LANGUAGE=de", *setup)
 
     def trains(self, trainer: str, *words: str, code: int) -> Training:
         """A followed run of two nodes."""
@@ -160,6 +160,7 @@ class Box:
         places = dict.fromkeys([str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix])
         box = {"image": self.image, "mounts": [f"{place}:{place}" for place in places]}
         site = {"base": "cpu-x1", "setup": self.setup, "container": {"runtime": "pyxis"}}
+        site["srun"] = {"container-env": "LANGUAGE"}
         own = (f"cluster={json.dumps(site)}", f"container={json.dumps(box)}", f"python={self.python}")
         script = backend(self.mine / "train.py", self.person.home)
         return submit(self.person, self.person.home, "nodes=2", *own, script, *words, "--follow", code=code)
@@ -223,7 +224,7 @@ def a_registrys_image_is_imported_once_a_life_on_each_node_and_anew_where_it_was
     assert facts.pop("port").startswith("2"), "the port is job.sbatch's, and not the one of a hook for PyTorch's images"
     assert facts == {
         "root": "Read-only file system", "/tmp": "yes", "home": str(sorted(["kept", "mine", "run"])),
-        "LANG": "C.UTF-8", "LC_ALL": "None", "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "None", "LANGUAGE": "de",
     }  # fmt: skip
 
 
