@@ -67,6 +67,25 @@ def test_a_refusal_ends_with_the_command_that_mends_it(command: Callable[[str, s
     )
 
 
+def test_a_chain_that_meets_a_limit_of_jobs_keeps_those_that_are_in(
+    command: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    words = "AssocMaxSubmitJobLimit; Batch job submission failed: Job violates accounting/QOS policy"
+    command(
+        "sbatch",
+        f'case "$*" in *4712*) echo "sbatch: error: {words}" >&2; exit 1;; *4711*) echo 4712;; *) echo 4711; esac',
+    )
+    messages: list[str] = []
+    run = run_directory(tmp_path / "run", by="chain", times=3)
+    assert SlurmLauncher(say=messages.append).submit(run).jobs == ("4711", "4712")
+    (message,) = messages
+    assert message.startswith(
+        f"2 of 4 jobs of the chain are in, and no more: sbatch refused the job: {words}. You have"
+    )
+    assert message.endswith(f". When the last of them has ended, llmlaunch resume {run} goes on")
+    assert "submit it later" not in message
+
+
 def test_a_site_without_sacct_is_asked_by_squeue_alone(
     command: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -281,7 +281,11 @@ class _JobSubmitter:
             except SchedulerRefused as refusal:
                 if submission is None:
                     raise
-                self.slurm.say(f"{len(jobs)} of {links} jobs of the chain are in, and no more: {refusal}")
+                again = to_type("resume", self.wanted.run_dir)
+                self.slurm.say(
+                    f"{len(jobs)} of {links} jobs of the chain are in, and no more: {refusal}. When the last of them "
+                    f"has ended, {again} goes on"
+                )
                 break
             submission = self._write_down(jobs, before if submission is None else submission)
         submit_mark.remove(self.wanted.run_dir)
@@ -327,13 +331,16 @@ class _JobSubmitter:
         if job is None:
             if not jobs:
                 run_files.note_refusal(self.wanted.run_dir, answer.words)
-            raise SchedulerRefused(self._refusal(answer.words, extra))
+            raise SchedulerRefused(self._refusal(answer.words, extra, is_first=not jobs))
         return job
 
-    def _refusal(self, words: str, extra: Sequence[str]) -> str:
-        """Return what a person reads of a refusal: sbatch's own words, how to mend it, and what becomes of the run."""
+    def _refusal(self, words: str, extra: Sequence[str], is_first: bool) -> str:
+        """Return what a person reads of a refusal: sbatch's own words, how to mend it, and, where nothing of the run
+        was submitted, what becomes of it."""
         mend = mend_of_refusal(words, [*run_environment.directives(self.script), *extra])
         sentences = [f"sbatch refused the job: {words}", *([mend.sentence] if mend.sentence else [])]
+        if not is_first:
+            return ". ".join(sentences)
         options = ("--", mend.option) if mend.option else ()
         later = to_type("resume", self.wanted.run_dir, *options)
         return ". ".join([*sentences, f"The run directory is kept: {self.wanted.run_dir}; submit it later: {later}"])
