@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_samples import container_job, deepspeed_cpu, megatron_70b, plan, rank_by_itself, script_of
 
+from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.backends.megatron.arguments import written_layout
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.calibration.cases import case_of
@@ -56,6 +57,14 @@ def test_the_record_of_a_mixture_tells_which_groups_of_experts_its_router_choose
     moe = case_of(json.loads(json.dumps(record))).job.shape.moe
     assert moe is not None
     assert (moe.router.groups, moe.router.group_topk) == (8, 4)
+
+
+def test_the_record_of_a_run_with_images_tells_its_encoder_again() -> None:
+    script = "backend={name: deepspeed, script: /home/me/train.py, script_kind: hugging-face}"
+    of = recipe_of("llama2-7b-deepspeed", "model={base: qwen3-vl-8b, vision: {images_per_sample: 2}}", script)
+    layout = Layout(data=16, zero_stage=3)
+    record = measurement_template(of, plan(of, layout), DeepSpeed().render(of, layout))
+    assert case_of(json.loads(json.dumps(record))).job.shape.vision == of.model.vision
 
 
 @pytest.mark.parametrize("split", [(20, 21, 20, 19), (10, 10, 10, 10, 10, 10, 11, 9)])
