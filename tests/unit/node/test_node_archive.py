@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import io
 import json
+import marshal
 import subprocess
 import sys
 import zipfile
 from importlib import metadata
+from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 
 import pytest
@@ -48,7 +50,8 @@ def test_holds_our_node_side_and_nvidias_binding_unchanged() -> None:
     rooms = ("causes", "node", "placement", "rundir")
     ours = {f"llmlaunch/{room}/{path.name}" for room in rooms for path in (PACKAGE / room).glob("*.py")}
     given = {f"llmlaunch/trainers/{name}.py" for name in ("hook", "memory_probe")}  # to trainers that are observed
-    assert set(archive.namelist()) == {"__main__.py", "pynvml.py", "llmlaunch/__init__.py", *ours, *given}
+    bytecode = {f"{name}c" for name in ours}
+    assert set(archive.namelist()) == {"__main__.py", "pynvml.py", "llmlaunch/__init__.py", *ours, *bytecode, *given}
     binding = archive.read("pynvml.py")
     assert binding == Path(str(metadata.distribution("nvidia-ml-py").locate_file("pynvml.py"))).read_bytes()
     assert b"Redistribution and use in source and binary forms" in binding
@@ -57,7 +60,7 @@ def test_holds_our_node_side_and_nvidias_binding_unchanged() -> None:
 def test_every_file_of_ours_is_python_3_8() -> None:
     archive = zipfile.ZipFile(io.BytesIO(node_archive()))
     for name in archive.namelist():
-        if name != "pynvml.py":
+        if name != "pynvml.py" and name.endswith(".py"):
             ast.parse(archive.read(name), filename=name, feature_version=(3, 8))
 
 
@@ -73,6 +76,27 @@ def test_a_bare_python_runs_all_of_it(version: tuple[int, ...], gpu_node: NodeRi
     assert [process["rank"] for process in end["processes"]] == [0]
     gpu_node.done(NODE)
     assert gpu_node.finish(nodes=1, code=0)[0] == 0
+
+
+def test_bytecode_is_that_of_the_source_beside_it() -> None:
+    archive = zipfile.ZipFile(io.BytesIO(node_archive()))
+    for name in archive.namelist():
+        if name.endswith(".pyc"):
+            source = archive.read(name[:-1])
+            header, code = archive.read(name)[:16], marshal.loads(archive.read(name)[16:])
+            assert header == MAGIC_NUMBER + bytes([1, 0, 0, 0]) + source_hash(source)
+            assert code == compile(source, name[:-1], "exec", dont_inherit=True)
+            assert code.co_filename == name[:-1]
+
+
+def test_a_python_of_another_version_reads_the_source(tmp_path: Path) -> None:
+    path = tmp_path / "node.pyz"
+    with zipfile.ZipFile(io.BytesIO(node_archive())) as archive, zipfile.ZipFile(path, "w") as other:
+        for name in archive.namelist():
+            content = archive.read(name)
+            other.writestr(name, b"\0\0" + content[2:16] + b"no code" if name.endswith(".pyc") else content)
+    answer = run_archive(path, "finish", "--help")
+    assert answer.returncode == 0, answer.stderr
 
 
 @pytest.mark.parametrize("version", sorted(NEW_ENOUGH), ids=lambda version: ".".join(map(str, version)))
