@@ -50,7 +50,7 @@ def bound(slurm_packages: None, tmp_path: Path) -> Iterator[Person]:
 def test_the_trainers_have_the_cpus_that_the_profile_asks_for(bound: Person) -> None:
     every = len(os.sched_getaffinity(0))
     assert bound.ask("srun", "-N1", "-n1", "nproc") == "1\n"
-    assert requeue_of(bound) == "Requeue=0"
+    assert [requeue_of(bound), requeue_of(bound, "--requeue")] == ["Requeue=0", "Requeue=1"]
     (bound.home / "trainer.py").write_text(COUNTS_ITS_CPUS)
     words = (f"cluster={{base: cpu-x1, cpus_per_node: {every}}}", backend(bound.home / "trainer.py"), "--follow")
     training = submit(bound, bound.home, *words)

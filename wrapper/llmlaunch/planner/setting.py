@@ -236,7 +236,7 @@ def host_limit(recipe: Recipe) -> Limit:
         limit_bytes=int(available * share),
         memory_bytes=available,
         memory_source=source if by_request else f"profile of cluster {recipe.cluster.name}",
-        reason=f"{share:.0%} of {where} ({available / GIB:.0f} GiB)",
+        reason=f"{share:.0%} of {where} ({available / GIB:.{0 if available >= GIB else 1}f} GiB)",
     )
 
 
