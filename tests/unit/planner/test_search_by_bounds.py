@@ -31,10 +31,11 @@ from llmlaunch.planner.search_space import (
     apply_techniques,
     enumerate_splits,
     enumerate_uneven,
+    recipe_with_techniques,
     technique_space,
 )
 from llmlaunch.planner.setting import Setting, node_of
-from llmlaunch.planner.stage_search import balanced, costs_of
+from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of, have_cuts, most_layers
 from llmlaunch.planner.technique_batches import group_equal
 from llmlaunch.timing.passes import pass_seconds
 from support.plans import gallery_setting
@@ -122,9 +123,16 @@ def test_no_candidate_is_cheaper_than_its_bounds(job: str) -> None:
     asked = setting(job)
     space = technique_space(asked.recipe, asked.backend)
     for splits in legal_splits(asked):
-        least, uneven = least_seconds(asked, space, splits), bool(np.any(splits.uneven))
+        uneven = bool(np.any(splits.uneven))
+        splits = splits.take(have_cuts(asked.job, splits)) if uneven else splits
+        least = least_seconds(asked, space, splits)
         for step in space.step:
-            seconds = passes_with(asked, space, step, splits).total
+            cut = splits
+            if uneven:
+                job, layouts = asked.job_of(recipe_with_techniques(asked.recipe, step, space.state[0])), splits
+                layouts = layouts.with_techniques(0, step.recompute, step.recompute_layers, step.offload_layers)
+                cut = balanced(job, layouts, costs_of(job, asked.cluster, layouts))
+            seconds = passes_with(asked, space, step, cut).total
             keeping_all = passes_with(asked, space, step.keeping_all, splits, uneven).total
             in_balance = passes_with(asked, space, step, splits, in_balance=True).total
             for bound in (least, keeping_all, *([in_balance] if uneven else [])):
@@ -157,6 +165,7 @@ def test_no_candidate_that_fits_is_left_out_by_the_memory_of_its_layers(job: str
     recipe, space = asked.recipe, technique_space(asked.recipe, asked.backend)
     out = 0
     for splits in legal_splits(asked):
+        splits = splits.take(have_cuts(asked.job, splits)) if np.any(splits.uneven) else splits
         splits = splits.take(np.arange(0, len(splits), 1 + len(splits) // 40))
         for states in group_equal(asked, space):
             memory = MemoryBounds(asked, space, splits, states)
@@ -166,9 +175,17 @@ def test_no_candidate_that_fits_is_left_out_by_the_memory_of_its_layers(job: str
                 priced, layouts = apply_alike(recipe, space, alike[step], states[-1], splits.take(row))
                 job_of = asked.job_of(priced)
                 if np.any(splits.uneven):
-                    layouts = balanced(job_of, layouts, costs_of(job_of, asked.cluster, layouts))
-                worst = worst_bytes(asked, job_of, layouts).device_bytes
-                assert not np.any(~fits.ravel() & (worst <= asked.limit.most_bytes))
+                    costs = costs_of(job_of, asked.cluster, layouts)
+                    rows, cut = balanced_within(job_of, layouts, costs, most_bytes)
+                    seconds = pass_seconds(job_of, asked.cluster, cut).total
+                    most = most_layers(job_of, cut, costs.take(rows), seconds)
+                    assert np.all(memory.may_be_cut(states[-1], alike[step[rows]], row[rows], most))
+                    layouts = balanced(job_of, layouts, costs)
+                worst = worst_bytes(asked, job_of, layouts)
+                fit = worst.device_bytes <= asked.limit.most_bytes
+                assert not np.any(~fits.ravel() & fit)
+                full = memory.overfull(states[-1:], alike[step], row, layouts, worst.pipeline_rank)[0]
+                assert not np.any(full & fit)
                 out += int(np.count_nonzero(~fits))
     assert out
 

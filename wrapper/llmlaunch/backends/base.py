@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,12 +64,12 @@ class StepTechniques:
     cuda_graphs: tuple[str, ...] = ()
     solved: str | None = None
 
-    @property
+    @cached_property
     def keeping_all(self) -> StepTechniques:
         """The same techniques with nothing recomputed or offloaded: the fastest of those with the same switches."""
         return StepTechniques(**{name: getattr(self, name) for name in SWITCH_NAMES})
 
-    @property
+    @cached_property
     def without_modules(self) -> StepTechniques:
         """The same techniques with nothing recomputed and no module offloaded."""
         return replace(self, recompute=RECOMPUTE_NONE, recompute_modules=(), recompute_layers=0, offload_modules=())

@@ -262,12 +262,22 @@ def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn
         share = float(pattern[0]) if len(pattern) else 0.0
         return layers * (1.0 - share), layers * share
     before = np.concatenate([[0], np.cumsum(pattern)])  # mixture layers before layer i
-    assigned, moe = np.zeros(len(rank)), np.zeros(len(rank))
-    for start, stop in chunk_ranges(shape, rows, rank):
+    example, same = _same_stages(rows, rank)
+    assigned, moe = np.zeros(len(example)), np.zeros(len(example))
+    for start, stop in chunk_ranges(shape, rows.take(example), rank[example]):
         assigned += stop - start
         moe += before[stop] - before[start]
-    layers = np.where(rows.uneven, assigned, layers)
-    return layers - moe, moe
+    layers = np.where(rows.uneven, assigned[same], layers)
+    return layers - moe[same], moe[same]
+
+
+def _same_stages(rows: LayoutColumns, rank: IntColumn) -> tuple[IntColumn, IntColumn]:
+    """Return row numbers of the different stages, and for each row the number of its stage. There are few."""
+    code = np.zeros(len(rank), dtype=np.int64)
+    for column in (rows.partition, rows.pipeline, rows.virtual_pipeline, rank):
+        code = code * (int(column.max(initial=0)) + 1) + column
+    _, example, same = np.unique(code, return_index=True, return_inverse=True)
+    return example, same
 
 
 def _mixed(shape: ModelShape) -> bool:
@@ -295,13 +305,14 @@ def _shares_of(
     shape: ModelShape, rows: LayoutColumns, rank: IntColumn, patterns: Sequence[Sequence[int]]
 ) -> list[FloatColumn]:
     """Return for each pattern, with 1 for each layer of its kind, its part of each row's layers that are of any."""
-    counts = [np.zeros(len(rank)) for _ in patterns]
+    example, same = _same_stages(rows, rank)
+    counts = [np.zeros(len(example)) for _ in patterns]
     before = [np.concatenate([[0], np.cumsum(pattern)]) for pattern in patterns]  # layers of the kind before layer i
-    for start, stop in chunk_ranges(shape, rows, rank):
+    for start, stop in chunk_ranges(shape, rows.take(example), rank[example]):
         for count, of_kind in zip(counts, before, strict=True):
             count += of_kind[stop] - of_kind[start]
     layers = np.maximum(reduce(np.add, counts), 1.0)
-    return [count / layers for count in counts]
+    return [(count / layers)[same] for count in counts]
 
 
 def mean_of_kinds(rows: RankColumns, of_kinds: Sequence[FloatColumn]) -> FloatColumn:

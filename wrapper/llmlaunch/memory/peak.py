@@ -32,7 +32,9 @@ __all__ = [
     "StateSums",
     "Terms",
     "TransientSums",
+    "cache_share",
     "device_bytes",
+    "outside_bytes",
     "rank_sums",
     "rank_terms",
     "sum_of",
@@ -108,7 +110,7 @@ class TransientSums:
     def of(cls, job: Job, rows: RankColumns, terms: MomentTerms) -> TransientSums:
         return cls(
             moments=_moments(terms),
-            outside=np.rint(exchange_connections(job, rows)) + np.rint(exchange_buffers(job, rows)),
+            outside=_exchange_bytes(job, rows),
             holes=terms.moments[0].get(HOLES),
             cut=_cut(job, rows),
             lone=np.rint(_lone(job, rows)) if job.facts.whole_segments else None,
@@ -149,10 +151,10 @@ class StateSums:
     def of(cls, job: Job, rows: RankColumns, terms: MomentTerms, state: States) -> StateSums:
         facts = job.facts
         return cls(
-            cache_share=_cache_share(job),
+            cache_share=cache_share(job),
             torch_factor=job.correction.torch_factor,
             moments=_moments(terms),
-            outside=sum_of(outside_torch(job, rows).values()),
+            outside=sum_of(_outside_torch(job, rows).values()),
             placed=np.rint(state.placed) if facts.placed_whole or facts.moved_to_buffers else None,
             flat=np.rint(state.flat) if facts.flat_step else None,
             other_streams=() if facts.full_sharding is None else _other_streams(state, terms),
@@ -207,7 +209,16 @@ def rank_sums(job: Job, rows: RankColumns) -> tuple[TransientSums, StateSums]:
     return transient, StateSums.of(job, rows, state_terms(job, rows, state), state)
 
 
-def outside_torch(job: Job, rows: RankColumns) -> Moment:
+def outside_bytes(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return what is outside torch: the device's context, communicators, and what exchanges of tokens hold."""
+    return sum_of(_outside_torch(job, rows).values()) + _exchange_bytes(job, rows)
+
+
+def _exchange_bytes(job: Job, rows: RankColumns) -> FloatColumn:
+    return np.asarray(np.rint(exchange_connections(job, rows)) + np.rint(exchange_buffers(job, rows)))
+
+
+def _outside_torch(job: Job, rows: RankColumns) -> Moment:
     context = np.full(len(rows), float(round(job.facts.context_bytes)))
     names = ("context", "communicators")
     return dict(zip(names, job.correction.outside(context, np.rint(communicators(job, rows))), strict=True))
@@ -283,7 +294,8 @@ def _apart(
     return np.maximum(backward - most, 0.0)
 
 
-def _cache_share(job: Job) -> float:
+def cache_share(job: Job) -> float:
+    """Return the share of what is alive that the allocator's cache holds besides."""
     mixture = job.facts.mixture_cache_share
     return job.facts.cache_share if mixture is None or job.shape.moe is None else mixture
 
@@ -369,7 +381,7 @@ def rank_terms(job: Job, rows: RankColumns) -> Terms:
     residual = (
         {} if state_sums.torch_factor == 1.0 else _residual(sum_of(terms.values()), cache, state_sums.torch_factor)
     )
-    outside = dict(outside_torch(job, rows))
+    outside = dict(_outside_torch(job, rows))
     outside["communicators"] = outside["communicators"] + np.rint(exchange_connections(job, rows))
     if job.techniques.token_dispatcher == "flex":
         outside["exchange_buffers"] = np.rint(exchange_buffers(job, rows))

@@ -17,11 +17,13 @@ from llmlaunch.memory.states import least_state_bytes
 from llmlaunch.planner.preference import factor_of, least_split_prices, technique_prices
 from llmlaunch.planner.search_space import SPLIT_FIELDS, TechniqueSpace, recipe_with_techniques
 from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.stage_search import fullest_stage
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.timing.passes import PassSeconds, pass_seconds
+from llmlaunch.timing.passes import PassSeconds, fills_and_drains, pass_seconds
 from llmlaunch.timing.stages import stage_seconds, stages_in_balance
 
 __all__ = [
+    "LAYER_FIELDS",
     "LeastFactors",
     "by_cost",
     "least_seconds",
@@ -31,6 +33,8 @@ __all__ = [
     "switch_sets",
 ]
 
+# what a layer's seconds and activations depend on, of a split
+LAYER_FIELDS = ("tensor", "context", "expert", "expert_tensor", "micro_batch_size", "sequence_parallel")
 PIECE = 8192  # layouts priced at a time, so that the columns of the formula stay in the processor's cache
 
 
@@ -40,25 +44,21 @@ def switch_sets(space: TechniqueSpace) -> list[StepTechniques]:
 
 
 def least_seconds(setting: Setting, space: TechniqueSpace, splits: LayoutColumns) -> FloatColumn:
-    """Return a lower bound of each split's step with any of the techniques and any cut of the layers: its stages all
-    take the same time, and nothing is sent between them. Layers take as long whatever the chunks of a rank, so few
-    different splits are timed."""
-    names = [name for name in SPLIT_FIELDS if name != "virtual_pipeline"]
-    different, row_of = splits.distinct(names)
+    """Return a lower bound of each split's step with any of the techniques and any cut of the search: its stages all
+    take the same time but for one that holds more, and nothing is sent between them. Layers take as long wherever they
+    are, so few different splits are timed."""
+    different, row_of = splits.distinct(LAYER_FIELDS)
+    fullest = fullest_stage(setting.job, splits)
     chunks = splits.virtual_pipeline.astype(np.float64)
     microbatches = np.maximum(splits.num_microbatches(setting.recipe.workload.global_batch_size), 1)
     least = np.full(len(splits), np.inf)
     for step in switch_sets(space):
         job = setting.job_of(recipe_with_techniques(setting.recipe, step, space.state[0]))
-        stages = [
-            stages_in_balance(job, layouts, stage_seconds(job, setting.cluster, layouts))
-            for layouts in (different.take(slice(i, i + PIECE)) for i in range(0, len(different), PIECE))
-        ]
-        slowest = np.concatenate([np.zeros(0), *(piece.slowest_seconds for piece in stages)])[row_of]
-        all_stages = np.concatenate([np.zeros(0), *(piece.all_seconds for piece in stages)])[row_of]
-        waits = job.techniques.weight_versions == 1 and not job.techniques.zero_bubble
-        bubble = (all_stages - slowest) / chunks if waits else 0.0
-        least = np.minimum(least, microbatches * slowest + bubble)
+        seconds = stage_seconds(job, setting.cluster, different).take(row_of)
+        stages = stages_in_balance(job, splits, seconds, fullest)
+        others = np.maximum(stages.all_seconds - stages.slowest_seconds, 0.0)
+        bubble = others / chunks if fills_and_drains(job) else 0.0
+        least = np.minimum(least, microbatches * stages.slowest_seconds + bubble)
     return least
 
 
@@ -84,7 +84,7 @@ def passes_with(
     """Return the passes of all splits with one set of step techniques."""
     layouts = splits.with_techniques(0, step.recompute, step.recompute_layers, step.offload_layers)
     job = setting.job_of(recipe_with_techniques(setting.recipe, step, space.state[0]))
-    return pass_seconds(job, setting.cluster, layouts, in_balance=in_balance)
+    return pass_seconds(job, setting.cluster, layouts, in_balance=fullest_stage(job, layouts) if in_balance else None)
 
 
 class LeastFactors:

@@ -44,10 +44,19 @@ def situation(recipe: Recipe, layouts: LayoutColumns) -> Situation:
 
 
 def first_failed(rules: Sequence[Rule], situation: Situation) -> IntColumn:
-    """Return the index of the first rule each layout fails, -1 where it passes all: one reason for each refusal."""
+    """Return the index of the first rule each layout fails, -1 where it passes all: one reason for each refusal. Rules
+    are asked about the layouts that passed those before them, once these are few."""
     failed = np.full(len(situation.layouts), -1, dtype=np.int64)
+    asked, passed = np.arange(len(failed)), np.ones(len(failed), dtype=np.bool_)
     for index, rule in enumerate(rules):
-        failed[(failed < 0) & ~rule.allows(situation)] = index
+        allowed = rule.allows(situation)
+        failed[asked[passed & ~allowed]] = index
+        passed = passed & allowed
+        if not np.any(passed):
+            break
+        if 2 * np.count_nonzero(passed) < len(asked):
+            asked, situation = asked[passed], replace(situation, layouts=situation.layouts.take(passed))
+            passed = np.ones(len(asked), dtype=np.bool_)
     return failed
 
 
@@ -107,7 +116,7 @@ def _all_answers(
 ) -> tuple[list[Sequence[_Answer]], IntColumn]:
     """Return the different answers of each rule, and which of them each combination of techniques has (rules x
     combinations, each of `steps` with every set of state techniques)."""
-    projections = _Projections(splits)
+    projections = _Projections(splits, [space.step[i] for i in steps], space.state)
     answered = [_ObservedRule(rule, projections).answer_all(recipe, space, steps) for rule in rules]
     kinds = [kind.ravel() for _, kind in answered]
     return [answers for answers, _ in answered], np.reshape(kinds, (len(rules), len(steps) * len(space.state)))
@@ -141,11 +150,20 @@ def _first_failed(count: int, answers: Sequence[_Answer]) -> IntColumn:
 
 
 class _Projections:
-    """The different combinations of values that splits have in some of their fields."""
+    """The different combinations of values that splits, and sets of techniques, have in some of their fields."""
 
-    def __init__(self, splits: LayoutColumns) -> None:
-        self.splits = splits
+    def __init__(
+        self, splits: LayoutColumns, steps: Sequence[StepTechniques], states: Sequence[StateTechniques]
+    ) -> None:
+        self.splits, self._steps, self._states = splits, steps, states
         self._known: dict[frozenset[str], tuple[LayoutColumns, IntColumn]] = {}
+        self._numbers: dict[tuple[str, ...], tuple[IntColumn, IntColumn]] = {}
+
+    def of_techniques(self, names: tuple[str, ...]) -> tuple[IntColumn, IntColumn]:
+        """Return the numbers of the combinations of the step and of the state techniques."""
+        if names not in self._numbers:
+            self._numbers[names] = _numbered(_values_of(self._steps, names)), _numbered(_values_of(self._states, names))
+        return self._numbers[names]
 
     def of(self, names: frozenset[str]) -> tuple[LayoutColumns, IntColumn]:
         """Return an example of each combination, and the number of each split's."""
@@ -171,8 +189,7 @@ class _ObservedRule:
         The rule is asked once for each combination of the values that it reads."""
         while True:
             names = self.techniques
-            step = _numbered(_values_of([space.step[i] for i in steps], names))
-            state = _numbered(_values_of(space.state, names))
+            step, state = self.projections.of_techniques(names)
             answers: dict[Any, tuple[int, _Answer]] = {}
             kinds = np.zeros((step.max(initial=-1) + 1, state.max(initial=-1) + 1), dtype=np.int64)
             for a, b in np.ndindex(kinds.shape):

@@ -8,24 +8,42 @@ techniques. In the search of a large mixture it spares nine tenths of the pricin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer
 from llmlaunch.memory.grouped_pricing import distinct_states
 from llmlaunch.memory.job import Job, RankColumns, layer_kinds, one_rank, without_layers
 from llmlaunch.memory.moments import state_terms
+from llmlaunch.memory.peak import cache_share, outside_bytes
 from llmlaunch.memory.states import states
+from llmlaunch.memory.workspace import layer_backward, recomputed_layer
+from llmlaunch.planner.bounds import LAYER_FIELDS
 from llmlaunch.planner.search_space import TechniqueSpace, apply_alike, recipe_with_techniques
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.stage_search import least_layers
+from llmlaunch.planner.stage_search import frequent_kind, least_layers
 
 __all__ = ["MemoryBounds"]
 
-LAYER_FIELDS = ("tensor", "context", "expert", "expert_tensor", "micro_batch_size", "sequence_parallel")
 ROUNDING = 1e-6  # terms are whole bytes, and a layer's are not
+
+
+@frozen
+class LayerBytes:
+    """What layers take with each of some `alike_steps` and few splits: bytes that one layer of each kind keeps of one
+    micro-batch (dense and mixture x steps x splits), those that are alive beside all that is kept while a layer of the
+    more frequent kind runs backward, and those that are left for layers on a rank that has one, but for what is
+    `outside` torch (steps x splits; that, of each of all splits)."""
+
+    job: Job
+    kept: FloatColumn
+    beside: FloatColumn
+    left: FloatColumn
+    outside: FloatColumn
 
 
 class MemoryBounds:
@@ -33,59 +51,111 @@ class MemoryBounds:
     offload, and any of a few sets of state techniques, whose facts are equal."""
 
     def __init__(self, setting: Setting, space: TechniqueSpace, splits: LayoutColumns, states: Sequence[int]) -> None:
-        self._setting, self._space, self._splits, self._state = setting, space, splits, states[0]
+        self._setting, self._space, self._splits, self._states = setting, space, splits, states
         self._anywhere = splits.uneven & (splits.virtual_pipeline == 1)  # layers may be cut between any two ranks
+        self._kind = frequent_kind(layer_kinds(setting.job.shape))
         self._rank, self._dense, self._mixture = _fewest_layers(setting.job, splits)
-        self._state_bytes = _least_states(setting, space, splits, self._rank, states)
+        self._state_bytes = _states_of_layers(setting, space, splits, self._rank, states)
         self._few, self._row_of = splits.distinct(LAYER_FIELDS)
+        self._layers_with: dict[int, tuple[int, LayerBytes]] = {}  # by step, with its place
 
     def may_fit(self, steps: IntColumn, rows: IntColumn) -> BoolColumn:
         """Whether each of the splits at `rows` may fit with each of some `alike_steps` (steps x rows)."""
-        job, layer_bytes = self._layer_bytes(steps)
-        first, techniques = self._space.step[int(steps[0])], job.techniques
-        elsewhere = techniques.offload_checkpoints or techniques.swapped_share or first.offload_layers
-        if first.solved is not None or elsewhere or techniques.trained_layers is not None:
+        layers = self._layer_bytes(steps)
+        if layers is None:
             return np.ones((len(steps), len(rows)), dtype=np.bool_)
-        outside = max(job.facts.context_bytes + job.correction.outside_bytes, 0.0)
-        most = (self._setting.limit.most_bytes - outside) / job.correction.torch_factor * (1.0 + ROUNDING)
-        alive = _least_alive(job, self._splits.take(rows), self._rank[rows])
-        dense, mixture = self._state_bytes[:, None, rows] + alive * layer_bytes[:, :, self._row_of[rows]]
-        fits: BoolColumn = self._dense[rows] * dense + self._mixture[rows] * mixture <= most
+        few = self._row_of[rows]
+        splits, state_bytes = self._splits.take(rows), self._state_bytes.min(axis=0)
+        held = np.array([self._dense[rows], self._mixture[rows]])
+        kept = _least_kept(layers.job, splits, self._rank[rows], held, layers.kept[:, :, few])
+        room = layers.left[:, few] - layers.outside[rows]
+        left = room + np.where(held[self._kind] > 0, 0.0, layers.beside[:, few])
+        fits: BoolColumn = (held * state_bytes[:, rows]).sum(axis=0) + kept <= left
         some = np.flatnonzero(self._anywhere[rows])
-        fits[:, some] = self._ranks_hold_all(job, rows[some], layer_bytes, most)
+        of_layer = layers.kept[self._kind][:, few[some]], state_bytes[self._kind, rows[some]]
+        fits[:, some] = self._ranks_hold_all(layers.job, splits.take(some), *of_layer, room[:, some])
         return fits
 
-    def _layer_bytes(self, steps: IntColumn) -> tuple[Job, FloatColumn]:
-        """Return the job of the steps, and the bytes that one layer of each kind keeps of one micro-batch with each of
-        them (dense and mixture x steps x few splits)."""
-        count = len(self._few)
+    def may_be_cut(self, state: int, steps: IntColumn, rows: IntColumn, most: IntColumn) -> BoolColumn:
+        """Whether layers may be cut so that the splits at `rows`, with step techniques each, all of one group of
+        `alike_steps` that `may_fit` was asked about, and with `state`, fit if no rank has more than `most` layers of
+        the more frequent kind."""
+        if len(rows) == 0 or int(steps[0]) not in self._layers_with:
+            return np.ones(len(rows), dtype=np.bool_)
+        layers = self._layers_with[int(steps[0])][1]
+        place, few = np.array([self._layers_with[step][0] for step in steps.tolist()]), self._row_of[rows]
+        state_bytes = self._state_bytes[self._states.index(state), self._kind, rows]
+        room = layers.left[place, few] - layers.outside[rows]
+        of_layer = layers.kept[self._kind, place, few], state_bytes
+        return self._ranks_hold_all(layers.job, self._splits.take(rows), *of_layer, room, most)
+
+    def overfull(
+        self, states: Sequence[int], steps: IntColumn, rows: IntColumn, cut: LayoutColumns, rank: IntColumn
+    ) -> BoolColumn:
+        """Whether the layers alone of one `rank` of each of the splits at `rows`, whose layers are `cut`, are too much
+        with each of the `states` and step techniques each, all of one group that `may_fit` was asked about (states x
+        rows)."""
+        if len(rows) == 0 or int(steps[0]) not in self._layers_with:
+            return np.zeros((len(states), len(rows)), dtype=np.bool_)
+        layers = self._layers_with[int(steps[0])][1]
+        place, few = np.array([self._layers_with[step][0] for step in steps.tolist()]), self._row_of[rows]
+        holds = one_rank(layers.job, cut, rank)
+        held = np.array([holds.dense_layers, holds.moe_layers])
+        state_bytes = self._state_bytes[[self._states.index(state) for state in states]][:, :, rows]
+        kept = _least_kept(layers.job, cut, rank, held, layers.kept[:, place, few])
+        room = layers.left[place, few] - layers.outside[rows]
+        left = room + np.where(held[self._kind] > 0, 0.0, layers.beside[place, few])
+        overfull: BoolColumn = (held * state_bytes).sum(axis=1) + kept > left
+        return overfull
+
+    def _layer_bytes(self, steps: IntColumn) -> LayerBytes | None:
+        """Return what layers take with the steps; None where no bound is known."""
+        count, first = len(self._few), self._space.step[int(steps[0])]
         recipe, layouts = apply_alike(
             self._setting.recipe,
             self._space,
             np.repeat(steps, count),
-            self._state,
+            self._states[0],
             self._few.take(np.tile(np.arange(count), len(steps))),
         )
         job = self._setting.job_of(recipe)
-        layer_bytes = np.array(kept_by_layer(job, without_layers(layouts)))
-        if job.techniques.recompute_method == "uniform":
+        techniques = job.techniques
+        elsewhere = techniques.offload_checkpoints or techniques.swapped_share or first.offload_layers
+        if first.solved is not None or elsewhere or techniques.trained_layers is not None:
+            return None
+        one = np.full(len(layouts), 1.0)
+        inner = replace(layouts, pipeline=np.full(len(layouts), 2))  # there is another rank for the head and the loss
+        mixture, dense = self._kind * one, (1 - self._kind) * one
+        rows = replace(without_layers(inner), dense_layers=dense, moe_layers=mixture)
+        kept, beside = np.array(kept_by_layer(job, rows)), layer_backward(job, rows)
+        if techniques.recompute_method == "uniform":
             full = layouts.recompute == RECOMPUTE_FULL
-            layer_bytes = np.where(full, layer_bytes / np.maximum(layouts.recompute_layers, 1), layer_bytes)
-        return job, layer_bytes.reshape(2, len(steps), count)
+            kept = np.where(full, kept / np.maximum(layouts.recompute_layers, 1), kept)
+            beside = beside + recomputed_layer(job, rows)
+        cached = job.correction.torch_factor * (1.0 + cache_share(job))
+        left = self._setting.limit.most_bytes * (1.0 + ROUNDING) / cached - beside
+        outside, shape = _least_outside(job, self._splits) / cached, (len(steps), count)
+        layers = LayerBytes(job, kept.reshape(2, *shape), beside.reshape(shape), left.reshape(shape), outside)
+        self._layers_with |= {step: (place, layers) for place, step in enumerate(steps.tolist())}
+        return layers
 
-    def _ranks_hold_all(self, job: Job, some: IntColumn, layer_bytes: FloatColumn, most: float) -> BoolColumn:
-        """Whether all ranks together may hold all layers of the more frequent kind, if each is as full as can be (steps
-        x some splits)."""
-        kinds = layer_kinds(job.shape)
-        mixtures = sum(kinds)
-        kind, layers = (1, mixtures) if 2 * mixtures > len(kinds) else (0, len(kinds) - mixtures)
-        splits = self._splits.take(some)
-        room = np.zeros((layer_bytes.shape[1], len(some)))
+    def _ranks_hold_all(
+        self,
+        job: Job,
+        splits: LayoutColumns,
+        kept: FloatColumn,
+        state_bytes: FloatColumn,
+        left: FloatColumn,
+        most: IntColumn | float = np.inf,
+    ) -> BoolColumn:
+        """Whether all ranks of the splits (the last axis of columns) together may hold all layers of the more frequent
+        kind, if each is as full as can be and holds no more than `most`."""
+        layers, room = np.zeros(left.shape), np.maximum(left, 0.0)
         for rank in range(int(splits.pipeline.max(initial=0))):
-            alive = _least_alive(job, splits, np.full(len(some), rank))
-            each = self._state_bytes[kind, some] + alive * layer_bytes[kind][:, self._row_of[some]]
-            room += np.where(rank < splits.pipeline, most / np.maximum(each, 1.0), 0.0)
-        enough: BoolColumn = room * (1.0 + ROUNDING) >= layers
+            each = state_bytes + _least_alive(job, splits, np.full(len(splits), rank))[0] * kept
+            here = np.minimum(np.floor(room / np.maximum(each, 1.0)), most)
+            layers += np.where(rank < splits.pipeline, here, 0.0)
+        enough: BoolColumn = layers >= layer_kinds(job.shape).count(self._kind)
         return enough
 
 
@@ -103,25 +173,25 @@ def _fewest_layers(job: Job, splits: LayoutColumns) -> tuple[IntColumn, FloatCol
     return rank, dense, mixture
 
 
-def _least_states(
+def _states_of_layers(
     setting: Setting, space: TechniqueSpace, splits: LayoutColumns, rank: IntColumn, states: Sequence[int]
 ) -> FloatColumn:
-    """Return the bytes of model states that last, of one layer of each kind with the state techniques that leave least
-    of them (dense and mixture x splits): what one layer more adds to a rank that holds all of them, since of gathered
-    parameters some are alive at a time, and of the first layers more than of the last."""
+    """Return the bytes of model states that last, of one layer of each kind with each of the state techniques (states x
+    dense and mixture x splits): what one layer more adds to a rank that holds all of them, since of gathered parameters
+    some are alive at a time, and of the first layers more than of the last."""
     distinct, row_of = distinct_states(setting.job, splits)
     at = np.zeros(len(distinct), dtype=np.int64)
     at[row_of] = rank
-    least = np.full((2, len(distinct)), np.inf)
-    for state in (space.state[index] for index in states):
+    bytes_of = np.zeros((len(states), 2, len(distinct)))
+    for place, state in enumerate(space.state[index] for index in states):
         job = setting.job_of(recipe_with_techniques(setting.recipe, space.step[0], state))
         layouts = distinct.with_techniques(state.zero_stage, RECOMPUTE_FULL, 0, 0)  # gathers least
         rows = one_rank(job, layouts, at)
         kinds, most = (np.array([1, 0]), np.array([0, 1])), job.shape.num_layers
         more = [_lasting(job, rows, *(most + 1) * kind) - _lasting(job, rows, *most * kind) for kind in kinds]
-        least = np.minimum(least, more)
-    least_of_splits: FloatColumn = least[:, row_of]
-    return least_of_splits
+        bytes_of[place] = more
+    of_splits: FloatColumn = bytes_of[:, :, row_of]
+    return of_splits
 
 
 def _lasting(job: Job, rows: RankColumns, dense_layers: int, mixture_layers: int) -> FloatColumn:
@@ -135,9 +205,30 @@ def _lasting(job: Job, rows: RankColumns, dense_layers: int, mixture_layers: int
     return total
 
 
-def _least_alive(job: Job, layouts: LayoutColumns, rank: IntColumn) -> IntColumn:
+def _least_outside(job: Job, splits: LayoutColumns) -> FloatColumn:
+    """Return the bytes outside torch on the rank of each split that has least of them: the first, one between, or the
+    last."""
+    rows = without_layers(splits)
+    ranks = (rows.rank, np.minimum(1, splits.pipeline - 1), splits.pipeline - 1)
+    least: FloatColumn = np.min([outside_bytes(job, replace(rows, rank=rank)) for rank in ranks], axis=0)
+    return least
+
+
+def _least_kept(job: Job, layouts: LayoutColumns, rank: IntColumn, held: FloatColumn, kept: FloatColumn) -> FloatColumn:
+    """Return the bytes of activations that a pipeline rank of each layout keeps at its peak, at least, of the layers
+    that it has `held` (dense and mixture x layouts) and the bytes `kept` by one layer of each kind (kinds x ...)."""
+    turns, more = _least_alive(job, layouts, rank)
+    least: FloatColumn = turns * np.einsum("kn,k...n->...n", held, kept)
+    if np.any(more):
+        lighter = np.where(held[1] > 0, np.where(held[0] > 0, kept.min(axis=0), kept[1]), kept[0])
+        least = least + more * held.sum(axis=0) * lighter
+    return least
+
+
+def _least_alive(job: Job, layouts: LayoutColumns, rank: IntColumn) -> tuple[IntColumn, FloatColumn]:
     """Return of how many micro-batches a pipeline rank of each layout keeps all its chunks alive at its peak, at least:
-    of those in flight (memory/schedule.py), the ones that have passed every chunk."""
+    of those in flight (memory/schedule.py), the ones that have passed every chunk; and how many times as many layers as
+    the rank has are alive besides, if its chunks have equally many."""
     p, v = layouts.pipeline, layouts.virtual_pipeline
     m = np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1)
     more = int(job.techniques.overlaps_experts)
@@ -145,4 +236,5 @@ def _least_alive(job: Job, layouts: LayoutColumns, rank: IntColumn) -> IntColumn
     chunks = 2 * (p - rank - 1) + (v - 1) * group + 1 + more
     turns = np.where(chunks >= m * v, m, np.minimum(group * (chunks // (group * v)), m))
     alive: IntColumn = np.where(v > 1, turns, np.minimum(m, p - rank + more))
-    return alive
+    equal = (v > 1) & (~layouts.uneven | ((rank > 0) & (rank < p - 1)))
+    return alive, np.where(equal, np.minimum(chunks, m * v) / v - turns, 0.0)

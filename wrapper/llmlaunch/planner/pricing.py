@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from llmlaunch.backends.base import StepTechniques
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns, Rule
@@ -208,12 +209,13 @@ def _price_rows(
     setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
     left_out: Counter[str] = Counter()
     distinct, state_of = distinct_states(setting.job, splits)
+    keeping: dict[StepTechniques, FloatColumn] = {}
     for indices in group_equal(setting, space):
         states = [state_batch(setting, space, index, distinct) for index in indices]
         if incumbents.whole:
             batches = _all_batches(offer, rows, steps, indices, state_of)
         else:
-            batches = _batches_in_reach(offer, rows, steps, indices, state_of, incumbents, left_out)
+            batches = _batches_in_reach(offer, rows, steps, indices, state_of, incumbents, left_out, keeping)
         for batch, allowed, factors in batches:
             for block, unneeded in _blocks(batch, states, allowed, factors, incumbents):
                 safe = block.take(is_safe(setting, block.device_bytes, block.host_bytes))
@@ -259,15 +261,19 @@ def _batches_in_reach(
     state_of: IntColumn,
     incumbents: Incumbents,
     left_out: Counter[str],
+    keeping: dict[StepTechniques, FloatColumn],
 ) -> Iterator[Batch]:
     """Yield the splits with the step techniques that are legal and within reach by lower bounds, and may fit memory as
-    soon as something is known to be safe."""
+    soon as something is known to be safe. `keeping` are the seconds of the splits with techniques that keep all
+    activations, whatever the state techniques."""
     setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
     memory = MemoryBounds(setting, space, splits, states) if incumbents.any_safe else None
     for alike in alike_steps(space, steps):
         allowed, first = offer.allowed_with(alike, states, rows), space.step[int(alike[0])]
-        keeping_all = passes_with(setting, space, first.keeping_all, splits).total
-        near = allowed.any(axis=0) & incumbents.in_reach(keeping_all * offer.factors.of_steps(rows, alike))
+        if first.keeping_all not in keeping:
+            keeping[first.keeping_all] = passes_with(setting, space, first.keeping_all, splits).total
+        least = keeping[first.keeping_all] * offer.factors.of_steps(rows, alike)
+        near = allowed.any(axis=0) & incumbents.in_reach(least)
         if memory is not None and np.any(near):
             fits = memory.may_fit(alike, np.arange(len(rows)))
             left_out[OVERFULL] += int(np.count_nonzero(allowed & near & ~fits))

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, layer_kinds
 from llmlaunch.planner.leading_layers import (
@@ -19,11 +19,21 @@ from llmlaunch.planner.leading_layers import (
     may_hold_mixtures,
     mixture_capacities,
 )
-from llmlaunch.planner.stage_balance import Costs, balance_alike, balance_kinds
+from llmlaunch.planner.stage_balance import SAME, Costs, balance_alike, balance_kinds
 from llmlaunch.planner.stage_capacities import capacities, fitting, may_hold_all
+from llmlaunch.timing.passes import fills_and_drains
 from llmlaunch.timing.stages import last_seconds, stage_seconds
 
-__all__ = ["balanced", "balanced_within", "costs_of", "least_layers"]
+__all__ = [
+    "balanced",
+    "balanced_within",
+    "costs_of",
+    "frequent_kind",
+    "fullest_stage",
+    "have_cuts",
+    "least_layers",
+    "most_layers",
+]
 
 
 Split = tuple[int, ...]
@@ -47,17 +57,14 @@ def balanced(job: Job, layouts: LayoutColumns, costs: Costs) -> LayoutColumns:
 
 
 def balanced_within(
-    job: Job, layouts: LayoutColumns, costs: Costs, limit_bytes: float, slowest_seconds: FloatColumn | None = None
+    job: Job, layouts: LayoutColumns, costs: Costs, limit_bytes: float, most: IntColumn | None = None
 ) -> tuple[IntColumn, LayoutColumns]:
     """Return row numbers, and those layouts with the layers by stage that balance best while every rank stays within
-    the limit. Stages that take longer than `slowest_seconds` are not needed. Rows without such stages are left out, and
-    so are those with several chunks to a rank, whose memory is
-    judged afterwards."""
+    the limit, with no more than `most` layers of the more frequent kind. Rows without such stages are left out, and so
+    are those with several chunks to a rank, whose memory is judged afterwards."""
     rows = np.flatnonzero(layouts.virtual_pipeline == 1)
-    most = np.full(len(layouts), job.shape.num_layers)
-    if slowest_seconds is not None:
-        layer = np.where(costs.mixture > 0, costs.mixture, costs.dense)
-        most = np.minimum(np.ceil(slowest_seconds / layer), most).astype(np.int64)
+    if most is None or frequent_kind(layer_kinds(job.shape)) != layer_kinds(job.shape)[-1]:
+        most = np.full(len(layouts), job.shape.num_layers)
     if job.stages_alike:
         rows = rows[may_hold_all(job, layouts.take(rows), limit_bytes, most[rows])]
     elif leading_dense_layers(job) and len(rows):
@@ -68,6 +75,23 @@ def balanced_within(
     splits = _one_chunk(job, chosen, cost, limit_bytes, most)
     solved = np.flatnonzero([len(split) > 0 for split in splits])
     return rows[solved], _with_splits(chosen.take(solved), [splits[row] for row in solved])
+
+
+def most_layers(job: Job, layouts: LayoutColumns, costs: Costs, step_seconds: FloatColumn) -> IntColumn:
+    """Return how many layers of the more frequent kind a stage of each layout, one chunk to a rank, may have if a step
+    takes no more than `step_seconds`: of m micro-batches m times the slowest stage, and all the others once where the
+    pipeline fills and drains (`timing/passes.py`)."""
+    kinds = layer_kinds(job.shape)
+    if job.techniques.trained_layers is not None:  # layers that run forward alone take less
+        return np.full(len(layouts), len(kinds))
+    m = np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1).astype(np.float64)
+    slowest = step_seconds / m
+    if fills_and_drains(job):
+        whole = kinds.count(0) * costs.dense + kinds.count(1) * costs.mixture + costs.first + costs.last
+        once = np.divide(step_seconds - whole, m - 1.0, out=np.full(len(m), np.inf), where=m > 1.0)
+        slowest = np.minimum(slowest, once)
+    layers = np.floor(slowest * (1.0 + SAME) / (costs.mixture if frequent_kind(kinds) else costs.dense))
+    return np.clip(layers, 0, len(kinds)).astype(np.int64)
 
 
 def _by_shape(job: Job, layouts: LayoutColumns, costs: Costs) -> Iterator[tuple[IntColumn, Sequence[Split]]]:
@@ -151,6 +175,41 @@ def least_layers(kinds: Sequence[int], p: int, v: int) -> FloatColumn:
         return np.zeros((2, p))
     choices, dense, mixture = _interleaved_choices(tuple(kinds), p, v)
     return np.array([dense.min(axis=0), mixture.min(axis=0)]) if choices else np.zeros((2, p))
+
+
+def frequent_kind(kinds: Sequence[int]) -> int:
+    """Return 1 if most layers are mixtures, else 0."""
+    return int(2 * sum(kinds) > len(kinds))
+
+
+def fullest_stage(job: Job, layouts: LayoutColumns) -> tuple[IntColumn, IntColumn]:
+    """Return how many dense and mixture layers some rank of each layout holds at least, however uneven stages are cut:
+    of the more frequent kind, and none where stages are even."""
+    kinds = tuple(layer_kinds(job.shape))
+    code = layouts.pipeline * (len(kinds) + 1) + layouts.virtual_pipeline
+    different, place = np.unique(np.where(layouts.uneven, code, 0), return_inverse=True)
+    sizes = [divmod(value, len(kinds) + 1) for value in different.tolist()]
+    layers = np.array([_fewest_on_the_fullest(kinds, *size) if size[0] else 0 for size in sizes], dtype=np.int64)[place]
+    return (0 * layers, layers) if frequent_kind(kinds) else (layers, 0 * layers)
+
+
+def have_cuts(job: Job, layouts: LayoutColumns) -> BoolColumn:
+    """Whether there is a way to cut the stages of each layout, all of which are uneven: several chunks of a rank are
+    cut in few ways, and many sizes have none."""
+    kinds = tuple(layer_kinds(job.shape))
+    code = layouts.pipeline * (len(kinds) + 1) + layouts.virtual_pipeline
+    different, place = np.unique(code, return_inverse=True)
+    sizes = [divmod(value, len(kinds) + 1) for value in different.tolist()]
+    return np.array([v == 1 or len(_interleaved_choices(kinds, p, v)[0]) > 0 for p, v in sizes], dtype=np.bool_)[place]
+
+
+def _fewest_on_the_fullest(kinds: Split, p: int, v: int) -> int:
+    """Return how many layers of the more frequent kind the rank with most of them holds at least."""
+    kind = frequent_kind(kinds)
+    if v == 1:
+        return -(-kinds.count(kind) // p)
+    choices, dense, mixture = _interleaved_choices(kinds, p, v)
+    return int((mixture if kind else dense).max(axis=1).min()) if choices else 0
 
 
 def _ends(layers: int, stages: int) -> Iterator[tuple[int, int, int]]:

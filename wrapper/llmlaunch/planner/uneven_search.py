@@ -8,10 +8,11 @@ cost one comparison.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from llmlaunch.backends.base import StepTechniques
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.grouped_pricing import distinct_states, rank_bytes
@@ -23,7 +24,15 @@ from llmlaunch.planner.points import Points, Rows
 from llmlaunch.planner.pricing import Offer
 from llmlaunch.planner.search_space import alike_steps, apply_alike
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of
+from llmlaunch.planner.stage_balance import Costs
+from llmlaunch.planner.stage_search import (
+    balanced,
+    balanced_within,
+    costs_of,
+    fullest_stage,
+    have_cuts,
+    most_layers,
+)
 from llmlaunch.planner.technique_batches import TechniqueBatch, group_equal, is_safe, state_batch, state_update
 from llmlaunch.progress import report
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
@@ -58,9 +67,12 @@ class UnevenLayouts:
 class Pairs:
     """Splits with step techniques of one group of `alike_steps`; `steps` are the indices of these. Which `states` are
     `allowed` with each pair, and the `factors` that the ranking multiplies its seconds by at least, are states x pairs.
-    `least_keys` bound its place in the ranking; `whole` is true where one rank does not decide that it is no point."""
+    `least_keys` bound its place in the ranking; `whole` is true where one rank does not decide that it is no point.
+    `places` are theirs among the splits of `memory`, if that bounds them."""
 
+    memory: MemoryBounds | None
     states: Sequence[int]
+    places: IntColumn
     splits: LayoutColumns
     steps: IntColumn
     allowed: BoolColumn
@@ -70,20 +82,31 @@ class Pairs:
 
     def take(self, index: BoolColumn | IntColumn) -> Pairs:
         columns = (self.allowed[:, index], self.factors[:, index], self.whole[index], self.least_keys[index])
-        return Pairs(self.states, self.splits.take(index), self.steps[index], *columns)
+        places, splits = self.places[index], self.splits.take(index)
+        return Pairs(self.memory, self.states, places, splits, self.steps[index], *columns)
 
 
 @dataclass(frozen=True)
 class Unsafe:
     """Splits in their best balance that are not safe, with step techniques each and the state techniques at `state`:
-    another cut may be, which the ranking counts `least_keys` seconds at least. `rows` are None where one rank was
-    enough to know."""
+    another cut may be, which the ranking counts `least_keys` seconds at least. `costs` are those of their stages,
+    `factors` what the ranking multiplies their seconds by at least. `rows` are None where one rank was enough to
+    know, and `places` theirs among the splits of `memory`, if that bounds them."""
 
+    memory: MemoryBounds | None
     state: int
+    places: IntColumn
     splits: LayoutColumns
     steps: IntColumn
+    costs: Costs
+    factors: FloatColumn
     least_keys: FloatColumn
     rows: Rows | None = None
+
+    def take(self, index: IntColumn) -> Unsafe:
+        columns = (self.steps[index], self.costs.take(index), self.factors[index], self.least_keys[index])
+        rows = None if self.rows is None else self.rows.take(index)
+        return Unsafe(self.memory, self.state, self.places[index], self.splits.take(index), *columns, rows)
 
 
 def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
@@ -97,6 +120,7 @@ def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
     least = least_seconds(offer.setting, space, offer.splits) * offer.factors.of_splits()
     waiting, at_once = offer.in_order(least, steps), 4 * AT_ONCE
     waiting = waiting[incumbents.in_reach(least[waiting])]
+    waiting = waiting[have_cuts(offer.setting.job, offer.splits.take(waiting))]
     if int(offer.splits.pipeline[waiting].sum()) * len(steps) > MANY:
         _look_ahead(offer, least, waiting, incumbents)
         if not incumbents.any_safe:
@@ -138,14 +162,15 @@ def _price_splits(
     at_once = FIRST_PAIRS
     while groups := [group.take(near) for group in groups if np.any(near := incumbents.in_reach(group.least_keys))]:
         keys = np.sort(np.concatenate([group.least_keys for group in groups]))
-        most, at_once = float(keys[min(at_once, len(keys)) - 1]), 64 * at_once
-        for group in groups:
+        at_once = len(keys) if len(keys) < 16 * at_once else at_once  # a few left are not worth another round
+        most, at_once = float(keys[at_once - 1]), 64 * at_once
+        for group in sorted(groups, key=lambda group: float(group.least_keys.min())):
             unsafe += pricing.price(group.take(group.least_keys <= most))
         groups = [group.take(group.least_keys > most) for group in groups]
     for rest in sorted(unsafe, key=lambda rest: float(rest.least_keys.min(initial=np.inf))):
         lost, some = np.ones(len(rest.least_keys), dtype=np.bool_), np.flatnonzero(incumbents.in_reach(rest.least_keys))
         if len(some):
-            lost[some[pricing.add_fitting(rest.splits.take(some), rest.steps[some], rest.state)]] = False
+            lost[some[pricing.add_fitting(rest.take(some))]] = False
         if rest.rows is None:
             result.overfull += int(np.count_nonzero(lost))
         else:
@@ -159,10 +184,14 @@ def _pairs_in_reach(
     `brief`. Bounds that cost little come first."""
     setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
     whole = _rehearsed(setting, splits) if brief else np.ones(len(rows), dtype=np.bool_)
+    seconds_keeping: dict[StepTechniques, FloatColumn] = {}  # whatever the state techniques are
     for states in group_equal(setting, space):
         memory = MemoryBounds(setting, space, splits, states) if brief else None
         for alike in alike_steps(space, steps):
-            keeping = passes_with(setting, space, space.step[int(alike[0])].keeping_all, splits, in_balance=True).total
+            keeping_all = space.step[int(alike[0])].keeping_all
+            if keeping_all not in seconds_keeping:
+                seconds_keeping[keeping_all] = passes_with(setting, space, keeping_all, splits, in_balance=True).total
+            keeping = seconds_keeping[keeping_all]
             few = np.flatnonzero(incumbents.in_reach(keeping * offer.factors.of_steps(rows, alike).min(axis=0)))
             allowed, factors = offer.allowed_with(alike, states, rows[few]), offer.factors.of_steps(rows[few], alike)
             near = allowed.any(axis=0) & incumbents.in_reach(keeping[few] * factors)
@@ -173,13 +202,14 @@ def _pairs_in_reach(
             step, place = np.nonzero(near)
             row = few[place]
             recipe, layouts = apply_alike(setting.recipe, space, alike[step], states[0], splits.take(row))
-            seconds = pass_seconds(setting.job_of(recipe), setting.cluster, layouts, in_balance=True).total
+            fullest = fullest_stage(setting.job, layouts)
+            seconds = pass_seconds(setting.job_of(recipe), setting.cluster, layouts, in_balance=fullest).total
             each = np.array([offer.factors.of(rows[row], alike[step], state) for state in states])
             legal = allowed[:, step, place]
             keys = np.where(legal, seconds * each, np.inf).min(axis=0)
             some = np.flatnonzero(incumbents.in_reach(keys))
             columns = (legal[:, some], each[:, some], whole[row[some]], keys[some])
-            yield Pairs(states, splits.take(row[some]), alike[step[some]], *columns)
+            yield Pairs(memory, states, row[some], splits.take(row[some]), alike[step[some]], *columns)
 
 
 def _rehearsed(setting: Setting, splits: LayoutColumns) -> BoolColumn:
@@ -204,14 +234,15 @@ class Pricing:
         it costs less than the memory of all ranks, and so does that of one rank, where pairs need not be whole."""
         setting = self.offer.setting
         job, layouts = self._applied(pairs.splits, pairs.steps, pairs.states[0])
-        cut = balanced(job, layouts, costs_of(job, setting.cluster, layouts))
+        costs = costs_of(job, setting.cluster, layouts)
+        cut = balanced(job, layouts, costs)
         uneven = np.flatnonzero(cut.uneven)  # even cuts are searched with the even splits
         passes = pass_seconds(job, setting.cluster, cut.take(uneven))
         soon = np.flatnonzero(self.incumbents.in_reach(passes.total * pairs.factors[:, uneven].min(axis=0)))
         uneven = uneven[soon]
         if not len(uneven):
             return []
-        return list(self._price_cuts(cut.take(uneven), passes.take(soon), pairs.take(uneven)))
+        return list(self._price_cuts(cut.take(uneven), passes.take(soon), pairs.take(uneven), costs.take(uneven)))
 
     def _applied(self, splits: LayoutColumns, steps: IntColumn, state: int) -> tuple[Job, LayoutColumns]:
         """Return the job of step techniques that are alike, and the layouts with them and a set of state techniques."""
@@ -219,38 +250,48 @@ class Pricing:
         recipe, layouts = apply_alike(setting.recipe, self.offer.space, steps, state, splits)
         return setting.job_of(recipe), layouts
 
-    def _price_cuts(self, splits: LayoutColumns, passes: PassSeconds, pairs: Pairs) -> Iterator[Unsafe]:
+    def _price_cuts(self, splits: LayoutColumns, passes: PassSeconds, pairs: Pairs, costs: Costs) -> Iterator[Unsafe]:
         """Add the pairs, with their `splits` cut, that are safe; yield those that may be if they are cut otherwise."""
         setting, space = self.offer.setting, self.offer.space
         allowed, single = pairs.allowed, splits.virtual_pipeline == 1
         full = allowed & ~pairs.whole
         if np.any(full):
-            full &= self._bytes_of_a_rank(splits, pairs) > setting.limit.most_bytes
+            full &= self._one_is_full(splits, pairs)
         batch, distinct = self._technique_batch(splits, pairs.steps, pairs.states[0])
         batch = batch.with_passes(passes)
         for place, index in enumerate(pairs.states):
-            again = np.flatnonzero(full[place] & single)
-            keys = passes.total[again] * pairs.factors[place, again]
-            yield Unsafe(index, splits.take(again), pairs.steps[again], keys)
+            factors = pairs.factors[place]
+            unsafe = Unsafe(
+                pairs.memory, index, pairs.places, splits, pairs.steps, costs, factors, passes.total * factors
+            )
+            yield unsafe.take(np.flatnonzero(full[place] & single))
             self.result.overfull += int(np.count_nonzero(full[place] & ~single))
             if not np.any(some := allowed[place] & ~full[place]):
                 continue
             seconds = batch.step_seconds(state_update(setting, space, index, distinct))
-            keys = seconds * pairs.factors[place]
+            keys = seconds * factors
             some = np.flatnonzero(some & self.incumbents.in_reach(keys))
             if len(some):
                 cut, states = splits.take(some), state_batch(setting, space, index, distinct)
                 rows = batch.take(some).priced_with(states, seconds[some])
                 again = ~is_safe(setting, rows.device_bytes, rows.host_bytes) & single[some]
                 self._add(cut.take(~again), rows.take(~again))
-                yield Unsafe(index, cut.take(again), pairs.steps[some[again]], keys[some[again]], rows.take(again))
+                yield replace(unsafe.take(some), least_keys=keys[some], rows=rows).take(np.flatnonzero(again))
 
-    def _bytes_of_a_rank(self, splits: LayoutColumns, pairs: Pairs) -> FloatColumn:
-        """Return the bytes of one rank of each split, with each of the state techniques (states x splits): the rank
-        with the most layers times the micro-batches it keeps. The fullest rank of the split needs no less."""
-        applied = [self._applied(splits, pairs.steps, index) for index in pairs.states]
-        rank = _heaviest_rank(splits, layer_kinds(applied[0][0].shape))
-        return np.array(rank_bytes([job for job, _ in applied], [layouts for _, layouts in applied], rank))
+    def _one_is_full(self, splits: LayoutColumns, pairs: Pairs) -> BoolColumn:
+        """Whether one rank of each split needs too much with each of the state techniques (states x splits): the rank
+        with the most layers times the micro-batches it keeps. The fullest rank of the split needs no less. What its
+        layers alone take is asked first."""
+        rank = _heaviest_rank(splits, layer_kinds(self.offer.setting.recipe.model))
+        full = np.zeros(pairs.allowed.shape, dtype=np.bool_)
+        if pairs.memory is not None:
+            full = pairs.memory.overfull(pairs.states, pairs.steps, pairs.places, splits, rank)
+        some = np.flatnonzero(~full.all(axis=0))
+        if len(some):
+            applied = [self._applied(splits.take(some), pairs.steps[some], index) for index in pairs.states]
+            bytes_ = rank_bytes([job for job, _ in applied], [layouts for _, layouts in applied], rank[some])
+            full[:, some] = np.array(bytes_) > self.offer.setting.limit.most_bytes
+        return full
 
     def _add(self, splits: LayoutColumns, rows: Rows) -> None:
         """Add rows over splits of their own, one each."""
@@ -259,17 +300,22 @@ class Pricing:
         space = self.offer.space
         self.incumbents.add(Points(splits, space.step, space.state, self.result.blocks[-1].take(safe)))
 
-    def add_fitting(self, splits: LayoutColumns, steps: IntColumn, state: int) -> IntColumn:
-        """Add the best cut that memory allows of each split; return the row numbers of those that have one."""
+    def add_fitting(self, unsafe: Unsafe) -> IntColumn:
+        """Add the best cut that memory allows of each split; return the row numbers of those that have one within
+        reach."""
         setting, space = self.offer.setting, self.offer.space
-        job, layouts = self._applied(splits, steps, state)
-        costs = costs_of(job, setting.cluster, layouts)
-        slowest = self.incumbents.key_to_beat / np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1)
-        fitting, cut = balanced_within(job, layouts, costs, setting.limit.limit_bytes, slowest)
+        job, layouts = self._applied(unsafe.splits, unsafe.steps, unsafe.state)
+        most = most_layers(job, layouts, unsafe.costs, self.incumbents.key_to_beat / unsafe.factors)
+        rows = np.arange(len(layouts))
+        if unsafe.memory is not None:
+            rows = np.flatnonzero(unsafe.memory.may_be_cut(unsafe.state, unsafe.steps, unsafe.places, most))
+        fitting, cut = balanced_within(
+            job, layouts.take(rows), unsafe.costs.take(rows), setting.limit.limit_bytes, most[rows]
+        )
         if len(fitting):
-            batch, distinct = self._technique_batch(cut, steps[fitting], state)
-            self._add(cut, batch.priced_with(state_batch(setting, space, state, distinct)))
-        return fitting
+            batch, distinct = self._technique_batch(cut, unsafe.steps[rows[fitting]], unsafe.state)
+            self._add(cut, batch.priced_with(state_batch(setting, space, unsafe.state, distinct)))
+        return rows[fitting]
 
     def _technique_batch(
         self, splits: LayoutColumns, steps: IntColumn, state: int

@@ -17,9 +17,9 @@ from llmlaunch.timing.constants import constant
 from llmlaunch.timing.layers import KINDS
 from llmlaunch.timing.network import exposed, moves_activations, moving_seconds, pipeline_hop
 from llmlaunch.timing.products import SplitColumns, split_of
-from llmlaunch.timing.stages import Pieces, Stages, pieces, stages, stages_in_balance
+from llmlaunch.timing.stages import FullestStage, Pieces, Stages, pieces, stages, stages_in_balance
 
-__all__ = ["PassSeconds", "pass_seconds"]
+__all__ = ["PassSeconds", "fills_and_drains", "pass_seconds"]
 
 
 PIECE = 4096  # layouts worked out together
@@ -78,31 +78,39 @@ def pass_seconds(
     cluster: Cluster,
     layouts: LayoutColumns,
     microbatches: IntColumn | None = None,
-    in_balance: bool = False,
+    in_balance: FullestStage | None = None,
 ) -> PassSeconds:
     """Return every layout's passes. Nothing here depends on the ZeRO stage, the gradients' type or where the optimizer
-    is. With `in_balance`, each stage takes its share of all seconds, whatever layers it holds: no cut of the layers is
-    faster.
+    is. With `in_balance`, each stage takes its share of all seconds, whatever layers it holds, and the slowest no less
+    than the layers that some stage holds at least: no such cut of the layers is faster.
 
     The passes are computed a piece at a time: columns of a few thousand rows stay in the processor's cache.
     """
     if microbatches is None:
         microbatches = layouts.num_microbatches(job.workload.global_batch_size)
     m = np.maximum(microbatches.astype(np.float64), 1.0)
-    starts = range(0, max(len(layouts), 1), PIECE)
-    blocks = [_passes(job, cluster, layouts.take(slice(i, i + PIECE)), m[i : i + PIECE], in_balance) for i in starts]
+    parts = [slice(start, start + PIECE) for start in range(0, max(len(layouts), 1), PIECE)]
+    blocks = [
+        _passes(job, cluster, layouts.take(part), m[part], in_balance and (in_balance[0][part], in_balance[1][part]))
+        for part in parts
+    ]
     columns = zip(*((block.total, *block.hiding, block.host_slack) for block in blocks), strict=True)
     return PassSeconds(job, cluster, layouts, m, *(np.concatenate(column) for column in columns))
 
 
-def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn, in_balance: bool = False) -> _Passes:
+def _passes(
+    job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn, in_balance: FullestStage | None = None
+) -> _Passes:
     """Return the passes of one piece. With stages that take S seconds for a micro-batch, the slowest of them S*, a step
     of m micro-batches takes `m S* + (sum S - S*) / v`: the pipeline fills and drains once, in 1/v of the time where
     each rank runs v chunks in turn (Narayanan et al. 2021, section 2.2). The slowest stage is shown by kind of work,
     the rest is the bubble."""
     at = split_of(job, layouts)
     parts = pieces(job, cluster, at)
-    stages_ = (stages_in_balance if in_balance else stages)(job, layouts, parts.seconds)
+    if in_balance is None:
+        stages_ = stages(job, layouts, parts.seconds)
+    else:
+        stages_ = stages_in_balance(job, layouts, parts.seconds, in_balance)
     work = m * stages_.slowest_seconds
     bubble = _bubble(job, at, parts, stages_)
     beside = {
@@ -115,7 +123,7 @@ def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn, 
     if parts.mixture is not None and parts.mixture.hidden_exchange is not None:
         beside["expert_parallel"] = _unpaired_exchange(job, parts.mixture.hidden_exchange)
     forward, backward = _compute(at, parts, stages_)
-    if moves_activations(job, layouts):
+    if in_balance is None and moves_activations(job, layouts):  # the slowest stage may hold few layers
         moving = moving_seconds(job, cluster, layouts, stages_.dense_layers, stages_.mixture_layers)
         beside["host_transfers"] = m * (exposed(moving, forward) + exposed(moving, backward))
     for column in beside.values():
@@ -143,6 +151,11 @@ def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
     for kind, column in parts.ends.first.items():
         kinds[kind] = kinds[kind] + stages_.first * column if kind in kinds else stages_.first * column
     return {kind: kinds[kind] for kind in KINDS if kind in kinds}
+
+
+def fills_and_drains(job: Job) -> bool:
+    """Whether the slowest stage of a pipeline waits once a step for all others to fill and drain."""
+    return job.techniques.weight_versions == 1 and not job.techniques.zero_bubble
 
 
 def _bubble(job: Job, at: SplitColumns, parts: Pieces, stages_: Stages) -> FloatColumn:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.columns import FloatColumn
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
@@ -24,6 +24,7 @@ __all__ = [
     "EAGER_LOSS_BYTES",
     "NATIVE_LOSS_BYTES",
     "Ends",
+    "FullestStage",
     "Pieces",
     "StageSeconds",
     "Stages",
@@ -54,6 +55,10 @@ class StageSeconds:
     last: FloatColumn
     frozen: tuple[FloatColumn, FloatColumn] | None = None
 
+    def take(self, index: IntColumn) -> StageSeconds:
+        columns = (self.dense_layer[index], self.mixture_layer[index], self.first[index], self.last[index])
+        return StageSeconds(*columns, None if self.frozen is None else (self.frozen[0][index], self.frozen[1][index]))
+
 
 @frozen
 class Ends:
@@ -73,6 +78,9 @@ class Pieces:
     ends: Ends
     seconds: StageSeconds
     frozen: tuple[LayerSeconds | None, LayerSeconds | None] = (None, None)
+
+
+FullestStage = tuple[IntColumn, IntColumn]  # dense and mixture layers that some stage of each layout holds at least
 
 
 @frozen
@@ -175,8 +183,11 @@ def stages(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
     return Stages(total, slowest, each if dense else none, none if dense else each, first, ends_last, none, none)
 
 
-def stages_in_balance(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
-    """Return stages that all take the same time, as if layers could be cut anywhere."""
+def stages_in_balance(
+    job: Job, layouts: LayoutColumns, seconds: StageSeconds, fullest: FullestStage | None = None
+) -> Stages:
+    """Return stages that all take the same time, as if layers could be cut anywhere; the slowest takes no less than
+    what the `fullest` holds."""
     shape = job.shape
     mixture = float(sum(shape.moe.layer_pattern)) if shape.moe else 0.0
     dense = shape.num_layers - mixture
@@ -184,9 +195,12 @@ def stages_in_balance(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -
     total = _all_layers(job, seconds) + seconds.first + last
     share = 1.0 / layouts.pipeline
     frozen_dense, frozen_mixture = _frozen_layers(job)
+    slowest = share * total
+    if fullest is not None and job.techniques.trained_layers is None:  # those that run forward alone take less
+        slowest = np.maximum(slowest, fullest[0] * seconds.dense_layer + fullest[1] * seconds.mixture_layer)
     return Stages(
         total,
-        share * total,
+        slowest,
         share * (dense - frozen_dense),
         share * (mixture - frozen_mixture),
         share,
