@@ -54,11 +54,12 @@ JOBS = {
     "deepspeed": ("llama2-7b-deepspeed", "nodes=1"),
     "long": ("llama3-8b", "nodes=2", "training.sequence_length=65536", "layout={tensor: 4, micro_batch_size: 1}"),
 }
+HYBRID = ("mixtral-8x7b", "nodes=2", "model=nemotron-3-nano", "layout={tensor: 1, micro_batch_size: 1, context: 1}")
 LIMITS = {"usual": (), "tight": ("memory={limit: 0.3}",), "none": ("memory={limit: 0.02, floor_gib: 0}",)}
 
 
 def setting(job: str, *overrides: str) -> Setting:
-    name, *own = JOBS[job]
+    name, *own = HYBRID if job == "hybrid" else JOBS[job]
     return gallery_setting(name, *own, *overrides)
 
 
@@ -157,7 +158,7 @@ def worst_bytes(asked: Setting, job: Job, layouts: LayoutColumns) -> WorstBytes:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6])
-@pytest.mark.parametrize("job", ["dense", "mixture", "deepspeed", "dense layers first"])
+@pytest.mark.parametrize("job", ["dense", "mixture", "deepspeed", "dense layers first", "hybrid"])
 def test_no_candidate_that_fits_is_left_out_by_the_memory_of_its_layers(job: str, share: float) -> None:
     usual = setting(job)
     most_bytes = int(share * usual.limit.memory_bytes)

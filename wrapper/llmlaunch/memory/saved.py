@@ -87,6 +87,8 @@ def saved_by_dense_layer(job: Job, rows: RankColumns) -> SavedTensors:
     n, tensors = tokens(job, rows), _mixers(job, rows)
     if job.shape.mamba is None:
         tensors |= _mlp(job, rows)
+    elif rows.shares is None:  # no tensor is in each of its parts
+        tensors = {"mamba_scan": np.zeros(len(rows))}
     return SavedTensors(apply_techniques_to_saved(job, n, n / sequence_split(job, rows), tensors))
 
 
