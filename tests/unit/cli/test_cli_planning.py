@@ -15,6 +15,7 @@ from support.recipes import recipe_text
 
 ROOT = Path(__file__).resolve().parents[3]
 DEEPSPEED = str(asset("recipes", "llama2-7b-deepspeed.yaml"))
+QUICKSTART = str(asset("recipes", "quickstart.yaml"))
 SAVING = ("training.checkpoint_path=/ckpt", "training.save_interval=10", "layout.zero_stage=[2, 3]")
 RECIPE = recipe_text(layout="{tensor: 1, pipeline: 1, context: 1, micro_batch_size: 1}")
 MAIN = 'MAJOR = 0\nMINOR = 20\nPATCH = 0\nPRE_RELEASE = ""\n'
@@ -63,7 +64,8 @@ def test_fewer_fallbacks_than_asked_for_are_warned_of_in_rendering(llmlaunch: Co
 
 
 def test_what_is_not_safe_has_no_fallback(llmlaunch: CommandLine) -> None:
-    assert llmlaunch.json("check", DEEPSPEED, "on_oom=fallback", "memory.limit=0.05", code=3)["fallbacks"] is None
+    unsafe = ("cluster=cpu-x1", "memory.limit=0.02")
+    assert llmlaunch.json("check", QUICKSTART, "on_oom=fallback", *unsafe, code=3)["fallbacks"] is None
 
 
 @pytest.fixture
