@@ -46,7 +46,7 @@ def node_archive() -> bytes:
     The same versions of all three give the same bytes on any machine: fixed order, times and modes, and stored, since
     what a deflater writes depends on its version. Raises UserError where nvidia-ml-py is not installed.
     """
-    modules = {}
+    modules: dict[str, Path] = {}
     for package in (llmlaunch.causes, llmlaunch.node, llmlaunch.placement, llmlaunch.rundir):
         folder = Path(str(package.__file__)).parent
         modules |= {f"llmlaunch/{folder.name}/{path.name}": path for path in folder.glob("*.py")}
