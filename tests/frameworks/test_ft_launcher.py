@@ -137,6 +137,7 @@ def test_a_killed_launcher_takes_its_trainer_along_a_spare_node_goes_on_and_all_
     until(
         lambda: all(handles(record["program_pid"]) for record in nodes.records(1).values()), "trainers that can be told"
     )
+    until(lambda: all(f"{JOB}.1" in nodes.monitored(node) for node in left), "monitors of the second attempt")
     launchers = [nodes.launcher(node) for node in left]
     for launcher in launchers:  # as where SLURM signals every process of a step
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
