@@ -49,9 +49,9 @@ def cause_of_import(attempt_folder: Path) -> Record | None:
 def _cause_on(node: str, log: str) -> Record:
     image = _IMAGE.search(log)
     of_image = f"importing {image[1]}: " if image else ""
-    told = cause_from_log(scan(log), node, [])
-    if told is None:
+    log_cause = cause_from_log(scan(log), node, [])
+    if log_cause is None:
         line = f"{of_image}it did not end in time (LLMLAUNCH_IMPORT_SECONDS gives it more)"
         return cause("image", node, line, "log", consequence=True)  # the node may have been lost
-    kind = told["kind"] if told["kind"] == "container_busy" else "image"
-    return cause(kind, node, of_image + _SAID_BY_PYXIS.sub("", told["line"], count=1), "log")
+    kind = log_cause["kind"] if log_cause["kind"] == "container_busy" else "image"
+    return cause(kind, node, of_image + _SAID_BY_PYXIS.sub("", log_cause["line"], count=1), "log")

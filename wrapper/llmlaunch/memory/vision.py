@@ -77,9 +77,9 @@ def encoder_activations(job: Job, rows: RankColumns) -> FloatColumn:
     last = e * h + 2.0 * STATISTIC_BYTES  # what the last projector's norm reads; others read inputs of blocks
     others = (vision.projectors - 1) * e * h
     blocks = _saved_by_blocks(job, rows, vision) + e * vision.patch_width + POSITION_BYTES
-    kept = in_flight(job, rows).depth * ((others if vision.frozen else blocks) + projected + last)
+    bytes_per_patch = in_flight(job, rows).depth * ((others if vision.frozen else blocks) + projected + last)
     images = PIXEL_BYTES * vision.patch_width
-    return np.where(rows.first, _patches(rows, vision) * (kept + images), 0.0)
+    return np.where(rows.first, _patches(rows, vision) * (bytes_per_patch + images), 0.0)
 
 
 def _saved_by_blocks(job: Job, rows: RankColumns, vision: Vision) -> FloatColumn:

@@ -78,11 +78,11 @@ def text_values(values: Values, kind: str) -> tuple[Values, tuple[str, ...]]:
     # the experts' scores sum to 1, which this class has no key for
     more = {"norm_topk_prob": True} if kind == "qwen3_vl_moe" else {}
     experts = {"num_experts"} if "num_local_experts" in text else set()
-    taken = {key: value for key, value in defaults.items() if key not in text.keys() | experts}
+    defaults_used = {key: value for key, value in defaults.items() if key not in text.keys() | experts}
     if isinstance(text.get("rope_parameters"), Mapping):
-        taken.pop("rope_theta", None)
+        defaults_used.pop("rope_theta", None)
     whole = {
-        **taken,
+        **defaults_used,
         **more,
         **text,
         "model_type": DECODERS[kind],
@@ -90,9 +90,9 @@ def text_values(values: Values, kind: str) -> tuple[Values, tuple[str, ...]]:
     }
     if values.get("quantization_config") is not None:
         whole["quantization_config"] = values["quantization_config"]
-    listed = ", ".join(f"{key}={value}" for key, value in sorted(taken.items()))
+    listed = ", ".join(f"{key}={value}" for key, value in sorted(defaults_used.items()))
     first = f"absent from text_config, taken from the defaults of its class in transformers: {listed}"
-    return whole, (first,) if taken else ()
+    return whole, (first,) if defaults_used else ()
 
 
 def read_vision(values: Values, kind: str, hidden_size: int) -> tuple[Vision, tuple[str, ...]]:
