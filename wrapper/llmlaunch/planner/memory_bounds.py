@@ -40,7 +40,7 @@ class LayerBytes:
     `outside` torch (steps x splits; that, of each of all splits)."""
 
     job: Job
-    kept: FloatColumn
+    kept_bytes: FloatColumn
     beside: FloatColumn
     left: FloatColumn
     outside: FloatColumn
@@ -66,13 +66,13 @@ class MemoryBounds:
             return np.ones((len(steps), len(rows)), dtype=np.bool_)
         few = self._row_of[rows]
         splits, state_bytes = self._splits.take(rows), self._state_bytes.min(axis=0)
-        held = np.array([self._dense[rows], self._mixture[rows]])
-        kept = _least_kept(layers.job, splits, self._rank[rows], held, layers.kept[:, :, few])
+        layer_counts = np.array([self._dense[rows], self._mixture[rows]])
+        activation_bytes = _least_kept(layers.job, splits, self._rank[rows], layer_counts, layers.kept_bytes[:, :, few])
         room = layers.left[:, few] - layers.outside[rows]
-        left = room + np.where(held[self._kind] > 0, 0.0, layers.beside[:, few])
-        fits: BoolColumn = (held * state_bytes[:, rows]).sum(axis=0) + kept <= left
+        left = room + np.where(layer_counts[self._kind] > 0, 0.0, layers.beside[:, few])
+        fits: BoolColumn = (layer_counts * state_bytes[:, rows]).sum(axis=0) + activation_bytes <= left
         some = np.flatnonzero(self._anywhere[rows])
-        of_layer = layers.kept[self._kind][:, few[some]], state_bytes[self._kind, rows[some]]
+        of_layer = layers.kept_bytes[self._kind][:, few[some]], state_bytes[self._kind, rows[some]]
         fits[:, some] = self._ranks_hold_all(layers.job, splits.take(some), *of_layer, room[:, some])
         return fits
 
@@ -86,7 +86,7 @@ class MemoryBounds:
         place, few = np.array([self._layers_with[step][0] for step in steps.tolist()]), self._row_of[rows]
         state_bytes = self._state_bytes[self._states.index(state), self._kind, rows]
         room = layers.left[place, few] - layers.outside[rows]
-        of_layer = layers.kept[self._kind, place, few], state_bytes
+        of_layer = layers.kept_bytes[self._kind, place, few], state_bytes
         return self._ranks_hold_all(layers.job, self._splits.take(rows), *of_layer, room, most)
 
     def overfull(
@@ -100,12 +100,12 @@ class MemoryBounds:
         layers = self._layers_with[int(steps[0])][1]
         place, few = np.array([self._layers_with[step][0] for step in steps.tolist()]), self._row_of[rows]
         holds = one_rank(layers.job, cut, rank)
-        held = np.array([holds.dense_layers, holds.moe_layers])
+        layer_counts = np.array([holds.dense_layers, holds.moe_layers])
         state_bytes = self._state_bytes[[self._states.index(state) for state in states]][:, :, rows]
-        kept = _least_kept(layers.job, cut, rank, held, layers.kept[:, place, few])
+        activation_bytes = _least_kept(layers.job, cut, rank, layer_counts, layers.kept_bytes[:, place, few])
         room = layers.left[place, few] - layers.outside[rows]
-        left = room + np.where(held[self._kind] > 0, 0.0, layers.beside[place, few])
-        overfull: BoolColumn = (held * state_bytes).sum(axis=1) + kept > left
+        left = room + np.where(layer_counts[self._kind] > 0, 0.0, layers.beside[place, few])
+        overfull: BoolColumn = (layer_counts * state_bytes).sum(axis=1) + activation_bytes > left
         return overfull
 
     def _layer_bytes(self, steps: IntColumn) -> LayerBytes | None:
@@ -123,19 +123,19 @@ class MemoryBounds:
         elsewhere = techniques.offload_checkpoints or techniques.swapped_share or first.offload_layers
         if first.solved is not None or elsewhere or techniques.trained_layers is not None:
             return None
-        one = np.full(len(layouts), 1.0)
+        ones = np.full(len(layouts), 1.0)
         inner = replace(layouts, pipeline=np.full(len(layouts), 2))  # there is another rank for the head and the loss
-        mixture, dense = self._kind * one, (1 - self._kind) * one
+        mixture, dense = self._kind * ones, (1 - self._kind) * ones
         rows = replace(without_layers(inner), dense_layers=dense, moe_layers=mixture)
-        kept, beside = np.array(kept_by_layer(job, rows)), layer_backward(job, rows)
+        kept_bytes, beside = np.array(kept_by_layer(job, rows)), layer_backward(job, rows)
         if techniques.recompute_method == "uniform":
             full = layouts.recompute == RECOMPUTE_FULL
-            kept = np.where(full, kept / np.maximum(layouts.recompute_layers, 1), kept)
+            kept_bytes = np.where(full, kept_bytes / np.maximum(layouts.recompute_layers, 1), kept_bytes)
             beside = beside + recomputed_layer(job, rows)
         cached = job.correction.torch_factor * (1.0 + cache_share(job))
         left = self._setting.limit.most_bytes * (1.0 + ROUNDING) / cached - beside
         outside, shape = _least_outside(job, self._splits) / cached, (len(steps), count)
-        layers = LayerBytes(job, kept.reshape(2, *shape), beside.reshape(shape), left.reshape(shape), outside)
+        layers = LayerBytes(job, kept_bytes.reshape(2, *shape), beside.reshape(shape), left.reshape(shape), outside)
         self._layers_with |= {step: (place, layers) for place, step in enumerate(steps.tolist())}
         return layers
 
@@ -143,7 +143,7 @@ class MemoryBounds:
         self,
         job: Job,
         splits: LayoutColumns,
-        kept: FloatColumn,
+        kept_bytes: FloatColumn,
         state_bytes: FloatColumn,
         left: FloatColumn,
         most: IntColumn | float = np.inf,
@@ -152,7 +152,7 @@ class MemoryBounds:
         kind, if each is as full as can be and holds no more than `most`."""
         layers, room = np.zeros(left.shape), np.maximum(left, 0.0)
         for rank in range(int(splits.pipeline.max(initial=0))):
-            each = state_bytes + _least_alive(job, splits, np.full(len(splits), rank))[0] * kept
+            each = state_bytes + _least_alive(job, splits, np.full(len(splits), rank))[0] * kept_bytes
             here = np.minimum(np.floor(room / np.maximum(each, 1.0)), most)
             layers += np.where(rank < splits.pipeline, here, 0.0)
         enough: BoolColumn = layers >= layer_kinds(job.shape).count(self._kind)
@@ -214,14 +214,18 @@ def _least_outside(job: Job, splits: LayoutColumns) -> FloatColumn:
     return least
 
 
-def _least_kept(job: Job, layouts: LayoutColumns, rank: IntColumn, held: FloatColumn, kept: FloatColumn) -> FloatColumn:
+def _least_kept(
+    job: Job, layouts: LayoutColumns, rank: IntColumn, layer_counts: FloatColumn, kept_bytes: FloatColumn
+) -> FloatColumn:
     """Return the bytes of activations that a pipeline rank of each layout keeps at its peak, at least, of the layers
-    that it has `held` (dense and mixture x layouts) and the bytes `kept` by one layer of each kind (kinds x ...)."""
+    that it has (`layer_counts`, dense and mixture x layouts), each of which keeps `kept_bytes` (kinds x ...)."""
     turns, more = _least_alive(job, layouts, rank)
-    least: FloatColumn = turns * np.einsum("kn,k...n->...n", held, kept)
+    least: FloatColumn = turns * np.einsum("kn,k...n->...n", layer_counts, kept_bytes)
     if np.any(more):
-        lighter = np.where(held[1] > 0, np.where(held[0] > 0, kept.min(axis=0), kept[1]), kept[0])
-        least = least + more * held.sum(axis=0) * lighter
+        lighter = np.where(
+            layer_counts[1] > 0, np.where(layer_counts[0] > 0, kept_bytes.min(axis=0), kept_bytes[1]), kept_bytes[0]
+        )
+        least = least + more * layer_counts.sum(axis=0) * lighter
     return least
 
 
