@@ -57,3 +57,9 @@ def test_the_fewest_devices_of_ten_thousand_layers_are_known_to_a_few() -> None:
     least = LeastDevices(setting, 8192)
     may = [nodes for nodes in range(1, 400) if least.may_hold(8 * nodes)]
     assert 300 < may[0] <= 327  # which is safe, with 327 ranks
+
+
+def test_pipelines_that_a_backend_does_not_offer_hold_nothing() -> None:
+    setting = gallery_setting("llama2-7b-deepspeed", "memory.limit=0.05")
+    least = LeastDevices(setting, 8192)
+    assert not any(least.may_hold(8 * nodes) for nodes in range(1, 1025))

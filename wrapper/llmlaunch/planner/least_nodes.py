@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -54,7 +54,8 @@ class LeastDevices:
         self._bounded = setting.job.techniques.trained_layers is None and not setting.lessons.rehearsals
         splits = _free_splits(setting, most_devices if self._bounded else 0)
         self._devices = splits.tensor * splits.context * splits.data
-        self._pipelines = pinned_numbers(recipe, "pipeline")
+        # those of a pin, or those that the backend offers where that are not all
+        self._pipelines = pinned_numbers(recipe, "pipeline") or setting.backend.space(recipe).pipeline
         self._alone = np.zeros(len(splits), dtype=np.bool_)
         self._fewest, self._fine = np.full(len(splits), NEVER), np.zeros(len(splits), dtype=np.bool_)
         self._even: dict[int, BoolColumn] = {}
@@ -129,30 +130,34 @@ def _free_splits(setting: Setting, most_devices: int) -> LayoutColumns:
 
 @frozen
 class _Ranks:
-    """One rank of a pipeline for each split: of `pipeline` ranks the one at `rank`, with so many layers of the heavier
-    kind, or of the lighter one."""
+    """Ranks of pipelines of the splits at `rows`: of `pipeline` ranks the one at `rank`, with so many layers of the
+    heavier kind, or of the lighter one."""
 
-    splits: LayoutColumns
+    rows: IntColumn
     pipeline: IntColumn
-    rank: int
+    rank: IntColumn
     layers: IntColumn
-    heavy: bool = True
+    heavy: BoolColumn
 
-    def take(self, index: IntColumn) -> _Ranks:
-        splits, pipeline, layers = self.splits.take(index), self.pipeline[index], self.layers[index]
-        return _Ranks(splits, pipeline, self.rank, layers, self.heavy)
+    def take(self, index: BoolColumn | IntColumn) -> _Ranks:
+        return _Ranks(*(getattr(self, f.name)[index] for f in fields(self)))
 
-    def columns(self, setting: Setting, space: TechniqueSpace, step: int, state: int) -> tuple[Job, RankColumns]:
+    @classmethod
+    def joined(cls, several: Sequence[_Ranks]) -> _Ranks:
+        return cls(*(np.concatenate([getattr(each, f.name) for each in several]) for f in fields(cls)))
+
+    def columns(
+        self, setting: Setting, space: TechniqueSpace, splits: LayoutColumns, step: int, state: int
+    ) -> tuple[Job, RankColumns]:
         """Return the job with these techniques and the ranks with them; an amount of layers is all there are."""
-        recipe, layouts = apply_techniques(setting.recipe, space, (step, state), self.splits)
+        recipe, layouts = apply_techniques(setting.recipe, space, (step, state), splits.take(self.rows))
         layouts, solved = replace(layouts, pipeline=self.pipeline), space.step[step].solved
         if solved is not None:
             layouts = layouts.with_amount(solved, np.maximum(self.layers - (solved == "offload_layers"), 1))
         job, count = setting.job_of(recipe), self.layers.astype(np.float64)
         batches = np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1)
-        mixtures = count if self.heavy and job.shape.moe is not None and any(layer_kinds(job.shape)) else 0.0 * count
-        rank = np.full(len(count), self.rank)
-        return job, RankColumns(layouts, np.arange(len(count)), rank, batches, count - mixtures, mixtures)
+        mixtures = count * (self.heavy & (job.shape.moe is not None and any(layer_kinds(job.shape))))
+        return job, RankColumns(layouts, np.arange(len(count)), self.rank, batches, count - mixtures, mixtures)
 
 
 class _Table:
@@ -187,22 +192,23 @@ class _Table:
         batches = np.maximum(splits.num_microbatches(setting.recipe.workload.global_batch_size), 1)
         self._most_microbatches = np.maximum(np.minimum(longest, batches), 1)
         ones = np.ones_like(longest)
-        single, corners = [self._alone()], [*self._ends(), *self._inner_corners()]
-        self._states = _least(group, partial(self._state_columns, [*single, *corners]))
-        self._legal_alone = self._legal = np.ones((1, len(splits)), dtype=np.bool_)
-        if states_alone:
-            self._alone_steps = self._steps = self._uneven_steps = [0]
-            return
-        self._legal_alone, self._legal = self._legality(ones), self._legality(2 * ones, np.maximum(longest, 2))
-        self._alone_steps = self._least_steps(self._legal_alone, single, range(len(space.step)))
-        self._steps = self._least_steps(self._legal, corners, range(len(space.step))) if even else []
-        self._uneven_steps = self._least_steps(self._legal, corners, self._uneven)
+        single, corners = self._alone(), _Ranks.joined([*self._ends(), *self._inner_corners()])
+        self._states: Sequence[int] = group
+        self._legal_alone = self._legal = np.ones((1, len(space.state), len(splits)), dtype=np.bool_)
+        if not states_alone:
+            self._legal_alone, self._legal = self._legality(ones), self._legality(2 * ones, np.maximum(longest, 2))
+        self._states = _least(group, partial(self._state_columns, _Ranks.joined([single, corners])))
+        self._alone_steps = self._steps = self._uneven_steps = [0]
+        if not states_alone:
+            self._alone_steps = self._least_steps(self._legal_alone, single, range(len(space.step)))
+            self._steps = self._least_steps(self._legal, corners, range(len(space.step))) if even else []
+            self._uneven_steps = self._least_steps(self._legal, corners, self._uneven)
 
     def alone(self) -> BoolColumn:
         """Whether one rank may hold all layers of each split."""
         may = np.zeros(len(self._splits), dtype=np.bool_)
         for step in self._alone_steps:
-            may |= self._legal_alone[step] & self._fits(step, self._alone())
+            may |= self._fits(step, self._alone(), self._legal_alone)
         return may
 
     def fewest(self, rows: IntColumn, growth: float) -> IntColumn:
@@ -210,9 +216,9 @@ class _Table:
         cut."""
         fewest = np.full(len(rows), NEVER)
         for step in self._uneven_steps:
-            may = self._legal[step] & (self._longest > 1)
+            may = self._legal[step].any(axis=0) & (self._longest > 1)
             for ranks in self._ends():
-                may[may] &= self._fits(step, ranks.take(np.flatnonzero(may)), placed=False)
+                may[may] &= self._fits(step, ranks.take(may), self._legal, placed=False)
             some = np.flatnonzero(may[rows])
             if len(some):
                 fewest[some] = np.minimum(fewest[some], self._fewest_with(step, rows[some], growth))
@@ -224,10 +230,10 @@ class _Table:
         may = np.zeros((len(self._splits), len(self.even_lengths)), dtype=np.bool_)
         ones = np.ones_like(self._longest)
         for column, length in enumerate(self.even_lengths):
-            ranks = _Ranks(self._splits, length * ones, 0, self._layers // length * ones)
+            ranks = self._ranks(length * ones, 0, self._layers // length * ones)
             for step in self._steps:
-                some = np.flatnonzero(self._legal[step] & (self._longest >= length) & ~may[:, column])
-                may[some, column] = self._fits(step, ranks.take(some), placed=False)
+                some = np.flatnonzero(self._legal[step].any(axis=0) & (self._longest >= length) & ~may[:, column])
+                may[some, column] = self._fits(step, ranks.take(some), self._legal, placed=False)
         return may
 
     def _fewest_with(self, step: int, rows: IntColumn, growth: float) -> IntColumn:
@@ -238,7 +244,7 @@ class _Table:
         ranks = self._inner(rows[row], levels[level], np.ones_like(row))
 
         def bytes_of(cells: IntColumn, layers: IntColumn) -> FloatColumn:
-            return self._bytes(step, replace(ranks.take(cells), layers=layers))
+            return self._bytes(step, replace(ranks.take(cells), layers=layers), self._legal)
 
         most = np.zeros((len(rows), len(levels)), dtype=np.int64)
         most[row, level] = most_that_fit(bytes_of, np.full(len(row), self._layers), self._inner_limit_bytes)
@@ -261,7 +267,9 @@ class _Table:
         microbatches = np.clip(levels[level] - 1, 1, self._most_microbatches[rows[row]])
         ranks = self._inner(rows[row], microbatches, np.maximum(needed, 1))
         fits = np.zeros((len(rows), len(levels)), dtype=np.bool_)
-        fits[row, level] = (needed <= 0) | (self._bytes(step, ranks, placed=False) <= self._inner_limit_bytes)
+        fits[row, level] = (needed <= 0) | (
+            self._bytes(step, ranks, self._legal, placed=False) <= self._inner_limit_bytes
+        )
         lengths = np.searchsorted(levels, np.arange(1, int(longest.max()) + 1), side="right") - 1
         holds: BoolColumn = fits[:, lengths]
         return holds
@@ -273,20 +281,26 @@ class _Table:
         needed: IntColumn = -(-layers // pipeline) - (layers - self._layers)
         return needed - np.where(pipeline <= 2, MOST_UNEVEN_CHUNKS, 0)
 
+    def _ranks(
+        self, pipeline: IntColumn, rank: int, layers: IntColumn, heavy: bool = True, rows: IntColumn | None = None
+    ) -> _Ranks:
+        rows = np.arange(len(self._splits)) if rows is None else rows
+        return _Ranks(rows, pipeline, np.full(len(rows), rank), layers, np.full(len(rows), heavy))
+
     def _alone(self) -> _Ranks:
         ones = np.ones_like(self._longest)
-        return _Ranks(self._splits, ones, 0, self._layers * ones)
+        return self._ranks(ones, 0, self._layers * ones)
 
     def _inner(self, rows: IntColumn, microbatches: IntColumn, layers: IntColumn) -> _Ranks:
         """Return ranks that keep so many micro-batches: the second of one rank more, which has a neighbour on either
         side where that are three."""
-        return _Ranks(self._splits.take(rows), microbatches + 1, 1, layers)
+        return self._ranks(microbatches + 1, 1, layers, rows=rows)
 
     def _ends(self) -> list[_Ranks]:
         """Return the first and the last rank of the shortest pipeline with one layer, of the lighter kind where there
         is one: a longer pipeline needs no less."""
         ones, heavy = np.ones_like(self._longest), not self._lighter_ends
-        return [_Ranks(self._splits, 2 * ones, rank, ones, heavy) for rank in (0, 1)]
+        return [self._ranks(2 * ones, rank, ones, heavy) for rank in (0, 1)]
 
     def _inner_corners(self) -> Iterator[_Ranks]:
         rows, ones = np.arange(len(self._splits)), np.ones_like(self._longest)
@@ -295,57 +309,59 @@ class _Table:
                 yield self._inner(rows, microbatches, layers)
 
     def _legality(self, *pipelines: IntColumn) -> BoolColumn:
-        """Return whether the rules that look at techniques allow each set of step techniques (row) with any of the
-        state techniques in each split (column), with any of these pipelines."""
+        """Return whether the rules that look at techniques allow each set of step techniques with each of the state
+        techniques in each split, with any of these pipelines (steps x states x splits)."""
         recipe, space = self._setting.recipe, self._space
         rules = [rule for rule in self._setting.backend.rules(recipe) if rule.of_techniques]
-        legal = np.zeros((len(space.step), len(self._splits)), dtype=np.bool_)
+        legal = np.zeros((len(space.step), len(space.state), len(self._splits)), dtype=np.bool_)
         for pipeline in pipelines:
             layouts = replace(self._splits, pipeline=pipeline)
             legality = technique_legality(recipe, space, layouts, rules, range(len(space.step)))
-            for step in range(len(space.step)):
-                for state in range(len(space.state)):
-                    legal[step] |= legality.legal(step, state)
+            legal |= np.array(legality.masks)[legality.mask_of]
         return legal
 
-    def _least_steps(self, legal: BoolColumn, corners: Sequence[_Ranks], among: Sequence[int]) -> list[int]:
+    def _least_steps(self, legal: BoolColumn, corners: _Ranks, among: Sequence[int]) -> list[int]:
         def columns(step: int) -> list[FloatColumn]:
-            sums = [self._transient(step, ranks) for ranks in corners]
-            parts = [(*each.moments, each.outside, each.holes, each.cut, each.lone) for each in sums]
-            named = (column for columns in parts for column in columns)
-            return [np.where(legal[step], column, np.inf) for column in named if column is not None]
+            sums = self._transient(step, corners)
+            of_states = legal[step][self._states]
+            named = (*sums.moments, sums.outside, sums.holes, sums.cut, sums.lone)
+            there = of_states.any(axis=0)[corners.rows]
+            parts = [np.where(there, column, np.inf) for column in named if column is not None]
+            return [*parts, (~of_states).astype(np.float64).ravel()]
 
-        return _least([step for step in among if legal[step].any()], columns)
+        return _least([step for step in among if legal[step][self._states].any()], columns)
 
-    def _state_columns(self, corners: Sequence[_Ranks], state: int) -> list[FloatColumn]:
-        sums = [self._model_states(state, ranks) for ranks in corners]
-        named = (
-            column
-            for each in sums
-            for column in (*each.moments, each.outside, each.placed, each.flat, *each.other_streams)
-        )
-        return [column for column in named if column is not None]
+    def _state_columns(self, corners: _Ranks, state: int) -> list[FloatColumn]:
+        sums = self._model_states(state, corners)
+        named = (*sums.moments, sums.outside, sums.placed, sums.flat, *sums.other_streams)
+        refused = [(~legal[:, state]).astype(np.float64).ravel() for legal in (self._legal_alone, self._legal)]
+        return [*(column for column in named if column is not None), *refused]
 
-    def _fits(self, step: int, ranks: _Ranks, placed: bool = True) -> BoolColumn:
-        fits: BoolColumn = self._bytes(step, ranks, placed) <= self._setting.limit.limit_bytes
+    def _fits(self, step: int, ranks: _Ranks, legal: BoolColumn, placed: bool = True) -> BoolColumn:
+        fits: BoolColumn = self._bytes(step, ranks, legal, placed) <= self._setting.limit.limit_bytes
         return fits
 
-    def _bytes(self, step: int, ranks: _Ranks, placed: bool = True) -> FloatColumn:
-        """Return the least device bytes with any of the state techniques, with or without the moment before the first
-        step: a model is moved into its buffers by chunks."""
-        model_states = [self._model_states(state, ranks) for state in self._states]
-        transient = _nothing(model_states[0]) if self._states_alone else self._transient(step, ranks)
-        least: FloatColumn = np.minimum.reduce(
-            [device_bytes(transient, state if placed else replace(state, placed=None)) for state in model_states]
-        )
+    def _bytes(self, step: int, ranks: _Ranks, legal: BoolColumn, placed: bool = True) -> FloatColumn:
+        """Return the least device bytes with any of the state techniques that are `legal` with the step techniques,
+        with or without the moment before the first step: a model is moved into its buffers by chunks."""
+        least, transient = np.full(len(ranks.rows), np.inf), None
+        for state in self._states:
+            allowed = legal[step, state, ranks.rows]
+            if not np.any(allowed):
+                continue
+            model_states = self._model_states(state, ranks)
+            if transient is None:
+                transient = _nothing(model_states) if self._states_alone else self._transient(step, ranks)
+            device = device_bytes(transient, model_states if placed else replace(model_states, placed=None))
+            least = np.where(allowed, np.minimum(least, device), least)
         return least
 
     def _transient(self, step: int, ranks: _Ranks) -> TransientSums:
-        job, rows = ranks.columns(self._setting, self._space, step, self._states[0])
+        job, rows = ranks.columns(self._setting, self._space, self._splits, step, self._states[0])
         return TransientSums.of(job, rows, transient_terms(job, rows))
 
     def _model_states(self, state: int, ranks: _Ranks) -> StateSums:
-        job, rows = ranks.columns(self._setting, self._space, 0, state)
+        job, rows = ranks.columns(self._setting, self._space, self._splits, 0, state)
         model_states = states(job, rows)
         return StateSums.of(job, rows, state_terms(job, rows, model_states), model_states)
 
