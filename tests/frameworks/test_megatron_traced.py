@@ -99,7 +99,10 @@ def _settings_of_lora(case: Case) -> dict[str, Any]:
     adapters = case.techniques.adapters
     if adapters is None:
         return {}
-    targets = adapters.fused_targets(case.shape.gated_mlp)
+    targets = adapters.fused_targets(case.shape.gated_mlp) or ()
+    if case.shape.mla is not None and "linear_qkv" in targets:
+        latents = tuple(f"linear_{each}_proj" for each in ("q_down", "q_up", "kv_down", "kv_up"))
+        targets = (*latents, *(name for name in targets if name != "linear_qkv"))
     return {"dim": adapters.rank, "alpha": adapters.rank, "target_modules": targets}
 
 

@@ -423,14 +423,20 @@ HALF_WORDS = (AWARE, "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16")
 LORA = Adapters(16)
 OF_ATTENTION = Adapters(16, target_modules=("linear_qkv", "linear_proj"))
 OF_SECOND_LINEARS = Adapters(16, target_modules=("o_proj", "down_proj"))
+# which adapters stand beside: experts over no other ranks, and latents
+WHOLE_EXPERTS = replace(EXPERTS, expert_tensor=1)
+IN_LATENTS = replace(DEEPSEEK_CUT, num_layers=4, moe=MoeShape(64, 8, 2048, 2048, (0, 1, 1, 1)))
+PREDICTING = replace(
+    IN_LATENTS, num_layers=2, vocab_size=32000, mtp_num_layers=1, moe=MoeShape(64, 8, 2048, 2048, (1, 1))
+)
 ADAPTED = (
     Case("adapters", LLAMA3_CUT, CUT, 1, length=2048, techniques=Techniques(adapters=LORA)),
     Case("adapters of attention", LLAMA3_CUT, CUT, 1, length=2048, techniques=Techniques(adapters=OF_ATTENTION)),
     Case(
         "adapters of second linears", LLAMA3_CUT, CUT, 1, length=2048, techniques=Techniques(adapters=OF_SECOND_LINEARS)
     ),
-    Case("adapters of experts", MIXTRAL_CUT, EXPERTS, 0, length=4096, techniques=Techniques(adapters=LORA)),
-    Case("adapters beside experts", MIXTRAL_CUT, EXPERTS, 1, length=4096, techniques=Techniques(adapters=OF_ATTENTION)),
+    Case("adapters of experts", MIXTRAL_CUT, WHOLE_EXPERTS, 0, length=4096, techniques=Techniques(adapters=LORA)),
+    Case("adapters beside experts", MIXTRAL_CUT, EXPERTS, 0, length=4096, techniques=Techniques(adapters=OF_ATTENTION)),
     Case(
         "adapters beside an MLP computed again",
         LLAMA3_CUT,
@@ -438,6 +444,24 @@ ADAPTED = (
         0,
         length=2048,
         techniques=Techniques(("mlp",), adapters=LORA),
+    ),
+    Case(
+        "adapters of latents that are made again",
+        IN_LATENTS,
+        replace(MANY_EXPERTS, recompute=RECOMPUTE_SELECTIVE),
+        0,
+        2,
+        length=4096,
+        techniques=Techniques(("mla_up_proj", "mlp", "moe_act"), adapters=LORA),
+    ),
+    Case(
+        "adapters of a prediction head",
+        PREDICTING,
+        MANY_EXPERTS,
+        1,
+        2,
+        length=4096,
+        techniques=Techniques(adapters=LORA),
     ),
 )
 TECHNIQUES = (

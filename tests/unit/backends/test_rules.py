@@ -87,6 +87,7 @@ STATE_SPACES = "model={base: nemotron-3-nano, position_embedding: none, mtp_repe
 IMAGES, SIX_HEADS = "model=qwen3-vl-8b", "model={base: qwen3-vl-8b, vision: {num_attention_heads: 6}}"
 TWENTY_STATES = "model={base: nemotron-3-nano, mamba: {num_heads: 20, groups: 4}}"
 BRIDGE = "backend=megatron-bridge"
+LORA = (BRIDGE, "training.adapters={rank: 4}", "training.start_from=/models/weights")
 LATENT_EXPERTS = "model={base: nemotron-3-super, qk_layernorm: false}"
 RECOMPUTED_MLP = "layout={recompute: selective, recompute_modules: [mlp]}"
 PIPELINE = own_script("pipeline", "model={base: llama2-7b, num_layers: 28}")
@@ -123,6 +124,9 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("mamba-heads", MIXTURE, (TWENTY_STATES,), replace(EXPERTS, tensor=4, context=2, data=8), EXPERTS),
     ("mamba-groups", MIXTURE, (STATE_SPACES,), Layout(16, data=4, sequence_parallel=1), EXPERTS),
     ("hybrid-without-layer-offload", MIXTURE, (STATE_SPACES,), replace(EXCHANGING, offload_layers=1), EXCHANGING),
+    ("adapter-rank-divides", DENSE, LORA, replace(GPUS, tensor=8, data=4), replace(GPUS, tensor=4, data=8)),
+    ("adapted-experts-whole", MIXTURE, LORA, replace(EXPERTS, expert=4, expert_tensor=2), EXPERTS),
+    ("adapted-latents-whole", "deepseek-v3", LORA, replace(WORLD, tensor=2, data=512, sequence_parallel=1), WORLD),
     ("hybrid-in-one-chunk", MIXTURE, (STATE_SPACES, BRIDGE), replace(TWO_PLAIN, virtual_pipeline=13), TWO_PLAIN),
     ("vision-in-one-chunk", DENSE, (IMAGES,), replace(TWO_PLAIN, virtual_pipeline=2), TWO_PLAIN),
     ("vision-split", DENSE, (SIX_HEADS,), GPUS, replace(GPUS, tensor=2, data=16)),

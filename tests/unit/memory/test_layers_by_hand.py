@@ -583,8 +583,15 @@ def test_fused_adapters_have_four_pairs_of_which_tensor_ranks_split_both(
         shape.num_layers * 16 * pairs / 2
     )
     assert value(weight_gradient_stubs, shape, SPLIT, FUSED, LORA) == 2 * 16 * pairs / 2
-    assert value(adapted_forward, shape, SPLIT, FUSED, LORA) == 2 * (2 * gates - 1) * N * ffn / 2
+    second = h * (1 / 2 + 1 / 2 + 1 + 1)  # of the frozen linear, of the rank, of all ranks, and put together
+    assert value(adapted_forward, shape, SPLIT, FUSED, LORA) == 2 * N * max((2 * gates - 1) * ffn / 2, second)
+    third = value(adapted_forward, shape, Layout(), FUSED, LORA)
+    assert third == 2 * N * max((2 * gates - 1) * ffn, 3 * h)
     assert value(adapted_forward, shape, SPLIT, FUSED) == value(adapted_forward, shape, SPLIT, BALANCED, LORA) == 0
+    predicting = replace(shape, mtp_num_layers=2)
+    assert value(lambda job, rows: adapter_parameters(job, rows)[0], predicting, SPLIT, FUSED, LORA) == (
+        (shape.num_layers + 2) * 16 * pairs / 2
+    )
 
 
 def test_fused_adapters_keep_what_sequence_parallelism_has_gathered() -> None:
@@ -625,6 +632,51 @@ def test_fused_adapters_of_experts_are_one_pair_for_all_on_a_device() -> None:
         assert saved == 2 * (2 * 16 * N + N * h + 2 * 16 * routed * expert_tensor)
         forward = value(adapted_forward, MIXTRAL, split, FUSED, LORA)
         assert forward == 6 * routed * ffn + 2 * routed * h * 2  # permuted and exchanged beside them
+
+
+IN_LATENTS = replace(
+    LLAMA3_8B, mla=MlaShape(1536, 512, 128, 64, 128), moe=MoeShape(8, 2, 2048, 1024, (0,) + (1,) * 31), mtp_num_layers=1
+)
+DOWN, UP = (4096 + 1536) + (4096 + 512 + 64), (1536 + 32 * 192) + (512 + 32 * 256)
+MLP_ALONE = ("linear_fc1", "linear_fc2")
+LAST, OF_MLP, OF_SHARED, OF_EXPERTS = 32 * 128 + 4096, *(2 * 4096 + 3 * width for width in (14336, 1024, 2048))
+
+
+def test_fused_adapters_stand_beside_every_projection_of_latents_and_the_layers_of_heads() -> None:
+    layout = Layout(pipeline=2, data=4, expert=4)
+    for rank, dense_layers, mixtures in ((0, 1, 15), (1, 0, 17)):  # the last of which is a prediction head's
+        dense, expert = (
+            value(lambda job, rows, i=i: adapter_parameters(job, rows)[i], IN_LATENTS, layout, FUSED, LORA, rank)
+            for i in (0, 1)
+        )
+        attention = (dense_layers + mixtures) * (DOWN + UP + LAST)
+        assert dense == 16 * (attention + dense_layers * OF_MLP + mixtures * OF_SHARED)
+        assert expert == 16 * mixtures * OF_EXPERTS
+
+
+def test_fused_adapters_of_latents_keep_what_is_between_each_pair() -> None:
+    alone, mlp = (replace(FUSED, expert_imbalance=1.0), Techniques(adapters=Adapters(16, target_modules=MLP_ALONE)))
+    layout = Layout(data=4, expert=4)
+    frozen = value(mixture_layer, IN_LATENTS, layout, alone)
+    all_of_them = value(mixture_layer, IN_LATENTS, layout, alone, LORA)
+    assert all_of_them - frozen == 2 * 16 * (N * (5 + 2) + 2 * N * 2)  # attention, shared expert, two experts a token
+    latents = 2 * (1536 + 512) + 4096 * 2  # normed latents and the norm before them, which nothing reads
+    assert all_of_them - value(mixture_layer, IN_LATENTS, layout, alone, mlp) == N * (2 * 16 * 5 + latents)
+
+
+def test_frozen_experts_hold_their_inputs_while_they_run() -> None:
+    layout, routed = Layout(pipeline=2, data=4, expert=4), N * 2
+    attention = Techniques(adapters=Adapters(16, target_modules=("linear_qkv", "linear_proj")))
+    again = Techniques(("moe_act",), adapters=LORA.adapters)
+
+    def held(function: Callable[[Job, RankColumns], Any], techniques: Techniques, recompute: int = 0) -> float:
+        return value(function, IN_LATENTS, replace(layout, recompute=recompute), FUSED, techniques, rank=1)
+
+    assert held(mixture_forward, attention) - held(mixture_forward, LORA) == 2 * routed * 4096
+    second = 2 * routed * 4096 * (1 + 1 + 3)  # permuted, exchanged, and three times what the second linear puts out
+    assert held(adapted_forward, LORA) == second
+    assert held(adapted_forward, attention) == 0
+    assert held(adapted_forward, again, RECOMPUTE_SELECTIVE) == second + 2 * routed * 2048
 
 
 def test_biased_experts_put_their_outputs_together_before_they_are_sorted() -> None:

@@ -70,9 +70,10 @@ RECOMPUTED: dict[str, tuple[str, ...]] = {
         "shared_fc1_output",
         "shared_fc2_input",
         "expert_adapters",
+        "shared_adapters",
     ),
     "moe_act": ("expert_fc2_input", "expert_clamped"),
-    "shared_experts": ("shared_fc1_output", "shared_fc2_input"),
+    "shared_experts": ("shared_fc1_output", "shared_fc2_input", "shared_adapters"),
 }
 
 # What each of Megatron's `--offload-modules` moves to the host: all that autograd saves inside the module

@@ -1,17 +1,18 @@
 """What one transformer layer saves for its backward pass where it is frozen and low-rank adapters stand beside some of
-its linear layers."""
+its linear layers, and how many parameters those of Megatron-Bridge have."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.memory.job import Job
+from llmlaunch.memory.job import Job, RankColumns, head_layers
+from llmlaunch.models.linears import Linear, attention_linears, mlp_linears
 from llmlaunch.techniques import OF_ATTENTION
 
-__all__ = ["INPUTS_OF", "Tensors", "saved_beside_adapters"]
+__all__ = ["INPUTS_OF", "Tensors", "fused_pairs", "fused_parameters", "saved_beside_adapters"]
 
 Tensors = Mapping[str, FloatColumn]
 
@@ -77,7 +78,7 @@ def _fused_adapters(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors:
     queries and a dense MLP's first linear keep their input gathered where sequence parallelism splits it: all of it,
     beside the share that the norm keeps. Without an adapter, a frozen linear keeps no input, but a router does
     (megatron/bridge/peft/utils.py ParallelLinearAdapter, Megatron-Bridge 0.6; traced)."""
-    adapters, e = job.techniques.adapters, job.facts.activation_bytes
+    adapters, e, moe = job.techniques.adapters, job.facts.activation_bytes, job.shape.moe
     assert adapters is not None
     targets = adapters.fused_targets(job.shape.gated_mlp) or ()
     first, second = "linear_fc1" in targets, "linear_fc2" in targets
@@ -85,12 +86,56 @@ def _fused_adapters(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors:
     between = e * adapters.rank
     saved_bytes = _without_unread(tensors, adapters.targets)
     queries, output = "linear_qkv" in targets, "linear_proj" in targets
-    saved_bytes["attn_adapters"] = between * float(queries + output) * n + float(queries) * gathered
-    if "expert_fc1_input" not in tensors:
-        saved_bytes["mlp_adapters"] = between * float(first + second) * n + float(first) * gathered
+    if not queries:  # norms of latents are fused into their projections
+        saved_bytes.pop("attn_latents_normed", None)
+    beside = (len(attention_linears(job.shape)) - 1) * queries + output
+    saved_bytes["attn_adapters"] = between * float(beside) * n + float(queries) * gathered
+    every_token = between * float(first + second) * n + float(first) * gathered
+    if moe is None or "expert_fc1_input" not in tensors:
+        saved_bytes["mlp_adapters"] = every_token
         return saved_bytes
-    gathered_rows = tensors["expert_fc1_input"] / (job.facts.linear_input_bytes * job.shape.hidden_size)
+    if moe.shared_expert_ffn_hidden_size:
+        saved_bytes["shared_adapters"] = every_token
+    gathered_rows = tensors["expert_fc1_input"] / (job.facts.linear_input_bytes * job.shape.expert_width)
     return saved_bytes | {
         "mlp_norm_output": tensors["mlp_norm_output"],
         "expert_adapters": between * float(first + second) * gathered_rows,
     }
+
+
+def fused_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
+    """Return the (dense, expert) parameters of adapters on a device. Layers of multi-token-prediction modules have
+    adapters as the others have; the projections before them have none."""
+    (dense_layer, mixture_layer), experts = fused_pairs(job, rows)
+    dense, mixture = rows.dense_layers, rows.moe_layers
+    if job.shape.mtp_num_layers:
+        heads, modules = head_layers(job, rows), np.where(rows.last, job.shape.mtp_modules, 0)
+        dense, mixture = dense + modules * heads.dense, mixture + modules * heads.mixture
+    return dense * dense_layer + mixture * mixture_layer, mixture * experts
+
+
+def fused_pairs(job: Job, rows: RankColumns) -> tuple[tuple[FloatColumn, FloatColumn], FloatColumn]:
+    """Return the parameters of adapters on a device as ((dense layer, mixture layer), experts of a mixture layer),
+    beside the linears that Megatron core 0.19 has; all that come before the last one of attention are its first. All
+    experts of a device share one pair for each of their two linears, and a shared expert has its own
+    (megatron/bridge/peft/lora.py LoRA, `share_expert_adapters`, Megatron-Bridge 0.6)."""
+    shape, adapters = job.shape, job.techniques.adapters
+    assert adapters is not None
+    targets = adapters.fused_targets(shape.gated_mlp) or ()
+
+    def of(linears: Mapping[str, Sequence[Linear]], split: FloatColumn) -> FloatColumn:
+        adapted = [linear for name in linears.keys() & targets for linear in linears[name]]
+        return adapters.rank * sum(linear.inputs + linear.outputs for linear in adapted) / split
+
+    def mlp(width: int, outer: int | None = None) -> dict[str, Sequence[Linear]]:
+        linears = mlp_linears(shape, float(width), outer)
+        return {"linear_fc1": linears[:1], "linear_fc2": linears[1:]}
+
+    projections = attention_linears(shape)
+    attention = of({"linear_qkv": projections[:-1], "linear_proj": projections[-1:]}, rows.tensor)
+    dense = attention + of(mlp(shape.ffn_hidden_size), rows.tensor)
+    if shape.moe is None:
+        return (dense, attention), np.zeros(len(rows))
+    experts = mlp(shape.moe.ffn_hidden_size, shape.expert_width)
+    shared = of(mlp(shape.moe.shared_expert_ffn_hidden_size), rows.tensor)
+    return (dense, attention + shared), of(experts, rows.layouts.expert_tensor.astype(np.float64))

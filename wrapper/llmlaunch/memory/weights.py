@@ -7,7 +7,7 @@ on the last of several stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.memory.adapters import fused_parameters
 from llmlaunch.memory.compressed import narrow_weights
 from llmlaunch.memory.job import (
     Job,
@@ -43,7 +44,6 @@ __all__ = [
     "RankParameters",
     "adapter_parameters",
     "distinct_matrices",
-    "fused_pairs",
     "largest_parameter",
     "layer_parameters",
     "linear_weights",
@@ -413,8 +413,7 @@ def adapter_parameters(job: Job, rows: RankColumns, frozen: bool = False) -> tup
         return np.zeros(len(rows)), np.zeros(len(rows))
     shape, lay = job.shape, rows.layouts
     if job.facts.adapters_fused:
-        layer, expert = fused_pairs(job, rows)
-        return rows.dense_layers * layer[0] + rows.moe_layers * layer[1], rows.moe_layers * expert
+        return fused_parameters(job, rows)
     t, h, targets = rows.tensor, float(shape.hidden_size), adapters.targets
     projections = float("up_proj" in targets) + float(shape.gated_mlp and "gate_proj" in targets)
 
@@ -434,29 +433,6 @@ def adapter_parameters(job: Job, rows: RankColumns, frozen: bool = False) -> tup
     dense = rows.dense_layers * (attention + mlp(shape.ffn_hidden_size, t)) + rows.moe_layers * (attention + shared)
     experts = moe.num_experts / lay.expert * mlp(moe.ffn_hidden_size, lay.expert_tensor.astype(np.float64))
     return adapters.rank * dense, adapters.rank * rows.moe_layers * experts
-
-
-def fused_pairs(job: Job, rows: RankColumns) -> tuple[tuple[FloatColumn, FloatColumn], FloatColumn]:
-    """Return the parameters of adapters on a device as ((dense layer, mixture layer), experts of a mixture layer),
-    beside the linears that Megatron core 0.19 has. All experts of a device share one pair for each of their two linears
-    (megatron/bridge/peft/lora.py LoRA, `share_expert_adapters`, Megatron-Bridge 0.6)."""
-    shape, adapters = job.shape, job.techniques.adapters
-    assert adapters is not None
-    h, query = float(shape.hidden_size), float(shape.query_width)
-    attention = {"linear_qkv": h + query + 2.0 * shape.key_value_width, "linear_proj": query + h}
-    targets = adapters.fused_targets(shape.gated_mlp) or ()
-
-    def of(sides: Mapping[str, float], split: FloatColumn) -> FloatColumn:
-        return adapters.rank * sum(side for name, side in sides.items() if name in targets) / split
-
-    def mlp(width: float) -> dict[str, float]:
-        return {"linear_fc1": h + width * (2.0 if shape.gated_mlp else 1.0), "linear_fc2": width + h}
-
-    mixture = of(attention, rows.tensor)
-    experts = np.zeros(len(rows))
-    if shape.moe is not None:
-        experts = of(mlp(float(shape.moe.ffn_hidden_size)), rows.layouts.expert_tensor.astype(np.float64))
-    return (mixture + of(mlp(float(shape.ffn_hidden_size)), rows.tensor), mixture), experts
 
 
 def _delta_pairs(linear: LinearAttention, h: float, t: FloatColumn, frozen: bool) -> FloatColumn:

@@ -10,6 +10,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 from llmlaunch.memory.activations import RECOMPUTED, kept_by_layer, layer_input
+from llmlaunch.memory.adapters import fused_pairs
 from llmlaunch.memory.compressed import attention_backward, mixing_backward
 from llmlaunch.memory.job import Job, RankColumns, alike_parts, by_recompute, chunk_ranges, recomputes
 from llmlaunch.memory.loss import logits_split, loss_piece, projection, recomputed_head, table_gradient, table_sum
@@ -27,7 +28,7 @@ from llmlaunch.memory.saved import (
 )
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.vision import encoder_backward
-from llmlaunch.memory.weights import distinct_matrices, fused_pairs, matrices, vocabulary
+from llmlaunch.memory.weights import distinct_matrices, matrices, vocabulary
 from llmlaunch.models.kinds import layer_parts
 
 __all__ = [
@@ -98,9 +99,9 @@ def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return the tokens on their way to the experts and back, which stay alive until all of that is done: permuted,
     exchanged, output by the experts, and sorted again where there are several; before that, where experts have biases,
     the output with its bias, expert by expert and put together; over expert-tensor ranks this rank's part of the sum,
-    and where the router computes in fp32 a copy of all their tokens in that type. The shared expert's
-    output comes on top. DeepEP makes what it received, at most every routed copy, and permutes it, and both again
-    behind the experts; HybridEP sends from and to its buffers
+    and where the router computes in fp32 a copy of all their tokens in that type. The shared expert's output comes on
+    top, and what experts take in where they are frozen and nothing keeps it. DeepEP makes what it received, at most
+    every routed copy, and permutes it, and both again behind the experts; HybridEP sends from and to its buffers
     (megatron/core/transformer/moe/token_dispatcher.py MoEAlltoAllTokenDispatcher, core 0.19; traced)."""
     moe, lay, facts, e = job.shape.moe, rows.layouts, job.facts, job.facts.activation_bytes
     flex = job.techniques.token_dispatcher == "flex"
@@ -114,26 +115,35 @@ def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
     if flex:
         narrow = gathered * (2.0 if job.techniques.flex_backend == "hybridep" else 4.0)
     shared = tokens(job, rows) / sequence_split(job, rows) * (moe.shared_expert_ffn_hidden_size > 0)
+    adapters = job.techniques.adapters
+    narrow = narrow + gathered * (adapters is not None and "up_proj" not in adapters.targets)
     wide = FP32_BYTES * (gathered + routed) if moe.num_experts >= facts.fp32_router_experts else e * routed
     exchange_bytes = job.shape.expert_width * (e * narrow + wide * over) + e * job.shape.hidden_size * shared
     return np.where(rows.moe_layers > 0, exchange_bytes, 0.0)
 
 
 def adapted_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """Return what the MLP's first linear adds in the last layer's forward pass, beside all that is saved: what the
-    frozen matrix puts out, what the adapter does, and their sum, which is saved, while there is no input of the second
-    linear yet (megatron/bridge/peft/lora_layers.py LoRALinear.forward, Megatron-Bridge 0.6). The tokens of experts are
-    there permuted and exchanged, too (traced)."""
+    """Return what the MLP's linears add in the last layer's forward pass, beside all that is saved: what the frozen
+    matrix puts out, what the adapter does, before and after it is scaled, and their sum, which is saved of the first
+    linear, while there is no input of the second yet (megatron/bridge/peft/lora_layers.py LoRALinear.forward,
+    Megatron-Bridge 0.6). Over tensor ranks the second adapter gathers its columns, which then are put together
+    (megatron/core/tensor_parallel/mappings.py _gather_along_last_dim, core 0.19). The tokens of experts are there
+    permuted and exchanged, too, and an activation that is computed again is still there (traced)."""
     adapters, e, shape = job.techniques.adapters, job.facts.activation_bytes, job.shape
-    if adapters is None or not job.facts.adapters_fused or "up_proj" not in adapters.targets:
+    if adapters is None or not job.facts.adapters_fused:
         return 0.0
-    each = 2.0 * (2.0 if shape.gated_mlp else 1.0) * e - job.facts.linear_input_bytes
-    dense = each * tokens(job, rows) * shape.ffn_hidden_size / rows.tensor
+    targets = adapters.fused_targets(shape.gated_mlp) or ()
+    first, second = float("linear_fc1" in targets), float("linear_fc2" in targets)
+    each = first * (2.0 * (2.0 if shape.gated_mlp else 1.0) - second)
+    n, t = tokens(job, rows), rows.tensor
+    columns = np.where(t > 1, 1.0 / sequence_split(job, rows) + 1.0 / t + 2.0, 3.0)
+    dense = e * n * np.maximum(each * shape.ffn_hidden_size / t, second * shape.hidden_size * columns)
     if shape.moe is None:
         return np.asarray(dense)
-    routed = routed_tokens(job, rows)
-    exchanged = routed * shape.hidden_size * (1.0 + (rows.layouts.expert > 1))
-    mixture = each * routed * shape.moe.ffn_hidden_size + e * exchanged
+    routed, outer, width = routed_tokens(job, rows), shape.expert_width, shape.moe.ffn_hidden_size
+    again = width * _activation_recomputed(job, rows)
+    own = np.maximum(each * width, second * (3.0 * outer + again))
+    mixture = e * routed * (own + np.where(own > 0, outer * (1.0 + (rows.layouts.expert > 1)), 0.0))
     return np.maximum(np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, mixture, 0.0))
 
 

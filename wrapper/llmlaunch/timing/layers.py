@@ -228,12 +228,14 @@ def _adapters(job: Job, adapters: Adapters, at: SplitColumns, pace: DevicePace, 
     if mlp.copies is None or shape.moe is None:
         linears = adapted_linears(shape, adapters.targets)
         return adapter_rates(job, pace, linears).work(at.tokens, at.share, at.per_tensor)
-    attention = adapted_linears(shape, adapters.targets.intersection(OF_ATTENTION))
-    narrower = replace(shape, ffn_hidden_size=shape.moe.ffn_hidden_size)
-    experts = adapted_linears(narrower, adapters.targets.difference(OF_ATTENTION))
+    every_token = adapted_linears(shape, adapters.targets.intersection(OF_ATTENTION))
+    narrower = adapters.targets.difference(OF_ATTENTION)
+    experts = adapted_linears(replace(shape, ffn_hidden_size=shape.moe.ffn_hidden_size), narrower)
+    if shared := shape.moe.shared_expert_ffn_hidden_size:
+        every_token += adapted_linears(replace(shape, ffn_hidden_size=shared), narrower)
     etp = at.layouts.expert_tensor.astype(np.float64)
     beside_experts = adapter_rates(job, pace, experts).work(mlp.copies, mlp.copies / etp, 1.0 / etp)
-    return adapter_rates(job, pace, attention).work(at.tokens, at.share, at.per_tensor) + beside_experts
+    return adapter_rates(job, pace, every_token).work(at.tokens, at.share, at.per_tensor) + beside_experts
 
 
 def _layer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.planner.search_space import technique_space
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import NO_TECHNIQUES
 from support.backend_output import render
 from support.recipes import recipe_of
 
@@ -101,6 +103,10 @@ OF_ATTENTION = "[q_proj, k_proj, v_proj, o_proj]"
 EXPERTS = "num_experts: 8, topk: 2, ffn_hidden_size: 14336, shared_expert_ffn_hidden_size: 64"
 SHARED_EXPERT = f"model={{base: mixtral-8x7b, moe: {{{EXPERTS}}}}}"
 MIXTURES_AGAIN = "layout={recompute: selective, recompute_modules: [moe]}"
+FP8_PARAMETERS, BESIDE = (
+    ("training.fp8=delayed", "training.fp8_parameters=true"),
+    "were tried beside fp8 and recompute alone",
+)
 PARTS = "training.adapters={rank: 16, target_modules: [q_proj, v_proj]}"
 ADAPTED = ("training.adapters={rank: 16}", "training.start_from=/models/llama3")
 
@@ -118,17 +124,17 @@ def test_adapters_are_trained_beside_weights_that_are_there() -> None:
         ("llama3-8b", ADAPTED[:1], r"training\.adapters: stand beside weights that are there"),
         ("llama3-8b", ("training.adapters={rank: 16, frozen_down: true}", ADAPTED[1]), "trains both matrices"),
         ("llama3-8b", (PARTS, ADAPTED[1]), "beside linear_qkv and linear_fc1 as a whole"),
-        ("deepseek-v3", ADAPTED, "in other ways, which are not priced yet"),
+        ("qwen3-30b-a3b", (*ADAPTED, "model=qwen3-next-80b-a3b"), "in other ways, which are not priced yet"),
         ("llama3-8b", ("training.optimizer=muon",), "Bridge 0.6 has muon give each rank whole tables"),
-        ("mixtral-8x7b", (*ADAPTED, SHARED_EXPERT), "for shared experts target_modules"),
+        ("deepseek-v3", (*ADAPTED, "layout.overlap_shared_expert=true"), BESIDE),
         (
             "mixtral-8x7b",
             (*ADAPTED, "layout={recompute: selective, recompute_modules: [moe]}"),
-            "were tried beside recompute alone",
+            BESIDE,
         ),
-        ("llama3-8b", (*ADAPTED, "training.fp8=tensorwise"), "were tried beside recompute alone"),
-        ("llama3-8b", (*ADAPTED, "layout.zero_stage=3"), "were tried beside recompute alone"),
-        ("llama3-8b", (*ADAPTED, "layout.cuda_graphs=[attn]"), "were tried beside recompute alone"),
+        ("llama3-8b", (*ADAPTED, *FP8_PARAMETERS), BESIDE),
+        ("llama3-8b", (*ADAPTED, "layout.zero_stage=3"), BESIDE),
+        ("llama3-8b", (*ADAPTED, "layout.cuda_graphs=[attn]"), BESIDE),
     ],
 )
 def test_adapters_that_nobody_tried_are_refused(name: str, overrides: tuple[str, ...], message: str) -> None:
@@ -137,9 +143,29 @@ def test_adapters_that_nobody_tried_are_refused(name: str, overrides: tuple[str,
 
 
 def test_adapters_stand_beside_experts_too() -> None:
-    attention = f"training.adapters.target_modules={OF_ATTENTION}"
-    for name, overrides in (("mixtral-8x7b", ADAPTED), ("mixtral-8x7b", (*ADAPTED, SHARED_EXPERT, attention))):
-        assert MegatronBridge().rules(on_bridge(name, *overrides))
+    for more in ((), (SHARED_EXPERT,)):
+        assert MegatronBridge().rules(on_bridge("mixtral-8x7b", *ADAPTED, *more))
+
+
+def test_attention_in_latents_has_layers_of_its_own_to_adapt() -> None:
+    """Bridge's own default names linear_qkv, which latent attention has not, and says nothing of it."""
+    plain = ["linear_kv_down_proj", "linear_kv_up_proj", "linear_proj", "linear_fc1", "linear_fc2"]
+    made = settings(on_bridge("deepseek-v3", *ADAPTED), DENSE)
+    assert made["peft"]["target_modules"] == ["linear_q_down_proj", "linear_q_up_proj", *plain]
+    made = settings(on_bridge("deepseek-v3", "model=deepseek-v2-lite", *ADAPTED), DENSE)
+    assert made["peft"]["target_modules"] == ["linear_q_proj", *plain]
+    mlp = "training.adapters.target_modules=[linear_fc1, linear_fc2]"
+    made = settings(on_bridge("deepseek-v3", *ADAPTED, mlp), DENSE)
+    assert made["peft"]["target_modules"] == ["linear_fc1", "linear_fc2"]
+
+
+def test_an_adapter_keeps_its_input_in_the_compute_format() -> None:
+    fp8 = on_bridge("llama3-8b", *ADAPTED, "training.fp8=tensorwise")
+    wide, narrow = (MegatronBridge().facts(replace(fp8, techniques=each)) for each in (fp8.techniques, NO_TECHNIQUES))
+    assert (wide.linear_input_bytes, narrow.linear_input_bytes) == (2.0, 1.0)
+    assert wide.quantized is not None
+    assert narrow.quantized is not None
+    assert wide.quantized.weight_copy_bytes == narrow.quantized.weight_copy_bytes
 
 
 def test_a_search_offers_nothing_untried_beside_adapters() -> None:

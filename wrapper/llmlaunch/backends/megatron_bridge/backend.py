@@ -52,13 +52,20 @@ class MegatronBridge:
         steps = tuple(
             step
             for step in space.step_techniques
-            if step.solved != "offload_layers" and "moe" not in step.recompute_modules
+            if step.solved != "offload_layers"
+            and "moe" not in step.recompute_modules
+            and not step.overlap_shared_expert
         )
         states = tuple(state for state in space.state_techniques if not state.offload_optimizer)
         return replace(space, step_techniques=steps, state_techniques=states)
 
     def facts(self, recipe: Recipe) -> MemoryFacts:
-        return replace(MegatronLM().facts(recipe), adapters_fused=True)
+        """Frozen linears keep no input of their own (transformer_engine/pytorch/module/linear.py, 2.20): the adapter
+        beside one does, and multiplies in the compute format."""
+        facts = replace(MegatronLM().facts(recipe), adapters_fused=True)
+        if facts.quantized is None or recipe.techniques.adapters is None:
+            return facts
+        return replace(facts, quantized=replace(facts.quantized, input_bytes=facts.activation_bytes))
 
     def classed_arguments(self, recipe: Recipe, layout: Layout) -> ClassedArguments:
         """Raises UserError where one of the person's own settings contradicts the plan."""

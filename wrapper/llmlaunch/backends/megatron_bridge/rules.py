@@ -7,9 +7,10 @@ import numpy as np
 from llmlaunch.backends.base import Requirement, implies, parts_fused_modules, pinned_least
 from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron.sharding import asks_for_sharding
-from llmlaunch.layout import Rule
+from llmlaunch.columns import BoolColumn
+from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import NO_TECHNIQUES
+from llmlaunch.techniques import NO_TECHNIQUES, Adapters
 
 __all__ = ["ALL_REQUIREMENTS", "BRIDGE_REQUIREMENTS", "BRIDGE_RULES"]
 
@@ -18,8 +19,10 @@ SETUP = "megatron/bridge/models/gpt/gpt_builder.py and training/config.py, Megat
 OF_ITS_SCRIPT = ("no-adapters", "no-vision")  # Megatron core could, and pretrain_gpt.py has no flag
 UNTRIED = (
     *("offload_modules", "offload_optimizer", "mlp_chunks", "delay_weight_gradients", "tp_comm_overlap"),
-    "cuda_graphs",
+    *("cuda_graphs", "overlap_shared_expert"),
 )
+LORA = "megatron/bridge/peft/lora.py LoRA, Megatron-Bridge 0.6"
+ADAPTER = "megatron/bridge/peft/utils.py ParallelLinearAdapter, Megatron-Bridge 0.6"
 
 
 def _unlike(recipe: Recipe) -> bool:
@@ -29,11 +32,26 @@ def _unlike(recipe: Recipe) -> bool:
     return shape.attention_gate or any(part is not None for part in others)
 
 
-def _unpriced_experts(recipe: Recipe) -> bool:
-    moe, adapters = recipe.model.moe, recipe.techniques.adapters
-    if moe is None or adapters is None or adapters.targets.isdisjoint(("up_proj", "down_proj")):
-        return False
-    return moe.shared_expert_ffn_hidden_size > 0 or moe.grouped_gemm is False
+def _adapts(adapters: Adapters | None, *names: str) -> bool:
+    return adapters is not None and not adapters.targets.isdisjoint(names)
+
+
+def _rank_divides(s: Situation) -> BoolColumn:
+    adapters = s.techniques.adapters
+    if adapters is None or not _adapts(adapters, "q_proj", "up_proj"):
+        return np.ones(len(s.layouts), dtype=np.bool_)
+    column: BoolColumn = np.equal(adapters.rank % s.layouts.tensor, 0)
+    return column
+
+
+def _experts_whole(s: Situation) -> BoolColumn:
+    beside = s.shape.moe is not None and _adapts(s.techniques.adapters, "up_proj", "down_proj")
+    return implies(beside, np.equal(s.layouts.expert_tensor, 1))
+
+
+def _latents_whole(s: Situation) -> BoolColumn:
+    beside = s.shape.mla is not None and _adapts(s.techniques.adapters, "q_proj")
+    return implies(beside, np.equal(s.layouts.tensor, 1))
 
 
 def _untried_beside_adapters(recipe: Recipe) -> bool:
@@ -41,7 +59,7 @@ def _untried_beside_adapters(recipe: Recipe) -> bool:
     if techniques.adapters is None:
         return False
     others = any(getattr(techniques, name) != getattr(NO_TECHNIQUES, name) for name in UNTRIED)
-    narrow = numbers.fp8 is not None or numbers.fp4 is not None
+    narrow = numbers.fp8_parameters or numbers.fp4 is not None
     again = recipe.model.moe is not None and "moe" in techniques.recompute_modules
     return others or narrow or again or asks_for_sharding(recipe) or pinned_least(recipe, "offload_layers") > 0
 
@@ -97,7 +115,7 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         "both-matrices-adapt",
         "training.adapters.frozen_down",
         "Bridge trains both matrices of an adapter; remove it, or take backend: deepspeed",
-        "megatron/bridge/peft/lora.py LoRA, Megatron-Bridge 0.6",
+        LORA,
         lambda r: r.techniques.adapters is not None and r.techniques.adapters.frozen_down,
     ),
     Requirement(
@@ -105,26 +123,23 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         "training.adapters.target_modules",
         "Bridge's LoRA stands beside linear_qkv and linear_fc1 as a whole; name q_proj, k_proj and v_proj together, "
         "and gate_proj with up_proj, or take backend: deepspeed",
-        "megatron/bridge/peft/lora.py LoRA, Megatron-Bridge 0.6",
+        LORA,
         parts_fused_modules,
     ),
     Requirement(
         "priced-adapters-on-bridge",
         "training.adapters",
-        "stand beside Mamba-2 mixers, latent and gated attention, prediction heads, shared experts and experts that "
-        "are multiplied one by one in other ways, which are not priced yet; take another model, or for shared experts "
-        "target_modules: [linear_qkv, linear_proj]",
-        "megatron/bridge/peft/lora.py LoRA, Megatron-Bridge 0.6",
-        lambda r: (
-            r.techniques.adapters is not None
-            and (r.model.mla is not None or r.model.mtp_num_layers > 0 or _unlike(r) or _unpriced_experts(r))
-        ),
+        "stand beside Mamba-2 mixers, gated delta nets and gated attention in other ways, which are not priced yet; "
+        "take another model",
+        LORA,
+        lambda r: r.techniques.adapters is not None and _unlike(r),
     ),
     Requirement(
         "plain-beside-adapters",
         "training.adapters",
-        "were tried beside recompute alone; remove fp8, fp4, zero_stage 2 and 3, offload, mlp_chunks, "
-        "delay_weight_gradients, tp_comm_overlap, cuda_graphs and recompute_modules: [moe]",
+        "were tried beside fp8 and recompute alone; remove fp8_parameters, fp4, zero_stage 2 and 3, offload, "
+        "mlp_chunks, delay_weight_gradients, tp_comm_overlap, overlap_shared_expert, cuda_graphs and "
+        "recompute_modules: [moe]",
         "tests/frameworks/test_megatron_traced.py",
         _untried_beside_adapters,
     ),
@@ -167,6 +182,27 @@ BRIDGE_RULES: tuple[Rule, ...] = (
         "layers of one part each (model.mamba) lie in one chunk on each device; set layout.virtual_pipeline to 1",
         "megatron/bridge/models/hybrid/hybrid_provider.py HybridModelProvider.provide, Megatron-Bridge 0.6",
         lambda s: implies(s.shape.mamba is not None, np.equal(s.layouts.virtual_pipeline, 1)),
+    ),
+    Rule(
+        "adapter-rank-divides",
+        "tensor parallelism splits an adapter inside, too: tensor must divide training.adapters.rank",
+        ADAPTER,
+        _rank_divides,
+    ),
+    Rule(
+        "adapted-experts-whole",
+        "beside experts over several ranks, adapters of Bridge 0.6 add up wrongly and nothing says so: expert_tensor "
+        "must be 1 (github.com/NVIDIA-NeMo/Megatron-Bridge/issues/5634)",
+        ADAPTER,
+        _experts_whole,
+    ),
+    Rule(
+        "adapted-latents-whole",
+        "beside projections to latents, which are whole on every tensor rank, adapters of Bridge 0.6 are split and mix "
+        "the tokens of several ranks, and nothing says so: tensor must be 1 "
+        "(github.com/NVIDIA-NeMo/Megatron-Bridge/pull/5900)",
+        ADAPTER,
+        _latents_whole,
     ),
 )
 

@@ -260,6 +260,7 @@ def settings_of(recipe: Recipe, layout: Layout) -> Settings:
 
 
 UNSCALED = "what an adapter puts out is scaled by alpha / dim"
+IN_LATENTS = "attention in latents has these in place of linear_qkv"
 
 
 def _adapters(recipe: Recipe) -> Settings:
@@ -267,9 +268,14 @@ def _adapters(recipe: Recipe) -> Settings:
     if adapters is None:
         return {}
     settings: Settings = {"peft.dim": (adapters.rank, rank), "peft.alpha": (adapters.rank, replace(rank, why=UNSCALED))}
-    if adapters.target_modules:
-        modules = list(adapters.fused_targets(recipe.model.gated_mlp) or ())
-        settings["peft.target_modules"] = (modules, Reason(("training.adapters.target_modules",)))
+    targets, mla = adapters.fused_targets(recipe.model.gated_mlp) or (), recipe.model.mla
+    named = Reason(("training.adapters.target_modules",))
+    if mla is not None and "linear_qkv" in targets:
+        queries = ("linear_q_proj",) if mla.q_lora_rank is None else ("linear_q_down_proj", "linear_q_up_proj")
+        latents = (*queries, "linear_kv_down_proj", "linear_kv_up_proj")
+        targets, named = (*latents, *(name for name in targets if name != "linear_qkv")), replace(named, why=IN_LATENTS)
+    if adapters.target_modules or mla is not None:
+        settings["peft.target_modules"] = (list(targets), named)
     return settings
 
 
