@@ -16,7 +16,7 @@ settings.register_profile("ci", derandomize=True, deadline=None, suppress_health
 settings.register_profile("soak", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-FAULT_REPEATS = os.environ.get("LLMLAUNCH_FAULT_REPEATS", "")
+FAULT_REPEATS = os.environ.get("LLMLAUNCH_FAULT_REPEATS", "1")
 
 # A shell's background job is started with SIGINT ignored, one under nohup with SIGHUP, and so is all they start: the
 # tests about Ctrl-C and closed terminals would hang.
@@ -63,10 +63,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Repeat what breaks things: LLMLAUNCH_FAULT_REPEATS times; else three times where chance decides what the fault
-    meets (tests that take the number of the `repeat`, which may be their seed), and once where the test decides it."""
+    """Repeat what breaks things: LLMLAUNCH_FAULT_REPEATS times, else once. Where chance decides what the fault meets,
+    the test takes the number of the `repeat`, which may be its seed."""
     if metafunc.definition.get_closest_marker("faults"):
-        repeats = int(FAULT_REPEATS or (3 if "repeat" in metafunc.fixturenames else 1))
+        repeats = int(FAULT_REPEATS)
         if "repeat" not in metafunc.fixturenames:
             metafunc.fixturenames.append("repeat")
         metafunc.parametrize("repeat", range(repeats), ids=lambda number: f"repeat{number}")

@@ -50,7 +50,7 @@ class Site:
         """Someone with a home of that name; root, unless he is a `normal` user."""
         user = ("setpriv", f"--reuid={NORMAL_USER}", f"--regid={NORMAL_USER}", "--clear-groups") if normal else ()
         cluster = cluster or self.cluster
-        return at_home(cluster, cluster.directory.parent / name, (self.program, *user), without_torch=True)
+        return at_home(cluster, cluster.directory.parent / name, (self.program, *user))
 
     def share(self, name: str, make: Callable[[], Any]) -> Any:
         """What `make` returned to the first who asked for it."""

@@ -18,10 +18,10 @@ import pytest
 from one_machine import Cluster, new_cluster, throw_away
 
 from support.command_line import data_folders
+from support.ranks_alone import python_without_torchrun
 
 SOURCES = Path(__file__).resolve().parents[2] / "wrapper"
 NORMAL_USER = 34  # `backup`, whom every Debian has: 65534 cannot be SlurmUser in 26.05
-LAUNCHER = Path(__file__).with_name("ranks_alone.py")
 SECONDS = 600
 SITES = ["root-enforced", "user-default", "root-default", "user-enforced"]  # who, and the site's limits
 BOTH_ENDS = SITES[:2]
@@ -123,21 +123,20 @@ def small_disk(cluster: Cluster, prefix: Sequence[str]) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def at_home(cluster: Cluster, home: Path, prefix: Sequence[str] = (), *, without_torch: bool = False) -> Person:
-    """Someone with this home, which is made, who uses the cluster; `prefix` is what started it. His interpreter may
-    start ranks without torch: a job that does not train then takes a third of the time."""
+def at_home(cluster: Cluster, home: Path, prefix: Sequence[str] = (), *, torchrun: bool = False) -> Person:
+    """Someone with this home, which is made, who uses the cluster; `prefix` is what started it. His interpreter starts
+    ranks by the real torchrun, or in a third of the time without it."""
     subprocess.run([*prefix, "mkdir", "-p", home], check=True)
     person = Person(cluster, home, prefix)
-    python, launcher = shlex.quote(sys.executable), shlex.quote(str(LAUNCHER))
-    short = f'case "$2" in *torch.distributed.run*) shift 2; exec {python} -S {launcher} "$@";; esac\n'
-    Path(person.python).write_text(f'#!/bin/sh\n{short if without_torch else ""}exec {python} "$@"\n')
-    Path(person.python).chmod(0o755)
+    python_without_torchrun(Path(person.python))
+    if torchrun:
+        Path(person.python).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     return person
 
 
 @contextmanager
-def person_with_a_cluster(site: str, nodes: int) -> Iterator[Person]:
-    """`site` is one of SITES."""
+def person_with_a_cluster(site: str, nodes: int, *, torchrun: bool = False) -> Iterator[Person]:
+    """`site` is one of SITES; `torchrun` as in `at_home`."""
     who, limits = site.split("-")
     prefix = as_normal_user() if who == "user" else ()
     cluster = replace(new_cluster({"CPUS": "4", "LIMITS": limits, "GRACE_SECONDS": "20"}), prefix=prefix)
@@ -147,7 +146,7 @@ def person_with_a_cluster(site: str, nodes: int) -> Iterator[Person]:
     try:
         with small_disk(cluster, prefix):
             cluster.do("up", str(nodes))
-            yield replace(at_home(cluster, cluster.directory.parent / "home", prefix), site=site)
+            yield replace(at_home(cluster, cluster.directory.parent / "home", prefix, torchrun=torchrun), site=site)
             cluster.do("down")
     finally:
         throw_away(cluster)

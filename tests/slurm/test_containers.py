@@ -151,7 +151,7 @@ class Box:
         (self.pyxis / "registry" / REGISTRY_IMAGE.replace("/", "+")).write_text(IN_THE_BOX)
         self.mine = person.home / "mine"
         # what is tried of devices needs torch, as ranks do; here neither has it, which takes a fifth of the time
-        python = Path(at_home(person.cluster, self.mine, without_torch=True).python)
+        python = Path(at_home(person.cluster, self.mine).python)
         tried = """case "$1" in */preflight.py) echo '{"stage": "reduced"}'; exit;; esac"""
         python.write_text(python.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{tried}\n"))
         self.python = str(python)

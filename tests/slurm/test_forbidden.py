@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 from handmade import run_directory
 from one_machine import Cluster, running_cluster
-from person import LAUNCHER, Person, as_normal_user, at_home
+from person import Person, as_normal_user, at_home
 from training import FAILS_AFTER_SAVING, script, slow_saver, submit
 
 from llmlaunch.errors import SchedulerRefused
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
+from support import ranks_alone
+from support.ranks_alone import python_without_torchrun
 from support.side_by_side import by_name
 
 pytestmark = pytest.mark.slurm
@@ -55,15 +57,12 @@ def user(strict: Cluster) -> Person:
     """A normal user, whose jobs have nothing of root's: another interpreter, and the launcher from his home."""
     person = at_home(strict, strict.directory.parent / "home", as_normal_user())
     python = shutil.which("python3", path="/usr/bin") or sys.executable
-    launcher = person.give(LAUNCHER)
+    launcher = person.give(Path(ranks_alone.__file__))
     stand_in = person.folder("stand-in")
     (stand_in / "torch").mkdir()  # train.sh wants an interpreter that has torch
     (stand_in / "torch" / "__init__.py").touch()
-    Path(person.python).write_text(
-        f'#!/bin/sh\ncase "$2" in *torch.distributed.run*) shift 2; exec {python} {launcher} "$@";; esac\n'
-        f'PYTHONPATH={stand_in} exec {python} "$@"\n'
-    )
-    Path(person.python).chmod(0o755)
+    short = python_without_torchrun(Path(person.python), python, launcher)
+    short.write_text(short.read_text().replace("\nexec ", f"\nPYTHONPATH={stand_in} exec "))
     return person
 
 

@@ -21,6 +21,7 @@ from support.side_by_side import Story, by_name
 
 pytestmark = pytest.mark.slurm
 
+TORCHRUN = BOTH_ENDS[1:]  # the site where real torchrun starts the ranks
 # How long saving takes in the life of the time limit: once longer than torchrun and the watchdog wait for trainers.
 SAVED_SECONDS = {"enforced": 65.0, "default": 5.0}
 

@@ -49,8 +49,8 @@ def site(person: Person, fast: list[tuple[int, int]] | None) -> str:
 
 
 def trainer(person: Person, text: str) -> str:
-    """The recipe's key for SAY or MEET; ranks that need no torch are started without it from then on."""
-    at_home(person.cluster, person.home, person.prefix, without_torch=text == SAY)
+    """The recipe's key for SAY or MEET; those that meet are started by real torchrun."""
+    at_home(person.cluster, person.home, person.prefix, torchrun=text == MEET)
     (person.home / "trainer.py").write_text(text)
     return backend(person.home / "trainer.py")
 

@@ -26,6 +26,7 @@ from support import judge
 from support.chain import COLLECT_AND_EXPORT, LATENCIES, RECIPE, TRAINER, quick_templates
 from support.command_line import data_folders, run_llmlaunch
 from support.node_rig import build
+from support.ranks_alone import python_without_torchrun
 from support.side_by_side import asked_for
 
 SIDE_BY_SIDE = 3  # repeats that take three of the eleven nodes each
@@ -70,7 +71,7 @@ class Job:
             f"nodes={len(self.nodes)}", "cluster={base: h100-80gb-x8, devices_per_node: 2, slurm: {exclusive: true}}",
             "model={base: llama2-7b, num_layers: 4}", f"backend={{name: deepspeed, script: {TRAINER}}}",
             "layout={zero_stage: 2}", "monitor.interval_seconds=0.1", "restart=none", "slurm.no-requeue=true",
-            f"python={sys.executable}", f"slurm.nodelist='{','.join(self.nodes)}'",
+            f"python={python_without_torchrun(self.place / 'python')}", f"slurm.nodelist='{','.join(self.nodes)}'",
         )  # fmt: skip
         run_llmlaunch(self.place, "submit", RECIPE, *words, "-o", self.run, code=0, **self.environment)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from one_machine import Cluster
-from person import Person
+from person import Person, at_home
 from training import QUICKSTART, Training, backend, submit
 
 pytestmark = pytest.mark.slurm
@@ -41,6 +41,7 @@ def assert_both_nodes_are_measured(person: Person) -> None:
 
 
 def test_the_quickstart_trains_on_two_nodes_and_both_peaks_are_collected(person: Person) -> None:
+    at_home(person.cluster, person.home, torchrun=True)
     training = submit(person, person.home, *TWO_NODES, "--follow")
     assert "Submitting to SLURM" in training.said.stderr
     assert "step 6/6 | loss" in training.said.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -80,7 +79,7 @@ esac
 
 def own_python(person: Person, text: str, **words: object) -> str:
     path = person.home / "own-python"
-    path.write_text("#!/bin/bash\n" + text.format(python=sys.executable, **words))
+    path.write_text("#!/bin/bash\n" + text.format(python=person.python, **words))
     path.chmod(0o755)
     return f"python={path}"
 

@@ -1,4 +1,4 @@
-"""A training job of a test: rendered and submitted by llmlaunch, run by torchrun; the trainer needs no torch."""
+"""A training job of a test: rendered and submitted by llmlaunch, run as torchrun does; the trainer needs no torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A run from recipe to store, as on a cluster: `submit --local`, job.sbatch, torchrun, the rank wrappers, the monitor
-with the real pynvml, `finish`, `collect`, `measurements export`. Only the driver and the trainer (trainer.py) stand in.
+"""A run from recipe to store, as on a cluster: `submit --local`, job.sbatch, the rank wrappers, the monitor with the
+real pynvml, `finish`, `collect`, `measurements export`. The driver, the trainer (trainer.py) and, unless asked for,
+torchrun stand in.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import psutil
 
 from support import judge
 from support.node_rig import GIB, alive, environment, until
+from support.ranks_alone import python_without_torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "llama2-7b-deepspeed.yaml"
@@ -111,11 +113,13 @@ class Chain:
     folder: Path | None = None  # where the run directory is made; `place` unless given
     quick: bool = True  # the monitor writes a line every tenth of a second instead of every ten seconds
     sliced: bool = False
+    torchrun: bool = False  # the real one, instead of what starts ranks as it does
     variables: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.run = (self.folder or self.place) / "run"
         self.driver = Driver(self.place, self.devices, self.sliced)
+        python = sys.executable if self.torchrun else str(python_without_torchrun(self.place / "python"))
         places = {"XDG_DATA_HOME": self.place / "data", "XDG_CACHE_HOME": self.place / "cache"}
         self.environment = {
             **environment(),
@@ -123,7 +127,7 @@ class Chain:
             "LD_LIBRARY_PATH": str(self.library),
             "FAKE_NVML_SCENARIO": str(self.driver.path),
             "FAKE_NVML_CALLS": str(self.place / "calls"),
-            "LLMLAUNCH_PYTHON": sys.executable,
+            "LLMLAUNCH_PYTHON": python,
             "LLMLAUNCH_STORE": self.store or str(self.place / "store.db"),
             "LLMLAUNCH_SPOOL": str(self.place / "spool"),
             "OMP_NUM_THREADS": "1",
@@ -187,8 +191,8 @@ class Chain:
         elif rank:
             pid = self.ranks().get(int(rank), {}).get("pid" if name == "wrapper" else "program_pid") or 0
         else:
-            word = "torch.distributed.run" if name == "torchrun" else name
-            found = [one for one in self.processes() if any(word in Path(w).name for w in _command(one)[:5])]
+            said = {"torchrun": "torch.distributed.run" if self.torchrun else "ranks_alone"}.get(name, name)
+            found = [one for one in self.processes() if any(said in Path(word).name for word in _command(one)[:5])]
             pid = found[0].pid if found else 0
         return pid if pid and alive(pid) else None
 

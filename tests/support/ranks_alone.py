@@ -1,4 +1,4 @@
-"""Starts the ranks of a node as torchrun does, for trainers that need no torch: it takes two seconds less of a core.
+"""Starts the ranks of a node as torchrun does, without torch: it takes three seconds less of a core.
 
     ranks_alone.py --nnodes=N --nproc_per_node=M --node_rank=I --master_addr=A --master_port=P ... -- PROGRAM...
 
@@ -9,9 +9,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+
+def python_without_torchrun(path: Path, python: str = sys.executable, launcher: Path = Path(__file__)) -> Path:
+    """Write an interpreter: `python`, but this script, or a copy of it, starts ranks instead of torchrun."""
+    python, script = shlex.quote(python), shlex.quote(str(launcher))
+    short = f'case "$2" in *torch.distributed.run*) shift 2; exec {python} -S {script} "$@";; esac'
+    path.write_text(f'#!/bin/sh\n{short}\nexec {python} "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 def main() -> None:
@@ -46,4 +57,5 @@ def start(options: argparse.Namespace, local: int, program: list[str]) -> subpro
     return subprocess.Popen(program, env={**os.environ, **{name: str(value) for name, value in variables.items()}})
 
 
-main()
+if __name__ == "__main__":
+    main()
