@@ -15,7 +15,7 @@ FRAMEWORKS_INSTALLED := $(FRAMEWORKS)/.installed
 
 ORACLE_EXAMPLES ?= 3000
 # Tests that run at once in `make test` (tests/conftest.py says which); 0: one after another, in the order of their names.
-AT_ONCE ?= 4
+AT_ONCE ?= 6
 
 .PHONY: quickstart test unit soak oracle-full lint install install-frameworks benchmark accuracy-table coverage-table flags-table docs docs-screens docs-tables clean
 

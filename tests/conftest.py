@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -26,12 +27,16 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # A worker of pytest-xdist gets the terminal's width as COLUMNS; what it starts would fold lines that a pipe has whole.
 os.environ.pop("COLUMNS", None)
 
-# `make test` runs four tests at once (pytest-xdist): lanes of clusters mostly wait, those of frameworks mostly compute.
+# `make test` runs six tests at once (pytest-xdist): lanes of clusters mostly wait, those of frameworks mostly compute.
 # Within a lane one test follows another, in one process: they share its cluster, its traces, or the runs that are
 # broken side by side. Every other module is its own lane.
-LANES = ("slurm", "slurm_lives", "frameworks", "frameworks_megatron", "releases", "quickstart", "faults")
+LANES = (
+    "slurm", "slurm_lives", "frameworks", "frameworks_megatron", "frameworks_trainers",
+    "releases", "quickstart", "faults",
+)  # fmt: skip
 # Modules of tests/slurm about whole lives of jobs, which wait longest: about half of that folder's time.
-LIVES = ("test_injection.py", "test_life.py", "test_power_cut.py", "test_what_ended_it.py")
+LIVES = ("test_injection.py", "test_life.py", "test_power_cut.py", "test_same_allocation.py", "test_what_ended_it.py")
+TRAINERS = ("tests/frameworks/test_trainer_", "tests/frameworks/test_own_trainers", "tests/frameworks/test_rehearsals")
 
 
 def lane(nodeid: str) -> str:
@@ -41,6 +46,8 @@ def lane(nodeid: str) -> str:
         return "slurm_lives"
     if nodeid.startswith("tests/frameworks/test_megatron_"):
         return "frameworks_megatron"
+    if nodeid.startswith(TRAINERS):
+        return "frameworks_trainers"
     return part if part in LANES else nodeid.partition("::")[0]
 
 
@@ -48,6 +55,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The long lanes begin first where several tests run at once; the short ones then fill what is left."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: LANES.index(lane(item.nodeid)) if lane(item.nodeid) in LANES else len(LANES))
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests, and all modules, are here to stay: the garbage collector need not look at them again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

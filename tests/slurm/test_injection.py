@@ -122,7 +122,7 @@ HARMLESS: dict[str, Any] = {
     "cluster": {"base": "cpu-x1"},
 }
 
-# With these no training starts here, or no other field would be left: each is submitted on its own.
+# With these no training starts here, or no other field would be left: each is submitted on its own, by root.
 ON_ITS_OWN: set[Place] = {
     ("python",), ("container", "image"), ("container", "mounts", 0), ("backend", "path"), ("data", "tokenizer"),
     ("data", "blend", 0, "path"), ("data", "cache_path"), ("slurm_plugins", "no-such-plugin"),
@@ -213,9 +213,9 @@ def nothing_in_a_recipe_runs_on_a_cluster_and_what_is_taken_arrives(attack: str,
     taken = [place for place, said in refusals(attack).items() if not said]
     together = HARMLESS
     for at, place in enumerate(taken):
-        if place in ON_ITS_OWN:
+        if place in ON_ITS_OWN and person.site == BOTH_ENDS[0]:
             submitted(person, alone(place, attack), person.folder(f"{attack}-{at}"))
-        else:
+        elif place not in ON_ITS_OWN:
             together = with_text(together, place, text)
     folder = person.folder(f"{attack}-together")
     job = submitted(person, together, folder)
