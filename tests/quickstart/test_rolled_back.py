@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from test_quickstart import RECIPE, llmlaunch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmlaunch.backends.deepspeed.config import model_config
 from llmlaunch.recipe.load import load_recipe
@@ -31,6 +29,8 @@ pytestmark = pytest.mark.frameworks
 
 def windows(step: int, characters: int) -> list[int]:
     """Where the samples of a step begin in the text (trainers/deepspeed/data.py)."""
+    import torch
+
     starts = []
     for sample in range((step - 1) * BATCH, step * BATCH):
         random = torch.Generator().manual_seed(SEED * 1_000_000_007 + sample)
@@ -57,6 +57,9 @@ def write_tokens(path: Path) -> None:
 
 def write_weights(folder: Path) -> None:
     """A model whose embedding of the zero byte is NaN, and no other weight."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model_config(load_recipe(RECIPE, TINY))))
     with torch.no_grad():
         model.get_input_embeddings().weight[0] = float("nan")

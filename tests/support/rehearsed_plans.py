@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from llmlaunch.assets import asset
@@ -50,6 +51,7 @@ class Planned:
     setting: Setting
 
 
+@cache
 def planned(*words: str, recipe: str = GALLERY) -> Planned:
     """As `check` plans it, with no store."""
     loaded = load_recipe(recipe, words or PINS)
