@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from judges import TRACED, DeepSpeedJudge, MegatronJudge, deepspeed_judge, megatron_judge, megatron_python
+from judges import DeepSpeedJudge, MegatronJudge, MegatronScripts, deepspeed_judge, megatron_judge, megatron_scripts
 from trainer_runner import Train, trainer_process
 
 
@@ -31,9 +30,15 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
 
 
 @pytest.fixture(scope="session")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MegatronScripts]:
+    with megatron_scripts(tmp_path_factory.mktemp("scripts")) as scripts:
+        yield scripts
+
+
+@pytest.fixture(scope="session")
+def dataset(scripts: MegatronScripts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An indexed dataset as Megatron core itself writes it, by its prefix: 300 documents of tokens below 1000."""
     prefix = tmp_path_factory.mktemp("dataset") / "tokens"
-    command = [megatron_python(), TRACED / "dataset_ranks.py", "make", prefix]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    code, said = scripts.start("make", str(prefix)).end()
+    assert code == 0, said
     return prefix

@@ -101,6 +101,52 @@ def megatron_judge() -> Iterator[MegatronJudge]:
         into.close()
 
 
+@dataclass(frozen=True)
+class Started:
+    """A process of `MegatronScripts`."""
+
+    pid: int
+    output: Path
+    errors: Path
+    wait: Callable[[int], int]
+
+    def end(self) -> tuple[int, str]:
+        """Wait for it; its exit code and what it printed."""
+        return self.wait(self.pid), self.output.read_text()
+
+
+class MegatronScripts:
+    """traced/dataset_ranks.py with Megatron core imported once: each script that it runs is a fork."""
+
+    def __init__(self, say: Callable[[object], int], folder: Path) -> None:
+        self._say, self._folder, self._started = say, folder, 0
+
+    def start(self, *words: str, together: bool = True, **environment: str) -> Started:
+        """With `together`, what is printed and what is said of errors are one text."""
+        self._started += 1
+        output = self._folder / f"{self._started}.out"
+        errors = output if together else output.with_suffix(".err")
+        everything = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        asked = {"words": words, "environment": everything, "output": str(output), "errors": str(errors)}
+        return Started(self._say(asked), output, errors, self._say)
+
+
+@contextmanager
+def megatron_scripts(folder: Path) -> Iterator[MegatronScripts]:
+    words = [megatron_python(), TRACED / "dataset_ranks.py", "serve"]
+    with Popen(words, stdin=PIPE, stdout=PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        into, out = process.stdin, process.stdout
+
+        def say(asked: object) -> int:
+            print(json.dumps(asked), file=into, flush=True)
+            return int(out.readline())
+
+        yield MegatronScripts(say, folder)
+        into.close()
+
+
 DEEPSPEED_JUDGE = Path(__file__).with_name("deepspeed_judge.py")
 MARK = '{"refused"'
 

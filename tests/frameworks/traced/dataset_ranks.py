@@ -3,6 +3,9 @@
     dataset_ranks.py make PREFIX                            a small dataset, PREFIX.bin and PREFIX.idx
     dataset_ranks.py build megatron_dataset.py WORDS ...    the script that builds indexes, as a run directory has it
     dataset_ranks.py train pretrain_gpt.py WORDS ...        as each rank of the training would, over gloo
+    dataset_ranks.py serve                                  each of these in a fork, Megatron core imported once: a line
+                                                            {"words", "environment", "output", "errors"} is answered by
+                                                            its process, a line with a process by its exit code
 
 Stands in for what Megatron core imports and this machine has not: triton, and a GPU.
 """
@@ -10,9 +13,12 @@ Stands in for what Megatron core imports and this machine has not: triton, and a
 # ruff: noqa: E402 (torch is imported after its CUDA is pretended)
 from __future__ import annotations
 
+import json
+import logging
 import os
 import runpy
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +57,57 @@ def make(prefix: str) -> None:
     builder.finalize(f"{prefix}.idx")
 
 
-def main() -> None:
-    what, script, *words = sys.argv[1:]
+class OutputOfNow:
+    """Where Megatron's log goes that was set up before a fork: a script may redirect what it says."""
+
+    def write(self, text: str) -> None:
+        sys.stdout.write(text)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
+def serve() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # an import may print
+    os.environ["NO_VCS_VERSION"] = "1"  # as megatron_check.py imports it
+    import megatron.training  # noqa: F401
+
+    for handler in logging.getLogger().handlers:
+        handler.setStream(OutputOfNow())
+    sys.stdout.flush()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        started = isinstance(asked, dict)
+        answer = run_in_a_fork(**asked) if started else os.waitstatus_to_exitcode(os.waitpid(asked, 0)[1])
+        print(answer, file=answers, flush=True)
+
+
+def run_in_a_fork(words: list[str], environment: dict[str, str], output: str, errors: str) -> int:
+    """A process with these variables alone, which writes to these files, as one that had been started would be."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.environ.clear()
+        os.environ.update(environment)
+        for number, path in enumerate((os.devnull, output, errors)):
+            os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), number)
+        run(words)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else bool(end.code)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def run(words: list[str]) -> None:
+    what, script, *words = words
     if what == "make":
         make(script)
         return
@@ -66,4 +121,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["serve"]:
+        serve()
+    else:
+        run(sys.argv[1:])

@@ -139,7 +139,8 @@ def text_files(source: str) -> list[Path]:
     if source == "python-source":
         library = Path(sysconfig.get_paths()["stdlib"])
         skip = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-        files = [p for p in library.rglob("*.py") if not skip & set(p.relative_to(library).parts)]
+        # Debian's own library links to a file in /etc, which a container may lack
+        files = [p for p in library.rglob("*.py") if p.is_file() and not skip & set(p.relative_to(library).parts)]
     else:
         path = Path(source)
         files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
