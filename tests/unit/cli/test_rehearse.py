@@ -278,6 +278,21 @@ def test_where_nothing_is_at_hand_both_ways_to_have_something_are_said(
         place.chosen_place(recipe, where, print)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ((), "are rehearsed with backend=megatron-lm behind the recipe"),
+        (("data={path: /rows, sft: chat, tokenizer: words}",), "backend=megatron-lm 'data={mock: true}' behind"),
+        (("training.adapters={rank: 4}",), "has no adapters, so that nothing rehearses them"),
+    ],
+)
+def test_what_of_a_job_of_bridge_is_rehearsed_is_said(overrides: tuple[str, ...], said: str) -> None:
+    recipe = recipe_of("llama3-8b", "backend=megatron-bridge", "training.start_from=/weights", *overrides)
+    with pytest.raises(UserError) as caught:
+        place.chosen_place(recipe, "auto", print)
+    assert said in str(caught.value)
+
+
 def test_the_checkouts_environment_goes_before_the_persons_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLMLAUNCH_FRAMEWORKS", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

@@ -51,10 +51,7 @@ def chosen_place(recipe: Recipe, place: str, say: Callable[[str], None]) -> Rehe
         UserError: there is nothing to rehearse on, with every way to have something; or the job has no trace.
     """
     if recipe.backend.name == BRIDGE:
-        raise UserError(
-            f"{recipe.path}: backend: rehearse runs Megatron-LM's script; megatron-bridge configures the same Megatron "
-            f"core, so that its ranks are rehearsed with backend={MEGATRON} behind the recipe"
-        )
+        raise UserError(f"{recipe.path}: {_in_place_of_bridge(recipe)}")
     accelerator = recipe.cluster.accelerator
     if accelerator.kind == "cpu" and (place != TRACE or recipe.backend.name == DEEPSPEED):
         raise UserError(f"{recipe.path}: trains on CPUs: there is no GPU's memory to rehearse; submit runs it here")
@@ -111,6 +108,20 @@ class TraceEnvironment:
         """Those its Python is started with: one thread each, since ranks are traced side by side."""
         variables = {name: value for name, value in os.environ.items() if name not in _LEAKS}
         return variables | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _in_place_of_bridge(recipe: Recipe) -> str:
+    """Return what can be rehearsed in place of a job of Megatron-Bridge, in a sentence."""
+    if recipe.techniques.adapters is not None:
+        return (
+            "training.adapters: rehearse runs Megatron-LM's script, which has no adapters, so that nothing rehearses "
+            "them; llmlaunch check prices them as traces of Bridge's own classes were measured"
+        )
+    behind = f"backend={MEGATRON}" + ("" if recipe.data.sft is None else " 'data={mock: true}'")
+    return (
+        "backend: rehearse runs Megatron-LM's script; megatron-bridge configures the same Megatron core, so that its "
+        f"ranks are rehearsed with {behind} behind the recipe"
+    )
 
 
 def find_trace_environment(backend: str = MEGATRON) -> TraceEnvironment | None:
