@@ -34,22 +34,27 @@ os.environ.pop("COLUMNS", None)
 # Within a lane one test follows another, in one process: they share its cluster, its traces, or the runs that are
 # broken side by side. Every other module is its own lane.
 LANES = (
-    "slurm", "slurm_lives", "frameworks", "frameworks_megatron", "frameworks_trainers",
-    "releases", "quickstart", "faults",
+    "slurm", "slurm_lives", "frameworks_judged", "frameworks", "frameworks_megatron", "frameworks_trainers",
+    "quickstart", "releases", "faults",
 )  # fmt: skip
 # Modules of tests/slurm about whole lives of jobs, which wait longest: about half of that folder's time.
 LIVES = ("test_injection.py", "test_life.py", "test_power_cut.py", "test_same_allocation.py", "test_what_ended_it.py")
-TRAINERS = ("tests/frameworks/test_trainer_", "tests/frameworks/test_own_trainers", "tests/frameworks/test_rehearsals")
+# Modules whose jobs one and the same process judges.
+JUDGED = ("test_megatron_oracle.py", "test_megatron_models.py", "test_megatron_layers.py")
+TRAINERS = ("test_trainer_", "test_own_trainers", "test_rehearsals")
 
 
 def lane(nodeid: str) -> str:
     """The name of the lane of tests/PART/.../MODULE.py::TEST."""
     part = nodeid.split("/")[1]
-    if part == "slurm" and nodeid.partition("::")[0].endswith(LIVES):
+    module = nodeid.partition("::")[0].rpartition("/")[2]
+    if part == "slurm" and module in LIVES:
         return "slurm_lives"
-    if nodeid.startswith("tests/frameworks/test_megatron_"):
+    if part == "frameworks" and module in JUDGED:
+        return "frameworks_judged"
+    if part == "frameworks" and module.startswith("test_megatron_"):
         return "frameworks_megatron"
-    if nodeid.startswith(TRAINERS):
+    if part == "frameworks" and module.startswith(TRAINERS):
         return "frameworks_trainers"
     return part if part in LANES else nodeid.partition("::")[0]
 
