@@ -213,11 +213,13 @@ def main() -> None:
     end_on_signals()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
+    gc.disable()  # nothing that is imported is garbage; each rank is a process of its own, whose collector is on
     importlib.import_module(f"{options.framework}_rank")  # once for all ranks; before torch, for which it fakes CUDA
 
     # isort: split
     import torch._dynamo  # noqa: F401 (every optimizer imports it, which takes a second)
 
+    gc.enable()
     jobs = [json.loads(line) for line in sys.stdin if line.strip()]
     answers = answers_of(
         jobs, partial(_traced, TRACERS[options.framework]), options.processes, options.seconds, sys.stdout.fileno()

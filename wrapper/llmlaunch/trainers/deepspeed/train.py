@@ -25,18 +25,26 @@ Exit code 0 after the last step or after a save it was told to make; anything el
 finite is one.
 """
 
+# ruff: noqa: E402 (the libraries are imported once it is settled how)
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+# Each rank starts three seconds sooner so: its libraries are no garbage to look for, and DeepSpeed's autotuner, which
+# no job here uses, would import MLflow wherever it is installed.
+gc.disable()
+sys.modules.setdefault("mlflow", None)  # type: ignore[arg-type]
 
 import torch
 import torch._dynamo  # Transformers needs it later, and it cannot be imported under zero.Init (torch 2.13)
@@ -51,6 +59,9 @@ from group import join, leave, refuse, report
 from learning import add_learning, learning_rate
 from model import build_engine, micro_batch_loss
 from parallel import RankSplit, gradient_share, split_of
+
+gc.freeze()
+gc.enable()
 
 # Built by --measure-baseline: large enough to run every kernel once, too small to weigh anything.
 TINY_MODEL = {
