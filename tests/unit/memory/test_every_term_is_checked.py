@@ -171,6 +171,8 @@ HARMLESS = {
     "states.py least_state_bytes: without ROUNDING_BYTES * max(factor, 1.0)": "eight bytes of a floor",
     **dict.fromkeys(
         (
+            "job.py _same_stages: minus column",
+            "job.py _same_stages: minus code * (int(column.max(initial=0)) + 1)",
             "schedule.py _by_chunk: minus column[which]",
             "schedule.py _by_chunk: minus int(column.max())",
             "schedule.py _by_chunk: minus key * (int(column.max()) + 1)",

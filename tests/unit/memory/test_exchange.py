@@ -12,6 +12,7 @@ from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import RankEstimate, worst_ranks
 from llmlaunch.memory.job import all_ranks
+from llmlaunch.memory.peak import outside_bytes
 from llmlaunch.memory.workspace import mixture_forward
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import Techniques
@@ -65,6 +66,17 @@ def test_hybridep_has_room_for_all_tokens_of_a_domain() -> None:
     assert buffers("hybridep", 8, micro_batch_size=2) == 2 * buffers("hybridep", 8)
     shared = rank("hybridep", Layout(tensor=2, data=4, expert=8, sequence_parallel=1))
     assert shared.terms["exchange_buffers"] == buffers("hybridep", 8) // 2
+
+
+@pytest.mark.parametrize("library", ["deepep", None])
+def test_what_is_outside_torch_is_the_sum_of_its_terms(library: str | None) -> None:
+    layout = Layout(data=16, expert=16)
+    flex = Techniques(token_dispatcher="flex", flex_backend=library) if library else Techniques()
+    job = shapes.job_of(MIXTURE, layout, megatron_facts(MegatronOptions(nvlink_domain_devices=8)), flex)
+    (outside,) = outside_bytes(job, all_ranks(job, LayoutColumns.of([layout])))
+    terms = rank(library, layout).terms
+    assert outside == sum(terms.get(name, 0) for name in ("context", "communicators", "exchange_buffers"))
+    assert library is None or terms["exchange_buffers"] > 0
 
 
 def test_hybridep_has_buffers_between_domains_beside() -> None:

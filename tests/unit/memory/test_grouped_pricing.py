@@ -34,8 +34,8 @@ from llmlaunch.memory.grouped_pricing import (
     worst_of_sums,
 )
 from llmlaunch.memory.host import HostNode
-from llmlaunch.memory.job import Correction, Job
-from llmlaunch.models.shape import ModelShape
+from llmlaunch.memory.job import Correction, Job, all_ranks
+from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
@@ -185,6 +185,23 @@ def test_uneven_stages_are_not_taken_for_even_ones() -> None:
     states = model_state_bytes(JOB, even, NODE)
     with pytest.raises(ValueError, match="uneven"):
         worst_of_sums(transient_bytes(JOB, uneven, NODE), states, np.zeros(1, dtype=np.int64))
+
+
+def test_stages_that_differ_are_counted_apart() -> None:
+    """Many layouts at once, whose ranks, chunks and stages are as many, or cut by the same numbers; the first layers of
+    the model are dense, the others mixtures."""
+    pattern = (0,) * 3 + (1,) * 29
+    shape = replace(LLAMA3_8B, moe=MoeShape(8, 2, 2048, 0, pattern, grouped_gemm=True))
+    job, eighths = replace(JOB, shape=shape), (1, 7, 2, 6, 3, 5, 3, 5)
+    layouts = [
+        *(Layout(pipeline=2, layers_by_stage=(cut, 32 - cut)) for cut in (9, 12, 15)),
+        *(Layout(pipeline=stages, virtual_pipeline=8 // stages, layers_by_stage=eighths) for stages in (2, 4, 8)),
+        *(Layout(pipeline=stages, virtual_pipeline=chunks) for stages in (2, 4, 8) for chunks in (1, 2, 4)),
+    ]
+    together = all_ranks(job, LayoutColumns.of(layouts))
+    alone = [all_ranks(job, LayoutColumns.of([layout])) for layout in layouts]
+    for name in ("dense_layers", "moe_layers"):
+        assert list(getattr(together, name)) == list(np.concatenate([getattr(each, name) for each in alone]))
 
 
 def test_no_layouts_are_priced_as_none() -> None:
