@@ -32,6 +32,10 @@ VARIANTS = "core 0.19 builds the variant with Transformer Engine alone (experime
 MIXERS = "of models with Mamba-2 mixers, whose layers are Transformer Engine's (models/hybrid/hybrid_layer_specs.py)"
 LIBRARIES = "DeepEP and HybridEP send tokens between GPUs"
 
+FIXED_ROWS = (
+    "of the experts' one kernel for Blackwell, whose tokens HybridEP sends; core 0.19's configuration takes them"
+)
+
 TOKENIZERS = "wants Hugging Face's tokenizers, which are not among the frameworks of the tests"
 
 GRAPHS = "graphs are captured on GPUs alone; core 0.19 takes them (test_megatron_oracle.py)"
@@ -51,6 +55,11 @@ STATE_SPACES = (
     *("--hybrid-layer-pattern", "--spec", "--mamba-head-dim", "--mamba-num-groups", "--mamba-num-heads"),
     *("--mamba-state-dim", "--moe-latent-size", "--mtp-use-repeated-layer", "--squared-relu"),
     "--use-fused-weighted-squared-relu",
+)
+ROWS_AND_PAGES = (
+    *("--moe-expert-rank-capacity-factor", "--use-transformer-engine-op-fuser", "--moe-mlp-glu-interleave-size"),
+    *("--moe-paged-stash", "--moe-paged-stash-page-size", "--moe-paged-stash-buffer-size-factor-cuda"),
+    "--moe-paged-stash-buffer-size-factor-cpu",
 )
 OBSTACLES: dict[str, str] = {
     "--activation-offload-fraction": OFFLOADED,
@@ -75,6 +84,7 @@ OBSTACLES: dict[str, str] = {
     "--main-grads-dtype": FUSED_ADAM,
     "--main-params-dtype": FUSED_ADAM,
     "--moe-flex-dispatcher-backend": LIBRARIES,
+    **dict.fromkeys(ROWS_AND_PAGES, FIXED_ROWS),
     "--moe-router-dtype": "written from 32 experts on: more than are trained here",
     "--num-distributed-optimizer-instances": "makes a stream of a GPU (core/distributed/distributed_data_parallel.py)",
     "--offload-modules": OFFLOADED,

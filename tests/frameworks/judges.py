@@ -25,7 +25,10 @@ from llmlaunch.recipe.types import Recipe
 FRAMEWORKS = Path(__file__).resolve().parents[2] / ".venv-frameworks"
 TRACED = Path(__file__).with_name("traced")  # programs of that environment
 # What a person's own environment may hold, and a job is judged without.
-OURS_ALONE = ("CUDA_DEVICE_MAX_CONNECTIONS", "NVTE_CPU_OFFLOAD_V1", "PYTORCH_CUDA_ALLOC_CONF")
+OURS_ALONE = (
+    *("CUDA_DEVICE_MAX_CONNECTIONS", "NVTE_CPU_OFFLOAD_V1", "NVTE_CUTEDSL_FUSED_GROUPED_MLP"),
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
 
 
 def megatron_python() -> Path:

@@ -107,6 +107,12 @@ def test_layers_of_one_part_each_are_those_of_megatron(ask: Ask) -> None:
     check_alike(ask, Case(recipe_of("qwen3-30b-a3b", model), Layout(2, 2, data=8, expert=8, sequence_parallel=1)))
 
 
+def test_experts_with_a_fixed_number_of_rows_are_those_of_megatron(ask: Ask) -> None:
+    rows = "token_dispatcher: flex, flex_backend: hybridep, expert_rank_capacity_factor: 1.5, paged_stash: {}"
+    blackwell = ("cluster=b200-x8", "training.fp8=mxfp8", f"layout={{{rows}}}")
+    check_alike(ask, Case(recipe_of("qwen3-30b-a3b", *blackwell), Layout(data=8, expert=8, zero_stage=1)))
+
+
 SPLIT = Layout(2, 2, data=4, context=2, sequence_parallel=1, zero_stage=1)
 TUNED = ("backend=megatron-bridge", f"training.start_from={RECIPES}", "training.sequence_length=64")  # a folder
 

@@ -162,9 +162,17 @@ def sharded(stage: int, layout: Layout, *overrides: str, mixture: bool = False) 
     return rendered(replace(layout, zero_stage=stage), f"layout.zero_stage={stage}", *overrides, mixture=mixture)
 
 
-STAGES = Layout(pipeline=2, data=4, zero_stage=1)
+STAGES, EXPERTS = Layout(pipeline=2, data=4, zero_stage=1), Layout(data=8, expert=4, zero_stage=1)
 ITERATION, ATTENTION = "layout.cuda_graphs=[full_iteration]", "layout.cuda_graphs=[attn]"
+ROWS = "token_dispatcher: flex, flex_backend: hybridep, expert_rank_capacity_factor: 1.5"
+BLACKWELL = ("model.moe.ffn_hidden_size=64", "cluster=b200-x8", "training.fp8=mxfp8")
 SPLIT = Layout(2, context=2, data=2, sequence_parallel=1)
+
+
+def fixed(ways: str, layout: Layout = EXPERTS) -> Case:
+    return rendered(layout, *BLACKWELL, f"layout={{{ways}}}", mixture=True)
+
+
 TAKEN = {
     "stage 2": sharded(2, Layout(data=8)),
     "stage 3": sharded(3, Layout(data=8), *SAVING),
@@ -194,6 +202,9 @@ TAKEN = {
         Layout(data=8, expert=4, zero_stage=1), "layout.cuda_graphs=[attn, moe_router, moe_preprocess]", mixture=True
     ),
     "two optimizers": rendered(Layout(data=8, expert=4, zero_stage=1), "layout.optimizer_instances=2", mixture=True),
+    "a fixed number of rows": fixed(ROWS),
+    "pages": fixed(f"{ROWS}, paged_stash: {{host_factor: 0.5}}"),
+    "a graph of the iteration with a mixture": fixed(f"{ROWS}, paged_stash: {{}}, cuda_graphs: [full_iteration]"),
     "Muon": rendered(Layout(data=8, expert=4, zero_stage=1), "training.optimizer=muon", mixture=True),
     "a share of offloaded modules": rendered(
         STAGES, "layout={offload_modules: [core_attn, attn_proj], offload_fraction: 0.5}"
@@ -209,6 +220,26 @@ REFUSED = {
         rendered(Layout(data=8, expert=4, zero_stage=1), "layout.optimizer_instances=4", mixture=True),
         "instances-divide",
         "divisible by partial DistOpt shard factor",
+    ),
+    "rows for DeepEP": (
+        fixed("token_dispatcher: flex, expert_rank_capacity_factor: 1.5"),
+        "fixed-rows-by-hybridep",
+        "requires moe_flex_dispatcher_backend to be",
+    ),
+    "pages without a number of rows": (
+        fixed("token_dispatcher: flex, flex_backend: hybridep, paged_stash: {}"),
+        "stash-of-fixed-rows",
+        "moe_paged_stash requires moe_expert_rank_capacity_factor",
+    ),
+    "pages for what is offloaded": (
+        fixed(f"{ROWS}, paged_stash: {{}}, offload_modules: [moe_act]"),
+        "stash-in-place-of-offload",
+        "offload_modules must not include",
+    ),
+    "pages beside offloaded layers": (
+        fixed(f"{ROWS}, paged_stash: {{}}", replace(EXPERTS, offload_layers=1)),
+        "stash-no-offloaded-layers",
+        "moe_paged_stash cannot be enabled with cpu_offloading",
     ),
     "hidden exchange without experts apart": (
         rendered(Layout(data=8, zero_stage=1), HIDDEN, mixture=True),

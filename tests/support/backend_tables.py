@@ -23,6 +23,7 @@ from llmlaunch.backends.flag_classes import flag_table
 from llmlaunch.backends.machines import MACHINE_REQUIREMENTS
 from llmlaunch.backends.megatron import (
     cuda_graphs,
+    fixed_rows,
     hybrid,
     model_rules,
     muon,
@@ -66,6 +67,7 @@ MEGATRON_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
     (*number_formats.NUMBER_REQUIREMENTS, *muon.MUON_REQUIREMENTS, *number_formats.NUMBER_RULES),
     (*megatron_techniques.OVERLAP_REQUIREMENTS, *megatron_techniques.OVERLAP_RULES),
     (*cuda_graphs.GRAPH_REQUIREMENTS, *cuda_graphs.GRAPH_RULES),
+    (*fixed_rows.FIXED_ROW_REQUIREMENTS, *fixed_rows.FIXED_ROW_RULES),
     (*sharding.SHARDING_REQUIREMENTS, *sharding.SHARDING_RULES),
     (*megatron_techniques.REQUIREMENTS, *megatron_techniques.TECHNIQUE_RULES),
     (*versions.VERSION_REQUIREMENTS, *versions.VERSION_RULES["0.16"]),

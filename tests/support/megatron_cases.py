@@ -32,7 +32,7 @@ from llmlaunch.models.shape import (
 from llmlaunch.planner.legality import situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, PagedStash, Techniques
 from llmlaunch.workload import NO_NUMBER_FORMATS, NumberFormats, OptimizerFormats
 
 __all__ = ["Case", "cases", "refusals"]
@@ -211,6 +211,27 @@ def techniques(draw: st.DrawFn, shape: ModelShape) -> Techniques:
 
 
 @st.composite
+def fixed_rows(draw: st.DrawFn, beside: Techniques) -> Techniques:
+    """A fixed number of rows for experts, mostly with what it needs, and pages for what they save."""
+    stashes = (PagedStash(), PagedStash(32, 1.0, 0.5), PagedStash(device_factor=0.5))
+    return replace(
+        beside,
+        token_dispatcher="flex",
+        flex_backend=draw(st.sampled_from(["hybridep"] * 4 + ["deepep"])),
+        expert_rank_capacity_factor=draw(st.sampled_from([1.0, 1.5, 1.5, 1.5, None])),
+        paged_stash=draw(st.sampled_from([None, PagedStash(), *stashes])),
+    )
+
+
+def wide_experts(shape: ModelShape) -> ModelShape:
+    """The model with experts that one kernel takes."""
+    assert shape.moe is not None
+    moe = replace(shape.moe, ffn_hidden_size=64, capacity_factor=None, grouped_gemm=None, router=Router())
+    silu = replace(shape, gated_mlp=True, activation="silu", linear_bias=False)
+    return replace(silu, hidden_size=128, ffn_hidden_size=128, moe=moe)
+
+
+@st.composite
 def number_formats(draw: st.DrawFn) -> NumberFormats:
     """Of a recipe in bf16."""
     narrow = draw(st.sampled_from([None, "delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"]))
@@ -230,6 +251,12 @@ def recipes(draw: st.DrawFn) -> Recipe:
     numbers = draw(st.just(NO_NUMBER_FORMATS) | number_formats()) if precision == "bf16" else NO_NUMBER_FORMATS
     capability = draw(st.sampled_from(["8.0", "9.0", "9.0", "10.0", "10.0"]))
     accelerator = replace(BASE.cluster.accelerator, compute_capability=capability)
+    ways = draw(techniques(shape))
+    if shape.moe is not None and precision == "bf16" and draw(st.sampled_from([False] * 3 + [True])):
+        shape = draw(st.sampled_from([wide_experts(shape)] * 3 + [shape]))
+        ways = draw(fixed_rows(draw(st.sampled_from([NO_TECHNIQUES, ways]))))
+        accelerator = replace(accelerator, compute_capability="10.0")
+        numbers = draw(st.sampled_from([NumberFormats("mxfp8", False, None)] * 4 + [numbers]))
     return replace(
         BASE,
         model=shape,
@@ -246,7 +273,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
             fp8_parameters=numbers.narrow_parameters,
             optimizer=numbers.optimizer,
         ),
-        techniques=draw(techniques(shape)),
+        techniques=ways,
         pins={},
     )
 

@@ -74,6 +74,10 @@ WORDS = (
     ),
     ("model=qwen3-30b-a3b", "layout.overlap_expert_communication=true", "layout.token_dispatcher=alltoall"),
     ("model=qwen3-30b-a3b", "layout.delay_weight_gradients=true"),
+    (
+        *("model=qwen3-30b-a3b", "layout.token_dispatcher=flex", "layout.flex_backend=hybridep"),
+        *("layout.expert_rank_capacity_factor=1.5", "layout.paged_stash={}"),
+    ),
     ("layout.cuda_graphs=[attn, mlp]",),
     ("layout.cuda_graphs=[full_iteration]",),
     ("layout.zero_stage=2",),

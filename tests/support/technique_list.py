@@ -138,6 +138,24 @@ TECHNIQUE_LIST: tuple[Technique, ...] = (
         None,
     ),
     Technique(
+        ("layout.expert_rank_capacity_factor",),
+        "Megatron core, HybridEP; Transformer Engine, GroupedMLP",
+        "nothing: rows that no token fills are kept, too; experts are one kernel, and the host asks for no sizes",
+        "memory of all rows; a step with more tokens than rows is run again",
+        "`--moe-expert-rank-capacity-factor --use-transformer-engine-op-fuser --moe-mlp-glu-interleave-size`, "
+        "`NVTE_CUTEDSL_FUSED_GROUPED_MLP=1`",
+        None,
+    ),
+    Technique(
+        ("layout.paged_stash",),
+        "Megatron core, paged_stash.py",
+        "of what experts save, the rows that no token fills",
+        "copies to pages and back, beside the rest of a layer; a step that fills them is run again",
+        "`--moe-paged-stash --moe-paged-stash-page-size --moe-paged-stash-buffer-size-factor-cuda "
+        "--moe-paged-stash-buffer-size-factor-cpu`",
+        None,
+    ),
+    Technique(
         ("layout.overlap_shared_expert",),
         "Megatron core, SharedExpertMLP",
         "nothing: time that is not estimated",

@@ -25,6 +25,7 @@ __all__ = [
     "WHOLE_LAYER",
     "Adapters",
     "GraphScope",
+    "PagedStash",
     "Techniques",
 ]
 
@@ -91,6 +92,27 @@ class Adapters:
         """Return what is written of it: without `target_modules` where all have an adapter."""
         targets = {"target_modules": list(self.target_modules)} if self.target_modules else {}
         return {"rank": self.rank, "frozen_down": self.frozen_down, **targets}
+
+
+@section
+class PagedStash:
+    """Pages in which activations of experts wait for their backward pass, in one buffer for all layers of a device.
+
+    Both factors count room for what all layers and micro-batches in flight hold of equally shared tokens. What the
+    pages on the device cannot take goes to those of the host.
+    """
+
+    page_size: int = key("Tokens of a page", default=64, ge=1, le=2**20)
+    device_factor: float = key(
+        "Room on the device, as a multiple of what equally shared tokens take", default=1.1, gt=0, le=100
+    )
+    host_factor: float = key(
+        "The same in host memory, for what the device's pages cannot take; 0 = none", default=0.0, ge=0, le=100
+    )
+
+    def as_json(self) -> dict[str, object]:
+        """Return all that is written of it."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 @section
@@ -202,6 +224,20 @@ class Techniques:
         place=LAYOUT,
         written=Literal["deepep", "hybridep"] | None,
     )
+    expert_rank_capacity_factor: float | None = key(
+        "megatron-lm with flex_backend: hybridep: rows for the tokens of a device's experts, as a multiple of an equal "
+        "share; a step with more tokens is run again without; absent = as many rows as tokens arrive",
+        default=None,
+        place=LAYOUT,
+        ge=1,
+        le=1000,
+    )
+    paged_stash: PagedStash | None = key(
+        "megatron-lm with expert_rank_capacity_factor: activations of experts wait in pages, without the rows that no "
+        "token fills; {} = Megatron's own page size and factors",
+        default=None,
+        place=LAYOUT,
+    )
     overlap_shared_expert: bool = key(
         "megatron-lm: the shared expert computes while tokens travel to the others; absent = searched",
         default=False,
@@ -271,7 +307,8 @@ class Techniques:
     def moves_to_host(self) -> bool:
         """Whether some of the device's memory waits in host memory, whatever the layout."""
         activations = self.offload_modules or self.offload_checkpoints or self.swapped_share
-        return bool(activations or self.offload_optimizer or self.offload_parameters)
+        spilled = self.paged_stash is not None and self.paged_stash.host_factor
+        return bool(activations or spilled or self.offload_optimizer or self.offload_parameters)
 
     @property
     def steps_on_the_host(self) -> bool:
@@ -281,10 +318,7 @@ class Techniques:
     def as_json(self) -> dict[str, object]:
         """Return what differs from the defaults, as plain values."""
         changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        return {
-            name: list(value) if isinstance(value, tuple) else value.as_json() if isinstance(value, Adapters) else value
-            for name, value in changed.items()
-        }
+        return {name: _plain(value) for name, value in changed.items()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Techniques:
@@ -295,7 +329,15 @@ class Techniques:
         if "adapters" in values:
             named = values["adapters"]
             values["adapters"] = Adapters(**named | {"target_modules": tuple(named.get("target_modules", ()))})
+        if "paged_stash" in values:
+            values["paged_stash"] = PagedStash(**values["paged_stash"])
         return cls(**values)
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, (Adapters, PagedStash)):
+        return value.as_json()
+    return list(value) if isinstance(value, tuple) else value
 
 
 NO_TECHNIQUES = Techniques()

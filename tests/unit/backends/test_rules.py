@@ -38,6 +38,10 @@ MODULES, DELAYED = "layout={offload_modules: [core_attn]}", "layout={delay_weigh
 PART, WHOLE = "layout={offload_optimizer: 0.5}", "layout={offload_optimizer: 1.0}"
 HIDDEN = "layout.overlap_expert_communication=true"
 
+ROWS = "token_dispatcher: flex, flex_backend: hybridep, expert_rank_capacity_factor: 1.5"
+FIXED, PAGED = (BLACKWELL, MXFP8, f"layout={{{ROWS}}}"), (BLACKWELL, MXFP8, f"layout={{{ROWS}, paged_stash: {{}}}}")
+ACTIVATION, MOVED = "recompute: selective, recompute_modules: [moe_act]", "offload_modules: [moe_act]"
+
 GPUS = Layout(4, 1, data=8, sequence_parallel=1, zero_stage=1)
 EXPERTS = Layout(2, 1, data=32, expert=8, sequence_parallel=1, zero_stage=1)
 STAGES = Layout(8, 4, data=16, sequence_parallel=1, zero_stage=1)
@@ -187,6 +191,16 @@ ASKED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("delayed-gradients-no-full", MIXTURE, (DELAYED,), replace(EXPERTS, recompute=RECOMPUTE_FULL), EXPERTS),
     ("delayed-gradients-interleaved", MIXTURE, (DELAYED,), EXPERT_STAGES, replace(EXPERT_STAGES, virtual_pipeline=2)),
     ("recomputed-mlp-unbiased", DENSE, (BIASED, RECOMPUTED_MLP), SELECTIVE, FULL),
+    ("fixed-rows-whole-experts", MIXTURE, FIXED, replace(EXPERTS, expert_tensor=2), EXPERTS),
+    (
+        "fixed-rows-keep-activation",
+        MIXTURE,
+        (*FIXED[:2], f"layout={{{ROWS}, {ACTIVATION}}}"),
+        replace(EXPERTS, recompute=RECOMPUTE_SELECTIVE),
+        EXPERTS,
+    ),
+    ("stash-no-offloaded-layers", MIXTURE, PAGED, replace(EXPERTS, offload_layers=1), EXPERTS),
+    ("stash-of-kept-experts", MIXTURE, PAGED, replace(EXPERTS, recompute=RECOMPUTE_FULL), EXPERTS),
     ("deepep-needs-others", MIXTURE, ("layout.token_dispatcher=flex",), replace(EXPERTS, expert=1), EXPERTS),
     ("deepep-ranks", MIXTURE, MANY_EXPERTS, replace(EVERYWHERE, expert=256), replace(EVERYWHERE, expert=128)),
     ("all-to-all-heads", BIG, ("layout.context_comm=a2a",), replace(RING, tensor=2, data=8, sequence_parallel=1), RING),
@@ -234,9 +248,28 @@ RULED_ELSEWHERE = (
     *("shared-expert", "stages-named", "stages-hold-all", "stages-hold-some", "context-precision", "fp16-needs-gpu"),
     *("biased-experts", "pooled-keys-kept", "overlapped-expert-kept", "sparse-attention-heads"),
     *("delayed-gradients-prediction", "offload-optimizer-half"),
+    *("fixed-rows-on-device", "stash-in-place-of-offload"),
     *(rule.key for rule in GRAPH_RULES),  # test_cuda_graphs.py
     *("optimizer-formats-on-device", "fp8-parameters-on-device", "delayed-keeps-norms"),
 )
+
+
+@pytest.mark.parametrize(
+    ("beside", "layout", "keys"),
+    [
+        (f"{ROWS}, {MOVED}", EXPERTS, {"fixed-rows-on-device"}),
+        (f"{ROWS}, paged_stash: {{}}, {MOVED}", EXPERTS, {"stash-in-place-of-offload"}),
+        (f"{ROWS}, paged_stash: {{}}, offload_modules: [core_attn]", EXPERTS, set()),
+        (
+            f"{ROWS}, paged_stash: {{}}, recompute: selective, recompute_modules: [moe]",
+            replace(EXPERTS, recompute=RECOMPUTE_SELECTIVE),
+            {"stash-of-kept-experts"},
+        ),
+        (f"{ROWS}, recompute: full", replace(EXPERTS, recompute=RECOMPUTE_FULL), set()),
+    ],
+)
+def test_what_a_kernel_of_all_experts_holds_stays_in_it(beside: str, layout: Layout, keys: set[str]) -> None:
+    assert refused_by(recipe_of(MIXTURE, BLACKWELL, MXFP8, f"layout={{{beside}}}"), layout) == keys
 
 
 def test_every_rule_has_its_case() -> None:
@@ -257,10 +290,23 @@ FP32, WIDE_FP16 = "training.precision=fp32", ("training.precision=fp16", "traini
 ASYNC = ("training.async_save=true", "training.checkpoint_path=/ckpt", "training.save_interval=10")
 NEWEST = "training.non_persistent_save_interval=10"
 MUON = "training.optimizer=muon"
+DEEPEP = "layout={token_dispatcher: flex, expert_rank_capacity_factor: 1.5}"
 FORMAT, FP32_MAIN = "training.checkpoint_format", "training.optimizer.main_parameters=fp32"
 
 # Key of a requirement, a recipe, and what breaks it.
 REFUSED: list[tuple[str, str, Sequence[str]]] = [
+    ("fixed-rows-by-hybridep", MIXTURE, [BLACKWELL, MXFP8, DEEPEP]),
+    ("fixed-rows-of-fused-experts", MIXTURE, [*FIXED, "model=gpt-oss-20b"]),
+    ("fixed-rows-in-mxfp8", MIXTURE, [BLACKWELL, FIXED[2]]),
+    ("fixed-rows-widths", MIXTURE, [*FIXED, "model={base: mixtral-8x7b, moe: {ffn_hidden_size: 14368}}"]),
+    ("fixed-rows-alone", MIXTURE, [*FIXED, "model={base: mixtral-8x7b, moe: {capacity_factor: 1.5}}"]),
+    ("fixed-rows-begin-anew", MIXTURE, [*FIXED, "training.start_from=/w"]),
+    ("stash-of-fixed-rows", MIXTURE, ["layout={paged_stash: {}}"]),
+    (
+        "stash-holds-equal-shares",
+        MIXTURE,
+        [*FIXED[:2], f"layout={{{ROWS}, paged_stash: {{device_factor: 0.5, host_factor: 0.25}}}}"],
+    ),
     ("async-format", DENSE, [*ASYNC, "training.checkpoint_format=torch", "layout.zero_stage=0"]),
     ("async-on-a-gpu", DENSE, ["cluster=cpu-x2", *ASYNC]),
     ("async-whole-segments", DENSE, [*ASYNC, "environment={PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}"]),
@@ -367,6 +413,7 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ("no-graphs", DEEPSPEED, ["layout.cuda_graphs=[attn]"]),
     ("one-optimizer", DEEPSPEED, ["layout={optimizer_instances: 2}"]),
     ("no-ring", DEEPSPEED, ["layout={context_comm: p2p}"]),
+    ("no-fixed-rows", DEEPSPEED, [EXPERT_MODEL, "layout={expert_rank_capacity_factor: 1.5}"]),
     ("no-dispatcher", DEEPSPEED, [EXPERT_MODEL, ALLGATHER]),
     ("gradients-as-computed", DEEPSPEED, WIDE_FP16),
     ("gradients-as-computed", DEEPSPEED, [OWN, *WIDE_FP16]),

@@ -77,6 +77,25 @@ def test_offloaded_activations_need_a_variable_and_nothing_else_does() -> None:
         render(recipe_of(DENSE, offloading, "environment={NVTE_CPU_OFFLOAD_V1: '0'}"), GPUS)
 
 
+def test_a_fixed_number_of_rows_makes_one_kernel_of_all_experts_and_may_have_pages() -> None:
+    rows = "token_dispatcher: flex, flex_backend: hybridep, expert_rank_capacity_factor: 1.5"
+    blackwell, layout = ("cluster=b200-x8", "training.fp8=mxfp8"), replace(EXPERTS, expert_tensor=1)
+    fixed = "--moe-expert-rank-capacity-factor 1.5 --use-transformer-engine-op-fuser --moe-mlp-glu-interleave-size 32 "
+    assert fixed in command(MIXTURE, layout, *blackwell, f"layout={{{rows}}}")
+    assert "--moe-paged-stash" not in command(MIXTURE, layout, *blackwell, f"layout={{{rows}}}")
+    paged = recipe_of(MIXTURE, *blackwell, f"layout={{{rows}, paged_stash: {{host_factor: 0.5}}}}")
+    pages = "--moe-paged-stash --moe-paged-stash-page-size 64 --moe-paged-stash-buffer-size-factor-cuda 1.1 "
+    assert f"{fixed}{pages}--moe-paged-stash-buffer-size-factor-cpu 0.5 " in " ".join(words_of(paged, layout))
+    rendered = render(paged, layout)
+    assert rendered.environment["NVTE_CUTEDSL_FUSED_GROUPED_MLP"] == "1"
+    assert "nvidia-cudnn-frontend" in " ".join(rendered.notes)
+    assert rendered.measurement["implementation"]["fused_grouped_mlp"] is True
+    assert MegatronLM().facts(paged).experts_fused
+    one = {"tensor": 1, "pipeline": 1, "context": 1, "expert": 8, "micro_batch_size": 1, "recompute": "none"}
+    plan = make_plan(setting_of(replace(paged, pins=one, technique_limit="asked"), MegatronLM()))
+    assert any("1.5 times an equal share of tokens, or whose experts save more than 1.6" in n for n in plan.assumptions)
+
+
 def test_a_share_of_the_optimizer_is_kept_by_cutting_the_shard_into_groups() -> None:
     zero = ds_config(recipe_of(DEEPSPEED, OWN, "layout={offload_optimizer: 0.5}"), ZERO_3)["zero_optimization"]
     shard = 6_738_415_616 / 16

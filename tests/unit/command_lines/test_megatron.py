@@ -190,6 +190,21 @@ def test_graphs_of_each_core_are_read_as_they_were_rendered(version: str, scopes
     assert not [each for each in reading.unread if "graph" in " ".join(each.words)]
 
 
+def test_fixed_rows_and_pages_are_read_as_they_were_rendered() -> None:
+    rows = {"token_dispatcher": "flex", "flex_backend": "hybridep", "expert_rank_capacity_factor": 1.5}
+    pages = {"page_size": 32, "device_factor": 1.2, "host_factor": 0.5}
+    said = [f"layout.{key}={value}" for key, value in rows.items()]
+    said += [f"layout.paged_stash.{key}={value}" for key, value in pages.items()]
+    recipe = recipe_of("qwen3-30b-a3b", "cluster=b200-x8", "training.fp8=mxfp8", *said)
+    words = words_of(recipe, Layout(data=8, expert=8, zero_stage=1))[1:]
+    document = read_megatron(TrainerCommand("pretrain_gpt.py", tuple(words), nodes=1, devices_per_node=8)).document
+    assert document["layout"] | rows | {"paged_stash": pages} == document["layout"]
+    by_what_arrives = words.index("--moe-paged-stash-buffer-size-factor-cuda") + 1
+    words[by_what_arrives] = "-1.2"
+    document = read_megatron(TrainerCommand("pretrain_gpt.py", tuple(words), nodes=1, devices_per_node=8)).document
+    assert "paged_stash" not in document["layout"]
+
+
 def test_a_save_beside_the_training_is_read_as_it_was_rendered() -> None:
     saved = ("training.checkpoint_path=/ckpt", "training.save_interval=10", "training.async_save=true")
     saved += ("training.non_persistent_save_interval=2",)

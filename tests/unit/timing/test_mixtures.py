@@ -18,6 +18,7 @@ from timed_jobs import H100, MIXTRAL, RACK, job, term, total
 
 from llmlaunch.accuracy.scoring import ScoredRecord, score
 from llmlaunch.accuracy.summary import throughput
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.calibration.cases import case_of
 from llmlaunch.calibration.records import machine_of
 from llmlaunch.cluster.cards import machines
@@ -26,11 +27,12 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import MoeShape, Router
-from llmlaunch.techniques import FULL_ITERATION, GraphScope
+from llmlaunch.techniques import FULL_ITERATION, GraphScope, PagedStash
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import beside_another_microbatch, distinct_parts, expert_exchange
 from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switches
-from llmlaunch.timing.products import Work, split_of
+from llmlaunch.timing.network import host_link_bytes_per_second, moves_activations, moving_seconds
+from llmlaunch.timing.products import Work, pace, split_of
 from support.switch_pairs import SWITCHES, switch_pairs, switch_records
 
 MEASUREMENTS = Path(__file__).parents[2] / "data" / "measurements"
@@ -330,3 +332,34 @@ def test_the_combinations_said_to_be_measured_are_those_of_the_public_runs() -> 
         assert cluster is not None
         measured.add(exchange_switches(cluster, case.layout, case.job.techniques))
     assert measured == MEASURED_SWITCHES
+
+
+ROWS = {"token_dispatcher": "flex", "flex_backend": "hybridep", "expert_rank_capacity_factor": 1.5}
+NARROW = replace(SPARSE, facts=megatron_facts(MegatronOptions(fp8_recipe="mxfp8", experts_fused=True)))
+ROW_BYTES = (1 + 1 / 32) * (2048 + 768) + 2 * 2 * 768  # inputs of both linears; gate and up
+
+
+def test_a_fixed_number_of_rows_is_asked_for_in_no_layer() -> None:
+    of_flex = {name: ROWS[name] for name in ("token_dispatcher", "flex_backend")}
+    asked, fixed = (term("kernel_launches", SPREAD, with_techniques(NARROW, **ways), B200) for ways in (of_flex, ROWS))
+    steps = QWEN.num_layers * NARROW.workload.global_batch_size / SPREAD.data
+    assert asked - fixed == pytest.approx(steps * constant("synchronisation_seconds"))
+
+
+def test_copies_to_pages_run_beside_the_rest_of_a_layer_and_slow_it_down() -> None:
+    fixed = with_techniques(NARROW, **ROWS, cuda_graphs=(FULL_ITERATION,))
+    paged = with_techniques(fixed, paged_stash=PagedStash())
+    copied = 2 * ROW_BYTES * 1.1 * 8 * 8192 / pace(fixed, B200).element_wise  # of the busiest device's tokens
+    steps = QWEN.num_layers * NARROW.workload.global_batch_size / SPREAD.data
+    more = term("element_wise", SPREAD, paged, B200) - term("element_wise", SPREAD, fixed, B200)
+    assert more == pytest.approx(steps * 2 * constant("overlap_cost") * copied)
+
+
+def test_what_the_devices_pages_cannot_take_crosses_the_link_to_the_host() -> None:
+    layouts = LayoutColumns.of([SPREAD])
+    for stash, share in ((PagedStash(), 0.0), (PagedStash(64, 0.7, 1.0), 0.4), (PagedStash(64, 0.7, 0.3), 0.3)):
+        of = with_techniques(NARROW, **ROWS, paged_stash=stash)
+        assert moves_activations(of, layouts) is (share > 0)
+        seconds = moving_seconds(of, B200, layouts, np.zeros(1), np.full(1, 3.0))[0]
+        waiting = 3 * share * 8 * 8192 * (ROW_BYTES + 4)
+        assert seconds == pytest.approx(waiting / host_link_bytes_per_second(B200))

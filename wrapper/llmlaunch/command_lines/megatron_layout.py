@@ -113,3 +113,19 @@ def _communication(space: Namespace) -> Iterator[tuple[str, Any]]:
         flex = space.get("moe_flex_dispatcher_backend")
         if dispatcher == "flex" and flex == "hybridep":
             yield "flex_backend", flex
+            yield from _fixed_rows(space)
+
+
+def _fixed_rows(space: Namespace) -> Iterator[tuple[str, Any]]:
+    """Pages sized by what a first step happens to receive (a negative factor) have no size before a job runs; they are
+    left out."""
+    rows = space.get("moe_expert_rank_capacity_factor")
+    if rows is None or rows < 1:
+        return
+    yield "expert_rank_capacity_factor", rows
+    if not space.get("moe_paged_stash"):
+        return
+    device, host = (space[f"moe_paged_stash_buffer_size_factor_{where}"] for where in ("cuda", "cpu"))
+    if device > 0 and host >= 0:
+        page_size = space["moe_paged_stash_page_size"]
+        yield "paged_stash", {"page_size": page_size, "device_factor": device, "host_factor": host}

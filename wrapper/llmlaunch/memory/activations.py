@@ -20,6 +20,7 @@ from llmlaunch.memory.job import (
     recomputes,
     without_offload,
 )
+from llmlaunch.memory.paged_stash import STASHED, running_experts
 from llmlaunch.memory.saved import (
     Gone,
     SavedTensors,
@@ -100,16 +101,17 @@ def _kept(
     job: Job, rows: RankColumns, saved: Callable[[Job, RankColumns], SavedTensors], mlp_width: int
 ) -> FloatColumn:
     layer = saved(job, rows)
+    stashed: Gone = {} if job.techniques.paged_stash is None else dict.fromkeys(STASHED, True)
     offloaded = _offloaded(job, rows, layer) if offloads_modules(job, rows.layouts) else {}
     here = 1.0 - job.techniques.offload_fraction
     if offloaded and here:
-        every, left = (_kept_of(job, rows, layer, mlp_width, tensors) for tensors in ({}, offloaded))
+        every, left = (_kept_of(job, rows, layer, mlp_width, {**tensors, **stashed}) for tensors in ({}, offloaded))
         return np.asarray(here * every + (1.0 - here) * left)
-    return _kept_of(job, rows, layer, mlp_width, offloaded)
+    return _kept_of(job, rows, layer, mlp_width, {**offloaded, **stashed})
 
 
 def _kept_of(job: Job, rows: RankColumns, layer: SavedTensors, mlp_width: int, offloaded: Gone) -> FloatColumn:
-    """Return what a layer keeps beside its `offloaded` tensors and what is recomputed."""
+    """Return what a layer keeps beside its `offloaded` tensors, those in pages among them, and what is recomputed."""
 
     def whole() -> FloatColumn:
         return layer.without(offloaded) if offloaded else layer.total
@@ -219,7 +221,7 @@ def kept_activations(job: Job, rows: RankColumns) -> FloatColumn:
     depth = in_flight(job, rows).depth
     by_kind = kept_by_layer(job, rows)
     layers = _of_all_layers(job, rows, by_kind) + _block(job, rows, depth)
-    layers = _on_device(job, rows, layers, by_kind) + _reloaded(job, rows)
+    layers = _on_device(job, rows, layers, by_kind) + _reloaded(job, rows) + running_experts(job, rows)
     return np.asarray(layers + _stage_output(job, rows) * depth + _routing_of_last(job, rows))
 
 

@@ -16,6 +16,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_bytes
 from llmlaunch.memory.job import Job, RankColumns, offloads_modules, without_offload
 from llmlaunch.memory.loss import saved_by_heads
+from llmlaunch.memory.paged_stash import host_pages
 from llmlaunch.memory.peak import rank_terms
 from llmlaunch.memory.saved import tokens
 from llmlaunch.memory.states import shard_groups
@@ -45,6 +46,10 @@ def host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, FloatCo
 def transient_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, FloatColumn]:
     """Return the terms that follow from the micro-batch and from recomputed or offloaded activations."""
     terms = {"offloaded_activations": _activations(job, rows, node)}
+    if job.techniques.paged_stash is not None:
+        terms["paged_stash"] = sum(
+            (_pinned(pages, pages, node) for pages in host_pages(job, rows)), np.zeros(len(rows))
+        )
     if not node.resident:
         terms["data_loader"] = _data_loader(job, rows)
     return {name: np.rint(column) for name, column in terms.items()}

@@ -33,6 +33,7 @@ from llmlaunch.memory.loss import (
     waiting_logits,
     waiting_table,
 )
+from llmlaunch.memory.paged_stash import stash_pages
 from llmlaunch.memory.states import States, weight_versions
 from llmlaunch.memory.vision import encoder_activations
 from llmlaunch.memory.weights import trained_layers
@@ -102,6 +103,7 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
         moments.append({**always, **layer, **end})
     lasting = {
         **passing_buffers(job, rows),
+        **({"paged_stash": stash_pages(job, rows)} if job.techniques.paged_stash is not None else {}),
         "workspace": np.full(len(rows), facts.workspace_bytes + _grouped(job)),
     }
     every = with_graphs(job, rows, moments, backward + gone, tables)

@@ -27,6 +27,7 @@ from llmlaunch.models.shape import CLAMPED, SQUARED, Indexer, MoeShape
 __all__ = [
     "Gone",
     "SavedTensors",
+    "balanced_tokens",
     "kept_operators",
     "on_device",
     "padded_heads",
@@ -102,6 +103,9 @@ def _mlp(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     }
 
 
+FUSED_ROWS = 256.0  # of a tile of experts that are one kernel (moe_utils.py get_align_size_for_quantization)
+
+
 @once_for_rows
 def saved_by_mixture_layer(job: Job, rows: RankColumns) -> SavedTensors:
     """Attention, where layers have more than one part, and a mixture of experts; a mixture routes topk copies of every
@@ -145,14 +149,25 @@ def _routing(job: Job, moe: MoeShape) -> float:
 
 def routed_tokens(job: Job, rows: RankColumns) -> FloatColumn:
     """Tokens the experts of one device see: topk of each when routing is balanced; with a capacity factor, experts are
-    padded up to it and drop what exceeds it (megatron/core/transformer/moe/moe_utils.py, core 0.19)."""
+    padded up to it and drop what exceeds it (megatron/core/transformer/moe/moe_utils.py, core 0.19). A device's experts
+    may have a fixed number of rows together, whole tiles of them (token_dispatcher.py _HybridEPManager.setup_metadata,
+    core 0.19)."""
     moe = job.shape.moe
     if moe is None:
         return np.zeros(len(rows))
-    routed = tokens(job, rows) * moe.topk / sequence_split(job, rows)
+    routed = balanced_tokens(job, rows)
+    room = job.techniques.expert_rank_capacity_factor
+    if room is not None:  # rows, most of them with tokens
+        return np.ceil(np.floor(room * routed) / FUSED_ROWS) * FUSED_ROWS
     if moe.capacity_factor is not None and moe.capacity_factor > 0:
         return routed * moe.capacity_factor
     return routed * job.facts.expert_imbalance
+
+
+def balanced_tokens(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return topk times the tokens of a device: what its experts see of equally shared ones."""
+    topk = 0 if job.shape.moe is None else job.shape.moe.topk
+    return tokens(job, rows) * topk / sequence_split(job, rows)
 
 
 def gathered_tokens(job: Job, rows: RankColumns) -> FloatColumn:

@@ -135,6 +135,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
             *host_link_notes(setting, job, chosen.layout),
             *rack_note(recipe.cluster, recipe.nodes, chosen.layout),
             *_graph_note(job),
+            *_row_note(job),
             *([] if time.measured else _switches_note(setting, job, chosen.layout)),
             *_script_note(recipe, arguments),
         ),
@@ -312,6 +313,21 @@ def _graph_note(job: Job) -> tuple[str, ...]:
         return ()
     whole = " and NVIDIA warns of up to twice the memory" if FULL_ITERATION in job.techniques.cuda_graphs else ""
     return (f"memory of CUDA graphs follows from Transformer Engine's source; no measured run stands behind it{whole}",)
+
+
+def _row_note(job: Job) -> tuple[str, ...]:
+    """Return what is not counted where experts have a fixed number of rows; nothing elsewhere."""
+    techniques = job.techniques
+    if techniques.expert_rank_capacity_factor is None:
+        return ()
+    room = f"{techniques.expert_rank_capacity_factor:g} times an equal share of tokens"
+    if techniques.paged_stash is not None:
+        pages = techniques.paged_stash.device_factor + techniques.paged_stash.host_factor
+        room += f", or whose experts save more than {pages:g} times,"
+    return (
+        f"a step in which a device's experts get more than {room} is run again with as many rows as tokens arrive, in "
+        "twice the time; what that takes of memory is not counted",
+    )
 
 
 def _switches_note(setting: Setting, job: Job, layout: Layout) -> tuple[str, ...]:

@@ -45,6 +45,8 @@ _LATER: Mapping[str, Any] = {
     "numbers": NO_NUMBER_FORMATS,
     "token_dispatcher": None,
     "flex_backend": None,
+    "expert_rank_capacity_factor": None,
+    "paged_stash": None,
     "overlap_shared_expert": False,
     "overlap_expert_communication": False,
     "tp_comm_overlap": False,

@@ -295,7 +295,8 @@ def _model_problems(layout: Mapping[str, Any], model: ModelShape) -> Iterator[Pr
         for module in layout.get(name) or ():
             if module in needs and not has[needs[module]]:
                 yield ("layout", name), f"{module} needs {needs[module]}, and {model.name} has none; remove it"
-    if layout.get("token_dispatcher") is not None and model.moe is None:
-        yield ("layout", "token_dispatcher"), f"needs experts, and {model.name} has none; remove it"
+    for name in ("token_dispatcher", "expert_rank_capacity_factor", "paged_stash"):
+        if layout.get(name) is not None and model.moe is None:
+            yield ("layout", name), f"needs experts, and {model.name} has none; remove it"
     if layout.get("overlap_shared_expert") and not has["a shared expert"]:
         yield ("layout", "overlap_shared_expert"), f"needs a shared expert, and {model.name} has none; remove it"

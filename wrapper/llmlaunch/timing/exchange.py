@@ -1,4 +1,5 @@
-"""Communication inside a layer: tensor parallelism, the context-parallel ring, the exchange of a mixture's tokens."""
+"""Communication inside a layer: tensor parallelism, the context-parallel ring, the exchange of a mixture's tokens; and
+copies beside it, to pages and back."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.memory.job import Job
+from llmlaunch.memory.saved import projected_bytes
 from llmlaunch.models.shape import MoeShape
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import all_to_all, exchange, exposed, in_domain, links, neighbour, ring
@@ -25,6 +27,7 @@ __all__ = [
     "context_ring",
     "distinct_parts",
     "expert_exchange",
+    "paging",
     "tensor_pass",
     "tensor_passes",
 ]
@@ -232,6 +235,18 @@ def beside_another_microbatch(expert: Work, beside: Sequence[FloatColumn]) -> Wo
     waited = sum((exposed(part, each) for each in beside), 0.0 * part)
     share = np.divide(waited, expert.both, out=np.zeros_like(waited), where=expert.both > 0)
     return Work(share * expert.forward, share * expert.backward)
+
+
+def paging(job: Job, pace: DevicePace, rows: FloatColumn, beside: Work) -> Work:
+    """Return what is waited for while the activations of experts are copied to pages and back: `rows` of tokens, read
+    and written each time on a stream of its own, beside all of the layer but its experts
+    (megatron/core/transformer/moe/paged_stash.py, core 0.19). What pages in host memory take is not counted here."""
+    shape, facts = job.shape, job.facts
+    assert shape.moe is not None
+    width = facts.linear_input_bytes * (shape.expert_width + shape.moe.ffn_hidden_size)
+    width += projected_bytes(job) * shape.moe.ffn_hidden_size
+    once = (2.0 * width / pace.element_wise) * rows
+    return Work(exposed(once, beside.forward), exposed(once, beside.backward))
 
 
 def beside_exchanges(pace: DevicePace) -> DevicePace:

@@ -3,8 +3,8 @@ be done sooner, the host's own time.
 
 Routing, permutation and exchange are many small modules, which one Python thread launches; the experts' products are
 launched by a loop over the experts. Megatron asks the device how many tokens each expert gets before it launches their
-products, so in each layer's forward pass the host catches up with the device. What CUDA graphs hold is launched by none
-of this.
+products, so in each layer's forward pass the host catches up with the device; not where their number of rows is fixed.
+What CUDA graphs hold is launched by none of this.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class MixtureLaunches:
             )
             for place in (0, 1)
         ]
-        return np.asarray(waits[0] + waits[1] + pace.host_seconds_factor * constant("synchronisation_seconds"))
+        asked = job.techniques.expert_rank_capacity_factor is None
+        return np.asarray(waits[0] + waits[1] + asked * pace.host_seconds_factor * constant("synchronisation_seconds"))
 
 
 def mixture_launches(job: Job, local_experts: FloatColumn) -> MixtureLaunches:

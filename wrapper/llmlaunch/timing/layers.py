@@ -24,6 +24,7 @@ from llmlaunch.timing.exchange import (
     beside_another_microbatch,
     beside_exchanges,
     expert_exchange,
+    paging,
     tensor_passes,
 )
 from llmlaunch.timing.launches import MixtureLaunches, captured_share, mixture_launches
@@ -255,6 +256,10 @@ def _layer(
     tensor = tensor_passes(job, at, one_pass, mixture)
     expert = expert_exchange(job, cluster, at) if mixture else None
     parts = _Parts(linears, ordinary, element, activation, norms, mlp, tensor, context, expert)
+    if mlp.experts is not None and mlp.copies is not None and job.techniques.paged_stash is not None:
+        others = linears + scores + element
+        beside = Work(others.forward - mlp.experts.forward, others.backward - mlp.experts.backward)
+        element = element + paging(job, pace, mlp.copies, beside)
     forward = linears.forward + scores.forward + element.forward
     backward = linears.backward + scores.backward + element.backward
     repeated_kernels: float | FloatColumn = 0.0

@@ -17,6 +17,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer, layer_input, swapped_bytes
 from llmlaunch.memory.job import Job, offloads_modules, with_mean_parts, without_layers, without_offload
+from llmlaunch.memory.paged_stash import equal_share
 from llmlaunch.timing.constants import constant
 
 __all__ = [
@@ -227,14 +228,24 @@ def moves_activations(job: Job, layouts: LayoutColumns) -> bool:
     """Whether any layout's activations wait in host memory."""
     techniques = job.techniques
     always = offloads_modules(job, layouts) or techniques.offload_checkpoints or techniques.swapped_share
-    return bool(always) or bool(np.any(layouts.offload_layers))
+    return bool(always) or spilled_share(job) > 0 or bool(np.any(layouts.offload_layers))
+
+
+def spilled_share(job: Job) -> float:
+    """Return what the device's pages cannot take of the activations of experts, where the busiest device's are as many
+    as usual, as a multiple of equally shared ones. It goes to pages in host memory, as far as there are any."""
+    stash = job.techniques.paged_stash
+    if stash is None:
+        return 0.0
+    return min(max(job.facts.expert_imbalance - stash.device_factor, 0.0), stash.host_factor)
 
 
 def moving_seconds(
     job: Job, cluster: Cluster, layouts: LayoutColumns, dense_layers: FloatColumn, mixture_layers: FloatColumn
 ) -> FloatColumn:
     """Return the seconds that one micro-batch's activations of a stage with so many layers travel to host memory, and
-    again back: named modules, the first layers whole, full recompute's layer inputs, or a share of all."""
+    again back: named modules, the first layers whole, full recompute's layer inputs, a share of all, or what experts
+    save beyond the device's pages."""
     techniques = job.techniques
     rows = with_mean_parts(job, without_layers(layouts))
     here, on_device = without_offload(job, rows.layouts)
@@ -244,6 +255,8 @@ def moving_seconds(
     if techniques.offload_checkpoints:
         inputs = layer_input(job, rows)
         moved = [np.where(layouts.recompute == RECOMPUTE_FULL, inputs, column) for column in moved]
+    if spilled_share(job):
+        moved[1] = moved[1] + spilled_share(job) * equal_share(job, rows)
     layers = np.maximum(dense_layers + mixture_layers, 1.0)
     share = np.minimum(layouts.offload_layers / layers, 1.0)
     moved = [(1.0 - share) * some + share * one for some, one in zip(moved, left, strict=True)]

@@ -65,6 +65,14 @@ def test_a_mixture_that_counts_tokens_on_the_host_captures_no_preparation() -> N
     assert graph_scopes(recipe_of(MIXTURE, counted)) == (("moe_router",), ("attn", "moe_router"))
 
 
+def test_a_graph_may_hold_a_mixture_with_a_fixed_number_of_rows() -> None:
+    rows = "layout.token_dispatcher=flex", "layout.flex_backend=hybridep", "layout.expert_rank_capacity_factor=1.5"
+    fixed = ("cluster=b200-x8", "training.fp8=mxfp8", *rows)
+    assert MegatronLM().rules(graphed("full_iteration", *fixed, name=MIXTURE))
+    with pytest.raises(UserError, match="full_iteration and layer cannot hold a mixture"):
+        MegatronLM().rules(graphed("layer", *fixed, name=MIXTURE))
+
+
 FULL, SELECTIVE = replace(LAYOUT, recompute=RECOMPUTE_FULL), replace(LAYOUT, recompute=RECOMPUTE_SELECTIVE)
 BIASED = "layout.delay_weight_gradients=true; model={base: qwen3-30b-a3b, qkv_bias: true}"
 DROPPED = "layout.recompute=selective; layout.recompute_modules=[mlp]; model={base: llama3-8b, hidden_dropout: 0.1}"

@@ -7,7 +7,7 @@ import pytest
 from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.backends.base import RankAlone
 from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.rank_alone import LEFT_OUT, REFUSED, rank_alone
+from llmlaunch.backends.megatron.rank_alone import LEFT_OUT, REFUSED, omitted_techniques, rank_alone
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, core_parser
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
@@ -108,3 +108,12 @@ def test_what_no_rank_can_do_alone_is_refused_with_the_reason(
 def test_every_version_has_the_flag_that_makes_it_possible_and_those_left_out_or_refused_are_flags() -> None:
     assert all("--fake-process-group" in core_parser(version).flags for version in KNOWN_VERSIONS)
     assert {*LEFT_OUT, *REFUSED} <= set(core_parser("0.19").flags)
+
+
+@pytest.mark.parametrize(("graphs", "omitted"), [("attn", 1), ("full_iteration", 2)])
+def test_an_all_to_all_has_no_number_of_rows_and_is_in_no_graph_of_the_iteration(graphs: str, omitted: int) -> None:
+    rows = "token_dispatcher: flex, flex_backend: hybridep, expert_rank_capacity_factor: 1.5, paged_stash: {}"
+    ways = ("cluster=b200-x8", "training.fp8=mxfp8", f"layout={{{rows}, cuda_graphs: [{graphs}]}}")
+    exchange, *others = omitted_techniques(recipe_of("mixtral-8x7b", *ways), traced=False)
+    assert exchange.instead["paged_stash"] is exchange.instead["expert_rank_capacity_factor"] is None
+    assert [each.name for each in others] == ["cuda_graphs"][: omitted - 1]

@@ -102,6 +102,11 @@ LACKED_BY_0_16 = {
         "layout={offload_modules: [core_attn], offload_fraction: 0.5}",
         "layout.offload_fraction: --activation-offload-fraction came after core 0.16",
     ),
+    "fixed-rows-since-0.19": (
+        *("model=mixtral-8x7b", "cluster=b200-x8", "training.fp8=mxfp8"),
+        "layout={token_dispatcher: flex, flex_backend: hybridep, expert_rank_capacity_factor: 1.5}",
+        "layout.expert_rank_capacity_factor: --moe-expert-rank-capacity-factor came after core 0.16",
+    ),
     "sharding-since-0.19": ("layout.zero_stage=[2,3]", "layout.zero_stage: 2 and 3 are Megatron-FSDP"),
     "delta-nets-since-0.19": (
         "model={base: llama3-8b, linear_attention: {full_every: 4}}",
@@ -128,10 +133,10 @@ LACKED_BY_0_16 = {
 
 @pytest.mark.parametrize("key", [requirement.key for requirement in VERSION_REQUIREMENTS])
 def test_what_the_version_lacks_is_refused_before_anything_is_planned(key: str) -> None:
-    override, message = LACKED_BY_0_16[key]
+    *overrides, message = LACKED_BY_0_16[key]
     with pytest.raises(UserError, match=re.escape(message)):
-        MegatronLM().rules(recipe_for("0.16", override))
-    assert MegatronLM().rules(recipe_for("0.19", override))
+        MegatronLM().rules(recipe_for("0.16", *overrides))
+    assert MegatronLM().rules(recipe_for("0.19", *overrides))
 
 
 def test_what_one_version_alone_refuses_of_a_layout() -> None:

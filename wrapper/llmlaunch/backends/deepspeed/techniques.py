@@ -296,6 +296,13 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         _shipped(lambda r: r.techniques.token_dispatcher is not None),
     ),
     Requirement(
+        "no-fixed-rows",
+        "layout.expert_rank_capacity_factor",
+        "every rank holds all experts, so no token travels; backend: megatron-lm has --moe-expert-rank-capacity-factor",
+        TRAINER,
+        lambda r: r.techniques.expert_rank_capacity_factor is not None or r.techniques.paged_stash is not None,
+    ),
+    Requirement(
         "gradients-as-computed",
         "training.gradient_dtype",
         "gradients accumulate in the precision of the computation, or in fp32 with precision bf16",

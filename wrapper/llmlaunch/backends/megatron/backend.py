@@ -44,6 +44,10 @@ INDEXER_FILE = "trainer/megatron_dataset.py"
 MOST_TENSOR = 64
 MAMBA_KERNELS = "Mamba-2 mixers need the packages mamba-ssm, 2.3, and causal-conv1d in the job's image or environment"
 MUON_PACKAGE = "Muon needs the package emerging-optimizers, 0.2 or newer, in the job's image or environment"
+FUSED_KERNELS = (
+    "experts with a fixed number of rows need HybridEP and the package nvidia-cudnn-frontend, 1.23 or newer, in the "
+    "job's image or environment"
+)
 DELTA_KERNELS = "gated delta nets need the package flash-linear-attention, 0.4, in the job's image or environment"
 OWN_SCRIPT = (
     "{script} trains in place of pretrain_gpt.py: memory and time are those of Megatron's own model with the recipe's "
@@ -128,12 +132,14 @@ class MegatronLM:
 
 
 def kernel_notes(recipe: Recipe) -> tuple[str, ...]:
-    """Return what a model's kernels and Muon need of the place where it is trained (megatron/core/ssm and
-    optimizer/__init__.py _get_megatron_emerging_optimizer, core 0.19, which end the job without them)."""
+    """Return what a model's kernels and Muon need of the place where it is trained (megatron/core/ssm, optimizer/
+    __init__.py _get_megatron_emerging_optimizer and transformer/moe, core 0.19, which end the job without them;
+    transformer_engine/pytorch/ops/fused/grouped_mlp.py, 2.20, which would leave pages empty)."""
     needs = {
         MAMBA_KERNELS: recipe.model.mamba is not None,
         DELTA_KERNELS: recipe.model.linear_attention is not None,
         MUON_PACKAGE: recipe.training.muon,
+        FUSED_KERNELS: recipe.techniques.expert_rank_capacity_factor is not None,
     }
     return tuple(note for note, needed in needs.items() if needed)
 
@@ -147,6 +153,7 @@ def implementation_record(recipe: Recipe, layout: Layout) -> dict[str, object]:
         "cpu_activation_offload": bool(techniques.offload_modules or layout.offload_layers),
         "transformer_impl": "transformer_engine" if options.transformer_engine else "local",
         "gated_activation_fused": options.gated_activation_fused,
+        **({"fused_grouped_mlp": True} if options.experts_fused else {}),
         "overlap_grad_reduce": layout.zero_stage > 0,
         "overlap_param_gather": layout.zero_stage > 0,
         "overlap_moe_expert_parallel_comm": techniques.overlaps_experts,
@@ -185,6 +192,7 @@ def _options(recipe: Recipe) -> MegatronOptions:
         matrices_whole=True,
         context_all_to_all=recipe.techniques.context_comm == "a2a",
         tp_comm_overlap=recipe.techniques.tp_comm_overlap,
+        experts_fused=recipe.techniques.expert_rank_capacity_factor is not None,
         loss="native" if recipe.techniques.loss == "native" else "none",  # others are refused
         fp8_recipe=numbers.narrow,
         fp8_parameters=numbers.narrow_parameters,
@@ -221,6 +229,10 @@ REASONS = {
     "NVTE_CPU_OFFLOAD_V1": Reason(
         ("layout.offload_modules",),
         "Transformer Engine from 2.10 on would offload weights too, and arguments.py refuses to start without it",
+    ),
+    "NVTE_CUTEDSL_FUSED_GROUPED_MLP": Reason(
+        ("layout.expert_rank_capacity_factor",),
+        "Transformer Engine makes one kernel of a device's experts with it alone; moe/experts.py asserts it",
     ),
     "NCCL_GRAPH_REGISTER": Reason(
         ("layout.cuda_graphs",),

@@ -44,6 +44,13 @@ def _has_dense_layers(recipe: Recipe) -> bool:
     return recipe.model.moe is None or not all(recipe.model.moe.layer_pattern)
 
 
+def _asking(recipe: Recipe) -> set[str]:
+    """Return the scopes in which the host asks for the tokens of each expert. Where a device's experts have a fixed
+    number of rows, it asks for none (megatron/core/transformer/moe/token_dispatcher.py _HybridEPManager, core 0.19)."""
+    fixed = recipe.techniques.expert_rank_capacity_factor is not None
+    return {WHOLE_LAYER} if fixed else set(ALONE)
+
+
 def _unpriced(shape: ModelShape) -> bool:
     return any(part is not None for part in (shape.linear_attention, shape.mamba, shape.compressed_attention))
 
@@ -67,9 +74,10 @@ GRAPH_REQUIREMENTS: tuple[Requirement, ...] = (
         "graphs-whole-mixture",
         KEY,
         "full_iteration and layer cannot hold a mixture that drops no token: the host asks the device how many tokens "
-        "each expert gets; write [attn, moe_router, moe_preprocess]",
+        "each expert gets; write [attn, moe_router, moe_preprocess], or full_iteration with "
+        "layout.expert_rank_capacity_factor",
         CONFIG,
-        lambda r: r.model.moe is not None and bool(set(ALONE) & set(_scopes(r))),
+        lambda r: r.model.moe is not None and bool(_asking(r) & set(_scopes(r))),
     ),
     Requirement(
         "graphs-mixture-parts",

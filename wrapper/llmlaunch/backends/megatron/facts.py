@@ -79,6 +79,7 @@ class MegatronOptions:
     transformer_engine: bool = True
     gradient_accumulation_fusion: bool = True
     gated_activation_fused: bool = True
+    experts_fused: bool = False  # Transformer Engine's operation fuser: one kernel for the experts of a device
     unfused_attention: bool = False
     deferred_head_gradients: int = 0  # micro-batches whose head gradients wait (--defer-embedding-wgrad-compute)
     context_all_to_all: bool = False
@@ -167,6 +168,7 @@ def _activation_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFac
         router_scores_bytes=4.0,
         query_input_normed=options.version not in WITHOUT_QUERY_NORM,
         expert_imbalance=constant("expert_imbalance"),
+        experts_fused=options.experts_fused,
         # RMSNorm in fp32 keeps its input so, and what it normalized; silu(gate) is kept; keys and values are repeated
         # for every query head (megatron/model/rms_norm.py, transformer.py ParallelMLP, ParallelAttention, core_v0.4.0)
         gated_activation_fused=options.gated_activation_fused and not options.eager_layers,

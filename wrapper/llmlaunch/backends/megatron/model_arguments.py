@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from llmlaunch.backends.argument import Argument, argument, number, optional
 from llmlaunch.backends.megatron.facts import FP32_ROUTER_EXPERTS
+from llmlaunch.backends.megatron.fixed_rows import fixed_row_arguments
 from llmlaunch.backends.megatron.hybrid import mixer_arguments
 from llmlaunch.models.shape import CLAMP, CLAMPED, SQUARED, Indexer, MlaShape, ModelShape, MoeShape, RopeScaling
 from llmlaunch.recipe.types import Recipe
@@ -278,6 +279,7 @@ def _dispatcher(moe: MoeShape, techniques: Techniques) -> list[Argument]:
         *optional("--moe-flex-dispatcher-backend", flex_backend, of="layout.flex_backend"),
         *optional("--moe-router-dtype", scores, why=f"{who} fp32 scores"),
         *optional("--moe-grouped-gemm", moe.grouped_gemm is not False, why="all experts of a rank in one kernel"),
+        *fixed_row_arguments(techniques),
     ]
 
 

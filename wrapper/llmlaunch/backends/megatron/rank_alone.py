@@ -25,6 +25,7 @@ from llmlaunch.backends.megatron.versions import core_parser, rendered_version
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import FULL_ITERATION
 from llmlaunch.trainers import RANK_ALONE
 
 __all__ = ["LEFT_OUT", "REFUSED", "omitted_techniques", "rank_alone"]
@@ -76,7 +77,9 @@ REFUSED: Mapping[str, str] = {
 """Flags no rank can be run alone with, and why."""
 
 _FLEX = "DeepEP and HybridEP write into the memory of other devices; an all-to-all can take their place"
+OF_FLEX = ("flex_backend", "expert_rank_capacity_factor", "paged_stash")
 _GRAPHS = "nothing is captured without a GPU"
+_SIZES = "an all-to-all asks the device how many tokens arrive, which no graph of the whole iteration can hold"
 _EXPERTS = "the schedule that overlaps two micro-batches is in pretrain_gpt.py, which Megatron core's wheel lacks"
 
 
@@ -99,10 +102,11 @@ def omitted_techniques(recipe: Recipe, traced: bool) -> tuple[OmittedTechnique, 
     if techniques.tp_comm_overlap:
         omitted.append(OmittedTechnique("tp_comm_overlap", {"tp_comm_overlap": False}, _USER_BUFFERS))
     if techniques.token_dispatcher == "flex":
-        exchanged = {"token_dispatcher": "alltoall", "flex_backend": None}
+        exchanged = {"token_dispatcher": "alltoall"} | dict.fromkeys(OF_FLEX)
         omitted.append(OmittedTechnique("token_dispatcher=flex", exchanged, _FLEX))
-    if traced and techniques.cuda_graphs:
-        omitted.append(OmittedTechnique("cuda_graphs", {"cuda_graphs": ()}, _GRAPHS))
+    asked = techniques.expert_rank_capacity_factor is not None and FULL_ITERATION in techniques.cuda_graphs
+    if techniques.cuda_graphs and (traced or asked):
+        omitted.append(OmittedTechnique("cuda_graphs", {"cuda_graphs": ()}, _GRAPHS if traced else _SIZES))
     if traced and techniques.overlaps_experts:
         in_turn = {"overlap_expert_communication": False, "delay_weight_gradients": False}
         omitted.append(OmittedTechnique("overlap_expert_communication", in_turn, _EXPERTS))

@@ -16,6 +16,7 @@ from llmlaunch.backends.base import Requirement, implies
 from llmlaunch.backends.machines import MACHINE_REQUIREMENTS
 from llmlaunch.backends.megatron import (
     cuda_graphs,
+    fixed_rows,
     hybrid,
     model_rules,
     muon,
@@ -263,6 +264,7 @@ ALL_REQUIREMENTS = (
     *cuda_graphs.GRAPH_REQUIREMENTS,
     *training_arguments.CHECKPOINT_REQUIREMENTS,
     *versions.VERSION_REQUIREMENTS,
+    *fixed_rows.FIXED_ROW_REQUIREMENTS,
     *number_formats.NUMBER_REQUIREMENTS,
     *muon.MUON_REQUIREMENTS,
 )
@@ -273,6 +275,7 @@ RULES_OF_USUAL_NUMBERS = (
     *vision_rules.VISION_RULES,
     *hybrid.HYBRID_RULES,
     *techniques.TECHNIQUE_RULES,
+    *fixed_rows.FIXED_ROW_RULES,
     *sharding.SHARDING_RULES,
     *techniques.OVERLAP_RULES,
     *cuda_graphs.GRAPH_RULES,

@@ -317,8 +317,11 @@ def _offload(techniques: Techniques, layout: Layout) -> list[Argument]:
 
 def technique_environment(techniques: Techniques) -> dict[str, str]:
     """Variables a technique needs: without NVTE_CPU_OFFLOAD_V1 Transformer Engine from 2.10 on would offload weights
-    too, and arguments.py refuses to start (core 0.19)."""
-    return {"NVTE_CPU_OFFLOAD_V1": "1"} if techniques.offload_modules else {}
+    too, and arguments.py refuses to start (core 0.19); without NVTE_CUTEDSL_FUSED_GROUPED_MLP it multiplies gated
+    experts in kernels apart, and moe/experts.py refuses them a fixed number of rows."""
+    offloading = {"NVTE_CPU_OFFLOAD_V1": "1"} if techniques.offload_modules else {}
+    fixed = techniques.expert_rank_capacity_factor is not None
+    return offloading | ({"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"} if fixed else {})
 
 
 EXCHANGE = "layout.overlap_expert_communication"

@@ -177,6 +177,15 @@ VERSION_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.techniques.offload_fraction < 1.0 and _lacks(r, "--activation-offload-fraction"),
     ),
     Requirement(
+        "fixed-rows-since-0.19",
+        "layout.expert_rank_capacity_factor",
+        "--moe-expert-rank-capacity-factor came after core 0.16; remove it, or name a newer backend.version",
+        "megatron/core/transformer/transformer_config.py, core 0.16",
+        lambda r: (
+            r.techniques.expert_rank_capacity_factor is not None and _lacks(r, "--moe-expert-rank-capacity-factor")
+        ),
+    ),
+    Requirement(
         "sharding-since-0.19",
         "layout.zero_stage",
         "2 and 3 are Megatron-FSDP, whose gradients core 0.16 cannot be told the format of "

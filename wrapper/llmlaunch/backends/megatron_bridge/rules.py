@@ -16,10 +16,11 @@ __all__ = ["ALL_REQUIREMENTS", "BRIDGE_REQUIREMENTS", "BRIDGE_RULES"]
 
 SETUP = "megatron/bridge/models/gpt/gpt_builder.py and training/config.py, Megatron-Bridge 0.6"
 
-OF_ITS_SCRIPT = ("no-adapters", "no-vision")  # Megatron core could, and pretrain_gpt.py has no flag
+# Megatron core could, and pretrain_gpt.py has no flag; or it reads weights as they are, and Bridge turns their columns
+OF_ITS_SCRIPT = ("no-adapters", "no-vision", "fixed-rows-begin-anew")
 UNTRIED = (
     *("offload_modules", "offload_optimizer", "mlp_chunks", "delay_weight_gradients", "tp_comm_overlap"),
-    *("cuda_graphs", "overlap_shared_expert"),
+    *("cuda_graphs", "overlap_shared_expert", "expert_rank_capacity_factor"),
 )
 LORA = "megatron/bridge/peft/lora.py LoRA, Megatron-Bridge 0.6"
 ADAPTER = "megatron/bridge/peft/utils.py ParallelLinearAdapter, Megatron-Bridge 0.6"
@@ -138,8 +139,8 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         "plain-beside-adapters",
         "training.adapters",
         "were tried beside fp8 and recompute alone; remove fp8_parameters, fp4, zero_stage 2 and 3, offload, "
-        "mlp_chunks, delay_weight_gradients, tp_comm_overlap, overlap_shared_expert, cuda_graphs and "
-        "recompute_modules: [moe]",
+        "mlp_chunks, delay_weight_gradients, tp_comm_overlap, overlap_shared_expert, expert_rank_capacity_factor, "
+        "cuda_graphs and recompute_modules: [moe]",
         "tests/frameworks/test_megatron_traced.py",
         _untried_beside_adapters,
     ),

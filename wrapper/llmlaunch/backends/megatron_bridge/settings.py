@@ -143,7 +143,10 @@ FIELDS: Mapping[str, tuple[tuple[str, Value], ...]] = {
     "--moe-router-load-balancing-type": ((f"{MODEL}.moe_router_load_balancing_type", _only),),
     "--moe-aux-loss-coeff": ((f"{MODEL}.moe_aux_loss_coeff", _only),),
     **_same(MODEL, "--moe-shared-expert-intermediate-size", "--moe-shared-expert-gate", "--moe-shared-expert-overlap"),
-    **_same(MODEL, "--moe-expert-capacity-factor"),
+    **_same(MODEL, "--moe-expert-capacity-factor", "--moe-expert-rank-capacity-factor"),
+    **_same(MODEL, "--use-transformer-engine-op-fuser", "--moe-mlp-glu-interleave-size"),
+    **_same(MODEL, "--moe-paged-stash", "--moe-paged-stash-page-size"),
+    **_same(MODEL, "--moe-paged-stash-buffer-size-factor-cuda", "--moe-paged-stash-buffer-size-factor-cpu"),
     # the layout
     **_same(MODEL, "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"),
     **_same(MODEL, "--sequence-parallel", "--expert-model-parallel-size", "--expert-tensor-parallel-size"),
