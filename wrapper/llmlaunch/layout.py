@@ -127,6 +127,7 @@ class Layout:
         return "+".join(f"{count}x{times}" if times > 1 else str(count) for count, times in groups)
 
 
+LARGEST_CODE = 2**62  # of a combination of fields, as one number
 TECHNIQUE_FIELDS = ("zero_stage", "recompute", "recompute_layers", "offload_layers")  # tried with every split
 LAYOUT_FIELDS = tuple(f.name for f in fields(Layout) if f.name != "layers_by_stage")  # those that are one number
 
@@ -225,10 +226,14 @@ class LayoutColumns:
 
     def distinct(self, names: Iterable[str]) -> tuple[LayoutColumns, IntColumn]:
         """One row of each combination of values in the fields `names`, and for each layout the index of its row."""
-        code = np.zeros(len(self), dtype=np.int64)
+        code, size = np.zeros(len(self), dtype=np.int64), 1
         for name in names:
-            values, place = np.unique(getattr(self, name), return_inverse=True)
-            code = code * max(len(values), 1) + place
+            column = getattr(self, name)
+            values = int(column.max(initial=0)) + 1
+            if size * values > LARGEST_CODE:
+                used, code = np.unique(code, return_inverse=True)
+                size = len(used)
+            code, size = code * values + column, size * values
         _, first, row_of = np.unique(code, return_index=True, return_inverse=True)
         return self.take(first), row_of
 

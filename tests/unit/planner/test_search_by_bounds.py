@@ -19,7 +19,7 @@ from llmlaunch.memory.grouped_pricing import (
     worst_of_sums,
 )
 from llmlaunch.memory.job import Job
-from llmlaunch.planner.bounds import least_seconds, least_state_bytes_of, passes_with
+from llmlaunch.planner.bounds import LeastSeconds, least_state_bytes_of, passes_with
 from llmlaunch.planner.legality import first_failed, situation, technique_legality
 from llmlaunch.planner.memory_bounds import MemoryBounds
 from llmlaunch.planner.plan import Candidate
@@ -126,17 +126,21 @@ def test_no_candidate_is_cheaper_than_its_bounds(job: str) -> None:
     for splits in legal_splits(asked):
         uneven = bool(np.any(splits.uneven))
         splits = splits.take(have_cuts(asked.job, splits)) if uneven else splits
-        least = least_seconds(asked, space, splits)
-        for step in space.step:
+        bounds, rows = LeastSeconds(asked, space, splits), np.arange(len(splits))
+        least = bounds.of_any(rows)
+        for index, step in enumerate(space.step):
             cut = splits
             if uneven:
                 job, layouts = asked.job_of(recipe_with_techniques(asked.recipe, step, space.state[0])), splits
                 layouts = layouts.with_techniques(0, step.recompute, step.recompute_layers, step.offload_layers)
                 cut = balanced(job, layouts, costs_of(job, asked.cluster, layouts))
             seconds = passes_with(asked, space, step, cut).total
-            keeping_all = passes_with(asked, space, step.keeping_all, splits, uneven).total
-            in_balance = passes_with(asked, space, step, splits, in_balance=True).total
-            for bound in (least, keeping_all, *([in_balance] if uneven else [])):
+            if uneven:
+                keeping_all = bounds.keeping(step.keeping_all, rows)
+                in_balance = bounds.with_steps(space, np.full(len(rows), index), 0, rows)
+            else:
+                in_balance = keeping_all = passes_with(asked, space, step.keeping_all, splits).total
+            for bound in (least, keeping_all, in_balance):
                 assert np.all(bound <= seconds * (1 + 1e-9)), step
 
 

@@ -13,20 +13,28 @@ import numpy as np
 from llmlaunch.backends.base import StepTechniques
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, LayoutColumns
+from llmlaunch.memory.job import Job
 from llmlaunch.memory.states import least_state_bytes
 from llmlaunch.planner.preference import factor_of, least_split_prices, technique_prices
-from llmlaunch.planner.search_space import SPLIT_FIELDS, TechniqueSpace, recipe_with_techniques
+from llmlaunch.planner.search_space import SPLIT_FIELDS, TechniqueSpace, apply_alike, recipe_with_techniques
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_search import fullest_stage
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.timing.passes import PassSeconds, fills_and_drains, pass_seconds
-from llmlaunch.timing.stages import stage_seconds, stages_in_balance
+from llmlaunch.timing.passes import (
+    PassSeconds,
+    fills_and_drains,
+    pass_seconds,
+    passes_in_balance,
+    straggler_share,
+)
+from llmlaunch.timing.products import split_of
+from llmlaunch.timing.stages import Pieces, pieces, stages_in_balance
 
 __all__ = [
     "LAYER_FIELDS",
     "LeastFactors",
+    "LeastSeconds",
     "by_cost",
-    "least_seconds",
     "least_state_bytes_of",
     "passes_with",
     "scouts",
@@ -43,23 +51,52 @@ def switch_sets(space: TechniqueSpace) -> list[StepTechniques]:
     return list(dict.fromkeys(step.keeping_all for step in space.step))
 
 
-def least_seconds(setting: Setting, space: TechniqueSpace, splits: LayoutColumns) -> FloatColumn:
-    """Return a lower bound of each split's step with any of the techniques and any cut of the search: its stages all
-    take the same time but for one that holds more, and nothing is sent between them. Layers take as long wherever they
-    are, so few different splits are timed."""
-    different, row_of = splits.distinct(LAYER_FIELDS)
-    fullest = fullest_stage(setting.job, splits)
-    chunks = splits.virtual_pipeline.astype(np.float64)
-    microbatches = np.maximum(splits.num_microbatches(setting.recipe.workload.global_batch_size), 1)
-    least = np.full(len(splits), np.inf)
-    for step in switch_sets(space):
-        job = setting.job_of(recipe_with_techniques(setting.recipe, step, space.state[0]))
-        seconds = stage_seconds(job, setting.cluster, different).take(row_of)
-        stages = stages_in_balance(job, splits, seconds, fullest)
-        others = np.maximum(stages.all_seconds - stages.slowest_seconds, 0.0)
-        bubble = others / chunks if fills_and_drains(job) else 0.0
-        least = np.minimum(least, microbatches * stages.slowest_seconds + bubble)
-    return least
+class LeastSeconds:
+    """Lower bounds of a step of each split with any cut of the search, whatever is recomputed or offloaded. Layers take
+    as long in all splits that agree in LAYER_FIELDS, so few are timed, once with each set of switches."""
+
+    def __init__(self, setting: Setting, space: TechniqueSpace, splits: LayoutColumns) -> None:
+        self._setting, self._splits = setting, splits
+        self._few, self._few_of = splits.distinct(LAYER_FIELDS)
+        self._parts: dict[StepTechniques, tuple[Job, Pieces]] = {}
+        for step in switch_sets(space):
+            job = setting.job_of(recipe_with_techniques(setting.recipe, step, space.state[0]))
+            self._parts[step] = job, pieces(job, setting.cluster, split_of(job, self._few))
+
+    def of_any(self, rows: IntColumn) -> FloatColumn:
+        """Return the bounds of some splits with any of the switches: their stages all take the same time but for one
+        that holds more, and nothing is sent between them."""
+        setting, splits = self._setting, self._splits.take(rows)
+        fullest, few_of = fullest_stage(setting.job, splits), self._few_of[rows]
+        chunks = splits.virtual_pipeline.astype(np.float64)
+        microbatches = np.maximum(splits.num_microbatches(setting.recipe.workload.global_batch_size), 1)
+        least = np.full(len(splits), np.inf)
+        for job, parts in self._parts.values():
+            stages = stages_in_balance(job, splits, parts.seconds.take(few_of), fullest)
+            others = np.maximum(stages.all_seconds - stages.slowest_seconds, 0.0)
+            bubble = others / chunks if fills_and_drains(job) else 0.0
+            least = np.minimum(least, microbatches * stages.slowest_seconds + bubble)
+        return least * (1.0 + straggler_share(np.float64(setting.recipe.world_size)))
+
+    def keeping(self, step: StepTechniques, rows: IntColumn) -> FloatColumn:
+        """Return the bounds of some splits with one set of switches, what is sent between their stages included."""
+        job, parts = self._parts[step]
+        splits, few_of = self._splits.take(rows), self._few_of[rows]
+        fullest = fullest_stage(job, splits)
+        return passes_in_balance(job, self._setting.cluster, splits, self._few, few_of, parts, fullest)
+
+    def with_steps(self, space: TechniqueSpace, steps: IntColumn, state: int, rows: IntColumn) -> FloatColumn:
+        """Return the bounds of some splits with step techniques each, all of one group of `alike_steps`, with all that
+        is recomputed and offloaded."""
+        setting, count = self._setting, len(self._few)
+        different, few_of = np.unique(steps * count + self._few_of[rows], return_inverse=True)
+        step, place = np.divmod(different, count)
+        recipe, few = apply_alike(setting.recipe, space, step, state, self._few.take(place))
+        job, splits = setting.job_of(recipe), self._splits.take(rows)
+        if np.any(few.recompute_layers):  # of each chunk, and these have few layers or many
+            few, few_of = apply_alike(setting.recipe, space, steps, state, splits)[1], np.arange(len(rows))
+        parts = pieces(job, setting.cluster, split_of(job, few))
+        return passes_in_balance(job, setting.cluster, splits, few, few_of, parts, fullest_stage(job, splits))
 
 
 def least_state_bytes_of(setting: Setting, space: TechniqueSpace, splits: LayoutColumns) -> FloatColumn:
@@ -78,13 +115,11 @@ def least_state_bytes_of(setting: Setting, space: TechniqueSpace, splits: Layout
     return least_of_splits
 
 
-def passes_with(
-    setting: Setting, space: TechniqueSpace, step: StepTechniques, splits: LayoutColumns, in_balance: bool = False
-) -> PassSeconds:
+def passes_with(setting: Setting, space: TechniqueSpace, step: StepTechniques, splits: LayoutColumns) -> PassSeconds:
     """Return the passes of all splits with one set of step techniques."""
     layouts = splits.with_techniques(0, step.recompute, step.recompute_layers, step.offload_layers)
     job = setting.job_of(recipe_with_techniques(setting.recipe, step, space.state[0]))
-    return pass_seconds(job, setting.cluster, layouts, in_balance=fullest_stage(job, layouts) if in_balance else None)
+    return pass_seconds(job, setting.cluster, layouts)
 
 
 class LeastFactors:

@@ -34,12 +34,13 @@ ROUNDING = 1e-6  # terms are whole bytes, and a layer's are not
 
 @frozen
 class LayerBytes:
-    """What layers take with each of some `alike_steps` and few splits: bytes that one layer of each kind keeps of one
-    micro-batch (dense and mixture x steps x splits), those that are alive beside all that is kept while a layer of the
-    more frequent kind runs backward, and those that are left for layers on a rank that has one, but for what is
-    `outside` torch (steps x splits; that, of each of all splits)."""
+    """What layers take with each of some `alike_steps` and few splits, `row_of` all that were asked about: bytes that
+    one layer of each kind keeps of one micro-batch (dense and mixture x steps x splits), those that are alive beside
+    all that is kept while a layer of the more frequent kind runs backward, and those that are left for layers on a rank
+    that has one, but for what is `outside` torch (steps x splits; that, of each of all splits)."""
 
     job: Job
+    row_of: IntColumn
     kept_bytes: FloatColumn
     beside: FloatColumn
     left: FloatColumn
@@ -61,10 +62,10 @@ class MemoryBounds:
 
     def may_fit(self, steps: IntColumn, rows: IntColumn) -> BoolColumn:
         """Whether each of the splits at `rows` may fit with each of some `alike_steps` (steps x rows)."""
-        layers = self._layer_bytes(steps)
+        layers = self._layer_bytes(steps, rows)
         if layers is None:
             return np.ones((len(steps), len(rows)), dtype=np.bool_)
-        few = self._row_of[rows]
+        few = layers.row_of[rows]
         splits, state_bytes = self._splits.take(rows), self._state_bytes.min(axis=0)
         layer_counts = np.array([self._dense[rows], self._mixture[rows]])
         activation_bytes = _least_kept(layers.job, splits, self._rank[rows], layer_counts, layers.kept_bytes[:, :, few])
@@ -83,7 +84,7 @@ class MemoryBounds:
         if len(rows) == 0 or int(steps[0]) not in self._layers_with:
             return np.ones(len(rows), dtype=np.bool_)
         layers = self._layers_with[int(steps[0])][1]
-        place, few = np.array([self._layers_with[step][0] for step in steps.tolist()]), self._row_of[rows]
+        place, few = np.array([self._layers_with[step][0] for step in steps.tolist()]), layers.row_of[rows]
         state_bytes = self._state_bytes[self._states.index(state), self._kind, rows]
         room = layers.left[place, few] - layers.outside[rows]
         of_layer = layers.kept_bytes[self._kind, place, few], state_bytes
@@ -98,25 +99,27 @@ class MemoryBounds:
         if len(rows) == 0 or int(steps[0]) not in self._layers_with:
             return np.zeros((len(states), len(rows)), dtype=np.bool_)
         layers = self._layers_with[int(steps[0])][1]
-        place, few = np.array([self._layers_with[step][0] for step in steps.tolist()]), self._row_of[rows]
+        place = np.array([self._layers_with[step][0] for step in steps.tolist()])
         holds = one_rank(layers.job, cut, rank)
         layer_counts = np.array([holds.dense_layers, holds.moe_layers])
         state_bytes = self._state_bytes[[self._states.index(state) for state in states]][:, :, rows]
+        few = layers.row_of[rows]
         activation_bytes = _least_kept(layers.job, cut, rank, layer_counts, layers.kept_bytes[:, place, few])
         room = layers.left[place, few] - layers.outside[rows]
         left = room + np.where(layer_counts[self._kind] > 0, 0.0, layers.beside[place, few])
         overfull: BoolColumn = (layer_counts * state_bytes).sum(axis=1) + activation_bytes > left
         return overfull
 
-    def _layer_bytes(self, steps: IntColumn) -> LayerBytes | None:
-        """Return what layers take with the steps; None where no bound is known."""
-        count, first = len(self._few), self._space.step[int(steps[0])]
+    def _layer_bytes(self, steps: IntColumn, rows: IntColumn) -> LayerBytes | None:
+        """Return what layers of the splits at `rows` take with the steps; None where no bound is known."""
+        some, first = np.unique(self._row_of[rows]), self._space.step[int(steps[0])]
+        count = len(some)
         recipe, layouts = apply_alike(
             self._setting.recipe,
             self._space,
             np.repeat(steps, count),
             self._states[0],
-            self._few.take(np.tile(np.arange(count), len(steps))),
+            self._few.take(np.tile(some, len(steps))),
         )
         job = self._setting.job_of(recipe)
         techniques = job.techniques
@@ -135,8 +138,11 @@ class MemoryBounds:
         cached = job.correction.torch_factor * (1.0 + cache_share(job))
         left = self._setting.limit.most_bytes * (1.0 + ROUNDING) / cached - beside
         outside, shape = _least_outside(job, self._splits) / cached, (len(steps), count)
-        layers = LayerBytes(job, kept_bytes.reshape(2, *shape), beside.reshape(shape), left.reshape(shape), outside)
-        self._layers_with |= {step: (place, layers) for place, step in enumerate(steps.tolist())}
+        place = np.zeros(len(self._few), dtype=np.int64)
+        place[some] = np.arange(count)
+        columns = kept_bytes.reshape(2, *shape), beside.reshape(shape), left.reshape(shape), outside
+        layers = LayerBytes(job, place[self._row_of], *columns)
+        self._layers_with |= {step: (index, layers) for index, step in enumerate(steps.tolist())}
         return layers
 
     def _ranks_hold_all(
@@ -186,23 +192,24 @@ def _states_of_layers(
     for place, state in enumerate(space.state[index] for index in states):
         job = setting.job_of(recipe_with_techniques(setting.recipe, space.step[0], state))
         layouts = distinct.with_techniques(state.zero_stage, RECOMPUTE_FULL, 0, 0)  # gathers least
-        rows = one_rank(job, layouts, at)
-        kinds, most = (np.array([1, 0]), np.array([0, 1])), job.shape.num_layers
-        more = [_lasting(job, rows, *(most + 1) * kind) - _lasting(job, rows, *most * kind) for kind in kinds]
-        bytes_of[place] = more
+        bytes_of[place] = _of_one_more(job, one_rank(job, layouts, at))
     of_splits: FloatColumn = bytes_of[:, :, row_of]
     return of_splits
 
 
-def _lasting(job: Job, rows: RankColumns, dense_layers: int, mixture_layers: int) -> FloatColumn:
-    """Return the bytes that grow with the layers of a rank, alive at the loss of the last micro-batch."""
-    dense, mixture = (np.full(len(rows), float(layers)) for layers in (dense_layers, mixture_layers))
-    holding = RankColumns(rows.layouts, rows.layout_index, rows.rank, rows.microbatches, dense, mixture)
+def _of_one_more(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the bytes that grow with the layers of a rank, alive at the loss of the last micro-batch, of one layer
+    more than all of each kind (dense and mixture x rows)."""
+    count, most = len(rows), float(job.shape.num_layers)
+    dense, mixture = np.repeat([[most + 1.0, most, 0.0, 0.0], [0.0, 0.0, most + 1.0, most]], count, axis=1)
+    index = np.tile(np.arange(count), 4)
+    columns = rows.layouts.take(index), np.arange(4 * count), rows.rank[index], rows.microbatches[index]
+    holding = RankColumns(*columns, dense, mixture)
     terms = state_terms(job, holding, states(job, holding))
-    total: FloatColumn = terms.moments[0]["gradients"] + sum(
-        terms.lasting[name] for name in ("parameters", "weight_copies", "optimizer_states")
-    )
-    return total
+    names = ("parameters", "weight_copies", "optimizer_states")
+    total = terms.moments[0]["gradients"] + sum(terms.lasting[name] for name in names)
+    of_kinds: FloatColumn = total.reshape(2, 2, count)
+    return of_kinds[:, 0] - of_kinds[:, 1]
 
 
 def _least_outside(job: Job, splits: LayoutColumns) -> FloatColumn:

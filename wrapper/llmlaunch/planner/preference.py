@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.backends.base import SWITCH_NAMES, StateTechniques, StepTechniques
-from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.columns import FloatColumn, IntColumn, NarrowColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.planner.points import Points
@@ -104,11 +104,23 @@ def preference_factor(recipe: Recipe, points: Points) -> FloatColumn:
     if not recipe.preference:
         return factor
     split = _prices(split_columns(recipe, points.splits), len(points.splits))
-    step, state = technique_prices(points.step_techniques), technique_prices(points.state_techniques)
+    step = _prices_of_used(points.step_techniques, points.rows.step_techniques)
+    state = _prices_of_used(points.state_techniques, points.rows.state_techniques)
     for piece in (slice(start, start + PIECE) for start in range(0, len(factor), PIECE)):
         rows = points.rows.take(piece)
         factor[piece] = factor_of(split[:, rows.split], step[:, rows.step_techniques], state[:, rows.state_techniques])
     return factor
+
+
+def _prices_of_used(
+    techniques: Sequence[StepTechniques] | Sequence[StateTechniques], index: NarrowColumn
+) -> FloatColumn:
+    """Return `technique_prices` where a point has these techniques, and nothing elsewhere: few points have few."""
+    used = np.flatnonzero(np.bincount(index, minlength=len(techniques)))
+    prices = np.zeros((2, len(techniques)))
+    if len(used):
+        prices[:, used] = technique_prices([techniques[place] for place in used.tolist()])
+    return prices
 
 
 def factor_of(*prices: FloatColumn) -> FloatColumn:

@@ -18,7 +18,7 @@ from llmlaunch.layout import LayoutColumns, Rule
 from llmlaunch.memory.grouped_pricing import (
     distinct_states,
 )
-from llmlaunch.planner.bounds import LeastFactors, by_cost, least_seconds, passes_with, scouts, switch_sets
+from llmlaunch.planner.bounds import LeastFactors, LeastSeconds, by_cost, passes_with, scouts, switch_sets
 from llmlaunch.planner.incumbents import Incumbents
 from llmlaunch.planner.legality import TechniqueLegality, technique_legality
 from llmlaunch.planner.memory_bounds import MemoryBounds
@@ -37,8 +37,9 @@ from llmlaunch.planner.technique_batches import (
     fewest_amounts,
     group_equal,
     is_safe,
-    state_batch,
+    state_batches,
 )
+from llmlaunch.timing.step import UpdateSeconds
 
 __all__ = [
     "Offer",
@@ -111,13 +112,11 @@ class Offer:
             overfull += times * (int(np.count_nonzero(legal)) - fitting)
         return allowed, overfull
 
-    def in_order(self, least: FloatColumn, steps: Sequence[int]) -> IntColumn:
-        """Return the splits that may be priced with anything, those with the least seconds first."""
+    def candidates(self, steps: Sequence[int]) -> IntColumn:
+        """Return the splits that may be priced with any of these steps."""
         used = set(self.legality.mask_of[list(steps)].flat)
         legal = np.any([self.legality.masks[index] for index in used], axis=0)
-        rows = np.flatnonzero(legal & self.fits.any(axis=0))
-        order: IntColumn = rows[np.argsort(least[rows], kind="stable")]
-        return order
+        return np.flatnonzero(legal & self.fits.any(axis=0))
 
 
 def price_all(setting: Setting, splits: LayoutColumns, space: TechniqueSpace, rules: Sequence[Rule]) -> Points:
@@ -146,8 +145,10 @@ def price(offer: Offer, incumbents: Incumbents) -> Priced:
             left_out += _price_rows(offer, now, in_turn, incumbents, rows)
         return Priced(rows, 0, allowed + overfull - left_out[SPARE] - len(rows))
     rows, at_once = GatheredRows(), AT_ONCE
-    least = least_seconds(offer.setting, space, offer.splits) * offer.factors.of_splits()
-    waiting = offer.in_order(least, steps)
+    least, waiting = np.full(len(offer.splits), np.inf), offer.candidates(steps)
+    bounds = LeastSeconds(offer.setting, space, offer.splits)
+    least[waiting] = bounds.of_any(waiting) * offer.factors.of_splits()[waiting]
+    waiting = waiting[np.argsort(least[waiting], kind="stable")]
     if len(steps) * len(waiting) > SCOUTED:
         with incumbents.looking_ahead():
             _price_rows(offer, waiting[:AT_ONCE], scouts(space, SCOUTS), incumbents, GatheredRows())
@@ -164,7 +165,9 @@ def roomiest(offer: Offer, exact: int) -> GatheredRows:
     space, found = offer.space, GatheredRows()
     offered = replace(offer, least_bytes=np.zeros_like(offer.least_bytes))
     least = offer.least_bytes.min(axis=0, initial=np.inf) / max(offer.setting.limit.limit_bytes, 1)
-    rows, steps = offered.in_order(least, range(len(space.step))), range(len(space.step))
+    steps = range(len(space.step))
+    rows = offered.candidates(steps)
+    rows = rows[np.argsort(least[rows], kind="stable")]
     if len(rows) * len(steps) <= SCOUTED:
         found.add(_roomiest_of(offered, rows, least, steps, exact))
     else:
@@ -211,13 +214,14 @@ def _price_rows(
     distinct, state_of = distinct_states(setting.job, splits)
     keeping: dict[StepTechniques, FloatColumn] = {}
     for indices in group_equal(setting, space):
-        states = [state_batch(setting, space, index, distinct) for index in indices]
+        states = state_batches(setting, space, indices, distinct)
+        update = UpdateSeconds.stacked([state.update for state in states])
         if incumbents.whole:
             batches = _all_batches(offer, rows, steps, indices, state_of)
         else:
             batches = _batches_in_reach(offer, rows, steps, indices, state_of, incumbents, left_out, keeping)
         for batch, allowed, factors in batches:
-            for block, unneeded in _blocks(batch, states, allowed, factors, incumbents):
+            for block, unneeded in _blocks(batch, states, update, allowed, factors, incumbents):
                 safe = block.take(is_safe(setting, block.device_bytes, block.host_bytes))
                 incumbents.add(Points(offer.splits, space.step, space.state, safe))
                 priced.add(block)
@@ -275,9 +279,10 @@ def _batches_in_reach(
         least = keeping[first.keeping_all] * offer.factors.of_steps(rows, alike)
         near = allowed.any(axis=0) & incumbents.in_reach(least)
         if memory is not None and np.any(near):
-            fits = memory.may_fit(alike, np.arange(len(rows)))
-            left_out[OVERFULL] += int(np.count_nonzero(allowed & near & ~fits))
-            near &= fits
+            some = np.flatnonzero(near.any(axis=0))
+            fits = memory.may_fit(alike, some)
+            left_out[OVERFULL] += int(np.count_nonzero(allowed[:, :, some] & near[:, some] & ~fits))
+            near[:, some] &= fits
         step, row = np.nonzero(near)
         for start in range(0, len(step), PAIRS_AT_ONCE):
             i, j = alike[step[start : start + PAIRS_AT_ONCE]], row[start : start + PAIRS_AT_ONCE]
@@ -291,14 +296,15 @@ def _batches_in_reach(
 def _blocks(
     batch: TechniqueBatch,
     states: Sequence[ModelStateBatch],
+    update: UpdateSeconds,
     allowed: BoolColumn,
     factors: FloatColumn,
     incumbents: Incumbents,
 ) -> Iterator[tuple[Rows, int]]:
-    """Yield for each of the `states` the rows of a batch that are allowed with it (states x rows) and within reach by
-    their seconds times their `factors`, and how many layouts with a solved amount need none of it. Time comes first: it
-    costs less than memory, and leaves few."""
-    seconds = np.array([batch.step_seconds(state.update) for state in states])
+    """Yield for each of the `states`, whose update is in `update`, the rows of a batch that are allowed with it (states
+    x rows) and within reach by their seconds times their `factors`, and how many layouts with a solved amount need none
+    of it. Time comes first: it costs less than memory, and leaves few."""
+    seconds = batch.step_seconds(update)
     near = allowed & incumbents.in_reach(seconds * factors)
     some = np.flatnonzero(near.any(axis=0))
     if not len(some):

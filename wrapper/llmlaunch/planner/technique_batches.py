@@ -35,7 +35,7 @@ from llmlaunch.planner.search_space import (
 )
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
-from llmlaunch.timing.step import UpdateSeconds, combined, update_seconds
+from llmlaunch.timing.step import UpdateSeconds, combined, most_parameters, update_seconds
 
 __all__ = [
     "ModelStateBatch",
@@ -46,7 +46,8 @@ __all__ = [
     "group_equal",
     "is_safe",
     "state_batch",
-    "state_update",
+    "state_batches",
+    "state_updates",
 ]
 
 
@@ -135,7 +136,7 @@ class TechniqueBatch:
 
     def step_seconds(self, update: UpdateSeconds) -> FloatColumn:
         """Return the seconds of one training step for each candidate. `update` holds the optimizer-step seconds of the
-        splits that share model states."""
+        splits that share model states, or those with several state techniques: then so does the result."""
         return combined(self.passes, update.take(self.state_of)).total
 
     def priced_with(self, states: ModelStateBatch, seconds: FloatColumn | None = None) -> Rows:
@@ -187,18 +188,38 @@ def state_job(setting: Setting, space: TechniqueSpace, index: int) -> Job:
     return setting.job_of(recipe_with_techniques(setting.recipe, space.step[0], space.state[index]))
 
 
-def state_batch(setting: Setting, space: TechniqueSpace, index: int, distinct: LayoutColumns) -> ModelStateBatch:
-    job = state_job(setting, space, index)
-    layouts = distinct.with_techniques(space.state[index].zero_stage, 0, 0, 0)
-    states = model_state_bytes(job, layouts, node_of(setting.recipe))
-    places = np.full(len(layouts), index, dtype=np.int32)
-    return ModelStateBatch(places, states, update_seconds(job, setting.cluster, layouts))
+def state_batches(
+    setting: Setting, space: TechniqueSpace, indices: Sequence[int], distinct: LayoutColumns
+) -> list[ModelStateBatch]:
+    """Return the batches of some state techniques whose facts are equal."""
+    updates = state_updates(setting, space, indices, distinct)
+    return [
+        state_batch(setting, space, index, distinct, update) for index, update in zip(indices, updates, strict=True)
+    ]
 
 
-def state_update(setting: Setting, space: TechniqueSpace, index: int, distinct: LayoutColumns) -> UpdateSeconds:
-    """Return the update seconds of the state techniques at `index`, without their bytes."""
+def state_batch(
+    setting: Setting, space: TechniqueSpace, index: int, distinct: LayoutColumns, update: UpdateSeconds
+) -> ModelStateBatch:
     layouts = distinct.with_techniques(space.state[index].zero_stage, 0, 0, 0)
-    return update_seconds(state_job(setting, space, index), setting.cluster, layouts)
+    states = model_state_bytes(state_job(setting, space, index), layouts, node_of(setting.recipe))
+    return ModelStateBatch(np.full(len(layouts), index, dtype=np.int32), states, update)
+
+
+def state_updates(
+    setting: Setting, space: TechniqueSpace, indices: Sequence[int], distinct: LayoutColumns
+) -> list[UpdateSeconds]:
+    """Return the update seconds of some state techniques whose facts are equal, without their bytes."""
+    most = most_parameters(state_job(setting, space, indices[0]), distinct)
+    return [
+        update_seconds(
+            state_job(setting, space, index),
+            setting.cluster,
+            distinct.with_techniques(space.state[index].zero_stage, 0, 0, 0),
+            most,
+        )
+        for index in indices
+    ]
 
 
 def fewest_amounts(batch: TechniqueBatch, states: Sequence[ModelStateBatch], allowed: BoolColumn) -> Rows:

@@ -17,7 +17,7 @@ from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.grouped_pricing import distinct_states, rank_bytes
 from llmlaunch.memory.job import Job, layer_kinds
-from llmlaunch.planner.bounds import by_cost, least_seconds, passes_with, scouts
+from llmlaunch.planner.bounds import LeastSeconds, by_cost, scouts
 from llmlaunch.planner.incumbents import Incumbents
 from llmlaunch.planner.memory_bounds import MemoryBounds
 from llmlaunch.planner.points import Points, Rows
@@ -29,13 +29,20 @@ from llmlaunch.planner.stage_search import (
     balanced,
     balanced_within,
     costs_of,
-    fullest_stage,
     have_cuts,
     most_layers,
 )
-from llmlaunch.planner.technique_batches import TechniqueBatch, group_equal, is_safe, state_batch, state_update
+from llmlaunch.planner.technique_batches import (
+    TechniqueBatch,
+    group_equal,
+    is_safe,
+    state_batch,
+    state_batches,
+    state_updates,
+)
 from llmlaunch.progress import report
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
+from llmlaunch.timing.step import UpdateSeconds
 
 __all__ = ["UnevenLayouts", "search_uneven"]
 
@@ -117,48 +124,58 @@ def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
     """
     result, space = UnevenLayouts(), offer.space
     steps = [i for i in by_cost(space) if space.step[i].solved is None]
-    least = least_seconds(offer.setting, space, offer.splits) * offer.factors.of_splits()
-    waiting, at_once = offer.in_order(least, steps), 4 * AT_ONCE
+    bounds, rows = LeastSeconds(offer.setting, space, offer.splits), offer.candidates(steps)
+    least, at_once = np.full(len(offer.splits), np.inf), 4 * AT_ONCE
+    least[rows] = bounds.of_any(rows) * offer.factors.of_splits()[rows]
+    waiting = rows[np.argsort(least[rows], kind="stable")]
     waiting = waiting[incumbents.in_reach(least[waiting])]
     waiting = waiting[have_cuts(offer.setting.job, offer.splits.take(waiting))]
     if int(offer.splits.pipeline[waiting].sum()) * len(steps) > MANY:
-        _look_ahead(offer, least, waiting, incumbents)
+        _look_ahead(offer, bounds, least, waiting, incumbents)
         if not incumbents.any_safe:
             roomiest = waiting[np.argsort(offer.least_bytes[:, waiting].min(axis=0), kind="stable")][:AT_ONCE]
             ranks = np.cumsum(offer.splits.pipeline[roomiest])
             roomiest = roomiest[: max(int(np.count_nonzero(ranks <= RANKS_AT_ONCE)), 1)]
-            _price_splits(offer, roomiest, scouts(space, SCOUTS), incumbents, result, False)
+            _price_splits(offer, bounds, roomiest, scouts(space, SCOUTS), incumbents, result, False)
             waiting = waiting[:0]
     first_waiting = len(waiting)
     while len(waiting := waiting[incumbents.in_reach(least[waiting])]):
         report("uneven splits", first_waiting - len(waiting), first_waiting)
         at_once = len(waiting) if len(waiting) < 2 * at_once else at_once  # a few left are not worth another round
         now, waiting, at_once = waiting[:at_once], waiting[at_once:], 4 * at_once
-        _price_splits(offer, now, steps, incumbents, result, incumbents.any_safe)
+        _price_splits(offer, bounds, now, steps, incumbents, result, incumbents.any_safe)
     allowed, overfull = offer.counts(steps)
     result.outpaced = allowed - result.overfull - sum(map(len, result.blocks))
     result.overfull += overfull
     return result
 
 
-def _look_ahead(offer: Offer, least: FloatColumn, waiting: IntColumn, incumbents: Incumbents) -> None:
+def _look_ahead(
+    offer: Offer, bounds: LeastSeconds, least: FloatColumn, waiting: IntColumn, incumbents: Incumbents
+) -> None:
     """Find incumbents with a few step techniques: among the fastest splits, or among all where those have none."""
     at_once = AT_ONCE
     with incumbents.looking_ahead():
         while len(waiting):
             now, waiting, at_once = waiting[:at_once], waiting[at_once:], 2 * at_once
-            _price_splits(offer, now, scouts(offer.space, SCOUTS), incumbents, UnevenLayouts(), True)
+            _price_splits(offer, bounds, now, scouts(offer.space, SCOUTS), incumbents, UnevenLayouts(), True)
             waiting = waiting[incumbents.in_reach(least[waiting])] if incumbents.none else waiting[:0]
 
 
 def _price_splits(
-    offer: Offer, rows: IntColumn, steps: Sequence[int], incumbents: Incumbents, result: UnevenLayouts, brief: bool
+    offer: Offer,
+    bounds: LeastSeconds,
+    rows: IntColumn,
+    steps: Sequence[int],
+    incumbents: Incumbents,
+    result: UnevenLayouts,
+    brief: bool,
 ) -> None:
     """Price some splits with some step techniques and all sets of state techniques, what may come first before the
     others. What is not safe in its best balance is cut anew at the end: by then the incumbents leave few of it within
     reach. If `brief`, splits of which one rank needs too much are no points."""
     pricing, unsafe = Pricing(offer, incumbents, result), []
-    groups = list(_pairs_in_reach(offer, rows, steps, incumbents, result, brief))
+    groups = list(_pairs_in_reach(offer, bounds, rows, steps, incumbents, result, brief))
     at_once = FIRST_PAIRS
     while groups := [group.take(near) for group in groups if np.any(near := incumbents.in_reach(group.least_keys))]:
         keys = np.sort(np.concatenate([group.least_keys for group in groups]))
@@ -178,7 +195,13 @@ def _price_splits(
 
 
 def _pairs_in_reach(
-    offer: Offer, rows: IntColumn, steps: Sequence[int], incumbents: Incumbents, result: UnevenLayouts, brief: bool
+    offer: Offer,
+    bounds: LeastSeconds,
+    rows: IntColumn,
+    steps: Sequence[int],
+    incumbents: Incumbents,
+    result: UnevenLayouts,
+    brief: bool,
 ) -> Iterator[Pairs]:
     """Yield the splits with the step techniques that are legal and within reach by lower bounds, and may fit memory if
     `brief`. Bounds that cost little come first."""
@@ -190,7 +213,7 @@ def _pairs_in_reach(
         for alike in alike_steps(space, steps):
             keeping_all = space.step[int(alike[0])].keeping_all
             if keeping_all not in seconds_keeping:
-                seconds_keeping[keeping_all] = passes_with(setting, space, keeping_all, splits, in_balance=True).total
+                seconds_keeping[keeping_all] = bounds.keeping(keeping_all, rows)
             keeping = seconds_keeping[keeping_all]
             few = np.flatnonzero(incumbents.in_reach(keeping * offer.factors.of_steps(rows, alike).min(axis=0)))
             allowed, factors = offer.allowed_with(alike, states, rows[few]), offer.factors.of_steps(rows[few], alike)
@@ -201,9 +224,7 @@ def _pairs_in_reach(
                 near &= fits
             step, place = np.nonzero(near)
             row = few[place]
-            recipe, layouts = apply_alike(setting.recipe, space, alike[step], states[0], splits.take(row))
-            fullest = fullest_stage(setting.job, layouts)
-            seconds = pass_seconds(setting.job_of(recipe), setting.cluster, layouts, in_balance=fullest).total
+            seconds = bounds.with_steps(space, alike[step], states[0], rows[row])
             each = np.array([offer.factors.of(rows[row], alike[step], state) for state in states])
             legal = allowed[:, step, place]
             keys = np.where(legal, seconds * each, np.inf).min(axis=0)
@@ -233,6 +254,9 @@ class Pricing:
         """Price the pairs in their best balance, and return what may be safe if it is cut otherwise. Time comes first:
         it costs less than the memory of all ranks, and so does that of one rank, where pairs need not be whole."""
         setting = self.offer.setting
+        pairs = pairs.take(self.incumbents.in_reach(pairs.least_keys))  # those of other groups may have come in between
+        if not len(pairs.steps):
+            return []
         job, layouts = self._applied(pairs.splits, pairs.steps, pairs.states[0])
         costs = costs_of(job, setting.cluster, layouts)
         cut = balanced(job, layouts, costs)
@@ -253,12 +277,17 @@ class Pricing:
     def _price_cuts(self, splits: LayoutColumns, passes: PassSeconds, pairs: Pairs, costs: Costs) -> Iterator[Unsafe]:
         """Add the pairs, with their `splits` cut, that are safe; yield those that may be if they are cut otherwise."""
         setting, space = self.offer.setting, self.offer.space
-        allowed, single = pairs.allowed, splits.virtual_pipeline == 1
-        full = allowed & ~pairs.whole
-        if np.any(full):
-            full &= self._one_is_full(splits, pairs)
+        single = splits.virtual_pipeline == 1
         batch, distinct = self._technique_batch(splits, pairs.steps, pairs.states[0])
         batch = batch.with_passes(passes)
+        updates = state_updates(setting, space, pairs.states, distinct)
+        seconds = batch.step_seconds(UpdateSeconds.stacked(updates))
+        keys = seconds * pairs.factors
+        # several chunks are cut in few ways, of which this one is the fastest
+        near = pairs.allowed & (single | self.incumbents.in_reach(keys))
+        full = near & ~pairs.whole
+        if np.any(full):
+            full &= self._one_is_full(splits, pairs, full)
         for place, index in enumerate(pairs.states):
             factors = pairs.factors[place]
             unsafe = Unsafe(
@@ -266,31 +295,28 @@ class Pricing:
             )
             yield unsafe.take(np.flatnonzero(full[place] & single))
             self.result.overfull += int(np.count_nonzero(full[place] & ~single))
-            if not np.any(some := allowed[place] & ~full[place]):
-                continue
-            seconds = batch.step_seconds(state_update(setting, space, index, distinct))
-            keys = seconds * factors
-            some = np.flatnonzero(some & self.incumbents.in_reach(keys))
+            some = np.flatnonzero(near[place] & ~full[place] & self.incumbents.in_reach(keys[place]))
             if len(some):
-                cut, states = splits.take(some), state_batch(setting, space, index, distinct)
-                rows = batch.take(some).priced_with(states, seconds[some])
+                cut, states = splits.take(some), state_batch(setting, space, index, distinct, updates[place])
+                rows = batch.take(some).priced_with(states, seconds[place, some])
                 again = ~is_safe(setting, rows.device_bytes, rows.host_bytes) & single[some]
                 self._add(cut.take(~again), rows.take(~again))
-                yield replace(unsafe.take(some), least_keys=keys[some], rows=rows).take(np.flatnonzero(again))
+                yield replace(unsafe.take(some), least_keys=keys[place, some], rows=rows).take(np.flatnonzero(again))
 
-    def _one_is_full(self, splits: LayoutColumns, pairs: Pairs) -> BoolColumn:
-        """Whether one rank of each split needs too much with each of the state techniques (states x splits): the rank
-        with the most layers times the micro-batches it keeps. The fullest rank of the split needs no less. What its
-        layers alone take is asked first."""
+    def _one_is_full(self, splits: LayoutColumns, pairs: Pairs, asked: BoolColumn) -> BoolColumn:
+        """Whether one rank of each split needs too much with each of the state techniques (states x splits), where that
+        is `asked`: the rank with the most layers times the micro-batches it keeps. The fullest rank of the split needs
+        no less. What its layers alone take is asked first."""
         rank = _heaviest_rank(splits, layer_kinds(self.offer.setting.recipe.model))
-        full = np.zeros(pairs.allowed.shape, dtype=np.bool_)
+        full = np.zeros(asked.shape, dtype=np.bool_)
         if pairs.memory is not None:
             full = pairs.memory.overfull(pairs.states, pairs.steps, pairs.places, splits, rank)
-        some = np.flatnonzero(~full.all(axis=0))
+        some, of_states = np.flatnonzero(np.any(asked & ~full, axis=0)), np.flatnonzero(np.any(asked & ~full, axis=1))
         if len(some):
-            applied = [self._applied(splits.take(some), pairs.steps[some], index) for index in pairs.states]
+            states = [pairs.states[place] for place in of_states.tolist()]
+            applied = [self._applied(splits.take(some), pairs.steps[some], index) for index in states]
             bytes_ = rank_bytes([job for job, _ in applied], [layouts for _, layouts in applied], rank[some])
-            full[:, some] = np.array(bytes_) > self.offer.setting.limit.most_bytes
+            full[np.ix_(of_states, some)] |= np.array(bytes_) > self.offer.setting.limit.most_bytes
         return full
 
     def _add(self, splits: LayoutColumns, rows: Rows) -> None:
@@ -314,7 +340,7 @@ class Pricing:
         )
         if len(fitting):
             batch, distinct = self._technique_batch(cut, unsafe.steps[rows[fitting]], unsafe.state)
-            self._add(cut, batch.priced_with(state_batch(setting, space, unsafe.state, distinct)))
+            self._add(cut, batch.priced_with(*state_batches(setting, space, [unsafe.state], distinct)))
         return rows[fitting]
 
     def _technique_batch(

@@ -17,12 +17,13 @@ from llmlaunch.timing.constants import constant
 from llmlaunch.timing.layers import KINDS
 from llmlaunch.timing.network import exposed, moves_activations, moving_seconds, pipeline_hop
 from llmlaunch.timing.products import SplitColumns, split_of
-from llmlaunch.timing.stages import FullestStage, Pieces, Stages, pieces, stages, stages_in_balance
+from llmlaunch.timing.stages import FullestStage, Pieces, Stages, last_seconds, pieces, stages, stages_in_balance
 
-__all__ = ["PassSeconds", "fills_and_drains", "pass_seconds"]
+__all__ = ["PassSeconds", "fills_and_drains", "pass_seconds", "passes_in_balance", "straggler_share"]
 
 
 PIECE = 4096  # layouts worked out together
+WHOLE = 1e-9  # a whole number of layers by their seconds may come out more by this share
 LOADER_WORKERS = 2.0  # Megatron's --num-workers by default, and what other loaders are usually given
 
 
@@ -78,11 +79,9 @@ def pass_seconds(
     cluster: Cluster,
     layouts: LayoutColumns,
     microbatches: IntColumn | None = None,
-    in_balance: FullestStage | None = None,
 ) -> PassSeconds:
     """Return every layout's passes. Nothing here depends on the ZeRO stage, the gradients' type or where the optimizer
-    is. With `in_balance`, each stage takes its share of all seconds, whatever layers it holds, and the slowest no less
-    than the layers that some stage holds at least: no such cut of the layers is faster.
+    is.
 
     The passes are computed a piece at a time: columns of a few thousand rows stay in the processor's cache.
     """
@@ -90,46 +89,111 @@ def pass_seconds(
         microbatches = layouts.num_microbatches(job.workload.global_batch_size)
     m = np.maximum(microbatches.astype(np.float64), 1.0)
     parts = [slice(start, start + PIECE) for start in range(0, max(len(layouts), 1), PIECE)]
-    blocks = [
-        _passes(job, cluster, layouts.take(part), m[part], in_balance and (in_balance[0][part], in_balance[1][part]))
-        for part in parts
-    ]
+    blocks = [_passes(job, cluster, layouts.take(part), m[part]) for part in parts]
     columns = zip(*((block.total, *block.hiding, block.host_slack) for block in blocks), strict=True)
     return PassSeconds(job, cluster, layouts, m, *(np.concatenate(column) for column in columns))
 
 
-def _passes(
-    job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn, in_balance: FullestStage | None = None
-) -> _Passes:
+def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn) -> _Passes:
     """Return the passes of one piece. With stages that take S seconds for a micro-batch, the slowest of them S*, a step
     of m micro-batches takes `m S* + (sum S - S*) / v`: the pipeline fills and drains once, in 1/v of the time where
     each rank runs v chunks in turn (Narayanan et al. 2021, section 2.2). The slowest stage is shown by kind of work,
     the rest is the bubble."""
     at = split_of(job, layouts)
     parts = pieces(job, cluster, at)
-    if in_balance is None:
-        stages_ = stages(job, layouts, parts.seconds)
-    else:
-        stages_ = stages_in_balance(job, layouts, parts.seconds, in_balance)
-    work = m * stages_.slowest_seconds
-    bubble = _bubble(job, at, parts, stages_)
-    beside = {
-        "pipeline_bubble": bubble,
-        "pipeline_transfer": _transfer(job, cluster, at, m, stages_),
-        "stragglers": _stragglers(at, work + bubble),
-    }
-    if job.facts.host.loader_mask:
-        beside["data_loading"] = m * np.maximum(_loading(job, layouts) - stages_.slowest_seconds, 0.0)
-    if parts.mixture is not None and parts.mixture.hidden_exchange is not None:
-        beside["expert_parallel"] = _unpaired_exchange(job, parts.mixture.hidden_exchange)
+    stages_ = stages(job, layouts, parts.seconds)
+    hidden = None if parts.mixture is None else parts.mixture.hidden_exchange
+    beside = _beside(job, cluster, at, m, stages_, _bubble(job, at, parts, stages_), hidden)
     forward, backward = _compute(at, parts, stages_)
-    if in_balance is None and moves_activations(job, layouts):  # the slowest stage may hold few layers
+    if moves_activations(job, layouts):
         moving = moving_seconds(job, cluster, layouts, stages_.dense_layers, stages_.mixture_layers)
         beside["host_transfers"] = m * (exposed(moving, forward) + exposed(moving, backward))
+    work = m * stages_.slowest_seconds
     for column in beside.values():
         work = work + column
     slack = np.maximum(stages_.slowest_seconds - _launched(at, parts, stages_), 0.0)
     return _Passes(at, parts, stages_, beside, work, (forward, backward, _times(job, at, m)), slack)
+
+
+def _beside(
+    job: Job,
+    cluster: Cluster,
+    at: SplitColumns,
+    m: FloatColumn,
+    stages_: Stages,
+    bubble: FloatColumn,
+    hidden_exchange: FloatColumn | None,
+) -> dict[str, FloatColumn]:
+    """Return what passes take beside the work of the slowest stage and its transfers to the host, by term."""
+    beside = {
+        "pipeline_bubble": bubble,
+        "pipeline_transfer": _transfer(job, cluster, at, m, stages_),
+        "stragglers": _stragglers(at, m * stages_.slowest_seconds + bubble),
+    }
+    if job.facts.host.loader_mask:
+        beside["data_loading"] = m * np.maximum(_loading(job, at.layouts) - stages_.slowest_seconds, 0.0)
+    if hidden_exchange is not None:
+        beside["expert_parallel"] = _unpaired_exchange(job, hidden_exchange)
+    return beside
+
+
+def passes_in_balance(
+    job: Job,
+    cluster: Cluster,
+    layouts: LayoutColumns,
+    few: LayoutColumns,
+    few_of: IntColumn,
+    parts: Pieces,
+    fullest: FullestStage,
+) -> FloatColumn:
+    """Return the seconds of every layout's passes if each stage took its share of all seconds, whatever layers it
+    holds, and the slowest no less than the layers that some stage holds at least (the `fullest`): no such cut of the
+    layers is faster. Layers take as long as in the one of a `few` layouts at `few_of`, of which `parts` are the parts.
+    """
+    at, seconds = split_of(job, layouts), parts.seconds.take(few_of)
+    m = np.maximum(layouts.num_microbatches(job.workload.global_batch_size).astype(np.float64), 1.0)
+    stages_ = stages_in_balance(job, layouts, seconds, fullest)
+    bubble = np.zeros(len(at))
+    if fills_and_drains(job):
+        bubble = np.maximum(stages_.all_seconds - stages_.slowest_seconds, 0.0) / at.chunks
+    hidden = None if parts.mixture is None else parts.mixture.hidden_exchange
+    beside = _beside(job, cluster, at, m, stages_, bubble, None if hidden is None else hidden[few_of])
+    beside.pop("data_loading", None)  # a slower stage waits less for it
+    if moves_activations(job, few) and job.techniques.trained_layers is None and not np.any(few.offload_layers):
+        beside["host_transfers"] = m * _least_host_transfers(job, cluster, at, stages_, few, few_of, parts)
+    total: FloatColumn = m * stages_.slowest_seconds + sum(beside.values())
+    return total
+
+
+def _least_host_transfers(
+    job: Job,
+    cluster: Cluster,
+    at: SplitColumns,
+    stages_: Stages,
+    few: LayoutColumns,
+    few_of: IntColumn,
+    parts: Pieces,
+) -> FloatColumn:
+    """Return the seconds that transfers to the host add to one micro-batch at least. The slowest stage holds whole
+    layers, and no less of the more frequent kind than fill its seconds beside an end and all layers of the other kind;
+    the transfers of those are hidden by no more than these and all layers of the other kind compute."""
+    counts = _layers_of_each_kind(job)
+    kind = int(counts[1] > counts[0])
+    layer, other = (parts.dense, parts.mixture)[kind], (parts.dense, parts.mixture)[1 - kind]
+    assert layer is not None
+    seconds = parts.seconds.take(few_of)
+    last = last_seconds(job, seconds)
+    rest = stages_.slowest_seconds - np.where(at.pipeline > 1.0, np.maximum(seconds.first, last), seconds.first + last)
+    ones, spare = np.ones(len(few)), counts[1 - kind]
+    moving = moving_seconds(job, cluster, few, (1 - kind) * ones, kind * ones)[few_of]
+    passes = [layer.forward, layer.backward]
+    others = [0.0 * ones, 0.0 * ones] if other is None else [spare * other.forward, spare * other.backward]
+    of_others = 0.0 if other is None else spare * other.seconds[few_of]
+    layers = np.ceil(np.maximum(rest - of_others, 0.0) / layer.seconds[few_of] * (1.0 - WHOLE))
+    return sum(
+        exposed(layers * moving, layers * mine[few_of] + more[few_of])
+        for mine, more in zip(passes, others, strict=True)
+    )
 
 
 def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
@@ -221,8 +285,14 @@ def _stragglers(at: SplitColumns, passes: FloatColumn) -> FloatColumn:
     devices = at.tensor * at.pipeline * at.context * at.data
     first = devices[:1]
     few = first if np.all(devices == first) else devices  # all layouts of a search have as many
-    slack: FloatColumn = (constant("straggler_spread") * np.sqrt(2.0 * np.log(few))) * passes
+    slack: FloatColumn = straggler_share(few) * passes
     return slack
+
+
+def straggler_share(devices: FloatColumn) -> FloatColumn:
+    """Return the share of the passes' seconds that all of so many `devices` wait for the slowest of them."""
+    share: FloatColumn = constant("straggler_spread") * np.sqrt(2.0 * np.log(devices))
+    return share
 
 
 def _loading(job: Job, layouts: LayoutColumns) -> FloatColumn:

@@ -23,10 +23,12 @@ from llmlaunch.timing.products import adapted_linears, pace, split_of
 from llmlaunch.timing.stages import pieces
 
 __all__ = [
+    "StageParameters",
     "StepTime",
     "UpdateSeconds",
     "combined",
     "evaluation_seconds",
+    "most_parameters",
     "rank_alone_seconds",
     "step_time",
     "travelling_bytes",
@@ -66,13 +68,24 @@ class UpdateSeconds:
         """Return the layouts of one after those of the other."""
         return cls(**{f.name: np.concatenate([getattr(each, f.name) for each in several]) for f in fields(cls)})
 
+    @classmethod
+    def stacked(cls, several: Sequence[UpdateSeconds]) -> UpdateSeconds:
+        """Return the same layouts with several techniques, in columns of techniques x layouts."""
+        return cls(**{f.name: np.stack([getattr(each, f.name) for each in several]) for f in fields(cls)})
+
     def take(self, index: NDArray[np.int64]) -> UpdateSeconds:
         """Return the layouts an index array selects (they may repeat)."""
-        return UpdateSeconds(**{f.name: np.take(getattr(self, f.name), index) for f in fields(self)})
+        return UpdateSeconds(**{f.name: np.take(getattr(self, f.name), index, axis=-1) for f in fields(self)})
 
 
-def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> UpdateSeconds:
-    """Return every layout's update, on the stage with the most parameters.
+StageParameters = tuple[RankParameters, RankParameters]  # all, and those that are trained
+
+
+def update_seconds(
+    job: Job, cluster: Cluster, layouts: LayoutColumns, most: StageParameters | None = None
+) -> UpdateSeconds:
+    """Return every layout's update, on the stage with the `most` parameters, which are the same for jobs with the same
+    facts and may have been counted before.
 
     ZeRO 0 reduces gradients everywhere, which is a scatter and a gather of them. From stage 1 on gradients are
     scattered and updated parameters gathered (Rajbhandari et al. 2020, section 7), both among the ranks that share the
@@ -80,7 +93,7 @@ def update_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Update
     (megatron/core/distributed/param_and_grad_buffer.py start_grad_sync, core 0.19). Dense parameters travel over data
     and context parallelism together, experts over their own data parallelism.
     """
-    whole, trained = _on_the_fullest_stage(job, layouts)
+    whole, trained = most or most_parameters(job, layouts)
     zero = layouts.zero_stage
     t, size = layouts.tensor.astype(np.float64), (layouts.data * layouts.context).astype(np.float64)
     apart = (layouts.expert * layouts.expert_tensor).astype(np.float64)
@@ -169,7 +182,7 @@ def travelling_bytes(job: Job) -> tuple[float, float]:
     return gradient, 0.5 if four_bits else 1.0
 
 
-def _on_the_fullest_stage(job: Job, layouts: LayoutColumns) -> tuple[RankParameters, RankParameters]:
+def most_parameters(job: Job, layouts: LayoutColumns) -> StageParameters:
     """Return the (all, trained) parameters of the rank of each layout that holds the most."""
     rows = candidate_ranks(job, layouts)
     counts = rank_parameters(job, rows)
