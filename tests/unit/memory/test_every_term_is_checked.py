@@ -181,7 +181,7 @@ HARMLESS = {
         ),
         "any key does that tells rows apart",
     ),
-    "job.py chunk_ranges: minus 2": "keeps the index of stages that do not exist within the table",
+    "job.py _stage_range: minus 2": "keeps the index of stages that do not exist within the table",
     "peak.py StateSums.of: without least_torch_bytes(job, rows)": "the guard sleeps while nothing is wrong",
 }
 

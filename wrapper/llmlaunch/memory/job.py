@@ -263,10 +263,9 @@ def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn
         return layers * (1.0 - share), layers * share
     before = np.concatenate([[0], np.cumsum(pattern)])  # mixture layers before layer i
     example, same = _same_stages(rows, rank)
-    assigned, moe = np.zeros(len(example)), np.zeros(len(example))
-    for start, stop in chunk_ranges(shape, rows.take(example), rank[example]):
-        assigned += stop - start
-        moe += before[stop] - before[start]
+    of_row, start, stop = _all_chunks(shape, rows, rank, example)
+    assigned = np.bincount(of_row, stop - start, minlength=len(example))
+    moe = np.bincount(of_row, before[stop] - before[start], minlength=len(example))
     layers = np.where(rows.uneven, assigned[same], layers)
     return layers - moe[same], moe[same]
 
@@ -306,11 +305,9 @@ def _shares_of(
 ) -> list[FloatColumn]:
     """Return for each pattern, with 1 for each layer of its kind, its part of each row's layers that are of any."""
     example, same = _same_stages(rows, rank)
-    counts = [np.zeros(len(example)) for _ in patterns]
+    of_row, start, stop = _all_chunks(shape, rows, rank, example)
     before = [np.concatenate([[0], np.cumsum(pattern)]) for pattern in patterns]  # layers of the kind before layer i
-    for start, stop in chunk_ranges(shape, rows.take(example), rank[example]):
-        for count, of_kind in zip(counts, before, strict=True):
-            count += of_kind[stop] - of_kind[start]
+    counts = [np.bincount(of_row, of_kind[stop] - of_kind[start], minlength=len(example)) for of_kind in before]
     layers = np.maximum(reduce(np.add, counts), 1.0)
     return [(count / layers)[same] for count in counts]
 
@@ -394,18 +391,39 @@ def layer_kinds(shape: ModelShape) -> Sequence[int]:
 def chunk_ranges(shape: ModelShape, layouts: LayoutColumns, rank: IntColumn) -> Iterator[tuple[IntColumn, IntColumn]]:
     """Yield the first and one past the last layer of every model chunk of each row's rank, chunk by chunk; empty where
     it has fewer chunks."""
-    count, p, v = shape.num_layers, layouts.pipeline, layouts.virtual_pipeline
-    size, uneven = count // (p * v), layouts.uneven
-    ends = _stage_ends(layouts.partitions)
+    p, v = layouts.pipeline, layouts.virtual_pipeline
     for chunk in range(int(v.max(initial=1))):
         stage = np.where(chunk < v, chunk * p + rank, 0)
-        start = np.minimum(stage * size, count)
-        stop = np.minimum(start + size, count)
-        if np.any(uneven):
-            place = np.minimum(stage, ends.shape[1] - 2)
-            start = np.where(uneven, ends[layouts.partition, place], start)
-            stop = np.where(uneven, ends[layouts.partition, place + 1], stop)
+        start, stop = _stage_range(shape, layouts.partitions, layouts.partition, p * v, stage)
         yield start, np.where(chunk < v, stop, start)
+
+
+def _all_chunks(
+    shape: ModelShape, layouts: LayoutColumns, rank: IntColumn, rows: IntColumn
+) -> tuple[IntColumn, IntColumn, IntColumn]:
+    """Return for every model chunk of the ranks of some `rows` whose it is, by its place in `rows`, and its first and
+    one past its last layer."""
+    p, v = layouts.pipeline[rows], layouts.virtual_pipeline[rows]
+    of_row = np.repeat(np.arange(len(rows)), v)
+    chunk = np.arange(len(of_row)) - (np.cumsum(v) - v)[of_row]
+    stage = chunk * p[of_row] + rank[rows][of_row]
+    return of_row, *_stage_range(shape, layouts.partitions, layouts.partition[rows][of_row], (p * v)[of_row], stage)
+
+
+def _stage_range(
+    shape: ModelShape, partitions: Sequence[Sequence[int]], partition: IntColumn, stages: IntColumn, stage: IntColumn
+) -> tuple[IntColumn, IntColumn]:
+    """Return the first and one past the last layer of a virtual stage of each row, of so many `stages`, which are cut
+    as the `partitions` at `partition` are."""
+    size = shape.num_layers // stages
+    start = np.minimum(stage * size, shape.num_layers)
+    stop = np.minimum(start + size, shape.num_layers)
+    if np.any(partition):
+        ends = _stage_ends(partitions)
+        place = np.minimum(stage, ends.shape[1] - 2)
+        start = np.where(partition > 0, ends[partition, place], start)
+        stop = np.where(partition > 0, ends[partition, place + 1], stop)
+    return start, stop
 
 
 def _stage_ends(partitions: Sequence[Sequence[int]]) -> IntColumn:
