@@ -128,6 +128,7 @@ class Layout:
 
 
 LARGEST_CODE = 2**62  # of a combination of fields, as one number
+SPARSE = 8  # codes to a layout beyond which sorting finds the different ones sooner than a table
 TECHNIQUE_FIELDS = ("zero_stage", "recompute", "recompute_layers", "offload_layers")  # tried with every split
 LAYOUT_FIELDS = tuple(f.name for f in fields(Layout) if f.name != "layers_by_stage")  # those that are one number
 
@@ -234,8 +235,13 @@ class LayoutColumns:
                 used, code = np.unique(code, return_inverse=True)
                 size = len(used)
             code, size = code * values + column, size * values
-        _, first, row_of = np.unique(code, return_index=True, return_inverse=True)
-        return self.take(first), row_of
+        if size > SPARSE * len(self):
+            _, first, row_of = np.unique(code, return_index=True, return_inverse=True)
+            return self.take(first), row_of
+        first_of = np.full(size, -1, dtype=np.int64)
+        first_of[code[::-1]] = np.arange(len(self))[::-1]  # of equal ones the first is written last
+        there = first_of >= 0
+        return self.take(first_of[there]), (np.cumsum(there) - 1)[code]
 
     @property
     def uneven(self) -> BoolColumn:

@@ -157,13 +157,25 @@ class _Projections:
     ) -> None:
         self.splits, self._steps, self._states = splits, steps, states
         self._known: dict[frozenset[str], tuple[LayoutColumns, IntColumn]] = {}
-        self._numbers: dict[tuple[str, ...], tuple[IntColumn, IntColumn]] = {}
+        self._numbers: dict[tuple[str, bool], IntColumn] = {}
 
     def of_techniques(self, names: tuple[str, ...]) -> tuple[IntColumn, IntColumn]:
         """Return the numbers of the combinations of the step and of the state techniques."""
-        if names not in self._numbers:
-            self._numbers[names] = _numbered(_values_of(self._steps, names)), _numbered(_values_of(self._states, names))
-        return self._numbers[names]
+        return self._combinations(names, self._steps), self._combinations(names, self._states)
+
+    def _combinations(
+        self, names: Sequence[str], techniques: Sequence[StepTechniques] | Sequence[StateTechniques]
+    ) -> IntColumn:
+        """Return the number of each one's combination of the values that `technique_values` and `Techniques` take from
+        it under those `names`."""
+        code = np.zeros(len(techniques), dtype=np.int64)
+        read = [name for name in names if hasattr(techniques[0], name)]
+        for name in [*read, *(["solved"] if {"recompute_layers", "offload_layers"} & set(read) else [])]:
+            key = name, techniques is self._steps
+            if key not in self._numbers:
+                self._numbers[key] = _numbered(getattr(each, name) for each in techniques)
+            code = _numbered((code * len(techniques) + self._numbers[key]).tolist())
+        return code
 
     def of(self, names: frozenset[str]) -> tuple[LayoutColumns, IntColumn]:
         """Return an example of each combination, and the number of each split's."""
@@ -216,16 +228,6 @@ class _ObservedRule:
                 self.answers[own] = _Answer(passes, combination_of)
             self.columns |= read & SPLIT_COLUMNS
             self.techniques = tuple(sorted({*self.techniques, *(read - SPLIT_COLUMNS)}))
-
-
-def _values_of(
-    techniques: Sequence[StepTechniques] | Sequence[StateTechniques], names: Sequence[str]
-) -> list[tuple[Any, ...]]:
-    """Return for each set of techniques the values that `technique_values` and `Techniques` take from it under those
-    `names`."""
-    read = [name for name in names if hasattr(techniques[0], name)]
-    read += ["solved"] if {"recompute_layers", "offload_layers"} & set(read) else []
-    return [tuple(getattr(each, name) for name in read) for each in techniques] if read else [()] * len(techniques)
 
 
 def _watched(instance: Watched, names: set[str]) -> Watched:

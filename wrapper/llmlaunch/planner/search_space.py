@@ -63,6 +63,9 @@ MOST_MICRO_BATCH = 64
 DIVIDING = ("tensor", "context")  # with the pipeline, they divide the devices; data parallelism takes up the rest
 SPLIT_FIELDS = tuple(name for name in LAYOUT_FIELDS if name not in TECHNIQUE_FIELDS)
 TECHNIQUE_NAMES = {f.name for f in fields(Techniques)}
+NAMES_OF: Mapping[type, Sequence[str]] = {
+    kind: [f.name for f in fields(kind) if f.name in TECHNIQUE_NAMES] for kind in (StepTechniques, StateTechniques)
+}
 PARAMETER_OF = {"loss_tiles": "loss", "flex_backend": "token_dispatcher"}  # counted with the switch they belong to
 # Where a switch changes anything; everywhere else the layout is the same without it. The others always do.
 MATTERS: Mapping[str, Callable[[LayoutColumns], BoolColumn]] = {
@@ -364,9 +367,10 @@ def recipe_with_techniques(recipe: Recipe, step: StepTechniques, state: StateTec
     variants: dict[tuple[StepTechniques, StateTechniques], Recipe] = vars(recipe).setdefault("variants", {})
     variant = variants.get((step, state))
     if variant is None:
-        values = {f.name: getattr(kind, f.name) for kind in (step, state) for f in fields(kind)}
-        techniques = {name: value for name, value in values.items() if name in TECHNIQUE_NAMES}
-        training = replace(recipe.training, gradient_dtype=state.gradient_dtype)
+        techniques = {name: getattr(kind, name) for kind in (step, state) for name in NAMES_OF[type(kind)]}
+        training = recipe.training
+        if training.gradient_dtype != state.gradient_dtype:
+            training = replace(training, gradient_dtype=state.gradient_dtype)
         variant = replace(recipe, techniques=replace(recipe.techniques, **techniques), training=training)
         variants[step, state] = variant
     return variant
