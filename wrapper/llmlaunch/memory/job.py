@@ -264,8 +264,8 @@ def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn
     before = np.concatenate([[0], np.cumsum(pattern)])  # mixture layers before layer i
     example, same = _same_stages(rows, rank)
     of_row, start, stop = _all_chunks(shape, rows, rank, example)
-    assigned = np.bincount(of_row, stop - start, minlength=len(example))
-    moe = np.bincount(of_row, before[stop] - before[start], minlength=len(example))
+    assigned = np.asarray(np.bincount(of_row, stop - start, minlength=len(example)), dtype=float)
+    moe = np.asarray(np.bincount(of_row, before[stop] - before[start], minlength=len(example)), dtype=float)
     layers = np.where(rows.uneven, assigned[same], layers)
     return layers - moe[same], moe[same]
 

@@ -129,12 +129,12 @@ class MemoryBounds:
         ones = np.full(len(layouts), 1.0)
         inner = replace(layouts, pipeline=np.full(len(layouts), 2))  # there is another rank for the head and the loss
         mixture, dense = self._kind * ones, (1 - self._kind) * ones
-        rows = replace(without_layers(inner), dense_layers=dense, moe_layers=mixture)
-        kept_bytes, beside = np.array(kept_by_layer(job, rows)), layer_backward(job, rows)
+        one_layer = replace(without_layers(inner), dense_layers=dense, moe_layers=mixture)
+        kept_bytes, beside = np.array(kept_by_layer(job, one_layer)), layer_backward(job, one_layer)
         if techniques.recompute_method == "uniform":
             full = layouts.recompute == RECOMPUTE_FULL
             kept_bytes = np.where(full, kept_bytes / np.maximum(layouts.recompute_layers, 1), kept_bytes)
-            beside = beside + recomputed_layer(job, rows)
+            beside = beside + recomputed_layer(job, one_layer)
         cached = job.correction.torch_factor * (1.0 + cache_share(job))
         left = self._setting.limit.most_bytes * (1.0 + ROUNDING) / cached - beside
         outside, shape = _least_outside(job, self._splits) / cached, (len(steps), count)

@@ -340,7 +340,8 @@ class Pricing:
         )
         if len(fitting):
             batch, distinct = self._technique_batch(cut, unsafe.steps[rows[fitting]], unsafe.state)
-            self._add(cut, batch.priced_with(*state_batches(setting, space, [unsafe.state], distinct)))
+            (states,) = state_batches(setting, space, [unsafe.state], distinct)
+            self._add(cut, batch.priced_with(states))
         return rows[fitting]
 
     def _technique_batch(

@@ -190,10 +190,11 @@ def _least_host_transfers(
     others = [0.0 * ones, 0.0 * ones] if other is None else [spare * other.forward, spare * other.backward]
     of_others = 0.0 if other is None else spare * other.seconds[few_of]
     layers = np.ceil(np.maximum(rest - of_others, 0.0) / layer.seconds[few_of] * (1.0 - WHOLE))
-    return sum(
+    forward, backward = (
         exposed(layers * moving, layers * mine[few_of] + more[few_of])
         for mine, more in zip(passes, others, strict=True)
     )
+    return forward + backward
 
 
 def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
