@@ -90,8 +90,10 @@ class MixtureLaunches:
             )
             for place in (0, 1)
         ]
-        asked = job.techniques.expert_rank_capacity_factor is None
-        return np.asarray(waits[0] + waits[1] + asked * pace.host_seconds_factor * constant("synchronisation_seconds"))
+        counts_asked_for = job.techniques.expert_rank_capacity_factor is None
+        return np.asarray(
+            waits[0] + waits[1] + counts_asked_for * pace.host_seconds_factor * constant("synchronisation_seconds")
+        )
 
 
 def mixture_launches(job: Job, local_experts: FloatColumn) -> MixtureLaunches:

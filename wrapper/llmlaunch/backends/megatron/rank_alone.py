@@ -104,8 +104,10 @@ def omitted_techniques(recipe: Recipe, traced: bool) -> tuple[OmittedTechnique, 
     if techniques.token_dispatcher == "flex":
         exchanged = {"token_dispatcher": "alltoall"} | dict.fromkeys(OF_FLEX)
         omitted.append(OmittedTechnique("token_dispatcher=flex", exchanged, _FLEX))
-    asked = techniques.expert_rank_capacity_factor is not None and FULL_ITERATION in techniques.cuda_graphs
-    if techniques.cuda_graphs and (traced or asked):
+    iteration_of_fixed_rows = (
+        techniques.expert_rank_capacity_factor is not None and FULL_ITERATION in techniques.cuda_graphs
+    )
+    if techniques.cuda_graphs and (traced or iteration_of_fixed_rows):
         omitted.append(OmittedTechnique("cuda_graphs", {"cuda_graphs": ()}, _GRAPHS if traced else _SIZES))
     if traced and techniques.overlaps_experts:
         in_turn = {"overlap_expert_communication": False, "delay_weight_gradients": False}
