@@ -43,7 +43,7 @@ def saving(folder: Path, interval: int, steps: int) -> tuple[str, ...]:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_told_to_end_it_saves_and_goes_on_as_if_never_interrupted(train: Train, tmp_path: Path, stage: int) -> None:
     """One rank alone is told, between two regular saves; all agree."""
-    layout, steps = Layout(data=2, micro_batch_size=4, zero_stage=stage), 60
+    layout, steps = Layout(data=2, micro_batch_size=4, zero_stage=stage), 30
     words = saving(tmp_path, 1000, steps)
     whole = case("whole", layout, f"training.steps={steps}")
     runs = train([whole, case("told", layout, *words) | {"told": True}], tmp_path)

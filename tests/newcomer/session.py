@@ -66,7 +66,7 @@ STEPS = (
     Step("no-slurm", "llmlaunch submit quickstart.yaml cluster=h100-80gb-x8", 2, ("submit it where there is SLURM",)),
     Step("calibrate-nothing", "llmlaunch calibrate", names=("Next: llmlaunch submit",)),
     Step("no-runs", "llmlaunch runs", names=("llmlaunch submit",)),
-    Step("follow", "llmlaunch submit quickstart.yaml --local --follow training.steps=12", long=True, varies=True),
+    Step("follow", "llmlaunch submit quickstart.yaml --local --follow training.steps=6", long=True, varies=True),
     Step("status", "llmlaunch status last"),
     Step("unknown-run", "llmlaunch status --watch quikstart", 2, ("llmlaunch runs",)),
     Step("runs", "llmlaunch runs"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,13 @@ import pytest
 from test_quickstart import RECIPE, llmlaunch
 
 from support.node_rig import until
+from support.ranks_alone import python_without_torchrun
 
 TINY = (
     "model={num_layers: 2, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, num_query_groups: 2, "
     "vocab_size: 256}",
     "training.sequence_length=64", "training.global_batch_size=8", "training.steps=12", "training.save_interval=4",
-    "cluster=cpu-x1", f"python={sys.executable}", "restart.within=queue",
+    "cluster=cpu-x1", "restart.within=queue",
 )  # fmt: skip
 
 pytestmark = pytest.mark.frameworks
@@ -30,7 +30,8 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self.folder, self.run, self.checkpoints = folder, folder / "run", folder / "checkpoints"
         place = f"training.checkpoint_path={self.checkpoints}"
-        llmlaunch(folder, "submit", RECIPE, *TINY, place, "-o", self.run, "--local", "--follow")
+        python = f"python={python_without_torchrun(folder / 'python')}"
+        llmlaunch(folder, "submit", RECIPE, *TINY, place, python, "-o", self.run, "--local", "--follow")
         shutil.copytree(self.checkpoints, folder / "whole")
 
     def again(self, *options: str) -> tuple[str, dict[str, Any], str]:

@@ -1,11 +1,10 @@
-"""A run on this machine that tells a webhook what becomes of it: job.sbatch, torchrun, watchdog and node.pyz are real,
+"""A run on this machine that tells a webhook what becomes of it: job.sbatch, watchdog and node.pyz are real,
 the trainer is a few lines."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from test_quickstart import RECIPE
 
 from support.command_line import data_folders, run_llmlaunch
 from support.node_rig import until
+from support.ranks_alone import python_without_torchrun
 from support.webhook import SECRET, Webhook, webhook
 
 TRAINER = """\
@@ -45,7 +45,7 @@ def run(folder: Path, receiver: Webhook, what_happens: str, *words: str) -> Path
         f"backend={json.dumps(script)}",
         "notify={webhook: TRAINING_CHANNEL, command: [sh, -c, 'cat >> heard']}",
         "training.steps=8",
-        f"python={sys.executable}",
+        f"python={python_without_torchrun(folder / 'python')}",
     )
     variables = {"TRAINING_CHANNEL": receiver.address, "no_proxy": "*", **data_folders(folder)}
     submit = ("submit", RECIPE, *recipe, *words, "--local", "-o", "run")

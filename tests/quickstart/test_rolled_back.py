@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from test_quickstart import RECIPE, llmlaunch
 
 from llmlaunch.backends.deepspeed.config import model_config
 from llmlaunch.recipe.load import load_recipe
+from support.ranks_alone import python_without_torchrun
 
 STEPS, BATCH, LENGTH, SEED = 16, 8, 64, 1234
 POISONED_STEP = 11
@@ -21,7 +21,7 @@ TINY = (
     "model={num_layers: 2, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, num_query_groups: 2, "
     "vocab_size: 256}",
     f"training.sequence_length={LENGTH}", f"training.global_batch_size={BATCH}", f"training.steps={STEPS}",
-    "cluster=cpu-x1", f"python={sys.executable}", f"training.seed={SEED}",
+    "cluster=cpu-x1", f"training.seed={SEED}",
 )  # fmt: skip
 
 pytestmark = pytest.mark.frameworks
@@ -72,6 +72,7 @@ def poisoned(tmp_path: Path) -> tuple[str, ...]:
     write_weights(tmp_path / "weights")
     return (
         *TINY,
+        f"python={python_without_torchrun(tmp_path / 'python')}",
         f"data={{path: {tmp_path}/tokens}}",
         f"training.start_from={tmp_path}/weights",
         f"training.checkpoint_path={tmp_path}/checkpoints",

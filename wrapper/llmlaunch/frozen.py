@@ -43,8 +43,8 @@ def frozen(cls: type[Class]) -> type[Class]:
 
 def _initializer(cls: type) -> Callable[..., None]:
     """Compile `__init__`, which takes the fields in order and then calls `__post_init__` if the class has one."""
-    arguments, body = [], []
-    names: dict[str, Any] = {"_set": object.__setattr__, "_MISSING": MISSING}
+    arguments, body = [], [" _values = self.__dict__"]
+    names: dict[str, Any] = {"_MISSING": MISSING}
     for item in fields(cls):
         name = item.name
         value = name if item.init else f"_default_{name}"
@@ -60,10 +60,10 @@ def _initializer(cls: type) -> Callable[..., None]:
             default = ""
         if item.init:
             arguments.append(f"{name}{default}")
-        body.append(f" _set(self, {name!r}, {value})")
+        body.append(f" _values[{name!r}] = {value}")
     if hasattr(cls, "__post_init__"):
         body.append(" self.__post_init__()")
-    text = f"def __init__({', '.join(['self', *arguments])}):\n" + "\n".join(body or [" pass"])
+    text = f"def __init__({', '.join(['self', *arguments])}):\n" + "\n".join(body)
     exec(text, names)
     initializer: Callable[..., None] = names["__init__"]
     initializer.__qualname__ = f"{cls.__qualname__}.__init__"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,7 @@ class Layout:
 
 
 LARGEST_CODE = 2**62  # of a combination of fields, as one number
+_FEW = 10_000  # layouts: a column of one value for so many is written sooner than a view of it is made
 SPARSE = 8  # codes to a layout beyond which sorting finds the different ones sooner than a table
 TECHNIQUE_FIELDS = ("zero_stage", "recompute", "recompute_layers", "offload_layers")  # tried with every split
 LAYOUT_FIELDS = tuple(f.name for f in fields(Layout) if f.name != "layers_by_stage")  # those that are one number
@@ -140,6 +142,9 @@ class Modules:
 
     recompute: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
+
+
+_SPLIT = attrgetter(*LAYOUT_FIELDS[: LAYOUT_FIELDS.index("zero_stage")])  # what is no technique
 
 
 @frozen
@@ -196,14 +201,15 @@ class LayoutColumns:
         offload_layers: int | IntColumn,
     ) -> LayoutColumns:
         """The same splits with other techniques; each argument is a scalar for all rows or a column."""
-        techniques = {
-            "zero_stage": zero_stage,
-            "recompute": recompute,
-            "recompute_layers": recompute_layers,
-            "offload_layers": offload_layers,
-        }
-        columns: dict[str, Any] = {n: np.broadcast_to(np.int64(value), len(self)) for n, value in techniques.items()}
-        return replace(self, **columns)
+        techniques = map(self._column, (zero_stage, recompute, recompute_layers, offload_layers))
+        rest: tuple[Any, ...] = (self.partition, self.partitions, self.modules, self.module_sets)
+        # A search does this some thousand times: `replace` would look at every field by its name.
+        return LayoutColumns(*_SPLIT(self), *techniques, *rest)
+
+    def _column(self, value: int | IntColumn) -> IntColumn:
+        if isinstance(value, int) and len(self) < _FEW:
+            return np.full(len(self), value, dtype=np.int64)
+        return np.broadcast_to(np.int64(value), len(self))
 
     def with_amount(self, name: str, amount: IntColumn) -> LayoutColumns:
         """The same layouts with other "recompute_layers" or "offload_layers"."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import types
 from typing import Any
 
 import torch
-from megatron.core.datasets import utils
+from megatron.core.datasets import gpt_dataset, utils
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer as fsdp
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.tensor_parallel import random
@@ -111,6 +113,14 @@ def _patch_recompute() -> None:
     random.activation_recompute_forward = random.fp8_autocast = lambda **options: contextlib.nullcontext()
 
 
+def _prepare_quickly() -> None:
+    """A mock dataset of 100,000 documents shuffles millions of samples in every rank; the process through which a
+    checkpoint's writers answer would import torch once more, were it no fork."""
+    gpt_dataset.MockGPTLowLevelDataset.size = 1000
+    queue = filesystem_async.get_write_results_queue
+    filesystem_async.get_write_results_queue = functools.partial(queue, "fork")
+
+
 def patch_megatron() -> None:
     utils.compile_helpers = lambda: None  # the wheel holds them compiled; only a checkout has their Makefile
     random._get_cuda_rng_state = lambda *args, **options: torch.get_rng_state()
@@ -120,4 +130,5 @@ def patch_megatron() -> None:
     DotProductAttention.__init__ = _attention
     _patch_recompute()
     _patch_resume()
+    _prepare_quickly()
     fsdp.gradient_reduce_preprocessing = _scale_before_the_sum

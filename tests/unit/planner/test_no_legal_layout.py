@@ -132,7 +132,7 @@ def legal_with(here: Setting, keep: Iterable[str]) -> bool:
     return any_legal(here.with_recipe(relax_pins(here, keep)))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(PINS)
 def test_the_named_pins_clash_and_no_fewer_do(pins: dict[str, Any]) -> None:
     base = gallery_setting("llama3-8b", "nodes=1", "model.num_layers=8", "training.global_batch_size=24")

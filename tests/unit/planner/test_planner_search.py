@@ -34,7 +34,7 @@ RECIPES = {
     "dense, gradients free": ("llama3-8b", (*SMALL, "training.gradient_dtype=auto")),
     "mixture": (
         "mixtral-8x7b",
-        ("nodes=2", "layout={tensor: [1, 2], micro_batch_size: 1, expert: [1, 8], context: 1}"),
+        ("nodes=2", "model.num_layers=16", "layout={tensor: [1, 2], micro_batch_size: 1, expert: [1, 8], context: 1}"),
     ),
     "deepspeed": ("llama2-7b-deepspeed", ("nodes=1",)),
     "cpu": ("quickstart", ()),

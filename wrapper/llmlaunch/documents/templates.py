@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
+
+if TYPE_CHECKING:
+    from jinja2.sandbox import SandboxedEnvironment
 
 __all__ = ["has_own_templates", "render"]
 
@@ -27,17 +31,10 @@ def render(
 
     Raises UserError where a template of the person's own does not render; a shipped one that does not is our bug.
     """
-    from jinja2 import FileSystemLoader, StrictUndefined, TemplateError  # `check` renders nothing and starts sooner
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2 import TemplateError  # `check` renders nothing and starts sooner
 
     folders = _folders(os.environ)
-    environment = ImmutableSandboxedEnvironment(
-        loader=FileSystemLoader([str(folder) for folder in folders]),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        **settings,
-    )
-    environment.globals.update(functions)
+    environment = _environment(folders, tuple(functions.items()), tuple(settings.items()))
     try:
         return environment.get_template(name).render(context)
     except TemplateError as error:
@@ -46,6 +43,26 @@ def render(
         line = getattr(error, "lineno", None)
         at = f"{name}, line {line}" if line else name
         raise UserError(f"{at} (searched in {folders[0]} first): {error.message}") from error
+
+
+@cache
+def _environment(
+    folders: tuple[Path, ...],
+    functions: tuple[tuple[str, Callable[..., Any]], ...],
+    settings: tuple[tuple[str, Any], ...],
+) -> SandboxedEnvironment:
+    """Return Jinja's environment, which compiles a template once, and anew where its file has changed."""
+    from jinja2 import FileSystemLoader, StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        loader=FileSystemLoader([str(folder) for folder in folders]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        **dict(settings),
+    )
+    environment.globals.update(functions)
+    return environment
 
 
 def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:

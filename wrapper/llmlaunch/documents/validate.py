@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from llmlaunch.documents.keys import dotted_keys, keys_in, mapping_in, narrowed
+from llmlaunch.documents.keys import WrittenKeys, dotted_keys, keys_in, mapping_in, narrowed
 from llmlaunch.documents.likely_meaning import NO_VOCABULARY, Vocabulary, likely_number, read_vocabulary
 from llmlaunch.documents.text import WrongEntry
 from llmlaunch.documents.yaml_strict import Document, KeyPath
@@ -22,6 +23,7 @@ __all__ = ["BadKey", "dotted", "report", "validate"]
 
 MAX_PROBLEMS = 5
 _PRIVATE = ("environment", "export")  # values that may be secrets are never repeated in a message
+_NARROW_FORMS = 3  # of each form; a process that reads more kinds of documents builds the validator of all keys, once
 _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?")
 
 Problem = tuple[KeyPath, str]
@@ -50,13 +52,24 @@ def validate(form: Any, document: Document, vocabulary: Path | None = None) -> d
     Raises `UserError` with one line for each of the first few problems.
     """
     try:
-        values: dict[str, Any] = _adapter(narrowed(form, keys_in(document.value))).validate_python(document.value)
+        values: dict[str, Any] = _validator(form, keys_in(document.value)).validate_python(document.value)
         return values
     except ValidationError as error:
         # A key that is missing is often the same mistake as one that is unknown: that one stands first.
         errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] == "missing")
     words = NO_VOCABULARY if vocabulary is None else read_vocabulary(vocabulary)
     raise report(document, [_problem(form, document, dict(e), words) for e in errors])
+
+
+def _validator(form: Any, written: WrittenKeys) -> TypeAdapter[Any]:
+    """Return what judges a document with these keys: of them alone, which is built soonest, or of all keys."""
+    narrow = _narrow_forms[form]
+    if len(narrow) < _NARROW_FORMS:
+        narrow.add(written)
+    return _adapter(narrowed(form, written) if written in narrow else form)
+
+
+_narrow_forms: defaultdict[Any, set[WrittenKeys]] = defaultdict(set)
 
 
 @cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,6 +34,7 @@ __all__ = ["TechniqueLegality", "first_failed", "situation", "technique_failures
 SPLIT_COLUMNS = frozenset({*SPLIT_FIELDS, "partition"})
 NEVER_READ = {"partitions", "modules", "module_sets"}  # by rules
 FIELD_NAMES = frozenset(f.name for kind in (LayoutColumns, Techniques) for f in fields(kind)) - NEVER_READ
+_NAMES_READ = "names read"  # where a watched instance keeps them
 Watched = TypeVar("Watched", LayoutColumns, Techniques)
 
 
@@ -232,14 +233,17 @@ class _ObservedRule:
 
 def _watched(instance: Watched, names: set[str]) -> Watched:
     """Return a copy of a dataclass that adds each field that is read to `names`."""
-    kind = type(instance)
+    kind: Any = type(instance)
+    copy: Watched = object.__new__(_watching(kind))
+    copy.__dict__.update(vars(instance), **{_NAMES_READ: names})
+    return copy
 
+
+@cache
+def _watching(kind: Any) -> Any:
     def read(self: Any, name: str) -> Any:
         if name in FIELD_NAMES:
-            names.add(name)
+            object.__getattribute__(self, "__dict__")[_NAMES_READ].add(name)
         return kind.__getattribute__(self, name)
 
-    watching: Any = type(kind.__name__, (kind,), {"__getattribute__": read})
-    copy = object.__new__(watching)
-    copy.__dict__.update(vars(instance))
-    return copy  # type: ignore[no-any-return]
+    return type(kind.__name__, (kind,), {"__getattribute__": read})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import marshal
 import zipfile
+from functools import cache
 from importlib import metadata
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER, source_hash
@@ -36,6 +37,7 @@ TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # the earliest a zip file can hold
 UNCHECKED_HASH = (1).to_bytes(4, "little")  # flags of bytecode that is not compared with its source (PEP 552)
 
 
+@cache
 def node_archive() -> bytes:
     """The bytes of `node.pyz`: the packages `node`, `causes`, `placement` and `rundir` in an otherwise empty
     `llmlaunch`, the files that `observe` gives to trainers, and NVIDIA's `pynvml.py` unchanged.

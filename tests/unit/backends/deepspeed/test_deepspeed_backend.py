@@ -58,7 +58,7 @@ def test_the_script_is_started_from_the_run_directory_with_the_plan() -> None:
     words = words_of(recipe_of(CPU_RECIPE), replace(CPU_LAYOUT, recompute=RECOMPUTE_FULL))
     assert words[0] == "$LLMLAUNCH_RUN_DIR/trainer/train.py"
     assert value_of(words, "--data") == "python-source"
-    assert value_of(words, "--steps") == "40"
+    assert value_of(words, "--steps") == "20"
     assert value_of(words, "--sequence-length") == "128"
     assert "--gradient-checkpointing" in words
     assert words[-3:] == ["--deepspeed", "--deepspeed_config", "$LLMLAUNCH_RUN_DIR/ds_config.json"]
