@@ -235,5 +235,5 @@ def test_the_trainer_takes_words_and_config(tmp_path: Path, deepspeed: DeepSpeed
     taken["config"]["steps_per_print"] = recipe.training.log_interval  # accelerate prints steps itself
     assert taken["config"] == json.loads(rendered)
     assert (taken["bf16"], taken["checkpointing"], taken["decay"]) == (True, True, 0.1)
-    assert (taken["warmup"], taken["kwargs"]) == (4, {"min_lr": 1e-5})
+    assert (taken["warmup"], taken["kwargs"]) == (2, {"min_lr": 1e-5})
     assert deepspeed(config=taken["config"], data=1) is None

@@ -18,7 +18,7 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, ALL_RULES
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
-from llmlaunch.models.shape import ModelShape
+from llmlaunch.models.shape import MlaShape, ModelShape
 from llmlaunch.planner.legality import situation
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_plan
@@ -105,6 +105,9 @@ SHOWN = {
     "recomputed-mlp-is-whole": small(Layout(recompute=RECOMPUTE_SELECTIVE), recompute_modules=("mlp",), mlp_chunks=2),
     "sharded-one-stage": pinned(small(Layout(pipeline=2, data=2, zero_stage=3))),
     "offload-modules-no-full": small(Layout(recompute=RECOMPUTE_FULL), offload_modules=("core_attn",)),
+    "latents-need-sequence": small(
+        Layout(tensor=2), replace(SMALL, mla=MlaShape(None, 32, 16, 16, 16), qk_layernorm=True)
+    ),
     "instances-distributed": pinned(small(Layout(data=4, zero_stage=2), optimizer_instances=2)),
 }
 

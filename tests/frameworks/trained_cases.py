@@ -101,7 +101,10 @@ def own_job(folder: Path) -> Recipe:
     """A trainer of a person's own, with its own data and an evaluation."""
     backend = f"backend={{name: megatron-lm, script: {OWN_TRAINER}, script_args: [--scaled-weights, '0.5']}}"
     data = f"data={{path: {folder / 'training'}, validation: {folder / 'validation'}, cache_path: {folder / 'cache'}}}"
-    return recipe_for("llama", (backend, data, EVALUATION, "model.vocab_size=1000", "training.steps=4"))
+    return recipe_for(
+        "llama",
+        (backend, data, EVALUATION, "model.vocab_size=1000", "training.steps=4", "training.global_batch_size=8"),
+    )
 
 
 def saving(folder: Path, interval: int, steps: int) -> tuple[str, ...]:

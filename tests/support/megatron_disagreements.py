@@ -73,6 +73,11 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
         lambda s: np.greater_equal(s.layouts.zero_stage, 2),
     ),
     Disagreement(
+        "latents-need-sequence",
+        "Megatron trains, and says nothing of the gradients that it leaves out.",
+        "megatron/core/transformer/multi_latent_attention.py:752",
+    ),
+    Disagreement(
         "sharded-one-stage",
         "Megatron trains, and writes checkpoints in which the layers of one stage stand for those of all.",
         "megatron/training/checkpointing.py:847",

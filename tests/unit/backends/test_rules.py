@@ -92,6 +92,10 @@ IMAGES, SIX_HEADS = "model=qwen3-vl-8b", "model={base: qwen3-vl-8b, vision: {num
 TWENTY_STATES = "model={base: nemotron-3-nano, mamba: {num_heads: 20, groups: 4}}"
 BRIDGE = "backend=megatron-bridge"
 LORA = (BRIDGE, "training.adapters={rank: 4}", "training.start_from=/models/weights")
+LATENTS = (
+    "model={base: llama3-8b, num_query_groups: 32, mla: {kv_lora_rank: 512, qk_head_dim: 128, qk_pos_emb_head_dim: 64, "
+    "v_head_dim: 128}}"
+)
 LATENT_EXPERTS = "model={base: nemotron-3-super, qk_layernorm: false}"
 RECOMPUTED_MLP = "layout={recompute: selective, recompute_modules: [mlp]}"
 PIPELINE = own_script("pipeline", "model={base: llama2-7b, num_layers: 28}")
@@ -130,6 +134,7 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("hybrid-without-layer-offload", MIXTURE, (STATE_SPACES,), replace(EXCHANGING, offload_layers=1), EXCHANGING),
     ("adapter-rank-divides", DENSE, LORA, replace(GPUS, tensor=8, data=4), replace(GPUS, tensor=4, data=8)),
     ("adapted-experts-whole", MIXTURE, LORA, replace(EXPERTS, expert=4, expert_tensor=2), EXPERTS),
+    ("latents-need-sequence", DENSE, (LATENTS,), Layout(2, data=16, zero_stage=1), GPUS),
     ("adapted-latents-whole", "deepseek-v3", LORA, replace(WORLD, tensor=2, data=512, sequence_parallel=1), WORLD),
     ("hybrid-in-one-chunk", MIXTURE, (STATE_SPACES, BRIDGE), replace(TWO_PLAIN, virtual_pipeline=13), TWO_PLAIN),
     ("vision-in-one-chunk", DENSE, (IMAGES,), replace(TWO_PLAIN, virtual_pipeline=2), TWO_PLAIN),

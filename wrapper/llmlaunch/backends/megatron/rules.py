@@ -98,6 +98,14 @@ def mixture_needs_sequence(s: Situation) -> BoolColumn:
     return implies(s.layouts.tensor > 1, s.layouts.sequence_parallel > 0)
 
 
+def latents_need_sequence(s: Situation) -> BoolColumn:
+    """The positions of keys are one part for all heads: each tensor rank has the gradient of its own heads alone, and
+    core 0.19 adds them up under sequence parallelism only (pull request 6839)."""
+    if s.shape.mla is None or not s.shape.mla.qk_pos_emb_head_dim:
+        return np.ones(len(s.layouts), dtype=np.bool_)
+    return implies(s.layouts.tensor > 1, s.layouts.sequence_parallel > 0)
+
+
 def grouped(recipe: Recipe) -> bool:
     """All experts of a rank run in one kernel."""
     return recipe.model.moe is not None and recipe.model.moe.grouped_gemm is not False
@@ -247,6 +255,13 @@ RULES: tuple[Rule, ...] = (
         "a mixture of experts with --tensor-model-parallel-size above 1 needs --sequence-parallel to train",
         "megatron/core/transformer/moe/moe_layer.py forward, core 0.19",
         mixture_needs_sequence,
+    ),
+    Rule(
+        "latents-need-sequence",
+        "latent attention with --tensor-model-parallel-size above 1 needs --sequence-parallel: without it Megatron "
+        "core 0.19 trains the positions of keys with the gradients of one tensor rank's heads",
+        "megatron/core/transformer/multi_latent_attention.py get_query_key_value_tensors, core 0.19",
+        latents_need_sequence,
     ),
 )
 
