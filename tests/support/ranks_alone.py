@@ -19,7 +19,8 @@ from pathlib import Path
 def python_without_torchrun(path: Path, python: str = sys.executable, launcher: Path = Path(__file__)) -> Path:
     """Write an interpreter: `python`, but this script, or a copy of it, starts ranks instead of torchrun."""
     python, script = shlex.quote(python), shlex.quote(str(launcher))
-    short = f'case "$2" in *torch.distributed.run*) shift 2; exec {python} -S {script} "$@";; esac'
+    job = '*torch.distributed.run*" -- "*'  # as train.sh starts it; an idle trainer is measured under torchrun itself
+    short = f'case "$2 $*" in {job}) shift 2; exec {python} -S {script} "$@";; esac'
     path.write_text(f'#!/bin/sh\n{short}\nexec {python} "$@"\n')
     path.chmod(0o755)
     return path
