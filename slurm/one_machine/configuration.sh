@@ -60,7 +60,8 @@ communication_line() {
 }
 
 # Why some of these values:
-#   cred_expire         a requeued job may start again only after so many seconds; 5 is the least SLURM takes
+#   cred_expire         a requeued job may start again only after so many seconds; more than KillWait, as on every site:
+#                       before an old step has ended on a node that is left, 24.11 kills the new batch script with it
 #   SlurmdPidFile       in spool/, not run/: it holds the number inside the node's own namespace
 #   EnforcePartLimits   a request that can never run is refused at once, as on a well-kept site
 #   FirstJobId          jobs choose ports by their ids; those of two clusters here are not to choose the same
@@ -83,7 +84,7 @@ FirstJobId=$((1 + BASE_PORT % 3000 * 3))
 SlurmUser=$(id -un)
 SlurmdUser=$(id -un)
 AuthType=auth/munge
-AuthInfo=socket=$DIR/run/munge.sock,cred_expire=5
+AuthInfo=socket=$DIR/run/munge.sock,cred_expire=9
 $(communication_line "$1")
 StateSaveLocation=$DIR/state
 SlurmdSpoolDir=$DIR/spool/%n
