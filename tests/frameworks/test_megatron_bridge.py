@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, call
@@ -331,9 +332,63 @@ def test_answers_alone_are_learned_from_rows(ask: Ask, tmp_path: Path, kind: str
     assert answer == {"refused": None, "shape": [2, 64], "learned": ["five <eos>", "a cat <eos>"], "validation": 2}
 
 
+MANY = [{"prompt": "what is it?", "completion": " ".join(["a"] * count)} for count in (20, 9, 40, 3, 30, 9, 3, 12)]
+
+
+@pytest.mark.parametrize(("layout", "multiple"), [(replace(SPLIT, context=1, data=8), 1), (SPLIT, 4)])
+def test_rows_are_packed_by_bridge_as_the_training_finds_them(
+    ask: Ask, tmp_path: Path, layout: Layout, multiple: int
+) -> None:
+    """Each row of a sequence ends where the next begins, no row attends to another, and all answers are learned."""
+    recipe = packed_rows(tmp_path, "training.global_batch_size=2")
+    answer = ask(world_size=8, settings=rendered_settings(recipe, layout), packed=True)
+    assert answer["refused"] is None
+    assert answer["found"] == 2  # of training and validation, so that nothing is packed twice
+    sequences = answer["sequences"]
+    assert answer["said"].splitlines()[-1].endswith(f"fills {len(sequences)} sequence(s) of 64 tokens")
+    assert 3 <= len(sequences) < len(MANY)  # of 150 tokens and more
+    answers = sum(len(row["completion"].split()) + len(["<eos>"]) for row in MANY)
+    assert sum(len(each["learned"].split()) for each in sequences) == answers
+    assert {each["tokens"] for each in sequences} == {64}
+    rows = [end - begin for each in sequences for begin, end in pairwise(each["ends"])]
+    assert not any(each["mask"] for each in sequences)
+    assert sum(rows) == 64 * len(sequences)
+    assert not any(length % multiple for length in rows)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["training.global_batch_size=64"], "a step takes 64 (training.global_batch_size); lower that, or give more"),
+        (["data.path=/nowhere"], "the rows of /nowhere cannot be packed: "),
+    ],
+)
+def test_rows_that_cannot_be_packed_end_the_job_before_it_begins(
+    ask: Ask, tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    answer = ask(world_size=32, settings=rendered_settings(packed_rows(tmp_path, *overrides), SPLIT), packed=True)
+    assert answer["refused"].startswith(said)
+
+
+def packed_rows(folder: Path, *overrides: str) -> Recipe:
+    for name in ("training", "validation"):
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in MANY), "utf-8")
+    tokenizer = word_tokenizer(folder / "tokenizer")
+    rows = f"data={{path: {folder}, sft: prompt-completion, tokenizer: {tokenizer}, packed: true}}"
+    return tuned(rows, "training.evaluation={interval: 10, iterations: 1}", *overrides)
+
+
+def test_bridge_packs_sequences_for_micro_batches_of_one_alone(ask: Ask, tmp_path: Path) -> None:
+    settings = rendered_settings(packed_rows(tmp_path), SPLIT)
+    settings["train"]["micro_batch_size"] = 2
+    answer = ask(world_size=32, settings=settings, check=True)
+    assert (answer["code"], "Micro batch size should be 1" in " ".join(answer["said"].split())) == (3, True)
+
+
 ADAPTERS = "training.adapters={rank: 16, target_modules: [linear_qkv, linear_proj]}"
 
 
 def test_finetuning_configures_megatron_core_as_pretraining_does(ask: Ask) -> None:
-    recipe = tuned("data={path: /data/squad, sft: chat, tokenizer: /models/llama3}", ADAPTERS)
+    """Packed rows, too."""
+    recipe = tuned("data={path: /data/squad, sft: chat, tokenizer: /models/llama3, packed: true}", ADAPTERS)
     check_alike(ask, Case(recipe, SPLIT), apart=["model.calculate_per_token_loss"])

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import traced_cases
 from judges import TRACED, megatron_python
-from traced_cases import ADAPTED, CASES, MANY_MICROBATCHES, PADDED, TECHNIQUES, WHOLE_MATRICES, Case
+from traced_cases import ADAPTED, CASES, MANY_MICROBATCHES, PACKED, PADDED, TECHNIQUES, WHOLE_MATRICES, Case
 from wrong_formulas import Patch, everywhere, left_out, multiplied
 
 from llmlaunch.memory import loss, saved, schedule, states, weights, workspace
@@ -91,6 +91,7 @@ def traced_job(case: Case) -> str:
             "arguments": case.arguments(),
             "all_microbatches": case.all_microbatches,
             "adapters": _settings_of_lora(case),
+            "packed": case.packed,
         }
     )
 
@@ -203,6 +204,11 @@ def test_adapters_of_bridge_take_what_is_planned(case: Case, trace: TraceOf) -> 
     assert terms["optimizer_states"] == STATE_BYTES * state["optimizer_state_count"]
     assert state["padded_count"] < 0.01 * state["parameter_count"]
     check_peak(case, traced)
+
+
+@pytest.mark.parametrize("case", PACKED, ids=ids(PACKED))
+def test_packed_rows_take_what_a_full_sequence_does(case: Case, trace: TraceOf) -> None:
+    check_peak(case, trace(case))
 
 
 @pytest.mark.parametrize("case", WHOLE_MATRICES, ids=ids(WHOLE_MATRICES))

@@ -129,6 +129,7 @@ class Case:
     techniques: Techniques = NO_TECHNIQUES
     options: MegatronOptions = field(default_factory=MegatronOptions)
     words: Words = ()
+    packed: bool = False  # several rows in each sequence, as Megatron-Bridge hands them over
     all_microbatches: bool = False  # and not as few as the tracer finds enough
 
     @property
@@ -469,6 +470,10 @@ ADAPTED = (
         length=4096,
         techniques=Techniques(adapters=LORA),
     ),
+)
+PACKED = (
+    Case("packed rows", LLAMA3_CUT, CUT, 1, packed=True),
+    Case("packed rows before latents", DEEPSEEK_CUT, MANY_EXPERTS, 1, 2, length=4096, packed=True),
 )
 TECHNIQUES = (
     Case("chunked MLP", LLAMA3_CUT, CUT, 0, techniques=Techniques(mlp_chunks=8), words=CHUNKS),

@@ -38,7 +38,7 @@ from llmlaunch.backends.megatron import rules as megatron_rules
 from llmlaunch.backends.megatron import techniques as megatron_techniques
 from llmlaunch.backends.megatron.extra_arguments import FLAG_CLASSES
 from llmlaunch.backends.megatron.versions import core_parser
-from llmlaunch.backends.megatron_bridge.rules import BRIDGE_REQUIREMENTS, BRIDGE_RULES
+from llmlaunch.backends.megatron_bridge.rules import BRIDGE_REQUIREMENTS, BRIDGE_RULES, PACKED_RULES
 from llmlaunch.backends.megatron_bridge.settings import MEGATRON_DEFAULTS
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.load import accelerator_table, profile_names
@@ -91,7 +91,7 @@ def tables() -> list[tuple[str, str]]:
         *(("megatron*.md", _rules_table(rules, layer_of)) for rules in MEGATRON_RULES),
         *(("deepspeed*.md", _rules_table(rules)) for rules in DEEPSPEED_RULES),
         ("megatron-rules.md", _disagreements_table()),
-        ("megatron-bridge.md", _rules_table((*BRIDGE_REQUIREMENTS, *BRIDGE_RULES))),
+        ("megatron-bridge.md", _rules_table((*BRIDGE_REQUIREMENTS, *BRIDGE_RULES, *PACKED_RULES))),
         ("megatron-bridge.md", _bridge_defaults_table()),
         ("deepspeed-memory.md", _engines_table()),
         ("backends.md", _techniques_table()),

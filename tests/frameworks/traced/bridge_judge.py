@@ -12,9 +12,9 @@ The rendered program itself (llmlaunch/trainers/megatron_bridge.py) makes the Co
 that is not the same is a difference, Megatron-LM's value first; so is a field of core's that Bridge lacks. "layers" is
 one: what both build the first rank's layers of, as text. With "check": true the program's own check judges instead, and
 the answer is its exit code and what it prints. With "defaults", names of fields, the answer is what Bridge's classes
-have for each of them; with "rows": true, what Bridge's own dataset makes of the first two rows; with "presets": true,
-what each of Bridge's performance presets sets. Each job has a process of its own, because frameworks keep their state
-in the process.
+have for each of them; with "rows": true, what Bridge's own dataset makes of the first two rows; with "packed": true,
+what the program's own `--pack` leaves for the training; with "presets": true, what each of Bridge's performance presets
+sets. Each job has a process of its own, because frameworks keep their state in the process.
 """
 
 # ruff: noqa: E402 (frameworks are imported after what they take for granted)
@@ -90,6 +90,8 @@ def judge(job: Answer) -> Answer:
     settings = json.loads(json.dumps(job["settings"]), object_hook=entry.with_variables)
     if job.get("check"):
         return checked(settings, job)
+    if job.get("packed"):
+        return packed(settings, environment)
     try:
         container = entry.container(settings)
         if job.get("defaults"):
@@ -114,6 +116,39 @@ def first_rows(container: Any) -> Answer:
     ]
     shape = list(batch["tokens"].shape)
     return {"shape": shape, "learned": learned, "validation": None if validation is None else len(validation)}
+
+
+def packed(settings: Answer, environment: dict[str, str]) -> Answer:
+    """What the program's own `--pack` says, which runs on a node before the training, and the sequences that Bridge
+    then trains on, with the settings as it validates them."""
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()):
+            entry.pack(settings)
+    except SystemExit as ended:
+        return {"refused": str(ended.code)}
+    os.environ.update(environment)
+    container = entry.container(settings)
+    bridge.runtime_config_update(container)
+    tokenizer = build_tokenizer(container.tokenizer)
+    again = io.StringIO()
+    with contextlib.redirect_stdout(again):
+        train, _, _ = GPTSFTDatasetBuilder(container.dataset, tokenizer).build()
+    batches = (train.collate_fn([train[place]]) for place in range(len(train)))
+    sequences = [sequence(tokenizer, batch) for batch in batches]
+    found = again.getvalue().count("already exists")
+    return {"refused": None, "said": output.getvalue(), "sequences": sequences, "found": found}
+
+
+def sequence(tokenizer: Any, batch: Any) -> Answer:
+    """Tokens that are read, where rows end, and those words that are learned."""
+    labels, counted = batch["labels"][0].tolist(), batch["loss_mask"][0].tolist()
+    return {
+        "tokens": batch["tokens"].shape[1],
+        "ends": batch.get("cu_seqlens_q_padded", batch["cu_seqlens_q"])[0].tolist(),
+        "learned": tokenizer.detokenize([label for label, learned in zip(labels, counted, strict=True) if learned]),
+        "mask": batch["attention_mask"],
+    }
 
 
 def checked(settings: Answer, job: Answer) -> Answer:

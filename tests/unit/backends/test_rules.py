@@ -19,7 +19,7 @@ from llmlaunch.backends.megatron.pooled_rules import POOLED_REQUIREMENTS
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, ALL_RULES, MIXTURE_REQUIREMENTS
 from llmlaunch.backends.megatron.versions import VERSION_REQUIREMENTS
 from llmlaunch.backends.megatron.vision_rules import VISION_REQUIREMENTS
-from llmlaunch.backends.megatron_bridge.rules import BRIDGE_RULES
+from llmlaunch.backends.megatron_bridge.rules import BRIDGE_RULES, PACKED_RULES
 from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
@@ -92,6 +92,8 @@ IMAGES, SIX_HEADS = "model=qwen3-vl-8b", "model={base: qwen3-vl-8b, vision: {num
 TWENTY_STATES = "model={base: nemotron-3-nano, mamba: {num_heads: 20, groups: 4}}"
 BRIDGE = "backend=megatron-bridge"
 LORA = (BRIDGE, "training.adapters={rank: 4}", "training.start_from=/models/weights")
+PACKED = (BRIDGE, "data={path: /rows, sft: chat, tokenizer: /t, packed: true}", "training.start_from=/models/weights")
+HEADS = "model={base: llama3-8b, mtp_num_layers: 1}"
 LATENTS = (
     "model={base: llama3-8b, num_query_groups: 32, mla: {kv_lora_rank: 512, qk_head_dim: 128, qk_pos_emb_head_dim: 64, "
     "v_head_dim: 128}}"
@@ -136,6 +138,8 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("adapted-experts-whole", MIXTURE, LORA, replace(EXPERTS, expert=4, expert_tensor=2), EXPERTS),
     ("latents-need-sequence", DENSE, (LATENTS,), Layout(2, data=16, zero_stage=1), GPUS),
     ("adapted-latents-whole", "deepseek-v3", LORA, replace(WORLD, tensor=2, data=512, sequence_parallel=1), WORLD),
+    ("packed-rows-one-by-one", DENSE, PACKED, replace(GPUS, micro_batch_size=2), GPUS),
+    ("packed-predictions-whole", DENSE, (*PACKED, HEADS), Layout(context=2, data=16), GPUS),
     ("hybrid-in-one-chunk", MIXTURE, (STATE_SPACES, BRIDGE), replace(TWO_PLAIN, virtual_pipeline=13), TWO_PLAIN),
     ("vision-in-one-chunk", DENSE, (IMAGES,), replace(TWO_PLAIN, virtual_pipeline=2), TWO_PLAIN),
     ("vision-split", DENSE, (SIX_HEADS,), GPUS, replace(GPUS, tensor=2, data=16)),
@@ -279,7 +283,7 @@ def test_what_a_kernel_of_all_experts_holds_stays_in_it(beside: str, layout: Lay
 
 def test_every_rule_has_its_case() -> None:
     rules = (*ALL_RULES, *DEEPSPEED_RULES, *PIPELINE_RULES, *HUGGING_FACE_RULES, *MEGATRON_DEEPSPEED_RULES)
-    keys = {rule.key for rule in (*rules, *BRIDGE_RULES, *deepspeed_techniques.TECHNIQUE_RULES)}
+    keys = {rule.key for rule in (*rules, *BRIDGE_RULES, *PACKED_RULES, *deepspeed_techniques.TECHNIQUE_RULES)}
     cases = {key for case in (*RULED, *ASKED) for key in case[0].split()}
     assert cases | set(RULED_ELSEWHERE) == keys
     assert not cases & set(RULED_ELSEWHERE)

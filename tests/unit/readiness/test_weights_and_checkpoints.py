@@ -216,6 +216,17 @@ def test_a_dataset_in_a_folder_of_somebody_else_needs_a_cache_path(
     assert readiness(tmp_path, recipe, "data.cache_path=mine").doubtful == ()
 
 
+def test_rows_that_are_packed_lie_beside_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody else has packed may be all that the job wants."""
+    rows = f"{{path: {write(tmp_path, {'rows/training.jsonl': '{}'})}/rows, sft: chat, tokenizer: t, packed: true}}"
+    words = (f"data={rows}", "backend=megatron-bridge", "training.start_from=/weights")
+    monkeypatch.setattr(os, "access", lambda path, mode: "rows" not in str(path))
+    missing = readiness(tmp_path, recipe_text(), *words).missing
+    assert f"data.packed: {tmp_path}/rows/packed: you may not make it in {tmp_path}/rows" in str(missing)
+    (tmp_path / "rows" / "packed").mkdir()
+    assert "data.packed" not in str(readiness(tmp_path, recipe_text(), *words).missing)
+
+
 def test_the_folder_of_slurms_output_is_there(tmp_path: Path) -> None:
     (sentence,) = readiness(tmp_path, recipe_text(), f"slurm.output={tmp_path}/logs/%j.out").missing
     assert f"slurm.output: the folder {tmp_path}/logs is not there, and SLURM makes none" in sentence

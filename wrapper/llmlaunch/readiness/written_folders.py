@@ -33,9 +33,17 @@ def written_folders(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
         (("tracking", "tensorboard"), tracking.tensorboard),
         (("tracking", "wandb", "save_dir"), None if tracking.wandb is None else tracking.wandb.save_dir),
         (("data", "cache_path"), recipe.data.cache_path),
+        (("data", "packed"), _packed_rows(recipe)),
     ):
         if path is not None:
             yield key, path
+
+
+def _packed_rows(recipe: Recipe) -> str | None:
+    """Return where Megatron-Bridge writes rows that are packed (GPTSFTDatasetBuilder.default_pack_path,
+    data/builders/gpt_sft.py, 0.6); None where it does not, or where some lie already, which may be all it wants."""
+    folder = f"{recipe.data.path}/packed"
+    return folder if recipe.data.packed and path_state(host_path(recipe, folder)) != "here" else None
 
 
 def folder_finding(recipe: Recipe, key: KeyPath, path: str) -> Finding | None:

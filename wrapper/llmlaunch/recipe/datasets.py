@@ -93,6 +93,11 @@ class Data:
         default=None,
         written=Literal["chat", "prompt-completion"] | None,
     )
+    packed: bool = key(
+        "megatron-bridge: a sequence holds as many rows of `sft` as fit into it, each attending to itself alone; "
+        "training.global_batch_size counts such sequences",
+        default=False,
+    )
     tokenizer_type: str | None = key(
         "megatron-lm: what `tokenizer` is; absent = HuggingFaceTokenizer, and NullTokenizer without one",
         default=None,
@@ -118,6 +123,8 @@ class Data:
         tokenizer, kind = keys.get("tokenizer"), keys.get("tokenizer_type")
         if keys.get("sft") is not None:
             Data._check_sft(keys)
+        elif keys.get("packed"):
+            raise ValueError("packed: rows of sft are packed; add sft: chat or sft: prompt-completion, or remove it")
         for name in ("tokenizer", "tokenizer_type", "split", "validation", "cache_path"):
             if keys.get(name) is not None and not (keys.get("path") or keys.get("blend")):
                 raise ValueError(f"{name} belongs to path or blend; remove it")

@@ -95,6 +95,7 @@ _LATER: Mapping[str, Any] = {
     "ds_config": {},
     "blend": (),
     "sft": None,
+    "packed": False,
     "split": None,
     "cache_path": None,
     "tokenizer_type": None,

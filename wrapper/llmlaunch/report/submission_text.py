@@ -137,7 +137,7 @@ def _data(recipe: Recipe) -> str:
         return "real: source files of Python's standard library, byte by byte"
     source = f"a blend of {counted(len(data.blend), 'dataset')}" if data.blend else str(data.path)
     if data.sft is not None:
-        source += f", {data.sft} rows"
+        source += f", {data.sft} rows{', packed' if data.packed else ''}"
     return f"real: {source}" + (f", tokenizer {data.tokenizer}" if data.tokenizer else "")
 
 

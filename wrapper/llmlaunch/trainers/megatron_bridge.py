@@ -3,6 +3,8 @@
 
     megatron_bridge.py bridge.json [--iterations-to-skip STEP ...]          a rank of the training
     megatron_bridge.py bridge.json --check 512 [--compute-capability 9.0]   only validates, as rank 0 of 512
+    megatron_bridge.py bridge.json --pack                                   only packs rows of text into sequences, as
+                                                                            the training would; on CPUs
     megatron_bridge.py bridge.json --export FOLDER [--like HF_FOLDER]       only writes the newest checkpoint for
                                                                             Hugging Face; on CPUs
 
@@ -16,12 +18,15 @@ Exit code 3 of --check: Bridge refuses the values, and the last lines say why; 0
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import shlex
 import sys
 import traceback
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +45,9 @@ def main() -> None:
     text = Path(options.settings).read_text(encoding="utf-8")
     if options.export is not None:
         export(json.loads(text), options.export, options.like)
+        return
+    if options.pack:
+        pack(json.loads(text))
         return
     settings = json.loads(text, object_hook=with_variables)
     if options.check is not None:
@@ -139,7 +147,12 @@ def dataset_config(section: Section) -> Any:
     if kind == "mock":
         return config.MockGPTDatasetConfig(**values)
     if kind == "rows":
-        return config.GPTSFTDatasetConfig(**values | {"preprocessing": preprocessing(values["preprocessing"])})
+        made = {"preprocessing": preprocessing(values["preprocessing"])}
+        if "offline_packing_specs" in values:
+            from megatron.bridge.data.packing import PackedSequenceSpecs
+
+            made["offline_packing_specs"] = PackedSequenceSpecs(**values["offline_packing_specs"])
+        return config.GPTSFTDatasetConfig(**values | made)
     from megatron.core.datasets.utils import get_blend_from_list
 
     splits = [values.pop(f"{name}_data_path", None) for name in ("train", "valid", "test")]
@@ -188,6 +201,46 @@ def check(settings: Section, world_size: int, capability: str) -> None:
     print(f"Megatron-Bridge takes the settings of {world_size} rank(s)")
 
 
+def pack(settings: Section) -> None:
+    """Have Bridge write the sequences that its rank 0 would write while all other ranks wait, into the time-out of
+    their first collective where there are many rows. What is there already is taken as it is.
+
+    Leaves with a message where the rows cannot be packed, or are too few for a step.
+    """
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", CUDA_VISIBLE_DEVICES="")
+    try:
+        from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder
+        from megatron.bridge.training.config import TokenizerConfig
+        from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
+
+        rows, tokenizer = dataset_config(settings["dataset"]), build_tokenizer(TokenizerConfig(**settings["tokenizer"]))
+    except Exception as failure:
+        print(f"note: the rows were not packed: {type(failure).__name__}: {failure}; the training will")
+        return
+    root = settings["dataset"]["dataset_root"]
+    try:
+        with alone(root):
+            train, _, _ = GPTSFTDatasetBuilder(rows, tokenizer).build()
+    except Exception as failure:
+        traceback.print_exc()
+        sys.exit(f"the rows of {root} cannot be packed: {type(failure).__name__}: {failure}")
+    length, wanted = settings["dataset"]["seq_length"], settings["train"]["global_batch_size"]
+    print(f"training.jsonl of {root} fills {len(train)} sequence(s) of {length} tokens")
+    if len(train) < wanted:
+        sys.exit(f"a step takes {wanted} (training.global_batch_size); lower that, or give more rows")
+
+
+@contextlib.contextmanager
+def alone(folder: str) -> Iterator[None]:
+    """One job at a time, where the file system has locks: Bridge takes a file that another one is writing for whole."""
+    with contextlib.ExitStack() as locks:
+        with contextlib.suppress(OSError):
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            lock = locks.enter_context(os.fdopen(os.open(f"{folder}/packed.lock", flags, 0o666), "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def export(settings: Section, folder: str, like: str | None) -> None:
     """Write the newest checkpoint in Hugging Face's format, adapters in that of peft, with the other files as in the
     folder `like`: without one, as in that which the training began with."""
@@ -229,6 +282,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", help="bridge.json of the run directory")
     parser.add_argument("--iterations-to-skip", type=int, nargs="+", default=[], help="whose batches are left out")
+    parser.add_argument("--pack", action="store_true", help="only pack rows of text into sequences")
     parser.add_argument("--export", metavar="FOLDER", help="only write the newest checkpoint for Hugging Face")
     parser.add_argument("--like", metavar="HF_FOLDER", help="whose tokenizer and configuration go with it")
     parser.add_argument("--check", type=int, metavar="RANKS", help="only validate, as rank 0 of so many")

@@ -199,6 +199,56 @@ def test_rows_are_finetuned_on() -> None:
     }
 
 
+PACKED = (
+    "data={path: /data/squad, sft: chat, tokenizer: /models/llama3, packed: true}",
+    "training.start_from=/models/w",
+)
+
+
+@pytest.mark.parametrize(("context", "pieces"), [(1, 1), (2, 4)])
+def test_rows_are_packed_before_the_training(context: int, pieces: int) -> None:
+    """Each context rank has two pieces of every row, so that rows are filled up to a multiple of that."""
+    workers = "dataset.offline_packing_specs.num_tokenizer_workers"
+    bridge = f"backend={{name: megatron-bridge, extra_args: [{workers}=16], neutral_args: [{workers}]}}"
+    recipe, layout = on_bridge("llama3-8b", *PACKED, bridge), replace(DENSE, context=context, data=4 // context)
+    rendered = render(recipe, layout)
+    dataset = json.loads(rendered.files["bridge.json"])["dataset"]
+    assert dataset["enable_offline_packing"] is True
+    sizes = {"packed_sequence_size": 8192, "pad_seq_to_mult": pieces}
+    assert dataset["offline_packing_specs"] == {**sizes, "num_tokenizer_workers": 16}
+    assert dataset["dataset_kwargs"] == {"pad_to_max_length": True}
+    assert rendered.settings["dataset.offline_packing_specs.pad_seq_to_mult"].keys == ("data.packed", "layout.context")
+    assert rendered.prepare == (*rendered.program, "--pack")
+    assert any(note.startswith("data.packed: global_batch_size counts sequences") for note in rendered.notes)
+
+
+def test_rows_that_are_not_packed_leave_nothing_to_prepare() -> None:
+    recipe = on_bridge("llama3-8b", PACKED[0].replace(", packed: true", ""), PACKED[1])
+    assert render(recipe, DENSE).prepare == ()
+    assert "offline_packing_specs" not in settings(recipe, DENSE)["dataset"]
+
+
+def test_a_search_offers_nothing_that_packed_rows_exclude() -> None:
+    packed, whole = (technique_space(on_bridge("mixtral-8x7b", *data), MegatronBridge()) for data in (PACKED, ()))
+    assert packed.step
+    assert not any(step.cuda_graphs or step.overlap_expert_communication for step in packed.step)
+    assert any(step.overlap_expert_communication for step in whole.step)
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "sentence"),
+    [
+        ("mixtral-8x7b", "layout.overlap_expert_communication=true", "does not tell the layers where rows end"),
+        ("llama3-8b", "layout.cuda_graphs=[attn]", "want as many rows in every sequence"),
+        ("llama3-8b", "training.precision=fp32", "without flash or fused attention"),
+        ("qwen3-30b-a3b", "model=nemotron-3-nano", "keep rows apart in other ways"),
+    ],
+)
+def test_what_would_mix_packed_rows_is_refused(name: str, override: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=rf"data\.packed: .*{sentence}"):
+        MegatronBridge().rules(on_bridge(name, *PACKED, override))
+
+
 def test_checkpoints_are_saved_and_gone_on_from_in_one_folder() -> None:
     saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt")
     made = settings(on_bridge("llama3-8b", *saving), DENSE)

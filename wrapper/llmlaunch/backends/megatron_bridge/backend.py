@@ -19,7 +19,7 @@ from llmlaunch.backends.megatron.number_formats import number_record
 from llmlaunch.backends.megatron.rules import rules_for
 from llmlaunch.backends.megatron_bridge.overrides import classed_overrides
 from llmlaunch.backends.megatron_bridge.presets import preset_for
-from llmlaunch.backends.megatron_bridge.rules import ALL_REQUIREMENTS, BRIDGE_RULES
+from llmlaunch.backends.megatron_bridge.rules import ALL_REQUIREMENTS, BRIDGE_RULES, PACKED_RULES
 from llmlaunch.backends.megatron_bridge.settings import as_json, settings_of, task_of
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
@@ -28,6 +28,10 @@ from llmlaunch.trainers import MEGATRON_BRIDGE
 
 __all__ = ["MegatronBridge"]
 
+PACKED = (
+    "data.packed: global_batch_size counts sequences of several rows each; memory is that of full sequences, and "
+    "attention is timed as though each were one row, so that a step of short rows is faster"
+)
 ENTRY_FILE, SETTINGS_FILE = "trainer/megatron_bridge.py", "bridge.json"
 
 
@@ -39,14 +43,23 @@ class MegatronBridge:
     def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
         """Raises UserError for what Megatron core cannot do, or Bridge has no setting for."""
         refuse_unmet(recipe, ALL_REQUIREMENTS, to_render=False)
-        return (*rules_for(recipe), *BRIDGE_RULES)
+        packed = PACKED_RULES if recipe.data.packed else ()
+        return (*rules_for(recipe), *BRIDGE_RULES, *packed)
 
     def unrendered(self, recipe: Recipe) -> tuple[str, ...]:
         return unrendered(recipe, ALL_REQUIREMENTS)
 
     def space(self, recipe: Recipe) -> Space:
-        """Nobody has tried adapters beside layers that wait on the host, or mixtures computed again."""
+        """Nobody has tried adapters beside layers that wait on the host, or mixtures computed again; and what rows
+        that are packed exclude is not searched."""
         space = MegatronLM().space(recipe)
+        if recipe.data.packed:
+            apart = (
+                step
+                for step in space.step_techniques
+                if not (step.overlap_expert_communication or step.delay_weight_gradients or step.cuda_graphs)
+            )
+            space = replace(space, step_techniques=tuple(apart))
         if recipe.techniques.adapters is None:
             return space
         steps = tuple(
@@ -74,9 +87,9 @@ class MegatronBridge:
         return classed_overrides(recipe)
 
     def notes(self, recipe: Recipe, layout: Layout) -> tuple[str, ...]:
-        """Return what Bridge's own preset for such a job would set."""
-        preset = preset_for(recipe)
-        return () if preset is None else (preset.note(settings_of(recipe, layout)),)
+        """Return what Bridge's own preset for such a job would set, and how rows that are packed are priced."""
+        preset, packed = preset_for(recipe), (PACKED,) if recipe.data.packed else ()
+        return packed if preset is None else (preset.note(settings_of(recipe, layout)), *packed)
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where the recipe's environment contradicts the plan, for what no backend runs, and for what
@@ -100,6 +113,7 @@ class MegatronBridge:
             settings_file=SETTINGS_FILE,
             notes=(*notes, *kernel_notes(recipe)),
             check=(*program, "--check", str(recipe.world_size), *known),
+            prepare=(*program, "--pack") if recipe.data.packed else (),
             progress=megatron_lines(),
             measurement={
                 **number_record(recipe, self.facts(recipe)),

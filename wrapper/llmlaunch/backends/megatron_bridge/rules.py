@@ -6,13 +6,14 @@ import numpy as np
 
 from llmlaunch.backends.base import Requirement, implies, parts_fused_modules, pinned_least
 from llmlaunch.backends.megatron import rules as megatron_rules
+from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.sharding import asks_for_sharding
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters
 
-__all__ = ["ALL_REQUIREMENTS", "BRIDGE_REQUIREMENTS", "BRIDGE_RULES"]
+__all__ = ["ALL_REQUIREMENTS", "BRIDGE_REQUIREMENTS", "BRIDGE_RULES", "PACKED_RULES"]
 
 SETUP = "megatron/bridge/models/gpt/gpt_builder.py and training/config.py, Megatron-Bridge 0.6"
 
@@ -104,6 +105,39 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         "goes on from weights that are there; name them in training.start_from",
         "megatron/bridge/training/finetune.py finetune, Megatron-Bridge 0.6",
         lambda r: r.data.sft is not None and r.training.start_from is None,
+    ),
+    Requirement(
+        "packed-rows-attend",
+        "data.packed",
+        "Mamba-2 mixers, gated delta nets and keys in pools keep rows apart in other ways, which are not priced yet; "
+        "remove it, or take another model",
+        "megatron/core/ssm and megatron/core/transformer/experimental_attention_variant, core 0.19",
+        lambda r: r.data.packed and _unlike(r),
+    ),
+    Requirement(
+        "packed-rows-in-kernels",
+        "data.packed",
+        "without flash or fused attention (fp32, GPUs before Ampere), every row's scores are as many as the longest "
+        "row's, which is not priced; remove it, or set training.precision: bf16",
+        "transformer_engine/pytorch/attention/dot_product_attention/backends.py UnfusedDotProductAttention, 2.20",
+        lambda r: r.data.packed and MegatronLM().facts(r).attention_scores_saved,
+    ),
+    Requirement(
+        "packed-rows-stay-apart",
+        "data.packed",
+        "where the exchange of experts hides behind computation, Bridge 0.6 does not tell the layers where rows end, "
+        "so that a row would attend to those before it, and nothing says so; remove "
+        "layout.overlap_expert_communication and delay_weight_gradients",
+        "megatron/bridge/training/gpt_step.py _forward_step_common, Megatron-Bridge 0.6",
+        lambda r: r.data.packed and r.techniques.overlaps_experts,
+    ),
+    Requirement(
+        "packed-rows-without-graphs",
+        "data.packed",
+        "CUDA graphs with attention in them want as many rows in every sequence, and others were not tried; remove "
+        "layout.cuda_graphs",
+        "megatron/bridge/training/config.py ConfigContainer.validate, Megatron-Bridge 0.6",
+        lambda r: r.data.packed and bool(r.techniques.cuda_graphs),
     ),
     Requirement(
         "weights-to-adapt",
@@ -206,6 +240,24 @@ BRIDGE_RULES: tuple[Rule, ...] = (
         _latents_whole,
     ),
 )
+
+PACKED_RULES: tuple[Rule, ...] = (
+    Rule(
+        "packed-rows-one-by-one",
+        "with data.packed, a micro-batch is one sequence: micro_batch_size must be 1",
+        "megatron/bridge/training/config.py ConfigContainer.validate, Megatron-Bridge 0.6",
+        lambda s: np.equal(s.layouts.micro_batch_size, 1),
+    ),
+    Rule(
+        "packed-predictions-whole",
+        "with data.packed, prediction heads (mtp_num_layers) look for the ends of rows where context parallelism has "
+        "moved them from, and nothing says so: context must be 1",
+        "megatron/core/transformer/multi_token_prediction.py _roll_tensor_packed_seq, core 0.19; "
+        "megatron/bridge/data/packing/gpt_sft.py collate_fn, Megatron-Bridge 0.6",
+        lambda s: implies(s.shape.mtp_num_layers > 0, np.equal(s.layouts.context, 1)),
+    ),
+)
+"""Of rows that are packed (data.packed)."""
 
 ALL_REQUIREMENTS: tuple[Requirement, ...] = (
     *BRIDGE_REQUIREMENTS,

@@ -254,6 +254,8 @@ def settings_of(recipe: Recipe, layout: Layout) -> Settings:
             settings[name] = (_value(value, each, flags[each.flag]), each.reason)
     if recipe.data.sft is not None:
         settings = {name: value for name, value in settings.items() if not name.startswith("dataset.")} | _rows(recipe)
+    if recipe.data.packed:
+        settings |= _packs(recipe, layout)
     settings |= _adapters(recipe)
     settings = _with_yarn(settings)
     decided = {name for fields in FIELDS.values() for name, _ in fields}
@@ -304,6 +306,21 @@ def _rows(recipe: Recipe) -> Settings:
         "dataset.do_test": (False, Reason(why="nobody asked")),
         f"{MODEL}.calculate_per_token_loss": (True, alike),
         f"{DDP}.average_in_collective": (False, alike),
+    }
+
+
+def _packs(recipe: Recipe, layout: Layout) -> Settings:
+    """Rows one after another in each sequence. Context parallelism cuts every row into two pieces for each rank
+    (recipes/llama/h100/llama3.py, 0.6)."""
+    packed = Reason(("data.packed",))
+    whole = Reason(("data.packed", "training.sequence_length"), "a sequence is filled with rows, and no row is longer")
+    pieces = 2 * layout.context if layout.context > 1 else 1
+    cut = Reason(("data.packed", "layout.context"), "each context rank has two pieces of every row")
+    specs = "dataset.offline_packing_specs"
+    return {
+        "dataset.enable_offline_packing": (True, packed),
+        f"{specs}.packed_sequence_size": (recipe.workload.sequence_length, whole),
+        f"{specs}.pad_seq_to_mult": (pieces, cut),
     }
 
 
