@@ -3,17 +3,14 @@ core the configuration that Megatron-LM's own arguments give it, field by field,
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, call
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -29,10 +26,10 @@ from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.trainers import megatron_bridge as program
 from support.megatron_cases import Case, cases, refusals
 from support.plans import gallery_setting, legal_layouts, plan_of
 from support.recipes import recipe_of
+from support.words import word_tokenizer
 
 pytestmark = pytest.mark.frameworks
 
@@ -259,37 +256,6 @@ def test_presets_are_told_as_bridges_own_functions_set_them(ask: Ask) -> None:
     assert len(theirs) > 150
 
 
-AUTO_BRIDGE = BRIDGE / "megatron" / "bridge" / "models" / "conversion" / "auto_bridge.py"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "method"), [((), "export_ckpt"), (("training.adapters={rank: 4}",), "export_adapter_ckpt")]
-)
-def test_the_newest_checkpoint_is_written_for_hugging_face(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], method: str
-) -> None:
-    """By a method that the published AutoBridge has, with as many arguments as it wants."""
-    (tmp_path / "config.json").touch()
-    saving = ("training.checkpoint_path=/ckpt", "training.save_interval=10", f"training.start_from={tmp_path}")
-    settings = rendered_settings(recipe_of("llama3-8b", "backend=megatron-bridge", *saving, *overrides), SPLIT)
-    auto_bridge = Mock()
-    monkeypatch.setitem(sys.modules, "megatron", Mock())
-    monkeypatch.setitem(sys.modules, "megatron.bridge", Mock(AutoBridge=auto_bridge))
-    program.export(settings, "/out", None)
-    auto_bridge.from_hf_pretrained.assert_called_once_with(str(tmp_path))
-    assert auto_bridge.from_hf_pretrained().method_calls == [getattr(call, method)("/ckpt", "/out")]
-    functions = {
-        node.name: node
-        for node in ast.walk(ast.parse(AUTO_BRIDGE.read_text("utf-8")))
-        if isinstance(node, ast.FunctionDef)
-    }
-    theirs = functions[method].args
-    assert len(theirs.args) - len(theirs.defaults) == len(["self", "/ckpt", "/out"])
-    with pytest.raises(SystemExit, match="name the Hugging Face folder of this model"):
-        program.export(settings, "/out", "/nowhere")
-
-
-WORDS = ("<eos>", "user:", "assistant:", "two", "and", "three?", "five", "what", "is", "it?", "a", "cat")
 CHAT = [
     [{"role": "user", "content": "two and three?"}, {"role": "assistant", "content": "five"}],
     [{"role": "user", "content": "what is it?"}, {"role": "assistant", "content": "a cat"}],
@@ -298,24 +264,6 @@ ROWS = {
     "chat": [{"messages": turns} for turns in CHAT],
     "prompt-completion": [{"prompt": turns[0]["content"], "completion": turns[1]["content"]} for turns in CHAT],
 }
-TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}{% generation %}"
-    "{{ message.content }} <eos>{% endgeneration %}{% else %}{{ message.content }} {% endif %}{% endfor %}"
-)
-
-
-def word_tokenizer(folder: Path) -> Path:
-    """A tokenizer of Hugging Face's whose tokens are words."""
-    folder.mkdir()
-    kind = {"type": "WordLevel", "vocab": {word: place for place, word in enumerate(WORDS)}, "unk_token": "<eos>"}
-    special = {"id": 0, "content": "<eos>", "special": True} | dict.fromkeys(
-        ("single_word", "lstrip", "rstrip", "normalized"), False
-    )
-    parts = {"model": kind, "pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [special]}
-    (folder / "tokenizer.json").write_text(json.dumps(parts), "utf-8")
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
-    return folder
 
 
 @pytest.mark.parametrize("kind", ROWS)

@@ -25,14 +25,16 @@ class _AnyClass(type):
 
 
 class _AbsentModule(ModuleType):
-    """Every attribute is a class of that name, which may be inherited from and is a decorator of functions."""
+    """Every attribute is a class of that name, which may be inherited from and is a decorator of functions. As a
+    function it does nothing, which is what ModelOpt does with a model that is not quantized."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__version__":
             return "99.0"
         if name.startswith("__"):
             raise AttributeError(name)
-        return _AnyClass(name, (), {"__call__": lambda self, function: function})
+        methods = {"__init__": lambda self, *args: None, "__call__": lambda self, function: function}
+        return _AnyClass(name, (), methods)
 
 
 class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):

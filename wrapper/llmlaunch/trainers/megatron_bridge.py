@@ -6,7 +6,7 @@
     megatron_bridge.py bridge.json --pack                                   only packs rows of text into sequences, as
                                                                             the training would; on CPUs
     megatron_bridge.py bridge.json --export FOLDER [--like HF_FOLDER]       only writes the newest checkpoint for
-                                                                            Hugging Face; on CPUs
+                                                                            Hugging Face; where a GPU is
 
 The file has a section for each field of ConfigContainer, with that class's own field names; nothing of it is run. Two
 kinds of values are not written as they are: {"variable": "NAME", "suffix": "/x"} is an environment variable of this
@@ -250,11 +250,32 @@ def export(settings: Section, folder: str, like: str | None) -> None:
         sys.exit("these settings write no checkpoints (training.checkpoint_path)")
     if pattern is None or not (Path(pattern) / "config.json").is_file():
         sys.exit("--like: name the Hugging Face folder of this model, which holds a config.json")
+    newest = newest_checkpoint(trained)
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit(
+            "--export: there is no GPU here, and Transformer Engine makes no layers without one, though their weights "
+            "stay in the host's memory; run this where a GPU is"
+        )
     from megatron.bridge import AutoBridge
 
     bridge = AutoBridge.from_hf_pretrained(pattern)
     write = bridge.export_ckpt if settings.get("peft") is None else bridge.export_adapter_ckpt
-    write(trained, folder)
+    write(newest, folder)
+
+
+def newest_checkpoint(folder: str) -> str:
+    """Return the folder of the last checkpoint that was written to its end, as Bridge notes it. Bridge's own export
+    takes the highest number that it finds, and of adapters it takes `folder` alone.
+
+    Leaves with a message where there is none.
+    """
+    tracker = Path(folder) / "latest_checkpointed_iteration.txt"
+    try:
+        return str(tracker.with_name(f"iter_{int(tracker.read_text()):07d}"))
+    except (OSError, ValueError) as failure:
+        sys.exit(f"no checkpoint was finished in {folder}: {failure}")
 
 
 def refuse(failure: Exception) -> None:
