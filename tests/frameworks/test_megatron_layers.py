@@ -14,6 +14,7 @@ from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.arguments import stage_flags
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
+from llmlaunch.techniques import Techniques
 from support.backend_output import words_of
 
 pytestmark = pytest.mark.frameworks
@@ -28,16 +29,17 @@ def laid_out(megatron: MegatronJudge, layout: Layout, words: list[str]) -> Verdi
     return megatron(layout.world_size, words, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, until="stages")
 
 
-def words_for(layout: Layout, pattern: Split, mtp_layers: int) -> list[str]:
+def words_for(layout: Layout, pattern: Split, mtp_layers: int, before: bool = False) -> list[str]:
     """All words of a small model's run: a mixture where the pattern has one."""
     recipe = MIXTURE if any(pattern) else DENSE
+    recipe = replace(recipe, techniques=Techniques(mtp_stage="before-last")) if before else recipe
     shape = replace(recipe.model, num_layers=len(pattern), mtp_num_layers=mtp_layers)
     if shape.moe is not None:
         shape = replace(shape, moe=replace(shape.moe, layer_pattern=pattern))
     return words_of(replace(recipe, model=shape), layout)[1:]
 
 
-def planned(layout: Layout, pattern: Split, mtp_layers: int) -> list[list[object]]:
+def planned(layout: Layout, pattern: Split, mtp_layers: int, before: bool = False) -> list[list[object]]:
     """Rank, chunk, first layer, kinds of the layers and prediction heads, as the judge says them."""
     p, split = layout.pipeline, layout.layers_by_stage
     starts = [0, *accumulate(split)]
@@ -46,7 +48,7 @@ def planned(layout: Layout, pattern: Split, mtp_layers: int) -> list[list[object
         for chunk in range(layout.virtual_pipeline):
             stage = chunk * p + rank
             kinds = ["mixture" if flag else "dense" for flag in pattern[starts[stage] : starts[stage + 1]]]
-            heads = mtp_layers if stage == len(split) - 1 else 0
+            heads = mtp_layers if stage == len(split) - 1 - before else 0
             stages.append([rank, chunk, starts[stage], kinds, heads])
     return stages
 
@@ -86,6 +88,20 @@ def test_every_rank_and_chunk_builds_the_layers_of_the_plan(
     pattern = data.draw(patterns(sum(layout.layers_by_stage)))
     answer = laid_out(megatron, layout, words_for(layout, pattern, mtp_layers))
     assert answer == Verdict(None, stages=tuple(planned(layout, pattern, mtp_layers)))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(pipeline=3, layers_by_stage=(3, 2, 0)),
+        Layout(pipeline=3, layers_by_stage=(3, 0, 0)),
+        Layout(pipeline=3, virtual_pipeline=2, layers_by_stage=(0, 1, 2, 1, 0, 0)),
+    ],
+)
+def test_prediction_heads_lie_before_the_stage_of_the_loss(layout: Layout, megatron: MegatronJudge) -> None:
+    pattern = (0,) * sum(layout.layers_by_stage)
+    answer = laid_out(megatron, layout, words_for(layout, pattern, 1, before=True))
+    assert answer == Verdict(None, stages=tuple(planned(layout, pattern, 1, before=True)))
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ def nemotron(pattern: str, mtp_pattern: str | None = None, latent_size: int | No
 NEMOTRON_LATENT = nemotron("MEM*E", "*E", 1024)
 
 
+BEFORE_LAST = Techniques(mtp_stage="before-last")
 ALL_GATHER = Techniques(token_dispatcher="allgather")
 
 
@@ -293,14 +294,16 @@ def _layout(case: Case) -> Words:
     layout, techniques = case.layout, case.techniques
     full, selective = layout.recompute == RECOMPUTE_FULL, layout.recompute == RECOMPUTE_SELECTIVE
     interleaved = layout.virtual_pipeline > 1 and not layout.uneven
-    stages = "|".join("t" * layers for layers in layout.layers_by_stage)
+    stages = ["t" * layers for layers in layout.layers_by_stage]
+    if techniques.heads_before_loss:
+        stages[-2] += "m" * case.shape.mtp_num_layers
     words = _words(
         {
             "tensor-model-parallel-size": layout.tensor,
             "pipeline-model-parallel-size": layout.pipeline,
             "context-parallel-size": layout.context,
             "num-virtual-stages-per-pipeline-rank": layout.virtual_pipeline if interleaved else None,
-            "pipeline-model-parallel-layout": f"E{stages}L" if layout.uneven else None,
+            "pipeline-model-parallel-layout": f"E{'|'.join(stages)}L" if layout.uneven else None,
             "sequence-parallel": bool(layout.sequence_parallel),
             "use-distributed-optimizer": layout.zero_stage > 0,
             "overlap-grad-reduce": True,
@@ -337,6 +340,8 @@ UNEVEN = replace(CUT, layers_by_stage=(3, 5))
 UNEVEN_CHUNKS = replace(CUT, virtual_pipeline=2, layers_by_stage=(1, 2, 2, 3))
 EMBEDDING_ALONE = replace(UNEVEN_CHUNKS, layers_by_stage=(0, 3, 3, 2))
 LOSS_ALONE = replace(UNEVEN_CHUNKS, layers_by_stage=(3, 3, 2, 0))
+HEADS_BEFORE = replace(CUT, pipeline=3, layers_by_stage=(2, 2, 0))
+HEADS_ALONE = replace(HEADS_BEFORE, virtual_pipeline=2, layers_by_stage=(1, 1, 1, 1, 0, 0))
 INTERLEAVED = replace(WHOLE, virtual_pipeline=2)
 EXPERTS = replace(CUT, expert=8, expert_tensor=2)
 FINE = replace(CUT, expert=4, expert_tensor=2)
@@ -365,6 +370,11 @@ CASES = (
     Case("prediction heads", PREDICTION, CUT, 1),
     Case("prediction heads on one rank", replace(PREDICTION, vocab_size=8192), Layout(2, data=8, zero_stage=1), 0),
     Case("prediction heads made again", PREDICTION, replace(CUT, recompute=RECOMPUTE_FULL), 1),
+    *(
+        Case(f"heads before the loss rank {rank}", PREDICTION, HEADS_BEFORE, rank, techniques=BEFORE_LAST)
+        for rank in (1, 2)
+    ),
+    Case("heads alone in their chunk", PREDICTION, HEADS_ALONE, 1, 6, techniques=BEFORE_LAST),
     Case(
         "before the first step",
         replace(LLAMA3_CUT, num_layers=4),

@@ -224,6 +224,7 @@ CASES = (
     ),
     TrainedCase("mixture", Layout(data=2, expert=2), GPT_OSS, None, fresh=True),
     TrainedCase("mixture", ALONE, ("model.moe.topk=1", "model.moe.router.weighted_inputs=true"), None, fresh=True),
+    TrainedCase("deepseek", Layout(pipeline=3, layers_by_stage=(2, 2, 0)), ("layout.mtp_stage=before-last",)),
     TrainedCase("deepseek", Layout(data=2, expert=2, zero_stage=1)),
     TrainedCase("deepseek", Layout(pipeline=2, layers_by_stage=(2, 2))),
     TrainedCase("deepseek", ALONE, ("model.rope_scaling=null",), None, fresh=True),

@@ -81,6 +81,14 @@ TECHNIQUE_LIST: tuple[Technique, ...] = (
         None,
     ),
     Technique(
+        ("layout.mtp_stage",),
+        "Megatron core, pipeline layouts with MTP before the loss",
+        "prediction heads on a stage of their own or with other layers: the stage of the loss holds neither",
+        "a longer message to the loss; the heads' activations of two or three micro-batches",
+        "`--pipeline-model-parallel-layout`",
+        None,
+    ),
+    Technique(
         ("layout.offload_optimizer",),
         "ZeRO-Offload (Ren et al. 2021); M6-10T (Lin et al. 2021)",
         "the share of master weights and moments",

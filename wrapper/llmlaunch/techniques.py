@@ -270,6 +270,13 @@ class Techniques:
         place=LAYOUT,
         written=tuple[GraphScope, ...] | None,
     )
+    mtp_stage: str = key(
+        "megatron-lm: stage of the prediction heads (model.mtp_num_layers): last = that of the loss; before-last = the "
+        "one before it, and the loss has no layers beside it; absent = last",
+        default="last",
+        place=LAYOUT,
+        written=Literal["last", "before-last"] | None,
+    )
     swapped_share: float = key(
         "MEMO: share of each layer's activations swapped to the host, the rest recomputed; auto = as much as the link "
         "and host memory take",
@@ -302,6 +309,11 @@ class Techniques:
         """Whether tokens of one micro-batch travel to their experts while another one computes: Megatron-LM delays
         weight gradients in no other schedule."""
         return self.overlap_expert_communication or self.delay_weight_gradients
+
+    @property
+    def heads_before_loss(self) -> bool:
+        """Whether prediction heads lie on a stage before that of the loss."""
+        return self.mtp_stage != "last"
 
     @property
     def moves_to_host(self) -> bool:

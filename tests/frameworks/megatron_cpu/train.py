@@ -33,9 +33,10 @@ import fake_triton
 fake_triton.install()
 
 from megatron.core.enums import ModelType
-from megatron.training import pretrain
+from megatron.core.transformer.multi_token_prediction import get_mtp_ranks
+from megatron.training import get_args, pretrain
 from megatron.training.argument_utils import pretrain_cfg_container_from_args
-from megatron.training.arguments import parse_and_validate_args
+from megatron.training.arguments import core_transformer_config_from_args, parse_and_validate_args
 from megatron_patches import patch_megatron
 from pretrain_gpt import datasets_provider
 
@@ -44,6 +45,15 @@ from pretrain import build_model, forward_step
 patch_megatron()
 
 __all__ = ["train"]
+
+
+def embedding_ranks(ranks: list[int]) -> list[int]:
+    """Those of a pipeline that have a copy of the embedding table, as pretrain_gpt.py says (get_embedding_ranks)."""
+    args = get_args()
+    if len(ranks) == 1:
+        return ranks
+    tied = [] if args.untie_embeddings_and_output_weights else ranks[-1:]
+    return sorted({ranks[0], *tied, *get_mtp_ranks(ranks, core_transformer_config_from_args(args))})
 
 
 def train(words: list[str]) -> None:
@@ -57,6 +67,7 @@ def train(words: list[str]) -> None:
         ModelType.encoder_or_decoder,
         forward_step,
         build_model,
+        get_embedding_ranks=embedding_ranks,
     )
 
 

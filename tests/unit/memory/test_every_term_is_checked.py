@@ -58,6 +58,7 @@ BY_HAND = (
     "test_terms_by_hand",
     "test_graphs",
     "test_exchange",
+    "test_heads_before_loss",
     "test_paged_stash",
     "test_memory_laws",
     "test_deepspeed_moments",

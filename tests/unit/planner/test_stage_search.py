@@ -13,7 +13,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -32,6 +32,7 @@ from llmlaunch.planner.search_space import enumerate_splits
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.stage_balance import Costs, balance_alike, balance_kinds
 from llmlaunch.planner.stage_capacities import capacities, fitting, may_hold_all
+from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of
 from llmlaunch.techniques import Techniques
 from llmlaunch.timing.stages import stage_seconds, stages
 from llmlaunch.timing.step import step_time
@@ -134,6 +135,7 @@ def test_layers_of_any_kinds_are_split_as_the_best_of_all_splits(
     caps=st.lists(st.tuples(*[st.integers(0, 9)] * 5), min_size=6, max_size=6),
     bound=st.booleans(),
 )
+@example(3, 2, 2, (3, 6, 7, 10), [(0,) * 5] * 2, False)  # ends at the same time that are no whole number of layers
 def test_a_few_dense_layers_first_are_split_as_any_kinds_are(
     dense: int, mixtures: int, pipeline: int, seconds: tuple[int, ...], caps: list[tuple[int, ...]], bound: bool
 ) -> None:
@@ -149,7 +151,7 @@ def test_a_few_dense_layers_first_are_split_as_any_kinds_are(
     expected = balance_kinds(each, float(seconds[2]), float(seconds[3]), pipeline, fits)
     tables = [np.array([[row[count] for row in most]]) for count in range(dense + 1)]
     capacity = MixtureCapacities(tables[0], dict(enumerate(tables[1:], start=1))) if bound else None
-    costs = Costs(*(np.array([float(value)]) for value in seconds))
+    costs = Costs(*(np.array([float(value)]) for value in (*seconds, 0.0)))
     table, feasible = balance_leading(costs, np.array([pipeline]), (dense, mixtures), capacity)
     assert feasible[0] == (expected is not None)
     assert tuple(table[0].tolist()) == (expected or (0,) * pipeline)
@@ -225,6 +227,32 @@ def test_dense_layers_and_mixtures(pattern: tuple[int, ...], share: float, corre
     each = [float((costs.mixture_layer if flag else costs.dense_layer)[0]) for flag in pattern]
     split = balance_kinds(each, float(costs.first[0]), float(costs.last[0]), 3, fitting(job, columns, limit))
     assert_best(job, layout, split, limit)
+
+
+@pytest.mark.parametrize("share", [0.85, 2.0])
+@pytest.mark.parametrize("kinds", ["dense", "leading", "in turn"])
+def test_heads_before_the_loss_leave_it_a_stage_without_layers(kinds: str, share: float) -> None:
+    """Of all ways to share the layers out over the ranks before it."""
+    recipe = SMALL if kinds == "dense" else MIXTURE
+    patterns = {"dense": (0,) * 9, "leading": (0, 0, *(1,) * 7), "in turn": (0, 1, 1) * 3}
+    moe = recipe.model.moe and replace(recipe.model.moe, layer_pattern=patterns[kinds])
+    shape = replace(recipe.model, num_layers=9, moe=moe, mtp_num_layers=1)
+    usual = setting_of(recipe, MegatronLM()).job
+    job = replace(usual, shape=shape, techniques=Techniques(mtp_stage="before-last"))
+    layout = Layout(1, 4, data=8, expert=1 if moe is None else 8, zero_stage=1)
+    splits = [(*split, 0) for split in every_split(9, 3)]
+    layouts = LayoutColumns.of([replace(layout, layers_by_stage=split) for split in splits])
+    bytes_, paces = worst_ranks(job, layouts).device_bytes, slowest(job, layouts)
+    limit = share * float(bytes_[paces.argmin()])
+    one = LayoutColumns.of([replace(layout, layers_by_stage=(3, 3, 3, 0))])
+    _, cut = balanced_within(job, one, costs_of(job, SMALL.cluster, one), limit)
+    assert bool(len(cut)) == bool(np.any(bytes_ <= limit))
+    if len(cut):
+        assert cut.row(0).layers_by_stage[-1] == 0
+        assert worst_ranks(job, cut).device_bytes[0] <= limit
+        assert slowest(job, cut)[0] == pytest.approx(paces[bytes_ <= limit].min(), rel=1e-12)
+    free = balanced(job, one, costs_of(job, SMALL.cluster, one))
+    assert slowest(job, free)[0] == pytest.approx(paces.min(), rel=1e-12)
 
 
 def rank_bytes(job: Job, layout: Layout, rank: int, layers: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from llmlaunch.backends.megatron.sharding import STRATEGIES
-from llmlaunch.command_lines.megatron_namespace import STAGES, Namespace
+from llmlaunch.command_lines.megatron_namespace import HEADS, STAGES, Namespace
 from llmlaunch.recipe.layout_keys import ASKED_ONLY
 from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER, GraphScope, OffloadModule, RecomputeModule
 
@@ -41,6 +41,7 @@ def read_layout(space: Namespace) -> dict[str, Any]:
     layout["sequence_parallel"] = bool(space.get("sequence_parallel"))
     layout["zero_stage"] = zero_stage(space)
     layout["layers_by_stage"] = list(space[STAGES]) or "even"
+    layout |= {HEADS: space[HEADS]} if HEADS in space else {}
     layout |= dict(_recompute(space))
     layout |= dict(_offload(space))
     layout |= {key: True for dest, key in SWITCHES.items() if space.get(dest)}

@@ -18,9 +18,10 @@ from llmlaunch.command_lines.megatron_words import Value, Values, default_values
 from llmlaunch.errors import UserError
 from llmlaunch.techniques import GraphScope
 
-__all__ = ["STAGES", "Namespace", "namespace_of"]
+__all__ = ["HEADS", "STAGES", "Namespace", "namespace_of"]
 
 STAGES = "layers_by_stage"  # stands for all notations of uneven stages
+HEADS = "mtp_stage"  # of what one of them says of prediction heads
 DEFAULT_TOKENIZER = "GPT2BPETokenizer"  # of pretrain_gpt.py
 LEGACY_SPLIT = "969,30,1"
 PIPELINE_NOTATIONS = (
@@ -307,7 +308,8 @@ def _stages(space: Namespace, segments: tuple[str, ...], place: str) -> None:
     split: tuple[int, ...] = ()
     if layers and 0 < layers <= MOST_LAYERS and 0 < pipeline <= MOST_STAGES:
         if written or len(segments) > 1:
-            split = written_stages(str(written)) if written else tuple(map(len, segments))
+            stages = written_stages(str(written)) if written else segments
+            split = tuple(stage.count("t") for stage in stages) if written else tuple(map(len, stages))
             if not split or len(split) % pipeline or sum(split) != layers:
                 flag, value = "pipeline-model-parallel-layout", written or "|".join(segments)
                 raise UserError(
@@ -315,12 +317,23 @@ def _stages(space: Namespace, segments: tuple[str, ...], place: str) -> None:
                     f"layers in a multiple of {pipeline} stages; correct it"
                 )
             chunks = len(split) // pipeline
+            if written and any("m" in stage for stage in stages[:-1]):
+                space[HEADS] = _stage_of_heads(stages, str(written), place)
         elif per_stage and not chunks:
             slots = layers + sum(bool(notation[name]) for name in notation if name.startswith("account_for"))
             chunks = max(slots // pipeline // per_stage, 1)
         split = split or _split(notation, layers, pipeline, min(chunks or 1, MOST_STAGES))
     space["num_virtual_stages_per_pipeline_rank"] = chunks or 1
     space[STAGES] = split if len(set(split)) > 1 else ()
+
+
+def _stage_of_heads(stages: tuple[str, ...], written: str, place: str) -> str:
+    if any("m" in stage for stage in stages[:-2]):
+        raise UserError(
+            f"{place}: --pipeline-model-parallel-layout {ascii(written)[:60]}: its prediction heads (m) lie before the "
+            "last but one stage, which no recipe says; move them to one of the last two"
+        )
+    return "before-last"
 
 
 def _split(notation: Mapping[str, Value], layers: int, pipeline: int, chunks: int) -> tuple[int, ...]:
@@ -346,8 +359,8 @@ def _split(notation: Mapping[str, Value], layers: int, pipeline: int, chunks: in
     return tuple(split)
 
 
-def written_stages(text: str) -> tuple[int, ...]:
-    """Return the decoder layers of each stage of a layout such as "Et*3|(t*4|)*2t*3mL"; empty for what is none."""
+def written_stages(text: str) -> tuple[str, ...]:
+    """Return each stage of a layout such as "Et*3|(t*4|)*2t*3mL", its letters one by one; empty for what is none."""
     flat = text.replace(" ", "").replace(",", "")
     if len(flat) > MOST_LENGTH or not re.fullmatch(r"[EtmL|()*\d]+", flat):
         return ()
@@ -358,7 +371,7 @@ def written_stages(text: str) -> tuple[int, ...]:
         if not changes:
             break
     flat = re.sub(r"([EtmL|])\*(\d{1,5})", lambda match: match[1] * min(int(match[2]), MOST_LAYERS), flat)
-    return tuple(stage.count("t") for stage in flat.split("|")) if re.fullmatch(r"[EtmL|]+", flat) else ()
+    return tuple(flat.split("|")) if re.fullmatch(r"[EtmL|]+", flat) else ()
 
 
 def _repeated(match: re.Match[str]) -> str:

@@ -15,7 +15,7 @@ from llmlaunch.backends.megatron.arguments import PLANNED_BY, STAGE_FLAGS, plann
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS
 from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.command_lines.command import UnreadWords, is_unset
-from llmlaunch.command_lines.megatron_namespace import STAGES, Namespace, namespace_of
+from llmlaunch.command_lines.megatron_namespace import HEADS, STAGES, Namespace, namespace_of
 from llmlaunch.command_lines.megatron_words import MegatronWords, read_words
 from llmlaunch.documents.secrets import is_secret_variable, known_secret
 from llmlaunch.documents.yaml_strict import Document
@@ -210,7 +210,7 @@ def _kept(dest: str, group: tuple[str, ...], rendered: Namespace, result: Differ
     if dest in OWN_WORD:
         _extra(group, result)
         return
-    decided = unused or dest in ELSEWHERE or dest in PLANNED_BY or dest == STAGES or group[0] in STAGE_FLAGS
+    decided = unused or dest in ELSEWHERE or dest in PLANNED_BY or dest in (STAGES, HEADS) or group[0] in STAGE_FLAGS
     if dest in rendered.explicit or decided:
         value = rendered.get(dest)
         instead = (

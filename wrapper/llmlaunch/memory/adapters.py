@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.memory.job import Job, RankColumns, head_layers
+from llmlaunch.memory.job import Job, RankColumns, head_layers, head_rank
 from llmlaunch.models.linears import Linear, attention_linears, mlp_linears
 from llmlaunch.techniques import OF_ATTENTION
 
@@ -109,7 +109,8 @@ def fused_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
     (dense_layer, mixture_layer), experts = fused_pairs(job, rows)
     dense, mixture = rows.dense_layers, rows.moe_layers
     if job.shape.mtp_num_layers:
-        heads, modules = head_layers(job, rows), np.where(rows.last, job.shape.mtp_modules, 0)
+        heads, here = head_layers(job, rows), rows.rank == head_rank(job, rows.layouts)
+        modules = np.where(here, job.shape.mtp_modules, 0)
         dense, mixture = dense + modules * heads.dense, mixture + modules * heads.mixture
     return dense * dense_layer + mixture * mixture_layer, mixture * experts
 

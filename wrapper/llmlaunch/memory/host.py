@@ -14,7 +14,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_bytes
-from llmlaunch.memory.job import Job, RankColumns, offloads_modules, without_offload
+from llmlaunch.memory.job import Job, RankColumns, head_rank, offloads_modules, without_offload
 from llmlaunch.memory.loss import saved_by_heads
 from llmlaunch.memory.paged_stash import host_pages
 from llmlaunch.memory.peak import rank_terms
@@ -157,11 +157,12 @@ def _swapped_part(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def _data_loader(job: Job, rows: RankColumns) -> FloatColumn:
-    """One rank of each tensor-parallel group loads, on the first and the last pipeline rank."""
+    """One rank of each tensor-parallel group loads, on the first and the last pipeline rank and that of prediction
+    heads."""
     sequence, host = job.workload.sequence_length, job.facts.host
     sample = BATCH_BYTES_PER_TOKEN * sequence + (float(sequence) ** 2 if host.loader_mask else 0.0)
     ready = host.loader_batches * rows.layouts.micro_batch_size * sample / rows.layouts.tensor
-    return np.where(rows.first | rows.last, ready, 0.0)
+    return np.where(rows.first | rows.last | (rows.rank == head_rank(job, rows.layouts)), ready, 0.0)
 
 
 def _checkpoint(job: Job, rows: RankColumns) -> FloatColumn:

@@ -32,7 +32,9 @@ __all__ = [
     "by_recompute",
     "candidate_ranks",
     "chunk_ranges",
+    "final_norm_rank",
     "head_layers",
+    "head_rank",
     "layer_kinds",
     "mean_of_kinds",
     "mean_of_parts",
@@ -369,6 +371,21 @@ def head_layers(job: Job, rows: RankColumns) -> HeadLayers:
     shares = {kind: parts.count(kind) / max(dense, 1) for kind in part_kinds(shape)}
     alike = replace(rows, shares={kind: np.full(len(rows), share) for kind, share in shares.items()})
     return HeadLayers(alike, dense, mixture)
+
+
+def head_rank(job: Job, layouts: LayoutColumns) -> IntColumn:
+    """Return the pipeline rank that holds the layers of multi-token prediction."""
+    return layouts.pipeline - 1 - int(job.techniques.heads_before_loss)
+
+
+def final_norm_rank(job: Job, layouts: LayoutColumns) -> IntColumn:
+    """Return the pipeline rank that holds the norm behind the decoder: the last, and where prediction heads lie before
+    it, that of the last decoder layer (megatron/core/transformer/transformer_block.py TransformerBlock
+    has_final_layernorm_in_this_stage, core 0.19)."""
+    if not job.techniques.heads_before_loss:
+        return layouts.pipeline - 1
+    stages = [max((stage for stage, layers in enumerate(split) if layers), default=0) for split in layouts.partitions]
+    return np.array(stages, dtype=np.int64)[layouts.partition] % layouts.pipeline
 
 
 def with_mean_parts(job: Job, rows: RankColumns) -> RankColumns:

@@ -2,8 +2,8 @@
 
 A prediction head embeds the tokens, concatenates that with the hidden states, projects both to the hidden size and runs
 one more layer like the last; then the outputs of all heads are concatenated with the decoder's, and one loss is
-computed after the other (megatron/core/transformer/multi_token_prediction.py, core 0.19; traced). What heads save is
-for one micro-batch.
+computed after the other (megatron/core/transformer/multi_token_prediction.py, core 0.19; traced). Where heads lie on a
+stage before that of the loss, it receives all of these outputs, and takes its inputs as views of them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ from numpy.typing import NDArray
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import kept_by_layer, layer_input
-from llmlaunch.memory.job import Job, RankColumns, by_recompute, head_layers
+from llmlaunch.memory.job import (
+    Job,
+    RankColumns,
+    by_recompute,
+    final_norm_rank,
+    head_layers,
+    head_rank,
+)
 from llmlaunch.memory.saved import STATISTIC_BYTES, saved_by_dense_layer, saved_by_mixture_layer, sequence_split, tokens
+from llmlaunch.memory.schedule import in_flight, last_chunk_in_flight
 from llmlaunch.memory.weights import matrices, vocabulary
 
 __all__ = [
@@ -41,8 +49,13 @@ __all__ = [
 
 def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
     """Return for the last rank what the norm before the head saves (its input) and what the head saves (the norm's
-    output, gathered where linears save that), unless frozen for adapters; and what brings several streams together."""
+    output, gathered where linears save that), unless frozen for adapters; and what brings several streams together.
+    Where prediction heads lie before it, the norm is not there: the head saves a copy of what the stage receives, which
+    the schedule keeps, and still has that of the micro-batch before (transformer_block.py TransformerBlock.forward
+    clones what passes no layer, core 0.19; traced)."""
     facts, h, split = job.facts, job.shape.hidden_size, sequence_split(job, rows)
+    if job.techniques.heads_before_loss:
+        return np.where(rows.last, 3.0 * (1.0 + job.shape.mtp_num_layers) * _hidden(job, rows), 0.0)
     copies = 2.0 if job.techniques.adapters is None else 1.0
     per_token = (copies * facts.activation_bytes + facts.norm_extra_bytes) * h + STATISTIC_BYTES
     more = facts.activation_bytes * h * (split - 1.0) if facts.gathered_inputs_kept else 0.0
@@ -176,10 +189,12 @@ def _stub(job: Job) -> bool:
 
 
 def saved_by_heads(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the bytes saved by the heads' layers and what surrounds them, after recompute.
+    """Return the bytes saved by the heads' layers and what surrounds them, after recompute, of all micro-batches in
+    flight.
 
-    The concatenated outputs are there once, that of the decoder among them; each head but the first keeps its input
-    besides, which is the output of another."""
+    The concatenated outputs are there once, that of the decoder among them, unless they are sent on; each head but the
+    first keeps its input besides, which is the output of another. Heads before the last stage have the norm behind the
+    decoder before them."""
     heads = job.shape.mtp_num_layers
     if not heads:
         return np.zeros(len(rows))
@@ -194,35 +209,58 @@ def saved_by_heads(job: Job, rows: RankColumns) -> FloatColumn:
         return np.zeros(len(rows)) if _checkpointed(job) else _whole_layer(job, rows) + around
 
     per_head = by_recompute(rows, left, left, whole)
-    outputs = (2.0 * heads) * _hidden(job, rows)
-    return np.where(rows.last, heads * per_head + outputs, 0.0)
+    copies = 1.0 if job.techniques.heads_before_loss else 2.0
+    alive = np.where(_holds_heads(job, rows), heads * per_head + copies * heads * _hidden(job, rows), 0.0)
+    alive = alive * in_flight(job, rows).heads
+    return alive if copies > 1.0 else alive + _norm_before_heads(job, rows) + _outputs_to_send(job, rows)
+
+
+def _holds_heads(job: Job, rows: RankColumns) -> NDArray[np.bool_]:
+    return np.equal(rows.rank, head_rank(job, rows.layouts))
+
+
+def _norm_before_heads(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return what the norm behind the decoder, which is not on the last rank, saves of all micro-batches in flight: its
+    input."""
+    saved_bytes = _hidden(job, rows) + tokens(job, rows) * STATISTIC_BYTES / sequence_split(job, rows)
+    here = np.equal(rows.rank, final_norm_rank(job, rows.layouts))
+    return np.where(here, saved_bytes * last_chunk_in_flight(job, rows), 0.0)
+
+
+def _outputs_to_send(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the concatenated outputs of the decoder and all heads, which are alive until they are sent."""
+    return np.where(_holds_heads(job, rows), (1.0 + job.shape.mtp_num_layers) * _hidden(job, rows), 0.0)
 
 
 def recomputed_head(job: Job, rows: RankColumns) -> FloatColumn:
     """Return what full recompute recomputes around a head's layer, beside that layer."""
     if not job.shape.mtp_num_layers:
         return np.zeros(len(rows))
-    again = rows.last & (rows.layouts.recompute == RECOMPUTE_FULL) & _checkpointed(job)
+    again = _holds_heads(job, rows) & (rows.layouts.recompute == RECOMPUTE_FULL) & _checkpointed(job)
     return np.where(again, _around_layer(job, rows), 0.0)
 
 
 def embedded_again(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the embeddings of all heads, each saved by a norm of its own."""
     heads = job.shape.mtp_num_layers
-    return np.where(rows.last, heads * _hidden(job, rows), 0.0) if heads else np.zeros(len(rows))
+    if not heads:
+        return np.zeros(len(rows))
+    return np.where(_holds_heads(job, rows), heads * _hidden(job, rows) * in_flight(job, rows).heads, 0.0)
 
 
 def projection(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the elements of the matrix before a head's layer."""
     elements = 2.0 * job.shape.hidden_size**2 / rows.tensor
-    return np.where(rows.last & (job.shape.mtp_num_layers > 0), elements, 0.0)
+    return np.where(_holds_heads(job, rows) & (job.shape.mtp_num_layers > 0), elements, 0.0)
 
 
 def tables_of_heads(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the gradients of the table on the last of several ranks: of one head, or of two on the way to their sum.
-    No decoder layer has run backward by then."""
+    """Return the gradients of the table on the rank of the heads, where that is not the first: of one head, or of two
+    on the way to their sum. No decoder layer has run backward by then."""
     tables = min(job.shape.mtp_num_layers, 2)
-    return np.where(rows.last & ~rows.first, tables * table_gradient(job, rows), 0.0) if tables else np.zeros(len(rows))
+    if not tables:
+        return np.zeros(len(rows))
+    return np.where(_holds_heads(job, rows) & ~rows.first, tables * table_gradient(job, rows), 0.0)
 
 
 def _hidden(job: Job, rows: RankColumns) -> FloatColumn:

@@ -34,6 +34,7 @@ from llmlaunch.memory.loss import (
     waiting_table,
 )
 from llmlaunch.memory.paged_stash import stash_pages
+from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.states import States, weight_versions
 from llmlaunch.memory.vision import encoder_activations
 from llmlaunch.memory.weights import trained_layers
@@ -80,7 +81,8 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     backward = np.maximum(one_layer, one_layer + waiting - heads - embedded - sum(first.values()))
     gone = reduce(np.add, beside.values())
     tables = np.maximum(
-        embedding_backward(job, rows, activations - captured_activations(job, rows)), tables_of_heads(job, rows) - heads
+        embedding_backward(job, rows, activations - captured_activations(job, rows)),
+        tables_of_heads(job, rows) - heads / np.maximum(in_flight(job, rows).heads, 1.0),
     )
     again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, 0.0, gone)  # where a mixture runs forward a second time
     mixture = np.maximum(mixture_forward(job, rows), adapted_forward(job, rows)) - again

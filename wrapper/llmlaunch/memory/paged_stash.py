@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.memory.job import Job, RankColumns, head_layers
+from llmlaunch.memory.job import Job, RankColumns, head_layers, head_rank
 from llmlaunch.memory.saved import balanced_tokens, routed_tokens, saved_by_mixture_layer
 from llmlaunch.memory.schedule import in_flight
 
@@ -72,4 +72,5 @@ def _mixtures(job: Job, rows: RankColumns) -> FloatColumn:
     alive = in_flight(job, rows).mixture
     if not job.shape.mtp_num_layers:
         return alive
-    return alive + np.where(rows.last, job.shape.mtp_num_layers * head_layers(job, rows).mixture, 0.0)
+    heads = job.shape.mtp_num_layers * head_layers(job, rows).mixture * in_flight(job, rows).heads
+    return alive + np.where(rows.rank == head_rank(job, rows.layouts), heads, 0.0)

@@ -19,7 +19,7 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.activations import cut_checkpoints, cut_parameters
 from llmlaunch.memory.exchange import exchange_buffers, exchange_connections
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, least_torch_bytes, negative_rows
-from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns, head_rank
 from llmlaunch.memory.loss import logit_piece, table_gradient
 from llmlaunch.memory.moments import HOLES, Moment, MomentTerms, state_terms, transient_terms
 from llmlaunch.memory.states import States, states
@@ -49,10 +49,6 @@ def _neighbours(rows: RankColumns) -> FloatColumn:
     return (~rows.first).astype(np.float64) + (~rows.last)
 
 
-def _tied_ends(rows: RankColumns) -> FloatColumn:
-    return ((rows.first | rows.last) & (rows.layouts.pipeline > 1)).astype(np.float64)
-
-
 def _several(size: Callable[[LayoutColumns], IntColumn]) -> Members:
     return lambda rows: (size(rows.layouts) > 1).astype(np.float64)
 
@@ -62,7 +58,8 @@ def _expert_replicas(lay: LayoutColumns) -> IntColumn:
     return np.where(lay.expert > 1, lay.tensor * lay.context * lay.data // (lay.expert * lay.expert_tensor), 1)
 
 
-# The number of communicators of each kind that a row's rank holds.
+TABLES = "tied_embeddings"
+# The number of communicators of each kind that a row's rank holds, but for TABLES.
 GROUPS: Mapping[str, Members] = {
     "world": _several(lambda lay: lay.tensor * lay.pipeline * lay.context * lay.data),
     "tensor": _several(lambda lay: lay.tensor),
@@ -76,7 +73,6 @@ GROUPS: Mapping[str, Members] = {
     # the shares of a stage's output are gathered only where there is another stage
     "stage_output": _several(lambda lay: np.minimum(lay.tensor, lay.pipeline)),
     "neighbours": _neighbours,
-    "tied_embeddings": _tied_ends,
 }
 
 
@@ -89,9 +85,20 @@ def communicators(job: Job, rows: RankColumns) -> FloatColumn:
     ranks therefore pays twice."""
     count = np.zeros(len(rows))
     for name in job.facts.groups:
-        members = GROUPS[name](rows)
-        count = count + (members if name != "tied_embeddings" or job.shape.tied_embeddings else 0.0)
+        count = count + (_holds_table(job, rows) if name == TABLES else GROUPS[name](rows))
     return np.asarray(job.facts.communicator_bytes * count)
+
+
+def _holds_table(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return 1 for each of several ranks that have a copy of the embedding table, and add its gradients up: the last
+    one where the head is tied to it, and that of prediction heads (Megatron-LM pretrain_gpt.py get_embedding_ranks,
+    core 0.19)."""
+    shape, holds = job.shape, np.zeros(len(rows), dtype=np.bool_)
+    if shape.tied_embeddings:
+        holds |= rows.first | rows.last
+    if shape.mtp_num_layers:
+        holds |= rows.first | (rows.rank == head_rank(job, rows.layouts))
+    return np.where(rows.layouts.pipeline > 1, holds, False).astype(np.float64)
 
 
 @frozen

@@ -7,20 +7,30 @@ import numpy as np
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, layer_kinds, once_for_rows, pattern_is_uniform
+from llmlaunch.memory.job import (
+    Job,
+    RankColumns,
+    chunk_ranges,
+    head_rank,
+    layer_kinds,
+    once_for_rows,
+    pattern_is_uniform,
+)
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
+from llmlaunch.models.kinds import head_kinds
 
-__all__ = ["InFlight", "in_flight"]
+__all__ = ["InFlight", "in_flight", "last_chunk_in_flight"]
 
 
 @frozen
 class InFlight:
     """The `dense` and `mixture` layers alive, counted once for each micro-batch in flight; `depth` counts micro-batches
-    of the whole rank."""
+    of the whole rank, and `heads` those that have passed prediction heads."""
 
     dense: FloatColumn
     mixture: FloatColumn
     depth: FloatColumn
+    heads: FloatColumn
 
 
 @once_for_rows
@@ -39,19 +49,32 @@ def in_flight(job: Job, rows: RankColumns) -> InFlight:
     chunks = np.minimum(2 * (p - rows.rank - 1) + (v - 1) * group + 1 + more, m * v)
     depth = np.where(v > 1, chunks / v, plain).astype(np.float64)
     dense, mixture = rows.dense_layers * depth, rows.moe_layers * depth
+    heads = last_chunk_in_flight(job, rows)
     apart = (rows.layouts.uneven | (not pattern_is_uniform(job.shape))) & (v > 1)
     if np.any(apart):
         group = np.broadcast_to(np.asarray(group), chunks.shape)
-        dense[apart], mixture[apart] = _by_chunk(job, rows, group, chunks, np.flatnonzero(apart))
-    return InFlight(dense, mixture, depth)
+        dense[apart], mixture[apart], here = _by_chunk(job, rows, group, chunks, np.flatnonzero(apart))
+        if job.techniques.heads_before_loss:
+            heads[apart] = np.where((rows.rank == head_rank(job, rows.layouts))[apart], here, heads[apart])
+    return InFlight(dense, mixture, depth, heads)
+
+
+def last_chunk_in_flight(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return how many micro-batches the last chunk of each row's rank has in flight at most: one on the last rank, and
+    before it as many more as passes of later stages come between its own forward and backward pass."""
+    p, v, m = rows.layouts.pipeline, rows.layouts.virtual_pipeline, rows.microbatches
+    later = p - 1 - rows.rank
+    group = p if job.microbatch_group is None else job.microbatch_group
+    return np.minimum(np.where(v > 1, np.minimum(2 * later + 1, group), later + 1), m).astype(np.float64)
 
 
 def _by_chunk(
     job: Job, rows: RankColumns, group: IntColumn, chunks: IntColumn, which: IntColumn
-) -> tuple[FloatColumn, FloatColumn]:
-    """Return the (dense, mixture) layers alive in the rows `which`, whose chunks differ, when they hold most bytes. The
-    last rank is counted at its first loss; when later ones leave it more, it has no logits. Few rows differ in what
-    decides it: the split, the rank, and how many groups of micro-batches there are, up to four."""
+) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """Return the (dense layers, mixture layers, prediction heads) alive in the rows `which`, whose chunks differ, when
+    they hold most bytes. The last rank is counted at its first loss; when later ones leave it more, it has no logits.
+    Few rows differ in what decides it: the split, the rank, and how many groups of micro-batches there are, up to
+    four."""
     lay, few = rows.layouts, np.minimum(rows.microbatches, 4 * group)
     key = np.zeros(len(which), dtype=np.int64)
     for column in (lay.partition, lay.pipeline, lay.virtual_pipeline, rows.rank, few, group):
@@ -71,25 +94,30 @@ def _by_chunk(
 
 def _heaviest(
     job: Job, rows: RankColumns, moments: FloatColumn, same: IntColumn, which: IntColumn
-) -> tuple[FloatColumn, FloatColumn]:
-    """Return the layers alive at that of the `moments` (moment, kind, distinct row) at which a row saves most bytes."""
-    if job.shape.moe is None:
+) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """Return what is alive at that of the `moments` (moment, kind, distinct row) at which a row saves most bytes."""
+    if job.shape.moe is None and not job.techniques.heads_before_loss:
         dense = moments[:, 0].max(axis=0)[same]
-        return dense, np.zeros_like(dense)
-    weights = saved_by_dense_layer(job, rows).total[which], saved_by_mixture_layer(job, rows).total[which]
+        return dense, np.zeros_like(dense), np.zeros_like(dense)
+    of_dense = saved_by_dense_layer(job, rows).total[which]
+    of_mixture = 0.0 * of_dense if job.shape.moe is None else saved_by_mixture_layer(job, rows).total[which]
+    of_heads = job.shape.mtp_num_layers * (of_mixture if head_kinds(job.shape)[1] else of_dense)
+    weights = of_dense, of_mixture, of_heads
     alive = moments[:, :, same]
-    best = (alive[:, 0] * weights[0] + alive[:, 1] * weights[1]).argmax(axis=0)
-    dense, mixture = np.take_along_axis(alive, best[None, None, :], axis=0)[0]
-    return dense, mixture
+    best = np.sum([alive[:, kind] * weight for kind, weight in enumerate(weights)], axis=0).argmax(axis=0)
+    dense, mixture, heads = np.take_along_axis(alive, best[None, None, :], axis=0)[0]
+    return dense, mixture, heads
 
 
 def _layers_of_chunks(job: Job, layouts: LayoutColumns, rank: IntColumn) -> IntColumn:
-    """Return the layers of each row's rank, (chunk, kind: dense or mixture, row)."""
+    """Return the layers of each row's rank, (chunk, kind: dense, mixture or all prediction heads, row). Heads beside
+    the loss are alive when that is computed, and are not counted with the layers."""
     mixtures = np.concatenate(([0], np.cumsum(layer_kinds(job.shape))))
+    heads = job.techniques.heads_before_loss & (rank == head_rank(job, layouts))
     layers = []
-    for start, stop in chunk_ranges(job.shape, layouts, rank):
+    for chunk, (start, stop) in enumerate(chunk_ranges(job.shape, layouts, rank)):
         mixture = mixtures[stop] - mixtures[start]
-        layers.append(np.stack((stop - start - mixture, mixture)))
+        layers.append(np.stack((stop - start - mixture, mixture, heads & (chunk == layouts.virtual_pipeline - 1))))
     return np.stack(layers)
 
 

@@ -22,7 +22,9 @@ from llmlaunch.memory.job import (
     RankColumns,
     alike_parts,
     chunk_ranges,
+    final_norm_rank,
     head_layers,
+    head_rank,
     mean_of_kinds,
     mean_of_parts,
     once_for_rows,
@@ -205,12 +207,13 @@ def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
     expert = rows.moe_layers * experts
     first = embedding + (shape.max_position_embeddings * shape.hidden_size if _learned(shape) else 0.0)
     second_table = np.where(lay.pipeline > 1, head, 0.0) if shape.tied_embeddings else head
-    last = second_table + _norms(shape) + stream_contraction(shape)
+    norm = np.equal(rows.rank, final_norm_rank(job, lay)) * (_norms(shape) + stream_contraction(shape))
     if shape.mtp_num_layers:
-        extra, extra_experts = _mtp(job, rows)
-        last = last + extra + np.where((lay.pipeline > 1) & (not shape.tied_embeddings), first, 0.0)
-        expert = expert + rows.last * extra_experts
-    dense = dense + rows.first * first + rows.last * last + rank_encoder(job, rows)
+        heads, (extra, extra_experts) = np.equal(rows.rank, head_rank(job, lay)), _mtp(job, rows)
+        apart = job.techniques.heads_before_loss or not shape.tied_embeddings
+        dense = dense + heads * (extra + np.where((lay.pipeline > 1) & apart, first, 0.0))
+        expert = expert + heads * extra_experts
+    dense = dense + rows.first * first + rows.last * second_table + norm + rank_encoder(job, rows)
     return RankParameters(dense, expert, np.maximum(_largest_layer(job, rows), embedding))
 
 
@@ -224,8 +227,8 @@ def _learned(shape: ModelShape) -> bool:
 
 
 def _mtp(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
-    """Multi-token-prediction modules, on the last stage: their layers, a 2h x h projection, three norms
-    (megatron/core/transformer/multi_token_prediction.py, core 0.19). They embed tokens, so that the last of several
+    """Multi-token-prediction modules: their layers, a 2h x h projection, three norms
+    (megatron/core/transformer/multi_token_prediction.py, core 0.19). They embed tokens, so that their one of several
     stages has a table of its own (models/gpt/gpt_model.py GPTModel.__init__), unless the head's is one already."""
     shape, layers = job.shape, head_layers(job, rows)
     dense, mixture, experts = layer_parameters(job, layers.rows)
@@ -321,6 +324,8 @@ def largest_parameter(job: Job, rows: RankColumns) -> FloatColumn:
     """Elements of the largest single parameter on a device, the embedding and the head included."""
     mats, (embedding, head) = matrices(job, rows), tables(job, rows)
     table = np.where(rows.first, embedding, np.where(rows.last, head, 0.0))
+    if job.techniques.heads_before_loss:
+        table = np.where(np.equal(rows.rank, head_rank(job, rows.layouts)), embedding, table)
     return np.maximum(np.maximum(mats.dense[0], mats.expert[0]), table)
 
 

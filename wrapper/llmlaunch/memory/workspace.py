@@ -12,7 +12,7 @@ from llmlaunch.layout import RECOMPUTE_SELECTIVE
 from llmlaunch.memory.activations import RECOMPUTED, kept_by_layer, layer_input
 from llmlaunch.memory.adapters import fused_pairs
 from llmlaunch.memory.compressed import attention_backward, mixing_backward
-from llmlaunch.memory.job import Job, RankColumns, alike_parts, by_recompute, chunk_ranges, recomputes
+from llmlaunch.memory.job import Job, RankColumns, alike_parts, by_recompute, chunk_ranges, head_rank, recomputes
 from llmlaunch.memory.loss import logits_split, loss_piece, projection, recomputed_head, table_gradient, table_sum
 from llmlaunch.memory.recurrent import delta_net_alive, mamba_alive
 from llmlaunch.memory.saved import (
@@ -474,6 +474,9 @@ def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
         buffers["sequence_gather"] = facts.activation_bytes * h * gathered
     if facts.pipeline_buffers:
         stream = facts.activation_bytes * n * job.shape.stream_width
+        if job.techniques.heads_before_loss:  # whose outputs travel to the stage of the loss beside the decoder's
+            between = rows.last | (rows.rank == head_rank(job, rows.layouts))
+            stream = stream * np.where(between, 1.0 + job.shape.mtp_num_layers, 1.0)
         exchanged = stream / sequence_split(job, rows) * _exchanges(job, rows)
         buffers["pipeline_buffers"] = np.where(rows.layouts.pipeline > 1, exchanged, 0.0)
     return buffers

@@ -118,7 +118,7 @@ def _limits(
     if most is None:
         return np.full((len(rows), width - edge), mixtures), np.ones(len(rows), dtype=np.bool_)
     beside = [most.beside[dense][rows, rank] for rank, dense in enumerate(shares)]
-    caps: IntColumn = np.column_stack([beside[-1], most.beside_none[rows, edge + 1 :]])
+    caps: IntColumn = np.column_stack([beside[-1], most.beside_none[rows, edge + 1 : width]])
     return caps, np.min(beside, axis=0) >= 0
 
 

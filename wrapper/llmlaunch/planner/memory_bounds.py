@@ -174,7 +174,7 @@ def _fewest_layers(job: Job, splits: LayoutColumns) -> tuple[IntColumn, FloatCol
     for value in np.unique(code[splits.uneven]).tolist():
         some = np.flatnonzero(splits.uneven & (code == value))
         p, v = int(splits.pipeline[some[0]]), int(splits.virtual_pipeline[some[0]])
-        fewest = least_layers(layer_kinds(job.shape), p, v)
+        fewest = least_layers(job, p, v)
         dense[some], mixture[some] = fewest[:, int(rank[some[0]])]
     return rank, dense, mixture
 

@@ -101,8 +101,10 @@ def enumerate_uneven(recipe: Recipe, space: Space) -> LayoutColumns:
         return _splits(recipe, space, [])
     pipelines = pinned_numbers(recipe, "pipeline") or divisors(recipe.world_size, layers)
     chunks = pinned_numbers(recipe, "virtual_pipeline") or range(1, MOST_UNEVEN_CHUNKS + 1)
-    pairs = [(p, v) for p, v in product(pipelines, chunks) if p > 1 and p * v <= layers]
-    return _splits(recipe, space, [(p, v, _nearly_even(layers, p * v)) for p, v in pairs if v == 1 or layers % (p * v)])
+    empty = int(recipe.techniques.heads_before_loss)  # the stage of the loss
+    pairs = [(p, v) for p, v in product(pipelines, chunks) if p > 1 and p * v - empty <= layers]
+    stages = [(p, v, p * v - empty) for p, v in pairs if v == 1 or empty or layers % (p * v)]
+    return _splits(recipe, space, [(p, v, (*_nearly_even(layers, full), *(0,) * empty)) for p, v, full in stages])
 
 
 def _nearly_even(layers: int, stages: int) -> tuple[int, ...]:

@@ -24,16 +24,17 @@ SAME = 1e-9  # seconds that differ by less are equal: sums of floats do not come
 
 @frozen
 class Costs:
-    """Seconds of one micro-batch, forward and backward: of a layer of each kind, and of what the first and the last
-    stage do beside their layers."""
+    """Seconds of one micro-batch, forward and backward: of a layer of each kind, of what the first and the last stage
+    with layers do beside their layers, and of the loss where it has a stage without layers (`loss`, else 0)."""
 
     dense: FloatColumn
     mixture: FloatColumn
     first: FloatColumn
     last: FloatColumn
+    loss: FloatColumn
 
     def take(self, index: IntColumn) -> Costs:
-        return Costs(self.dense[index], self.mixture[index], self.first[index], self.last[index])
+        return Costs(*(column[index] for column in (self.dense, self.mixture, self.first, self.last, self.loss)))
 
 
 def balance_alike(
@@ -80,7 +81,8 @@ def balance_alike(
     level = _smallest_level(layers_at, begin.max(axis=1) + layers, layers)
     low = layers_at(level - 1)
     open_ends = layers_at(level) - low
-    table = low + _open_ends_used(open_ends, begin - other, layers - low.sum(axis=1), pipeline)
+    early = np.round(begin - other, 9)  # ends at the same time are equal
+    table = low + _open_ends_used(open_ends, early, layers - low.sum(axis=1), pipeline)
     return np.where(feasible[:, None], table, 0), feasible
 
 

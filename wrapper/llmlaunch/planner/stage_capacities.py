@@ -11,11 +11,16 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, layer_kinds
 from llmlaunch.memory.peak import device_bytes, rank_sums
 
-__all__ = ["capacities", "fitting", "may_hold_all", "most_that_fit", "rank_device_bytes"]
+__all__ = ["capacities", "empty_stages", "fitting", "may_hold_all", "most_that_fit", "rank_device_bytes"]
 
 PIECE = 8192  # ranks priced at a time, so that the columns of the formula stay in the processor's cache
 SAMPLED = 8  # ranks asked first, of pipelines with several times as many
 CHORDS = 3  # interpolations before plain bisection: bytes are nearly affine in the layers
+
+
+def empty_stages(job: Job) -> int:
+    """Return how many stages hold no layers: that of the loss, where prediction heads lie on the one before it."""
+    return int(job.techniques.heads_before_loss)
 
 
 def capacities(job: Job, layouts: LayoutColumns, limit_bytes: float, most_layers: IntColumn | None = None) -> IntColumn:
@@ -65,7 +70,7 @@ def _capacities_of(
     most_layers: IntColumn | None,
 ) -> IntColumn:
     """Return the capacities of some ranks; `index` is the layout of each."""
-    top = job.shape.num_layers - layouts.pipeline[index] + 1
+    top = job.shape.num_layers - (layouts.pipeline[index] - empty_stages(job)) + 1
     if most_layers is not None:
         top = np.clip(most_layers[index], 1, top)
     mixture = job.shape.moe is not None and bool(job.shape.moe.layer_pattern[0])

@@ -20,9 +20,9 @@ from llmlaunch.planner.leading_layers import (
     mixture_capacities,
 )
 from llmlaunch.planner.stage_balance import SAME, Costs, balance_alike, balance_kinds
-from llmlaunch.planner.stage_capacities import capacities, fitting, may_hold_all
+from llmlaunch.planner.stage_capacities import capacities, empty_stages, fitting, may_hold_all
 from llmlaunch.timing.passes import fills_and_drains
-from llmlaunch.timing.stages import last_seconds, stage_seconds
+from llmlaunch.timing.stages import heads_seconds, stage_seconds
 
 __all__ = [
     "balanced",
@@ -44,7 +44,9 @@ MOST_CELLS = 2_000_000  # seconds of ranks compared at a time
 def costs_of(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Costs:
     """Return the costs of the stages of every layout."""
     seconds = stage_seconds(job, cluster, layouts)
-    return Costs(seconds.dense_layer, seconds.mixture_layer, seconds.first, last_seconds(job, seconds))
+    heads, none = heads_seconds(job, seconds), np.zeros(len(layouts))
+    ends = (heads, seconds.last) if job.techniques.heads_before_loss else (seconds.last + heads, none)
+    return Costs(seconds.dense_layer, seconds.mixture_layer, seconds.first, *ends)
 
 
 def balanced(job: Job, layouts: LayoutColumns, costs: Costs) -> LayoutColumns:
@@ -65,7 +67,9 @@ def balanced_within(
     rows = np.flatnonzero(layouts.virtual_pipeline == 1)
     if most is None or frequent_kind(layer_kinds(job.shape)) != layer_kinds(job.shape)[-1]:
         most = np.full(len(layouts), job.shape.num_layers)
-    if job.stages_alike:
+    if empty_stages(job):
+        pass  # the last rank holds no layers, and the one before it more than those before that
+    elif job.stages_alike:
         rows = rows[may_hold_all(job, layouts.take(rows), limit_bytes, most[rows])]
     elif leading_dense_layers(job) and len(rows):
         rows = rows[may_hold_mixtures(job, layouts.take(rows), limit_bytes)]
@@ -87,7 +91,8 @@ def most_layers(job: Job, layouts: LayoutColumns, costs: Costs, step_seconds: Fl
     m = np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1).astype(np.float64)
     slowest = step_seconds / m
     if fills_and_drains(job):
-        whole = kinds.count(0) * costs.dense + kinds.count(1) * costs.mixture + costs.first + costs.last
+        whole = kinds.count(0) * costs.dense + kinds.count(1) * costs.mixture
+        whole = whole + costs.first + costs.last + costs.loss
         once = np.divide(step_seconds - whole, m - 1.0, out=np.full(len(m), np.inf), where=m > 1.0)
         slowest = np.minimum(slowest, once)
     layers = np.floor(slowest * (1.0 + SAME) / (costs.mixture if frequent_kind(kinds) else costs.dense))
@@ -115,35 +120,40 @@ def _one_chunk(
 ) -> list[Split]:
     """Return the layers of each rank, within the limit where there is one; empty where there is no such split, or where
     a rank needs more than `most_layers` of the last layer's kind."""
-    pipeline, dense = layouts.pipeline, leading_dense_layers(job)
+    pipeline, dense = layouts.pipeline - empty_stages(job), leading_dense_layers(job)
     if job.stages_alike:
         layer, layers = costs.mixture if job.shape.moe is not None else costs.dense, job.shape.num_layers
         most = np.full((len(layouts), int(pipeline.max(initial=1))), layers)
         most = most if limit_bytes is None else capacities(job, layouts, limit_bytes, most_layers)
-        return _splits(balance_alike(layer, costs.first, costs.last, pipeline, layers, most)[0])
+        return _splits(job, balance_alike(layer, costs.first, costs.last, pipeline, layers, most)[0])
     if dense:
         held = None if limit_bytes is None else mixture_capacities(job, layouts, limit_bytes, most_layers)
-        return _splits(balance_leading(costs, pipeline, (dense, job.shape.num_layers - dense), held)[0])
+        return _splits(job, balance_leading(costs, pipeline, (dense, job.shape.num_layers - dense), held)[0])
     return [_of_any_kinds(job, layouts.take(np.array([row])), costs, row, limit_bytes) for row in range(len(layouts))]
 
 
-def _splits(table: IntColumn) -> list[Split]:
-    """Return the layers by rank of each row, without what lies past its last rank."""
-    return [tuple(count for count in row if count) for row in table.tolist()]
+def _splits(job: Job, table: IntColumn) -> list[Split]:
+    """Return the layers by rank of each row, without what lies past its last rank; () where it has none."""
+    splits = [tuple(count for count in row if count) for row in table.tolist()]
+    return [(*split, *(0,) * empty_stages(job)) if split else () for split in splits]
 
 
 def _of_any_kinds(job: Job, layout: LayoutColumns, costs: Costs, row: int, limit_bytes: float | None) -> Split:
     """Split layers whose kinds take turns, one chunk to a rank; empty where there is no such split."""
     layers = [float(costs.mixture[row] if kind else costs.dense[row]) for kind in layer_kinds(job.shape)]
     fits = None if limit_bytes is None else fitting(job, layout, limit_bytes)
-    split = balance_kinds(layers, float(costs.first[row]), float(costs.last[row]), int(layout.pipeline[0]), fits)
-    return split or ()
+    empty = empty_stages(job)
+    pipeline = int(layout.pipeline[0]) - empty
+    fits = fits if fits is None else fits[:pipeline]
+    split = balance_kinds(layers, float(costs.first[row]), float(costs.last[row]), pipeline, fits)
+    return (*split, *(0,) * empty) if split else ()
 
 
 def _interleaved(job: Job, p: int, v: int, costs: Costs) -> list[Split]:
     """Split layers over several chunks to a rank: all virtual stages are equal except the first and the last, which
     balance best. Chunks that differ in the middle would wait for each other, whatever their ranks add up to."""
-    choices, dense, mixture = _interleaved_choices(tuple(layer_kinds(job.shape)), p, v)
+    empty = empty_stages(job)
+    choices, dense, mixture = _interleaved_choices(tuple(layer_kinds(job.shape)), p, v, empty)
     if not choices:
         return [()] * len(costs.dense)
     best = np.empty(len(costs.dense), dtype=np.int64)
@@ -152,15 +162,18 @@ def _interleaved(job: Job, p: int, v: int, costs: Costs) -> list[Split]:
         part = slice(start, start + at_once)
         ranks = np.multiply.outer(costs.dense[part], dense) + np.multiply.outer(costs.mixture[part], mixture)
         ranks[:, :, 0] += costs.first[part, None]
-        ranks[:, :, -1] += costs.last[part, None]
+        ranks[:, :, -1 - empty] += costs.last[part, None]
+        ranks[:, :, -1] += costs.loss[part, None]
         best[part] = np.argmin(ranks.max(axis=2), axis=1)
     return [choices[index] for index in best.tolist()]
 
 
 @lru_cache(maxsize=4096)
-def _interleaved_choices(kinds: Split, p: int, v: int) -> tuple[list[Split], FloatColumn, FloatColumn]:
-    """Return the layers by virtual stage to choose from, and the dense and mixture layers of each one's ranks."""
-    choices = [(first, *(usual,) * (p * v - 2), last) for first, usual, last in _ends(len(kinds), p * v)]
+def _interleaved_choices(kinds: Split, p: int, v: int, empty: int) -> tuple[list[Split], FloatColumn, FloatColumn]:
+    """Return the layers by virtual stage to choose from, of which the last `empty` have none, and the dense and mixture
+    layers of each one's ranks."""
+    full, none = p * v - empty, (0,) * empty
+    choices = [(first, *(usual,) * (full - 2), last, *none) for first, usual, last in _ends(len(kinds), full)]
     before = np.concatenate([[0], np.cumsum(kinds)])
     table = np.array(choices, dtype=np.int64).reshape(-1, p * v)
     ends = np.concatenate([np.zeros((len(table), 1), dtype=np.int64), np.cumsum(table, axis=1)], axis=1)
@@ -168,12 +181,12 @@ def _interleaved_choices(kinds: Split, p: int, v: int) -> tuple[list[Split], Flo
     return choices, (table.reshape(-1, v, p).sum(axis=1) - mixture).astype(np.float64), mixture.astype(np.float64)
 
 
-def least_layers(kinds: Sequence[int], p: int, v: int) -> FloatColumn:
+def least_layers(job: Job, p: int, v: int) -> FloatColumn:
     """Return the fewest dense and mixture layers that each rank holds with uneven stages (2 x ranks): one chunk holds
     any number of layers, several are cut in few ways."""
     if v == 1:
         return np.zeros((2, p))
-    choices, dense, mixture = _interleaved_choices(tuple(kinds), p, v)
+    choices, dense, mixture = _interleaved_choices(tuple(layer_kinds(job.shape)), p, v, empty_stages(job))
     return np.array([dense.min(axis=0), mixture.min(axis=0)]) if choices else np.zeros((2, p))
 
 
@@ -189,7 +202,8 @@ def fullest_stage(job: Job, layouts: LayoutColumns) -> tuple[IntColumn, IntColum
     code = layouts.pipeline * (len(kinds) + 1) + layouts.virtual_pipeline
     different, place = np.unique(np.where(layouts.uneven, code, 0), return_inverse=True)
     sizes = [divmod(value, len(kinds) + 1) for value in different.tolist()]
-    layers = np.array([_fewest_on_the_fullest(kinds, *size) if size[0] else 0 for size in sizes], dtype=np.int64)[place]
+    fewest = [_fewest_on_the_fullest(kinds, p, v, empty_stages(job)) if p else 0 for p, v in sizes]
+    layers = np.array(fewest, dtype=np.int64)[place]
     return (0 * layers, layers) if frequent_kind(kinds) else (layers, 0 * layers)
 
 
@@ -199,16 +213,17 @@ def have_cuts(job: Job, layouts: LayoutColumns) -> BoolColumn:
     kinds = tuple(layer_kinds(job.shape))
     code = layouts.pipeline * (len(kinds) + 1) + layouts.virtual_pipeline
     different, place = np.unique(code, return_inverse=True)
-    sizes = [divmod(value, len(kinds) + 1) for value in different.tolist()]
-    return np.array([v == 1 or len(_interleaved_choices(kinds, p, v)[0]) > 0 for p, v in sizes], dtype=np.bool_)[place]
+    sizes, empty = [divmod(value, len(kinds) + 1) for value in different.tolist()], empty_stages(job)
+    some = [v == 1 or len(_interleaved_choices(kinds, p, v, empty)[0]) > 0 for p, v in sizes]
+    return np.array(some, dtype=np.bool_)[place]
 
 
-def _fewest_on_the_fullest(kinds: Split, p: int, v: int) -> int:
+def _fewest_on_the_fullest(kinds: Split, p: int, v: int, empty: int) -> int:
     """Return how many layers of the more frequent kind the rank with most of them holds at least."""
     kind = frequent_kind(kinds)
     if v == 1:
         return -(-kinds.count(kind) // p)
-    choices, dense, mixture = _interleaved_choices(kinds, p, v)
+    choices, dense, mixture = _interleaved_choices(kinds, p, v, empty)
     return int((mixture if kind else dense).max(axis=1).min()) if choices else 0
 
 

@@ -122,6 +122,7 @@ _LATER: Mapping[str, Any] = {
     "mamba": None,
     "latent_size": None,
     "mtp_repeated": False,
+    "mtp_stage": "last",
     "vision": None,
     "attention_softcap": None,
     "logit_softcap": None,

@@ -298,5 +298,7 @@ def _model_problems(layout: Mapping[str, Any], model: ModelShape) -> Iterator[Pr
     for name in ("token_dispatcher", "expert_rank_capacity_factor", "paged_stash"):
         if layout.get(name) is not None and model.moe is None:
             yield ("layout", name), f"needs experts, and {model.name} has none; remove it"
+    if layout.get("mtp_stage") == "before-last" and not model.mtp_num_layers:
+        yield ("layout", "mtp_stage"), f"is of prediction heads, and {model.name} has none; remove it"
     if layout.get("overlap_shared_expert") and not has["a shared expert"]:
         yield ("layout", "overlap_shared_expert"), f"needs a shared expert, and {model.name} has none; remove it"

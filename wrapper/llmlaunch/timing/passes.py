@@ -17,7 +17,7 @@ from llmlaunch.timing.constants import constant
 from llmlaunch.timing.layers import KINDS
 from llmlaunch.timing.network import exposed, moves_activations, moving_seconds, pipeline_hop
 from llmlaunch.timing.products import SplitColumns, split_of
-from llmlaunch.timing.stages import FullestStage, Pieces, Stages, last_seconds, pieces, stages, stages_in_balance
+from llmlaunch.timing.stages import FullestStage, Pieces, Stages, heads_seconds, pieces, stages, stages_in_balance
 
 __all__ = ["PassSeconds", "fills_and_drains", "pass_seconds", "passes_in_balance", "straggler_share"]
 
@@ -182,7 +182,7 @@ def _least_host_transfers(
     layer, other = (parts.dense, parts.mixture)[kind], (parts.dense, parts.mixture)[1 - kind]
     assert layer is not None
     seconds = parts.seconds.take(few_of)
-    last = last_seconds(job, seconds)
+    last = seconds.last + heads_seconds(job, seconds)
     rest = stages_.slowest_seconds - np.where(at.pipeline > 1.0, np.maximum(seconds.first, last), seconds.first + last)
     ones, spare = np.ones(len(few)), counts[1 - kind]
     moving = moving_seconds(job, cluster, few, (1 - kind) * ones, kind * ones)[few_of]
@@ -203,8 +203,8 @@ def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
     kinds: dict[str, FloatColumn] = {}
     dense, mixture = (shape.mtp_num_layers * count for count in head_kinds(shape))
     layers_on_slowest = [
-        (parts.dense, stages_.dense_layers + dense * stages_.last),
-        (parts.mixture, stages_.mixture_layers + mixture * stages_.last),
+        (parts.dense, stages_.dense_layers + dense * stages_.heads),
+        (parts.mixture, stages_.mixture_layers + mixture * stages_.heads),
     ]
     frozen_counts = stages_.frozen_dense_layers, stages_.frozen_mixture_layers
     layers_on_slowest += zip(parts.frozen, frozen_counts, strict=True)
@@ -271,7 +271,10 @@ def _transfer(job: Job, cluster: Cluster, at: SplitColumns, m: FloatColumn, stag
         return np.zeros(len(at))
     message = (job.facts.residual_bytes * job.shape.stream_width) * at.stream
     hop = pipeline_hop(cluster, at.tensor * at.context * at.data, p, message)
-    trips = 2.0 * (p - 1.0) * hop
+    hops = p - 1.0
+    if job.techniques.heads_before_loss:  # the last message is as many times as long as there are predictions
+        hops = hops + job.shape.mtp_num_layers
+    trips = 2.0 * hops * hop
     plain: FloatColumn = np.ceil(m / p) * trips
     if not np.any(at.layouts.virtual_pipeline > 1):
         return plain

@@ -11,7 +11,7 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.job import Job, all_ranks, head_rank
 from llmlaunch.memory.weights import trained_layers
 from llmlaunch.models.kinds import head_kinds
 from llmlaunch.models.linears import Linear
@@ -28,7 +28,7 @@ __all__ = [
     "Pieces",
     "StageSeconds",
     "Stages",
-    "last_seconds",
+    "heads_seconds",
     "pieces",
     "stage_seconds",
     "stages",
@@ -86,7 +86,7 @@ FullestStage = tuple[IntColumn, IntColumn]  # dense and mixture layers that some
 @frozen
 class Stages:
     """Seconds of one micro-batch through all stages of each layout, seconds of the slowest stage, its layers that run
-    backward, 1 where it is the first or the last, and its layers that run forward alone."""
+    backward, 1 where it is the first, the last or that of prediction heads, and its layers that run forward alone."""
 
     all_seconds: FloatColumn
     slowest_seconds: FloatColumn
@@ -94,6 +94,7 @@ class Stages:
     mixture_layers: FloatColumn
     first: FloatColumn
     last: FloatColumn
+    heads: FloatColumn
     frozen_dense_layers: FloatColumn
     frozen_mixture_layers: FloatColumn
 
@@ -168,11 +169,11 @@ def stages(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
     slowest."""
     shape = job.shape
     pattern: Sequence[int] = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
-    last = last_seconds(job, seconds)
+    last = seconds.last + heads_seconds(job, seconds)
     dense, mixture = float(len(pattern) - sum(pattern)), float(sum(pattern))
     total = _all_layers(job, seconds) + seconds.first + last
     if (dense and mixture) or np.any(layouts.uneven) or seconds.frozen is not None:
-        return _rank_by_rank(job, layouts, replace(seconds, last=last), total)
+        return _rank_by_rank(job, layouts, seconds, total)
     p = layouts.pipeline
     each = shape.num_layers / p
     layer = seconds.dense_layer if dense else seconds.mixture_layer
@@ -180,7 +181,8 @@ def stages(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
     none, ends = np.zeros(len(layouts)), np.asarray(last >= seconds.first, dtype=np.float64)
     first = np.where(p > 1, 1.0 - ends, 1.0)
     ends_last = np.where(p > 1, ends, 1.0)
-    return Stages(total, slowest, each if dense else none, none if dense else each, first, ends_last, none, none)
+    of_dense, of_mixtures = (each, none) if dense else (none, each)
+    return Stages(total, slowest, of_dense, of_mixtures, first, ends_last, ends_last, none, none)
 
 
 def stages_in_balance(
@@ -191,8 +193,7 @@ def stages_in_balance(
     shape = job.shape
     mixture = float(sum(shape.moe.layer_pattern)) if shape.moe else 0.0
     dense = shape.num_layers - mixture
-    last = last_seconds(job, seconds)
-    total = _all_layers(job, seconds) + seconds.first + last
+    total = _all_layers(job, seconds) + seconds.first + seconds.last + heads_seconds(job, seconds)
     share = 1.0 / layouts.pipeline
     frozen_dense, frozen_mixture = _frozen_layers(job)
     slowest = share * total
@@ -203,6 +204,7 @@ def stages_in_balance(
         slowest,
         share * (dense - frozen_dense),
         share * (mixture - frozen_mixture),
+        share,
         share,
         share,
         share * frozen_dense,
@@ -229,12 +231,10 @@ def _all_layers(job: Job, seconds: StageSeconds) -> FloatColumn:
     return total - sum(count * (both - forward) for count, (forward, both) in zip(below, spared, strict=True))
 
 
-def last_seconds(job: Job, seconds: StageSeconds) -> FloatColumn:
-    """Return the seconds of the last stage beside its decoder layers: its end, and the layers of multi-token
-    prediction."""
+def heads_seconds(job: Job, seconds: StageSeconds) -> FloatColumn:
+    """Return the seconds of the layers of multi-token prediction, which lie on one stage."""
     dense, mixture = head_kinds(job.shape)
-    layers = dense * seconds.dense_layer + mixture * seconds.mixture_layer
-    return seconds.last + job.shape.mtp_num_layers * layers
+    return job.shape.mtp_num_layers * (dense * seconds.dense_layer + mixture * seconds.mixture_layer)
 
 
 def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total: FloatColumn) -> Stages:
@@ -245,7 +245,8 @@ def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total
     )
     contents = _contents(job, layouts.take(example))
     frozen = seconds.frozen or (np.zeros(len(layouts)),) * 2
-    columns = (seconds.dense_layer, seconds.mixture_layer, seconds.first, seconds.last, *frozen)
+    heads = heads_seconds(job, seconds)
+    columns = (seconds.dense_layer, seconds.mixture_layer, seconds.first, seconds.last, heads, *frozen)
     slowest = np.full(len(layouts), -1.0)
     rank = np.zeros(len(layouts), dtype=np.int64)
     for place in range(contents.shape[1]):  # of the ranks that differ, a few
@@ -258,12 +259,13 @@ def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total
 
 def _contents(job: Job, layouts: LayoutColumns) -> FloatColumn:
     """Return the different ranks of each layout: dense layers and mixtures that run backward, whether it is the first,
-    the last, and layers of both kinds that run forward alone (layouts x ranks that differ x 6). Layouts with fewer
-    ranks that differ repeat one."""
+    the last, that of prediction heads, and layers of both kinds that run forward alone (layouts x ranks that differ x
+    7). Layouts with fewer ranks that differ repeat one."""
     ranks = all_ranks(job, layouts)
     dense, mixture = trained_layers(job, ranks)
     below = ranks.dense_layers - dense, ranks.moe_layers - mixture
-    rows = np.stack([ranks.layout_index, dense, mixture, ranks.first, ranks.last, *below], axis=1)
+    heads = ranks.rank == head_rank(job, ranks.layouts)
+    rows = np.stack([ranks.layout_index, dense, mixture, ranks.first, ranks.last, heads, *below], axis=1)
     rows = rows[np.lexsort(rows.T[::-1])]
     rows = rows[np.concatenate([[True], np.any(rows[1:] != rows[:-1], axis=1)])] if len(rows) else rows
     index = rows[:, 0].astype(np.int64)

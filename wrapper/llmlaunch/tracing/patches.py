@@ -114,6 +114,41 @@ def _point_to_point(**tensors: Any) -> dict[str, _Done]:
     }
 
 
+class _MessageShapes:
+    """The shapes of messages between stages, which ranks tell each other where prediction heads lie before the stage of
+    the loss (P2PCommunicator._communicate_shapes, core 0.19). Only those two exchange a longer one, with the outputs of
+    all heads, and only for the last chunk of each: chunks run forward in their order and backward in reverse, a group
+    of micro-batches each."""
+
+    def __init__(self) -> None:
+        self._messages: Counter[str] = Counter()
+
+    def answer(
+        self, communicator: Any, send_next: Any, send_prev: Any, recv_prev: bool, recv_next: bool
+    ) -> tuple[list[int], list[int]]:
+        from megatron.core import parallel_state
+        from megatron.training import get_args
+
+        args, chunks = get_args(), communicator.config.virtual_pipeline_model_parallel_size or 1
+        later = args.pipeline_model_parallel_size - 1 - parallel_state.get_pipeline_model_parallel_rank()
+        split = args.tensor_model_parallel_size if args.sequence_parallel else 1
+        length = args.seq_length // args.context_parallel_size // split
+        from_loss, to_loss = recv_next and later == 1, recv_prev and later == 0
+        forward = self._is_of_last_chunk("forward", to_loss, args, chunks)
+        backward = self._is_of_last_chunk("backward", from_loss, args, chunks)
+        times = 1 + (args.mtp_num_layers or 0)
+        rest = [args.micro_batch_size, args.hidden_size]
+        return [length * (times if forward else 1), *rest], [length * (times if backward else 1), *rest]
+
+    def _is_of_last_chunk(self, direction: str, between_the_two: bool, args: Any, chunks: int) -> bool:
+        if not between_the_two:
+            return False
+        group = getattr(args, "microbatch_group_size_per_vp_stage", None) or args.pipeline_model_parallel_size
+        turn = self._messages[direction] // group % chunks
+        self._messages[direction] += 1
+        return bool(turn == (chunks - 1 if direction == "forward" else 0))
+
+
 @contextlib.contextmanager
 def _one_generator(tracker: Any, name: str = "") -> Iterator[None]:
     yield
@@ -138,6 +173,8 @@ def patch_megatron() -> None:
 
     p2p_communication._batched_p2p_ops = lambda **tensors: list(_point_to_point(**tensors).values())
     p2p_communication._p2p_ops = _point_to_point
+    shapes = _MessageShapes()
+    p2p_communication.P2PCommunicator._communicate_shapes = lambda *messages: shapes.answer(*messages)
     random.CudaRNGStatesTracker.fork = _one_generator
     for module in (random, engine):  # the latter recomputes layers in 8 bits
         module._get_cuda_rng_state = lambda *args, **options: torch.zeros(16, dtype=torch.uint8)

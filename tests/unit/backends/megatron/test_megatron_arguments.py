@@ -187,8 +187,11 @@ def test_every_name_is_one_of_the_parser_and_every_key_one_of_a_recipe() -> None
 STAGE_RULES = ("layers", "virtual-layers", "stages-named", "stages-hold-all", "stages-hold-some")
 
 
-def flags_of_stages(pipeline: int, chunks: int, split: tuple[int, ...], mtp_layers: int = 0) -> str:
-    return " ".join(stage_flags(Layout(pipeline=pipeline, virtual_pipeline=chunks, layers_by_stage=split), mtp_layers))
+def flags_of_stages(
+    pipeline: int, chunks: int, split: tuple[int, ...], mtp_layers: int = 0, before: bool = False
+) -> str:
+    layout = Layout(pipeline=pipeline, virtual_pipeline=chunks, layers_by_stage=split)
+    return " ".join(stage_flags(layout, mtp_layers, before))
 
 
 @pytest.mark.parametrize(
@@ -229,6 +232,12 @@ def test_prediction_heads_stand_before_the_loss() -> None:
     ends = "--decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 2"
     assert flags_of_stages(4, 1, (3, 4, 4, 2), mtp_layers=1) == ends
     assert flags_of_stages(4, 1, (3, 5, 4, 1), mtp_layers=1) == "--pipeline-model-parallel-layout Et*3|t*5|t*4|tmL"
+
+
+def test_prediction_heads_before_the_last_stage_are_written_out() -> None:
+    assert flags_of_stages(3, 1, (4, 4, 0), 2, before=True) == "--pipeline-model-parallel-layout Et*4|t*4mm|L"
+    alone = flags_of_stages(3, 2, (1, 1, 1, 1, 0, 0), 1, before=True)
+    assert alone == "--pipeline-model-parallel-layout Et|(t|)*3m|L"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import Techniques
 
 __all__ = ["PLANNED_BY", "STAGE_FLAGS", "decided_names", "planned_arguments", "stage_flags"]
 
@@ -36,7 +37,7 @@ def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     """
     planned = (
         *model_arguments(recipe),
-        *_parallel_arguments(recipe.model, layout),
+        *_parallel_arguments(recipe.model, recipe.techniques, layout),
         *sharding_arguments(recipe, layout),
         *technique_arguments(recipe, layout),
         *overlap_arguments(recipe),
@@ -49,7 +50,7 @@ def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     return planned
 
 
-def _parallel_arguments(shape: ModelShape, layout: Layout) -> tuple[Argument, ...]:
+def _parallel_arguments(shape: ModelShape, techniques: Techniques, layout: Layout) -> tuple[Argument, ...]:
     """Return the sizes of all parallel groups, the stages, and the overlap of gradient and parameter communication."""
     expert, expert_tensor = (layout.expert, layout.expert_tensor) if shape.moe is not None else (None, None)
     default = "its default is the tensor parallel size, not 1"
@@ -59,7 +60,7 @@ def _parallel_arguments(shape: ModelShape, layout: Layout) -> tuple[Argument, ..
         argument("--pipeline-model-parallel-size", layout.pipeline, of="layout.pipeline"),
         argument("--context-parallel-size", layout.context, of="layout.context"),
         *(
-            _stage_arguments(layout, shape.mtp_num_layers)
+            _stage_arguments(layout, shape.mtp_num_layers, techniques.heads_before_loss)
             if shape.mamba is None
             else pattern_arguments(shape, shape.mamba, layout)
         ),
@@ -82,10 +83,12 @@ CHUNKS, WRITTEN = "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-pa
 STAGE_FLAGS = (FIRST, LAST, EMBEDDING, LOSS, CHUNKS, WRITTEN, "--num-layers-per-virtual-pipeline-stage")
 
 
-def stage_flags(layout: Layout, mtp_layers: int = 0) -> Words:
+def stage_flags(layout: Layout, mtp_layers: int = 0, before_loss: bool = False) -> Words:
     """The flags of the stages of `layout`. `mtp_layers` heads of multi-token prediction stand before the loss, on the
-    last stage, where Megatron puts them without a layout too."""
+    last stage, where Megatron puts them without a layout too, or on the stage before it (`before_loss`)."""
     chunks = (CHUNKS, str(layout.virtual_pipeline)) if layout.virtual_pipeline > 1 else ()
+    if before_loss and layout.uneven:
+        return (WRITTEN, written_layout(layout.layers_by_stage, mtp_layers, before_loss))
     if len(set(layout.layers_by_stage)) <= 1:
         return chunks
     for notation in (_first_and_last, _slots):
@@ -95,11 +98,12 @@ def stage_flags(layout: Layout, mtp_layers: int = 0) -> Words:
     return (WRITTEN, written_layout(layout.layers_by_stage, mtp_layers))
 
 
-def _stage_arguments(layout: Layout, mtp_layers: int = 0) -> tuple[Argument, ...]:
+def _stage_arguments(layout: Layout, mtp_layers: int, before_loss: bool) -> tuple[Argument, ...]:
     """`stage_flags` with what each follows from."""
-    keys = {CHUNKS: "layout.virtual_pipeline"}
-    groups = (map(str, group) for group in flag_groups(stage_flags(layout, mtp_layers)))
-    return tuple(argument(flag, *values, of=keys.get(flag, "layout.layers_by_stage")) for flag, *values in groups)
+    split = ("layout.layers_by_stage", "layout.mtp_stage") if before_loss else "layout.layers_by_stage"
+    keys: dict[str, str | tuple[str, ...]] = {CHUNKS: "layout.virtual_pipeline"}
+    groups = (map(str, group) for group in flag_groups(stage_flags(layout, mtp_layers, before_loss)))
+    return tuple(argument(flag, *values, of=keys.get(flag, split)) for flag, *values in groups)
 
 
 def _first_and_last(layout: Layout) -> Words | None:
@@ -129,15 +133,16 @@ def _slots(layout: Layout) -> Words | None:
     return (*((EMBEDDING,) if embedding else ()), *((LOSS,) if loss else ()))
 
 
-def written_layout(split: Split, mtp_layers: int = 0) -> str:
+def written_layout(split: Split, mtp_layers: int = 0, before_loss: bool = False) -> str:
     """The stages written out: E embedding, t layer, m prediction head, L loss, | between stages, *n repeats
     (core/transformer/pipeline_parallel_layer_layout.py parse_str_to_list): "Et*3|(t*4|)*2t*3mL"."""
     stages = [_repeated("t", count) for count in split]
     stages[0] = "E" + stages[0]
+    stages[-2 if before_loss else -1] += _repeated("m", mtp_layers)
     *before, last = stages
     runs = ((stage, len(list(run))) for stage, run in groupby(before))
     text = "".join(f"{stage}|" if times == 1 else f"({stage}|)*{times}" for stage, times in runs)
-    return text + last + _repeated("m", mtp_layers) + "L"
+    return text + last + "L"
 
 
 def _repeated(letter: str, times: int) -> str:

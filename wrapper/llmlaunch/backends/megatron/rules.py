@@ -69,10 +69,17 @@ def ffn(s: Situation) -> BoolColumn:
 
 
 def stages_hold_some(s: Situation) -> BoolColumn:
-    between = of_stages(s, lambda split: min(split[1:-1], default=1))
-    ends = of_stages(s, lambda split: min(split[0], split[-1]))
+    """Whether every stage holds a layer but those that hold something else, too."""
+    before = s.techniques.heads_before_loss
+    between = of_stages(s, lambda split: min(split[1 : -2 if before else -1], default=1))
+    ends = of_stages(s, lambda split: split[0] if before else min(split[0], split[-1]))
     enough = np.greater(between, 0) & np.greater_equal(ends, s.layouts.virtual_pipeline == 1)
     return implies(s.layouts.uneven, enough)
+
+
+def loss_is_alone(s: Situation) -> BoolColumn:
+    alone = s.layouts.uneven & np.equal(of_stages(s, lambda split: split[-1]), 0)
+    return implies(s.techniques.heads_before_loss, alone & np.greater(s.layouts.pipeline, 2))
 
 
 def of_stages(s: Situation, figure: Callable[[Sequence[int]], int]) -> NDArray[np.int64]:
@@ -125,6 +132,32 @@ MIXTURE_REQUIREMENTS: tuple[Requirement, ...] = (
         "experts in one kernel (--moe-grouped-gemm) need compute capability 8.0 (Ampere) or more",
         ARGUMENTS,
         lambda r: grouped(r) and old_device(r),
+    ),
+)
+
+
+def unknown_beside_heads(recipe: Recipe) -> bool:
+    """Whether a recipe has what was not tried with prediction heads on a stage before that of the loss."""
+    used = recipe.techniques
+    beside = used.overlaps_experts or used.cuda_graphs or used.adapters or used.trained_layers or used.what_ifs
+    return bool(beside) or sharding.asks_for_sharding(recipe) or recipe.model.residual_streams > 1
+
+
+STAGE_REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "heads-with-the-loss",
+        "layout.mtp_stage",
+        "layers of one part each (model.mamba) have their prediction heads on the stage of the loss; write last",
+        "megatron/core/models/hybrid/hybrid_model.py HybridModel.__init__, core 0.19",
+        lambda r: r.techniques.heads_before_loss and r.model.mamba is not None,
+    ),
+    Requirement(
+        "plain-beside-heads",
+        "layout.mtp_stage",
+        "before-last was not tried with overlap_expert_communication, delay_weight_gradients, cuda_graphs, adapters, "
+        "trained_layers, what_if, zero_stage 2 and 3 and residual_streams; remove those, or write last",
+        WRITTEN,
+        lambda r: r.techniques.heads_before_loss and unknown_beside_heads(r),
     ),
 )
 
@@ -192,9 +225,16 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "stages-hold-some",
         "every stage must hold a layer; with virtual stages the first and the last may hold the embedding or the loss "
-        "alone",
+        "alone, and with mtp_stage: before-last the last but one its prediction heads",
         WRITTEN,
         stages_hold_some,
+    ),
+    Rule(
+        "loss-is-alone",
+        "mtp_stage: before-last leaves the last stage the loss alone, so layers_by_stage must end with 0, and "
+        "--pipeline-model-parallel-size must be 3 or more",
+        WRITTEN,
+        loss_is_alone,
     ),
     Rule(
         "batch",
@@ -272,6 +312,7 @@ ALL_REQUIREMENTS = (
     *pooled_rules.POOLED_REQUIREMENTS,
     *vision_rules.VISION_REQUIREMENTS,
     *MIXTURE_REQUIREMENTS,
+    *STAGE_REQUIREMENTS,
     *hybrid.HYBRID_REQUIREMENTS,
     *techniques.REQUIREMENTS,
     *sharding.SHARDING_REQUIREMENTS,
