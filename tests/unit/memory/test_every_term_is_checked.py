@@ -33,6 +33,7 @@ FORMULA = (
     "compressed",
     "exchange",
     "graphs",
+    "heads",
     "host",
     "job",
     "layer_wise",

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.memory.job import Job, RankColumns, head_layers, head_rank
+from llmlaunch.memory.heads import head_layers, head_rank
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.models.linears import Linear, attention_linears, mlp_linears
 from llmlaunch.techniques import OF_ATTENTION
 

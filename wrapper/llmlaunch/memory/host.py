@@ -14,7 +14,8 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_bytes
-from llmlaunch.memory.job import Job, RankColumns, head_rank, offloads_modules, without_offload
+from llmlaunch.memory.heads import head_rank
+from llmlaunch.memory.job import Job, RankColumns, offloads_modules, without_offload
 from llmlaunch.memory.loss import saved_by_heads
 from llmlaunch.memory.paged_stash import host_pages
 from llmlaunch.memory.peak import rank_terms

@@ -14,8 +14,7 @@ from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns, Modules
 from llmlaunch.memory.facts import MemoryFacts
-from llmlaunch.models.kinds import attention_kinds, head_kinds, is_mixed, kind_shares, layer_parts, part_kinds
-from llmlaunch.models.mamba import PARTS
+from llmlaunch.models.kinds import attention_kinds, is_mixed, kind_shares, layer_parts, part_kinds
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
@@ -23,7 +22,6 @@ from llmlaunch.workload import Workload
 __all__ = [
     "NO_CORRECTION",
     "Correction",
-    "HeadLayers",
     "Job",
     "RankColumns",
     "alike_parts",
@@ -32,9 +30,6 @@ __all__ = [
     "by_recompute",
     "candidate_ranks",
     "chunk_ranges",
-    "final_norm_rank",
-    "head_layers",
-    "head_rank",
     "layer_kinds",
     "mean_of_kinds",
     "mean_of_parts",
@@ -42,6 +37,7 @@ __all__ = [
     "offloads_modules",
     "once_for_rows",
     "one_rank",
+    "parts_differ",
     "pattern_is_uniform",
     "recomputes",
     "with_mean_parts",
@@ -113,7 +109,7 @@ class Job:
     @property
     def stages_alike(self) -> bool:
         """Whether all pipeline ranks of even stages hold and train equally many layers of each kind."""
-        alike = pattern_is_uniform(self.shape) and not _mixed(self.shape) and not is_mixed(self.shape)
+        alike = pattern_is_uniform(self.shape) and not parts_differ(self.shape) and not is_mixed(self.shape)
         return self.techniques.trained_layers is None and alike
 
     @cached_property
@@ -281,14 +277,14 @@ def _same_stages(rows: LayoutColumns, rank: IntColumn) -> tuple[IntColumn, IntCo
     return example, same
 
 
-def _mixed(shape: ModelShape) -> bool:
+def parts_differ(shape: ModelShape) -> bool:
     """Whether layers differ in what they have in the place of attention."""
     return shape.linear_attention is not None or shape.mamba is not None
 
 
 def _shares(job: Job, rows: LayoutColumns, rank: IntColumn) -> Mapping[str, FloatColumn] | None:
     """Return the shares of each row's layers that have each part; None where all layers of the model are alike."""
-    if not _mixed(job.shape):
+    if not parts_differ(job.shape):
         return None
     parts, kinds = layer_parts(job.shape), part_kinds(job.shape)
     patterns = [[int(part == kind) for part in parts] for kind in kinds]
@@ -348,52 +344,12 @@ def alike_parts(job: Job, rows: RankColumns) -> tuple[RankColumns, ...]:
     return tuple(replace(rows, shares=each) for each in alone)
 
 
-@frozen
-class HeadLayers:
-    """The layers of one multi-token-prediction module: how many are dense and how many mixtures, and `rows` as if all
-    layers had the parts of these."""
-
-    rows: RankColumns
-    dense: int
-    mixture: int
-
-
-def head_layers(job: Job, rows: RankColumns) -> HeadLayers:
-    """Return the layers of a multi-token-prediction module (`head_kinds`), with the kind of softmax attention that they
-    have by themselves."""
-    shape, (dense, mixture) = job.shape, head_kinds(job.shape)
-    if is_mixed(shape):
-        of_heads = [float(kind.predicts) for kind in attention_kinds(shape)]
-        rows = replace(rows, kind_shares=tuple(np.full(len(rows), share) for share in of_heads))
-    if not _mixed(shape):
-        return HeadLayers(rows, dense, mixture)
-    parts = [PARTS[letter] for letter in shape.mamba.mtp_pattern or ""] if shape.mamba else [layer_parts(shape)[-1]]
-    shares = {kind: parts.count(kind) / max(dense, 1) for kind in part_kinds(shape)}
-    alike = replace(rows, shares={kind: np.full(len(rows), share) for kind, share in shares.items()})
-    return HeadLayers(alike, dense, mixture)
-
-
-def head_rank(job: Job, layouts: LayoutColumns) -> IntColumn:
-    """Return the pipeline rank that holds the layers of multi-token prediction."""
-    return layouts.pipeline - 1 - int(job.techniques.heads_before_loss)
-
-
-def final_norm_rank(job: Job, layouts: LayoutColumns) -> IntColumn:
-    """Return the pipeline rank that holds the norm behind the decoder: the last, and where prediction heads lie before
-    it, that of the last decoder layer (megatron/core/transformer/transformer_block.py TransformerBlock
-    has_final_layernorm_in_this_stage, core 0.19)."""
-    if not job.techniques.heads_before_loss:
-        return layouts.pipeline - 1
-    stages = [max((stage for stage, layers in enumerate(split) if layers), default=0) for split in layouts.partitions]
-    return np.array(stages, dtype=np.int64)[layouts.partition] % layouts.pipeline
-
-
 def with_mean_parts(job: Job, rows: RankColumns) -> RankColumns:
     """Return the rows as if each had of every part, and every kind of attention, what the whole model has in the
     mean."""
     if is_mixed(job.shape):
         rows = replace(rows, kind_shares=tuple(np.full(len(rows), share) for _, share in kind_shares(job.shape)))
-    if not _mixed(job.shape):
+    if not parts_differ(job.shape):
         return rows
     parts = [part for part in layer_parts(job.shape) if part != "mixture"]
     shares = {kind: np.full(len(rows), parts.count(kind) / len(parts)) for kind in part_kinds(job.shape)}

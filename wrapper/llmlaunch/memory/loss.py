@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import kept_by_layer, layer_input
+from llmlaunch.memory.heads import final_norm_rank, head_layers, head_rank
 from llmlaunch.memory.job import (
     Job,
     RankColumns,
     by_recompute,
-    final_norm_rank,
-    head_layers,
-    head_rank,
 )
 from llmlaunch.memory.saved import STATISTIC_BYTES, saved_by_dense_layer, saved_by_mixture_layer, sequence_split, tokens
 from llmlaunch.memory.schedule import in_flight, last_chunk_in_flight

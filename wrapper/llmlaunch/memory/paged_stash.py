@@ -13,7 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.memory.job import Job, RankColumns, head_layers, head_rank
+from llmlaunch.memory.heads import head_layers, head_rank
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.saved import balanced_tokens, routed_tokens, saved_by_mixture_layer
 from llmlaunch.memory.schedule import in_flight
 

@@ -7,11 +7,11 @@ import numpy as np
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import (
     Job,
     RankColumns,
     chunk_ranges,
-    head_rank,
     layer_kinds,
     once_for_rows,
     pattern_is_uniform,

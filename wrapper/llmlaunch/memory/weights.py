@@ -17,14 +17,12 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.memory.adapters import fused_parameters
 from llmlaunch.memory.compressed import narrow_weights
+from llmlaunch.memory.heads import final_norm_rank, head_layers, head_rank
 from llmlaunch.memory.job import (
     Job,
     RankColumns,
     alike_parts,
     chunk_ranges,
-    final_norm_rank,
-    head_layers,
-    head_rank,
     mean_of_kinds,
     mean_of_parts,
     once_for_rows,

@@ -12,7 +12,8 @@ from llmlaunch.layout import RECOMPUTE_SELECTIVE
 from llmlaunch.memory.activations import RECOMPUTED, kept_by_layer, layer_input
 from llmlaunch.memory.adapters import fused_pairs
 from llmlaunch.memory.compressed import attention_backward, mixing_backward
-from llmlaunch.memory.job import Job, RankColumns, alike_parts, by_recompute, chunk_ranges, head_rank, recomputes
+from llmlaunch.memory.heads import head_rank
+from llmlaunch.memory.job import Job, RankColumns, alike_parts, by_recompute, chunk_ranges, recomputes
 from llmlaunch.memory.loss import logits_split, loss_piece, projection, recomputed_head, table_gradient, table_sum
 from llmlaunch.memory.recurrent import delta_net_alive, mamba_alive
 from llmlaunch.memory.saved import (

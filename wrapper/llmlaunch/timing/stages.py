@@ -11,7 +11,8 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import Job, all_ranks, head_rank
+from llmlaunch.memory.heads import head_rank
+from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import trained_layers
 from llmlaunch.models.kinds import head_kinds
 from llmlaunch.models.linears import Linear
