@@ -27,7 +27,8 @@ from wrong_formulas import Patch, everywhere, left_out, multiplied
 
 from llmlaunch.memory import loss, saved, schedule, states, weights, workspace
 from llmlaunch.memory.peak import OUTSIDE_TORCH
-from llmlaunch.rehearsal.traced import REMAINDER, terms_at_peak
+from llmlaunch.rehearsal.deepspeed_trace import REMAINDER
+from llmlaunch.rehearsal.megatron_trace import megatron_terms
 
 pytestmark = pytest.mark.frameworks
 
@@ -52,7 +53,7 @@ def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with (
         errors.open("w") as file,
         subprocess.Popen(
-            [megatron_python(), TRACED / "adapted_ranks.py"],
+            [megatron_python(), TRACED / "ranks_with_muon.py"],
             stdin=PIPE,
             stdout=PIPE,
             stderr=file,
@@ -151,7 +152,7 @@ def test_what_lasts_agrees_to_the_byte_and_is_alive_at_the_peak(case: Case, trac
     traced = trace(case)
     check_what_lasts(case, traced)
     predicted = case.estimate()
-    alive = terms_at_peak(traced, predicted)
+    alive = megatron_terms(traced, predicted)
     padded = PARAMETER_BYTES * traced["state"]["padded_count"]
     assert alive["parameters"] == pytest.approx(padded, abs=ALLOCATION_BYTES)
     assert alive["gradients"] == traced["state"]["bytes"]["gradients"]
@@ -163,7 +164,7 @@ def test_what_lasts_agrees_to_the_byte_and_is_alive_at_the_peak(case: Case, trac
 def test_the_peak_agrees_within_three_percent_and_all_of_it_has_a_name(case: Case, trace: TraceOf) -> None:
     traced = trace(case)
     check_peak(case, traced)
-    alive = terms_at_peak(traced, case.estimate())
+    alive = megatron_terms(traced, case.estimate())
     assert sum(alive.values()) == traced["peak_bytes"]
     assert 0 <= alive.get(REMAINDER, 0) < 0.002 * traced["peak_bytes"]
 
@@ -183,7 +184,7 @@ NEAR = [NAMED[name] for name in SAME_MOMENT]
 def test_every_term_is_near_its_estimate(case: Case, trace: TraceOf) -> None:
     """Within 1 % of the peak."""
     traced, predicted = trace(case), case.estimate()
-    alive = terms_at_peak(traced, predicted)
+    alive = megatron_terms(traced, predicted)
     for term in {*alive, *predicted.terms} - {*OUTSIDE_TORCH, "allocator_cache"}:
         expected = predicted.terms.get(term, 0)
         assert alive.get(term, 0) == pytest.approx(expected, abs=0.01 * traced["peak_bytes"]), term

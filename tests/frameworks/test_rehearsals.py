@@ -41,10 +41,17 @@ def rehearse_traced(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
+ADAPTED = ("backend=megatron-bridge", "training.start_from=/weights", "training.adapters={rank: 16}")
+
+
 @pytest.mark.parametrize(
     ("recipe", "words"),
-    [("llama3-8b", ()), ("llama3-70b", ("model={base: llama3-70b, num_layers: 16}", "nodes=16"))],
-    ids=["llama3-8b", "llama3-70b-of-16-layers"],
+    [
+        ("llama3-8b", ()),
+        ("llama3-70b", ("model={base: llama3-70b, num_layers: 16}", "nodes=16")),
+        ("llama3-8b", (*ADAPTED, "model={base: llama3-8b, num_layers: 8}", "nodes=1", "training.global_batch_size=64")),
+    ],
+    ids=["llama3-8b", "llama3-70b-of-16-layers", "llama3-8b-of-8-layers-with-adapters"],
 )
 def test_the_worst_rank_of_a_dense_gallery_recipe_is_as_predicted(recipe: str, words: tuple[str, ...]) -> None:
     """The peak of a large job's worst rank on this machine, beside the estimate. What its allocator keeps beyond
@@ -57,6 +64,7 @@ def test_the_worst_rank_of_a_dense_gallery_recipe_is_as_predicted(recipe: str, w
         assert (rank["on"], rank["peak_kind"]) == ("trace", "allocated")
         assert rank["predicted_bytes"] == pytest.approx(rank["rehearsed_bytes"], rel=PEAK_TOLERANCE)
         assert rank["versions"]["megatron-core"].startswith("0.19.")
+        assert ("megatron-bridge" in rank["versions"]) == (words[: len(ADAPTED)] == ADAPTED)
         assert 0 < rank["tracer_resident_bytes"] < MOST_RESIDENT_BYTES
         assert {"parameters", "gradients"} <= set(rank["terms"])
         for name in set(LASTING) & set(rank["terms"]):  # states may be on the host

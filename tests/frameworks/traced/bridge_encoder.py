@@ -46,17 +46,18 @@ def encoder_bytes(config: Any) -> dict[str, Any]:
 def import_bridge() -> None:
     """Leave out what packages import beside the encoder."""
     import absent_packages
-    import only_what_is_asked
+
+    import bridge_packages
 
     sys.path.insert(0, str(SITE))
     for name, module in sys.modules.items():  # of stand-ins, for which packages of Bridge's look
         if "." not in name and getattr(module, "__spec__", module) is None:
             module.__spec__ = ModuleSpec(name, None)
     absent_packages.install()
-    only_what_is_asked.install(SITE)
+    packages = bridge_packages.install()
     for name in (MODELS, f"{MODELS}.modelling_qwen3_vl"):
         package = sys.modules[name] = ModuleType(name)
-        package.__path__ = [str(SITE.joinpath(*name.split(".")))]
+        package.__path__ = [str(packages.joinpath(*name.split(".")))]
 
 
 def _encoder(decoder: Any, case: str) -> Any:

@@ -49,14 +49,14 @@ stand_ins.install()
 
 import absent_packages
 import bridge_presets
-import only_what_is_asked
 import torch
 from megatron.core.dist_checkpointing.strategies import torch as _strategies  # noqa: F401 (before what it would look for)
 
+import bridge_packages
 import fake_cuda
 
 absent_packages.install()
-only_what_is_asked.install(SITE)
+PACKAGES = bridge_packages.install()
 
 import megatron_bridge as entry
 from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder
@@ -85,8 +85,8 @@ def judge(job: Answer) -> Answer:
     torch.cuda.get_device_capability = lambda *args, **options: capability
     engine._get_device_compute_capability.cache_clear()
     if job.get("presets"):
-        bridge_presets.install(SITE)
-        return dict(bridge_presets.presets(SITE))
+        bridge_presets.install(PACKAGES)
+        return dict(bridge_presets.presets(PACKAGES))
     settings = json.loads(json.dumps(job["settings"]), object_hook=entry.with_variables)
     if job.get("check"):
         return checked(settings, job)

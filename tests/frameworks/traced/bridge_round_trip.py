@@ -55,11 +55,12 @@ te_extension.install()
 patches.install_apex_kernel()
 
 import absent_packages
-import only_what_is_asked
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
+import bridge_packages
+
 absent_packages.install()
-only_what_is_asked.install(SITE)
+bridge_packages.install()
 
 import megatron_bridge as entry
 import torch

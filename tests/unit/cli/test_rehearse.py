@@ -278,19 +278,38 @@ def test_where_nothing_is_at_hand_both_ways_to_have_something_are_said(
         place.chosen_place(recipe, where, print)
 
 
+ON_BRIDGE = ("backend=megatron-bridge", "training.start_from=/weights")
+ADAPTED = (*ON_BRIDGE, "training.adapters={rank: 4}")
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ((), "are rehearsed with backend=megatron-lm behind the recipe"),
+        ((), "with backend=megatron-lm behind the recipe"),
         (("data={path: /rows, sft: chat, tokenizer: words}",), "backend=megatron-lm 'data={mock: true}' behind"),
-        (("training.adapters={rank: 4}",), "has no adapters, so that nothing rehearses them"),
+        (("training.adapters={rank: 4}",), "which has no adapters"),
     ],
 )
-def test_what_of_a_job_of_bridge_is_rehearsed_is_said(overrides: tuple[str, ...], said: str) -> None:
-    recipe = recipe_of("llama3-8b", "backend=megatron-bridge", "training.start_from=/weights", *overrides)
+def test_what_runs_on_a_gpu_in_place_of_bridge_is_said(overrides: tuple[str, ...], said: str) -> None:
     with pytest.raises(UserError) as caught:
-        place.chosen_place(recipe, "auto", print)
+        place.chosen_place(recipe_of("llama3-8b", *ON_BRIDGE, *overrides), "gpu", print)
     assert said in str(caught.value)
+    assert "is traced (--on trace)" in str(caught.value)
+
+
+def test_adapters_are_traced_where_bridge_is(rehearse: Rehearse, tmp_path: Path) -> None:
+    tracer = frameworks(tmp_path)
+    words = (DENSE, *ADAPTED, PIPELINE)
+    error = mistake(rehearse, tracer, *words)
+    assert f"training.adapters: {tracer} holds no megatron-bridge, whose LoRA stands beside the layers; " in error
+    assert len(error.strip().splitlines()) == 1
+    bridge = tracer / "lib" / "python3.11" / "site-packages" / "megatron_bridge-0.6.2.dist-info"
+    bridge.mkdir()
+    (bridge / "METADATA").write_text("Metadata-Version: 2.1\nName: megatron-bridge\nVersion: 0.6.2\n")
+    answer = rehearse(tracer, *words, "--json")
+    assert json.loads(answer.stdout)["ranks"][0]["on"] == "trace"
+    other = mistake(rehearse, tracer, *words, 'backend={name: megatron-bridge, version: "0.5.0"}')
+    assert "the job runs Megatron-Bridge 0.5.0, and" in other
 
 
 def test_the_checkouts_environment_goes_before_the_persons_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

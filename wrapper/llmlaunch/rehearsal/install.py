@@ -37,7 +37,12 @@ __all__ = [
 ]
 
 MARK = ".installed"  # the last file an installation writes
-TRACED = ("torch", "megatron-core", "transformer_engine")  # what a trace runs, as their packages are called
+TRACED = (
+    "torch",
+    "megatron-core",
+    "transformer_engine",
+    "megatron-bridge",
+)  # what a trace runs, as their packages are called
 TORCH_VARIABLE = "LLMLAUNCH_TRACED_TORCH"
 # What pip is told to install torch; its default wheel for Linux is built for CUDA and cannot trace.
 CPU_TORCH = "--index-url https://download.pytorch.org/whl/cpu torch==2.13.0"

@@ -50,12 +50,12 @@ def chosen_place(recipe: Recipe, place: str, say: Callable[[str], None]) -> Rehe
     Raises:
         UserError: there is nothing to rehearse on, with every way to have something; or the job has no trace.
     """
-    if recipe.backend.name == BRIDGE:
-        raise UserError(f"{recipe.path}: {_in_place_of_bridge(recipe)}")
-    accelerator = recipe.cluster.accelerator
+    accelerator, on_bridge = recipe.cluster.accelerator, recipe.backend.name == BRIDGE
+    if on_bridge and place == GPU:
+        raise UserError(f"{recipe.path}: {_traced_alone(recipe)}")
     if accelerator.kind == "cpu" and (place != TRACE or recipe.backend.name == DEEPSPEED):
         raise UserError(f"{recipe.path}: trains on CPUs: there is no GPU's memory to rehearse; submit runs it here")
-    gpu = None if place == TRACE else gpu_at_hand(accelerator)
+    gpu = None if place == TRACE or on_bridge else gpu_at_hand(accelerator)
     if gpu is not None:
         return _launched(choose(True, say), f"On a GPU of this machine: {gpu.name}.")
     if place == GPU:
@@ -110,18 +110,13 @@ class TraceEnvironment:
         return variables | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _in_place_of_bridge(recipe: Recipe) -> str:
-    """Return what can be rehearsed in place of a job of Megatron-Bridge, in a sentence."""
+def _traced_alone(recipe: Recipe) -> str:
+    """Return why no rank of Megatron-Bridge runs on a GPU by itself, and what does instead, in a sentence."""
+    why = "backend: a rank of megatron-bridge is traced (--on trace); on a GPU rehearse runs Megatron-LM's script, "
     if recipe.techniques.adapters is not None:
-        return (
-            "training.adapters: rehearse runs Megatron-LM's script, which has no adapters, so that nothing rehearses "
-            "them; llmlaunch check prices them as traces of Bridge's own classes were measured"
-        )
+        return f"{why}which has no adapters"
     behind = f"backend={MEGATRON}" + ("" if recipe.data.sft is None else " 'data={mock: true}'")
-    return (
-        "backend: rehearse runs Megatron-LM's script; megatron-bridge configures the same Megatron core, so that its "
-        f"ranks are rehearsed with {behind} behind the recipe"
-    )
+    return f"{why}which configures the same Megatron core with {behind} behind the recipe"
 
 
 def find_trace_environment(backend: str = MEGATRON) -> TraceEnvironment | None:
@@ -186,6 +181,8 @@ def refuse_another_version(environment: TraceEnvironment, recipe: Recipe) -> tup
     """
     if recipe.backend.name == DEEPSPEED:
         return _refuse_another_deepspeed(environment, recipe)
+    if recipe.backend.name == BRIDGE:
+        return _refuse_another_bridge(environment, recipe)
     job_version, here = recipe.backend.runs_version, environment.versions.get(CORE, "unknown")
     rendered_as = rendered_version(recipe)
     if known_version(here) is None:
@@ -205,13 +202,32 @@ def refuse_another_version(environment: TraceEnvironment, recipe: Recipe) -> tup
     return ()
 
 
+FIELDS_UNREAD = "fields of Bridge's that backend.extra_args sets are not in the trace"
+
+
+def _refuse_another_bridge(environment: TraceEnvironment, recipe: Recipe) -> tuple[str, ...]:
+    """Bridge's own package is needed for adapters alone."""
+    here = environment.versions.get(BRIDGE)
+    if here is None and recipe.techniques.adapters is not None:
+        raise UserError(
+            f"{recipe.path}: training.adapters: {environment.folder} holds no {BRIDGE}, whose LoRA stands beside the "
+            f"layers; {how_to_get_one()}"
+        )
+    notes = () if here is None else _refuse_another(environment, recipe, "Megatron-Bridge", here)
+    return (*notes, FIELDS_UNREAD) if recipe.backend.extra_args else notes
+
+
 def _refuse_another_deepspeed(environment: TraceEnvironment, recipe: Recipe) -> tuple[str, ...]:
-    job_version, here = recipe.backend.runs_version, environment.versions[DEEPSPEED]
+    return _refuse_another(environment, recipe, "DeepSpeed", environment.versions[DEEPSPEED])
+
+
+def _refuse_another(environment: TraceEnvironment, recipe: Recipe, framework: str, here: str) -> tuple[str, ...]:
+    job_version = recipe.backend.runs_version
     if job_version is None:
-        return (f"assumed that the job runs DeepSpeed {here} too (set backend.version to say another)",)
+        return (f"assumed that the job runs {framework} {here} too (set backend.version to say another)",)
     if not same_minor(job_version, here):
         raise UserError(
-            f"{recipe.path}: backend.version: the job runs DeepSpeed {job_version}, and {environment.folder} holds "
+            f"{recipe.path}: backend.version: the job runs {framework} {job_version}, and {environment.folder} holds "
             f"{here}: what that keeps in memory is another job's. {VARIABLE}=FOLDER names an environment with it"
         )
     return ()

@@ -14,7 +14,7 @@ import resource
 import sys
 import time
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -72,12 +72,30 @@ from trace_checks import TraceEvidence, insist_complete, insist_traceable
 patches.patch_megatron()
 fake_dispatch.install()
 
-__all__ = ["trace"]
+__all__ = ["OfBridge", "trace"]
 
 
 ITERATIONS = 2  # the first makes the optimizer states, the second runs beside them
 PACKAGES = ("megatron-core", "transformer_engine", "torch")
+BRIDGE = "megatron-bridge"
 KIB = 2**10
+
+
+@dataclass(frozen=True)
+class OfBridge:
+    """What Megatron-Bridge adds to a job of Megatron core: adapters, by the settings of its LoRA, and rows that are
+    packed. Without `adapters` its own package is not needed."""
+
+    adapters: Mapping[str, Any] | None = None
+    packed: bool = False
+
+    def model_builder(self) -> Callable[..., Any]:
+        if not self.adapters and not self.packed:
+            return build_model
+        import bridge_model
+
+        adapted = bridge_model.with_adapters(build_model, self.adapters) if self.adapters else build_model
+        return bridge_model.with_packed_rows(adapted) if self.packed else adapted
 
 
 @dataclass
@@ -157,7 +175,9 @@ def _train(
     return skipped
 
 
-def trace(arguments: list[str], world_size: int, pipeline_rank: int, fewer: bool = True) -> dict[str, Any]:
+def trace(
+    arguments: list[str], world_size: int, pipeline_rank: int, fewer: bool = True, bridge: OfBridge = OfBridge()
+) -> dict[str, Any]:
     """Return the memory the rank used: lasting state, peak and what was alive at the peak (bytes, rounded to 512 as c10
     does).
 
@@ -173,12 +193,15 @@ def trace(arguments: list[str], world_size: int, pipeline_rank: int, fewer: bool
         balanced = balanced_routing.BalancedSelection(args.moe_router_topk, args.num_experts)
     with FakeTensorMode(allow_non_fake_inputs=True), STORAGES, InventedScalars(), balanced:
         STORAGES.phase = "setup"
-        model, optimizer, scheduler = training.setup_model_and_optimizer(ModelType.encoder_or_decoder, build_model)
+        model, optimizer, scheduler = training.setup_model_and_optimizer(
+            ModelType.encoder_or_decoder, bridge.model_builder()
+        )
         skipped = _train(args, model, optimizer, scheduler, len(job.run), job.run)
         STORAGES.phase = "end"
         state = state_of(model, optimizer)
         lasting = STORAGES.alive()
     insist_complete(_evidence(job, len(model), skipped, state, stateless_of(optimizer)))
+    packages = (*PACKAGES, BRIDGE) if bridge.adapters else PACKAGES
     sizes = {name: getattr(args, f"{name}_model_parallel_size", None) for name in ("tensor", "pipeline", "expert")}
     return {
         "parallel": sizes | {"data": args.data_parallel_size, "context": args.context_parallel_size},
@@ -196,7 +219,7 @@ def trace(arguments: list[str], world_size: int, pipeline_rank: int, fewer: bool
         "peak_by_phase": STORAGES.peak_by_phase,
         "at_peak": grouped(STORAGES.alive_at_peak()),
         "allocator": replayed(STORAGES.events()),
-        "versions": {package: metadata.version(package) for package in PACKAGES},
+        "versions": {package: metadata.version(package) for package in packages},
         "resident_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
         "seconds": round(time.time() - started, 1),
     }

@@ -7,7 +7,8 @@ One job a line in; one line out for each as it is done: {"name", "trace"}, or {"
 "detail"}}: one sentence, and the traceback. `arguments` are those of Megatron's `pretrain_gpt.py`. With `--framework
 deepspeed` they are those of the shipped trainer, and "files" holds by name the JSON files they name as
 "$LLMLAUNCH_RUN_DIR/NAME". A job may have "environment", variables by name, and "all_microbatches": true, which runs
-those that show nothing new, too. Frameworks are imported once, then each job has a process of its own, because the
+those that show nothing new, too; and of Megatron-Bridge "adapters", the settings of its LoRA, and "packed": true, where
+a sequence holds several rows. Frameworks are imported once, then each job has a process of its own, because the
 frameworks keep their state in the process.
 
 Whatever becomes of a process, there is an answer: one that the kernel ends, that hangs or that says nothing gives a
@@ -180,8 +181,9 @@ def _reap(rank: _Running) -> int:
 def _megatron_trace(job: Job) -> dict[str, Any]:
     import megatron_rank
 
+    bridge = megatron_rank.OfBridge(job.get("adapters"), bool(job.get("packed")))
     few = not job.get("all_microbatches")
-    return megatron_rank.trace(job["arguments"], job["world_size"], job["pipeline_rank"], fewer=few)
+    return megatron_rank.trace(job["arguments"], job["world_size"], job["pipeline_rank"], few, bridge)
 
 
 def _deepspeed_trace(job: Job) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.traced import FORWARD, REMAINDER, terms_at_peak, traced_job
+from llmlaunch.rehearsal.deepspeed_trace import FORWARD, REMAINDER
+from llmlaunch.rehearsal.megatron_trace import megatron_job, megatron_terms
 from support.rehearsed_plans import GALLERY
 
 TRACES = Path(__file__).resolve().parents[2] / "data" / "traces"
@@ -51,7 +52,7 @@ def trace_of(*groups: Trace, peak_phase: str = "backward") -> Trace:
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_terms_of_a_recorded_trace_sum_to_its_peak_and_almost_nothing_is_unknown(name: str) -> None:
     trace = recorded(name)
-    found = terms_at_peak(trace, predicted())
+    found = megatron_terms(trace, predicted())
     assert sum(found.values()) == trace["peak_bytes"]
     assert 0 <= found[REMAINDER] < 0.002 * trace["peak_bytes"]
     assert list(found.values()) == sorted(found.values(), reverse=True)
@@ -65,7 +66,7 @@ def test_layers_of_a_dense_rank_keep_what_their_shapes_say() -> None:
     """The first of four ranks of Llama 3 8B, four micro-batches in flight of eight layers each, tensor and sequence
     parallel over 4: two projections of the MLP, its activation, Q, K, V and the attention's output a rank's part of
     8192 tokens; inputs and outputs of two norms a rank's part of the sequence; the softmax statistics."""
-    found = terms_at_peak(recorded("dense-first"), predicted())
+    found = megatron_terms(recorded("dense-first"), predicted())
     whole = 8192 * 2 * (2 * 3584 + 3584 + 1024 + 1024 + 2 * 256) + 8 * 8192 * 4
     split = 2048 * (4 * 4096 * 2 + 2 * 4)
     assert found["activations"] == pytest.approx(4 * 8 * (whole + split), abs=MIB)
@@ -76,7 +77,7 @@ def test_layers_of_a_dense_rank_keep_what_their_shapes_say() -> None:
 
 def test_the_loss_of_a_last_rank_is_told_from_its_layers() -> None:
     """Full recompute: of eight layers their inputs are left, once more that of the micro-batch before."""
-    found = terms_at_peak(recorded("recomputed-last"), predicted())
+    found = megatron_terms(recorded("recomputed-last"), predicted())
     hidden = 2 * 2048 * 4096
     assert found["activations"] == (8 + 1) * hidden
     logits = 8192 * 32128 * (2 + 4)  # as the head made them, and in fp32
@@ -86,7 +87,7 @@ def test_the_loss_of_a_last_rank_is_told_from_its_layers() -> None:
 
 def test_a_recomputed_layer_is_not_taken_for_gradients() -> None:
     """Full recompute on a first rank: four micro-batches of eight layers' inputs, and all of one layer again."""
-    found = terms_at_peak(recorded("recomputed-first"), predicted())
+    found = megatron_terms(recorded("recomputed-first"), predicted())
     assert found["activations"] == 4 * 8 * 2 * 2048 * 4096
     whole = 8192 * 2 * (2 * 3584 + 3584 + 1024 + 1024 + 2 * 256) + 8 * 8192 * 4 + 2048 * (4 * 4096 * 2 + 2 * 4)
     assert found["recomputed_layer"] == pytest.approx(whole, abs=MIB)
@@ -95,7 +96,7 @@ def test_a_recomputed_layer_is_not_taken_for_gradients() -> None:
 
 def test_what_passes_through_the_forward_pass_of_a_mixture_is_not_kept() -> None:
     """Copies of tokens on their way to their experts: 4096 of width 4096, eight experts each."""
-    found = terms_at_peak(recorded("latent-experts"), predicted())
+    found = megatron_terms(recorded("latent-experts"), predicted())
     copy = 2 * 4096 * 8 * 4096
     assert copy <= found[FORWARD] <= 5 * copy
     assert "layer_backward" not in found
@@ -108,12 +109,12 @@ def test_what_no_rule_knows_and_what_no_group_holds_is_in_no_term() -> None:
         group(2048, "setup", "transformer_engine/pytorch/somewhere.py:1 made"),
         group(4096, "a phase of another version"),
     ]
-    assert terms_at_peak(trace_of(*unknown), predicted()) == {REMAINDER: 7680}
+    assert megatron_terms(trace_of(*unknown), predicted()) == {REMAINDER: 7680}
     trace = trace_of(group(512, "backward"), group(1024, "setup", role="parameters"))
-    assert terms_at_peak(trace, predicted("parameters")) == {"parameters": 1024, REMAINDER: 512}
+    assert megatron_terms(trace, predicted("parameters")) == {"parameters": 1024, REMAINDER: 512}
     trace = trace_of(group(512, "backward")) | {"peak_bytes": 2048}
-    assert terms_at_peak(trace, predicted()) == {"layer_backward": 512, REMAINDER: 1536}
-    assert terms_at_peak({"peak_bytes": 512, "peak_phase": "forward"}, predicted()) == {}
+    assert megatron_terms(trace, predicted()) == {"layer_backward": 512, REMAINDER: 1536}
+    assert megatron_terms({"peak_bytes": 512, "peak_phase": "forward"}, predicted()) == {}
 
 
 HEAD = "models/gpt/gpt_model.py GPTModel._postprocess"
@@ -143,7 +144,7 @@ STEP = (group(512, "optimizer step", CLIP), group(1024, "optimizer step"), group
 def test_what_a_storage_is_depends_on_the_moment_of_the_peak(
     groups: tuple[Trace, ...], peak_phase: str, terms: dict[str, int]
 ) -> None:
-    assert terms_at_peak(trace_of(*groups, peak_phase=peak_phase), predicted()) == terms
+    assert megatron_terms(trace_of(*groups, peak_phase=peak_phase), predicted()) == terms
 
 
 EIGHT = Layout(tensor=1, pipeline=4, data=8, sequence_parallel=0, zero_stage=1)
@@ -156,7 +157,7 @@ def rendered(*overrides: str) -> tuple[Recipe, Rendered]:
 
 
 def asked(*overrides: str) -> dict[str, Any]:
-    return traced_job(*rendered(*overrides), 3)
+    return megatron_job(*rendered(*overrides), EIGHT, 3)
 
 
 def test_a_job_names_its_rank_and_the_size_of_the_whole_job() -> None:
@@ -167,7 +168,7 @@ def test_a_job_names_its_rank_and_the_size_of_the_whole_job() -> None:
 
 def test_all_that_decides_memory_is_as_rendered() -> None:
     recipe, job = rendered()
-    words = traced_job(recipe, job, 0)["arguments"]
+    words = megatron_job(recipe, job, EIGHT, 0)["arguments"]
     for each in job.arguments:
         start = words.index(each.flag)
         assert words[start : start + len(each.words)] == [str(word) for word in each.words]
@@ -191,3 +192,17 @@ def test_a_persons_own_words_go_along_but_for_those_no_rank_alone_needs() -> Non
     assert words[start : start + 2] == ["--distrib-optim-x", "3"]
     assert "--log-progress" in words
     assert "--exit-interval=7" not in words
+
+
+ON_BRIDGE = ("backend=megatron-bridge", "training.start_from=/weights")
+ROWS = "data={path: /rows, sft: chat, tokenizer: /words, packed: true}"
+
+
+def test_a_job_of_bridge_is_that_of_megatron_with_what_bridge_adds() -> None:
+    plain = asked(*ON_BRIDGE)
+    assert (plain.pop("adapters"), plain.pop("packed")) == (None, False)
+    assert plain == asked("training.start_from=/weights")
+    adapted = asked(*ON_BRIDGE, ROWS, "training.adapters={rank: 4, target_modules: [q_proj, k_proj, v_proj]}")
+    assert adapted["adapters"] == {"dim": 4, "alpha": 4, "target_modules": ["linear_qkv"]}
+    assert adapted["packed"] is True
+    assert "/rows" not in adapted["arguments"]
