@@ -293,7 +293,10 @@ def test_rows_are_packed_by_bridge_as_the_training_finds_them(
     assert answer["refused"] is None
     assert answer["found"] == 2  # of training and validation, so that nothing is packed twice
     sequences = answer["sequences"]
-    assert answer["said"].splitlines()[-1].endswith(f"fills {len(sequences)} sequence(s) of 64 tokens")
+    assert answer["said"].splitlines()[-2:] == [
+        f"{name}.jsonl of {tmp_path} fills {len(sequences)} sequence(s) of 64 tokens"
+        for name in ("training", "validation")
+    ]
     assert 3 <= len(sequences) < len(MANY)  # of 150 tokens and more
     answers = sum(len(row["completion"].split()) + len(["<eos>"]) for row in MANY)
     assert sum(len(each["learned"].split()) for each in sequences) == answers
@@ -304,23 +307,34 @@ def test_rows_are_packed_by_bridge_as_the_training_finds_them(
     assert not any(length % multiple for length in rows)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["training.global_batch_size=64"], "a step takes 64 (training.global_batch_size); lower that, or give more"),
-        (["data.path=/nowhere"], "the rows of /nowhere cannot be packed: "),
-    ],
-)
-def test_rows_that_cannot_be_packed_end_the_job_before_it_begins(
-    ask: Ask, tmp_path: Path, overrides: list[str], said: str
-) -> None:
-    answer = ask(world_size=32, settings=rendered_settings(packed_rows(tmp_path, *overrides), SPLIT), packed=True)
-    assert answer["refused"].startswith(said)
+def test_rows_that_cannot_be_packed_end_the_job_before_it_begins(ask: Ask, tmp_path: Path) -> None:
+    def refusal(*overrides: str) -> str:
+        answer = ask(world_size=8, settings=rendered_settings(packed_rows(tmp_path, *overrides), SPLIT), packed=True)
+        return str(answer["refused"])
+
+    few = " sequence(s) of 64 tokens, fewer than the {} of training.global_batch_size"
+    refused = refusal("training.global_batch_size=64")
+    assert (refused.startswith(f"training.jsonl of {tmp_path} fills "), few.format(64) in refused) == (True, True)
+    later = (tmp_path / "training.jsonl").stat().st_mtime + 3600
+    os.utime(tmp_path / "training.jsonl", (later, later))
+    changed = refusal("training.global_batch_size=2")
+    assert changed.startswith(
+        f"{tmp_path}/training.jsonl was changed after its rows were packed; remove {tmp_path}/packed"
+    )
+    assert refusal("data.path=/nowhere").startswith("the rows of /nowhere cannot be packed: ")
+
+
+def test_an_evaluation_takes_a_whole_batch_of_packed_rows_too(ask: Ask, tmp_path: Path) -> None:
+    recipe = packed_rows(tmp_path, "training.global_batch_size=2")
+    (tmp_path / "validation.jsonl").write_text(f"{json.dumps(MANY[0])}\n", "utf-8")
+    answer = ask(world_size=8, settings=rendered_settings(recipe, SPLIT), packed=True)
+    assert answer["refused"].startswith(f"validation.jsonl of {tmp_path} fills 1 sequence(s) of 64 tokens, fewer than")
 
 
 def packed_rows(folder: Path, *overrides: str) -> Recipe:
     for name in ("training", "validation"):
-        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in MANY), "utf-8")
+        if not (folder / f"{name}.jsonl").exists():
+            (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in MANY), "utf-8")
     tokenizer = word_tokenizer(folder / "tokenizer")
     rows = f"data={{path: {folder}, sft: prompt-completion, tokenizer: {tokenizer}, packed: true}}"
     return tuned(rows, "training.evaluation={interval: 10, iterations: 1}", *overrides)

@@ -16,7 +16,7 @@ TEMPLATE = (
 
 def word_tokenizer(folder: Path) -> Path:
     """Make the folder, and return it."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     kind = {"type": "WordLevel", "vocab": {word: place for place, word in enumerate(WORDS)}, "unk_token": "<eos>"}
     special = {"id": 0, "content": "<eos>", "special": True} | dict.fromkeys(
         ("single_word", "lstrip", "rstrip", "normalized"), False

@@ -93,7 +93,7 @@ TWENTY_STATES = "model={base: nemotron-3-nano, mamba: {num_heads: 20, groups: 4}
 BRIDGE = "backend=megatron-bridge"
 LORA = (BRIDGE, "training.adapters={rank: 4}", "training.start_from=/models/weights")
 PACKED = (BRIDGE, "data={path: /rows, sft: chat, tokenizer: /t, packed: true}", "training.start_from=/models/weights")
-HEADS = "model={base: llama3-8b, mtp_num_layers: 1}"
+PREDICTING = "model={base: llama3-8b, mtp_num_layers: 1}"
 LATENTS = (
     "model={base: llama3-8b, num_query_groups: 32, mla: {kv_lora_rank: 512, qk_head_dim: 128, qk_pos_emb_head_dim: 64, "
     "v_head_dim: 128}}"
@@ -145,7 +145,7 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("latents-need-sequence", DENSE, (LATENTS,), Layout(2, data=16, zero_stage=1), GPUS),
     ("adapted-latents-whole", "deepseek-v3", LORA, replace(WORLD, tensor=2, data=512, sequence_parallel=1), WORLD),
     ("packed-rows-one-by-one", DENSE, PACKED, replace(GPUS, micro_batch_size=2), GPUS),
-    ("packed-predictions-whole", DENSE, (*PACKED, HEADS), Layout(context=2, data=16), GPUS),
+    ("packed-predictions-whole", DENSE, (*PACKED, PREDICTING), Layout(context=2, data=16), GPUS),
     ("hybrid-in-one-chunk", MIXTURE, (STATE_SPACES, BRIDGE), replace(TWO_PLAIN, virtual_pipeline=13), TWO_PLAIN),
     ("vision-in-one-chunk", DENSE, (IMAGES,), replace(TWO_PLAIN, virtual_pipeline=2), TWO_PLAIN),
     ("vision-split", DENSE, (SIX_HEADS,), GPUS, replace(GPUS, tensor=2, data=16)),

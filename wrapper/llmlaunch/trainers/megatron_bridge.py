@@ -220,14 +220,36 @@ def pack(settings: Section) -> None:
     root = settings["dataset"]["dataset_root"]
     try:
         with alone(root):
-            train, _, _ = GPTSFTDatasetBuilder(rows, tokenizer).build()
+            builder = GPTSFTDatasetBuilder(rows, tokenizer)
+            refuse_older_packs(builder)
+            train, validation, _ = builder.build()
     except Exception as failure:
         traceback.print_exc()
         sys.exit(f"the rows of {root} cannot be packed: {type(failure).__name__}: {failure}")
     length, wanted = settings["dataset"]["seq_length"], settings["train"]["global_batch_size"]
-    print(f"training.jsonl of {root} fills {len(train)} sequence(s) of {length} tokens")
-    if len(train) < wanted:
-        sys.exit(f"a step takes {wanted} (training.global_batch_size); lower that, or give more rows")
+    for name, sequences in (("training", train), ("validation", validation)):
+        if sequences is not None:
+            print(f"{name}.jsonl of {root} fills {len(sequences)} sequence(s) of {length} tokens")
+            if len(sequences) < wanted:  # Bridge leaves out what is left of a global batch, and ends where that is all
+                sys.exit(
+                    f"{name}.jsonl of {root} fills {len(sequences)} sequence(s) of {length} tokens, fewer than the "
+                    f"{wanted} of training.global_batch_size, which a step and an evaluation take at once; lower that, "
+                    "or give more rows"
+                )
+
+
+def refuse_older_packs(builder: Any) -> None:
+    """Leave with a message where rows were changed after they were packed: Bridge would train on the older ones."""
+    splits = [
+        (builder.train_path, builder.train_path_packed),
+        (builder.validation_path, builder.validation_path_packed),
+    ]
+    for rows, packed in ((Path(rows), Path(packed)) for rows, packed in splits):
+        if packed.exists() and rows.exists() and rows.stat().st_mtime > packed.stat().st_mtime:
+            sys.exit(
+                f"{rows} was changed after its rows were packed; remove {packed}, and {rows.name}.idx.* beside the "
+                "rows, so that they are packed again"
+            )
 
 
 @contextlib.contextmanager
