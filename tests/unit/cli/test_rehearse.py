@@ -297,6 +297,17 @@ def test_what_runs_on_a_gpu_in_place_of_bridge_is_said(overrides: tuple[str, ...
     assert "is traced (--on trace)" in str(caught.value)
 
 
+def test_a_job_of_bridge_is_traced_beside_a_gpu_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = local_gpus.LocalGpu("NVIDIA H100 80GB HBM3", "GPU-0", 80 * GIB, "9.0")
+    monkeypatch.setattr(place, "gpu_at_hand", lambda _: gpu)
+    monkeypatch.setenv("LLMLAUNCH_FRAMEWORKS", str(frameworks(tmp_path)))
+    on_bridge, on_megatron = (
+        place.chosen_place(recipe_of("llama3-8b", *each), "auto", print) for each in (ADAPTED, ())
+    )
+    assert (on_bridge.launcher, on_megatron.environment) == (None, None)
+    assert on_bridge.environment is not None
+
+
 def test_adapters_are_traced_where_bridge_is(rehearse: Rehearse, tmp_path: Path) -> None:
     tracer = frameworks(tmp_path)
     words = (DENSE, *ADAPTED, PIPELINE)
