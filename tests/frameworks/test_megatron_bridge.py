@@ -43,6 +43,7 @@ PLANNED = "LLMLAUNCH_ORACLE_EXAMPLES" in os.environ  # `make oracle-full`
 JUSTIFIED = {
     "model.tensor_parallel_num_weight_shards": "None is the tensor parallel size, which Megatron-LM says",
     "model.expert_tensor_parallel_num_weight_shards": "None is the expert tensor parallel size",
+    "model.mtp_num_layers": "None and 0 are both: no prediction head; where there are some, the two are the same",
     "model.use_cpu_initialization": "None and False are both: on the device",
     "model.use_te_rng_tracker": "Bridge wants it here, Megatron-LM hands its argument to the generator itself",
     "model.vocab_size": "Bridge pads no number that it is told, so it is told the padded one, compared below",
@@ -111,6 +112,15 @@ def test_experts_with_a_fixed_number_of_rows_are_those_of_megatron(ask: Ask) -> 
     check_alike(ask, Case(recipe_of("qwen3-30b-a3b", *blackwell), Layout(data=8, expert=8, zero_stage=1)))
 
 
+def test_latent_attention_is_stretched_as_no_argument_of_megatron_says(ask: Ask) -> None:
+    """Kimi K2's yarn; all but that is as Megatron-LM's arguments have it."""
+    case = Case(recipe_of("kimi-k2"), Layout(2, data=128, expert=64, sequence_parallel=1, zero_stage=1))
+    settings = rendered_settings(case.recipe, case.layout)
+    assert settings["model"]["beta_fast"] == 1.0
+    answer = check_alike(ask, case, apart=("model.beta_fast",))
+    assert sorted(answer["differences"]["model.beta_fast"]) == ["1.0", "32"]
+
+
 SPLIT = Layout(2, 2, data=4, context=2, sequence_parallel=1, zero_stage=1)
 TUNED = ("backend=megatron-bridge", f"training.start_from={RECIPES}", "training.sequence_length=64")  # a folder
 
@@ -124,8 +134,9 @@ def rendered_settings(recipe: Recipe, layout: Layout) -> dict[str, Any]:
     return made
 
 
-def check_alike(ask: Ask, case: Case, apart: Container[str] = ()) -> None:
-    """Check that Bridge takes the job and configures Megatron core as Megatron-LM does, `apart` from some fields."""
+def check_alike(ask: Ask, case: Case, apart: Container[str] = ()) -> dict[str, Any]:
+    """Check that Bridge takes the job and configures Megatron core as Megatron-LM does, `apart` from some fields, and
+    return the judge's answer."""
     made = rendered_settings(case.recipe, case.layout)
     answer = ask(
         world_size=case.recipe.world_size,
@@ -145,12 +156,15 @@ def check_alike(ask: Ask, case: Case, apart: Container[str] = ()) -> None:
     scaling = case.recipe.model.rope_scaling
     if scaling is not None and scaling.kind == "llama3":
         assert "model.rope_scaling_factor" not in unlike
+    if case.recipe.model.mtp_num_layers:
+        assert "model.mtp_num_layers" not in unlike
     if case.layout.zero_stage >= 2:
         assert "ddp.data_parallel_sharding_strategy" not in unlike
     if case.recipe.training.fp8_parameters:
         assert "optimizer.fp8_recipe" not in unlike
     if "scheduler.lr_decay_iters" in unlike:
         assert unlike["scheduler.lr_decay_iters"] == ["None", str(case.recipe.training.steps)]
+    return answer
 
 
 @pytest.mark.parametrize("name", MEGATRON)

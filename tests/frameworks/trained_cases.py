@@ -253,6 +253,8 @@ EXPERTS = Layout(data=2, expert=2, zero_stage=1)
 # Engine's attention.
 GALLERY_LAYOUTS = {
     "deepseek-v3": Layout(pipeline=2, data=2, expert=2, zero_stage=1),
+    "glm-4.5-air": EXPERTS,
+    "gpt-oss-20b": EXPERTS,
     "gpt3-175b": Layout(tensor=2, pipeline=2, virtual_pipeline=2, sequence_parallel=1, zero_stage=1),
     "llama3-405b": Layout(tensor=2, pipeline=2, virtual_pipeline=2, sequence_parallel=1, zero_stage=1),
     "llama3-405b-b200": BOTH,
@@ -273,6 +275,8 @@ GALLERY_LAYOUTS = {
 GALLERY_OBSTACLES = {
     "deepseek-v2-lite": "the local layers refuse norms of a latent without a latent of the queries: `q_layernorm` is "
     "'non-trivial, but `q_lora_rank is None`' (multi_latent_attention.py, core 0.19.2); Transformer Engine fuses them",
+    "nemotron-3-nano": "the kernels of mamba-ssm run on GPUs alone (megatron/core/ssm/mamba_mixer.py, core 0.19.2)",
+    "qwen3-next-80b-a3b": "those of flash-linear-attention, too (megatron/core/ssm/gated_delta_net, core 0.19.2)",
 }
 
 

@@ -105,7 +105,7 @@ OLD_MEGATRON = own_script(
     "megatron-deepspeed", "data={path: /data/mine_text_document}", llama(8, 8, num_layers=28, head_dim=512)
 )
 
-HEADS = ("model={base: llama3-8b, mtp_num_layers: 1}", "layout.mtp_stage=before-last")
+BEFORE_LAST = ("model={base: llama3-8b, mtp_num_layers: 1}", "layout.mtp_stage=before-last")
 HEADS_BEFORE = Layout(pipeline=4, data=8, zero_stage=1, layers_by_stage=(11, 11, 10, 0))
 
 # All keys that refuse the first layout, none of which refuses the second.
@@ -116,9 +116,9 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("virtual-layers", BIG, (), Layout(1, 4, virtual_pipeline=3), CHUNKS),
     ("batch", BIG, (), Layout(data=3), STAGES),
     ("interleaved-microbatches", BIG, (), Layout(1, 8, virtual_pipeline=2, data=256), CHUNKS),
-    ("loss-is-alone", DENSE, HEADS, replace(HEADS_BEFORE, layers_by_stage=(11, 11, 9, 1)), HEADS_BEFORE),
-    ("loss-is-alone", DENSE, HEADS, replace(HEADS_BEFORE, layers_by_stage=()), HEADS_BEFORE),
-    ("loss-is-alone", DENSE, HEADS, Layout(pipeline=2, data=16, layers_by_stage=(32, 0)), HEADS_BEFORE),
+    ("loss-is-alone", DENSE, BEFORE_LAST, replace(HEADS_BEFORE, layers_by_stage=(11, 11, 9, 1)), HEADS_BEFORE),
+    ("loss-is-alone", DENSE, BEFORE_LAST, replace(HEADS_BEFORE, layers_by_stage=()), HEADS_BEFORE),
+    ("loss-is-alone", DENSE, BEFORE_LAST, Layout(pipeline=2, data=16, layers_by_stage=(32, 0)), HEADS_BEFORE),
     ("context-length", BIG, (), Layout(context=3), replace(STAGES, context=2, data=8)),
     ("sequence-needs-tensor", BIG, (), Layout(sequence_parallel=1), STAGES),
     ("sequence-length", BIG, (), Layout(8, 1, context=4096, sequence_parallel=1), STAGES),
@@ -353,8 +353,8 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ("graphs-without-recurrence", MIXTURE, [STATE_SPACES, "layout.cuda_graphs=[attn]"]),
     ("hybrid-positions", MIXTURE, [STATE_SPACES.replace("none", "rope, rope_scaling: {kind: linear, factor: 2}")]),
     ("hybrid-begins-otherwise", MIXTURE, ["model={base: nemotron-3-nano, num_layers: 2, mamba: {pattern: -M}}"]),
-    ("heads-with-the-loss", MIXTURE, ["model={base: nemotron-3-super, mtp_num_layers: 1}", HEADS[1]]),
-    ("plain-beside-heads", DENSE, [HEADS[0], "layout={mtp_stage: before-last, zero_stage: 2}"]),
+    ("heads-with-the-loss", MIXTURE, ["model={base: nemotron-3-super, mtp_num_layers: 1}", BEFORE_LAST[1]]),
+    ("plain-beside-heads", DENSE, [BEFORE_LAST[0], "layout={mtp_stage: before-last, zero_stage: 2}"]),
     ("hybrid-attention-norms", MIXTURE, [LATENT_EXPERTS.replace("false", "true")]),
     ("hybrid-exchange-in-turn", MIXTURE, [STATE_SPACES, HIDDEN]),
     ("latent-experts-in-turn", MIXTURE, [LATENT_EXPERTS, "layout={overlap_shared_expert: true}"]),

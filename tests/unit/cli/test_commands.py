@@ -284,9 +284,9 @@ def test_a_drafted_profile_names_its_schema_too(
 def test_the_gallery_is_listed_with_what_each_recipe_is_for(llmlaunch: CommandLine) -> None:
     listed = llmlaunch("init", "--list").stdout.splitlines()
     assert max(map(len, listed)) <= 80
-    assert listed[0].split() == ["recipe", "model", "nodes", "x", "GPUs", "backend", "tokens", "needs"]
+    assert listed[0].split() == ["recipe", "model", "nodes", "x", "GPUs", "backend", "tokens"]
     rows = {line.split()[0]: line.split()[1:] for line in listed[1:] if line}
-    assert rows["llama3-8b"] == ["8.0B", "4x8", "h100-80gb", "megatron-lm", "8,192", "Megatron"]
+    assert rows["llama3-8b"] == ["8.0B", "4x8", "h100-80gb", "megatron-lm", "8,192"]
     assert listed[-2].startswith("Next: llmlaunch init quickstart")
     recipes = llmlaunch.json("init", "--list")["recipes"]
     assert [recipe["name"] for recipe in recipes] == [name for name in rows if name in gallery()]

@@ -63,7 +63,7 @@ def test_the_gallery_reaches_from_small_to_large_over_all_cards_and_both_backend
     gib = {recipe.cluster.accelerator.memory_bytes / 2**30 for recipe in recipes}
     sold_with = {"a100-40gb": 40, "a100-80gb": 80, "h100-94gb": 94, "h200-141gb": 141, "b200": 192}
     assert {find_accelerator(name).memory_bytes / 2**30 for name in sold_with} <= gib
-    assert {recipe.backend.name for recipe in recipes} == {"megatron-lm", "deepspeed"}
+    assert {recipe.backend.name for recipe in recipes} == {"megatron-lm", "megatron-bridge", "deepspeed"}
     assert {recipe.model.family for recipe in recipes} >= {
         *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "deepseek_v2"),
         *("deepseek_v3", "gpt2"),

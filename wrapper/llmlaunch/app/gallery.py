@@ -75,5 +75,5 @@ def _needs(recipe: Recipe) -> tuple[str, ...]:
     """Return what must be there before it can be submitted."""
     if recipe.cluster.accelerator.kind == "cpu":
         return ("torch",)
-    trainer = "Megatron" if recipe.backend.on_megatron_core else "DeepSpeed"
-    return (trainer,)
+    trainers = {"megatron-lm": "Megatron", "megatron-bridge": "Megatron-Bridge"}
+    return (trainers.get(recipe.backend.name, "DeepSpeed"),)

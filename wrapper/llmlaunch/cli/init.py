@@ -99,14 +99,12 @@ def _list(as_json: bool) -> int:
         return 0
     from llmlaunch.report.text import table
 
-    rows = [
-        [entry.name, entry.size, entry.devices, entry.backend, f"{entry.sequence_length:,}", ", ".join(entry.needs)]
-        for entry in entries
-    ]
-    say(table(("recipe", "model", "nodes x GPUs", "backend", "tokens", "needs"), rows, indent=""))
+    rows = [[entry.name, entry.size, entry.devices, entry.backend, f"{entry.sequence_length:,}"] for entry in entries]
+    say(table(("recipe", "model", "nodes x GPUs", "backend", "tokens"), rows, indent=""))
     say(
-        "\nMegatron: a checkout of Megatron-LM, core 0.19, or 0.16 with backend.version.\n"
-        "DeepSpeed: PyTorch, DeepSpeed and Transformers. Each in a container, or in an\n"
+        "\nmegatron-lm needs a checkout of Megatron-LM, core 0.19, or 0.16 with\n"
+        "backend.version; megatron-bridge its package; deepspeed PyTorch, DeepSpeed and\n"
+        "Transformers, quickstart PyTorch alone. Each in a container, or in an\n"
         "environment of the nodes. No data: tokens are made up, or Python's own files.\n"
         "What else a real job needs stands in each starter as comments."
     )

@@ -45,11 +45,14 @@ def other_llama3_scaling(shape: ModelShape) -> bool:
     return (at.factor, before, at.low_frequency_factor, at.high_frequency_factor) != LLAMA3_SCALING
 
 
-def other_latent_scaling(shape: ModelShape) -> bool:
-    """MLATransformerConfig's own values: the flags of the same name are those of ordinary attention."""
-    at = shape.rope_scaling
-    if at is None or at.kind != "yarn" or shape.mla is None:
+def other_latent_scaling(recipe: Recipe) -> bool:
+    """Whether latent attention is scaled as no argument says: the flags of that name are those of ordinary attention.
+    Megatron-Bridge fills MLATransformerConfig itself, which knows all but `truncate`."""
+    at = recipe.model.rope_scaling
+    if at is None or recipe.model.mla is None:
         return False
+    if at.kind != "yarn" or recipe.backend.name == "megatron-bridge":
+        return at.kind in ("linear", "llama3") or not at.truncate
     before = at.original_max_position_embeddings
     return (before, at.beta_fast, at.beta_slow, at.truncate) != LATENT_SCALING
 
@@ -205,12 +208,10 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         "latent-scaling",
         "model.rope_scaling",
         "latent attention is scaled by yarn, from 4096 positions with beta_fast 32 and beta_slow 1: those have no "
-        "arguments; " + ELSEWHERE,
+        "arguments; backend: megatron-bridge sets them all, but for truncate: false, and backend: deepspeed trains the "
+        "others",
         LATENT,
-        lambda r: (
-            other_latent_scaling(r.model)
-            or (r.model.mla is not None and (scaling_of(r.model, "linear") or scaling_of(r.model, "llama3")))
-        ),
+        other_latent_scaling,
         priced=True,  # angles are all that differs
     ),
     Requirement(

@@ -351,7 +351,7 @@ def _derived(recipe: Recipe, layout: Layout) -> Settings:
         f"{MODEL}.apply_rope_fusion": (_rotates_plainly(shape), rotated),
         f"{MODEL}.add_qkv_bias": (shape.linear_bias, biased),
         f"{MODEL}.gradient_accumulation_fusion": (True, fused),
-        **({} if shape.mla is None else LATENT),
+        **({} if shape.mla is None else LATENT | _stretched_latents(shape)),
         **({} if shape.mamba is None else HYBRID | {f"{MODEL}.share_embeddings_and_output_weights": tied}),
         f"{DDP}.grad_reduce_in_fp32": (wide, gradients),
         f"{MODEL}.vocab_size": (shape.padded_vocab_size(layout.tensor), padded),
@@ -369,6 +369,17 @@ LATENT: Settings = {
     f"{MODEL}.q_lora_rank": (None, Reason(("model.mla.q_lora_rank",), "queries have no latent")),
     f"{MODEL}.rotary_scaling_factor": (1.0, Reason(("model.rope_scaling",), "positions are not stretched")),
 }
+
+
+def _stretched_latents(shape: ModelShape) -> Settings:
+    """What yarn of latent attention has no argument for in Megatron-LM, where it is not what MLATransformerConfig has
+    (core 0.19)."""
+    at = shape.rope_scaling
+    if at is None or at.kind != "yarn":
+        return {}
+    usual = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
+    other = {name: getattr(at, name) for name, value in usual.items() if getattr(at, name) != value}
+    return {f"{MODEL}.{name}": (value, Reason((f"model.rope_scaling.{name}",))) for name, value in other.items()}
 
 
 # The class for layers of one part each has core's defaults and some of its own (hybrid_provider.py, 0.6).
