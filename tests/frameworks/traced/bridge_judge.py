@@ -172,7 +172,7 @@ def differences(words: list[str], container: Any) -> dict[str, list[str]]:
     ours = vars(container.model)
     others = {each.name: getattr(model, each.name) for each in dataclasses.fields(model) if each.name in ours}
     pairs = {
-        # what both have, a model's configuration writes into the other (training/models/gpt.py GPTModelConfig, core 0.19)
+        # what both have, GPTModelConfig writes into the other (training/models/gpt.py __setattr__, core 0.19)
         "model": (others | vars(model.transformer), ours),
         "optimizer": (vars(training.get_megatron_optimizer_config(args)[0]), vars(container.optimizer)),
         "ddp": (vars(training.get_megatron_ddp_config(args)), vars(container.ddp)),
