@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from llmlaunch.assets import asset
 from support.command_line import CommandLine
+from support.json_schemas import validate
 from support.store_run_dirs import ATTEMPT, STARTED, RunDir
 
 SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs" / "schemas" / "accuracy.schema.json").read_text())
@@ -32,7 +32,7 @@ def trained(tmp_path: Path, llmlaunch: CommandLine) -> RunDir:
 
 def test_the_stores_own_runs_are_scored_resident_against_resident(llmlaunch: CommandLine, trained: RunDir) -> None:
     answer = llmlaunch.json("accuracy")
-    jsonschema.validate(answer, SCHEMA)
+    validate(answer, SCHEMA)
     scored = [record for record in answer["records"] if record["peak_kind"] == "resident"]
     assert [record["predicted_bytes"] for record in scored] == trained.run["predicted_bytes"] * 2
     assert all(record["verdict"] == "safe" and record["predicted_step_seconds"] for record in scored)
@@ -44,7 +44,7 @@ def test_the_stores_own_runs_are_scored_resident_against_resident(llmlaunch: Com
 
 def test_without_measurements_the_command_says_how_to_get_some(llmlaunch: CommandLine, store_file: Path) -> None:
     answer, err = llmlaunch("accuracy", "--json")
-    jsonschema.validate(json.loads(answer), SCHEMA)
+    validate(json.loads(answer), SCHEMA)
     assert "no measurements in the store yet; give a FILE" in err
     assert not store_file.exists()
 

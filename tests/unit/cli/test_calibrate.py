@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from llmlaunch.assets import asset
@@ -26,6 +25,7 @@ from llmlaunch.store import calibrations
 from llmlaunch.store.run_records import records_of
 from support.command_line import CommandLine
 from support.hidden_bias import BIAS, GIB, runs, site_records
+from support.json_schemas import validate
 from support.recipes import recipe_of
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
@@ -48,7 +48,7 @@ def test_it_learns_keeps_and_goes_back(llmlaunch: CommandLine) -> None:
     assert "near the limit" in text
     assert "go back with: llmlaunch calibrate use none --backend megatron --accelerator h100-80gb" in text
     (first,) = llmlaunch.json("calibrate", "list")["calibrations"]
-    jsonschema.validate(first, json.loads(SCHEMA.read_text()))
+    validate(first, json.loads(SCHEMA.read_text()))
     assert first["data"]["runs"] == 30
     assert first["errors"]["after"]["mape"] < 0.015 < 0.05 < first["errors"]["before"]["mape"]
     assert llmlaunch.json("calibrate", "show", first["id"]) == first

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.cluster.matrix import matrix_text
 from support.command_line import CommandLine, data_folders, run_llmlaunch
+from support.json_schemas import validate
 from support.recipes import recipe_text
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,7 +32,7 @@ def test_a_plan_with_fallbacks_has_the_published_shape(llmlaunch: CommandLine) -
     schema = json.loads((ROOT / "docs" / "schemas" / "plan.schema.json").read_text())
     for policy, count in (("stop", None), ("fallback", 2)):
         plan = llmlaunch.json("check", DEEPSPEED, f"on_oom={policy}")
-        jsonschema.validate(plan, schema)
+        validate(plan, schema)
         assert (None if plan["fallbacks"] is None else len(plan["fallbacks"])) == count
 
 
@@ -120,7 +120,7 @@ def test_check_and_plan_say_what_the_order_is_worth_in_one_line_and_in_json(
         assert "saves about" in line
         assert "on the first 4 nodes of the measured matrix" in line
     plan = llmlaunch.json("check", recipe)
-    jsonschema.validate(plan, json.loads((ROOT / "docs" / "schemas" / "plan.schema.json").read_text()))
+    validate(plan, json.loads((ROOT / "docs" / "schemas" / "plan.schema.json").read_text()))
     assert plan["placement"]["seconds"] < plan["placement"]["slurm_order_seconds"]
     assert plan["placement"]["nodes"] == 4
     assert llmlaunch.json("check", recipe) == plan

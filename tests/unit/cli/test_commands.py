@@ -18,6 +18,7 @@ from llmlaunch.app.gallery import gallery
 from llmlaunch.assets import asset
 from llmlaunch.cli.main import COMMANDS, GROUPS, load_command
 from support.command_line import CommandLine
+from support.json_schemas import validate
 from support.recipes import recipe_text
 from support.slurm_answers import SLURM_22_05
 
@@ -128,7 +129,7 @@ def test_plan_shows_neighbours_the_front_and_the_heat_map(llmlaunch: CommandLine
         assert part in answer.stdout
     assert (tmp_path / "grid.svg").read_text().startswith("<svg")
     plan = llmlaunch.json("plan", "recipe.yaml", "--pareto")
-    jsonschema.validate(plan, json.loads((ROOT / "docs" / "schemas" / "plan.schema.json").read_text()))
+    validate(plan, json.loads((ROOT / "docs" / "schemas" / "plan.schema.json").read_text()))
     seconds = [point["step_seconds"] for point in plan["pareto"]]
     assert seconds == sorted(seconds)
     faster = plan["faster_without_preference"]  # shown wherever a plainer layout is chosen than the fastest

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from support.command_line import CommandLine
+from support.json_schemas import validate
 from support.recipes import recipe_text
 
 SCHEMAS = Path(__file__).resolve().parents[3] / "docs" / "schemas"
@@ -30,7 +30,7 @@ def test_each_cell_is_what_check_says_and_the_fastest_comes_first(llmlaunch: Com
     prices = ("--price", "b200-x8=5,h100-80gb-x8=2.5")
     result = llmlaunch.json("compare", "recipe.yaml", *TWO, "--nodes", "1,4", *prices)
     schema = json.loads((SCHEMAS / "compare.schema.json").read_text())
-    jsonschema.validate(result, schema)
+    validate(result, schema)
     cells = result["cells"]
     assert {(cell["cluster"], cell["nodes"]) for cell in cells} == {
         (cluster, nodes) for cluster in ("h100-80gb-x8", "b200-x8") for nodes in (1, 4)

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from support.command_line import CommandLine
+from support.json_schemas import validate
 from support.recipes import recipe_text
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "diff.schema.json"
@@ -50,7 +50,7 @@ def test_a_recipe_is_equal_to_itself_and_to_another_order_of_its_keys(llmlaunch:
 def test_two_recipes_show_keys_layout_arguments_memory_and_time(llmlaunch: CommandLine, recipe: Path) -> None:
     other = changed(recipe, "b.yaml", layout=PINS.replace("pipeline: 2", "pipeline: 4"))
     result = llmlaunch.json("diff", recipe, other, code=1)
-    jsonschema.validate(result, json.loads(SCHEMA.read_text()))
+    validate(result, json.loads(SCHEMA.read_text()))
     assert result["recipe"] == [{"name": "layout.pipeline", "a": 2, "b": 4}]
     assert {"name": "data", "a": 8, "b": 4} in result["layout"]
     assert "train.sh --pipeline-model-parallel-size" in names(result, "arguments")

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from llmlaunch.app.planned_run import PlannedRun, plan
@@ -18,6 +17,7 @@ from llmlaunch.store.measurements import put_collected
 from llmlaunch.store.runs import put_plan, put_recipe, put_runs
 from llmlaunch.units import GIB
 from support.command_line import CommandLine
+from support.json_schemas import validate
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
 LAYOUT = (
@@ -63,7 +63,7 @@ def planned() -> PlannedRun:
 
 def checked(llmlaunch: CommandLine, *overrides: str, code: int = 0) -> dict[str, Any]:
     answer: dict[str, Any] = llmlaunch.json("check", RECIPE, LAYOUT, *overrides, code=code)
-    jsonschema.validate({name: value for name, value in answer.items() if name != "hints"}, SCHEMA)
+    validate({name: value for name, value in answer.items() if name != "hints"}, SCHEMA)
     return answer
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from llmlaunch.assets import asset
 from support.command_line import CommandLine
+from support.json_schemas import validate
 from support.recipes import recipe_text
 from support.store_run_dirs import RunDir, gpu
 
@@ -118,7 +118,7 @@ def test_what_was_measured_is_on_the_page_in_json_and_in_check(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     answer = llmlaunch.json(*QUALIFY, "--report")
-    jsonschema.validate(answer, json.loads((ROOT / "docs" / "schemas" / "qualify.schema.json").read_text()))
+    validate(answer, json.loads((ROOT / "docs" / "schemas" / "qualify.schema.json").read_text()))
     assert (answer["complete"], answer["as_predicted"]) == (True, True)
     assert answer["worst_error"] == pytest.approx(1 / 1.04 - 1, abs=1e-6)
     assert [layout["expectation"] for layout in answer["layouts"]] == [*["fits"] * 4, "tight", "dies"]

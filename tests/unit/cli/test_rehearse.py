@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import jsonschema
 import pynvml
 import pytest
 
@@ -25,6 +24,7 @@ from llmlaunch.launchers import local_gpus
 from llmlaunch.rehearsal import place
 from llmlaunch.units import GIB
 from support.command_line import CommandLine, Output
+from support.json_schemas import validate
 from support.recipes import recipe_of
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -84,7 +84,7 @@ def mistake(rehearse: Rehearse, environment: Path, *arguments: str | Path) -> st
 def test_the_result_alone_is_on_stdout_in_its_stable_shape(rehearse: Rehearse, tmp_path: Path) -> None:
     answer = rehearse(frameworks(tmp_path), DENSE, PIPELINE, "--on", "trace", "--rank", "all", "--json")
     result = json.loads(answer.stdout)
-    jsonschema.validate(result, SCHEMA)
+    validate(result, SCHEMA)
     assert result["verdict"] == result["predicted_verdict"] == "safe"
     assert [rank["pipeline_rank"] for rank in result["ranks"]] == [0, 1, 2, 3]
     for rank in result["ranks"]:
@@ -134,7 +134,7 @@ def test_more_than_the_limit_is_exit_code_3_with_the_next_layout(rehearse: Rehea
     tracer = frameworks(tmp_path, peak=78 * GIB)
     answer = rehearse(tracer, DENSE, "--on", "trace", "--rank", "0", "--json", code=3)
     result = json.loads(answer.stdout)
-    jsonschema.validate(result, SCHEMA)
+    validate(result, SCHEMA)
     assert (result["predicted_verdict"], result["verdict"]) == ("safe", "unsafe")
     assert result["next_layout"]["layout"] != result["layout"]
     shown = rehearse(tracer, DENSE, "--on", "trace", "--rank", "0", code=3)

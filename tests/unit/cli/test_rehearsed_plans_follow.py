@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from llmlaunch.app.planned_run import plan_loaded
@@ -19,6 +18,7 @@ from llmlaunch.layout import Layout
 from llmlaunch.planner.search import OUTPACED
 from support.command_line import CommandLine
 from support.hidden_bias import BIAS, runs
+from support.json_schemas import validate
 from support.recipes import recipe_of
 from support.rehearsed_plans import PINS, Planned, on_gpu, planned, records, traced
 
@@ -51,7 +51,7 @@ def test_the_very_shape_says_when_where_and_by_how_much(llmlaunch: CommandLine) 
     rank = worst(import_trace(llmlaunch, planned(*FEW), 1.02))
     for command in ("check", "plan"):
         plan = llmlaunch.json(command, RECIPE, *FEW)
-        jsonschema.validate(plan, SCHEMA)
+        validate(plan, SCHEMA)
         rehearsed = plan["memory"]["rehearsed"]
         assert (plan["verdict"], rehearsed["verdict"]) == ("safe", "safe")
         assert [measured["pipeline_rank"] for measured in rehearsed["ranks"]] == [rank]
@@ -68,7 +68,7 @@ def test_what_a_rehearsal_refuted_is_not_chosen_again_and_the_next_best_is(llmla
     assert before["memory"]["rehearsed"] is None
     import_trace(llmlaunch, checked(*FEW), 3.0)
     after = llmlaunch.json("plan", RECIPE, *FEW)
-    jsonschema.validate(after, SCHEMA)
+    validate(after, SCHEMA)
     assert after["verdict"] == "safe"
     assert chosen(after) == chosen(next(a for a in before["alternatives"] if a["layout"] != before["layout"]))
     assert after["memory"]["rehearsed"] is None
@@ -137,7 +137,7 @@ def test_a_neighbour_that_was_refuted_says_so(llmlaunch: CommandLine) -> None:
     overrides = ("layout.layers_by_stage=even", *FEW)
     refuted = import_trace(llmlaunch, planned(*overrides, "layout.micro_batch_size=2"), 3.0)
     plan = llmlaunch.json("plan", RECIPE, *overrides)
-    jsonschema.validate({name: value for name, value in plan.items() if name != "neighbours"}, SCHEMA)
+    validate({name: value for name, value in plan.items() if name != "neighbours"}, SCHEMA)
     (near,) = [other for other in plan["neighbours"] if (other["field"], other["to"]) == ("micro_batch_size", 2)]
     assert near["layout"] == refuted.plan.layout.as_json()
     assert near["refused"] == "rehearsed"
@@ -151,7 +151,7 @@ def test_more_nodes_are_taken_where_fewer_were_refuted(llmlaunch: CommandLine) -
     while (shape := checked(*overrides)).recipe.nodes == 1:
         import_trace(llmlaunch, shape, 5.0)
     after = llmlaunch.json("check", RECIPE, *overrides)
-    jsonschema.validate(after, SCHEMA)
+    validate(after, SCHEMA)
     first, *_ = after["sizing"]["tried"]
     assert (first["nodes"], first["refused"]) == (1, "rehearsed")
     assert "rehearsed 2025-10-09" in first["reason"]

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from llmlaunch.app.planned_run import PlannedRun, plan
@@ -19,6 +18,7 @@ from llmlaunch.store.measurements import put_collected
 from llmlaunch.store.runs import put_plan, put_recipe, put_runs
 from llmlaunch.timing.correction import TimeCorrection
 from support.command_line import CommandLine
+from support.json_schemas import validate
 from support.timed_runs import records
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
@@ -45,7 +45,7 @@ def stored(timed: list[dict[str, Any]]) -> None:
 
 def checked(llmlaunch: CommandLine, *overrides: str) -> dict[str, Any]:
     answer: dict[str, Any] = llmlaunch.json("check", RECIPE, PINS[0], *overrides)
-    jsonschema.validate({name: value for name, value in answer.items() if name != "hints"}, SCHEMA)
+    validate({name: value for name, value in answer.items() if name != "hints"}, SCHEMA)
     return answer
 
 
@@ -74,7 +74,7 @@ def test_it_is_kept_listed_and_left_again(llmlaunch: CommandLine, slow_machine: 
     plain = checked(llmlaunch)["step_seconds"]
     assert llmlaunch.json("calibrate", "--dry-run")["step_times"][0]["did"] == "not taken"
     taken = llmlaunch.json("calibrate")["step_times"][0]
-    jsonschema.validate(taken["calibration"], json.loads(TIME_SCHEMA.read_text()))
+    validate(taken["calibration"], json.loads(TIME_SCHEMA.read_text()))
     assert llmlaunch.json("calibrate")["step_times"][0]["did"] == "unchanged"
     name = taken["calibration"]["id"]
     assert llmlaunch.json("calibrate", "show", name) == taken["calibration"]

@@ -102,7 +102,9 @@ def test_where_no_pin_is_to_blame_the_tightest_rule_and_what_would_satisfy_it_ar
 
 
 def test_the_tightest_rule_is_the_one_whose_relaxation_leaves_the_most() -> None:
-    here = gallery_setting("llama3-8b", "nodes=1", "model.num_layers=8", "layout={pipeline: 1, virtual_pipeline: 4}")
+    here = gallery_setting(
+        "llama3-8b", "nodes=1", "model.num_layers=8", "layout={pipeline: 1, virtual_pipeline: 4, context: 1}"
+    )
     why = tightest_rule(here)
     rules = here.backend.rules(here.recipe)
     splits = enumerate_splits(here.recipe, here.backend.space(here.recipe))

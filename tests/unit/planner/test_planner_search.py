@@ -28,13 +28,13 @@ from llmlaunch.timing.step import step_time
 from support.plans import gallery_setting, setting_for
 from support.recipes import recipe_of
 
-SMALL = ("nodes=1", "layout={tensor: [1, 2], micro_batch_size: [1, 2], context: 1}")
+SMALL = ("nodes=1", "model.num_layers=16", "layout={tensor: [1, 2], micro_batch_size: [1, 2], context: 1}")
 RECIPES = {
     "dense": ("llama3-8b", SMALL),
     "dense, gradients free": ("llama3-8b", (*SMALL, "training.gradient_dtype=auto")),
     "mixture": (
         "mixtral-8x7b",
-        ("nodes=2", "model.num_layers=16", "layout={tensor: [1, 2], micro_batch_size: 1, expert: [1, 8], context: 1}"),
+        ("nodes=2", "model.num_layers=8", "layout={tensor: [1, 2], micro_batch_size: 1, expert: [1, 8], context: 1}"),
     ),
     "deepspeed": ("llama2-7b-deepspeed", ("nodes=1",)),
     "cpu": ("quickstart", ()),

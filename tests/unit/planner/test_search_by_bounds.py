@@ -49,7 +49,7 @@ JOBS = {
     "dense layers first": (
         "deepseek-v2-lite",
         "nodes=1",
-        "layout={tensor: 1, micro_batch_size: [1, 2], context: 1, expert_tensor: 1}",
+        "layout={tensor: 1, micro_batch_size: 1, context: 1, expert_tensor: 1}",
     ),
     "heads before the loss": (
         "llama3-8b",
@@ -98,7 +98,7 @@ def test_the_first_ones_are_those_of_the_whole_space(job: str, limit: str) -> No
         assert first(asked, bounded)[:1] == first(asked, whole)[:1]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     job=st.sampled_from(["dense", "small card", "mixture", "deepspeed"]),
     batch=st.sampled_from([16, 48, 64, 256]),

@@ -48,7 +48,7 @@ def overrides_of(changes: dict[str, Any]) -> list[str]:
     return [f"{key}={yaml_text(value)}" for key, value in changes.items()]
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(PINS)
 def test_the_named_change_of_pins_is_safe_when_it_is_applied_and_none_smaller_is(pins: dict[str, Any]) -> None:
     pinned = (f"{name}: {yaml_text(value)}" for name, value in {**pins, **FEW_WORDS}.items())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import AUTO_NODES, NO_BUDGET, Budget, Recipe
+from support.json_schemas import validate
 from support.recipe_keys import reference_table, schema
 from support.recipes import SMALL, recipe_of, small
 
@@ -117,7 +117,7 @@ def test_nodes_may_be_left_open_and_pins_of_any_size_with_them() -> None:
     recipe = small("nodes=auto", "layout={tensor: 8, pipeline: 32}")
     assert recipe.nodes == AUTO_NODES
     assert recipe.budget == NO_BUDGET
-    jsonschema.validate(yaml.safe_load(GOOD) | {"nodes": "auto", "budget": {"days": 14}}, schema())
+    validate(yaml.safe_load(GOOD) | {"nodes": "auto", "budget": {"days": 14}}, schema())
 
 
 def test_a_budget_is_of_days_device_hours_and_nodes() -> None:
@@ -143,11 +143,11 @@ def test_a_length_of_the_command_line_replaces_the_other_of_the_file() -> None:
 
 def test_the_json_schema_wants_one_length() -> None:
     recipe, training = yaml.safe_load(GOOD), {"sequence_length": 8, "global_batch_size": 8}
-    jsonschema.validate(recipe | {"training": training | {"tokens": "15T"}}, schema())
+    validate(recipe | {"training": training | {"tokens": "15T"}}, schema())
     wrong: list[dict[str, Any]] = [{}, {"steps": 1, "tokens": 8}, {"tokens": "15 T"}]
     for length in wrong:
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(recipe | {"training": training | length}, schema())
+            validate(recipe | {"training": training | length}, schema())
 
 
 # --- overrides
@@ -280,16 +280,9 @@ def test_loading_a_recipe_imports_little() -> None:
     assert not loaded & {"torch", "jinja2", "sqlalchemy", "rich", "numpy", "transformers", "deepspeed", "jsonschema"}
 
 
-@cache
-def json_schema() -> jsonschema.Draft202012Validator:
-    """Checked to be a schema, which takes longer than what it then says of a recipe."""
-    jsonschema.Draft202012Validator.check_schema(schema())
-    return jsonschema.Draft202012Validator(schema())
-
-
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_the_json_schema_accepts_every_shipped_recipe(path: Path) -> None:
-    json_schema().validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    validate(yaml.safe_load(path.read_text(encoding="utf-8")), schema())
 
 
 @pytest.mark.parametrize(
@@ -298,7 +291,7 @@ def test_the_json_schema_accepts_every_shipped_recipe(path: Path) -> None:
 def test_the_json_schema_refuses_mistakes_in_the_editor(line: str) -> None:
     wrong = yaml.safe_load(GOOD) | yaml.safe_load(line)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(wrong, schema())
+        validate(wrong, schema())
 
 
 def test_the_docs_list_every_key_as_the_schema_has_it() -> None:

@@ -8,7 +8,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from llmlaunch.assets import asset
@@ -19,6 +18,7 @@ from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rendering.provenance import gather_provenance
 from llmlaunch.rendering.run_directory import run_files
+from support.json_schemas import validate
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "arguments.schema.json"
 RECIPE = """\
@@ -103,7 +103,7 @@ def test_words_for_a_script_of_ones_own_are_there_once(backend: str, recipe: str
 
 
 def test_it_is_what_its_schema_says(gallery: dict[str, bytes]) -> None:
-    jsonschema.validate(json.loads(gallery["arguments.json"]), json.loads(SCHEMA.read_text()))
+    validate(json.loads(gallery["arguments.json"]), json.loads(SCHEMA.read_text()))
 
 
 def test_every_exported_variable_and_every_directive_is_there(gallery: dict[str, bytes]) -> None:

@@ -6,7 +6,6 @@ import json
 from functools import cache
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from llmlaunch.app.gallery import gallery
@@ -17,6 +16,7 @@ from llmlaunch.models.presets import preset_names
 from llmlaunch.planner.plan import Plan, plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.types import Recipe
+from support.json_schemas import validate
 from support.plans import setting_for
 from support.recipes import recipe_of
 
@@ -41,7 +41,7 @@ def test_a_recipe_is_safe_as_it_stands_has_the_published_plan_and_renders(name: 
     assert (recipe.name, recipe.text) == (name, asset("recipes", f"{name}.yaml").read_text(encoding="utf-8"))
     assert recipe.workload.global_batch_size % recipe.cluster.devices_per_node == 0
     assert planned(name).verdict == "safe"
-    jsonschema.validate(plan_json(planned(name)), PLAN_SCHEMA)
+    validate(plan_json(planned(name)), PLAN_SCHEMA)
     rendered = backend_for(recipe).render(recipe, planned(name).layout)
     assert rendered.program
 

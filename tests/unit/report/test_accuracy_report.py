@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import jsonschema
 import pytest
 
 from llmlaunch.accuracy.anchors import anchor_summary
@@ -27,6 +26,7 @@ from llmlaunch.report.accuracy_text import (
     records_text,
     write_between_markers,
 )
+from support.json_schemas import validate
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "data" / "measurements"
@@ -47,7 +47,7 @@ def answer(found: list[ScoredRecord]) -> dict[str, Any]:
 def test_accuracy_has_the_published_shape(found: list[ScoredRecord], answer: dict[str, Any]) -> None:
     shape = json.loads((ROOT / "docs" / "schemas" / "accuracy.schema.json").read_text())
     for printed in (answer, accuracy_json(found, machines())):
-        jsonschema.validate(json.loads(json.dumps(printed)), shape)
+        validate(json.loads(json.dumps(printed)), shape)
 
 
 def test_the_readme_tables_are_those_of_a_fresh_run(answer: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from llmlaunch.calibration.calibrations import Calibration, Errors, calibration_id, calibration_of_json
@@ -15,6 +14,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.store.calibrations import Use, all_calibrations, find_calibration, in_use, put, use, uses
 from llmlaunch.store.database import Store
 from support.calibrated import calibration, score
+from support.json_schemas import validate
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "calibration.schema.json"
 ERRORS = Errors(0.04, -0.01, 0.125, 0.5, (Bound(0.1, 9, 12, 1.08, 9, 1.09), Bound(0.01, 99, 12, None, 9, None)))
@@ -33,7 +33,7 @@ def make_calibration(made_at: float, backend: str = "megatron", accelerator: str
 def test_a_calibration_is_the_same_after_json_and_fits_its_schema() -> None:
     entry = make_calibration(1.8e9)
     content = json.loads(json.dumps(entry.as_json(), allow_nan=False))
-    jsonschema.validate(content, json.loads(SCHEMA.read_text()))
+    validate(content, json.loads(SCHEMA.read_text()))
     assert calibration_of_json(content) == entry
     assert entry.id == "megatron-NVIDIA-H100-80GB-20270115T080000Z"
     with pytest.raises(ValueError, match="schema 2"):
