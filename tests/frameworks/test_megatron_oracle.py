@@ -31,7 +31,7 @@ from support.megatron_disagreements import DISAGREEMENTS, layer_of
 
 pytestmark = pytest.mark.frameworks
 
-EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "150"))
 PLACES = {rule.key: rule.where for rule in (*ALL_REQUIREMENTS, *ALL_RULES)}
 
 

@@ -25,6 +25,7 @@ NORMAL_USER = 34  # `backup`, whom every Debian has: 65534 cannot be SlurmUser i
 SECONDS = 600
 SITES = ["root-enforced", "user-default", "root-default", "user-enforced"]  # who, and the site's limits
 BOTH_ENDS = SITES[:2]
+WITHOUT_TORCHRUN = "python-without-torchrun"  # the interpreter of a story that needs no torchrun, whoever tells it
 SMALL_DISK = "small"
 SMALL_DISK_BYTES = 8 << 20
 
@@ -46,6 +47,7 @@ class Person:
     home: Path
     prefix: Sequence[str] = ()
     site: str = ""  # one of SITES, where the cluster is his own
+    interpreter: str = "python"  # a file of his home
 
     @property
     def is_root(self) -> bool:
@@ -94,7 +96,7 @@ class Person:
     def python(self) -> str:
         """The tests' own interpreter, by a name in his home: bash asks access(2) whether he may run a path, which does
         not know that he may read everything."""
-        return str(self.home / "python")
+        return str(self.home / self.interpreter)
 
     def folder(self, name: str) -> Path:
         """A new folder of his in his home."""
@@ -129,6 +131,7 @@ def at_home(cluster: Cluster, home: Path, prefix: Sequence[str] = (), *, torchru
     subprocess.run([*prefix, "mkdir", "-p", home], check=True)
     person = Person(cluster, home, prefix)
     python_without_torchrun(Path(person.python))
+    python_without_torchrun(home / WITHOUT_TORCHRUN)
     if torchrun:
         Path(person.python).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     return person

@@ -1,7 +1,8 @@
 """Text of a recipe stays text: hostile values in every text field, rendered, submitted and run on a real cluster.
 
 The fields are found in the recipe's JSON Schema, so that none is forgotten when one is added. Each must either be
-refused in a sentence that names it, or arrive as it was; and nowhere may a command in it have run.
+refused in a sentence that names it, or arrive as it was; and nowhere may a command in it have run. A text that must
+stand alone in a recipe is rendered with each attack and submitted with one of them, in `make soak` with each.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from hypothesis import settings
 from one_machine import wait_until
 from person import BOTH_ENDS, Person
 
@@ -39,6 +41,7 @@ QUICKSTART = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
 # the text is taken for code.
 CANARY = Path(tempfile.gettempdir()) / f"llmlaunch-canary-{secrets.token_hex(8)}"
 RUN = f"touch {CANARY}"
+SOAK = settings().max_examples > 100
 ATTACKS = {
     "quotes": f"x' \"; {RUN}; \\\" $({RUN}) `{RUN}` && {RUN} #'",
     "lines": f"x\n#SBATCH --comment=taken\n{RUN}\n",
@@ -208,12 +211,17 @@ def submitted(person: Person, recipe: dict[str, Any], folder: Path) -> str:
     return json.loads((folder / "run" / "submission.json").read_text())["job_id"] if done.returncode == 0 else ""
 
 
+def attacks_of(place: Place) -> list[str]:
+    """With which a text that must stand alone is submitted."""
+    return [*ATTACKS] if SOAK else [[*ATTACKS][PLACES.index(place) % len(ATTACKS)]]
+
+
 def nothing_in_a_recipe_runs_on_a_cluster_and_what_is_taken_arrives(attack: str, person: Person) -> None:
     text = ATTACKS[attack]
     taken = [place for place, said in refusals(attack).items() if not said]
     together = HARMLESS
     for at, place in enumerate(taken):
-        if place in ON_ITS_OWN and person.site == BOTH_ENDS[0]:
+        if place in ON_ITS_OWN and person.site == BOTH_ENDS[0] and attack in attacks_of(place):
             submitted(person, alone(place, attack), person.folder(f"{attack}-{at}"))
         elif place not in ON_ITS_OWN:
             together = with_text(together, place, text)

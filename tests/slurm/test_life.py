@@ -8,20 +8,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 from one_machine import IN_QUEUE, wait_until
-from person import BOTH_ENDS, SMALL_DISK, Person, person_with_a_cluster
+from person import BOTH_ENDS, SMALL_DISK, WITHOUT_TORCHRUN, Person, person_with_a_cluster
 from training import FAILS_AFTER_SAVING, FAILS_WHEN_TOLD, script, slow_saver
 
 from support.side_by_side import Story, by_name
 
 pytestmark = pytest.mark.slurm
 
-TORCHRUN = BOTH_ENDS[1:]  # the site where real torchrun starts the ranks
+TORCHRUN = BOTH_ENDS[1:]  # the site where real torchrun starts the ranks of LAUNCHED
 # How long saving takes in the life of the time limit: once longer than torchrun and the watchdog wait for trainers.
 SAVED_SECONDS = {"enforced": 65.0, "default": 5.0}
 
@@ -235,9 +236,19 @@ LIVES = by_name(
 
 
 SIDE_BY_SIDE = len(BOTH_ENDS) * len(LIVES)
+# Those in which torchrun has a part: it hears a signal, sees a rank die, or meets others.
+LAUNCHED = (
+    a_job_out_of_time_saves_and_goes_on_from_there,
+    a_job_whose_node_loses_power_goes_on_on_another,
+    a_job_that_dies_at_once_does_not_come_back,
+    a_cancelled_job_saves_and_stays_away,
+    four_nodes_train_together,
+)
 
 
 def lived(life: Story, person: Person) -> None:
+    if life not in LAUNCHED:
+        person = replace(person, interpreter=WITHOUT_TORCHRUN)
     life(person, person.folder(life.__name__), Nodes(person))
 
 

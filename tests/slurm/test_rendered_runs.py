@@ -11,6 +11,7 @@ pytestmark = pytest.mark.slurm
 
 # One process a node: the machine under all nodes has few cores.
 TWO_NODES = ("nodes=2", "training.steps=6")
+TINY = "model={num_layers: 2, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, vocab_size: 256}"
 # Trains nothing, and holds as much as torch alone.
 LARGE = """\
 import os
@@ -40,9 +41,9 @@ def assert_both_nodes_are_measured(person: Person) -> None:
         assert record["world_size"] == 2
 
 
-def test_the_quickstart_trains_on_two_nodes_and_both_peaks_are_collected(person: Person) -> None:
+def test_a_small_quickstart_trains_on_two_nodes_and_both_peaks_are_collected(person: Person) -> None:
     at_home(person.cluster, person.home, torchrun=True)
-    training = submit(person, person.home, *TWO_NODES, "--follow")
+    training = submit(person, person.home, *TWO_NODES, TINY, "--follow")
     assert "Submitting to SLURM" in training.said.stderr
     assert "step 6/6 | loss" in training.said.stdout
     status = training.status()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import pytest
 from one_machine import IN_QUEUE, wait_until
@@ -38,7 +37,7 @@ ASKS = {
 def test_each_step_has_the_gpus_and_cores_of_its_nodes(person: Person) -> None:
     (person.home / "trainer.py").write_text(NOTES_ITS_SHARE)
     python = person.home / "own-python"
-    python.write_text(PYTHON.format(python=sys.executable))
+    python.write_text(PYTHON.format(python=person.python))
     python.chmod(0o755)
     words = [f"cluster={GPUS}", "spare_nodes=1", "monitor.probe=false", f"python={python}"]
     words.append(backend(person.home / "trainer.py"))

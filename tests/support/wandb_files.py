@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wandb.proto import wandb_internal_pb2
-
 BLOCK, HEAD, PIECE = 32768, 7, struct.Struct("<IHB")
 WHOLE, FIRST, LAST = 1, 2, 4
 
 
 def read_back(folder: Path) -> dict[str, Any]:
     """Of one offline run: its id, project, name, settings, the last summary and its exit code."""
+    from wandb.proto import wandb_internal_pb2  # late: all who collect the tests import this module
+
     (path,) = folder.glob("*.wandb")
     contents: dict[str, Any] = {"summary": {}, "exit": None}
     for data in _records(path.read_bytes()):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from laws import LAWS
 from random_jobs import TRAINERS, RandomJob, random_jobs
 
-# 500 jobs in all; 24,000 in `make soak`
-OF_EACH_TRAINER = 42 if settings().max_examples <= 100 else settings().max_examples
+# 250 jobs in all; 24,000 in `make soak`
+OF_EACH_TRAINER = 21 if settings().max_examples <= 100 else settings().max_examples
 
 
 @pytest.mark.parametrize("name", TRAINERS)

@@ -1,5 +1,5 @@
-"""Rendered directories really started, with bash alone: job.sbatch, train.sh, node.pyz and real torchrun on this
-machine, and a trainer of a few lines."""
+"""Rendered directories really started, with bash alone: job.sbatch, train.sh and node.pyz on this machine, and a
+trainer of a few lines. Real torchrun starts it where that has a part in the story."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from llmlaunch.recipe.types import OnBadLoss, Recipe, Restart
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.scripts import train_script
 from llmlaunch.rundir.run import RunFiles, read_run
+from support.ranks_alone import python_without_torchrun
 
+TORCHRUN = {"LLMLAUNCH_PYTHON": sys.executable}
 TRAINER = """\
 import json, os, signal, sys, time
 rank = int(os.environ["RANK"])
@@ -44,13 +46,14 @@ def write(folder: Path, of: Recipe, plan, rendered: Rendered) -> Path:
     return folder / "run"
 
 
-def environment(**more: str) -> dict[str, str]:
-    return outside_slurm(**{"LLMLAUNCH_PYTHON": sys.executable, **more})
+def environment(run: Path, **more: str) -> dict[str, str]:
+    python = python_without_torchrun(run.with_name("python"))
+    return outside_slurm(**{"LLMLAUNCH_PYTHON": str(python), **more})
 
 
 def start(run: Path, **more: str) -> subprocess.CompletedProcess[str]:
     command = ["bash", str(run / "job.sbatch")]
-    return subprocess.run(command, cwd="/", env=environment(**more), capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd="/", env=environment(run, **more), capture_output=True, text=True, timeout=120)
 
 
 def training_log(run: Path) -> str:
@@ -79,7 +82,7 @@ def only_attempt(run: Path) -> tuple[RunFiles, dict[int, dict[str, object]]]:
 @pytest.mark.frameworks
 def test_a_training_that_ends_well_succeeds_and_leaves_its_traces(tmp_path: Path) -> None:
     run = render(tmp_path)
-    done = start(run)
+    done = start(run, **TORCHRUN)
     assert done.returncode == 0, done.stdout + done.stderr + training_log(run)
     files, ranks = only_attempt(run)
     assert files.status is not None
@@ -154,7 +157,7 @@ def test_arguments_that_are_refused_end_the_job_before_anything_is_built_or_trai
 @pytest.mark.frameworks
 def test_the_job_fails_when_one_rank_does_and_its_own_code_is_kept(tmp_path: Path) -> None:
     run = render(tmp_path, "sys.exit(3 if rank == 1 else 0)")
-    assert start(run).returncode != 0
+    assert start(run, **TORCHRUN).returncode != 0
     files, ranks = only_attempt(run)
     assert files.status is not None
     assert files.status["state"] == "failed"
@@ -165,7 +168,7 @@ def test_the_job_fails_when_one_rank_does_and_its_own_code_is_kept(tmp_path: Pat
 @pytest.mark.frameworks
 def test_a_killed_rank_is_known_by_its_signal(tmp_path: Path) -> None:
     run = render(tmp_path, "rank or os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)")
-    assert start(run).returncode != 0
+    assert start(run, **TORCHRUN).returncode != 0
     _, ranks = only_attempt(run)
     assert (ranks[0]["exit_code"], ranks[0]["signal"]) == (None, "SIGKILL")
 
@@ -199,7 +202,9 @@ assert rank or open("port").read() != os.environ["MASTER_PORT"]
 @pytest.mark.frameworks
 def test_told_to_stop_it_stops_the_ranks_and_still_judges(tmp_path: Path) -> None:
     run = render(tmp_path, "open(f'here-{rank}', 'w').close()\ntime.sleep(600)")
-    with subprocess.Popen(["bash", str(run / "job.sbatch")], env=environment(), stdout=subprocess.PIPE) as job:
+    with subprocess.Popen(
+        ["bash", str(run / "job.sbatch")], env=environment(run, **TORCHRUN), stdout=subprocess.PIPE
+    ) as job:
         while not all((run / f"here-{rank}").exists() for rank in (0, 1)):
             assert job.poll() is None, training_log(run)
             time.sleep(0.1)
@@ -224,7 +229,7 @@ def test_hostile_arguments_and_variables_arrive_as_they_are(tmp_path: Path) -> N
         "open(path, 'w').write(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
     )
     run = write(tmp_path, *nasty_job(trainer))
-    done = start(run)
+    done = start(run, **TORCHRUN)
     assert done.returncode == 0, training_log(run)
     for rank in ("0", "1"):
         arguments, variables = json.loads((seen / rank).read_text())
@@ -240,7 +245,7 @@ def test_arguments_that_look_like_torchruns_reach_the_trainer(tmp_path: Path, ar
     trainer = b"import sys; print(sys.argv[1:], flush=True)\n"
     rendered = replace(rendered, program=("trainer/t.py", *arguments), files={"trainer/t.py": trainer})
     run = write(tmp_path, of, plan, rendered)
-    assert start(run).returncode == 0
+    assert start(run, **TORCHRUN).returncode == 0
     assert str(list(arguments)) in training_log(run)
 
 
@@ -359,7 +364,7 @@ def test_node_rank_0_on_another_host_than_the_meeting_point_ends_at_once(tmp_pat
         "SLURMD_NODENAME": "node2",
     }
     command = ["bash", str(run / "train.sh")]
-    done = subprocess.run(command, env=environment(**variables), capture_output=True, text=True)
+    done = subprocess.run(command, env=environment(run, **variables), capture_output=True, text=True)
     assert done.returncode != 0
     assert "node rank 0, but the others were told to meet on node1" in done.stderr
 
@@ -386,7 +391,7 @@ def test_the_variables_of_this_torch_and_a_place_for_the_pipes(tmp_path: Path) -
     run = write(tmp_path, of, plan, rendered)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    done = start(run, TMPDIR=str(scratch))
+    done = start(run, TMPDIR=str(scratch), **TORCHRUN)
     (attempt,) = (run / "attempts").iterdir()
     log = training_log(run)
     assert done.returncode == 0, done.stderr + log
@@ -455,7 +460,7 @@ def render_nan(folder: Path, **policy: object) -> Path:
 @pytest.mark.frameworks
 def test_a_training_that_goes_on_with_nan_is_ended_without_a_save_where_the_recipe_stops(tmp_path: Path) -> None:
     run = render_nan(tmp_path, action="stop")
-    done = start(run)
+    done = start(run, **TORCHRUN)
     assert done.returncode != 0
     files, ranks = only_attempt(run)
     assert files.status is not None

@@ -14,8 +14,8 @@ from run_samples import deepspeed_cpu, outside_slurm, train_variables, write_pro
 
 from llmlaunch.rendering.run_directory import render_run
 
-AT_ONCE, ROUNDS, PAIRS, SAVE_SECONDS = 10, 4, 10, 1
-"""A loop that trusts a variable set by the trap loses 7 to 20 of the 40 trainings."""
+AT_ONCE, ROUNDS, PAIRS, SAVE_SECONDS = 10, 2, 10, 1
+"""A loop that trusts a variable set by the trap loses one of six to one of two trainings."""
 
 PYTHON = """\
 #!/bin/bash

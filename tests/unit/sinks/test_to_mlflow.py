@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from collected_runs import GIB, RUN_ID, STARTED, collected, finished, written
-from mlflow import MlflowClient
 
 from llmlaunch.sinks.delivery import chosen_sinks, pass_on
 from llmlaunch.sinks.figures import figures_of
@@ -22,8 +21,14 @@ def files_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # for the client that reads back
 
 
+def client_of(uri: str) -> Any:
+    from mlflow import MlflowClient  # late: all who collect the tests import this module, and MLflow takes a second
+
+    return MlflowClient(tracking_uri=uri)
+
+
 def there(uri: str) -> list[Any]:
-    client = MlflowClient(tracking_uri=uri)
+    client = client_of(uri)
     experiment = client.get_experiment_by_name("llmlaunch")
     assert experiment is not None
     return list(client.search_runs([experiment.experiment_id]))
@@ -73,7 +78,7 @@ def test_a_run_is_one_run_of_mlflow_however_often_and_from_wherever_it_is_collec
             run.data.metrics,
             run.data.params,
         )
-        history = MlflowClient(tracking_uri=uri).get_metric_history(run.info.run_id, "peak_bytes/worst")
+        history = client_of(uri).get_metric_history(run.info.run_id, "peak_bytes/worst")
         assert [metric.value for metric in history] == [30 * GIB]
 
     written(directory, (20, 35))
