@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import PIPE, STDOUT
+from subprocess import PIPE, STDOUT, Popen
 
 from judges import megatron_python
 
@@ -34,12 +35,14 @@ MEGATRON_CPU = Path(__file__).with_name("megatron_cpu")
 
 @dataclass(frozen=True)
 class CpuJob:
-    """What each of `processes` ranks is started with, as rendered."""
+    """What each of `processes` ranks is started with, as rendered. With `told_after`, rank 0 alone gets SIGTERM once
+    that step is over."""
 
     name: str
     processes: int
     rendered: tuple[str, ...]
     environment: dict[str, str]
+    told_after: int = 0
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -78,26 +81,40 @@ def cpu_job(name: str, recipe: Recipe, layout: Layout) -> CpuJob:
     return CpuJob(name, layout.world_size, words, {**rendered.environment, **device})
 
 
-def train_on_cpu(
-    jobs: Iterable[CpuJob], folder: Path, seconds: float = 120.0, through: Sequence[Path] = ()
-) -> dict[str, TrainedJob]:
-    """Train the jobs one after the other, logs in `folder`; `seconds` is the most one may take. `through` are scripts
-    that run the one after them."""
-    by_name = {job.name: job for job in jobs}
-    lines = "".join(json.dumps({**vars(job), "words": job.words}) + "\n" for job in by_name.values())
+TrainOnCpu = Callable[[Iterable[CpuJob]], dict[str, TrainedJob]]
+
+
+@contextmanager
+def cpu_trainer(folder: Path, seconds: float = 120.0, through: Sequence[Path] = ()) -> Iterator[TrainOnCpu]:
+    """A process that has imported Megatron and trains jobs one after the other, logs in `folder`; `seconds` is the most
+    one may take. `through` are scripts that run the one after them."""
     command = [megatron_python(), *through, MEGATRON_CPU / "train_jobs.py", "--logs", folder, "--seconds", str(seconds)]
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, input=lines, stdout=PIPE, text=True, env=environment, check=True)
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    return {
-        answer["name"]: TrainedJob(
-            by_name[answer["name"]],
-            tuple(answer["codes"]),
-            tuple(Path(log).read_text(errors="replace") for log in answer["logs"]),
-        )
-        for answer in answers
-    }
+    with Popen(command, stdin=PIPE, stdout=PIPE, text=True, env=environment) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        into, out = process.stdin, process.stdout
+
+        def train(jobs: Iterable[CpuJob]) -> dict[str, TrainedJob]:
+            return {job.name: trained(job) for job in jobs}
+
+        def trained(job: CpuJob) -> TrainedJob:
+            print(json.dumps({**vars(job), "words": job.words}), file=into, flush=True)
+            answer = json.loads(out.readline())
+            output = tuple(Path(log).read_text(errors="replace") for log in answer["logs"])
+            return TrainedJob(job, tuple(answer["codes"]), output)
+
+        yield train
+        into.close()
+
+
+def train_on_cpu(
+    jobs: Iterable[CpuJob], folder: Path, seconds: float = 120.0, through: Sequence[Path] = ()
+) -> dict[str, TrainedJob]:
+    """Train the jobs by a process of their own."""
+    with cpu_trainer(folder, seconds, through) as train:
+        return train(jobs)
 
 
 def under_torchrun(job: CpuJob, script: Path = MEGATRON_CPU / "train.py") -> subprocess.Popen[str]:

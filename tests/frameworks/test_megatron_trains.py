@@ -7,17 +7,15 @@ recipe of the gallery trains, too, shrunken.
 from __future__ import annotations
 
 import math
-import os
 import re
 import shutil
-import signal
-import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from cpu_training import TrainedJob, train_on_cpu, under_torchrun
+from cpu_training import TrainedJob, TrainOnCpu, cpu_trainer
 from judges import FRAMEWORKS
 from trained_cases import (
     CASES,
@@ -46,18 +44,24 @@ from llmlaunch.command_lines.megatron_rendered import pinned_layout
 from llmlaunch.layout import Layout
 from llmlaunch.node.checkpoint_folder import CheckpointFolder, Skipped
 from llmlaunch.recipe.load import load_recipe
-from support.step_lines import parse_step, parser_of
+from support.step_lines import parser_of
 
 pytestmark = pytest.mark.frameworks
 
 
 @pytest.fixture(scope="module")
-def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainedJob]:
-    """Every job of this module, trained one after the other by processes that share one import of Megatron."""
+def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainOnCpu]:
+    """Trains every job of this module, one after the other, by processes that share one import of Megatron."""
+    with cpu_trainer(tmp_path_factory.mktemp("logs")) as train:
+        yield train
+
+
+@pytest.fixture(scope="module")
+def trained(train: TrainOnCpu, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainedJob]:
     folder = tmp_path_factory.mktemp("megatron")
     for suffix in (".bin", ".idx"):
         shutil.copy(dataset.with_suffix(suffix), folder / f"{DATASET}{suffix}")
-    return train_on_cpu([*jobs(folder), *gallery_jobs(GALLERY)], folder / "logs")
+    return train([*jobs(folder), *gallery_jobs(GALLERY)])
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -113,34 +117,20 @@ def test_it_reads_an_indexed_dataset(trained: dict[str, TrainedJob]) -> None:
     assert trained[INDEXED].losses == pytest.approx([6.9] * STEPS, abs=0.2)
 
 
-def tell_after(process: subprocess.Popen[str], step: int) -> str:
-    """SIGTERM to one of the trainers once that step is over. Gives all that was said."""
-    assert process.stdout is not None
-    output = []
-    for line in process.stdout:
-        output.append(line)
-        seen = parse_step(line)
-        if seen is not None and seen.step == step:
-            listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            trainers = [pid for pid in map(int, listed) if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-            os.kill(trainers[0], signal.SIGTERM)
-    process.wait()
-    return "".join(output)
-
-
-def test_told_to_end_it_saves_and_goes_on_under_any_split(trained: dict[str, TrainedJob], tmp_path: Path) -> None:
-    """Started by torchrun; one rank alone is told, and all agree. Then as before, and split by tensors; and another,
-    which goes on from a non-persistent checkpoint, the one before the last."""
-    process = under_torchrun(long_job("told", tmp_path / "told"))
-    output = tell_after(process, step=3)
-    assert process.returncode == 0, output
+def test_told_to_end_it_saves_and_goes_on_under_any_split(
+    train: TrainOnCpu, trained: dict[str, TrainedJob], tmp_path: Path
+) -> None:
+    """One rank alone is told, and all agree. Then as before, and split by tensors; and another, which goes on from a
+    non-persistent checkpoint, the one before the last."""
+    told = train([replace(long_job("told", tmp_path / "told"), told_after=3)])["told"]
+    assert told.codes == (0, 0), told.complaint()
     saved = int((tmp_path / "told" / "latest_checkpointed_iteration.txt").read_text())
-    assert 3 <= saved < LONG, output
+    assert 3 <= saved < LONG, told.complaint()
     shutil.copytree(tmp_path / "told", tmp_path / "copy")
     again = long_job("again", tmp_path / "told")
     otherwise = long_job("otherwise", tmp_path / "copy", Layout(tensor=2, zero_stage=1))
     earlier = long_job("earlier", died_with_its_last_save_torn(trained[UNDISTURBED], tmp_path / "died"))
-    for one in train_on_cpu([again, otherwise, earlier], tmp_path / "logs").values():
+    for one in train([again, otherwise, earlier]).values():
         begun_at = 10 if one.job.name == "earlier" else saved
         first, second, *rest = trained[UNDISTURBED].losses[begun_at:]
         assert one.codes == (0, 0), one.complaint()

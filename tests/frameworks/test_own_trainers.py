@@ -3,15 +3,13 @@ machine's CPU as they are rendered."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from cpu_training import ADDED_WORDS, cpu_job, under_torchrun
-from judges import TRACED, megatron_python
+from judges import MegatronScripts
 from trained_cases import EVALUATION, OWN_TRAINER, SHARED, own_job
 from trainer_runner import Train, case
 
@@ -28,24 +26,26 @@ pytestmark = pytest.mark.frameworks
 SECONDS = 240
 
 
-def on_one_node(words: tuple[str | NodeVariable, ...], script: Path, rendered: Rendered) -> str:
+def on_one_node(
+    scripts: MegatronScripts, words: tuple[str | NodeVariable, ...], script: Path, rendered: Rendered
+) -> str:
     """Run one of our scripts as the job does before the training, and return its output."""
-    command = [megatron_python(), TRACED / "dataset_ranks.py", "build", script, *words[1:], *ADDED_WORDS]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **rendered.environment}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    code, said = scripts.start("build", str(script), *map(str, words[1:]), *ADDED_WORDS, **rendered.environment).end()
+    assert code == 0, said
+    return said
 
 
-def test_a_trainer_of_ones_own_trains_on_own_data_and_evaluates(dataset: Path, tmp_path: Path) -> None:
+def test_a_trainer_of_ones_own_trains_on_own_data_and_evaluates(
+    dataset: Path, scripts: MegatronScripts, tmp_path: Path
+) -> None:
     """Its arguments are checked and all indexes built before by the same words; then two ranks train and evaluate."""
     for name in ("training", "validation"):
         for suffix in (".bin", ".idx"):
             shutil.copy(dataset.with_suffix(suffix), tmp_path / f"{name}{suffix}")
     recipe = own_job(tmp_path)
     rendered = MegatronLM().render(recipe, SHARED)
-    assert "takes the arguments of" in on_one_node(rendered.check, MEGATRON_CHECK, rendered)
-    on_one_node(rendered.prepare, MEGATRON_DATASET, rendered)
+    assert "takes the arguments of" in on_one_node(scripts, rendered.check, MEGATRON_CHECK, rendered)
+    on_one_node(scripts, rendered.prepare, MEGATRON_DATASET, rendered)
     indexes = sorted(path.name for path in tmp_path.rglob("*.npy"))
     assert any("train" in name for name in indexes)
     assert any("valid" in name for name in indexes)

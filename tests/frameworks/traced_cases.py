@@ -31,7 +31,7 @@ from llmlaunch.workload import OptimizerFormats, Workload
 Words = tuple[str, ...]
 
 LLAMA3_8B = ModelShape("llama3-8b", 32, 4096, 14336, 32, 8, 128, 128256, 8192)
-LLAMA3_70B = ModelShape("llama3-70b", 80, 8192, 28672, 64, 8, 128, 128256, 8192)
+LLAMA3_70B_CUT = ModelShape("llama3-70b-cut", 16, 8192, 28672, 64, 8, 128, 128256, 8192)
 # Fewer layers than the models they are cut from: memory is by layer, and a trace takes time by layer.
 LLAMA3_HALF = replace(LLAMA3_8B, name="llama3-8b-half", num_layers=16)
 LLAMA3_CUT = replace(LLAMA3_8B, name="llama3-8b-cut", num_layers=8)
@@ -354,10 +354,10 @@ UNFUSED = MegatronOptions(gradient_accumulation_fusion=False)
 FUSED_LOSS = ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "native")
 
 CASES = (
-    *(Case(f"8B rank {rank}", LLAMA3_8B, WHOLE, rank) for rank in (0, 1, 3)),
-    *(Case(f"70B rank {rank}", LLAMA3_70B, LARGE, rank) for rank in (0, 7)),
+    *(Case(f"8B rank {rank}", LLAMA3_HALF, WHOLE, rank) for rank in (0, 1, 3)),
+    Case("70B rank 7", LLAMA3_70B_CUT, LARGE, 7),
     *(Case(f"context parallel rank {rank}", LLAMA3_HALF, replace(WHOLE, data=16, context=2), rank) for rank in (0, 3)),
-    *(Case(f"full recompute rank {rank}", LLAMA3_8B, FULL, rank) for rank in (0, 3)),
+    *(Case(f"full recompute rank {rank}", LLAMA3_HALF, FULL, rank) for rank in (0, 3)),
     Case("recompute of attention", LLAMA3_HALF, SELECTIVE, 0, techniques=Techniques(("core_attn",))),
     Case("recompute of the MLP", LLAMA3_HALF, SELECTIVE, 1, techniques=Techniques(("mlp",))),
     *(Case(f"interleaved rank {rank}", LLAMA3_HALF, INTERLEAVED, rank, microbatches=8) for rank in (0, 3)),

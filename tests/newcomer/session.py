@@ -144,12 +144,16 @@ class Session:
 
 
 @contextmanager
-def newcomer(columns: int, rows: int) -> Iterator[Session]:
-    """A session whose home is as long as the one on the pictures, so that lines break alike."""
+def newcomer(columns: int, rows: int, cache: Path) -> Iterator[Session]:
+    """A session whose home is as long as the one on the pictures, so that lines break alike. What it has cached in the
+    end is kept in `cache` for the next one, which need not measure an idle trainer again."""
     home = Path(tempfile.mkdtemp(prefix="n", dir="/tmp"))
+    if cache.exists():
+        shutil.copytree(cache, home / dict(FOLDERS)["CACHE"])
     session = Session(home, columns, rows)
     try:
         yield session
     finally:
         session.close()
+        shutil.copytree(home / dict(FOLDERS)["CACHE"], cache, dirs_exist_ok=True)
         shutil.rmtree(home, ignore_errors=True)

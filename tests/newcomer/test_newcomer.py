@@ -22,9 +22,9 @@ NUMBERS = {step.name: f"{number:02}" for number, step in enumerate(STEPS, 1)}
 
 
 @pytest.fixture(scope="module", params=SIZES, ids=lambda size: "x".join(map(str, size)))
-def screens(request: pytest.FixtureRequest) -> Iterator[dict[str, Screen]]:
+def screens(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Screen]]:
     """The screens of a session, by the names of its steps."""
-    with newcomer(*request.param) as session:
+    with newcomer(*request.param, tmp_path_factory.getbasetemp() / "newcomer-cache") as session:
         yield {step.name: session.type(step.line) for step in STEPS}
 
 

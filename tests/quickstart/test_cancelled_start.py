@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_quickstart import RECIPE, llmlaunch
+from test_quickstart import RECIPE, folders, llmlaunch
 
-from support.command_line import CommandLine, data_folders
+from support.command_line import CommandLine
 from support.node_rig import until
 
 JOB = (RECIPE, f"python={sys.executable}")
@@ -35,7 +35,7 @@ def no_crash_and_no_peak(home: Path) -> None:
 
 def test_cancel(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """`cancel` runs in this process: one that had to start first might come after the first step."""
-    for variable, folder in data_folders(tmp_path).items():
+    for variable, folder in folders(tmp_path).items():
         monkeypatch.setenv(variable, folder)
     here = CommandLine(capsys, monkeypatch)
     llmlaunch(tmp_path, "submit", *JOB, "--local", "-o", "run")

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_quickstart import RECIPE, llmlaunch
+from test_quickstart import RECIPE, llmlaunch, python_alone
 
 from support.node_rig import until
-from support.ranks_alone import python_without_torchrun
 
 TINY = (
     "model={num_layers: 2, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, num_query_groups: 2, "
@@ -30,7 +29,7 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self.folder, self.run, self.checkpoints = folder, folder / "run", folder / "checkpoints"
         place = f"training.checkpoint_path={self.checkpoints}"
-        python = f"python={python_without_torchrun(folder / 'python')}"
+        python = f"python={python_alone(folder)}"
         llmlaunch(folder, "submit", RECIPE, *TINY, place, python, "-o", self.run, "--local", "--follow")
         shutil.copytree(self.checkpoints, folder / "whole")
 

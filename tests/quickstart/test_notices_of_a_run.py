@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_quickstart import RECIPE
+from test_quickstart import RECIPE, folders, python_alone
 
-from support.command_line import data_folders, run_llmlaunch
+from support.command_line import run_llmlaunch
 from support.node_rig import until
-from support.ranks_alone import python_without_torchrun
 from support.webhook import SECRET, Webhook, webhook
 
 TRAINER = """\
@@ -45,9 +44,9 @@ def run(folder: Path, receiver: Webhook, what_happens: str, *words: str) -> Path
         f"backend={json.dumps(script)}",
         "notify={webhook: TRAINING_CHANNEL, command: [sh, -c, 'cat >> heard']}",
         "training.steps=8",
-        f"python={python_without_torchrun(folder / 'python')}",
+        f"python={python_alone(folder)}",
     )
-    variables = {"TRAINING_CHANNEL": receiver.address, "no_proxy": "*", **data_folders(folder)}
+    variables = {"TRAINING_CHANNEL": receiver.address, "no_proxy": "*", **folders(folder)}
     submit = ("submit", RECIPE, *recipe, *words, "--local", "-o", "run")
     dry = run_llmlaunch(folder, *submit, "--dry-run", timeout=300, **variables)
     assert re.search(r"notices to +127\.0\.0\.1 \(\$TRAINING_CHANNEL\) and the command sh: all", dry.stdout)

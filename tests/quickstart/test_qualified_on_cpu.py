@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_quickstart import RECIPE, llmlaunch
-
-from support.ranks_alone import python_without_torchrun
+from test_quickstart import RECIPE, llmlaunch, python_alone
 
 WORDS = (
     RECIPE, "model={num_layers: 2, hidden_size: 256, ffn_hidden_size: 1024, num_attention_heads: 4, "
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.frameworks
 
 
 def test_six_layouts_end_as_predicted_and_are_not_run_twice(tmp_path: Path) -> None:
-    words = (*WORDS, f"python={python_without_torchrun(tmp_path / 'python')}")
+    words = (*WORDS, f"python={python_alone(tmp_path)}")
     answer = json.loads(llmlaunch(tmp_path, "qualify", *words, "--local", "--json").stdout)
     assert (answer["complete"], answer["as_predicted"]) == (True, True)
     *fits, tight, dies = answer["layouts"]

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_quickstart import RECIPE, llmlaunch
+from test_quickstart import RECIPE, llmlaunch, python_alone
 
 from llmlaunch.backends.deepspeed.config import model_config
 from llmlaunch.recipe.load import load_recipe
-from support.ranks_alone import python_without_torchrun
 
 STEPS, BATCH, LENGTH, SEED = 16, 8, 64, 1234
 POISONED_STEP = 11
@@ -72,7 +71,7 @@ def poisoned(tmp_path: Path) -> tuple[str, ...]:
     write_weights(tmp_path / "weights")
     return (
         *TINY,
-        f"python={python_without_torchrun(tmp_path / 'python')}",
+        f"python={python_alone(tmp_path)}",
         f"data={{path: {tmp_path}/tokens}}",
         f"training.start_from={tmp_path}/weights",
         f"training.checkpoint_path={tmp_path}/checkpoints",

@@ -1,6 +1,6 @@
 """Trains several Megatron jobs on the CPU, one after the other; each rank is a process, as torchrun would start it.
 
-    echo '{"name": "pair", "processes": 2, "words": ["--num-layers", "4", ...], "environment": {}}' |
+    echo '{"name": "pair", "processes": 2, "words": ["--num-layers", "4", ...], "environment": {}, "told_after": 0}' |
         .venv-frameworks/bin/python train_jobs.py --logs FOLDER
 
 One job a line in, one line out as each is done: {"name", "codes", "logs"}: exit code and log file of each rank, whose
@@ -106,6 +106,14 @@ def _wait(ranks: dict[int, int], seconds: float) -> list[int]:
     return [codes[rank] for rank in sorted(codes)]
 
 
+def _tell(process: int, log: Path, step: int, seconds: float) -> None:
+    """SIGTERM once the log, which is the last rank's, has the line of that step."""
+    line, deadline = re.compile(rb"iteration +%d/" % step), time.monotonic() + seconds
+    while not (log.exists() and line.search(log.read_bytes())) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(process, signal.SIGTERM)
+
+
 def _train(job: Job, logs: Path, seconds: float) -> Job:
     name = re.sub(r"[^\w.=-]+", "-", job["name"])[:100]
     files = [logs / f"{name}-{rank}.log" for rank in range(job["processes"])]
@@ -115,6 +123,8 @@ def _train(job: Job, logs: Path, seconds: float) -> Job:
         if pid == 0:
             _run_rank(job, rank, port, log)
         ranks[pid] = rank
+    if job["told_after"]:
+        _tell(next(iter(ranks)), files[-1], job["told_after"], seconds)
     return {"name": job["name"], "codes": _wait(ranks, seconds), "logs": [str(log) for log in files]}
 
 
