@@ -29,7 +29,9 @@ finite is one.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+import importlib
 import json
 import math
 import signal
@@ -49,6 +51,13 @@ sys.modules.setdefault("mlflow", None)  # type: ignore[arg-type]
 import torch
 import torch._dynamo  # Transformers needs it later, and it cannot be imported under zero.Init (torch 2.13)
 import torch.distributed as dist
+
+# Every engine imports DeepSpeed's Muon, which no job here uses: it asks to be compiled when it is called, and for that
+# alone half a second of torch's compiler would be imported (runtime/zero/muon/original_muon.py, DeepSpeed 0.19).
+compile_function, torch.compile = torch.compile, lambda function: function
+with contextlib.suppress(ImportError):  # older releases have none
+    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+torch.compile = compile_function
 
 from adapters import TARGETS
 from alone import check_place, check_work, spare_the_vote
