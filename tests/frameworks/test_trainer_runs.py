@@ -43,7 +43,7 @@ def saving(folder: Path, interval: int, steps: int) -> tuple[str, ...]:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_told_to_end_it_saves_and_goes_on_as_if_never_interrupted(train: Train, tmp_path: Path, stage: int) -> None:
     """One rank alone is told, between two regular saves; all agree."""
-    layout, steps = Layout(data=2, micro_batch_size=4, zero_stage=stage), 30
+    layout, steps = Layout(data=2, micro_batch_size=4, zero_stage=stage), 20
     words = saving(tmp_path, 1000, steps)
     whole = case("whole", layout, f"training.steps={steps}")
     runs = train([whole, case("told", layout, *words) | {"told": True}], tmp_path)
@@ -147,17 +147,11 @@ def trainers_after(process: subprocess.Popen[str], step: int) -> list[int]:
 
 def test_signals_while_it_saves_do_not_disturb_it(train: Train, tmp_path: Path) -> None:
     """SIGTERM to both ranks, as a node's wrapper sends it, again and again until they end."""
-    process = start(tmp_path, *saving(tmp_path, 5, 100_000))
-    trainers = trainers_after(process, step=3)
-    assert len(trainers) == 2
-    while process.poll() is None:
-        for pid in trainers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        time.sleep(0.01)
-    code, out, err = finish(process)
-    assert code == 0, err
-    assert "after SIGTERM" in out.splitlines()[-1]
+    pestered = train([case("pestered", ZERO_1, *saving(tmp_path, 5, 100_000)) | {"pestered": True}], tmp_path)[
+        "pestered"
+    ]
+    assert pestered.codes == [0, 0], pestered.said
+    assert pestered.said.count("after SIGTERM") == 1
     step = int((tmp_path / "checkpoints" / "latest").read_text().removeprefix("step-"))
     again = train([case("again", ZERO_1, *saving(tmp_path, 5, step + 1))], tmp_path)["again"]
     assert again.codes == [0, 0], again.said
@@ -212,17 +206,14 @@ def built_since(moment: float) -> list[Path]:
     return [path for path in place.rglob("*.so") if path.stat().st_mtime >= moment]
 
 
-def test_the_curves_of_a_run_are_whole_in_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_curves_of_a_run_are_whole_in_wandb(train: Train, tmp_path: Path) -> None:
     """DeepSpeed's own monitor, by ds_config.json; the variables are those of train.sh. Rank 0 alone writes."""
     variables = {"WANDB_RUN_ID": "tiny-1", "WANDB_RESUME": "allow", "WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
-    for name, text in variables.items():
-        monkeypatch.setenv(name, text)
-    code, out, err = finish(start(tmp_path, "training.steps=3", "tracking={wandb: {project: ours, mode: offline}}"))
-    assert code == 0, err
+    words = ("training.steps=3", "tracking={wandb: {project: ours, mode: offline}}")
+    run = train([case("curves", ZERO_1, *words) | {"environment": variables}], tmp_path)["curves"]
+    assert run.codes == [0, 0], run.said
     (written,) = (tmp_path / "wandb").glob("offline-run-*")
     contents = read_back(written)
     assert (contents["id"], contents["project"], contents["exit"]) == ("tiny-1", "ours", 0)
-    last = parse_step(out.splitlines()[-1])
-    assert last is not None
-    assert contents["summary"]["Train/Samples/train_loss"] == pytest.approx(last.loss, abs=1e-4)
+    assert contents["summary"]["Train/Samples/train_loss"] == pytest.approx(run.losses[-1], abs=1e-4)
     assert contents["summary"]["_step"] == 3 * 8, "sequences, as DeepSpeed counts"

@@ -357,7 +357,7 @@ CASES = (
     *(Case(f"8B rank {rank}", LLAMA3_HALF, WHOLE, rank) for rank in (0, 1, 3)),
     Case("70B rank 7", LLAMA3_70B_CUT, LARGE, 7),
     *(Case(f"context parallel rank {rank}", LLAMA3_HALF, replace(WHOLE, data=16, context=2), rank) for rank in (0, 3)),
-    *(Case(f"full recompute rank {rank}", LLAMA3_HALF, FULL, rank) for rank in (0, 3)),
+    *(Case(f"full recompute rank {rank}", LLAMA3_8B, FULL, rank) for rank in (0, 3)),
     Case("recompute of attention", LLAMA3_HALF, SELECTIVE, 0, techniques=Techniques(("core_attn",))),
     Case("recompute of the MLP", LLAMA3_HALF, SELECTIVE, 1, techniques=Techniques(("mlp",))),
     *(Case(f"interleaved rank {rank}", LLAMA3_HALF, INTERLEAVED, rank, microbatches=8) for rank in (0, 3)),

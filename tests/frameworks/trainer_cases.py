@@ -8,7 +8,8 @@ out   {name: {"codes", "steps", "kept", "said"}} in a line that begins with RESU
 Every rank of every case is a fork of this process that calls the script's own main with the case's words, in a process
 group of its own. A case has "name", "ranks", "files" (text by path) and "words", in which FOLDER stands for its folder.
 Of a case that is "alone" rank 0 is started by itself, as rank_alone.py starts it; to rank 0 of a case that is "told" to
-end SIGTERM is sent after three steps. A "weighed" case answers with what rank 0 held (weigh), too; of a "saved" one
+end SIGTERM is sent after three steps, to all ranks of one that is "pestered" again and again until they end. A case may
+have an "environment". A "weighed" case answers with what rank 0 held (weigh), too; of a "saved" one
 only a forward and backward pass is counted (saved_bytes.py), and instead of training, engines are for what is "counted"
 (deepspeed_bytes.py).
 """
@@ -68,6 +69,8 @@ def run(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     ranks = [start(rank, case, port, words, folder) for rank in started]
     if case.get("told"):
         tell(ranks[0], folder / "steps.0")
+    if case.get("pestered"):
+        pester(ranks, folder / "steps.0")
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
     said = "".join((folder / f"rank{rank}.txt").read_text() for rank in started)
     steps = [json.loads(line) for line in lines(folder / "steps.0")]
@@ -80,6 +83,15 @@ def tell(process: int, steps: Path) -> None:
     while len(lines(steps)) < TOLD_AFTER and time.monotonic() < deadline:
         time.sleep(0.005)
     os.kill(process, signal.SIGTERM)
+
+
+def pester(ranks: list[int], steps: Path) -> None:
+    """A rank that has ended is there until it is waited for."""
+    tell(ranks[0], steps)
+    while any(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None for pid in ranks):
+        for pid in ranks:
+            os.kill(pid, signal.SIGTERM)
+        time.sleep(0.01)
 
 
 def lines(path: Path) -> list[str]:
@@ -102,7 +114,9 @@ def start(rank: int, case: dict[str, Any], port: int, words: list[str], folder: 
     os.dup2(log, 1)
     os.dup2(log, 2)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
+    os.environ.update(
+        {name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1", **case.get("environment", {})
+    )
     watch(folder, rank, weighed=rank == 0 and case.get("weighed", False))
     if case.get("alone"):
         rank_alone.pretend_the_others()

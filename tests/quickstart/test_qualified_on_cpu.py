@@ -11,7 +11,7 @@ from test_quickstart import RECIPE, llmlaunch, python_alone
 WORDS = (
     RECIPE, "model={num_layers: 2, hidden_size: 256, ffn_hidden_size: 1024, num_attention_heads: 4, "
     "num_query_groups: 2, vocab_size: 256}",
-    "cluster={base: cpu-x1, accelerator: {memory_gib: 0.9}}", "training.sequence_length=64", "training.steps=2",
+    "cluster={base: cpu-x1, accelerator: {memory_gib: 0.75}}", "training.sequence_length=64", "training.steps=2",
 )  # fmt: skip
 
 pytestmark = pytest.mark.frameworks

@@ -31,13 +31,15 @@ slow nvmlDeviceGetComputeRunningProcesses_v3 us=4491
 slow nvmlDeviceGetMemoryInfo_v2 us=12
 slow nvmlDeviceGetUtilizationRates us=3
 """
-# Both commands in one interpreter: a third of what a fault test computes is starting programs.
+# All commands in one interpreter: a third of what a fault test computes is starting programs.
 COLLECT_AND_EXPORT = """
 import sys
 from llmlaunch.cli.main import cli
-for words in (["collect", sys.argv[1]], ["measurements", "export", "exported.jsonl"]):
-    if cli.main(words, standalone_mode=False):
-        sys.exit(" ".join(words))
+run, *files = sys.argv[1:]
+for file in files:
+    for words in (["collect", run], ["measurements", "export", file]):
+        if cli.main(words, standalone_mode=False):
+            sys.exit(" ".join(words))
 """
 
 
@@ -252,17 +254,21 @@ class Chain:
 
     def records(self) -> list[dict[str, Any]]:
         """All that the store has, after `collect` of this run."""
-        done = self.python("-c", COLLECT_AND_EXPORT, str(self.run))
+        (records,) = self._exports("exported.jsonl")
+        return records
+
+    def _exports(self, *files: str) -> list[list[dict[str, Any]]]:
+        """What the store has after each of several collections of this run, exported to these files."""
+        done = self.python("-c", COLLECT_AND_EXPORT, str(self.run), *files)
         assert done.returncode == 0, done.stdout + done.stderr
-        return [json.loads(line) for line in (self.place / "exported.jsonl").read_text().splitlines()]
+        return [[json.loads(line) for line in (self.place / file).read_text().splitlines()] for file in files]
 
     def judged(self, *faults: judge.OnDisk) -> list[dict[str, Any]]:
         """Collect twice, and judge: every peak that was on disk at a fault is in the store, once."""
-        first = self.records()
         now = self.on_disk()
+        first, again = self._exports("first.jsonl", "again.jsonl")
         wrong = [one for before in (*faults, now) for one in judge.judge(self.run, before, now, first)]
         assert not wrong, "\n".join(wrong)
-        again = self.records()
         changed = [(one, other) for one, other in zip(first, again, strict=False) if one != other]
         assert (len(again), changed) == (len(first), [])
         return first
