@@ -1,4 +1,4 @@
-"""A trainer for tests: in its first life one rank never gets to the end of step 13, and the others wait for it.
+"""A trainer for tests: in its first life one rank never gets to the end of step 19, and the others wait for it.
 
     hangs_once.py FOLDER STEPS
 
@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-HANGS_AT = 13
+HANGS_AT = 19  # late enough for the watchdog, which looks about once a second, to know the pace of steps
 
 
 def hangs_here() -> None:
@@ -30,11 +30,11 @@ def main() -> None:
     latest = folder / "latest"
     began = int(latest.read_text().rpartition("-")[2]) if latest.exists() else 0
     for step in range(began + 1, steps + 1):
-        time.sleep(0.3)
+        time.sleep(0.5)
         if began == 0 and step == HANGS_AT:
             hangs_here() if rank == 1 else waits_for_the_other_ranks()
         if rank == 0:
-            print(f"iter {step}: loss {10 / step:.3f}, time 300.0ms", flush=True)
+            print(f"iter {step}: loss {10 / step:.3f}, time 500.0ms", flush=True)
             if step % 10 == 0:
                 latest.write_text(f"step-{step}")
 
