@@ -73,7 +73,7 @@ def _other_pins(setting: Setting, plan: Plan) -> Iterator[Hint]:
         if name == "recompute" and any(stated_value(recipe, other) for other in BELONGS):
             continue
         freed = relax_pins(setting, keep=recipe.pins.keys() - {name})
-        result = search(setting.with_recipe(freed))
+        result = search(setting.with_recipe(freed), exact=1)
         if not np.any(result.safe):
             continue
         best = result.candidate(freed, 0)
@@ -97,7 +97,7 @@ def _other_batches(setting: Setting, plan: Plan) -> Iterator[Hint]:
     for other in _even_batches(batch, recipe.world_size):
         changed = replace(recipe, pins=pins, training=replace(recipe.training, global_batch_size=other))
         try:
-            result = search(setting.with_recipe(changed))
+            result = search(setting.with_recipe(changed), exact=1)
         except UserError:
             continue
         if not np.any(result.safe):

@@ -70,7 +70,7 @@ class SearchResult:
     `first` is the beginning of the ranking: the safe points by `preferred_seconds`, step time with what the preference
     adds to it, or, where none is safe, all legal ones by how full they make the fullest memory, of a device or of a
     node. Of the `searched` layouts, each is safe or `refused` for one reason; OUTPACED are those that cannot be among
-    the EXACT first. `rehearsed` maps point indices to the rehearsals that decide about them, `measured` to the runs
+    the exact first. `rehearsed` maps point indices to the rehearsals that decide about them, `measured` to the runs
     whose step time theirs is.
     """
 
@@ -129,11 +129,11 @@ def faster_layout(result: SearchResult, recipe: Recipe) -> FasterLayout | None:
     return FasterLayout(result.at(recipe, fastest), gain, tuple(sorted(counted, key=lambda habit: -habit.price)))
 
 
-def search(setting: Setting, whole: bool = False) -> SearchResult:
+def search(setting: Setting, whole: bool = False, exact: int = EXACT) -> SearchResult:
     """Search every legal layout; nothing is sampled, so `check` and `plan` see the same space.
 
-    Layouts that provably cannot be among the EXACT first of the ranking are not priced, unless the `whole` space is
-    asked for: then every legal layout of even stages is a point.
+    Layouts that provably cannot be among the `exact` first of the ranking are not priced, unless the `whole` space is
+    asked for: then every legal layout of even stages is a point. Who asks for the first alone has it sooner.
 
     Raises:
         UserError: the recipe asks for what its backend cannot do whatever the layout.
@@ -142,7 +142,7 @@ def search(setting: Setting, whole: bool = False) -> SearchResult:
     space, techniques = backend.space(recipe), technique_space(recipe, backend)
     rules = backend.rules(recipe)
     refused: Counter[str] = Counter()
-    exact = EXACT + len(setting.lessons.measured_steps)  # a run may have shown some to be slower
+    exact += len(setting.lessons.measured_steps)  # a run may have shown some to be slower
     incumbents = Incumbents(exact, partial(_keys, setting), whole)
     even = _offer(setting, rules, enumerate_splits(recipe, space), techniques, range(len(techniques.step)), refused)
     priced = price(even, incumbents)

@@ -200,7 +200,7 @@ def _hopeless(setting: Setting) -> NodeTrial | None:
 
 def _try(setting: Setting) -> NodeTrial:
     """Search one count of nodes."""
-    nodes, result = setting.recipe.nodes, search(setting)
+    nodes, result = setting.recipe.nodes, search(setting, exact=1)
     if not len(result.points):
         return NodeTrial(nodes, NO_LAYOUT, _no_legal_reason(result))
     if not np.any(result.safe) and setting.recipe.memory.accept == TIGHT:
