@@ -15,7 +15,7 @@ from llmlaunch.recipe.types import Recipe
 
 OWN_TRAINER = MEGATRON_CPU / "own_trainer.py"
 EVALUATION = "training.evaluation={interval: 2, iterations: 2}"
-STEPS = 5
+STEPS = 3
 LLAMA = (
     "model={num_layers: 4, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, num_query_groups: 2, "
     "vocab_size: 250}",
@@ -234,7 +234,7 @@ CASES = (
 )
 
 
-GALLERY_STEPS = 3
+GALLERY_STEPS = 2
 LAYERS = 4
 TRAINING = (
     "layout=auto",
