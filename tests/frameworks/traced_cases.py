@@ -426,7 +426,7 @@ OFFLOADED = (
     *("--optimizer-cpu-offload", "--optimizer-offload-fraction", "1.0"),
     *("--use-precision-aware-optimizer", "--overlap-cpu-optimizer-d2h-h2d"),
 )
-CHUNKS = ("--mlp-chunks-for-training", "8")
+CHUNKS = ("--mlp-chunks-for-training", "4")
 # Two ways of data parallelism and short sequences: what the optimizer keeps, and copies for its step, is most of it.
 FEW = Layout(data=2, zero_stage=1)
 ALL_STATES = replace(FEW, zero_stage=0)
@@ -486,8 +486,8 @@ PACKED = (
     Case("packed rows before latents", DEEPSEEK_CUT, MANY_EXPERTS, 1, 2, length=4096, packed=True),
 )
 TECHNIQUES = (
-    Case("chunked MLP", LLAMA3_CUT, CUT, 0, techniques=Techniques(mlp_chunks=8), words=CHUNKS),
-    Case("chunked experts", MIXTRAL_CUT, EXPERTS, 0, length=4096, techniques=Techniques(mlp_chunks=8), words=CHUNKS),
+    Case("chunked MLP", LLAMA3_CUT, CUT, 0, techniques=Techniques(mlp_chunks=4), words=CHUNKS),
+    Case("chunked experts", MIXTRAL_CUT, EXPERTS, 0, length=4096, techniques=Techniques(mlp_chunks=4), words=CHUNKS),
     Case("optimizer on the host", LLAMA3_CUT, CUT, 0, techniques=Techniques(offload_optimizer=1.0), words=OFFLOADED),
     Case("bf16 gradients in full", SMALL, ALL_STATES, 0, length=1024, options=BF16_GRADIENTS, words=BF16_WORDS),
     Case("bf16 gradients", LLAMA3_CUT, CUT, 0, options=BF16_GRADIENTS, words=BF16_WORDS),
