@@ -284,7 +284,7 @@ def one_microbatch_more(patch: Patch) -> None:
     def wrong(job: Any, rows: Any) -> schedule.InFlight:
         alive = right(job, rows)
         more = (alive.depth + 1.0) / alive.depth
-        return schedule.InFlight(alive.dense * more, alive.mixture * more, alive.depth + 1.0)
+        return schedule.InFlight(alive.dense * more, alive.mixture * more, alive.depth + 1.0, alive.heads * more)
 
     everywhere(patch, right, wrong)
 
