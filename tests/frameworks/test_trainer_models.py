@@ -118,7 +118,7 @@ def test_a_mixture_trains_in_bf16(trained: TrainerRuns) -> None:
     assert run.losses[-1] < run.losses[0] - 0.5
 
 
-STEPS = 6
+STEPS = 4
 TINY = (
     *("cluster=cpu-x2", "nodes=1", "training.precision=fp32"),
     *("training.sequence_length=64", "training.global_batch_size=8", "training.learning_rate=0.01"),
@@ -167,7 +167,7 @@ def test_a_recipe_of_the_gallery_learns(gallery: TrainerRuns, name: str) -> None
     run = gallery[name]
     assert run.codes == [0, 0], run.said[-3000:]
     assert len(run.losses) == STEPS
-    fall = 0.02 if name.endswith("lora") else 0.3
+    fall = 0.01 if name.endswith("lora") else 0.2
     assert run.losses[-1] < run.losses[0] - fall, run.losses
 
 
