@@ -19,6 +19,7 @@ from judges import TRACED, megatron_python
 from llmlaunch.assets import asset
 from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.versions import core_parser, rules_of_version
+from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_sized_plan
@@ -70,7 +71,16 @@ def planned_stages(layout: Layout, layers: int) -> list[list[int]]:
     return sorted(stages)
 
 
-@pytest.mark.parametrize("name", MEGATRON)
+NEWER = {"gpt-oss-20b": "rope_scaling", "nemotron-3-nano": "mamba", "qwen3-next-80b-a3b": "linear_attention"}
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_a_recipe_that_0_16_has_no_words_for_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UserError, match=rf": model\.{NEWER[name]}: .*0\.16.*; name a newer backend\.version"):
+        MegatronLM().rules(at_0_16(load_recipe(RECIPES / f"{name}.yaml", ())))
+
+
+@pytest.mark.parametrize("name", [name for name in MEGATRON if name not in NEWER])
 def test_the_gallery_planned_for_0_16_is_taken_by_it(ask: Ask, name: str) -> None:
     setting, plan = make_sized_plan(setting_of(at_0_16(load_recipe(RECIPES / f"{name}.yaml", ())), MegatronLM()))
     recipe = as_planned(setting.recipe, plan.chosen)
