@@ -103,7 +103,7 @@ class Job:
 
     def records(self) -> list[dict[str, Any]]:
         """All that the store has, after `collect` of this run."""
-        command = [sys.executable, "-c", COLLECT_AND_EXPORT, str(self.run)]
+        command = [sys.executable, "-c", COLLECT_AND_EXPORT, str(self.run), "exported.jsonl"]
         done = subprocess.run(
             command, cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=300
         )
