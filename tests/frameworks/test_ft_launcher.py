@@ -43,7 +43,10 @@ class Nodes:
         self.scripts: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, port: int) -> None:
+        """Start the nodes; the spare one comes once the others train, so that it is the one that waits."""
         for number, node in enumerate(NODES):
+            if number == 2:
+                until(lambda: len(self.records(0)) == 2, "the ranks of the first attempt")
             variables = {
                 "SLURMD_NODENAME": node,
                 "SLURM_NODEID": str(number),
@@ -112,7 +115,10 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 
 def handles(trainer: int) -> bool:
-    """Whether the trainer saves when it is told, rather than end at once."""
+    """Whether the trainer saves when it is told, rather than end at once. Until it is executed it is a fork of what
+    starts it, which handles signals as well."""
+    if b"node.pyz" in Path(f"/proc/{trainer}/cmdline").read_bytes():
+        return False
     caught = CAUGHT_SIGNALS.search(Path(f"/proc/{trainer}/status").read_text())
     return caught is not None and bool(int(caught.group(1), 16) >> (signal.SIGTERM - 1) & 1)
 
