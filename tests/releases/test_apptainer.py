@@ -59,7 +59,8 @@ def in_container(person: Person, image: str, *words: str, steps: int = 2000, sav
 def assert_both_ranks_are_known(training: Training) -> None:
     ranks = training.status()["ranks"]
     assert [(rank["rank"], rank["exit_code"]) for rank in ranks] == [(0, 0), (1, 0)]
-    last = [json.loads(path.read_text().splitlines()[-1]) for path in sorted(training.run.glob("peaks/*.jsonl"))]
+    nodes = sorted({rank["node"] for rank in ranks})  # an earlier attempt may have had others
+    last = [json.loads((training.run / "peaks" / f"{node}.jsonl").read_text().splitlines()[-1]) for node in nodes]
     peaks = {process["rank"]: process["resident_peak_bytes"] for line in last for process in line["processes"]}
     assert [line["event"] for line in last] == ["end", "end"]
     assert set(peaks) == {0, 1}
