@@ -147,12 +147,12 @@ def dataset_config(section: Section) -> Any:
     if kind == "mock":
         return config.MockGPTDatasetConfig(**values)
     if kind == "rows":
-        made = {"preprocessing": preprocessing(values["preprocessing"])}
+        objects = {"preprocessing": preprocessing(values["preprocessing"])}
         if "offline_packing_specs" in values:
             from megatron.bridge.data.packing import PackedSequenceSpecs
 
-            made["offline_packing_specs"] = PackedSequenceSpecs(**values["offline_packing_specs"])
-        return config.GPTSFTDatasetConfig(**values | made)
+            objects["offline_packing_specs"] = PackedSequenceSpecs(**values["offline_packing_specs"])
+        return config.GPTSFTDatasetConfig(**values | objects)
     from megatron.core.datasets.utils import get_blend_from_list
 
     splits = [values.pop(f"{name}_data_path", None) for name in ("train", "valid", "test")]

@@ -257,7 +257,7 @@ PACKED_RULES: tuple[Rule, ...] = (
         lambda s: implies(s.shape.mtp_num_layers > 0, np.equal(s.layouts.context, 1)),
     ),
 )
-"""Of rows that are packed (data.packed)."""
+"""What packed rows (data.packed) ask of a layout."""
 
 ALL_REQUIREMENTS: tuple[Requirement, ...] = (
     *BRIDGE_REQUIREMENTS,
