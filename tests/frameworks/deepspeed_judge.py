@@ -8,6 +8,7 @@ in    {"config": {...}, "data": 2}                          DeepSpeedConfig and 
       {"model": {...}}      a Hugging Face configuration: what AutoTP and Ulysses make of it
       {"sequence": 2048}    tokens of a sequence
       {"pipeline": true}    of a script that builds a PipelineModule
+      {"machine_fp16": true} as if this machine's CPU computed fp16 in hardware
 out   {"refused": null or "why"}
 
 {"reads": true} is answered with {"refused": [names]}: the keys DeepSpeedConfig looks for in a ds_config, by section.
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from deepspeed import comm
@@ -81,7 +83,10 @@ def configuration(case: Json) -> DeepSpeedConfig:
 def engine(case: Json, taken: DeepSpeedConfig) -> None:
     """DeepSpeedEngine's checks, and the one of PipelineEngine.__init__ (runtime/pipe/engine.py, 0.19.8)."""
     unmade = Unmade(taken, case.get("pipeline", False))
-    with every_precision(case.get("gpu", False)):
+    hardware = torch.ops.mkldnn._is_mkldnn_fp16_supported
+    machine = case.get("machine_fp16", hardware())
+    asked = mock.patch.object(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: machine)
+    with asked, fp16_answer(supported=case.get("gpu", False)):
         unmade._do_sanity_check()
     unmade._do_optimizer_sanity_check(unmade.client_optimizer)
     if case.get("pipeline"):
@@ -89,15 +94,16 @@ def engine(case: Json, taken: DeepSpeedConfig) -> None:
 
 
 @contextlib.contextmanager
-def every_precision(wanted: bool) -> Iterator[None]:
+def fp16_answer(supported: bool) -> Iterator[None]:
+    """Set what the accelerator answers about fp16. Of the machine itself it would depend on the CPU: one with
+    avx512_fp16 takes it (accelerator/cpu_accelerator.py is_fp16_supported, 0.19.8), and most do not."""
     kind = type(get_accelerator())
-    own = kind.is_fp16_supported
-    if wanted:
-        kind.is_fp16_supported = lambda self: True
+    machines_own = kind.is_fp16_supported
+    kind.is_fp16_supported = lambda self: supported
     try:
         yield
     finally:
-        kind.is_fp16_supported = own
+        kind.is_fp16_supported = machines_own
 
 
 @lru_cache(maxsize=64)

@@ -166,8 +166,8 @@ class DeepSpeedJudge:
         assert isinstance(answer, list)
         return answer
 
-    def judge(self, recipe: Recipe, layout: Layout) -> str | None:
-        """Ask about what we render of a recipe."""
+    def judge(self, recipe: Recipe, layout: Layout, **machine: bool) -> str | None:
+        """Ask about what we render of a recipe, on a `machine` as deepspeed_judge.py describes it."""
         return self(
             config=ds_config(recipe, layout),
             data=layout.data,
@@ -175,6 +175,7 @@ class DeepSpeedJudge:
             gpu=recipe.cluster.accelerator.kind == "gpu",
             model=model_config(recipe),
             sequence=recipe.workload.sequence_length,
+            **machine,
         )
 
     def __call__(self, **case: Any) -> str | None:

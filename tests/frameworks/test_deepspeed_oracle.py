@@ -127,6 +127,23 @@ def refused_by_us(recipe: Recipe, layout: Layout) -> set[str]:
     return broken | {rule.key for rule in rules if not bool(np.all(rule.allows(situation)))}
 
 
+@pytest.mark.parametrize(("kind", "taken"), [("cpu", False), ("gpu", True)])
+def test_whether_fp16_is_taken_depends_on_the_job_and_not_on_this_machine(
+    deepspeed: DeepSpeedJudge, kind: str, taken: bool
+) -> None:
+    """A CPU with fp16 in hardware, such as one with avx512_fp16, answers as one without."""
+    recipe = BASES["quickstart"]
+    device = replace(recipe.cluster.accelerator, kind=kind)
+    recipe = replace(
+        recipe,
+        cluster=replace(recipe.cluster, accelerator=device),
+        training=replace(recipe.training, precision="fp16"),
+    )
+    for machine_fp16 in (True, False):
+        refusal = deepspeed.judge(recipe, Layout(data=recipe.world_size), machine_fp16=machine_fp16)
+        assert (refusal is None) == taken, refusal
+
+
 @pytest.fixture(scope="module")
 def seen() -> dict[str, int]:
     return {"taken": 0, "refused": 0, "stricter": 0}

@@ -135,7 +135,9 @@ def test_where_nothing_can_be_written_the_command_runs_unobserved(cpu_node: Node
 @pytest.mark.parametrize("how", ["28", "hang"], ids=["a full disk", "a disk that hangs"])
 def test_no_disk_keeps_the_command_from_its_own_end(cpu_node: NodeRig, faulty_disk: Path, how: str) -> None:
     cpu_node.disk("")
-    process = observe(cpu_node, sys.executable, "-c", WAITS + "sys.exit(4)", **cpu_node.faulty(faulty_disk))
+    script = f"print('at work', flush=True)\n{WAITS}sys.exit(4)"
+    process = observe(cpu_node, sys.executable, "-c", script, **cpu_node.faulty(faulty_disk))
+    assert process.stdout.readline() == "at work\n"  # the hook that its Python reads from the disk was read
     until(lambda: list(cpu_node.run_directory.glob("peaks/*.jsonl")), "the monitor")
     cpu_node.disk(how)
     assert ended(process)[0] == 4

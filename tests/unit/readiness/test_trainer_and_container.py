@@ -129,11 +129,11 @@ def test_an_image_of_a_registry_is_noted_and_its_form_judged(tmp_path: Path) -> 
 
 
 def test_the_host_side_of_each_mount_is_looked_for(tmp_path: Path) -> None:
-    home = Path.home()
-    mounts = f"['{home}/no-such-folder:/data', '/tmp/no-such-folder:/scratch', '/no-such-file-system/x:/far']"
+    shared = "/var"  # exists everywhere, and is not counted among the folders that each node has for itself
+    mounts = f"['{shared}/no-such-folder:/data', '/tmp/no-such-folder:/scratch', '/no-such-file-system/x:/far']"
     ready = readiness(tmp_path, recipe_text(container=f"{{image: 'nvidia/cuda', mounts: {mounts}}}"))
     (sentence,) = ready.missing
-    assert f"container.mounts.0: {home}/no-such-folder, the source of {home}/no-such-folder:/data, is not" in sentence
+    assert f"container.mounts.0: {shared}/no-such-folder, the source of {shared}/no-such-folder:/data, is not" in sentence
     assert "container.mounts.1: /tmp/no-such-folder" in ready.doubtful[0]
     assert "not there on this machine" in ready.doubtful[0]
     assert any("container.mounts.2: /no-such-file-system/x cannot be seen" in sentence for sentence in ready.notes)
