@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,6 +51,37 @@ def test_rows_to_finetune_on_lie_in_files_of_known_names(name: str, tmp_path: Pa
     write(tmp_path, {f"rows/{each}.jsonl": "{}" for each in ("training", "validation") if each != name})
     sentences = readiness(tmp_path, rows, "training.evaluation={interval: 1, iterations: 1}").missing
     assert any(f"data.path: {tmp_path}/rows/{name}.jsonl is not there" in each for each in sentences)
+
+
+CHATS = {
+    "messages": {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]},
+    "conversations": {"id": 1, "conversations": [{"from": "human", "value": "?"}]},
+    "prompt and completion": {"prompt": "?", "completion": "!"},
+    "instruction and output": {"instruction": "?", "input": "", "output": "!"},
+    "chosen and rejected": {"prompt": "?", "chosen": "!", "rejected": "."},
+}
+
+
+@pytest.mark.parametrize("row", CHATS.values(), ids=CHATS)
+@pytest.mark.parametrize("file", ["corpus.jsonl", "corpus/part.json"])
+def test_chat_rows_are_not_learned_as_plain_text(row: dict[str, object], file: str, tmp_path: Path) -> None:
+    write(tmp_path, {file: json.dumps(row) + "\n"})
+    named = f"data.path={tmp_path}/corpus.jsonl" if file == "corpus.jsonl" else f"data.path={tmp_path}/corpus"
+    (sentence,) = readiness(tmp_path, DEEPSPEED, named).missing
+    assert f"{file} has chat rows (" in sentence
+    assert "backend: megatron-bridge and data.sft" in sentence
+
+
+def test_other_rows_of_json_are_warned_of_and_plain_text_is_not(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {"corpus.jsonl": '{"text": "plain"}\n', "words.jsonl": "no row at all\n", "words.txt": '{"messages": 1}'},
+    )
+    (sentence,) = readiness(tmp_path, DEEPSPEED, f"data.path={tmp_path}/corpus.jsonl").doubtful
+    assert "has rows of JSON" in sentence
+    for name in ("words.jsonl", "words.txt"):
+        ready = readiness(tmp_path, DEEPSPEED, f"data.path={tmp_path}/{name}")
+        assert (ready.missing, ready.doubtful) == ((), ())
 
 
 @pytest.mark.parametrize("token_type", [1, 4, 8])

@@ -8,12 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from job_files import checkout
+
 from support.command_line import CommandLine
 from support.recipes import recipe_text
 
 SAID = "recipe.yaml:8: data.mock: trains on made-up tokens"
 YELLOW = "\x1b[33m"
 CLEARED = "\x1b[K"  # a line that said how far the work is, where it took more than a second
+
+
+@pytest.fixture(autouse=True)
+def megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGATRON_LM_PATH", str(checkout(tmp_path / "Megatron-LM")))
 
 
 def written(folder: Path, **values: str) -> Path:

@@ -70,10 +70,16 @@ def test_an_unset_secret_is_named_and_an_empty_one_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/no-such-file-system/text", "s3://bucket/text"])
-def test_what_cannot_be_seen_from_here_is_a_note(path: str, tmp_path: Path) -> None:
-    inputs = looked_for(tmp_path, MEGATRON, f"data.path={path}")
+def test_a_path_that_only_the_nodes_can_see_is_a_warning(path: str, tmp_path: Path) -> None:
+    inputs = looked_for(tmp_path, MEGATRON, f"data.path={path}", "data.cache_path=/no-such-file-system/cache")
     assert inputs.missing == ()
-    assert "cannot be seen from here" in inputs.notes[0]
+    (warning,) = inputs.doubtful
+    start, _, paths = warning.partition("because this machine cannot see the path: ")
+    assert start == f"{tmp_path}/recipe.yaml: not checked, "
+    data, cache = paths.split(", ")
+    assert data.startswith("data.path ")
+    assert data.endswith("text.bin")
+    assert cache == "data.cache_path /no-such-file-system/cache"
 
 
 def test_a_folder_that_may_not_be_looked_into_hides_what_it_holds(
@@ -87,7 +93,7 @@ def test_a_folder_that_may_not_be_looked_into_hides_what_it_holds(
         return real(path, **how)
 
     monkeypatch.setattr(Path, "stat", refused)
-    assert len(looked_for(tmp_path, MEGATRON).notes) == 1
+    assert "cannot see the path: data.path" in looked_for(tmp_path, MEGATRON).doubtful[0]
 
 
 def test_what_a_container_mounts_is_looked_for_where_it_lies_on_the_host(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from job_files import checkout, readiness, write
 
+from llmlaunch.readiness.interpreters import local_interpreter_findings
+from llmlaunch.recipe.load import load_recipe
 from support.recipes import recipe_text
 
 DEEPSPEED = recipe_text(backend="{name: deepspeed, script: train.py}")
@@ -49,13 +51,35 @@ def test_a_checkout_that_tells_no_version_is_asked_for_it(tmp_path: Path) -> Non
     assert readiness(tmp_path, MEGATRON, "backend.version='0.19'").doubtful == ()
 
 
-def test_a_checkout_by_variable_is_looked_for_and_an_unset_one_noted(tmp_path: Path) -> None:
+def test_a_checkout_is_named_by_the_recipe_or_by_a_variable(tmp_path: Path) -> None:
     named = readiness(tmp_path, recipe_text(), environment={"MEGATRON_LM_PATH": f"{tmp_path}/nowhere"})
     assert named.missing == ()
     assert f"MEGATRON_LM_PATH={tmp_path}/nowhere is not there" in named.doubtful[0]
     unset = {"MEGATRON_LM_PATH": ""}
-    assert "MEGATRON_LM_PATH is not set here" in readiness(tmp_path, recipe_text(), environment=unset).notes[0]
-    assert readiness(tmp_path, recipe_text(setup="[module load megatron]"), environment=unset).notes == ()
+    (sentence,) = readiness(tmp_path, recipe_text(), environment=unset).missing
+    assert "backend: no checkout of Megatron-LM is named; set backend.path" in sentence
+    assert "or export MEGATRON_LM_PATH where you submit" in sentence
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"setup": "[module load megatron]"},
+        {"environment": "{MEGATRON_LM_PATH: /opt/megatron}"},
+        {"backend": "{name: megatron-lm, script: train.py}"},
+        {"backend": "deepspeed"},
+    ],
+)
+def test_what_may_say_where_the_checkout_is_is_trusted(values: dict[str, str], tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": "x"})
+    ready = readiness(tmp_path, recipe_text(**values), environment={"MEGATRON_LM_PATH": ""})
+    assert (ready.missing, ready.doubtful) == ((), ())
+
+
+def test_an_image_may_know_its_checkout_so_that_is_a_warning(tmp_path: Path) -> None:
+    ready = readiness(tmp_path, recipe_text(container="{image: nvidia/cuda}"), environment={"MEGATRON_LM_PATH": ""})
+    assert ready.missing == ()
+    assert "unless the container's image sets it, the job fails at startup" in ready.doubtful[0]
 
 
 def environment(folder: Path, *packages: str, settings: str = "include-system-site-packages = false\n") -> Path:
@@ -69,24 +93,88 @@ def environment(folder: Path, *packages: str, settings: str = "include-system-si
 def test_the_interpreter_is_there_and_can_be_run(tmp_path: Path) -> None:
     recipe = recipe_text(backend="deepspeed", python=str(tmp_path / "environment/bin/python"))
     (sentence,) = readiness(tmp_path, recipe).missing
-    assert "bin/python is not there; name the interpreter" in sentence
+    assert "bin/python does not exist; name the interpreter" in sentence
     python = environment(tmp_path / "environment", "torch", "deepspeed")
     assert readiness(tmp_path, recipe).missing == ()
     python.chmod(0o644)
     assert "bin/python cannot be run" in readiness(tmp_path, recipe).missing[0]
 
 
-def test_what_the_environment_lacks_is_warned_of(tmp_path: Path) -> None:
+def test_a_job_whose_interpreter_lacks_torch_is_refused(tmp_path: Path) -> None:
     recipe = recipe_text(backend="deepspeed", python=str(tmp_path / "environment/bin/python"))
     python = environment(tmp_path / "environment", "deepspeed-0.17.1.dist-info")
-    assert f"{python} has no torch and no deepspeed" in readiness(tmp_path, recipe).doubtful[0]
+    assert f"{python} has no torch and no deepspeed; install it there" in readiness(tmp_path, recipe).missing[0]
     environment(tmp_path / "environment", "torch", "deepspeed")
-    assert readiness(tmp_path, recipe).doubtful == ()
+    assert readiness(tmp_path, recipe).missing == ()
     other = readiness(tmp_path, recipe, "backend={name: deepspeed, version: '0.16'}").doubtful
-    assert f"backend.version: says 0.16, and {python} has DeepSpeed 0.17.1" in other[0]
+    assert f"backend.version: is 0.16, but {python} has DeepSpeed 0.17.1" in other[0]
     assert readiness(tmp_path, recipe, "backend={name: deepspeed, version: '0.17'}").doubtful == ()
-    inheriting = environment(tmp_path / "inheriting", settings="include-system-site-packages = true\n")
-    assert readiness(tmp_path, recipe, f"python={inheriting}").doubtful == ()
+
+
+def test_an_interpreter_without_a_virtual_environment_is_looked_into_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of conda, or compiled: packages in the home of its user count as well."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    python = write(tmp_path / "conda", {"bin/python": b"\x7fELF", "lib/python3.12/site-packages/numpy/x": "x"})
+    python = python / "bin/python"
+    python.chmod(0o755)
+    recipe = recipe_text(backend="deepspeed", python=str(python))
+    assert f"{python} has no torch and no deepspeed" in readiness(tmp_path, recipe).missing[0]
+    write(tmp_path / "home", {f".local/lib/python3.12/site-packages/{name}/x": "x" for name in ("torch", "deepspeed")})
+    assert readiness(tmp_path, recipe).missing == ()
+
+
+PREPARED = "or a setup line may add it"
+
+
+@pytest.mark.parametrize(
+    ("settings", "files", "words", "variables"),
+    [
+        pytest.param("include-system-site-packages = true\n", {}, (), {}, id="another environment's packages count"),
+        pytest.param("", {"lib/python3.11/site-packages/x.pth": "../../../more\n"}, (), {}, id="a .pth file adds them"),
+        pytest.param("home = /usr\n", {}, ("setup=['module load torch']",), {}, id=PREPARED),
+        pytest.param("home = /usr\n", {}, (), {"PYTHONPATH": "/shared/packages"}, id="or PYTHONPATH may"),
+    ],
+)
+def test_a_torch_that_may_come_from_elsewhere_is_not_called_missing(
+    settings: str, files: dict[str, str], words: tuple[str, ...], variables: dict[str, str], tmp_path: Path
+) -> None:
+    python = environment(tmp_path / "environment", settings=settings)
+    write(tmp_path, {f"environment/{name}": text for name, text in files.items()})
+    write(tmp_path, {f"more/{name}/x": "x" for name in ("torch", "deepspeed")})
+    recipe = recipe_text(backend="deepspeed", python=str(python))
+    assert readiness(tmp_path, recipe, *words, environment=variables).missing == ()
+
+
+def test_a_program_that_only_chooses_an_interpreter_is_trusted(tmp_path: Path) -> None:
+    shim = write(tmp_path, {"shims/python": "#!/usr/bin/env bash\n", "lib/python3.11/site-packages/x": "x"})
+    shim = shim / "shims/python"
+    shim.chmod(0o755)
+    assert readiness(tmp_path, recipe_text(backend="deepspeed", python=str(shim))).missing == ()
+
+
+def test_an_interpreter_that_is_not_named_is_looked_for_on_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    python = environment(tmp_path / "environment").rename(tmp_path / "environment/bin/python3")
+    path = {"PATH": str(python.parent)}
+    (sentence,) = readiness(tmp_path, recipe_text(backend="deepspeed"), environment=path).notes
+    assert f"python: is not written, and here {python} has no torch" in sentence
+    environment(tmp_path / "environment", "torch")
+    assert readiness(tmp_path, recipe_text(backend="deepspeed"), environment=path).notes == ()
+
+
+def test_a_run_on_this_machine_needs_a_python_with_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    python = environment(tmp_path / "environment")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe_text(backend="deepspeed"))
+    (finding,) = local_interpreter_findings(load_recipe(path), {"LLMLAUNCH_PYTHON": str(python)})
+    assert f"no Python here has torch ({python}); name one that has it" in finding.sentence
+    environment(tmp_path / "environment", "torch")
+    assert list(local_interpreter_findings(load_recipe(path), {"LLMLAUNCH_PYTHON": str(python)})) == []
 
 
 @pytest.mark.parametrize(
@@ -133,10 +221,10 @@ def test_the_host_side_of_each_mount_is_looked_for(tmp_path: Path) -> None:
     mounts = f"['{shared}/no-such-folder:/data', '/tmp/no-such-folder:/scratch', '/no-such-file-system/x:/far']"
     ready = readiness(tmp_path, recipe_text(container=f"{{image: 'nvidia/cuda', mounts: {mounts}}}"))
     (sentence,) = ready.missing
-    assert f"container.mounts.0: {shared}/no-such-folder, the source of {shared}/no-such-folder:/data, is not" in sentence
+    assert f"container.mounts.0: {shared}/no-such-folder, the source of {shared}/no-such-folder:/data, is" in sentence
     assert "container.mounts.1: /tmp/no-such-folder" in ready.doubtful[0]
     assert "not there on this machine" in ready.doubtful[0]
-    assert any("container.mounts.2: /no-such-file-system/x cannot be seen" in sentence for sentence in ready.notes)
+    assert "cannot see the path: container.mounts.2 /no-such-file-system/x" in ready.doubtful[1]
 
 
 def test_a_source_tree_that_is_not_there_is_warned_of(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ TRAINING = "sequence_length: 64, global_batch_size: 8, steps: 100"
 TRACKER = "latest_checkpointed_iteration.txt"
 TINY = {"model": f"{{{SIZES}}}", "nodes": "1"}
 STARTED = {
-    name: recipe_text(**TINY, backend=name, training=f"{{{TRAINING}, start_from: weights}}")
+    name: recipe_text(**TINY, backend=name, training=f"{{{TRAINING}, start_from: weights, learning_rate: 1e-5}}")
     for name in ("megatron-lm", "deepspeed")
 }
 SAVED = {
@@ -95,6 +95,23 @@ def test_weights_to_start_from_can_be_loaded(
 def test_whole_weights_are_taken(backend: str, files: Mapping[str, object], tmp_path: Path) -> None:
     ready = readiness(write(tmp_path, files), STARTED[backend])
     assert (ready.missing, ready.doubtful) == ((), ())
+
+
+@pytest.mark.parametrize("backend", STARTED)
+@pytest.mark.parametrize(
+    ("adapters", "usual"), [((), "1e-5 to 2e-5"), (("training.adapters={rank: 8}",), "1e-4 to 2e-4")]
+)
+def test_trained_weights_ask_for_a_learning_rate(
+    backend: str, adapters: tuple[str, ...], usual: str, tmp_path: Path
+) -> None:
+    """The default is one for random weights, which would undo what a checkpoint has learned."""
+    if backend == "megatron-lm" and adapters:
+        backend = "megatron-bridge"
+    text = recipe_text(**TINY, backend=backend, training=f"{{{TRAINING}, start_from: /no-such-file-system/weights}}")
+    (sentence,) = readiness(tmp_path, text, *adapters).missing
+    assert sentence.startswith(f"{tmp_path}/recipe.yaml:7: training.learning_rate: is not written, and its default")
+    assert usual in sentence
+    assert readiness(tmp_path, text, *adapters, "training.learning_rate=3e-4").missing == ()
 
 
 def test_one_iteration_is_told_to_be_named_by_the_folder_above(tmp_path: Path) -> None:

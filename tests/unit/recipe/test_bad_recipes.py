@@ -49,7 +49,7 @@ MISTAKES = {
         "stepz: 1000": (10, "training.stepz: is not a known key; did you mean steps?"),
         "": (7, "training: steps: is missing; add it, or tokens:"),
         "steps: 1e9": (10, "YAML reads 1e9 as text: write 1000000000"),
-        "steps: 9\n  learning_rate: 1e-3": (11, "YAML reads 1e-3 as text: write 1.0e-3 or 0.001"),
+        "steps: 9\n  learning_rate: 1e4": (11, "learning_rate: must be a finite number, above 0 and at most 1000, not"),
         'steps: "1000"': (
             10,
             "training.steps: must be a whole number, at least 1 and at most 1000000000, not '1000'; remove the quotes",

@@ -180,6 +180,16 @@ def test_an_override_sets_one_thing(override: str, read: Callable[[Recipe], Any]
     assert recipe.text == GOOD
 
 
+@pytest.mark.parametrize("written", ["1e-5", "2E-5", "+1e-05", "1.5e-5"])
+def test_a_number_with_an_exponent_needs_no_point(write: Write, written: str) -> None:
+    """YAML 1.1 reads 1e-5 as text; people, and YAML 1.2, read it as a number."""
+    in_file = load_recipe(write(GOOD.replace("steps: ", f"learning_rate: {written}\n  steps: ", 1)))
+    assert in_file.training.learning_rate == float(written)
+    assert small(f"training.learning_rate={written}").training.learning_rate == float(written)
+    with pytest.raises(UserError, match="must be a finite number, above 0"):
+        small(f"training.learning_rate='{written}'")
+
+
 def test_overrides_apply_in_order_and_reach_into_lists() -> None:
     assert small("setup=[a, b]", "setup.1=c", "setup.2=d").setup == ("a", "c", "d")
     assert small("nodes=1", "nodes=2").nodes == 2

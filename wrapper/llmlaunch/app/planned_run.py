@@ -255,10 +255,17 @@ class PlannedRun:
 
         return in_sentences(self.recipe, request_findings(self.recipe, self.plan.length.seconds, listed_partitions()))
 
+    @property
+    def _missing_here(self) -> tuple[str, ...]:
+        from llmlaunch.readiness.interpreters import local_interpreter_findings
+        from llmlaunch.readiness.readiness import in_sentences
+
+        return in_sentences(self.recipe, local_interpreter_findings(self.recipe, os.environ)).missing
+
     def refuse_missing(self, of_slurm: bool = False) -> None:
-        """Raise UserError where the job would wait in the queue to find that something it needs is missing; with
-        `of_slurm` also where SLURM could never start it."""
-        missing = self.readiness.missing + (self.slurm_request.missing if of_slurm else ())
+        """Raise UserError where the job would start to find that something it needs is missing; with `of_slurm` also
+        where SLURM could never start it, without it where no Python of this machine has torch."""
+        missing = self.readiness.missing + (self.slurm_request.missing if of_slurm else self._missing_here)
         if missing:
             raise UserError("\n".join(missing))
 

@@ -51,14 +51,44 @@ def validate(form: Any, document: Document, vocabulary: Path | None = None) -> d
     `vocabulary` is a file of the words that people write for these keys and values (`documents/likely_meaning.py`).
     Raises `UserError` with one line for each of the first few problems.
     """
+    validator = _validator(form, keys_in(document.value))
     try:
-        values: dict[str, Any] = _validator(form, keys_in(document.value)).validate_python(document.value)
+        try:
+            values: dict[str, Any] = validator.validate_python(document.value)
+        except ValidationError as error:
+            values = validator.validate_python(_with_exponents(document, error))
         return values
     except ValidationError as error:
         # A key that is missing is often the same mistake as one that is unknown: that one stands first.
         errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] == "missing")
     words = NO_VOCABULARY if vocabulary is None else read_vocabulary(vocabulary)
     raise report(document, [_problem(form, document, dict(e), words) for e in errors])
+
+
+def _with_exponents(document: Document, error: ValidationError) -> Any:
+    """Return the document's value with each unquoted 1e-5 as the number it means where a number is wanted: YAML 1.1
+    reads an exponent only behind a point."""
+    value = document.value
+    for problem in error.errors(include_url=False):
+        path, raw = _path(problem), document.raw.get(_path(problem))
+        if problem["type"].startswith("float_") and raw is not None and _NUMBER.fullmatch(raw) and "e" in raw.lower():
+            value = _replaced(value, path, float(raw.replace("_", "")))
+    return value
+
+
+def _replaced(tree: Any, path: KeyPath, value: Any) -> Any:
+    """Return a copy of `tree` with `value` at `path`."""
+    if not path:
+        return value
+    copy = tree.copy()
+    copy[path[0]] = _replaced(tree[path[0]], path[1:], value)
+    return copy
+
+
+def _path(problem: Mapping[str, Any]) -> KeyPath:
+    """Return the keys down to a problem. Its `loc` also has "(tag)" for the branch of a union and "[key]" for the key
+    of a mapping."""
+    return tuple(part for part in problem["loc"] if isinstance(part, int) or not part.startswith(("(", "[")))
 
 
 def _validator(form: Any, written: WrittenKeys) -> TypeAdapter[Any]:
@@ -97,8 +127,7 @@ def _line(document: Document, path: KeyPath, text: str) -> str:
 
 
 def _problem(form: Any, document: Document, error: Mapping[str, Any], words: Vocabulary) -> Problem:
-    # loc carries "(tag)" for the branch of a union and "[key]" for the key of a mapping, beside the real path
-    path: KeyPath = tuple(p for p in error["loc"] if isinstance(p, int) or not p.startswith(("(", "[")))
+    path = _path(error)
     keys, field = _find(form, path)
     kind, value = error["type"], error.get("input")
     if kind == "extra_forbidden":
@@ -206,8 +235,7 @@ def _trap(document: Document, path: KeyPath, kind: str, value: Any) -> str:
         return f"YAML reads an unquoted {text} as {read_as}: quote it: {typed}"
     if isinstance(value, str) and kind.startswith(("int_", "float_")):
         if raw is not None and _NUMBER.fullmatch(raw) and "e" in raw.lower():
-            with_point = f"{_with_point(raw)} or " if kind.startswith("float_") else ""
-            return f"YAML reads {raw} as text: write {with_point}{_written_out(raw)}"
+            return f"YAML reads {raw} as text: write {_written_out(raw)}"
         if raw is None and _NUMBER.fullmatch(value):
             return "remove the quotes"
     if kind == "bool_type" and raw is None and isinstance(value, str) and value.lower() in ("true", "false"):
@@ -253,12 +281,6 @@ def _likely(
         one = value.isprintable() and not _private(path)
         return f"a list of one is written [{shortened(value)}]" if one else "begin each line with a dash and a space"
     return ""
-
-
-def _with_point(raw: str) -> str:
-    number, _, exponent = raw.lower().partition("e")
-    sign = "" if exponent.startswith(("+", "-")) else "+"
-    return f"{number if '.' in number else number + '.0'}e{sign}{exponent}"
 
 
 def _written_out(raw: str) -> str:

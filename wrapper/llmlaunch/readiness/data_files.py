@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -31,6 +32,22 @@ TAIL = "_text_document"  # what tools/preprocess_data.py appends to its --output
 MAGIC, HEADER = b"MMIDIDX\x00\x00", "<9sQBQQ"
 HEADER_BYTES = struct.calcsize(HEADER)
 TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
+# Rows of JSON, and the fields by which data sets of conversations are known: those of OpenAI and Transformers,
+# ShareGPT, TRL, Alpaca and Dolly.
+ROW_FILES = (".jsonl", ".json", ".ndjson")
+ROW_KEY = re.compile(r'"([A-Za-z_]{1,40})"\s{0,8}:')
+MOST_ROW_BYTES = 64 * 2**10
+CHAT_FIELDS = (
+    ("messages",),
+    ("conversations",),
+    ("conversation",),
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("chosen", "rejected"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("question", "answer"),
+)
 BUILD = "build it with tools/preprocess_data.py of Megatron-LM"
 
 
@@ -150,9 +167,38 @@ def _text(recipe: Recipe, key: KeyPath, path: str) -> Iterator[Finding]:
         if not any(file.stat().st_size for file in files):
             what = "only empty files" if files else "no file"
             yield missing(key, f"the folder {path} holds {what}; name a folder of text files")
+        yield from islice(filter(None, (_rows_as_text(recipe, key, file) for file in sorted(files))), 1)
     else:
         problem = file_problem(place)
+        rows = _rows_as_text(recipe, key, place)
         if problem is not None:
             yield missing(key, f"{path} {problem}; name a text file, a folder of them or an indexed dataset")
         elif place.suffix in (".idx", ".bin"):
             yield doubtful(key, f"{path} would be read as text, byte by byte; write it without {place.suffix}")
+        elif rows is not None:
+            yield rows
+
+
+def _rows_as_text(recipe: Recipe, key: KeyPath, file: Path) -> Finding | None:
+    """Return what is wrong with a file of JSON rows, which the DeepSpeed trainer reads as plain text, keys and braces
+    included (trainers/deepspeed/data.py); None for a file without them. Only its first bytes are looked at."""
+    if not file.name.lower().endswith(ROW_FILES):
+        return None
+    start = (first_bytes(file, MOST_ROW_BYTES) or b"").decode("utf-8", "replace")
+    names = dict.fromkeys(ROW_KEY.findall(start))
+    fields = next((pair for pair in CHAT_FIELDS if all(name in names for name in pair)), None)
+    if fields is not None:
+        what = " and ".join(fields)
+        return missing(
+            key,
+            f"{file} has chat rows ({what}), which the DeepSpeed trainer would learn as plain text, keys and braces "
+            "included. Train them with backend: megatron-bridge and data.sft, or write the conversations out as plain "
+            "text",
+        )
+    if not names:
+        return None
+    return doubtful(
+        key,
+        f"{file} has rows of JSON, which the {recipe.backend.framework} trainer reads as plain text, keys and braces "
+        "included; write the text of its rows into a file of plain text",
+    )

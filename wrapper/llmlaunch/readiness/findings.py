@@ -2,7 +2,7 @@
 
 A path is looked for on this machine, which sees the job's file systems where it is a login node. What the container
 mounts from another place of the host is looked for there. Where not even the topmost folder of a path exists here, its
-file system is not mounted here, and nothing can be said. Of a file only a bounded part is read, and nothing of a device
+file system is not mounted here, and the path is unseen. Only a bounded part of a file is read, and nothing of a device
 or a pipe, which might never answer.
 """
 
@@ -24,6 +24,7 @@ __all__ = [
     "DOUBTFUL",
     "MISSING",
     "NOTE",
+    "UNSEEN",
     "Finding",
     "doubtful",
     "file_problem",
@@ -37,7 +38,7 @@ __all__ = [
     "unseen",
 ]
 
-MISSING, DOUBTFUL, NOTE = "missing", "doubtful", "note"
+MISSING, DOUBTFUL, UNSEEN, NOTE = "missing", "doubtful", "unseen", "note"
 MOST_ENTRIES = 10_000
 MOST_JSON_BYTES = 64 * 2**20
 _ADDRESS = re.compile(r"(?:^|/)[a-z][a-z0-9+.-]*:/")  # s3://bucket, whose two slashes a path has made one
@@ -47,7 +48,8 @@ _LFS_POINTER = b"version https://git-lfs"
 @frozen
 class Finding:
     """One sentence about the recipe's value at `key`. `kind` is MISSING where the job would fail, DOUBTFUL where it may
-    not do what is wanted, and NOTE for what the person should know."""
+    not do what is wanted, UNSEEN where only the nodes can tell (the sentence is the path), and NOTE for what the person
+    should know."""
 
     kind: str
     key: KeyPath
@@ -65,13 +67,13 @@ def doubtful(key: KeyPath, sentence: str) -> Finding:
 
 
 def note(key: KeyPath, sentence: str) -> Finding:
-    """Return a finding that is only told."""
+    """Return a finding that is shown with `-v` alone."""
     return Finding(NOTE, key, sentence)
 
 
 def unseen(key: KeyPath, path: object) -> Finding:
-    """Return the note on a path of which nothing can be said from this machine."""
-    return note(key, f"{path} cannot be seen from here, so whether it is there is not known")
+    """Return the finding on a path that this machine cannot see; `submit` warns of all such paths in one line."""
+    return Finding(UNSEEN, key, str(path))
 
 
 def host_path(recipe: Recipe, path: str) -> Path:

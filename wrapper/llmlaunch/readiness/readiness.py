@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
-from llmlaunch.readiness.findings import DOUBTFUL, MISSING, NOTE, Finding, doubtful, missing
+from llmlaunch.readiness.findings import DOUBTFUL, MISSING, NOTE, UNSEEN, Finding, doubtful, missing
 from llmlaunch.recipe.notices import webhook_host
 from llmlaunch.recipe.overrides import place_of
 from llmlaunch.recipe.types import Recipe
@@ -34,12 +34,17 @@ def readiness_of(recipe: Recipe, layout: Layout, environment: Environment) -> Re
 
 
 def in_sentences(recipe: Recipe, findings: Iterable[Finding]) -> Readiness:
-    """Return the findings by kind, each with its place in the recipe, and each once."""
-    sentences: dict[str, dict[str, None]] = {MISSING: {}, DOUBTFUL: {}, NOTE: {}}
-    for found in findings:
-        key = ".".join(map(str, found.key))
-        sentences[found.kind][f"{place_of(recipe, found.key)}: {key}: {found.sentence}"] = None
-    return Readiness(*(tuple(sentences[kind]) for kind in (MISSING, DOUBTFUL, NOTE)))
+    """Return the findings by kind, each with its line in the recipe and each once; unseen paths are one warning."""
+    sentences: dict[str, dict[str, None]] = {MISSING: {}, DOUBTFUL: {}, UNSEEN: {}, NOTE: {}}
+    for finding in findings:
+        key = ".".join(map(str, finding.key))
+        line = f"{place_of(recipe, finding.key)}: {key}: {finding.sentence}"
+        sentences[finding.kind][f"{key} {finding.sentence}" if finding.kind == UNSEEN else line] = None
+    warnings = list(sentences[DOUBTFUL])
+    if sentences[UNSEEN]:
+        paths = ", ".join(sentences[UNSEEN])
+        warnings.append(f"{recipe.path}: not checked, because this machine cannot see the path: {paths}")
+    return Readiness(tuple(sentences[MISSING]), tuple(warnings), tuple(sentences[NOTE]))
 
 
 def _looks(recipe: Recipe) -> Iterator[Look]:

@@ -1,9 +1,8 @@
-"""What runs the training: the person's script, a checkout of Megatron-LM, the interpreter and its packages, the
-container's image and mounts, and the source tree that is recorded."""
+"""What runs the training: the person's script, a checkout of Megatron-LM, the container's image and mounts or the
+interpreter, and the source tree that is recorded."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,10 +22,11 @@ from llmlaunch.readiness.findings import (
     path_state,
     unseen,
 )
+from llmlaunch.readiness.interpreters import interpreter_findings
 from llmlaunch.recipe.containers import Container, is_path
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["trainer_findings"]
+__all__ = ["needs_checkout_variable", "trainer_findings"]
 
 # Folders that each node has for itself: what is not in them here may be there.
 OF_EACH_NODE = [f"/{name}" for name in ("bin", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sys", "tmp", "usr")]
@@ -49,8 +49,8 @@ def trainer_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) 
     if recipe.container is not None:
         yield from _image(recipe.container)
         yield from _mounts(recipe, recipe.container)
-    elif recipe.python is not None:
-        yield from _interpreter(recipe, Path(recipe.python).expanduser())
+    else:
+        yield from interpreter_findings(recipe, environment)
 
 
 def _script(recipe: Recipe, script: str) -> Iterator[Finding]:
@@ -68,7 +68,8 @@ def _checkout(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Findin
     """The checkout that the recipe names, or the variable that names it where the job is submitted."""
     named, variable = recipe.backend.path, environment.get(CHECKOUT_VARIABLE)
     if named is None and not variable:
-        yield from _no_checkout(recipe)
+        if needs_checkout_variable(recipe):
+            yield _no_checkout(recipe)
         return
     key: KeyPath = ("backend", "path") if named is not None else ("backend",)
     which = "" if named is not None else f"{CHECKOUT_VARIABLE}="
@@ -93,54 +94,25 @@ def _checkout(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Findin
         )
 
 
-def _no_checkout(recipe: Recipe) -> Iterator[Finding]:
-    variables = {**recipe.cluster.environment, **recipe.environment}
-    if CHECKOUT_VARIABLE in variables or recipe.setup or recipe.cluster.site.setup or recipe.cluster.site.modules:
-        return
-    where = "" if recipe.container is None else "where its image does not set it, "
-    yield note(
-        ("backend",),
-        f"{CHECKOUT_VARIABLE} is not set here; {where}the job ends when it starts: name a checkout of Megatron-LM in "
-        "backend.path, or export it where you submit",
-    )
+def needs_checkout_variable(recipe: Recipe) -> bool:
+    """Return whether only a variable where the job is submitted, or an image, can say where Megatron-LM is: the recipe
+    names neither a checkout nor a script, exports no variable, and runs no setup lines that might."""
+    backend, site = recipe.backend, recipe.cluster.site
+    if backend.name != "megatron-lm" or backend.path is not None or backend.script is not None:
+        return False
+    exported = CHECKOUT_VARIABLE in {**recipe.cluster.environment, **recipe.environment}
+    return not (exported or recipe.setup or site.setup or site.modules)
 
 
-def _interpreter(recipe: Recipe, python: Path) -> Iterator[Finding]:
-    """The interpreter of the training environment, and whether torch and the framework lie beside it."""
-    key = ("python",)
-    state = path_state(python)
-    if not python.is_absolute():
-        return  # a name that PATH has on the nodes
-    if state == "unseen":
-        yield unseen(key, python)
-    elif state == "absent":
-        yield missing(key, f"{python} is not there; name the interpreter of the training environment")
-    elif not python.is_file() or not os.access(python, os.X_OK):
-        yield missing(key, f"{python} cannot be run; name the interpreter itself, such as .../bin/python")
-    else:
-        yield from _packages(recipe, python)
-
-
-def _packages(recipe: Recipe, python: Path) -> Iterator[Finding]:
-    """What an environment's own folder of packages lacks, where it is no part of another's."""
-    root = python.parent.parent
-    folders = sorted(root.glob("lib/python3*/site-packages"))
-    settings = (first_bytes(root / "pyvenv.cfg", 4096) or b"").decode("utf-8", "replace")
-    inherits = re.search(r"(?m)^include-system-site-packages\s*=\s*true", settings)
-    if not folders or not settings or inherits or "PYTHONPATH" in recipe.environment:
-        return
-    needed = ("torch", "deepspeed") if recipe.backend.name == "deepspeed" else ("torch",)
-    lacking = [name for name in needed if not any((folder / name).is_dir() for folder in folders)]
-    if lacking:
-        yield doubtful(("python",), f"{python} has no {' and no '.join(lacking)}; install what lacks, or name another")
-    stated = recipe.backend.version
-    distributions = [path for folder in folders for path in folder.glob("deepspeed-*.dist-info")]
-    if recipe.backend.name == "deepspeed" and stated is not None and distributions:
-        version = distributions[0].name.removeprefix("deepspeed-").removesuffix(".dist-info")
-        if not f"{version}.".startswith(f"{stated}."):
-            yield doubtful(
-                ("backend", "version"), f"says {stated}, and {python} has DeepSpeed {version}; write the one that runs"
-            )
+def _no_checkout(recipe: Recipe) -> Finding:
+    advice = f"set backend.path to a checkout on the cluster, or export {CHECKOUT_VARIABLE}"
+    if recipe.container is not None:
+        return doubtful(
+            ("backend",),
+            f"{CHECKOUT_VARIABLE} is not set here: unless the container's image sets it, the job fails at startup, "
+            f"since it finds no checkout of Megatron-LM; {advice}",
+        )
+    return missing(("backend",), f"no checkout of Megatron-LM is named; {advice} where you submit")
 
 
 def _image(container: Container) -> Iterator[Finding]:

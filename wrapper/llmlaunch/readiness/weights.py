@@ -19,11 +19,13 @@ from llmlaunch.readiness.findings import (
     read_json,
     unseen,
 )
+from llmlaunch.recipe.overrides import is_written
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["weight_findings"]
+__all__ = ["learning_rate_findings", "weight_findings"]
 
 KEY = ("training", "start_from")
+LEARNING_RATE = ("training", "learning_rate")
 TRACKER = TRACKERS["megatron-lm"]
 ITERATION = re.compile(r"iter_\d{7}")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -33,7 +35,9 @@ SIZES = {"hidden_size": "hidden_size", "num_hidden_layers": "num_layers", "vocab
 
 
 def weight_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what is wrong with the folder of `training.start_from`."""
+    """Yield what is wrong with the folder of `training.start_from`, and ask for a learning rate where none is
+    written."""
+    yield from learning_rate_findings(recipe)
     folder = host_path(recipe, str(recipe.training.start_from))
     state = path_state(folder)
     if state == "absent":
@@ -46,6 +50,19 @@ def weight_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -
         problem = _megatron(folder) if _is_megatron(recipe, folder) else _hugging_face(recipe, folder)
         if problem is not None:
             yield missing(KEY, problem)
+
+
+def learning_rate_findings(recipe: Recipe) -> Iterator[Finding]:
+    """Ask for a learning rate where training starts from trained weights: the default is one for random weights."""
+    if recipe.training.start_from is None or is_written(recipe, LEARNING_RATE):
+        return
+    adapters = recipe.techniques.adapters is not None
+    usual = "adapters are often trained with 1e-4 to 2e-4" if adapters else "fine-tuning often uses 1e-5 to 2e-5"
+    yield missing(
+        LEARNING_RATE,
+        f"is not written, and its default, {recipe.training.learning_rate:g}, is for random weights, while "
+        f"training.start_from names trained ones; write it ({usual})",
+    )
 
 
 def _is_megatron(recipe: Recipe, folder: Path) -> bool:

@@ -23,6 +23,7 @@ from llmlaunch.rundir.values import counted, shortened
 __all__ = [
     "WrittenPin",
     "apply_overrides",
+    "is_written",
     "parse_override",
     "place_of",
     "shown_word",
@@ -235,6 +236,15 @@ def place_of(recipe: Recipe, path: KeyPath) -> str:
     """Return the place of the value at `path`, or of the nearest enclosing value that exists."""
     document = written_document(recipe)
     return recipe.path if document is None else document.where(path)
+
+
+def is_written(recipe: Recipe, path: KeyPath) -> bool:
+    """Return whether the recipe, or an override, gives the key at `path` a value; true for a recipe without a text."""
+    document = written_document(recipe)
+    value = None if document is None else document.value
+    for part in path:
+        value = value.get(part) if isinstance(value, dict) else None
+    return document is None or value is not None
 
 
 def written_pin(recipe: Recipe, name: str) -> WrittenPin:

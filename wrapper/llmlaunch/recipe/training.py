@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
@@ -22,9 +23,12 @@ from llmlaunch.workload import NumberFormats, OptimizerFormats, Workload
 __all__ = [
     "AUTO_INTERVAL",
     "MOST_STEPS",
+    "MOST_WARMUP_STEPS",
     "OF_MEGATRON",
     "Evaluation",
+    "Schedule",
     "Training",
+    "default_schedule",
     "number_notes",
     "training_form",
     "training_from",
@@ -33,6 +37,7 @@ __all__ = [
 
 MOST_STEPS = 10**9
 AUTO_INTERVAL = 0  # steps between two saves that the planner has still to choose
+MOST_WARMUP_STEPS = 2000
 MUON = "muon"
 MUON_ELSEWHERE = "the shipped script trains with AdamW, and DeepSpeed's own Muon is not priced; remove it"
 OF_MEGATRON = ("checkpoint_format", "tensorboard", "fp8", "fp4", "optimizer", "fp8_parameters")
@@ -85,6 +90,23 @@ Tokens = Annotated[
     ),
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the learning rate moves after its warm-up, "cosine", "linear" or "constant", and steps of the warm-up."""
+
+    decay: str
+    warmup_steps: int
+
+
+def default_schedule(backend: str, script_kind: str, steps: int) -> Schedule:
+    """Return the schedule of a training of `steps` whose recipe names none: as the Llama models were trained on
+    Megatron core, that of Hugging Face's Trainer scripts, and a constant rate of the shipped DeepSpeed trainer."""
+    on_megatron = backend in ON_MEGATRON_CORE or script_kind == "megatron-deepspeed"
+    share = 100 if on_megatron else 10
+    decay = "cosine" if on_megatron or script_kind == "hugging-face" else "constant"
+    return Schedule(decay, min(steps // share, MOST_WARMUP_STEPS))
 
 
 @section
@@ -290,7 +312,7 @@ def _number_problems(training: Training) -> Iterator[Problem]:
 
 
 def _schedule_problems(training: Training, backend: str) -> Iterator[Problem]:
-    decay = training.learning_rate_decay or ("constant" if backend == "deepspeed" else "cosine")
+    decay = training.learning_rate_decay or default_schedule(backend, "own", training.steps).decay
     least = ("training", "minimum_learning_rate")
     if training.warmup_steps is not None and training.warmup_steps >= max(training.steps, 1):
         yield (

@@ -10,6 +10,7 @@ from textwrap import wrap
 
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.notices import receivers
+from llmlaunch.recipe.training import default_schedule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.fewer_nodes_text import fewer_nodes_sentences
 from llmlaunch.report.text import one_line
@@ -18,6 +19,7 @@ from llmlaunch.units import DAY, duration, gib
 
 __all__ = ["dry_run_text", "expected_time_text", "memory_text", "submitted_text"]
 
+DECAY_FLAG = "--lr-decay-style"
 _COLUMNS = 80
 _HEAD_COLUMNS = 13
 
@@ -33,6 +35,7 @@ def dry_run_text(
         ("run", f"{recipe.name}, from {recipe.path}"),
         ("goes to", _destination(recipe, of_slurm)),
         ("trains", _work(recipe)),
+        ("learning rate", _learning_rate(recipe)),
         ("machines", _machines(recipe)),
         ("environment", _environment(recipe)),
         ("data", _data(recipe)),
@@ -106,6 +109,22 @@ def _work(recipe: Recipe) -> str:
         f"{counted(work.global_batch_size, 'sequence', ',')} of {counted(work.sequence_length, 'token', ',')}, "
         f"{recipe.training.numbers.beside(work.precision)}"
     )
+
+
+def _learning_rate(recipe: Recipe) -> str:
+    """Return the peak learning rate, its warm-up and its decay, as they are rendered."""
+    training, backend = recipe.training, recipe.backend
+    if backend.script is not None and backend.script_kind in ("own", "pipeline") and not backend.on_megatron_core:
+        return "set by your own script"
+    default = default_schedule(backend.name, backend.script_kind, training.steps)
+    decay = training.learning_rate_decay or default.decay
+    if training.learning_rate_decay is None and any(word.startswith(DECAY_FLAG) for word in backend.extra_args):
+        decay = f"decay by your {DECAY_FLAG}"
+    elif decay != "constant":
+        decay = f"then {decay} decay to {training.minimum_learning_rate:g}"
+    warmup = default.warmup_steps if training.warmup_steps is None else training.warmup_steps
+    start = "" if not warmup else f" after {counted(warmup, 'step', ',')} of warm-up"
+    return f"{training.learning_rate:g}{start}, {decay}"
 
 
 def _machines(recipe: Recipe) -> str:

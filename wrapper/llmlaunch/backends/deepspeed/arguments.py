@@ -18,7 +18,7 @@ from llmlaunch.backends.argument import (
 )
 from llmlaunch.backends.deepspeed.techniques import technique_arguments
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.training import Training
+from llmlaunch.recipe.training import MOST_WARMUP_STEPS, Training, default_schedule
 from llmlaunch.recipe.types import Recipe
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
 CONFIG_FILE = "ds_config.json"
 MODEL_FILE = "trainer/model.json"
 TRAINER_FILE = "trainer/train.py"
-MOST_WARMUP_STEPS = 2000
 FIRST_START = "read by the first start alone: where --save has a checkpoint, that one wins"
 
 
@@ -113,7 +112,8 @@ def warmup_argument(flag: str, recipe: Recipe, of: str | tuple[str, ...]) -> Arg
     if stated is not None:
         return argument(flag, stated, of="training.warmup_steps")
     why = f"a tenth of the steps, at most {MOST_WARMUP_STEPS}"
-    return argument(flag, min(steps // 10, MOST_WARMUP_STEPS), of=of, why=why)
+    warmup = default_schedule(recipe.backend.name, recipe.backend.script_kind, steps).warmup_steps
+    return argument(flag, warmup, of=of, why=why)
 
 
 def _learning(training: Training) -> list[Argument]:

@@ -22,12 +22,12 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.tracking import NO_TRACKING
+from llmlaunch.recipe.training import default_schedule
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["CHECKPOINT_REQUIREMENTS", "checkpoint_arguments", "data_arguments", "training_arguments"]
 
 
-MOST_WARMUP_STEPS = 2000
 MEGATRON_FIRST_BETA = 0.9  # --adam-beta1's default
 
 
@@ -68,14 +68,15 @@ def _decay(recipe: Recipe) -> list[Argument]:
     if stated is None and any(word.split("=", 1)[0] == flag for word in recipe.backend.extra_args):
         return []
     why = "as the Llama models were trained" if stated is None else ""
-    return [argument(flag, stated or "cosine", of="training.learning_rate_decay", why=why)]
+    decay = stated or default_schedule(recipe.backend.name, recipe.backend.script_kind, recipe.training.steps).decay
+    return [argument(flag, decay, of="training.learning_rate_decay", why=why)]
 
 
 def _warmup(recipe: Recipe) -> Argument:
     flag, stated, steps = "--lr-warmup-iters", recipe.training.warmup_steps, recipe.training.steps
     if stated is not None:
         return argument(flag, stated, of="training.warmup_steps")
-    warmup = min(steps // 100, MOST_WARMUP_STEPS)
+    warmup = default_schedule(recipe.backend.name, recipe.backend.script_kind, steps).warmup_steps
     return argument(flag, warmup, of=("training.steps", "training.tokens"), why="a hundredth of the steps")
 
 
