@@ -89,9 +89,9 @@ docs-screens: install  ## the pictures of the docs: their commands typed in a re
 evidence-table: install  ## the measured runs that decide margins, priced by the formula of today
 	PYTHONPATH=tests $(RUN) -m support.evidence_table
 
-accuracy-table: install  ## the tables of README.md, from the measurements that come with the source
+accuracy-table: install  ## the tables of docs/accuracy.md, from the measurements that come with the source
 	$(RUN) -m llmlaunch accuracy tests/data/measurements/*.jsonl \
-		--markdown README.md
+		--markdown docs/accuracy.md
 
 install: $(INSTALLED)
 

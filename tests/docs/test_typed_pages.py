@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 from pathlib import Path
 
 from support.command_line import data_folders
 from support.screens import missing_words
 from support.snippets import DOCS, ROOT, walk
 
-DATA = ROOT / "tests" / "data"
 JOB = """#!/bin/bash
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
@@ -25,13 +24,19 @@ srun torchrun --nnodes 4 --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hi
 
 def test_the_readme_can_be_typed(tmp_path: Path) -> None:
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    (tmp_path / "job.sbatch").write_text(JOB)  # the job that the reader has, and its log
-    shutil.copy(DATA / "logs" / "megatron-core-0.19.log", tmp_path / "train.log")
+    (tmp_path / "job.sbatch").write_text(JOB)  # the job that the reader has
     printed = walk(ROOT / "README.md", tmp_path, **data_folders(tmp_path))
     assert missing_words("check", printed["check"]) == set(), "make docs-screens"
-    assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
-    assert (tmp_path / "runs" / "from-python" / "job.sbatch").exists()
+    assert (tmp_path / "llama3-8b.yaml").exists()
     assert (tmp_path / "mine.yaml").exists()
+
+
+def test_the_first_two_screens_of_the_readme_say_for_whom_how_to_install_and_what_to_type_first() -> None:
+    two_screens = "\n".join((ROOT / "README.md").read_text("utf-8").splitlines()[:60])
+    for part in ("For engineers who", "pip install .", "llmlaunch check job.sbatch", "llmlaunch observe -- "):
+        assert part in two_screens
+    table = (ROOT / "README.md").read_text("utf-8").split("## Ten commands")[1].split("\n\n")[0]
+    assert len(re.findall(r"(?m)^\| `llmlaunch ", table)) == 10
 
 
 def test_the_skill_file_can_be_typed_and_says_when_to_use_it(tmp_path: Path) -> None:

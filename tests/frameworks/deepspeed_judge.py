@@ -85,7 +85,7 @@ def engine(case: Json, taken: DeepSpeedConfig) -> None:
     unmade = Unmade(taken, case.get("pipeline", False))
     hardware = torch.ops.mkldnn._is_mkldnn_fp16_supported
     machine = case.get("machine_fp16", hardware())
-    asked = mock.patch.object(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: machine)
+    asked = mock.patch.object(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", return_value=machine)
     with asked, fp16_answer(supported=case.get("gpu", False)):
         unmade._do_sanity_check()
     unmade._do_optimizer_sanity_check(unmade.client_optimizer)

@@ -17,6 +17,18 @@ from llmlaunch.cli.main import COMMANDS, load_command
 
 DOCS = Path(__file__).parents[2] / "docs"
 
+EXIT_CODES = {
+    0: "safe, or done (`diff`: no difference)",
+    1: "a run that was followed or watched did not succeed (`diff`: a difference), a result could not be written, or a "
+    "bug of llmlaunch, with a traceback and what to report",
+    2: "a mistake in the recipe or command, or a launch that cannot work",
+    3: "no layout is safe, none is within the budget, or the estimate contradicts itself (a bug to report)",
+    4: "the scheduler refused",
+    5: "no verdict: what decides memory was not read",
+    130: "Ctrl-C",
+    141: "nobody reads the result any more (`| head`)",
+}
+
 __all__ = ["command_reference", "python_reference"]
 
 
@@ -28,9 +40,15 @@ def command_reference() -> str:
         [
             "# Commands",
             "",
-            "Made from the program itself (`make docs-tables`); `llmlaunch COMMAND --help` prints the same. Exit",
-            "codes: 0 safe or done, 1 a run that failed or a difference, 2 a mistake in the recipe or command, 3 no",
-            "layout is safe, 4 SLURM refused.",
+            "Made from the program itself (`make docs-tables`); `llmlaunch COMMAND --help` prints the same.",
+            "",
+            "## Exit codes",
+            "| code | meaning |",
+            "|---|---|",
+            *(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()),
+            "",
+            "Where several apply, 2 comes before 5 and 5 before 3. A job has exit codes of its own ([the run",
+            "directory](run-directory.md#nodepyz)).",
             "",
             *chapters,
         ]

@@ -1,4 +1,4 @@
-"""The accuracy report: the README's tables are a fresh run's, the plot is a picture of the same records."""
+"""The accuracy report: the tables of docs/accuracy.md are a fresh run's, the plot is a picture of the same records."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from llmlaunch.report.accuracy_text import (
     START,
     accuracy_json,
     accuracy_markdown,
+    accuracy_sentence,
     accuracy_text,
     records_text,
     write_between_markers,
@@ -50,9 +51,14 @@ def test_accuracy_has_the_published_shape(found: list[ScoredRecord], answer: dic
         validate(json.loads(json.dumps(printed)), shape)
 
 
-def test_the_readme_tables_are_those_of_a_fresh_run(answer: dict[str, Any]) -> None:
-    written = (ROOT / "README.md").read_text("utf-8").split(START)[1].split(END)[0].strip()
+def test_the_tables_of_the_accuracy_page_are_those_of_a_fresh_run(answer: dict[str, Any]) -> None:
+    written = (ROOT / "docs" / "accuracy.md").read_text("utf-8").split(START)[1].split(END)[0].strip()
     assert written == accuracy_markdown(answer), "run: make accuracy-table"
+
+
+def test_the_readme_says_how_far_off_predictions_are(answer: dict[str, Any]) -> None:
+    written = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert accuracy_sentence(answer) in written
 
 
 def test_the_anchors_stand_beside_the_same_records(found: list[ScoredRecord], answer: dict[str, Any]) -> None:

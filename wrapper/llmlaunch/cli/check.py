@@ -21,6 +21,7 @@ from llmlaunch.cli.planning import (
     replan_option,
     say_why_not,
     verbose_option,
+    warn_of_script_inputs,
     warn_of_what_is_missing,
 )
 from llmlaunch.errors import UserError
@@ -83,9 +84,14 @@ def check_command(
             )
         run = planned(recipe, overrides, replan)
         run.refuse_unrenderable()
-        return _end_check(run, [], lambda: _steps_of_recipe(run, (recipe, *overrides)), verbose, as_json)
+        notes = _readiness_notes(run) if run.plan.good else []
+        return _end_check(
+            run, notes, lambda: _steps_of_recipe(run, (recipe, *overrides)), warn_of_what_is_missing, verbose, as_json
+        )
     job = _existing_job(recipe, overrides, megatron_args, cluster, variables, number)
-    return _end_check(job.run, _reading_notes(job), lambda: _steps_of_script(job), verbose, as_json)
+    return _end_check(
+        job.run, _reading_notes(job), lambda: _steps_of_script(job), warn_of_script_inputs, verbose, as_json
+    )
 
 
 def is_script(name: str) -> bool:
@@ -135,18 +141,25 @@ def _reading_notes(job: ExistingJob) -> list[str]:
     return [line for line in lines if not line.startswith("warning: ")]
 
 
-def _end_check(run: PlannedRun, notes: list[str], steps: Callable[[], Steps], verbose: bool, as_json: bool) -> int:
-    """Show the plan: the screen on stdout; warnings, and what forbids the plan, on stderr; last what to type next."""
+def _end_check(
+    run: PlannedRun,
+    notes: list[str],
+    steps: Callable[[], Steps],
+    warn: Callable[[PlannedRun], None],
+    verbose: bool,
+    as_json: bool,
+) -> int:
+    """Show the plan: the screen on stdout; warnings, and what forbids the plan, on stderr; last what to type next.
+    `warn` writes what a plan that may run still lacks."""
     hints = run.hints()
     if as_json:
         print_json(run.json | ({"hints": [hint.as_json() for hint in hints]} if hints else {}))
     else:
         _show_screen(run, hints, verbose)
-    notes = [*notes, *_readiness_notes(run)] if run.plan.good else notes
     for note in notes if verbose or as_json else []:
         notify(note)
     if run.plan.good:
-        warn_of_what_is_missing(run)
+        warn(run)
     code = say_why_not(run)
     if not as_json:
         behind = ["memory by term", "evidence", *([counted(len(notes), "note")] if notes else [])]
@@ -191,7 +204,7 @@ def _steps_of_recipe(run: PlannedRun, words: tuple[str, ...]) -> Steps:
     if run.recipe.techniques.what_ifs or run.plan.unrendered:
         return []
     missing = (*run.readiness.missing, *run.slurm_request.missing)
-    return [(to_type("submit", *words), "once the warnings above are mended" if missing else "")]
+    return [(to_type("submit", *words), "after fixing the warnings above" if missing else "")]
 
 
 def _steps_of_script(job: ExistingJob) -> Steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ __all__ = [
     "say_why_not",
     "verbose_option",
     "warn_of_readiness",
+    "warn_of_script_inputs",
     "warn_of_what_is_missing",
 ]
 
@@ -86,6 +88,15 @@ def warn_of_what_is_missing(run: PlannedRun) -> None:
     for sentence in (*run.readiness.doubtful, *run.slurm_request.doubtful):
         notify(f"warning: {sentence}")
     _warn_of_missing(run)
+
+
+def warn_of_script_inputs(run: PlannedRun) -> None:
+    """Warn of data, weights and folders that a person's own script names and that are missing or in doubt."""
+    from llmlaunch.readiness.readiness import script_inputs
+
+    ready = script_inputs(run.recipe, run.plan.layout, os.environ)
+    for sentence in (*ready.missing, *ready.doubtful):
+        notify(f"warning: {sentence}")
 
 
 def _warn_of_missing(run: PlannedRun) -> None:

@@ -12,7 +12,7 @@ from llmlaunch.recipe.notices import webhook_host
 from llmlaunch.recipe.overrides import place_of
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["Readiness", "in_sentences", "readiness_of"]
+__all__ = ["Readiness", "in_sentences", "readiness_of", "script_inputs"]
 
 Environment = Mapping[str, str]
 Look = Callable[[Recipe, Layout, Environment], Iterator[Finding]]
@@ -33,6 +33,11 @@ def readiness_of(recipe: Recipe, layout: Layout, environment: Environment) -> Re
     return in_sentences(recipe, (found for look in _looks(recipe) for found in look(recipe, layout, environment)))
 
 
+def script_inputs(recipe: Recipe, layout: Layout, environment: Environment) -> Readiness:
+    """Look for what the job of a person's own script reads and writes. What runs it is the script's business."""
+    return in_sentences(recipe, (found for look in _files(recipe) for found in look(recipe, layout, environment)))
+
+
 def in_sentences(recipe: Recipe, findings: Iterable[Finding]) -> Readiness:
     """Return the findings by kind, each with its line in the recipe and each once; unseen paths are one warning."""
     sentences: dict[str, dict[str, None]] = {MISSING: {}, DOUBTFUL: {}, UNSEEN: {}, NOTE: {}}
@@ -51,6 +56,18 @@ def _looks(recipe: Recipe) -> Iterator[Look]:
     """Yield what there is to look for. Modules are imported where a recipe needs them: `check` should feel instant."""
     yield _secrets
     yield _notices
+    from llmlaunch.readiness.trainer_files import trainer_findings
+
+    yield trainer_findings
+    if recipe.training.start_from is not None:
+        from llmlaunch.readiness.weights import learning_rate_findings
+
+        yield learning_rate_findings
+    yield from _files(recipe)
+
+
+def _files(recipe: Recipe) -> Iterator[Look]:
+    """Yield what there is to look for of data, weights and folders."""
     if not recipe.data.mock:
         from llmlaunch.readiness.data_files import data_findings
 
@@ -59,9 +76,6 @@ def _looks(recipe: Recipe) -> Iterator[Look]:
         from llmlaunch.readiness.weights import weight_findings
 
         yield weight_findings
-    from llmlaunch.readiness.trainer_files import trainer_findings
-
-    yield trainer_findings
     from llmlaunch.readiness.written_folders import folder_findings
 
     yield folder_findings

@@ -35,9 +35,7 @@ SIZES = {"hidden_size": "hidden_size", "num_hidden_layers": "num_layers", "vocab
 
 
 def weight_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what is wrong with the folder of `training.start_from`, and ask for a learning rate where none is
-    written."""
-    yield from learning_rate_findings(recipe)
+    """Yield what is wrong with the folder of `training.start_from`."""
     folder = host_path(recipe, str(recipe.training.start_from))
     state = path_state(folder)
     if state == "absent":
@@ -52,7 +50,7 @@ def weight_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -
             yield missing(KEY, problem)
 
 
-def learning_rate_findings(recipe: Recipe) -> Iterator[Finding]:
+def learning_rate_findings(recipe: Recipe, *_: object) -> Iterator[Finding]:
     """Ask for a learning rate where training starts from trained weights: the default is one for random weights."""
     if recipe.training.start_from is None or is_written(recipe, LEARNING_RATE):
         return

@@ -25,6 +25,7 @@ __all__ = [
     "START",
     "accuracy_json",
     "accuracy_markdown",
+    "accuracy_sentence",
     "accuracy_text",
     "records_text",
     "write_between_markers",
@@ -297,6 +298,25 @@ def accuracy_markdown(answer: Mapping[str, Any]) -> str:
             "\n".join(_remarks(answer)),
         ]
     )
+
+
+def accuracy_sentence(answer: Mapping[str, Any]) -> str:
+    """Return two sentences, on the errors of Megatron-LM and DeepSpeed peaks of 8 GiB and more and on the verdicts of
+    runs that ran out of memory. `answer` is what `accuracy --json` prints."""
+    errors = {name: _mean_error(answer["sizes"], name) for name in ("megatron", "deepspeed")}
+    deaths = [family for name, family in answer["families"].items() if name.endswith("/oom") and _judged(family)]
+    safe = sum(family["called_safe"] for family in deaths)
+    judged = safe + sum(family["called_tight"] + family["called_unsafe"] for family in deaths)
+    errors_text = f"{percent(errors['megatron'])} with Megatron-LM and {percent(errors['deepspeed'])} with DeepSpeed"
+    return (
+        f"On public runs, predicted peaks above 8 GiB are off on average by {errors_text}. Of {judged} runs that ran "
+        f"out of memory, {safe} would have been called safe."
+    )
+
+
+def _mean_error(sizes: Sequence[Family], backend: str) -> float:
+    rows = [row for row in sizes if row["backend"] == backend and row["size"] != "below_8_gib"]
+    return float(sum(row["mape"] * row["records"] for row in rows) / sum(row["records"] for row in rows))
 
 
 def write_between_markers(path: Path, text: str) -> None:

@@ -35,7 +35,7 @@ def dry_run_text(
         ("run", f"{recipe.name}, from {recipe.path}"),
         ("goes to", _destination(recipe, of_slurm)),
         ("trains", _work(recipe)),
-        ("learning rate", _learning_rate(recipe)),
+        ("schedule", _schedule(recipe)),
         ("machines", _machines(recipe)),
         ("environment", _environment(recipe)),
         ("data", _data(recipe)),
@@ -111,7 +111,7 @@ def _work(recipe: Recipe) -> str:
     )
 
 
-def _learning_rate(recipe: Recipe) -> str:
+def _schedule(recipe: Recipe) -> str:
     """Return the peak learning rate, its warm-up and its decay, as they are rendered."""
     training, backend = recipe.training, recipe.backend
     if backend.script is not None and backend.script_kind in ("own", "pipeline") and not backend.on_megatron_core:
@@ -124,7 +124,7 @@ def _learning_rate(recipe: Recipe) -> str:
         decay = f"then {decay} decay to {training.minimum_learning_rate:g}"
     warmup = default.warmup_steps if training.warmup_steps is None else training.warmup_steps
     start = "" if not warmup else f" after {counted(warmup, 'step', ',')} of warm-up"
-    return f"{training.learning_rate:g}{start}, {decay}"
+    return f"learning rate {training.learning_rate:g}{start}, {decay}"
 
 
 def _machines(recipe: Recipe) -> str:
