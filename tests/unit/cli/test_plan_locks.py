@@ -25,6 +25,11 @@ SLOWER = {
 }
 
 
+@pytest.fixture(autouse=True)
+def megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGATRON_LM_PATH", str(tmp_path))
+
+
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """llama3-8b on four nodes, in a folder of its own."""

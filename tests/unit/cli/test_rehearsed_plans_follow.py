@@ -27,6 +27,11 @@ SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs" / "schemas" / 
 FEW = (*PINS, "layout.recompute=none")  # some hundred layouts
 
 
+@pytest.fixture(autouse=True)
+def megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGATRON_LM_PATH", str(tmp_path))
+
+
 def worst(rehearsed: Planned) -> int:
     return rehearsed.plan.estimate.worst.pipeline_rank
 

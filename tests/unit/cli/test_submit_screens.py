@@ -22,6 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put_commands: Callab
     """Make an empty folder the current one, with a SLURM that takes each job as 101."""
     put_commands(sbatch="echo 101", **dict.fromkeys(("squeue", "sacct", "sinfo", "scontrol", "scancel"), ""))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MEGATRON_LM_PATH", str(tmp_path))
     (tmp_path / "real.yaml").write_text(recipe_text())
     return tmp_path
 
