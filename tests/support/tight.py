@@ -8,9 +8,10 @@ from functools import cache
 import pytest
 
 from llmlaunch.calibration.support import Rehearsal
-from llmlaunch.planner.plan import SAFE, TIGHT, Limit, Plan
+from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.planner.setting import Setting
 from llmlaunch.units import GIB
+from llmlaunch.verdicts import SAFE, TIGHT
 from support.plans import plan_of
 
 __all__ = ["ONE_LAYOUT", "RECIPE", "RiskBySize", "hand_made_limit", "judge_by", "needed_gib", "rehearsal_of"]

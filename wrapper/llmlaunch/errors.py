@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import errno
 
-__all__ = ["NothingSafe", "OutputLost", "SchedulerRefused", "UserError"]
+__all__ = ["NoVerdict", "NothingSafe", "OutputLost", "SchedulerRefused", "UserError"]
 
 
 class UserError(Exception):
-    """A mistake the person can mend. The message says what, where, why and how to mend it."""
+    """A mistake that the person can fix. The message says what, where, why and how to fix it."""
 
     exit_code = 2
 
@@ -21,6 +21,25 @@ class NothingSafe(UserError):
     """The recipe is valid, but no layout of it may run on the cluster it names: none is safe, or tight and accepted."""
 
     exit_code = 3
+
+
+class NoVerdict(UserError):
+    """What decides memory was not read: an optimizer, a ds_config, a trainer or a library. Nothing is wrong with the
+    job; the message says what was not read, where it is written, and what measures or decides it.
+
+    `recipe` is the name of the job, and `reason` the message without it; both are empty where several jobs are
+    meant."""
+
+    exit_code = 5
+
+    def __init__(self, message: str, recipe: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.recipe, self.reason = recipe, reason
+
+    @classmethod
+    def on(cls, recipe: str, reason: str) -> NoVerdict:
+        """Return the error that there is no verdict on one job."""
+        return cls(f"{recipe}: no verdict: {reason}", recipe, reason)
 
 
 class SchedulerRefused(UserError):

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from llmlaunch.planner.judge import judge_layouts
-from llmlaunch.planner.plan import UNSAFE, as_planned
+from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_plan, plan_of
 from llmlaunch.planner.search import REHEARSED, SearchResult, search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.units import GIB
+from llmlaunch.verdicts import UNSAFE
 from support.plans import gallery_setting
 from support.tight import rehearsal_of
 

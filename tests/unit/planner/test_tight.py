@@ -13,11 +13,12 @@ from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import Layout
 from llmlaunch.planner.fallbacks import HEAD_ROOM_STEP, find_fallbacks
 from llmlaunch.planner.judge import judge_layouts, refuse
-from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, Limit, Plan
+from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.planner.planning import make_plan, make_sized_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.units import GIB
+from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE
 from support.plans import gallery_setting
 from support.tight import ONE_LAYOUT, RECIPE, hand_made_limit, judge_by, needed_gib, rehearsal_of
 

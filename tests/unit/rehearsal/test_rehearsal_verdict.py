@@ -8,11 +8,12 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.memory.facts import constant
-from llmlaunch.planner.plan import SAFE, Limit, Plan
+from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.ranks import RehearsedRank
 from llmlaunch.rehearsal.verdict import ROUTING, WORKSPACE, Judgement, judge_plan, next_layout, unseen_by_a_trace
 from llmlaunch.units import GIB
+from llmlaunch.verdicts import SAFE
 from support import rehearsed_plans
 from support.rehearsed_plans import FOUR_STAGES, planned
 from support.tight import judge_by

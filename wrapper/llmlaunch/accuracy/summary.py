@@ -15,6 +15,7 @@ from llmlaunch.accuracy.scoring import OUTCOMES, ScoredRecord
 from llmlaunch.calibration.cases import Case
 from llmlaunch.calibration.records import Record, reason_of_no_whole_peak, table_of
 from llmlaunch.units import GIB
+from llmlaunch.verdicts import JUDGED
 
 __all__ = [
     "SIZES",
@@ -173,9 +174,7 @@ def _outcomes(priced: Sequence[ScoredRecord]) -> dict[str, int]:
     counted = [scored for scored in priced if judged(scored)]
     verdicts = [scored.verdict for scored in counted]
     counts = {
-        "called_safe": verdicts.count("safe"),
-        "called_tight": verdicts.count("tight"),
-        "called_unsafe": verdicts.count("unsafe"),
+        **{f"called_{verdict}": verdicts.count(verdict) for verdict in JUDGED},
         "flags_unknown": len(priced) - len(counted),
     }
     if priced and priced[0].record["peak_kind"] == "fits":

@@ -11,6 +11,7 @@ from llmlaunch.accuracy.scoring import ScoredRecord, card_memory_bytes, job_clas
 from llmlaunch.accuracy.summary import judged
 from llmlaunch.calibration.evidence import DEFAULT_RISK
 from llmlaunch.calibration.margins import FUJII_SHARE
+from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE
 
 __all__ = ["upper_share", "verdicts"]
 
@@ -35,7 +36,7 @@ def verdicts(scores: Iterable[ScoredRecord]) -> list[dict[str, Any]]:
 def _counts(group: Sequence[ScoredRecord]) -> dict[str, Any]:
     died = [scored for scored in group if scored.record["peak_kind"] == "oom"]
     fitted = [scored for scored in group if scored.record["peak_kind"] == "fits"]
-    safe = [scored for scored in died if scored.verdict == "safe"]
+    safe = [scored for scored in died if scored.verdict == SAFE]
     return {
         "deaths": len(died),
         "deaths_called_safe": len(safe),
@@ -44,8 +45,8 @@ def _counts(group: Sequence[ScoredRecord]) -> dict[str, Any]:
         "deaths_later_called_safe": sum(_steps(scored) > FIRST_STEPS for scored in safe),
         "deaths_called_safe_ids": [scored.record["id"] for scored in safe],
         "fits": len(fitted),
-        "fits_called_tight": sum(scored.verdict == "tight" for scored in fitted),
-        "fits_called_unsafe": sum(scored.verdict == "unsafe" for scored in fitted),
+        "fits_called_tight": sum(scored.verdict == TIGHT for scored in fitted),
+        "fits_called_unsafe": sum(scored.verdict == UNSAFE for scored in fitted),
         "fujii_deaths_called_safe": sum(map(_safe_by_fujii, died)),
         "fujii_fits_not_called_safe": sum(not _safe_by_fujii(scored) for scored in fitted),
     }

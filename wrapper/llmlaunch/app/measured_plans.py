@@ -25,7 +25,7 @@ from llmlaunch.calibration.support import MeasuredStep, Rehearsal
 from llmlaunch.calibration.time_calibrations import machine_json
 from llmlaunch.errors import UserError
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, Limit, Plan
+from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.earlier import MALFORMED, layout_of, plan_of_one, same_version
@@ -35,6 +35,7 @@ from llmlaunch.store.history import MeasuredAttempt
 from llmlaunch.techniques import Techniques
 from llmlaunch.timing.step import step_time
 from llmlaunch.units import GIB
+from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE
 
 __all__ = ["OwnRuns", "own_runs_of"]
 

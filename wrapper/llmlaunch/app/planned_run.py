@@ -77,8 +77,14 @@ class PlannedRun:
 
     @property
     def verdict(self) -> str:
-        """Return "safe", "tight" or "unsafe", by memory alone."""
+        """Return "safe", "tight" or "unsafe", by memory alone; "unknown", with a `reason`, where what decides memory
+        was not read."""
         return self.plan.verdict
+
+    @property
+    def reason(self) -> str:
+        """Return why there is no verdict; "" where there is one."""
+        return self.plan.reason
 
     @property
     def layout(self) -> Layout:
@@ -184,8 +190,8 @@ class PlannedRun:
         return [self.search.at(self.setting.recipe, int(row)) for row in pareto(self.search)]
 
     def refuse_unsafe(self) -> None:
-        """Raise NothingSafe where the plan is not safe, nor tight and accepted, or takes more than the recipe's
-        budget."""
+        """Raise NoVerdict where what decides memory was not read; NothingSafe where the plan is not safe, nor tight and
+        accepted, or takes more than the recipe's budget."""
         from llmlaunch.planner.judge import refuse
 
         refuse(self.plan)
@@ -399,6 +405,7 @@ def render(run: PlannedRun | Recipe | str | Path, directory: str | Path, overrid
     """Write the run directory of a plan, or of a recipe that is planned first; return its absolute path.
 
     Raises:
+        NoVerdict: what decides the plan's memory was not read; nothing is written.
         NothingSafe: the plan is not safe (nor tight and accepted), or exceeds the budget; nothing is written.
         UserError: the recipe is invalid, or `directory` holds files or cannot be written.
     """

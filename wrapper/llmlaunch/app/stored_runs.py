@@ -60,7 +60,8 @@ class RunState:
 
     @property
     def verdict(self) -> str | None:
-        """Return "safe" or "tight", as the run was planned; None where its files do not say."""
+        """Return the verdict with which the run was planned, one of `verdicts.VERDICTS`; None where its
+        files do not say."""
         return self.progress.verdict
 
     @property

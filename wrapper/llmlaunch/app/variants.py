@@ -14,6 +14,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.progress import counting
 from llmlaunch.recipe.overrides import shown_word
 from llmlaunch.units import gib
+from llmlaunch.verdicts import UNKNOWN
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.sweep import How
@@ -160,7 +161,10 @@ def warn_of_memory(run: PlannedRun, notify: Notify) -> None:
 
 
 def excess(plan: Plan) -> str:
-    """Return by how much a plan exceeds its limit, on the device or on the host."""
+    """Return by how much a plan exceeds its limit, on the device or on the host; why there is no verdict, of one
+    without."""
+    if plan.verdict == UNKNOWN:
+        return plan.reason
     needs, limit = plan.device_bytes, plan.limit.limit_bytes
     if needs > limit:
         return (

@@ -1,8 +1,8 @@
 """Arguments that a person passes on to a framework, in three classes: those that the formula prices, those that change
-no GPU memory, and unknown ones, which no plan is called safe with.
+no GPU memory, and unknown ones, which count where they could matter (planner/doubt.py).
 
 Which flag is of which class is data beside each backend (flag_classes.json, hugging_face_flags.json): groups of flags
-with one reason. A flag that stands in no group is unknown.
+with one reason. A flag of no group is unknown.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ from llmlaunch.recipe.types import Recipe
 
 __all__ = [
     "BY_WORD",
+    "DECIDES",
+    "EITHER",
+    "LESS",
+    "LESS_OF_STATES",
+    "MORE",
     "NEUTRAL",
     "NO_ARGUMENTS",
     "NO_FLAG",
@@ -35,16 +40,23 @@ __all__ = [
 ]
 
 PRICED, NEUTRAL, UNKNOWN = "priced", "neutral", "unknown"
+# What an unknown argument may do: need more or less of what a step adds than was priced, or either; need less of the
+# model states, too; or decide the memory outright.
+MORE, LESS, EITHER, LESS_OF_STATES, DECIDES = "more", "less", "either", "less of the model states", "decides"
 
 
 @frozen
 class FlagClass:
     """What is known of a flag: `kind` is PRICED, NEUTRAL or UNKNOWN, `why` the reason, and `key` the recipe keys that
-    say the same, empty where there are none."""
+    say the same, empty where there are none. `effect` is what an unknown one may do to what was priced: MORE, LESS,
+    EITHER, LESS_OF_STATES or DECIDES. One that may need more adds at most `times` what a step adds to the model
+    states."""
 
     kind: str
     why: str
     key: str = ""
+    effect: str = EITHER
+    times: float = 1.0
 
 
 NO_FLAG = FlagClass(UNKNOWN, "no flag that llmlaunch knows")
@@ -78,7 +90,7 @@ def flag_table(path: Path) -> tuple[FlagGroup, ...]:
     return tuple(
         FlagGroup(
             group["title"],
-            FlagClass(group["class"], group["why"], group.get("key", "")),
+            FlagClass(group["class"], group["why"], group.get("key", ""), group.get("effect", EITHER)),
             dict(_pattern(word) for line in group["flags"] for word in line.split()),
         )
         for group in groups
@@ -129,6 +141,24 @@ class ClassedArguments:
     @property
     def unknown(self) -> tuple[ClassedArgument, ...]:
         return self.of_kind(UNKNOWN)
+
+    @property
+    def deciding(self) -> tuple[ClassedArgument, ...]:
+        """The unknown arguments that decide memory outright, such as another optimizer."""
+        return self._with_effect(DECIDES)
+
+    @property
+    def costing(self) -> tuple[ClassedArgument, ...]:
+        """The unknown arguments with which a job may need more than was priced."""
+        return self._with_effect(MORE, EITHER)
+
+    @property
+    def sparing(self) -> tuple[ClassedArgument, ...]:
+        """The unknown arguments with which a job may need less than was priced."""
+        return self._with_effect(LESS, EITHER, LESS_OF_STATES)
+
+    def _with_effect(self, *effects: str) -> tuple[ClassedArgument, ...]:
+        return tuple(argument for argument in self.unknown if argument.flag_class.effect in effects)
 
     @property
     def of_the_script(self) -> tuple[ClassedArgument, ...]:

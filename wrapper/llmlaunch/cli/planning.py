@@ -16,9 +16,10 @@ from llmlaunch.cli.next_steps import run_path
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import NothingSafe, UserError
-from llmlaunch.planner.plan import TIGHT, Candidate
+from llmlaunch.planner.plan import Candidate
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.values import to_type
+from llmlaunch.verdicts import TIGHT
 
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour

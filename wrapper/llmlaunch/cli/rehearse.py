@@ -12,8 +12,8 @@ from llmlaunch.cli.output import notify, print_json, say_next
 from llmlaunch.cli.planning import recipe_arguments
 from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import NothingSafe
-from llmlaunch.planner.plan import SAFE, TIGHT
 from llmlaunch.rundir.values import to_type
+from llmlaunch.verdicts import SAFE, TIGHT
 
 __all__ = ["rehearse_command"]
 

@@ -16,11 +16,11 @@ import numpy as np
 from llmlaunch.calibration.support import MeasuredStep, Rehearsal
 from llmlaunch.columns import BoolColumn, IntColumn
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.planner.plan import TIGHT, UNSAFE
 from llmlaunch.planner.points import Points
 from llmlaunch.planner.search_space import SPLIT_FIELDS, recipe_with_techniques
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.verdicts import TIGHT, UNSAFE
 
 __all__ = [
     "evidence_of",

@@ -10,12 +10,13 @@ import numpy as np
 
 from llmlaunch.backends.checkpoints import reshards
 from llmlaunch.memory.estimator import Estimate, estimate
-from llmlaunch.planner.plan import TIGHT, Candidate, Fallback, Fallbacks, Plan, as_planned
+from llmlaunch.planner.plan import Candidate, Fallback, Fallbacks, Plan, as_planned
 from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import GIB
+from llmlaunch.verdicts import TIGHT
 
 __all__ = ["HEAD_ROOM_STEP", "can_load", "find_fallbacks"]
 

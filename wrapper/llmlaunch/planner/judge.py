@@ -3,25 +3,26 @@ that is to be submitted, with the error that says what overflows and what would 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.errors import NothingSafe
+from llmlaunch.errors import NothingSafe, NoVerdict, UserError
 from llmlaunch.layout import Layout, LayoutColumns, Rule
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.peak import RESIDUAL
 from llmlaunch.planner.evidence import evidence_of, rehearsal_on
 from llmlaunch.planner.legality import situation
-from llmlaunch.planner.plan import SAFE, TIGHT, Plan
+from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
 from llmlaunch.timing.step import step_time
 from llmlaunch.units import GIB
+from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 
 __all__ = [
     "LayoutVerdict",
@@ -135,13 +136,23 @@ def refuse(plan: Plan) -> None:
     """Refuse a plan that must not be submitted.
 
     Raises:
+        NoVerdict: what decides the plan's memory was not read.
         NothingSafe: the plan is neither safe nor tight and accepted, or exceeds the recipe's budget; the message says
             what would do.
     """
     if not plan.may_run:
-        raise explain_tight(plan) if plan.verdict == TIGHT else explain_unsafe(plan)
+        raise _EXPLAINED[plan.verdict](plan)
     if plan.beyond_budget is not None:
         raise NothingSafe(f"{plan.recipe}: {plan.beyond_budget}")
+
+
+def explain_unknown(plan: Plan) -> NoVerdict:
+    """Return the error for a plan without a verdict: what was not read, and what decides it."""
+    flags = tuple(argument.flag for argument in plan.arguments.deciding or plan.arguments.sparing)
+    return NoVerdict.on(
+        plan.recipe,
+        f"{plan.reason}. {_remedy_text(plan, flags)}; or measure the job as it is: llmlaunch observe -- COMMAND",
+    )
 
 
 def explain_tight(plan: Plan) -> NothingSafe:
@@ -149,7 +160,11 @@ def explain_tight(plan: Plan) -> NothingSafe:
     accepts it."""
     if plan.tight_by_arguments:
         layout, reason = plan.layout.describe(), unknown_arguments_text(plan)
-        return NothingSafe(f"{plan.recipe}: {layout} is tight, not safe: {reason}. {_mending_text(plan)}")
+        remedy = _remedy_text(plan, [argument.flag for argument in plan.arguments.costing])
+        return NothingSafe(
+            f"{plan.recipe}: {layout} is tight, not safe: {reason}. {remedy}, or run it all the same with "
+            "memory: {accept: tight}"
+        )
     return NothingSafe(
         f"{plan.recipe}: no layout is safe. Tight: {tightness(plan)}. To run it all the same, write "
         f"memory: {{accept: tight}} in the recipe, or add memory.accept=tight; the job then falls back on a layout "
@@ -158,18 +173,20 @@ def explain_tight(plan: Plan) -> NothingSafe:
 
 
 def unknown_arguments_text(plan: Plan) -> str:
-    """Return the sentence on arguments of the person's own whose memory is not known."""
-    named = ", ".join(f"{argument.flag} ({argument.flag_class.why})" for argument in plan.arguments.unknown)
+    """Return the sentence on arguments of the person's own that may need more memory than there is room for."""
+    named = ", ".join(f"{argument.flag} ({argument.flag_class.why})" for argument in plan.arguments.costing)
     return f"what these arguments do to GPU memory is not known: {named}"
 
 
-def _mending_text(plan: Plan) -> str:
-    by_key = [each for each in plan.arguments.unknown if each.flag_class.key]
-    flags = ", ".join(dict.fromkeys(each.flag.removeprefix("backend.ds_config.") for each in plan.arguments.unknown))
+def _remedy_text(plan: Plan, flags: Sequence[str]) -> str:
+    """Return what settles what the arguments of these flags do: a recipe key, the person's word, or a rehearsal."""
+    arguments = [argument for argument in plan.arguments.unknown if argument.flag in flags]
+    by_key = [argument for argument in arguments if argument.flag_class.key]
+    names = ", ".join(dict.fromkeys(flag.removeprefix("backend.ds_config.") for flag in flags))
     moved = "".join(dict.fromkeys(f"Say {each.flag} in the recipe ({each.flag_class.key}). " for each in by_key))
     return (
-        f"{moved}Where they change no memory, say so with backend: {{neutral_args: [{flags}]}}; else rehearse the plan "
-        "(llmlaunch rehearse), or run it all the same with memory: {accept: tight}"
+        f"{moved}Where they change no memory, say so with backend: {{neutral_args: [{names}]}}; else rehearse the plan "
+        "(llmlaunch rehearse)"
     )
 
 
@@ -244,3 +261,10 @@ def _explain_host(plan: Plan) -> NothingSafe:
         f"{plan.host_limit.reason}), "
         f"most of it {term} with {term_bytes / GIB:.1f} GiB. {plan.advice or ''}".rstrip()
     )
+
+
+_EXPLAINED: Mapping[str, Callable[[Plan], UserError]] = {
+    TIGHT: explain_tight,
+    UNSAFE: explain_unsafe,
+    UNKNOWN: explain_unknown,
+}

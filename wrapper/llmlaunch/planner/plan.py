@@ -19,12 +19,10 @@ from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.timing.step import evaluation_seconds
 from llmlaunch.units import GIB, HOUR
+from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 
 __all__ = [
     "NO_LAYOUT",
-    "SAFE",
-    "TIGHT",
-    "UNSAFE",
     "Candidate",
     "ExpectedEnd",
     "Fallback",
@@ -43,7 +41,6 @@ __all__ = [
 ]
 
 NO_LAYOUT = "no_layout"  # why a number of nodes was refused
-SAFE, TIGHT, UNSAFE = "safe", "tight", "unsafe"
 
 
 class StatedRisk(Protocol):
@@ -301,14 +298,15 @@ def _more(amount: float, unit: str, digits: int) -> str:
 
 @frozen
 class Plan:
-    """The chosen layout with everything a reader asks of it. `verdict` is SAFE, TIGHT or UNSAFE, by memory alone; TIGHT
-    and UNSAFE only where no layout is safe. An unsafe plan carries the closest layout. A tight or unsafe one has in
+    """The chosen layout with everything a reader asks of it. `verdict` is one of `verdicts.VERDICTS`, by memory alone;
+    TIGHT and UNSAFE only where no layout is safe; UNKNOWN, with its `reason`, where what decides memory was not read:
+    the figures are then those without it. An unsafe plan carries the closest layout. A tight or unsafe one has in
     `advice` the smallest change that would be safe; `changes` maps its keys to what to write there, None to remove the
     key. `accepts_tight` is what the recipe says of tight plans. `beyond_budget` says by how much a plan that may run
     exceeds the recipe's budget, and the nearest that would do. `fallbacks` follow where a device runs out of memory;
     None where neither the recipe asks for one nor the plan is tight. `rehearsed` is the result of ranks of this very
-    layout that ran alone, and decides the verdict. `arguments` are the person's own; with an unknown one among them,
-    and no rehearsal, no plan is more than tight."""
+    layout that ran alone, and decides the verdict. `arguments` are the person's own; what unknown ones do to the
+    verdict is in `planner.doubt`."""
 
     recipe: str
     verdict: str
@@ -342,6 +340,7 @@ class Plan:
     faster: FasterLayout | None = None  # None: no safe layout is faster by more than nothing can tell apart
     expected: ExpectedEnd | None = None  # None: of a plan that is no whole job's, such as a fallback's
     time: TimeEvidence = NO_TIME_EVIDENCE
+    reason: str = ""  # why there is no verdict; "" where there is one
 
     @property
     def layout(self) -> Layout:
@@ -368,7 +367,7 @@ class Plan:
     @property
     def tight_by_arguments(self) -> bool:
         """Whether nothing but arguments whose memory nobody knows keeps the plan from being safe."""
-        return self.verdict == TIGHT and bool(self.arguments.unknown) and self.verdict_by_estimate == SAFE
+        return self.verdict == TIGHT and bool(self.arguments.costing) and self.verdict_by_estimate == SAFE
 
     @property
     def accepted(self) -> bool:
@@ -446,6 +445,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     return {
         "recipe": plan.recipe,
         "verdict": plan.verdict,
+        **({"reason": plan.reason} if plan.verdict == UNKNOWN else {}),
         "layout": plan.layout.as_json(),
         **plan.chosen.techniques_json(),
         "memory": _memory_json(plan),

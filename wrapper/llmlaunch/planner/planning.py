@@ -13,13 +13,11 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.documents.slurm_options import limit_seconds
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.estimator import NOT_MODELLED, estimate
+from llmlaunch.memory.estimator import NOT_MODELLED, Estimate, estimate
 from llmlaunch.memory.job import Job
+from llmlaunch.planner.doubt import argument_notes, verdict_with_arguments
 from llmlaunch.planner.expected_end import expected_end
 from llmlaunch.planner.plan import (
-    SAFE,
-    TIGHT,
-    UNSAFE,
     Candidate,
     JobLength,
     Limit,
@@ -58,6 +56,7 @@ from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switc
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second
 from llmlaunch.timing.step import StepTime, step_time
 from llmlaunch.units import GB, GIB, duration
+from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 
 __all__ = ["make_plan", "make_sized_plan", "plan_of", "time_limit_note"]
 
@@ -91,7 +90,7 @@ def _searched_plan(setting: Setting) -> tuple[Setting, Plan]:
     plan = replace(plan_of(*searched, 0), limit=setting.limit)
     if plan.safe:  # by a rehearsal of a layout that only the wider search cuts so
         return setting, plan
-    if plan.accepted or plan.locked_by:
+    if plan.accepted or plan.locked_by or plan.verdict == UNKNOWN:
         return searched[0], plan
     change = smallest_change(setting)
     changes = None if change is None else change.settings
@@ -113,9 +112,11 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
     rehearsed = result.rehearsed.get(int(result.first[place]))
     arguments = setting.backend.classed_arguments(planned, chosen.layout)
     others = [i for i in range(min(len(result.first), ALTERNATIVES + 2)) if i != place][:ALTERNATIVES]
+    verdict, reason = _verdict(setting, safe and detail.fault is None, rehearsed, arguments, detail)
     return Plan(
         recipe=recipe.name,
-        verdict=_verdict(setting, safe and detail.fault is None, rehearsed, arguments),
+        verdict=verdict,
+        reason=reason,
         chosen=chosen,
         estimate=detail,
         limit=limit,
@@ -138,6 +139,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
             *_row_note(job),
             *([] if time.measured else _switches_note(setting, job, chosen.layout)),
             *_script_note(recipe, arguments),
+            *argument_notes(verdict, arguments, detail),
         ),
         correction=setting.lessons.correction,
         rehearsed=rehearsed,
@@ -171,12 +173,17 @@ def _step_terms(seconds: StepTime, time: TimeEvidence) -> dict[str, float]:
     return terms
 
 
-def _verdict(setting: Setting, may_run: bool, rehearsed: Rehearsal | None, arguments: ClassedArguments) -> str:
-    """A rehearsal ran with the person's own arguments, so it answers for unknown ones, too."""
-    if not may_run:
-        return UNSAFE
-    doubtful = setting.widened or bool(arguments.unknown)
-    return TIGHT if doubtful and not (rehearsed is not None and rehearsed.safe) else SAFE
+def _verdict(
+    setting: Setting, may_run: bool, rehearsed: Rehearsal | None, arguments: ClassedArguments, detail: Estimate
+) -> tuple[str, str]:
+    """Return the verdict, and the reason where there is none. A rehearsal ran with the person's own arguments, so it
+    answers for unknown ones, too."""
+    if rehearsed is not None and rehearsed.safe and may_run:
+        return SAFE, ""
+    verdict = UNSAFE if not may_run else TIGHT if setting.widened else SAFE
+    if rehearsed is not None or detail.fault is not None:
+        return verdict, ""
+    return verdict_with_arguments(verdict, arguments, detail, setting.limit)
 
 
 def _script_note(recipe: Recipe, arguments: ClassedArguments) -> tuple[str, ...]:

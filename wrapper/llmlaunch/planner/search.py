@@ -23,7 +23,7 @@ from llmlaunch.planner.bounds import least_state_bytes_of
 from llmlaunch.planner.evidence import points_of, refuted, rehearsals_of_points, same_split, same_techniques
 from llmlaunch.planner.incumbents import Incumbents
 from llmlaunch.planner.legality import first_failed, situation, technique_legality
-from llmlaunch.planner.plan import TIGHT, Candidate, FasterLayout, HabitPrice
+from llmlaunch.planner.plan import Candidate, FasterLayout, HabitPrice
 from llmlaunch.planner.points import GatheredRows, Points, Rows
 from llmlaunch.planner.preference import preference_factor, prices_at
 from llmlaunch.planner.pricing import Offer, Priced, filled_share, price, price_rows, roomiest
@@ -38,6 +38,7 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.technique_batches import is_safe
 from llmlaunch.planner.uneven_search import UnevenLayouts, search_uneven
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.verdicts import TIGHT
 
 __all__ = [
     "BROKEN_ESTIMATE",

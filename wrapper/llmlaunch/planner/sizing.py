@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.planner.least_nodes import LeastDevices
-from llmlaunch.planner.plan import NO_LAYOUT, TIGHT, JobLength, NodeTrial, Sizing
+from llmlaunch.planner.plan import NO_LAYOUT, JobLength, NodeTrial, Sizing
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult, search
 from llmlaunch.planner.search_space import MOST_CONTEXT, offered_values, pinned_numbers
 from llmlaunch.planner.setting import Setting
@@ -23,6 +23,7 @@ from llmlaunch.planner.tight import search_tight
 from llmlaunch.recipe.types import MOST_NODES, Budget, Recipe
 from llmlaunch.timing.arithmetic import least_device_seconds
 from llmlaunch.units import DAY, GIB, duration
+from llmlaunch.verdicts import TIGHT
 
 __all__ = [
     "DEFAULT_MOST_NODES",

@@ -13,7 +13,7 @@ from llmlaunch.calibration.support import Rehearsal, same_minor
 from llmlaunch.errors import UserError
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.estimator import NOT_MODELLED, RankEstimate, estimate
-from llmlaunch.planner.plan import TIGHT, UNSAFE, Candidate, JobLength, Plan
+from llmlaunch.planner.plan import Candidate, JobLength, Plan
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.ranks import ON_GPU, RehearsedRank, headline
@@ -21,6 +21,7 @@ from llmlaunch.rehearsal.records import PACKAGES, each_as_run, left_out_of, plac
 from llmlaunch.rehearsal.verdict import Judgement, judge_plan, unseen_by_a_trace
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
+from llmlaunch.verdicts import TIGHT, UNSAFE
 
 __all__ = ["MALFORMED", "layout_of", "plan_of_one", "rehearsals_of", "rehearsed_ranks", "same_version"]
 

@@ -28,13 +28,14 @@ from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.memory.peak import OUTSIDE_TORCH
 from llmlaunch.planner.fallbacks import find_fallbacks
-from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, Limit, Plan
+from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.ranks import CACHE, ON_TRACE, RehearsedRank
 from llmlaunch.units import GIB
+from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE, worst_verdict
 
 __all__ = [
     "ROUTING",
@@ -122,7 +123,7 @@ def judge_plan(plan: Plan, rehearsed: Sequence[RehearsedRank], policy: MemoryPol
     )
     unpriced = any(rank.rehearsed is not None and rank.rehearsed.unpriced for rank in ranks)
     verdicts = (*(rank.verdict for rank in ranks), TIGHT if unpriced else SAFE)
-    worst = max(verdicts, key=(SAFE, TIGHT, UNSAFE).index)
+    worst = worst_verdict(verdicts)
     broken = plan.host_bytes_beyond or plan.estimate.fault is not None
     judgement = Judgement(UNSAFE if broken else worst, ranks, ())
     return Judgement(judgement.verdict, ranks, tuple(_sentences(plan, judgement)))

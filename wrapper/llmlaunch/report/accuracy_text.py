@@ -19,6 +19,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.report.terminal import shown_on
 from llmlaunch.report.text import markdown_table, one_line, percent, signed_percent, table
 from llmlaunch.units import gib
+from llmlaunch.verdicts import JUDGED
 
 __all__ = [
     "END",
@@ -139,7 +140,7 @@ def _groups(families: Mapping[str, Family]) -> str:
 
 def _outcomes(families: Mapping[str, Family]) -> str:
     rows = [[n, *(str(f.get(k, "-")) for k in OUTCOMES)] for n, f in families.items() if "called_safe" in f]
-    head = ["family/outcome", "records", "priced", "safe", "tight", "unsafe", "above the card", "flags unknown"]
+    head = ["family/outcome", "records", "priced", *JUDGED, "above the card", "flags unknown"]
     title = "Runs known only to have fitted or died, by the margin without their own family"
     return _section(title, head, rows)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmlaunch.layout import RECOMPUTE_NAMES
-from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, Candidate, ExpectedEnd, Plan
+from llmlaunch.planner.plan import Candidate, ExpectedEnd, Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.fewer_nodes_text import fewer_nodes_sentences
 from llmlaunch.report.memory_bars import memory_bars
@@ -16,6 +16,7 @@ from llmlaunch.report.terminal import Surface, filled
 from llmlaunch.report.text import table, with_coloured_verdict
 from llmlaunch.rundir.values import counted, printable
 from llmlaunch.units import duration, gib
+from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN
 
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
@@ -25,6 +26,7 @@ __all__ = ["check_screen", "layout_words", "plan_screen"]
 MOST_RANKED = 4  # layouts, and reasons for refusal
 MOST_NEARBY = 5
 MOST_PINS = 3  # by name
+MAY_RUN = (SAFE, TIGHT)
 LABEL = 8  # columns of the names in front of the rows
 
 
@@ -34,7 +36,7 @@ def check_screen(recipe: Recipe, plan: Plan, surface: Surface, remarks: Sequence
     rows += [
         ("" if number else "Fewer", sentence) for number, sentence in enumerate(fewer_nodes_sentences(recipe, plan))
     ]
-    if plan.verdict != UNSAFE:  # nobody can run the others: what they take is of no use
+    if plan.verdict in MAY_RUN:  # nobody can run the others: what they take is of no use
         rows = [
             ("Time", _time(plan)),
             ("End", _end(plan)),
@@ -60,7 +62,7 @@ def plan_screen(recipe: Recipe, plan: Plan, neighbours: Sequence[Neighbour], sur
         *_row("Layout", layout_words(plan.chosen), surface),
         *_row("", _reason(recipe, plan), surface),
         *_ranked(plan, surface),
-        *(_nearby(plan, neighbours, surface) if plan.verdict != UNSAFE else []),
+        *(_nearby(plan, neighbours, surface) if plan.verdict in MAY_RUN else []),
         *_row("Refused", _refused(plan), surface),
     ]
     return "\n".join(lines)
@@ -72,7 +74,9 @@ def _ranked(plan: Plan, surface: Surface) -> list[str]:
         [f"{place}.", f"{candidate.step_seconds:.2f}", gib(candidate.device_bytes)]
         for place, candidate in enumerate(candidates, start=1)
     ]
-    title = "Ranked" if plan.verdict == SAFE else "Ranked, none of them safe"
+    title = {SAFE: "Ranked", UNKNOWN: "Ranked, without what is not known"}.get(
+        plan.verdict, "Ranked, none of them safe"
+    )
     remarks = [candidate.describe() for candidate in candidates]
     return [title, table(["", "s/step", "GiB"], rows, remarks=remarks, columns=surface.width)]
 
@@ -108,12 +112,21 @@ def _headline(plan: Plan, surface: Surface) -> list[str]:
     else:
         needs = (plan.device_bytes, limit)
         where = "the fullest device" if plan.estimate.peak_kind == "device" else "the largest process"
+    if plan.verdict == UNKNOWN:
+        return _no_verdict(plan, surface, f"{gib(needs[0])} of {gib(needs[1])} GiB on {where}")
     free = needs[1] - needs[0]
     room = f"{gib(free)} to spare" if free >= 0 else f"{gib(-free)} too much"
     room += "; what arguments of your own take is not known" if plan.tight_by_arguments else ""
     text = f"{plan.recipe}: {verdict_words(plan)}, {gib(needs[0])} of {gib(needs[1])} GiB on {where}, {room}"
     first, *others = filled(printable(text), surface.width, "", "  ")
     return [with_coloured_verdict(first, plan.verdict_with_budget, surface), *others]
+
+
+def _no_verdict(plan: Plan, surface: Surface, needs: str) -> list[str]:
+    """Return why there is no verdict, and what is needed without what was not read."""
+    first, *others = filled(printable(f"{plan.recipe}: {verdict_words(plan)}: {plan.reason}"), surface.width, "", "  ")
+    shown = with_coloured_verdict(first, plan.verdict_with_budget, surface)
+    return [shown, *others, *filled(f"without it: {needs}", surface.width, "  ", "  ")]
 
 
 def _row(name: str, text: str, surface: Surface) -> list[str]:
@@ -183,6 +196,8 @@ def _reason(recipe: Recipe, plan: Plan) -> str:
         return f"kept by {plan.locked_by}"
     searched, pins = f"{counted(plan.searched, 'layout', ',')} searched", _pins(recipe)
     if plan.verdict != SAFE and not plan.tight_by_arguments:
+        if plan.verdict == UNKNOWN:
+            return f"of {searched}{pins}, the nearest to what is not known"
         nearest = "the fastest tight one" if plan.verdict == TIGHT else "the nearest"
         return f"{nearest} of {searched}{pins}; none is safe"
     if plan.searched == 1:

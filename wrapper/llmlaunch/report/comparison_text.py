@@ -8,6 +8,7 @@ from typing import Any
 
 from llmlaunch.report.text import one_line, table
 from llmlaunch.rundir.values import counted
+from llmlaunch.verdicts import SAFE
 
 __all__ = ["comparison_text"]
 
@@ -51,7 +52,7 @@ def _table(cells: Sequence[Cell]) -> list[str]:
     figures = table(HEAD, [_row(cell) for cell in cells], columns=UNFOLDED).split("\n")
     lines = ["", figures[0]]
     for cell, row in zip(cells, figures[1:], strict=True):
-        tight = "" if cell["verdict"] == "safe" else f"{cell['verdict']}, accepted: "
+        tight = "" if cell["verdict"] == SAFE else f"{cell['verdict']}, accepted: "
         priced = "checked, not rendered: " if cell["check"]["unrendered"] else ""
         lines += [
             row,

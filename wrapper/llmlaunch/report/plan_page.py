@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 from llmlaunch.causes.redaction import masked, secret_values
 from llmlaunch.layout import RECOMPUTE_NAMES
 from llmlaunch.memory.estimator import RankEstimate, estimate
-from llmlaunch.planner.plan import SAFE, TIGHT, UNSAFE, Candidate, Plan, as_planned
+from llmlaunch.planner.plan import Candidate, Plan, as_planned
 from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.grid_plot import Cell, Grid, Row, grid_of
 from llmlaunch.report.page import BAR_UNITS, FAMILIES, bar_tip, families_of, page, spread_of, term_rows, write_page
-from llmlaunch.report.plan_text import job_text, neighbour_row
+from llmlaunch.report.plan_text import job_text, neighbour_row, ranked_title
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import duration, gib
+from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
@@ -84,9 +85,13 @@ def plan_page(setting: Setting, result: SearchResult, plan: Plan, neighbours: Se
 def _verdict_words(plan: Plan) -> str:
     if plan.beyond_budget is not None:
         return f"{plan.verdict}, beyond the budget"
-    return {SAFE: "safe: it fits", TIGHT: "tight: it fits the card, not the limit", UNSAFE: "unsafe: it does not fit"}[
-        plan.verdict
-    ] + (", accepted by the recipe" if plan.accepted else "")
+    words = {
+        SAFE: "safe: it fits",
+        TIGHT: "tight: it fits the card, not the limit",
+        UNSAFE: "unsafe: it does not fit",
+        UNKNOWN: f"unknown: {plan.reason}",
+    }
+    return words[plan.verdict] + (", accepted by the recipe" if plan.accepted else "")
 
 
 def _tiles(plan: Plan) -> list[dict[str, str]]:
@@ -336,9 +341,7 @@ def _time(plan: Plan) -> dict[str, Any]:
 
 
 def _ranked(plan: Plan) -> dict[str, Any]:
-    title = {SAFE: "Ranked layouts", TIGHT: "Ranked layouts, all of them tight"}.get(
-        plan.verdict, "Closest layouts, none of them safe"
-    )
+    title = ranked_title(plan)
     rows = [
         [
             f"{place}. {each.describe()}",

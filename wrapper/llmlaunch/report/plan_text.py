@@ -11,22 +11,14 @@ from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.planner.judge import correction_text, risk_text, unknown_arguments_text
 from llmlaunch.planner.placement import ExpectedPlacement
-from llmlaunch.planner.plan import (
-    NO_LAYOUT,
-    SAFE,
-    TIGHT,
-    Candidate,
-    Fallback,
-    Limit,
-    Plan,
-    fujii_verdict,
-)
+from llmlaunch.planner.plan import NO_LAYOUT, Candidate, Fallback, Limit, Plan, fujii_verdict
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.fewer_nodes_text import fewer_nodes_table
 from llmlaunch.report.length_text import length_lines
 from llmlaunch.report.text import signed_percent, table
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import GIB, gib
+from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
@@ -39,6 +31,7 @@ __all__ = [
     "neighbours_text",
     "placement_text",
     "plan_text",
+    "ranked_title",
     "replan_text",
     "verdict_words",
 ]
@@ -54,6 +47,8 @@ def check_text(recipe: Recipe, plan: Plan) -> str:
 def _searched(plan: Plan) -> str:
     count = plan.searched - sum(plan.refused.values())
     searched, are = f"Searched {counted(plan.searched, 'layout', ',')}", "is" if count == 1 else "are"
+    if plan.verdict == UNKNOWN:
+        return f"{searched}; no verdict: {plan.reason}"
     if plan.verdict == TIGHT and not plan.tight_by_arguments:
         return f"{searched}; none is safe, and {count:,} {are} tight"
     safe = "safe but for arguments of your own" if plan.tight_by_arguments else "safe"
@@ -310,10 +305,18 @@ def _alternatives(plan: Plan) -> list[str]:
         return [f"{place}. {c.describe()}", gib(c.device_bytes), f"{c.step_seconds:.2f}", rate]
 
     rows = [row(i + 1, c) for i, c in enumerate((plan.chosen, *plan.alternatives))]
-    title = {SAFE: "Ranked layouts", TIGHT: "Ranked layouts, all of them tight"}.get(
-        plan.verdict, "Closest layouts, none of them safe"
-    )
-    return [title, table(["", "GiB worst rank", "s/step", "tokens/s/device"], rows)]
+    return [ranked_title(plan), table(["", "GiB worst rank", "s/step", "tokens/s/device"], rows)]
+
+
+def ranked_title(plan: Plan) -> str:
+    """Return the title of the ranked layouts, which says what all of them are."""
+    titles = {
+        SAFE: "Ranked layouts",
+        TIGHT: "Ranked layouts, all of them tight",
+        UNSAFE: "Closest layouts, none of them safe",
+        UNKNOWN: "Ranked layouts, without what is not known",
+    }
+    return titles[plan.verdict]
 
 
 AFTER_CHECKPOINT = {

@@ -11,10 +11,11 @@ from llmlaunch.report.page import BAR_UNITS, bar_tip, page, spread_of, write_pag
 from llmlaunch.report.run_summary_text import amount, error_words, job_words, phase_words
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import GIB, duration, gib
+from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE, as_verdict
 
 __all__ = ["run_page", "write_run_page"]
 
-MARKS = {"succeeded": "safe", "failed": "unsafe", "refused": "unsafe", "running": "running", "pending": "tight"}
+MARKS = {"succeeded": SAFE, "failed": UNSAFE, "refused": UNSAFE, "running": "running", "pending": TIGHT}
 CURVE_LOOKS = ("weights", "activations", "buffers", "optimizer", "gradients", "outside")
 MOST_BARS = 40  # attempts, or pipeline ranks: the first half and the last where there are more
 MOST_ROWS = 60  # of a picture's table, evenly taken
@@ -37,7 +38,7 @@ def run_page(report: Record, command: str) -> str:
         "made_by": command,
         "mark": MARKS.get(state["phase"], "refused"),
         "phase": phase_words(state),
-        "verdict": plan["verdict"] if plan["verdict"] in ("safe", "tight", "unsafe") else None,
+        "verdict": as_verdict(plan["verdict"]),
         "name": run["name"],
         "job": job_words(run),
         "layout": run["layout"],

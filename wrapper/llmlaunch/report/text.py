@@ -12,6 +12,7 @@ import click
 from llmlaunch.report.terminal import Surface, shown_on
 from llmlaunch.rundir.values import printable
 from llmlaunch.units import gib
+from llmlaunch.verdicts import COLOURS
 
 __all__ = [
     "correction_words",
@@ -25,7 +26,6 @@ __all__ = [
 ]
 
 FOLD = "    "  # before the columns of a row that go on below it
-VERDICT_COLOURS = {"safe": "green", "tight": "yellow", "unsafe": "red"}
 
 
 def percent(share: float) -> str:
@@ -107,7 +107,7 @@ def print_verdict(text: str, verdict: str) -> None:
 
 def with_coloured_verdict(line: str, verdict: str, surface: Surface) -> str:
     """Return the line with its verdict on a ground of its own colour, which light and dark screens show alike."""
-    word = next((word for word in VERDICT_COLOURS if f": {word}" in line), None)
+    word = next((word for word in COLOURS if f": {word}" in line), None)
     if word is None or not surface.colours:
         return line
-    return line.replace(f": {word}", f": {click.style(word, fg='black', bg=VERDICT_COLOURS[verdict])}", 1)
+    return line.replace(f": {word}", f": {click.style(word, fg='black', bg=COLOURS[verdict])}", 1)

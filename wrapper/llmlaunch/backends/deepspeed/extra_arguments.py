@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from llmlaunch.backends.argument import Word, command_words, refuse_repeats
@@ -38,6 +39,10 @@ HUGGING_FACE_FLAGS = Path(__file__).with_name("hugging_face_flags.json")
 SETTING_CLASSES = Path(__file__).with_name("setting_classes.json")
 MOST_PERSISTENT = 1_000_000  # elements of a tensor that may stay whole: norms and biases, no matrix
 SHIPPED_TRAINER_FLAGS = Path(__file__).with_name("shipped_trainer_flags.json")
+# transformers/integrations/deepspeed.py deepspeed_optim_sched, 5.23
+OPTIMIZER_OF_THE_FILE = FlagClass(NEUTRAL, "the Trainer takes the optimizer that ds_config.json names")
+EVALUATION_BATCH = "--per_device_eval_batch_size"
+EVALUATION_SEQUENCES = 8  # its default (transformers/training_args.py, 5.23)
 _SCHEDULE = "the learning rate, and the last step, by tokens instead of steps"
 _DATA = "which tokens are read, and how the host reads them"
 # Flags that Megatron-DeepSpeed has and Megatron-LM of today has not (bigscience-workshop/Megatron-DeepSpeed and
@@ -71,7 +76,7 @@ def classed_arguments(recipe: Recipe, layout: Layout) -> ClassedArguments:
         return ClassedArguments(settings)
     refuse_repeats(recipe, _planned_words(recipe, layout))
     kind = "shipped" if recipe.backend.script is None else recipe.backend.script_kind
-    classed = class_arguments(recipe, lambda flag, values, of_script: _class_of(recipe, kind, flag, values))
+    classed = class_arguments(recipe, lambda flag, values, of_script: _class_of(recipe, layout, kind, flag, values))
     return ClassedArguments((*classed.arguments, *settings))
 
 
@@ -102,7 +107,7 @@ def _planned_words(recipe: Recipe, layout: Layout) -> tuple[Word, ...]:
         return ()
 
 
-def _class_of(recipe: Recipe, kind: str, flag: str, values: tuple[str, ...]) -> FlagClass:
+def _class_of(recipe: Recipe, layout: Layout, kind: str, flag: str, values: tuple[str, ...]) -> FlagClass:
     """Return the class of a flag. What the recipe says too is priced as it says. A script of one's own may know nothing
     of the recipe: what a recipe key says of the job is said to it in its own words, so there such a flag is the
     script's."""
@@ -116,14 +121,29 @@ def _class_of(recipe: Recipe, kind: str, flag: str, values: tuple[str, ...]) -> 
 
         return megatron_flag_class(core_parser(NEWEST).flags.get(flag), values)
     table = flag_table(SHIPPED_TRAINER_FLAGS if kind == "shipped" else HUGGING_FACE_FLAGS)
-    group = group_of(table, flag.lstrip("-").replace("-", "_"), values)
+    name = flag.lstrip("-").replace("-", "_")
+    group = group_of(table, name, values)
     if group is None:
         return NO_FLAG if kind == "shipped" else OF_THE_SCRIPT
     if kind in ("own", "pipeline") and group.flag_class.key:
         return OF_THE_SCRIPT
     if kind == "hugging-face" and _is_said(recipe, group.flag_class.key, values):
         return FlagClass(PRICED, "the recipe says it too", group.flag_class.key)
+    if kind == "hugging-face" and name.startswith("optim") and "optimizer" in recipe.backend.ds_config:
+        return OPTIMIZER_OF_THE_FILE
+    if kind == "hugging-face" and group.flag_class.key == "training.evaluation":
+        return _validation_class(recipe, group.flag_class, layout)
     return group.flag_class
+
+
+def _validation_class(recipe: Recipe, flag_class: FlagClass, layout: Layout) -> FlagClass:
+    """Return the class of a flag that turns validation on, by how many sequences it validates at once."""
+    words = recipe.backend.script_args
+    sizes = [words[place + 1] for place, word in enumerate(words[:-1]) if word == EVALUATION_BATCH]
+    size = int(sizes[-1]) if sizes and sizes[-1].isascii() and sizes[-1].isdigit() else EVALUATION_SEQUENCES
+    if size <= layout.micro_batch_size:
+        return FlagClass(NEUTRAL, "validation of no more sequences than a micro-batch keeps less than training on them")
+    return replace(flag_class, times=size / layout.micro_batch_size)
 
 
 def _is_said(recipe: Recipe, key: str, values: tuple[str, ...]) -> bool:

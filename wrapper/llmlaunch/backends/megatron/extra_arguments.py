@@ -30,6 +30,16 @@ FLAG_CLASSES = Path(__file__).with_name("flag_classes.json")
 DEFAULT = FlagClass(NEUTRAL, "the parser's own default")
 # megatron/core/transformer/dot_product_attention.py, core 0.19: nothing else reads them
 OF_LOCAL_ATTENTION = ("masked_softmax_fusion", "attention_softmax_in_fp32")
+# Flags that only earlier versions had (Megatron-LM 2.x to core 0.12, megatron/training/arguments.py), as `dest`.
+EARLIER_NEUTRAL: Mapping[str, str] = {
+    "log_batch_size_to_tensorboard": "written by the host",
+    "log_learning_rate_to_tensorboard": "written by the host",
+    "no_log_learnig_rate_to_tensorboard": "written by the host",
+    "transformer_timers": "written by the host",
+    "data_impl": "which tokens are read, and how the host reads them",
+    "mmap_warmup": "which tokens are read, and how the host reads them",
+    "no_async_tensor_model_parallel_allreduce": "when a gradient travels, not where it is kept",
+}
 UNPRICED_SOFTMAX = FlagClass(UNKNOWN, "what local attention keeps of its scores with it is not in the formula")
 
 
@@ -48,6 +58,8 @@ def classed_arguments(recipe: Recipe, layout: Layout) -> ClassedArguments:
 
 def _class_of(recipe: Recipe, flag: str, values: tuple[str, ...], of_script: bool) -> FlagClass | None:
     known = core_parser(rendered_version(recipe)).flags.get(flag)
+    if known is None and (earlier := EARLIER_NEUTRAL.get(flag.lstrip("-").replace("-", "_"))) is not None:
+        return FlagClass(NEUTRAL, earlier)
     if known is None and of_script:
         return OF_THE_SCRIPT
     if known is not None and known.dest in decided_names(recipe):
