@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
 PAGE = PACKAGE.parents[1] / "docs" / "architecture.md"
 FLOORS = (
     ("assets", "columns", "errors", "frozen", "placement", "progress", "rundir", "units", "user_data"),
-    ("causes",),
+    ("causes", "verdicts"),
     ("documents",),
     ("cluster", "models", "techniques", "workload"),
     ("layout", "recipe"),

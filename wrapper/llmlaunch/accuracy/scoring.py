@@ -27,7 +27,7 @@ from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.progress import counting
 from llmlaunch.timing.step import step_time
-from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
+from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE
 
 __all__ = [
     "OUTCOMES",
@@ -146,7 +146,7 @@ def score(record: Record, clusters: Mapping[str, Cluster], correction: Correctio
         assumed=dict(case.assumed),
         predicted_bytes=predicted,
         limit_bytes=limit,
-        verdict=_verdict(record, priced, worst, limit, most),
+        verdict=_verdict(priced, worst, limit, most),
         predicted_step_seconds=seconds,
         predicted_tokens_per_second_per_gpu=tokens / seconds / case.layout.world_size if seconds else None,
         case=case,
@@ -169,12 +169,11 @@ def _share(capacity: int | None) -> int | None:
     return int(FUJII_SHARE * capacity) if capacity else None
 
 
-def _verdict(record: Record, priced: Estimate, worst_bytes: int, limit: int | None, most: int | None) -> str | None:
-    """Return the verdict; UNKNOWN of a record without its recompute and optimizer flags, None without a limit."""
+def _verdict(priced: Estimate, worst_bytes: int, limit: int | None, most: int | None) -> str | None:
+    """Return the verdict of the margin on the predicted size, None without a limit. A record whose flags are not known
+    is judged like the others, by what completes it, and counted apart (`accuracy.summary.judged`)."""
     if limit is None or most is None:
         return None
-    if record.get("flags_known") is False:
-        return UNKNOWN
     if priced.fault is not None or worst_bytes > max(limit, most):
         return UNSAFE
     return SAFE if worst_bytes <= limit else TIGHT

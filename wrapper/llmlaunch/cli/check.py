@@ -24,13 +24,13 @@ from llmlaunch.cli.planning import (
     warn_of_script_inputs,
     warn_of_what_is_missing,
 )
-from llmlaunch.errors import UserError
+from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.rundir.files import open_regular
 from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.units import gib
 
 if TYPE_CHECKING:
-    from llmlaunch.app.existing_job import ExistingJob
+    from llmlaunch.app.existing_job import ExistingJob, UndecidedJob
     from llmlaunch.planner.hints import Hint
     from llmlaunch.store.history import PastRun
 
@@ -73,8 +73,11 @@ def check_command(
     llmlaunch check job.sbatch --cluster h100-80gb-x8
 
     Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe, or none
-    within the budget. A locked plan (`llmlaunch plan --lock`) may run whatever is known of it today.
+    within the budget. 5: no verdict, because what decides memory was not read. A locked plan (`llmlaunch plan --lock`)
+    may run whatever is known of it today.
     """
+    from llmlaunch.app.existing_job import ExistingJob
+
     if megatron_args is None and (recipe is None or not is_script(recipe)):
         if recipe is None:
             raise UserError("check: name a RECIPE or a SCRIPT, or give --megatron-args")
@@ -88,7 +91,14 @@ def check_command(
         return _end_check(
             run, notes, lambda: _steps_of_recipe(run, (recipe, *overrides)), warn_of_what_is_missing, verbose, as_json
         )
-    job = _existing_job(recipe, overrides, megatron_args, cluster, variables, number)
+    try:
+        job = _existing_job(recipe, overrides, megatron_args, cluster, variables, number)
+    except NoVerdict as failure:
+        if not failure.reason:
+            raise
+        return _end_without_plan(failure, as_json)
+    if not isinstance(job, ExistingJob):
+        return _end_undecided(job, verbose, as_json)
     return _end_check(
         job.run, _reading_notes(job), lambda: _steps_of_script(job), warn_of_script_inputs, verbose, as_json
     )
@@ -112,7 +122,7 @@ def _existing_job(
     cluster: str | None,
     variables: tuple[str, ...],
     number: int | None,
-) -> ExistingJob:
+) -> ExistingJob | UndecidedJob:
     """Plan the job of a script or of Megatron-LM's arguments."""
     from llmlaunch.app.existing_job import job_of_arguments, job_of_script
 
@@ -130,7 +140,7 @@ def _variable(word: str) -> tuple[str, str]:
     return name, value
 
 
-def _reading_notes(job: ExistingJob) -> list[str]:
+def _reading_notes(job: ExistingJob | UndecidedJob) -> list[str]:
     """Warn of what was not read of a script; return the notes on how it was read."""
     from llmlaunch.app.existing_job import reading_lines
 
@@ -139,6 +149,41 @@ def _reading_notes(job: ExistingJob) -> list[str]:
         if line.startswith("warning: "):
             notify(line)
     return [line for line in lines if not line.startswith("warning: ")]
+
+
+def _end_without_plan(failure: NoVerdict, as_json: bool) -> int:
+    """Show why a job has no verdict and no figure."""
+    from llmlaunch.app.existing_job import no_verdict_json
+    from llmlaunch.report.no_verdict_screen import no_verdict_screen
+    from llmlaunch.report.terminal import shown_on
+
+    if as_json:
+        print_json(no_verdict_json(failure.recipe, failure.reason))
+    else:
+        click.echo(no_verdict_screen(failure.recipe, failure.reason, shown_on()))
+    notify(f"error: {failure}")
+    return failure.exit_code
+
+
+def _end_undecided(job: UndecidedJob, verbose: bool, as_json: bool) -> int:
+    """Show why a job has no verdict, and its memory by what was not read."""
+    from llmlaunch.report.no_verdict_screen import no_verdict_screen
+    from llmlaunch.report.terminal import shown_on
+
+    notes = _reading_notes(job)
+    if as_json:
+        print_json(job.as_json())
+    else:
+        assumed = [(f"{each.key}: {each.value}", each.run.plan) for each in job.assumed]
+        click.echo(no_verdict_screen(job.name, job.reason, shown_on(), assumed))
+    for note in notes if verbose or as_json else []:
+        notify(note)
+    failure = job.error
+    notify(f"error: {failure}")
+    if not as_json:
+        decided = job.assumed[-1]
+        say_next((to_type(*sys.argv[1:], f"{decided.key}={decided.value}"), "if that is what it has"))
+    return failure.exit_code
 
 
 def _end_check(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Reading", "TrainerCommand", "UnreadWords", "Unset", "is_unset"]
+__all__ = ["Reading", "TrainerCommand", "Undecided", "UnreadWords", "Unset", "is_unset"]
 
 _VARIABLE = re.compile(r"\$\{\w+\}")
 
@@ -59,12 +59,22 @@ class UnreadWords:
 
 
 @dataclass(frozen=True)
+class Undecided:
+    """A key of the recipe that decides memory and was not read: why, and the values that it may have."""
+
+    key: str
+    reason: str
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Reading:
     """A recipe that was read of a command line.
 
     `document` is the recipe as a person would write it, keys in the order of the gallery; it lacks what the command
     line does not say, which `missing` names, a sentence each that ends with what to do. `notes` are what a person
     should know of it. `not_rendered` says why the recipe can be checked and not rendered; None where it can be.
+    `undecided` are keys without which there is no verdict; the document does not have them.
     """
 
     kind: str  # megatron-lm, deepspeed, hugging-face or megatron-deepspeed
@@ -73,6 +83,7 @@ class Reading:
     missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     not_rendered: str | None = None
+    undecided: tuple[Undecided, ...] = ()
 
 
 def is_unset(word: str) -> bool:

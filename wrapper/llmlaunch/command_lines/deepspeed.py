@@ -24,12 +24,14 @@ from llmlaunch.command_lines.deepspeed_config import (
     read_zero,
 )
 from llmlaunch.command_lines.deepspeed_megatron import add_megatron, is_megatron, kept_words, tell_of_differences
-from llmlaunch.command_lines.deepspeed_source import configuration
+from llmlaunch.command_lines.deepspeed_source import PACKAGED_CONFIGURATIONS, configuration
 from llmlaunch.command_lines.hugging_face import (
     AXOLOTL,
     LENGTHS,
+    LLAMA_FACTORY,
     MODELS,
     TRANSFORMERS,
+    TrainerFamily,
     add_batch,
     family_of_script,
     is_trainer,
@@ -43,6 +45,7 @@ from llmlaunch.command_lines.hugging_face import (
     words_of_file,
 )
 from llmlaunch.command_lines.options import ScriptOptions
+from llmlaunch.command_lines.other_trainers import FSDP, not_read
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, full_path, recipe_name
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.errors import UserError
@@ -136,9 +139,26 @@ def _with_launcher_of_its_own(command: TrainerCommand) -> TrainerCommand:
     say (src/llamafactory/launcher.py)."""
     if PurePath(command.trainer).name not in COMMANDS or command.nodes is not None:
         return command
+    if _of_trl(command):
+        return _as_trl_launches(command)
     texts = [command.environment.get(name, otherwise) for name, otherwise in (("NNODES", "1"), ("NPROC_PER_NODE", ""))]
     nodes, devices = (int(text) if text.isdecimal() and len(text) < 7 else None for text in texts)
     return replace(command, nodes=nodes, devices_per_node=command.devices_per_node or devices)
+
+
+def _of_trl(command: TrainerCommand) -> bool:
+    return PurePath(command.trainer).name == "trl"
+
+
+def _as_trl_launches(command: TrainerCommand) -> TrainerCommand:
+    """Return a command of TRL, which hands its arguments to `accelerate launch`, with the machines and processes that
+    they say (trl/cli)."""
+    options = ScriptOptions(command.arguments, command.place)
+    packaged = PACKAGED_CONFIGURATIONS.get(options.text("accelerate_config") or "", {})
+    nodes = options.whole("num_machines") or packaged.get("num_machines", 1)
+    processes = options.whole("num_processes") or packaged.get("num_processes")
+    devices = processes // nodes if processes else None
+    return replace(command, nodes=nodes, devices_per_node=devices or command.devices_per_node)
 
 
 def _text(value: object) -> str | None:
@@ -181,6 +201,7 @@ def _as_option(word: str) -> tuple[str, ...]:
 
 def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft) -> None:
     family = family_of_script(command.trainer, options)
+    _refuse_other_losses(command, family, options)
     config, precision, place = configuration(command, options, draft)
     stated = read_precision(config) if config is not None else None
     read_numbers(options, family, draft, precision or (stated if stated != "fp32" else None))
@@ -204,21 +225,31 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
         read_rest(config, draft)
         own = config.rest(trainer=True)
     elif options.has("fsdp"):
+        if "full_shard" not in " ".join(options.values("fsdp") or ()):
+            raise not_read(FSDP, command.place)
         draft.layout["zero_stage"] = 3
         options.take("fsdp", "fsdp_config", "fsdp_transformer_layer_cls_to_wrap")
         draft.leave_out(
             options.written("fsdp", "fsdp_config", "fsdp_transformer_layer_cls_to_wrap"),
             "the recipe splits by DeepSpeed's ZeRO 3, which keeps about as much as FSDP's full_shard",
         )
-    else:
+    elif not draft.undecided:
         draft.notes.append("without DeepSpeed it trains by DistributedDataParallel; the recipe is DeepSpeed's ZeRO 0")
-    options.take("deepspeed", "local_rank")
+    options.take("deepspeed", "local_rank", *(("num_processes", "num_machines") if _of_trl(command) else ()))
     _add_script(command, options.rest(), draft, "hugging-face", own)
     if family is AXOLOTL:
         draft.not_rendered = (
             "Axolotl reads its own file alone, and a rendered job gives the script the Trainer's arguments; the recipe "
             "can be checked"
         )
+
+
+def _refuse_other_losses(command: TrainerCommand, family: TrainerFamily, options: ScriptOptions) -> None:
+    """Raise NoVerdict for LLaMA-Factory's stages other than pre-training and supervised tuning: they keep a second
+    model, or two sequences for one."""
+    stage = options.text("stage") if family is LLAMA_FACTORY else None
+    if stage not in (None, "pt", "sft"):
+        raise not_read(f"LLaMA-Factory's stage {stage}", command.place)
 
 
 def _data_ranks(command: TrainerCommand, together: int) -> int | None:
@@ -308,6 +339,11 @@ def _read_own(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraf
     """A script with a training loop of its own: ds_config.json decides, and its arguments where their names say it."""
     config, precision, place = configuration(command, options, draft)
     handed_over = config is not None and options.has("deepspeed_config", "deepspeed")
+    if config is None and not draft.undecided and not options.has("zero_stage") and not _replicates(command):
+        draft.leave_stage_open(
+            f"{command.place} names no ds_config.json, and {command.trainer} decides by itself how model states are "
+            "shared out; write the stage"
+        )
     config = config or DsConfig(_settings_of_script(options))
     _own_keys(command, config, options, draft, place, precision)
     read_adapters(options, TRANSFORMERS, draft)
@@ -320,6 +356,12 @@ def _read_own(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraf
             "the script makes its DeepSpeed configuration itself or gets it from its launcher, and a rendered job "
             "hands it --deepspeed_config; the recipe can be checked"
         )
+
+
+def _replicates(command: TrainerCommand) -> bool:
+    """Return whether accelerate is told that every rank holds a whole replica."""
+    stated = command.launcher_options
+    return command.launcher == "accelerate" and bool(stated.get("multi_gpu")) and "config_file" not in stated
 
 
 def _own_keys(

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from llmlaunch.command_lines.command import TrainerCommand, is_unset
 from llmlaunch.command_lines.deepspeed_config import DsConfig, file_text, parse_ds_config, read_mapping
 from llmlaunch.command_lines.options import ScriptOptions, true_or_false
+from llmlaunch.command_lines.other_trainers import not_read
 from llmlaunch.command_lines.recipe_draft import RecipeDraft
 
-__all__ = ["configuration"]
+__all__ = ["PACKAGED_CONFIGURATIONS", "configuration"]
+
+# trl/accelerate_configs/NAME.yaml, which `trl sft --accelerate_config NAME` takes (trl/cli)
+_OF_TRL: Mapping[str, Any] = {"num_machines": 1, "num_processes": 8, "mixed_precision": "bf16"}
+_ZERO_OF_TRL = {**_OF_TRL, "distributed_type": "DEEPSPEED"}
+PACKAGED_CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
+    **{f"zero{stage}": {**_ZERO_OF_TRL, "zero_stage": stage} for stage in (1, 2, 3)},
+    **{name: {**_OF_TRL, "distributed_type": "FSDP"} for name in ("fsdp1", "fsdp2", "fsdp_qlora")},
+    "multi_gpu": {**_OF_TRL, "distributed_type": "MULTI_GPU"},
+    "single_gpu": {**_OF_TRL, "distributed_type": "NO", "num_processes": 1},
+}
+NOT_READ = {"FSDP": "FSDP of accelerate", "MEGATRON_LM": "Megatron-LM of accelerate"}
 
 
 def configuration(
     command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft
 ) -> tuple[DsConfig | None, str | None, str]:
     """Return ds_config.json with the number format that the launcher says and how messages call the file; no settings
-    where the command names none, or none that is here."""
-    launcher = _accelerate(command, draft)
+    where the command names none, or none that is here: then the draft says that the ZeRO stage is not known.
+
+    Raises:
+        NoVerdict: accelerate splits the model in a way that is not read.
+    """
+    launcher, absent = _accelerate(command, options)
     precision = launcher.get("mixed_precision")
     precision = precision if precision in ("bf16", "fp16") else None
     path = options.path("deepspeed_config") or options.path("deepspeed") or launcher.get("deepspeed_config_file")
@@ -27,36 +44,61 @@ def configuration(
         text = file_text(command, path)
         if text is not None:
             return parse_ds_config(text, path), precision, path
-        draft.lack(
-            "layout.zero_stage",
-            f"{path} is not there below {command.folder.absolute()}; write the stage and what is offloaded",
-        )
+        draft.leave_stage_open(_not_here(path, command))
         return None, precision, str(path)
     if options.has("deepspeed_config", "deepspeed"):
         if not options.has("zero_stage"):
-            draft.lack("layout.zero_stage", "which ds_config.json is read is not known; write the stage")
+            draft.leave_stage_open(f"{command.place} does not say which ds_config.json is read; write the stage")
         return None, precision, "ds_config.json"
-    section = launcher if launcher.get("use_deepspeed") else None
-    if section is None:
-        return None, precision, "ds_config.json"
-    return DsConfig(_accelerate_settings(section)), precision, "accelerate's configuration"
+    if launcher.get("use_deepspeed") or (absent is not None and "zero_stage" in launcher):
+        return DsConfig(_accelerate_settings(launcher)), precision, "accelerate's configuration"
+    if absent is not None:
+        draft.leave_stage_open(_not_here(absent, command))
+    return None, precision, "ds_config.json"
 
 
-def _accelerate(command: TrainerCommand, draft: RecipeDraft) -> Mapping[str, Any]:
-    """Return what `accelerate launch` says: its options over those of its file, DeepSpeed's beside the others."""
+def _not_here(path: str, command: TrainerCommand) -> str:
+    if is_unset(path):
+        return f"{path}, which {command.place} reads, has no value in the script; set it, or write the stage"
+    return (
+        f"{path}, which {command.place} names, is not there below {command.folder.absolute()}; put it there, or write "
+        "the stage and what is offloaded"
+    )
+
+
+def _accelerate(command: TrainerCommand, options: ScriptOptions) -> tuple[Mapping[str, Any], str | None]:
+    """Return what `accelerate launch` says: its options over those of its file, DeepSpeed's beside the others; and the
+    path of that file where it is not here."""
     stated: dict[str, Any] = dict(command.launcher_options)
-    path = stated.get("config_file")
-    if command.launcher != "accelerate" or not isinstance(path, str) or is_unset(path):
-        return stated
-    text = file_text(command, path)
-    if text is None:
-        draft.lack("layout.zero_stage", f"{path} of accelerate is not there; write the stage and what is offloaded")
-        return stated
-    values = read_mapping(text, path, "accelerate's configuration")
+    of_trl = Path(command.trainer).name == "trl"
+    path = (options.path("accelerate_config") if of_trl else None) or stated.get("config_file")
+    options.take(*(("accelerate_config",) if of_trl else ()))
+    if not of_trl and command.launcher != "accelerate":
+        return stated, None
+    values: dict[str, Any] = {}
+    if isinstance(path, str):
+        text = None if is_unset(path) else file_text(command, path)
+        if text is not None:
+            values = read_mapping(text, path, "accelerate's configuration")
+        elif of_trl and path in PACKAGED_CONFIGURATIONS:
+            values = dict(PACKAGED_CONFIGURATIONS[path])
+        else:
+            return _with_kind(stated, command), path
     below = values.get("deepspeed_config")
     values |= below if isinstance(below, dict) else {}
-    values["use_deepspeed"] = str(values.get("distributed_type", "")).upper() == "DEEPSPEED"
-    return values | stated
+    values |= stated
+    return _with_kind(values, command), None
+
+
+def _with_kind(values: Mapping[str, Any], command: TrainerCommand) -> dict[str, Any]:
+    """Return what accelerate says with `use_deepspeed` as its file or its options decide it. Raises NoVerdict for a
+    kind of training that is not read."""
+    kind = str(values.get("distributed_type", "")).upper()
+    for name, chosen in (("use_deepspeed", "DEEPSPEED"), ("use_fsdp", "FSDP"), ("use_megatron_lm", "MEGATRON_LM")):
+        kind = chosen if true_or_false(values.get(name) or False) else kind
+    if kind in NOT_READ:
+        raise not_read(NOT_READ[kind], command.place)
+    return {**values, "use_deepspeed": kind == "DEEPSPEED"}
 
 
 def _accelerate_settings(section: Mapping[str, Any]) -> dict[str, Any]:

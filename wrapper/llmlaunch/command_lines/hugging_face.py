@@ -22,6 +22,7 @@ from llmlaunch.techniques import FUSED_MODULES, Adapters
 __all__ = [
     "AXOLOTL",
     "LENGTHS",
+    "LLAMA_FACTORY",
     "MODELS",
     "TRANSFORMERS",
     "TrainerFamily",

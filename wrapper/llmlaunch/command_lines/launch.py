@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llmlaunch.command_lines.command import TrainerCommand, Unset
+from llmlaunch.command_lines.other_trainers import starts_other_trainer
 from llmlaunch.command_lines.prefixes import Prefix, without_prefixes
 from llmlaunch.command_lines.sbatch import Options, device_count, node_count, task_count
 from llmlaunch.command_lines.shell import Script, ShellCommand, read_script
@@ -159,7 +160,9 @@ def _launch(command: ShellCommand) -> _Launch | None:
         return _launched("accelerate", words[2:])
     if re.fullmatch(r"python[\d.]*", program) or re.fullmatch(r"\$\{\w*PYTHON\w*\}", words[0], re.IGNORECASE):
         return _python(words[1:])
-    if (program, *words[1:2]) in _COMMANDS:
+    if program == "ray" and words[1:3] == ["job", "submit"] and "--" in words:
+        return _launch(replace(command, words=tuple(words[words.index("--") + 1 :]))) if words[-1] != "--" else None
+    if (program, *words[1:2]) in _COMMANDS or starts_other_trainer(program, words[1:]):
         return _Launch("torchrun", program, tuple(words[1:]))
     if program.endswith(".py"):
         return _trains(_Launch("python", words[0], tuple(words[1:])))
@@ -184,7 +187,8 @@ def _python(words: list[str]) -> _Launch | None:
 
 def _trains(launch: _Launch) -> _Launch | None:
     """Leave out what python runs beside the training: tools, conversions."""
-    return launch if any(_TRAINING.match(word) for word in launch.arguments) else None
+    known = any(_TRAINING.match(word) for word in launch.arguments)
+    return launch if known or starts_other_trainer(launch.trainer, launch.arguments) else None
 
 
 def _launched(launcher: str, words: Sequence[str]) -> _Launch:

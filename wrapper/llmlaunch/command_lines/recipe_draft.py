@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords, is_unset
+from llmlaunch.command_lines.command import Reading, TrainerCommand, Undecided, UnreadWords, is_unset
 from llmlaunch.documents.keys import key_names
 from llmlaunch.documents.secrets import is_secret_variable, known_secret
 from llmlaunch.documents.slurm_options import sbatch_option_problem, sbatch_value_problem
@@ -18,6 +18,7 @@ from llmlaunch.recipe.training import Training
 
 __all__ = ["RecipeDraft", "add_job", "add_model", "full_path", "recipe_name"]
 
+ZERO_STAGES = (0, 1, 2, 3)
 _ORDER = ("model", "backend", "nodes", "training", "data", "layout", "slurm", "environment", "secrets")
 
 
@@ -33,6 +34,7 @@ class RecipeDraft:
     missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     not_rendered: str | None = None
+    undecided: list[Undecided] = field(default_factory=list)
 
     def leave_out(self, words: tuple[str, ...], reason: str) -> None:
         """Tell of words that the recipe does not say."""
@@ -43,13 +45,27 @@ class RecipeDraft:
         """Tell of a key that the command line does not say; the sentence ends with what to do."""
         self.missing.append(f"{key}: {sentence}")
 
+    def leave_stage_open(self, reason: str) -> None:
+        """Tell that the ZeRO stage was not read, and why; nothing stands for it."""
+        self.undecided.append(Undecided("layout.zero_stage", reason, ZERO_STAGES))
+
     def reading(self, kind: str) -> Reading:
         """Return what was read, its keys in the order of the gallery."""
         order = {name: place for place, name in enumerate(key_names(Training))}
+        open_keys = {each.key.partition(".")[2] for each in self.undecided}
+        layout = {key: value for key, value in self.layout.items() if key not in open_keys}
         training = dict(sorted(self.training.items(), key=lambda item: order.get(item[0], len(order))))
-        sections = {**self.keys, "training": training, "layout": self.layout}
+        sections = {**self.keys, "training": training, "layout": layout}
         document = {"schema": 1, "name": self.name} | {key: sections[key] for key in _ORDER if sections.get(key)}
-        return Reading(kind, document, tuple(self.unread), tuple(self.missing), tuple(self.notes), self.not_rendered)
+        return Reading(
+            kind,
+            document,
+            tuple(self.unread),
+            (*self.missing, *(f"{each.key}: {each.reason}" for each in self.undecided)),
+            tuple(self.notes),
+            self.not_rendered,
+            tuple(self.undecided),
+        )
 
 
 def add_job(draft: RecipeDraft, command: TrainerCommand) -> None:

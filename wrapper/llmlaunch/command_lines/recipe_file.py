@@ -11,7 +11,7 @@ import yaml
 
 from llmlaunch.cluster.load import load_cluster, profile_names
 from llmlaunch.cluster.profile_text import profile_of_gpu
-from llmlaunch.command_lines.command import Reading, TrainerCommand, Unset
+from llmlaunch.command_lines.command import Reading, TrainerCommand, Undecided, Unset
 from llmlaunch.command_lines.deepspeed import read_training_args
 from llmlaunch.command_lines.launch import trainer_commands
 from llmlaunch.command_lines.reading import read_command
@@ -24,7 +24,7 @@ from llmlaunch.recipe.load import recipe_from
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.rundir.values import printable, shortened
 
-__all__ = ["RecipeSource", "read_source", "recipe_text"]
+__all__ = ["RecipeSource", "read_source", "recipe_text", "undecided_keys"]
 
 FILES = (".json", ".yaml", ".yml")
 MOST_COMMENTS = 40
@@ -92,7 +92,10 @@ def recipe_text(
     Raises UserError where no recipe can be made of it: the message says what to add.
     """
     document, notes = _with_cluster(source, cluster)
+    undecided = undecided_keys(source, keys)
     try:
+        if undecided:
+            raise UserError(f"{undecided[0].key}: is not known")
         changed = apply_overrides(parse_document(_dump(document), target.name), from_working_directory(keys))
         recipe_from(changed, target.parent)
     except UserError as error:
@@ -105,6 +108,11 @@ def recipe_text(
             f"{option}{lacking[0].partition(':')[0]}=VALUE. As a recipe it says: {error}"
         ) from None
     return "".join(f"# {line}\n" for line in _comments(source)) + _dump(changed.value), notes
+
+
+def undecided_keys(source: RecipeSource, keys: Sequence[str]) -> tuple[Undecided, ...]:
+    """Return the keys that decide memory, were not read, and are not among `keys`, which are `key=value` words."""
+    return tuple(each for each in source.reading.undecided if each.key not in _names(keys))
 
 
 def _names(keys: Iterable[str]) -> list[str]:
