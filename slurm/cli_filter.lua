@@ -6,7 +6,8 @@ slurm.conf:
 
     CliFilterPlugins=lua
 
-It asks `llmlaunch check` about the batch script, which is read and never executed. It fails open: where llmlaunch is
+It asks `llmlaunch check` about the batch script, which is read and never executed. Where llmlaunch has no verdict,
+because what decides the memory was not read, it says so and the job is submitted. It fails open: where llmlaunch is
 missing, is slow, cannot read the script or finds no training in it, the job is submitted as if this file were not
 there. Whoever sets LLMLAUNCH_CLI_FILTER=off is not asked. SLURM calls it in the person's own process, so it is help and
 no policy that cannot be passed by.
@@ -22,7 +23,9 @@ local CLUSTERS = {
   -- gpu = "h100-80gb-x8", [""] = "h100-80gb-x8",
 }
 
-local UNSAFE = 3               -- exit code of `llmlaunch check`: nothing safe
+-- Exit codes of `llmlaunch check`
+local UNSAFE = 3               -- nothing safe
+local NO_VERDICT = 5           -- what decides the memory was not read
 
 local function quoted(word)
   return "'" .. tostring(word):gsub("'", "'\\''") .. "'"
@@ -57,10 +60,14 @@ local function check(options)
   pipe:close()
   local code = tonumber(answer:match("(%d+)%s*$"))
   local reason = answer:match("error: ([^\n]*)")
-  if code ~= UNSAFE or not reason then
+  if (code ~= UNSAFE and code ~= NO_VERDICT) or not reason then
     return slurm.SUCCESS
   end
   reason = reason:gsub("%%", "%%%%") -- the functions below take a format
+  if code == NO_VERDICT then
+    slurm.log_info("llmlaunch: " .. reason .. " (submitted)")
+    return slurm.SUCCESS
+  end
   if REFUSE then
     slurm.log_error("llmlaunch: " .. reason .. " (not submitted; LLMLAUNCH_CLI_FILTER=off submits it all the same)")
     return slurm.ERROR

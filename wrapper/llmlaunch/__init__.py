@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmlaunch.app.planned_run import MemoryEstimate, PlannedRun, estimate, plan, render
     from llmlaunch.app.stored_runs import Measurement, RunState, measurements, runs
     from llmlaunch.app.submission import SubmittedRun, submit
-    from llmlaunch.errors import NothingSafe, SchedulerRefused, UserError
+    from llmlaunch.errors import NothingSafe, NoVerdict, SchedulerRefused, UserError
     from llmlaunch.recipe.load import load_recipe
     from llmlaunch.recipe.types import Recipe
 
@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Measurement",
     "MemoryEstimate",
+    "NoVerdict",
     "NothingSafe",
     "PlannedRun",
     "Recipe",
@@ -42,7 +43,7 @@ _HOMES = {
     "app.planned_run": ("MemoryEstimate", "PlannedRun", "estimate", "plan", "render"),
     "app.stored_runs": ("Measurement", "RunState", "measurements", "runs"),
     "app.submission": ("SubmittedRun", "submit"),
-    "errors": ("NothingSafe", "SchedulerRefused", "UserError"),
+    "errors": ("NoVerdict", "NothingSafe", "SchedulerRefused", "UserError"),
     "recipe.load": ("load_recipe",),
     "recipe.types": ("Recipe",),
 }

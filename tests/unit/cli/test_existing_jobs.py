@@ -118,11 +118,14 @@ def test_an_argument_of_the_script_is_set(llmlaunch: CommandLine, tmp_path: Path
     assert "--set 1: is not NAME=VALUE" in llmlaunch("check", script, "--set", "1", code=2).stderr
 
 
-def test_an_unknown_argument_of_the_script_is_never_safe(llmlaunch: CommandLine, tmp_path: Path) -> None:
+def test_an_unknown_argument_of_the_script_counts_where_its_cost_could_matter(
+    llmlaunch: CommandLine, tmp_path: Path
+) -> None:
     script = written(tmp_path, more="--my-own-flag 3")
-    error = llmlaunch("check", script, "--cluster", "h100-80gb-x8", code=3).stderr
-    assert "--my-own-flag" in error
-    llmlaunch("check", script, "--cluster", "h100-80gb-x8", "backend.neutral_args=[--my-own-flag]")
+    options = ("check", script, "--cluster")
+    assert "--my-own-flag" in llmlaunch(*options, "h100-80gb-x8", "memory.limit=0.7", code=3).stderr
+    llmlaunch(*options, "h100-80gb-x8", "memory.limit=0.7", "backend.neutral_args=[--my-own-flag]")
+    assert "--my-own-flag 3" in llmlaunch(*options, "h200-141gb-x8", "-v").stdout
 
 
 def test_a_script_without_a_training_is_one_message(llmlaunch: CommandLine, tmp_path: Path) -> None:

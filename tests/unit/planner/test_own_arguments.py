@@ -1,19 +1,22 @@
-"""An argument that nobody knows is never called safe without the person's word."""
+"""An argument that nobody knows counts where its cost could matter, for safe and for unsafe plans alike."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from llmlaunch.errors import NothingSafe, UserError
+from llmlaunch.errors import NothingSafe, NoVerdict, UserError
+from llmlaunch.memory.peak import MODEL_STATES, OUTSIDE_TORCH
 from llmlaunch.planner.judge import refuse
+from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.units import GIB
 from support.command_line import CommandLine
-from support.plans import gallery_setting
+from support.plans import gallery_setting, setting_for
 from support.recipes import recipe_text, small
 from support.tight import ONE_LAYOUT, RECIPE, rehearsal_of
 
@@ -57,19 +60,86 @@ def test_what_the_person_calls_neutral_must_be_passed_on() -> None:
         small(backend(*UNKNOWN, neutral_args=["--other"]))
 
 
-def test_an_unsafe_layout_stays_unsafe() -> None:
-    setting = gallery_setting(RECIPE, ONE_LAYOUT, backend(*UNKNOWN))
-    tiny = replace(setting.limit, limit_bytes=GIB, memory_bytes=GIB, fits_bytes=GIB)
-    assert make_plan(replace(setting, limit=tiny)).verdict == "unsafe"
+def with_limit(gib: float, *words: str) -> Plan:
+    """Return the plan of the one layout with these arguments on a card of so many GiB."""
+    setting = gallery_setting(RECIPE, ONE_LAYOUT, backend(*words))
+    size = int(gib * GIB)
+    return make_plan(
+        replace(setting, limit=replace(setting.limit, limit_bytes=size, memory_bytes=size, fits_bytes=size))
+    )
 
 
-def test_check_names_the_classes_and_exits_with_3(llmlaunch: CommandLine, tmp_path: Path) -> None:
+@cache
+def known_gib() -> tuple[float, float]:
+    """Return the GiB that the one layout needs without unknown arguments, and how many of them a step adds to the model
+    states and to what torch does not hold."""
+    plan = make_plan(gallery_setting(RECIPE, ONE_LAYOUT, backend()))
+    return plan.device_bytes / GIB, step_gib(plan)
+
+
+def step_gib(plan: Plan) -> float:
+    lasting = sum(plan.estimate.worst.terms.get(name, 0) for name in (*MODEL_STATES, *OUTSIDE_TORCH))
+    return (plan.estimate.worst.device_bytes - lasting) / GIB
+
+
+def test_what_an_unknown_argument_could_cost_at_most_is_what_a_step_adds() -> None:
+    needs, step = known_gib()
+    assert 1.0 < step < needs
+    roomy, full = with_limit(needs + 1.01 * step, *UNKNOWN), with_limit(needs + 0.99 * step, *UNKNOWN)
+    assert (roomy.verdict, full.verdict) == ("safe", "tight")
+    (note,) = (note for note in roomy.assumptions if UNKNOWN[0] in note)
+    assert f"needs at most {step:.1f} GiB more, which fits" in note
+
+
+def test_what_an_unknown_argument_could_spare_is_half_of_what_a_step_adds() -> None:
+    needs, step = known_gib()
+    near, far = with_limit(needs - 0.49 * step, *UNKNOWN), with_limit(needs - 0.51 * step, *UNKNOWN)
+    assert (near.verdict, far.verdict) == ("unknown", "unsafe")
+    assert f"{0.49 * step:.1f} GiB too much without arguments that may need less" in near.reason
+    assert far.reason == ""
+    with pytest.raises(NoVerdict, match="rehearse"):
+        refuse(near)
+    assert with_limit(needs - 0.49 * step).verdict == "unsafe"  # without the arguments
+
+
+@pytest.mark.parametrize(
+    ("flags", "above", "below"),
+    [
+        (("--log-params-norm",), "tight", "unsafe"),  # can only need more
+        (("--use-precision-aware-optimizer",), "safe", "unknown"),  # can only need less, of the model states, too
+        (("--of-my-fork",), "tight", "unsafe"),  # below, by more than half of what a step adds
+        (("--adam-eps", "1e-15"), "safe", "unsafe"),
+        (("--optimizer", "sgd"), "unknown", "unknown"),  # decides it, whatever the room
+    ],
+)
+def test_what_is_known_of_an_unknown_argument_counts(flags: tuple[str, ...], above: str, below: str) -> None:
+    needs, step = known_gib()
+    assert with_limit(needs + 0.5 * step, *flags).verdict == above
+    assert with_limit(needs - 0.6 * step, *flags).verdict == below
+
+
+@pytest.mark.parametrize("layout", ["tensor: 4, pipeline: 1", "tensor: 2, pipeline: 4"])
+def test_no_argument_that_is_priced_changes_more_than_an_unknown_one_may(layout: str) -> None:
+    pinned = f"layout={{techniques: asked, {layout}, context: 1, micro_batch_size: 1, recompute: none}}"
+    plain = make_plan(setting_for(small(pinned)))
+    for words in (
+        ("--no-gradient-accumulation-fusion",),
+        ("--no-bias-swiglu-fusion",),
+        ("--defer-embedding-wgrad-compute", "--wgrad-deferral-limit", "1"),
+    ):
+        changed = make_plan(setting_for(small(pinned, backend(*words))))
+        more = (changed.device_bytes - plain.device_bytes) / GIB
+        assert -0.5 * step_gib(plain) <= more <= step_gib(plain), words
+
+
+def test_check_names_the_classes(llmlaunch: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(recipe_text(layout="{tensor: 8, pipeline: 2, context: 1, micro_batch_size: 1}"))
     words = ("--attention-backend", "unfused", "--adam-eps", "1e-15", *UNKNOWN)
-    shown = llmlaunch("check", "-v", str(path), backend(*words), code=3)
+    shown = llmlaunch("check", "-v", str(path), backend(*words))
     assert "your arguments: priced: --attention-backend unfused; neutral: --adam-eps 1e-15; unknown:" in shown.stdout
-    plan = llmlaunch.json("check", str(path), backend(*words), code=3)
+    plan = llmlaunch.json("check", str(path), backend(*words))
+    assert plan["verdict"] == "safe"
     assert plan["arguments"] == {
         "priced": ["--attention-backend unfused"],
         "neutral": ["--adam-eps 1e-15"],

@@ -87,6 +87,11 @@ class Comparison:
     def may_run(self) -> tuple[ComparedCluster, ...]:
         return tuple(cell for cell in self.cells if cell.refused is None)
 
+    @property
+    def verdicts(self) -> frozenset[str]:
+        """The verdicts of the cells that have a plan."""
+        return frozenset(cell.run.verdict for cell in self.cells if cell.run is not None)
+
     def best(self, figure: str) -> ComparedCluster | None:
         """Return the cell that may run with the least "days", "gpu_hours" or "usd"; None where none is known."""
         cells = [cell for cell in self.may_run if getattr(cell, figure) is not None]

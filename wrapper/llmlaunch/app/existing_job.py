@@ -140,18 +140,16 @@ def _undecided(
         UserError: the job cannot be planned with any value.
     """
     assumed: list[AssumedJob] = []
-    failure: UserError | None = None
     notes: tuple[str, ...] = ()
     for value in undecided.values:
         try:
             job = _decided(source, cluster, (*overrides, f"{undecided.key}={value}"), ignore if assumed else notify)
-        except UserError as refused:
-            failure = refused
+        except UserError:
             continue
         assumed.append(AssumedJob(undecided.key, value, job.run))
         notes = job.notes
-    if not assumed and failure is not None:
-        raise failure
+    if not assumed:
+        _decided(source, cluster, overrides, notify)  # raises the error that names all that is missing
     name = str(source.reading.document["name"])
     return UndecidedJob(source, name, undecided.reason, tuple(assumed), notes)
 

@@ -96,7 +96,7 @@ def check_command(
     except NoVerdict as failure:
         if not failure.reason:
             raise
-        return _end_without_plan(failure, as_json)
+        return _end_without_plan(failure, cluster, as_json)
     if not isinstance(job, ExistingJob):
         return _end_undecided(job, verbose, as_json)
     return _end_check(
@@ -151,12 +151,16 @@ def _reading_notes(job: ExistingJob | UndecidedJob) -> list[str]:
     return [line for line in lines if not line.startswith("warning: ")]
 
 
-def _end_without_plan(failure: NoVerdict, as_json: bool) -> int:
-    """Show why a job has no verdict and no figure."""
+def _end_without_plan(failure: NoVerdict, cluster: str | None, as_json: bool) -> int:
+    """Show why a job has no verdict and no figure. Raises UserError for a cluster that does not exist, which comes
+    first."""
     from llmlaunch.app.existing_job import no_verdict_json
+    from llmlaunch.cluster.load import load_cluster
     from llmlaunch.report.no_verdict_screen import no_verdict_screen
     from llmlaunch.report.terminal import shown_on
 
+    if cluster is not None:
+        load_cluster(cluster)
     if as_json:
         print_json(no_verdict_json(failure.recipe, failure.reason))
     else:

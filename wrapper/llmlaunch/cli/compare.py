@@ -9,9 +9,10 @@ import click
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.planning import recipe_arguments
 from llmlaunch.cli.waiting import waiting_for
-from llmlaunch.errors import NothingSafe, UserError
+from llmlaunch.errors import NothingSafe, NoVerdict, UserError
 from llmlaunch.recipe.types import AUTO_NODES, MOST_NODES
 from llmlaunch.rundir.values import to_type
+from llmlaunch.verdicts import UNKNOWN
 
 __all__ = ["compare_command", "diff_command"]
 
@@ -36,6 +37,7 @@ def compare_command(
     llmlaunch compare recipe.yaml --clusters b200-x8 --nodes 2,4,8
 
     Exit code 0: at least one may run and stays within the budget. 2: the recipe is invalid. 3: none may.
+    5: none may, and of one there is no verdict.
     """
     from llmlaunch.app.comparison import compare
 
@@ -57,7 +59,8 @@ def compare_command(
             words = (*overrides, f"cluster={best.cluster}", f"nodes={best.nodes}")
             say_next((to_type("check", Path(recipe), *words), "the first of them"))
     if not result.may_run:
-        raise NothingSafe(f"{recipe}: may run on none of {', '.join(names)}; the table says why")
+        refused = f"{recipe}: may run on none of {', '.join(names)}; the table says why"
+        raise NoVerdict(refused) if UNKNOWN in result.verdicts else NothingSafe(refused)
     return 0
 
 

@@ -71,7 +71,8 @@ def init_command(
     llmlaunch init --site                     a profile of this cluster
     llmlaunch init --from job.sbatch          of a job that you have
 
-    A file that exists is never written over. Exit code 2: nothing was written.
+    A file that exists is never written over. Exit code 2: nothing was written. 5: the trainer
+    of the script is not read.
     """
     if source is not None:
         return _from(source, names, output, settings, cluster, number)

@@ -113,7 +113,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point. Exit codes: 0 fine, 1 a watched run that failed, a full disk or our own bug, 2 a person's mistake, 3
-    nothing safe, 4 the scheduler refused, 130 Ctrl-C, 141 nobody reads the output any more."""
+    nothing safe, 4 the scheduler refused, 5 no verdict, 130 Ctrl-C, 141 nobody reads the output any more."""
     # Almost all that a command makes lives to its end; looking for garbage as often as Python does is 7 % of `submit`.
     gc.set_threshold(50_000, 20, 100)
     with standard_streams():

@@ -15,7 +15,7 @@ from llmlaunch.app.planned_run import PlannedRun, lock_path, plan
 from llmlaunch.cli.next_steps import run_path
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.waiting import waiting_for
-from llmlaunch.errors import NothingSafe, UserError
+from llmlaunch.errors import NothingSafe, NoVerdict, UserError
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.values import to_type
@@ -119,7 +119,7 @@ def say_why_not(run: PlannedRun) -> int:
     """Write to stderr why the plan must not run; return the exit code."""
     try:
         run.refuse_unsafe()
-    except NothingSafe as reason:
+    except (NothingSafe, NoVerdict) as reason:
         notify(f"error: {reason}")
         return reason.exit_code
     return 0
@@ -174,7 +174,8 @@ def plan_command(
     llmlaunch plan recipe.yaml
     llmlaunch plan recipe.yaml --lock     keep this plan: a file to commit
 
-    Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe.
+    Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe. 5:
+    no verdict, because what decides memory was not read.
     """
     run = planned(recipe, overrides, replan=True)
     neighbours = run.neighbours()
@@ -234,7 +235,8 @@ def render_command(recipe: str, overrides: tuple[str, ...], replan: bool, output
     \b
     llmlaunch render recipe.yaml -o run   then: sbatch run/job.sbatch
 
-    Exit code 0: written. 2: the recipe is invalid, or the folder is there already. 3: no layout is safe.
+    Exit code 0: written. 2: the recipe is invalid, or the folder is there already. 3: no layout is safe. 5:
+    no verdict.
     """
     from llmlaunch.app.variants import warn_of_memory
 

@@ -71,7 +71,7 @@ def submit_command(recipe: str, overrides: tuple[str, ...], **options: Any) -> i
     llmlaunch submit recipe.yaml training.steps=100,200 --array
 
     Exit code 0: submitted (with --follow: succeeded). 1: with --follow, it did not succeed. 2: invalid. 3: nothing
-    safe. 4: the scheduler refused.
+    safe. 4: the scheduler refused. 5: no verdict, because what decides memory was not read.
     """
     from llmlaunch.app.submission import earlier_submission
     from llmlaunch.launchers.choose import choose

@@ -24,7 +24,7 @@ from llmlaunch.command_lines.deepspeed_config import (
     read_zero,
 )
 from llmlaunch.command_lines.deepspeed_megatron import add_megatron, is_megatron, kept_words, tell_of_differences
-from llmlaunch.command_lines.deepspeed_source import PACKAGED_CONFIGURATIONS, configuration
+from llmlaunch.command_lines.deepspeed_source import accelerate_values, configuration
 from llmlaunch.command_lines.hugging_face import (
     AXOLOTL,
     LENGTHS,
@@ -44,7 +44,7 @@ from llmlaunch.command_lines.hugging_face import (
     read_schedule,
     words_of_file,
 )
-from llmlaunch.command_lines.options import ScriptOptions
+from llmlaunch.command_lines.options import ScriptOptions, whole_or_none
 from llmlaunch.command_lines.other_trainers import FSDP, not_read
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, full_path, recipe_name
 from llmlaunch.documents.secrets import is_secret_variable
@@ -154,9 +154,9 @@ def _as_trl_launches(command: TrainerCommand) -> TrainerCommand:
     """Return a command of TRL, which hands its arguments to `accelerate launch`, with the machines and processes that
     they say (trl/cli)."""
     options = ScriptOptions(command.arguments, command.place)
-    packaged = PACKAGED_CONFIGURATIONS.get(options.text("accelerate_config") or "", {})
-    nodes = options.whole("num_machines") or packaged.get("num_machines", 1)
-    processes = options.whole("num_processes") or packaged.get("num_processes")
+    values = accelerate_values(command, options) or {}
+    nodes = options.whole("num_machines") or whole_or_none(values, "num_machines") or 1
+    processes = options.whole("num_processes") or whole_or_none(values, "num_processes")
     devices = processes // nodes if processes else None
     return replace(command, nodes=nodes, devices_per_node=devices or command.devices_per_node)
 

@@ -12,7 +12,7 @@ from llmlaunch.command_lines.options import ScriptOptions, true_or_false
 from llmlaunch.command_lines.other_trainers import not_read
 from llmlaunch.command_lines.recipe_draft import RecipeDraft
 
-__all__ = ["PACKAGED_CONFIGURATIONS", "configuration"]
+__all__ = ["accelerate_values", "configuration"]
 
 # trl/accelerate_configs/NAME.yaml, which `trl sft --accelerate_config NAME` takes (trl/cli)
 _OF_TRL: Mapping[str, Any] = {"num_machines": 1, "num_processes": 8, "mixed_precision": "bf16"}
@@ -66,28 +66,39 @@ def _not_here(path: str, command: TrainerCommand) -> str:
     )
 
 
+def accelerate_values(command: TrainerCommand, options: ScriptOptions) -> dict[str, Any] | None:
+    """Return what the file of accelerate says that a command names, one that TRL brings with it included; nothing where
+    it names none, None where the file is not here."""
+    path = _accelerate_path(command, options)
+    if path is None:
+        return {}
+    text = None if is_unset(path) else file_text(command, path)
+    if text is not None:
+        return read_mapping(text, path, "accelerate's configuration")
+    packaged = PACKAGED_CONFIGURATIONS.get(path) if Path(command.trainer).name == "trl" else None
+    return None if packaged is None else dict(packaged)
+
+
+def _accelerate_path(command: TrainerCommand, options: ScriptOptions) -> str | None:
+    of_trl = options.path("accelerate_config") if Path(command.trainer).name == "trl" else None
+    path = of_trl or (command.launcher_options.get("config_file") if command.launcher == "accelerate" else None)
+    return path if isinstance(path, str) else None
+
+
 def _accelerate(command: TrainerCommand, options: ScriptOptions) -> tuple[Mapping[str, Any], str | None]:
     """Return what `accelerate launch` says: its options over those of its file, DeepSpeed's beside the others; and the
     path of that file where it is not here."""
     stated: dict[str, Any] = dict(command.launcher_options)
     of_trl = Path(command.trainer).name == "trl"
-    path = (options.path("accelerate_config") if of_trl else None) or stated.get("config_file")
-    options.take(*(("accelerate_config",) if of_trl else ()))
     if not of_trl and command.launcher != "accelerate":
         return stated, None
-    values: dict[str, Any] = {}
-    if isinstance(path, str):
-        text = None if is_unset(path) else file_text(command, path)
-        if text is not None:
-            values = read_mapping(text, path, "accelerate's configuration")
-        elif of_trl and path in PACKAGED_CONFIGURATIONS:
-            values = dict(PACKAGED_CONFIGURATIONS[path])
-        else:
-            return _with_kind(stated, command), path
+    if of_trl:
+        options.take("accelerate_config")
+    values = accelerate_values(command, options)
+    if values is None:
+        return _with_kind(stated, command), _accelerate_path(command, options)
     below = values.get("deepspeed_config")
-    values |= below if isinstance(below, dict) else {}
-    values |= stated
-    return _with_kind(values, command), None
+    return _with_kind({**values, **(below if isinstance(below, dict) else {}), **stated}, command), None
 
 
 def _with_kind(values: Mapping[str, Any], command: TrainerCommand) -> dict[str, Any]:

@@ -23,9 +23,10 @@ from llmlaunch.command_lines.megatron_training import (
     read_training,
 )
 from llmlaunch.command_lines.megatron_words import MegatronWords, Values, read_words
+from llmlaunch.command_lines.other_trainers import not_read
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, recipe_name
 from llmlaunch.documents.secrets import known_secret
-from llmlaunch.errors import UserError
+from llmlaunch.errors import NoVerdict, UserError
 
 __all__ = ["read_megatron", "read_values", "with_stand_ins"]
 
@@ -33,9 +34,12 @@ SCRIPTS = ("pretrain_gpt.py", "pretrain_hybrid.py")
 KIND = "megatron-lm"
 # Models that are no decoder of equal layers, by `dest`.
 OTHER_MODELS = {
-    "is_hybrid_model": "a hybrid of attention and state spaces without --hybrid-layer-pattern",
-    "decoder_num_layers": "an encoder with a decoder",
-    "heterogeneous_layers_config_path": "a model whose layers differ",
+    **dict.fromkeys(
+        ("is_hybrid_model", "hybrid_attention_ratio", "hybrid_mlp_ratio"),
+        "of a hybrid of attention and state spaces without --hybrid-layer-pattern (pretrain_mamba.py of older cores)",
+    ),
+    "decoder_num_layers": "of an encoder with a decoder",
+    "heterogeneous_layers_config_path": "of a model whose layers differ",
 }
 # Stand-ins for what a command line does not tell, with which the rest is compared.
 STAND_IN_CLUSTER = "h100-80gb-x8"
@@ -58,7 +62,7 @@ NO_WORDS = MegatronWords()
 def read_megatron(command: TrainerCommand) -> Reading:
     """Return the recipe of a command that starts a trainer with Megatron-LM's arguments.
 
-    Raises UserError for an argument that Megatron's parser refuses, and for a model that no recipe describes.
+    Raises UserError for an argument that Megatron's parser refuses, NoVerdict for a model that no recipe describes.
     """
     parsed = read_words(command.arguments, NEWEST, command.place)
     asked_for = {dest: "${}" for dest in OF_TOKENIZER if dest in parsed.unset}  # which says the type of a tokenizer
@@ -106,7 +110,7 @@ def read_values(
     parser = known_version(version) or NEWEST
     world = nodes * devices_per_node if nodes and devices_per_node else None
     space = namespace_of(values, parser, world, place)
-    _refuse_other_models(space, place)
+    _refuse_other_models(space, place, trainer)
     model, (training, notes), (data, data_notes) = read_model(space), read_training(space), read_data(space)
     document: dict[str, Any] = {"schema": 1, "name": _model_name(model.model)}
     document |= {"model": model.model} if model.model is not None else {}
@@ -134,16 +138,25 @@ def _without_secrets(unread: UnreadWords) -> UnreadWords:
     return UnreadWords(tuple("***" if known_secret(word) else word for word in unread.words), unread.reason)
 
 
-def _refuse_other_models(space: Namespace, place: str) -> None:
+def _refuse_other_models(space: Namespace, place: str, trainer: str | None) -> None:
+    if PurePath(trainer or "").name == "pretrain_mamba.py" and not space.get(PATTERN):
+        raise not_read("Megatron-LM's pretrain_mamba.py without --hybrid-layer-pattern", place)
     for dest, what in OTHER_MODELS.items():
         if space.get(dest):
             flag = f"--{dest.replace('_', '-')}"
-            raise UserError(f"{place}: {flag}: is {what}; recipes describe decoders alone, layer by layer")
+            raise NoVerdict.on(
+                place,
+                f"{flag} is {what}, which is not read: recipes describe decoders alone, layer by "
+                "layer; `llmlaunch observe --` measures it",
+            )
     if space.get(PATTERN):
         refuse_other_parts(space, place)
-    if space.get("experimental_attention_variant") not in (None, DELTA_NETS):
-        raise UserError(f"{place}: --experimental-attention-variant: recipes describe {DELTA_NETS} alone")
-    if space.get("experimental_attention_variant") and linear_period(space) is None:
+    variant = space.get("experimental_attention_variant")
+    if variant not in (None, DELTA_NETS):
+        raise NoVerdict.on(
+            place, f"--experimental-attention-variant {variant} is not read: recipes describe {DELTA_NETS} alone"
+        )
+    if variant and linear_period(space) is None:
         raise UserError(
             f"{place}: --linear-attention-freq: recipes describe linear attention in all layers, or in all but every "
             "N-th; write the number N"

@@ -134,8 +134,11 @@ def _matches(path: str, patterns: Sequence[str]) -> bool:
 
 
 def _word(argument: str) -> str:
-    """Return an option without its dashes and its value, with underscores; another word as it is."""
-    return argument.lstrip("-").partition("=")[0].replace("-", "_") if argument.startswith("--") else argument
+    """Return an option without its dashes and its value, with underscores, and an assignment as it is; "" for any other
+    word, which is a value."""
+    if argument.startswith("--"):
+        return argument.lstrip("-").partition("=")[0].replace("-", "_")
+    return argument if "=" in argument else ""
 
 
 def _is_command(trainer: OtherTrainer, program: str, arguments: Sequence[str]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.backends.flag_classes import ClassedArgument
 from llmlaunch.errors import NothingSafe, NoVerdict, UserError
 from llmlaunch.layout import Layout, LayoutColumns, Rule
 from llmlaunch.memory.estimator import estimate, worst_ranks
@@ -148,11 +149,22 @@ def refuse(plan: Plan) -> None:
 
 def explain_unknown(plan: Plan) -> NoVerdict:
     """Return the error for a plan without a verdict: what was not read, and what decides it."""
-    flags = tuple(argument.flag for argument in plan.arguments.deciding or plan.arguments.sparing)
+    if not plan.arguments.deciding:
+        remedy = _remedy_text(plan, [argument.flag for argument in plan.arguments.sparing])
+    else:
+        names = ", ".join(dict.fromkeys(_own_name(argument) for argument in plan.arguments.deciding))
+        remedy = (
+            f"Where what is priced holds all the same, say so with backend: {{neutral_args: [{names}]}}; else rehearse "
+            "the plan (llmlaunch rehearse)"
+        )
     return NoVerdict.on(
-        plan.recipe,
-        f"{plan.reason}. {_remedy_text(plan, flags)}; or measure the job as it is: llmlaunch observe -- COMMAND",
+        plan.recipe, f"{plan.reason}. {remedy}, or measure the job as it is: llmlaunch observe -- COMMAND"
     )
+
+
+def _own_name(argument: ClassedArgument) -> str:
+    """Return what `backend.neutral_args` calls an argument."""
+    return argument.flag.removeprefix("backend.ds_config.")
 
 
 def explain_tight(plan: Plan) -> NothingSafe:
@@ -182,7 +194,7 @@ def _remedy_text(plan: Plan, flags: Sequence[str]) -> str:
     """Return what settles what the arguments of these flags do: a recipe key, the person's word, or a rehearsal."""
     arguments = [argument for argument in plan.arguments.unknown if argument.flag in flags]
     by_key = [argument for argument in arguments if argument.flag_class.key]
-    names = ", ".join(dict.fromkeys(flag.removeprefix("backend.ds_config.") for flag in flags))
+    names = ", ".join(dict.fromkeys(map(_own_name, arguments)))
     moved = "".join(dict.fromkeys(f"Say {each.flag} in the recipe ({each.flag_class.key}). " for each in by_key))
     return (
         f"{moved}Where they change no memory, say so with backend: {{neutral_args: [{names}]}}; else rehearse the plan "

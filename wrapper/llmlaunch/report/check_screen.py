@@ -126,7 +126,7 @@ def _no_verdict(plan: Plan, surface: Surface, needs: str) -> list[str]:
     """Return why there is no verdict, and what is needed without what was not read."""
     first, *others = filled(printable(f"{plan.recipe}: {verdict_words(plan)}: {plan.reason}"), surface.width, "", "  ")
     shown = with_coloured_verdict(first, plan.verdict_with_budget, surface)
-    return [shown, *others, *filled(f"without it: {needs}", surface.width, "  ", "  ")]
+    return [shown, *others, *filled(f"priced without it: {needs}", surface.width, "  ", "  ")]
 
 
 def _row(name: str, text: str, surface: Surface) -> list[str]:

@@ -20,7 +20,7 @@ from llmlaunch.backends.flag_classes import (
 )
 from llmlaunch.backends.megatron.arguments import decided_names, planned_arguments
 from llmlaunch.backends.megatron.facts import MegatronOptions
-from llmlaunch.backends.megatron.versions import Flag, core_parser, rendered_version
+from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, Flag, core_parser, rendered_version
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
@@ -57,7 +57,7 @@ def classed_arguments(recipe: Recipe, layout: Layout) -> ClassedArguments:
 
 
 def _class_of(recipe: Recipe, flag: str, values: tuple[str, ...], of_script: bool) -> FlagClass | None:
-    known = core_parser(rendered_version(recipe)).flags.get(flag)
+    known = _flag(flag, rendered_version(recipe))
     if known is None and (earlier := EARLIER_NEUTRAL.get(flag.lstrip("-").replace("-", "_"))) is not None:
         return FlagClass(NEUTRAL, earlier)
     if known is None and of_script:
@@ -67,6 +67,12 @@ def _class_of(recipe: Recipe, flag: str, values: tuple[str, ...], of_script: boo
     flag_class = megatron_flag_class(known, values)
     read = known is not None and known.dest in OF_LOCAL_ATTENTION and flag_class != DEFAULT
     return UNPRICED_SOFTMAX if read and _stated_values(recipe).get("transformer_impl") == "local" else flag_class
+
+
+def _flag(name: str, version: str) -> Flag | None:
+    """Return a flag of this version's parser, or of another version's, which means the same; None for neither."""
+    versions = (version, *(other for other in KNOWN_VERSIONS if other != version))
+    return next((flags[name] for flags in (core_parser(each).flags for each in versions) if name in flags), None)
 
 
 def megatron_flag_class(flag: Flag | None, values: Sequence[str]) -> FlagClass:

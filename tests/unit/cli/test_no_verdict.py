@@ -1,0 +1,248 @@
+"""Where what decides memory was not read there is no verdict: the reason comes first, and the exit code is 5."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import llmlaunch as package
+from llmlaunch.assets import asset
+from llmlaunch.errors import NoVerdict
+from support.command_line import CommandLine
+
+CLUSTER = ("--cluster", "h100-80gb-x8")
+TRAINER = (
+    "sft.py --model_name_or_path meta-llama/Llama-3.1-8B --output_dir out --per_device_train_batch_size 1 "
+    "--gradient_accumulation_steps 8 --max_steps 100 --max_length 4096 --bf16 True --gradient_checkpointing True "
+    "--learning_rate 1e-5"
+)
+TORCHRUN = f"torchrun --nnodes 1 --nproc_per_node 8 {TRAINER}"
+MEGATRON_DEEPSPEED = (
+    "torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py --deepspeed --deepspeed_config ds.json --num-layers 32 "
+    "--hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --micro-batch-size 1 --train-iters 10"
+)
+LLAMA = str(asset("recipes", "llama3-8b.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own, in which the script lies."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def script(text: str, name: str = "job.sh") -> str:
+    Path(name).write_text(text + "\n")
+    return name
+
+
+def schema() -> Any:
+    return json.loads(asset("docs", "schemas", "plan.schema.json").read_text("utf-8"))
+
+
+def no_verdict(llmlaunch: CommandLine, *words: str) -> dict[str, Any]:
+    """Return the answer of `check` in JSON, after the screen and the answer were seen to agree."""
+    answer: dict[str, Any] = llmlaunch.json("check", *words, code=5)
+    jsonschema.validate(answer, schema())
+    assert answer["verdict"] == "unknown"
+    shown = llmlaunch("check", *words, code=5)
+    first = " ".join(shown.stdout.partition("\n\n")[0].split())
+    assert f"{answer['recipe']}: unknown: {answer['reason']}" in first
+    assert f"error: {answer['recipe']}: no verdict: {answer['reason']}" in shown.stderr
+    return answer
+
+
+OTHER = {
+    "torchtitan": "srun --nodes 2 torchrun --nproc_per_node 8 ./train.py --job.config_file ./llama.toml",
+    "verl": "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo trainer.n_gpus_per_node=8",
+    "OpenRLHF": "ray job submit --address=http://host:8265 -- python3 -m openrlhf.cli.train_ppo_ray --max_len 2048",
+    "TRL's GRPO": f"accelerate launch --num_processes 8 --num_machines 1 {TRAINER} --num_generations 8",
+    "NeMo 1": "torchrun --nproc_per_node 8 megatron_gpt_pretraining.py trainer.num_nodes=1 model.micro_batch_size=1",
+    "Megatron-DeepSpeed": MEGATRON_DEEPSPEED,
+    "BERT": "torchrun --nproc_per_node 8 pretrain_bert.py --num-layers 24 --hidden-size 1024 --seq-length 512",
+    "T5": "torchrun --nproc_per_node 8 pretrain_t5.py --encoder-num-layers 24 --hidden-size 1024",
+    "vision-language": "torchrun --nproc_per_node 8 pretrain_vlm.py --num-layers 24 --hidden-size 1024",
+    "pretrain_mamba.py": "torchrun --nproc_per_node 8 pretrain_mamba.py --num-layers 48 --hybrid-attention-ratio 0.08",
+    "torchtune": "tune run --nproc_per_node 8 full_finetune_distributed --config llama3/8B_full",
+    "FSDP of accelerate": f"accelerate launch --use_fsdp --num_processes 8 --num_machines 1 {TRAINER}",
+    "PyTorch's FSDP": f"{TORCHRUN} --fsdp shard_grad_op",
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_trainer_that_is_not_read_is_named(llmlaunch: CommandLine, name: str) -> None:
+    answer = no_verdict(llmlaunch, script(OTHER[name]), *CLUSTER)
+    assert name in answer["reason"]
+    assert "is not read; `llmlaunch observe --` measures it" in answer["reason"]
+    assert set(answer) == {"recipe", "verdict", "reason"}
+
+
+def test_no_recipe_is_made_of_a_trainer_that_is_not_read(llmlaunch: CommandLine) -> None:
+    error = llmlaunch("init", "--from", script(OTHER["torchtitan"]), *CLUSTER, "-o", "r.yaml", code=5).stderr
+    assert "torchtitan is not read" in error
+    assert not Path("r.yaml").exists()
+
+
+def test_a_mistake_comes_before_no_verdict(llmlaunch: CommandLine) -> None:
+    error = llmlaunch("check", script(OTHER["torchtitan"]), "--cluster", "no-such", code=2).stderr
+    assert "unknown cluster 'no-such'" in error
+    lacking = script(TORCHRUN.replace("--max_steps 100", "") + " --deepspeed nothere.json")
+    error = llmlaunch("check", lacking, *CLUSTER, code=2).stderr
+    assert "training.steps: " in error
+    assert "nothere.json" in error
+
+
+def test_a_missing_ds_config_leaves_a_figure_for_each_stage(llmlaunch: CommandLine) -> None:
+    name = script(f"{TORCHRUN} --deepspeed nothere.json")
+    answer = no_verdict(llmlaunch, name, *CLUSTER)
+    assert answer["reason"].startswith("nothere.json, which job.sh:1 names, is not there")
+    assert [each["assumption"] for each in answer["assumed"]] == [{"layout.zero_stage": stage} for stage in range(4)]
+    assert "memory" not in answer
+    screen = llmlaunch("check", name, *CLUSTER, code=5).stdout
+    for each in answer["assumed"]:
+        decided = llmlaunch.json(
+            "check", name, *CLUSTER, f"layout.zero_stage={each['assumption']['layout.zero_stage']}", code=(0, 3)
+        )
+        assert decided["verdict"] == each["verdict"]
+        assert decided["memory"] == each["memory"]
+        assert each["verdict"] in screen
+
+
+def test_no_recipe_is_made_without_the_stage(llmlaunch: CommandLine) -> None:
+    name = script(f"{TORCHRUN} --deepspeed nothere.json")
+    error = llmlaunch("init", "--from", name, *CLUSTER, "-o", "r.yaml", code=2).stderr
+    assert "layout.zero_stage: nothere.json" in error
+    assert not Path("r.yaml").exists()
+    llmlaunch("init", "--from", name, *CLUSTER, "-o", "r.yaml", "--set", "layout.zero_stage=3")
+    assert "zero_stage: 3" in Path("r.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        pytest.param(
+            f"accelerate launch --config_file no.yaml --num_processes 8 --num_machines 1 {TRAINER}",
+            "no.yaml",
+            id="file",
+        ),
+        pytest.param(
+            f'accelerate launch --config_file "${{CONF}}" --num_processes 8 --num_machines 1 {TRAINER}',
+            "${CONF}",
+            id="variable",
+        ),
+        pytest.param(
+            "deepspeed --num_nodes 1 --num_gpus 8 own.py --model_name meta-llama/Llama-3.1-8B --seq_len 4096 "
+            "--steps 10 --train_micro_batch_size_per_gpu 1 --lr 1e-5 --bf16",
+            "own.py decides by itself how model states are shared out",
+            id="own script",
+        ),
+    ],
+)
+def test_a_stage_that_nobody_says_is_never_a_default(llmlaunch: CommandLine, text: str, told: str) -> None:
+    answer = no_verdict(llmlaunch, script(text), *CLUSTER)
+    assert told in answer["reason"]
+    assert len(answer["assumed"]) == 4
+
+
+def test_accelerates_options_say_the_stage_where_its_file_is_not_here(llmlaunch: CommandLine) -> None:
+    text = f"accelerate launch --config_file no.yaml --num_processes 8 --num_machines 1 --zero_stage 3 {TRAINER}"
+    assert llmlaunch.json("check", script(text), *CLUSTER)["layout"]["zero_stage"] == 3
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
+def test_the_configurations_that_trl_brings_are_read(llmlaunch: CommandLine, name: str) -> None:
+    text = f"trl sft --accelerate_config {name} {TRAINER.removeprefix('sft.py ')}"
+    assert llmlaunch.json("check", script(text), *CLUSTER)["layout"]["zero_stage"] == int(name[-1])
+
+
+def test_a_file_of_accelerate_is_read_for_trl(llmlaunch: CommandLine) -> None:
+    text = f"trl sft --accelerate_config zero3.yaml {TRAINER.removeprefix('sft.py ')}"
+    values = "distributed_type: {kind}\nnum_machines: 1\nnum_processes: 8\ndeepspeed_config: {{zero_stage: 3}}\n"
+    Path("zero3.yaml").write_text(values.format(kind="DEEPSPEED"))
+    plan = llmlaunch.json("check", script(text), *CLUSTER)
+    assert (plan["layout"]["zero_stage"], plan["layout"]["data"]) == (3, 8)
+    Path("zero3.yaml").write_text(values.format(kind="FSDP"))
+    assert "FSDP of accelerate is not read" in no_verdict(llmlaunch, script(text), *CLUSTER)["reason"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--optim adamw_8bit",
+        "--optim=paged_adamw_8bit",
+        "--optim galore_adamw",
+        "--use_galore True",
+        "--optim adafactor",
+    ],
+)
+def test_an_optimizer_that_is_not_priced_leaves_no_verdict(llmlaunch: CommandLine, words: str) -> None:
+    answer = no_verdict(llmlaunch, script(f"{TORCHRUN} {words}"), *CLUSTER)
+    assert "the optimizer's memory is unknown" in answer["reason"]
+    screen = llmlaunch("check", script(f"{TORCHRUN} {words}"), *CLUSTER, code=5).stdout
+    assert "priced without it: " in screen
+    assert "unsafe" not in screen
+
+
+@pytest.mark.parametrize("words", ["--optim adamw_torch", "--optim adamw_torch_fused", "--use_galore False"])
+def test_the_optimizer_that_is_priced_is_judged(llmlaunch: CommandLine, words: str) -> None:
+    assert llmlaunch.json("check", script(f"{TORCHRUN} {words}"), *CLUSTER, code=3)["verdict"] == "unsafe"
+
+
+@pytest.mark.parametrize(("kind", "code"), [("Lamb", 5), ("OneBitAdam", 5), ("AdamW", 0), ("adam", 0)])
+def test_the_optimizer_of_a_ds_config_counts(llmlaunch: CommandLine, kind: str, code: int) -> None:
+    settings = {
+        "bf16": {"enabled": True},
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": kind, "params": {"lr": 1e-5}},
+        "zero_optimization": {"stage": 3},
+    }
+    Path("ds.json").write_text(json.dumps(settings))
+    name = script(f"{TORCHRUN} --optim adamw_8bit --deepspeed ds.json")
+    answer = llmlaunch.json("check", name, *CLUSTER, code=code)
+    assert answer["verdict"] == ("safe" if code == 0 else "unknown")
+    assert kind in answer.get("reason", kind)
+
+
+DECIDING = ("--moe-flex-dispatcher-backend", "ncclep")
+BACKEND = f"backend={json.dumps({'name': 'megatron-lm', 'extra_args': DECIDING})}"
+
+
+@pytest.mark.parametrize("command", [("render", "-o", "run"), ("submit", "--dry-run")], ids=lambda words: words[0])
+def test_nothing_is_rendered_or_submitted_without_a_verdict(llmlaunch: CommandLine, command: tuple[str, ...]) -> None:
+    error = llmlaunch(command[0], LLAMA, BACKEND, "memory.accept=tight", *command[1:], code=5).stderr
+    assert "no verdict: what decides the memory was not read: --moe-flex-dispatcher-backend ncclep" in error
+    assert "neutral_args: [--moe-flex-dispatcher-backend]" in error
+    assert not Path("run").exists()
+
+
+def test_every_reader_of_a_plan_knows_that_there_is_no_verdict(llmlaunch: CommandLine) -> None:
+    answer = no_verdict(llmlaunch, LLAMA, BACKEND)
+    assert answer["memory"]["worst_pipeline_rank"] >= 0  # without what is not known
+    shown = llmlaunch("plan", LLAMA, BACKEND, "--html", "plan.html", code=5).stdout
+    assert shown.startswith("llama3-8b: unknown: ")
+    page = Path("plan.html").read_text("utf-8")
+    assert 'class="badge unknown"' in page
+    assert 'id="mark-unknown"' in page
+    compared = llmlaunch.json("compare", LLAMA, BACKEND, "--clusters", "h100-80gb-x8", code=5)
+    (cell,) = compared["cells"]
+    assert (cell["verdict"], cell["refused"]) == ("unknown", f"unknown: {answer['reason']}")
+    jsonschema.validate(compared, json.loads(asset("docs", "schemas", "compare.schema.json").read_text("utf-8")))
+
+
+def test_the_python_interface_has_the_reason(tmp_path: Path) -> None:
+    run = package.plan(LLAMA, [BACKEND])
+    assert run.verdict == "unknown"
+    assert "ncclep" in run.reason
+    with pytest.raises(package.NoVerdict):
+        package.render(run, tmp_path / "run")
+    assert NoVerdict is package.NoVerdict
+    assert package.plan(LLAMA).reason == ""
+
+
+def test_the_persons_word_decides_it(llmlaunch: CommandLine) -> None:
+    backend = {"name": "megatron-lm", "extra_args": DECIDING, "neutral_args": [DECIDING[0]]}
+    assert llmlaunch.json("check", LLAMA, f"backend={json.dumps(backend)}")["verdict"] == "safe"
