@@ -21,6 +21,8 @@ from support.recipes import recipe_text, small
 from support.tight import ONE_LAYOUT, RECIPE, rehearsal_of
 
 UNKNOWN = ("--of-my-fork", "--log-params-norm")
+ONE_STAGE = "layout.pipeline=1"
+ROOMY, TINY = 200.0, 1.0  # GiB of a card on which all layouts fit, and none
 
 
 def backend(*words: str, **keys: object) -> str:
@@ -62,7 +64,7 @@ def test_what_the_person_calls_neutral_must_be_passed_on() -> None:
 
 def with_limit(gib: float, *words: str) -> Plan:
     """Return the plan of the one layout with these arguments on a card of so many GiB."""
-    setting = gallery_setting(RECIPE, ONE_LAYOUT, backend(*words))
+    setting = gallery_setting(RECIPE, ONE_LAYOUT, ONE_STAGE, backend(*words))
     size = int(gib * GIB)
     return make_plan(
         replace(setting, limit=replace(setting.limit, limit_bytes=size, memory_bytes=size, fits_bytes=size))
@@ -70,10 +72,10 @@ def with_limit(gib: float, *words: str) -> Plan:
 
 
 @cache
-def known_gib() -> tuple[float, float]:
-    """Return the GiB that the one layout needs without unknown arguments, and how many of them a step adds to the model
-    states and to what torch does not hold."""
-    plan = make_plan(gallery_setting(RECIPE, ONE_LAYOUT, backend()))
+def known_gib(card_gib: float) -> tuple[float, float]:
+    """Return the GiB that the plan for a card of so many needs without unknown arguments, and how many of them a step
+    adds to the model states and to what torch does not hold."""
+    plan = with_limit(card_gib)
     return plan.device_bytes / GIB, step_gib(plan)
 
 
@@ -83,7 +85,7 @@ def step_gib(plan: Plan) -> float:
 
 
 def test_what_an_unknown_argument_could_cost_at_most_is_what_a_step_adds() -> None:
-    needs, step = known_gib()
+    needs, step = known_gib(ROOMY)
     assert 1.0 < step < needs
     roomy, full = with_limit(needs + 1.01 * step, *UNKNOWN), with_limit(needs + 0.99 * step, *UNKNOWN)
     assert (roomy.verdict, full.verdict) == ("safe", "tight")
@@ -92,7 +94,7 @@ def test_what_an_unknown_argument_could_cost_at_most_is_what_a_step_adds() -> No
 
 
 def test_what_an_unknown_argument_could_spare_is_half_of_what_a_step_adds() -> None:
-    needs, step = known_gib()
+    needs, step = known_gib(TINY)
     near, far = with_limit(needs - 0.49 * step, *UNKNOWN), with_limit(needs - 0.51 * step, *UNKNOWN)
     assert (near.verdict, far.verdict) == ("unknown", "unsafe")
     assert f"{0.49 * step:.1f} GiB too much without arguments that may need less" in near.reason
@@ -113,8 +115,9 @@ def test_what_an_unknown_argument_could_spare_is_half_of_what_a_step_adds() -> N
     ],
 )
 def test_what_is_known_of_an_unknown_argument_counts(flags: tuple[str, ...], above: str, below: str) -> None:
-    needs, step = known_gib()
+    needs, step = known_gib(ROOMY)
     assert with_limit(needs + 0.5 * step, *flags).verdict == above
+    needs, step = known_gib(TINY)
     assert with_limit(needs - 0.6 * step, *flags).verdict == below
 
 
