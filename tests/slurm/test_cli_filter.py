@@ -16,6 +16,11 @@ pytestmark = pytest.mark.slurm
 
 FILTER = Path(__file__).parents[2] / "slurm" / "cli_filter.lua"
 PLAIN = "#!/bin/bash\n#SBATCH --partition=train --nodes=1\nhostname\n"
+NOT_READ = """\
+#!/bin/bash
+#SBATCH --partition=train --nodes=1
+torchrun --nproc_per_node 8 ./train.py --job.config_file ./llama.toml
+"""
 # Llama 3 8B with eight sequences in a micro-batch: 207 GiB of activations and model states on a card of 80 GB.
 TRAINING = """\
 #!/bin/bash
@@ -78,6 +83,16 @@ def test_a_site_may_refuse_it(sbatch: Callable[..., subprocess.CompletedProcess[
     assert answer.returncode != 0
     assert "Submitted" not in answer.stdout
     assert "LLMLAUNCH_CLI_FILTER=off submits it all the same" in answer.stderr
+
+
+@pytest.mark.parametrize("refuse", [False, True], ids=["says", "refuses"])
+def test_without_a_verdict_it_says_so_and_lets_the_job_pass(
+    sbatch: Callable[..., subprocess.CompletedProcess[str]], refuse: bool
+) -> None:
+    answer = sbatch(NOT_READ, refuse=refuse)
+    assert "Submitted batch job" in answer.stdout
+    assert "no verdict: torchtitan is not read" in answer.stderr
+    assert "(submitted)" in answer.stderr
 
 
 @pytest.mark.parametrize(

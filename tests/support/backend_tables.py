@@ -19,7 +19,7 @@ from llmlaunch.backends.deepspeed import scripts as deepspeed_scripts
 from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.backends.deepspeed.extra_arguments import HUGGING_FACE_FLAGS, SETTING_CLASSES, SHIPPED_TRAINER_FLAGS
 from llmlaunch.backends.deepspeed.facts import ENGINES, Engine, Share
-from llmlaunch.backends.flag_classes import flag_table
+from llmlaunch.backends.flag_classes import EITHER, flag_table
 from llmlaunch.backends.machines import MACHINE_REQUIREMENTS
 from llmlaunch.backends.megatron import (
     cuda_graphs,
@@ -117,7 +117,8 @@ def _flags_table(head: str, path: Path, flag_of: Callable[[str], str]) -> str:
     for group in flag_table(path):
         flags = (f"`{' '.join(filter(None, (flag_of(name), ', '.join(at))))}`" for name, at in group.patterns.items())
         key = f"`{group.flag_class.key}`" if group.flag_class.key else ""
-        rows.append([group.title, group.flag_class.kind, " ".join(flags), group.flag_class.why, key])
+        effect = "" if group.flag_class.effect == EITHER else f" ({group.flag_class.effect})"
+        rows.append([group.title, f"{group.flag_class.kind}{effect}", " ".join(flags), group.flag_class.why, key])
     return _table(["subject", "class", head, "why", "recipe key"], rows)
 
 

@@ -14,7 +14,7 @@ from llmlaunch.memory.peak import MODEL_STATES, OUTSIDE_TORCH
 from llmlaunch.planner.judge import refuse
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
-from llmlaunch.units import GIB
+from llmlaunch.units import GIB, gib
 from support.command_line import CommandLine
 from support.plans import gallery_setting, setting_for
 from support.recipes import recipe_text, small
@@ -97,7 +97,7 @@ def test_what_an_unknown_argument_could_spare_is_half_of_what_a_step_adds() -> N
     needs, step = known_gib(TINY)
     near, far = with_limit(needs - 0.49 * step, *UNKNOWN), with_limit(needs - 0.51 * step, *UNKNOWN)
     assert (near.verdict, far.verdict) == ("unknown", "unsafe")
-    assert f"{0.49 * step:.1f} GiB too much without arguments that may need less" in near.reason
+    assert f"{gib(int(0.49 * step * GIB))} GiB too much without arguments that may need less" in near.reason
     assert far.reason == ""
     with pytest.raises(NoVerdict, match="rehearse"):
         refuse(near)
