@@ -70,6 +70,10 @@ OTHER = {
     "torchtune": "tune run --nproc_per_node 8 full_finetune_distributed --config llama3/8B_full",
     "FSDP of accelerate": f"accelerate launch --use_fsdp --num_processes 8 --num_machines 1 {TRAINER}",
     "PyTorch's FSDP": f"{TORCHRUN} --fsdp shard_grad_op",
+    "LLaMA-Factory's stage dpo": f"{TORCHRUN.replace('sft.py', 'src/train.py')} --stage dpo --template llama3",
+    "preference tuning": f"trl dpo {TRAINER.removeprefix('sft.py ')}",
+    "FSDP2": "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --use-torch-fsdp2",
+    "--yaml-cfg (a file": "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --yaml-cfg gpt.yaml",
 }
 
 
@@ -185,6 +189,26 @@ def test_an_optimizer_that_is_not_priced_leaves_no_verdict(llmlaunch: CommandLin
     screen = llmlaunch("check", script(f"{TORCHRUN} {words}"), *CLUSTER, code=5).stdout
     assert "priced without it: " in screen
     assert "unsafe" not in screen
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["trl sft --config c.yaml --num_processes 8", "axolotl train c.yaml", "llamafactory-cli train c.yaml"],
+)
+def test_the_optimizer_of_a_file_of_arguments_counts(
+    llmlaunch: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    values = {"max_steps": 10, "output_dir": "out", "learning_rate": 1e-5, "bf16": True}
+    if "axolotl" in command:
+        values |= {"base_model": "meta-llama/Llama-3.1-8B", "micro_batch_size": 1, "sequence_len": 4096}
+        values |= {"optimizer": "adamw_bnb_8bit"}
+    else:
+        values |= {"model_name_or_path": "meta-llama/Llama-3.1-8B", "per_device_train_batch_size": 1}
+        values |= {"optim": "adamw_bnb_8bit", "max_length" if "trl" in command else "cutoff_len": 4096}
+    Path("c.yaml").write_text(json.dumps(values))
+    keys = ("nodes=1", "training.global_batch_size=8", "training.steps=10")
+    name = script(f"export NPROC_PER_NODE=8\n{command}")
+    assert "adamw_bnb_8bit" in no_verdict(llmlaunch, name, *CLUSTER, *keys)["reason"]
 
 
 @pytest.mark.parametrize("words", ["--optim adamw_torch", "--optim adamw_torch_fused", "--use_galore False"])

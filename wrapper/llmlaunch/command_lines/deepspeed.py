@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any
 
+from llmlaunch.backends.deepspeed.extra_arguments import HUGGING_FACE_FLAGS
 from llmlaunch.backends.deepspeed.own_settings import AUTO
+from llmlaunch.backends.flag_classes import DECIDES, flag_table, group_of
 from llmlaunch.command_lines.command import Reading, TrainerCommand, is_unset
 from llmlaunch.command_lines.deepspeed_config import (
     DsConfig,
@@ -236,7 +238,7 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
     elif not draft.undecided:
         draft.notes.append("without DeepSpeed it trains by DistributedDataParallel; the recipe is DeepSpeed's ZeRO 0")
     options.take("deepspeed", "local_rank", *(("num_processes", "num_machines") if _of_trl(command) else ()))
-    _add_script(command, options.rest(), draft, "hugging-face", own)
+    _add_script(command, (*options.rest(), *_deciding(options)), draft, "hugging-face", own)
     if family is AXOLOTL:
         draft.not_rendered = (
             "Axolotl reads its own file alone, and a rendered job gives the script the Trainer's arguments; the recipe "
@@ -250,6 +252,15 @@ def _refuse_other_losses(command: TrainerCommand, family: TrainerFamily, options
     stage = options.text("stage") if family is LLAMA_FACTORY else None
     if stage not in (None, "pt", "sft"):
         raise not_read(f"LLaMA-Factory's stage {stage}", command.place)
+
+
+def _deciding(options: ScriptOptions) -> Iterator[tuple[str, ...]]:
+    """Yield the options of a file of arguments that decide memory and no recipe says, such as another optimizer."""
+    table = flag_table(HUGGING_FACE_FLAGS)
+    for name, *values in options.of_the_file():
+        group = group_of(table, name.lstrip("-"), values)
+        if group is not None and group.flag_class.effect == DECIDES and not group.flag_class.key:
+            yield name, *values
 
 
 def _data_ranks(command: TrainerCommand, together: int) -> int | None:

@@ -41,6 +41,12 @@ OTHER_MODELS = {
     "decoder_num_layers": "of an encoder with a decoder",
     "heterogeneous_layers_config_path": "of a model whose layers differ",
 }
+# What decides memory and is not in the arguments themselves, by `dest`.
+NOT_READ = {
+    "yaml_cfg": "a file in place of the arguments",
+    "use_mp_args_from_checkpoint_args": "the split of a checkpoint",
+    "use_torch_fsdp2": "FSDP2",
+}
 # Stand-ins for what a command line does not tell, with which the rest is compared.
 STAND_IN_CLUSTER = "h100-80gb-x8"
 STAND_IN_LENGTH, STAND_IN_TOKENS = 2048, 32000
@@ -141,6 +147,9 @@ def _without_secrets(unread: UnreadWords) -> UnreadWords:
 def _refuse_other_models(space: Namespace, place: str, trainer: str | None) -> None:
     if PurePath(trainer or "").name == "pretrain_mamba.py" and not space.get(PATTERN):
         raise not_read("Megatron-LM's pretrain_mamba.py without --hybrid-layer-pattern", place)
+    for dest, what in NOT_READ.items():
+        if space.get(dest):
+            raise not_read(f"--{dest.replace('_', '-')} ({what})", place)
     for dest, what in OTHER_MODELS.items():
         if space.get(dest):
             flag = f"--{dest.replace('_', '-')}"

@@ -76,14 +76,11 @@ REASONS: Mapping[str, str] = {
     "tokenizer_model": "made-up data has no tokenizer; model.vocab_size says how many tokens there are",
     "load": "a job goes on from where it saves; training.start_from names other weights to begin with",
     "finetune": "training.start_from begins with weights of another training",
-    "yaml_cfg": "the file's settings are not read; write them as arguments, or as keys of the recipe",
     "use_checkpoint_args": "the sizes stand in a checkpoint; write them as arguments, or as keys of the recipe",
-    "use_mp_args_from_checkpoint_args": "the sizes stand in a checkpoint; write them as keys under layout",
     "lr_warmup_iters": "a recipe leaves at least one step after the warm-up",
     "eval_iters": "a recipe without training.evaluation evaluates nothing",
     "eval_interval": "a recipe without training.evaluation evaluates nothing",
     "cross_entropy_fusion_impl": "Transformer Engine's kernel is refused as unstable by core 0.19",
-    "use_torch_fsdp2": "layout.zero_stage 3 is rendered as Megatron-FSDP",
     "fp8": "training.fp8 names the recipe, which decides the format",
     "cuda_graph_impl": "layout.cuda_graphs names what is captured: parts of a layer by Transformer Engine",
     "cuda_graph_modules": "layout.cuda_graphs knows the parts of a decoder's layers, but no whole mixture and no Mamba",
@@ -98,7 +95,7 @@ OF_TOKENIZER = ("tokenizer_model", "vocab_file", "merge_file", "vocab_extra_ids"
 # What rendering leaves to the extra arguments where the recipe's key is absent, by `dest`.
 OWN_WORD = ("lr_decay_style",)
 # What takes sizes from elsewhere, which a plan cannot see, by `dest`.
-ELSEWHERE = ("yaml_cfg", "use_checkpoint_args", "use_mp_args_from_checkpoint_args")
+ELSEWHERE = ("use_checkpoint_args",)
 VOCABULARY = ("vocab_size", "padded_vocab_size", "make_vocab_size_divisible_by")
 DIVISOR = 128
 

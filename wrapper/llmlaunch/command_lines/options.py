@@ -93,6 +93,11 @@ class ScriptOptions:
         """Return the options that are handed on, each with its words, in their order."""
         return tuple(group for name, group in self._own if name not in self._taken)
 
+    def of_the_file(self) -> tuple[tuple[str, ...], ...]:
+        """Return the options that only the file beneath says, each with its words."""
+        own = {name for name, _ in self._own}
+        return tuple(group for name, group in self._groups if name not in own)
+
     def all(self) -> tuple[tuple[str, ...], ...]:
         """Return all options, each with its words; those of a file first."""
         return tuple(group for _, group in self._groups)

@@ -40,7 +40,7 @@ SHOWN_STEP_BYTES = GIB  # the front as text shows a layout where it frees at lea
 
 def check_text(recipe: Recipe, plan: Plan) -> str:
     """What stands behind the screen of `llmlaunch check`, and below it with `--verbose`."""
-    searched = f"{_searched(plan)} (llmlaunch plan shows {'the others' if plan.verdict == SAFE else 'why'})"
+    searched = f"{_searched(plan)} (llmlaunch plan shows {'the others' if plan.verdict in (SAFE, UNKNOWN) else 'why'})"
     return "\n".join([*_figures(recipe, plan), "", searched, *_small_print(plan)])
 
 
@@ -48,7 +48,7 @@ def _searched(plan: Plan) -> str:
     count = plan.searched - sum(plan.refused.values())
     searched, are = f"Searched {counted(plan.searched, 'layout', ',')}", "is" if count == 1 else "are"
     if plan.verdict == UNKNOWN:
-        return f"{searched}; no verdict: {plan.reason}"
+        return f"{searched}; which of them are safe is not known"
     if plan.verdict == TIGHT and not plan.tight_by_arguments:
         return f"{searched}; none is safe, and {count:,} {are} tight"
     safe = "safe but for arguments of your own" if plan.tight_by_arguments else "safe"
