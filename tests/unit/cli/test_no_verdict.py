@@ -70,6 +70,7 @@ OTHER = {
     "torchtune": "tune run --nproc_per_node 8 full_finetune_distributed --config llama3/8B_full",
     "FSDP of accelerate": f"accelerate launch --use_fsdp --num_processes 8 --num_machines 1 {TRAINER}",
     "PyTorch's FSDP": f"{TORCHRUN} --fsdp shard_grad_op",
+    "FSDP is": f"{TORCHRUN} --fsdp 'full_shard offload'",
     "LLaMA-Factory's stage dpo": f"{TORCHRUN.replace('sft.py', 'src/train.py')} --stage dpo --template llama3",
     "preference tuning": f"trl dpo {TRAINER.removeprefix('sft.py ')}",
     "FSDP2": "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --use-torch-fsdp2",
@@ -150,6 +151,12 @@ def test_a_stage_that_nobody_says_is_never_a_default(llmlaunch: CommandLine, tex
     answer = no_verdict(llmlaunch, script(text), *CLUSTER)
     assert told in answer["reason"]
     assert len(answer["assumed"]) == 4
+
+
+def test_a_stage_that_is_filled_in_by_nobody_is_not_read(llmlaunch: CommandLine) -> None:
+    Path("ds.json").write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": {"stage": "auto"}}))
+    answer = no_verdict(llmlaunch, script(f"{TORCHRUN} --deepspeed ds.json"), *CLUSTER)
+    assert "zero_optimization.stage" in answer["reason"]
 
 
 def test_accelerates_options_say_the_stage_where_its_file_is_not_here(llmlaunch: CommandLine) -> None:

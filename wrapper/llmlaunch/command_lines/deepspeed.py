@@ -46,7 +46,7 @@ from llmlaunch.command_lines.hugging_face import (
     read_schedule,
     words_of_file,
 )
-from llmlaunch.command_lines.options import ScriptOptions, whole_or_none
+from llmlaunch.command_lines.options import ScriptOptions, true_or_false, whole_or_none
 from llmlaunch.command_lines.other_trainers import FSDP, not_read
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, full_path, recipe_name
 from llmlaunch.documents.secrets import is_secret_variable
@@ -226,9 +226,7 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
         _agree(config, draft, place)
         read_rest(config, draft)
         own = config.rest(trainer=True)
-    elif options.has("fsdp"):
-        if "full_shard" not in " ".join(options.values("fsdp") or ()):
-            raise not_read(FSDP, command.place)
+    elif _shards_by_torch(command, options):
         draft.layout["zero_stage"] = 3
         options.take("fsdp", "fsdp_config", "fsdp_transformer_layer_cls_to_wrap")
         draft.leave_out(
@@ -244,6 +242,16 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
             "Axolotl reads its own file alone, and a rendered job gives the script the Trainer's arguments; the recipe "
             "can be checked"
         )
+
+
+def _shards_by_torch(command: TrainerCommand, options: ScriptOptions) -> bool:
+    """Return whether the Trainer splits by FSDP's full_shard. Raises NoVerdict for another kind of FSDP."""
+    words = " ".join(options.values("fsdp") or ()).replace(",", " ").split()
+    if not words or true_or_false(words[0]) is False:
+        return False
+    if not {"full_shard"} <= set(words) <= {"full_shard", "auto_wrap"}:
+        raise not_read(FSDP, command.place)
+    return True
 
 
 def _refuse_other_losses(command: TrainerCommand, family: TrainerFamily, options: ScriptOptions) -> None:

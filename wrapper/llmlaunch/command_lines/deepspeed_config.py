@@ -160,6 +160,8 @@ def read_zero(config: DsConfig, draft: RecipeDraft, place: str) -> int:
     for old, new in NAMES_OF_3.items():
         if old in section:
             section[new] = section.pop(old)
+    if config.has(f"{ZERO}.stage") and section.get("stage") == AUTO:
+        draft.leave_stage_open(f'{place}: {ZERO}.stage: "auto" is filled in by nobody who is read; write the stage')
     stage = config.take_whole(f"{ZERO}.stage", place) or 0
     if not 0 <= stage <= 3:
         raise UserError(f"{place}: {ZERO}.stage: must be 0, 1, 2 or 3, not {stage}; correct it")
