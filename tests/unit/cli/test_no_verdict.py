@@ -254,7 +254,9 @@ def test_every_reader_of_a_plan_knows_that_there_is_no_verdict(llmlaunch: Comman
     answer = no_verdict(llmlaunch, LLAMA, BACKEND)
     assert answer["memory"]["worst_pipeline_rank"] >= 0  # without what is not known
     shown = llmlaunch("plan", LLAMA, BACKEND, "--html", "plan.html", code=5).stdout
-    assert shown.startswith("llama3-8b: unknown: ")
+    assert shown.startswith("llama3-8b: unknown: what decides the memory was not read: ")
+    behind = llmlaunch("plan", LLAMA, BACKEND, "-v", code=5).stdout
+    assert behind.startswith("llama3-8b: unknown: what decides the memory was not read: ")
     page = Path("plan.html").read_text("utf-8")
     assert 'class="badge unknown"' in page
     assert 'id="mark-unknown"' in page

@@ -88,7 +88,7 @@ def job_text(recipe: Recipe) -> str:
 
 def _headline(recipe: Recipe, plan: Plan) -> list[str]:
     return [
-        f"{recipe.name}: {verdict_words(plan)}  {plan.layout.describe()}",
+        f"{recipe.name}: {verdict_words(plan)}{f': {plan.reason};' if plan.reason else ''}  {plan.layout.describe()}",
         f"  {job_text(recipe)}",
         *_techniques(recipe),
         *_arguments(plan),
