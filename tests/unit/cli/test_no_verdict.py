@@ -223,6 +223,14 @@ def test_the_optimizer_that_is_priced_is_judged(llmlaunch: CommandLine, words: s
     assert llmlaunch.json("check", script(f"{TORCHRUN} {words}"), *CLUSTER, code=3)["verdict"] == "unsafe"
 
 
+def test_weights_in_bf16_make_no_replica_unsafe_and_nothing_else_uncertain(llmlaunch: CommandLine) -> None:
+    answer = no_verdict(llmlaunch, script(f"{TORCHRUN} --torch_dtype bfloat16"), *CLUSTER)
+    assert "--torch_dtype bfloat16" in answer["reason"]
+    Path("ds.json").write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}))
+    plan = llmlaunch.json("check", script(f"{TORCHRUN} --torch_dtype bfloat16 --deepspeed ds.json"), *CLUSTER)
+    assert (plan["verdict"], plan["arguments"]["unknown"]) == ("safe", [])
+
+
 @pytest.mark.parametrize(("kind", "code"), [("Lamb", 5), ("OneBitAdam", 5), ("AdamW", 0), ("adam", 0)])
 def test_the_optimizer_of_a_ds_config_counts(llmlaunch: CommandLine, kind: str, code: int) -> None:
     settings = {

@@ -12,7 +12,7 @@ from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import NothingSafe, NoVerdict, UserError
 from llmlaunch.recipe.types import AUTO_NODES, MOST_NODES
 from llmlaunch.rundir.values import to_type
-from llmlaunch.verdicts import UNKNOWN
+from llmlaunch.verdicts import EXIT_CODES, first_exit_code
 
 __all__ = ["compare_command", "diff_command"]
 
@@ -60,7 +60,8 @@ def compare_command(
             say_next((to_type("check", Path(recipe), *words), "the first of them"))
     if not result.may_run:
         refused = f"{recipe}: may run on none of {', '.join(names)}; the table says why"
-        raise NoVerdict(refused) if UNKNOWN in result.verdicts else NothingSafe(refused)
+        code = first_exit_code(EXIT_CODES[verdict] for verdict in result.verdicts)
+        raise NoVerdict(refused) if code == NoVerdict.exit_code else NothingSafe(refused)
     return 0
 
 

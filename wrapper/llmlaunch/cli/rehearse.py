@@ -11,9 +11,8 @@ from llmlaunch.app.planned_run import plan
 from llmlaunch.cli.output import notify, print_json, say_next
 from llmlaunch.cli.planning import recipe_arguments
 from llmlaunch.cli.waiting import waiting_for
-from llmlaunch.errors import NothingSafe
 from llmlaunch.rundir.values import to_type
-from llmlaunch.verdicts import SAFE, TIGHT
+from llmlaunch.verdicts import EXIT_CODES, SAFE, TIGHT
 
 __all__ = ["rehearse_command"]
 
@@ -83,4 +82,4 @@ def rehearse_command(
             say_next((to_type("submit", Path(run.recipe.path), *run.recipe.overrides), ""))
         else:
             say_next((to_type("plan", Path(run.recipe.path), *run.recipe.overrides), "layouts with more room"))
-    return 0 if may_run else NothingSafe.exit_code
+    return 0 if may_run else EXIT_CODES[verdict]

@@ -16,6 +16,7 @@ from llmlaunch.backends.deepspeed.own_settings import AUTO, own_leaves
 from llmlaunch.backends.deepspeed.scripts import kind_of
 from llmlaunch.backends.flag_classes import (
     BY_WORD,
+    LESS_OF_STATES,
     NEUTRAL,
     NO_FLAG,
     OF_THE_SCRIPT,
@@ -41,6 +42,11 @@ MOST_PERSISTENT = 1_000_000  # elements of a tensor that may stay whole: norms a
 SHIPPED_TRAINER_FLAGS = Path(__file__).with_name("shipped_trainer_flags.json")
 # transformers/integrations/deepspeed.py deepspeed_optim_sched, 5.23
 OPTIMIZER_OF_THE_FILE = FlagClass(NEUTRAL, "the Trainer takes the optimizer that ds_config.json names")
+WEIGHT_FORMATS, NARROW = ("torch_dtype", "dtype"), (("bfloat16",), ("bf16",), ("float16",), ("fp16",))
+# transformers/trainer.py, 5.23: without DeepSpeed nothing casts, and torch's AdamW has states in the weights' format
+NARROW_STATES = FlagClass(
+    UNKNOWN, "without DeepSpeed gradients and optimizer states have this format, too", effect=LESS_OF_STATES
+)
 EVALUATION_BATCH = "--per_device_eval_batch_size"
 EVALUATION_SEQUENCES = 8  # its default (transformers/training_args.py, 5.23)
 _SCHEDULE = "the learning rate, and the last step, by tokens instead of steps"
@@ -131,9 +137,16 @@ def _class_of(recipe: Recipe, layout: Layout, kind: str, flag: str, values: tupl
         return FlagClass(PRICED, "the recipe says it too", group.flag_class.key)
     if kind == "hugging-face" and name.startswith("optim") and "optimizer" in recipe.backend.ds_config:
         return OPTIMIZER_OF_THE_FILE
+    if kind == "hugging-face" and name in WEIGHT_FORMATS and values[:1] in NARROW and _may_replicate(recipe, layout):
+        return NARROW_STATES
     if kind == "hugging-face" and group.flag_class.key == "training.evaluation":
         return _validation_class(recipe, group.flag_class, layout)
     return group.flag_class
+
+
+def _may_replicate(recipe: Recipe, layout: Layout) -> bool:
+    """Return whether the recipe may have been read of a script that trains by torch's own data parallelism."""
+    return layout.zero_stage == 0 and not recipe.backend.ds_config
 
 
 def _validation_class(recipe: Recipe, flag_class: FlagClass, layout: Layout) -> FlagClass:
