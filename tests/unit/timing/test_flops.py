@@ -13,8 +13,10 @@ from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import Indexer, MlaShape, SlidingWindow
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.timing.arithmetic import least_device_seconds, model_flops_per_token
+from llmlaunch.techniques import Adapters, Techniques
+from llmlaunch.timing.arithmetic import attended_elements, least_device_seconds, matrix_parameters, token_flops
 from llmlaunch.timing.products import attended_keys
+from support.plans import plan_of
 from support.recipes import recipe_of
 
 WINDOW = "model={base: llama3-8b, sliding_window: {tokens: 1024, full_every: 3}}"
@@ -69,7 +71,7 @@ def test_a_token_passes_through_the_one_part_that_each_layer_has() -> None:
     products = 2 * (23 * mixer + 6 * attention + 23 * mixture + h * 131072)
     scans = 23 * (7 * inner * 128 + 2 * 4 * convolved)
     scores = 6 * 2 * attended_keys(nano, 8192) * 2 * 4096
-    assert model_flops_per_token(nano, 8192) == pytest.approx(3 * (products + scans + scores))
+    assert token_flops(nano, 8192).total == pytest.approx(3 * (products + scans + scores))
 
 
 def test_a_token_attends_to_half_of_the_sequence_or_to_its_window() -> None:
@@ -99,7 +101,7 @@ def test_the_arithmetic_of_deepseek_v4_is_what_its_published_runs_count() -> Non
     where the indexer's scores are part of it."""
     shape = replace(load_preset("deepseek-v4-flash"), mtp_num_layers=1)
     for flops, tokens in ((748e12, 8224), (706e12, 7776)):
-        assert model_flops_per_token(shape, 4096) == pytest.approx(flops / tokens, rel=0.015)
+        assert token_flops(shape, 4096).total == pytest.approx(flops / tokens, rel=0.015)
 
 
 def test_layers_with_a_window_take_the_time_of_their_window() -> None:
@@ -107,9 +109,91 @@ def test_layers_with_a_window_take_the_time_of_their_window() -> None:
     window = replace(LLAMA, sliding_window=SlidingWindow(1024))
     whole, windowed = (time_of(BASE, job(shape)).terms for shape in (LLAMA, window))
     unseen = 2 * 3 * (attended_keys(LLAMA, 8192) - attended_keys(window, 8192)) * 2 * LLAMA.query_width * 32
-    assert model_flops_per_token(LLAMA, 8192) - model_flops_per_token(window, 8192) == pytest.approx(unseen)
+    assert token_flops(LLAMA, 8192).total - token_flops(window, 8192).total == pytest.approx(unseen)
     assert {name for name in whole if windowed[name] != whole[name]} == {"attention", "pipeline_bubble", "stragglers"}
     assert windowed["attention"] / whole["attention"] == pytest.approx(attended_keys(window, 8192) / 4096, rel=0.1)
     masked = job(window)
     masked = replace(masked, facts=replace(masked.facts, windows_masked=True))
     assert total(BASE, masked) == total(BASE, job(LLAMA))
+
+
+def utilised(name: str, *overrides: str) -> float:
+    """Return the share of the peaks that the arithmetic of a plan's step uses."""
+    plan = plan_of(name, *overrides)
+    assert plan.mfu is not None
+    return plan.mfu
+
+
+def test_frozen_layers_go_forward_alone_and_count_so() -> None:
+    """Of 32 layers the last two are trained: three passes of those and of the head, one of the others."""
+    layer = (token_flops(LLAMA, 8192).total - 6 * LLAMA.hidden_size * LLAMA.vocab_size) / 32
+    some = token_flops(LLAMA, 8192, Techniques(trained_layers=2)).total
+    assert some == pytest.approx(2 * layer + 30 * layer / 3 + 6 * LLAMA.hidden_size * LLAMA.vocab_size)
+    assert token_flops(LLAMA, 8192, Techniques(trained_layers=32)) == token_flops(LLAMA, 8192)
+
+
+def test_a_frozen_matrix_beside_an_adapter_has_no_weight_gradient() -> None:
+    """Two products of each matrix and of the head, attention forward and backward, three of each adapter's two."""
+    h, kv, ffn = LLAMA.hidden_size, LLAMA.key_value_width, LLAMA.ffn_hidden_size
+    matrices = 32 * (2 * h * h + 2 * h * kv + 3 * h * ffn) + h * LLAMA.vocab_size
+    scores = 32 * 3 * 2 * attended_keys(LLAMA, 8192) * 2 * LLAMA.query_width
+    ends = {"q": 2 * h, "k": h + kv, "v": h + kv, "o": 2 * h, "gate": h + ffn, "up": h + ffn, "down": h + ffn}
+    adapters = 32 * 6 * 16 * sum(ends.values())
+    lora = token_flops(LLAMA, 8192, Techniques(adapters=Adapters(rank=16))).total
+    assert lora == pytest.approx(2 * 2 * matrices + scores + adapters)
+    first = 32 * 2 * 16 * (6 * h + ffn)  # the input of q, k, v, o, gate, up and down
+    fixed = Techniques(adapters=Adapters(rank=16, frozen_down=True))
+    assert lora - token_flops(LLAMA, 8192, fixed).total == pytest.approx(first)
+
+
+def test_experts_with_a_capacity_compute_what_they_take() -> None:
+    shape = load_preset("mixtral-8x7b")
+    assert shape.moe is not None
+    half = replace(shape, moe=replace(shape.moe, capacity_factor=0.5))
+    more = replace(shape, moe=replace(shape.moe, capacity_factor=2.0))
+    experts = 6 * 32 * 2 * 3 * 4096 * 14336
+    assert token_flops(shape, 4096).total - token_flops(half, 4096).total == pytest.approx(experts / 2)
+    assert token_flops(more, 4096) == token_flops(shape, 4096)
+
+
+def test_sampled_rows_make_a_share_of_the_weight_gradients() -> None:
+    less = token_flops(LLAMA, 8192).linears - token_flops(LLAMA, 8192, Techniques(sampled_share=0.25)).linears
+    assert less == pytest.approx(token_flops(LLAMA, 8192).linears / 3 * 0.75)
+
+
+def test_prediction_heads_count_as_the_kind_of_layer_that_they_have() -> None:
+    shape = replace(load_preset("deepseek-v3"), mtp_num_layers=0)
+    head = token_flops(replace(shape, mtp_num_layers=1), 4096).total - token_flops(shape, 4096).total
+    mixture = matrix_parameters(shape)[1] + attended_elements(shape, 4096)
+    h = shape.hidden_size
+    assert head == pytest.approx(6 * (mixture + h * shape.vocab_size + 2 * h * h))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("training.trained_layers=1",),
+        ("training.trained_layers=4", "layout={recompute: none}"),
+        ("training.start_from=/weights", "training.learning_rate=1.0e-4", "training.adapters={rank: 8}"),
+        ("what_if={sampled_share: 0.1}",),
+    ],
+)
+def test_no_training_uses_more_than_the_peak(overrides: tuple[str, ...]) -> None:
+    assert 0.0 < utilised("llama2-7b-deepspeed", "nodes=1", *overrides) < 0.75
+
+
+def test_quantized_layers_are_held_against_the_peak_of_their_format() -> None:
+    plain, eight, four = (
+        utilised("llama3-70b", "cluster=b300-x8", *narrow)
+        for narrow in ((), ("training.fp8=mxfp8",), ("training.fp4=nvfp4",))
+    )
+    assert four < eight < plain < 0.75
+
+
+def test_recompute_is_no_work_of_the_model() -> None:
+    """The same arithmetic over a longer step: recomputing shows as a lower utilisation."""
+    few = "layout={tensor: 1, pipeline: 1, context: 1, micro_batch_size: 1, techniques: asked}"
+    kept, again = (plan_of("llama3-8b", few, f"layout.recompute={kind}") for kind in ("none", "full"))
+    assert kept.mfu is not None
+    assert again.mfu is not None
+    assert again.mfu * again.chosen.step_seconds == pytest.approx(kept.mfu * kept.chosen.step_seconds)

@@ -18,7 +18,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, Layout
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.techniques import Adapters, Techniques
-from llmlaunch.timing.arithmetic import model_flops_per_token
+from llmlaunch.timing.arithmetic import token_flops
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import links
 from llmlaunch.timing.passes import PIECE, pass_seconds
@@ -132,7 +132,7 @@ def test_a_larger_batch_takes_longer_and_wastes_less_on_the_bubble() -> None:
 
 @given(layouts())
 def test_nothing_runs_faster_than_the_hardware(layout: Layout) -> None:
-    flops = model_flops_per_token(LLAMA, WORK.sequence_length) * WORK.tokens_per_step
+    flops = token_flops(LLAMA, WORK.sequence_length).total * WORK.tokens_per_step
     peak = H100.accelerator.flops_per_second["bf16"] * layout.world_size
     assert flops / total(layout) < 0.75 * peak
 

@@ -12,7 +12,7 @@ from timed_jobs import H100, job
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.timing.arithmetic import model_flops_per_token
+from llmlaunch.timing.arithmetic import token_flops
 from llmlaunch.timing.products import pace, split_of
 from llmlaunch.timing.stages import pieces
 from llmlaunch.timing.step import step_time
@@ -42,7 +42,7 @@ def test_the_arithmetic_of_images() -> None:
     encoder = 2 * PATCHES * (BLOCKS + 1536 * H + DEPTH * 2 * PATCHES * H)
     assert encoder_flops(WHOLE) == 3 * encoder + 6 * TOKENS * PROJECTED
     assert encoder_flops(shape_of(frozen=True)) == encoder + 6 * TOKENS * PROJECTED
-    more = model_flops_per_token(WHOLE, 8192) - model_flops_per_token(TEXT, 8192)
+    more = token_flops(WHOLE, 8192).total - token_flops(TEXT, 8192).total
     assert more == pytest.approx(encoder_flops(WHOLE) / 8192)
 
 

@@ -51,7 +51,7 @@ from llmlaunch.planner.what_if import swap_note, what_ifs_of, with_solved_share
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.techniques import FULL_ITERATION
-from llmlaunch.timing.arithmetic import model_flops_per_token
+from llmlaunch.timing.arithmetic import utilisation
 from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switches
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second
 from llmlaunch.timing.step import StepTime, step_time
@@ -122,7 +122,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
         limit=limit,
         host_limit=host,
         step_terms=_step_terms(seconds, time),
-        mfu=_utilisation(recipe, chosen.step_seconds),
+        mfu=utilisation(job, recipe.cluster.accelerator, chosen.step_seconds, recipe.world_size),
         length=length,
         searched=result.searched,
         refused=result.refused,
@@ -191,14 +191,6 @@ def _script_note(recipe: Recipe, arguments: ClassedArguments) -> tuple[str, ...]
     if not own:
         return ()
     return (f"what {', '.join(dict.fromkeys(own))} of {recipe.backend.script} does to memory is your word",)
-
-
-def _utilisation(recipe: Recipe, step_seconds: float) -> float | None:
-    """Return the model FLOPs utilisation; None where the accelerator's peak of this precision is not known."""
-    work = recipe.workload
-    peak = recipe.cluster.accelerator.flops_per_second.get(work.precision)
-    flops = model_flops_per_token(recipe.model, work.sequence_length) * work.tokens_per_step
-    return None if peak is None else flops / step_seconds / recipe.world_size / peak
 
 
 def _refusal_sentences(result: SearchResult, limit: Limit, host: Limit) -> dict[str, str]:

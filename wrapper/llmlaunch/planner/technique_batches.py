@@ -35,7 +35,14 @@ from llmlaunch.planner.search_space import (
 )
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
-from llmlaunch.timing.step import UpdateSeconds, combined, most_parameters, update_seconds
+from llmlaunch.timing.step import (
+    StageParameters,
+    UpdateSeconds,
+    combined,
+    counted_by_stage,
+    most_parameters,
+    update_seconds,
+)
 
 __all__ = [
     "ModelStateBatch",
@@ -209,17 +216,18 @@ def state_batch(
 def state_updates(
     setting: Setting, space: TechniqueSpace, indices: Sequence[int], distinct: LayoutColumns
 ) -> list[UpdateSeconds]:
-    """Return the update seconds of some state techniques whose facts are equal, without their bytes."""
-    most = most_parameters(state_job(setting, space, indices[0]), distinct)
-    return [
-        update_seconds(
-            state_job(setting, space, index),
-            setting.cluster,
-            distinct.with_techniques(space.state[index].zero_stage, 0, 0, 0),
-            most,
-        )
-        for index in indices
-    ]
+    """Return the update seconds of some state techniques whose facts are equal, without their bytes. Parameters are
+    counted once for all of them, or once for each ZeRO stage."""
+    counted: dict[int, StageParameters] = {}
+    updates = []
+    for index in indices:
+        job, stage = state_job(setting, space, index), space.state[index].zero_stage
+        layouts = distinct.with_techniques(stage, 0, 0, 0)
+        key = stage if counted_by_stage(job) else 0
+        if key not in counted:
+            counted[key] = most_parameters(job, layouts)
+        updates.append(update_seconds(job, setting.cluster, layouts, counted[key]))
+    return updates
 
 
 def fewest_amounts(batch: TechniqueBatch, states: Sequence[ModelStateBatch], allowed: BoolColumn) -> Rows:

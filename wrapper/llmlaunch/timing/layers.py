@@ -16,7 +16,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job, recomputes
 from llmlaunch.models.kinds import kind_shares
 from llmlaunch.models.linears import attention_linears, latent_linears, mlp_linears
-from llmlaunch.techniques import OF_ATTENTION, Adapters
+from llmlaunch.techniques import Adapters
 from llmlaunch.timing.compressed import compressed_element_wise, compressed_rates
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import (
@@ -35,6 +35,7 @@ from llmlaunch.timing.products import (
     SplitColumns,
     Work,
     adapted_linears,
+    adapted_of_mixture,
     adapter_rates,
     mean_mixer_rates,
     mixed_columns,
@@ -229,11 +230,7 @@ def _adapters(job: Job, adapters: Adapters, at: SplitColumns, pace: DevicePace, 
     if mlp.copies is None or shape.moe is None:
         linears = adapted_linears(shape, adapters.targets)
         return adapter_rates(job, pace, linears).work(at.tokens, at.share, at.per_tensor)
-    every_token = adapted_linears(shape, adapters.targets.intersection(OF_ATTENTION))
-    narrower = adapters.targets.difference(OF_ATTENTION)
-    experts = adapted_linears(replace(shape, ffn_hidden_size=shape.moe.ffn_hidden_size), narrower)
-    if shared := shape.moe.shared_expert_ffn_hidden_size:
-        every_token += adapted_linears(replace(shape, ffn_hidden_size=shared), narrower)
+    every_token, experts = adapted_of_mixture(shape, shape.moe, adapters.targets)
     etp = at.layouts.expert_tensor.astype(np.float64)
     beside_experts = adapter_rates(job, pace, experts).work(mlp.copies, mlp.copies / etp, 1.0 / etp)
     return adapter_rates(job, pace, every_token).work(at.tokens, at.share, at.per_tensor) + beside_experts

@@ -15,7 +15,7 @@ from operator import add
 
 import numpy as np
 
-from llmlaunch.cluster.profile import Cluster
+from llmlaunch.cluster.profile import Accelerator, Cluster
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
@@ -24,16 +24,20 @@ from llmlaunch.memory.saved import KERNEL_HEADS
 from llmlaunch.models.attention import CHOSEN_FROM, CompressedAttention, Indexer
 from llmlaunch.models.kinds import kind_shares, layer_parts
 from llmlaunch.models.linears import Linear, attention_linears, delta_linears, mamba_linears
+from llmlaunch.models.mixture import MoeShape
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.techniques import OF_ATTENTION
 from llmlaunch.timing.constants import constant, of_generation
 
 __all__ = [
     "ATTENTION_BACKWARD",
     "DevicePace",
+    "Peaks",
     "Rates",
     "SplitColumns",
     "Work",
     "adapted_linears",
+    "adapted_of_mixture",
     "adapter_rates",
     "attended_keys",
     "attention_scores",
@@ -41,6 +45,7 @@ __all__ = [
     "mixed_columns",
     "pace",
     "part_share",
+    "peaks",
     "pooled_keys",
     "rates",
     "split_of",
@@ -84,26 +89,44 @@ class DevicePace:
     attention_backward_tail_rows: float
 
 
+@frozen
+class Peaks:
+    """Dense peaks of a device in operations per second: `wide` in the compute format, `linear` in that of the blocks'
+    linear layers, which is narrower where these are quantized."""
+
+    wide: float
+    linear: float
+
+
+def peaks(job: Job, accelerator: Accelerator) -> Peaks:
+    """Return the peaks of the formats in which a job computes."""
+    table, quantized = accelerator.flops_per_second, job.facts.quantized
+    wide = table.get(job.workload.precision) or table.get("bf16") or max(table.values())
+    if quantized is None or "fp8" not in table:
+        return Peaks(wide, wide)
+    narrow = table.get("fp4", 2.0 * table["fp8"]) if quantized.input_bytes < 1.0 else table["fp8"]
+    return Peaks(wide, max(narrow, wide))
+
+
 def pace(job: Job, cluster: Cluster) -> DevicePace:
     """Return the rates of `cluster`'s devices in the job's number format."""
-    device, precision = cluster.accelerator, job.workload.precision
-    table = device.flops_per_second
-    peak = table.get(precision) or table.get("bf16") or max(table.values())
-    wide = linear = of_generation("matrix_efficiency", device) * peak
+    device = cluster.accelerator
+    peak = peaks(job, device)
+    wide = linear = of_generation("matrix_efficiency", device) * peak.wide
     quantized = job.facts.quantized
-    if quantized is not None and "fp8" in table:
+    if quantized is not None and "fp8" in device.flops_per_second:
         if quantized.input_bytes < 1.0:
-            linear = of_generation("four_bit_matrix_efficiency", device) * table.get("fp4", 2.0 * table["fp8"])
+            linear = of_generation("four_bit_matrix_efficiency", device) * peak.linear
         else:
-            linear = of_generation("narrow_matrix_efficiency", device) * table["fp8"]
+            linear = of_generation("narrow_matrix_efficiency", device) * peak.linear
             linear *= constant("block_scaled_efficiency") if quantized.block_scaled else 1.0
     memory = device.memory_bytes_per_second
     generation = int(float(device.compute_capability)) if device.compute_capability else 0
     return DevicePace(
         wide=wide,
         linear=max(linear, wide),
-        attention_forward=of_generation("attention_forward_efficiency", device) * peak,
-        attention_backward=of_generation("attention_backward_efficiency", device) * peak,
+        attention_forward=of_generation("attention_forward_efficiency", device) * peak.wide,
+        attention_backward=of_generation("attention_backward_efficiency", device) * peak.wide,
         element_wise=constant("element_wise_efficiency") * memory,
         operands=memory / constant("matrix_traffic_exposed"),
         multiprocessors=MULTIPROCESSORS.get(generation, 0),
@@ -150,6 +173,19 @@ def adapted_linears(shape: ModelShape, targets: frozenset[str] | None = None) ->
     linears += [(name, Linear(h, width, "outputs")) for name in ("gate_proj", "up_proj")[not shape.gated_mlp :]]
     linears.append(("down_proj", Linear(width, h, "inputs")))
     return tuple(linear for name, linear in linears if targets is None or name in targets)
+
+
+def adapted_of_mixture(
+    shape: ModelShape, moe: MoeShape, targets: frozenset[str]
+) -> tuple[tuple[Linear, ...], tuple[Linear, ...]]:
+    """Return the linear layers of a mixture layer that have an adapter: those that every token passes through, and
+    those of one expert."""
+    every_token = adapted_linears(shape, targets.intersection(OF_ATTENTION))
+    narrower = targets.difference(OF_ATTENTION)
+    experts = adapted_linears(replace(shape, ffn_hidden_size=moe.ffn_hidden_size), narrower)
+    if shared := moe.shared_expert_ffn_hidden_size:
+        every_token += adapted_linears(replace(shape, ffn_hidden_size=shared), narrower)
+    return every_token, experts
 
 
 def adapter_rates(job: Job, pace: DevicePace, linears: Sequence[Linear]) -> Rates:

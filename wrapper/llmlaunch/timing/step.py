@@ -27,6 +27,7 @@ __all__ = [
     "StepTime",
     "UpdateSeconds",
     "combined",
+    "counted_by_stage",
     "evaluation_seconds",
     "most_parameters",
     "rank_alone_seconds",
@@ -50,8 +51,11 @@ class UpdateSeconds:
     """Raw seconds, nothing hidden. `reduce_each` and `gather_each` say where these happen for every micro-batch
     (gradients from ZeRO 2 on, parameters from ZeRO 3 on, where gathered forward and again backward, there the share
     `gather_again` of them), `reduce_overlapped` and `gather_overlapped` where they run beside passes at all.
-    `gather_host_seconds` are what the host spends on gathering and freeing the parameters of one micro-batch, module by
-    module."""
+    `gather_hooked` says where modules gather their parameters themselves, each in a hook on the host.
+
+    Nothing here depends on what is recomputed or offloaded, on the switches of a step or on the micro-batch: layouts
+    that differ in those alone share it. What hooks take depends on what is recomputed, so it is of the passes
+    (`_gather_host_seconds`)."""
 
     reduce_seconds: FloatColumn
     gather_seconds: FloatColumn
@@ -61,7 +65,7 @@ class UpdateSeconds:
     gather_again: FloatColumn
     reduce_overlapped: BoolColumn
     gather_overlapped: BoolColumn
-    gather_host_seconds: FloatColumn
+    gather_hooked: BoolColumn
 
     @classmethod
     def joined(cls, several: Sequence[UpdateSeconds]) -> UpdateSeconds:
@@ -125,7 +129,7 @@ def update_seconds(
         gather_again=np.full(len(layouts), _trained_share(job)),
         reduce_overlapped=(sharded & (each | (not job.facts.reduced_at_end))) | two_versions,
         gather_overlapped=((zero >= 3) if job.facts.gathered_in_step else sharded) | two_versions,
-        gather_host_seconds=np.where(zero >= 3, _gather_host_seconds(job, cluster, layouts), 0.0),
+        gather_hooked=zero >= 3,
     )
 
 
@@ -154,19 +158,6 @@ def _trained_share(job: Job) -> float:
     return 1.0 if trained is None else min(trained, layers) / layers
 
 
-def _gather_host_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> FloatColumn:
-    """Return what the host spends in the hooks of ZeRO 3 for one micro-batch: each module that has parameters fetches
-    them before it runs forward, again where it is recomputed, and before it runs backward
-    (deepspeed/runtime/zero/parameter_offload.py, 0.19.8)."""
-    kernels, adapters = job.facts.kernels, job.techniques.adapters
-    each = kernels.gathered_modules
-    if adapters is not None:
-        each += kernels.gathered_adapter_modules * len(adapted_linears(job.shape, adapters.targets))
-    modules = each * job.shape.num_layers / layouts.pipeline
-    rounds = np.where(layouts.recompute == RECOMPUTE_FULL, 3.0, 2.0)
-    return np.asarray(cluster.host_seconds_factor * constant("gather_host_seconds") * modules * rounds)
-
-
 def travelling_bytes(job: Job) -> tuple[float, float]:
     """Return the bytes a parameter's gradient and the parameter itself are sent in. Gradients that come and go travel
     as they are made, in the precision of the computation."""
@@ -183,7 +174,8 @@ def travelling_bytes(job: Job) -> tuple[float, float]:
 
 
 def most_parameters(job: Job, layouts: LayoutColumns) -> StageParameters:
-    """Return the (all, trained) parameters of the rank of each layout that holds the most."""
+    """Return the (all, trained) parameters of the rank of each layout that holds the most. Where matrices stay whole
+    they depend on the ZeRO stage (`counted_by_stage`), elsewhere on the split alone."""
     rows = candidate_ranks(job, layouts)
     counts = rank_parameters(job, rows)
     trained = trained_parameters(job, rows, counts)
@@ -194,6 +186,12 @@ def most_parameters(job: Job, layouts: LayoutColumns) -> StageParameters:
         )
         counts = trained = padded
     return _fullest(counts, rows.layout_index, len(layouts)), _fullest(trained, rows.layout_index, len(layouts))
+
+
+def counted_by_stage(job: Job) -> bool:
+    """Whether the parameters that travel depend on the ZeRO stage: buffers of whole matrices are padded where data
+    parallelism shards the optimizer, and are not where every rank has all of it."""
+    return job.facts.matrices_whole
 
 
 def _fullest(counts: RankParameters, index: NDArray[np.int64], count: int) -> RankParameters:
@@ -294,6 +292,22 @@ def combined(passes: PassSeconds, update: UpdateSeconds) -> StepTime:
     backward = update.reduce_overlapped * times * passes.hiding_backward
     before = np.where(each, m, 1.0) * exposed(gather, forward)
     after = np.where(update.reduce_each, m, 1.0) * exposed(reduce, backward)
-    beyond = m * np.maximum(update.gather_host_seconds - passes.host_slack, 0.0)
-    hooks = np.maximum(beyond - before - after, 0.0)
+    hooks = np.zeros(np.shape(before + after))
+    if np.any(update.gather_hooked):
+        beyond = m * np.maximum(_gather_host_seconds(passes) - passes.host_slack, 0.0)
+        hooks = np.maximum(update.gather_hooked * beyond - before - after, 0.0)
     return StepTime(passes, before + after, hooks, update.optimizer_seconds)
+
+
+def _gather_host_seconds(passes: PassSeconds) -> FloatColumn:
+    """Return what the host spends in the hooks of ZeRO 3 for one micro-batch: each module that has parameters fetches
+    them before it runs forward and, where its layer is trained, again where it is recomputed and before it runs
+    backward (deepspeed/runtime/zero/parameter_offload.py, 0.19.8)."""
+    job, layouts = passes.job, passes.layouts
+    kernels, adapters = job.facts.kernels, job.techniques.adapters
+    each = kernels.gathered_modules
+    if adapters is not None:
+        each += kernels.gathered_adapter_modules * len(adapted_linears(job.shape, adapters.targets))
+    modules = each * job.shape.num_layers / layouts.pipeline
+    rounds = 1.0 + _trained_share(job) * np.where(layouts.recompute == RECOMPUTE_FULL, 2.0, 1.0)
+    return np.asarray(passes.cluster.host_seconds_factor * constant("gather_host_seconds") * modules * rounds)
