@@ -17,7 +17,7 @@ ORACLE_EXAMPLES ?= 3000
 # Tests that run at once in `make test` (tests/conftest.py says which); 0: one after another, in the order of their names.
 AT_ONCE ?= 6
 
-.PHONY: quickstart test unit soak oracle-full lint install install-frameworks benchmark accuracy-table coverage-table flags-table docs docs-screens docs-tables clean
+.PHONY: quickstart test unit soak oracle-full lint install install-frameworks benchmark accuracy-table step-time-table coverage-table flags-table docs docs-screens docs-tables clean
 
 quickstart: install  ## plan, train and measure a small model on this machine
 	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
@@ -88,6 +88,9 @@ docs-screens: install  ## the pictures of the docs: their commands typed in a re
 
 evidence-table: install  ## the measured runs that decide margins, priced by the formula of today
 	PYTHONPATH=tests $(RUN) -m support.evidence_table
+
+step-time-table: install  ## how far measured step times are from those that the formula of today predicts
+	PYTHONPATH=tests $(RUN) -m support.step_time_table
 
 accuracy-table: install  ## the tables of docs/accuracy.md, from the measurements that come with the source
 	$(RUN) -m llmlaunch accuracy tests/data/measurements/*.jsonl \

@@ -6,7 +6,7 @@ from llmlaunch.backends.base import Backend, OmittedTechnique, RankAlone, Render
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["backend_for", "omitted_alone", "rank_alone", "recorded_name"]
+__all__ = ["backend_for", "omitted_alone", "rank_alone", "recorded_name", "timed_name"]
 
 
 def backend_for(recipe: Recipe) -> Backend:
@@ -55,3 +55,14 @@ def recorded_name(recipe: Recipe) -> str:
 
         return "megatron-fsdp" if asks_for_sharding(recipe) else recipe.backend.name
     return recipe.backend.name
+
+
+def timed_name(recipe: Recipe) -> str:
+    """Return the backend by which step times are told apart: `recorded_name`, and the kind of script where DeepSpeed
+    does not train a Hugging Face model."""
+    name, kind = recorded_name(recipe), recipe.backend.script_kind
+    if name != "deepspeed":
+        return name
+    from llmlaunch.backends.deepspeed.facts import HUGGING_FACE_KINDS
+
+    return name if kind in HUGGING_FACE_KINDS else kind

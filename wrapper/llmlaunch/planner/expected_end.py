@@ -17,12 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.backends.checkpoints import expected_save_seconds, pause_seconds, resume_seconds
+from llmlaunch.backends.registry import timed_name
+from llmlaunch.calibration.step_time_errors import JobKind, job_kind, step_time_error
 from llmlaunch.calibration.support import Lessons
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.planner.plan import Candidate, ExpectedEnd, JobLength
 from llmlaunch.recipe.training import AUTO_INTERVAL
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.values import counted
+from llmlaunch.techniques import Techniques
 from llmlaunch.units import DAY, HOUR, MINUTE, duration
 
 __all__ = ["EndDistribution", "best_interval_seconds", "expected_end"]
@@ -32,9 +36,6 @@ DEVIATIONS = 10.0  # the series covers so many standard deviations on each side 
 HALVINGS = 50  # of the ratio between the ends of the range in which a quantile is looked for
 SOONEST = 1e-6  # of the work: no job ends before
 HOPELESS = 30.0  # stops in a segment: it ends once in 10**13 attempts
-# Spread of measured / predicted step time, as the standard deviation of its logarithm, of the public rows in
-# tests/data/measurements (docs/accuracy.md). The bias of a kind of job is not in it.
-DENSE_SPREAD, MIXTURE_SPREAD = 0.10, 0.08
 LEAST_SPREAD = 0.03  # of a layout that ran before: other nodes, other neighbours on the network
 DEVIATION_OF_MEAN_ERROR = 1.25  # standard deviation of a normal distribution by its mean absolute error
 # Daly's optimum is flat: twice as often or half as often costs little. Fewer saves than these bounds risk more than the
@@ -54,11 +55,11 @@ def expected_end(recipe: Recipe, chosen: Candidate, lessons: Lessons, ran_before
     interval, reason = _interval(recipe, step_seconds, save_seconds, between, write_seconds)
     often = recipe.training.non_persistent_save_interval
     resume = resume_seconds(recipe, write_seconds)
-    spread, spread_source = _spread(recipe, lessons, ran_before)
+    spread, spread_source = _spread(recipe, chosen, lessons, ran_before)
     between_saves = interval if interval is None else min(interval, often or interval)
     distribution = EndDistribution(
         work_seconds=length.seconds,
-        spread=spread,
+        spread=LEAST_SPREAD if spread is None else spread,
         segments=1.0 if between_saves is None else max(length.steps / between_saves, 1.0),
         save_seconds=save_seconds,
         # what was done while the last checkpoint was still being written beside the steps is lost, too
@@ -68,7 +69,7 @@ def expected_end(recipe: Recipe, chosen: Candidate, lessons: Lessons, ran_before
     days = recipe.budget.days
     return ExpectedEnd(
         p50_seconds=distribution.quantile(0.50),
-        p95_seconds=distribution.quantile(0.95),
+        p95_seconds=None if spread is None else distribution.quantile(0.95),
         goodput=distribution.goodput,
         stops=distribution.expected_stops,
         device_hours_between_stops=1.0 / stops.per_device_hour,
@@ -80,17 +81,32 @@ def expected_end(recipe: Recipe, chosen: Candidate, lessons: Lessons, ran_before
         resume_seconds=resume,
         step_time_spread=spread,
         step_time_source=spread_source,
-        within_budget=None if days is None else distribution.share_done_by(days * DAY),
+        within_budget=None if days is None or spread is None else distribution.share_done_by(days * DAY),
     )
 
 
-def _spread(recipe: Recipe, lessons: Lessons, ran_before: bool) -> tuple[float, str]:
-    """Return how far real step times are from predicted ones, as a relative standard deviation, and who says so."""
+def _spread(recipe: Recipe, chosen: Candidate, lessons: Lessons, ran_before: bool) -> tuple[float | None, str]:
+    """Return how far real step times are from predicted ones, as a relative standard deviation, and who says so. It is
+    None where no run of this kind of job was measured: then the source says what was not."""
     if ran_before:
         return LEAST_SPREAD, "this layout ran before"
     if lessons.time_error is not None:
         return max(DEVIATION_OF_MEAN_ERROR * lessons.time_error, LEAST_SPREAD), "your calibration"
-    return DENSE_SPREAD if recipe.model.moe is None else MIXTURE_SPREAD, "public runs"
+    kind = kind_of_job(recipe, chosen.techniques)
+    error = step_time_error(kind)
+    if kind is None:
+        return None, "no measured run on such devices"
+    if error is None:
+        return None, f"no measured run of {kind.words}"
+    if error.spread is None:
+        return None, f"no more than {counted(error.runs, 'measured run')} of {kind.words}"
+    return error.spread, f"{error.runs} public runs of {kind.measured_words}"
+
+
+def kind_of_job(recipe: Recipe, techniques: Techniques) -> JobKind | None:
+    """Return the kind of job by which step times were measured."""
+    conversations = recipe.data.sft is not None
+    return job_kind(timed_name(recipe), recipe.model, techniques, recipe.cluster.accelerator, conversations)
 
 
 def _interval(

@@ -213,6 +213,10 @@ class ExpectedEnd:
     """When the job is expected to end, with its saves, stops that nobody planned and the error of the predicted step
     time; waiting in the queue is not in it. Times are None where the job may never end.
 
+    `step_time_spread` is the relative standard deviation of real step times from predicted ones. It is None where no
+    run of such a job was measured, as `step_time_source` says; then nobody knows `p95_seconds` and `within_budget`
+    either, and `p50_seconds` holds if steps take as long as predicted.
+
     `goodput` is the share of the time in which it makes steps that last, `stops` the mean number of stops,
     `save_interval` the steps between two saves that stay, with `save_interval_reason` where the recipe leaves it open,
     `non_persistent_interval` those between two others, `within_budget` the probability to end within `budget.days`."""
@@ -227,7 +231,7 @@ class ExpectedEnd:
     save_interval_reason: str | None
     save_seconds: float | None
     resume_seconds: float
-    step_time_spread: float
+    step_time_spread: float | None
     step_time_source: str
     within_budget: float | None = None
     non_persistent_interval: int | None = None

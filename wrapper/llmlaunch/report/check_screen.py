@@ -144,7 +144,13 @@ def _time(plan: Plan) -> str:
 
 def _end(plan: Plan) -> str:
     """Return how long the job is expected to take; of a plan that is no whole job's, its bare length."""
-    return f"{_expected(plan.expected, plan)} for {counted(plan.length.steps, 'step', ',')}"
+    end, steps = plan.expected, counted(plan.length.steps, "step", ",")
+    if end is None or end.p50_seconds is None or end.step_time_spread is not None:
+        return f"{_expected(end, plan)} for {steps}"
+    return (
+        f"in {duration(end.p50_seconds)} for {steps}, if steps take as long as predicted: {end.step_time_source} "
+        "stands behind that"
+    )
 
 
 def _expected(end: ExpectedEnd | None, plan: Plan) -> str:

@@ -64,10 +64,18 @@ def _table(cells: Sequence[Cell]) -> list[str]:
 def _row(cell: Cell) -> list[str]:
     check = cell["check"]
     price = "-" if cell["usd"] is None else f"{cell['usd']:,.0f}"
-    late = "never" if cell["p95_days"] is None else _days(cell["p95_days"])
+    late = _late(cell)
     mfu = "-" if check["mfu"] is None else f"{check['mfu']:.0%}"
     figures = [_days(cell["days"]), late, f"{cell['gpu_hours']:,.0f}", price, f"{check['step_seconds']:.2f}", mfu]
     return [_name(cell), str(cell["nodes"]), *figures]
+
+
+def _late(cell: Cell) -> str:
+    """Return the days within which the job ends almost surely: `-` where nobody knows how far its step time is off."""
+    expected = cell["check"]["job"]["expected"]
+    if cell["p95_days"] is not None:
+        return _days(cell["p95_days"])
+    return "-" if expected and expected["step_time_spread"] is None and expected["p50_seconds"] is not None else "never"
 
 
 def _name(cell: Cell) -> str:

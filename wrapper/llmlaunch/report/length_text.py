@@ -47,14 +47,22 @@ def _expected(plan: Plan) -> list[str]:
         saved = "with these saves" if end.save_interval else "without checkpoints (training.save_interval)"
         return [f"  with stops: may never end {saved}: {_stop_rate(end)}"]
     late = "may never end" if end.p95_seconds is None else f"95 % within {duration(end.p95_seconds)}"
+    if end.step_time_spread is None:
+        late = "if steps take as long as predicted"
     within = "" if end.within_budget is None else f", {end.within_budget:.0%} within the budget's days"
     lines = [
         f"with stops: 50 % within {duration(end.p50_seconds)}, {late}{within}; goodput {end.goodput:.0%}; "
         "the queue is not counted",
         f"{_stop_count(end.stops)} expected, {_stop_rate(end)}, each {duration(end.resume_seconds)} to come back; "
-        f"{_saves(end)}; step times are off by {end.step_time_spread:.0%} ({end.step_time_source})",
+        f"{_saves(end)}; {_step_times(end)}",
     ]
     return [part for line in lines for part in wrap(line, 120, initial_indent="  ", subsequent_indent="    ")]
+
+
+def _step_times(end: ExpectedEnd) -> str:
+    if end.step_time_spread is None:
+        return f"how far step times are off is not known ({end.step_time_source})"
+    return f"step times are off by {end.step_time_spread:.0%} ({end.step_time_source})"
 
 
 def _stop_count(stops: float) -> str:
