@@ -18,7 +18,8 @@ from llmlaunch.planner.expected_end import (
     best_interval_seconds,
     expected_end,
 )
-from llmlaunch.planner.plan import ExpectedEnd, Plan
+from llmlaunch.planner.outlook import ExpectedEnd
+from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.length_text import length_lines

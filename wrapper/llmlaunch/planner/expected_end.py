@@ -22,7 +22,8 @@ from llmlaunch.calibration.step_time_errors import JobKind, job_kind, step_time_
 from llmlaunch.calibration.support import Lessons
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.planner.plan import Candidate, ExpectedEnd, JobLength
+from llmlaunch.planner.outlook import ExpectedEnd
+from llmlaunch.planner.plan import Candidate, JobLength
 from llmlaunch.recipe.training import AUTO_INTERVAL
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted

@@ -14,6 +14,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate
 from llmlaunch.memory.job import NO_CORRECTION, Correction
+from llmlaunch.planner.outlook import ExpectedEnd, FasterOnFewer
 from llmlaunch.recipe.training import AUTO_INTERVAL
 from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -24,7 +25,6 @@ from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 __all__ = [
     "NO_LAYOUT",
     "Candidate",
-    "ExpectedEnd",
     "Fallback",
     "Fallbacks",
     "FewerNodes",
@@ -209,35 +209,6 @@ class JobLength:
 
 
 @frozen
-class ExpectedEnd:
-    """When the job is expected to end, with its saves, stops that nobody planned and the error of the predicted step
-    time; waiting in the queue is not in it. Times are None where the job may never end.
-
-    `step_time_spread` is the relative standard deviation of real step times from predicted ones. It is None where no
-    run of such a job was measured, as `step_time_source` says; then nobody knows `p95_seconds` and `within_budget`
-    either, and `p50_seconds` holds if steps take as long as predicted.
-
-    `goodput` is the share of the time in which it makes steps that last, `stops` the mean number of stops,
-    `save_interval` the steps between two saves that stay, with `save_interval_reason` where the recipe leaves it open,
-    `non_persistent_interval` those between two others, `within_budget` the probability to end within `budget.days`."""
-
-    p50_seconds: float | None
-    p95_seconds: float | None
-    goodput: float
-    stops: float | None
-    device_hours_between_stops: float
-    stops_source: str
-    save_interval: int | None
-    save_interval_reason: str | None
-    save_seconds: float | None
-    resume_seconds: float
-    step_time_spread: float | None
-    step_time_source: str
-    within_budget: float | None = None
-    non_persistent_interval: int | None = None
-
-
-@frozen
 class NodeTrial:
     """The outcome for one number of nodes. `refused` is "no_layout", "tight", "memory", "host_memory",
     "broken_estimate", "rehearsed", "days" or "gpu_hours", and None where the fastest safe layout stays within the
@@ -345,6 +316,7 @@ class Plan:
     expected: ExpectedEnd | None = None  # None: of a plan that is no whole job's, such as a fallback's
     time: TimeEvidence = NO_TIME_EVIDENCE
     reason: str = ""  # why there is no verdict; "" where there is one
+    faster_on_fewer: FasterOnFewer | None = None  # None: no layout near the chosen one is faster on fewer nodes
 
     @property
     def layout(self) -> Layout:
@@ -468,6 +440,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "what_ifs": [each.as_json() for each in plan.what_ifs],
         "unrendered": list(plan.unrendered),
         "faster_without_preference": None if plan.faster is None else plan.faster.as_json(),
+        "faster_on_fewer_nodes": None if plan.faster_on_fewer is None else plan.faster_on_fewer.as_json(),
         "not_modelled": list(plan.not_modelled),
         "assumptions": list(plan.assumptions),
         "advice": plan.advice,

@@ -17,6 +17,7 @@ from llmlaunch.memory.estimator import NOT_MODELLED, Estimate, estimate
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.doubt import argument_notes, verdict_with_arguments
 from llmlaunch.planner.expected_end import expected_end
+from llmlaunch.planner.fewer_and_faster import faster_on_fewer
 from llmlaunch.planner.plan import (
     Candidate,
     JobLength,
@@ -241,6 +242,7 @@ def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
     setting, plan = _searched_plan(setting)
     expected = expected_end(setting.recipe, plan.chosen, setting.lessons, ran_before=plan.time.measured is not None)
     plan = replace(plan, sizing=sizing, budget=recipe.budget, expected=expected)
+    plan = replace(plan, faster_on_fewer=faster_on_fewer(setting, plan))
     if not plan.may_run or most_exceeded(recipe.budget, plan.length) is None:
         return setting, plan
     return setting, replace(plan, beyond_budget=_beyond_budget(setting, plan))

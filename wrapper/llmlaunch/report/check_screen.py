@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmlaunch.layout import RECOMPUTE_NAMES
-from llmlaunch.planner.plan import Candidate, ExpectedEnd, Plan
+from llmlaunch.planner.outlook import ExpectedEnd
+from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.report.fewer_nodes_text import fewer_nodes_sentences
+from llmlaunch.report.fewer_nodes_text import faster_on_fewer_sentence, fewer_nodes_sentences
 from llmlaunch.report.memory_bars import memory_bars
 from llmlaunch.report.plan_text import job_text, neighbour_row, verdict_words
 from llmlaunch.report.terminal import Surface, filled
@@ -32,7 +33,7 @@ LABEL = 8  # columns of the names in front of the rows
 
 def check_screen(recipe: Recipe, plan: Plan, surface: Surface, remarks: Sequence[tuple[str, str]] = ()) -> str:
     """Return the screen. `remarks` are further rows, each a name of at most seven characters and a sentence."""
-    rows = [("Layout", layout_words(plan.chosen)), ("", _reason(recipe, plan)), *_conditional(plan)]
+    rows = [("Layout", layout_words(plan.chosen)), ("", _reason(recipe, plan)), *_conditional(recipe, plan)]
     rows += [
         ("" if number else "Fewer", sentence) for number, sentence in enumerate(fewer_nodes_sentences(recipe, plan))
     ]
@@ -221,9 +222,11 @@ def _pins(recipe: Recipe) -> str:
     return f" with {named} given"
 
 
-def _conditional(plan: Plan) -> list[tuple[str, str]]:
+def _conditional(recipe: Recipe, plan: Plan) -> list[tuple[str, str]]:
     """Return the rows of what the recipe asks for beside a layout, and of what was measured of it."""
     rows = []
+    if plan.faster_on_fewer is not None:
+        rows.append(("Faster", faster_on_fewer_sentence(recipe, plan)))
     if plan.rehearsed is not None:
         rows.append(("Tried", plan.rehearsed.sentence))
     if plan.sizing is not None and plan.sizing.nodes is not None:

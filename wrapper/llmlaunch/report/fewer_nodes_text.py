@@ -8,7 +8,7 @@ from llmlaunch.report.text import table
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import duration
 
-__all__ = ["fewer_nodes_sentences", "fewer_nodes_table"]
+__all__ = ["faster_on_fewer_sentence", "fewer_nodes_sentences", "fewer_nodes_table"]
 
 
 def fewer_nodes_table(recipe: Recipe, plan: Plan) -> list[str]:
@@ -34,6 +34,18 @@ def fewer_nodes_sentences(recipe: Recipe, plan: Plan) -> list[str]:
         f"{duration(fewer.length.seconds)}, {_cost(recipe, fewer)}"
         for nodes, fewer in (() if plan.fewer_nodes is None else plan.fewer_nodes.plans)
     ]
+
+
+def faster_on_fewer_sentence(recipe: Recipe, plan: Plan) -> str:
+    """Return on how many fewer nodes a step is shorter, and why; nothing where it is not."""
+    fewer = plan.faster_on_fewer
+    if fewer is None:
+        return ""
+    return (
+        f"on {counted(fewer.nodes, 'node')}: {fewer.step_seconds:,.2f} s a step in place of "
+        f"{plan.chosen.step_seconds:,.2f} on {recipe.nodes}, with {fewer.layout.describe()}, because "
+        f"{fewer.network_share:.0%} of a step waits for the network; write nodes: {fewer.nodes}"
+    )
 
 
 def _slower(plan: Plan, fewer: Plan) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from llmlaunch.planner.plan import ExpectedEnd, JobLength, Plan
+from llmlaunch.planner.outlook import ExpectedEnd
+from llmlaunch.planner.plan import JobLength, Plan
 from llmlaunch.recipe.types import Budget
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import duration

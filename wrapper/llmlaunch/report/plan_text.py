@@ -13,7 +13,7 @@ from llmlaunch.planner.judge import correction_text, risk_text, unknown_argument
 from llmlaunch.planner.placement import ExpectedPlacement
 from llmlaunch.planner.plan import NO_LAYOUT, Candidate, Fallback, Limit, Plan, fujii_verdict
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.report.fewer_nodes_text import fewer_nodes_table
+from llmlaunch.report.fewer_nodes_text import faster_on_fewer_sentence, fewer_nodes_table
 from llmlaunch.report.length_text import length_lines
 from llmlaunch.report.text import signed_percent, table
 from llmlaunch.rundir.values import counted
@@ -72,7 +72,8 @@ def plan_text(
 
 def _figures(recipe: Recipe, plan: Plan) -> list[str]:
     memory_and_time = [*_memory(plan), *_host(plan), "", *_time(plan)]
-    others = [*fallback_text(recipe, plan), *fewer_nodes_table(recipe, plan)]
+    faster = [] if plan.faster_on_fewer is None else [f"Faster {faster_on_fewer_sentence(recipe, plan)}"]
+    others = [*faster, *fallback_text(recipe, plan), *fewer_nodes_table(recipe, plan)]
     return [*_headline(recipe, plan), "", *memory_and_time, *others]
 
 

@@ -32,7 +32,7 @@ from llmlaunch.timing.constants import constant, of_generation
 __all__ = [
     "ATTENTION_BACKWARD",
     "DevicePace",
-    "Peaks",
+    "FormatPeaks",
     "Rates",
     "SplitColumns",
     "Work",
@@ -90,7 +90,7 @@ class DevicePace:
 
 
 @frozen
-class Peaks:
+class FormatPeaks:
     """Dense peaks of a device in operations per second: `wide` in the compute format, `linear` in that of the blocks'
     linear layers, which is narrower where these are quantized."""
 
@@ -98,14 +98,14 @@ class Peaks:
     linear: float
 
 
-def peaks(job: Job, accelerator: Accelerator) -> Peaks:
+def peaks(job: Job, accelerator: Accelerator) -> FormatPeaks:
     """Return the peaks of the formats in which a job computes."""
     table, quantized = accelerator.flops_per_second, job.facts.quantized
     wide = table.get(job.workload.precision) or table.get("bf16") or max(table.values())
     if quantized is None or "fp8" not in table:
-        return Peaks(wide, wide)
+        return FormatPeaks(wide, wide)
     narrow = table.get("fp4", 2.0 * table["fp8"]) if quantized.input_bytes < 1.0 else table["fp8"]
-    return Peaks(wide, max(narrow, wide))
+    return FormatPeaks(wide, max(narrow, wide))
 
 
 def pace(job: Job, cluster: Cluster) -> DevicePace:

@@ -1,0 +1,65 @@
+"""Fewer nodes on which a step is shorter than on those the recipe asks for, because it waits for the network between
+them. A few layouts are priced, those nearest to the planned one; nothing is searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from llmlaunch.errors import UserError
+from llmlaunch.layout import Layout
+from llmlaunch.planner.judge import judge_layouts
+from llmlaunch.planner.outlook import FasterOnFewer
+from llmlaunch.planner.plan import Plan, as_planned
+from llmlaunch.planner.search_space import pinned_numbers
+from llmlaunch.planner.setting import Setting
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["MOST_PRICED", "faster_on_fewer"]
+
+OF_NETWORK = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_transfer", "data_parallel")
+DIVISORS = (2, 4, 8, 16, 32)  # of the number of nodes
+SIZES = ("data", "context", "pipeline")  # one of which spans fewer nodes, the first that does costs least
+MOST_PRICED = len(SIZES) * (len(DIVISORS) + 1)
+LEAST_GAIN = 0.02  # what a model of time can tell apart
+
+
+def faster_on_fewer(setting: Setting, plan: Plan) -> FasterOnFewer | None:
+    """Return the number of nodes, fewer than the recipe's, and the safe layout with the shortest step on them; None
+    where no layout near the planned one is shorter than its step.
+
+    Half of the devices compute for twice as long, so nothing is priced where the step does not wait for the network for
+    as long as it computes.
+    """
+    recipe, seconds = setting.recipe, plan.chosen.step_seconds
+    waiting = sum(plan.step_terms.get(term, 0.0) for term in OF_NETWORK)
+    filling = plan.step_terms.get("pipeline_bubble", 0.0)
+    if plan.sizing is not None or not plan.safe or filling + 2.0 * (seconds - waiting - filling) >= seconds:
+        return None
+    best: FasterOnFewer | None = None
+    for nodes in _fewer(recipe.nodes):
+        changed = setting.with_recipe(replace(as_planned(recipe, plan.chosen), nodes=nodes))
+        try:
+            verdicts = judge_layouts(changed, list(_smaller(recipe, plan.layout, recipe.nodes // nodes)))
+        except UserError:
+            continue
+        for verdict in verdicts:
+            taken = verdict.step_seconds
+            if verdict.refusal is None and taken is not None and taken < (best.step_seconds if best else seconds):
+                best = FasterOnFewer(nodes, taken, verdict.layout, waiting / seconds)
+    return best if best is not None and best.step_seconds < (1.0 - LEAST_GAIN) * seconds else None
+
+
+def _fewer(nodes: int) -> list[int]:
+    """Return smaller numbers of nodes that divide this one, the largest first."""
+    fewer = {nodes // divisor for divisor in DIVISORS if nodes % divisor == 0}
+    return sorted(fewer | ({1} if nodes > 1 else set()), reverse=True)
+
+
+def _smaller(recipe: Recipe, layout: Layout, divisor: int) -> Iterator[Layout]:
+    """Yield the layouts that differ in one size, which is smaller by the divisor and which no pin forbids."""
+    for name in SIZES:
+        size, pinned = getattr(layout, name), pinned_numbers(recipe, name)
+        even = name != "pipeline" or not (layout.uneven or recipe.layers_by_stage)
+        if even and size % divisor == 0 and (not pinned or size // divisor in pinned):
+            yield replace(layout, **{name: size // divisor})
