@@ -228,7 +228,7 @@ def plan_on(factor: float) -> Plan:
 
 
 def test_a_slow_a_middling_and_a_fast_network_make_three_plans_and_a_slow_one_keeps_data_parallelism_small() -> None:
-    slow, middling, fast = (plan_on(factor) for factor in (0.05, 1.0, 8.0))
+    slow, middling, fast = (plan_on(factor) for factor in (0.05, 0.5, 8.0))
     assert len({plan.layout for plan in (slow, middling, fast)}) == 3
     assert slow.chosen.step_seconds > middling.chosen.step_seconds >= fast.chosen.step_seconds
     assert slow.layout.data < fast.layout.data

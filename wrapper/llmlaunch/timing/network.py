@@ -22,6 +22,7 @@ from llmlaunch.timing.constants import constant
 
 __all__ = [
     "all_to_all",
+    "copied",
     "exchange",
     "exposed",
     "host_link",
@@ -191,10 +192,19 @@ def _hop(
 
 def exposed(seconds: FloatColumn, hiding: FloatColumn) -> FloatColumn:
     """Return by how many seconds a step is longer for transfers of `seconds` beside `hiding` seconds of computation:
-    while it is hidden, a transfer takes a share of the device (`overlap_cost`): copies read and write the same memory,
-    collectives occupy multiprocessors."""
+    while it is hidden, a transfer takes a share of the device (`overlap_cost`): collectives occupy multiprocessors, and
+    read and write the same memory."""
     slowed = constant("overlap_cost") * seconds
     return np.maximum(seconds - (1.0 - constant("overlap_cost")) * hiding, slowed)
+
+
+def copied(cluster: Cluster, seconds: FloatColumn, hiding: FloatColumn) -> FloatColumn:
+    """Return by how many seconds a step is longer for copies of `seconds` between device and host beside `hiding`
+    seconds of computation. Copy engines carry them and no multiprocessor is held (CUDA C++ Programming Guide,
+    "Overlap of Data Transfer and Kernel Execution"), so what is hidden takes its share of the device's memory bandwidth
+    alone, a per cent or so: from 192K tokens on MEMO's swapping costs nothing that was seen (Zhao et al. 2025)."""
+    share = min(host_link_bytes_per_second(cluster) / cluster.accelerator.memory_bytes_per_second, 1.0)
+    return np.maximum(seconds - (1.0 - share) * hiding, share * seconds)
 
 
 HOPPER = 9.0

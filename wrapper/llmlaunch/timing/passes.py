@@ -15,7 +15,7 @@ from llmlaunch.memory.job import Job
 from llmlaunch.models.kinds import head_kinds
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.layers import KINDS
-from llmlaunch.timing.network import exposed, moves_activations, moving_seconds, pipeline_hop
+from llmlaunch.timing.network import copied, exposed, moves_activations, moving_seconds, pipeline_hop
 from llmlaunch.timing.products import SplitColumns, split_of
 from llmlaunch.timing.stages import FullestStage, Pieces, Stages, heads_seconds, pieces, stages, stages_in_balance
 
@@ -107,7 +107,7 @@ def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn) 
     forward, backward = _compute(at, parts, stages_)
     if moves_activations(job, layouts):
         moving = moving_seconds(job, cluster, layouts, stages_.dense_layers, stages_.mixture_layers)
-        beside["host_transfers"] = m * (exposed(moving, forward) + exposed(moving, backward))
+        beside["host_transfers"] = m * (copied(cluster, moving, forward) + copied(cluster, moving, backward))
     work = m * stages_.slowest_seconds
     for column in beside.values():
         work = work + column
@@ -191,7 +191,7 @@ def _least_host_transfers(
     of_others = 0.0 if other is None else spare * other.seconds[few_of]
     layers = np.ceil(np.maximum(rest - of_others, 0.0) / layer.seconds[few_of] * (1.0 - WHOLE))
     forward, backward = (
-        exposed(layers * moving, layers * mine[few_of] + more[few_of])
+        copied(cluster, layers * moving, layers * mine[few_of] + more[few_of])
         for mine, more in zip(passes, others, strict=True)
     )
     return forward + backward
