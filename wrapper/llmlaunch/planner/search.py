@@ -59,7 +59,7 @@ OUTPACED = "outpaced"
 BROKEN_ESTIMATE = "broken_estimate"  # a law of memory is broken: a bug of llmlaunch
 REHEARSED = "rehearsed"
 
-EQUAL = 1e-3  # shares of a step that no model of time can tell apart
+EQUAL = 5e-3  # shares of a step that no model of time can tell apart
 EXACT = 6  # the chosen layout and the runners-up a plan shows
 RANKED = 64  # sorting a million layouts takes longer than pricing them, and few look past the first
 
