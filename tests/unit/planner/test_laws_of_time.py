@@ -150,7 +150,7 @@ def test_the_expected_end_follows_from_the_length(name: str, overrides: tuple[st
     end, length = plan.expected, plan.length
     assert end is not None
     assert end.p50_seconds is not None
-    assert end.p95_seconds is not None
-    assert length.seconds * (1.0 - EQUAL) <= end.p50_seconds < end.p95_seconds
+    assert (end.p95_seconds is None) == (end.step_time_spread is None)
+    assert length.seconds * (1.0 - EQUAL) <= end.p50_seconds < (end.p95_seconds or np.inf)
     assert 0.0 < end.goodput <= 1.0
     assert np.isclose(length.gpu_hours, length.seconds * plan.layout.world_size / 3600)
