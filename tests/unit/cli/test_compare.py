@@ -58,7 +58,7 @@ def test_the_text_is_80_columns_with_why_others_may_not_run(llmlaunch: CommandLi
     assert "training.global_batch_size: 512 evenly" in text
     assert "a100-40gb-x8 x 4: unsafe: pipeline rank 0 needs" in text
     assert "b200-x8" in answer.stdout.split("May not run")[0]
-    assert text.count("checked, not rendered: TP1") == 1  # no job is written for AMD's GPUs
+    assert text.count("checked, not rendered: safe (risk not known): TP1") == 1  # no job is written for AMD's GPUs
 
 
 def test_a_budget_divides_them_and_none_within_it_is_exit_code_3(llmlaunch: CommandLine) -> None:

@@ -53,7 +53,7 @@ def test_a_dry_run_shows_on_one_screen_what_would_be_submitted(llmlaunch: Comman
     assert row(out, "goes to") == "SLURM, partition gpu, time limit 8:00:00"
     assert row(out, "machines").startswith("4 nodes x 8 GPUs of h100-80gb")
     assert row(out, "environment") == "container /images/megatron.sqsh (pyxis)"
-    assert row(out, "memory").startswith("safe: ")
+    assert row(out, "memory").startswith("safe (risk 0.56 %): ")
     assert "GiB on the fullest rank" in row(out, "memory")
     assert " s a step, " in row(out, "time")
     assert row(out, "run folder").startswith("runs/")

@@ -42,7 +42,7 @@ def test_accepted_every_command_goes_on(llmlaunch: CommandLine, command: tuple[s
     name, *options = command
     output = llmlaunch(name, PATH, ONE_LAYOUT, ACCEPT, *options)
     if name in ("check", "plan"):
-        assert output.stdout.startswith("llama2-7b-deepspeed: tight, accepted by the recipe")
+        assert output.stdout.startswith("llama2-7b-deepspeed: tight (risk 7 %), accepted by the recipe")
         assert (
             "If a device runs out of memory, the same job continues with"
             in llmlaunch(name, PATH, ONE_LAYOUT, ACCEPT, "-v").stdout
@@ -104,7 +104,7 @@ def test_runs_says_how_a_run_was_judged_and_what_fujiis_rule_says(
     llmlaunch("submit", PATH, ONE_LAYOUT, ACCEPT, "-o", "tight")
     (run,) = llmlaunch.json("runs")["runs"]
     assert (run["verdict"], run["fujii_verdict"]) == ("tight", "safe")
-    assert " tight (safe) " in llmlaunch("runs").stdout
+    assert " tight, risk 7 % (safe) " in llmlaunch("runs").stdout
 
 
 def test_one_tight_run_of_several_refuses_all_until_it_is_accepted(llmlaunch: CommandLine, put_commands: Any) -> None:

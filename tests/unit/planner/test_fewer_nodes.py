@@ -117,8 +117,8 @@ def test_both_spellings_of_nodes_mean_the_same() -> None:
 def test_check_says_what_fewer_nodes_would_cost() -> None:
     recipe, whole = planned("llama3-8b", "nodes.at_least=2", "cluster={base: h100-80gb-x8, usd_per_gpu_hour: 2.5}")
     screen = check_screen(recipe, whole, Surface(width=120))
-    assert "Fewer   3 nodes: 17.74 s a step (+42%), the whole job" in screen
-    assert "        2 nodes: 24.80 s a step (+98%)" in screen
+    assert "Fewer   3 nodes: 17.74 s a step (+39%), the whole job" in screen
+    assert "        2 nodes: 25.22 s a step (+98%)" in screen
     assert "If nodes are lost and none is spare, the same job continues (nodes.at_least: 2)" in check_text(
         recipe, whole
     )

@@ -125,7 +125,7 @@ def test_a_tight_plan_and_one_that_fits_nowhere_have_a_page(monkeypatch: pytest.
     judge_by(monkeypatch, hand_made_limit(needed_gib() - 2, needed_gib() + 2))
     setting, plan = make_sized_plan(gallery_setting(RECIPE, ONE_LAYOUT))
     page = plan_page(setting, search(setting, whole=True), plan, (), "llmlaunch plan r.yaml")
-    assert "tight: it fits the card" in page
+    assert "tight (risk not known): it fits the card" in page
 
 
 def test_it_stays_small_where_the_space_is_large() -> None:

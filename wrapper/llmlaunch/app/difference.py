@@ -54,6 +54,7 @@ class Described:
     totals: Leaves = field(default_factory=dict)
     measured: Leaves = field(default_factory=dict)
     unplanned: str = ""  # why a recipe has no plan
+    changed_by_runs: str = ""  # the sentence on the measured run that changed a plan
 
 
 SECTIONS = ("recipe", "layout", "techniques", "arguments", "environment", "memory_terms", "time_terms", "totals")
@@ -64,12 +65,17 @@ def difference(first: Described, second: Described) -> dict[str, Any]:
     it. What was measured decides nothing: two runs never measure the same."""
     sections = {name: _changes(first, second, name) for name in SECTIONS}
     return {
-        "a": {"name": first.name, "kind": first.kind, "unplanned": first.unplanned or None},
-        "b": {"name": second.name, "kind": second.kind, "unplanned": second.unplanned or None},
+        "a": _side(first),
+        "b": _side(second),
         "differ": any(sections.values()),
         **sections,
         "measured": _changes(first, second, "measured", of_either=True),
     }
+
+
+def _side(described: Described) -> dict[str, Any]:
+    unplanned, changed = described.unplanned or None, described.changed_by_runs or None
+    return {"name": described.name, "kind": described.kind, "unplanned": unplanned, "changed_by_runs": changed}
 
 
 def _changes(first: Described, second: Described, section: str, of_either: bool = False) -> list[dict[str, Any]] | None:
@@ -227,6 +233,7 @@ def _of_plan(content: Mapping[str, Any]) -> dict[str, Any]:
         "gpu_hours": job.get("gpu_hours"),
     }
     return {
+        "changed_by_runs": str((content.get("changed_by_runs") or {}).get("sentence") or ""),
         "layout": dict(_leaves(content["layout"])),
         "techniques": dict(_leaves(techniques)),
         "memory_terms": dict(worst["terms"]),

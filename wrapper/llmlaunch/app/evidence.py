@@ -276,7 +276,9 @@ def with_own_layouts(setting: Setting, notify: Notify) -> Setting:
     if runs is None or not runs.steps:
         return setting if lessons is setting.lessons else replace(setting, lessons=lessons)
     time = replace(lessons.time, job_factor=runs.job_factor)
-    return setting.with_lessons(replace(lessons, time=time, measured_steps=runs.steps))
+    return setting.with_lessons(
+        replace(lessons, time=time, measured_steps=runs.steps, shared_factor=runs.shared_factor)
+    )
 
 
 def _own_runs_of(setting: Setting, notify: Notify) -> OwnRuns | None:

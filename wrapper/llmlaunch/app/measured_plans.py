@@ -1,10 +1,11 @@
 """Plans of a recipe that ran before, each judged by the peaks and the step times that were measured then.
 
 A run of this very job and layout is the best prediction of the next. Its peaks take the place of the estimate, and what
-runs of one job differ by takes the place of the margin; one that ran out of memory refutes its layout. Its step time
-takes the place of the predicted one, and a part of what it differs by is taken for the other layouts, too. That the job
-is the same is decided by the measurement record, which holds everything that decides its bytes, and by the arguments of
-which nobody knows whether they do.
+runs of one job differ by takes the place of the margin; one that ran out of memory refutes its layout. The step time of
+runs that agree takes the place of the predicted one, and a part of what it differs by is taken for the other layouts,
+too; a single run says nothing of which layout is faster (`planner/single_runs.py`). That the job is the same is decided
+by the measurement record, which holds everything that decides its bytes, and by the arguments of which nobody knows
+whether they do.
 """
 
 from __future__ import annotations
@@ -54,17 +55,20 @@ NEIGHBOUR_SHARE = 0.5
 MOST_OWN = (
     0.1  # of a logarithm that is a layout's own: what is more, a slow machine or kernel, all its neighbours share
 )
-NEWEST = 5  # attempts of a layout whose median counts: drivers and code change
+NEWEST = 5  # runs of a layout whose median counts: drivers and code change
+AGREE = 0.03  # share of the median that the step times of two runs may lie off it; they are repeated within 1 or 2 %
 
 
 @dataclass(frozen=True)
 class OwnRuns:
     """What runs of this very job show of its layouts: of each layout the newest word on its memory, and the step times.
-    `job_factor` multiplies the step times that are predicted of all its layouts."""
+    `job_factor` multiplies the seconds that are predicted of all its layouts, where the times of some decide;
+    `shared_factor` is what single runs show of all layouts, where none does."""
 
     rehearsals: tuple[Rehearsal, ...]
     steps: tuple[MeasuredStep, ...]
     job_factor: float
+    shared_factor: float
 
 
 @dataclass(frozen=True)
@@ -97,10 +101,10 @@ def own_runs_of(attempts: Sequence[MeasuredAttempt], setting: Setting) -> OwnRun
             result = _judged(own)
             if result is not None:
                 judged.setdefault(own.key, result)
-    steps = tuple(
-        _measured_step([(own, seconds) for own, seconds in of_layout[:NEWEST]]) for of_layout in timed.values()
-    )
-    return OwnRuns(tuple(judged.values()), steps, _job_factor(steps, setting))
+    steps = tuple(_measured_step(of_layout) for of_layout in timed.values())
+    decisive = [step for step in steps if step.decides]
+    single = [] if decisive else steps
+    return OwnRuns(tuple(judged.values()), steps, _job_factor(decisive, setting), _job_factor(single, setting))
 
 
 def _own_attempt(attempt: MeasuredAttempt, setting: Setting) -> _OwnAttempt | None:
@@ -143,15 +147,23 @@ def _step_seconds(own: _OwnAttempt, setting: Setting) -> float | None:
 
 
 def _measured_step(attempts: Sequence[tuple[_OwnAttempt, float]]) -> MeasuredStep:
+    """Return the step time of a layout by its `attempts`, the newest first. Those of one run are one word: they may
+    have had the same slow node."""
     newest = attempts[0][0]
+    by_run: dict[str, list[float]] = {}
+    for own, seconds in attempts:
+        by_run.setdefault(own.attempt.run_id, []).append(seconds)
+    times = [median(of_run) for of_run in by_run.values()][:NEWEST]
+    middle = median(times)
     return MeasuredStep(
         workload=newest.recipe.workload,
         layout=newest.plan.layout,
         techniques=newest.recipe.techniques,
         gradient_dtype=newest.recipe.training.gradient_dtype,
-        step_seconds=median(seconds for _, seconds in attempts),
-        runs=len(attempts),
+        step_seconds=middle,
+        runs=len(times),
         run_id=newest.attempt.run_id,
+        agreeing=sum(abs(seconds - middle) <= AGREE * middle for seconds in times),
     )
 
 

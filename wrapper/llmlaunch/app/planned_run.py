@@ -179,9 +179,9 @@ class PlannedRun:
     @cached_property
     def search(self) -> SearchResult:
         """Every layout of the recipe, priced and ranked."""
-        from llmlaunch.planner.search import search
+        from llmlaunch.planner.headroom import search_with_headroom
 
-        return search(self.setting, whole=True)
+        return search_with_headroom(self.setting, whole=True)
 
     def pareto_front(self) -> list[Candidate]:
         """Return the layouts that no other beats in both step time and head-room."""

@@ -80,6 +80,8 @@ class QualifyingRun:
             "sequence_length": self.trial.sequence_length,
             "expectation": self.trial.trial.expectation,
             "predicted_bytes": plan.estimate.worst.device_bytes,
+            "stated_risk": plan.stated_risk,
+            "peak_kind": plan.estimate.peak_kind,
             "predicted_step_seconds": plan.chosen.step_seconds,
             "overrides": list(self.trial.words),
         }

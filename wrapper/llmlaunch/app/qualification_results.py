@@ -46,6 +46,7 @@ class LayoutResult:
     peaks: Mapping[str, tuple[int | None, int]]
     predicted_bytes: int
     limit_bytes: int
+    stated_risk: float | None
     memory_bytes: int
     predicted_step_seconds: float
     step_seconds: float | None
@@ -168,6 +169,7 @@ def _layout_result(store: Store, run: NamedRun) -> LayoutResult | None:
         peaks=peaks,
         predicted_bytes=run.predicted_bytes or predicted,
         limit_bytes=memory["limit_bytes"],
+        stated_risk=memory.get("stated_risk"),
         memory_bytes=memory["memory_bytes"],
         predicted_step_seconds=plan["step_seconds"],
         step_seconds=next((record["step_seconds"] for record in records if record.get("step_seconds")), None),

@@ -203,6 +203,7 @@ def _plan(files: RunFiles, measured: tuple[Attempt, AttemptSummary] | None) -> R
     by_kind = _object(run, "predicted_by_kind")
     return {
         "verdict": text_or_none(plan.get("verdict")),
+        "stated_risk": number(memory.get("stated_risk")),
         "layout": _layout_words(_object(plan, "layout")),
         "layout_of": layout or "planned",
         "step_seconds": number(plan.get("step_seconds")),

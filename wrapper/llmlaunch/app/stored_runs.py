@@ -65,6 +65,11 @@ class RunState:
         return self.progress.verdict
 
     @property
+    def stated_risk(self) -> float | None:
+        """Return the stated risk of the plan; None where no measured run could tell, and where its files do not say."""
+        return self.progress.stated_risk
+
+    @property
     def fujii_verdict(self) -> str | None:
         """Return what Fujii et al.'s 80 % rule would have said of the plan, "safe" or "unsafe"; None of a run on CPUs,
         and where its files do not say."""
@@ -81,6 +86,7 @@ class RunState:
         return {
             **self.run.as_json(),
             "verdict": self.verdict,
+            "stated_risk": self.stated_risk,
             "fujii_verdict": self.fujii_verdict,
             "phase": self.phase,
             "live": None if self.live is None else self.live.as_json(),

@@ -128,10 +128,13 @@ class Rehearsal:
         return not self.safe and not self.allows(limit_bytes)
 
 
+FEWEST_AGREEING = 2  # runs
+
+
 @dataclass(frozen=True)
 class MeasuredStep:
-    """The step time of one layout with its techniques, as runs of the very job took: the median of `runs` attempts,
-    the newest of which is `run_id`."""
+    """The step time of one layout with its techniques, as runs of the very job took: the median of `runs`, the newest
+    of which is `run_id`. `agreeing` of them took as long but for what a step time is repeated within."""
 
     workload: Workload
     layout: Layout
@@ -140,29 +143,40 @@ class MeasuredStep:
     step_seconds: float
     runs: int
     run_id: str
+    agreeing: int = 1
+
+    @property
+    def decides(self) -> bool:
+        """Whether it takes the place of the predicted step time where layouts are compared: a single run may be that of
+        a slow node, and corrects all layouts alike."""
+        return self.agreeing >= FEWEST_AGREEING
 
 
 @dataclass(frozen=True)
 class TimeEvidence:
     """What measured runs say of the chosen layout's step time. `uncorrected_seconds` are predicted without any run,
-    `predicted_seconds` with `correction`; where `measured` is known its step time takes the place of both."""
+    `predicted_seconds` with `correction`. Where `measured` decides, its step time takes the place of both; what single
+    runs show multiplies the step times of all layouts by `shared_factor`."""
 
     uncorrected_seconds: float
     predicted_seconds: float
     correction: TimeCorrection = NO_TIME_CORRECTION
     measured: MeasuredStep | None = None
+    shared_factor: float = 1.0
 
     def as_json(self) -> dict[str, Any]:
         """Return the value of `step_evidence` of a plan's JSON."""
         correction, measured = self.correction, self.measured
-        about = {name: getattr(correction, name) for name in ("job_factor", "runs", "calibration_id")}
+        about = {name: getattr(correction, name) for name in ("runs", "calibration_id")}
+        job_factor = correction.job_factor * self.shared_factor
+        unchanged = correction.changes_nothing and job_factor == 1.0
         return {
             "uncorrected_seconds": self.uncorrected_seconds,
             "predicted_seconds": self.predicted_seconds,
-            "correction": None if correction.changes_nothing else {**correction.factors, **about},
+            "correction": None if unchanged else {**correction.factors, "job_factor": job_factor, **about},
             "measured": None
             if measured is None
-            else {name: getattr(measured, name) for name in ("step_seconds", "runs", "run_id")},
+            else {name: getattr(measured, name) for name in ("step_seconds", "runs", "agreeing", "run_id")},
         }
 
 
@@ -175,8 +189,9 @@ class Lessons:
     at the recipe's risk, None if it names none; `correction` belongs into every prediction; `support` counts the runs
     behind both, None if nobody looked; `own_runs` of the store join the shipped ones where they are too few for a bound
     of their own; `rehearsals` hold for their very shapes only; `stops` is how often runs are stopped unplanned. `time`
-    belongs into every step time, and `measured_steps` take its place for their very layouts. `time_error` is the mean
-    error of step times so corrected on runs that the factors had not seen; None without a calibration."""
+    belongs into every step time, and those of the `measured_steps` that decide take its place for their very layouts;
+    `shared_factor` is what the others show of all layouts of the job. `time_error` is the mean error of step times so
+    corrected on runs that the factors had not seen; None without a calibration."""
 
     margin: Margin | None = None
     correction: Correction = NO_CORRECTION
@@ -186,6 +201,7 @@ class Lessons:
     stops: StopRate = PUBLISHED_RATE
     time: TimeCorrection = NO_TIME_CORRECTION
     measured_steps: tuple[MeasuredStep, ...] = ()
+    shared_factor: float = 1.0
     time_error: float | None = None
 
 

@@ -53,9 +53,9 @@ def runs_command(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """List the runs, the newest first: state, attempts, step, the plan's verdict with Fujii's 80 % rule's in brackets,
-    the worst rank's predicted and measured peak, and the goodput: the share of the allocated time in which steps were
-    made that count in the end.
+    """List the runs, the newest first: state, attempts, step, the plan's verdict and risk with Fujii's 80 % rule's in
+    brackets, the worst rank's predicted and measured peak, and the goodput: the share of the allocated time in which
+    steps were made that count in the end.
 
     Runs that have finished since are collected first; SLURM is asked once about all that go on.
 
@@ -90,6 +90,7 @@ def _after_list(newest: RunState) -> list[Step]:
 
 def _runs_table(listed: Sequence[RunState]) -> str:
     from llmlaunch.causes.cause import in_words
+    from llmlaunch.planner.plan import risk_words
     from llmlaunch.report.text import one_line, table
     from llmlaunch.units import duration, gib
 
@@ -105,7 +106,8 @@ def _runs_table(listed: Sequence[RunState]) -> str:
         since = run.submitted_at or run.started_at
         sizes = ["-" if size is None else gib(size) for size in (run.measured_bytes, run.predicted_bytes)]
         fujii = "" if entry.fujii_verdict is None else f" ({entry.fujii_verdict})"
-        verdict = f"{entry.verdict or '-'}{fujii}"
+        risk = "" if entry.stated_risk is None else f", {risk_words(entry.stated_risk)}"
+        verdict = f"{entry.verdict or '-'}{risk}{fujii}"
         age = "-" if since is None else duration(max(0.0, now - since))
         share = None if progress.goodput is None else progress.goodput.share
         goodput = "-" if share is None else f"{100 * share:.0f} %"

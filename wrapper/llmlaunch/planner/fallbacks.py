@@ -10,9 +10,10 @@ import numpy as np
 
 from llmlaunch.backends.checkpoints import reshards
 from llmlaunch.memory.estimator import Estimate, estimate
+from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import Candidate, Fallback, Fallbacks, Plan, as_planned
 from llmlaunch.planner.planning import plan_of
-from llmlaunch.planner.search import SearchResult, search
+from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import GIB
@@ -61,7 +62,7 @@ def _next_plans(setting: Setting, first: Plan) -> Iterator[tuple[Plan, str | Non
     plan = first
     while True:
         lowered = _lowered(setting, plan)
-        result = search(lowered)
+        result = search_with_headroom(lowered)
         if not np.any(result.safe):
             break
         plan = plan_of(lowered, result, _place(lowered, result, plan))
@@ -78,7 +79,7 @@ def _with_other_pins(setting: Setting) -> Iterator[tuple[Plan, str]]:
     if change is None or not all(key.startswith("layout.") for key in change.settings):
         return
     changed = setting.with_recipe(change.recipe)
-    yield plan_of(changed, search(changed), 0), change.sentence()
+    yield plan_of(changed, search_with_headroom(changed), 0), change.sentence()
 
 
 def _lowered(setting: Setting, plan: Plan) -> Setting:

@@ -12,9 +12,9 @@ import numpy as np
 from llmlaunch.backends.checkpoints import other_world_refusal
 from llmlaunch.errors import UserError
 from llmlaunch.planner.fallbacks import can_load
+from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import Candidate, FewerNodes, Plan
 from llmlaunch.planner.planning import plan_of
-from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import no_split_reason, splittable
 from llmlaunch.recipe.overrides import place_of
@@ -94,7 +94,7 @@ def _plan(setting: Setting, chosen: Candidate, nodes: int) -> tuple[Plan | None,
     recipe = setting.recipe
     pins = {**recipe.pins, "zero_stage": chosen.layout.zero_stage}  # no checkpoint is loaded at another stage
     fewer = replace(setting.with_recipe(replace(recipe, nodes=nodes, pins=pins)), widened=False)
-    result = search(fewer)
+    result = search_with_headroom(fewer)
     if not len(result.points):
         return None, "no layout is legal"
     if not np.any(result.safe):

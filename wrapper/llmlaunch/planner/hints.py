@@ -15,9 +15,9 @@ import numpy as np
 
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
+from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.judge import judge_layouts
 from llmlaunch.planner.plan import Plan
-from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import as_ints, excluded_techniques
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import BELONGS, as_pin, relax_pins, stated_value, yaml_text
@@ -29,7 +29,8 @@ __all__ = ["Hint", "faster_choices"]
 LEAST_GAIN = 0.02  # what a model of time can tell apart, and is worth a change
 MOST_HINTS = 3
 MOST_CHANGE_OF_BATCH = 0.125  # a batch further away is another training
-# What a search with another batch keeps of the chosen layout, so that it prices some hundred rows.
+# What the search for the best batch keeps of the chosen layout, so that it prices some hundred rows. What is planned
+# for that batch is searched in the whole space.
 KEPT_WITH_BATCH = ("context", "expert", "expert_tensor", "zero_stage", "recompute")
 LIBRARY_NAMES = {"deepep": "DeepEP", "hybridep": "HybridEP"}
 
@@ -73,7 +74,7 @@ def _other_pins(setting: Setting, plan: Plan) -> Iterator[Hint]:
         if name == "recompute" and any(stated_value(recipe, other) for other in BELONGS):
             continue
         freed = relax_pins(setting, keep=recipe.pins.keys() - {name})
-        result = search(setting.with_recipe(freed), exact=1)
+        result = search_with_headroom(setting.with_recipe(freed), exact=1)
         if not np.any(result.safe):
             continue
         best = result.candidate(freed, 0)
@@ -93,22 +94,28 @@ def _other_batches(setting: Setting, plan: Plan) -> Iterator[Hint]:
         return
     here = {name: as_pin(name, int(getattr(plan.layout, name))) for name in KEPT_WITH_BATCH}
     pins = {**{name: value for name, value in here.items() if value is not None}, **recipe.pins}
-    best: Hint | None = None
+    rates: dict[int, float] = {}
     for other in _even_batches(batch, recipe.world_size):
-        changed = replace(recipe, pins=pins, training=replace(recipe.training, global_batch_size=other))
-        try:
-            result = search(setting.with_recipe(changed), exact=1)
-        except UserError:
-            continue
-        if not np.any(result.safe):
-            continue
-        rate = result.candidate(changed, 0).tokens_per_second_per_gpu
+        rate = _rate(setting, replace(recipe, pins=pins, training=replace(recipe.training, global_batch_size=other)))
+        if rate is not None:
+            rates[other] = rate
+    if not rates:
+        return
+    best = max(rates, key=lambda other: rates[other])
+    rate = _rate(setting, replace(recipe, training=replace(recipe.training, global_batch_size=best)))
+    if rate is not None:
         gain = rate / plan.chosen.tokens_per_second_per_gpu - 1.0
-        if best is None or gain > best.gain:
-            remark = f"{recipe.world_size} devices share it evenly; the batch is part of what the model learns"
-            best = Hint("training.global_batch_size", batch, other, gain, remark)
-    if best is not None:
-        yield best
+        remark = f"{recipe.world_size} devices share it evenly; the batch is part of what the model learns"
+        yield Hint("training.global_batch_size", batch, best, gain, remark)
+
+
+def _rate(setting: Setting, recipe: Recipe) -> float | None:
+    """Return the tokens a second and device that would be planned for a recipe; None where nothing is safe."""
+    try:
+        result = search_with_headroom(setting.with_recipe(recipe), exact=1)
+    except UserError:
+        return None
+    return result.candidate(recipe, 0).tokens_per_second_per_gpu if np.any(result.safe) else None
 
 
 def _even_batches(batch: int, devices: int) -> list[int]:

@@ -11,26 +11,53 @@ from contextlib import contextmanager
 import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.planner.points import Points
 
-__all__ = ["Incumbents"]
+__all__ = ["ANYWHERE", "Incumbents", "Reach"]
 
 SLACK = 1e-9  # sums of floats do not come out the same in every order
+
+
+@frozen
+class Reach:
+    """What a search is about, where it is not about all layouts: safe ones whose step takes at most `most_seconds`, the
+    first of which has a ranking key of at most `most_key`."""
+
+    most_seconds: float = np.inf
+    most_key: float = np.inf
+
+    @property
+    def everything(self) -> bool:
+        """Whether it leaves out nothing, and layouts that are not safe matter as well."""
+        return bool(np.isinf(self.most_seconds))
+
+
+ANYWHERE = Reach()
 
 
 class Incumbents:
     """The ranking keys of the fastest safe candidates, as many as must be exact.
 
     `keys_of` returns the keys of points: their seconds of a step, or more, so that a lower bound of seconds is one of
-    keys. As long as `whole` is true, everything is within reach, and every legal layout is priced.
+    keys. As long as `whole` is true, everything is within reach, and every legal layout is priced. What is beyond
+    `reach` is of no interest, whether a safe candidate is known or not.
     """
 
-    def __init__(self, exact: int, keys_of: Callable[[Points], FloatColumn], whole: bool = False) -> None:
+    def __init__(
+        self,
+        exact: int,
+        keys_of: Callable[[Points], FloatColumn],
+        whole: bool = False,
+        reach: Reach = ANYWHERE,
+    ) -> None:
         self.whole = whole
-        self.any_safe = False  # whether any safe candidate is known
+        self.reach = reach
+        # Whether any safe candidate is known, or only safe ones are of interest: the others need not be priced then.
+        self.any_safe = not reach.everything
         self._keys_of = keys_of
         self._best = np.full(exact, np.inf)
-        self._cap = np.inf
+        self._cap = reach.most_key * (1.0 + SLACK)
 
     @classmethod
     def of_whole(cls) -> Incumbents:
@@ -45,7 +72,7 @@ class Incumbents:
     @property
     def none(self) -> bool:
         """Whether too few safe candidates are known to put anything out of reach."""
-        return bool(np.isinf(self.key_to_beat))
+        return bool(np.isinf(self.key_to_beat) and self.reach.everything)
 
     @contextmanager
     def looking_ahead(self) -> Iterator[None]:
@@ -59,6 +86,10 @@ class Incumbents:
         if self.whole:
             return np.ones(least_seconds.shape, dtype=np.bool_)
         return np.less_equal(least_seconds, self.key_to_beat)
+
+    def in_time(self, least_seconds: FloatColumn) -> BoolColumn:
+        """Whether steps of candidates that take at least so long may be within `reach`."""
+        return np.less_equal(least_seconds, self.reach.most_seconds * (1.0 + SLACK))
 
     def add(self, safe: Points) -> None:
         """Add safe points that are priced. The keys of the few that can be among the best are asked for."""

@@ -16,7 +16,7 @@ from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.peak import RESIDUAL
 from llmlaunch.planner.evidence import evidence_of, rehearsal_on
 from llmlaunch.planner.legality import situation
-from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.plan import Plan, risk_words
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
@@ -90,8 +90,9 @@ def _priced(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVerdict]:
     if not layouts:
         return []
     device = worst_ranks(setting.job, columns).device_bytes
-    seconds = step_time(setting.job, setting.cluster, columns).total
-    ran = [evidence_of(setting.lessons.measured_steps, setting.recipe, layout) for layout in layouts]
+    seconds = setting.lessons.shared_factor * step_time(setting.job, setting.cluster, columns).total
+    decisive = [step for step in setting.lessons.measured_steps if step.decides]
+    ran = [evidence_of(decisive, setting.recipe, layout) for layout in layouts]
     return [
         LayoutVerdict(
             layout,
@@ -216,10 +217,10 @@ def tightness(plan: Plan) -> str:
 
 def risk_text(plan: Plan) -> str:
     """Return the stated risk of the plan as a clause."""
-    risk = plan.limit.risk_of(plan.device_bytes)
+    risk = plan.stated_risk
     if risk is None:
         return "its risk of running out of memory is not known: too few runs like it were measured"
-    return f"stated risk of running out of memory: {100 * risk:.2g} %"
+    return f"stated {risk_words(risk, 'risk of running out of memory:')}"
 
 
 def explain_unsafe(plan: Plan) -> NothingSafe:

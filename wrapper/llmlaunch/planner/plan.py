@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any, Protocol
 
-from llmlaunch.backends.base import SWITCH_NAMES
 from llmlaunch.backends.flag_classes import NO_ARGUMENTS, ClassedArguments
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.support import NO_TIME_EVIDENCE, Rehearsal, Support, TimeEvidence
@@ -14,10 +13,10 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate
 from llmlaunch.memory.job import NO_CORRECTION, Correction
+from llmlaunch.planner.candidate import Candidate, ChangedChoice, FasterLayout, FullerLayout
 from llmlaunch.planner.outlook import ExpectedEnd, FasterOnFewer
 from llmlaunch.recipe.training import AUTO_INTERVAL
 from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
-from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.timing.step import evaluation_seconds
 from llmlaunch.units import GIB, HOUR
 from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
@@ -25,9 +24,11 @@ from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 __all__ = [
     "NO_LAYOUT",
     "Candidate",
+    "ChangedChoice",
     "Fallback",
     "Fallbacks",
     "FewerNodes",
+    "FullerLayout",
     "JobLength",
     "Limit",
     "NodeTrial",
@@ -37,6 +38,8 @@ __all__ = [
     "as_planned",
     "fujii_verdict",
     "plan_json",
+    "risk_words",
+    "verdict_with_risk",
     "with_save_interval",
 ]
 
@@ -86,89 +89,16 @@ class Limit:
         """Return the stated risk of a predicted device peak; None where no measured run can tell."""
         return None if self.evidence is None else self.evidence.risk_of(device_bytes)
 
-
-@frozen
-class Candidate:
-    """One layout with its worst rank's device bytes and its step time, and the techniques chosen with it and the format
-    gradients accumulate in (None: the backend's own choice)."""
-
-    layout: Layout
-    device_bytes: int
-    worst_pipeline_rank: int
-    step_seconds: float
-    tokens_per_second_per_gpu: float
-    techniques: Techniques = NO_TECHNIQUES
-    gradient_dtype: str | None = None
-
-    def describe(self) -> str:
-        """Return the layout and its techniques on one line, leaving out what is switched off."""
-        kind = self.recompute_kind
-        return " ".join([self.layout.describe(), *([f"({kind})"] if kind else []), *self.technique_labels()])
-
-    @property
-    def recompute_kind(self) -> str:
-        """What is recomputed: the modules, or the method where it is not the usual one; "" where nothing is to say."""
-        techniques = self.techniques
-        if techniques.recompute_modules and self.layout.recompute:
-            return "+".join(techniques.recompute_modules)
-        return techniques.recompute_method if techniques.recompute_method != "uniform" and self.layout.recompute else ""
-
-    def technique_labels(self) -> list[str]:
-        """Return what is on the host, the switches that are on, and the format of gradients, a label each."""
-        techniques = self.techniques
-        away = [*techniques.offload_modules, *(["checkpoints"] if techniques.offload_checkpoints else [])]
-        away += ["parameters"] if techniques.offload_parameters else []
-        away += [f"optimizer:{techniques.offload_optimizer:g}"] if techniques.offload_optimizer else []
-        labels = [f"offload={'+'.join(away)}"] if away else []
-        labels += _switch_labels(techniques)
-        return labels + ([f"gradients={self.gradient_dtype}"] if self.gradient_dtype else [])
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "layout": self.layout.as_json(),
-            **self.techniques_json(),
-            "device_bytes": self.device_bytes,
-            "worst_pipeline_rank": self.worst_pipeline_rank,
-            "step_seconds": self.step_seconds,
-            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
-        }
-
-    def techniques_json(self) -> dict[str, Any]:
-        return {"techniques": self.techniques.as_json(), "gradient_dtype": self.gradient_dtype}
-
-
-@frozen
-class HabitPrice:
-    """One habit that a layout goes against: the share of a step that this costs it in the ranking, and why."""
-
-    name: str
-    price: float
-    reason: str
-
-
-@frozen
-class FasterLayout:
-    """The fastest safe layout by the model of time, where the preference chose a plainer one. `gain` is the share by
-    which the chosen layout's step takes longer; `habits` are those that count against this layout and not as much
-    against the chosen one."""
-
-    candidate: Candidate
-    gain: float
-    habits: tuple[HabitPrice, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return {"gain": self.gain, "habits": [asdict(habit) for habit in self.habits], **self.candidate.as_json()}
-
-
-def _switch_labels(techniques: Techniques) -> list[str]:
-    """Return the switches that are on, by their names: tp_comm_overlap, loss=native, cuda_graphs=attn."""
-    labels = []
-    for name in SWITCH_NAMES:
-        value = getattr(techniques, name)
-        if value != getattr(NO_TECHNIQUES, name):
-            shown = "+".join(value) if isinstance(value, tuple) else value
-            labels.append(name if value is True else f"{name}={shown}")
-    return labels
+    def bytes_at(self, risk: float) -> int | None:
+        """Return the largest device peak that fits and whose stated risk is at most `risk`; None where there is none,
+        or where no measured run can tell."""
+        if (least := self.risk_of(0)) is None or least > risk:
+            return None
+        low, high = 0, self.most_bytes + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if (self.risk_of(middle) or 0.0) <= risk else (low, middle)
+        return low
 
 
 def with_save_interval(recipe: Recipe, plan: Plan) -> Recipe:
@@ -313,14 +243,26 @@ class Plan:
     what_ifs: tuple[WhatIf, ...] = ()  # what each technique that no backend runs changes of this layout
     unrendered: tuple[str, ...] = ()  # what `render` refuses of a recipe that is priced all the same
     faster: FasterLayout | None = None  # None: no safe layout is faster by more than nothing can tell apart
+    fuller: FullerLayout | None = None  # None: the rule of head-room changed nothing
     expected: ExpectedEnd | None = None  # None: of a plan that is no whole job's, such as a fallback's
     time: TimeEvidence = NO_TIME_EVIDENCE
     reason: str = ""  # why there is no verdict; "" where there is one
     faster_on_fewer: FasterOnFewer | None = None  # None: no layout near the chosen one is faster on fewer nodes
+    changed: ChangedChoice | None = None  # None: without what was measured on this site the plan would be the same
 
     @property
     def layout(self) -> Layout:
         return self.chosen.layout
+
+    @property
+    def stated_risk(self) -> float | None:
+        """The share of comparable runs that would need more than the card has; None where no measured run can tell."""
+        return self.limit.risk_of(self.device_bytes)
+
+    @property
+    def verdict_with_risk(self) -> str:
+        """The verdict as screens and pages show it, with the stated risk."""
+        return verdict_with_risk(self.verdict, self.stated_risk, self.estimate.peak_kind)
 
     @property
     def host_bytes_beyond(self) -> int:
@@ -405,6 +347,18 @@ class FewerNodes:
     without: Mapping[int, str]
 
 
+def risk_words(stated_risk: float | None, name: str = "risk") -> str:
+    """Return the stated risk of running out of memory as screens and pages show it: `risk 0.45 %`."""
+    return f"{name} not known" if stated_risk is None else f"{name} {100 * stated_risk:.2g} %"
+
+
+def verdict_with_risk(verdict: str, stated_risk: float | None, peak_kind: str | None) -> str:
+    """Return a verdict with its stated risk beside it: `safe (risk 0.45 %)`. What does not fit, and a process on a CPU,
+    which nobody measured like that, have none."""
+    stated = verdict in (SAFE, TIGHT) and peak_kind == "device"
+    return f"{verdict} ({risk_words(stated_risk)})" if stated else verdict
+
+
 def fujii_verdict(device_bytes: int, memory_bytes: int) -> str:
     """Return what Fujii et al.'s rule says of a peak: at most 80 % of device memory is safe."""
     return SAFE if device_bytes <= FUJII_SHARE * memory_bytes else UNSAFE
@@ -441,6 +395,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "unrendered": list(plan.unrendered),
         "faster_without_preference": None if plan.faster is None else plan.faster.as_json(),
         "faster_on_fewer_nodes": None if plan.faster_on_fewer is None else plan.faster_on_fewer.as_json(),
+        "gave_way_for_headroom": None if plan.fuller is None else plan.fuller.as_json(),
+        "changed_by_runs": None if plan.changed is None else plan.changed.as_json(plan.chosen),
         "not_modelled": list(plan.not_modelled),
         "assumptions": list(plan.assumptions),
         "advice": plan.advice,
@@ -458,7 +414,7 @@ def _memory_json(plan: Plan) -> dict[str, Any]:
         "peak_kind": estimate.peak_kind,
         "limit_bytes": limit.limit_bytes,
         "fits_bytes": limit.most_bytes,
-        "stated_risk": limit.risk_of(plan.device_bytes),
+        "stated_risk": plan.stated_risk,
         "fujii_verdict": fujii_verdict(plan.device_bytes, limit.memory_bytes),
         "memory_bytes": limit.memory_bytes,
         "memory_source": limit.memory_source,

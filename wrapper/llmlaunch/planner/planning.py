@@ -15,9 +15,12 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, Estimate, estimate
 from llmlaunch.memory.job import Job
+from llmlaunch.planner.budgets import budget_shares
+from llmlaunch.planner.changed_choice import changed_choice
 from llmlaunch.planner.doubt import argument_notes, verdict_with_arguments
 from llmlaunch.planner.expected_end import expected_end
 from llmlaunch.planner.fewer_and_faster import faster_on_fewer
+from llmlaunch.planner.headroom import fuller_layout, search_with_headroom
 from llmlaunch.planner.plan import (
     Candidate,
     JobLength,
@@ -36,12 +39,11 @@ from llmlaunch.planner.search import (
     REHEARSED,
     SearchResult,
     faster_layout,
-    search,
 )
 from llmlaunch.planner.setting import Setting, node_of, timed_cluster
+from llmlaunch.planner.single_runs import with_pace_of
 from llmlaunch.planner.sizing import (
     DEFAULT_MOST_NODES,
-    budget_shares,
     length_text,
     most_exceeded,
     most_nodes,
@@ -65,8 +67,9 @@ ALTERNATIVES = 5
 
 
 def make_plan(setting: Setting) -> Plan:
-    """Return the plan of the fastest safe layout; where none is safe, of the best tight one; where none is tight
-    either, of the closest unsafe one. The last two come with advice.
+    """Return the plan of the fastest safe layout, or of a roomier one that is hardly slower (`headroom.py`); where none
+    is safe, of the best tight one; where none is tight either, of the closest unsafe one. The last two come with
+    advice.
 
     Raises:
         UserError: no layout is legal at all; the message names the rule that refuses the most.
@@ -77,18 +80,19 @@ def make_plan(setting: Setting) -> Plan:
 def _searched_plan(setting: Setting) -> tuple[Setting, Plan]:
     """Return the plan and the setting whose search found it."""
     setting = with_solved_share(setting)
-    result = search(setting)
+    result = search_with_headroom(setting)
     if not len(result.points):
         from llmlaunch.planner.no_legal_layout import locked_is_illegal, no_layout  # imported only for a failure
 
         raise locked_is_illegal(setting) if setting.recipe.locked_by else no_layout(setting)
     if np.any(result.safe):
-        return setting, plan_of(setting, result, 0)
+        return with_pace_of(setting, result), plan_of(setting, result, 0)
     from llmlaunch.planner.smallest_change import advice, smallest_change
     from llmlaunch.planner.tight import search_tight
 
     searched = search_tight(setting, result) or (setting, result)
     plan = replace(plan_of(*searched, 0), limit=setting.limit)
+    searched = with_pace_of(*searched), searched[1]
     if plan.safe:  # by a rehearsal of a layout that only the wider search cuts so
         return setting, plan
     if plan.accepted or plan.locked_by or plan.verdict == UNKNOWN:
@@ -109,6 +113,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
     detail = estimate(job, chosen.layout, peak_kind=peak_kind, node=node_of(recipe))
     seconds = step_time(job, setting.cluster, LayoutColumns.of([chosen.layout]))
     time = _time_evidence(setting, job, chosen, seconds, result.measured.get(int(result.first[place])))
+    time = replace(time, shared_factor=result.pace)
     length = JobLength.of(recipe, chosen.step_seconds)
     rehearsed = result.rehearsed.get(int(result.first[place]))
     arguments = setting.backend.classed_arguments(planned, chosen.layout)
@@ -122,7 +127,7 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
         estimate=detail,
         limit=limit,
         host_limit=host,
-        step_terms=_step_terms(seconds, time),
+        step_terms=_step_terms(seconds, time, chosen),
         mfu=utilisation(job, recipe.cluster.accelerator, chosen.step_seconds, recipe.world_size),
         length=length,
         searched=result.searched,
@@ -147,9 +152,10 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
         accepts_tight=recipe.memory.accept == TIGHT,
         locked_by=recipe.locked_by,
         arguments=arguments,
-        what_ifs=what_ifs_of(setting, planned, chosen.layout),
+        what_ifs=what_ifs_of(setting, planned, chosen.layout, result.pace),
         unrendered=setting.backend.unrendered(recipe),
         faster=faster_layout(result, recipe) if safe and place == 0 and recipe.preference else None,
+        fuller=fuller_layout(setting, result) if place == 0 else None,
         time=time,
     )
 
@@ -166,11 +172,11 @@ def _time_evidence(
     return TimeEvidence(plain, predicted, correction, measured)
 
 
-def _step_terms(seconds: StepTime, time: TimeEvidence) -> dict[str, float]:
+def _step_terms(seconds: StepTime, time: TimeEvidence, chosen: Candidate) -> dict[str, float]:
     """Return the step by what it is spent on; what a measured one differs by is a term of its own."""
     terms = {name: float(column[0]) for name, column in seconds.terms.items()}
-    if time.measured is not None:
-        terms["measured_residual"] = time.measured.step_seconds - time.predicted_seconds
+    if time.measured is not None or time.shared_factor != 1.0:
+        terms["measured_residual"] = chosen.step_seconds - time.predicted_seconds
     return terms
 
 
@@ -241,7 +247,8 @@ def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
         setting = setting.with_recipe(replace(sized, digest=recipe_digest(sized)))  # as if that number were written
     setting, plan = _searched_plan(setting)
     expected = expected_end(setting.recipe, plan.chosen, setting.lessons, ran_before=plan.time.measured is not None)
-    plan = replace(plan, sizing=sizing, budget=recipe.budget, expected=expected)
+    changed = changed_choice(setting, plan)
+    plan = replace(plan, sizing=sizing, budget=recipe.budget, expected=expected, changed=changed)
     plan = replace(plan, faster_on_fewer=faster_on_fewer(setting, plan))
     if not plan.may_run or most_exceeded(recipe.budget, plan.length) is None:
         return setting, plan

@@ -4,7 +4,7 @@ sign is chosen.
 The habits are data: `preference.json`, one line each, with its price as a share of the step, its reason, and its source
 where there is one. Ordinary habits cost at most `within` of a step together: they decide between layouts that the model
 of time cannot tell apart, and never more. A habit with an `own_price` costs that in addition, because an expert wants
-so much in return.
+so much in return. Beside the prices, the file has the rule by which a plan keeps head-room (`planner/headroom.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from llmlaunch.recipe.types import Recipe
 
 __all__ = [
     "Habit",
+    "HeadroomRule",
     "factor_of",
     "habits",
+    "headroom_rule",
     "least_split_prices",
     "preference_factor",
     "prices_at",
@@ -80,6 +82,17 @@ class Habit:
         return self.price * (applies if self.each is None else applies * columns[self.each])
 
 
+@frozen
+class HeadroomRule:
+    """A plan whose stated risk is above `risk` gives way to a layout of at most that risk whose step takes at most the
+    share `within` longer."""
+
+    risk: float
+    within: float
+    reason: str
+    source: str
+
+
 @cache
 def _document() -> Mapping[str, Any]:
     document: Mapping[str, Any] = json.loads(Path(__file__).with_name("preference.json").read_text("utf-8"))
@@ -89,6 +102,12 @@ def _document() -> Mapping[str, Any]:
 def within() -> float:
     """Return the share of a step that all ordinary habits cost together at most."""
     return float(_document()["within"])
+
+
+@cache
+def headroom_rule() -> HeadroomRule:
+    """Return the rule by which a plan keeps head-room."""
+    return HeadroomRule(**_document()["headroom"])
 
 
 @cache

@@ -147,7 +147,9 @@ def price(offer: Offer, incumbents: Incumbents) -> Priced:
     rows, at_once = GatheredRows(), AT_ONCE
     least, waiting = np.full(len(offer.splits), np.inf), offer.candidates(steps)
     bounds = LeastSeconds(offer.setting, space, offer.splits)
-    least[waiting] = bounds.of_any(waiting) * offer.factors.of_splits()[waiting]
+    seconds = bounds.of_any(waiting)
+    least[waiting] = seconds * offer.factors.of_splits()[waiting]
+    waiting = waiting[incumbents.in_time(seconds)]
     waiting = waiting[np.argsort(least[waiting], kind="stable")]
     if len(steps) * len(waiting) > SCOUTED:
         with incumbents.looking_ahead():
@@ -277,7 +279,7 @@ def _batches_in_reach(
         if first.keeping_all not in keeping:
             keeping[first.keeping_all] = passes_with(setting, space, first.keeping_all, splits).total
         least = keeping[first.keeping_all] * offer.factors.of_steps(rows, alike)
-        near = allowed.any(axis=0) & incumbents.in_reach(least)
+        near = allowed.any(axis=0) & incumbents.in_reach(least) & incumbents.in_time(keeping[first.keeping_all])
         if memory is not None and np.any(near):
             some = np.flatnonzero(near.any(axis=0))
             fits = memory.may_fit(alike, some)
@@ -305,7 +307,7 @@ def _blocks(
     x rows) and within reach by their seconds times their `factors`, and how many layouts with a solved amount need none
     of it. Time comes first: it costs less than memory, and leaves few."""
     seconds = batch.step_seconds(update)
-    near = allowed & incumbents.in_reach(seconds * factors)
+    near = allowed & incumbents.in_reach(seconds * factors) & incumbents.in_time(seconds)
     some = np.flatnonzero(near.any(axis=0))
     if not len(some):
         return
@@ -313,7 +315,8 @@ def _blocks(
         batch, near, seconds = batch.take(some), near[:, some], seconds[:, some]
     if batch.solved is not None:
         rows = fewest_amounts(batch, states, near)
-        yield rows.take(incumbents.in_reach(rows.step_seconds)), int(np.count_nonzero(near)) - len(rows)
+        soon = incumbents.in_reach(rows.step_seconds) & incumbents.in_time(rows.step_seconds)
+        yield rows.take(soon), int(np.count_nonzero(near)) - len(rows)
         return
     for state, mine, total in zip(states, near, seconds, strict=True):
         rows = batch.priced_with(state, total)

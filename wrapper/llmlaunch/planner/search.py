@@ -20,10 +20,10 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.planner.bounds import least_state_bytes_of
+from llmlaunch.planner.candidate import Candidate, FasterLayout, HabitPrice
 from llmlaunch.planner.evidence import points_of, refuted, rehearsals_of_points, same_split, same_techniques
-from llmlaunch.planner.incumbents import Incumbents
+from llmlaunch.planner.incumbents import ANYWHERE, Incumbents, Reach
 from llmlaunch.planner.legality import first_failed, situation, technique_legality
-from llmlaunch.planner.plan import Candidate, FasterLayout, HabitPrice
 from llmlaunch.planner.points import GatheredRows, Points, Rows
 from llmlaunch.planner.preference import preference_factor, prices_at
 from llmlaunch.planner.pricing import Offer, Priced, filled_share, price, price_rows, roomiest
@@ -71,8 +71,9 @@ class SearchResult:
     `first` is the beginning of the ranking: the safe points by `preferred_seconds`, step time with what the preference
     adds to it, or, where none is safe, all legal ones by how full they make the fullest memory, of a device or of a
     node. Of the `searched` layouts, each is safe or `refused` for one reason; OUTPACED are those that cannot be among
-    the exact first. `rehearsed` maps point indices to the rehearsals that decide about them, `measured` to the runs
-    whose step time theirs is.
+    the exact first. `gave_way` is the point that the ranking alone puts first, where another one is first for its
+    head-room (`headroom.py`). `rehearsed` maps point indices to the rehearsals that decide about them, `measured` to
+    the runs of them that were timed. Step times are `pace` times those that were ranked (`single_runs.py`).
     """
 
     points: Points
@@ -84,6 +85,8 @@ class SearchResult:
     rules: Sequence[Rule]
     rehearsed: Mapping[int, Rehearsal] = field(default_factory=dict)
     measured: Mapping[int, MeasuredStep] = field(default_factory=dict)
+    gave_way: int | None = None
+    pace: float = 1.0
 
     @property
     def device_bytes(self) -> FloatColumn:
@@ -113,15 +116,17 @@ class SearchResult:
 
 
 def faster_layout(result: SearchResult, recipe: Recipe) -> FasterLayout | None:
-    """Return the fastest safe layout where the preference chose another one that takes longer by more than EQUAL."""
+    """Return the fastest safe layout where the preference chose another one that takes longer by more than EQUAL,
+    whether or not that one gave way for its head-room."""
     safe, chosen = np.flatnonzero(result.safe), int(result.first[0])
     if not len(safe):
         return None
+    preferred = chosen if result.gave_way is None else result.gave_way
     fastest = int(safe[np.argmin(result.step_seconds[safe])])
-    gain = float(result.step_seconds[chosen] / result.step_seconds[fastest]) - 1.0
-    if gain <= EQUAL:
+    gain, before = (float(result.step_seconds[at] / result.step_seconds[fastest]) - 1.0 for at in (chosen, preferred))
+    if min(gain, before) <= EQUAL:
         return None
-    paid = {habit.name: price for habit, price in prices_at(recipe, result.points, chosen)}
+    paid = {habit.name: price for habit, price in prices_at(recipe, result.points, preferred)}
     counted = [
         HabitPrice(habit.name, price, habit.reason)
         for habit, price in prices_at(recipe, result.points, fastest)
@@ -130,11 +135,12 @@ def faster_layout(result: SearchResult, recipe: Recipe) -> FasterLayout | None:
     return FasterLayout(result.at(recipe, fastest), gain, tuple(sorted(counted, key=lambda habit: -habit.price)))
 
 
-def search(setting: Setting, whole: bool = False, exact: int = EXACT) -> SearchResult:
+def search(setting: Setting, whole: bool = False, exact: int = EXACT, reach: Reach = ANYWHERE) -> SearchResult:
     """Search every legal layout; nothing is sampled, so `check` and `plan` see the same space.
 
     Layouts that provably cannot be among the `exact` first of the ranking are not priced, unless the `whole` space is
-    asked for: then every legal layout of even stages is a point. Who asks for the first alone has it sooner.
+    asked for: then every legal layout of even stages is a point. Who asks for the first alone has it sooner. Where
+    `reach` leaves something out, the safe layouts within it are ranked alone, and there may be none.
 
     Raises:
         UserError: the recipe asks for what its backend cannot do whatever the layout.
@@ -143,8 +149,8 @@ def search(setting: Setting, whole: bool = False, exact: int = EXACT) -> SearchR
     space, techniques = backend.space(recipe), technique_space(recipe, backend)
     rules = backend.rules(recipe)
     refused: Counter[str] = Counter()
-    exact += len(setting.lessons.measured_steps)  # a run may have shown some to be slower
-    incumbents = Incumbents(exact, partial(_keys, setting), whole)
+    exact += sum(step.decides for step in setting.lessons.measured_steps)  # runs may have shown some to be slower
+    incumbents = Incumbents(exact, partial(_keys, setting, reach), whole, reach)
     even = _offer(setting, rules, enumerate_splits(recipe, space), techniques, range(len(techniques.step)), refused)
     priced = price(even, incumbents)
     incumbents.whole = False  # of uneven stages the fastest alone are solved
@@ -162,12 +168,13 @@ def search(setting: Setting, whole: bool = False, exact: int = EXACT) -> SearchR
     points = _with_measured_steps(points, measured)
     safe, by_memory = _judged(setting, points, rehearsed, filled)
     preferred = preferred_seconds(recipe, points)
+    ranked = safe & (points.rows.step_seconds <= reach.most_seconds)
     refused += by_memory
     refused += Counter({MEMORY: priced.overfull + uneven.overfull, OUTPACED: priced.outpaced + uneven.outpaced})
     return SearchResult(
         points=points,
         safe=safe,
-        first=_ranking(points, preferred, safe, filled),
+        first=_ranking(points, preferred, ranked, filled, safe_alone=not reach.everything),
         preferred_seconds=preferred,
         searched=sum(refused.values()) + int(np.count_nonzero(safe)),
         refused=dict(refused),
@@ -185,12 +192,13 @@ def _roomiest(even: Offer, rows: Rows, exact: int) -> Priced:
 
 
 def _with_measured_steps(points: Points, measured: Mapping[int, MeasuredStep]) -> Points:
-    """Return the points with the step times of those that ran, as measured."""
-    if not measured:
+    """Return the points with the step times of those that ran, as measured where that decides."""
+    decisive = {row: step.step_seconds for row, step in measured.items() if step.decides}
+    if not decisive:
         return points
     seconds = points.rows.step_seconds.copy()
-    for row, step in measured.items():
-        seconds[row] = step.step_seconds
+    for row, step_seconds in decisive.items():
+        seconds[row] = step_seconds
     return replace(points, rows=replace(points.rows, step_seconds=seconds))
 
 
@@ -236,9 +244,11 @@ def preferred_seconds(recipe: Recipe, points: Points) -> FloatColumn:
     return points.rows.step_seconds * preference_factor(recipe, points)
 
 
-def _keys(setting: Setting, points: Points) -> FloatColumn:
-    """Return what puts others out of reach: nothing where a rehearsal refutes what the estimate lets pass."""
-    return np.where(refuted(setting, points), np.inf, preferred_seconds(setting.recipe, points))
+def _keys(setting: Setting, reach: Reach, points: Points) -> FloatColumn:
+    """Return what puts others out of reach: nothing where a rehearsal refutes what the estimate lets pass, or where a
+    step takes too long to be within `reach`."""
+    out = refuted(setting, points) | (points.rows.step_seconds > reach.most_seconds)
+    return np.where(out, np.inf, preferred_seconds(setting.recipe, points))
 
 
 def _offer(
@@ -292,14 +302,16 @@ def _judged(
     return (safe | lifted) & ~refused_rows, Counter(refused)
 
 
-def _ranking(points: Points, preferred: FloatColumn, safe: BoolColumn, filled: FloatColumn) -> IntColumn:
+def _ranking(
+    points: Points, preferred: FloatColumn, safe: BoolColumn, filled: FloatColumn, safe_alone: bool = False
+) -> IntColumn:
     """Return the first RANKED safe points by preferred seconds; where none is safe, of all points by how full the
-    fullest memory is. Ties never wobble: even stages, the techniques offered first, the smaller split, then the other
-    figure decide them."""
+    fullest memory is, or nothing if the safe ones alone are of interest (`safe_alone`). Ties never wobble: even stages,
+    the techniques offered first, the smaller split, then the other figure decide them."""
     rows, splits = points.rows, points.splits
     index = np.flatnonzero(safe)
     by, then = (preferred, filled) if len(index) else (filled, preferred)
-    if not len(index):
+    if not len(index) and not safe_alone:
         index = np.arange(len(points))
     if len(index) > RANKED:
         near = by[index]

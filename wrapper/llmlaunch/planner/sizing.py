@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
+from llmlaunch.planner.budgets import DAYS, GPU_HOURS, budget_shares
+from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.least_nodes import LeastDevices
 from llmlaunch.planner.plan import NO_LAYOUT, JobLength, NodeTrial, Sizing
-from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult, search
+from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult
 from llmlaunch.planner.search_space import MOST_CONTEXT, offered_values, pinned_numbers
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.tight import search_tight
@@ -27,7 +29,6 @@ from llmlaunch.verdicts import TIGHT
 
 __all__ = [
     "DEFAULT_MOST_NODES",
-    "budget_shares",
     "fewest_safe",
     "length_text",
     "most_exceeded",
@@ -41,7 +42,6 @@ __all__ = [
 DEFAULT_MOST_NODES = 1024
 ALL_UP_TO = 64
 AT_ONCE = 1024
-DAYS, GPU_HOURS = "days", "gpu_hours"
 
 
 def most_nodes(recipe: Recipe) -> int:
@@ -201,7 +201,7 @@ def _hopeless(setting: Setting) -> NodeTrial | None:
 
 def _try(setting: Setting) -> NodeTrial:
     """Search one count of nodes."""
-    nodes, result = setting.recipe.nodes, search(setting, exact=1)
+    nodes, result = setting.recipe.nodes, search_with_headroom(setting, exact=1)
     if not len(result.points):
         return NodeTrial(nodes, NO_LAYOUT, _no_legal_reason(result))
     if not np.any(result.safe) and setting.recipe.memory.accept == TIGHT:
@@ -244,13 +244,6 @@ def most_exceeded(budget: Budget, length: JobLength) -> str | None:
     """Return the key of the budget that the job exceeds most; None where it stays within."""
     over = {key: share for key, share in budget_shares(budget, length).items() if share > 1.0}
     return max(over, key=lambda key: over[key]) if over else None
-
-
-def budget_shares(budget: Budget, length: JobLength) -> dict[str, float]:
-    """Map each limited key of the budget to the share of it that the job takes."""
-    needed = {DAYS: length.seconds / DAY, GPU_HOURS: length.gpu_hours}
-    allowed = {DAYS: budget.days, GPU_HOURS: budget.gpu_hours}
-    return {key: needed[key] / most for key, most in allowed.items() if most is not None}
 
 
 def length_text(length: JobLength, key: str | None = None) -> str:

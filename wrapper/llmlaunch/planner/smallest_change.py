@@ -15,6 +15,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
+from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.least_nodes import LeastDevices
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.search import SearchResult, search
@@ -223,7 +224,7 @@ def _by_pins(
 
 def _with_planned_layout(setting: Setting, change: Change) -> Change | None:
     """Return the change with the layout that is planned once it is applied; None where that is not safe."""
-    result = search(setting.with_recipe(change.recipe))
+    result = search_with_headroom(setting.with_recipe(change.recipe))
     if not np.any(result.safe):
         return None
     return replace(change, layout=result.candidate(change.recipe, 0).layout)
@@ -268,7 +269,7 @@ def _by_techniques(setting: Setting) -> Change | None:
     best: tuple[float, Change] | None = None
     for name in names:
         free = _without(recipe, name) if name in AMOUNTS else unfixed(recipe, name)
-        result = search(setting.with_recipe(free))
+        result = search_with_headroom(setting.with_recipe(free))
         if np.any(result.safe):
             chosen = result.candidate(free, 0)
             if best is None or chosen.step_seconds < best[0]:

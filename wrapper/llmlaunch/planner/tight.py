@@ -18,7 +18,8 @@ from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.planner.plan import Limit
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.setting import Setting
-from llmlaunch.units import GIB, MIB
+from llmlaunch.planner.single_runs import paced
+from llmlaunch.units import GIB
 
 __all__ = ["search_tight"]
 
@@ -36,7 +37,7 @@ def search_tight(setting: Setting, result: SearchResult) -> tuple[Setting, Searc
     limit_bytes = _bytes_of_least_risk(setting.limit, least_bytes)
     reason = f"of the layouts that fit the card, those that need at most {limit_bytes / GIB:.1f} GiB risk least"
     tight = replace(setting, limit=replace(setting.limit, limit_bytes=limit_bytes, reason=reason), widened=True)
-    tight_result = search(tight)
+    tight_result = paced(tight, search(tight))
     return (tight, _with_rehearsed_first(tight_result)) if np.any(tight_result.safe) else None
 
 
@@ -63,18 +64,7 @@ def _least_bytes(setting: Setting, result: SearchResult) -> int | None:
 
 def _bytes_of_least_risk(limit: Limit, least_bytes: int) -> int:
     """Return up to how many bytes the stated risk is that of the layout that needs the fewest."""
-    most_bytes, risk = limit.most_bytes, limit.risk_of(least_bytes)
+    risk = limit.risk_of(least_bytes)
     if risk is None:
-        return min(least_bytes + int(SIZES_ALIKE * limit.memory_bytes), most_bytes)
-
-    def alike(device_bytes: int) -> bool:
-        other = limit.risk_of(device_bytes)
-        return other is not None and other <= risk + RISKS_ALIKE
-
-    if alike(most_bytes):
-        return most_bytes
-    low, high = least_bytes, most_bytes
-    while high - low > MIB:
-        middle = (low + high) // 2
-        low, high = (middle, high) if alike(middle) else (low, middle)
-    return low
+        return min(least_bytes + int(SIZES_ALIKE * limit.memory_bytes), limit.most_bytes)
+    return max(limit.bytes_at(risk + RISKS_ALIKE) or 0, least_bytes)

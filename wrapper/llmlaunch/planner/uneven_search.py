@@ -126,8 +126,10 @@ def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
     steps = [i for i in by_cost(space) if space.step[i].solved is None]
     bounds, rows = LeastSeconds(offer.setting, space, offer.splits), offer.candidates(steps)
     least, at_once = np.full(len(offer.splits), np.inf), 4 * AT_ONCE
-    least[rows] = bounds.of_any(rows) * offer.factors.of_splits()[rows]
-    waiting = rows[np.argsort(least[rows], kind="stable")]
+    seconds = bounds.of_any(rows)
+    least[rows] = seconds * offer.factors.of_splits()[rows]
+    waiting = rows[incumbents.in_time(seconds)]
+    waiting = waiting[np.argsort(least[waiting], kind="stable")]
     waiting = waiting[incumbents.in_reach(least[waiting])]
     waiting = waiting[have_cuts(offer.setting.job, offer.splits.take(waiting))]
     if int(offer.splits.pipeline[waiting].sum()) * len(steps) > MANY:
@@ -217,7 +219,7 @@ def _pairs_in_reach(
             keeping = seconds_keeping[keeping_all]
             few = np.flatnonzero(incumbents.in_reach(keeping * offer.factors.of_steps(rows, alike).min(axis=0)))
             allowed, factors = offer.allowed_with(alike, states, rows[few]), offer.factors.of_steps(rows[few], alike)
-            near = allowed.any(axis=0) & incumbents.in_reach(keeping[few] * factors)
+            near = allowed.any(axis=0) & incumbents.in_reach(keeping[few] * factors) & incumbents.in_time(keeping[few])
             if memory is not None and np.any(near):
                 fits = memory.may_fit(alike, few) | whole[few]
                 result.overfull += int(np.count_nonzero(allowed & near & ~fits))
@@ -228,7 +230,7 @@ def _pairs_in_reach(
             each = np.array([offer.factors.of(rows[row], alike[step], state) for state in states])
             legal = allowed[:, step, place]
             keys = np.where(legal, seconds * each, np.inf).min(axis=0)
-            some = np.flatnonzero(incumbents.in_reach(keys))
+            some = np.flatnonzero(incumbents.in_reach(keys) & incumbents.in_time(seconds))
             columns = (legal[:, some], each[:, some], whole[row[some]], keys[some])
             yield Pairs(memory, states, row[some], splits.take(row[some]), alike[step[some]], *columns)
 
@@ -262,7 +264,8 @@ class Pricing:
         cut = balanced(job, layouts, costs)
         uneven = np.flatnonzero(cut.uneven)  # even cuts are searched with the even splits
         passes = pass_seconds(job, setting.cluster, cut.take(uneven))
-        soon = np.flatnonzero(self.incumbents.in_reach(passes.total * pairs.factors[:, uneven].min(axis=0)))
+        in_reach = self.incumbents.in_reach(passes.total * pairs.factors[:, uneven].min(axis=0))
+        soon = np.flatnonzero(in_reach & self.incumbents.in_time(passes.total))
         uneven = uneven[soon]
         if not len(uneven):
             return []
@@ -331,7 +334,8 @@ class Pricing:
         reach."""
         setting, space = self.offer.setting, self.offer.space
         job, layouts = self._applied(unsafe.splits, unsafe.steps, unsafe.state)
-        most = most_layers(job, layouts, unsafe.costs, self.incumbents.key_to_beat / unsafe.factors)
+        most_seconds = np.minimum(self.incumbents.key_to_beat / unsafe.factors, self.incumbents.reach.most_seconds)
+        most = most_layers(job, layouts, unsafe.costs, most_seconds)
         rows = np.arange(len(layouts))
         if unsafe.memory is not None:
             rows = np.flatnonzero(unsafe.memory.may_be_cut(unsafe.state, unsafe.steps, unsafe.places, most))

@@ -12,8 +12,8 @@ from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer, swapped_bytes
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job, candidate_ranks
+from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import WhatIf
-from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import SOLVED_SHARE, Techniques
@@ -29,14 +29,15 @@ ROUNDS = 4  # of solving the share for a layout and searching with it
 SHARE_STEP = 1e-3
 
 
-def what_ifs_of(setting: Setting, planned: Recipe, layout: Layout) -> tuple[WhatIf, ...]:
-    """Return what each what-if of a planned recipe changes of its layout, the others as they are."""
+def what_ifs_of(setting: Setting, planned: Recipe, layout: Layout, pace: float = 1.0) -> tuple[WhatIf, ...]:
+    """Return what each what-if of a planned recipe changes of its layout, the others as they are. Step times are `pace`
+    times those that are predicted."""
     job, columns = setting.job_of(planned), LayoutColumns.of([layout])
     neutral = Techniques()
 
     def sides(job: Job) -> tuple[int, int, float]:
         detail = estimate(job, layout, node=node_of(planned))
-        seconds = float(step_time(job, setting.cluster, columns).total[0])
+        seconds = pace * float(step_time(job, setting.cluster, columns).total[0])
         return detail.worst.device_bytes, detail.host_bytes_per_node or 0, seconds
 
     changes = []
@@ -58,7 +59,7 @@ def with_solved_share(setting: Setting) -> Setting:
     share = 1.0
     for _ in range(ROUNDS):
         solved = setting.with_recipe(replace(recipe, techniques=replace(recipe.techniques, swapped_share=share)))
-        result = search(solved)
+        result = search_with_headroom(solved)
         if not len(result.points):
             break
         layout = result.candidate(solved.recipe, 0).layout

@@ -28,9 +28,9 @@ from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.memory.peak import OUTSIDE_TORCH
 from llmlaunch.planner.fallbacks import find_fallbacks
+from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.planner.planning import plan_of
-from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.ranks import CACHE, ON_TRACE, RehearsedRank
@@ -260,7 +260,7 @@ def next_layout(setting: Setting, plan: Plan, judgement: Judgement) -> NextLayou
     if share <= 0:
         return None
     priced = _corrected(setting, share)
-    searched = search(priced)
+    searched = search_with_headroom(priced)
     if not np.any(searched.safe):
         return None
     return NextLayout(plan_of(priced, searched, 0), f"with torch's memory priced {share:.1%} higher, as rehearsed")

@@ -76,6 +76,7 @@ def run_description(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str,
         "devices_per_node": recipe.cluster.devices_per_node,
         "pipeline": plan.layout.pipeline,
         "verdict": plan.verdict,
+        "stated_risk": plan.stated_risk,
         "peak_kind": plan.estimate.peak_kind,
         "predicted_bytes": [rank.device_bytes for rank in plan.estimate.ranks],
         "predicted_by_kind": {

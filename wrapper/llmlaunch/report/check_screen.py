@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llmlaunch.layout import RECOMPUTE_NAMES
+from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.planner.outlook import ExpectedEnd
 from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.fewer_nodes_text import faster_on_fewer_sentence, fewer_nodes_sentences
 from llmlaunch.report.memory_bars import memory_bars
-from llmlaunch.report.plan_text import job_text, neighbour_row, verdict_words
+from llmlaunch.report.plan_text import headroom_sentence, job_text, neighbour_row, verdict_words
 from llmlaunch.report.terminal import Surface, filled
 from llmlaunch.report.text import table, with_coloured_verdict
 from llmlaunch.rundir.values import counted, printable
@@ -28,12 +28,14 @@ MOST_RANKED = 4  # layouts, and reasons for refusal
 MOST_NEARBY = 5
 MOST_PINS = 3  # by name
 MAY_RUN = (SAFE, TIGHT)
+SAME = 1e-3  # share of a step time that no screen shows
 LABEL = 8  # columns of the names in front of the rows
 
 
 def check_screen(recipe: Recipe, plan: Plan, surface: Surface, remarks: Sequence[tuple[str, str]] = ()) -> str:
     """Return the screen. `remarks` are further rows, each a name of at most seven characters and a sentence."""
-    rows = [("Layout", layout_words(plan.chosen)), ("", _reason(recipe, plan)), *_conditional(recipe, plan)]
+    rows = [("Layout", layout_words(plan.chosen)), ("", _reason(recipe, plan))]
+    rows += [*_changed(plan), *_conditional(recipe, plan)]
     rows += [
         ("" if number else "Fewer", sentence) for number, sentence in enumerate(fewer_nodes_sentences(recipe, plan))
     ]
@@ -62,6 +64,7 @@ def plan_screen(recipe: Recipe, plan: Plan, neighbours: Sequence[Neighbour], sur
         *filled(printable(job_text(recipe)), surface.width, "  ", "  "),
         *_row("Layout", layout_words(plan.chosen), surface),
         *_row("", _reason(recipe, plan), surface),
+        *(line for name, text in _changed(plan) for line in _row(name, text, surface)),
         *_ranked(plan, surface),
         *(_nearby(plan, neighbours, surface) if plan.verdict in MAY_RUN else []),
         *_row("Refused", _refused(plan), surface),
@@ -107,19 +110,22 @@ def _headline(plan: Plan, surface: Surface) -> list[str]:
     """Return the verdict, and by how much it is that."""
     limit = plan.limit.limit_bytes
     beyond = plan.host_bytes_beyond
+    places: tuple[str, ...]
     if beyond and plan.device_bytes <= limit and plan.host_limit is not None:
         needs = (plan.estimate.host_bytes_per_node or 0, plan.host_limit.limit_bytes)
-        where = "host memory of a node"
+        places = ("on host memory of a node",)
     else:
         needs = (plan.device_bytes, limit)
-        where = "the fullest device" if plan.estimate.peak_kind == "device" else "the largest process"
+        device = plan.estimate.peak_kind == "device"
+        places = ("on the fullest device", "a device") if device else ("on the largest process",)
     if plan.verdict == UNKNOWN:
-        return _no_verdict(plan, surface, f"{gib(needs[0])} of {gib(needs[1])} GiB on {where}")
+        return _no_verdict(plan, surface, f"{gib(needs[0])} of {gib(needs[1])} GiB {places[0]}")
     free = needs[1] - needs[0]
     room = f"{gib(free)} to spare" if free >= 0 else f"{gib(-free)} too much"
     room += "; what arguments of your own take is not known" if plan.tight_by_arguments else ""
-    text = f"{plan.recipe}: {verdict_words(plan)}, {gib(needs[0])} of {gib(needs[1])} GiB on {where}, {room}"
-    first, *others = filled(printable(text), surface.width, "", "  ")
+    figures = f"{plan.recipe}: {verdict_words(plan)}, {gib(needs[0])} of {gib(needs[1])} GiB"
+    texts = [filled(printable(f"{figures} {place}, {room}"), surface.width, "", "  ") for place in places]
+    first, *others = min(texts, key=len)  # the long words where they take no further line
     return [with_coloured_verdict(first, plan.verdict_with_budget, surface), *others]
 
 
@@ -139,7 +145,8 @@ def _time(plan: Plan) -> str:
     rate = f"{plan.chosen.tokens_per_second_per_gpu:,.0f} tokens/s a {whose}"
     mfu = [] if plan.mfu is None or whose != "GPU" else [f"MFU {plan.mfu:.0%}"]
     measured = plan.time.measured
-    source = [] if measured is None else [f"as measured in {counted(measured.runs, 'attempt')}"]
+    exact = measured is not None and abs(plan.chosen.step_seconds / measured.step_seconds - 1) < SAME
+    source = [f"as measured in {counted(measured.runs, 'run')}"] if measured is not None and exact else []
     return ", ".join([f"{plan.chosen.step_seconds:,.2f} s a step", rate, *mfu, *source])
 
 
@@ -175,15 +182,40 @@ def _cost(plan: Plan) -> str:
 
 def layout_words(chosen: Candidate) -> str:
     """Return a layout with its techniques for a person: `TP8 PP2 DP4, micro-batch 2, ZeRO 1, sequence parallel`."""
-    layout = chosen.layout
+    return ", ".join([" ".join(_size_words(chosen.layout)), *_other_words(chosen)])
+
+
+def _difference(candidate: Candidate, chosen: Candidate) -> str:
+    """Return in what a layout differs from the chosen one: `PP2 VPP20 DP32`, `the same without recompute mlp`."""
+    sizes, others = _size_words(candidate.layout), _other_words(candidate)
+    chosen_words = [*_size_words(chosen.layout), *_other_words(chosen)]
+    own = [" ".join(word for word in sizes if word not in chosen_words)]
+    own += [word for word in others if word not in chosen_words]
+    kinds = {_kind(word) for word in (*sizes, *others)}
+    lacks = [word for word in chosen_words if _kind(word) not in kinds]
+    differs = ", ".join(filter(None, own)) or "the same"
+    return f"{differs} without {', '.join(lacks)}" if lacks else differs
+
+
+def _kind(word: str) -> str:
+    """Return what a word of a layout is about, whatever its value: `VPP` of `VPP20`, `recompute` of `recompute mlp`."""
+    return word.rstrip("0123456789").partition(" ")[0].partition("=")[0]
+
+
+def _size_words(layout: Layout) -> list[str]:
     sizes = [f"TP{layout.tensor}", f"PP{layout.pipeline}"]
     sizes += [f"VPP{layout.virtual_pipeline}"] if layout.virtual_pipeline > 1 else []
     sizes += [f"DP{layout.data}", f"CP{layout.context}"]
     sizes += [f"EP{layout.expert}"] if layout.expert > 1 else []
     sizes += [f"ETP{layout.expert_tensor}"] if layout.expert_tensor > 1 else []
-    parts = [" ".join(sizes), f"micro-batch {layout.micro_batch_size}", f"ZeRO {layout.zero_stage}"]
+    return sizes
+
+
+def _other_words(chosen: Candidate) -> list[str]:
+    layout = chosen.layout
+    parts = [f"micro-batch {layout.micro_batch_size}", f"ZeRO {layout.zero_stage}"]
     parts += ["sequence parallel"] if layout.sequence_parallel else []
-    return ", ".join([*parts, *_technique_words(chosen)])
+    return [*parts, *_technique_words(chosen)]
 
 
 def _technique_words(chosen: Candidate) -> list[str]:
@@ -209,10 +241,17 @@ def _reason(recipe: Recipe, plan: Plan) -> str:
         return f"{nearest} of {searched}{pins}; none is safe"
     if plan.searched == 1:
         return f"the one layout there is{pins}"
+    if plan.fuller is not None:
+        return f"{headroom_sentence(plan.fuller, _difference(plan.fuller.candidate, plan.chosen))}; of {searched}{pins}"
     if plan.faster is None:
         return f"the fastest safe one of {searched}{pins}"
     habits = " and ".join(habit.name for habit in plan.faster.habits)
     return f"of {searched}{pins}, the simplest close to the fastest, which gains {plan.faster.gain:.1%} with {habits}"
+
+
+def _changed(plan: Plan) -> list[tuple[str, str]]:
+    """Return that a measured run changed the layout, and from which; no row where none did."""
+    return [] if plan.changed is None else [("", plan.changed.sentence(plan.chosen))]
 
 
 def _pins(recipe: Recipe) -> str:

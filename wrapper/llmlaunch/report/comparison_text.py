@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
+from llmlaunch.planner.plan import verdict_with_risk
 from llmlaunch.report.text import one_line, table
 from llmlaunch.rundir.values import counted
-from llmlaunch.verdicts import SAFE
 
 __all__ = ["comparison_text"]
 
@@ -52,13 +52,17 @@ def _table(cells: Sequence[Cell]) -> list[str]:
     figures = table(HEAD, [_row(cell) for cell in cells], columns=UNFOLDED).split("\n")
     lines = ["", figures[0]]
     for cell, row in zip(cells, figures[1:], strict=True):
-        tight = "" if cell["verdict"] == SAFE else f"{cell['verdict']}, accepted: "
         priced = "checked, not rendered: " if cell["check"]["unrendered"] else ""
-        lines += [
-            row,
-            *wrap(f"{priced}{tight}{cell['layout']}", WIDTH, initial_indent="    ", subsequent_indent="      "),
-        ]
+        text = f"{priced}{_verdict(cell)}: {cell['layout']}"
+        lines += [row, *wrap(text, WIDTH, initial_indent="    ", subsequent_indent="      ")]
     return lines
+
+
+def _verdict(cell: Cell) -> str:
+    """Return the verdict with its risk, and that a tight one is accepted."""
+    memory = cell["check"]["memory"]
+    accepted = "" if cell["verdict"] == "safe" else ", accepted"
+    return verdict_with_risk(str(cell["verdict"]), memory["stated_risk"], memory["peak_kind"]) + accepted
 
 
 def _row(cell: Cell) -> list[str]:

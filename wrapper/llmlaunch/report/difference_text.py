@@ -34,6 +34,8 @@ def difference_text(result: Mapping[str, Any]) -> str:
     for side in ("a", "b"):
         if result[side]["unplanned"]:
             lines += wrap(f"{side.upper()} has no plan: {result[side]['unplanned']}", WIDTH)
+        if result[side]["changed_by_runs"]:
+            lines += wrap(f"{side.upper()}: {result[side]['changed_by_runs']}", WIDTH)
     for section, title in TITLES.items():
         changes = result[section]
         if changes:

@@ -16,7 +16,7 @@ from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.grid_plot import Cell, Grid, Row, grid_of
 from llmlaunch.report.page import BAR_UNITS, FAMILIES, bar_tip, families_of, page, spread_of, term_rows, write_page
-from llmlaunch.report.plan_text import job_text, neighbour_row, ranked_title
+from llmlaunch.report.plan_text import headroom_sentence, job_text, neighbour_row, ranked_title
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import duration, gib
 from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
@@ -62,6 +62,8 @@ def plan_page(setting: Setting, result: SearchResult, plan: Plan, neighbours: Se
         "name": recipe.name,
         "job": job_text(recipe),
         "layout": plan.chosen.describe(),
+        "changed": None if plan.changed is None else plan.changed.sentence(plan.chosen),
+        "headroom": None if plan.fuller is None else headroom_sentence(plan.fuller, plan.fuller.candidate.describe()),
         "tiles": _tiles(plan),
         "advice": plan.beyond_budget or plan.advice,
         "grid": picture,
@@ -84,14 +86,14 @@ def plan_page(setting: Setting, result: SearchResult, plan: Plan, neighbours: Se
 
 def _verdict_words(plan: Plan) -> str:
     if plan.beyond_budget is not None:
-        return f"{plan.verdict}, beyond the budget"
-    words = {
-        SAFE: "safe: it fits",
-        TIGHT: "tight: it fits the card, not the limit",
-        UNSAFE: "unsafe: it does not fit",
-        UNKNOWN: f"unknown: {plan.reason}",
+        return f"{plan.verdict_with_risk}, beyond the budget"
+    why = {
+        SAFE: "it fits",
+        TIGHT: "it fits the card, not the limit",
+        UNSAFE: "it does not fit",
+        UNKNOWN: plan.reason,
     }
-    return words[plan.verdict] + (", accepted by the recipe" if plan.accepted else "")
+    return f"{plan.verdict_with_risk}: {why[plan.verdict]}{', accepted by the recipe' if plan.accepted else ''}"
 
 
 def _tiles(plan: Plan) -> list[dict[str, str]]:

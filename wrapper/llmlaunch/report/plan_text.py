@@ -11,7 +11,17 @@ from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.planner.judge import correction_text, risk_text, unknown_arguments_text
 from llmlaunch.planner.placement import ExpectedPlacement
-from llmlaunch.planner.plan import NO_LAYOUT, Candidate, Fallback, Limit, Plan, fujii_verdict
+from llmlaunch.planner.plan import (
+    NO_LAYOUT,
+    Candidate,
+    Fallback,
+    FullerLayout,
+    Limit,
+    Plan,
+    fujii_verdict,
+    risk_words,
+)
+from llmlaunch.planner.preference import headroom_rule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.fewer_nodes_text import faster_on_fewer_sentence, fewer_nodes_table
 from llmlaunch.report.length_text import length_lines
@@ -27,6 +37,7 @@ __all__ = [
     "check_text",
     "explained_text",
     "front_text",
+    "headroom_sentence",
     "neighbour_row",
     "neighbours_text",
     "placement_text",
@@ -105,10 +116,10 @@ def _arguments(plan: Plan) -> list[str]:
 
 
 def verdict_words(plan: Plan) -> str:
-    """Return the verdict with what the recipe, a lock or a budget says of it."""
+    """Return the verdict and its risk, with what the recipe, a lock or a budget says of it."""
     accepted = ", accepted by the recipe" if plan.accepted else ""
     locked = f", kept by {plan.locked_by}" if plan.locked_by else ""
-    return f"{plan.verdict}{accepted}{locked}{', beyond the budget' if plan.beyond_budget else ''}"
+    return f"{plan.verdict_with_risk}{accepted}{locked}{', beyond the budget' if plan.beyond_budget else ''}"
 
 
 def replan_text(kept: Plan, anew: Plan) -> str:
@@ -184,7 +195,7 @@ def _limit(limit: Limit) -> list[str]:
 def _tightness(plan: Plan) -> list[str]:
     """What a size beyond the limit risks, and what is left of the card; of another size the risk alone."""
     if plan.verdict != TIGHT:
-        return [] if plan.limit.risk_of(plan.device_bytes) is None else [f"  {risk_text(plan)}"]
+        return [] if plan.stated_risk is None else [f"  {risk_text(plan)}"]
     if plan.tight_by_arguments:
         return wrap(f"tight: {unknown_arguments_text(plan)}", 120, initial_indent="  ", subsequent_indent="    ")
     left = gib(plan.limit.most_bytes - plan.device_bytes)
@@ -256,8 +267,27 @@ def _time(plan: Plan) -> list[str]:
         *(f"  {line}" for line in _time_evidence(plan)),
         *length_lines(plan),
         *(f"What if {what_if.sentence}" for what_if in plan.what_ifs),
+        *([] if plan.changed is None else [plan.changed.sentence(plan.chosen)]),
+        *_fuller(plan),
         *_faster(plan),
     ]
+
+
+def headroom_sentence(fuller: FullerLayout, layout: str) -> str:
+    """Return that a plan was chosen for its head-room, and what was given for it. `layout` names the fuller layout."""
+    gain = f"{abs(fuller.gain):.1%}"
+    pace = "as fast" if gain == "0.0%" else f"{gain} {'faster' if fuller.gain > 0 else 'slower'}"
+    joint = "but" if fuller.gain > 0 and pace != "as fast" else "and"
+    return f"Chosen for headroom: {layout} is {pace} {joint} has a stated {risk_words(fuller.stated_risk, 'risk of')}"
+
+
+def _fuller(plan: Plan) -> list[str]:
+    """The layout that gave way to a roomier one, and why."""
+    if plan.fuller is None:
+        return []
+    fuller, reason = plan.fuller.candidate, headroom_rule().reason
+    figures = f"{fuller.step_seconds:.2f} s a step, {gib(fuller.device_bytes)} GiB"
+    return [f"{headroom_sentence(plan.fuller, fuller.describe())}: {figures}", f"  {reason}"]
 
 
 def _faster(plan: Plan) -> list[str]:
@@ -282,14 +312,16 @@ def _time_evidence(plan: Plan) -> list[str]:
         change = signed_percent(plan.time.predicted_seconds / plan.time.uncorrected_seconds - 1.0)
         lines.append(f"step time corrected by {counted(correction.runs, 'run')} on this cluster: {change}")
     if measured is not None:
-        over = f"the median of {measured.runs} attempts" if measured.runs > 1 else "one attempt"
+        over = f"the median of {measured.runs} runs" if measured.runs > 1 else "one run"
         off = signed_percent(measured.step_seconds / plan.time.predicted_seconds - 1.0)
         lines.append(
             f"step time as measured: {over} of this very job in this layout (the last is {measured.run_id}), {off} "
             "to the prediction"
         )
-    elif correction.job_factor != 1.0:
-        change = signed_percent(correction.job_factor - 1.0)
+        if not measured.decides:
+            lines.append("until two runs of it agree, all layouts are taken to be off by as much, and none is refused")
+    elif correction.job_factor * plan.time.shared_factor != 1.0:
+        change = signed_percent(correction.job_factor * plan.time.shared_factor - 1.0)
         lines.append(f"step time corrected by runs of this job in other layouts: {change}")
     return lines
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from llmlaunch.planner.plan import risk_words
 from llmlaunch.report.text import correction_words, markdown_table, one_line, signed_percent, table
 from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.units import gib
@@ -51,7 +52,7 @@ def planned_text(rows: Sequence[Mapping[str, Any]], memory_bytes: int, limit_byt
         for number, row in enumerate(rows, start=1)
     ]
     head = [*HEAD[:4], "predicted s"]
-    remarks = [EXPECTED[row["expectation"]] for row in rows]
+    remarks = [_expected(row) for row in rows]
     limits = f"A device has {gib(memory_bytes)} GiB, of which {gib(limit_bytes)} GiB may be used"
     return f"{limits}\n{table(head, cells, remarks=remarks)}"
 
@@ -104,7 +105,10 @@ def _row(layout: Mapping[str, Any]) -> list[str]:
 
 
 def _expected(layout: Mapping[str, Any]) -> str:
-    return EXPECTED[str(layout["expectation"])]
+    """Return what a layout is to do, with its stated risk: `fits (risk 0.45 %)`."""
+    expected = EXPECTED[str(layout["expectation"])]
+    dies = layout["expectation"] == "dies" or layout["peak_kind"] != "device"
+    return expected if dies else f"{expected} ({risk_words(layout['stated_risk'])})"
 
 
 def _outcome(layout: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.report.page import BAR_UNITS, bar_tip, page, spread_of, write_page
-from llmlaunch.report.run_summary_text import amount, error_words, job_words, phase_words
+from llmlaunch.report.run_summary_text import amount, error_words, job_words, phase_words, planned_verdict
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import GIB, duration, gib
 from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE, as_verdict
@@ -39,6 +39,7 @@ def run_page(report: Record, command: str) -> str:
         "mark": MARKS.get(state["phase"], "refused"),
         "phase": phase_words(state),
         "verdict": as_verdict(plan["verdict"]),
+        "verdict_words": planned_verdict(plan),
         "name": run["name"],
         "job": job_words(run),
         "layout": run["layout"],

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from textwrap import shorten
 from typing import Any
 
+from llmlaunch.planner.plan import verdict_with_risk
 from llmlaunch.report.text import one_line, signed_percent, table
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import duration, gib
+from llmlaunch.verdicts import VERDICTS
 
-__all__ = ["amount", "error_words", "job_words", "phase_words", "run_summary_text"]
+__all__ = ["amount", "error_words", "job_words", "phase_words", "planned_verdict", "run_summary_text"]
 
 WIDTH = 80
 MOST_STAGES, MOST_CAUSES, MOST_MISSING = 4, 3, 3
@@ -76,13 +78,21 @@ def error_words(error: float) -> str:
     return signed_percent(error)
 
 
+def planned_verdict(plan: Record) -> str | None:
+    """Return the verdict on the plan of a run, with its risk, from `plan` of a report; None where it has none."""
+    verdict = plan["verdict"]
+    return None if verdict not in VERDICTS else verdict_with_risk(verdict, plan["stated_risk"], plan["peak_kind"])
+
+
 def _progress(report: Record) -> str:
     run, state, steps = report["run"], report["state"], report["steps"]
+    verdict = planned_verdict(report["plan"])
+    planned = "" if verdict is None else f"; planned as {verdict}"
     if state["step"] is None:
-        return "no step was seen"
+        return f"no step was seen{planned}"
     of = f" of {run['steps']:,}" if run["steps"] else ""
     loss = "" if steps["last_loss"] is None else f", last loss {steps['last_loss']:.4g}"
-    return f"step {state['step']:,}{of}{loss}"
+    return f"step {state['step']:,}{of}{loss}{planned}"
 
 
 def _goodput(report: Record) -> str:

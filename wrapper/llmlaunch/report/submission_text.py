@@ -42,6 +42,7 @@ def dry_run_text(
         ("checkpoints", _checkpoints(recipe)),
         *_notices(recipe),
         ("layout", plan.chosen.describe()),
+        *([] if plan.changed is None else [("", plan.changed.sentence(plan.chosen))]),
         ("memory", memory_text(plan)),
         ("time", expected_time_text(plan, now)),
         *_fewer_nodes(recipe, plan),
@@ -175,12 +176,12 @@ def _notices(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 def memory_text(plan: Plan) -> str:
-    """Return the verdict, and the memory of the fullest rank against its limit."""
+    """Return the verdict and its risk, and the memory of the fullest rank against its limit."""
     accepted = ", accepted by the recipe" if plan.accepted else ""
     rank = f" (pipeline rank {plan.estimate.worst.pipeline_rank})" if len(plan.estimate.ranks) > 1 else ""
     return (
-        f"{plan.verdict}{accepted}: {gib(plan.device_bytes)} of {gib(plan.limit.limit_bytes)} GiB on the fullest "
-        f"rank{rank}"
+        f"{plan.verdict_with_risk}{accepted}: {gib(plan.device_bytes)} of {gib(plan.limit.limit_bytes)} GiB on the "
+        f"fullest rank{rank}"
     )
 
 

@@ -10,7 +10,7 @@ from . import file_names
 from .attempt import Attempt, object_or_problem
 from .files import object_in, read_object, read_run_id
 from .goodput import goodput_of
-from .values import byte_count, is_attempt, is_fallback, is_for_fewer_nodes, time_or_none, whole_number
+from .values import byte_count, is_attempt, is_fallback, is_for_fewer_nodes, number, time_or_none, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -135,13 +135,14 @@ def begun_attempts(run_directory: Path) -> list[Attempt]:
 @dataclass(frozen=True)
 class RunHistory:
     """How far a run has come: its attempts and their layouts, oldest first, the step reached of all, and where its
-    time went; and what its plan was judged by: the verdict, and the memory of a device."""
+    time went; and what its plan was judged by: the verdict with its stated risk, and the memory of a device."""
 
     attempts: tuple[str, ...]
     layouts: tuple[str, ...]
     step: int | None
     steps: int | None
     verdict: str | None = None
+    stated_risk: float | None = None
     memory_bytes: int | None = None
     goodput: Goodput | None = None
 
@@ -171,6 +172,7 @@ def run_history(run_directory: Path) -> RunHistory:
         step=max((step for step in reached if step is not None), default=None),
         steps=next((steps for steps in reversed(planned) if steps is not None), None),
         verdict=verdict if isinstance(verdict, str) else None,
+        stated_risk=number(run.get("stated_risk")),
         goodput=goodput_of(attempts),
         memory_bytes=byte_count(measurement.get("gpu_memory_bytes")) if isinstance(measurement, dict) else None,
     )

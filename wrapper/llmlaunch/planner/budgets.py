@@ -1,0 +1,18 @@
+"""How much of a recipe's budget a job takes."""
+
+from __future__ import annotations
+
+from llmlaunch.planner.plan import JobLength
+from llmlaunch.recipe.types import Budget
+from llmlaunch.units import DAY
+
+__all__ = ["DAYS", "GPU_HOURS", "budget_shares"]
+
+DAYS, GPU_HOURS = "days", "gpu_hours"
+
+
+def budget_shares(budget: Budget, length: JobLength) -> dict[str, float]:
+    """Map each limited key of the budget to the share of it that the job takes."""
+    needed = {DAYS: length.seconds / DAY, GPU_HOURS: length.gpu_hours}
+    allowed = {DAYS: budget.days, GPU_HOURS: budget.gpu_hours}
+    return {key: needed[key] / most for key, most in allowed.items() if most is not None}
