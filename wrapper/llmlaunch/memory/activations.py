@@ -25,6 +25,7 @@ from llmlaunch.memory.saved import (
     Gone,
     SavedTensors,
     kept_operators,
+    leaves_device,
     on_device,
     saved_by_dense_layer,
     saved_by_mixture_layer,
@@ -41,6 +42,7 @@ __all__ = [
     "cut_checkpoints",
     "cut_parameters",
     "kept_activations",
+    "kept_before_experts",
     "kept_by_layer",
     "kept_embedding",
     "largest_layer",
@@ -53,6 +55,7 @@ NORM_INPUTS = ("attn_norm_input", "mlp_norm_input")
 NORM_OUTPUTS = ("attn_norm_output", "mlp_norm_output")
 
 Kept = tuple[FloatColumn, FloatColumn]  # bytes of one dense and of one mixture layer, one micro-batch
+OfLayer = Callable[[Job, RankColumns], Kept]
 
 # What each of Megatron's `--recompute-modules` frees (transformer_layer.py, mlp.py, moe/, core 0.19); "layernorm"
 # and the norms are in `_recomputed_norms`.
@@ -95,6 +98,26 @@ def kept_by_layer(job: Job, rows: RankColumns) -> Kept:
     if moe is None:
         return dense, np.zeros(len(rows))
     return dense, _kept(job, rows, saved_by_mixture_layer, moe.shared_expert_ffn_hidden_size)
+
+
+def kept_before_experts(job: Job, rows: RankColumns) -> Kept:
+    """Return the bytes that one layer saves before its MLP, or before tokens leave for their experts, for one
+    micro-batch, less what is recomputed or offloaded: of a mixture its router and shared expert, too."""
+    dense, moe = saved_by_dense_layer(job, rows), job.shape.moe
+    without_mlp = _kept_beside(job, rows, dense, job.shape.ffn_hidden_size, ("mlp_",))
+    if moe is None:
+        return without_mlp, np.zeros(len(rows))
+    mixture, width = saved_by_mixture_layer(job, rows), moe.shared_expert_ffn_hidden_size
+    return without_mlp, _kept_beside(job, rows, mixture, width, ("expert_", "moe_permuted", "moe_latents"))
+
+
+def _kept_beside(
+    job: Job, rows: RankColumns, layer: SavedTensors, mlp_width: int, prefixes: tuple[str, ...]
+) -> FloatColumn:
+    """Return what a layer keeps beside the tensors whose names begin with the `prefixes`."""
+    others: Gone = {name: True for name in layer.tensors if name.startswith(prefixes)}
+    offloaded = _offloaded(job, rows, layer) if offloads_modules(job, rows.layouts) else {}
+    return _kept_of(job, rows, layer, mlp_width, {**offloaded, **others})
 
 
 def _kept(
@@ -157,12 +180,20 @@ def _reloaded(job: Job, rows: RankColumns) -> FloatColumn | float:
     keeps any."""
     if not offloads_modules(job, rows.layouts):
         return 0.0
+    moved = _moved_by_layer(job, rows)
+    largest = _largest_of_parts(job, rows, _moved_by_layer)
+    return np.minimum(largest, _on_device(job, rows, _of_all_layers(job, rows, moved), _moved_by_layer))
+
+
+def _moved_by_layer(job: Job, rows: RankColumns) -> Kept:
+    """Return what one layer's offloaded modules save for one micro-batch, of the layers whose modules leave."""
     here, layouts = without_offload(job, rows.layouts)
-    kept, left = kept_by_layer(here, rows.with_layouts(layouts)), kept_by_layer(job, rows)
-    (dense, mixture), (dense_left, mixture_left) = kept, left
+    (dense, mixture), (dense_left, mixture_left) = (
+        kept_by_layer(here, rows.with_layouts(layouts)),
+        kept_by_layer(job, rows),
+    )
     fraction = job.techniques.offload_fraction  # which decides how many of the groups move, and not how large they are
-    moved = (dense - dense_left) / fraction, (mixture - mixture_left) / fraction
-    return np.minimum(_largest(rows, moved), _on_device(job, rows, _of_all_layers(job, rows, moved), moved))
+    return (dense - dense_left) / fraction, (mixture - mixture_left) / fraction
 
 
 def _tensors(table: dict[str, tuple[str, ...]], modules: Gone) -> Gone:
@@ -219,19 +250,27 @@ def kept_activations(job: Job, rows: RankColumns) -> FloatColumn:
     recomputes some layers of each rank and keeps the others whole ("block"; Megatron `--recompute-num-layers`).
     """
     depth = in_flight(job, rows).depth
-    by_kind = kept_by_layer(job, rows)
-    layers = _of_all_layers(job, rows, by_kind) + _block(job, rows, depth)
-    layers = _on_device(job, rows, layers, by_kind) + _reloaded(job, rows) + running_experts(job, rows)
+    layers = _of_all_layers(job, rows, kept_by_layer(job, rows)) + _block(job, rows, depth)
+    layers = _on_device(job, rows, layers, kept_by_layer) + _reloaded(job, rows) + running_experts(job, rows)
     return np.asarray(layers + _stage_output(job, rows) * depth + _routing_of_last(job, rows))
 
 
-def _on_device(job: Job, rows: RankColumns, saved_bytes: FloatColumn, by_kind: Kept) -> FloatColumn:
-    return on_device(job, rows, saved_bytes, _largest(rows, by_kind) * _checkpointed_share(job.techniques, rows))
+def _on_device(job: Job, rows: RankColumns, saved_bytes: FloatColumn, of_layer: OfLayer) -> FloatColumn:
+    if not leaves_device(job, rows):
+        return saved_bytes
+    largest = _largest_of_parts(job, rows, of_layer)
+    return on_device(job, rows, saved_bytes, largest * _checkpointed_share(job.techniques, rows))
 
 
 def largest_layer(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes that the largest layer of a rank keeps on the device, for one micro-batch."""
-    return reduce(np.maximum, (_largest(alike, kept_by_layer(job, alike)) for alike in alike_parts(job, rows)))
+    return _largest_of_parts(job, rows, kept_by_layer)
+
+
+def _largest_of_parts(job: Job, rows: RankColumns, of_layer: OfLayer) -> FloatColumn:
+    """Return what `of_layer` gives for the largest layer that a rank has, where layers differ in their parts: a buffer
+    that takes one layer after the other is as large as the largest, not as their mean."""
+    return reduce(np.maximum, (_largest(alike, of_layer(job, alike)) for alike in alike_parts(job, rows)))
 
 
 def _largest(rows: RankColumns, by_kind: Kept) -> FloatColumn:

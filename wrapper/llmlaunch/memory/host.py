@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 
@@ -16,12 +17,19 @@ from llmlaunch.frozen import frozen
 from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_bytes
 from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, RankColumns, offloads_modules, without_offload
+from llmlaunch.memory.layer_matrices import largest_matrices
 from llmlaunch.memory.loss import saved_by_heads
 from llmlaunch.memory.paged_stash import host_pages
 from llmlaunch.memory.peak import rank_terms
 from llmlaunch.memory.saved import tokens
 from llmlaunch.memory.states import shard_groups
-from llmlaunch.memory.weights import adapter_parameters, largest_parameter, rank_parameters, trained_parameters
+from llmlaunch.memory.weights import (
+    adapter_parameters,
+    layer_parameters,
+    rank_parameters,
+    tables,
+    trained_parameters,
+)
 
 __all__ = ["HostNode", "host_terms", "node_bytes", "state_host_terms", "transient_host_terms"]
 
@@ -101,20 +109,38 @@ def _optimizer(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
     sharded = _sharded(job, rows, trained.dense, trained.expert)
     moved = share * np.where(stage >= 1, sharded, trained.dense + trained.expert)
     whole = np.asarray(host.optimizer_bytes, dtype=np.float64)[stage] * moved
-    pinned = np.asarray(host.optimizer_pinned_bytes, dtype=np.float64)[stage] * moved
-    element = 4.0  # the pinned tensors are fp32, whole flat partitions or a parameter's share
-    piece = element * (moved if host.optimizer_flat else largest_parameter(job, rows) * _share(job, rows))
-    return np.asarray(whole - pinned + _pinned(pinned, piece, node))
+    pinned_bytes = np.asarray(host.optimizer_pinned_bytes, dtype=np.float64)[stage]
+    if host.optimizer_flat:
+        pinned = _pinned(pinned_bytes * moved, PINNED_ELEMENT_BYTES * moved, node)
+    else:
+        pinned = _pinned_by_parameter(job, rows, pinned_bytes, moved, node)
+    return np.asarray(whole - pinned_bytes * moved + pinned)
 
 
-def _share(job: Job, rows: RankColumns) -> FloatColumn:
-    counts = rank_parameters(job, rows)
-    return _state_parameters(job, rows, 1) / _some(counts.dense + counts.expert)
+PINNED_ELEMENT_BYTES = 4.0  # the pinned tensors are fp32: whole flat partitions, or a parameter's share
 
 
-def _some(count: FloatColumn) -> FloatColumn:
-    """Return the count, at least 1, to divide by: a stage may hold no layer at all."""
-    return np.maximum(count, 1.0)
+def _pinned_by_parameter(
+    job: Job, rows: RankColumns, pinned_bytes: FloatColumn, moved: FloatColumn, node: HostNode
+) -> FloatColumn:
+    """Return the page-locked bytes of `moved` parameters, each of which is a tensor of its own. Those of layers are
+    rounded as the largest of a layer, the others as a table, so that a rank with a table never has less than one
+    without."""
+    dense_group, expert_group = shard_groups(job, rows)
+    first = rows.layouts.zero_stage >= 1
+    (dense, expert), embedding = largest_matrices(job, rows), tables(job, rows)[0]
+    of_layers = np.minimum(job.techniques.offload_optimizer * _of_layers(job, rows), moved)
+    layer_piece = np.maximum(np.where(first, dense / dense_group, dense), np.where(first, expert / expert_group, expert))
+    table_piece = np.where(first, embedding / dense_group, embedding)
+    parts = (of_layers, layer_piece), (moved - of_layers, table_piece)
+    return reduce(np.add, (_pinned(pinned_bytes * part, PINNED_ELEMENT_BYTES * piece, node) for part, piece in parts))
+
+
+def _of_layers(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the parameters of a rank's layers whose optimizer states it holds."""
+    dense, mixture, experts = layer_parameters(job, rows)
+    shared, expert = rows.dense_layers * dense + rows.moe_layers * mixture, rows.moe_layers * experts
+    return np.where(rows.layouts.zero_stage >= 1, _sharded(job, rows, shared, expert), shared + expert)
 
 
 def _parameters(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:

@@ -191,9 +191,16 @@ def all_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None =
 
 
 def all_are_candidates(job: Job, layouts: LayoutColumns) -> bool:
-    """Whether any pipeline rank may be the worst of a layout, not only the first or the last: because stages differ, or
-    because inner ranks communicate with both neighbours."""
-    return not job.stages_alike or "neighbours" in job.facts.groups or bool(np.any(layouts.uneven))
+    """Whether any pipeline rank may be the worst of a layout, not only the first or the last.
+
+    It may where stages differ, where inner ranks communicate with both neighbours, where prediction heads are on a
+    stage before the last, where later ranks keep more weight gradients waiting (ZB-H1) while earlier ones keep more
+    activations, and where matrices are packed whole into buffers whose padding does not grow with the rank's
+    parameters (`layer_wise`). Otherwise no term of an inner rank exceeds that of the first rank.
+    """
+    techniques = job.techniques
+    inner = techniques.zero_bubble or techniques.heads_before_loss or job.facts.matrices_whole
+    return inner or not job.stages_alike or "neighbours" in job.facts.groups or bool(np.any(layouts.uneven))
 
 
 def one_rank(job: Job, layouts: LayoutColumns, rank: IntColumn) -> RankColumns:

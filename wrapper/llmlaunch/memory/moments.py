@@ -33,6 +33,12 @@ from llmlaunch.memory.loss import (
     waiting_logits,
     waiting_table,
 )
+from llmlaunch.memory.overlapped_passes import (
+    delayed_weight_gradients,
+    left_over,
+    paired_layer,
+    waiting_weight_passes,
+)
 from llmlaunch.memory.paged_stash import stash_pages
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.states import States, weight_versions
@@ -40,7 +46,6 @@ from llmlaunch.memory.vision import encoder_activations
 from llmlaunch.memory.weights import trained_layers
 from llmlaunch.memory.workspace import (
     adapted_forward,
-    delayed_weight_gradients,
     embedding_backward,
     head_backward,
     layer_backward,
@@ -48,7 +53,6 @@ from llmlaunch.memory.workspace import (
     passing_buffers,
     recomputed_layer,
     recorded_gathers,
-    waiting_weight_passes,
     weight_gradient_stubs,
 )
 
@@ -74,7 +78,8 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     heads, embedded, norm = saved_by_heads(job, rows), embedded_again(job, rows), final_norm(job, rows)
     activations = kept_activations(job, rows) + heads
     always = {"embedding": kept_embedding(job, rows) + embedded, **_trainer_terms(job, rows)}
-    beside = {"recomputed_layer": recomputed_layer(job, rows), **delayed_weight_gradients(job, rows)}
+    recomputed = recomputed_layer(job, rows)
+    beside = {"recomputed_layer": recomputed, **delayed_weight_gradients(job, rows), **paired_layer(job, rows)}
     # a prediction head's layer is the first to run backward, before the norm of the decoder
     first = {"logits_and_loss": norm} if job.shape.mtp_num_layers else {}
     one_layer, waiting = _where_trained(job, rows, layer_backward(job, rows)), waiting_table(job, rows)
@@ -84,17 +89,19 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
         embedding_backward(job, rows, activations - captured_activations(job, rows)),
         tables_of_heads(job, rows) - heads / np.maximum(in_flight(job, rows).heads, 1.0),
     )
-    again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, 0.0, gone)  # where a mixture runs forward a second time
+    # where a mixture runs forward a second time
+    again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, 0.0, recomputed)
     mixture = np.maximum(mixture_forward(job, rows), adapted_forward(job, rows)) - again
     layer = {**first, "layer_backward": np.maximum(np.maximum(backward, mixture), tables - gone), **beside}
     whole = _Whole()
     alive = {**always, "activations": activations}
+    at_the_loss = {**alive, **left_over(job, rows)}
     free = [cached_logits(job, rows)] if facts.cached_logit_bytes else []
     free += [recorded_gathers(job, rows)] if facts.streams_recorded else []
     holes = {HOLES: reduce(np.add, free)} if free else {}
     moments: list[Moment] = [
-        {**alive, "logits_and_loss": norm + logits(job, rows) + earlier_tiles(job, rows), **holes},
-        {**alive, "logits_and_loss": norm + waiting_logits(job, rows), "head_backward": head_backward(job, rows)},
+        {**at_the_loss, "logits_and_loss": norm + logits(job, rows) + earlier_tiles(job, rows), **holes},
+        {**at_the_loss, "logits_and_loss": norm + waiting_logits(job, rows), "head_backward": head_backward(job, rows)},
         {**alive, **layer},
     ]
     if _gradients_come_and_go(facts):

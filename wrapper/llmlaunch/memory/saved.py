@@ -29,6 +29,7 @@ __all__ = [
     "SavedTensors",
     "balanced_tokens",
     "kept_operators",
+    "leaves_device",
     "on_device",
     "padded_heads",
     "projected_bytes",
@@ -419,11 +420,17 @@ def _sampled(job: Job, n: FloatColumn, tensors: Tensors) -> Tensors:
     return {name: column * (share if name in INPUTS_OF else 1.0) for name, column in tensors.items()}
 
 
+def leaves_device(job: Job, rows: RankColumns) -> bool:
+    """Whether whole layers, or their inputs, of any row wait in host memory."""
+    techniques = job.techniques
+    return bool(techniques.offload_checkpoints or techniques.swapped_share or np.any(rows.layouts.offload_layers))
+
+
 def on_device(job: Job, rows: RankColumns, saved_bytes: FloatColumn, layer_bytes: FloatColumn) -> FloatColumn:
     """Return the part of `saved_bytes`, the activations of all layers of a rank over the micro-batches in flight, that
     does not wait in host memory. `layer_bytes` are those of its largest layer, for one micro-batch."""
     techniques = job.techniques
-    if not (techniques.offload_checkpoints or techniques.swapped_share or np.any(rows.layouts.offload_layers)):
+    if not leaves_device(job, rows):
         return saved_bytes
     layers = np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
     left = _first_layers(rows, layers, _checkpoints(job, rows, saved_bytes, layer_bytes), layer_bytes)

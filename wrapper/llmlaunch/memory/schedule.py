@@ -40,13 +40,14 @@ def in_flight(job: Job, rows: RankColumns) -> InFlight:
 
     Interleaved with v chunks in groups of g micro-batches: min(2 (p - r - 1) + (v - 1) g + 1, m v) chunks of 1/v each
     (megatron/core/pipeline_parallel/schedules.py, core 0.19). Where tokens of one micro-batch travel while another one
-    computes, one more is under way, or one more chunk of it (the same, get_pp_rank_microbatches; combined_1f1b.py).
+    computes, the forward pass that a steady schedule makes before each backward pass runs beside it, layer by layer:
+    the warm-up is one pass longer (the same, get_pp_rank_microbatches) and the steady part adds none, so that there are
+    as many, and for a moment what `paired_layer` says (workspace.py) of one layer more.
     """
     p, v, m = rows.layouts.pipeline, rows.layouts.virtual_pipeline, rows.microbatches
-    more = int(job.techniques.overlaps_experts)
-    plain = np.minimum(m, p - rows.rank + more)
+    plain = np.minimum(m, p - rows.rank)
     group = p if job.microbatch_group is None else job.microbatch_group
-    chunks = np.minimum(2 * (p - rows.rank - 1) + (v - 1) * group + 1 + more, m * v)
+    chunks = np.minimum(2 * (p - rows.rank - 1) + (v - 1) * group + 1, m * v)
     depth = np.where(v > 1, chunks / v, plain).astype(np.float64)
     dense, mixture = rows.dense_layers * depth, rows.moe_layers * depth
     heads = last_chunk_in_flight(job, rows)

@@ -27,6 +27,7 @@ from llmlaunch.memory.job import (
     mean_of_parts,
     once_for_rows,
 )
+from llmlaunch.memory.layer_matrices import distinct_elements, largest_matrices
 from llmlaunch.memory.vision import encoder_matrices, rank_encoder
 from llmlaunch.models.kinds import part_kinds
 from llmlaunch.models.mamba import Mamba
@@ -263,68 +264,19 @@ def matrices(job: Job, rows: RankColumns) -> Matrices:
 
 
 def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
-    """Elements of the weight matrices whose shapes differ, each once."""
-    shape, tensor = job.shape, rows.tensor
-    matrix, alone = 3.0 if shape.gated_mlp else 2.0, shape.mamba is not None
-    mlp = matrix * (shape.hidden_size * shape.ffn_hidden_size / tensor)
-    distinct = matrices(job, rows).head + (0.0 if alone else mlp * (rows.dense_layers > 0))
-    distinct = distinct + _distinct_mixers(job, rows, mlp) + encoder_matrices(job, rows)
-    if shape.moe is None:
-        return distinct
-    moe, alike = shape.moe, alone & (rows.shares is not None)
-    expert_matrix = shape.expert_width * moe.ffn_hidden_size / rows.layouts.expert_tensor
-    shared = shape.hidden_size * moe.shared_expert_ffn_hidden_size / tensor
-    shared = np.where(shared == expert_matrix, 0.0, shared)  # as wide as one of the others
-    if alike and rows.shares is not None and "mlp" in rows.shares:
-        widths = shape.expert_width, moe.ffn_hidden_size
-        same = (widths == (shape.hidden_size, shape.ffn_hidden_size)) & (tensor == rows.layouts.expert_tensor)
-        distinct = distinct - np.where(same & (rows.shares["mlp"] > 0) & (rows.moe_layers > 0), mlp, 0.0)
-    latents = 0.0 if moe.latent_size is None else 2.0 * shape.hidden_size * moe.latent_size
-    return np.asarray(distinct + (matrix * (expert_matrix + shared) + latents) * (rows.moe_layers > 0))
-
-
-def _distinct_mixers(job: Job, rows: RankColumns, mlp: FloatColumn) -> FloatColumn:
-    """Return the elements of the matrices of all parts that a rank's layers have; last projections of the same size
-    are one."""
-    shape, tensor, shares = job.shape, rows.tensor, rows.shares
-    attention, last = _distinct_attention(job, rows), shape.hidden_size * shape.query_width / tensor
-    if shares is None:
-        return attention if shape.mamba is None else np.zeros(len(rows))
-    none, linear, mamba = np.zeros(len(rows)), shape.linear_attention, shape.mamba
-    distinct = np.where(shares.get("attention", none) > 0, attention, 0.0)
-    distinct = distinct + np.where(shares.get("mlp", none) > 0, mlp, 0.0)
-    for kind, columns in (
-        ("linear", None if linear is None else (linear.projected_width, linear.value_width)),
-        ("mamba", None if mamba is None else (mamba.projected_width, mamba.inner_width)),
-    ):
-        if columns is None:
-            continue
-        alike = last * (columns[1] == shape.query_width) * (shares.get("attention", none) > 0)
-        projections = shape.hidden_size * sum(columns) / tensor
-        distinct = distinct + np.where(shares.get(kind, none) > 0, projections - alike, 0.0)
-    return distinct
-
-
-def _distinct_attention(job: Job, rows: RankColumns) -> FloatColumn:
-    """Of kinds that differ in what pools keys, those with the most have the matrices of the others as well; heads of
-    another width have matrices of their own."""
-    if rows.kind_shares is None:
-        return _attention_matrices(job.shape, rows.tensor)
-    jobs = zip(job.by_attention, rows.kind_shares, strict=True)
-    matrices_of_kinds = [
-        np.where(share > 0, _attention_matrices(alike.shape, rows.tensor), 0.0) for alike, share in jobs
-    ]
-    return reduce(np.maximum if job.shape.compressed_attention is not None else np.add, matrices_of_kinds)
+    """Return the elements of the weight matrices whose shapes differ, each once, and of the head."""
+    return distinct_elements(job, rows) + matrices(job, rows).head + encoder_matrices(job, rows)
 
 
 @once_for_rows
 def largest_parameter(job: Job, rows: RankColumns) -> FloatColumn:
-    """Elements of the largest single parameter on a device, the embedding and the head included."""
-    mats, (embedding, head) = matrices(job, rows), tables(job, rows)
+    """Return the elements of the largest single parameter that a device has, the embedding and the head included; the
+    experts of a device count as one."""
+    (dense, experts), (embedding, head) = largest_matrices(job, rows), tables(job, rows)
     table = np.where(rows.first, embedding, np.where(rows.last, head, 0.0))
     if job.techniques.heads_before_loss:
         table = np.where(np.equal(rows.rank, head_rank(job, rows.layouts)), embedding, table)
-    return np.maximum(np.maximum(mats.dense[0], mats.expert[0]), table)
+    return np.maximum(np.maximum(dense, experts), table)
 
 
 def _attention_matrices(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:

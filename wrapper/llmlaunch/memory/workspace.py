@@ -34,7 +34,6 @@ from llmlaunch.models.kinds import layer_parts
 
 __all__ = [
     "adapted_forward",
-    "delayed_weight_gradients",
     "embedding_backward",
     "head_backward",
     "layer_backward",
@@ -42,7 +41,6 @@ __all__ = [
     "passing_buffers",
     "recomputed_layer",
     "recorded_gathers",
-    "waiting_weight_passes",
     "weight_gradient_stubs",
 ]
 
@@ -330,44 +328,6 @@ def _recomputed_piece(job: Job, width: FloatColumn) -> FloatColumn | float:
     if job.techniques.mlp_chunks == 1 or not job.facts.mlp_chunks_recomputed:
         return 0.0
     return (projected_bytes(job) + job.facts.linear_input_bytes) * width
-
-
-def delayed_weight_gradients(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
-    """Return what waits for the separate pass that computes a layer's weight gradients: the gradients of all its
-    linears' outputs, and the inputs of the MLP's (2BP, Rae et al. 2024, section 3;
-    transformer_engine/pytorch/module/_common.py WeightGradStore, 2.20;
-    megatron/core/models/common/model_chunk_schedule_plan.py, core 0.19)."""
-    if not job.techniques.delay_weight_gradients:
-        return {}
-    shape, e = job.shape, job.facts.activation_bytes
-    n, split, t = tokens(job, rows), sequence_split(job, rows), rows.tensor
-    groups = np.maximum(shape.num_query_groups, t) * shape.head_dim
-    outputs = n * ((shape.query_width + 2.0 * groups) / t + 2.0 * shape.hidden_size / split)
-    per_column = e * (2.0 if shape.gated_mlp else 1.0) + job.facts.linear_input_bytes
-    dense = n * per_column * shape.ffn_hidden_size / t
-    if shape.moe is None:
-        return {"delayed_weight_gradients": np.asarray(e * outputs + dense)}
-    routed = routed_tokens(job, rows)
-    experts = routed * (per_column * shape.moe.ffn_hidden_size + 2.0 * e * shape.expert_width)
-    mlp = np.maximum(np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, experts, 0.0))
-    return {"delayed_weight_gradients": np.asarray(e * outputs + mlp)}
-
-
-def waiting_weight_passes(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
-    """Return what weight gradients are made of, for micro-batches whose own wait: on rank r of r micro-batches, so
-    that no rank holds more of them than the first one keeps whole (ZB-H1, Qi et al. 2024, section 2.3): the inputs of
-    all linear layers and the gradients of their outputs. What-if."""
-    if not job.techniques.zero_bubble:
-        return {}
-    shape, facts = job.shape, job.facts
-    delayed = delayed_weight_gradients(
-        replace(job, techniques=replace(job.techniques, delay_weight_gradients=True)), rows
-    )
-    outputs = delayed["delayed_weight_gradients"]
-    inputs = facts.linear_input_bytes * (2.0 * shape.hidden_size + shape.query_width)
-    each = outputs + inputs * tokens(job, rows) / rows.tensor
-    waiting = np.where(rows.layouts.virtual_pipeline > 1, 0, np.minimum(rows.rank, rows.microbatches))
-    return {"waiting_weight_passes": np.asarray(waiting * (rows.dense_layers + rows.moe_layers) * each)}
 
 
 def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:

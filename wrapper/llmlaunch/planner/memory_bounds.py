@@ -242,10 +242,9 @@ def _least_alive(job: Job, layouts: LayoutColumns, rank: IntColumn) -> tuple[Int
     the rank has are alive besides, if its chunks have equally many."""
     p, v = layouts.pipeline, layouts.virtual_pipeline
     m = np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1)
-    more = int(job.techniques.overlaps_experts)
     group = p if job.microbatch_group is None else job.microbatch_group
-    chunks = 2 * (p - rank - 1) + (v - 1) * group + 1 + more
+    chunks = 2 * (p - rank - 1) + (v - 1) * group + 1
     turns = np.where(chunks >= m * v, m, np.minimum(group * (chunks // (group * v)), m))
-    alive: IntColumn = np.where(v > 1, turns, np.minimum(m, p - rank + more))
+    alive: IntColumn = np.where(v > 1, turns, np.minimum(m, p - rank))
     equal = (v > 1) & (~layouts.uneven | ((rank > 0) & (rank < p - 1)))
     return alive, np.where(equal, np.minimum(chunks, m * v) / v - turns, 0.0)

@@ -24,7 +24,7 @@ def enough_microbatches(args: Any, pipeline_rank: int) -> int:
     """
     stages, chunks, group = _shape(args)
     if chunks == 1:
-        return stages - pipeline_rank + STEADY
+        return stages - pipeline_rank + STEADY + _overlaps(args)
     passes = _warm_up_passes(args, pipeline_rank) + group * chunks + 1
     return _whole_groups(passes, chunks, group)
 
@@ -33,7 +33,7 @@ def full_microbatches(args: Any, pipeline_rank: int) -> int:
     """The fewest that have as many in flight as there ever are."""
     stages, chunks, group = _shape(args)
     if chunks == 1:
-        return stages - pipeline_rank
+        return stages - pipeline_rank + _overlaps(args)
     return _whole_groups(_warm_up_passes(args, pipeline_rank) + 1, chunks, group)
 
 
@@ -46,7 +46,12 @@ def _shape(args: Any) -> tuple[int, int, int]:
 def _warm_up_passes(args: Any, pipeline_rank: int) -> int:
     stages, chunks, group = _shape(args)
     passes = (stages - pipeline_rank - 1) * 2 + (chunks - 1) * group
-    return passes + 1 if getattr(args, "overlap_moe_expert_parallel_comm", False) else passes
+    return passes + _overlaps(args)
+
+
+def _overlaps(args: Any) -> int:
+    """1 where the forward pass of one micro-batch runs beside the backward pass of another, layer by layer."""
+    return int(bool(getattr(args, "overlap_moe_expert_parallel_comm", False)))
 
 
 def _whole_groups(passes: int, chunks: int, group: int) -> int:

@@ -65,8 +65,8 @@ from caching_allocator import replayed
 from fake_dispatch import InventedScalars
 from few_microbatches import enough_microbatches, full_microbatches
 from live_storages import STORAGES, grouped, state_of, stateless_of
-from patches import CALLS, in_phase
-from pretrain import PASSES, build_model, forward_step
+from patches import CALLS, PASSES, in_phase
+from pretrain import build_model, forward_step
 from trace_checks import TraceEvidence, insist_complete, insist_traceable
 
 patches.patch_megatron()

@@ -14,7 +14,7 @@ import torch.distributed
 
 from live_storages import STORAGES
 
-__all__ = ["CALLS", "in_phase", "install_apex_kernel", "patch_megatron", "patch_torch"]
+__all__ = ["CALLS", "PASSES", "in_phase", "install_apex_kernel", "patch_megatron", "patch_torch"]
 
 
 def compile_as_one_kernel(function: Any = None, **options: Any) -> Any:
@@ -186,6 +186,33 @@ def patch_megatron() -> None:
     MixedPrecisionOptimizer._unscale_main_grads_and_check_for_nan = _without_overflow(unscale)
     for name, phase in (("forward_step", "forward"), ("backward_step", "backward")):
         setattr(schedules, name, in_phase(getattr(schedules, name), phase))
+    _mark_plans()
+
+
+def _mark_plans() -> None:
+    """Passes that share a schedule, layer by layer: each node of a plan has its own phase, and a pass counts once all
+    its nodes have run (megatron/core/models/common/model_chunk_schedule_plan.py, core 0.19)."""
+    try:
+        from megatron.core.models.common.model_chunk_schedule_plan import TransformerModelChunkSchedulePlan as Plan
+        from megatron.core.pipeline_parallel import combined_1f1b
+        from megatron.core.pipeline_parallel.utils import ScheduleNode
+    except ImportError:  # an older core
+        return
+    run, step = Plan.run, combined_1f1b.combined_forward_backward_step
+
+    def counted(forward: Any, backward: Any, *args: Any, **options: Any) -> Any:
+        output = run(forward, backward, *args, **options)
+        for direction, plan in (("forward", forward), ("backward", backward)):
+            if plan is not None:
+                CALLS[direction] += 1
+                PASSES[direction, plan.vp_stage or 0] += 1
+        return output
+
+    Plan.run = staticmethod(counted)
+    # the backward pass of the loss runs outside the nodes
+    combined_1f1b.combined_forward_backward_step = _marked(step, "backward")
+    ScheduleNode._forward = _marked(ScheduleNode._forward, "forward")
+    ScheduleNode._backward = _marked(ScheduleNode._backward, "backward")
 
 
 def _mark_recomputation(random: Any) -> None:
@@ -247,14 +274,26 @@ def _without_overflow(unscale: Callable[[Any], Any]) -> Callable[[Any], bool]:
 
 
 CALLS: Counter[str] = Counter()
+PASSES: Counter[tuple[str, int]] = Counter()  # by direction and model chunk
 
 
 def in_phase(function: Callable[..., Any], phase: str) -> Callable[..., Any]:
     """The function, counted, and what it allocates marked with the phase."""
 
+    marked = _marked(function, phase)
+
+    def run(*args: Any, **options: Any) -> Any:
+        CALLS[phase] += 1
+        return marked(*args, **options)
+
+    return run
+
+
+def _marked(function: Callable[..., Any], phase: str) -> Callable[..., Any]:
+    """The function; what it allocates is marked with the phase."""
+
     def run(*args: Any, **options: Any) -> Any:
         before, STORAGES.phase = STORAGES.phase, phase
-        CALLS[phase] += 1
         try:
             return function(*args, **options)
         finally:

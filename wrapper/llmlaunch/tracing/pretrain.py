@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,9 @@ from megatron.training.models.gpt import GPTModelBuilder
 from megatron.training.models.hybrid import HybridModelBuilder
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
-__all__ = ["PASSES", "build_model", "forward_step"]
+from patches import PASSES
+
+__all__ = ["build_model", "forward_step"]
 
 
 NAMES = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
@@ -82,9 +83,6 @@ def _loss(loss_mask: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
     return loss, tokens, {"lm loss": torch.cat([loss.clone().detach().view(1), tokens.view(1)])}
 
 
-PASSES: Counter[tuple[str, int]] = Counter()  # by direction and model chunk
-
-
 def _watch(output: torch.Tensor, chunk: int) -> None:
     """Count the pass, and the gradient when it comes back."""
     PASSES["forward", chunk] += 1
@@ -95,17 +93,21 @@ def _watch(output: torch.Tensor, chunk: int) -> None:
     output.register_hook(counted)
 
 
-def forward_step(data: Any, model: Any) -> tuple[Any, Any]:
-    """pretrain_gpt.py forward_step."""
+def forward_step(data: Any, model: Any, return_schedule_plan: bool = False) -> tuple[Any, Any]:
+    """pretrain_gpt.py forward_step. A plan of the layers' parts takes the place of the output where the schedule runs
+    them (`--overlap-moe-expert-parallel-comm`); `patches` counts its passes."""
 
     batch = _batch(get_args(), data, model)
-    output = model(
+    run = model.build_schedule_plan if return_schedule_plan else model
+    output = run(
         batch["tokens"],
         batch["position_ids"],
         batch["attention_mask"],
         labels=batch["labels"],
         loss_mask=batch["loss_mask"],
     )
+    if return_schedule_plan:
+        return output, partial(_loss, batch["loss_mask"])
     if output.requires_grad:
         _watch(output, get_attr_wrapped_model(model, "vp_stage") or 0)
     return output, partial(_loss, batch["loss_mask"])

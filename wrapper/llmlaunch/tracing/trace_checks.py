@@ -85,12 +85,6 @@ OBSTACLES: tuple[tuple[str, Predicate, str], ...] = (
         "(transformer_engine/pytorch/module/base.py initialize_ub)",
     ),
     (
-        "--overlap-moe-expert-parallel-comm",
-        lambda args: args.overlap_moe_expert_parallel_comm,
-        "its schedule wants plans of pretrain_gpt.py's (megatron/core/pipeline_parallel/combined_1f1b.py:384), "
-        "which the published wheel does not hold",
-    ),
-    (
         "--moe-paged-stash",
         lambda args: args.moe_paged_stash,
         "its kernels are Triton's, and decide what is kept (megatron/core/transformer/moe/paged_stash.py)",

@@ -1,0 +1,104 @@
+"""What is alive because passes share a schedule: the forward pass of one micro-batch runs beside the backward pass of
+another, layer by layer, or weight gradients have passes of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmlaunch.columns import FloatColumn
+from llmlaunch.memory.activations import kept_before_experts, layer_input
+from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.saved import routed_tokens, sequence_split, tokens
+
+__all__ = ["delayed_weight_gradients", "left_over", "paired_layer", "waiting_weight_passes"]
+
+GRADIENTS_LEFT = 4.0  # of a layer's input: what goes to other stages, and comes from them, while two passes run
+STREAMS_LEFT = 5.0  # the same while the loss is computed
+
+
+def paired_layer(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """Return what a layer that runs forward has beside one that runs backward.
+
+    Layer i of one micro-batch runs with layer L - 1 - i of the one before, part by part: attention, norm, router and
+    shared expert of the first save their tensors and leave its tokens permuted, before the experts of the other run
+    backward; these are gone when the experts of the first run. A pipeline rank has gradients of the stream on their
+    way to other stages besides (megatron/core/models/common/model_chunk_schedule_plan.py
+    TransformerLayerSchedulePlan.run, core 0.19; traced).
+    """
+    if not job.techniques.overlaps_experts:
+        return {}
+    before = np.maximum(*(np.where(count > 0, kept, 0.0) for count, kept in _layers(job, rows)))
+    streams = np.where(rows.layouts.pipeline > 1, GRADIENTS_LEFT, 0.0) * layer_input(job, rows)
+    return {"paired_layer": before + _permuted(job, rows) + streams}
+
+
+def left_over(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """Return what is left of the backward pass of one micro-batch when the loss of the next is computed: its embedded
+    tokens and their gradient without a pipeline, else the gradient of a layer's permuted tokens and of streams
+    (the same, TransformerModelChunkSchedulePlan.run; traced)."""
+    if not job.techniques.overlaps_experts:
+        return {}
+    several, stream = rows.layouts.pipeline > 1, layer_input(job, rows)
+    return {"paired_layer": np.where(several, _permuted(job, rows) + STREAMS_LEFT * stream, 2.0 * stream)}
+
+
+def _layers(job: Job, rows: RankColumns) -> tuple[tuple[FloatColumn, FloatColumn], ...]:
+    return tuple(zip((rows.dense_layers, rows.moe_layers), kept_before_experts(job, rows), strict=True))
+
+
+def _permuted(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the bytes of the routed tokens of one mixture on their way."""
+    if job.shape.moe is None:
+        return np.zeros(len(rows))
+    routed_bytes = job.facts.activation_bytes * job.shape.expert_width * routed_tokens(job, rows)
+    return np.where(rows.moe_layers > 0, routed_bytes, 0.0)
+
+
+def delayed_weight_gradients(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """Return what waits for the separate pass that computes the weight gradients of a layer's MLP, beyond what its
+    backward pass has alive: the gradient of the experts' output, and of a dense MLP the gradients of its linears'
+    outputs and their inputs. Attention's come last, when the MLP is gone (2BP, Rae et al. 2024, section 3;
+    transformer_engine/pytorch/module/_common.py WeightGradStore, 2.20; model_chunk_schedule_plan.py, core 0.19;
+    traced)."""
+    if not job.techniques.delay_weight_gradients:
+        return {}
+    hidden = job.facts.activation_bytes * tokens(job, rows) * job.shape.hidden_size / sequence_split(job, rows)
+    dense = np.where(rows.dense_layers > 0, hidden + _mlp_columns(job, rows), 0.0)
+    return {"delayed_weight_gradients": np.maximum(dense, _permuted(job, rows))}
+
+
+def _mlp_columns(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return what a dense MLP's weight gradients are made of that is as wide as the MLP."""
+    return tokens(job, rows) * _bytes_per_column(job) * job.shape.ffn_hidden_size / rows.tensor
+
+
+def _bytes_per_column(job: Job) -> float:
+    return job.facts.activation_bytes * (2.0 if job.shape.gated_mlp else 1.0) + job.facts.linear_input_bytes
+
+
+def waiting_weight_passes(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
+    """Return what weight gradients are made of, for micro-batches whose own wait: on rank r of r micro-batches, so
+    that no rank holds more of them than the first one keeps whole (ZB-H1, Qi et al. 2024, section 2.3): the inputs of
+    all linear layers and the gradients of their outputs. What-if."""
+    if not job.techniques.zero_bubble:
+        return {}
+    shape, facts = job.shape, job.facts
+    inputs = facts.linear_input_bytes * (2.0 * shape.hidden_size + shape.query_width)
+    each = _output_gradients(job, rows) + inputs * tokens(job, rows) / rows.tensor
+    waiting = np.where(rows.layouts.virtual_pipeline > 1, 0, np.minimum(rows.rank, rows.microbatches))
+    return {"waiting_weight_passes": np.asarray(waiting * (rows.dense_layers + rows.moe_layers) * each)}
+
+
+def _output_gradients(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the gradients of the outputs of all linears of one layer, and the inputs of the MLP's."""
+    shape, e = job.shape, job.facts.activation_bytes
+    n, split, t = tokens(job, rows), sequence_split(job, rows), rows.tensor
+    groups = np.maximum(shape.num_query_groups, t) * shape.head_dim
+    outputs = e * n * ((shape.query_width + 2.0 * groups) / t + 2.0 * shape.hidden_size / split)
+    dense = _mlp_columns(job, rows)
+    if shape.moe is None:
+        return np.asarray(outputs + dense)
+    per_column = _bytes_per_column(job)
+    experts = routed_tokens(job, rows) * (per_column * shape.moe.ffn_hidden_size + 2.0 * e * shape.expert_width)
+    mlp = np.maximum(np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, experts, 0.0))
+    return np.asarray(outputs + mlp)
