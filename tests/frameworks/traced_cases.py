@@ -435,6 +435,16 @@ HALF_OPTIONS = MegatronOptions(gradient_dtype="bf16", optimizer=HALF_MOMENTS)
 HALVES = OptimizerFormats("fp16", "fp16", "fp16")
 AWARE = "--use-precision-aware-optimizer"
 HALF_WORDS = (AWARE, "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16")
+# two micro-batches at once, layer by layer
+OVERLAP = Techniques(overlap_expert_communication=True)
+OVERLAP_WORDS = ("--overlap-moe-expert-parallel-comm",)
+DELAY = replace(OVERLAP, delay_weight_gradients=True)
+DELAY_WORDS = (*OVERLAP_WORDS, "--delay-wgrad-compute")
+QWEN3_CUT = ModelShape(
+    "qwen3-cut", 8, 2048, 6144, 32, 4, 128, 1024, 40960, qk_layernorm=True, moe=MoeShape(128, 8, 768, 0, (1,) * 8)
+)
+SPREAD = Layout(data=16, expert=16, zero_stage=1)
+SPREAD_CHUNKS = replace(SPREAD, pipeline=2, virtual_pipeline=2)
 LORA = Adapters(16)
 OF_ATTENTION = Adapters(16, target_modules=("linear_qkv", "linear_proj"))
 OF_SECOND_LINEARS = Adapters(16, target_modules=("o_proj", "down_proj"))
@@ -488,6 +498,9 @@ PACKED = (
 TECHNIQUES = (
     Case("chunked MLP", LLAMA3_CUT, CUT, 0, techniques=Techniques(mlp_chunks=4), words=CHUNKS),
     Case("chunked experts", MIXTRAL_CUT, EXPERTS, 0, length=4096, techniques=Techniques(mlp_chunks=4), words=CHUNKS),
+    Case("micro-batches overlapped", QWEN3_CUT, SPREAD, 0, 4, 4096, techniques=OVERLAP, words=OVERLAP_WORDS),
+    Case("weight gradients delayed", QWEN3_CUT, SPREAD, 0, 4, 4096, techniques=DELAY, words=DELAY_WORDS),
+    Case("chunks overlapped", QWEN3_CUT, SPREAD_CHUNKS, 0, 8, 4096, techniques=OVERLAP, words=OVERLAP_WORDS),
     Case("optimizer on the host", LLAMA3_CUT, CUT, 0, techniques=Techniques(offload_optimizer=1.0), words=OFFLOADED),
     Case("bf16 gradients in full", SMALL, ALL_STATES, 0, length=1024, options=BF16_GRADIENTS, words=BF16_WORDS),
     Case("bf16 gradients", LLAMA3_CUT, CUT, 0, options=BF16_GRADIENTS, words=BF16_WORDS),

@@ -34,6 +34,7 @@ JOINED = {
     "layer_backward": "activations",
     "recomputed_layer": "activations",
     "delayed_weight_gradients": "activations",
+    "paired_layer": "activations",
     "gradient_norm": "optimizer_step",
 }
 

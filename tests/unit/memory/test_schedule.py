@@ -153,12 +153,14 @@ def test_chunks_of_these_kinds_keep_the_most_bytes_whichever_is_heavier(pattern:
 
 
 @pytest.mark.parametrize("switch", ["overlap_expert_communication", "delay_weight_gradients"])
-def test_one_micro_batch_or_chunk_more_is_under_way_where_tokens_of_two_travel(switch: str) -> None:
-    for layout, plain in (
-        (Layout(pipeline=4), [4, 3, 2, 1]),
+def test_where_tokens_of_two_micro_batches_travel_the_second_takes_the_place_of_the_first(switch: str) -> None:
+    """The forward pass of one runs beside the backward pass of another, layer by layer: a longer warm-up takes the
+    place of the forward pass that a steady schedule makes first."""
+    for layout, alive in (
+        (Layout(), [1]),
         (Layout(pipeline=4, virtual_pipeline=2), [5.5, 4.5, 3.5, 2.5]),
     ):
-        job = Job(LLAMA3_8B, Workload(4096, 16), MEGATRON, techniques=Techniques(**{switch: True}))
-        rows = all_ranks(job, LayoutColumns.of([layout]))
-        more = 1 / layout.virtual_pipeline
-        assert in_flight(job, rows).depth.tolist() == [depth + more for depth in plain]
+        for techniques in (Techniques(), Techniques(**{switch: True})):
+            job = Job(LLAMA3_8B, Workload(4096, 16), MEGATRON, techniques=techniques)
+            rows = all_ranks(job, LayoutColumns.of([layout]))
+            assert in_flight(job, rows).depth.tolist() == alive

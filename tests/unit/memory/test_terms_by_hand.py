@@ -405,6 +405,8 @@ def test_weight_gradients_that_fill_the_bubble_keep_what_they_are_made_of_on_lat
 def test_a_mixture_s_waiting_weight_gradients_keep_the_inputs_of_experts() -> None:
     layout = Layout(pipeline=2, data=4, expert=4, zero_stage=1)
     waiting = ranks(EXPERTS, layout, techniques=ZERO_BUBBLE)[1].terms["waiting_weight_passes"]
-    delayed = ranks(EXPERTS, layout, techniques=Techniques(delay_weight_gradients=True))[0]
-    inputs = 4096 * 2 * (2 * 4096 + 4096)
-    assert waiting == pytest.approx(4 * (delayed.terms["delayed_weight_gradients"] + inputs), abs=4)
+    n, h, ffn = 4096, 4096, 14336
+    outputs = 2 * n * (4096 + 2 * 1024 + 2 * h)
+    experts = 2 * n * (6 * ffn + 2 * 2 * h)  # two routed copies of every token
+    inputs = n * 2 * (2 * h + 4096)
+    assert waiting == pytest.approx(4 * (outputs + experts + inputs), abs=4)
