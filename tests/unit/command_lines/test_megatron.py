@@ -10,11 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmlaunch.backends.megatron.extra_arguments import classed_arguments
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, NEWEST, core_parser
 from llmlaunch.command_lines.command import Reading, TrainerCommand
-from llmlaunch.command_lines.megatron import read_megatron, read_values
+from llmlaunch.command_lines.megatron import read_megatron, read_values, with_stand_ins
+from llmlaunch.command_lines.megatron_namespace import Namespace
+from llmlaunch.command_lines.megatron_rendered import pinned_layout
+from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
+from llmlaunch.recipe.load import recipe_from
 from support.backend_output import words_of
 from support.recipes import recipe_of, small
 
@@ -215,11 +220,53 @@ def test_a_save_beside_the_training_is_read_as_it_was_rendered() -> None:
     assert not [each for each in reading.unread if re.search("async|non-persistent", " ".join(each.words))]
 
 
-@pytest.mark.parametrize("flags", ["--enable-cuda-graph", "--cuda-graph-impl local --cuda-graph-scope attn"])
-def test_graphs_of_another_implementation_say_what_takes_its_place(flags: str) -> None:
-    (unread,) = reading_of(f"{LLAMA3_8B} {flags}").unread
-    assert unread.words[0] == "--cuda-graph-impl"
-    assert "Transformer Engine" in unread.reason
+MIXTURE = (
+    f"{LLAMA3_8B} --num-experts 64 --moe-router-topk 8 --moe-ffn-hidden-size 768 --moe-grouped-gemm "
+    "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1 --moe-router-dtype fp32"
+)
+OTHER_KINDS = {
+    "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend ncclep": [
+        "--moe-flex-dispatcher-backend",
+        "ncclep",
+    ],
+    "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend=later": [
+        *("--moe-flex-dispatcher-backend", "later")
+    ],
+    "--cuda-graph-impl local --cuda-graph-scope attn": ["--cuda-graph-impl", "local"],
+    "--cuda-graph-impl transformer_engine --cuda-graph-modules mamba": [
+        *("--cuda-graph-impl", "transformer_engine"),
+        *("--cuda-graph-modules", "mamba"),
+    ],
+    "--cross-entropy-loss-fusion --cross-entropy-fusion-impl linear": ["--cross-entropy-fusion-impl", "linear"],
+}
+
+
+@pytest.mark.parametrize(("flags", "kept"), OTHER_KINDS.items(), ids=OTHER_KINDS)
+def test_a_library_or_kind_that_no_key_says_is_kept_as_written(flags: str, kept: list[str]) -> None:
+    """Never read as another one: it takes the place of the planned argument, and nothing is called safe with it."""
+    reading = reading_of(f"{MIXTURE} {flags}")
+    assert reading.unread == ()
+    assert reading.document["backend"]["extra_args"] == kept
+    recipe = recipe_from(Document("the recipe", "", with_stand_ins(reading.document, Namespace({}), 16), {}, {}))
+    layout = pinned_layout(recipe)
+    flag = kept[0].partition("=")[0]
+    assert sum(word.partition("=")[0] == flag for word in words_of(recipe, layout)) == 1
+    unknown = classed_arguments(recipe, layout).unknown
+    assert [argument.flag for argument in unknown] == [word.partition("=")[0] for word in kept if word[:2] == "--"]
+
+
+def test_graphs_of_another_implementation_are_kept_as_written() -> None:
+    assert reading_of(f"{LLAMA3_8B} --enable-cuda-graph").document["backend"]["extra_args"] == [
+        *("--cuda-graph-impl", "local")
+    ]
+
+
+def test_libraries_that_keys_say_are_planned_and_not_repeated() -> None:
+    for library, key in (("deepep", None), ("hybridep", "hybridep")):
+        words = f"{MIXTURE} --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend {library}"
+        document = reading_of(words).document
+        assert document["layout"].get("flex_backend") == key
+        assert document["backend"] == "megatron-lm"
 
 
 HOSTILE = st.sampled_from(

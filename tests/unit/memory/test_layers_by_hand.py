@@ -251,7 +251,9 @@ def test_stubs_of_an_mlp_are_those_of_experts_as_wide() -> None:
     mlp, beside = 2 * h * 1024 / t, (2 * h * 768 + STATE_SPACES.vocab_size * h) / t
     assert value(weight_gradient_stubs, alike, apart, rank=3) == 2 * (mlp + beside)
     latent = replace(alike, moe=replace(moe, latent_size=512))
-    assert value(weight_gradient_stubs, latent, apart, rank=3) == 2 * (mlp + 512 * 1024 / t + beside)  # experts' are one
+    assert value(weight_gradient_stubs, latent, apart, rank=3) == 2 * (
+        mlp + 512 * 1024 / t + beside
+    )  # experts' are one
     wider = replace(alike, moe=replace(moe, latent_size=640))
     experts = 2 * 640 * 1024 / t + 2 * h * 640
     assert value(weight_gradient_stubs, wider, apart, rank=3) == 2 * (mlp + experts + beside)

@@ -116,7 +116,9 @@ def test_delayed_weight_gradients_keep_the_gradient_of_what_experts_put_out() ->
     ],
     ids=["in turn", "overlapped", "delayed", "stages first", "stages third"],
 )
-def test_traced_ranks_take_what_is_planned(techniques: Techniques, layout: Layout, rank: int, traced_gib: float) -> None:
+def test_traced_ranks_take_what_is_planned(
+    techniques: Techniques, layout: Layout, rank: int, traced_gib: float
+) -> None:
     """Traced under fake tensors (tests/frameworks/traced_cases.py), where kernel libraries have no workspace."""
     facts = replace(BALANCED, workspace_bytes=BALANCED.workspace_bytes - constant("workspace_bytes"))
     job = job_of(QWEN3, layout, facts, techniques, 4096, 8)

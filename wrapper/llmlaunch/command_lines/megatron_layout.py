@@ -92,8 +92,8 @@ def _graphs(space: Namespace) -> Iterator[tuple[str, Any]]:
     scopes = [name for name in modules if name in get_args(GraphScope)]
     if implementation == FULL_ITERATION:
         yield "cuda_graphs", [FULL_ITERATION]
-    elif implementation != "none" and (scopes or not modules):
-        yield "cuda_graphs", scopes or [WHOLE_LAYER]
+    elif implementation != "none":
+        yield "cuda_graphs", scopes or ([] if modules else [WHOLE_LAYER])
 
 
 def _communication(space: Namespace) -> Iterator[tuple[str, Any]]:

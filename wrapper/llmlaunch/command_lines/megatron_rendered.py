@@ -12,6 +12,7 @@ from typing import Any
 
 from llmlaunch.backends.argument import Argument, NodeVariable
 from llmlaunch.backends.megatron.arguments import PLANNED_BY, STAGE_FLAGS, planned_arguments
+from llmlaunch.backends.megatron.own_choices import GRAPHS, is_own_choice
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS
 from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.command_lines.command import UnreadWords, is_unset
@@ -82,8 +83,6 @@ REASONS: Mapping[str, str] = {
     "eval_interval": "a recipe without training.evaluation evaluates nothing",
     "cross_entropy_fusion_impl": "Transformer Engine's kernel is refused as unstable by core 0.19",
     "fp8": "training.fp8 names the recipe, which decides the format",
-    "cuda_graph_impl": "layout.cuda_graphs names what is captured: parts of a layer by Transformer Engine",
-    "cuda_graph_modules": "layout.cuda_graphs knows the parts of a decoder's layers, but no whole mixture and no Mamba",
     "moe_router_load_balancing_type": "a recipe knows aux_loss, seq_aux_loss and none",
     "data_args_path": "a recipe names the datasets themselves",
     "train_data_path": "a recipe names one blend and its split",
@@ -204,7 +203,8 @@ def _stands_in(each: Argument, document: Mapping[str, Any]) -> bool:
 def _kept(dest: str, group: tuple[str, ...], rendered: Namespace, result: Differences) -> None:
     """Put an argument that no key says into the extra arguments, unless rendering decides it."""
     unused = dest in OF_TOKENIZER and rendered.get("tokenizer_type") == "NullTokenizer"
-    if dest in OWN_WORD:
+    unplanned_graphs = dest == GRAPHS and dest not in rendered.explicit  # of parts that no key names
+    if dest in OWN_WORD or is_own_choice(dest, group[1:]) or unplanned_graphs:
         _extra(group, result)
         return
     decided = unused or dest in ELSEWHERE or dest in PLANNED_BY or dest in (STAGES, HEADS) or group[0] in STAGE_FLAGS

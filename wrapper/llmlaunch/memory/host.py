@@ -127,12 +127,11 @@ def _pinned_by_parameter(
     rounded as the largest of a layer, the others as a table, so that a rank with a table never has less than one
     without."""
     dense_group, expert_group = shard_groups(job, rows)
-    first = rows.layouts.zero_stage >= 1
+    first = rows.layouts.zero_stage >= 1  # each tensor is a share of a parameter
     (dense, expert), embedding = largest_matrices(job, rows), tables(job, rows)[0]
     of_layers = np.minimum(job.techniques.offload_optimizer * _of_layers(job, rows), moved)
-    layer_piece = np.maximum(np.where(first, dense / dense_group, dense), np.where(first, expert / expert_group, expert))
-    table_piece = np.where(first, embedding / dense_group, embedding)
-    parts = (of_layers, layer_piece), (moved - of_layers, table_piece)
+    dense, table = (np.where(first, size / dense_group, size) for size in (dense, embedding))
+    parts = (of_layers, np.maximum(dense, np.where(first, expert / expert_group, expert))), (moved - of_layers, table)
     return reduce(np.add, (_pinned(pinned_bytes * part, PINNED_ELEMENT_BYTES * piece, node) for part, piece in parts))
 
 

@@ -16,6 +16,7 @@ from llmlaunch.backends.argument import Argument, argument, flag_groups, optiona
 from llmlaunch.backends.megatron.cuda_graphs import graph_arguments
 from llmlaunch.backends.megatron.hybrid import pattern_arguments
 from llmlaunch.backends.megatron.model_arguments import model_arguments
+from llmlaunch.backends.megatron.own_choices import own_choices
 from llmlaunch.backends.megatron.sharding import sharding_arguments
 from llmlaunch.backends.megatron.techniques import overlap_arguments, technique_arguments
 from llmlaunch.backends.megatron.training_arguments import checkpoint_arguments, data_arguments, training_arguments
@@ -30,7 +31,8 @@ __all__ = ["PLANNED_BY", "STAGE_FLAGS", "decided_names", "planned_arguments", "s
 
 
 def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
-    """Return the arguments of the script without `backend.extra_args`, each with the recipe keys that decide it.
+    """Return the arguments of the script without `backend.extra_args`, each with the recipe keys that decide it. Where
+    those choose what no key says, the choice takes the place of the planned argument.
 
     Raises:
         UserError: `backend.extra_args` repeats or contradicts a planned argument.
@@ -46,6 +48,8 @@ def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
         *data_arguments(recipe, layout),
         *checkpoint_arguments(recipe, layout),
     )
+    own = own_choices(recipe)
+    planned = tuple(each for each in planned if _parsed_name(recipe, each.flag) not in own)
     _refuse_contradictions(recipe, planned)
     return planned
 
@@ -237,7 +241,9 @@ def _refuse_contradictions(recipe: Recipe, planned: Iterable[Argument]) -> None:
 
 def decided_names(recipe: Recipe) -> dict[str, str]:
     """Return the names (`dest`) of flags that no recipe may pass on by itself, each with the recipe key to use."""
-    return {_parsed_name(recipe, flag): "layout.layers_by_stage" for flag in STAGE_FLAGS} | PLANNED_BY
+    decided = {_parsed_name(recipe, flag): "layout.layers_by_stage" for flag in STAGE_FLAGS} | PLANNED_BY
+    own = own_choices(recipe)
+    return {name: key for name, key in decided.items() if name not in own}
 
 
 def _parsed_name(recipe: Recipe, option: str) -> str:

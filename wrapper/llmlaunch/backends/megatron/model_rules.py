@@ -15,7 +15,7 @@ from llmlaunch.memory.exchange import DEEPEP_RANKS
 from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape, Router, natural_activation
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["MODEL_REQUIREMENTS", "MODEL_RULES", "PARSER", "before_hopper"]
+__all__ = ["MODEL_REQUIREMENTS", "MODEL_RULES", "OF_DEEPEP", "PARSER", "before_hopper"]
 
 
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
@@ -392,6 +392,8 @@ def delta_heads_divide(s: Situation) -> BoolColumn:
     linear, ranks = s.shape.linear_attention, s.layouts.tensor * s.layouts.context
     return implies(linear is not None, np.equal((1 if linear is None else linear.num_key_heads) % ranks, 0))
 
+
+OF_DEEPEP = ("deepep-needs-others", "deepep-ranks")  # keys of the rules of that library alone
 
 MODEL_RULES: tuple[Rule, ...] = (
     Rule(

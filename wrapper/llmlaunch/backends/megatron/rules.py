@@ -28,6 +28,7 @@ from llmlaunch.backends.megatron import (
     versions,
     vision_rules,
 )
+from llmlaunch.backends.megatron.own_choices import unknown_library
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.models.kinds import part_kinds
@@ -342,8 +343,11 @@ ALL_RULES = (*RULES_OF_USUAL_NUMBERS, *number_formats.NUMBER_RULES)
 def rules_for(recipe: Recipe) -> tuple[Rule, ...]:
     """Those that can refuse a layout of this recipe."""
     usual = recipe.training.numbers == NO_NUMBER_FORMATS
-    return (
+    rules = (
         *RULES_OF_USUAL_NUMBERS,
         *(() if usual else number_formats.NUMBER_RULES),
         *versions.rules_of_version(recipe),
     )
+    if not unknown_library(recipe):
+        return rules
+    return tuple(rule for rule in rules if rule.key not in model_rules.OF_DEEPEP)
