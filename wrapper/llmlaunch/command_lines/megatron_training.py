@@ -26,6 +26,7 @@ PLAIN: tuple[tuple[str, str, Any], ...] = (
 )
 WANDB_NAME = re.compile(r"[^/\\#?%:,]{1,128}")
 MOST = 10**9
+MASK_BYTES_TOLD = 2**28  # of one sequence: 16,384 tokens
 DECAYS = ("linear", "cosine", "constant")
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
 DEFAULT_BETAS = [0.9, 0.95]
@@ -174,9 +175,10 @@ def missing_data(space: Namespace) -> Iterator[str]:
 def read_data(space: Namespace) -> tuple[dict[str, Any] | None, list[str]]:
     """Return the mapping `data:`, or None where these values do not tell its source, and notes."""
     if space.get("mock_data"):
-        return {"mock": True}, []
+        return {"mock": True, **_masks(space)}, []
     prefixes = [str(word) for word in space.get("data_path") or space.get("train_data_path") or ()]
     data = _blend(prefixes) if prefixes else {}
+    data |= _masks(space)
     notes = []
     split = str(space.get("split") or "")
     shares = f"{split},0" if split.count(",") == 1 else split
@@ -198,6 +200,14 @@ def read_data(space: Namespace) -> tuple[dict[str, Any] | None, list[str]]:
         source = _blend(valid)
         data["validation"] = source.get("path") or source["blend"]
     return data if prefixes else None, notes
+
+
+def _masks(space: Namespace) -> dict[str, bool]:
+    """Return that the loader makes attention masks, where they are large enough to matter: rendering spares smaller
+    ones."""
+    length = space.get("seq_length") or 0
+    made = space.get("create_attention_mask_in_dataloader") and not space.get("dataloader_inter_document_masking")
+    return {"attention_masks": True} if made and length**2 >= MASK_BYTES_TOLD else {}
 
 
 def _blend(prefixes: list[str]) -> dict[str, Any]:

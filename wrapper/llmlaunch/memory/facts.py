@@ -83,7 +83,9 @@ class HostFacts:
     checkpoint_parameter_bytes: float = 0.0
     checkpoint_state_bytes: float = 0.0
     loader_batches: int = 0  # micro-batches a rank that loads data holds ready
-    loader_mask: bool = False  # every sample brings its own s x s attention mask, a byte an entry
+    loader_workers: int = 2  # processes of its loader
+    loader_mask: bool = False  # every sample brings an s x s attention mask, a byte an entry
+    loader_mask_kept: bool = False  # each worker makes it once; else every sample has its own
 
 
 @frozen

@@ -15,7 +15,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_bytes
-from llmlaunch.memory.heads import head_rank
+from llmlaunch.memory.batch_masks import loads_batches
 from llmlaunch.memory.job import Job, RankColumns, offloads_modules, without_offload
 from llmlaunch.memory.layer_matrices import largest_matrices
 from llmlaunch.memory.loss import saved_by_heads
@@ -33,6 +33,7 @@ from llmlaunch.memory.weights import (
 
 __all__ = ["HostNode", "host_terms", "node_bytes", "state_host_terms", "transient_host_terms"]
 
+MASK_BYTES_MADE = 8.0  # of an entry while a mask is made: ones, and their lower triangle, in fp32
 BATCH_BYTES_PER_TOKEN = 40.0  # token ids, labels, positions and two masks, 8 bytes each
 
 
@@ -184,11 +185,15 @@ def _swapped_part(job: Job, rows: RankColumns) -> FloatColumn:
 
 def _data_loader(job: Job, rows: RankColumns) -> FloatColumn:
     """One rank of each tensor-parallel group loads, on the first and the last pipeline rank and that of prediction
-    heads."""
+    heads. Where samples bring an attention mask, each worker makes it of two fp32 squares; one that is kept is made
+    before there are batches (core/datasets/gpt_dataset.py _get_ltor_masks_and_position_ids, core 0.19)."""
     sequence, host = job.workload.sequence_length, job.facts.host
-    sample = BATCH_BYTES_PER_TOKEN * sequence + (float(sequence) ** 2 if host.loader_mask else 0.0)
-    ready = host.loader_batches * rows.layouts.micro_batch_size * sample / rows.layouts.tensor
-    return np.where(rows.first | rows.last | (rows.rank == head_rank(job, rows.layouts)), ready, 0.0)
+    square = float(sequence) ** 2 if host.loader_mask else 0.0
+    sample = BATCH_BYTES_PER_TOKEN * sequence + square
+    ready = host.loader_batches * rows.layouts.micro_batch_size * sample
+    built, kept = MASK_BYTES_MADE * square * host.loader_workers, square * host.loader_workers
+    loader = np.maximum(ready + kept, built) if host.loader_mask_kept else ready + built
+    return np.where(loads_batches(job, rows), loader / rows.layouts.tensor, 0.0)
 
 
 def _checkpoint(job: Job, rows: RankColumns) -> FloatColumn:

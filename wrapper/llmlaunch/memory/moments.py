@@ -18,6 +18,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer, returned_key_values
+from llmlaunch.memory.batch_masks import arriving_mask, kept_masks
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.graphs import captured_activations, with_graphs
 from llmlaunch.memory.job import Job, RankColumns
@@ -95,7 +96,10 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     layer = {**first, "layer_backward": np.maximum(np.maximum(backward, mixture), tables - gone), **beside}
     whole = _Whole()
     alive = {**always, "activations": activations}
-    at_the_loss = {**alive, **left_over(job, rows)}
+    newest = activations / np.maximum(in_flight(job, rows).depth, 1.0)
+    masks = arriving_mask(job, rows, newest + norm + logits(job, rows))
+    at_the_loss = {**alive, **left_over(job, rows), **masks}
+    alive.update(kept_masks(job, rows))
     free = [cached_logits(job, rows)] if facts.cached_logit_bytes else []
     free += [recorded_gathers(job, rows)] if facts.streams_recorded else []
     holes = {HOLES: reduce(np.add, free)} if free else {}

@@ -98,6 +98,11 @@ class Data:
         "training.global_batch_size counts such sequences",
         default=False,
     )
+    attention_masks: bool = key(
+        "megatron-lm: the loader makes an attention mask of sequence x sequence bytes of every sample, which fused "
+        "attention does not read",
+        default=False,
+    )
     tokenizer_type: str | None = key(
         "megatron-lm: what `tokenizer` is; absent = HuggingFaceTokenizer, and NullTokenizer without one",
         default=None,
@@ -156,6 +161,8 @@ def data_problems(data: Data, megatron: bool, bridge: bool) -> Iterator[Problem]
     them."""
     if data.sft is not None and not bridge:
         yield ("data", "sft"), "is a word of megatron-bridge; remove it, or take backend: megatron-bridge"
+    if data.attention_masks and (bridge or not megatron):
+        yield ("data", "attention_masks"), "is a key of megatron-lm; remove it, or take backend: megatron-lm"
     if megatron:
         return
     for name in OF_MEGATRON:

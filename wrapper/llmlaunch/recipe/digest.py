@@ -96,6 +96,7 @@ _LATER: Mapping[str, Any] = {
     "blend": (),
     "sft": None,
     "packed": False,
+    "attention_masks": False,
     "split": None,
     "cache_path": None,
     "tokenizer_type": None,

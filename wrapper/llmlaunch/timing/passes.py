@@ -130,7 +130,7 @@ def _beside(
         "pipeline_transfer": _transfer(job, cluster, at, m, stages_),
         "stragglers": _stragglers(at, m * stages_.slowest_seconds + bubble),
     }
-    if job.facts.host.loader_mask:
+    if job.facts.host.loader_mask and not job.facts.host.loader_mask_kept:
         beside["data_loading"] = m * np.maximum(_loading(job, at.layouts) - stages_.slowest_seconds, 0.0)
     if hidden_exchange is not None:
         beside["expert_parallel"] = _unpaired_exchange(job, hidden_exchange)

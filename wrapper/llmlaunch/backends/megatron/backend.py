@@ -199,6 +199,7 @@ def _options(recipe: Recipe) -> MegatronOptions:
         compute_capability=float(capability) if capability else None,
         expandable_segments=expands_segments(recipe),
         async_save=recipe.training.async_save,
+        attention_masks=recipe.data.attention_masks,
         optimizer_instances=recipe.techniques.optimizer_instances,
         nvlink_domain_devices=max(recipe.cluster.nvlink_domain_devices, recipe.cluster.devices_per_node),
     )

@@ -111,7 +111,20 @@ def with_extra_arguments(recipe: Recipe, options: MegatronOptions) -> MegatronOp
         changes |= {"gated_activation_fused": False}
     if values.get("defer_embedding_wgrad_compute") == "True":
         changes |= {"deferred_head_gradients": _number(values, "wgrad_deferral_limit", 0) or ALL_MICRO_BATCHES}
-    return replace(options, **changes)  # type: ignore[arg-type]
+    return replace(options, **changes, **_of_the_loader(values))  # type: ignore[arg-type]
+
+
+def _of_the_loader(values: Mapping[str, str]) -> dict[str, object]:
+    """Return what decides which masks the loader makes, and in how many processes."""
+    changes: dict[str, object] = {}
+    without = values.get("create_attention_mask_in_dataloader") == "False"
+    if without or values.get("dataloader_inter_document_masking") == "True":
+        changes |= {"attention_masks": False}
+    if any(values.get(name) == "True" for name in ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")):
+        changes |= {"masks_by_sample": True}
+    if "num_workers" in values:
+        changes |= {"loader_workers": max(_number(values, "num_workers", 2), 1)}  # without one, the trainer loads
+    return changes
 
 
 ALL_MICRO_BATCHES = 2**31

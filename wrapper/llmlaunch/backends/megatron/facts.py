@@ -87,6 +87,9 @@ class MegatronOptions:
     compute_capability: float | None = None
     expandable_segments: bool = True  # as llmlaunch renders it
     async_save: bool = False  # a second process with a context on the device, beside each trainer
+    attention_masks: bool = False  # made by the loader (without --no-create-attention-mask-in-dataloader)
+    masks_by_sample: bool = False  # each for its own sample (--reset-attention-mask and the like), not once
+    loader_workers: int = 2
     streams_recorded: bool = False  # as torch did before 2.7
     nvlink_domain_devices: int = 8
     optimizer_bytes_over_data: float = 0.0
@@ -137,7 +140,7 @@ def _state_facts(options: MegatronOptions) -> MemoryFacts:
         weight_gradient_fused=options.gradient_accumulation_fusion,
         weight_gradient_stubs=options.transformer_engine,
         quantized=_quantized(options),
-        host=_host(width, state_bytes if options.optimizer is None else WIDE_STATES, options.async_save),
+        host=_host(width, state_bytes if options.optimizer is None else WIDE_STATES, options),
     )
 
 
@@ -265,23 +268,27 @@ def _widened(formats: OptimizerFormats | None) -> float:
     return 4.0 * (narrow + (formats.main_parameters != "fp32"))
 
 
-def _host(width: float, optimizer: float, async_save: bool) -> HostFacts:
+def _host(width: float, optimizer: float, options: MegatronOptions) -> HostFacts:
     """Offloaded states: pinned fp32 parameters and gradients, unpinned moments, one tensor for each parameter
     (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, core 0.19). Offloaded activations go to a pinned pool
     (pipeline_parallel/fine_grained_activation_offload.py). A torch_dist checkpoint copies all that a rank writes to the
     host before it writes, asynchronous or not: its share over data parallelism of parameters and states
-    (dist_checkpointing/strategies/filesystem_async.py preload_tensors). The loader has 2 workers with 2 batches ready
-    each and one on its way; samples bring no attention mask, as --no-create-attention-mask-in-dataloader is rendered.
+    (dist_checkpointing/strategies/filesystem_async.py preload_tensors). Each worker of the loader has 2 batches ready,
+    and one is on its way. Samples bring no attention mask where --no-create-attention-mask-in-dataloader is rendered;
+    else each worker makes one and keeps it, unless masks depend on the sample (core/datasets/gpt_dataset.py
+    GPTDataset.__getitem__, core 0.19).
     """
     return HostFacts(
-        process_bytes=constant("process_host_bytes") * (2.0 if async_save else 1.0),  # that which writes, too
+        process_bytes=constant("process_host_bytes") * (2.0 if options.async_save else 1.0),  # that which writes, too
         optimizer_bytes=(16.0,) * 4,
         optimizer_pinned_bytes=(8.0,) * 4,
         optimizer_flat=False,
         activations_pinned=True,
         checkpoint_bytes=width + optimizer,
-        loader_batches=5,
-        loader_mask=False,  # --no-create-attention-mask-in-dataloader is rendered
+        loader_batches=2 * options.loader_workers + 1,
+        loader_workers=options.loader_workers,
+        loader_mask=options.attention_masks,
+        loader_mask_kept=not options.masks_by_sample,
     )
 
 

@@ -141,9 +141,9 @@ def data_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
             "(data.path, data.blend) or made-up data (data.mock: true)"
         )
     causal = "fused attention is causal by itself; masks would take sequence x sequence bytes of every sample"
-    mask = argument("--no-create-attention-mask-in-dataloader", why=causal)
+    mask = [] if data.attention_masks else [argument("--no-create-attention-mask-in-dataloader", why=causal)]
     source = [argument("--mock-data", of="data.mock")] if data.mock else _files(data)
-    return (mask, *source, *_tokenizer(recipe, layout))
+    return (*mask, *source, *_tokenizer(recipe, layout))
 
 
 def _files(data: Data) -> list[Argument]:
