@@ -175,7 +175,7 @@ TECHNIQUE_LIST: tuple[Technique, ...] = (
         ("layout.overlap_expert_communication",),
         "DeepSeek-V3 (2024), DualPipe",
         "nothing: the exchange hides behind another micro-batch",
-        "what one more micro-batch keeps; the exchange takes a share of the device; no full recompute",
+        "what about one more layer keeps; the exchange takes a share of the device; no full recompute",
         "`--overlap-moe-expert-parallel-comm`",
         None,
     ),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.backends.megatron.extra_arguments import classed_arguments
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, NEWEST, core_parser
 from llmlaunch.command_lines.command import Reading, TrainerCommand
@@ -267,6 +268,32 @@ def test_libraries_that_keys_say_are_planned_and_not_repeated() -> None:
         document = reading_of(words).document
         assert document["layout"].get("flex_backend") == key
         assert document["backend"] == "megatron-lm"
+
+
+LONG = LLAMA3_8B.replace("--seq-length 8192", "--seq-length 131072").replace("embeddings 8192", "embeddings 131072")
+
+
+def test_masks_of_the_loader_are_read_where_they_are_large() -> None:
+    """Those of 8,192 tokens are 64 MiB, which rendering spares."""
+    assert reading_of(LONG).document["data"] == {"mock": True, "attention_masks": True}
+    paths = LONG.replace("--mock-data", "--data-path /data/text_document")
+    assert reading_of(paths).document["data"]["attention_masks"] is True
+    for without in ("--no-create-attention-mask-in-dataloader", "--dataloader-inter-document-masking"):
+        assert "attention_masks" not in reading_of(f"{LONG} {without}").document["data"]
+    assert "attention_masks" not in reading_of(LLAMA3_8B).document["data"]
+
+
+def test_a_job_with_masks_is_rendered_and_priced_with_them() -> None:
+    flag, layout = "--no-create-attention-mask-in-dataloader", Layout(data=32, zero_stage=1)
+    plain, masks = small(), small("data.attention_masks=true")
+    assert (flag in words_of(plain, layout), flag in words_of(masks, layout)) == (True, False)
+    host = [MegatronLM().facts(recipe).host for recipe in (plain, masks)]
+    assert [each.loader_mask for each in host] == [False, True]
+    words = ("--reset-attention-mask", "--num-workers=4", "--no-create-attention-mask-in-dataloader")
+    by_sample, four, none = (
+        MegatronLM().facts(small("data.attention_masks=true", f"backend.extra_args=[{word}]")).host for word in words
+    )
+    assert (by_sample.loader_mask_kept, four.loader_workers, none.loader_mask) == (False, 4, False)
 
 
 HOSTILE = st.sampled_from(

@@ -48,7 +48,6 @@ def test_a_plain_job_is_traceable_and_a_whole_step_complete() -> None:
         ({"cpu_offloading_num_layers": 2}, "--cpu-offloading-num-layers"),
         ({"cuda_graph_impl": "local"}, "--cuda-graph-impl"),
         ({"tp_comm_overlap": True}, "--tp-comm-overlap"),
-        ({"overlap_moe_expert_parallel_comm": True}, "--overlap-moe-expert-parallel-comm"),
         ({"moe_paged_stash": True}, "--moe-paged-stash"),
     ],
 )

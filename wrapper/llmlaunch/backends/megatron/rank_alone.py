@@ -80,7 +80,6 @@ _FLEX = "DeepEP and HybridEP write into the memory of other devices; an all-to-a
 OF_FLEX = ("flex_backend", "expert_rank_capacity_factor", "paged_stash")
 _GRAPHS = "nothing is captured without a GPU"
 _SIZES = "an all-to-all asks the device how many tokens arrive, which no graph of the whole iteration can hold"
-_EXPERTS = "the schedule that overlaps two micro-batches is in pretrain_gpt.py, which Megatron core's wheel lacks"
 
 
 @dataclass(frozen=True)
@@ -109,9 +108,6 @@ def omitted_techniques(recipe: Recipe, traced: bool) -> tuple[OmittedTechnique, 
     )
     if techniques.cuda_graphs and (traced or iteration_of_fixed_rows):
         omitted.append(OmittedTechnique("cuda_graphs", {"cuda_graphs": ()}, _GRAPHS if traced else _SIZES))
-    if traced and techniques.overlaps_experts:
-        in_turn = {"overlap_expert_communication": False, "delay_weight_gradients": False}
-        omitted.append(OmittedTechnique("overlap_expert_communication", in_turn, _EXPERTS))
     if recipe.training.async_save:
         omitted.append(OmittedTechnique("async_save", {}, _WRITERS))
     if "--use-nccl-ub" in map(flag_of, flag_groups(recipe.backend.extra_args)):

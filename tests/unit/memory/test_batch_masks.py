@@ -1,0 +1,102 @@
+"""Attention masks that the loader makes, on the device and on the host, against sums done by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from shapes import LLAMA3_8B, MIXTRAL, job_of
+
+from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
+from llmlaunch.memory.batch_masks import arriving_mask, kept_masks
+from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.host import HostNode
+from llmlaunch.memory.job import all_ranks
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+
+LENGTH = 131072
+SQUARE = LENGTH**2
+MASKS = megatron_facts(MegatronOptions(attention_masks=True))
+NO_BYTES = np.zeros(1)
+
+
+def arriving(layout: Layout, freed: float = 0.0, facts: MemoryFacts = MASKS) -> list[float]:
+    job = job_of(LLAMA3_8B, layout, facts, length=LENGTH)
+    rows = all_ranks(job, LayoutColumns.of([layout]))
+    terms = arriving_mask(job, rows, np.full(len(rows), freed))
+    return [float(each) for each in terms["attention_masks"]] if terms else []
+
+
+def kept(
+    layout: Layout, techniques: Techniques = NO_TECHNIQUES, shape: ModelShape = LLAMA3_8B, microbatches: int = 8
+) -> list[float]:
+    job = job_of(shape, layout, MASKS, techniques, LENGTH, microbatches)
+    terms = kept_masks(job, all_ranks(job, LayoutColumns.of([layout])))
+    return [float(each) for each in terms["attention_masks"]]
+
+
+def test_there_are_none_where_the_loader_makes_none() -> None:
+    assert arriving(Layout(), facts=megatron_facts()) == []
+
+
+def test_a_mask_is_a_byte_for_each_pair_of_tokens() -> None:
+    assert arriving(Layout(micro_batch_size=2)) == [2 * SQUARE]
+    assert arriving(Layout(tensor=8, sequence_parallel=1)) == [SQUARE]  # every tensor rank has it
+
+
+def test_a_context_rank_gets_the_whole_mask_and_copies_its_share() -> None:
+    assert arriving(Layout(context=4)) == [SQUARE + SQUARE / 4]
+    assert arriving(Layout(context=4), freed=SQUARE / 2) == [SQUARE * 3 / 4]
+    assert arriving(Layout(context=4), freed=2.0 * SQUARE) == [SQUARE / 4]  # which is there while the loss is computed
+
+
+def test_only_ranks_that_get_batches_have_one() -> None:
+    assert arriving(Layout(pipeline=4)) == [SQUARE, 0, 0, SQUARE]
+
+
+def test_checkpoints_keep_the_mask_of_every_micro_batch_in_flight() -> None:
+    layout = Layout(pipeline=4)
+    assert kept(layout) == [0, 0, 0, 0]
+    assert kept(replace(layout, recompute=RECOMPUTE_FULL)) == [4 * SQUARE, 0, 0, SQUARE]
+    selective = replace(layout, recompute=RECOMPUTE_SELECTIVE)
+    assert kept(selective, Techniques(recompute_modules=("core_attn",))) == [4 * SQUARE, 0, 0, SQUARE]
+    assert kept(selective, Techniques(recompute_modules=("mlp",))) == [0, 0, 0, 0]
+    assert arriving(replace(layout, recompute=RECOMPUTE_FULL)) == [4 * SQUARE, 0, 0, SQUARE]
+
+
+def test_passes_that_share_a_schedule_keep_theirs() -> None:
+    overlapped = Techniques(overlap_expert_communication=True)
+    assert kept(Layout(data=8, expert=8), overlapped, MIXTRAL) == [SQUARE]
+
+
+def host_bytes(layout: Layout, **options: object) -> int:
+    facts = megatron_facts(MegatronOptions(**options))  # type: ignore[arg-type]
+    job = job_of(LLAMA3_8B, layout, facts, length=LENGTH)
+    return estimate(job, layout, node=HostNode(processes=4)).host_terms["data_loader"]
+
+
+BATCHES = 4 * 40 * LENGTH
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_each_worker_makes_its_mask_of_two_fp32_squares_before_there_are_batches(workers: int) -> None:
+    """Of four processes; a kept mask is there beside batches, of which each has its own copy."""
+    layout = Layout(context=4)
+    made, beside = 4 * 8 * SQUARE * workers, 4 * SQUARE * (3 * workers + 1) + (2 * workers + 1) * BATCHES
+    assert host_bytes(layout, attention_masks=True, loader_workers=workers) == max(made, beside)
+
+
+def test_masks_of_single_samples_are_made_beside_batches() -> None:
+    made = 4 * 8 * SQUARE * 2
+    batches = 5 * (4 * SQUARE + BATCHES)
+    assert host_bytes(Layout(context=4), attention_masks=True, masks_by_sample=True) == made + batches
+
+
+def test_only_the_first_tensor_rank_loads() -> None:
+    layout = Layout(tensor=4)
+    assert host_bytes(layout, attention_masks=True) == 8 * SQUARE * 2
+    assert host_bytes(layout) == 5 * BATCHES / 4
