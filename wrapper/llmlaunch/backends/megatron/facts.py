@@ -288,7 +288,7 @@ def _host(width: float, optimizer: float, options: MegatronOptions) -> HostFacts
         loader_batches=2 * options.loader_workers + 1,
         loader_workers=options.loader_workers,
         loader_mask=options.attention_masks,
-        loader_mask_kept=not options.masks_by_sample,
+        loader_mask_kept=options.attention_masks and not options.masks_by_sample,
     )
 
 
