@@ -238,6 +238,7 @@ OTHER_KINDS = {
         *("--cuda-graph-impl", "transformer_engine"),
         *("--cuda-graph-modules", "mamba"),
     ],
+    "--fp8-format hybrid --fp8-recipe custom": ["--fp8-format", "hybrid", "--fp8-recipe", "custom"],
     "--cross-entropy-loss-fusion --cross-entropy-fusion-impl linear": ["--cross-entropy-fusion-impl", "linear"],
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from llmlaunch.backends.argument import Argument, NodeVariable
 from llmlaunch.backends.megatron.arguments import PLANNED_BY, STAGE_FLAGS, planned_arguments
-from llmlaunch.backends.megatron.own_choices import GRAPHS, is_own_choice
+from llmlaunch.backends.megatron.own_choices import COMPANIONS, is_own_choice
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS
 from llmlaunch.backends.megatron.versions import core_parser
 from llmlaunch.command_lines.command import UnreadWords, is_unset
@@ -142,7 +142,7 @@ def compared(
                 UnreadWords(parsed.words[dest], "belongs to training.checkpoint_path, which is missing")
             )
         elif dest in original.explicit and group is not None:
-            _kept(dest, group, rendered, result)
+            _kept(dest, group, original, rendered, result)
         elif dest in rendered.explicit:
             added += [f"{_flag(dest, arguments)} ({ADDED[dest]})"] if dest in ADDED else []
     if added:
@@ -200,11 +200,11 @@ def _stands_in(each: Argument, document: Mapping[str, Any]) -> bool:
     return bool(sections & {"model", "data"}) and not sections & document.keys()
 
 
-def _kept(dest: str, group: tuple[str, ...], rendered: Namespace, result: Differences) -> None:
+def _kept(dest: str, group: tuple[str, ...], original: Namespace, rendered: Namespace, result: Differences) -> None:
     """Put an argument that no key says into the extra arguments, unless rendering decides it."""
     unused = dest in OF_TOKENIZER and rendered.get("tokenizer_type") == "NullTokenizer"
-    unplanned_graphs = dest == GRAPHS and dest not in rendered.explicit  # of parts that no key names
-    if dest in OWN_WORD or is_own_choice(dest, group[1:]) or unplanned_graphs:
+    choice = COMPANIONS.get(dest, "")
+    if dest in OWN_WORD or is_own_choice(dest, group[1:]) or is_own_choice(choice, _items(original.get(choice))):
         _extra(group, result)
         return
     decided = unused or dest in ELSEWHERE or dest in PLANNED_BY or dest in (STAGES, HEADS) or group[0] in STAGE_FLAGS

@@ -12,11 +12,10 @@ from llmlaunch.backends.megatron.versions import core_parser, rendered_version
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import GraphScope
 
-__all__ = ["CHOICES", "GRAPHS", "is_own_choice", "own_choices", "unknown_library"]
+__all__ = ["CHOICES", "COMPANIONS", "is_own_choice", "own_choices", "unknown_library"]
 
 Values = Sequence[str]
 DISPATCH_LIBRARY = "moe_flex_dispatcher_backend"
-GRAPHS, GRAPH_PARTS = "cuda_graph_impl", "cuda_graph_modules"
 KNOWN_LIBRARIES = ("deepep", "hybridep")
 
 
@@ -29,10 +28,15 @@ def _unknown_scope(values: Values) -> bool:
 CHOICES: Mapping[str, Callable[[Values], bool]] = {
     DISPATCH_LIBRARY: lambda values: not {*values} <= {*KNOWN_LIBRARIES},
     "cross_entropy_fusion_impl": lambda values: not {*values} <= {"native", "te"},
-    GRAPHS: lambda values: "local" in values,
-    GRAPH_PARTS: _unknown_scope,
+    "cuda_graph_impl": lambda values: "local" in values,
+    "cuda_graph_modules": _unknown_scope,
+    "fp8_recipe": lambda values: "custom" in values,
     "fp4_recipe": lambda values: not {*values} <= {"nvfp4"},
 }
+
+
+# What stays beside such a choice, without which it would mean nothing: what captures the parts, and the format.
+COMPANIONS: Mapping[str, str] = {"cuda_graph_impl": "cuda_graph_modules", "fp8": "fp8_recipe"}
 
 
 def is_own_choice(name: str, values: Values) -> bool:
@@ -53,9 +57,8 @@ def own_choices(recipe: Recipe) -> Mapping[str, tuple[str, ...]]:
         stated[flag.dest] = values
         if is_own_choice(flag.dest, values):
             chosen[flag.dest] = values
-    if GRAPH_PARTS in chosen and GRAPHS in stated:  # what captures the parts
-        chosen[GRAPHS] = stated[GRAPHS]
-    return chosen
+    companions = [name for name, choice in COMPANIONS.items() if choice in chosen and name in stated]
+    return chosen | {name: stated[name] for name in companions}
 
 
 def unknown_library(recipe: Recipe) -> bool:
