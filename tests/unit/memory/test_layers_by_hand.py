@@ -244,6 +244,27 @@ def test_stubs_of_gradients_are_of_the_parts_that_a_stage_has() -> None:
     assert value(weight_gradient_stubs, STATE_SPACES, STAGES, rank=3) == 2 * (mamba + experts + head)
 
 
+def test_layers_on_the_host_leave_room_for_the_largest_that_comes_back() -> None:
+    """And not for the mean of the rank's layers, of which attention is one of four."""
+    away = replace(STAGES, pipeline=2, offload_layers=4)
+    kept = value(kept_activations, STATE_SPACES, away)
+    assert kept == pytest.approx(value(largest_layer, STATE_SPACES, away))
+    assert kept > value(kept_activations, STATE_SPACES, replace(away, offload_layers=0)) / 4
+
+
+def test_modules_on_the_host_leave_room_for_those_of_a_whole_layer() -> None:
+    """The only layer of attention that a rank has keeps its tensors, which come back before its backward pass."""
+    layout = replace(STAGES, pipeline=2)
+    offload = Techniques(offload_modules=("core_attn", "attn_proj"))
+    here, away = (value(kept_activations, STATE_SPACES, layout, techniques=t) for t in (NO_TECHNIQUES, offload))
+    assert away == pytest.approx(here)
+    three = replace(STATE_SPACES, mamba=Mamba("M***-MEM", 32, 64, 128, 4, mtp_pattern="*E"))
+    here, away = (value(kept_activations, three, layout, techniques=t) for t in (NO_TECHNIQUES, offload))
+    names = ("attn_qkv", "attn_output", "attn_proj_input")
+    each = value(lambda job, rows: saved_by_dense_layer(job, rows).of(*names), three, layout) * 4 / 3
+    assert here - away == pytest.approx(2 * each)
+
+
 def test_stubs_of_an_mlp_are_those_of_experts_as_wide() -> None:
     h, t, apart = 4096, 2, replace(STAGES, expert_tensor=2)
     moe = MoeShape(8, 2, 1024, 768, (0, 0, 0, 0, 0, 0, 0, 1))
