@@ -59,10 +59,10 @@ class SavedTensors:
     def without(self, gone: Gone) -> FloatColumn:
         """Return the bytes of all tensors except those that are `gone`."""
         left = [(column, gone.get(name, False)) for name, column in self.tensors.items()]
-        return reduce(
-            np.add,
-            [column if away is False else np.where(away, 0.0, column) for column, away in left if away is not True],
-        )
+        columns = [
+            column if away is False else np.where(away, 0.0, column) for column, away in left if away is not True
+        ]
+        return reduce(np.add, columns) if columns else np.zeros_like(left[0][0])
 
     def of(self, *names: str) -> FloatColumn:
         """Return the bytes of the named tensors that the layer has."""
