@@ -30,6 +30,7 @@ from support.term_mutants import mutants_of
 FORMULA = (
     "activations",
     "adapters",
+    "batch_masks",
     "compressed",
     "exchange",
     "graphs",
@@ -62,6 +63,7 @@ BY_HAND = (
     "test_graphs",
     "test_exchange",
     "test_heads_before_loss",
+    "test_batch_masks",
     "test_overlapped_passes",
     "test_layer_matrices",
     "test_paged_stash",

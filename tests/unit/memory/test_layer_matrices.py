@@ -118,3 +118,13 @@ def test_prediction_heads_bring_their_layers(heads: int) -> None:
 
 def test_a_rank_without_layers_has_no_matrices() -> None:
     assert distinct(LLAMA3_8B, Layout(pipeline=2, data=2, layers_by_stage=(32, 0)))[1] == 0
+
+
+def test_layouts_priced_together_are_priced_as_each_alone() -> None:
+    layouts = [Layout(tensor=t, data=8, expert_tensor=e) for t, e in ((1, 1), (4, 1), (4, 2), (2, 2), (4, 1))]
+    job = job_of(MIXTRAL, layouts[0])
+    together = largest_matrices(job, all_ranks(job, LayoutColumns.of(layouts)))
+    alone = [values(largest_matrices, MIXTRAL, layout) for layout in layouts]
+    assert [each.tolist() for each in together] == [[each[kind][0] for each in alone] for kind in range(2)]
+    elements = distinct_elements(job, all_ranks(job, LayoutColumns.of(layouts)))
+    assert elements.tolist() == [distinct(MIXTRAL, layout)[0] for layout in layouts]

@@ -37,9 +37,9 @@ class _Split:
     @classmethod
     def of(cls, rows: RankColumns) -> _Split:
         tensor, expert_tensor = rows.layouts.tensor, rows.layouts.expert_tensor
-        code = tensor * (int(expert_tensor.max(initial=1)) + 1) + expert_tensor
-        _, example, of_row = np.unique(code, return_index=True, return_inverse=True)
-        return cls(tensor[example].astype(np.float64), expert_tensor[example].astype(np.float64), of_row)
+        pairs = np.stack((tensor, expert_tensor))
+        _, example, of_row = np.unique(pairs, axis=1, return_index=True, return_inverse=True)
+        return cls(tensor[example].astype(np.float64), expert_tensor[example].astype(np.float64), of_row.reshape(-1))
 
 
 @frozen
