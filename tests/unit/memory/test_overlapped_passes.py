@@ -44,8 +44,9 @@ def value(
     layout: Layout = ALONE,
     techniques: Techniques = OVERLAP,
     rank: int = 0,
+    microbatches: int = 8,
 ) -> dict[str, float]:
-    job = job_of(shape, layout, BALANCED, techniques, N, 8)
+    job = job_of(shape, layout, BALANCED, techniques, N, microbatches)
     rows = all_ranks(job, LayoutColumns.of([layout]))
     return {name: float(np.broadcast_to(column, len(rows))[rank]) for name, column in terms(job, rows).items()}
 
@@ -53,6 +54,19 @@ def value(
 def test_nothing_is_paired_where_micro_batches_come_one_after_the_other() -> None:
     for terms in (paired_layer, left_over, delayed_weight_gradients):
         assert value(terms, techniques=NO_TECHNIQUES) == {}
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank", "microbatches"),
+    [(ALONE, 0, 1), (STAGES, 0, 2), (replace(STAGES, pipeline=4), 0, 5), (replace(STAGES, pipeline=4), 3, 2)],
+)
+def test_a_warm_up_that_takes_all_forward_passes_leaves_none_to_pair(
+    layout: Layout, rank: int, microbatches: int
+) -> None:
+    """Of two chunks on rank r of p: 2 (p - r - 1) + p + 1 passes."""
+    for terms in (paired_layer, left_over):
+        assert value(terms, layout=layout, rank=rank, microbatches=microbatches) == {"paired_layer": 0.0}
+        assert value(terms, layout=layout, rank=rank, microbatches=microbatches + 1)["paired_layer"] > 0
 
 
 def test_a_layer_that_runs_forward_has_saved_all_before_its_experts() -> None:

@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 
 from llmlaunch.backends.base import SWITCH_NAMES, StateTechniques, StepTechniques
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.job import Job, all_ranks
-from llmlaunch.memory.schedule import in_flight
 from llmlaunch.planner.judge import judge_layouts
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.search_space import (
@@ -25,7 +22,6 @@ from llmlaunch.planner.search_space import (
 from llmlaunch.recipe.layout_keys import CHOOSABLE
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import BIT_EQUAL, CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
-from llmlaunch.workload import Workload
 from support.plans import plan_of, setting_for
 from support.recipes import recipe_of
 
@@ -182,24 +178,6 @@ def test_a_switch_is_not_tried_where_it_changes_nothing() -> None:
     layouts = LayoutColumns.of([Layout(data=8), Layout(tensor=2, data=4), Layout(context=2, data=4)])
     assert list(switches_matter(("tp_comm_overlap",), layouts)) == [False, True, False]
     assert list(switches_matter(("context_comm", "loss"), layouts)) == [False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("layout", "microbatches", "more"),
-    [
-        (Layout(data=8, expert=8), 4, 1.0),
-        (Layout(data=8, expert=8), 1, 0.0),
-        (Layout(pipeline=2, virtual_pipeline=4, data=4, expert=4), 8, 0.25),
-    ],
-)
-def test_overlapped_experts_keep_one_more_pass_alive(layout: Layout, microbatches: int, more: float) -> None:
-    def depth(techniques: Techniques) -> float:
-        workload = Workload(4096, microbatches * layout.data)
-        job = Job(recipe_of("mixtral-8x7b").model, workload, megatron_facts(MegatronOptions()), techniques=techniques)
-        return float(in_flight(job, all_ranks(job, LayoutColumns.of([layout]))).depth[0])
-
-    overlapped = depth(Techniques(overlap_expert_communication=True))
-    assert overlapped == depth(Techniques(delay_weight_gradients=True)) == depth(NO_TECHNIQUES) + more
 
 
 UNVERIFIED = "nobody has published a run with these together on such a card"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmlaunch.columns import FloatColumn
+from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.memory.activations import kept_before_experts, layer_input
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.saved import routed_tokens, sequence_split, tokens
@@ -29,7 +29,7 @@ def paired_layer(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
         return {}
     before = np.maximum(*(np.where(count > 0, kept, 0.0) for count, kept in _layers(job, rows)))
     streams = np.where(rows.layouts.pipeline > 1, GRADIENTS_LEFT, 0.0) * layer_input(job, rows)
-    return {"paired_layer": before + _permuted(job, rows) + streams}
+    return {"paired_layer": np.where(_pairs(job, rows), before + _permuted(job, rows) + streams, 0.0)}
 
 
 def left_over(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
@@ -39,7 +39,17 @@ def left_over(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     if not job.techniques.overlaps_experts:
         return {}
     several, stream = rows.layouts.pipeline > 1, layer_input(job, rows)
-    return {"paired_layer": np.where(several, _permuted(job, rows) + STREAMS_LEFT * stream, 2.0 * stream)}
+    left = np.where(several, _permuted(job, rows) + STREAMS_LEFT * stream, 2.0 * stream)
+    return {"paired_layer": np.where(_pairs(job, rows), left, 0.0)}
+
+
+def _pairs(job: Job, rows: RankColumns) -> BoolColumn:
+    """Return whether a forward pass is left for the first backward pass to run beside: not where the warm-up takes
+    them all (megatron/core/pipeline_parallel/schedules.py get_pp_rank_microbatches, core 0.19)."""
+    p, v = rows.layouts.pipeline, rows.layouts.virtual_pipeline
+    group = p if job.microbatch_group is None else job.microbatch_group
+    warm_up = np.where(v > 1, 2 * (p - rows.rank - 1) + (v - 1) * group + 1, 1)
+    return np.asarray(rows.microbatches * v > warm_up)
 
 
 def _layers(job: Job, rows: RankColumns) -> tuple[tuple[FloatColumn, FloatColumn], ...]:
