@@ -392,3 +392,26 @@ def test_of_a_distributed_load_the_ranks_own_exception_counts() -> None:
 def test_a_bad_loss_names_its_step(line: str) -> None:
     (hit,) = scan(line)
     assert (hit.kind, hit.numbers) == ("bad_loss", {"since_step": 1201})
+
+
+@pytest.mark.parametrize("digits", ["9" * 400, "9" * 5000, "1.2.3", "1" + "0" * 30])
+def test_a_size_that_cannot_be_read_does_not_hide_the_cause(digits: str) -> None:
+    [hit] = scan(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {digits} GiB. GPU 0 has a total "
+                 "capacity of 79.25 GiB of which 1.00 GiB is free.")  # fmt: skip
+    assert hit.kind == "oom"
+    assert "asked_bytes" not in hit.numbers
+    assert hit.numbers["free_bytes"] == GIB
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank" + "9" * 3000 + "]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.",
+        "torch.OutOfMemoryError: CUDA out of memory. GPU " + "9" * 4000,
+        "host_oom: Unable to allocate " + "9" * 400 + " GiB for an array",
+        "NVRM: Xid (PCI:0000:01:00): " + "9" * 4000 + ", pid=1",
+        "NVRM: Xid (PCI:0000:01:00): ²",
+    ],
+)
+def test_no_number_of_a_log_raises(line: str) -> None:
+    scan(line)

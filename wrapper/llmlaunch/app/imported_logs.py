@@ -165,6 +165,8 @@ def records_of_logs(
 def _records_of_run(path: Path, log: TrainingLog, source: JobSource, notify: Notify) -> list[dict[str, Any]]:
     """Return the records of one run. One that nothing was measured of is a warning."""
     place = str(path) if log.first_line == 1 else f"{path}:{log.first_line}"
+    if log.unreadable is not None:
+        notify(f"warning: {place}: {log.unreadable}")
     if not log.says_nothing:
         template = _template(_recipe_of(log, path, source), log, place)
         if template["gpu"] == "cpu":

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..rundir.files import open_regular
+from ..rundir.foreign_values import byte_size_in, whole_number_in
 from .redaction import harmless
 from .signs import (
     EXCEPTION,
@@ -36,12 +37,12 @@ PIN_LINES = 12  # a traceback's last lines, in which `pin_memory` says that it w
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 # torch >= 2.4 begins an uncaught exception's lines with the global rank; torchrun --tee with role and local rank
-_PREFIX = re.compile(r"\[(?P<word>rank|[a-z]+)(?P<number>\d+)\]:\s?")
+_PREFIX = re.compile(r"\[(?P<word>rank|[a-z]+)(?P<number>\d{1,9})\]:\s?")
 _SIGNS = [(re.compile(sign.expression), sign) for sign in SIGNS]
 _NO_CAUSE = re.compile("|".join(expression for expression, _ in NO_CAUSES))
 _EXCEPTION = re.compile(EXCEPTION)
 _XID = re.compile(XID)
-_DEVICE = re.compile(r"(?:\bRank (?P<rank>\d+), node \S+, device|\(node: \S+, gpu:) (?P<device>\d+)")
+_DEVICE = re.compile(r"(?:\bRank (?P<rank>\d{1,9}), node \S+, device|\(node: \S+, gpu:) (?P<device>\d{1,9})\b")
 _LOADING_FRAME = re.compile(LOADING_FRAME)
 _OF_THE_SYSTEM, _WRAPPER = re.compile(f"{OF_THE_SYSTEM}|{WRAPPER}"), re.compile(WRAPPER)
 _BAD_STEP = re.compile(r"\b(?:step|iteration) #?(\d{1,15})\b")
@@ -132,13 +133,16 @@ def _hit(lines: list[str], place: int, speaker: Speaker | None, line: str) -> Hi
         return None
     xid = _XID.search(line)
     if xid is not None:
-        kind = HARDWARE_XIDS.get(int(xid.group("number")))
-        numbers: Numbers = {"xid": int(xid.group("number"))}
-        return Hit(kind, harmless(line), place, numbers=numbers, sick=True) if kind else None
+        number = whole_number_in(xid.group("number"))
+        kind = None if number is None else HARDWARE_XIDS.get(number)
+        if number is None or not kind:
+            return None
+        return Hit(kind, harmless(line), place, numbers={"xid": number}, sick=True)
     sign = next((sign for expression, sign in _SIGNS if expression.search(line)), None)
     if sign is None:
         return None
-    kind, numbers = sign.kind, {}
+    kind = sign.kind
+    numbers: Numbers = {}
     if kind in ("oom", "host_oom"):
         message = " ".join(_speaker(other)[1] for other in lines[place : place + MESSAGE_LINES])
         if kind == "oom" and "Tried to allocate" not in message and _pins(lines, place, speaker):
@@ -200,13 +204,13 @@ _BEFORE_TORCH_2_1 = {
     "free_bytes": rf"{_SIZE}\s+free;",
     "reserved_bytes": rf"{_SIZE}\s+(?:reserved in total by PyTorch|cached)",
 }
-_GPU = r"GPU (\d+)"
+_GPU = r"GPU (\d{1,9})\b"
 _OTHERS = rf"Process \d+ has\s+{_SIZE}\s+memory in use"
 _HOST = r"(?:tried to allocate|Unable to allocate)\s+([\d.]+)\s+(bytes|[KMGTP]iB)"
 
 
 def device_numbers(text: str) -> Numbers:
-    """Return all that an allocator's message says; a number it leaves out is absent.
+    """Return all that an allocator's message says; a number that it leaves out, or that cannot be read, is absent.
 
     `reserved_bytes` = allocated + unallocated, `non_torch_bytes` = what the process holds beyond that (CUDA context,
     NCCL, libraries). torch rounds each to two decimals of its unit, so they are exact to about 5 MiB in the GiB range.
@@ -218,8 +222,8 @@ def device_numbers(text: str) -> Numbers:
     if gpu is not None:
         numbers["gpu"] = int(gpu.group(1))
     others = [_bytes(match.group(1), match.group(2)) for match in re.finditer(_OTHERS, text)]
-    if others:
-        numbers["other_processes_bytes"] = sum(others)
+    if others and None not in others:
+        numbers["other_processes_bytes"] = sum(size for size in others if size is not None)
     if "allocated_bytes" in numbers and "unallocated_bytes" in numbers:
         numbers.setdefault("reserved_bytes", numbers["allocated_bytes"] + numbers["unallocated_bytes"])
     if "process_bytes" in numbers and "reserved_bytes" in numbers:
@@ -231,13 +235,11 @@ def _sizes_in(text: str, expressions: dict[str, str]) -> Numbers:
     numbers: Numbers = {}
     for name, expression in expressions.items():
         match = re.search(expression, text)
-        if match is not None:
-            numbers[name] = _bytes(match.group(1), match.group(2))
+        size = None if match is None else _bytes(match.group(1), match.group(2))
+        if size is not None:
+            numbers[name] = size
     return numbers
 
 
-def _bytes(number: str, unit: str) -> int:
-    try:
-        return int(float(number) * _UNITS[unit])
-    except ValueError:
-        return 0
+def _bytes(number: str, unit: str) -> int | None:
+    return byte_size_in(number.rstrip("."), _UNITS[unit])

@@ -5,7 +5,6 @@ Files may be huge, cut or hostile: they are read line by line, and of a line no 
 
 from __future__ import annotations
 
-import csv
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from llmlaunch.command_lines.logs_deepspeed import DeepSpeedLines
 from llmlaunch.command_lines.logs_megatron import ARGUMENTS_BEGIN, MegatronLines
 from llmlaunch.command_lines.logs_transformers import TransformersLines, read_results, read_trainer_state
 from llmlaunch.command_lines.logs_wandb import (
+    cells_of,
     is_chart,
     is_history,
     is_summary,
@@ -107,10 +107,7 @@ def _whole(path: Path) -> dict[str, Any] | None:
 
 
 def _cells(line: bytes) -> list[str]:
-    try:
-        return next(csv.reader([line.decode("utf-8", "replace")]), [])
-    except csv.Error:
-        return []
+    return cells_of(line.decode("utf-8", "replace")) or []
 
 
 def _read_document(document: Mapping[str, Any], head: bytes) -> LogCollector:

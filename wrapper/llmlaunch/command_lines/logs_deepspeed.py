@@ -14,6 +14,7 @@ from datetime import datetime
 from llmlaunch.backends.logs import DEEPSPEED_ENGINE, DEEPSPEED_PIPELINE
 from llmlaunch.command_lines.training_log import DEEPSPEED, LogCollector, LoggedPeak
 from llmlaunch.rundir.files import parse_json
+from llmlaunch.rundir.foreign_values import number_in, whole_number_in
 from llmlaunch.rundir.step_lines import StepLines
 from llmlaunch.units import GIB
 
@@ -104,13 +105,15 @@ class DeepSpeedLines:
         collector.printed_by.add(DEEPSPEED)
         if not self._has_trained:
             return
-        allocated, reserved = _gib(match[2]), _gib(match[4])
+        allocated, reserved = number_in(match[2]), number_in(match[4])
         peaks = (
             ("allocated", allocated, "allocated_bytes.all.peak", GIB // 100),
             ("reserved", reserved, "reserved_bytes.all.peak", GIB),
         )
         for kind, size, statistic, rounding in peaks:
-            if size > 0:
+            if size is None:
+                collector.skip_value(f"the {kind} memory", number)
+            elif size > 0:
                 peak = LoggedPeak(kind, round(size * GIB), number, _USAGE_SOURCE, 0, statistic, rounding)
                 collector.add_peak(peak)
 
@@ -118,16 +121,22 @@ class DeepSpeedLines:
         match = _TIMER.search(line)
         if match is None:
             return
-        step, samples = int(match["step"]), _gib(match["samples"])
         collector.printed_by.add(DEEPSPEED)
+        step, samples = whole_number_in(match["step"]), number_in(match["samples"])
+        if step is None or samples is None:
+            collector.skip_value("global_step" if step is None else "RunningAvgSamplesPerSec", number)
+            return
         self._has_trained = True
         collector.add_step(None, number, step)
         batch = collector.facts.get("global_batch_size")
         if batch and samples > 0:
             collector.mean_step = (batch / samples, number, "mean since the second step, by DeepSpeed's timer")
         peak = _TIMER_PEAK.search(line)
-        if peak is not None and _gib(peak["size"]) > 0:
-            size = round(_gib(peak["size"]) * GIB)
+        gib = None if peak is None else number_in(peak["size"])
+        if peak is not None and gib is None:
+            collector.skip_value("MaxMemAllocated", number)
+        if gib:
+            size = round(gib * GIB)
             statistic, rounding = "allocated_bytes.all.peak", GIB // 100
             collector.add_peak(LoggedPeak("allocated", size, number, _TIMER_SOURCE, 0, statistic, rounding, step))
 
@@ -155,11 +164,3 @@ class DeepSpeedLines:
         if last is None or step <= last[0] or time <= last[1]:
             return None
         return (time - last[1]) / (step - last[0])
-
-
-def _gib(text: str) -> float:
-    try:
-        size = float(text)
-    except ValueError:
-        return 0.0
-    return size if size < 1e9 else 0.0

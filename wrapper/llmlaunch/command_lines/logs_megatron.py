@@ -8,12 +8,12 @@ and keeps five digits.
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 
 from llmlaunch.backends.logs import megatron_lines
 from llmlaunch.command_lines.training_log import MEGATRON, LogCollector, LoggedPeak
+from llmlaunch.rundir.foreign_values import UNREADABLE, literal_in, number_in, whole_number_in
 from llmlaunch.rundir.step_lines import StepLines
 from llmlaunch.units import GB, MIB
 
@@ -28,7 +28,6 @@ _MEMORY = re.compile(
 )
 _FIELD = re.compile(r"\| ?(?P<name>[^|:]+): (?P<value>[\d.]+(?:[eE][+-]?\d+)?)")
 _TFLOPS = re.compile(r"throughput per GPU \(TFLOP/s/GPU\): (?P<tflops>[\d.]+) \|")
-_LONGEST_VALUE = 4096
 # name in a memory line -> kind of peak, the allocator's statistic, who says it
 _PEAKS = {
     "max allocated": ("allocated", "allocated_bytes.all.peak", "Megatron-LM report_memory"),
@@ -62,7 +61,7 @@ class MegatronLines:
             if _ARGUMENTS_END in line:
                 self._in_arguments = False
             else:
-                _read_argument(line, collector)
+                _read_argument(line, number, collector)
             return
         memory = _MEMORY.search(line)
         if memory is not None:
@@ -75,35 +74,37 @@ class MegatronLines:
             collector.add_step(step.seconds, number, step.step)
             tflops = _TFLOPS.search(line)
             if tflops is not None:
-                collector.add_tflops(_number(tflops["tflops"]))
+                collector.add_tflops(number_in(tflops["tflops"]) or 0.0)
 
 
-def _read_argument(line: str, collector: LogCollector) -> None:
+def _read_argument(line: str, number: int, collector: LogCollector) -> None:
     match = _ARGUMENT.search(line)
     if match is None:
         return
     name, dots = match["name"], match["dots"]
     if len(name) + len(dots) == _NAME_COLUMNS or (not dots and len(name) >= _NAME_COLUMNS):
         collector.printed_by.add(MEGATRON)
-        collector.values[name] = value_of(match["value"])
-
-
-def value_of(text: str) -> object:
-    """Return the Python value that was printed; what is no literal stays text."""
-    if len(text) > _LONGEST_VALUE:
-        return text
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return text
+        value = literal_in(match["value"])
+        if value is UNREADABLE:
+            collector.skip_value(name, number)
+        else:
+            collector.values[name] = value
 
 
 def _read_memory(match: re.Match[str], line: str, number: int, collector: LogCollector) -> None:
-    steps = None if match["steps"] is None else int(match["steps"])
+    rank, steps = whole_number_in(match["rank"]), whole_number_in(match["steps"])
+    if rank is None or (steps is None and match["steps"] is not None):
+        collector.skip_value("the rank" if rank is None else "the iterations", number)
+        return
     for field in _FIELD.finditer(line, match.end() - 1):
         meaning = _PEAKS.get(field["name"].strip())
-        size = _number(field["value"])
-        if meaning is None or size == 0:
+        if meaning is None:
+            continue
+        size = number_in(field["value"])
+        if size is None:
+            collector.skip_value(field["name"].strip(), number)
+            continue
+        if size == 0:
             continue
         kind, statistic, source = meaning
         unit = MIB if match["unit"] == "MB" else GB
@@ -113,7 +114,7 @@ def _read_memory(match: re.Match[str], line: str, number: int, collector: LogCol
                 peak_bytes=round(size * unit),
                 line=number,
                 source=source,
-                rank=int(match["rank"]),
+                rank=rank,
                 statistic=statistic,
                 rounding_bytes=_rounding_bytes(field["value"], size, unit),
                 steps=steps,
@@ -133,11 +134,3 @@ def _rounding_bytes(text: str, size: float, unit: int) -> int | None:
 def five_digits(gigabytes: float) -> int | None:
     """Return what the last of five digits is worth in bytes: so Megatron-Bridge rounds."""
     return round(10.0 ** (math.floor(math.log10(gigabytes)) - 4) * GB) if gigabytes > 0 else None
-
-
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        return 0.0
-    return number if number < 1e12 else 0.0

@@ -8,12 +8,12 @@ because nothing is allocated between `__init__` and `train`.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from llmlaunch.command_lines.training_log import TRANSFORMERS, LogCollector, LoggedPeak
+from llmlaunch.rundir.foreign_values import literal_in, number_in
 from llmlaunch.rundir.values import count_above_zero, number, objects_in
 from llmlaunch.units import MIB
 
@@ -65,10 +65,7 @@ class TransformersLines:
 
 def _dictionary(text: str) -> Mapping[str, Any]:
     """Return a printed dictionary; since Transformers 5 its numbers are texts."""
-    try:
-        metrics = ast.literal_eval(text[:10_000])
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return {}
+    metrics = literal_in(text)
     if not isinstance(metrics, dict):
         return {}
     return {str(name): _rounded(value) if isinstance(value, str) else value for name, value in metrics.items()}
@@ -79,10 +76,7 @@ def _rounded(text: str) -> int | float | None:
     size = re.fullmatch(r"(-?\d{1,12})MB", text)
     if size is not None:
         return int(size[1]) * MIB
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    return number_in(text)
 
 
 def read_results(results: Mapping[str, Any], line: int, collector: LogCollector) -> bool:

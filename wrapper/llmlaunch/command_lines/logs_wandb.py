@@ -18,9 +18,19 @@ from llmlaunch.command_lines.logs_transformers import read_results
 from llmlaunch.command_lines.training_log import WANDB, LogCollector, LoggedPeak
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.rundir.files import parse_json
+from llmlaunch.rundir.foreign_values import number_in
 from llmlaunch.rundir.values import number
 
-__all__ = ["is_chart", "is_history", "is_summary", "megatron_arguments", "read_chart", "read_history", "read_summary"]
+__all__ = [
+    "cells_of",
+    "is_chart",
+    "is_history",
+    "is_summary",
+    "megatron_arguments",
+    "read_chart",
+    "read_history",
+    "read_summary",
+]
 
 _DEVICE = re.compile(r"(?:system[./])?gpu\.(?P<gpu>\d+)\.memoryAllocated(?P<bytes>Bytes)?(?:/l:.*)?")
 _SAMPLED = "sampled, so the peak was this or more"
@@ -146,7 +156,10 @@ def read_chart(lines: Iterator[tuple[int, str]], columns: list[str]) -> dict[str
             readers[run] = _Rows(collectors[run])
     for line, text in lines:
         by_run: dict[str, dict[str, float]] = {}
-        for match, cell in zip(keys, next(csv.reader([text]), []), strict=False):
+        cells = cells_of(text)
+        if cells is None:
+            next(iter(collectors.values())).skip_value("a row of the table", line)
+        for match, cell in zip(keys, cells or [], strict=False):
             value = _cell(cell)
             if match is not None and value is not None and match["bound"] != "MIN":
                 row = by_run.setdefault(match["run"] or "", {})
@@ -159,11 +172,16 @@ def read_chart(lines: Iterator[tuple[int, str]], columns: list[str]) -> dict[str
     return named or collectors
 
 
-def _cell(text: str) -> float | None:
+def cells_of(text: str) -> list[str] | None:
+    """Return the cells of a line of CSV; None where it is no such line, or one cell exceeds the csv module's limit."""
     try:
-        return number(float(text))
-    except ValueError:
+        return next(csv.reader([text]), [])
+    except csv.Error:
         return None
+
+
+def _cell(text: str) -> float | None:
+    return number(number_in(text.strip()))
 
 
 def megatron_arguments(text: str, name: str) -> dict[str, Any]:

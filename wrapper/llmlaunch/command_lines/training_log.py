@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from llmlaunch.causes.log_scan import scan
+from llmlaunch.rundir.foreign_values import MOST_WHOLE
 
 __all__ = [
     "DEEPSPEED",
@@ -23,6 +24,7 @@ __all__ = [
     "LoggedDeath",
     "LoggedPeak",
     "TrainingLog",
+    "UnreadableValues",
     "plain_line",
 ]
 
@@ -88,6 +90,20 @@ class JobFacts:
 
 
 @dataclass(frozen=True)
+class UnreadableValues:
+    """Values of a log that were skipped because they cannot be read: how many, and the line and name of the first."""
+
+    count: int
+    line: int
+    name: str
+
+    def __str__(self) -> str:
+        if self.count == 1:
+            return f"1 value cannot be read and was skipped: {self.name}, line {self.line}"
+        return f"{self.count:,} values cannot be read and were skipped, the first in line {self.line}: {self.name}"
+
+
+@dataclass(frozen=True)
 class TrainingLog:
     """One run, as far as its log tells of it.
 
@@ -110,6 +126,7 @@ class TrainingLog:
     values: Mapping[str, Any] = field(default_factory=dict)
     facts: JobFacts = JobFacts()
     notes: tuple[str, ...] = ()
+    unreadable: UnreadableValues | None = None
 
     @property
     def says_nothing(self) -> bool:
@@ -125,6 +142,7 @@ class LogCollector:
         self.values: dict[str, Any] = {}
         self.facts: dict[str, int] = {}
         self.notes: list[str] = []
+        self.unreadable: UnreadableValues | None = None
         self.steps_run: int | None = None
         self.mean_step: tuple[float, int, str] | None = None  # seconds, line, what it is a mean of
         self._peaks: dict[tuple[str, int | None, bool], LoggedPeak] = {}
@@ -142,7 +160,13 @@ class LogCollector:
             self._head.update(raw)
 
     def add_peak(self, peak: LoggedPeak) -> None:
-        """Keep the highest peak of its kind and rank, with the number of steps that the last report had seen."""
+        """Keep the highest peak of its kind and rank, with the number of steps that the last report had seen.
+
+        A peak that 64 bits do not hold, and a share above the card, are unreadable.
+        """
+        if (peak.peak_bytes or 0) > MOST_WHOLE or (peak.share or 0.0) > 1.0:
+            self.skip_value(peak.source, peak.line)
+            return
         self._head_is_open = False
         key = (peak.kind, peak.rank, peak.share is None)
         earlier = self._peaks.get(key)
@@ -153,8 +177,15 @@ class LogCollector:
         if peak.steps is not None:
             self.add_steps(peak.steps)
 
+    def skip_value(self, name: str, line: int) -> None:
+        """Count a value that cannot be read; `name` is what the log calls it."""
+        first = self.unreadable or UnreadableValues(0, line, name)
+        self.unreadable = replace(first, count=first.count + 1)
+
     def add_steps(self, steps: int) -> None:
         self._head_is_open = False
+        if steps > MOST_WHOLE:
+            return
         self.steps_run = max(steps, self.steps_run or 0)
 
     def add_step(self, seconds: float | None, line: int, step: int | None = None) -> None:
@@ -178,6 +209,8 @@ class LogCollector:
             return
         self._head_is_open = False
         hit = hits[0]
+        if "asked_bytes" not in hit.numbers and "Tried to allocate" in hit.line:
+            self.skip_value("Tried to allocate", line)
         known = self._deaths.get(hit.rank)
         if known is None or self._survived(known) or len(hit.numbers) > len(known.numbers):
             self._deaths[hit.rank] = LoggedDeath(line, hit.line, dict(hit.numbers), hit.rank)
@@ -207,7 +240,8 @@ class LogCollector:
             tflops_per_gpu=median(_after_warm_up(self._tflops)) if self._tflops else None,
             values=self.values,
             facts=JobFacts(**self.facts),
-            notes=tuple(dict.fromkeys(self.notes)),
+            notes=tuple(dict.fromkeys([*self.notes, *([str(self.unreadable)] if self.unreadable else [])])),
+            unreadable=self.unreadable,
         )
 
 

@@ -6,6 +6,8 @@ import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from .foreign_values import MOST_WHOLE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from re import Match, Pattern
@@ -91,15 +93,21 @@ def _first_match(patterns: list[Pattern[bytes]], line: bytes) -> Match[bytes] | 
 
 def _step(match: Match[bytes]) -> Step:
     groups = match.groupdict()
-    step, steps = _finite(groups.get("step")), _finite(groups.get("steps"))
+    step, steps = _count(groups.get("step")), _count(groups.get("steps"))
     milliseconds = _finite(groups.get("milliseconds"))
     return Step(
-        step=None if step is None else int(step),
-        steps=None if steps is None else int(steps),
+        step=step,
+        steps=steps,
         loss=math.nan if groups.get("nan") else _number(groups.get("loss")),
         tokens_per_second=_finite(groups.get("tokens_per_second")),
         seconds=_finite(groups.get("seconds")) if milliseconds is None else milliseconds / 1000.0,
     )
+
+
+def _count(text: bytes | None) -> int | None:
+    """Return a number of steps; None for one that 64 bits do not hold."""
+    number = _finite(text)
+    return None if number is None or abs(number) >= MOST_WHOLE else int(number)
 
 
 def _finite(text: bytes | None) -> float | None:

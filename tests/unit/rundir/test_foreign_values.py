@@ -1,0 +1,129 @@
+"""Numbers and literals of foreign text are read, or are unreadable; nothing is raised."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmlaunch.rundir.foreign_values import (
+    MOST_WHOLE,
+    UNREADABLE,
+    byte_size_in,
+    is_deeper_than,
+    literal_in,
+    number_in,
+    whole_number_in,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0", 0), ("007", 7), (b"42", 42), (str(MOST_WHOLE), MOST_WHOLE)],
+)
+def test_whole_numbers_are_read(text: str | bytes, value: int) -> None:
+    assert whole_number_in(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "²",
+        "1²",
+        "٣",
+        "-1",
+        "+1",
+        "1.0",
+        "1e3",
+        " 1",
+        "1_000",
+        "0x10",
+        str(MOST_WHOLE + 1),
+        "9" * 5000,
+        None,
+        b"\xb2",
+    ],
+)
+def test_any_other_text_is_no_whole_number(text: str | bytes | None) -> None:
+    assert whole_number_in(text) is None
+
+
+@pytest.mark.parametrize(("text", "value"), [("1.5", 1.5), (".5", 0.5), ("2.", 2.0), ("-1e-3", -0.001), (b"7", 7.0)])
+def test_finite_numbers_are_read(text: str | bytes, value: float) -> None:
+    assert number_in(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "nan", "inf", "-Infinity", "1e999", "9" * 400, "1.2.3", "1_0", "½", "1+1j", None])
+def test_any_other_text_is_no_finite_number(text: str | None) -> None:
+    assert number_in(text) is None
+
+
+def test_sizes_that_64_bits_hold_are_read() -> None:
+    assert byte_size_in("1.50", 2**30) == 3 * 2**29
+    assert byte_size_in("9" * 400, 1) is None
+    assert byte_size_in("1e300", 2**30) is None
+    assert byte_size_in("-1", 1) is None
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 4, -1.5, "a text", [1, [2, "x"]], (1, 2), {"a": [1], 2: None}, {1, 2}, [], {}, ""]
+)
+def test_values_that_a_program_prints_are_read(value: object) -> None:
+    assert literal_in(repr(value)) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["/data/my corpus", "torch.bfloat16", "swiglu", "[unclosed", "a {[]: 1} b", "f(1)", "---"]
+)
+def test_text_that_prints_no_value_stays_text(text: str) -> None:
+    assert literal_in(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{[]: 1}",
+        "{{}: 1}",
+        "{[1]}",
+        "1+1j",
+        "b'abc'",
+        "[1, b'x']",
+        "{'a': 1j}",
+        "1e999",
+        "[1e999]",
+        "9" * 20,
+        "-" + "9" * 5000,
+        "[" * 100 + "]" * 100,
+        "(" * 4000,
+        "[" + "1," * 5000 + "]",
+    ],
+)
+def test_values_that_nothing_can_hold_are_unreadable(text: str) -> None:
+    assert literal_in(text) is UNREADABLE
+
+
+def test_an_odd_escape_in_a_printed_text_is_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert literal_in(r"'\d'") == r"\d"
+
+
+@given(st.text(alphabet="[]{}()'\"\\,:+-*1e9j ban\n²", max_size=60))
+def test_no_text_raises(text: str) -> None:
+    value = literal_in(text)
+    assert value is UNREADABLE or json.dumps(repr(value))
+    whole_number_in(text)
+    number_in(text)
+
+
+def test_depth_is_counted_without_recursion() -> None:
+    value: object = 1
+    for _ in range(5000):
+        value = [value]
+    assert is_deeper_than(value)
+    assert not is_deeper_than([[1], {"a": [2]}], 3)
+    assert is_deeper_than([[1], {"a": [2]}], 2)
