@@ -46,6 +46,10 @@ SAME_AS_BASH = {
     "subshells": "A=1; (A=2; run $A); run $A; { A=3; }; run $A",
     "output": 'D=$(dirname /a/b/c); B=`basename /a/b.sh .sh`; run $D $B "$(echo "x  y")" $(echo "x  y") $(printf "%03d" 7)',  # noqa: E501
     "pipes": "run $(echo a,b,c | cut -d, -f2) $(echo a,b | tr , ' ') $(echo '3*4' | bc) $(expr 3 + 4)",
+    "sets of characters": "run $(echo job1x2 | tr -d 'a-z') $(echo ' a b ' | tr -d '[:space:]') "
+    "$(echo aBc | tr a-z A-Z) $(echo 'a/b' | tr '/' '-') $(echo a.b-c | tr '.-' '__') $(printf 'a\\nb' | tr '\\n' ,)",
+    "fields": "run $(echo a,b | cut -d, -f2) $(echo plain | cut -d, -f2) $(echo a,b | cut -d, -f9) end",
+    "numbers that are none": "set -- a b; shift 7; run $1 $²",
     "sed": "run \"$(echo 'lr=LR' | sed 's/LR/1e-4/g')\"",
     "a here-document": 'A=3\nX=$(cat <<EOF\n{"a": $A, "b": "\\$x"}\nEOF\n)\nrun "$X"\nY=$(cat <<\'EOF\'\n$A\nEOF\n)\nrun "$Y"',  # noqa: E501
     "a file written": 'A=3\ncat > "$TMP/f.json" <<EOF\n{"z": $A}\nEOF\nrun "$(cat "$TMP/f.json")"',
@@ -205,3 +209,47 @@ def test_nothing_is_executed_and_nothing_but_a_message_comes_of_any_text(
     folder.mkdir(exist_ok=True)
     message_of(text, folder)
     assert list(folder.iterdir()) == []
+
+
+LONG = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "echo $²",
+        "shift ²",
+        f"shift {LONG}",
+        "a[²]=1",
+        f"a[{LONG}]=1",
+        f"echo ${{{LONG}}}",
+        "set -- a; echo ${@:²}",
+        f"A=abc; echo ${{A:{LONG}}}",
+        f"A=(1 2); echo ${{A[{LONG}]}}",
+        f"X=$(({LONG}))",
+        f"X=$(( 1 << {LONG[:900]} ))",
+        "X=$((²))",
+        "X=$(echo a,b | cut -d, -f0)",
+        "X=$(echo a,b | cut -d, -f²)",
+        f"X=$(echo a,b | cut -d, -f{LONG})",
+        "X=$(echo abc | tr -d '\\r')",
+        "X=$(echo abc | tr -d '[:bogus:]')",
+        "X=$(echo abc | tr -d z-a)",
+        "X=$(echo abc | tr '' x)",
+        "X=$(echo abc | tr)",
+        "X=$(echo abc | tr -d)",
+        "X=$(echo abc | tr a b c)",
+        f"X=$(echo abc | head -n {LONG})",
+        "X=$(echo abc | head -n ²)",
+        f"X=$(seq {LONG})",
+        f"X=$(printf '%{LONG}d' 1)",
+        f"if [ {LONG} -gt 1 ]; then echo; fi",
+        f"for i in {{1..{LONG}}}; do echo; done",
+        f"#SBATCH --nodes={LONG}",
+        f"#SBATCH --gres=gpu:h100:{LONG}",
+        "#SBATCH --nodes=²",
+    ],
+)
+def test_a_number_that_bash_does_not_read_hides_no_training(line: str, tmp_path: Path) -> None:
+    script = read(f"#!/bin/bash\n#SBATCH --nodes=1\n{line}\ntorchrun pretrain_gpt.py --num-layers 4\n", tmp_path)
+    assert [command.trainer for command in trainer_commands(script)] == ["pretrain_gpt.py"]

@@ -384,7 +384,7 @@ class TestUnreadableValues:
         assert peaks(log) == {("allocated", 0): GIB * 3 // 2}
         assert log.unreadable is not None
 
-    @pytest.mark.parametrize("value", ["1e300", "120.5"])
+    @pytest.mark.parametrize("value", ["1e200", "120.5"])
     def test_a_share_above_the_card_is_skipped_and_counted(self, read: Read, value: str) -> None:
         log = read(f'{{"_step": 1, "gpu.0.memoryAllocated": {value}}}\n{{"_step": 2, "gpu.0.memoryAllocated": 50}}\n')
         assert [peak.share for peak in log.peaks] == [0.5]
@@ -411,89 +411,8 @@ class TestUnreadableValues:
             ),
             max_size=40,
         )
-    )
-    def test_no_content_is_more_than_a_refusal(
-        self, tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
-    ) -> None:
-        path = tmp_path_factory.mktemp("logs") / "log"
-        path.write_bytes(b"\n".join(lines))
-        try:
-            logs = read_logs(path)
-        except UserError:
-            return
-        assert all(peak.peak_bytes is None or peak.peak_bytes > 0 for log in logs for peak in log.peaks)
-
-
-class TestUnreadableValues:
-    """Numbers and literals that no program of a training prints cost themselves alone, and are counted."""
-
-    @pytest.mark.parametrize("value", ["{[]: 1}", "1+1j", "b'x'", "[1e999]", "9" * 5000, "[" * 90 + "]" * 90, "1e999"])
-    def test_an_argument_is_skipped_and_counted(self, read: Read, value: str) -> None:
-        log = read(megatron_log({**LLAMA, "seed": value}, memory=[megatron_memory(0, 40000, 45000)]))
-        assert "seed" not in log.values
-        assert log.values["num_layers"] == 32
-        assert log.unreadable is not None
-        assert (log.unreadable.count, log.unreadable.name) == (1, "seed")
-        assert log.notes == (f"1 value cannot be read and was skipped: seed, line {log.unreadable.line}",)
-
-    def test_the_peaks_of_a_rank_of_5000_digits_are_skipped_and_counted(self, read: Read) -> None:
-        hostile = megatron_memory(0, 40000, 45000).replace("[Rank 0]", f"[Rank {'9' * 5000}]")
-        log = read(megatron_log(memory=[hostile, megatron_memory(4, 30000, 31000)]))
-        assert set(peaks(log)) == {("allocated", 4), ("reserved", 4)}
-        assert log.unreadable is not None
-        assert log.unreadable.count == 1
-
-    @pytest.mark.parametrize("size", ["1e999", "9" * 400, "1.2.3", "1e300"])
-    def test_a_peak_that_is_no_amount_of_memory_is_skipped_and_counted(self, read: Read, size: str) -> None:
-        line = megatron_memory(0, 40000, 45000).replace("45000", size)
-        assert size in line
-        log = read(megatron_log(memory=[line]))
-        assert set(peaks(log)) == {("allocated", 0)}
-        assert log.unreadable is not None
-
-    def test_a_request_of_400_digits_is_still_a_death(self, read: Read) -> None:
-        log = read(megatron_log() + f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {'9' * 400} GiB.\n")
-        [death] = log.deaths
-        assert death.numbers == {}
-        assert log.unreadable is not None
-        assert log.unreadable.name == "Tried to allocate"
-
-    def test_a_timer_of_5000_digits_is_skipped_and_counted(self, read: Read) -> None:
-        line = "epoch=0/micro_step=1/global_step={}, RunningAvgSamplesPerSec=1.5, MaxMemAllocated=1.5GB\n"
-        log = read(line.format("9" * 5000) + line.format("7"))
-        assert log.steps_run == 7
-        assert peaks(log) == {("allocated", 0): GIB * 3 // 2}
-        assert log.unreadable is not None
-
-    @pytest.mark.parametrize("value", ["1e300", "120.5"])
-    def test_a_share_above_the_card_is_skipped_and_counted(self, read: Read, value: str) -> None:
-        log = read(f'{{"_step": 1, "gpu.0.memoryAllocated": {value}}}\n{{"_step": 2, "gpu.0.memoryAllocated": 50}}\n')
-        assert [peak.share for peak in log.peaks] == [0.5]
-        assert log.unreadable is not None
-
-    def test_a_cell_longer_than_the_csv_module_takes_is_skipped_and_counted(self, read: Read) -> None:
-        rows = ["Step,gpu.0.memoryAllocatedBytes", "1,1000", f'2,"{"9" * 200_000}"', "3,2000"]
-        log = read("\n".join(rows), "chart.csv")
-        assert peaks(log) == {("device", None): 2000}
-        assert log.unreadable is not None
-
-    def test_more_than_one_is_told_in_one_sentence(self, read: Read) -> None:
-        log = read(megatron_log({**LLAMA, "seed": "1j", "tensorboard_dir": "b'x'"}))
-        assert log.notes[-1].startswith("2 values cannot be read and were skipped, the first in line ")
-
-    @settings(max_examples=60)
-    @given(
-        st.lists(
-            st.sampled_from(
-                ["[Rank ", "9" * 30, "²", "] (after ", " iterations) memory (MB) | max reserved: ", "1e999", " | ",
-                 "CUDA out of memory. Tried to allocate ", " GiB", " GPU ", "global_step=", ", RunningAvgSamplesPerSec=",
-                 "iteration ", "/ 5 | elapsed time per iteration (ms): ", "MA 1.2.3 GB Max_MA ", "\n", "4", "{'train_runtime': ",
-                 "nan}", "NVRM: Xid (PCI:0): ", "  x ...... ", "[rank", "]: "]
-            ),
-            max_size=40,
-        )
     )  # fmt: skip
     def test_no_mixture_of_such_lines_raises(self, tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
         path = tmp_path_factory.mktemp("logs") / "a.log"
-        path.write_text("\n".join([megatron_step(1), "".join(parts)]))
+        path.write_text("\n".join([megatron_step(1, 900), "".join(parts)]))
         assert read_logs(path)

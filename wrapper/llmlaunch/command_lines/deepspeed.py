@@ -51,6 +51,7 @@ from llmlaunch.command_lines.other_trainers import FSDP, not_read
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, full_path, recipe_name
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = ["read_deepspeed", "read_ds_config", "read_training_args"]
 
@@ -144,7 +145,7 @@ def _with_launcher_of_its_own(command: TrainerCommand) -> TrainerCommand:
     if _of_trl(command):
         return _as_trl_launches(command)
     texts = [command.environment.get(name, otherwise) for name, otherwise in (("NNODES", "1"), ("NPROC_PER_NODE", ""))]
-    nodes, devices = (int(text) if text.isdecimal() and len(text) < 7 else None for text in texts)
+    nodes, devices = (whole_number_in(text) for text in texts)
     return replace(command, nodes=nodes, devices_per_node=command.devices_per_node or devices)
 
 

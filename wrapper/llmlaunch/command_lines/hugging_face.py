@@ -17,6 +17,9 @@ from typing import Any
 from llmlaunch.command_lines.command import UnreadWords
 from llmlaunch.command_lines.options import ScriptOptions
 from llmlaunch.command_lines.recipe_draft import RecipeDraft
+from llmlaunch.rundir.files import parse_json
+from llmlaunch.rundir.foreign_values import whole_number_in
+from llmlaunch.rundir.values import number
 from llmlaunch.techniques import FUSED_MODULES, Adapters
 
 __all__ = [
@@ -226,14 +229,10 @@ def _decay(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) ->
 def _minimum_rate(options: ScriptOptions) -> float | None:
     text = options.text("lr_scheduler_kwargs")
     try:
-        values = json.loads(text) if text else None
-    except (ValueError, RecursionError):
+        values = parse_json(text.encode("utf-8", "replace")) if text else None
+    except ValueError:
         return None
-    if not isinstance(values, dict) or set(values) != {"min_lr"}:
-        return None
-    least = values["min_lr"]
-    usable = isinstance(least, (int, float)) and not isinstance(least, bool) and math.isfinite(least)
-    return float(least) if usable else None
+    return number(values["min_lr"]) if isinstance(values, dict) and set(values) == {"min_lr"} else None
 
 
 def read_numbers(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft, otherwise: str | None) -> None:
@@ -264,9 +263,7 @@ def read_new_model(options: ScriptOptions, draft: RecipeDraft) -> bool:
         return False
     overrides = dict(part.split("=", 1) for part in text.split(",") if part.count("=") == 1)
     sizes = {
-        key: int(overrides[name])
-        for name, key in _GPT2_SIZES.items()
-        if overrides.get(name, "").isdigit() and len(overrides[name]) < 9
+        key: size for name, key in _GPT2_SIZES.items() if (size := whole_number_in(overrides.get(name))) is not None
     }
     if "hidden_size" in sizes:
         sizes["ffn_hidden_size"] = 4 * sizes["hidden_size"]

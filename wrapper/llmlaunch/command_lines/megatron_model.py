@@ -27,6 +27,7 @@ from llmlaunch.models.shape import (
     RopeScaling,
     SlidingWindow,
 )
+from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = ["DELTA_NETS", "ModelReading", "linear_period", "read_model"]
 
@@ -146,9 +147,9 @@ def _switches(space: Namespace, latent: bool) -> Iterator[tuple[str, Any]]:
         yield "qk_layernorm", True
     if space.get("qk_l2_norm"):
         yield "qk_l2_norm", True
-    every = str(space.get("no_rope_freq"))  # a number, or a list of layers, which no key says
-    if every.isdecimal() and int(every):
-        yield "no_rope_every", int(every)
+    every = whole_number_in(str(space.get("no_rope_freq")))  # or a list of layers, which no key says
+    if every:
+        yield "no_rope_every", every
     if space.get("apply_layernorm_1p"):
         yield "zero_centered_norm", True
     if space.get("attention_output_gate"):
@@ -160,7 +161,7 @@ def _switches(space: Namespace, latent: bool) -> Iterator[tuple[str, Any]]:
     window = space.get("window_size")
     if isinstance(window, (tuple, list)) and len(window) == 2 and window[0] >= 0:
         skip = space.get("window_attn_skip_freq")
-        whole = int(skip) if isinstance(skip, int) or (isinstance(skip, str) and skip.isdigit()) else 0
+        whole = whole_number_in(str(skip)) or 0
         yield "sliding_window", {"tokens": window[0] + 1} | ({"full_every": whole} if whole else {})
 
 
@@ -176,7 +177,7 @@ def linear_period(space: Namespace) -> int | None:
     """Return N where every N-th layer has ordinary attention and all others linear, 0 where all have; None for any
     other pattern."""
     value = space.get("linear_attention_freq")
-    if isinstance(value, str) and value.strip().isdigit():
+    if isinstance(value, str) and whole_number_in(value.strip()) is not None:
         value = int(value)
     if isinstance(value, int):
         return value if value > 1 else None

@@ -49,6 +49,7 @@ from llmlaunch.command_lines.shell_tree import (
 from llmlaunch.command_lines.shell_word_syntax import ShellSyntaxError
 from llmlaunch.command_lines.shell_words import Expander, matches
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = ["Script", "ShellCommand", "read_script"]
 
@@ -245,7 +246,9 @@ class _Shell:
         for _ in range(MOST_ROUNDS):
             before = dict(self.state.variables), list(self.state.arguments)
             outcome = self.run(node.condition)
-            asks = any(name.isdigit() or name == "number_of_arguments" for name in self.state.record.unset)
+            asks = any(
+                whole_number_in(name) is not None or name == "number_of_arguments" for name in self.state.record.unset
+            )
             if outcome is None and asks and not self.state.has_arguments:
                 break  # it would read the arguments of the script, and there are none
             if outcome is not None and outcome == node.until:
@@ -323,11 +326,12 @@ class _Shell:
         return entries
 
     def assign_entry(self, name: str, current: Any, index: str, value: str) -> None:
-        if isinstance(current, dict) or not index.isdigit():
+        position = whole_number_in(index)
+        if isinstance(current, dict) or position is None:
             entries = dict(current) if isinstance(current, dict) else {}
             return self.state.assign(name, entries | {index: value})
         array = list(current) if isinstance(current, list) else [current] if current else []
-        place = min(int(index), MOST_ROUNDS)
+        place = min(position, MOST_ROUNDS)
         array.extend([""] * (place + 1 - len(array)))
         array[place] = value
         return self.state.assign(name, array)

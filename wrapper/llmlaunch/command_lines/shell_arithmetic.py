@@ -122,7 +122,7 @@ class _Expression:
         if re.fullmatch(r"\d+#\w+", token):
             base, digits = token.split("#")
             return int(digits, int(base))
-        if token[:1].isdigit():
+        if token[:1] in tuple("0123456789"):
             return int(token, 0 if token[:2] in ("0x", "0X") else 8 if token.startswith("0") and token != "0" else 10)
         text = self.value(token).strip()
         if not text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +14,7 @@ from llmlaunch.command_lines.shell_state import State, has_unset, shown
 from llmlaunch.command_lines.shell_test import test_outcome
 from llmlaunch.command_lines.shell_tree import LiteralText
 from llmlaunch.command_lines.shell_words import Expander
+from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = ["BUILTINS", "PRINTERS", "Left"]
 
@@ -75,8 +77,9 @@ def _set(shell: Shell, arguments: list[str], line: int) -> bool | None:
 
 
 def _shift(shell: Shell, arguments: list[str], line: int) -> bool | None:
-    count = int(arguments[0]) if arguments and arguments[0].isdigit() else 1
-    del shell.state.arguments[:count]
+    count = whole_number_in(arguments[0]) if arguments else 1
+    if count is not None and count <= len(shell.state.arguments):  # otherwise bash shifts nothing
+        del shell.state.arguments[:count]
     return True
 
 
@@ -253,29 +256,69 @@ def _bc(state: State, arguments: Sequence[str]) -> str | None:
 def _tr(state: State, arguments: Sequence[str]) -> str | None:
     if state.input is None or has_unset(state.input):
         return None
-    sets = [argument.replace("\\n", "\n") for argument in arguments if argument != "-d"]
-    if arguments[:1] == ["-d"] and len(sets) == 1 and not re.search(r"[\[\]\\]|.-.", sets[0]):
+    deletes = list(arguments[:1]) == ["-d"]
+    sets = [_set_of_tr(argument) for argument in arguments[deletes:]]
+    if deletes and len(sets) == 1 and sets[0] is not None:
         return state.input.translate(dict.fromkeys(map(ord, sets[0])))
-    if len(arguments) == 2 and len(sets[0]) == len(sets[1]) == 1:
-        return state.input.replace(sets[0], sets[1])
+    if not deletes and len(sets) == 2 and sets[0] and sets[1]:
+        return state.input.translate(
+            dict(zip(map(ord, sets[0]), sets[1].ljust(len(sets[0]), sets[1][-1]), strict=False))
+        )
     return None
 
 
+_ESCAPES_OF_TR = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
+_CLASSES_OF_TR = {
+    "space": string.whitespace, "blank": " \t", "digit": string.digits, "lower": string.ascii_lowercase,
+    "upper": string.ascii_uppercase, "alpha": string.ascii_uppercase + string.ascii_lowercase,
+    "alnum": string.digits + string.ascii_uppercase + string.ascii_lowercase, "punct": string.punctuation,
+}  # fmt: skip
+_PART_OF_TR = re.compile(
+    r"\[:(?P<kind>[a-z]+):\]|\\(?P<escaped>[nrt\\])|(?P<first>[!-Z^-~])-(?P<last>[!-Z^-~])"
+    r"|(?P<plain>(?!\[[=:]|\[.\*)[^\\])",
+    re.DOTALL,
+)
+
+
+def _set_of_tr(text: str) -> str | None:
+    """Return the characters of a set of tr(1): `a-z`, `[:space:]`, `\\r`; None for a notation that is not read."""
+    characters, position = "", 0
+    while position < len(text):
+        part = _PART_OF_TR.match(text, position)
+        if part is None or len(characters) > 1000 or (part["kind"] and part["kind"] not in _CLASSES_OF_TR):
+            return None
+        if part["first"] and part["first"] > part["last"]:
+            return None
+        if part["kind"]:
+            characters += _CLASSES_OF_TR[part["kind"]]
+        elif part["escaped"]:
+            characters += _ESCAPES_OF_TR[part["escaped"]]
+        elif part["first"]:
+            characters += "".join(map(chr, range(ord(part["first"]), ord(part["last"]) + 1)))
+        else:
+            characters += part["plain"]
+        position = part.end()
+    return characters
+
+
 def _cut(state: State, arguments: Sequence[str]) -> str | None:
-    match = re.fullmatch(r"-d ?(.) -f ?(\d+)", " ".join(arguments), re.DOTALL)
+    match = re.fullmatch(r"-d ?(.) -f ?([0-9]+)", " ".join(arguments), re.DOTALL)
     if state.input is None or match is None or has_unset(state.input):
         return None
+    field = whole_number_in(match[2])
+    if not field:  # cut counts fields from 1, and fails
+        return None
     lines = [line.split(match[1]) for line in state.input.splitlines()]
-    return "".join(
-        parts[int(match[2]) - 1 : int(match[2])][0] + "\n" if len(parts) >= int(match[2]) else "\n" for parts in lines
-    )
+    # a line without the delimiter is printed as it is
+    return "".join(f"{parts[0] if len(parts) == 1 else ''.join(parts[field - 1 : field])}\n" for parts in lines)
 
 
 def _lines(state: State, arguments: Sequence[str], first: bool) -> str | None:
-    match = re.fullmatch(r"-(?:n ?)?(\d+)|", " ".join(arguments))
-    if state.input is None or match is None:
+    match = re.fullmatch(r"-(?:n ?)?([0-9]+)|", " ".join(arguments))
+    count = None if match is None else whole_number_in(match[1] or "10")
+    if state.input is None or count is None:
         return None
-    count, lines = int(match[1] or 10), state.input.splitlines(keepends=True)
+    lines = state.input.splitlines(keepends=True)
     return "".join(lines[:count] if first else lines[max(0, len(lines) - count) :])
 
 

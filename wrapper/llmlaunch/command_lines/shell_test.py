@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llmlaunch.command_lines.shell_state import State, has_unset, unset_names
 from llmlaunch.command_lines.shell_words import matches
+from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = ["test_outcome"]
 
@@ -72,7 +73,7 @@ class _Test:
         """Return a text with variables that nobody sets as empty; None where more than the environment is missing."""
         names = unset_names(text)
         sbatch = [name for name in names if name.startswith(("SLURM_", "PMI", "OMPI_"))]
-        if sbatch or any(name.isdigit() or name in self.state.record.computed for name in names):
+        if sbatch or any(whole_number_in(name) is not None or name in self.state.record.computed for name in names):
             return None
         for name in names:
             if name == "number_of_arguments":

@@ -245,7 +245,7 @@ class WordParser:
             self.position = name.end()
             return Parameter(name[0], line, quoted)
         following = self.text[self.position + 1 : self.position + 2]
-        if following and (following in _SPECIAL or following.isdigit()):
+        if following and (following in _SPECIAL or following in "0123456789"):
             self.position += 2
             return Parameter(following, line, quoted)
         self.position += 1

@@ -13,11 +13,13 @@ from llmlaunch.command_lines.shell_arithmetic import NotComputable, compute
 from llmlaunch.command_lines.shell_state import MOST_TEXT, State, Value, has_unset, unset_names
 from llmlaunch.command_lines.shell_tree import Arithmetic, Block, LiteralText, Parameter, Substitution, Word
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = ["Expander", "matches"]
 
 MOST_WORDS = 10_000
 
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
 _BRACES = re.compile(r"\{([^{}\s]*(?:,|\.\.)[^{}\s]*)\}")
 
 
@@ -143,8 +145,9 @@ class Expander:
             return [str(len(state.arguments))] if state.has_arguments else None
         if name == "0" or name == "BASH_SOURCE":
             return [state.path]
-        if name.isdigit():
-            return state.arguments[int(name) - 1 : int(name)] or ([""] if state.has_arguments else None)
+        position = whole_number_in(name)
+        if position:
+            return state.arguments[position - 1 : position] or ([""] if state.has_arguments else None)
         if name in ("?", "PIPESTATUS"):
             return ["0"]
         if name == "PWD":
@@ -168,7 +171,7 @@ class Expander:
         if isinstance(value, dict):
             return [value[key]] if key in value else None
         number = self.arithmetic((LiteralText(key),), 0)
-        place = int(number) if re.fullmatch(r"-?\d+", number) else len(value)
+        place = int(number) if _NUMBER.fullmatch(number) else len(value)
         return [value[place]] if -len(value) <= place < len(value) else None
 
     def _missing(self, name: str, line: int) -> list[str]:
@@ -214,7 +217,7 @@ class Expander:
     def _sliced(self, part: Parameter, entries: list[str], every: bool) -> list[str]:
         numbers = [self.arithmetic((LiteralText(text),), part.line) for text in self.text(part.argument).split(":")]
         sequence: Sequence[str] = entries if every else self._scalar(entries)
-        if not all(re.fullmatch(r"-?\d+", number) for number in numbers) or (has_unset("".join(entries)) and not every):
+        if not all(map(_NUMBER.fullmatch, numbers)) or (has_unset("".join(entries)) and not every):
             return [self.state.unset(part.name, part.line, computed=True)]
         start = int(numbers[0])
         if part.name in ("@", "*"):
