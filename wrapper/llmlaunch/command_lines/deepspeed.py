@@ -15,6 +15,7 @@ from llmlaunch.backends.flag_classes import DECIDES, flag_table, group_of
 from llmlaunch.command_lines.command import Reading, TrainerCommand, is_unset
 from llmlaunch.command_lines.deepspeed_config import (
     DsConfig,
+    ds_config_of,
     file_text,
     keep_precision,
     parse_ds_config,
@@ -364,7 +365,7 @@ def _read_own(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraf
             f"{command.place} names no ds_config.json, and {command.trainer} decides by itself how model states are "
             "shared out; write the stage"
         )
-    config = config or DsConfig(_settings_of_script(options))
+    config = config or ds_config_of(_settings_of_script(options), place)
     _own_keys(command, config, options, draft, place, precision)
     read_adapters(options, TRANSFORMERS, draft)
     add_model(draft, options.text(*MODELS), command.folder)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.backends.deepspeed.own_settings import AUTO
+from llmlaunch.backends.deepspeed.setting_forms import WrongSetting, checked_settings
 from llmlaunch.command_lines.command import TrainerCommand
 from llmlaunch.command_lines.options import true_or_false, whole_or_none
 from llmlaunch.command_lines.recipe_draft import RecipeDraft
@@ -21,7 +22,7 @@ from llmlaunch.documents.json_strict import parse_object
 from llmlaunch.documents.yaml_strict import parse_document, read_text
 from llmlaunch.errors import UserError
 
-__all__ = ["ADDED", "DsConfig", "file_text", "keep_precision", "parse_ds_config", "read_mapping"]
+__all__ = ["ADDED", "DsConfig", "ds_config_of", "file_text", "keep_precision", "parse_ds_config", "read_mapping"]
 
 ZERO = "zero_optimization"
 # deepspeed/runtime/zero/config.py, 0.19.8: where a file does not say them, llmlaunch would write its own smaller ones.
@@ -75,8 +76,17 @@ def read_mapping(text: str, name: str, kind: str) -> dict[str, Any]:
 
 
 def parse_ds_config(text: str, name: str) -> DsConfig:
-    """Return the settings of a ds_config.json. Raises UserError for what is none."""
-    return DsConfig(_with_whole_numbers(parse_object(text, name, "a ds_config.json")))
+    """Return the settings of a ds_config.json. Raises UserError for what is none, and for a key that has another form
+    than DeepSpeed takes."""
+    return ds_config_of(parse_object(text, name, "a ds_config.json"), name)
+
+
+def ds_config_of(settings: Mapping[str, Any], name: str) -> DsConfig:
+    """Return settings whose known keys have the form that DeepSpeed takes. Raises UserError that names another one."""
+    try:
+        return DsConfig(checked_settings(_with_whole_numbers(settings)))
+    except WrongSetting as wrong:
+        raise UserError(f"{name}: {wrong}") from None
 
 
 def _with_whole_numbers(value: Any) -> Any:

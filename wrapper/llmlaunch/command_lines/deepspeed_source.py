@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.command_lines.command import TrainerCommand, is_unset
-from llmlaunch.command_lines.deepspeed_config import DsConfig, file_text, parse_ds_config, read_mapping
+from llmlaunch.command_lines.deepspeed_config import DsConfig, ds_config_of, file_text, parse_ds_config, read_mapping
 from llmlaunch.command_lines.options import ScriptOptions, true_or_false
 from llmlaunch.command_lines.other_trainers import not_read
 from llmlaunch.command_lines.recipe_draft import RecipeDraft
@@ -51,7 +51,8 @@ def configuration(
             draft.leave_stage_open(f"{command.place} does not say which ds_config.json is read; write the stage")
         return None, precision, "ds_config.json"
     if launcher.get("use_deepspeed") or (absent is not None and "zero_stage" in launcher):
-        return DsConfig(_accelerate_settings(launcher)), precision, "accelerate's configuration"
+        place = "accelerate's configuration"
+        return ds_config_of(_accelerate_settings(launcher), place), precision, place
     if absent is not None:
         draft.leave_stage_open(_not_here(absent, command))
     return None, precision, "ds_config.json"

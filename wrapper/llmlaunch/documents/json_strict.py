@@ -7,11 +7,12 @@ import math
 from typing import Any, NoReturn
 
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.foreign_values import is_deeper_than
 from llmlaunch.rundir.values import shortened
 
 __all__ = ["parse_object"]
 
-MOST_DIGITS = 4000  # Python reads no longer ones (sys.get_int_max_str_digits)
+MOST_DIGITS = 300  # of a whole number: more is no finite fraction, which whatever computes with it would make
 
 
 def parse_object(text: str, name: str, kind: str) -> dict[str, Any]:
@@ -33,6 +34,8 @@ def parse_object(text: str, name: str, kind: str) -> dict[str, Any]:
         raise UserError(f"{name}: {_printable(str(error))}") from None
     if not isinstance(values, dict):
         raise UserError(f"{name}: is not a JSON object; give {kind}")
+    if is_deeper_than(values):
+        raise UserError(f"{name}: is nested too deeply for {kind.removeprefix('the ')}")
     return values
 
 
@@ -57,7 +60,8 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        seen: set[str] = set()
+        twice = next(key for key in keys if key in seen or seen.add(key))
         raise ValueError(f"the key {shortened(json.dumps(twice))} stands twice; remove one")
     return values
 

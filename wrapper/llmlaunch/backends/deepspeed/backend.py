@@ -41,6 +41,7 @@ from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import accumulates_in
 from llmlaunch.backends.deepspeed.own_settings import refuse_planned_settings, with_own_settings
 from llmlaunch.backends.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.backends.deepspeed.scripts import ScriptKind, kind_of
+from llmlaunch.backends.deepspeed.setting_forms import refuse_odd_settings
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
 from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
@@ -64,6 +65,7 @@ class DeepSpeed:
             refuse_what_the_trainer_cannot_build(recipe)
         refuse_unmet(recipe, REQUIREMENTS, to_render=False)
         refuse_planned_settings(recipe)
+        refuse_odd_settings(recipe)
         return (*kind_of(recipe).rules, *TECHNIQUE_RULES, *(WIDE_GRADIENT_RULES if wide_gradients(recipe) else ()))
 
     def unrendered(self, recipe: Recipe) -> tuple[str, ...]:
@@ -110,6 +112,7 @@ class DeepSpeed:
         refuse_what_ifs(recipe)
         refuse_unmet(recipe, REQUIREMENTS)
         refuse_planned_settings(recipe)
+        refuse_odd_settings(recipe)
         kind = kind_of(recipe)
         own, planned = recipe.backend.ds_config, kind.arguments(recipe, layout)
         config = with_own_settings(kind.config(recipe, layout), own)
