@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any, NoReturn
 
 from llmlaunch.errors import UserError
@@ -59,9 +60,8 @@ def _whole(text: str) -> int:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
-        keys = [key for key, _ in pairs]
-        seen: set[str] = set()
-        twice = next(key for key in keys if key in seen or seen.add(key))
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
         raise ValueError(f"the key {shortened(json.dumps(twice))} stands twice; remove one")
     return values
 

@@ -175,7 +175,7 @@ def _scaling(key: str, parameters: Mapping[str, Any]) -> RopeScaling | None:
     if "factor" not in values or values["factor"] < 1:
         raise BadKey((key,), f"factor must be a number of at least 1, not {short(parameters.get('factor'))}")
     longest = parameters.get("original_max_position_embeddings")
-    if longest is not None and (not isinstance(longest, int) or not 1 <= longest <= LARGEST):
+    if longest is not None and (type(longest) is not int or not 1 <= longest <= LARGEST):
         raise BadKey((key,), f"original_max_position_embeddings must be a whole number, not {short(longest)}")
     truncate = parameters.get("truncate", True)
     return RopeScaling(str(kind), original_max_position_embeddings=longest, truncate=bool(truncate), **values)
@@ -184,6 +184,8 @@ def _scaling(key: str, parameters: Mapping[str, Any]) -> RopeScaling | None:
 def no_window(reader: ConfigReader) -> None:
     """Raise BadKey if windows are on; Qwen has them off unless `use_sliding_window` is true, in no published model."""
     kinds = reader.values.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise BadKey(("layer_types",), f"must be a list, not {short(kinds)}")
     if reader.flag("use_sliding_window") or WINDOWED in kinds:
         raise BadKey(
             ("use_sliding_window",),
