@@ -7,16 +7,16 @@ abbreviations (allow_abbrev=False), so neither does this one.
 
 from __future__ import annotations
 
-import ast
 import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, NEWEST, Flag, core_parser
 from llmlaunch.command_lines.command import UnreadWords, is_unset
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.foreign_values import literal_in
 
 __all__ = ["EARLIER", "MegatronWords", "Value", "Values", "default_values", "read_words", "typed_value"]
 
@@ -102,12 +102,12 @@ def default_values(version: str = NEWEST) -> dict[str, Value]:
 
 
 def typed_value(dest: str, value: Value, version: str = NEWEST) -> Value:
-    """Return a value of the namespace as its parser types it, where it is text such as a log holds.
+    """Return a value of the namespace as its parser types it, which may be text such as a log holds.
 
-    Raises ValueError for text that is no such value.
+    Raises ValueError for what is no such value.
     """
     if not isinstance(value, str):
-        return value
+        return _of_its_type(_by_dest(version).get(dest), value)
     if value == "None":
         return None
     if value in ("True", "False"):
@@ -116,9 +116,27 @@ def typed_value(dest: str, value: Value, version: str = NEWEST) -> Value:
     if flag is None:  # worked out by validate_args, or a fork's own
         return int(value) if _WHOLE.fullmatch(value) else value
     if flag.values in ("*", "+") and _LIST.fullmatch(value):
-        items = _literal(value)
+        items = literal_in(value)
         return [_typed(flag, str(item)) for item in items] if isinstance(items, (list, tuple)) else [value]
     return _typed(flag, value)
+
+
+def _of_its_type(flag: Flag | None, value: Value) -> Value:
+    """Return a value that a log printed as a number, a list or a mapping. Raises ValueError where the flag takes no
+    such value."""
+    if isinstance(value, (dict, set, frozenset)):
+        raise ValueError("is no value of an argument")
+    if flag is None or value is None or flag.values == 0:
+        return value
+    if flag.values != 1 and isinstance(value, (list, tuple)):
+        return [_of_its_type(replace(flag, values=1), item) for item in value]
+    if flag.type not in ("int", "float"):
+        if flag.values != 1:
+            raise ValueError("is no list")
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or (flag.type == "int" and value != int(value)):
+        raise ValueError("is no whole number" if flag.type == "int" else "is no finite number")
+    return int(value) if flag.type == "int" and flag.values == 1 else value
 
 
 @functools.cache
@@ -204,13 +222,6 @@ def _typed(flag: Flag, word: str) -> Value:
 
 def _ascii_number(word: str) -> bool:
     return re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", word) is not None
-
-
-def _literal(text: str) -> object:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
 
 
 def _shown(word: str) -> str:
