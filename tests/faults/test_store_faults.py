@@ -362,7 +362,7 @@ def test_another_writer_is_waited_for_and_then_named(url: str, tmp_path: Path) -
     with psycopg.connect(url) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s)", [WRITER_LOCK])
         busy = refused(start(url, "collect", runs[1], BUSY_SECONDS="1"))
-        assert "is in use by another program since 1 seconds" in busy
+        assert "is in use by another program" in busy
     run(url, "collect", runs[1])
 
 

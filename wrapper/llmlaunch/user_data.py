@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["user_data"]
+__all__ = ["user_data", "with_home"]
 
 
 def user_data(environment: Mapping[str, str]) -> Path | None:
@@ -14,3 +15,9 @@ def user_data(environment: Mapping[str, str]) -> Path | None:
     if data.is_absolute():  # a relative one is ignored
         return data / "llmlaunch"
     return home / ".local" / "share" / "llmlaunch" if home.is_absolute() else None
+
+
+def with_home(path: str | Path) -> Path:
+    """Return a path whose `~` or `~user` is that person's home directory; one without a home stays as it is, where
+    pathlib raises."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111

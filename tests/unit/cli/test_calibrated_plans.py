@@ -14,7 +14,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.calibration.calibrations import Calibration
-from llmlaunch.store import reading
+from llmlaunch.store import location
 from llmlaunch.store.calibrations import put, use
 from llmlaunch.store.database import open_store
 from llmlaunch.units import GIB
@@ -221,21 +221,33 @@ def test_a_damaged_store_is_one_warning_and_the_plan_is_that_of_an_empty_one(
     assert (memory["ranks"], memory["rehearsed"]) == (plain["ranks"], None)
     assert memory["margin"] == plain["margin"]
     assert err.count("warning: measured runs are not used") == 1
-    assert ("rehearsals are not used" in err) == (harm is damage)
 
 
-def test_a_busy_store_is_one_warning_and_nobody_waits_long(
-    llmlaunch: CommandLine, store_file: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("command", ["plan", "check"])
+def test_a_store_in_use_is_one_warning_and_one_short_wait(
+    llmlaunch: CommandLine, store_file: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     stored(calibration(SCORES, accelerator=CARD))
-    monkeypatch.setattr(reading, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(location, "SHORT_WAIT_SECONDS", 0.05)
+    waits: list[float] = []
+    connect = sqlite3.connect
+
+    def counted(*arguments: Any, timeout: float, **options: Any) -> sqlite3.Connection:
+        waits.append(timeout)
+        return connect(*arguments, timeout=timeout, **options)
+
     with sqlite3.connect(store_file) as writer:
         writer.execute("BEGIN EXCLUSIVE")
-        out, err = llmlaunch("plan", RECIPE, "--json")
+        monkeypatch.setattr(sqlite3, "connect", counted)
+        out, err = llmlaunch(command, RECIPE, "--json")
+        llmlaunch(command, RECIPE)
         writer.rollback()
-    assert json.loads(out)["memory"]["correction"] is None
+    assert json.loads(out)["memory"].get("correction") is None
+    assert err.count("warning: ") == 1
     assert "warning: measured runs are not used: store" in err
     assert "is in use by another program" in err
+    assert len(waits) > 3
+    assert sum(waits) == 0.05
 
 
 def test_a_store_of_before_calibrations_has_none(llmlaunch: CommandLine, store_file: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,7 @@ from llmlaunch.models.shape import kind_of
 from llmlaunch.planner.setting import job_class
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
 from llmlaunch.rundir.values import counted
-from llmlaunch.store.location import store_exists, where
+from llmlaunch.store.location import DamagedStore, StoreInUse, existing_store, short_wait_seconds, stored_json
 
 if TYPE_CHECKING:
     from llmlaunch.app.measured_plans import OwnRuns
@@ -75,10 +74,10 @@ def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
     Raises:
         UserError: the calibration that the recipe names does not exist, or is of another backend or accelerator.
     """
-    memory, place = _lessons_of_memory(recipe, notify), where()
+    memory, place = _lessons_of_memory(recipe, notify), existing_store()
     times = _time_calibration(recipe, notify)
     lessons = memory if times is None else replace(memory, time=times.correction, time_error=times.after.mape)
-    if recipe.memory.calibration == NO_CALIBRATION or not store_exists(place):
+    if recipe.memory.calibration == NO_CALIBRATION or place is None:
         return lessons
     from llmlaunch.store.reading import stop_rate
 
@@ -92,8 +91,8 @@ def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
 def _time_calibration(recipe: Recipe, notify: Notify) -> TimeCalibration | None:
     """Return the calibration in use for step times of the recipe's class of jobs. One that was learned for other
     formulas is not used: it would correct what is not wrong any more."""
-    place = where()
-    if recipe.memory.calibration == NO_CALIBRATION or not store_exists(place):
+    place = existing_store()
+    if recipe.memory.calibration == NO_CALIBRATION or place is None:
         return None
     from llmlaunch.store.reading import stored_time_calibration
 
@@ -160,8 +159,8 @@ def _risk(recipe: Recipe) -> float | None:
 
 
 def _has_runs(backend: str, notify: Notify) -> bool:
-    place = where()
-    if not store_exists(place):
+    place = existing_store()
+    if place is None:
         return False
     from llmlaunch.store.reading import has_measurements
 
@@ -229,8 +228,8 @@ def stored_calibration(backend: str, accelerator: str, calibration_id: str | Non
     Raises:
         UserError: the store cannot be read.
     """
-    place = where()
-    if not store_exists(place):
+    place = existing_store()
+    if place is None:
         return None
 
     from llmlaunch.store import reading
@@ -245,7 +244,8 @@ def stored_calibration(backend: str, accelerator: str, calibration_id: str | Non
 
 def _scores_in_store(backend: str, accelerator: str, notify: Notify) -> Sequence[Score]:
     """Price all runs in the store anew; finished runs are collected first."""
-    if not store_exists():
+    place = existing_store()
+    if place is None:
         return []
     from llmlaunch.calibration.learning import scores_of_records
     from llmlaunch.cluster.cards import machines
@@ -253,12 +253,18 @@ def _scores_in_store(backend: str, accelerator: str, notify: Notify) -> Sequence
     from llmlaunch.store.measurements import contents
 
     try:
-        with open_collected(notify) as store:
+        with open_collected(notify, short_wait_seconds(place)) as store:
             texts = contents(store)
     except UserError as failure:
         notify(f"warning: measured runs are not used: {failure}")
         return []
-    return scores_of_records((json.loads(text) for text in reversed(texts)), machines(), backend, accelerator)
+    return scores_of_records((stored_json(text) for text in reversed(texts)), machines(), backend, accelerator)
+
+
+def _warn(notify: Notify, what: str, failure: UserError) -> None:
+    """Say that evidence is left out. A store that nothing can be read of is one warning, however often it is asked."""
+    unreadable = isinstance(failure, (StoreInUse, DamagedStore))
+    notify(f"warning: {'measured runs are not used' if unreadable else what}: {failure}")
 
 
 def with_own_layouts(setting: Setting, notify: Notify) -> Setting:
@@ -270,7 +276,7 @@ def with_own_layouts(setting: Setting, notify: Notify) -> Setting:
         runs = _own_runs_of(setting, notify)
         rehearsals = (*(() if runs is None else runs.rehearsals), *_rehearsed_layouts(setting))
     except UserError as failure:
-        notify(f"warning: earlier runs of this job, and rehearsals are not used: {failure}")
+        _warn(notify, "earlier runs of this job, and rehearsals are not used", failure)
         return setting
     lessons = replace(setting.lessons, rehearsals=rehearsals) if rehearsals else setting.lessons
     if runs is None or not runs.steps:
@@ -282,8 +288,8 @@ def with_own_layouts(setting: Setting, notify: Notify) -> Setting:
 
 
 def _own_runs_of(setting: Setting, notify: Notify) -> OwnRuns | None:
-    recipe, place = setting.recipe, where()
-    if not store_exists(place):
+    recipe, place = setting.recipe, existing_store()
+    if place is None:
         return None
     from llmlaunch.store.reading import has_runs_of
 
@@ -293,7 +299,7 @@ def _own_runs_of(setting: Setting, notify: Notify) -> OwnRuns | None:
     from llmlaunch.store.collect import open_collected
     from llmlaunch.store.history import measured_attempts
 
-    with open_collected(notify) as store:
+    with open_collected(notify, short_wait_seconds(place)) as store:
         attempts = measured_attempts(store, recipe.digest, recipe.name)
     return own_runs_of(attempts, setting)
 
@@ -304,34 +310,34 @@ def _rehearsed_layouts(setting: Setting) -> tuple[Rehearsal, ...]:
         return ()
     from llmlaunch.rehearsal.earlier import rehearsals_of
 
-    return rehearsals_of([json.loads(text) for text in contents], setting)
+    return rehearsals_of([stored_json(text) for text in contents], setting)
 
 
 def _rehearsal_records(backend: str) -> Sequence[str]:
     from llmlaunch.store.reading import rehearsal_texts
 
-    place = where()
-    return rehearsal_texts(place, backend) if store_exists(place) else []
+    place = existing_store()
+    return [] if place is None else rehearsal_texts(place, backend)
 
 
 def last_true_peaks(recipe: Recipe, notify: Notify) -> PastRun | None:
     """Return the last measured run of this recipe, or of another version of it; None where there is none. The store is
     opened only where it has such a run; one that cannot be read is a warning."""
-    place = where()
-    if not store_exists(place):
-        return None
-    from llmlaunch.store.reading import has_runs_of
-
-    if not has_runs_of(place, recipe.digest, recipe.name):
+    place = existing_store()
+    if place is None:
         return None
     from llmlaunch.store import history
-    from llmlaunch.store.collect import open_collected
+    from llmlaunch.store.reading import has_runs_of
 
     try:
-        with open_collected(notify) as store:
+        if not has_runs_of(place, recipe.digest, recipe.name):
+            return None
+        from llmlaunch.store.collect import open_collected
+
+        with open_collected(notify, short_wait_seconds(place)) as store:
             return history.last_true_peaks(store, recipe.digest, recipe.name)
     except UserError as failure:
-        notify(f"warning: earlier runs are not shown: {failure}")
+        _warn(notify, "earlier runs are not shown", failure)
         return None
 
 
@@ -381,8 +387,8 @@ def last_qualification(recipe: Recipe) -> QualificationSummary | None:
 def newest_qualification(cluster: str, backend: str, directory: Path | None = None) -> list[NamedRun]:
     """Return the runs of the newest qualification of a cluster, or of the one in `directory`, by name; of a run that
     was submitted twice the last. Raises UserError where the store cannot be read."""
-    place = where()
-    if not store_exists(place):
+    place = existing_store()
+    if place is None:
         return []
     from llmlaunch.store.reading import runs_by_name
 

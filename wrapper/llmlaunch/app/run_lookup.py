@@ -12,6 +12,7 @@ from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_run_id
 from llmlaunch.rundir.values import to_type
+from llmlaunch.user_data import with_home
 
 if TYPE_CHECKING:
     from llmlaunch.app.evidence import Notify
@@ -45,7 +46,7 @@ def directory_of(name: str, notify: Notify) -> Path:
     """
     from llmlaunch.store.location import LAST, store_exists
 
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 (pathlib raises where there is no such user)
+    path = with_home(name)
     is_folder = os.path.isdir(path)  # noqa: PTH112 (pathlib raises for names that are too long)
     if is_folder and ("/" in name or any(os.path.lexists(path / file) for file in _FILES_OF_A_RUN)):
         return path.resolve()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +13,7 @@ from llmlaunch.app.run_lookup import bring_all_up_to_date, note_ends, ongoing_di
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import PHASES
 from llmlaunch.rundir.values import counted
-from llmlaunch.store.location import store_exists
+from llmlaunch.store.location import store_exists, stored_json
 
 if TYPE_CHECKING:
     from llmlaunch.calibration.records import MeasurementRecord
@@ -168,7 +167,7 @@ class Measurement:
     @cached_property
     def record(self) -> MeasurementRecord:
         """The record's values by key."""
-        record: MeasurementRecord = json.loads(self.text)
+        record: MeasurementRecord = stored_json(self.text)
         return record
 
     @property
@@ -237,7 +236,7 @@ def whole_records(notify: Notify = ignore) -> list[MeasurementRecord]:
     """
     from llmlaunch.calibration.records import problem
 
-    records = [json.loads(measurement.text) for measurement in measurements(notify=notify)]
+    records = [stored_json(measurement.text) for measurement in measurements(notify=notify)]
     whole = [record for record in records if problem(record) is None]
     if len(whole) < len(records):
         count = counted(len(records) - len(whole), "object")

@@ -16,6 +16,7 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 from llmlaunch.errors import UserError
 from llmlaunch.store.location import LAST
+from llmlaunch.user_data import with_home
 
 __all__ = ["VARIABLE", "completed", "completion_command"]
 
@@ -143,7 +144,7 @@ def _script_files(before: Sequence[str], incomplete: str) -> Iterator[str]:
 
 def _files(incomplete: str, endings: tuple[str, ...]) -> Iterator[str]:
     folder, slash, start = incomplete.rpartition("/")
-    place = Path(f"{folder}/" if slash else ".").expanduser()
+    place = with_home(f"{folder}/" if slash else ".")
     with contextlib.suppress(OSError):
         for entry in sorted(place.iterdir()):
             if entry.name.startswith(start) and (start or not entry.name.startswith(".")):

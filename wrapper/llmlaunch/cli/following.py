@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from llmlaunch.report.run_text import cause_text
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.values import counted, to_type
+from llmlaunch.store.location import stored_json
 from llmlaunch.watch.screen import Screen, outliving_the_terminal
 
 __all__ = ["follow_run", "follow_sweep", "watch_runs"]
@@ -139,7 +139,7 @@ def _collected(run_dir: Path, messages: Screen) -> list[Mapping[str, Any]]:
                 if sentence := delivery.sentence():
                     messages.say(sentence)
             if outcome.run_id:
-                records += [json.loads(text) for text in contents(store, Filters(run=outcome.run_id))]
+                records += [stored_json(text) for text in contents(store, Filters(run=outcome.run_id))]
     return records
 
 

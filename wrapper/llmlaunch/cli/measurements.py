@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,7 +163,9 @@ def list_command(as_json: bool, **filters: str | None) -> None:
     if as_json:
         _echo_json(contents)
     elif contents:
-        say(_records_table([json.loads(content) for content in contents]))
+        from llmlaunch.store.location import stored_json
+
+        say(_records_table([stored_json(content) for content in contents]))
         say_next_of_table((to_type("accuracy"), "predicted against measured, by family"))
     else:
         notify("no measurements")

@@ -20,6 +20,7 @@ from llmlaunch.documents.validate import BadKey, dotted, validate
 from llmlaunch.documents.yaml_strict import Document, read_document
 from llmlaunch.errors import UserError
 from llmlaunch.units import GB, GIB
+from llmlaunch.user_data import with_home
 
 if TYPE_CHECKING:
     from llmlaunch.cluster.matrix import BandwidthMatrix
@@ -64,7 +65,7 @@ def profile_path(spec: str, base_dir: Path = Path(), *, other_than: Path | None 
 def _folders() -> tuple[Path, ...]:
     """Return the folders that are searched for profiles by name, in order."""
     named = os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep)
-    return (*(Path(folder).expanduser() for folder in named if folder), asset("slurm", "clusters"))
+    return (*(with_home(folder) for folder in named if folder), asset("slurm", "clusters"))
 
 
 def load_cluster(spec: str | Mapping[str, Any], base_dir: Path = Path()) -> Cluster:
@@ -112,7 +113,7 @@ def _with_absolute_matrix(values: dict[str, Any], folder: Path) -> dict[str, Any
     links = values.get("links") or {}
     if links.get("matrix") is None:
         return values
-    return {**values, "links": {**links, "matrix": str((folder / Path(links["matrix"]).expanduser()).absolute())}}
+    return {**values, "links": {**links, "matrix": str((folder / with_home(links["matrix"])).absolute())}}
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from llmlaunch.documents.writing import new_place, write_whole
 from llmlaunch.documents.yaml_strict import Document, parse_document, read_text
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted
+from llmlaunch.user_data import with_home
 
 __all__ = ["Destination", "Draft", "SiteOffer", "destination", "drafts", "offer_of", "profile_of_gpu", "quoted"]
 
@@ -405,7 +406,7 @@ def _of_profile(path: Path, text: str, name: str) -> Destination:
     validate(cluster_form(), document)
     links = document.value.get("links") or {}
     if links.get("matrix"):
-        return Destination(path, path.parent / Path(links["matrix"]).expanduser(), None)
+        return Destination(path, path.parent / with_home(links["matrix"]), None)
     changed = _with_matrix(text, document, name)
     wanted = {**document.value, "links": {**links, "matrix": name}}
     if parse_document(changed, str(path)).value != wanted:

@@ -15,6 +15,7 @@ from llmlaunch.documents.text import variable_problem
 from llmlaunch.models.hub_ids import hub_model, is_hub_id, unknown_hub_id
 from llmlaunch.models.presets import preset_names
 from llmlaunch.recipe.training import Training
+from llmlaunch.user_data import with_home
 
 __all__ = ["RecipeDraft", "add_job", "add_model", "full_path", "recipe_name"]
 
@@ -140,7 +141,7 @@ def _is_file(place: Path) -> bool:
 
 def full_path(path: str, folder: Path) -> str:
     """Return the path of a file that the command names, as it is found from anywhere."""
-    return str((folder / Path(path).expanduser()).absolute())
+    return str((folder / with_home(path)).absolute())
 
 
 def recipe_name(*candidates: str | None) -> str:

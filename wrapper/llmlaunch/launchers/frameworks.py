@@ -21,6 +21,7 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.scripts import paths_to_mount, sbatch_options, setup_lines
 from llmlaunch.rendering.shell import shell_word
 from llmlaunch.trainers import FRAMEWORK_VERSIONS
+from llmlaunch.user_data import with_home
 
 __all__ = ["Environment", "environment_named", "environment_of", "probe_environment"]
 
@@ -84,7 +85,7 @@ def environment_named(image: str | None, python: str | None) -> Environment:
     if image is None:
         return Environment(None, python)
     runtime = "apptainer" if image.endswith(".sif") or image.startswith(APPTAINER_IMAGES) else "pyxis"
-    place = str(Path(image).expanduser().absolute()) if image.endswith((".sif", ".sqsh")) else image
+    place = str(with_home(image).absolute()) if image.endswith((".sif", ".sqsh")) else image
     return Environment(Container(place, (), runtime), python, gpus=True)
 
 

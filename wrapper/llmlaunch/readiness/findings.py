@@ -19,6 +19,7 @@ from typing import Any
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.frozen import frozen
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.user_data import with_home
 
 __all__ = [
     "DOUBTFUL",
@@ -83,7 +84,7 @@ def host_path(recipe: Recipe, path: str) -> Path:
         source, place = mount.split(":")[:2]
         if PurePath(path).is_relative_to(place):
             return Path(source) / PurePath(path).relative_to(place)
-    return Path(path).expanduser()
+    return with_home(path)
 
 
 def path_state(path: Path) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from llmlaunch.readiness.findings import Finding, doubtful, first_bytes, missing, note, path_state, unseen
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.user_data import with_home
 
 __all__ = ["interpreter_findings", "local_interpreter_findings"]
 
@@ -33,7 +34,7 @@ def interpreter_findings(recipe: Recipe, environment: Mapping[str, str]) -> Iter
     if recipe.python is None:
         yield from _unnamed(recipe, environment)
         return
-    python = Path(recipe.python).expanduser()
+    python = with_home(recipe.python)
     state = path_state(python)
     if not python.is_absolute():
         return  # a name that PATH has on the nodes
@@ -131,7 +132,7 @@ def _package_folders(python: Path) -> list[Path] | None:
     if not folders:
         return None
     if not settings:  # outside a virtual environment, packages of the user count, and on Debian those of /usr/local
-        folders += sorted(Path("~").expanduser().glob(USER_FOLDERS))
+        folders += sorted(with_home("~").glob(USER_FOLDERS))
         folders += sorted(root.glob("lib/python3/dist-packages"))
     return [*folders, *(named for folder in folders for named in _folders_of_pth(folder))]
 

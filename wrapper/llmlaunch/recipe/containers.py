@@ -11,6 +11,7 @@ from llmlaunch.cluster.profile import Site
 from llmlaunch.documents.keys import key, section
 from llmlaunch.documents.text import Mount, PathText
 from llmlaunch.documents.yaml_strict import KeyPath
+from llmlaunch.user_data import with_home
 
 __all__ = ["Container", "container_at", "container_problems", "is_imported", "is_path"]
 
@@ -43,7 +44,7 @@ def container_at(site: Site, keys: Mapping[str, Any], base_dir: Path) -> Contain
     mounts = (*(mount for mount in site.container.mounts if mount.split(":")[1] not in destinations), *own)
     runtime = keys.get("runtime") or site.container.runtime or Container.runtime
     image = keys["image"]
-    absolute = str((base_dir / Path(image).expanduser()).absolute()) if is_path(image) else image
+    absolute = str((base_dir / with_home(image)).absolute()) if is_path(image) else image
     return Container(absolute, mounts, runtime)
 
 

@@ -36,6 +36,7 @@ from llmlaunch.recipe.tracking import tracking_problems, tracking_with_absolute_
 from llmlaunch.recipe.training import number_notes, training_from, training_problems
 from llmlaunch.recipe.types import NO_RESTART, SCHEMA, VOCABULARY, Recipe, Restart, recipe_form
 from llmlaunch.rundir.values import to_type
+from llmlaunch.user_data import with_home
 
 __all__ = ["load_recipe", "load_written", "recipe_from"]
 
@@ -129,7 +130,7 @@ def _with_absolute_paths(recipe: Recipe, base_dir: Path) -> Recipe:
     """Return the recipe with absolute paths: the job runs in its run directory."""
 
     def absolute(path: str) -> str:
-        return str((base_dir / Path(path).expanduser()).absolute())
+        return str((base_dir / with_home(path)).absolute())
 
     def absolute_or_none(path: str | None) -> str | None:
         return None if path is None else absolute(path)

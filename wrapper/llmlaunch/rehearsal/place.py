@@ -17,6 +17,7 @@ from llmlaunch.launchers.choose import LauncherChoice, choose
 from llmlaunch.launchers.local_gpus import gpu_at_hand
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.install import is_installed, python_of, user_folder, versions_in
+from llmlaunch.user_data import with_home
 
 __all__ = [
     "VARIABLE",
@@ -155,7 +156,7 @@ def _named_folder(backend: str) -> Path | None:
     named = os.environ.get(VARIABLE)
     if not named:
         return None
-    folder = Path(named).expanduser().absolute()
+    folder = with_home(named).absolute()
     if not python_of(folder).exists():
         raise UserError(f"{VARIABLE}: {named} is no such environment (it has no bin/python); {how_to_get_one(backend)}")
     return folder

@@ -19,6 +19,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.git import GitFailed, GitState, ignored_without_git, listed, read_git, tracked_files
+from llmlaunch.user_data import with_home
 
 __all__ = ["Provenance", "Snapshot", "code_root", "copy_snapshot", "gather_provenance", "list_snapshot"]
 
@@ -88,7 +89,7 @@ def code_root(recipe: Recipe) -> tuple[Path | None, str]:
         return None, "MEGATRON_LM_PATH is set on the nodes; name backend.path or code.path to have its commit recorded"
     else:
         return None, "the trainer is llmlaunch's own and lies in trainer/"
-    root = Path(recipe.path).parent / Path(named).expanduser()
+    root = Path(recipe.path).parent / with_home(named)
     root = Path(str(root.absolute()))
     if not root.is_dir():
         return None, f"{key} names {root}, which is no folder on the machine that rendered this"

@@ -15,13 +15,13 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted
 from llmlaunch.store.database import Store
 from llmlaunch.store.history import RunMark, run_marks, stored_run
+from llmlaunch.user_data import with_home
 
 __all__ = ["KINDS", "Chosen", "Kind", "Passed", "chosen_sinks", "harmless", "pass_on"]
 
@@ -96,7 +96,7 @@ def _named(option: str, env: Mapping[str, str]) -> Chosen:
 def _placed(kind: Kind, place: str) -> Chosen:
     """Make a path absolute, because the sink's process may have another working directory."""
     is_address = "://" in place or (kind.name == "mlflow" and place.partition(":")[0] in ("databricks", "file"))
-    return Chosen(kind, place if is_address else str(Path(place).expanduser().absolute()))
+    return Chosen(kind, place if is_address else str(with_home(place).absolute()))
 
 
 ANSWER_SECONDS = 120.0

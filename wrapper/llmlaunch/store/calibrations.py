@@ -28,6 +28,7 @@ from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError
 from llmlaunch.progress import counting
 from llmlaunch.store.database import Store
+from llmlaunch.store.location import stored_json
 from llmlaunch.store.reading import IN_USE, NAMED
 from llmlaunch.store.tables import calibration_uses, calibrations, measurements
 
@@ -168,7 +169,7 @@ def _records_of_steps(connection: Connection) -> Iterator[dict[str, Any]]:
     )
     wanted = select(table.content).where(table.position.in_(newest)).order_by(table.position.desc())
     for content in connection.execute(wanted.execution_options(yield_per=AT_ONCE)).scalars():
-        yield json.loads(content)
+        yield stored_json(content)
 
 
 def _records_of_devices(connection: Connection) -> Iterator[dict[str, Any]]:
@@ -182,7 +183,7 @@ def _records_of_devices(connection: Connection) -> Iterator[dict[str, Any]]:
         .execution_options(yield_per=AT_ONCE)
     )
     for content in connection.execute(wanted).scalars():
-        yield json.loads(content)
+        yield stored_json(content)
 
 
 def _no_such_runs(backend: str | None, accelerator: str | None, all_pools: list[Pool]) -> str:
@@ -302,7 +303,7 @@ def _in_use(connection: Connection, backend: str, accelerator: str) -> AnyCalibr
 
 
 def _of_json(content: str) -> AnyCalibration:
-    values = json.loads(content)
+    values = stored_json(content)
     of_times = str(values.get("id")).startswith(PREFIX)
     return time_calibration_of_json(values) if of_times else calibration_of_json(values)
 
@@ -323,7 +324,7 @@ def all_calibrations(
     wanted = select(calibrations.c.content).order_by(calibrations.c.made_at, calibrations.c.id)
     wanted = wanted.where(calibrations.c.id.not_like(f"{PREFIX}%"))
     rows = connection.execute(_restricted(wanted, calibrations, backend, accelerator))
-    return [calibration_of_json(json.loads(content)) for content in rows.scalars()]
+    return [calibration_of_json(stored_json(content)) for content in rows.scalars()]
 
 
 def all_time_calibrations(connection: Connection, backend: str | None = None) -> list[TimeCalibration]:
@@ -332,7 +333,7 @@ def all_time_calibrations(connection: Connection, backend: str | None = None) ->
     rows = connection.execute(
         _restricted(wanted.where(calibrations.c.id.like(f"{PREFIX}%")), calibrations, backend, None)
     )
-    return [time_calibration_of_json(json.loads(content)) for content in rows.scalars()]
+    return [time_calibration_of_json(stored_json(content)) for content in rows.scalars()]
 
 
 def uses(connection: Connection, backend: str | None = None, accelerator: str | None = None) -> Sequence[Use]:

@@ -36,13 +36,14 @@ class _Target:
     spools: Sequence[Path]
 
 
-def open_collected(say: Callable[[str], None]) -> Store:
-    """Open the store and collect what has finished since, as every command that reads it does first.
+def open_collected(say: Callable[[str], None], wait_seconds: float | None = None) -> Store:
+    """Open the store and collect what has finished since, as every command that reads it does first. `wait_seconds` is
+    how long another program is waited for, as for `open_store`.
 
     `say` gets a sentence for each run collected, and the reason if the store can be read but not written. Raises
     UserError if the store cannot be opened.
     """
-    store = open_store()
+    store = open_store(wait_seconds=wait_seconds)
     for warning in store.warnings:
         say(f"warning: {warning}")
     try:

@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, ProgrammingError
 
 from llmlaunch.errors import UserError
-from llmlaunch.store.location import VARIABLE, Location, network_file_system, where
+from llmlaunch.store.location import VARIABLE, Location, damaged, in_use, network_file_system, where
 from llmlaunch.store.tables import metadata
 
 __all__ = ["BUSY_SECONDS", "REVISION", "SILENT_SECONDS", "VERSION_TABLE", "Store", "batches", "open_store"]
@@ -28,8 +28,9 @@ REVISION = "0005"  # the newest script in migrations/versions
 VERSION_TABLE = "llmlaunch_version"
 
 
-def open_store(location: Location | None = None) -> Store:
-    """Open the store at `location` (default: `where()`), made or migrated if need be.
+def open_store(location: Location | None = None, wait_seconds: float | None = None) -> Store:
+    """Open the store at `location` (default: `where()`), made or migrated if need be. `wait_seconds` is how long a
+    SQLite file that another program has locked is waited for (default: BUSY_SECONDS).
 
     Raises UserError: no permission, a damaged file, a database of another program, a store newer than this program.
     """
@@ -37,7 +38,7 @@ def open_store(location: Location | None = None) -> Store:
     warnings: tuple[str, ...] = ()
     if place.path is not None and _create_file(place.path):
         warnings = _network_warnings(place.path)
-    store = Store(connect(place), place, warnings)
+    store = Store(connect(place, BUSY_SECONDS if wait_seconds is None else wait_seconds), place, warnings)
     try:
         _bring_up_to_date(store)
     except BaseException:
@@ -177,6 +178,8 @@ class Store:
             if isinstance(error, _OUR_BUGS) and not _of_the_site(error):
                 raise
             raise _explained(error, self.location) from None  # the original may quote the URL
+        except UnicodeDecodeError as error:  # of a text that the driver reads
+            raise damaged(self.location, error) from None
 
     def close(self) -> None:
         self._engine.dispose()
@@ -190,11 +193,11 @@ class Store:
         self.close()
 
 
-def connect(location: Location) -> Engine:
+def connect(location: Location, wait_seconds: float) -> Engine:
     """Return an engine for `location`, not connected yet. Raises UserError for an unusable URL."""
     if location.path is not None:
         engine = create_engine(
-            URL.create("sqlite", database=str(location.path)), connect_args={"timeout": BUSY_SECONDS}
+            URL.create("sqlite", database=str(location.path)), connect_args={"timeout": wait_seconds}
         )
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
@@ -286,16 +289,11 @@ def _explained(error: DBAPIError, location: Location) -> UserError:
     where = f"store {location.shown}"
     low = reason.lower()
     if "locked" in low or "busy" in low or "lock timeout" in low:
-        return UserError(
-            f"{where} is in use by another program since {BUSY_SECONDS:.0f} seconds ({reason}); try again later"
-        )
+        return in_use(location, reason)
     if location.path is None:
         return UserError(f"{where}: {reason}; check {VARIABLE}, and that the server runs and lets this user in")
-    if "not a database" in low or "malformed" in low or "encrypted" in low:
-        return UserError(
-            f"{where} is damaged or not a SQLite file ({reason}); move it away, then `llmlaunch collect DIR...` "
-            "rebuilds runs and measurements from the run directories"
-        )
+    if any(word in low for word in ("not a database", "malformed", "encrypted", "could not decode", "disk image")):
+        return damaged(location, reason)
     if "locking protocol" in low:
         return UserError(
             f"{where}: its file system cannot lock files ({reason}); set {VARIABLE} to a file on a local disk "

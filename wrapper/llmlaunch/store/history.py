@@ -16,6 +16,7 @@ from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.store.database import Store
+from llmlaunch.store.location import stored_json
 from llmlaunch.store.runs import ONGOING
 from llmlaunch.store.tables import measurements, plans, recipes, runs
 
@@ -93,9 +94,9 @@ def measured_attempts(store: Store, digest: str, name: str) -> list[MeasuredAtte
             wanted = select(measurements.c.content).where(
                 measurements.c.run_id == row.run_id, measurements.c.attempt == row.attempt
             )
-            records = tuple(json.loads(content) for content in connection.execute(wanted).scalars())
+            records = tuple(stored_json(content) for content in connection.execute(wanted).scalars())
             attempts.append(
-                MeasuredAttempt(row.run_id, row.state, row.started_at or 0.0, json.loads(row.plan), records)
+                MeasuredAttempt(row.run_id, row.state, row.started_at or 0.0, stored_json(row.plan), records)
             )
     return attempts
 
@@ -126,7 +127,7 @@ def _peaks(connection: Connection, run_id: str, attempt: str | None) -> tuple[Pa
     )
     worst: dict[tuple[int, str], PastPeak] = {}
     for content in connection.execute(wanted).scalars():
-        record = json.loads(content)
+        record = stored_json(content)
         peak = PastPeak(**{name: record.get(name) for name in PastPeak.__dataclass_fields__})
         worst[(-1 if peak.pipeline_rank is None else peak.pipeline_rank, str(peak.peak_kind))] = peak
     return tuple(worst[key] for key in sorted(worst))
@@ -193,10 +194,10 @@ def stored_run(store: Store, run_id: str) -> dict[str, Any] | None:
         row = connection.execute(wanted).mappings().first()
         if row is None:
             return None
-        records = [json.loads(content) for content in connection.execute(own).scalars()]
+        records = [stored_json(content) for content in connection.execute(own).scalars()]
     whole = dict(row)
     whole["overrides"] = json.loads(whole["overrides"]) if whole["overrides"] else []
-    whole["plan"] = json.loads(whole["plan"]) if whole["plan"] else None
+    whole["plan"] = stored_json(whole["plan"]) if whole["plan"] else None
     whole["tracking"] = _tracked_run(whole.pop("recipe_text"), whole["overrides"])
     return {**whole, "records": records}
 

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llmlaunch.errors import UserError
-from llmlaunch.user_data import user_data
+from llmlaunch.rundir.values import shortened
+from llmlaunch.user_data import user_data, with_home
 
-__all__ = ["LAST", "VARIABLE", "Location", "network_file_system", "store_exists", "where"]
+__all__ = [
+    "LAST",
+    "SHORT_WAIT_SECONDS",
+    "VARIABLE",
+    "DamagedStore",
+    "Location",
+    "StoreInUse",
+    "damaged",
+    "existing_store",
+    "in_use",
+    "network_file_system",
+    "short_wait_seconds",
+    "store_exists",
+    "stored_json",
+    "where",
+]
 
 VARIABLE = "LLMLAUNCH_STORE"
 LAST = "last"  # what a person calls the newest of their runs
@@ -47,7 +66,7 @@ def where(environment: Mapping[str, str] | None = None) -> Location:
     if "://" in named:
         return _from_url(named)
     if named:
-        return _sqlite(Path(named).expanduser())
+        return _sqlite(with_home(named))
     data = user_data(env)
     if data is None:
         raise UserError(
@@ -58,9 +77,67 @@ def where(environment: Mapping[str, str] | None = None) -> Location:
 
 
 def store_exists(location: Location | None = None) -> bool:
-    """Whether there is a store to read. A named database server counts as one."""
+    """Whether there is a store to read. A named database server counts as one; without a home directory there is
+    none."""
+    return location_of_store(location) is not None
+
+
+def existing_store() -> Location | None:
+    """Return where the store is, None where there is none to read. Raises UserError for a variable that cannot be
+    understood."""
+    return location_of_store(None)
+
+
+def location_of_store(location: Location | None) -> Location | None:
+    if location is None and not os.environ.get(VARIABLE, "").strip() and user_data(os.environ) is None:
+        return None
     place = location or where()
-    return place.path is None or place.path.is_file()
+    return place if place.path is None or place.path.is_file() else None
+
+
+class StoreInUse(UserError):
+    """Another program has locked the store."""
+
+
+class DamagedStore(UserError):
+    """What the store holds cannot be read."""
+
+
+SHORT_WAIT_SECONDS = 3.0  # for another writer, whose transaction takes about a second (collect.MOST_RECORDS)
+_FORGET_SECONDS = 60.0
+_last_in_use: dict[str, float] = {}
+
+
+def short_wait_seconds(location: Location) -> float:
+    """Return how long a reader that can do without the store waits for it: not at all where it was in use a moment
+    ago, so that the many questions of one command wait once."""
+    last = _last_in_use.get(location.shown)
+    return 0.0 if last is not None and time.monotonic() - last < _FORGET_SECONDS else SHORT_WAIT_SECONDS
+
+
+def in_use(location: Location, reason: object) -> StoreInUse:
+    """Return the error of a store that another program has locked, and remember it for `short_wait_seconds`."""
+    _last_in_use[location.shown] = time.monotonic()
+    return StoreInUse(f"store {location.shown} is in use by another program ({reason}); try again later")
+
+
+def damaged(location: Location, reason: object) -> DamagedStore:
+    """Return the error of a store whose content cannot be read."""
+    return DamagedStore(
+        f"store {location.shown} is damaged or not a SQLite file ({shortened(str(reason), 200)}); move it away, then "
+        "`llmlaunch collect DIR...` rebuilds runs and measurements from the run directories"
+    )
+
+
+def stored_json(text: object) -> dict[str, Any]:
+    """Return an object that the store holds as JSON. Raises DamagedStore for any other text."""
+    try:
+        value = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError) as error:
+        raise damaged(where(), error) from None
+    if not isinstance(value, dict):
+        raise damaged(where(), "a row holds no JSON object")
+    return value
 
 
 def network_file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
@@ -21,6 +20,7 @@ from llmlaunch.rehearsal.earlier import rehearsed_ranks
 from llmlaunch.rehearsal.ranks import RehearsedRank
 from llmlaunch.rehearsal.records import shape_of
 from llmlaunch.store.database import Store, batches
+from llmlaunch.store.location import stored_json
 from llmlaunch.store.record_files import (
     BadLine,
     RecordLine,
@@ -199,13 +199,13 @@ def rehearsed_of(store: Store, recipe: Recipe, plan: Plan) -> tuple[RehearsedRan
     """Return the rehearsed pipeline ranks of the plan's very shape and framework version. `recipe` is as planned."""
     shape = shape_of(recipe, plan, backend_for(recipe).render(recipe, plan.layout))["shape"]
     texts = contents(store, Filters(family=REHEARSED, backend=recorded_name(recipe)))
-    return rehearsed_ranks([json.loads(content) for content in texts], shape, recipe, plan)
+    return rehearsed_ranks([stored_json(content) for content in texts], shape, recipe, plan)
 
 
 def csv_lines(contents: Sequence[str]) -> Iterator[str]:
     """Yield records, given as JSON text, as the lines of a CSV table; nothing if there are none."""
     if contents:
-        yield from map(text_of_row, rows(json.loads(content) for content in contents))
+        yield from map(text_of_row, rows(stored_json(content) for content in contents))
 
 
 def write_lines(lines: Iterable[str], path: Path) -> None:

@@ -6,20 +6,17 @@ a database server, and for a file that was left in the middle of a write, which 
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from llmlaunch.calibration.calibrations import Calibration, calibration_of_json
 from llmlaunch.calibration.stops import PUBLISHED_RATE, StopRate
 from llmlaunch.calibration.time_calibrations import PREFIX, TimeCalibration, time_calibration_of_json
-from llmlaunch.errors import UserError
-from llmlaunch.store.location import Location
+from llmlaunch.store.location import Location, damaged, in_use, short_wait_seconds, stored_json
 
 __all__ = [
     "IN_USE",
@@ -34,7 +31,6 @@ __all__ = [
     "stored_time_calibration",
 ]
 
-BUSY_SECONDS = 5.0
 NAMED = "SELECT content FROM calibrations WHERE id = :id"
 IN_USE = (
     "SELECT c.content FROM calibration_uses u LEFT JOIN calibrations c ON c.id = u.calibration_id "
@@ -94,7 +90,7 @@ def stored_calibration(
         rows = _select(location, NAMED, id=named)
     else:
         rows = _select(location, IN_USE, backend=backend, accelerator=accelerator)
-    return calibration_of_json(json.loads(rows[0][0])) if rows and rows[0][0] is not None else None
+    return calibration_of_json(stored_json(rows[0][0])) if rows and rows[0][0] is not None else None
 
 
 def stop_rate(location: Location, accelerator: str) -> StopRate:
@@ -108,7 +104,7 @@ def stored_time_calibration(location: Location, backend: str, machine: str) -> T
     """Return the calibration of step times in use for a class of jobs (the key of a `TimeClass`); None if there is
     none. Raises as `stored_calibration` does."""
     rows = _select(location, IN_USE, backend=backend, accelerator=machine)
-    return time_calibration_of_json(json.loads(rows[0][0])) if rows and rows[0][0] is not None else None
+    return time_calibration_of_json(stored_json(rows[0][0])) if rows and rows[0][0] is not None else None
 
 
 def rehearsal_texts(location: Location, backend: str) -> list[str]:
@@ -118,14 +114,9 @@ def rehearsal_texts(location: Location, backend: str) -> list[str]:
 
 
 def has_runs_of(location: Location, digest: str, name: str) -> bool:
-    """Whether a recipe of that content or name may have run. A server is not asked, and a damaged file is for the
-    library to explain: both count as yes."""
-    if location.path is None:
-        return True
-    try:
-        return bool(_select_from_file(location.path, _RUNS, {"digest": digest, "name": name}))
-    except sqlite3.Error:
-        return True
+    """Whether a recipe of that content or name may have run. A server is not asked, and counts as yes. Raises UserError
+    if a file cannot be read."""
+    return location.path is None or bool(_select(location, _RUNS, digest=digest, name=name))
 
 
 def has_measurements(location: Location, backends: Sequence[str]) -> bool:
@@ -139,21 +130,24 @@ def has_measurements(location: Location, backends: Sequence[str]) -> bool:
 def _select(location: Location, statement: str, **values: str) -> list[Any]:
     if location.path is not None:
         try:
-            return _select_from_file(location.path, statement, values)
+            return _select_from_file(location, statement, values)
         except sqlite3.Error as error:
             if "locked" in str(error):
-                raise UserError(f"store {location.shown} is in use by another program ({error})") from None
+                raise in_use(location, error) from None
+        except UnicodeDecodeError as error:
+            raise damaged(location, error) from None
     from sqlalchemy import text
 
     from llmlaunch.store.database import open_store
 
-    with open_store(location) as store, store.read() as connection:
+    with open_store(location, short_wait_seconds(location)) as store, store.read() as connection:
         return list(connection.execute(text(statement), values))
 
 
-def _select_from_file(path: Path, statement: str, values: dict[str, str]) -> list[Any]:
+def _select_from_file(location: Location, statement: str, values: dict[str, str]) -> list[Any]:
     """Return no row if the store has no such table or column yet."""
-    with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=BUSY_SECONDS)) as connection:
+    file, timeout = f"file:{quote(str(location.path))}?mode=ro", short_wait_seconds(location)
+    with closing(sqlite3.connect(file, uri=True, timeout=timeout)) as connection:
         try:
             return connection.execute(statement, values).fetchall()
         except sqlite3.OperationalError as error:
