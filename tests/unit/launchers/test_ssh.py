@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.errors import UserError
+from llmlaunch.launchers import bounded_answer
 from llmlaunch.launchers.choose import choose, launcher_of, place_of
 from llmlaunch.launchers.place import THIS_MACHINE
 from llmlaunch.launchers.run_environment import QUERIES, for_sbatch
 from llmlaunch.launchers.run_files import read_submission
 from llmlaunch.launchers.slurm.commands import SlurmCommands
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
+from llmlaunch.launchers.ssh import mirror
 from llmlaunch.launchers.ssh.connection import Connection, is_ssh_host
 from llmlaunch.launchers.ssh.home import Home, SshPlace, home_of, write_home
 from llmlaunch.launchers.ssh.look import look_at
@@ -338,6 +340,75 @@ def test_a_host_that_cannot_tell_what_is_new_is_one_warning(
     bring_each_home([run], "state", warnings.append)
     (warning,) = warnings
     assert warning.endswith("its run is shown as last seen")
+
+
+ODD_FRAME = """
+import json
+frame = {{"run": 0, "path": "logs/a.job.log", "offset": 0, "bytes": 1, "packed": 0, "changed": 1, "whole": True}}
+print(json.dumps({{**frame, **{change}}}))
+print(json.dumps({{"looked": True}}))
+"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"path": ["x"]},
+        {"path": {"x": 1}},
+        {"path": None},
+        {"gone": ["stop"]},
+        {"gone": {}},
+        {"offset": 2**62},
+        {"offset": -1},
+        {"bytes": [1]},
+        {"bytes": 10**30},
+        {"changed": "²"},
+        {"changed": 2**62},
+    ],
+)
+def test_an_odd_frame_writes_nothing(there: Path, tmp_path: Path, change: dict[str, object]) -> None:
+    run = run_here(tmp_path, there / "runs")
+    (tmp_path / "odd.py").write_text(ODD_FRAME.format(change=repr(change)))
+    answers(there, python3=f"exec {sys.executable} {tmp_path}/odd.py")
+    bring_home([run], "all")
+    written = [path.read_bytes() for path in run.rglob("*.job.log")]
+    assert written in ([], [b""])
+
+
+@pytest.mark.parametrize("body", ["yes", "yes >&2"])
+def test_an_endless_answer_is_one_message(there: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    monkeypatch.setattr(bounded_answer, "MOST_OUTPUT_BYTES", 1 << 20)
+    with pytest.raises(UserError, match="login is not reached: it answered with more than any answer has"):
+        Connection("login").run(body)
+
+
+def test_an_endless_answer_of_slurm_is_no_answer(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_answer, "MOST_OUTPUT_BYTES", 1 << 20)
+    for said in ("yes", "yes >&2"):
+        answers(there, squeue=said)
+        answer = SlurmCommands(60.0, 1, print, SshPlace("login", os.getuid())).ask(["squeue"])
+        assert (answer.code, answer.output, answer.words) == (None, "", "squeue answered without end")
+
+
+@pytest.mark.parametrize(
+    ("program", "bound", "message"),
+    [
+        ("print('x' * 1000, file=sys.stderr)", None, "it answered with more than any answer has"),
+        ("print(frame, flush=True)", "_MOST_LOOK_BYTES", "what it sends has no end"),
+        ("print(frame, flush=True); time.sleep(0.01)", "_MOST_LOOK_SECONDS", "what it sends has no end"),
+    ],
+)
+def test_a_look_without_end_is_one_message(
+    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, bound: str | None, message: str
+) -> None:
+    run = run_here(tmp_path, there / "runs")
+    frame = json.dumps({"run": 0, "path": "x", "offset": 0, "bytes": 0, "packed": 0, "changed": 1, "whole": True})
+    (tmp_path / "endless.py").write_text(f"import sys, time\nframe = {frame!r}\nwhile True:\n    {program}\n")
+    answers(there, python3=f"exec {sys.executable} {tmp_path}/endless.py")
+    if bound is not None:
+        monkeypatch.setattr(mirror, bound, 0.0)
+    with pytest.raises(UserError, match=message):
+        bring_home([run], "all")
 
 
 def test_a_lost_connection_is_made_again_while_files_come_home(

@@ -254,11 +254,11 @@ def _scores_in_store(backend: str, accelerator: str, notify: Notify) -> Sequence
 
     try:
         with open_collected(notify, short_wait_seconds(place)) as store:
-            texts = contents(store)
+            records = [stored_json(text) for text in reversed(contents(store))]
     except UserError as failure:
         notify(f"warning: measured runs are not used: {failure}")
         return []
-    return scores_of_records((stored_json(text) for text in reversed(texts)), machines(), backend, accelerator)
+    return scores_of_records(records, machines(), backend, accelerator)
 
 
 def _warn(notify: Notify, what: str, failure: UserError) -> None:

@@ -15,6 +15,7 @@ from typing import IO
 
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
+from llmlaunch.launchers.bounded_answer import MOST_ERROR_BYTES, AnswerTooLong, bounded_answer
 from llmlaunch.launchers.place import THIS_MACHINE, Place, Reached
 from llmlaunch.launchers.run_environment import QUERIES, VariableFilter
 from llmlaunch.launchers.slurm.text import complaint
@@ -31,7 +32,6 @@ _LATE = (
 
 _UNREACHED = ("Unable to contact",)
 _PAUSES_SECONDS = (1.0, 2.0, 5.0)
-_MOST_ERROR_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,20 @@ class Call:
     def answer(self) -> CommandAnswer:
         name = self.argv[0]
         try:
-            output, _ = self.process.communicate(self.stdin_text, timeout=max(0.0, self.until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self.abandon()
-            return CommandAnswer(None, "", f"{name} did not answer in time")
+            seconds = max(0.0, self.until - time.monotonic())
+            output = bounded_answer(self.process, self.errors, seconds, (self.stdin_text or "").encode())
+        except (subprocess.TimeoutExpired, AnswerTooLong) as failure:
+            self.errors.close()
+            late = isinstance(failure, subprocess.TimeoutExpired)
+            return CommandAnswer(None, "", f"{name} {'did not answer in time' if late else 'answered without end'}")
         code = self.process.returncode
         with self.errors:
             self.errors.seek(0)
-            errors = self.errors.read(_MOST_ERROR_BYTES).decode(errors="replace")
+            errors = self.errors.read(MOST_ERROR_BYTES).decode(errors="replace")
         reached, words = self.place.heard(code, errors)
-        return CommandAnswer(code, output, complaint(words) or f"{name} exit code {code}", reached)
+        return CommandAnswer(
+            code, output.decode(errors="replace"), complaint(words) or f"{name} exit code {code}", reached
+        )
 
     def abandon(self) -> None:
         """Nobody needs its answer."""

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import IO
 
 from llmlaunch.errors import UserError
+from llmlaunch.launchers.bounded_answer import MOST_ERROR_BYTES, AnswerTooLong, bounded_answer
 from llmlaunch.launchers.place import Reached
 from llmlaunch.rundir.values import printable, to_type
 
-__all__ = ["Connection", "Reply", "is_ssh_host", "no_ssh", "text_of"]
+__all__ = ["ENDLESS", "Connection", "Reply", "is_ssh_host", "no_ssh", "text_of"]
 
 _BEGINS = "llmlaunch: the command begins"
 _ENTER = (
@@ -33,7 +34,7 @@ _ENTERED = f"exec >&3 <&4 2>&5 3>&- 4<&- 5>&-; echo '{_BEGINS}' >&2; "
 # there to answer a question.
 _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none")
 
-_MOST_ERROR_BYTES = 1 << 20
+ENDLESS = "it answered with more than any answer has"
 _FAILED = 255  # ssh's own exit code
 _NOT_CONNECTED = re.compile(
     r"^ssh: (connect to host|Could not resolve hostname)|Permission denied \(|Host key verification failed"
@@ -84,11 +85,11 @@ class Connection:
         with tempfile.TemporaryFile() as errors:
             process = self.start(body, *words, stdin=subprocess.DEVNULL, stderr=errors)
             try:
-                output, _ = process.communicate(timeout=seconds)
+                output = bounded_answer(process, errors, seconds)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
                 raise UserError(self.trouble(f"it did not answer within {seconds:.0f} s")) from None
+            except AnswerTooLong:
+                raise UserError(self.trouble(ENDLESS)) from None
             return self.reply(process.returncode, output, text_of(errors))
 
     def reply(self, code: int, output: bytes, errors: str) -> Reply:
@@ -131,7 +132,7 @@ class Connection:
 def text_of(errors: IO[bytes]) -> str:
     """Return what a command that has ended wrote into this file, up to 1 MiB."""
     errors.seek(0)
-    return errors.read(_MOST_ERROR_BYTES).decode(errors="replace")
+    return errors.read(MOST_ERROR_BYTES).decode(errors="replace")
 
 
 def no_ssh(error: OSError) -> UserError:

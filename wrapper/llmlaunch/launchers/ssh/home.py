@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ from pathlib import Path
 from typing import IO
 
 from llmlaunch.errors import UserError
+from llmlaunch.launchers.bounded_answer import AnswerTooLong, bounded_answer
 from llmlaunch.launchers.place import Reached
 from llmlaunch.launchers.run_environment import VariableFilter
 from llmlaunch.launchers.run_files import is_foreign
-from llmlaunch.launchers.ssh.connection import Connection, is_ssh_host, no_ssh, text_of
+from llmlaunch.launchers.ssh.connection import ENDLESS, Connection, is_ssh_host, no_ssh, text_of
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_bytes, read_object, replace_json
 from llmlaunch.rundir.values import is_run_id, to_type
@@ -159,20 +161,26 @@ def _send(connection: Connection, run_dir: Path, runs: str, run_id: str) -> str:
     with tempfile.TemporaryFile() as errors:
         process = connection.start(_UNPACK, runs, run_id, stderr=errors)
         assert process.stdin is not None
+        end = threading.Timer(_SEND_SECONDS, process.kill)  # a host that reads no further would be written to for ever
+        end.daemon = True
+        end.start()
         try:
             with contextlib.suppress(BrokenPipeError), process.stdin:
                 _pack(run_dir, process.stdin)
             process.stdin = None  # closed: communicate would flush it
-            output, _ = process.communicate(timeout=_SEND_SECONDS)
+            output = bounded_answer(process, errors, _SEND_SECONDS)
             reply = connection.reply(process.returncode, output, text_of(errors))
         except OSError as error:
             raise UserError(f"{run_dir}: cannot be read: {error.strerror}; nothing was submitted") from error
         except subprocess.TimeoutExpired:
             raise UserError(connection.trouble("the run directory was not taken in time")) from None
+        except AnswerTooLong:
+            raise UserError(connection.trouble(ENDLESS)) from None
         except UserError as lost:
             again = f"the run directory is kept, and {to_type('resume', run_dir)} sends it again"
             raise UserError(f"{lost}. Nothing was submitted; {again}") from None
         finally:
+            end.cancel()
             process.kill()
     directory = reply.output.strip()
     if reply.code == 0 and _PATH.fullmatch(directory):

@@ -12,6 +12,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers.run_files import name_run
 from llmlaunch.launchers.ssh.connection import Connection, is_ssh_host
 from llmlaunch.launchers.ssh.home import Home, write_home
+from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = ["RemoteHost", "look_at"]
 
@@ -81,7 +82,7 @@ def look_at(target: str) -> RemoteHost:
 
 
 def _refuse_without(host: str, answers: dict[str, str]) -> None:
-    if not answers.get("user", "").isdigit() or not answers.get("home", "").startswith("/"):
+    if whole_number_in(answers.get("user")) is None or not answers.get("home", "").startswith("/"):
         raise UserError(f"{host}: it did not say who and where you are there; is it a Unix machine with bash?")
     profile = "on the PATH of a login shell there; name a login node of the cluster, or set PATH in ~/.bash_profile"
     if not answers.get("sbatch"):
@@ -89,7 +90,8 @@ def _refuse_without(host: str, answers: dict[str, str]) -> None:
     for name in ("tar", "gzip", "python3"):
         if not answers.get(name):
             raise UserError(f"{host}: no {name} {profile}")
-    version = tuple(int(word) for word in answers.get("version", "").split() if word.isdigit())
+    words = answers.get("version", "")[:40].split()
+    version = tuple(number for number in map(whole_number_in, words) if number is not None)
     if version < _OLDEST_PYTHON:
         oldest = ".".join(map(str, _OLDEST_PYTHON))
         raise UserError(f"{host}: its python3 is older than {oldest} or does not run; put a newer one {profile}")

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.ssh.connection import Connection, text_of
+from llmlaunch.launchers.bounded_answer import AnswerTooLong, refuse_endless_errors
+from llmlaunch.launchers.ssh.connection import ENDLESS, Connection, text_of
 from llmlaunch.launchers.ssh.home import Home, home_of
 from llmlaunch.rundir import file_names
-from llmlaunch.rundir.files import object_of
-from llmlaunch.rundir.values import whole_number
+from llmlaunch.rundir.files import MOST_APPENDED_BYTES, object_of
+from llmlaunch.rundir.values import text_or_none, whole_number
 
 __all__ = ["Wanted", "bring_each_home", "bring_home", "brought_home"]
 
@@ -38,6 +39,8 @@ _LOOK_SECONDS = 1.0
 _SILENT_SECONDS = 60.0
 _PAUSES_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 _MOST_LINE_BYTES, _MOST_FRAME_BYTES = 1 << 16, 1 << 26
+# of one look; a slow line that needs more begins again where it ended, since what is at home is known
+_MOST_LOOK_SECONDS, _MOST_LOOK_BYTES = 1200.0, MOST_APPENDED_BYTES
 
 _TOP = frozenset({file_names.STATUS, file_names.STOP, file_names.FROM_OLDER, "prepared"})
 _SLURM_OUTPUT = re.compile(r"slurm-[0-9_]+\.out", re.ASCII)
@@ -133,6 +136,7 @@ class _Looks:
             "every": every,
         }
         self._buffer = b""
+        self._look_until, self._look_bytes = time.monotonic() + _MOST_LOOK_SECONDS, 0
 
     def __enter__(self) -> _Looks:
         script = _SCRIPT.read_bytes()
@@ -154,7 +158,8 @@ class _Looks:
 
     def take_one(self) -> bool:
         """Write down what one look tells; False where it was the last. Raises UserError where the connection is
-        lost."""
+        lost, and where a look takes more seconds or bytes than any has."""
+        self._look_until, self._look_bytes = time.monotonic() + _MOST_LOOK_SECONDS, 0
         while True:
             line = self._line()
             if line is None:
@@ -172,9 +177,10 @@ class _Looks:
         if number is None or not 0 <= number < len(self._runs):
             raise UserError(self._connection.trouble("what came names no run"))
         run_dir = self._runs[number][0]
-        if "gone" in record:
-            if record["gone"] in _TOP:
-                (run_dir / str(record["gone"])).unlink(missing_ok=True)
+        gone = text_or_none(record.get("gone"))
+        if gone is not None:
+            if gone in _TOP:
+                (run_dir / gone).unlink(missing_ok=True)
             return
         if packed is None or not 0 <= packed <= _MOST_FRAME_BYTES:
             raise UserError(self._connection.trouble("what came is damaged"))
@@ -182,6 +188,8 @@ class _Looks:
         path = _path_at_home(run_dir, record.get("path"))
         size, offset, changed = (whole_number(record.get(name)) for name in ("bytes", "offset", "changed"))
         if path is None or size is None or offset is None or changed is None or not 0 <= size <= _MOST_FRAME_BYTES:
+            return
+        if not 0 <= offset <= MOST_APPENDED_BYTES:
             return
         try:
             unpacked = zlib.decompressobj().decompress(content, size + 1)
@@ -213,10 +221,17 @@ class _Looks:
     def _read(self) -> bool:
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
+        try:
+            refuse_endless_errors(self._errors)
+        except AnswerTooLong:
+            raise UserError(self._connection.trouble(ENDLESS)) from None
+        if time.monotonic() > self._look_until or self._look_bytes > _MOST_LOOK_BYTES:
+            raise UserError(self._connection.trouble("what it sends has no end"))
         if not select.select([descriptor], [], [], max(0.0, self._until - time.monotonic()))[0]:
             raise UserError(self._connection.trouble(f"nothing came for {_SILENT_SECONDS:.0f} s"))
         content = os.read(descriptor, 1 << 18)
         self._buffer += content
+        self._look_bytes += len(content)
         self._until = time.monotonic() + _SILENT_SECONDS
         return bool(content)
 
@@ -245,8 +260,10 @@ def _known(run_dir: Path) -> dict[str, tuple[int, int]]:
 
 def _path_at_home(run_dir: Path, relative: object) -> Path | None:
     """Return the place of a file that a job writes; None for any other, and where a link is on the way."""
-    parts = str(relative).split("/")
-    of_job = relative in _TOP or _SLURM_OUTPUT.fullmatch(str(relative)) if len(parts) == 1 else parts[0] in _FOLDERS
+    if not isinstance(relative, str):
+        return None
+    parts = relative.split("/")
+    of_job = relative in _TOP or _SLURM_OUTPUT.fullmatch(relative) if len(parts) == 1 else parts[0] in _FOLDERS
     if not of_job or len(parts) > 6 or not all(map(_PART.fullmatch, parts)):
         return None
     path = run_dir
