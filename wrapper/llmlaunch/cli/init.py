@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -156,11 +157,12 @@ def _beside(target: Path, name: str, schema: str) -> str:
     """Write the JSON Schema that the first line of `target` names beside it, and return the end of a sentence on it.
     One that is there is left as it is."""
     from llmlaunch.recipe.key_reference import published_schema
+    from llmlaunch.rundir.files import read_bytes
 
     path = target.parent / name
     text = published_schema(schema).encode()
     try:
-        if path.read_bytes() != text:
+        if read_bytes(path, follow=True) != text:
             words = ["schema", *([] if schema == "recipe" else [schema]), "-o", path]
             return f"; {path} is another version's, and `{to_type(*words)}` replaces it"
         return ""
@@ -236,5 +238,10 @@ def _write(target: Path, content: bytes) -> None:
         raise UserError(f"init: {target} exists and is left as it is; choose another file with -o") from None
     except OSError as failure:
         raise UserError(f"init: {target} cannot be written ({failure.strerror}); choose another file with -o") from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+    except OSError as failure:  # the disk is full
+        with contextlib.suppress(OSError):
+            target.unlink()
+        raise UserError(f"init: {target} cannot be written ({failure.strerror}); choose another file with -o") from None

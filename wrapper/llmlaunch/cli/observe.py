@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from llmlaunch.cli.finite_range import FiniteRange
 from llmlaunch.cli.output import notify
 from llmlaunch.errors import UserError
 
@@ -14,7 +15,7 @@ __all__ = ["observe_command"]
 
 @click.command("observe", context_settings={"allow_interspersed_args": False})
 @click.option("--dir", "directory", metavar="DIR", help="Where to write; without it observed/NAME-JOB.")
-@click.option("--interval", type=click.FloatRange(0.05, 60), default=1.0, metavar="S", help="Between samples [1].")
+@click.option("--interval", type=FiniteRange(0.05, 60), default=1.0, metavar="S", help="Between samples [1].")
 @click.option(
     "--write-node-pyz",
     "archive",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llmlaunch.app.run_lookup import bring_all_up_to_date, directory_of, note_ends, ongoing_directories, submission_in
+from llmlaunch.cli.finite_range import FiniteRange
 from llmlaunch.cli.next_steps import Step, after_end, run_path, while_going_on, while_it_is
 from llmlaunch.cli.output import notify, print_json, say, say_next, say_next_of_table
 from llmlaunch.cli.waiting import waiting_for
@@ -137,7 +138,7 @@ def _moment(word: str) -> float:
 @click.option(
     "--interval",
     metavar="SECONDS",
-    type=click.FloatRange(0.2, 3600),
+    type=FiniteRange(0.2, 3600),
     help="With --watch: between two looks at the files [2].",
 )
 def status_command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: float | None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -50,13 +49,14 @@ def schema_command(name: str, output: Path | None) -> int:
 
 def _replace(path: Path, text: str) -> None:
     from llmlaunch.documents.writing import write_whole
+    from llmlaunch.rundir.files import object_of, read_bytes
 
     try:
-        older = json.loads(path.read_bytes())
-        is_schema = isinstance(older, dict) and "$schema" in older and "llmlaunch" in str(older.get("title"))
+        older = object_of(read_bytes(path, follow=True))
+        is_schema = "$schema" in older and "llmlaunch" in str(older.get("title"))
     except FileNotFoundError:
         is_schema = True
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         is_schema = False
     if not is_schema:
         raise UserError(f"schema: {path} is no schema of llmlaunch and is left as it is; choose another file with -o")

@@ -22,6 +22,7 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.files import read_object, replace_json
 from llmlaunch.rundir.values import count_above_zero
 from llmlaunch.trainers import TRAINER, TRAINER_MODULES
+from llmlaunch.user_data import with_home
 
 __all__ = ["cache_probe", "cached_probe", "environment_key", "measured_baseline", "probed_packages"]
 
@@ -64,10 +65,7 @@ def probed_packages(recipe: Recipe) -> Mapping[str, str] | None:
 
 def cached_probe(key: str) -> dict[str, Any] | None:
     """What `cache_probe` kept under the key; None where there is nothing, or nothing that can be read."""
-    try:
-        entry = (read_object(_cache("frameworks.json")) or {}).get(key)
-    except RuntimeError:  # there is no home directory
-        return None
+    entry = (read_object(_cache("frameworks.json")) or {}).get(key)
     if not isinstance(entry, dict) or not isinstance(entry.get("packages"), dict):
         return None
     sound = all(isinstance(version, str) for version in entry["packages"].values())
@@ -100,7 +98,9 @@ def measured_baseline(python: str, say: Callable[[str], None]) -> int:
 
 
 def _cache(name: str) -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmlaunch" / name
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or with_home("~/.cache"))
+    # without a home directory nothing is kept: below a file nothing can be read or written
+    return (folder if folder.is_absolute() else Path(os.devnull)) / "llmlaunch" / name
 
 
 def _versions(python: str) -> str:

@@ -218,17 +218,22 @@ class _Looks:
         content, self._buffer = self._buffer[:count], self._buffer[count:]
         return content
 
-    def _read(self) -> bool:
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
+    def _refuse_endless_errors(self) -> None:
         try:
             refuse_endless_errors(self._errors)
         except AnswerTooLong:
             raise UserError(self._connection.trouble(ENDLESS)) from None
+
+    def _read(self) -> bool:
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        self._refuse_endless_errors()
         if time.monotonic() > self._look_until or self._look_bytes > _MOST_LOOK_BYTES:
             raise UserError(self._connection.trouble("what it sends has no end"))
-        if not select.select([descriptor], [], [], max(0.0, self._until - time.monotonic()))[0]:
-            raise UserError(self._connection.trouble(f"nothing came for {_SILENT_SECONDS:.0f} s"))
+        while not select.select([descriptor], [], [], min(1.0, max(0.0, self._until - time.monotonic())))[0]:
+            self._refuse_endless_errors()
+            if time.monotonic() >= self._until:
+                raise UserError(self._connection.trouble(f"nothing came for {_SILENT_SECONDS:.0f} s"))
         content = os.read(descriptor, 1 << 18)
         self._buffer += content
         self._look_bytes += len(content)
