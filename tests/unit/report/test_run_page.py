@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,22 @@ def test_whatever_a_run_directory_says_stays_text(tmp_path: Path) -> None:
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
     assert data is not None
     assert "charts" in json.loads(data[1])
+
+
+def test_a_page_has_no_character_that_hides_or_reorders_others(tmp_path: Path) -> None:
+    run = restarted_run(tmp_path / "run")
+    run.run["name"] = "tiny\u202egpj\u200b"
+    run.write("run.json", run.run)
+    run.status(why="ended by \u2066a\x9b31m line", state="failed", exit_code=1)
+    page = page_of(run)
+    assert not any(
+        unicodedata.category(character) in ("Cf", "Cs", "Cc") for character in page if character not in "\n\t"
+    )
+    assert "tiny\\u202egpj\\u200b" in page
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert data is not None
+    drawn = json.dumps(json.loads(data[1]), ensure_ascii=False)
+    assert not any(unicodedata.category(character) == "Cf" for character in drawn)
 
 
 def test_secrets_of_this_environment_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

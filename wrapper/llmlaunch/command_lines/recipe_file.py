@@ -22,6 +22,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.recipe.command_line_paths import from_working_directory
 from llmlaunch.recipe.load import recipe_from
 from llmlaunch.recipe.overrides import apply_overrides
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.values import printable, shortened
 
 __all__ = ["RecipeSource", "read_source", "recipe_text", "undecided_keys"]
@@ -58,6 +59,7 @@ def read_source(
 
     Raises UserError where nothing of it can be read.
     """
+    _refuse_run_directory(path)
     text = read_text(path)
     if path.suffix.lower() in FILES:
         return RecipeSource(path, read_training_args(text, path.name, path.parent))
@@ -72,6 +74,13 @@ def read_source(
     command = trainings[len(trainings) - 1 if number is None else number - 1]
     starts = tuple(f"{training.place}: {training.launcher} {training.trainer}" for training in trainings)
     return RecipeSource(path, read_command(command), command, starts, script.notes)
+
+
+def _refuse_run_directory(path: Path) -> None:
+    """Raise UserError for a script of a run directory, and for the directory: its recipe is there, too."""
+    folder = path if path.is_dir() else path.parent
+    if (folder / file_names.RUN).is_file() and (folder / file_names.RECIPE).is_file():
+        raise UserError(f"{path}: this is a run directory; its recipe is {folder / file_names.RECIPE}")
 
 
 def _commands(script: Script) -> str:

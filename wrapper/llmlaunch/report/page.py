@@ -19,6 +19,7 @@ from llmlaunch import __version__
 from llmlaunch.documents.templates import render
 from llmlaunch.documents.writing import write_whole
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.values import with_escapes
 from llmlaunch.units import gib
 
 __all__ = ["FAMILIES", "bar_tip", "families_of", "page", "spread_of", "term_rows", "write_page"]
@@ -55,7 +56,7 @@ def page(template: str, title: str, values: Mapping[str, Any], data: Mapping[str
         "style_hash": _digest(style),
         "data": Markup(_json_in_html(data)),
     }
-    return render(f"report/{template}.html.j2", {**values, **shared}, {}, autoescape=True)
+    return with_escapes(render(f"report/{template}.html.j2", {**values, **shared}, {}, autoescape=True))
 
 
 def write_page(path: Path, drawn: Callable[[], str]) -> None:
@@ -105,7 +106,16 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
+def _escaped(value: Any) -> Any:
+    """Return the data of a picture with the texts that its script may draw."""
+    if isinstance(value, str):
+        return with_escapes(value)
+    if isinstance(value, Mapping):
+        return {_escaped(key): _escaped(item) for key, item in value.items()}
+    return [_escaped(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def _json_in_html(data: Mapping[str, Any]) -> str:
     """JSON that no reader of HTML can take for markup."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(_escaped(data), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -36,6 +36,7 @@ __all__ = [
     "time_or_none",
     "to_type",
     "whole_number",
+    "with_escapes",
 ]
 
 
@@ -181,6 +182,25 @@ def printable(text: str) -> str:
         return text
     plain = _TERMINAL_SEQUENCE.sub("", text)
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in plain)
+
+
+# Controls, what reorders or hides its neighbours (bidirectional and zero-width characters), lone surrogates, line and
+# paragraph separators. Spaces of other widths are what they look like.
+_MISLEADING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
+    "\ufeff\ufff9-\ufffb\U000e0001\U000e0020-\U000e007f]"
+)
+
+
+def with_escapes(text: str) -> str:
+    """`text` as it may go to a page: `\\u202e` and the like stand for characters that hide or reorder their neighbours.
+    Line breaks and tabs stay."""
+    return text if text.isascii() and text.isprintable() else _MISLEADING.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def shortened(text: str, most: int = 60) -> str:

@@ -28,7 +28,7 @@ from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError
 from llmlaunch.progress import counting
 from llmlaunch.store.database import Store
-from llmlaunch.store.location import stored_json
+from llmlaunch.store.location import stored_as, stored_json
 from llmlaunch.store.reading import IN_USE, NAMED
 from llmlaunch.store.tables import calibration_uses, calibrations, measurements
 
@@ -303,9 +303,8 @@ def _in_use(connection: Connection, backend: str, accelerator: str) -> AnyCalibr
 
 
 def _of_json(content: str) -> AnyCalibration:
-    values = stored_json(content)
-    of_times = str(values.get("id")).startswith(PREFIX)
-    return time_calibration_of_json(values) if of_times else calibration_of_json(values)
+    of_times = str(stored_json(content).get("id")).startswith(PREFIX)
+    return stored_as(content, time_calibration_of_json if of_times else calibration_of_json)
 
 
 def find_calibration(connection: Connection, calibration_id: str) -> AnyCalibration:
@@ -324,7 +323,7 @@ def all_calibrations(
     wanted = select(calibrations.c.content).order_by(calibrations.c.made_at, calibrations.c.id)
     wanted = wanted.where(calibrations.c.id.not_like(f"{PREFIX}%"))
     rows = connection.execute(_restricted(wanted, calibrations, backend, accelerator))
-    return [calibration_of_json(stored_json(content)) for content in rows.scalars()]
+    return [stored_as(content, calibration_of_json) for content in rows.scalars()]
 
 
 def all_time_calibrations(connection: Connection, backend: str | None = None) -> list[TimeCalibration]:
@@ -333,7 +332,7 @@ def all_time_calibrations(connection: Connection, backend: str | None = None) ->
     rows = connection.execute(
         _restricted(wanted.where(calibrations.c.id.like(f"{PREFIX}%")), calibrations, backend, None)
     )
-    return [time_calibration_of_json(stored_json(content)) for content in rows.scalars()]
+    return [stored_as(content, time_calibration_of_json) for content in rows.scalars()]
 
 
 def uses(connection: Connection, backend: str | None = None, accelerator: str | None = None) -> Sequence[Use]:

@@ -6,10 +6,10 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import shortened
@@ -28,10 +28,12 @@ __all__ = [
     "network_file_system",
     "short_wait_seconds",
     "store_exists",
+    "stored_as",
     "stored_json",
     "where",
 ]
 
+T = TypeVar("T")
 VARIABLE = "LLMLAUNCH_STORE"
 LAST = "last"  # what a person calls the newest of their runs
 
@@ -127,6 +129,15 @@ def damaged(location: Location, reason: object) -> DamagedStore:
         f"store {location.shown} is damaged or not a SQLite file ({shortened(str(reason), 200)}); move it away, then "
         "`llmlaunch collect DIR...` rebuilds runs and measurements from the run directories"
     )
+
+
+def stored_as(text: object, read: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `read` makes of an object that the store holds as JSON. Raises DamagedStore where it cannot."""
+    value = stored_json(text)
+    try:
+        return read(value)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise damaged(where(), f"{type(error).__name__}: {error}") from None
 
 
 def stored_json(text: object) -> dict[str, Any]:
