@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from llmlaunch.assets import asset
 from llmlaunch.causes.redaction import masked
 from llmlaunch.cluster.load import load_cluster
-from llmlaunch.documents.secrets import is_secret_file, known_secret, looks_secret, refuse_secrets, secret_in
+from llmlaunch.documents.secrets import (
+    is_secret_file,
+    is_secret_variable,
+    known_secret,
+    looks_secret,
+    refuse_secrets,
+    secret_in,
+)
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.load import load_recipe
@@ -62,6 +69,12 @@ SECRETS = {
     "a comment with an assignment": f"nodes: 4  # export WANDB_KEY={HIDDEN}",
     "a key that is commented out": f"#  WANDB_API_KEY: {HIDDEN}",
     "a key file": f"environment: {{X: '-----BEGIN OPENSSH PRIVATE KEY-----{HIDDEN}'}}",
+    "a cookie": f"environment: {{SESSION_COOKIE: {HIDDEN}}}",
+    "a database": f"environment: {{SENTRY_DSN: 'https://{HIDDEN}@sentry.example/1'}}",
+    "a login of curl": f"setup: ['curl -u me:{HIDDEN} https://h']",
+    "netrc": f"setup: [\"printf 'machine h login me password {HIDDEN}' >~/.netrc\"]",
+    "JSON text": 'environment: {SETTINGS: \'{"token": "' + HIDDEN + "\"}'}",
+    "a command for notices": f"notify: {{command: [curl, -u, 'me:{HIDDEN}', 'https://h']}}",
     "a key of a mapping": f"environment: {{{HF}: 1}}",
 }
 
@@ -211,6 +224,166 @@ def test_a_profile_holds_no_secret_either(tmp_path: Path) -> None:
 )
 def test_what_is_ordinary_is_no_secret(ordinary: str) -> None:
     assert secret_in(ordinary) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"curl -u me:{HIDDEN} https://h/x",
+        f"curl --user me:{HIDDEN} https://h",
+        f"curl -ume:{HIDDEN} h",
+        f"curl -sSfu 'me:{HIDDEN}' h",
+        f"/usr/bin/curl -L -u me:{HIDDEN}",
+        f"sshpass -p {HIDDEN} ssh h",
+        f"sshpass -p{HIDDEN} ssh h",
+        f"sshpass -p '{HIDDEN}' rsync",
+        f"mysql -p{HIDDEN} db",
+        f"mysql -uroot -p'{HIDDEN}'",
+        f"mysqldump -h x -p{HIDDEN} d",
+        f"printf 'machine h login me password {HIDDEN}\\n' > ~/.netrc",
+        f"printf 'machine h\\nlogin me\\npassword {HIDDEN}\\n' >> ~/.netrc",
+        f"printf 'machine %s login %s password %s' api.wandb.ai user {HIDDEN} >~/.netrc",
+        f"echo 'machine api.wandb.ai login user password {HIDDEN}' >> ~/.netrc",
+        f"cat > ~/.netrc <<EOF\nmachine h login me password {HIDDEN}\nEOF",
+        f"openssl enc -d -pass pass:{HIDDEN} -in x",
+        f"openssl rsa -passin pass:{HIDDEN}",
+        f"mc alias set s3 https://h AKEY {HIDDEN}",
+        f"mc --insecure alias set s3 https://h AKEY '{HIDDEN}'",
+        f"aws configure set aws_secret_access_key {HIDDEN}",
+        f"aws configure set aws_session_token {HIDDEN} --profile x",
+        f"aws --profile p configure set default.aws_secret_access_key {HIDDEN}",
+        f'{{"token": "{HIDDEN}"}}',
+        f'echo "{{\\"api_key\\": \\"{HIDDEN}\\"}}" > f',
+        f'echo \'{{"auths": {{"h": {{"auth": "{HIDDEN}"}}}}}}\' > ~/.docker/config.json',
+        f"curl -b 'session={HIDDEN}' h",
+        f"curl --cookie session={HIDDEN} h",
+        f"curl -H 'Cookie: sid={HIDDEN}' h",
+        f"curl -H 'X-API-Key: {HIDDEN}'",
+        f"curl --header 'PRIVATE-TOKEN: {HIDDEN}' h",
+        f"kinit <<< {HIDDEN}",
+        f"echo {HIDDEN} | sudo -S true",
+        f"echo {HIDDEN} | kinit me",
+        f"rclone config create s3 s3 secret_access_key {HIDDEN}",
+        f"redis-cli -a {HIDDEN}",
+        f"smbclient //h/s -U me%{HIDDEN}",
+        f"lftp -u me,{HIDDEN} h",
+        f"http -a me:{HIDDEN} h",
+        f"ldapsearch -x -w {HIDDEN}",
+        f"unzip -P {HIDDEN} x.zip",
+        f"7z x -p{HIDDEN} x.7z",
+        f"mongo -u me -p {HIDDEN}",
+        f"kaggle config set -n key -v {HIDDEN}",
+        f"echo {HIDDEN} > ~/.vault-token",
+        f"printf {HIDDEN} > /root/.cache/huggingface/token",
+        f"echo '{HIDDEN}' | gpg --passphrase-fd 0 -d x",
+        f"echo 'h:5432:db:me:{HIDDEN}' > ~/.pgpass",
+        f"Server=h;Uid=me;Pwd={HIDDEN};",
+        f"htpasswd -b f me {HIDDEN}",
+    ],
+)
+def test_a_secret_that_a_line_gives_to_a_program_is_known(line: str) -> None:
+    assert secret_in(line) is not None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'curl -u "$USER:$PASS" https://h',
+        "curl -u me:$PASS h",
+        "curl -u me: h",
+        'curl -u "${CREDS}" h',
+        "curl -fsSL https://host:8080/x -o out",
+        "curl -LO https://h/u:p",
+        "curl -o u:x https://h",
+        "curl -b cookies.txt h",
+        'curl -H "Content-Type: application/json" h',
+        'curl -H "X-API-Key: $KEY" h',
+        'curl -X POST -d \'{"text": "done"}\' $URL',
+        "sshpass -e ssh h",
+        'sshpass -p "$PW" ssh h',
+        "sshpass -f file ssh h",
+        "mysql -p db",
+        "mysql -P 3306 -h host",
+        'mysql -p"$PW" db',
+        'printf "machine %s login %s password %s\\n" api.wandb.ai user "$KEY" > ~/.netrc',
+        'echo "machine h login me password $PW" > ~/.netrc',
+        "openssl enc -pass env:PW",
+        'openssl enc -pass "pass:$PW"',
+        "openssl enc -pass file:/x",
+        "openssl passwd -6",
+        'mc alias set s3 https://h "$AK" "$SK"',
+        "mc alias set s3 https://h $AK $SK",
+        "mc ls s3/x",
+        "aws configure set region eu-west-1",
+        'aws configure set aws_secret_access_key "$S"',
+        "aws configure set default.s3.max_concurrent_requests 20",
+        '{"eos_token": "</s>", "pad_token": "<pad>", "max_tokens": "4096"}',
+        '{"sort_key": "length"}',
+        '{"token": "$HF_TOKEN"}',
+        '{"image_key": "img", "json_keys": "text"}',
+        'echo "$PW" | sudo -S true',
+        "sudo apt-get install -y curl",
+        "docker run -u 1000:1000 img",
+        "srun -u python train.py",
+        "python -u train.py --a b:c",
+        "unzip -q x.zip -d /tmp",
+        "7z x a.7z -o/tmp",
+        "mpirun -np 8 -x PATH python t.py",
+        "redis-cli -h h -p 6379",
+        "http GET h",
+        "rclone copy s3:bucket/key /data",
+        "rclone config create s3 s3 env_auth true",
+        "echo done | tee log",
+        'echo "token file is at ~/.token"',
+        'printf "%s" "$HF_TOKEN" > ~/.cache/huggingface/token',
+        "export PGPASSFILE=/x",
+        "ldd -w x",
+        "module load cuda/12.4",
+        "export NCCL_SOCKET_IFNAME=eth0",
+        "git config --global user.name me",
+        "pip install -U pip",
+        "conda activate env",
+        "mongo --port 27017",
+        "mount -t nfs h:/x /m -o ro",
+        "source /etc/profile.d/modules.sh",
+        "ssh -p 22 me@host",
+        "docker run -p 8080:80 x",
+        "tar -xzf a.tgz -C /x",
+        "smbclient -L h",
+        "export MASTER_ADDR=$(hostname)",
+        "echo hello > ~/.netrc.bak",
+        "lftp -u me h",
+        "default login shell password prompts",
+        "mc cp a b c d e",
+        "http_proxy=http://proxy:3128",
+        "zip -r x.zip d",
+        'echo "PRIVATE: x" ',
+        "export CUDA_VISIBLE_DEVICES=0",
+        'echo \'{"type": "json", "key": "value"}\' > x.json',
+        "jq -r '.token' f",
+        "nvidia-smi -pm 1",
+        "huggingface-cli download --repo-type dataset x/y",
+        "salloc -p debug",
+        'ray start --head --redis-password="$P"',
+    ],
+)
+def test_a_line_that_passes_a_secret_by_reference_or_none_is_ordinary(line: str) -> None:
+    assert secret_in(line) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("SESSION_COOKIE", "abcdef123", True),
+        ("SENTRY_DSN", "https://k@sentry.io/1", True),
+        ("DATABASE_DSN", "host=h user=u password=x", True),
+        ("DB_CONNECTION_STRING", "Server=h;Uid=u;Pwd=x", True),
+        ("POSTGRES_DSN", "postgresql://h/db", False),
+        ("HTTP_COOKIE_FILE", "/x/cookies", False),
+    ],
+)
+def test_a_cookie_and_the_login_of_a_database_are_secrets(name: str, value: str, secret: bool) -> None:
+    assert is_secret_variable(name, value) is secret
 
 
 def test_no_recipe_profile_or_document_of_ours_looks_like_one() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from llmlaunch.causes.redaction import KNOWN_SECRETS
+from llmlaunch.documents.secret_arguments import gives_secret
 from llmlaunch.documents.validate import dotted, report
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 WEBHOOK = ("notify", "webhook")
+COMMAND = ("notify", "command")  # a program and its arguments, a word each
 _WEBHOOK_IS_A_NAME = (
     "must be the name of a variable: the address of a webhook is a secret, which must not stand in a recipe. Where you "
     "submit, write export NOTIFY_URL=ADDRESS, and here notify: {webhook: NOTIFY_URL}"
@@ -35,7 +37,9 @@ COMMENTS = "comments"  # what `not_secrets` calls the comments of a file
 _NO_PLACE = "must not stand in a recipe; list the name under secrets: and set the variable where you submit"
 
 # A name says that its value is a secret if one of these is its last word, but for what says of which kind it is.
-_STRONG = frozenset({"token", "secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey"})
+_STRONG = frozenset(
+    {"cookie", "cookies", "token", "secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey"}
+)
 _WEAK = frozenset({"key", "pat", "pwd", "auth"})  # with a word before them: WANDB_KEY, GITHUB_PAT
 _MAY_NAME_A_FILE = _WEAK | {"credential", "credentials"}  # GOOGLE_APPLICATION_CREDENTIALS is a path
 _RUN_TOGETHER = re.compile(
@@ -60,6 +64,7 @@ _LITERAL = r"[\"']?(?![\"']?[$`])([^\s\"',;&|)}]+)"
 _ASSIGNMENT = re.compile(r"(?<![\w-])([A-Za-z_]\w*)\+?=" + _LITERAL)
 _DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=+]" + _LITERAL)
 _OPTION = re.compile(r"(?:^|[\s\"'\[,])--?([A-Za-z][\w-]+)(?:=|[\"']?,?\s+)(?!-)" + _LITERAL)
+_JSON = re.compile(r"[\"']([A-Za-z_][\w.-]{0,80})\\?[\"']\s*:\s*\\?[\"'](?![\"'$`<{*])([^\"'\\]{1,400})")
 _HERE = re.compile(r"\bread\b[^;&|]{0,200}?\s([A-Za-z_]\w*)\s*<<<\s*" + _LITERAL)
 _PRINTF = re.compile(r"\bprintf\s+-v\s+([A-Za-z_]\w*)\s+" + _LITERAL)
 _LOGIN = re.compile(
@@ -78,6 +83,9 @@ _PASSWORD_OF_URL = re.compile(
     re.IGNORECASE,
 )
 _KNOWN = tuple((label, heads, re.compile(pattern)) for label, heads, pattern in KNOWN_SECRETS)
+
+_OF_DATABASE = re.compile(r"(?:^|[_.-])(?:dsn|conn(?:ection)?[_-]?str(?:ing)?)$", re.IGNORECASE)
+_WITH_LOGIN = re.compile(r"@|(?:pass|pwd|password|secret|key|token)\s*=\s*(?!\$)\S", re.IGNORECASE)
 
 _BLOCK_BYTES = 1 << 20
 _LONGEST_SECRET = 200  # characters of it that are enough to know it
@@ -150,6 +158,11 @@ def _value_problems(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
             else:
                 yield from _value_problems(item, (*path, name))
     elif isinstance(value, list):
+        if path == COMMAND and all(isinstance(word, str) for word in value):
+            problem = secret_in(" ".join(value))
+            if problem is not None:
+                yield path, f"{problem}, which {_NO_PLACE}"
+                return
         for index, item in enumerate(value):
             pair = value[index : index + 2]
             yield from _value_problems(item, (*path, index))
@@ -182,8 +195,13 @@ def secret_in(text: str) -> str | None:
     for name, value in _OPTION.findall(text):
         if is_secret_variable(name, value):
             return f"gives --{name} a literal value"
+    for name, value in _JSON.findall(text):
+        if is_secret_variable(name, value):
+            return f"gives {name} a literal value"
     if _PASSWORD_OF_URL.search(text):
         return "holds a password in an address"
+    if gives_secret(text):
+        return "gives a program a literal secret"
     if _LOGIN.search(text):
         return "logs in with a literal secret"
     return "holds a literal secret" if _HEADER.search(text) or _QUERY.search(text) else None
@@ -206,7 +224,11 @@ def known_secret(text: str) -> str | None:
 def is_secret_variable(name: str, value: str) -> bool:
     """Whether the name says that `value` is a secret, and `value` may be one: no switch, no small number, and where the
     name leaves that open no path."""
-    if not looks_secret(name) or _NO_SECRET.fullmatch(value):
+    if _NO_SECRET.fullmatch(value):
+        return False
+    if _OF_DATABASE.search(name):  # where a database is, and often who may enter it
+        return _WITH_LOGIN.search(value) is not None
+    if not looks_secret(name):
         return False
     may_name_a_file = re.split(r"[_.-]+", name.lower())[-1] in _MAY_NAME_A_FILE
     return not (may_name_a_file and _PATH.fullmatch(value))

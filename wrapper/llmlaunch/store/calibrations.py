@@ -304,7 +304,7 @@ def _in_use(connection: Connection, backend: str, accelerator: str) -> AnyCalibr
 
 def _of_json(content: str) -> AnyCalibration:
     of_times = str(stored_json(content).get("id")).startswith(PREFIX)
-    return stored_as(content, time_calibration_of_json if of_times else calibration_of_json)
+    return stored_as(content, time_calibration_of_json) if of_times else stored_as(content, calibration_of_json)
 
 
 def find_calibration(connection: Connection, calibration_id: str) -> AnyCalibration:

@@ -140,7 +140,7 @@ def stored_as(text: object, read: Callable[[dict[str, Any]], T]) -> T:
         raise damaged(where(), f"{type(error).__name__}: {error}") from None
 
 
-def stored_json(text: object) -> dict[str, Any]:
+def stored_json(text: object) -> Any:
     """Return an object that the store holds as JSON. Raises DamagedStore for any other text."""
     try:
         value = json.loads(text) if isinstance(text, str) else None
