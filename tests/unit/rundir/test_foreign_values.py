@@ -18,6 +18,7 @@ from llmlaunch.rundir.foreign_values import (
     number_in,
     whole_number_in,
 )
+from llmlaunch.rundir.values import host_names
 
 
 @pytest.mark.parametrize(
@@ -127,3 +128,12 @@ def test_depth_is_counted_without_recursion() -> None:
     assert is_deeper_than(value)
     assert not is_deeper_than([[1], {"a": [2]}], 3)
     assert is_deeper_than([[1], {"a": [2]}], 2)
+
+
+@pytest.mark.parametrize("expression", ["n[1-999999999]", "n[1-90000][1-90000]", "n[" + "9" * 5000 + "]", "n[²]"])
+def test_a_host_list_without_end_stays_as_it_is(expression: str) -> None:
+    assert host_names(expression) == [expression]
+
+
+def test_a_host_list_is_expanded() -> None:
+    assert host_names("n[1-2,07],m[1-2]x[3]") == ["n1", "n2", "n07", "m1x3", "m2x3"]

@@ -16,6 +16,7 @@ from llmlaunch.command_lines.recipe_file import RecipeSource, read_source, recip
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.recipe.load import load_written
+from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.verdicts import UNKNOWN
 
 __all__ = [
@@ -116,8 +117,8 @@ def job_of_script(
         UserError: the script cannot be read, starts no training, or does not say all that a plan needs.
     """
     values = variables or {}
-    named = {name: value for name, value in values.items() if not name.isdigit()}
-    most = max((int(name) for name in values if name.isdigit()), default=0)
+    named = {name: value for name, value in values.items() if not is_whole_number(name)}
+    most = max((int(name) for name in values if is_whole_number(name)), default=0)
     arguments = [values.get(str(place), "") for place in range(1, most + 1)]
     return _planned(read_source(path, arguments, named, number), cluster, overrides, notify)
 

@@ -11,6 +11,7 @@ from llmlaunch.cli.planning import recipe_arguments
 from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import NothingSafe, NoVerdict, UserError
 from llmlaunch.recipe.types import AUTO_NODES, MOST_NODES
+from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import to_type
 from llmlaunch.verdicts import EXIT_CODES, first_exit_code
 
@@ -68,7 +69,7 @@ def compare_command(
 def _nodes(word: str) -> int:
     if word == "auto":
         return AUTO_NODES
-    if not (word.isascii() and word.isdigit() and 1 <= int(word[:9]) <= MOST_NODES):
+    if not (is_whole_number(word) and 1 <= int(word[:9]) <= MOST_NODES):
         raise UserError(
             f"--nodes {word[:40]}: is no number of nodes; write for example --nodes 8,16,32 or --nodes auto"
         )

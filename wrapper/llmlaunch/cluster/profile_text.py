@@ -19,6 +19,7 @@ from llmlaunch.documents.validate import validate
 from llmlaunch.documents.writing import new_place, write_whole
 from llmlaunch.documents.yaml_strict import Document, parse_document, read_text
 from llmlaunch.errors import UserError
+from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted
 from llmlaunch.user_data import with_home
 
@@ -158,7 +159,7 @@ def _accounts(site: SlurmSite, partition: Partition | None) -> tuple[str, ...]:
 
 
 def _most_nodes(partition: Partition, count: int) -> int:
-    return min(count, int(partition.max_nodes)) if partition.max_nodes.isdigit() else count
+    return min(count, int(partition.max_nodes)) if is_whole_number(partition.max_nodes) else count
 
 
 def _head(site: SlurmSite, kind: _Kind, partition: Partition | None) -> Iterator[str]:
@@ -170,7 +171,7 @@ def _head(site: SlurmSite, kind: _Kind, partition: Partition | None) -> Iterator
     others = [other.name for other in site.partitions if any(other.name in node.partitions for node in kind.nodes)]
     yield f"# Partitions that have them: {', '.join(others)}."
     if partition is not None and partition.max_time:
-        most = f", {counted(int(partition.max_nodes), 'node')} at most" if partition.max_nodes.isdigit() else ""
+        most = f", {counted(int(partition.max_nodes), 'node')} at most" if is_whole_number(partition.max_nodes) else ""
         yield f"# Longest job in {partition.name}: {partition.max_time}{most} (slurm: {{time: ...}} of the recipe)."
     preempt = (partition.preempt_mode if partition else "") or config("PreemptMode")
     if preempt and preempt != "OFF":

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from math import prod
 
 from llmlaunch.frozen import frozen
+from llmlaunch.rundir.foreign_values import is_whole_number
 
 __all__ = ["Answers", "Gpus", "Partition", "SlurmNode", "SlurmSite", "gpus_of_gres", "host_count", "read_site"]
 
@@ -137,7 +138,7 @@ def _names(record: str, field: str) -> tuple[str, ...]:
 
 def _number(record: str, *fields: str) -> int:
     values = (_field(record, field) for field in fields)
-    return next((int(value) for value in values if value.isdigit()), 0)
+    return next((int(value) for value in values if is_whole_number(value)), 0)
 
 
 def _partition(record: str) -> Partition:
@@ -171,7 +172,7 @@ def gpus_of_gres(gres: str) -> tuple[Gpus, ...]:
     entries = (entry.split(":") for entry in re.sub(r"\([^)]*\)", "", gres).split(","))
     gpus = []
     for kind, *parts in entries:
-        if kind == "gpu" and parts and parts[-1].isdigit():
+        if kind == "gpu" and parts and is_whole_number(parts[-1]):
             named = [word for word in parts[:-1] if word != "no_consume"]
             gpus.append(Gpus(named[0] if named else None, int(parts[-1])))
     return tuple(gpus)

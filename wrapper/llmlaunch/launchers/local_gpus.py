@@ -15,6 +15,7 @@ from llmlaunch.cluster.profile import Accelerator
 from llmlaunch.errors import UserError
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
+from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import GIB
 
@@ -137,7 +138,7 @@ def _visible(gpus: list[LocalGpu]) -> list[LocalGpu]:
         return gpus
     shown: list[LocalGpu] = []
     for word in (word.strip() for word in words.split(",")):
-        if word.isascii() and word.isdigit():
+        if is_whole_number(word):
             matches = gpus[int(word) : int(word) + 1]
         else:
             matches = [gpu for gpu in gpus if word and gpu.uuid.startswith(word)]

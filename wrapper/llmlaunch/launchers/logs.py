@@ -13,6 +13,7 @@ from llmlaunch.launchers.run_files import attempt_names, node_count
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import LogTail, open_regular
+from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.run import attempt_order
 
 __all__ = ["JOB", "JobLogs", "LogLine", "other_files", "the_attempts", "the_nodes"]
@@ -153,7 +154,7 @@ def the_nodes(
     ranked = _nodes_by_rank(submission, attempts)
     if word in wrote or (later and word in ranked):
         return frozenset({word})
-    if word.isascii() and word.isdigit() and int(word) < len(ranked):
+    if is_whole_number(word) and int(word) < len(ranked):
         return frozenset({ranked[int(word)]})
     there = f"there are {', '.join(wrote)}" if wrote else "there are none yet"
     raise UserError(
@@ -189,7 +190,7 @@ def _nodes_by_rank(submission: Submission, attempts: frozenset[str] | None) -> l
 def _node_order(node: str) -> tuple[bool, list[tuple[bool, int, str]]]:
     """node2 before node10."""
     return node != JOB, [
-        (part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", node)
+        (is_whole_number(part), int(part) if is_whole_number(part) else 0, part) for part in re.split(r"(\d+)", node)
     ]
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ..rundir import file_names
 from ..rundir.attempt import Attempt
 from ..rundir.file_names import attempt_folder, node_log
+from ..rundir.foreign_values import is_whole_number
 from ..rundir.rank_records import rank_files, rank_records
 from ..rundir.values import is_host
 from .files import open_to_append, say
@@ -45,13 +46,13 @@ def attempt_of_cycle(first: str, environment: Mapping[str, str]) -> str:
     """Return the attempt that ft_launcher's cycle is, in a step that began with attempt `first`."""
     job, _, number = first.rpartition(".")
     cycle = environment.get(CYCLE_VARIABLE, "")
-    return f"{job}.{int(number) + int(cycle)}" if cycle.isdigit() and number.isdigit() else first
+    return f"{job}.{int(number) + int(cycle)}" if is_whole_number(cycle) and is_whole_number(number) else first
 
 
 def later_attempts(run_directory: Path, attempt: str) -> Iterator[str]:
     """Yield the attempts after this one that have a folder, in their order."""
     job, _, number = attempt.rpartition(".")
-    later = int(number) + 1 if number.isdigit() else 0
+    later = int(number) + 1 if is_whole_number(number) else 0
     while later and attempt_folder(run_directory, f"{job}.{later}").is_dir():
         yield f"{job}.{later}"
         later += 1

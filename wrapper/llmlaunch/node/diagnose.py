@@ -18,6 +18,7 @@ from ..causes.log_scan import read_log, scan
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
+from ..rundir.foreign_values import is_whole_number
 from ..rundir.monitor_samples import add_lines
 from ..rundir.rank_records import node_rank_records
 from ..rundir.values import counted
@@ -187,7 +188,7 @@ def _line(record: bytes, since_boot: float) -> str | None:
     """`6,1234,98765432,-;text`: priority, number, microseconds since boot (Documentation/ABI/testing/dev-kmsg)."""
     head, _, text = record.decode("utf-8", errors="replace").partition(";")
     fields = head.split(",")
-    if len(fields) < 3 or not fields[2].isdigit() or int(fields[2]) / 1e6 < since_boot:
+    if len(fields) < 3 or not is_whole_number(fields[2]) or int(fields[2]) / 1e6 < since_boot:
         return None
     return text.split("\n", 1)[0]
 

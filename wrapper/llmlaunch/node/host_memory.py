@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..rundir.foreign_values import is_whole_number
+
 if TYPE_CHECKING:
     from .files import Record
 
@@ -148,7 +150,7 @@ def _lines(path: Path) -> list[str]:
 
 def _field(path: Path, name: str) -> int | None:
     counts = [line.split()[1] for line in _lines(path) if line.split()[:1] == [name] and len(line.split()) == 2]
-    return int(counts[0]) if counts and counts[0].isdigit() else None
+    return int(counts[0]) if counts and is_whole_number(counts[0]) else None
 
 
 def _number(path: Path) -> int | None:
@@ -156,4 +158,4 @@ def _number(path: Path) -> int | None:
         text = path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
         return None
-    return int(text) if text.isdigit() else None
+    return int(text) if is_whole_number(text) else None

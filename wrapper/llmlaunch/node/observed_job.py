@@ -17,6 +17,7 @@ from ..causes.redaction import masked, secret_values
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_text
+from ..rundir.foreign_values import is_whole_number
 from ..rundir.values import is_host, is_path_component, is_slurm_job
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _component(text: str) -> str:
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name, "")
-    return int(text) if text.isdigit() and len(text) < 12 else default
+    return int(text) if is_whole_number(text) and len(text) < 12 else default
 
 
 def take_attempt(job: ObservedJob, directory: Path | None) -> tuple[Path, str]:

@@ -19,6 +19,7 @@ from ..placement.traffic import Sizes, Volumes, inverse, term_seconds, traffic
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object
+from ..rundir.foreign_values import is_whole_number
 from ..rundir.values import counted, host_names
 from .files import NODES_ON_STDIN, command_parser, say, write_or_say
 
@@ -190,7 +191,7 @@ def _units(text: str, wanted: set[str]) -> Iterator[Unit]:
     for line in text.splitlines():
         fields: dict[str, str] = dict(_FIELD.findall(line))
         below = frozenset(host_names(fields.get("Nodes", ""))) if "Nodes" in fields else frozenset()
-        if "SwitchName" in fields and fields.get("Level", "").isdigit():
+        if "SwitchName" in fields and is_whole_number(fields.get("Level", "")):
             yield int(fields["Level"]), below & wanted
         elif "BlockName" in fields:
             yield 0, below & wanted

@@ -27,6 +27,7 @@ from ..causes.log_scan import read_log, scan
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import appended_records, read_object, replace_json
+from ..rundir.foreign_values import is_whole_number
 from .files import NODES_ON_STDIN, RecordAppender, command_parser, say
 from .preflight_checks import node_facts
 from .preflight_verdict import DOES, NOT_STARTED, STAGES, bad_nodes, reached, site_warnings
@@ -185,7 +186,7 @@ def gpu_problems(visible: str | None) -> list[str]:
 def _ours(count: int, visible: str | None) -> list[int]:
     """Indexes of NVML. Where fewer are there than the highest number named, the others are hidden and all are ours."""
     names = [name.strip() for name in (visible or "").split(",") if name.strip()]
-    if not names or not all(name.isdigit() and int(name) < count for name in names):
+    if not names or not all(is_whole_number(name) and int(name) < count for name in names):
         return list(range(count))
     return [int(name) for name in names]
 

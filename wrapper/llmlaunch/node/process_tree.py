@@ -9,6 +9,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..rundir.foreign_values import is_whole_number
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
@@ -97,7 +99,7 @@ def parent_of(pid: int) -> int:
 
 
 def all_pids() -> Iterator[int]:
-    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return (int(entry.name) for entry in Path("/proc").iterdir() if is_whole_number(entry.name))
 
 
 def _children() -> dict[int, list[int]]:

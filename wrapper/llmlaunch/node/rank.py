@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
+from ..rundir.foreign_values import is_whole_number
 from .cycles import attempt_of_cycle, begin_cycle
 from .files import RecordAppender, command_parser, say
 from .hook_files import HOOK_FOLDER
@@ -175,7 +176,7 @@ def execute(program: list[str], environment: Mapping[str, str]) -> int:
 def _environment_int(name: str) -> int:
     """torchrun sets RANK and LOCAL_RANK; a program started alone is rank 0."""
     text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else 0
+    return int(text) if is_whole_number(text) else 0
 
 
 def put_hook_first(hook: Path) -> bool:

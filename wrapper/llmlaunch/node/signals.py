@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 
+from ..rundir.foreign_values import is_whole_number
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -50,7 +52,7 @@ def signal_number(name: str) -> int:
         return int(signal.Signals[name])
     except KeyError:
         digits = name[3:]
-        return int(digits) if digits.isdigit() else 0
+        return int(digits) if is_whole_number(digits) else 0
 
 
 def end_like(number: int) -> None:

@@ -28,6 +28,7 @@ from llmlaunch.readiness.findings import (
 )
 from llmlaunch.readiness.written_folders import nearest_folder
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import gib
 
@@ -80,7 +81,7 @@ def _last_checkpoint(folder: Path, name: str) -> LastCheckpoint | None:
     numbers = STEP.findall(text)
     if not numbers or "/" in text:
         return None
-    return LastCheckpoint(int(numbers[-1]), folder / (f"iter_{int(text):07d}" if text.isdigit() else text))
+    return LastCheckpoint(int(numbers[-1]), folder / (f"iter_{int(text):07d}" if is_whole_number(text) else text))
 
 
 def _resumed(recipe: Recipe, layout: Layout, folder: Path, last: LastCheckpoint) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.launchers.place import THIS_MACHINE, Place
 from llmlaunch.readiness.findings import Finding, doubtful, missing, note
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import duration
 
@@ -79,7 +80,7 @@ def request_findings(recipe: Recipe, training_seconds: float, listed: str) -> It
 
 def _group(line: str) -> NodeGroup | None:
     fields = line.split("|")
-    if len(fields) != 9 or not fields[5].isdigit():
+    if len(fields) != 9 or not is_whole_number(fields[5]):
         return None
     partition, state, longest, usual, size, nodes, node_state, gres, memory = fields
     most = size.rpartition("-")[2]
@@ -89,11 +90,11 @@ def _group(line: str) -> NodeGroup | None:
         up=state == "up",
         longest_seconds=limit_seconds(longest),
         default_seconds=limit_seconds(usual),
-        most_nodes=int(most) if most.isdigit() else None,
+        most_nodes=int(most) if is_whole_number(most) else None,
         nodes=int(nodes),
         usable=not node_state.startswith(UNUSABLE),
         gpus=gpus_of_gres(gres),
-        memory_mib=int(memory.rstrip("+")) if memory.rstrip("+").isdigit() else 0,
+        memory_mib=int(memory.rstrip("+")) if is_whole_number(memory.rstrip("+")) else 0,
     )
 
 
@@ -179,7 +180,7 @@ def _memory_mib(value: object) -> float | None:
     text = "" if value is None or isinstance(value, bool) else str(value).strip().upper().removesuffix("B")
     unit = text[-1:] if text[-1:] in UNITS_IN_MIB else "M"
     number = text.removesuffix(unit)
-    return float(number) * UNITS_IN_MIB[unit] if number.isdigit() else None
+    return float(number) * UNITS_IN_MIB[unit] if is_whole_number(number) else None
 
 
 def _duration(recipe: Recipe, training_seconds: float, asked: Sequence[NodeGroup]) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from llmlaunch.readiness.findings import (
 )
 from llmlaunch.recipe.overrides import is_written
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.foreign_values import is_whole_number
 
 __all__ = ["learning_rate_findings", "weight_findings"]
 
@@ -83,7 +84,7 @@ def _megatron(folder: Path) -> str | None:
             )
         return f"{folder} has no {TRACKER}, so Megatron-LM would find no checkpoint there; name the folder that has it"
     text = (first_bytes(tracker, 64) or b"").decode("utf-8", "replace").strip()
-    if text != "release" and not text.isdigit():
+    if text != "release" and not is_whole_number(text):
         return f"{tracker} holds {text[:20]!r} instead of an iteration or the word release; write which one to load"
     named = folder / ("release" if text == "release" else f"iter_{int(text):07d}")
     if folder_entries(named):

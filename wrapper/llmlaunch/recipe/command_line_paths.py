@@ -12,6 +12,7 @@ from llmlaunch.documents.yaml_strict import KeyPath, parse_value
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.containers import is_path
 from llmlaunch.recipe.overrides import parse_override
+from llmlaunch.rundir.foreign_values import is_whole_number
 
 __all__ = ["from_working_directory", "in_working_directory"]
 
@@ -76,7 +77,7 @@ def _absolute(path: KeyPath, value: Any) -> Any:
         return {key: _absolute((*path, key), item) for key, item in value.items()}
     if isinstance(value, list):
         return [_absolute((*path, "*"), item) for item in value]
-    names_path = _MAY_BE_PATHS.get(".".join("*" if str(part).isdigit() else str(part) for part in path))
+    names_path = _MAY_BE_PATHS.get(".".join("*" if is_whole_number(str(part)) else str(part) for part in path))
     if not isinstance(value, str) or names_path is None or not value or value.startswith(("/", "~", "-")):
         return value
     if "://" in value:  # an address, which may hold a secret that is looked for in it as it stands

@@ -18,6 +18,7 @@ from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.recipe.containers import is_path
 from llmlaunch.recipe.training import MOST_STEPS
 from llmlaunch.recipe.types import AUTO_NODES, FT_LAUNCHER, Recipe
+from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted
 
 __all__ = ["cautions", "disagreements"]
@@ -400,7 +401,7 @@ def _cores_asked(recipe: Recipe) -> int | None:
         return recipe.cluster.devices_per_node  # in a form that only SLURM counts
     for option, times in (("cpus-per-task", 1), ("cpus-per-gpu", recipe.cluster.devices_per_node), ("mincpus", 1)):
         value = options.get(option)
-        if value not in (None, False, True) and str(value).isdigit():
+        if value not in (None, False, True) and is_whole_number(str(value)):
             return int(value) * times
     return recipe.cluster.cpus_per_node
 

@@ -35,6 +35,7 @@ from llmlaunch.recipe.overrides import apply_overrides, parse_override
 from llmlaunch.recipe.tracking import tracking_problems, tracking_with_absolute_paths
 from llmlaunch.recipe.training import number_notes, training_from, training_problems
 from llmlaunch.recipe.types import NO_RESTART, SCHEMA, VOCABULARY, Recipe, Restart, recipe_form
+from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import to_type
 from llmlaunch.user_data import with_home
 
@@ -122,7 +123,7 @@ def _refuse_secrets(written: Document, overrides: Sequence[str], allowed: Any) -
     passed = refuse_secrets(written, allowed)
     for word in overrides:
         path, value = parse_override(word)
-        passed += refuse_secrets(value, allowed, tuple(int(part) if part.isdigit() else part for part in path))
+        passed += refuse_secrets(value, allowed, tuple(int(part) if is_whole_number(part) else part for part in path))
     return tuple(dict.fromkeys(passed))
 
 

@@ -18,6 +18,7 @@ from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_document, p
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
 from llmlaunch.recipe.types import VOCABULARY, Recipe, recipe_form
+from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted, shortened
 
 __all__ = [
@@ -136,7 +137,7 @@ def _enter(node: Any, key: Any, part: str) -> Any:
 
 
 def _index(part: str, items: list[Any], name: str) -> int:
-    if part.isascii() and part.isdigit() and len(part) < 7 and int(part) <= len(items):
+    if is_whole_number(part) and len(part) < 7 and int(part) <= len(items):
         return int(part)
     raise UserError(f"{name}: {part!r} is no place in a list of {len(items)}; count from 0, or give the whole list")
 

@@ -13,6 +13,7 @@ from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.peak import OUTSIDE_TORCH
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.plan import Plan
+from llmlaunch.rundir.foreign_values import is_whole_number
 
 __all__ = [
     "ALL",
@@ -193,7 +194,7 @@ def chosen_ranks(plan: Plan, shape: ModelShape, word: str) -> tuple[RankChoice, 
 
 
 def _number(word: str) -> int | None:
-    return int(word) if word.isascii() and word.isdigit() and len(word) < 7 else None
+    return int(word) if is_whole_number(word) and len(word) < 7 else None
 
 
 def _alike(plan: Plan, shape: ModelShape) -> tuple[RankChoice, ...]:

@@ -9,6 +9,7 @@ from textwrap import wrap
 from typing import TextIO
 
 from llmlaunch.frozen import frozen
+from llmlaunch.rundir.foreign_values import is_whole_number
 
 __all__ = ["PIPE", "Surface", "filled", "shown_on"]
 
@@ -39,7 +40,7 @@ def shown_on(stream: TextIO | None = None) -> Surface:
 
 def _columns(stream: TextIO, on_terminal: bool) -> int | None:
     stated = os.environ.get("COLUMNS", "")
-    if stated.isascii() and stated.isdigit() and int(stated) > 0:
+    if is_whole_number(stated) and int(stated) > 0:
         return max(int(stated), LEAST_WIDTH)
     if not on_terminal:
         return None

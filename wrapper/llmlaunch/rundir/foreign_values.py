@@ -21,6 +21,7 @@ __all__ = [
     "byte_size_in",
     "fits_64_bits",
     "is_deeper_than",
+    "is_whole_number",
     "literal_in",
     "number_in",
     "whole_number_in",
@@ -61,6 +62,11 @@ def whole_number_in(text: str | bytes | None) -> int | None:
         return None
     value = int(text)
     return value if value <= MOST_WHOLE else None
+
+
+def is_whole_number(text: str | bytes) -> bool:
+    """Return whether `whole_number_in` reads this text, and so `int` does."""
+    return whole_number_in(text) is not None
 
 
 def number_in(text: str | bytes | None) -> float | None:

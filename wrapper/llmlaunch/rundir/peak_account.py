@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .foreign_values import is_whole_number
 from .monitor_samples import countable_gpus
 from .probe_files import fullest_devices
 from .summary import NodeSummary, RankSummary
@@ -271,7 +272,7 @@ def _by_place(record: Record, gpus: Sequence[GpuPeaks], whole_node: bool) -> tup
 def _named(entry: str, gpus: Sequence[GpuPeaks]) -> GpuPeaks | None:
     """One entry of CUDA_VISIBLE_DEVICES: an index in PCI order (jobs run with CUDA_DEVICE_ORDER=PCI_BUS_ID), or a
     UUID, which CUDA lets be shortened as long as one GPU alone begins with it."""
-    if entry.isascii() and entry.isdigit():
+    if is_whole_number(entry):
         return gpus[int(entry)] if int(entry) < len(gpus) else None
     matches = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
     return matches[0] if len(matches) == 1 else None

@@ -89,7 +89,8 @@ _LOCAL_JOB = re.compile(r"local-[0-9]{1,12}-[1-9][0-9]{0,9}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}", re.ASCII)
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@-]{0,199}", re.ASCII)
 _RESTARTS = re.compile(r"[0-9]{1,6}", re.ASCII)
-_NUMBERS = re.compile(r"\[([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\]", re.ASCII)
+_NUMBERS = re.compile(r"\[([0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*)\]", re.ASCII)
+MOST_HOSTS = 100_000  # of one expression; SLURM itself stops at 64,000 (MAX_RANGE in its hostlist.c)
 _FALLBACK = re.compile(r"fallback/[1-9][0-9]{0,3}", re.ASCII)
 _FEWER_NODES = re.compile(r"nodes/[1-9][0-9]{0,5}", re.ASCII)
 
@@ -124,8 +125,8 @@ def is_attempt(text: object) -> bool:
 
 
 def host_names(expression: str) -> list[str]:
-    """Return the names a SLURM host list stands for: `n[1-2,07]` is n1, n2, n07. What is not understood stays
-    as it is."""
+    """Return the names a SLURM host list stands for: `n[1-2,07]` is n1, n2, n07. What is not understood, or stands for
+    more than MOST_HOSTS, stays as it is."""
     return [name for part in re.split(r",(?![^\[]*\])", expression) if part for name in _expanded(part)]
 
 
@@ -134,9 +135,11 @@ def _expanded(part: str) -> list[str]:
     if numbers is None:
         return [part]
     head, tails = part[: numbers.start()], _expanded(part[numbers.end() :])
-    names = []
+    names: list[str] = []
     for span in numbers[1].split(","):
         first, _, last = span.partition("-")
+        if (int(last or first) - int(first) + 1) * len(tails) + len(names) > MOST_HOSTS:
+            return [part]
         names += [
             f"{head}{n:0{len(first)}d}{tail}" for n in range(int(first), int(last or first) + 1) for tail in tails
         ]

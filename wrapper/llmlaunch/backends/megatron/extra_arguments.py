@@ -23,6 +23,7 @@ from llmlaunch.backends.megatron.facts import MegatronOptions
 from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, Flag, core_parser, rendered_version
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.foreign_values import is_whole_number
 
 __all__ = ["FLAG_CLASSES", "classed_arguments", "megatron_flag_class", "with_extra_arguments"]
 
@@ -146,4 +147,4 @@ def _stated_values(recipe: Recipe) -> Mapping[str, str]:
 
 def _number(values: Mapping[str, str], name: str, default: int) -> int:
     text = values.get(name, "")
-    return int(text) if text.isdigit() else default
+    return int(text) if is_whole_number(text) else default

@@ -13,6 +13,7 @@ from llmlaunch.cluster.slurm_site import Answers
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.place import THIS_MACHINE, Place
 from llmlaunch.launchers.slurm.commands import CommandAnswer, SlurmCommands
+from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import host_names
 
 __all__ = ["ask_site", "cluster_name", "exclusion", "max_array_size", "nodes_of_cluster"]
@@ -88,7 +89,7 @@ def max_array_size() -> int | None:
         size = _configured("MaxArraySize", lambda line: None)
     except UserError:  # there is no scontrol
         return None
-    return int(size) if size is not None and size.isdigit() else None
+    return int(size) if size is not None and is_whole_number(size) else None
 
 
 def _configured(name: str, say: Callable[[str], None], place: Place = THIS_MACHINE) -> str | None:

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from llmlaunch.launchers.base import Phase
+from llmlaunch.rundir.foreign_values import is_whole_number
 
 __all__ = [
     "LATE_JOB_FORMAT",
@@ -123,7 +124,7 @@ def parse_late_jobs(text: str, mark: str, work_dir: Path, earliest: datetime) ->
         if line.startswith("CLUSTER: "):  # squeue -M names each cluster before its jobs
             cluster = line.removeprefix("CLUSTER: ").strip()
         fields = line.split("|", 2)
-        if len(fields) == 3 and fields[0].isdecimal():
+        if len(fields) == 3 and is_whole_number(fields[0]):
             matches += _match_of(
                 JobMatch(int(fields[0]), False, cluster), fields[1], fields[2], mark, work_dir, earliest
             )
@@ -156,7 +157,7 @@ def strange_jobs(text: str, uid: int, marks: Sequence[str], work_dirs: Sequence[
     strange = []
     for line in text.splitlines():
         fields = line.split("|", 2)
-        if len(fields) != 3 or not fields[0].isdecimal():
+        if len(fields) != 3 or not is_whole_number(fields[0]):
             continue
         job, user, rest = fields
         here = any(rest == str(folder) or rest.startswith(f"{folder}|") for folder in work_dirs)
@@ -173,7 +174,7 @@ def parse_squeue(text: str) -> dict[str, Row]:
         if len(fields) == 5:
             job, state, restarts, starts, reason = fields
             reason = reason.removesuffix("|")
-            count = int(restarts) if restarts.isdecimal() else 0
+            count = int(restarts) if is_whole_number(restarts) else 0
             rows[_job(job)] = Row(
                 _first_word(state), "" if reason == "None" else reason, starts=_time(starts), restarts=count
             )
