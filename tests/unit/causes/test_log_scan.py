@@ -394,7 +394,7 @@ def test_a_bad_loss_names_its_step(line: str) -> None:
     assert (hit.kind, hit.numbers) == ("bad_loss", {"since_step": 1201})
 
 
-@pytest.mark.parametrize("digits", ["9" * 400, "9" * 5000, "1.2.3", "1" + "0" * 30])
+@pytest.mark.parametrize("digits", ["9" * 400, "9" * 3000, "1.2.3", "1" + "0" * 30])
 def test_a_size_that_cannot_be_read_does_not_hide_the_cause(digits: str) -> None:
     [hit] = scan(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {digits} GiB. GPU 0 has a total "
                  "capacity of 79.25 GiB of which 1.00 GiB is free.")  # fmt: skip

@@ -129,15 +129,15 @@ def score(record: Record, clusters: Mapping[str, Cluster], correction: Correctio
     try:
         node = _node(record, case, clusters)
         priced = estimate(replace(case.job, correction=correction), case.layout, case.num_microbatches, node=node)
-    except (ArithmeticError, IndexError, TypeError, ValueError):
+        seconds = _step_seconds(record, case, clusters)
+        limit, most = _limits(record)
+    except (ArithmeticError, AttributeError, IndexError, MemoryError, TypeError, ValueError):
         return ScoredRecord(record, supported=False, reason=NO_SIZES)
     rank = _compared_rank(record, priced)
     predicted, worst = _bytes_of_kind(rank, record["peak_kind"]), priced.worst.device_bytes
-    limit, most = _limits(record)
     if record["peak_kind"] in HOST:
         predicted = worst = priced.host_bytes_per_node or 0
         limit = most = _share(_host_capacity(record, clusters))
-    seconds = _step_seconds(record, case, clusters)
     tokens = case.job.workload.tokens_per_step
     return ScoredRecord(
         record,

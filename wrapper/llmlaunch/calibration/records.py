@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, cast, get_args, get_origin, get_type_hints
 
 from llmlaunch.cluster.cards import accelerator_of_card
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import read_bytes
-from llmlaunch.rundir.values import to_type
+from llmlaunch.rundir.foreign_values import MOST_WHOLE, is_deeper_than, number_in
+from llmlaunch.rundir.values import shortened, to_type
 
 __all__ = [
     "ATORCH_PIPELINE",
@@ -120,6 +122,7 @@ REQUIRED = (
     *("id", "family", "peak_kind", "peak_bytes", "backend", "gpu", "sequence_length", "micro_batch_size"),
     *SECTIONS,
 )
+NAMES = ("id", "family", "peak_kind", "backend", "gpu")  # never null
 CONFIGURATION = (
     *("backend", "gpu", "gpu_memory_bytes", "world_size", "model", "sequence_length", "micro_batch_size"),
     *("global_batch_size", "parallelism", "optimizer", "recompute", "precision", "implementation", "techniques"),
@@ -151,17 +154,24 @@ def read_records(path: Path) -> list[MeasurementRecord]:
 
 def _record(path: Path, number: int, line: str) -> MeasurementRecord:
     try:
-        record = json.loads(line, parse_constant=_refuse_constant)
+        record = json.loads(line, parse_constant=_refuse_constant, parse_float=_finite)
     except ValueError as failure:
         raise UserError(f"{path}:{number}: is not JSON ({failure}); mend or remove the line") from None
     except RecursionError:
         raise UserError(f"{path}:{number}: is nested too deeply for a measurement record; remove the line") from None
     if not isinstance(record, dict):
         raise UserError(f"{path}:{number}: is not a JSON object; a measurement record is one object a line")
-    defect = problem(record)
+    defect = "is nested too deeply for a measurement record" if is_deeper_than(record) else problem(record)
     if defect is not None:
         raise UserError(f"{path}:{number}: {defect}")
     return cast(MeasurementRecord, record)
+
+
+def _finite(text: str) -> float:
+    value = number_in(text)
+    if value is None:
+        raise ValueError(f"{shortened(text)} is no number of a measurement")
+    return value
 
 
 def _refuse_constant(name: str) -> float:
@@ -174,7 +184,44 @@ def problem(record: Record) -> str | None:
     if missing:
         return f"lacks {', '.join(missing)}; null means not known, absent is refused"
     wrong = [name for name in SECTIONS if not isinstance(record[name], dict)]
-    return f"{', '.join(wrong)} must be an object" if wrong else None
+    if wrong:
+        return f"{', '.join(wrong)} must be an object"
+    unnamed = [name for name in NAMES if not isinstance(record[name], str)]
+    if unnamed:
+        return f"{', '.join(unnamed)} must be a text"
+    for name, words in _field_words().items():
+        value = record.get(name)
+        if value is not None and not _FITS[words](value):
+            return f"{name} must be {words} or null, not {shortened(repr(value))}"
+    repeats = record.get("repeats")
+    if repeats and not all(_is_number(repeats.get(name)) for name in ("min_bytes", "max_bytes")):
+        return "repeats must name min_bytes and max_bytes, numbers"
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MOST_WHOLE
+
+
+_FITS: Mapping[str, Callable[[object], bool]] = {
+    "a text": lambda value: isinstance(value, str),
+    "a number": _is_number,
+    "true or false": lambda value: isinstance(value, bool),
+    "a list": lambda value: isinstance(value, list),
+    "an object": lambda value: isinstance(value, dict),
+}
+_WORDS = {str: "a text", int: "a number", float: "a number", bool: "true or false", list: "a list", dict: "an object"}
+
+
+@cache
+def _field_words() -> Mapping[str, str]:
+    """Return what each field of MeasurementRecord must be, in words."""
+    words = {}
+    for name, hint in get_type_hints(MeasurementRecord).items():
+        form = next((part for part in (hint, *get_args(hint)) if part in _WORDS or get_origin(part) in _WORDS), None)
+        if form is not None:
+            words[name] = _WORDS[get_origin(form) or form]
+    return words
 
 
 def table_of(record: Record) -> str | None:
