@@ -81,16 +81,16 @@ def where(environment: Mapping[str, str] | None = None) -> Location:
 def store_exists(location: Location | None = None) -> bool:
     """Whether there is a store to read. A named database server counts as one; without a home directory there is
     none."""
-    return location_of_store(location) is not None
+    return _known_location(location) is not None
 
 
 def existing_store() -> Location | None:
     """Return where the store is, None where there is none to read. Raises UserError for a variable that cannot be
     understood."""
-    return location_of_store(None)
+    return _known_location(None)
 
 
-def location_of_store(location: Location | None) -> Location | None:
+def _known_location(location: Location | None) -> Location | None:
     if location is None and not os.environ.get(VARIABLE, "").strip() and user_data(os.environ) is None:
         return None
     place = location or where()
