@@ -33,6 +33,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.foreign_values import is_whole_number
 
 __all__ = ["HUGGING_FACE_FLAGS", "SETTING_CLASSES", "SHIPPED_TRAINER_FLAGS", "classed_arguments"]
 
@@ -153,7 +154,7 @@ def _validation_class(recipe: Recipe, flag_class: FlagClass, layout: Layout) -> 
     """Return the class of a flag that turns validation on, by how many sequences it validates at once."""
     words = recipe.backend.script_args
     sizes = [words[place + 1] for place, word in enumerate(words[:-1]) if word == EVALUATION_BATCH]
-    size = int(sizes[-1]) if sizes and sizes[-1].isascii() and sizes[-1].isdigit() else EVALUATION_SEQUENCES
+    size = int(sizes[-1]) if sizes and is_whole_number(sizes[-1]) else EVALUATION_SEQUENCES
     if size <= layout.micro_batch_size:
         return FlagClass(NEUTRAL, "validation of no more sequences than a micro-batch keeps less than training on them")
     return replace(flag_class, times=size / layout.micro_batch_size)
