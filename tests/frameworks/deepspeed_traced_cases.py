@@ -29,6 +29,11 @@ WIDE = (
     "model={family: llama, num_layers: 2, hidden_size: 4096, ffn_hidden_size: 14336, num_attention_heads: 32, "
     "num_query_groups: 8, max_position_embeddings: 8192, vocab_size: 32000}"
 )
+# whose attention is wide enough to be the peak beside an MLP in pieces, and unfused norms
+WIDE_ATTENTION = (
+    "model={family: llama, num_layers: 2, hidden_size: 512, ffn_hidden_size: 1024, num_attention_heads: 16, "
+    "num_query_groups: 4, head_dim: 128, max_position_embeddings: 1000000, vocab_size: 2048}"
+)
 GPT2 = (
     "model={family: gpt2, num_layers: 2, hidden_size: 1024, ffn_hidden_size: 4096, num_attention_heads: 8, "
     "num_query_groups: 8, vocab_size: 32000, max_position_embeddings: 2048, tied_embeddings: true, gated_mlp: false, "
@@ -70,6 +75,12 @@ def split(stage: int, **sizes: Any) -> Layout:
 
 
 PIECES = "layout={loss: tiled, mlp_chunks: 8}"
+
+
+def two_layers(base: str) -> str:
+    return f"model={{base: {base}, num_layers: 2, vocab_size: 2048}}"
+
+
 CASES = (
     Case("ZeRO 0", split(0)),
     Case("ZeRO 1", split(1)),
@@ -101,4 +112,22 @@ CASES = (
         microbatches=1,
     ),
     Case("GPT-2", split(2), model=GPT2),
+    Case(
+        "attention beside an MLP in pieces",
+        split(3, recompute=RECOMPUTE_FULL),
+        ("layout={loss: tiled, loss_tiles: 64, mlp_chunks: 64}",),
+        WIDE_ATTENTION,
+        16384,
+        microbatches=1,
+    ),
+    Case(
+        "heads repeated over ranks",
+        split(3, context=8, recompute=RECOMPUTE_FULL),
+        ("layout={loss: tiled, loss_tiles: 64, mlp_chunks: 64}",),
+        WIDE_ATTENTION,
+        131072,
+        microbatches=1,
+    ),
+    Case("capped scores", split(2, recompute=RECOMPUTE_FULL), model=two_layers("gemma2-9b"), length=8192),
+    Case("scores beside sinks", split(2, recompute=RECOMPUTE_FULL), model=two_layers("gpt-oss-20b"), length=8192),
 )

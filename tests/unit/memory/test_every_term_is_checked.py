@@ -30,6 +30,7 @@ from support.term_mutants import mutants_of
 FORMULA = (
     "activations",
     "adapters",
+    "attention_backward",
     "batch_masks",
     "compressed",
     "exchange",
@@ -55,6 +56,7 @@ FORMULA = (
 BY_HAND = (
     "test_tensors_by_hand",
     "test_layers_by_hand",
+    "test_attention_backward",
     "test_compressed_by_hand",
     "test_kinds_by_hand",
     "test_vision_by_hand",

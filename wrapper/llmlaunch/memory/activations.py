@@ -370,10 +370,12 @@ def _block(job: Job, rows: RankColumns, depth: FloatColumn) -> FloatColumn | flo
 
 def kept_embedding(job: Job, rows: RankColumns) -> FloatColumn:
     """Return for the first rank int64 token ids, their labels, positions and loss mask; what the embedding's norm and
-    dropout keep, where it has them."""
+    dropout keep, where it has them; and the cosines and sines that all layers read, where they are not made inside a
+    kernel."""
     mask = float(job.shape.hidden_size) if job.shape.hidden_dropout > 0 else 0.0
     norm = job.facts.activation_bytes * job.shape.hidden_size if job.facts.embedding_norm else 0.0
-    embedding = tokens(job, rows) * (32.0 + (mask + norm) / sequence_split(job, rows))
+    turns = job.facts.rotary_bytes * job.shape.head_dim if job.shape.position_embedding == "rope" else 0.0
+    embedding = tokens(job, rows) * (32.0 + turns + (mask + norm) / sequence_split(job, rows))
     return np.where(rows.first, embedding * in_flight(job, rows).depth, 0.0)
 
 

@@ -197,11 +197,13 @@ class MemoryFacts:
     gated_gradient_in_place: bool = False  # and its backward overwrites gate and up
     norm_backward_bytes: float = 0.0  # per hidden element, beside the gradient, while an unfused norm runs backward
     norm_extra_bytes: float = 0.0  # per hidden element and norm: copies an unfused norm keeps beside input and output
+    rotary_bytes: float = 0.0  # per token and element of a head: cosines and sines that all layers read
     embedding_norm: bool = False  # a norm after the embedding, outside what is recomputed, keeps its input
     stage_output_bytes: float = 0.0  # per hidden element / tensor: this rank's share of the output it sent, kept
     attention_scores_saved: bool = False  # unfused attention keeps the s x s probabilities
     softmax_bytes: float | None = None  # of those in the softmax's own type, where the product with V reads a copy
-    score_gradient_bytes: float = 0.0  # per score: more alive in its backward pass than it has let go of by then
+    # per score, where scores are saved: more alive in their backward pass than it has let go of by then
+    score_gradient_bytes: float = 0.0
     logit_bytes: float = 6.0  # per token and vocabulary/tensor element, alive around the loss
     kept_logit_bytes: float = 4.0  # of the same, from the loss to its backward pass
     logit_gradient_bytes: float = 2.0  # of the same, while the head runs backward

@@ -40,6 +40,7 @@ __all__ = [
     "table_gradient",
     "table_sum",
     "tables_of_heads",
+    "tiled_inputs",
     "waiting_logits",
     "waiting_table",
 ]
@@ -99,6 +100,14 @@ def earlier_tiles(job: Job, rows: RankColumns) -> FloatColumn | float:
     no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
     head = 0.0 if no_temporary else job.facts.parameter_bytes * matrices(job, rows).head
     return np.where(rows.last, hidden + head, 0.0)
+
+
+def tiled_inputs(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the hidden states that a tiled loss reads, which live as long as the loss, through the backward pass of
+    all layers (ulysses_sp.py SequenceTiledCompute.forward, `ctx.kwargs_to_shard`, 0.19.8; traced)."""
+    if job.techniques.loss != "tiled" or job.facts.fused_loss is not None:
+        return np.zeros(len(rows))
+    return np.where(rows.last, job.facts.activation_bytes * tokens(job, rows) * job.shape.hidden_size, 0.0)
 
 
 def waiting_bytes(job: Job) -> float:

@@ -31,6 +31,7 @@ from llmlaunch.memory.loss import (
     saved_by_heads,
     step_logits,
     tables_of_heads,
+    tiled_inputs,
     waiting_logits,
     waiting_table,
 )
@@ -83,6 +84,7 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     beside = {"recomputed_layer": recomputed, **delayed_weight_gradients(job, rows), **paired_layer(job, rows)}
     # a prediction head's layer is the first to run backward, before the norm of the decoder
     first = {"logits_and_loss": norm} if job.shape.mtp_num_layers else {}
+    read = {"logits_and_loss": tiled_inputs(job, rows)} if job.techniques.loss == "tiled" else {}
     one_layer, waiting = _where_trained(job, rows, layer_backward(job, rows)), waiting_table(job, rows)
     backward = np.maximum(one_layer, one_layer + waiting - heads - embedded - sum(first.values()))
     gone = reduce(np.add, beside.values())
@@ -93,7 +95,7 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     # where a mixture runs forward a second time
     again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, 0.0, recomputed)
     mixture = np.maximum(mixture_forward(job, rows), adapted_forward(job, rows)) - again
-    layer = {**first, "layer_backward": np.maximum(np.maximum(backward, mixture), tables - gone), **beside}
+    layer = {**first, **read, "layer_backward": np.maximum(np.maximum(backward, mixture), tables - gone), **beside}
     whole = _Whole()
     alive = {**always, "activations": activations}
     newest = activations / np.maximum(in_flight(job, rows).depth, 1.0)

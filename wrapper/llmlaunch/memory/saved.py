@@ -29,6 +29,7 @@ __all__ = [
     "SavedTensors",
     "balanced_tokens",
     "kept_operators",
+    "key_value_heads",
     "leaves_device",
     "on_device",
     "padded_heads",
@@ -274,9 +275,9 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     if shape.mla is None:
         width = float(shape.query_width)
         heads = shape.num_attention_heads if facts.key_values_expanded else shape.num_query_groups
-        groups = np.maximum(heads, t) * shape.head_dim
+        groups, keys = np.maximum(heads, t) * shape.head_dim, key_value_heads(job, rows) * shape.head_dim
         mixed = 2.0 if facts.mixed_projection_kept else 1.0
-        tensors["attn_qkv"] = n * e * (mixed * (width + groups) + groups) / t
+        tensors["attn_qkv"] = n * e * (mixed * (width + keys) + keys) / t
         if shape.qk_l2_norm:
             tensors["attn_qk_norm"] = n * (e + STATISTIC_BYTES) * (width + groups) / t
         if shape.qk_layernorm:
@@ -299,6 +300,18 @@ def _attention(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     if facts.attention_scores_saved:
         tensors["attn_scores"] = _scores(job, rows)
     return tensors
+
+
+def key_value_heads(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the heads of keys, and of values, that attention reads, over all tensor ranks: at least one a rank, and
+    one for every query head where they are copied. An all-to-all over context ranks repeats the heads of a tensor rank
+    until there is one for each of them (deepspeed/runtime/sequence_parallel/ulysses_sp.py _combine_local_sequences,
+    0.19.8; Transformer Engine refuses fewer heads than ranks)."""
+    if job.facts.key_values_expanded:
+        heads = np.full(len(rows), float(job.shape.num_attention_heads))
+    else:
+        heads = np.asarray(np.maximum(job.shape.num_query_groups, rows.tensor), dtype=np.float64)
+    return np.maximum(heads, rows.tensor * rows.layouts.context) if job.facts.context_all_to_all else heads
 
 
 def _latents(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:

@@ -104,7 +104,8 @@ def encoder_backward(job: Job, rows: RankColumns) -> FloatColumn:
         return np.zeros(len(rows))
     e, h = job.facts.activation_bytes, vision.hidden_size
     width = h if vision.frozen else vision.ffn_hidden_size  # a projector is as wide inside, for each patch
-    scores = 0.0 if vision.frozen else job.facts.score_gradient_bytes * _scores(vision)
+    kept = job.facts.attention_scores_saved and not vision.frozen
+    scores = job.facts.score_gradient_bytes * _scores(vision) if kept else 0.0
     gradients = e * 2.0 * h + (e * 2.0 * width + scores) / rows.tensor
     gradients = gradients + e * vision.projectors * job.shape.hidden_size / vision.merge_size**2
     again = 0.0 if vision.frozen else saved_by_block(job, vision, rows.tensor) * _group(job, rows, vision)

@@ -8,17 +8,16 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
-from llmlaunch.memory.activations import RECOMPUTED, kept_by_layer, layer_input
+from llmlaunch.memory.activations import RECOMPUTED, layer_input
 from llmlaunch.memory.adapters import fused_pairs
-from llmlaunch.memory.compressed import attention_backward, mixing_backward
+from llmlaunch.memory.attention_backward import attention_backward
+from llmlaunch.memory.compressed import mixing_backward
 from llmlaunch.memory.heads import head_rank
-from llmlaunch.memory.job import Job, RankColumns, alike_parts, by_recompute, chunk_ranges, recomputes
+from llmlaunch.memory.job import Job, RankColumns, alike_parts, by_recompute, recomputes
 from llmlaunch.memory.loss import logits_split, loss_piece, projection, recomputed_head, table_gradient, table_sum
-from llmlaunch.memory.recurrent import delta_net_alive, mamba_alive
 from llmlaunch.memory.saved import (
     gathered_tokens,
     kept_operators,
-    padded_heads,
     projected_bytes,
     routed_tokens,
     saved_by_dense_layer,
@@ -29,7 +28,6 @@ from llmlaunch.memory.saved import (
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.vision import encoder_backward
 from llmlaunch.memory.weights import distinct_matrices, matrices, vocabulary
-from llmlaunch.models.kinds import layer_parts
 
 __all__ = [
     "adapted_forward",
@@ -65,7 +63,7 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     dense = _mlp_backward(job, n, width, n * shape.hidden_size, matrices(job, rows).dense) + _recomputed_piece(
         job, width
     )
-    attention, shares = np.maximum(_attention_backward(job, rows), mixing_backward(job, n)), rows.shares
+    attention, shares = np.maximum(attention_backward(job, rows), mixing_backward(job, n)), rows.shares
     if shape.mamba is not None:  # whose layers are not all followed by an MLP
         dense = np.where(shares["mlp"] > 0, dense, 0.0) if shares is not None and "mlp" in shares else 0.0 * dense
     if shape.moe is None:
@@ -143,107 +141,6 @@ def adapted_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
     own = np.maximum(each * width, second * (3.0 * outer + again))
     mixture = e * routed * (own + np.where(own > 0, outer * (1.0 + (rows.layouts.expert > 1)), 0.0))
     return np.maximum(np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, mixture, 0.0))
-
-
-def _attention_backward(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """Return what attention's backward pass makes beside the saved tensors, less what the layer's MLP saved, which is
-    freed by then. Fused attention makes less than the MLP: only scores in memory count, sparse attention, gated delta
-    nets and Mamba-2 mixers."""
-    if job.shape.indexer is not None:
-        return np.asarray(_sparse_backward(job, rows) - _saved_by_mlp(job, rows))
-    if job.shape.linear_attention is not None:
-        return _delta_net_backward(job, rows)
-    if job.shape.compressed_attention is not None:
-        return np.asarray(_compressed_backward(job, rows) - _saved_by_mlp(job, rows))
-    if job.shape.mamba is not None:
-        return _mamba_backward(job, rows)
-    if not job.facts.score_gradient_bytes:
-        return 0.0
-    scores = job.shape.num_attention_heads / rows.tensor * tokens(job, rows) * job.workload.sequence_length
-    return np.asarray(job.facts.score_gradient_bytes * scores - _saved_by_mlp(job, rows))
-
-
-def _sparse_backward(job: Job, rows: RankColumns) -> FloatColumn:
-    """Rows without keys are left out, so queries, outputs and gradients are copied twice: one row is added, and rows
-    are selected; then there is the queries' gradient, and that of what attention put out
-    (experimental_attention_variant/dsa_cudnn_kernels.py _run_sparse_attention_backward, core 0.19; traced). The input
-    of the projection behind it is freed."""
-    shape, mla = job.shape, job.shape.mla
-    assert mla is not None
-    heads, latent = shape.num_attention_heads / rows.tensor, mla.kv_lora_rank
-    copied = padded_heads(job, rows) * (3.0 * (latent + mla.qk_pos_emb_head_dim) + 4.0 * latent)
-    return tokens(job, rows) * job.facts.activation_bytes * (copied + heads * (latent - mla.v_head_dim))
-
-
-def _compressed_backward(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return what the backward pass of attention to pooled keys makes, at most of the kinds that a rank has."""
-    queries = recomputes(job, rows.layouts, "mla_up_proj") & (rows.layouts.recompute == RECOMPUTE_SELECTIVE)
-    again = np.where(queries, saved_by_dense_layer(job, rows).of("attn_qkv"), 0.0)
-    of_kinds = [attention_backward(alike, tokens(job, rows), again) for alike in job.by_attention]
-    return reduce(np.minimum if rows.kind_shares is None else np.maximum, of_kinds)
-
-
-def _delta_net_backward(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """Return what a gated delta net has alive while it runs backward, less what the MLP and the norm behind the
-    recurrence saved, which is freed by then."""
-    linear = job.shape.linear_attention
-    alike, share = _with_part(job, rows, "linear")
-    if linear is None or alike is None:
-        return 0.0
-    behind = saved_by_dense_layer(job, alike).of("delta_output", "delta_proj_input")
-    alive = delta_net_alive(job, rows, linear, tokens(job, rows))
-    return np.where(share > 0, alive - behind - _saved_by_mlp(job, alike), 0.0)
-
-
-def _mamba_backward(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """Return what a Mamba-2 mixer has alive while it runs backward, less what the norm behind the scan, the last
-    projection and the layer behind it saved. The gradient of its output is gone by then, and the residual stream's is
-    the only one as wide."""
-    mamba = job.shape.mamba
-    alike, share = _with_part(job, rows, "mamba")
-    if mamba is None or alike is None:
-        return 0.0
-    own = saved_by_dense_layer(job, alike)
-    scan = own.of("mamba_scan") / 2.0 + own.of("mamba_statistics", "mamba_proj_input")
-    output = layer_input(job, rows) if job.facts.branch_gradients_apart else 0.0
-    alive = mamba_alive(job, rows, mamba, tokens(job, rows)) - scan - output
-    return np.where(share > 0, alive - _behind_mamba(job, rows), 0.0)
-
-
-RowsAndShare = tuple[RankColumns | None, FloatColumn]
-
-
-def _with_part(job: Job, rows: RankColumns, part: str) -> RowsAndShare:
-    """Return the rows as if all layers had `part` where any has, and its share; None where the model has no such
-    layer, or the shares are not known."""
-    if rows.shares is None or part not in rows.shares:
-        return None, np.zeros(len(rows))
-    return alike_parts(job, rows)[tuple(rows.shares).index(part)], rows.shares[part]
-
-
-def _behind_mamba(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return what a rank's last layer keeps, where it is no Mamba-2 mixer: it has run backward before any of these."""
-    parts, stops = layer_parts(job.shape), [stop for _, stop in chunk_ranges(job.shape, rows.layouts, rows.rank)]
-    last, behind = np.maximum(reduce(np.maximum, stops), 1) - 1, np.zeros(len(rows))
-    for kind in dict.fromkeys(parts):
-        alike = rows if kind == "mixture" else _with_part(job, rows, kind)[0]
-        if kind != "mamba" and alike is not None:
-            is_last = np.array([part == kind for part in parts])[last]
-            behind = np.where(is_last, kept_by_layer(job, alike)[int(kind == "mixture")], behind)
-    return behind
-
-
-def _saved_by_mlp(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return what a layer's MLP and the norm before it save: the least of the kinds of layers that the rank has."""
-    norm = ("mlp_norm_input", "mlp_norm_output")
-    freed = saved_by_dense_layer(job, rows).of(*norm, *RECOMPUTED["mlp"])
-    if job.shape.moe is not None:
-        mixture = saved_by_mixture_layer(job, rows).of(*norm, *RECOMPUTED["moe"])
-        freed = np.minimum(
-            np.where(rows.dense_layers > 0, freed, np.inf), np.where(rows.moe_layers > 0, mixture, np.inf)
-        )
-        freed = np.where(np.isfinite(freed), freed, 0.0)
-    return freed
 
 
 def embedding_backward(job: Job, rows: RankColumns, activations: FloatColumn) -> FloatColumn:

@@ -236,13 +236,15 @@ def _activation_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFa
         cut_checkpoints=not options.expandable_segments,
         attention_scores_saved=options.eager_attention,
         softmax_bytes=ELEMENT_BYTES["fp32"],
-        score_gradient_bytes=_eager_gradient_bytes(options.precision) if options.eager_attention else 0.0,
+        score_gradient_bytes=_eager_gradient_bytes(options.precision),
         gated_activation_fused=options.liger,
         gated_gradient_in_place=options.liger,
         norm_extra_bytes=0.0 if options.liger else 4.0,
         # LlamaRMSNorm (modeling_llama.py, transformers 5.23): five fp32 tensors of pow, mean and rsqrt (traced)
         norm_backward_bytes=0.0 if options.liger else 5.0 * ELEMENT_BYTES["fp32"],
         branch_gradients_apart=False,
+        # models/llama/modeling_llama.py LlamaRotaryEmbedding.forward, transformers 5.23 (traced)
+        rotary_bytes=2.0 * ELEMENT_BYTES[options.precision],
         mlp_chunks_recomputed=True,  # TiledMLP (deepspeed/runtime/sequence_parallel/ulysses_sp.py, 0.19.8)
         # the one kept for the first backward and the two newest (activation_checkpointing/offload_activations.py,
         # keep_last_count and max_fwd_stash_count, 0.19.8)
@@ -257,11 +259,16 @@ def _activation_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFa
 
 
 def _eager_gradient_bytes(precision: str) -> float:
-    """Return the bytes per score alive while eager attention runs backward, beyond what it saved. Its softmax is fp32
-    whatever the precision: the probabilities go, and their gradient in fp32, that in the precision and the scores' come
-    (transformers/models/llama/modeling_llama.py eager_attention_forward, 5.23; torch's softmax with a dtype, 2.13)."""
-    width = ELEMENT_BYTES[precision]
-    return 8.0 if width == ELEMENT_BYTES["fp32"] else 4.0
+    """Return the bytes per score alive while eager attention runs backward, beyond what it saved.
+
+    Its softmax is fp32 whatever the precision. The narrow probabilities are gone by the time that their gradient, in
+    fp32, and that of the scores are both there: the latter is fp32 too, but for fp16, which the softmax reads as it is
+    (transformers/models/llama/modeling_llama.py eager_attention_forward, 5.23; aten/src/ATen/native/SoftMax.cpp
+    softmax, `half_to_float`, torch 2.13; traced)."""
+    wide, width = ELEMENT_BYTES["fp32"], ELEMENT_BYTES[precision]
+    if width == wide:
+        return 2.0 * wide
+    return wide + (width if precision == "fp16" else wide) - width
 
 
 def _loss_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFacts:
@@ -414,7 +421,9 @@ def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> 
     if shape.attention_softcap is not None:
         facts = replace(facts, attention_scores_saved=True, key_values_expanded=True)
     if shape.attention_sinks:
-        facts = replace(facts, attention_scores_saved=True, key_values_expanded=True, softmax_bytes=None)
+        # the gradient that leaves the softmax, zeros for those of the sinks and the sum of both (traced)
+        sinks = replace(facts, softmax_bytes=None, score_gradient_bytes=2.0 * e)
+        facts = replace(sinks, attention_scores_saved=True, key_values_expanded=True)
     if shape.activation == CLAMPED:
         facts = replace(facts, clamped_activation_bytes=3.0 * e)
     if shape.logit_softcap is not None:

@@ -1,0 +1,125 @@
+"""What attention holds while it runs backward, against sums done by hand: where an MLP runs in pieces, or attention
+keeps its scores, this is a layer's peak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from shapes import LLAMA3_8B, job_of
+
+from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.backends.megatron.facts import megatron_facts
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.attention_backward import attention_backward
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.job import all_ranks
+from llmlaunch.memory.saved import saved_by_dense_layer
+from llmlaunch.memory.workspace import layer_backward
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+
+N, H, F = 4096, 4096, 14336  # tokens, hidden size, columns of the MLP
+HEADS, GROUPS, D = 32, 8, 128
+Q, KV = HEADS * D, GROUPS * D
+LIGER = deepspeed_facts(DeepSpeedOptions(liger=True))
+PIECES = Techniques(mlp_chunks=64)
+ALONE = Layout(data=8, zero_stage=3)
+# of the MLP a fused norm keeps input, statistics and output; its pieces are computed again
+BEHIND = 2 * 2 * H + 4
+# gradients of the output, queries, keys and values; queries' once more in fp32
+FUSED = 2 * Q + 2 * Q + 2 * 2 * KV + 4 * Q
+EVERY_HEAD = 2 * 2 * Q  # keys' and values' gradients for each query head
+
+
+def backward(
+    layout: Layout = ALONE,
+    shape: ModelShape = LLAMA3_8B,
+    facts: MemoryFacts = LIGER,
+    techniques: Techniques = PIECES,
+) -> float:
+    job = job_of(shape, layout, facts, techniques, N, 1)
+    rows = all_ranks(job, LayoutColumns.of([layout]))
+    return float(np.broadcast_to(attention_backward(job, rows), len(rows))[0])
+
+
+def saved(layout: Layout, name: str, shape: ModelShape = LLAMA3_8B) -> float:
+    job = job_of(shape, layout, LIGER, NO_TECHNIQUES, N, 1)
+    return float(saved_by_dense_layer(job, all_ranks(job, LayoutColumns.of([layout]))).of(name)[0])
+
+
+def test_fused_attention_makes_gradients_of_all_it_read_and_sums_queries_in_fp32() -> None:
+    assert backward() == N * (FUSED + EVERY_HEAD - BEHIND)
+
+
+def test_as_many_heads_of_keys_as_of_queries_need_no_gradient_for_each_query_head() -> None:
+    every = replace(LLAMA3_8B, num_query_groups=HEADS)
+    assert backward(shape=every) == N * (2 * Q + 2 * Q + 2 * 2 * Q + 4 * Q - BEHIND)
+
+
+def test_in_fp32_nothing_is_summed_apart() -> None:
+    wide = deepspeed_facts(DeepSpeedOptions(precision="fp32", liger=True))
+    assert backward(facts=wide) == N * (2 * (FUSED - 4 * Q + EVERY_HEAD) - (2 * 4 * H + 4))
+
+
+def test_with_a_mask_all_three_gradients_are_summed_in_fp32() -> None:
+    """Keys and values were copied to every query head."""
+    masked = replace(LIGER, key_values_expanded=True, windows_masked=True)
+    assert backward(facts=masked) == N * (2 * Q + 3 * 2 * Q + 3 * 4 * Q - BEHIND)
+
+
+def test_tensor_ranks_share_the_heads() -> None:
+    assert backward(Layout(tensor=2, data=4, zero_stage=1)) == N * ((FUSED + EVERY_HEAD) / 2 - BEHIND)
+
+
+def test_pieces_of_an_mlp_make_attention_the_peak_of_a_layer() -> None:
+    job = job_of(LLAMA3_8B, ALONE, replace(LIGER, weight_gradient_fused=True), PIECES, N, 1)
+    peak = float(layer_backward(job, all_ranks(job, LayoutColumns.of([ALONE])))[0])
+    assert peak == 2 * N * H + backward()
+    assert backward(techniques=NO_TECHNIQUES) < 0, "an MLP in one piece lets go of more than attention makes"
+
+
+@pytest.mark.parametrize(("ranks", "heads"), [(2, GROUPS), (8, GROUPS), (16, 16), (32, 32)])
+def test_ulysses_repeats_heads_of_keys_and_values_up_to_its_degree(ranks: int, heads: int) -> None:
+    layout = Layout(context=ranks, zero_stage=3)
+    assert saved(layout, "attn_qkv") == N / ranks * 2 * (Q + 2 * heads * D)
+    repeated = 2 * 2 * (heads - GROUPS) * D
+    shared = EVERY_HEAD if heads < HEADS else 0
+    copy = 2 * Q  # of the output, which the projection behind it has let go of
+    assert backward(layout) == N / ranks * (FUSED + repeated + shared - copy - BEHIND)
+
+
+def test_norms_of_keys_see_no_repeated_heads() -> None:
+    normed = replace(LLAMA3_8B, qk_layernorm=True)
+    one, many = (saved(Layout(context=ranks, zero_stage=3), "attn_qk_norm", normed) * ranks for ranks in (8, 32))
+    assert one == many
+
+
+def test_megatron_adds_the_gradient_of_a_branch_that_is_gone_by_then() -> None:
+    """Its fused kernels work in the same space: flash-attn's and cuDNN's."""
+    facts = megatron_facts()
+    mlp = 2 * 2 * H + 4 + 2 * 3 * F
+    assert backward(Layout(data=8), facts=facts, techniques=NO_TECHNIQUES) == N * (FUSED + EVERY_HEAD - 2 * H - mlp)
+
+
+SCORES = HEADS * N * N
+
+
+@pytest.mark.parametrize(("precision", "of_scores"), [("bf16", 6), ("fp16", 4), ("fp32", 8)])
+def test_capped_scores_leave_their_gradients_beside_the_softmax(precision: str, of_scores: int) -> None:
+    """Of bf16 the probabilities are gone, and two gradients are fp32; fp16 enters the softmax as it is."""
+    capped = replace(LLAMA3_8B, attention_softcap=50.0)
+    facts = with_family(deepspeed_facts(DeepSpeedOptions(precision=precision, liger=True)), capped, N)
+    behind = BEHIND if precision != "fp32" else 2 * 4 * H + 4
+    assert backward(shape=capped, facts=facts) == of_scores * SCORES - N * behind
+
+
+def test_scores_beside_sinks_leave_three_gradients_of_which_one_takes_the_probabilities_place() -> None:
+    sinks = replace(LLAMA3_8B, attention_sinks=True)
+    assert backward(shape=sinks, facts=with_family(LIGER, sinks, N)) == 4 * SCORES - N * BEHIND
+
+
+def test_norms_behind_both_blocks_have_run_backward_before_attention() -> None:
+    after = replace(LLAMA3_8B, post_norms=True)
+    assert backward(shape=after) == backward() - 2 * N * (2 * H + 4)
