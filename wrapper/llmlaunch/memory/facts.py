@@ -82,6 +82,12 @@ class HostFacts:
     checkpoint_bytes: float = 0.0
     checkpoint_parameter_bytes: float = 0.0
     checkpoint_state_bytes: float = 0.0
+    # while a checkpoint is read, before any state is made, per parameter of the whole model: what each process holds,
+    # what the first holds alone, and what each reads file by file, no more than `loading_file_bytes` of it at a time
+    loading_bytes: ByStage = NONE
+    loading_first_bytes: ByStage = NONE
+    loading_by_file_bytes: ByStage = NONE
+    loading_file_bytes: float = 0.0
     loader_batches: int = 0  # micro-batches a rank that loads data holds ready
     loader_workers: int = 2  # processes of its loader
     loader_mask: bool = False  # every sample brings an s x s attention mask, a byte an entry

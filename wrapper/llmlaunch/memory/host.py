@@ -30,6 +30,7 @@ from llmlaunch.memory.weights import (
     tables,
     trained_parameters,
 )
+from llmlaunch.models.parameters import count_parameters
 
 __all__ = ["HostNode", "host_terms", "node_bytes", "state_host_terms", "transient_host_terms"]
 
@@ -75,6 +76,8 @@ def state_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, F
     if not node.resident:
         terms["processes"] = np.full(len(rows), job.facts.host.process_bytes)
         terms["checkpoint"] = _checkpoint(job, rows) if node.checkpoints else np.zeros(len(rows))
+        loading = _loading(job, rows, node) - terms["offloaded_optimizer"] - terms["checkpoint"]
+        terms["loading"] = np.maximum(loading, 0.0)
     return {name: np.rint(column) for name, column in terms.items()}
 
 
@@ -208,6 +211,19 @@ def _checkpoint(job: Job, rows: RankColumns) -> FloatColumn:
         host.checkpoint_state_bytes * _state_parameters(job, rows, 1) * here,
     )
     return np.asarray(at_once * sharded + one_by_one)
+
+
+def _loading(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
+    """Return what a process holds of the checkpoint that a training starts from while it is read. States of the
+    optimizer and a checkpoint of its own come later and take the same memory; on the first node the first process may
+    hold what the others need not."""
+    host, stage = job.facts.host, rows.layouts.zero_stage
+    parameters = float(count_parameters(job.shape).total)
+    each, first, by_file = (
+        np.asarray(size, dtype=np.float64)[stage] * parameters
+        for size in (host.loading_bytes, host.loading_first_bytes, host.loading_by_file_bytes)
+    )
+    return np.asarray(each + first / node.processes + np.minimum(by_file, host.loading_file_bytes))
 
 
 def node_bytes(terms: Mapping[str, FloatColumn], node: HostNode) -> tuple[int, dict[str, int]]:

@@ -28,10 +28,12 @@ from llmlaunch.backends.deepspeed.config import (
 from llmlaunch.backends.deepspeed.extra_arguments import classed_arguments
 from llmlaunch.backends.deepspeed.facts import (
     HUGGING_FACE_KINDS,
+    LOADING_NOTE,
     SHIPPED_TRAINER,
     DeepSpeedOptions,
     bucket_bytes,
     deepspeed_facts,
+    loading_facts,
     resident_facts,
     script_facts,
     shipped_facts,
@@ -97,6 +99,8 @@ class DeepSpeed:
             facts = shipped_facts(facts, recipe.model, recipe.workload.sequence_length)
         elif recipe.backend.script_kind in HUGGING_FACE_KINDS:
             facts = with_family(facts, recipe.model, recipe.workload.sequence_length)
+        if _loads_weights(recipe):
+            facts = loading_facts(facts)
         return facts if recipe.cluster.accelerator.kind == "gpu" else resident_facts(facts)
 
     def classed_arguments(self, recipe: Recipe, layout: Layout) -> ClassedArguments:
@@ -104,7 +108,7 @@ class DeepSpeed:
         return classed_arguments(recipe, layout)
 
     def notes(self, recipe: Recipe, layout: Layout) -> tuple[str, ...]:
-        return ()
+        return (LOADING_NOTE,) if _loads_weights(recipe) else ()
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where `extra_args` or the recipe's environment contradict the plan, and for what no backend
@@ -137,6 +141,14 @@ class DeepSpeed:
             measurement=_measurement(recipe),
             progress=deepspeed_lines() if recipe.backend.script is None else any_script_lines(recipe.training.steps),
         )
+
+
+def _loads_weights(recipe: Recipe) -> bool:
+    """Whether `from_pretrained` reads a checkpoint: in the shipped script where the recipe names one, and in one of
+    Hugging Face's Trainer, whose model has a name."""
+    if recipe.backend.script is None:
+        return recipe.training.start_from is not None
+    return recipe.backend.script_kind == "hugging-face"
 
 
 def _notes(recipe: Recipe) -> tuple[str, ...]:

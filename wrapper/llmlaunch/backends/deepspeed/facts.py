@@ -18,6 +18,7 @@ __all__ = [
     "BUCKET_ELEMENTS",
     "ENGINES",
     "HUGGING_FACE_KINDS",
+    "LOADING_NOTE",
     "OFFLOAD_GROUPS",
     "SHIPPED_TRAINER",
     "SUB_GROUP_ELEMENTS",
@@ -28,6 +29,7 @@ __all__ = [
     "bucket_bytes",
     "deepspeed_facts",
     "engine_of",
+    "loading_facts",
     "script_facts",
     "shipped_facts",
     "with_family",
@@ -368,6 +370,31 @@ def atorch_pipeline_facts(facts: MemoryFacts) -> MemoryFacts:
         logit_bytes=facts.activation_bytes + 8.0,
         logit_gradient_bytes=2.0 * facts.activation_bytes + 4.0,
     )
+
+
+FILE_BYTES = 5e9  # of a checkpoint file as `save_pretrained` cuts them (modeling_utils.py, transformers 4.57)
+ASSUMED_TRANSFORMERS = "5"
+LOADING_NOTE = (
+    f"host memory while weights are loaded is that of Transformers {ASSUMED_TRANSFORMERS}: under ZeRO 3 the first rank "
+    "alone holds the whole checkpoint, otherwise each rank does; 4.46 to 4.57 let every rank hold one file of it at a "
+    "time under ZeRO 3"
+)
+
+
+def loading_facts(facts: MemoryFacts, transformers: str = ASSUMED_TRANSFORMERS) -> MemoryFacts:
+    """Return the facts of a model that `from_pretrained` loads, by Transformers' major version.
+
+    Under ZeRO 3 version 5 reads all files on rank 0, into one dictionary, while other ranks read shapes alone; 4.46 to
+    4.57 read file by file on every rank. Without `zero.Init` each rank makes the whole model on the host and moves it
+    (modeling_utils.py `_load_pretrained_model`, 5.23; `load_state_dict`, 4.57)."""
+    width = facts.parameter_bytes
+    whole = (width, width, width, 0.0)
+    if transformers == "5":
+        host = replace(facts.host, loading_bytes=whole, loading_first_bytes=(0.0, 0.0, 0.0, width))
+    else:
+        by_file = (0.0, 0.0, 0.0, width)
+        host = replace(facts.host, loading_bytes=whole, loading_by_file_bytes=by_file, loading_file_bytes=FILE_BYTES)
+    return replace(facts, host=host)
 
 
 def resident_facts(facts: MemoryFacts, baseline_bytes: float | None = None) -> MemoryFacts:
