@@ -17,7 +17,7 @@ from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.saved import saved_by_dense_layer
 from llmlaunch.memory.workspace import layer_backward
-from llmlaunch.models.shape import ModelShape
+from llmlaunch.models.shape import LinearAttention, Mamba, MlaShape, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 
 N, H, F = 4096, 4096, 14336  # tokens, hidden size, columns of the MLP
@@ -123,3 +123,21 @@ def test_scores_beside_sinks_leave_three_gradients_of_which_one_takes_the_probab
 def test_norms_behind_both_blocks_have_run_backward_before_attention() -> None:
     after = replace(LLAMA3_8B, post_norms=True)
     assert backward(shape=after) == backward() - 2 * N * (2 * H + 4)
+
+
+def test_latent_attention_has_wider_queries_and_keys_than_values() -> None:
+    latent = replace(LLAMA3_8B, num_query_groups=HEADS, mla=MlaShape(None, 512, 96, 32, 64))
+    wide, narrow = HEADS * (96 + 32), HEADS * 64
+    assert backward(shape=latent) == N * (2 * narrow + 2 * wide + 2 * (wide + narrow) + 4 * wide - BEHIND)
+
+
+def test_softmax_attention_counts_beside_a_smaller_recurrence() -> None:
+    small = replace(LLAMA3_8B, linear_attention=LinearAttention(4, 1, 1))
+    assert backward(shape=small) == pytest.approx(N * (FUSED + EVERY_HEAD - BEHIND))
+
+
+@pytest.mark.parametrize(("pattern", "behind"), [("M*" * 4, 0), ("M*" * 3 + "M-", BEHIND)])
+def test_softmax_attention_counts_beside_a_smaller_state_space(pattern: str, behind: int) -> None:
+    """A layer of one part: only an MLP that is the last layer has let go of anything."""
+    small = replace(LLAMA3_8B, num_layers=8, mamba=Mamba(pattern, 1, 8, 8, 1))
+    assert backward(shape=small) == pytest.approx(N * (FUSED + EVERY_HEAD - behind))

@@ -33,17 +33,20 @@ def attention_backward(job: Job, rows: RankColumns) -> FloatColumn | float:
         return np.asarray(_sparse_backward(job, rows) - _saved_by_mlp(job, rows))
     if job.shape.compressed_attention is not None:
         return np.asarray(_compressed_backward(job, rows) - _saved_by_mlp(job, rows))
-    if job.shape.linear_attention is not None:
-        alike, share = _with_part(job, rows, "attention")
-        behind = 0.0 if alike is None else _saved_by_mlp(job, alike)
-        softmax = 0.0 if alike is None else np.where(share > 0, _softmax_backward(job, alike) - behind, 0.0)
-        return np.maximum(_delta_net_backward(job, rows), softmax)
-    if job.shape.mamba is not None:
-        alike, share = _with_part(job, rows, "attention")
-        behind = _behind(job, rows, "attention")
-        softmax = 0.0 if alike is None else np.where(share > 0, _softmax_backward(job, alike) - behind, 0.0)
-        return np.maximum(_mamba_backward(job, rows), softmax)
+    if job.shape.linear_attention is not None or job.shape.mamba is not None:
+        mixer = _delta_net_backward(job, rows) if job.shape.mamba is None else _mamba_backward(job, rows)
+        return np.maximum(mixer, _softmax_among_others(job, rows))
     return np.asarray(_softmax_backward(job, rows) - _saved_by_mlp(job, rows))
+
+
+def _softmax_among_others(job: Job, rows: RankColumns) -> FloatColumn | float:
+    """Return the same of the layers with softmax attention, where others have another mixer in its place. A layer of
+    one part has no MLP that ran backward before it: the rank's last layer has."""
+    alike, share = _with_part(job, rows, "attention")
+    if alike is None:
+        return 0.0
+    behind = _saved_by_mlp(job, alike) if job.shape.mamba is None else _behind(job, rows, "attention")
+    return np.where(share > 0, _softmax_backward(job, alike) - behind, 0.0)
 
 
 def _softmax_backward(job: Job, rows: RankColumns) -> FloatColumn:
