@@ -88,6 +88,7 @@ class HostFacts:
     loading_first_bytes: ByStage = NONE
     loading_by_file_bytes: ByStage = NONE
     loading_file_bytes: float = 0.0
+    loading_assumed: str = ""  # a sentence: which version of a library loads so
     loader_batches: int = 0  # micro-batches a rank that loads data holds ready
     loader_workers: int = 2  # processes of its loader
     loader_mask: bool = False  # every sample brings an s x s attention mask, a byte an entry

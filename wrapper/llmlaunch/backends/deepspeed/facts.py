@@ -394,7 +394,7 @@ def loading_facts(facts: MemoryFacts, transformers: str = ASSUMED_TRANSFORMERS) 
     else:
         by_file = (0.0, 0.0, 0.0, width)
         host = replace(facts.host, loading_bytes=whole, loading_by_file_bytes=by_file, loading_file_bytes=FILE_BYTES)
-    return replace(facts, host=host)
+    return replace(facts, host=replace(host, loading_assumed=LOADING_NOTE))
 
 
 def resident_facts(facts: MemoryFacts, baseline_bytes: float | None = None) -> MemoryFacts:
