@@ -57,6 +57,24 @@ def test_a_tiled_loss_holds_them_beside_a_tiles_logits_and_the_norm() -> None:
     assert value(at_the_loss, techniques=TILED) == pytest.approx(tile + 2 * N * H + 2 * TABLE, abs=2)
 
 
+def test_a_tiled_loss_holds_the_hidden_states_it_reads_while_layers_run_backward() -> None:
+    stages = Layout(pipeline=2, data=8)
+
+    def beside_a_layer(job: Job, rows: RankColumns) -> Any:
+        return transient_terms(job, rows).moments[2].get("logits_and_loss", np.zeros(len(rows)))
+
+    assert [value(beside_a_layer, stages, techniques=TILED, rank=rank) for rank in (0, 1)] == [0, 2 * N * H]
+    assert value(beside_a_layer) == 0
+
+
+def test_all_layers_read_one_set_of_cosines_and_sines() -> None:
+    def embedding(job: Job, rows: RankColumns) -> Any:
+        return transient_terms(job, rows).moments[0]["embedding"]
+
+    made_in_a_kernel = replace(deepspeed_facts(), rotary_bytes=0.0)
+    assert value(embedding) - value(embedding, facts=made_in_a_kernel) == 2 * 2 * N * 128
+
+
 def test_an_unfused_norm_runs_backward_beside_what_the_mlp_has_not_let_go() -> None:
     """So many bytes an element that the norm outweighs all else of the layer's backward pass."""
 
