@@ -13,7 +13,6 @@ import numpy as np
 from llmlaunch.backends.deepspeed.facts import (
     BUCKET_ELEMENTS,
     HUGGING_FACE_KINDS,
-    LIVE_ELEMENTS,
     SHIPPED_TRAINER,
     DeepSpeedOptions,
     atorch_pipeline_facts,
@@ -30,6 +29,7 @@ from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import (
     accumulates_in_fp32,
     megatron_deepspeed_facts,
 )
+from llmlaunch.backends.deepspeed.zero_settings import settings_of_record
 from llmlaunch.backends.megatron.facts import megatron_facts, megatron_fsdp_facts
 from llmlaunch.calibration.completion import Unsupported, complete, with_every_field
 from llmlaunch.calibration.megatron_records import FP8_RECIPES, captured_graphs, megatron_options
@@ -291,7 +291,7 @@ def _as_we_run_it(record: Record, shape: ModelShape, facts: MemoryFacts) -> Memo
     width = ELEMENT_BYTES[precision]  # in which gradients travel, with Ulysses too
     facts = replace(
         facts,
-        bucket_bytes=bucket_bytes(elements, precision),
+        bucket_bytes=bucket_bytes(elements, precision, implementation.get("overlap_comm") is not False),
         lasting_bucket_bytes=elements * width,
         pad_vocabulary=False,
     )
@@ -343,8 +343,7 @@ def _deepspeed_options(record: Record) -> DeepSpeedOptions:
     share = _techniques(record).offload_optimizer
     return DeepSpeedOptions(
         reduce_bucket_elements=implementation.get("reduce_bucket_elements") or BUCKET_ELEMENTS,
-        live_elements=implementation.get("live_elements") or LIVE_ELEMENTS,
-        memory_efficient_linear=implementation.get("memory_efficient_linear") is not False,
+        zero=settings_of_record(implementation),
         split_from_start="live_elements" in implementation,  # our own runs make the model in shards
         precision=record["precision"]["compute"],
         accumulation=optimizer["gradient_dtype"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ __all__ = [
     "NONE",
     "FullSharding",
     "FusedLoss",
+    "Gathering",
     "GradientLife",
     "HostFacts",
     "LayerKernels",
@@ -119,6 +121,21 @@ class FullSharding:
 
 
 @frozen
+class Gathering:
+    """How ZeRO 3 gathers parameters, in elements (deepspeed/runtime/zero/config.py, 0.19.8): ahead of a module up to
+    `prefetch_elements`, or to what `live_elements` leaves; a parameter stays that is used again within
+    `reuse_elements`, and for good one of at most `persistent_elements`, up to `persistent_total` of them all.
+    `sequential` gathers one by one, into no common buffer."""
+
+    prefetch_elements: int = 50_000_000
+    live_elements: int = 1_000_000_000
+    reuse_elements: int = 1_000_000_000
+    persistent_elements: int = 100_000
+    persistent_total: float = math.inf
+    sequential: bool = False
+
+
+@frozen
 class GradientLife:
     """When gradients are alive beside `gradient_bytes`, by ZeRO stage: bytes per parameter of the rank, and per sharded
     parameter.
@@ -173,6 +190,7 @@ class MemoryFacts:
     matrices_whole: bool = False
     matrix_step_bytes: float = 0.0
     optimizer_bytes_unsharded: float | None = None  # what stage 0 keeps instead, where its optimizer is another one
+    spared_optimizer_bytes: ByStage = NONE  # of `optimizer_bytes`, what a stage does without
     optimizer_bytes_over_data: float = 0.0  # of `optimizer_bytes`, what is sharded over data parallelism alone
     # more gradient bytes alive during backward, per parameter of the rank and per sharded parameter
     backward_gradient_bytes: ByStage = NONE
@@ -192,7 +210,7 @@ class MemoryFacts:
     # segments of the allocator are not expandable: activations are cut from those that parameters left when they moved
     # to their buffers, and the gradient of a table, larger than what is free by then, gets one of its own
     whole_segments: bool = False
-    secondary_parameter_bytes: float = 0.0  # ZeRO 3: a second shard of the compute copy, per parameter of the rank
+    secondary_ranks: int = 1  # ZeRO 3: ranks that share a second copy of the parameters (ZeRO++'s hpZ); 1: none does
     moved_to_buffers: bool = False  # from ZeRO 1 on parameters are made one by one and then moved into whole buffers
     gathered_weights_kept: bool = False  # ZeRO 3: what layers gather stays until their backward pass, not recomputed
     placed_whole: bool = False  # ZeRO 3 is given a model that already lies whole on every device
@@ -267,8 +285,9 @@ class MemoryFacts:
     step_logits_bytes: float = 0.0  # of every micro-batch's logits kept to the end of a pipelined step, per logit
     optimizer_instances: int = 1  # groups that shard the optimizer each for itself
     bucket_bytes: float = 0.0  # communication buckets, bytes per rank
+    bucket_kept: bool = True  # ZeRO 3 has its bucket from start to end
     lasting_bucket_bytes: float = 0.0  # ZeRO 3: of these, what stays through the optimizer step
-    live_parameters: float = 0.0  # ZeRO 3: most parameters kept gathered beside the largest layer
+    gathering: Gathering | None = None  # of ZeRO 3, tensor by tensor; None: the largest layer is gathered
     workspace_bytes: float = 0.0  # what kernel libraries hold through torch, bytes per rank
     grouped_workspace_bytes: float = 0.0  # the same for grouped GEMM of experts, beside it
     cache_share: float = 0.0  # reserved = allocated x (1 + cache_share)
@@ -280,6 +299,7 @@ class MemoryFacts:
     exchange_domain_devices: int = 8  # devices that exchange tokens by NVLink
     host: HostFacts = HostFacts()
     pad_vocabulary: bool = True  # to a multiple of 128 x tensor
+    projections_apart: bool = False  # queries, keys and values, gate and up are parameters of their own
     embedding_whole: bool = False  # tensor parallelism leaves the embedding table whole, and a head tied to it
     logits_gathered: bool = False  # every tensor rank gets the logits of the whole vocabulary
     gathered_in_step: bool = False  # ZeRO 1 and 2 gather updated parameters at the end of the step, beside nothing

@@ -44,12 +44,14 @@ class _Split:
 
 @frozen
 class _Matrix:
-    """A matrix of `inputs` x `outputs`, by pair of `_Split`, and whether each row's rank has a layer with it."""
+    """A matrix of `inputs` x `outputs`, by pair of `_Split`, and whether each row's rank has a layer with it. `widest`
+    is the share of its outputs in the largest of the projections that it fuses."""
 
     inputs: FloatColumn
     outputs: FloatColumn
     here: BoolColumn
     of_expert: bool = False
+    widest: float = 1.0
 
 
 @once_for_rows
@@ -71,11 +73,13 @@ def distinct_elements(job: Job, rows: RankColumns) -> FloatColumn:
 @once_for_rows
 def largest_matrices(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
     """Return the elements of the largest matrix of a rank's layers outside experts, and of the first or second matrices
-    of all experts of a device together; 0 where the rank has none."""
+    of all experts of a device together; 0 where the rank has none. Where a framework keeps fused projections apart, each
+    counts alone, except those of experts."""
     split, moe = _Split.of(rows), job.shape.moe
     dense, expert = np.zeros(len(rows)), np.zeros(len(rows))
     for matrix in _matrices(job, rows, split):
-        elements = np.where(matrix.here, (matrix.inputs * matrix.outputs)[split.of_row], 0.0)
+        widest = matrix.widest if job.facts.projections_apart else 1.0
+        elements = widest * np.where(matrix.here, (matrix.inputs * matrix.outputs)[split.of_row], 0.0)
         if matrix.of_expert and moe is not None:
             expert = np.maximum(expert, elements * (moe.num_experts / rows.layouts.expert))
         else:
@@ -89,12 +93,14 @@ def _matrices(job: Job, rows: RankColumns, split: _Split) -> Iterator[_Matrix]:
     yield from _mixers(job, rows, split, dense | mixture)
     shares, none = rows.shares or {}, np.zeros(len(rows))
     mlp = dense if shape.mamba is None else dense & (shares.get("mlp", none) > 0)
-    yield from _split_by(mlp_linears(shape, float(shape.ffn_hidden_size)), split, mlp)
+    halves = (0.5, 1.0) if shape.gated_mlp else (1.0, 1.0)
+    yield from _split_by(mlp_linears(shape, float(shape.ffn_hidden_size)), split, mlp, widest=halves)
     if moe is None:
         return
     experts = mlp_linears(shape, float(moe.ffn_hidden_size), shape.expert_width)
     yield from _split_by(experts, split, mixture, of_expert=True)
-    yield from _split_by(mlp_linears(shape, float(moe.shared_expert_ffn_hidden_size)), split, mixture)
+    shared = mlp_linears(shape, float(moe.shared_expert_ffn_hidden_size))
+    yield from _split_by(shared, split, mixture, widest=halves)
     yield from _split_by(latent_linears(shape), split, mixture)
 
 
@@ -140,15 +146,23 @@ def _attention(shape: ModelShape, split: _Split, here: BoolColumn) -> Iterator[_
     if shape.mla is None:  # every tensor rank has a key and a value at least (transformer_config.py, core 0.19)
         repeated = np.maximum(split.tensor / shape.num_query_groups, 1.0) - 1.0
         columns = first.outputs + repeated * shape.projected_groups * shape.key_value_width
-        yield _Matrix(np.full(len(columns), first.inputs), columns / split.tensor, here)
+        queries = shape.query_width * (2.0 if shape.attention_gate else 1.0) / first.outputs
+        widest = max(queries, shape.key_value_width / first.outputs)
+        yield _Matrix(np.full(len(columns), first.inputs), columns / split.tensor, here, widest=widest)
     else:
         others = [first, *others]
     yield from _split_by(others, split, here)
 
 
-def _split_by(linears: Sequence[Linear], split: _Split, here: BoolColumn, of_expert: bool = False) -> Iterator[_Matrix]:
+def _split_by(
+    linears: Sequence[Linear],
+    split: _Split,
+    here: BoolColumn,
+    of_expert: bool = False,
+    widest: Sequence[float] = (),
+) -> Iterator[_Matrix]:
     ranks, ones = split.expert_tensor if of_expert else split.tensor, np.ones(len(split.tensor))
-    for linear in linears:
+    for linear, share in zip(linears, widest or (1.0,) * len(linears), strict=False):
         inputs = linear.inputs / (ranks if linear.divided == "inputs" else ones)
         outputs = linear.outputs / (ranks if linear.divided == "outputs" else ones)
-        yield _Matrix(inputs, outputs, here, of_expert)
+        yield _Matrix(inputs, outputs, here, of_expert, share)

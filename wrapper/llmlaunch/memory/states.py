@@ -12,6 +12,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.facts import ByStage, GradientLife
+from llmlaunch.memory.gathering import gathered_elements
 from llmlaunch.memory.job import Job, RankColumns, alike_parts, layer_kinds, with_mean_parts
 from llmlaunch.memory.layer_wise import whole_matrices
 from llmlaunch.memory.weights import (
@@ -94,12 +95,13 @@ def states(job: Job, rows: RankColumns) -> States:
     return States(
         parameters=_resting(job, rows, counts, dense_group, expert_group)
         + _gathered(job, rows, counts, dense_group, expert_group)
-        + np.where(stage >= 3, facts.secondary_parameter_bytes * whole, 0.0)
+        + _second_shards(job, rows, counts)
         + facts.parameter_bytes * padding,
         gradients=over_step.lasting + facts.gradient_bytes * padding,
         optimizer=(1.0 - job.techniques.offload_optimizer)
         * (
             _optimizer(job, rows, state_bytes(facts.optimizer_bytes, 1), whole)
+            - by_stage(facts.spared_optimizer_bytes, rows) * sharded
             + _kept_by_context(job, rows, counts)
             - _saved_by_matrices(job, rows, trained, dense_group, expert_group)
         ),
@@ -173,6 +175,20 @@ def _resting(
     sharded = dense / dense_group + expert / expert_group
     here = 0.0 if job.techniques.offload_parameters else 1.0
     return job.facts.parameter_bytes * np.where(_in_shards(job, rows), here * sharded, dense + expert)
+
+
+def _second_shards(job: Job, rows: RankColumns, counts: RankParameters) -> FloatColumn:
+    """Return the second shards of all parameters that ZeRO++ has: each is made as the parameter is released for the
+    first time in a step, and kept to its end, where parameters that are offloaded are
+    (deepspeed/runtime/zero/partition_parameters.py `_partition_param_sec`, 0.19.8)."""
+    ranks = job.facts.secondary_ranks
+    if ranks <= 1 or job.techniques.offload_parameters:
+        return np.zeros(len(rows))
+    dense, expert = adapter_parameters(job, rows)
+    parameters = counts.dense + counts.expert + dense + expert
+    lay = rows.layouts
+    shards = np.minimum(float(ranks), lay.tensor * lay.pipeline * lay.context * lay.data)
+    return np.where(rows.layouts.zero_stage >= 3, job.facts.parameter_bytes * parameters / shards, 0.0)
 
 
 def _in_shards(job: Job, rows: RankColumns) -> NDArray[np.bool_]:
@@ -254,23 +270,34 @@ def _weight_copies(job: Job, rows: RankColumns, dense_group: FloatColumn, expert
 def _gathered(
     job: Job, rows: RankColumns, counts: RankParameters, dense_group: FloatColumn, expert_group: FloatColumn
 ) -> FloatColumn:
-    """Return the parameters gathered by ZeRO 3: those of what runs now, the largest layer, and what is prefetched or
-    kept up to a limit. The gathered parameters are a copy, the shard stays beside them (counted in CPU runs, DeepSpeed
-    0.19.8). A group of one device has nothing to gather, but copies what rests on the host all the same
-    (deepspeed/runtime/zero/partition_parameters.py `NoGatherHandle` and `NoGatherCoalescedHandle`, 0.19.8); experts may
-    rest in shards where nothing else does, for tensor-parallel ranks that hold the same ones share them, too. Without
-    `memory_efficient_linear` autograd saves a view of each gathered weight, which outlives the parameter's release
-    (torch.nn.functional.linear, 2.13; counted in tests/frameworks/test_family_bytes.py)."""
-    if job.facts.full_sharding is not None:
+    """Return the parameters that ZeRO 3 has gathered, the shards beside them (counted in CPU runs, DeepSpeed 0.19.8):
+    at most all, and as many again where they arrive in buffers of several. The step finds most of them released, but
+    their memory belongs to the stream that gathers. A group of one device has nothing to gather, but copies what rests
+    on the host all the same (deepspeed/runtime/zero/partition_parameters.py `NoGatherHandle` and
+    `NoGatherCoalescedHandle`, 0.19.8); experts may rest in shards where nothing else does, for tensor-parallel ranks
+    that hold the same ones share them, too. Without `memory_efficient_linear` autograd saves a view of each gathered
+    weight, which outlives the parameter's release (torch.nn.functional.linear, 2.13; counted in
+    tests/frameworks/test_family_bytes.py)."""
+    facts = job.facts
+    if facts.full_sharding is not None:
         return np.zeros(len(rows))
     dense, on_host = counts.dense, job.techniques.offload_parameters
     if job.techniques.adapters is not None:  # no backward pass reads a frozen embedding
         dense = dense - np.where(rows.first & ~np.asarray(job.shape.tied_embeddings), tables(job, rows)[0], 0.0)
     whole = dense * ((dense_group > 1) | on_host) + counts.expert * ((expert_group > 1) | on_host)
-    most = np.minimum(whole, counts.largest_layer + job.facts.live_parameters)
-    if job.facts.gathered_weights_kept:
-        most = np.where(rows.layouts.recompute == RECOMPUTE_FULL, most, whole)
-    return np.where(rows.layouts.zero_stage >= 3, job.facts.parameter_bytes * most, 0.0)
+    if facts.gathering is None:
+        most = np.minimum(whole, counts.largest_layer)
+    else:
+        copies = 1.0 if facts.gathering.sequential else 2.0
+        most = np.minimum(copies * (whole + _adapters_gathered(job, rows, dense_group)), gathered_elements(job, rows))
+    if facts.gathered_weights_kept:
+        most = np.where(rows.layouts.recompute == RECOMPUTE_FULL, most, np.maximum(whole, most))
+    return np.where(rows.layouts.zero_stage >= 3, facts.parameter_bytes * most, 0.0)
+
+
+def _adapters_gathered(job: Job, rows: RankColumns, group: FloatColumn) -> FloatColumn:
+    dense, expert = adapter_parameters(job, rows)
+    return (dense + expert) * ((group > 1) | job.techniques.offload_parameters)
 
 
 ROUNDING_BYTES = 8.0
@@ -359,7 +386,7 @@ def gradients(job: Job, rows: RankColumns, whole: FloatColumn, sharded: FloatCol
         forward=alive + accumulated + before + transfer,
         backward=alive + accumulated + buckets + transfer,
         final=alive + final + earlier + last_bucket + flat + transfer,
-        step=np.where(stage >= 3, facts.lasting_bucket_bytes, 0.0) + transfer,
+        step=np.where(stage >= 3, facts.lasting_bucket_bytes * facts.bucket_kept, 0.0) + transfer,
     )
 
 
@@ -375,7 +402,7 @@ def _zero_buckets(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn
     lasting, width = facts.lasting_bucket_bytes, facts.parameter_bytes
     life = facts.gradient_life or ALWAYS
     from_first = (stage == 1) & (rows.microbatches > 1) & (by_stage(life.lasting, rows) == 0.0)
-    before = np.where(stage >= 3, lasting, np.where(from_first, facts.bucket_bytes - lasting, 0.0))
+    before = np.where(stage >= 3, lasting * facts.bucket_kept, np.where(from_first, facts.bucket_bytes - lasting, 0.0))
     largest = _largest_trained(job, rows) if lasting else np.zeros(len(rows))
     copied = facts.bucket_bytes + np.maximum(width * largest - lasting, 0.0)
     copied = copied + facts.widened_bucket_bytes * np.maximum(largest, lasting / width)

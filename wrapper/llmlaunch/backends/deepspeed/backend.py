@@ -45,6 +45,7 @@ from llmlaunch.backends.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.backends.deepspeed.scripts import ScriptKind, kind_of
 from llmlaunch.backends.deepspeed.setting_forms import refuse_odd_settings
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
+from llmlaunch.backends.deepspeed.zero_settings import ZeroSettings, recorded_settings, stated_settings
 from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
 from llmlaunch.layout import Layout, Rule
@@ -94,7 +95,8 @@ class DeepSpeed:
         precision, facts = recipe.workload.precision, deepspeed_facts(_options(recipe))
         if recipe.backend.script is not None:
             facts = script_facts(facts, recipe.backend.script_kind, precision, recipe.training.gradient_dtype)
-        facts = replace(facts, bucket_bytes=bucket_bytes(bucket_elements(recipe), precision))
+        overlap = _zero_settings(recipe).overlap_comm
+        facts = replace(facts, bucket_bytes=bucket_bytes(bucket_elements(recipe), precision, overlap))
         if recipe.backend.script is None:
             facts = shipped_facts(facts, recipe.model, recipe.workload.sequence_length)
         elif recipe.backend.script_kind in HUGGING_FACE_KINDS:
@@ -201,10 +203,14 @@ def _options(recipe: Recipe) -> DeepSpeedOptions:
         eager_attention=_eager_attention(recipe),
         offloaded_share=leaving % 1.0,
         reduce_bucket_elements=bucket_elements(recipe),
-        live_elements=live_parameters(recipe),
+        zero=_zero_settings(recipe),
         split_from_start=True,
         expandable_segments=expands_segments(recipe),
     )
+
+
+def _zero_settings(recipe: Recipe) -> ZeroSettings:
+    return stated_settings(recipe, bucket_elements(recipe), live_parameters(recipe))
 
 
 def _fused_optimizer(recipe: Recipe) -> bool:
@@ -242,6 +248,7 @@ def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
             "live_elements": live_parameters(recipe),
             "fused_optimizer": _fused_optimizer(recipe),
             "expandable_segments": recipe.cluster.accelerator.kind == "gpu" and expands_segments(recipe),
+            **recorded_settings(_zero_settings(recipe), bucket_elements(recipe), live_parameters(recipe)),
         },
     }
     if _eager_attention(recipe):

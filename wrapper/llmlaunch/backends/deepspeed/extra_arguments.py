@@ -4,15 +4,12 @@ it, of Megatron-DeepSpeed, or of a script that nobody here knows."""
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from llmlaunch.backends.argument import Word, command_words, refuse_repeats
-from llmlaunch.backends.deepspeed.config import LIVE_PARAMETERS, bucket_elements
-from llmlaunch.backends.deepspeed.facts import SUB_GROUP_ELEMENTS
-from llmlaunch.backends.deepspeed.own_settings import AUTO, own_leaves
+from llmlaunch.backends.deepspeed.own_settings import own_leaves
 from llmlaunch.backends.deepspeed.scripts import kind_of
 from llmlaunch.backends.flag_classes import (
     BY_WORD,
@@ -31,7 +28,6 @@ from llmlaunch.backends.flag_classes import (
 )
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number
 
@@ -39,7 +35,6 @@ __all__ = ["HUGGING_FACE_FLAGS", "SETTING_CLASSES", "SHIPPED_TRAINER_FLAGS", "cl
 
 HUGGING_FACE_FLAGS = Path(__file__).with_name("hugging_face_flags.json")
 SETTING_CLASSES = Path(__file__).with_name("setting_classes.json")
-MOST_PERSISTENT = 1_000_000  # elements of a tensor that may stay whole: norms and biases, no matrix
 SHIPPED_TRAINER_FLAGS = Path(__file__).with_name("shipped_trainer_flags.json")
 # transformers/integrations/deepspeed.py deepspeed_optim_sched, 5.23
 OPTIMIZER_OF_THE_FILE = FlagClass(NEUTRAL, "the Trainer takes the optimizer that ds_config.json names")
@@ -78,7 +73,7 @@ def classed_arguments(recipe: Recipe, layout: Layout) -> ClassedArguments:
     Raises:
         UserError: one of them repeats a planned one, as rendering it would.
     """
-    settings = tuple(_classed_settings(recipe, layout))
+    settings = tuple(_classed_settings(recipe))
     if not (recipe.backend.extra_args or recipe.backend.script_args):
         return ClassedArguments(settings)
     refuse_repeats(recipe, _planned_words(recipe, layout))
@@ -87,20 +82,11 @@ def classed_arguments(recipe: Recipe, layout: Layout) -> ClassedArguments:
     return ClassedArguments((*classed.arguments, *settings))
 
 
-def _classed_settings(recipe: Recipe, layout: Layout) -> Iterator[ClassedArgument]:
+def _classed_settings(recipe: Recipe) -> Iterator[ClassedArgument]:
     """Yield each key of `backend.ds_config` with its class."""
-    shard = count_parameters(recipe.model).total // layout.world_size
-    bounds = {
-        "stage3_prefetch_bucket_size": bucket_elements(recipe),
-        "stage3_max_reuse_distance": LIVE_PARAMETERS,
-        "stage3_param_persistence_threshold": MOST_PERSISTENT,
-        "sub_group_size": SUB_GROUP_ELEMENTS if shard > SUB_GROUP_ELEMENTS else math.inf,  # it is of the shard
-    }
     for key, value in own_leaves(recipe):
-        bound = bounds.get(key.removeprefix("zero_optimization."))
-        within = bound is not None and (value == AUTO or (isinstance(value, (int, float)) and value <= bound))
         shown = value if isinstance(value, str) else json.dumps(value)
-        group = group_of(flag_table(SETTING_CLASSES), key, ("bounded" if within else shown,))
+        group = group_of(flag_table(SETTING_CLASSES), key, (shown,))
         known = NO_FLAG if group is None else group.flag_class
         flag_class = BY_WORD if key in recipe.backend.neutral_args else known
         yield ClassedArgument(f"backend.ds_config.{key}", (shown,), flag_class)

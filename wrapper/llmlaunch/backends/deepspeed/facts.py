@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
+from llmlaunch.backends.deepspeed.zero_settings import DEFAULT_SETTINGS, FP32_STATES, ZeroSettings
 from llmlaunch.memory.facts import NONE, FusedLoss, GradientLife, HostFacts, LayerKernels, MemoryFacts, constant
 from llmlaunch.models.shape import CLAMPED, ModelShape
 from llmlaunch.workload import ELEMENT_BYTES
@@ -39,7 +40,6 @@ __all__ = [
 VERSION = "0.19"
 # Defaults of deepspeed/runtime/zero/config.py, 0.19
 BUCKET_ELEMENTS = 500_000_000  # reduce_bucket_size, allgather_bucket_size
-LIVE_ELEMENTS = 1_000_000_000  # stage3_max_live_parameters, stage3_max_reuse_distance
 SUB_GROUP_ELEMENTS = 1_000_000_000  # sub_group_size
 # Offload by share sends whole sub-groups to the host, so that a share needs many of them.
 OFFLOAD_GROUPS = 20
@@ -99,6 +99,7 @@ class Engine:
     evidence: str  # "counted" or "read"
     flattened: bool = False  # `final` is flattened besides, a bucket at a time, to be all-reduced
     foreach_step: Share | None = None  # `step` with an AdamW that is not fused; None: no other
+    states: str = FP32_STATES  # or "bf16": master weights and moments, with bf16_optimizer_states
 
 
 _FUSED = "FP16_Optimizer, FP16_UnfusedOptimizer"
@@ -124,6 +125,13 @@ ENGINES: tuple[Engine, ...] = (
     Engine(_ZERO3, 3, "half", "same", False, (0, 16), 2, (0, 2), _NO, _NO, (0, 6), _S3, "counted", False, (0, 8)),
     Engine(_ZERO3, 3, "fp32", "same", False, (0, 20), 4, (0, 4), _NO, _NO, (0, 4), _S3, "counted", False, (0, 8)),
     Engine(_ZERO3, 3, "half", "fp32", False, (0, 18), 2, (0, 4), _NO, _NO, (0, 4), _S3, "counted", False, (0, 8)),
+    # master weights and moments in bf16; of 3 the shards of the parameters are the master weights
+    Engine(_ZERO, 1, "half", "same", False, (2, 6), 2, _NO, (2, 0), (2, 2), (0, 4), _S12, "counted", states="bf16"),
+    Engine(_ZERO, 2, "half", "same", False, (2, 6), 2, _NO, (0, 2), (0, 2), (0, 4), _S12, "counted", states="bf16"),
+    Engine(
+        *(_ZERO3, 3, "half", "same", False, (0, 8), 2, (0, 2), _NO, _NO, (0, 2), _S3, "counted", False, (0, 4)),
+        states="bf16",
+    ),
     # the device's part where optimizer states are on the host: the step copies new parameters back in fp32 (1, 2)
     Engine(_ZERO, 1, "half", "same", True, (2, 0), 2, _NO, (2, 0), (2, 0), (0, 4), _S12, "read"),
     Engine(_ZERO, 1, "fp32", "same", True, (4, 0), 4, _NO, (4, 0), (4, 0), (0, 4), _S12, "read"),
@@ -145,14 +153,12 @@ class DeepSpeedOptions:
     fused_optimizer: bool = True  # DeepSpeed's FusedAdam, which a config's "AdamW" is, or torch's with fused=True
     offloaded_share: float = 0.0  # of ZeRO 3's sub-groups, where the states of some are on the host and some are not
     reduce_bucket_elements: float = BUCKET_ELEMENTS
-    live_elements: float = LIVE_ELEMENTS
     eager_attention: bool = False  # Hugging Face's attn_implementation "eager", which writes scores out
     liger: bool = False  # Liger's norm, rotary, SwiGLU and fused linear cross-entropy in place of Hugging Face's
-    memory_efficient_linear: bool = True  # of ds_config.json, or zero.Init's mem_efficient_linear
+    zero: ZeroSettings = DEFAULT_SETTINGS
     split_from_start: bool = False  # the model is made under zero.Init (HF's from_pretrained with an HfDeepSpeedConfig)
     expandable_segments: bool = False
     sequence_ranks: int = 1  # Ulysses sequence parallelism, the layout's context size
-    secondary_ranks: int = 1  # zero_hpz_partition_size (ZeRO++): ranks a second shard of the parameters is split over
 
 
 def engine_of(stage: int, options: DeepSpeedOptions) -> Engine:
@@ -163,9 +169,9 @@ def engine_of(stage: int, options: DeepSpeedOptions) -> Engine:
     for offload in (True, False) if options.offload_optimizer else (False,):
         for accumulation in ("fp32", "same") if wider else ("same",):
             wanted = (stage, precision, accumulation, offload)
-            for row in ENGINES:
-                if (row.stage, row.precision, row.accumulation, row.offload) == wanted:
-                    return row
+            rows = [r for r in ENGINES if (r.stage, r.precision, r.accumulation, r.offload) == wanted]
+            if rows:
+                return next((row for row in rows if row.states == options.zero.optimizer_states), rows[0])
     raise LookupError(f"no engine row for ZeRO {stage} and {options}")
 
 
@@ -209,7 +215,8 @@ def _state_facts(options: DeepSpeedOptions) -> MemoryFacts:
         source="; ".join(dict.fromkeys(row.where for row in rows)),
         parameter_bytes=width,
         gradient_bytes=0.0,
-        optimizer_bytes=0.0 if rows[1].offload else 12.0,
+        optimizer_bytes=0.0 if rows[1].offload else float(rows[1].lasting[1]),
+        spared_optimizer_bytes=(0.0, 0.0, 0.0, rows[1].lasting[1] - _optimizer_bytes(engine_of(3, options))),
         optimizer_bytes_unsharded=float(rows[0].lasting[0] - rows[0].parameters),
         gradient_life=_gradient_life(rows),
         step_bytes=_column([row.step[0] for row in rows]),
@@ -218,13 +225,12 @@ def _state_facts(options: DeepSpeedOptions) -> MemoryFacts:
         gradient_norm_bytes=(0.0, FP64_BYTES, FP64_BYTES, 0.0) if whole_parameters else NONE,
         # temp_grad_buffer_for_gpu_offload (zero/stage_1_and_2.py, 0.19.8; traced)
         host_transfer_bytes=(0.0, width, width, 0.0) if options.offload_optimizer else NONE,
-        sub_group_elements=SUB_GROUP_ELEMENTS,
+        sub_group_elements=options.zero.sub_group_elements or SUB_GROUP_ELEMENTS,
         flat_step=not options.expandable_segments,
         placed_whole=not options.split_from_start,
-        gathered_weights_kept=not options.memory_efficient_linear,
-        # made in the forward pass, kept to the step (zero/partition_parameters.py `_partition_param_sec`, 0.19.8)
-        secondary_parameter_bytes=width / options.secondary_ranks if options.secondary_ranks > 1 else 0.0,
-        live_parameters=float(options.live_elements),
+        gathered_weights_kept=not options.zero.memory_efficient_linear,
+        secondary_ranks=options.zero.secondary_ranks,
+        gathering=options.zero.gathering,
         host=_host(width),
     )
 
@@ -247,6 +253,7 @@ def _activation_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFa
         branch_gradients_apart=False,
         # models/llama/modeling_llama.py LlamaRotaryEmbedding.forward, transformers 5.23 (traced)
         rotary_bytes=2.0 * ELEMENT_BYTES[options.precision],
+        projections_apart=True,
         mlp_chunks_recomputed=True,  # TiledMLP (deepspeed/runtime/sequence_parallel/ulysses_sp.py, 0.19.8)
         # the one kept for the first backward and the two newest (activation_checkpointing/offload_activations.py,
         # keep_last_count and max_fwd_stash_count, 0.19.8)
@@ -290,10 +297,11 @@ def _runtime_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFacts
     return replace(
         facts,
         flat_bucket_bytes=BUCKET_ELEMENTS * width,  # engine.py buffered_allreduce_fallback, 0.19.8: not configurable
-        # 1 and 2 make two for every backward pass, to fill one while the other is reduced (overlap_comm); 3 makes one
-        # for good, and a flat copy of it to be reduced
-        bucket_bytes=2.0 * options.reduce_bucket_elements * width,
+        # 1 and 2 make one for every backward pass, or two, to fill one while the other is reduced (overlap_comm), and
+        # copy one to be reduced; 3 makes one for good, and a flat copy of it
+        bucket_bytes=bucket_bytes(options.reduce_bucket_elements, options.precision, options.zero.overlap_comm),
         lasting_bucket_bytes=options.reduce_bucket_elements * width,
+        bucket_kept=options.zero.contiguous_gradients,
         # seq_parallel_communication_data_type is fp32 unless set (runtime/constants.py, 0.19.8; traced)
         widened_bucket_bytes=ELEMENT_BYTES["fp32"] if options.sequence_ranks > 1 and width < 4.0 else 0.0,
         workspace_bytes=constant("workspace_bytes"),
@@ -318,6 +326,11 @@ def _host(width: float) -> HostFacts:
     )
 
 
+def _optimizer_bytes(row: Engine) -> float:
+    """Return the optimizer states of a row of ZeRO 3, per sharded parameter."""
+    return row.lasting[1] - row.gradients[1] - row.parameters
+
+
 def _gradient_life(rows: list[Engine]) -> GradientLife:
     """ZeRO 2's accumulation is another tensor than the last micro-batch's partition, unless it is wider than that."""
     return GradientLife(
@@ -337,10 +350,11 @@ def _column(values: list[float]) -> tuple[float, float, float, float]:
     return stage_0, stage_1, stage_2, stage_3
 
 
-def bucket_bytes(elements: float, precision: str) -> float:
-    """Three buckets: gradients being collected, those of the bucket before, and a flat copy of what is reduced
-    (zero/stage_1_and_2.py `setup_buckets` with overlap_comm, `allreduce_bucket`, 0.19.8; traced)."""
-    return float(3 * elements * ELEMENT_BYTES[precision])
+def bucket_bytes(elements: float, precision: str, overlap: bool) -> float:
+    """Return the buckets of ZeRO 1 and 2: gradients being collected, with `overlap` those of the bucket before, and a
+    flat copy of what is reduced (zero/stage_1_and_2.py `setup_buckets`, `allreduce_bucket`, 0.19.8; traced). Without
+    contiguous_gradients as many gradients wait by themselves."""
+    return float((3 if overlap else 2) * elements * ELEMENT_BYTES[precision])
 
 
 def script_facts(facts: MemoryFacts, kind: str, precision: str, gradient_dtype: str | None) -> MemoryFacts:
@@ -440,7 +454,7 @@ def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> 
     if shape.rotary_percent != 1.0 or shape.family == "phi3":
         facts = replace(facts, attention_output_copied=True)
     if shape.family == "phi3":
-        facts = replace(facts, mixed_projection_kept=True)
+        facts = replace(facts, mixed_projection_kept=True, projections_apart=False)
     if shape.zero_centered_norm or shape.family in ("gpt_oss", "olmo3", "gemma4_text"):
         facts = replace(facts, norm_extra_bytes=facts.norm_extra_bytes + max(4.0 - e, 0.0))
     if shape.family == "gpt2":

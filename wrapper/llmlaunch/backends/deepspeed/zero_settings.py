@@ -1,0 +1,114 @@
+"""Settings of ds_config.json that decide what ZeRO keeps and gathers, from a recipe or from a record of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from llmlaunch.backends.deepspeed.own_settings import AUTO, own_number, own_setting
+from llmlaunch.memory.facts import Gathering
+from llmlaunch.recipe.types import Recipe
+
+__all__ = [
+    "DEFAULT_SETTINGS",
+    "FP32_STATES",
+    "ZeroSettings",
+    "recorded_settings",
+    "settings_of_record",
+    "stated_settings",
+]
+
+ZERO = "zero_optimization"
+FP32_STATES, BF16_STATES = "fp32", "bf16"
+DEFAULT_GATHERING = Gathering()
+LIMITS: Mapping[str, str] = {
+    "stage3_prefetch_bucket_size": "prefetch_elements",
+    "stage3_max_live_parameters": "live_elements",
+    "stage3_max_reuse_distance": "reuse_elements",
+    "stage3_param_persistence_threshold": "persistent_elements",
+    "stage3_model_persistence_threshold": "persistent_total",
+}
+"""Keys of `zero_optimization` by the limits of gathering that they set."""
+
+
+@dataclass(frozen=True)
+class ZeroSettings:
+    """What ZeRO does by ds_config.json. `overlap_comm` makes a second bucket below stage 3; without
+    `contiguous_gradients` stage 3 has no bucket of its own; `secondary_ranks` is zero_hpz_partition_size;
+    `optimizer_states` is "bf16" with bf16_master_weights_and_grads and bf16_optimizer_states. `sub_group_elements` of
+    None is DeepSpeed's default."""
+
+    gathering: Gathering = DEFAULT_GATHERING
+    sub_group_elements: int | None = None
+    secondary_ranks: int = 1
+    overlap_comm: bool = True
+    contiguous_gradients: bool = True
+    memory_efficient_linear: bool = True
+    optimizer_states: str = FP32_STATES
+
+
+DEFAULT_SETTINGS = ZeroSettings(overlap_comm=False)  # below stage 3
+
+
+def stated_settings(recipe: Recipe, bucket: int, live: int) -> ZeroSettings:
+    """Return the settings of a rendered job: those of `backend.ds_config` over what llmlaunch renders, which prefetches
+    a `bucket` and lets `live` parameters live. "auto" is what Hugging Face's Trainer fills in
+    (transformers/integrations/deepspeed.py trainer_config_finalize, 5.23).
+
+    Raises:
+        UserError: a size is no whole number of at least 0.
+    """
+    hidden = recipe.model.hidden_size
+    automatic = {
+        "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
+    limits: dict[str, Any] = {"prefetch_elements": bucket, "live_elements": live, "reuse_elements": live}
+    for key, name in LIMITS.items():
+        number = own_number(recipe, f"{ZERO}.{key}", automatic.get(key, getattr(DEFAULT_GATHERING, name)))
+        if number is not None and name != "live_elements":
+            limits[name] = number
+    limits["sequential"] = own_setting(recipe, f"{ZERO}.stage3_allgather_sequential") is True
+    narrow = all(own_setting(recipe, f"bf16.{key}") is True for key in NARROW_STATES)
+    return ZeroSettings(
+        gathering=Gathering(**limits),
+        sub_group_elements=own_number(recipe, f"{ZERO}.sub_group_size", 0) or None,
+        secondary_ranks=own_number(recipe, f"{ZERO}.zero_hpz_partition_size", 1) or 1,
+        overlap_comm=_switch(recipe, "overlap_comm", recipe.cluster.accelerator.kind == "gpu"),
+        contiguous_gradients=_switch(recipe, "contiguous_gradients", True),
+        memory_efficient_linear=_switch(recipe, "memory_efficient_linear", True),
+        optimizer_states=BF16_STATES if narrow and recipe.workload.precision == "bf16" else FP32_STATES,
+    )
+
+
+NARROW_STATES = ("bf16_master_weights_and_grads", "bf16_optimizer_states")
+
+
+def _switch(recipe: Recipe, key: str, rendered: bool) -> bool:
+    value = own_setting(recipe, f"{ZERO}.{key}")
+    return rendered if value is None or value == AUTO else value is True
+
+
+def recorded_settings(settings: ZeroSettings, bucket: int, live: int) -> dict[str, Any]:
+    """Return what a record's `implementation` says of the settings: those that are not as llmlaunch renders them."""
+    usual = ZeroSettings(Gathering(prefetch_elements=bucket, live_elements=live, reuse_elements=live))
+    gathering, usual_gathering = asdict(settings.gathering), asdict(usual.gathering)
+    flat = {**asdict(settings), **gathering}
+    usual_flat = {**asdict(usual), **usual_gathering}
+    names = (*(f.name for f in fields(ZeroSettings) if f.name != "gathering"), *gathering)
+    return {name: flat[name] for name in names if flat[name] != usual_flat[name]}
+
+
+def settings_of_record(implementation: Mapping[str, Any]) -> ZeroSettings:
+    """Return the settings of a record's `implementation`: DeepSpeed's defaults where it says nothing, and what
+    llmlaunch renders in a record of a run of its own, which names the kind of script."""
+    rendered: dict[str, Any] = {}
+    if implementation.get("trainer"):
+        rendered["reuse_elements"] = implementation.get("live_elements")
+        rendered["prefetch_elements"] = implementation.get("reduce_bucket_elements")
+    stated = {**rendered, **{f.name: implementation.get(f.name) for f in fields(Gathering)}}
+    gathering = replace(Gathering(), **{name: value for name, value in stated.items() if value is not None})
+    names = [f.name for f in fields(ZeroSettings) if f.name != "gathering"]
+    others = {name: implementation[name] for name in names if implementation.get(name) is not None}
+    return ZeroSettings(gathering=gathering, **others)
