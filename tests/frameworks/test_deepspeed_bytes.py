@@ -33,11 +33,17 @@ SPLIT_RECIPE = load_recipe(
 )
 COUNTED = [row for row in ENGINES if row.evidence == "counted"]
 FOREACH = [row for row in COUNTED if row.foreach_step is not None]
-ALONE = [row for row in COUNTED if row.stage and (row.precision, row.accumulation) == ("half", "same")]
+WIDE = [row for row in COUNTED if row.states == "fp32"]
+ALONE = [row for row in WIDE if row.stage and (row.precision, row.accumulation) == ("half", "same")]
+
+
+def label(row: Engine) -> str:
+    states = "" if row.states == "fp32" else f" states {row.states}"
+    return f"ZeRO {row.stage} {row.precision} {row.accumulation}{states}"
 
 
 def name_of(row: Engine, microbatches: int) -> str:
-    return f"ZeRO {row.stage} {row.precision} {row.accumulation} x{microbatches}"
+    return f"{label(row)} x{microbatches}"
 
 
 def config(row: Engine, microbatches: int) -> dict[str, Any]:
@@ -56,6 +62,8 @@ def config(row: Engine, microbatches: int) -> dict[str, Any]:
     }
     if row.precision == "half":
         made["bf16"] = {"enabled": True}
+        if row.states == "bf16":
+            made["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     if row.accumulation == "fp32":
         made["data_types"] = {"grad_accum_dtype": "fp32"}
     return made
@@ -79,7 +87,7 @@ def unfused_case(row: Engine) -> dict[str, Any]:
 
 
 def secondary(microbatches: int = 2) -> dict[str, Any]:
-    row = next(row for row in COUNTED if row.stage == 3)
+    row = next(row for row in WIDE if row.stage == 3)
     made = case(row, microbatches)
     made["config"]["zero_optimization"]["zero_hpz_partition_size"] = RANKS
     return made | {"name": "hpZ"}
@@ -87,7 +95,7 @@ def secondary(microbatches: int = 2) -> dict[str, Any]:
 
 def in_sub_groups(layers: int) -> dict[str, Any]:
     """ZeRO 3 whose shard is stepped so many layers at a time."""
-    row = next(row for row in COUNTED if row.stage == 3)
+    row = next(row for row in WIDE if row.stage == 3)
     grouped = case(row, 1)
     grouped["config"]["zero_optimization"]["sub_group_size"] = layers * WIDTH * WIDTH // RANKS
     return grouped | {"name": f"sub-groups of {layers}"}
@@ -148,7 +156,7 @@ def lasting(row: Engine) -> float:
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize("row", COUNTED, ids=lambda row: f"{row.name} {row.stage} {row.precision} {row.accumulation}")
+@pytest.mark.parametrize("row", COUNTED, ids=label)
 def test_an_engine_holds_what_its_row_says(counted: dict[str, Any], row: Engine, microbatches: int) -> None:
     """What lasts, to one of the sixteen layers; the others, to the two buckets the estimate adds to the rows. At the
     end of the backward two more: gloo's threads let go of a bucket when they are done, which depends on the machine.
@@ -181,18 +189,18 @@ def test_a_split_model_holds_what_we_count(counted: dict[str, Any], layout: Layo
     assert found["parameters"] == mine.dense[0]
     assert found["logits"] == SPLIT_RECIPE.model.vocab_size
     shared = layout.data * layout.context
-    row = next(row for row in COUNTED if (row.stage, row.precision, row.accumulation) == (stage, "half", "same"))
+    row = next(row for row in WIDE if (row.stage, row.precision, row.accumulation) == (stage, "half", "same"))
     assert found["lasting"] / mine.dense[0] == pytest.approx(row.lasting[0] + row.lasting[1] / shared, rel=0.02)
 
 
 def test_a_second_shard_is_made_in_the_forward_pass(counted: dict[str, Any]) -> None:
     """ZeRO++'s hpZ over 2 ranks: half of the bf16 parameters once more between micro-batches."""
-    row = next(row for row in COUNTED if row.stage == 3)
+    row = next(row for row in WIDE if row.stage == 3)
     plain = counted[name_of(row, 2)]
     assert counted["hpZ"]["accumulated"] - plain["accumulated"] == pytest.approx(2.0 / RANKS, abs=0.01)
 
 
-@pytest.mark.parametrize("row", FOREACH, ids=lambda row: f"{row.name} {row.stage} {row.precision} {row.accumulation}")
+@pytest.mark.parametrize("row", FOREACH, ids=label)
 def test_an_optimizer_that_is_not_fused_holds_one_more_temporary(counted: dict[str, Any], row: Engine) -> None:
     measured = counted[unfused_case(row)["name"]]
     assert row.foreach_step is not None
@@ -202,7 +210,7 @@ def test_an_optimizer_that_is_not_fused_holds_one_more_temporary(counted: dict[s
 @pytest.mark.parametrize("layers", [4, 8])
 def test_zero_3_steps_the_parameters_of_one_sub_group_at_a_time(counted: dict[str, Any], layers: int) -> None:
     """A gradient in fp32 and a flat one in bf16 of the layers of a sub-group, not of the sixteen."""
-    row = next(row for row in COUNTED if row.stage == 3)
+    row = next(row for row in WIDE if row.stage == 3)
     step = counted[f"sub-groups of {layers}"]["step"] - counted[name_of(row, 1)]["lasting"]
     assert step == pytest.approx(bytes_of(row.step) * layers / LAYERS, rel=0.02)
 

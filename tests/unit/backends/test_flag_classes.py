@@ -197,7 +197,11 @@ def test_keys_of_ds_config_are_classed_by_what_the_estimate_counts() -> None:
         "zero_optimization": {
             "reduce_bucket_size": 300_000_000,
             "allgather_bucket_size": 300_000_000,
-            "stage3_prefetch_bucket_size": 900_000_000,  # more than is counted
+            "stage3_prefetch_bucket_size": 900_000_000,
+            "stage3_max_reuse_distance": 900_000_000_000,
+            "zero_hpz_partition_size": 8,
+            "zero_quantized_weights": True,
+            "zero_quantized_gradients": False,
         },
         "zenflow": {"topk_ratio": 0.1},
     }
@@ -210,6 +214,10 @@ def test_keys_of_ds_config_are_classed_by_what_the_estimate_counts() -> None:
         "backend.ds_config.wall_clock_breakdown true": "neutral",
         f"{zero}reduce_bucket_size 300000000": "priced",
         f"{zero}allgather_bucket_size 300000000": "neutral",
-        f"{zero}stage3_prefetch_bucket_size 900000000": "unknown",
+        f"{zero}stage3_prefetch_bucket_size 900000000": "priced",
+        f"{zero}stage3_max_reuse_distance 900000000000": "priced",
+        f"{zero}zero_hpz_partition_size 8": "priced",
+        f"{zero}zero_quantized_weights true": "unknown",
+        f"{zero}zero_quantized_gradients false": "neutral",
         "backend.ds_config.zenflow.topk_ratio 0.1": "neutral",
     }

@@ -10,6 +10,7 @@ from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
 
 from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts, with_family
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
+from llmlaunch.backends.deepspeed.zero_settings import ZeroSettings
 from llmlaunch.backends.fsdp import (
     atorch_facts,
     composer_facts,
@@ -19,7 +20,7 @@ from llmlaunch.backends.fsdp import (
 )
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout
-from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.facts import Gathering, MemoryFacts
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
@@ -132,12 +133,17 @@ def deepspeed(draw: st.DrawFn, script: str) -> Trainer:
         accumulation=draw(st.sampled_from([None, "fp32"])) if precision == "bf16" else None,
         fused_optimizer=draw(st.booleans()),
         reduce_bucket_elements=draw(st.sampled_from([1e6, 5e8])),
-        live_elements=draw(st.sampled_from([0, 10**9])),
+        zero=ZeroSettings(
+            gathering=draw(st.sampled_from([Gathering(), Gathering(10**7, 0, 10**9), Gathering(0, 10**9, 0, 10**6)])),
+            secondary_ranks=draw(st.sampled_from([1, 8])),
+            overlap_comm=draw(st.booleans()),
+            contiguous_gradients=draw(st.booleans()),
+            memory_efficient_linear=draw(st.booleans()),
+        ),
         liger=script == "hugging-face" and draw(st.booleans()),
         split_from_start=draw(st.booleans()),
         expandable_segments=draw(st.booleans()),
         eager_attention=draw(st.booleans()),
-        memory_efficient_linear=draw(st.booleans()),
     )
 
     def offloading(share: float) -> MemoryFacts:

@@ -13,7 +13,7 @@ from shapes import LLAMA3_8B, MIXTRAL, job_of
 
 from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.facts import NONE, MemoryFacts
+from llmlaunch.memory.facts import NONE, Gathering, MemoryFacts
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import earlier_tiles, final_norm, logits
 from llmlaunch.memory.moments import transient_terms
@@ -27,6 +27,7 @@ TABLE = 128256 * H
 PARAMETERS = count_parameters(LLAMA3_8B).total
 TILED = Techniques(loss="tiled")
 ZERO_1 = Layout(data=64, zero_stage=1)
+EVERYTHING = Gathering(10**13, 10**13, 10**13, sequential=True)
 
 
 def value(
@@ -130,7 +131,7 @@ def test_under_ulysses_buckets_are_reduced_in_fp32() -> None:
 
 
 def test_zero_3_does_not_keep_a_frozen_embedding_gathered() -> None:
-    facts = replace(deepspeed_facts(), live_parameters=1e12)
+    facts = replace(deepspeed_facts(), gathering=EVERYTHING)
     layout = Layout(data=64, zero_stage=3)
 
     def parameters(job: Job, rows: RankColumns) -> Any:
@@ -148,7 +149,7 @@ def test_experts_are_gathered_where_they_alone_rest_in_shards() -> None:
 
     def parameter_bytes(techniques: Techniques) -> float:
         layout = Layout(tensor=2, zero_stage=3)
-        facts = replace(deepspeed_facts(), live_parameters=1e12)
+        facts = replace(deepspeed_facts(), gathering=EVERYTHING)
         job = job_of(MIXTRAL, layout, facts, techniques, N, 1)
         return float(states(job, all_ranks(job, LayoutColumns.of([layout]))).parameters[0])
 

@@ -13,6 +13,7 @@ from shapes import CORRECTIONS, LLAMA3_8B, SHAPES, any_layouts
 
 from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
+from llmlaunch.backends.deepspeed.zero_settings import ZeroSettings
 from llmlaunch.backends.fsdp import (
     atorch_facts,
     composer_facts,
@@ -69,7 +70,7 @@ PAIRS: dict[str, tuple[MemoryFacts, MemoryFacts]] = {
         deepspeed_facts(DeepSpeedOptions(expandable_segments=True, sequence_ranks=2)),
         deepspeed_facts(DeepSpeedOptions(expandable_segments=True, sequence_ranks=2, offload_optimizer=True)),
     ),
-    "deepspeed liger": (deepspeed_facts(DeepSpeedOptions(liger=True, secondary_ranks=8)),) * 2,
+    "deepspeed liger": (deepspeed_facts(DeepSpeedOptions(liger=True, zero=ZeroSettings(secondary_ranks=8))),) * 2,
     "torchtitan": (torchtitan_facts(False, False, False, 1),) * 2,
     "torchtitan compiled": (torchtitan_facts(True, True, True, 2),) * 2,
     "torchtune": (torchtune_facts("bf16", False, True, True),) * 2,

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from functools import cache
+from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
+from operator import eq
 
 import numpy as np
 
@@ -62,16 +64,50 @@ def gathered_elements(job: Job, rows: RankColumns) -> FloatColumn:
     return elements
 
 
-@cache
+@lru_cache(maxsize=1024)
 def gathered(
     shape: ModelShape, split: ModuleSplit, adapters: Adapters | None, limits: Gathering, recompute: bool
 ) -> Gathered:
     """Return what is gathered of a whole model on one device, from the second step on, when the order is known.
     `recompute` says whether every layer runs forward again before it runs backward."""
-    modules = modules_of(shape, split, adapters)
-    order = _order(modules, recompute)
-    run = _Pass(modules, order, limits)
-    return Gathered(run.most(), run.persistent)
+    every = modules_of(shape, split, adapters)
+    modules = _without_repetition(every, shape.num_layers, limits)
+    run = _Pass(modules, _order(modules, recompute), limits)
+    left_out = 0 if modules is every else _persistent_elements(every, limits) - run.persistent
+    return Gathered(run.most() + left_out, run.persistent + left_out)
+
+
+FEW_LAYERS = 4  # the first may be of another kind than those that repeat
+
+
+def _persistent_elements(modules: Sequence[Module], limits: Gathering) -> int:
+    few = limits.persistent_elements
+    return sum(size for module in modules for size in module.parameters if size <= few)
+
+
+def _without_repetition(modules: Sequence[Module], layers_count: int, limits: Gathering) -> Sequence[Module]:
+    """Return the modules without layers in the middle, where there are so many that what is gathered repeats itself:
+    all limits together span fewer layers than are left at either end. Layers may differ by a pattern."""
+    starts = [index for index, module in enumerate(modules) if module.layer][-layers_count:]
+    if limits.persistent_total < math.inf or len(starts) < 2 * FEW_LAYERS:
+        return modules
+    layers = [tuple(modules[start : start + 1 + modules[start].inside]) for start in starts]
+    sizes = [sum(size for module in layer for size in module.parameters) for layer in layers]
+    later = layers[FEW_LAYERS:]
+    period = next((p for p in range(1, FEW_LAYERS) if all(map(eq, later, layers[FEW_LAYERS - p :]))), None)
+    if period is None:
+        return modules
+    spanned = limits.live_elements + limits.reuse_elements + 2 * limits.prefetch_elements
+    kept = FEW_LAYERS + 2 * period + -(-spanned // min(sizes[FEW_LAYERS:]))
+    dropped = (len(layers) - 2 * kept) // period * period
+    if dropped <= 0:
+        return modules
+    first, last = starts[kept], starts[kept + dropped]
+    before = [
+        replace(module, inside=module.inside - (last - first)) if index + module.inside >= last else module
+        for index, module in enumerate(modules[:first])
+    ]
+    return [*before, *modules[last:]]
 
 
 def _order(modules: Sequence[Module], recompute: bool) -> list[int]:
@@ -149,8 +185,9 @@ class _Pass:
         """Run all modules, and return the most elements that were alive at once."""
         for step, index in enumerate(self.order):
             owned = self.owned[index]
-            self._gather([p for p in owned if not self.available[p] and p not in self.flats])
-            self._wait(owned)
+            if owned:
+                self._gather([p for p in owned if not self.available[p] and p not in self.flats])
+                self._wait(owned)
             self._prefetch(step, owned)
             self.highest = max(self.highest, self.alive)
             apart = self.leaves.between(step) if self.leaves is not None and self.leaf[index] else None
@@ -185,13 +222,14 @@ class _Pass:
 
     def _prefetch(self, step: int, owned: Sequence[int]) -> None:
         """Take the module's parameters from the queue, and gather what is next in it up to the limits."""
-        due = {p for p in owned if self.fetched_for[p] < step}
-        taken: set[int] = set()
-        while self.queue and len(taken) < len(due):
+        due = sum(self.fetched_for[p] < step for p in owned)
+        while self.queue and due:
             parameter, use = self.queue.popleft()
             self.fetched_for[parameter] = use
-            taken.add(parameter)
+            due -= 1
         room = min(self.limits.live_elements - self.counted, self.limits.prefetch_elements)
+        if room <= 0:
+            return
         ahead: list[int] = []
         elements = 0
         while self.queue and elements < room:

@@ -8,7 +8,7 @@ The elements add up to those of `memory.weights.rank_parameters` on one pipeline
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import lru_cache
 
 from llmlaunch.frozen import frozen
 from llmlaunch.models.kinds import attention_kinds, layer_parts
@@ -55,7 +55,7 @@ Sizes = tuple[int, ...]  # the elements of each parameter of a module
 EMPTY = Module()  # an activation, or rotary positions
 
 
-@cache
+@lru_cache(maxsize=64)
 def modules_of(shape: ModelShape, split: ModuleSplit, adapters: Adapters | None) -> tuple[Module, ...]:
     """Return the modules of a whole model on one device, those of low-rank adapters among them, each before what is
     inside it."""
@@ -68,8 +68,14 @@ def modules_of(shape: ModelShape, split: ModuleSplit, adapters: Adapters | None)
     if shape.vision is not None:
         body.extend(_encoder(shape.vision, hidden, split.tensor))
     body.append(EMPTY)
-    for number, layer in enumerate(counts.layers):
-        body.extend(_container(_layer(shape, number, split, adapters, layer), layer=True))
+    kinds = attention_kinds(shape)
+    alike: dict[tuple[object, ...], list[Module]] = {}
+    for number, (layer, part) in enumerate(zip(counts.layers, layer_parts(shape), strict=True)):
+        kind = next(each.shape for each in kinds if part != "attention" or each.layers[number])
+        key = (id(kind), part, layer)
+        if key not in alike:
+            alike[key] = _container(_layer(shape, kind, part, split, adapters, layer), layer=True)
+        body.extend(alike[key])
     body.append(Module((counts.final_norm,)))
     head = Module(() if tied else (divided,), shares_table=tied)
     further = [Module((counts.mtp,))] if counts.mtp else []
@@ -86,14 +92,18 @@ def _each(sizes: Iterable[Sizes]) -> Iterator[Module]:
 
 
 def _layer(
-    shape: ModelShape, number: int, split: ModuleSplit, adapters: Adapters | None, counts: LayerParameters
+    shape: ModelShape,
+    kind: ModelShape,
+    part: str,
+    split: ModuleSplit,
+    adapters: Adapters | None,
+    counts: LayerParameters,
 ) -> Iterator[Module]:
-    """Yield the modules inside one layer."""
-    kind = next(each.shape for each in attention_kinds(shape) if each.layers[number])
+    """Yield the modules inside one layer, whose attention is of a `kind`, or has another `part` in its place."""
     norms = [Module((counts.norms // shape.norms_per_layer,))] * shape.norms_per_layer
     pair = _pairs(adapters)
     yield norms[0]
-    if layer_parts(shape)[number] != "attention" or shape.compressed_attention is not None:
+    if part != "attention" or shape.compressed_attention is not None:
         if counts.attention:
             yield Module((counts.attention,))
     else:

@@ -7,6 +7,8 @@ the tests against the published totals and against the modules themselves.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from llmlaunch.frozen import frozen
 from llmlaunch.models.attention import CHOSEN_FROM, CompressedAttention, LinearAttention
 from llmlaunch.models.kinds import attention_kinds, layer_parts
@@ -76,6 +78,7 @@ class ModelParameters:
         return sum(layer.active for layer in self.layers) + self.outside_layers
 
 
+@lru_cache(maxsize=256)
 def count_parameters(shape: ModelShape) -> ModelParameters:
     """Return the parameter counts of `shape` with its own vocabulary, unpadded."""
     is_mixture = shape.moe.layer_pattern if shape.moe is not None else (0,) * shape.num_layers

@@ -51,7 +51,9 @@ class UpdateSeconds:
     """Raw seconds, nothing hidden. `reduce_each` and `gather_each` say where these happen for every micro-batch
     (gradients from ZeRO 2 on, parameters from ZeRO 3 on, where gathered forward and again backward, there the share
     `gather_again` of them), `reduce_overlapped` and `gather_overlapped` where they run beside passes at all.
-    `gather_hooked` says where modules gather their parameters themselves, each in a hook on the host.
+    `later_gather_seconds` are those of each gather behind the first forward pass of a step, which second shards of the
+    parameters make shorter. `gather_hooked` says where modules gather their parameters themselves, each in a hook on
+    the host.
 
     Nothing here depends on what is recomputed or offloaded, on the switches of a step or on the micro-batch: layouts
     that differ in those alone share it. What hooks take depends on what is recomputed, so it is of the passes
@@ -59,6 +61,7 @@ class UpdateSeconds:
 
     reduce_seconds: FloatColumn
     gather_seconds: FloatColumn
+    later_gather_seconds: FloatColumn
     optimizer_seconds: FloatColumn
     reduce_each: BoolColumn
     gather_each: BoolColumn
@@ -109,6 +112,7 @@ def update_seconds(
     reduce, gather = _scatter_and_gather(cluster, size, t, instances, *dense)
     more_reduce, more_gather = _scatter_and_gather(cluster, experts, apart, instances, *expert)
     reduce, gather = reduce + more_reduce, gather + more_gather
+    later = _gather_of_second_shards(job, cluster, layouts, parameter * (whole.dense + whole.expert), gather)
     if job.techniques.offload_parameters:
         gather = gather + parameter * (whole.dense / size + whole.expert / experts) / host_link_bytes_per_second(
             cluster
@@ -123,6 +127,7 @@ def update_seconds(
     return UpdateSeconds(
         reduce_seconds=np.where(zero > 0, reduce, 2.0 * reduce),
         gather_seconds=np.where(zero > 0, gather, 0.0),
+        later_gather_seconds=np.where(zero > 0, later, 0.0),
         optimizer_seconds=_optimizer(job, cluster, mine) + _orthogonalization(job, cluster, layouts),
         reduce_each=each,
         gather_each=each & (zero >= 3),
@@ -150,6 +155,19 @@ def _scatter_and_gather(
         between = links(cluster, instances.astype(np.float64), stride * shards)
         reduce = reduce + 2.0 * ring(between, instances.astype(np.float64), gradient_bytes / shards)
     return reduce, gather
+
+
+def _gather_of_second_shards(
+    job: Job, cluster: Cluster, layouts: LayoutColumns, parameter_bytes: FloatColumn, gather: FloatColumn
+) -> FloatColumn:
+    """Return the seconds of a gather among the ranks that share second shards of the parameters, from each parameter's
+    first release in a step to its end (ZeRO++, Wang et al. 2023, section 4.2;
+    deepspeed/runtime/zero/partition_parameters.py `all_gather_coalesced`, 0.19.8); `gather` where there are none."""
+    if job.facts.secondary_ranks <= 1 or job.techniques.offload_parameters:
+        return gather
+    ranks = np.minimum(float(job.facts.secondary_ranks), (layouts.data * layouts.context).astype(np.float64))
+    within = ring(links(cluster, ranks, layouts.tensor.astype(np.float64)), ranks, parameter_bytes)
+    return np.where(layouts.zero_stage >= 3, np.minimum(within, gather), gather)
 
 
 def _trained_share(job: Job) -> float:
@@ -287,10 +305,11 @@ def combined(passes: PassSeconds, update: UpdateSeconds) -> StepTime:
     gather, reduce = update.gather_seconds, update.reduce_seconds
     if np.any(update.reduce_each):
         times = np.where(update.reduce_each, 1.0, times)
-        reduce = reduce + each * update.gather_again * gather
+        reduce = reduce + each * update.gather_again * update.later_gather_seconds
     forward = update.gather_overlapped * times * passes.hiding_forward
     backward = update.reduce_overlapped * times * passes.hiding_backward
-    before = np.where(each, m, 1.0) * exposed(gather, forward)
+    later = exposed(update.later_gather_seconds, forward)
+    before = np.where(each, m, 1.0) * later + (exposed(gather, forward) - later)
     after = np.where(update.reduce_each, m, 1.0) * exposed(reduce, backward)
     hooks = np.zeros(np.shape(before + after))
     if np.any(update.gather_hooked):

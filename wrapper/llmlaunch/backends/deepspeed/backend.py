@@ -92,11 +92,12 @@ class DeepSpeed:
         )
 
     def facts(self, recipe: Recipe) -> MemoryFacts:
-        precision, facts = recipe.workload.precision, deepspeed_facts(_options(recipe))
+        options = _options(recipe)
+        precision, facts = recipe.workload.precision, deepspeed_facts(options)
         if recipe.backend.script is not None:
             facts = script_facts(facts, recipe.backend.script_kind, precision, recipe.training.gradient_dtype)
-        overlap = _zero_settings(recipe).overlap_comm
-        facts = replace(facts, bucket_bytes=bucket_bytes(bucket_elements(recipe), precision, overlap))
+        buckets = bucket_bytes(options.reduce_bucket_elements, precision, options.zero.overlap_comm)
+        facts = replace(facts, bucket_bytes=buckets)
         if recipe.backend.script is None:
             facts = shipped_facts(facts, recipe.model, recipe.workload.sequence_length)
         elif recipe.backend.script_kind in HUGGING_FACE_KINDS:

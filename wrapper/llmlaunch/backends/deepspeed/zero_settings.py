@@ -103,12 +103,12 @@ def recorded_settings(settings: ZeroSettings, bucket: int, live: int) -> dict[st
 def settings_of_record(implementation: Mapping[str, Any]) -> ZeroSettings:
     """Return the settings of a record's `implementation`: DeepSpeed's defaults where it says nothing, and what
     llmlaunch renders in a record of a run of its own, which names the kind of script."""
-    rendered: dict[str, Any] = {}
-    if implementation.get("trainer"):
+    ours, rendered = bool(implementation.get("trainer")), dict[str, Any]()
+    if ours:
         rendered["reuse_elements"] = implementation.get("live_elements")
         rendered["prefetch_elements"] = implementation.get("reduce_bucket_elements")
     stated = {**rendered, **{f.name: implementation.get(f.name) for f in fields(Gathering)}}
     gathering = replace(Gathering(), **{name: value for name, value in stated.items() if value is not None})
     names = [f.name for f in fields(ZeroSettings) if f.name != "gathering"]
     others = {name: implementation[name] for name in names if implementation.get(name) is not None}
-    return ZeroSettings(gathering=gathering, **others)
+    return ZeroSettings(gathering=gathering, **{"overlap_comm": ours, **others})
