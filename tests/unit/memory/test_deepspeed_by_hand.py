@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
-from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.facts import NONE, Gathering, MemoryFacts
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
-from llmlaunch.memory.loss import earlier_tiles, final_norm, logits
+from llmlaunch.memory.loss import earlier_tiles, final_norm, logits, table_gradient
 from llmlaunch.memory.moments import transient_terms
+from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 from llmlaunch.memory.states import states
+from llmlaunch.memory.weights import largest_parameter
 from llmlaunch.memory.workspace import layer_backward
 from llmlaunch.models.parameters import count_parameters
+from llmlaunch.models.presets import load_preset
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 
 N, H, F = 4096, 4096, 14336  # tokens, hidden size, columns of the MLP
@@ -158,6 +161,39 @@ def test_experts_are_gathered_where_they_alone_rest_in_shards() -> None:
     rest = (32 * (2 * H * H + 2 * H * 1024) + 32000 * H) // 2 + whole
     assert parameter_bytes(NO_TECHNIQUES) == 2 * (rest + experts / 2 + experts)
     assert parameter_bytes(Techniques(offload_parameters=True)) == 2 * (rest + experts)
+
+
+def test_gate_and_up_are_two_parameters_but_in_families_that_fuse_them() -> None:
+    """With a table smaller than either: the largest parameter decides buffers and norms."""
+    shape = replace(LLAMA3_8B, vocab_size=1000)
+    layout = Layout(data=8, zero_stage=1)
+    for family, largest in (("llama", H * F), ("phi3", 2 * H * F)):
+        facts = with_family(deepspeed_facts(), replace(shape, family=family), N)
+        job = job_of(shape, layout, facts, NO_TECHNIQUES, N, 1)
+        assert largest_parameter(job, all_ranks(job, LayoutColumns.of([layout])))[0] == largest
+
+
+def test_the_gradient_of_a_table_that_tensor_parallelism_leaves_whole_is_whole() -> None:
+    assert value(table_gradient, Layout(tensor=4, data=16)) == 2 * TABLE
+    divided = replace(deepspeed_facts(), embedding_whole=False)
+    assert value(table_gradient, Layout(tensor=4, data=16), divided) == 2 * TABLE / 4
+
+
+def test_adapters_stand_beside_a_shared_expert_and_every_projection_of_latents() -> None:
+    """DeepSeek-V2-Lite without a latent of queries: four projections of attention; of a token's six experts and the
+    shared one two first linears and one second each. Every adapter keeps 16 columns in bf16."""
+    shape = load_preset("deepseek-v2-lite")
+    layout = Layout(data=8, zero_stage=1)
+    job = job_of(shape, layout, deepspeed_facts(), Techniques(adapters=Adapters(16)), N, 1)
+    rows = all_ranks(job, LayoutColumns.of([layout]))
+    kept = [float(layer(job, rows).tensors["adapters"][0]) for layer in (saved_by_dense_layer, saved_by_mixture_layer)]
+    assert kept == [(4 + 3) * 2 * 16 * N, (4 + 6 * 3 + 3) * 2 * 16 * N]
+    wide = replace(deepspeed_facts(), adapter_bytes=4.0)
+    job = job_of(shape, layout, wide, Techniques(adapters=Adapters(16)), N, 1)
+    inputs = float(saved_by_mixture_layer(job, rows).tensors["adapter_inputs"][0])
+    h, latent, heads, ffn = 2048, 512, 16 * 128, 1408
+    attention = 2 * h + latent + heads
+    assert inputs == 4 * N * (attention + 6 * (2 * h + ffn) + 2 * h + 2 * ffn)
 
 
 def test_adapters_of_experts_rest_with_the_parameters() -> None:

@@ -11,7 +11,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.heads import head_layers, head_rank
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.models.linears import Linear, attention_linears, mlp_linears
-from llmlaunch.techniques import OF_ATTENTION
+from llmlaunch.models.shape import ModelShape
 
 __all__ = ["INPUTS_OF", "Tensors", "fused_pairs", "fused_parameters", "saved_beside_adapters"]
 
@@ -44,24 +44,47 @@ def _adapted(job: Job, n: FloatColumn, norm_tokens: FloatColumn, tensors: Tensor
     adapters, shape, facts = job.techniques.adapters, job.shape, job.facts
     assert adapters is not None
     e, wide = facts.activation_bytes, facts.adapter_bytes or facts.activation_bytes
-    mixture = shape.moe is not None and "expert_fc1_input" in tensors
-    times, ffn = (shape.moe.topk, shape.moe.ffn_hidden_size) if mixture and shape.moe else (1, shape.ffn_hidden_size)
-    h, routed = float(shape.hidden_size), float(times * shape.hidden_size)
-    inputs = {"q_proj": h, "k_proj": h, "v_proj": h, "o_proj": float(shape.query_width)}
-    inputs |= {**({"gate_proj": routed} if shape.gated_mlp else {}), "up_proj": routed, "down_proj": float(times * ffn)}
-    beside = [name for name in inputs if name in adapters.targets]
+    mlps = _mlps(shape, "expert_fc1_input" in tensors)
+    beside = [linear for linear in (*_attention(shape), *mlps) if linear[0] in adapters.targets]
     copied = wide > e or facts.adapter_dropout
 
     saved_bytes = _without_unread(tensors, frozenset() if adapters.frozen_down or copied else adapters.targets)
-    ranks = sum(1 if name in OF_ATTENTION else times for name in beside)
+    ranks = sum(times for _, _, times in beside)
     saved_bytes["adapters"] = ranks * wide * adapters.rank * n
     if facts.norm_extra_bytes >= e:
         for name in ("attn_norm_input", "mlp_norm_input"):
             saved_bytes[name] = saved_bytes[name] - norm_tokens * e * shape.hidden_size
     if copied:
         per_input = (0.0 if adapters.frozen_down else wide) + (1.0 if facts.adapter_dropout else 0.0)
-        saved_bytes["adapter_inputs"] = per_input * sum(inputs[name] for name in beside) * n
+        saved_bytes["adapter_inputs"] = per_input * sum(width * times for _, width, times in beside) * n
     return saved_bytes
+
+
+Adapted = tuple[str, float, int]  # a linear layer's name, the width of its input, and how often a token passes it
+
+
+def _attention(shape: ModelShape) -> list[Adapted]:
+    """Return the linear layers of one attention block. All of latent attention's have an adapter, or none."""
+    h, mla = float(shape.hidden_size), shape.mla
+    if mla is None:
+        return [*((name, h, 1) for name in ("q_proj", "k_proj", "v_proj")), ("o_proj", float(shape.query_width), 1)]
+    queries = [h] if mla.q_lora_rank is None else [h, float(mla.q_lora_rank)]
+    widths = (*queries, h, float(mla.kv_lora_rank), float(shape.num_attention_heads * mla.v_head_dim))
+    return [("o_proj", width, 1) for width in widths]
+
+
+def _mlps(shape: ModelShape, mixture: bool) -> list[Adapted]:
+    """Return the linear layers of one MLP, or of a mixture's experts and its shared expert."""
+
+    def linears(ffn: int, times: int) -> list[Adapted]:
+        first = ("gate_proj", "up_proj") if shape.gated_mlp else ("up_proj",)
+        return [*((name, float(shape.hidden_size), times) for name in first), ("down_proj", float(ffn), times)]
+
+    moe = shape.moe
+    if moe is None or not mixture:
+        return linears(shape.ffn_hidden_size, 1)
+    shared = moe.shared_expert_ffn_hidden_size
+    return [*linears(moe.ffn_hidden_size, moe.topk), *(linears(shared, 1) if shared else [])]
 
 
 def _without_unread(tensors: Tensors, readers: frozenset[str]) -> dict[str, FloatColumn]:

@@ -190,7 +190,6 @@ class MemoryFacts:
     matrices_whole: bool = False
     matrix_step_bytes: float = 0.0
     optimizer_bytes_unsharded: float | None = None  # what stage 0 keeps instead, where its optimizer is another one
-    spared_optimizer_bytes: ByStage = NONE  # of `optimizer_bytes`, what a stage does without
     optimizer_bytes_over_data: float = 0.0  # of `optimizer_bytes`, what is sharded over data parallelism alone
     # more gradient bytes alive during backward, per parameter of the rank and per sharded parameter
     backward_gradient_bytes: ByStage = NONE

@@ -22,7 +22,7 @@ from llmlaunch.memory.job import (
 )
 from llmlaunch.memory.saved import STATISTIC_BYTES, saved_by_dense_layer, saved_by_mixture_layer, sequence_split, tokens
 from llmlaunch.memory.schedule import in_flight, last_chunk_in_flight
-from llmlaunch.memory.weights import matrices, vocabulary
+from llmlaunch.memory.weights import matrices, tables, vocabulary
 
 __all__ = [
     "cached_logits",
@@ -163,7 +163,7 @@ def table_gradient(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes of the gradient of an embedding table; zero without a table to train."""
     if job.techniques.adapters is not None or job.techniques.trained_layers is not None or job.facts.full_sharding:
         return np.zeros(len(rows))
-    return np.asarray(vocabulary(job, rows) / rows.tensor * job.shape.hidden_size * job.facts.parameter_bytes)
+    return np.asarray(tables(job, rows)[0] * job.facts.parameter_bytes)
 
 
 def waiting_table(job: Job, rows: RankColumns) -> FloatColumn:

@@ -101,7 +101,6 @@ def states(job: Job, rows: RankColumns) -> States:
         optimizer=(1.0 - job.techniques.offload_optimizer)
         * (
             _optimizer(job, rows, state_bytes(facts.optimizer_bytes, 1), whole)
-            - by_stage(facts.spared_optimizer_bytes, rows) * sharded
             + _kept_by_context(job, rows, counts)
             - _saved_by_matrices(job, rows, trained, dense_group, expert_group)
         ),

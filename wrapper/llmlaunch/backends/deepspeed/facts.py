@@ -125,11 +125,11 @@ ENGINES: tuple[Engine, ...] = (
     Engine(_ZERO3, 3, "half", "same", False, (0, 16), 2, (0, 2), _NO, _NO, (0, 6), _S3, "counted", False, (0, 8)),
     Engine(_ZERO3, 3, "fp32", "same", False, (0, 20), 4, (0, 4), _NO, _NO, (0, 4), _S3, "counted", False, (0, 8)),
     Engine(_ZERO3, 3, "half", "fp32", False, (0, 18), 2, (0, 4), _NO, _NO, (0, 4), _S3, "counted", False, (0, 8)),
-    # master weights and moments in bf16; of 3 the shards of the parameters are the master weights
+    # master weights and moments in bf16. The master weights of 3 are copies too: it compares a device with its name
     Engine(_ZERO, 1, "half", "same", False, (2, 6), 2, _NO, (2, 0), (2, 2), (0, 4), _S12, "counted", states="bf16"),
     Engine(_ZERO, 2, "half", "same", False, (2, 6), 2, _NO, (0, 2), (0, 2), (0, 4), _S12, "counted", states="bf16"),
     Engine(
-        *(_ZERO3, 3, "half", "same", False, (0, 8), 2, (0, 2), _NO, _NO, (0, 2), _S3, "counted", False, (0, 4)),
+        *(_ZERO3, 3, "half", "same", False, (0, 10), 2, (0, 2), _NO, _NO, (0, 2), _S3, "counted", False, (0, 4)),
         states="bf16",
     ),
     # the device's part where optimizer states are on the host: the step copies new parameters back in fp32 (1, 2)
@@ -216,7 +216,6 @@ def _state_facts(options: DeepSpeedOptions) -> MemoryFacts:
         parameter_bytes=width,
         gradient_bytes=0.0,
         optimizer_bytes=0.0 if rows[1].offload else float(rows[1].lasting[1]),
-        spared_optimizer_bytes=(0.0, 0.0, 0.0, rows[1].lasting[1] - _optimizer_bytes(engine_of(3, options))),
         optimizer_bytes_unsharded=float(rows[0].lasting[0] - rows[0].parameters),
         gradient_life=_gradient_life(rows),
         step_bytes=_column([row.step[0] for row in rows]),
@@ -324,11 +323,6 @@ def _host(width: float) -> HostFacts:
         checkpoint_parameter_bytes=width,
         checkpoint_state_bytes=4.0,
     )
-
-
-def _optimizer_bytes(row: Engine) -> float:
-    """Return the optimizer states of a row of ZeRO 3, per sharded parameter."""
-    return row.lasting[1] - row.gradients[1] - row.parameters
 
 
 def _gradient_life(rows: list[Engine]) -> GradientLife:
