@@ -4,7 +4,8 @@ A case has "name", "precision" and "config", and "fused": false for an AdamW tha
 square linear layers, or, where a case has a "model", the Llama it describes with AutoTP or Ulysses as the config says
 (such a case must be the last: its groups stay). Counted are live tensors after every phase of step three, and the most
 allocated while the last backward and the step ran, all in bytes per parameter and beyond what was held before the
-engine was made. Copies gloo makes of its own are left out.
+engine was made. Copies gloo makes of its own are left out. Of a case with a model to be "gathered", the elements that
+ZeRO 3 gathers are counted.
 """
 
 from __future__ import annotations
@@ -132,11 +133,63 @@ def split(case: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def gathered(case: dict[str, Any]) -> dict[str, int]:
+    """The most elements of gathered parameters, and of the buffers they arrive in, while the third step runs forward
+    and backward, and those that are left behind it: looked at after each fetch of a module and each copy."""
+    from deepspeed.runtime.zero.partition_parameters import AllGatherCoalescedHandle as Handle
+    from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator as Coordinator
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    config = AutoConfig.for_model(**case["gathered"])
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with deepspeed.zero.Init(config_dict_or_path=case["config"]):
+        model = model_class(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=case["config"])
+    fetch, wait = Coordinator.fetch_sub_module, Handle.wait
+    waiting: dict[Any, Any] = {}
+    counts: list[int] = []
+
+    def count(*more: Any) -> None:
+        held = {p.data for p in model.parameters() if p.ds_status != ZeroParamStatus.NOT_AVAILABLE}
+        handles = [handle for each in waiting.values() for handle in getattr(each, "handles", [each])]
+        held |= {part for handle in (*handles, *more) for part in getattr(handle, "partitions", None) or ()}
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held if t.numel()}
+        counts.append(sum(storages.values()) // 2)
+
+    def fetched(self: Any, module: Any, forward: bool) -> None:
+        nonlocal waiting
+        waiting = self._PartitionedParameterCoordinator__inflight_param_registry
+        fetch(self, module, forward)
+        count()
+
+    def waited(self: Any, **options: Any) -> None:
+        wait(self, **options)
+        count(self)
+
+    Coordinator.fetch_sub_module, Handle.wait = fetched, waited
+    try:
+        for _ in range(STEPS):
+            counts.clear()
+            tokens = torch.ones(1, 8, dtype=torch.long)
+            engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+            most = max(counts)
+            engine.step()
+    finally:
+        Coordinator.fetch_sub_module, Handle.wait = fetch, wait
+    counts.clear()
+    count()
+    engine.destroy()
+    return {"most": most, "persistent": counts[0]}
+
+
 def print_counts(cases: list[dict[str, Any]]) -> None:
     """As one JSON line, by the names of the cases."""
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(verbose=False)
-    results = {case["name"]: (split if "model" in case else counted)(case) for case in cases}
+    kinds = {"model": split, "gathered": gathered}
+    results = {case["name"]: next((kinds[k] for k in kinds if k in case), counted)(case) for case in cases}
     if dist.get_rank() == 0:
         print("COUNTED " + json.dumps(results), flush=True)
     dist.barrier()

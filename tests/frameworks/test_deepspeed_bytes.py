@@ -16,8 +16,13 @@ from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.backends.deepspeed.config import ds_config, model_config
 from llmlaunch.backends.deepspeed.facts import ENGINES, Engine, Share
 from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.facts import Gathering
+from llmlaunch.memory.gathering import gathered
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import rank_parameters
+from llmlaunch.models.huggingface.written import config_of
+from llmlaunch.models.modules import ModuleSplit
+from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.recipe.load import load_recipe
 
 pytestmark = pytest.mark.frameworks
@@ -31,6 +36,8 @@ SPLIT_RECIPE = load_recipe(
     asset("recipes", "quickstart.yaml"),
     ("training.sequence_length=64", "training.global_batch_size=1", "training.precision=bf16"),
 )
+LLAMA = ModelShape("llama", 4, 64, 160, 4, 2, 16, 512, 64)
+MIXTURE = replace(LLAMA, family="mixtral", moe=MoeShape(4, 2, 96, 0, (1,) * 4))
 COUNTED = [row for row in ENGINES if row.evidence == "counted"]
 FOREACH = [row for row in COUNTED if row.foreach_step is not None]
 WIDE = [row for row in COUNTED if row.states == "fp32"]
@@ -101,6 +108,28 @@ def in_sub_groups(layers: int) -> dict[str, Any]:
     return grouped | {"name": f"sub-groups of {layers}"}
 
 
+GATHERED = {
+    "reuse beyond what may live": (LLAMA, Gathering(30_000, 100_000, 300_000, 1_000)),
+    "nothing ahead": (LLAMA, Gathering(0, 0, 0, 0)),
+    "one by one": (LLAMA, Gathering(200_000, 500_000, 0, 20_000, sequential=True)),
+    "a mixture as one module": (MIXTURE, Gathering(0, 200_000, 300_000, 100)),
+}
+
+
+def gathered_case(name: str) -> dict[str, Any]:
+    shape, limits = GATHERED[name]
+    row = next(row for row in WIDE if row.stage == 3)
+    made = case(row, 1)
+    made["config"]["zero_optimization"] |= {
+        "stage3_prefetch_bucket_size": limits.prefetch_elements,
+        "stage3_max_live_parameters": limits.live_elements,
+        "stage3_max_reuse_distance": limits.reuse_elements,
+        "stage3_param_persistence_threshold": limits.persistent_elements,
+        "stage3_allgather_sequential": limits.sequential,
+    }
+    return made | {"name": name, "gathered": config_of(shape)}
+
+
 def split_case(layout: Layout, stage: int) -> dict[str, Any]:
     """Our own ds_config of a small Llama, split over both ranks."""
     recipe = SPLIT_RECIPE
@@ -127,7 +156,8 @@ def counted(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     sharded = [case for case in (*plain, *foreach) if by_stage[case["name"]] == 3]
     others = [case for case in (*plain, *foreach) if by_stage[case["name"]] < 3]
     grouped = [in_sub_groups(4), in_sub_groups(8)]
-    first, second = [*others, split_case(TENSOR, 1)], [*sharded, *grouped, secondary(), split_case(CONTEXT, 2)]
+    first = [*others, split_case(TENSOR, 1)]
+    second = [*sharded, *grouped, *map(gathered_case, GATHERED), secondary(), split_case(CONTEXT, 2)]
     place = tmp_path_factory.mktemp("counted")
     return run(train, place / "others", first) | run(train, place / "sharded", second)
 
@@ -191,6 +221,13 @@ def test_a_split_model_holds_what_we_count(counted: dict[str, Any], layout: Layo
     shared = layout.data * layout.context
     row = next(row for row in WIDE if (row.stage, row.precision, row.accumulation) == (stage, "half", "same"))
     assert found["lasting"] / mine.dense[0] == pytest.approx(row.lasting[0] + row.lasting[1] / shared, rel=0.02)
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_zero_3_gathers_what_the_list_of_parameters_says(counted: dict[str, Any], name: str) -> None:
+    shape, limits = GATHERED[name]
+    mine = gathered(shape, ModuleSplit(), None, limits, False)
+    assert counted[name] == {"most": mine.most, "persistent": mine.persistent}
 
 
 def test_a_second_shard_is_made_in_the_forward_pass(counted: dict[str, Any]) -> None:

@@ -174,6 +174,8 @@ def _engine_row(engine: Engine) -> list[str]:
     precision = PRECISIONS[engine.precision]
     if engine.accumulation != "same":
         precision = f"bf16, gradients {engine.accumulation}"
+    if engine.states != "fp32":
+        precision = f"bf16, states {engine.states}"
     if engine.offload:
         precision += ", optimizer offloaded"
     whole, sharded = engine.final

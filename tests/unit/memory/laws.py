@@ -109,9 +109,10 @@ def ranks_of_same_experts(drawn: RandomJob, layout: Layout) -> int:
 def more_devices_never_add_to_a_sharded_term(drawn: RandomJob) -> None:
     """Nor do twice as many take away more than half of what lasts, unless experts are shared no more and so need not be
     gathered. The vocabulary needs no padding here, which is to a multiple of the tensor ranks, and ZeRO 3 gathers no
-    more than a layer: its limits are elements, so that smaller parameters may be more (test_gathering.py)."""
+    more than a layer: its limits are elements, so that smaller parameters may be more (test_gathering.py). More devices
+    share a second shard, too."""
     job = replace(drawn.job, shape=replace(drawn.job.shape, vocab_size=131072))
-    job = replace(job, facts=replace(job.facts, gathering=None))
+    job = replace(job, facts=replace(job.facts, gathering=None, secondary_ranks=1))
     before = terms_of(job, drawn.layout, drawn.microbatches)
     for group, further in further_splits(drawn):
         may_grow, may_end = GROWS[group], {STUBS, "cached_logits"}
@@ -158,7 +159,9 @@ def larger_shapes(shape: ModelShape) -> Iterator[tuple[str, ModelShape]]:
 
 
 def a_larger_job_never_needs_less(drawn: RandomJob) -> None:
-    """But for the stubs of matrices that become alike: there is one for every distinct shape."""
+    """But for what ZeRO 3 gathers, since larger parameters may be fewer that fit its limits, and for the stubs of
+    matrices that become alike: there is one for every distinct shape."""
+    drawn = replace(drawn, job=replace(drawn.job, facts=replace(drawn.job.facts, gathering=None)))
     before, stubs = (each(drawn.job, drawn.layout, drawn.microbatches) for each in (peaks_of, stubs_of))
     for grown, job, layout, microbatches in larger_jobs(drawn):
         spared = np.maximum(stubs - stubs_of(job, layout, microbatches), 0.0) * (1.0 + cache_share(job))

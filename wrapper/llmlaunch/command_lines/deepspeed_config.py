@@ -33,6 +33,8 @@ NAMES_OF_3 = {  # what the keys were called before (the fields' own names, which
     "param_persistence_threshold": "stage3_param_persistence_threshold",
     "max_live_parameters": "stage3_max_live_parameters",
     "max_reuse_distance": "stage3_max_reuse_distance",
+    "model_persistence_threshold": "stage3_model_persistence_threshold",
+    "allgather_sequential": "stage3_allgather_sequential",
 }
 # What rendering adds to a file that lacks it, and is not DeepSpeed's default.
 ADDED = {

@@ -178,10 +178,10 @@ def _resting(
 
 def _second_shards(job: Job, rows: RankColumns, counts: RankParameters) -> FloatColumn:
     """Return the second shards of all parameters that ZeRO++ has: each is made as the parameter is released for the
-    first time in a step, and kept to its end, where parameters that are offloaded are
-    (deepspeed/runtime/zero/partition_parameters.py `_partition_param_sec`, 0.19.8)."""
+    first time in a step, and kept to its end (deepspeed/runtime/zero/partition_parameters.py `_partition_param_sec`,
+    0.19.8). Beside parameters on the host they are there too, but count as if they were on the device."""
     ranks = job.facts.secondary_ranks
-    if ranks <= 1 or job.techniques.offload_parameters:
+    if ranks <= 1:
         return np.zeros(len(rows))
     dense, expert = adapter_parameters(job, rows)
     parameters = counts.dense + counts.expert + dense + expert
@@ -287,7 +287,7 @@ def _gathered(
     if facts.gathering is None:
         most = np.minimum(whole, counts.largest_layer)
     else:
-        copies = 1.0 if facts.gathering.sequential else 2.0
+        copies = np.where((dense_group > 1) & (not facts.gathering.sequential), 2.0, 1.0)
         most = np.minimum(copies * (whole + _adapters_gathered(job, rows, dense_group)), gathered_elements(job, rows))
     if facts.gathered_weights_kept:
         most = np.where(rows.layouts.recompute == RECOMPUTE_FULL, most, np.maximum(whole, most))

@@ -45,7 +45,7 @@ from llmlaunch.backends.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.backends.deepspeed.scripts import ScriptKind, kind_of
 from llmlaunch.backends.deepspeed.setting_forms import refuse_odd_settings
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
-from llmlaunch.backends.deepspeed.zero_settings import ZeroSettings, recorded_settings, stated_settings
+from llmlaunch.backends.deepspeed.zero_settings import ZeroSettings, recorded_settings, setting_rules, stated_settings
 from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
 from llmlaunch.layout import Layout, Rule
@@ -69,7 +69,8 @@ class DeepSpeed:
         refuse_unmet(recipe, REQUIREMENTS, to_render=False)
         refuse_planned_settings(recipe)
         refuse_odd_settings(recipe)
-        return (*kind_of(recipe).rules, *TECHNIQUE_RULES, *(WIDE_GRADIENT_RULES if wide_gradients(recipe) else ()))
+        wide = WIDE_GRADIENT_RULES if wide_gradients(recipe) else ()
+        return (*kind_of(recipe).rules, *TECHNIQUE_RULES, *wide, *setting_rules(recipe))
 
     def unrendered(self, recipe: Recipe) -> tuple[str, ...]:
         return unrendered(recipe, REQUIREMENTS)

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+
 from llmlaunch.backends.deepspeed.own_settings import AUTO, own_number, own_setting
+from llmlaunch.layout import Rule
 from llmlaunch.memory.facts import Gathering
 from llmlaunch.recipe.types import Recipe
 
@@ -15,6 +18,7 @@ __all__ = [
     "FP32_STATES",
     "ZeroSettings",
     "recorded_settings",
+    "setting_rules",
     "settings_of_record",
     "stated_settings",
 ]
@@ -80,6 +84,43 @@ def stated_settings(recipe: Recipe, bucket: int, live: int) -> ZeroSettings:
         memory_efficient_linear=_switch(recipe, "memory_efficient_linear", True),
         optimizer_states=BF16_STATES if narrow and recipe.workload.precision == "bf16" else FP32_STATES,
     )
+
+
+def setting_rules(recipe: Recipe) -> tuple[Rule, ...]:
+    """Return the rules of keys of `backend.ds_config` that DeepSpeed refuses with some layouts."""
+    ranks = own_number(recipe, f"{ZERO}.zero_hpz_partition_size", 1) or 1
+    rules = []
+    if ranks > 1:
+        rules.append(
+            Rule(
+                "second-shards",
+                f"zero_hpz_partition_size {ranks} must divide the number of devices",
+                "deepspeed/utils/groups.py _create_zero_param_parallel_group, 0.19.8",
+                lambda s: np.full(len(s.layouts), s.world_size % min(ranks, s.world_size) == 0),
+            )
+        )
+    master, states = (own_setting(recipe, f"bf16.{key}") is True for key in NARROW_STATES)
+    if master or states:
+        rules.append(
+            Rule(
+                "narrow-states-zero",
+                "bf16_master_weights_and_grads and bf16_optimizer_states need zero_stage 1, 2 or 3",
+                "deepspeed/runtime/config.py _do_error_check, 0.19.8",
+                lambda s: np.greater(s.layouts.zero_stage, 0),
+                of_techniques=True,
+            )
+        )
+    if master != states:
+        rules.append(
+            Rule(
+                "narrow-states-both",
+                "bf16_optimizer_states needs bf16_master_weights_and_grads, which without it needs offload_optimizer",
+                "deepspeed/runtime/base_optimizer.py _configure_master_weights, 0.19.8",
+                lambda s: np.full(len(s.layouts), master and s.techniques.offload_optimizer > 0),
+                of_techniques=True,
+            )
+        )
+    return tuple(rules)
 
 
 NARROW_STATES = ("bf16_master_weights_and_grads", "bf16_optimizer_states")
