@@ -112,7 +112,7 @@ GATHERED = {
     "reuse beyond what may live": (LLAMA, Gathering(30_000, 100_000, 300_000, 1_000)),
     "nothing ahead": (LLAMA, Gathering(0, 0, 0, 0)),
     "one by one": (LLAMA, Gathering(200_000, 500_000, 0, 20_000, sequential=True)),
-    "a mixture as one module": (MIXTURE, Gathering(0, 200_000, 300_000, 100)),
+    "a mixture as one module": (MIXTURE, Gathering(0, 200_000, 300_000, 0)),
 }
 
 
