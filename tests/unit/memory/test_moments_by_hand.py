@@ -13,12 +13,13 @@ from test_grouped_pricing import PAIRS
 
 from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
+from llmlaunch.backends.deepspeed.zero_settings import ZeroSettings
 from llmlaunch.backends.fsdp import torchtitan_facts
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer
 from llmlaunch.memory.estimator import estimate, worst_ranks
-from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.facts import Gathering, MemoryFacts
 from llmlaunch.memory.grouped_pricing import distinct_states, model_state_bytes, transient_bytes, worst_of_sums
 from llmlaunch.memory.guard import least_torch_bytes
 from llmlaunch.memory.host import HostNode, host_terms
@@ -470,7 +471,8 @@ def test_narrow_weights_of_a_sharded_mixture_and_its_gathered_experts() -> None:
     assert state.weight_copies[0] == pytest.approx(2 * (linears / 8 + experts / 2) + (linears + experts) / 16)
     assert state.parameters[0] == pytest.approx(2 * (counts.dense[0] - linears) / 8)
     few = replace(MIXTRAL, num_layers=1, vocab_size=1024, moe=replace(MIXTRAL.moe, layer_pattern=(1,)))
-    job, rows = job_and_rows(few, layout, deepspeed_facts(DeepSpeedOptions(split_from_start=True)))
+    one_by_one = ZeroSettings(gathering=Gathering(sequential=True))
+    job, rows = job_and_rows(few, layout, deepspeed_facts(DeepSpeedOptions(zero=one_by_one, split_from_start=True)))
     counts = rank_parameters(job, rows)
     resting, gathered = counts.dense[0] / 8 + counts.expert[0] / 2, counts.dense[0] + counts.expert[0]  # all of it
     assert states(job, rows).parameters[0] == pytest.approx(2 * (resting + gathered))
