@@ -175,7 +175,8 @@ def reading_lines(job: ExistingJob | UndecidedJob) -> list[str]:
             f"note: {source.path}: starts {len(source.trainings)} trainings (--command N): "
             + "; ".join(source.trainings)
         )
-    assumed = job.run.backend.facts(job.run.recipe).host.loading_assumed
+    run = job.run if isinstance(job, ExistingJob) else job.assumed[-1].run
+    assumed = run.backend.facts(run.recipe).host.loading_assumed
     lines += [f"note: {source.path}: {assumed}"] if assumed else []
     if reading.not_rendered is not None:
         lines.append(f"note: {source.path}: it can be checked and not rendered: {reading.not_rendered}")

@@ -73,8 +73,8 @@ def distinct_elements(job: Job, rows: RankColumns) -> FloatColumn:
 @once_for_rows
 def largest_matrices(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
     """Return the elements of the largest matrix of a rank's layers outside experts, and of the first or second matrices
-    of all experts of a device together; 0 where the rank has none. Where a framework keeps fused projections apart, each
-    counts alone, except those of experts."""
+    of all experts of a device together; 0 where the rank has none. Where a framework keeps projections apart that
+    another fuses, each counts alone, except those of experts."""
     split, moe = _Split.of(rows), job.shape.moe
     dense, expert = np.zeros(len(rows)), np.zeros(len(rows))
     for matrix in _matrices(job, rows, split):
