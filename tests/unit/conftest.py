@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def _shared_temporary_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folders of tests lie below /tmp, which jobs of several nodes share in no cluster."""
+    monkeypatch.setattr("llmlaunch.readiness.written_folders.OWN_DISK", re.compile("(?!)"))
 
 
 @pytest.fixture

@@ -278,6 +278,7 @@ class Rule:
     `allows(situation)` is a boolean column: True where the layout passes. `sentence` is shown when it fails;
     `where` names the place in the framework that checks it, with the version it was read in. `of_techniques`: the rule
     looks at what is tried with every split (ZeRO stage, recompute, amounts, techniques), so it is evaluated for each.
+    `figures(situation)` says of its one layout, which fails, which numbers break the rule: "3 x 2 = 6 and 8".
     """
 
     key: str
@@ -285,6 +286,7 @@ class Rule:
     where: str
     allows: Callable[[Situation], BoolColumn]
     of_techniques: bool = False
+    figures: Callable[[Situation], str] | None = None
 
 
 def refusal_counts(rules: Iterable[Rule], first_failed: IntColumn) -> Mapping[str, int]:

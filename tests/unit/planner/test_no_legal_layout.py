@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
 from llmlaunch.planner.judge import rules_failed
+from llmlaunch.planner.legal_values import legal_values
 from llmlaunch.planner.no_legal_layout import no_layout, tightest_rule
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.relaxed_pins import relax_pins
 from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import enumerate_splits, technique_layouts, technique_space
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.smallest_change import relax_pins, search_relaxed
 from llmlaunch.recipe.load import load_recipe
 from support.plans import any_legal, gallery_setting, plan_of, setting_for
 from support.recipes import recipe_text
@@ -141,7 +142,7 @@ def test_the_named_pins_clash_and_no_fewer_do(pins: dict[str, Any]) -> None:
     fixed = ("offload_optimizer", "offload_modules", "gradient_dtype", "recompute_modules", "recompute_method")
     here = base.with_recipe(replace(base.recipe, pins=pins, fixed=fixed))
     assume(not legal_with(here, pins))
-    clash = search_relaxed(here).conflict()
+    clash = legal_values(here, here.with_recipe(relax_pins(here))).conflict()
     assert clash
     assert not legal_with(here, clash)
     assert all(legal_with(here, some) for size in range(len(clash)) for some in combinations(pins, size))

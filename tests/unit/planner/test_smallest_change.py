@@ -19,7 +19,7 @@ from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import offered_values
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.smallest_change import advice, smallest_change, yaml_text
+from llmlaunch.planner.smallest_change import Advice, smallest_change, yaml_text
 from support.plans import gallery_setting, plan_of, setting_for
 
 SMALL = ("cluster=a100-40gb-x8", "nodes=1", "training.global_batch_size=32")
@@ -170,7 +170,7 @@ def test_an_unsafe_plan_carries_the_change_as_words_to_write() -> None:
 
 
 def test_where_nothing_helps_the_advice_says_what_was_tried() -> None:
-    assert "more nodes" in advice(None)
+    assert "more nodes" in Advice(None).sentence()
 
 
 def test_stages_named_unevenly_are_made_even_before_several_pins_change() -> None:

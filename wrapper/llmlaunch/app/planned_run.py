@@ -203,6 +203,10 @@ class PlannedRun:
             return
         from llmlaunch.rendering.scripts import refuse_unrenderable
 
+        if self.recipe.code.snapshot:
+            from llmlaunch.rendering.provenance import wanted_snapshot
+
+            wanted_snapshot(self.recipe)
         refuse_unrenderable(self.recipe, self.plan, self.rendered, self._prepares)
 
     def job_script(self) -> str:

@@ -66,11 +66,15 @@ def find_model(spec: str | Mapping[str, Any], base_dir: Path = Path()) -> ModelS
 
 
 def resolve_model(
-    spec: str | Mapping[str, Any], base_dir: Path = Path(), default_positions: int | None = None
+    spec: str | Mapping[str, Any],
+    base_dir: Path = Path(),
+    default_positions: int | None = None,
+    of_transformers: bool = False,
 ) -> tuple[ModelShape, tuple[str, ...]]:
     """Return the shape of `find_model` and notes on what was assumed.
 
-    `default_positions` is the `max_position_embeddings` of an inline shape that does not give it.
+    `default_positions` is the `max_position_embeddings` of an inline shape that does not give it. If `of_transformers`,
+    a class of Transformers builds the model.
     """
     if isinstance(spec, str):
         return _named(spec, base_dir)
@@ -79,7 +83,28 @@ def resolve_model(
     base = written.pop("base", None)
     shape, notes = _named(base, base_dir) if base is not None else (None, ())
     values = asdict(shape) if shape is not None else {}
-    return _complete(values, written, base, default_positions), notes
+    completed = _complete(values, written, base, default_positions)
+    if of_transformers and not {"family", "qk_layernorm"} & written.keys():
+        completed, more = _with_dense_layers(completed)
+        notes = (*notes, *more)
+    return completed, notes
+
+
+def _with_dense_layers(shape: ModelShape) -> tuple[ModelShape, tuple[str, ...]]:
+    """Return a plain mixture that has dense layers, too, as the class of Transformers that builds such a model, with a
+    note; any other shape as it is. Every layer of Mixtral's class is a mixture; Qwen3's has dense layers anywhere
+    (transformers/models/qwen3_moe/modeling_qwen3_moe.py Qwen3MoeDecoderLayer, 5.23), and norms on queries and keys."""
+    from llmlaunch.models.huggingface.written import unsaid
+
+    if shape.family != "mixtral" or shape.moe is None or all(shape.moe.layer_pattern):
+        return shape, ()
+    built = replace(shape, family="qwen3_moe", qk_layernorm=True)
+    if unsaid(replace(built, mtp_num_layers=0)):
+        return shape, ()
+    return built, (
+        "a mixture with dense layers is built as Transformers' qwen3_moe, which has norms on queries and keys "
+        "(model.qk_layernorm: true): no class of its builds this one without them",
+    )
 
 
 def _named(spec: str, base_dir: Path) -> tuple[ModelShape, tuple[str, ...]]:
@@ -142,6 +167,8 @@ def _complete(
     parts = [name for name in _PARTS if written.get(name) is not None]
     written = written | {name: _part(name, values.get(name), written[name]) for name in parts}
     values = values | {key: value for key, value in written.items() if value is not None}
+    if "head_dim" in written and written["head_dim"] is None:
+        raise BadKey(("head_dim",), "is empty; write a number, or remove the line: then heads share hidden_size evenly")
     for key in _REQUIRED:
         if key not in values:
             raise BadKey((), f"is missing `{key}`; give it, or `base:` with a preset that has it")

@@ -37,14 +37,16 @@ Evidence = TypeVar("Evidence", Rehearsal, MeasuredStep)
 ROUNDING = 1e-9  # of a budget that is used up to the last second
 
 
-def search_with_headroom(setting: Setting, whole: bool = False, exact: int = EXACT) -> SearchResult:
+def search_with_headroom(
+    setting: Setting, whole: bool = False, exact: int = EXACT, safe_alone: bool = False
+) -> SearchResult:
     """Search as `search` does, with the layout first that the rule of head-room plans, and with what single runs of
     the job show of its step times.
 
     Raises:
         UserError: the recipe asks for what its backend cannot do whatever the layout.
     """
-    return paced(setting, with_headroom(setting, search(setting, whole, exact)))
+    return paced(setting, with_headroom(setting, search(setting, whole, exact, safe_alone=safe_alone)))
 
 
 def with_headroom(setting: Setting, result: SearchResult) -> SearchResult:

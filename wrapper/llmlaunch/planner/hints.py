@@ -7,6 +7,7 @@ What the planner is free to choose is the fastest already.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,9 +19,11 @@ from llmlaunch.frozen import frozen
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.judge import judge_layouts
 from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget
+from llmlaunch.planner.relaxed_pins import as_pin, relax_pins
 from llmlaunch.planner.search_space import as_ints, excluded_techniques
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.smallest_change import BELONGS, as_pin, relax_pins, stated_value, yaml_text
+from llmlaunch.planner.smallest_change import BELONGS, stated_value, yaml_text
 from llmlaunch.recipe.overrides import written_pin
 from llmlaunch.recipe.types import Recipe
 
@@ -28,6 +31,7 @@ __all__ = ["Hint", "faster_choices"]
 
 LEAST_GAIN = 0.02  # what a model of time can tell apart, and is worth a change
 MOST_HINTS = 3
+HINT_CANDIDATES = 40_000  # of each kind of hint (`pricing_budget`)
 MOST_CHANGE_OF_BATCH = 0.125  # a batch further away is another training
 # What the search for the best batch keeps of the chosen layout, so that it prices some hundred rows. What is planned
 # for that batch is searched in the whole space.
@@ -58,11 +62,14 @@ class Hint:
 
 def faster_choices(setting: Setting, plan: Plan) -> list[Hint]:
     """Return the few hints that gain most; none where the plan is not safe. Each is legal and safe if it alone is
-    followed."""
+    followed. Each kind of hint has a budget: a large space may hold hints that are not found, and none is promised."""
     if not plan.safe:
         return []
-    kinds = (_other_pins, _other_batches, _narrower_numbers, _libraries)
-    hints = [hint for kind in kinds for hint in kind(setting, plan)]
+    hints: list[Hint] = []
+    for kind in (_other_pins, _other_batches, _narrower_numbers, _libraries):
+        with contextlib.suppress(BudgetSpent), PricingBudget(HINT_CANDIDATES).limiting():
+            for hint in kind(setting, plan):
+                hints.append(hint)  # those before the budget is spent stay
     worthwhile = [hint for hint in hints if hint.gain >= LEAST_GAIN]
     return sorted(worthwhile, key=lambda hint: -hint.gain)[:MOST_HINTS]
 
@@ -74,7 +81,7 @@ def _other_pins(setting: Setting, plan: Plan) -> Iterator[Hint]:
         if name == "recompute" and any(stated_value(recipe, other) for other in BELONGS):
             continue
         freed = relax_pins(setting, keep=recipe.pins.keys() - {name})
-        result = search_with_headroom(setting.with_recipe(freed), exact=1)
+        result = search_with_headroom(setting.with_recipe(freed), exact=1, safe_alone=True)
         if not np.any(result.safe):
             continue
         best = result.candidate(freed, 0)
@@ -112,7 +119,7 @@ def _other_batches(setting: Setting, plan: Plan) -> Iterator[Hint]:
 def _rate(setting: Setting, recipe: Recipe) -> float | None:
     """Return the tokens a second and device that would be planned for a recipe; None where nothing is safe."""
     try:
-        result = search_with_headroom(setting.with_recipe(recipe), exact=1)
+        result = search_with_headroom(setting.with_recipe(recipe), exact=1, safe_alone=True)
     except UserError:
         return None
     return result.candidate(recipe, 0).tokens_per_second_per_gpu if np.any(result.safe) else None

@@ -41,7 +41,8 @@ class Incumbents:
 
     `keys_of` returns the keys of points: their seconds of a step, or more, so that a lower bound of seconds is one of
     keys. As long as `whole` is true, everything is within reach, and every legal layout is priced. What is beyond
-    `reach` is of no interest, whether a safe candidate is known or not.
+    `reach` is of no interest, whether a safe candidate is known or not. If `safe_alone`, nothing is asked about layouts
+    that are not safe.
     """
 
     def __init__(
@@ -50,11 +51,14 @@ class Incumbents:
         keys_of: Callable[[Points], FloatColumn],
         whole: bool = False,
         reach: Reach = ANYWHERE,
+        safe_alone: bool = False,
     ) -> None:
         self.whole = whole
         self.reach = reach
+        self.safe_alone = safe_alone
         # Whether any safe candidate is known, or only safe ones are of interest: the others need not be priced then.
         self.any_safe = not reach.everything
+        self.first_safe: Points | None = None  # the first safe candidate
         self._keys_of = keys_of
         self._best = np.full(exact, np.inf)
         self._cap = reach.most_key * (1.0 + SLACK)
@@ -73,6 +77,12 @@ class Incumbents:
     def none(self) -> bool:
         """Whether too few safe candidates are known to put anything out of reach."""
         return bool(np.isinf(self.key_to_beat) and self.reach.everything)
+
+    @property
+    def unsafe_are_lost(self) -> bool:
+        """Whether a candidate that cannot fit memory need not be priced: something safe is known, or nothing else is
+        asked for."""
+        return self.any_safe or self.safe_alone
 
     @contextmanager
     def looking_ahead(self) -> Iterator[None]:
@@ -94,6 +104,8 @@ class Incumbents:
     def add(self, safe: Points) -> None:
         """Add safe points that are priced. The keys of the few that can be among the best are asked for."""
         self.any_safe |= len(safe) > 0
+        if len(safe) and self.first_safe is None:
+            self.first_safe = safe.take(slice(0, 1)).compact
         near = safe.take(safe.rows.step_seconds <= self._best[-1])
         if len(near):
             keys = self._keys_of(near.compact)

@@ -186,8 +186,9 @@ def technique_neighbours(setting: Setting, chosen: Layout) -> Iterator[Neighbour
     recipe = replace(setting.recipe, pins={"zero_stage": stages}, fixed=("gradient_dtype",))
     now = _step_techniques_of(setting, chosen), _state_techniques_of(setting, chosen)
     space = technique_space(recipe, setting.backend)
-    near = tuple(step for step in space.step if len(_step_differences(now[0], step)) <= 1)
-    space = replace(space, step=near, state=(*space.state, *_other_formats(setting, now[1])))
+    # A pin may have led to techniques that are not offered without it; states are changed beside those, too.
+    near = dict.fromkeys((now[0], *(step for step in space.step if len(_step_differences(now[0], step)) <= 1)))
+    space = replace(space, step=tuple(near), state=(*space.state, *_other_formats(setting, now[1])))
     rules = [rule for rule in setting.backend.rules(setting.recipe) if rule.of_techniques]
     points = price_all(setting.with_recipe(recipe), LayoutColumns.of([chosen]), space, rules)
     for row in _best_of_each(setting, points, now):

@@ -30,6 +30,7 @@ from llmlaunch.planner.plan import (
     Sizing,
     as_planned,
 )
+from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget
 from llmlaunch.planner.racks import rack_note
 from llmlaunch.planner.search import (
     BROKEN_ESTIMATE,
@@ -64,6 +65,7 @@ from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 __all__ = ["make_plan", "make_sized_plan", "plan_of", "time_limit_note"]
 
 ALTERNATIVES = 5
+BUDGET_CANDIDATES = 150_000  # of the search for nodes that stay within the recipe's budget (`pricing_budget`)
 
 
 def make_plan(setting: Setting) -> Plan:
@@ -87,7 +89,7 @@ def _searched_plan(setting: Setting) -> tuple[Setting, Plan]:
         raise locked_is_illegal(setting) if setting.recipe.locked_by else no_layout(setting)
     if np.any(result.safe):
         return with_pace_of(setting, result), plan_of(setting, result, 0)
-    from llmlaunch.planner.smallest_change import advice, smallest_change
+    from llmlaunch.planner.smallest_change import find_advice
     from llmlaunch.planner.tight import search_tight
 
     searched = search_tight(setting, result) or (setting, result)
@@ -97,9 +99,9 @@ def _searched_plan(setting: Setting) -> tuple[Setting, Plan]:
         return setting, plan
     if plan.accepted or plan.locked_by or plan.verdict == UNKNOWN:
         return searched[0], plan
-    change = smallest_change(setting)
-    changes = None if change is None else change.settings
-    return searched[0], replace(plan, advice=advice(change), changes=changes)
+    advice = find_advice(setting)
+    changes = None if advice.change is None else advice.change.settings
+    return searched[0], replace(plan, advice=advice.sentence(), changes=changes)
 
 
 def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
@@ -280,17 +282,27 @@ def _beyond_budget(setting: Setting, plan: Plan) -> str:
         f"no safe layout stays within the budget: on nodes: {recipe.nodes} the fastest, {plan.layout.describe()}, "
         f"takes {length_text(plan.length, key)} of budget.{key}: {allowed:,.10g}"
     )
+    try:
+        with PricingBudget(BUDGET_CANDIDATES).limiting():
+            return f"{tightest}. {_sufficient(setting, plan)}"
+    except BudgetSpent:
+        return f"{tightest}. The search for what would stay within it ended at its own budget of layouts."
+
+
+def _sufficient(setting: Setting, plan: Plan) -> str:
+    """Return the number of nodes, or the budget, with which a plan would not exceed it."""
+    recipe, budget = setting.recipe, setting.recipe.budget
     within = plan.sizing or smallest_cluster(setting, 1, most_nodes(recipe))
     most = within.tried[-1].nodes
     if within.nodes is not None:
-        return f"{tightest}. The fewest that stay within it: nodes: {within.nodes} ({_last_length_text(within)})."
+        return f"The fewest that stay within it: nodes: {within.nodes} ({_last_length_text(within)})."
     more = smallest_cluster(setting, most + 1, DEFAULT_MOST_NODES)
     if more.nodes is not None:
-        return f"{tightest}. More would: budget.max_nodes: {more.nodes} ({_last_length_text(more)})."
+        return f"More would: budget.max_nodes: {more.nodes} ({_last_length_text(more)})."
     nearest = _nearest(recipe, Sizing(within.tried + more.tried))
     length = nearest.length or plan.length
     return (
-        f"{tightest}. No number of nodes up to {max(most, DEFAULT_MOST_NODES)} does; nodes: {nearest.nodes} would with "
+        f"No number of nodes up to {max(most, DEFAULT_MOST_NODES)} does; nodes: {nearest.nodes} would with "
         f"{sufficient_budget(budget, length)}."
     )
 

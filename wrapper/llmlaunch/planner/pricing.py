@@ -23,6 +23,7 @@ from llmlaunch.planner.incumbents import Incumbents
 from llmlaunch.planner.legality import TechniqueLegality, technique_legality
 from llmlaunch.planner.memory_bounds import MemoryBounds
 from llmlaunch.planner.points import NO_ROWS, GatheredRows, Points, Rows, join_rows
+from llmlaunch.planner.pricing_budget import SPLIT_SHARE, WHOLE_SHARE, count_candidates
 from llmlaunch.planner.search_space import (
     TechniqueSpace,
     alike_steps,
@@ -212,6 +213,7 @@ def _price_rows(
     """Add to `priced` some splits with some techniques. Return how many layouts with a solved amount are the same as
     those without (SPARE), and how many cannot hold their layers (OVERFULL)."""
     setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
+    count_candidates(SPLIT_SHARE * len(rows))
     left_out: Counter[str] = Counter()
     distinct, state_of = distinct_states(setting.job, splits)
     keeping: dict[StepTechniques, FloatColumn] = {}
@@ -273,7 +275,7 @@ def _batches_in_reach(
     soon as something is known to be safe. `keeping` are the seconds of the splits with techniques that keep all
     activations, whatever the state techniques."""
     setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
-    memory = MemoryBounds(setting, space, splits, states) if incumbents.any_safe else None
+    memory = MemoryBounds(setting, space, splits, states) if incumbents.unsafe_are_lost else None
     for alike in alike_steps(space, steps):
         allowed, first = offer.allowed_with(alike, states, rows), space.step[int(alike[0])]
         if first.keeping_all not in keeping:
@@ -313,6 +315,7 @@ def _blocks(
         return
     if len(some) < len(batch.rows):
         batch, near, seconds = batch.take(some), near[:, some], seconds[:, some]
+    count_candidates((WHOLE_SHARE if incumbents.whole else 1) * int(np.count_nonzero(near)))
     if batch.solved is not None:
         rows = fewest_amounts(batch, states, near)
         soon = incumbents.in_reach(rows.step_seconds) & incumbents.in_time(rows.step_seconds)

@@ -27,6 +27,7 @@ from llmlaunch.planner.legality import first_failed, situation, technique_legali
 from llmlaunch.planner.points import GatheredRows, Points, Rows
 from llmlaunch.planner.preference import preference_factor, prices_at
 from llmlaunch.planner.pricing import Offer, Priced, filled_share, price, price_rows, roomiest
+from llmlaunch.planner.pricing_budget import SPLIT_SHARE, BudgetSpent, count_candidates
 from llmlaunch.planner.search_space import (
     TechniqueSpace,
     enumerate_splits,
@@ -89,6 +90,11 @@ class SearchResult:
     pace: float = 1.0
 
     @property
+    def any_legal(self) -> bool:
+        """Return whether any layout passes every rule, priced or not."""
+        return len(self.points) > 0 or any(self.refused.get(reason, 0) for reason in (MEMORY, OUTPACED))
+
+    @property
     def device_bytes(self) -> FloatColumn:
         return self.points.rows.device_bytes
 
@@ -135,22 +141,38 @@ def faster_layout(result: SearchResult, recipe: Recipe) -> FasterLayout | None:
     return FasterLayout(result.at(recipe, fastest), gain, tuple(sorted(counted, key=lambda habit: -habit.price)))
 
 
-def search(setting: Setting, whole: bool = False, exact: int = EXACT, reach: Reach = ANYWHERE) -> SearchResult:
+def search(
+    setting: Setting,
+    whole: bool = False,
+    exact: int = EXACT,
+    reach: Reach = ANYWHERE,
+    safe_alone: bool = False,
+) -> SearchResult:
     """Search every legal layout; nothing is sampled, so `check` and `plan` see the same space.
 
     Layouts that provably cannot be among the `exact` first of the ranking are not priced, unless the `whole` space is
-    asked for: then every legal layout of even stages is a point. Who asks for the first alone has it sooner. Where
+    asked for: then every legal layout of even stages is a point. Who asks for the first alone has it sooner, and so has
+    who asks for what is `safe_alone`: where nothing is safe, the layouts closest to it are then not looked for. Where
     `reach` leaves something out, the safe layouts within it are ranked alone, and there may be none.
 
     Raises:
         UserError: the recipe asks for what its backend cannot do whatever the layout.
     """
+    exact += sum(step.decides for step in setting.lessons.measured_steps)  # runs may have shown some to be slower
+    incumbents = Incumbents(exact, partial(_keys, setting, reach), whole, reach, safe_alone)
+    try:
+        return _searched(setting, incumbents, exact)
+    except BudgetSpent as spent:
+        spent.safe_layout = None if incumbents.first_safe is None else incumbents.first_safe.layout(0)
+        raise
+
+
+def _searched(setting: Setting, incumbents: Incumbents, exact: int) -> SearchResult:
+    """Return the result of a search whose `incumbents` say what is within reach."""
     recipe, backend = setting.recipe, setting.backend
     space, techniques = backend.space(recipe), technique_space(recipe, backend)
-    rules = backend.rules(recipe)
+    rules, whole, reach = backend.rules(recipe), incumbents.whole, incumbents.reach
     refused: Counter[str] = Counter()
-    exact += sum(step.decides for step in setting.lessons.measured_steps)  # runs may have shown some to be slower
-    incumbents = Incumbents(exact, partial(_keys, setting, reach), whole, reach)
     even = _offer(setting, rules, enumerate_splits(recipe, space), techniques, range(len(techniques.step)), refused)
     priced = price(even, incumbents)
     incumbents.whole = False  # of uneven stages the fastest alone are solved
@@ -158,7 +180,7 @@ def search(setting: Setting, whole: bool = False, exact: int = EXACT, reach: Rea
         _offer(setting, rules, enumerate_uneven(recipe, space), techniques, techniques.step_without_amounts, refused),
         incumbents,
     )
-    if not whole and incumbents.none:
+    if not whole and not incumbents.safe_alone and incumbents.none:
         priced = _roomiest(even, priced.rows.rows, exact)
     _add_evidence(even, priced.rows)
     points = _points_with(even, priced.rows, uneven)
@@ -263,6 +285,7 @@ def _offer(
     refuse is added to `refused`, once for each combination of techniques."""
     plain_steps = sum(not space.switches[i] for i in steps)
     size_rules = [rule for rule in rules if not rule.of_techniques]
+    count_candidates(SPLIT_SHARE * len(splits))
     failed = first_failed(size_rules, situation(setting.recipe, splits))
     for key, count in refusal_counts(size_rules, failed).items():
         refused[key] += plain_steps * len(space.state) * count

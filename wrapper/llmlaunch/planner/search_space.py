@@ -49,6 +49,7 @@ __all__ = [
     "offered_values",
     "pinned_numbers",
     "recipe_with_techniques",
+    "searched_values",
     "switches_beside",
     "switches_matter",
     "technique_layouts",
@@ -175,6 +176,16 @@ def offered_values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
         return divisors(shape.moe.num_experts, shape.moe.num_experts) if shape.moe else (1,)
     stages = len(recipe.layers_by_stage or ()) or shape.num_layers
     return divisors(stages, MOST_CHUNKS if name == "virtual_pipeline" else world)
+
+
+def searched_values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
+    """Return the values of a layout field that a search without pins tries, those of uneven stages included
+    (`enumerate_uneven`)."""
+    offered, layers = offered_values(recipe, space, name), recipe.model.num_layers
+    if not space.uneven or recipe.layers_by_stage is not None or name not in ("pipeline", "virtual_pipeline"):
+        return offered
+    uneven = divisors(recipe.world_size, layers) if name == "pipeline" else range(1, MOST_UNEVEN_CHUNKS + 1)
+    return tuple(sorted({*offered, *uneven}))
 
 
 def divisors(n: int, most: int) -> tuple[int, ...]:

@@ -18,10 +18,11 @@ from llmlaunch.planner.budgets import DAYS, GPU_HOURS, budget_shares
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.least_nodes import LeastDevices
 from llmlaunch.planner.plan import NO_LAYOUT, JobLength, NodeTrial, Sizing
-from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult
+from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult, search
 from llmlaunch.planner.search_space import MOST_CONTEXT, offered_values, pinned_numbers
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.tight import search_tight
+from llmlaunch.progress import report
 from llmlaunch.recipe.types import MOST_NODES, Budget, Recipe
 from llmlaunch.timing.arithmetic import least_device_seconds
 from llmlaunch.units import DAY, GIB, duration
@@ -59,6 +60,7 @@ def smallest_cluster(setting: Setting, fewest: int, most: int) -> Sizing:
     trials: list[NodeTrial] = []
     searched = 0
     for nodes, can_split in _counts(setting, fewest, most):
+        report("nodes", nodes, most)
         if not can_split:
             trials.append(NodeTrial(nodes, NO_LAYOUT, no_split_reason(setting.recipe, nodes)))
         elif nodes == most or nodes - searched >= stride(nodes):
@@ -87,10 +89,11 @@ def _first_safe(setting: Setting, least: LeastDevices, fewest: int, most: int) -
     for nodes, can_split in _counts(setting, fewest, most):
         if can_split and (nodes == most or nodes - searched >= stride(nodes)):
             sized = setting.with_recipe(replace(setting.recipe, nodes=nodes))
-            trial = _try(sized) if least.may_hold(sized.recipe.world_size) else None
-            if trial is not None and trial.refused is None:
-                return trial
-            searched = nodes if trial is None or trial.device_bytes is not None else searched
+            report("nodes", nodes, most)
+            result = search(sized, exact=1, safe_alone=True) if least.may_hold(sized.recipe.world_size) else None
+            if result is not None and np.any(result.safe):
+                return _safe_trial(sized, result)
+            searched = nodes if result is None or result.any_legal else searched
     return None
 
 
@@ -208,7 +211,12 @@ def _try(setting: Setting) -> NodeTrial:
         setting, result = search_tight(setting, result) or (setting, result)
     if not np.any(result.safe):
         return _unsafe(setting, result)
-    best = result.candidate(setting.recipe, 0)
+    return _safe_trial(setting, result)
+
+
+def _safe_trial(setting: Setting, result: SearchResult) -> NodeTrial:
+    """Return the trial of a count on which a layout may run."""
+    nodes, best = setting.recipe.nodes, result.candidate(setting.recipe, 0)
     length = JobLength.of(setting.recipe, best.step_seconds)
     over = most_exceeded(setting.recipe.budget, length)
     return NodeTrial(nodes, over, f"takes {length_text(length, over)}", best.device_bytes, length, best.layout)

@@ -1,139 +1,43 @@
-"""The smallest change of a recipe that makes a layout safe, for recipes where none is; and pins against the whole
-space: which layouts keep which pins, and how far the others are from them."""
+"""The smallest change of a recipe that makes a layout safe, for recipes where none is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import combinations, groupby
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.errors import UserError
-from llmlaunch.layout import RECOMPUTE_NAMES, Layout
+from llmlaunch.layout import Layout
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.least_nodes import LeastDevices
 from llmlaunch.planner.plan import Candidate
-from llmlaunch.planner.search import SearchResult, search
-from llmlaunch.planner.search_space import MOST_CONTEXT, as_ints, offered_values
+from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget
+from llmlaunch.planner.relaxed_pins import AMOUNTS, RelaxedSearch, as_pin, pin_distance, relax_pins, search_relaxed
+from llmlaunch.planner.search import search
+from llmlaunch.planner.search_space import MOST_CONTEXT, as_ints, divisors, searched_values
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, fewest_safe, most_nodes
+from llmlaunch.progress import counting
 from llmlaunch.recipe.overrides import written_pin
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
 
 __all__ = [
     "BELONGS",
+    "Advice",
     "Change",
-    "RelaxedSearch",
-    "advice",
-    "as_pin",
-    "relax_pins",
-    "search_relaxed",
+    "find_advice",
+    "fixed_value",
     "smallest_change",
     "stated_value",
     "unfixed",
     "yaml_text",
 ]
-
-
-KINDS = frozenset({"sequence_parallel", "zero_stage", "recompute"})
-AMOUNTS = frozenset({"recompute_layers", "offload_layers"})  # 0 means none
-
-
-@dataclass(frozen=True)
-class RelaxedSearch:
-    """The legal layouts of a search in which every pin may also take other values. Bit j of `kept_pins` says whether a
-    layout keeps pin j, and `distance` how far it is from the pins it breaks: in powers of two for a size, in steps for
-    a kind."""
-
-    setting: Setting
-    result: SearchResult
-    names: tuple[str, ...]
-    kept_pins: IntColumn
-    distance: FloatColumn
-
-    def nearest_safe(self) -> int | None:
-        """Return the safe layout that changes the fewest pins, then the least, then the fastest."""
-        safe = np.flatnonzero(self.result.safe)
-        if not len(safe):
-            return None
-        bit_counts = np.array([bin(bits).count("1") for bits in range(1 << len(self.names))])
-        count = bit_counts[self.kept_pins[safe]]
-        safe = safe[count == count.max()]
-        far = np.round(self.distance[safe], 9)
-        safe = safe[far == far.min()]
-        return int(safe[np.argmin(self.result.preferred_seconds[safe])])
-
-    def conflict(self) -> tuple[str, ...] | None:
-        """Return the smallest set of pins that no legal layout keeps together; None where all can be kept, and an empty
-        set where no layout is legal whatever the pins."""
-        combinations_kept = np.unique(self.kept_pins)
-        for size in range(len(self.names) + 1):
-            for some in combinations(range(len(self.names)), size):
-                bits = sum(1 << j for j in some)
-                if not np.any((combinations_kept & bits) == bits):
-                    return tuple(self.names[j] for j in some)
-        return None
-
-    def legal_values(self, name: str) -> list[int]:
-        """Return the values of pin `name` in legal layouts that keep all other pins."""
-        others = (1 << len(self.names)) - 1 - (1 << self.names.index(name))
-        return sorted(set(self.result.points.column(name)[(self.kept_pins & others) == others].tolist()))
-
-    def changes(self, row: int) -> dict[str, int]:
-        """Return the pins that layout `row` breaks, with its values, in the order of the recipe."""
-        broken = [name for j, name in enumerate(self.names) if not self.kept_pins[row] >> j & 1]
-        return {name: int(self.result.points.column(name)[row]) for name in broken}
-
-
-def search_relaxed(setting: Setting) -> RelaxedSearch:
-    """Search as if there were no pins; the values they name are searched beside what the backend offers."""
-    result = search(setting.with_recipe(relax_pins(setting)), whole=True)
-    pins = setting.recipe.pins
-    kept, distance = np.zeros(len(result.points), dtype=np.int64), np.zeros(len(result.points))
-    for j, (name, pin) in enumerate(pins.items()):
-        off = _distance(name, as_ints(name, pin), result.points.column(name))
-        kept |= np.equal(off, 0.0).astype(np.int64) << j
-        distance += off
-    return RelaxedSearch(setting, result, tuple(pins), kept, distance)
-
-
-def relax_pins(setting: Setting, keep: Iterable[str] = ()) -> Recipe:
-    """Return the recipe with every pin but those of `keep` replaced by all that pin and backend offer together."""
-    recipe = setting.recipe
-    space = setting.backend.space(recipe)
-    pins: dict[str, Any] = {name: pin for name, pin in recipe.pins.items() if name in keep}
-    for name in recipe.pins.keys() - pins.keys() - {"data"}:  # data follows from the others
-        values = dict.fromkeys((*as_ints(name, recipe.pins[name]), *offered_values(recipe, space, name)))
-        pins[name] = tuple(RECOMPUTE_NAMES[value] if name == "recompute" else value for value in values)
-    return replace(recipe, pins=pins)
-
-
-def as_pin(name: str, value: int) -> int | bool | str | None:
-    """Return a number of a layout as a recipe writes it; None where the recipe writes nothing."""
-    if name == "recompute":
-        return RECOMPUTE_NAMES[value]
-    if name == "recompute_layers" and not value:
-        return None
-    return bool(value) if name == "sequence_parallel" else value
-
-
-def _distance(name: str, pinned: tuple[int, ...], column: IntColumn) -> FloatColumn:
-    """Return how far each value is from the nearest pinned one. Values are small: each is measured once."""
-    values = np.arange(column.max(initial=0) + 1, dtype=np.float64)[:, None]
-    targets = np.array(pinned, dtype=np.float64)
-    if name in KINDS:
-        away = np.abs(values - targets)
-    else:
-        none = 1.0 if name in AMOUNTS else 0.0
-        away = np.abs(np.log2(np.maximum(values, 1.0 - none) + none) - np.log2(targets + none))
-    nearest: FloatColumn = away.min(axis=1)[column]
-    return nearest
 
 
 SHORTER = (2, 4, 8, 16, 32)
@@ -177,30 +81,111 @@ def yaml_text(value: Any) -> str:
     return f"[{', '.join(map(yaml_text, value))}]" if isinstance(value, (list, tuple)) else str(value)
 
 
-def advice(change: Change | None) -> str:
-    """Return the change as one sentence for a person."""
-    if change is None:
+# What each part of the search may look at (`pricing_budget`): some seconds on one core, all parts together.
+PIN_CANDIDATES, TECHNIQUE_CANDIDATES, NODE_CANDIDATES, LEAP_CANDIDATES = 30_000, 150_000, 40_000, 80_000
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The change that makes a recipe safe, None where none is known. It is the smallest where the search was
+    `complete`: no part of it used up its budget."""
+
+    change: Change | None
+    complete: bool = True
+
+    def sentence(self) -> str:
+        """Return the advice for a person."""
+        if self.change is not None:
+            which = "Smallest change that is safe" if self.complete else f"A change that is safe ({CUT_SHORT})"
+            return f"{which}: {self.change.sentence()} ({self.change.layout.describe()})."
+        if not self.complete:
+            return f"No change that is safe is known ({CUT_SHORT})."
         return (
             f"Neither other pins, nor a technique added, nor more nodes, up to {DEFAULT_MOST_NODES}, nor a "
             f"{SHORTER[-1]} times shorter sequence would be safe."
         )
-    return f"Smallest change that is safe: {change.sentence()} ({change.layout.describe()})."
+
+
+LEAP = 4
+CUT_SHORT = "the search for a smaller one ended at its budget of layouts"
 
 
 def smallest_change(setting: Setting) -> Change | None:
-    """Return the first of these changes that yields a safe layout, or None:
+    """Return the change that `find_advice` finds."""
+    return find_advice(setting).change
+
+
+def find_advice(setting: Setting) -> Advice:
+    """Return the first of these changes that yields a safe layout:
 
     one pin of the layout set to another value; all of the host's memory; even stages; one technique set otherwise;
     more pins; techniques kept out of the search; more nodes; a shorter sequence. Of several pins the fewest,
     then the least far, then the fastest.
+
+    Each part has a budget of candidates. Where one is used up, what it would have said is not known, and the next part
+    is searched.
     """
-    by_pins = _by_pins(search_relaxed(setting)) if setting.recipe.pins else None
-    if by_pins is not None and len(by_pins.settings) == 1:
-        return by_pins
-    change = next(_safe(setting, _relaxed_requests(setting.recipe)), None) or _by_techniques(setting)
-    if change is not None or by_pins is not None:
-        return change or by_pins
-    return next(_safe(setting, _lifted_limit(setting.recipe)), None) or next(_larger(setting), None)
+    recipe, complete = setting.recipe, True
+    parts: list[tuple[int, Callable[[], Change | None]]] = [
+        (PIN_CANDIDATES, lambda: _one_pin(setting)),
+        (TECHNIQUE_CANDIDATES, lambda: next(_safe(setting, _relaxed_requests(recipe)), None)),
+        (TECHNIQUE_CANDIDATES, lambda: _by_techniques(setting)),
+        (PIN_CANDIDATES, lambda: _several_pins(setting)),
+        (TECHNIQUE_CANDIDATES, lambda: next(_safe(setting, _lifted_limit(recipe)), None)),
+        (NODE_CANDIDATES, lambda: _more_nodes(setting)),
+        (LEAP_CANDIDATES, lambda: None if complete else _many_more_nodes(setting)),
+        (NODE_CANDIDATES, lambda: next(_shorter_sequences(setting), None)),
+    ]
+    for candidates, part in counting("kinds of changes", parts):
+        change, finished = _within(candidates, part)
+        complete &= finished
+        if change is not None:
+            return Advice(change, complete)
+    return Advice(None, complete)
+
+
+def _within(candidates: int, part: Callable[[], Change | None]) -> tuple[Change | None, bool]:
+    """Return what a part of the search finds within its budget, and whether it was not cut short."""
+    try:
+        with PricingBudget(candidates).limiting():
+            return part(), True
+    except BudgetSpent:
+        return None, False
+
+
+def _one_pin(setting: Setting) -> Change | None:
+    """Return the nearest value of one pin that leaves a safe layout, the fastest of equally near ones."""
+    changes = sorted(_pin_changes(setting), key=itemgetter(0))
+    for _, near in groupby(changes, key=itemgetter(0)):
+        best: tuple[float, Change] | None = None
+        for _, change in near:
+            try:
+                result = search(setting.with_recipe(change.recipe), exact=1, safe_alone=True)
+            except UserError:
+                continue
+            seconds = float(result.preferred_seconds[result.first[0]]) if np.any(result.safe) else np.inf
+            if np.any(result.safe) and (best is None or seconds < best[0]):
+                best = seconds, change
+        if best is not None:
+            return _with_planned_layout(setting, best[1])
+    return None
+
+
+def _pin_changes(setting: Setting) -> Iterator[tuple[float, Change]]:
+    """Yield each other value of each pin, with its distance from the pinned ones."""
+    recipe = setting.recipe
+    space = setting.backend.space(recipe)
+    for name, pin in recipe.pins.items():
+        values = divisors(recipe.world_size, recipe.world_size)
+        values = values if name == "data" else searched_values(recipe, space, name)
+        others = np.array(sorted(set(values) - set(as_ints(name, pin))), dtype=np.int64)
+        for value, far in zip(others.tolist(), pin_distance(name, as_ints(name, pin), others).tolist(), strict=True):
+            yield round(far, 9), _with_pins(recipe, {name: value})
+
+
+def _several_pins(setting: Setting) -> Change | None:
+    """Return the fewest pins set otherwise that leave a safe layout, then the least far, then the fastest."""
+    return _by_pins(search_relaxed(setting)) if len(setting.recipe.pins) > 1 else None
 
 
 def _by_pins(
@@ -210,16 +195,26 @@ def _by_pins(
     row = relaxed.nearest_safe()
     if row is None:
         return None
-    recipe = relaxed.setting.recipe
-    new: dict[str, Any] = {name: as_pin(name, value) for name, value in relaxed.changes(row).items()}
+    change = _with_pins(relaxed.setting.recipe, relaxed.changes(row), settings, before)
+    return _with_planned_layout(relaxed.setting, change)
+
+
+def _with_pins(
+    recipe: Recipe,
+    values: Mapping[str, int],
+    settings: Mapping[str, Any] = NOTHING,
+    before: Mapping[str, Any] = NOTHING,
+) -> Change:
+    """Return the change of pins to the values, beside other `settings`. Its layout is not known yet."""
+    new: dict[str, Any] = {name: as_pin(name, value) for name, value in values.items()}
     changed = {**settings}
     for name, value in new.items():
         pin = written_pin(recipe, name)
         changed[pin.key] = None if value is None else pin.value(value)
         before = {**before, pin.key: pin.value(recipe.pins[name])}
     pins = {name: pin for name, pin in {**recipe.pins, **new}.items() if pin is not None}
-    change = Change(changed, replace(recipe, pins=pins), relaxed.result.points.layout(row), before)
-    return _with_planned_layout(relaxed.setting, _tidied(change) if "recompute" in new else change)
+    change = Change(changed, replace(recipe, pins=pins), Layout(), before)
+    return _tidied(change) if "recompute" in new else change
 
 
 def _with_planned_layout(setting: Setting, change: Change) -> Change | None:
@@ -296,16 +291,60 @@ def _lifted_limit(recipe: Recipe) -> Iterator[Change]:
         yield Change({key: None}, replace(recipe, technique_limit=None), Layout(), {key: limit})
 
 
-def _larger(setting: Setting) -> Iterator[Change]:
-    """Yield more nodes, then shorter sequences, each with as few of the pins changed as do."""
+def _without_budget(setting: Setting) -> Setting:
+    """Return the setting without pins and without a budget, in which nothing tight is accepted."""
+    safe_alone = replace(setting.recipe.memory, accept=None)
+    return setting.with_recipe(replace(relax_pins(setting), budget=NO_BUDGET, memory=safe_alone))
+
+
+def _more_nodes(setting: Setting) -> Change | None:
+    """Return the fewest nodes with a safe layout, with as few of the pins changed as do."""
+    recipe, relaxed = setting.recipe, _without_budget(setting)
+    trial = fewest_safe(relaxed, recipe.nodes + 1, most_nodes(relaxed.recipe))
+    return None if trial is None or trial.layout is None else _on_nodes(setting, trial.nodes, trial.layout)
+
+
+def _many_more_nodes(setting: Setting) -> Change | None:
+    """Return the first of four times, 16 times and so on as many nodes that has a safe layout: a count for where those
+    between cannot all be searched."""
+    relaxed, nodes = _without_budget(setting), LEAP * setting.recipe.nodes
+    while nodes <= most_nodes(relaxed.recipe):
+        sized, layout = relaxed.with_recipe(replace(relaxed.recipe, nodes=nodes)), None
+        try:
+            result = search(sized, exact=1, safe_alone=True)
+            if np.any(result.safe):
+                layout = result.candidate(sized.recipe, 0).layout
+        except BudgetSpent as spent:
+            if spent.safe_layout is None:
+                raise
+            layout = spent.safe_layout
+        if layout is not None:
+            larger = replace(setting.recipe, nodes=nodes)
+            return _allowing(larger, layout, *_node_settings(setting.recipe, nodes))
+        nodes *= LEAP
+    return None
+
+
+def _allowing(recipe: Recipe, layout: Layout, settings: Mapping[str, Any], before: Mapping[str, Any]) -> Change:
+    """Return the `settings` of the recipe together with those of its pins that a safe `layout` breaks."""
+    broken = {
+        name: int(getattr(layout, name))
+        for name, pin in recipe.pins.items()
+        if int(getattr(layout, name)) not in as_ints(name, pin)
+    }
+    return replace(_with_pins(recipe, broken, settings, before), layout=layout)
+
+
+def _on_nodes(setting: Setting, nodes: int, layout: Layout) -> Change | None:
+    """Return the change to so many nodes, on which a search of any pins found the fastest safe `layout`."""
+    larger = setting.with_recipe(replace(setting.recipe, nodes=nodes))
+    return next(_with_other_pins(larger, *_node_settings(setting.recipe, nodes), layout), None)
+
+
+def _shorter_sequences(setting: Setting) -> Iterator[Change]:
+    """Yield shorter sequences with a safe layout, each with as few of the pins changed as do."""
     recipe = setting.recipe
-    safe_alone = replace(recipe.memory, accept=None)
-    without_budget = setting.with_recipe(replace(relax_pins(setting), budget=NO_BUDGET, memory=safe_alone))
-    trial = fewest_safe(without_budget, recipe.nodes + 1, most_nodes(without_budget.recipe))
-    if trial is not None:
-        larger = setting.with_recipe(replace(recipe, nodes=trial.nodes))
-        yield from _with_other_pins(larger, *_node_settings(recipe, trial.nodes), trial.layout)
-    for length in _shorter(without_budget):
+    for length in _shorter(_without_budget(setting)):
         training = replace(recipe.training, sequence_length=length)
         key = "training.sequence_length"
         shorter = setting.with_recipe(replace(recipe, training=training))
@@ -331,13 +370,17 @@ def _with_other_pins(
     setting: Setting, settings: Mapping[str, Any], before: Mapping[str, Any], layout: Layout | None = None
 ) -> Iterator[Change]:
     """Yield the `settings` under which a setting is searched, with as few of its pins changed as leave a safe layout;
-    nothing where none does. `layout` is the fastest safe one where a search of any pins found it."""
-    if setting.recipe.pins:
-        change = _by_pins(search_relaxed(setting), settings, before)
-    elif layout is not None:
-        change = Change(settings, setting.recipe, layout, before)
-    else:  # nothing to relax: the search of the plan says it all
-        change = _with_planned_layout(setting, Change(settings, setting.recipe, Layout(), before))
+    nothing where none does. `layout` is the fastest safe one where a search of any pins found it: its pins are changed
+    where the search for fewer is cut short."""
+    recipe = setting.recipe
+    if not recipe.pins and layout is not None:
+        change: Change | None = Change(settings, recipe, layout, before)
+    else:
+        change = _with_planned_layout(setting, Change(settings, recipe, Layout(), before))
+    if change is None and recipe.pins:
+        change, finished = _within(PIN_CANDIDATES, lambda: _by_pins(search_relaxed(setting), settings, before))
+        if layout is not None and not finished:
+            change = _with_planned_layout(setting, _allowing(recipe, layout, settings, before))
     if change is not None:
         yield change
 
@@ -353,6 +396,11 @@ def _node_settings(recipe: Recipe, nodes: int) -> tuple[dict[str, int], dict[str
 def unfixed(recipe: Recipe, name: str) -> Recipe:
     """Return the recipe with this technique left for the planner to choose."""
     return replace(recipe, fixed=tuple(other for other in recipe.fixed if other != name))
+
+
+def fixed_value(recipe: Recipe, name: str) -> Any:
+    """Return the value of a technique that the recipe fixes; the format of gradients is one of the training."""
+    return recipe.training.gradient_dtype if name == "gradient_dtype" else getattr(recipe.techniques, name)
 
 
 def stated_value(recipe: Recipe, name: str) -> Any:

@@ -22,6 +22,7 @@ from llmlaunch.planner.incumbents import Incumbents
 from llmlaunch.planner.memory_bounds import MemoryBounds
 from llmlaunch.planner.points import Points, Rows
 from llmlaunch.planner.pricing import Offer
+from llmlaunch.planner.pricing_budget import count_candidates
 from llmlaunch.planner.search_space import alike_steps, apply_alike
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_balance import Costs
@@ -134,7 +135,9 @@ def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
     waiting = waiting[have_cuts(offer.setting.job, offer.splits.take(waiting))]
     if int(offer.splits.pipeline[waiting].sum()) * len(steps) > MANY:
         _look_ahead(offer, bounds, least, waiting, incumbents)
-        if not incumbents.any_safe:
+        if not incumbents.any_safe and incumbents.safe_alone:
+            waiting = waiting[:0]
+        elif not incumbents.any_safe:
             roomiest = waiting[np.argsort(offer.least_bytes[:, waiting].min(axis=0), kind="stable")][:AT_ONCE]
             ranks = np.cumsum(offer.splits.pipeline[roomiest])
             roomiest = roomiest[: max(int(np.count_nonzero(ranks <= RANKS_AT_ONCE)), 1)]
@@ -145,7 +148,7 @@ def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
         report("uneven splits", first_waiting - len(waiting), first_waiting)
         at_once = len(waiting) if len(waiting) < 2 * at_once else at_once  # a few left are not worth another round
         now, waiting, at_once = waiting[:at_once], waiting[at_once:], 4 * at_once
-        _price_splits(offer, bounds, now, steps, incumbents, result, incumbents.any_safe)
+        _price_splits(offer, bounds, now, steps, incumbents, result, incumbents.unsafe_are_lost)
     allowed, overfull = offer.counts(steps)
     result.outpaced = allowed - result.overfull - sum(map(len, result.blocks))
     result.overfull += overfull
@@ -256,6 +259,7 @@ class Pricing:
         """Price the pairs in their best balance, and return what may be safe if it is cut otherwise. Time comes first:
         it costs less than the memory of all ranks, and so does that of one rank, where pairs need not be whole."""
         setting = self.offer.setting
+        count_candidates(len(pairs.steps))
         pairs = pairs.take(self.incumbents.in_reach(pairs.least_keys))  # those of other groups may have come in between
         if not len(pairs.steps):
             return []
@@ -337,6 +341,7 @@ class Pricing:
         most_seconds = np.minimum(self.incumbents.key_to_beat / unsafe.factors, self.incumbents.reach.most_seconds)
         most = most_layers(job, layouts, unsafe.costs, most_seconds)
         rows = np.arange(len(layouts))
+        count_candidates(len(layouts))
         if unsafe.memory is not None:
             rows = np.flatnonzero(unsafe.memory.may_be_cut(unsafe.state, unsafe.steps, unsafe.places, most))
         fitting, cut = balanced_within(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,6 +14,12 @@ from llmlaunch.recipe.types import Recipe
 
 __all__ = ["folder_finding", "folder_findings", "nearest_folder", "written_folders"]
 
+# Folders below the root, and below /mnt, that are a node's own by convention.
+OWN_DISK = re.compile(
+    r"/(?:tmp|var/tmp|dev/shm|run|(?:mnt/)?(?:local(?:[-_]?(?:scratch|ssd|nvme|disk|tmp))?|scratch[-_]local|nvme\d*|ssd\d*|raid\d*))"
+    r"(?=/|$)"
+)
+
 
 def folder_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what keeps the job from writing where the recipe says."""
@@ -22,6 +29,37 @@ def folder_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -
             yield found
     yield from _slurm_output(recipe)
     yield from _index_cache(recipe)
+    yield from _own_disks(recipe)
+
+
+def _own_disks(recipe: Recipe) -> Iterator[Finding]:
+    """Yield the folders that all nodes of a job must share and that lie on a node's own disk.
+
+    Every rank writes its part of a checkpoint and reads those of others when it comes back
+    (megatron/training/checkpointing.py; deepspeed/runtime/engine.py load_checkpoint), and the indexes of samples are
+    built by the first rank for all (core/datasets/gpt_dataset.py, core 0.19).
+    """
+    if (recipe.nodes or 1) < 2:
+        return
+    shared: dict[KeyPath, str | None] = {
+        ("training", "checkpoint_path"): recipe.training.checkpoint_path,
+        ("data", "cache_path"): recipe.data.cache_path,
+    }
+    for key, path in shared.items():
+        place = None if path is None else host_path(recipe, path)
+        if place is not None and (folder := _own_disk(place)) is not None:
+            yield doubtful(
+                key,
+                f"{folder} is usually on each node's own disk, where the {recipe.nodes} nodes do not see each other's "
+                "files; name a folder on a file system that all nodes share",
+            )
+
+
+def _own_disk(path: Path) -> str | None:
+    """Return the folder above `path` that sites commonly have on every node's own disk or in its memory; None where
+    there is none."""
+    found = OWN_DISK.match(str(path))
+    return None if found is None else found[0]
 
 
 def written_folders(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:

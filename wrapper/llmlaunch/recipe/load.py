@@ -156,7 +156,9 @@ def _resolve(keys: dict[str, Any], document: Document, base_dir: Path) -> Recipe
     """Return the recipe with every key in its place; what its parts name is looked up from `base_dir`."""
     layout, training = keys.get("layout", {}), training_from(keys["training"])
     length = training.sequence_length
-    model, notes = _part("model", document, lambda spec: resolve_model(spec, base_dir, default_positions=length))
+    backend = keys["backend"]
+    of_transformers = backend.name == "deepspeed" and backend.script is None
+    model, notes = _part("model", document, lambda spec: resolve_model(spec, base_dir, length, of_transformers))
     cluster = _part("cluster", document, lambda spec: load_cluster(spec, base_dir))
     nodes = keys["nodes"] if isinstance(keys["nodes"], dict) else {"count": keys["nodes"]}
     restart = keys.get("restart") or (Restart() if training.checkpoint_path is not None else None)

@@ -21,7 +21,15 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.git import GitFailed, GitState, ignored_without_git, listed, read_git, tracked_files
 from llmlaunch.user_data import with_home
 
-__all__ = ["Provenance", "Snapshot", "code_root", "copy_snapshot", "gather_provenance", "list_snapshot"]
+__all__ = [
+    "Provenance",
+    "Snapshot",
+    "code_root",
+    "copy_snapshot",
+    "gather_provenance",
+    "list_snapshot",
+    "wanted_snapshot",
+]
 
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 _IMAGE_FILES = (".sqsh", ".sif")
@@ -56,9 +64,7 @@ def gather_provenance(recipe: Recipe) -> Provenance:
     """
     root, why_not = code_root(recipe)
     state = read_git(root, recipe.not_secrets) if root is not None else GitState(note=why_not)
-    # our own trainer is copied into every run directory as it is
-    wanted = recipe.code.snapshot and (root is not None or not _ours(recipe))
-    snapshot = list_snapshot(recipe, root, why_not) if wanted else None
+    snapshot = wanted_snapshot(recipe)
     code: dict[str, object] = {
         "schema": 1,
         "llmlaunch_version": __version__,
@@ -70,6 +76,18 @@ def gather_provenance(recipe: Recipe) -> Provenance:
     }
     left_out = {*state.left_out, *(snapshot.left_out if snapshot is not None else ())}
     return Provenance(code=code, diff=state.diff, snapshot=snapshot, left_out=tuple(sorted(left_out)))
+
+
+def wanted_snapshot(recipe: Recipe) -> Snapshot | None:
+    """Return what the recipe wants copied of its trainer's source tree; None where it wants nothing copied.
+
+    Raises:
+        UserError: there is no tree to copy, or it is too large.
+    """
+    root, why_not = code_root(recipe)
+    # our own trainer is copied into every run directory as it is
+    wanted = recipe.code.snapshot and (root is not None or not _ours(recipe))
+    return list_snapshot(recipe, root, why_not) if wanted else None
 
 
 def _ours(recipe: Recipe) -> bool:

@@ -19,9 +19,9 @@ from llmlaunch.layout import RECOMPUTE_NAMES
 from llmlaunch.planner.no_legal_layout import tightest_rule, tightest_size_rule
 from llmlaunch.planner.plan import Candidate, Limit, Plan
 from llmlaunch.planner.points import Points
+from llmlaunch.planner.relaxed_pins import as_pin
 from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.smallest_change import as_pin
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.plan_text import job_text
 from llmlaunch.report.svg import svg, write_svg

@@ -21,7 +21,7 @@ from llmlaunch.backends.logs import any_script_lines, megatron_lines
 from llmlaunch.backends.megatron.arguments import planned_arguments
 from llmlaunch.backends.megatron.cuda_graphs import graph_environment, graph_implementation
 from llmlaunch.backends.megatron.extra_arguments import classed_arguments, with_extra_arguments
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.backends.megatron.facts import FUSED_LOSSES, MegatronOptions, megatron_facts
 from llmlaunch.backends.megatron.number_formats import number_record
 from llmlaunch.backends.megatron.offered_techniques import state_techniques, step_techniques, usable_libraries
 from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, rules_for
@@ -193,7 +193,8 @@ def _options(recipe: Recipe) -> MegatronOptions:
         context_all_to_all=recipe.techniques.context_comm == "a2a",
         tp_comm_overlap=recipe.techniques.tp_comm_overlap,
         experts_fused=recipe.techniques.expert_rank_capacity_factor is not None,
-        loss="native" if recipe.techniques.loss == "native" else "none",  # others are refused
+        loss=recipe.techniques.loss if recipe.techniques.loss in FUSED_LOSSES else "none",  # others are refused
+        te_loss_keeps_logits=True,
         fp8_recipe=numbers.narrow,
         fp8_parameters=numbers.narrow_parameters,
         compute_capability=float(capability) if capability else None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from llmlaunch.memory.facts import DEFAULT_GROUPS, FullSharding, HostFacts, MemoryFacts, Quantized, constant
 from llmlaunch.workload import ELEMENT_BYTES, OptimizerFormats
 
-__all__ = ["FP32_ROUTER_EXPERTS", "LOSSES", "MegatronOptions", "megatron_facts", "megatron_fsdp_facts"]
+__all__ = ["FP32_ROUTER_EXPERTS", "FUSED_LOSSES", "LOSSES", "MegatronOptions", "megatron_facts", "megatron_fsdp_facts"]
 
 
 AMPERE, HOPPER = 8.0, 9.0
@@ -22,9 +22,11 @@ BLACKWELL = 10.0
 # native: the same, compiled (fusions/fused_cross_entropy.py, core 0.19). Its source works in place, and so it does run
 # eagerly; compiled, Megatron's CI runs peak 355 to 405 MiB above those without it, 4 bytes a logit more
 # (tests/data/measurements/fit.jsonl, A100, H100 and GB200).
-# te: the gradient overwrites the logits (transformer_engine/pytorch/cross_entropy.py, 2.20).
+# te: the gradient overwrites the logits, or a copy of them in their own format where Transformer Engine keeps its input
+# (transformer_engine/pytorch/cross_entropy.py, `overwrite_input` of 2.20.2, which core 0.19 leaves at its default).
 LOSS_BYTES = {"none": 4.0, "native": 8.0, "te": 0.0}
 LOSSES = tuple(LOSS_BYTES)
+FUSED_LOSSES = ("native", "te")
 # Per token and expert: scores of the balancing loss, fp32, and the order of all choices as int64, of which experts read
 # the first part (transformer/moe/moe_utils.py compute_routing_scores_for_aux_loss, permute, core 0.19; traced). Softmax
 # before the choice and sigmoid keep fp32 scores of all experts besides (topk_routing_with_score_function). Of the last
@@ -72,6 +74,7 @@ class MegatronOptions:
     optimizer_instances: int = 1
     loss: str = "none"
     eager_layers: bool = False  # Megatron-LM's own Llama layers of 2023 (megatron/model/)
+    te_loss_keeps_logits: bool = False  # as the releases do that Megatron-Bridge 0.6 and core 0.19 run with
     two_loss_copies: bool = False  # of the logits in fp32, as core 0.4 to 0.7 made them
     compiled: bool = True  # Megatron's fused functions go through torch.compile
     fp8_recipe: str | None = None
@@ -195,6 +198,8 @@ def _loss_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
 
 def _loss_bytes(options: MegatronOptions) -> float:
     """Return the bytes per logit that the loss makes beside the logits."""
+    if options.loss == "te" and options.te_loss_keeps_logits:
+        return ELEMENT_BYTES[options.precision]
     beside = (LOSS_BYTES if options.compiled else EAGER_LOSS_BYTES)[options.loss]
     if options.loss == "none" and options.two_loss_copies:
         beside += WIDE_LOGIT_BYTES

@@ -173,7 +173,8 @@ def _module_sets(recipe: Recipe) -> list[Modules]:
             experts += [("shared_experts",), ("moe_act", "shared_experts")]
         parts.append((*experts, ("moe",)))
     sets = [tuple(name for part in chosen for name in part) for chosen in product(*parts)]
-    if recipe.pins.get("recompute") == "selective":
+    pin = recipe.pins.get("recompute")
+    if "selective" in (pin if isinstance(pin, tuple) else (pin,)):
         sets.append(DEFAULT_MODULES)
     return [names for names in sets if names]
 

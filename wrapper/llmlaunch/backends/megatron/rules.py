@@ -6,6 +6,7 @@ them before a job waits in a queue."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,6 +53,12 @@ SCHEDULES = "megatron/core/pipeline_parallel/schedules.py, core 0.19"
 def divides(part: NDArray[Any] | int, whole: NDArray[Any] | int) -> BoolColumn:
     column: BoolColumn = np.equal(np.asarray(whole) % part, 0)
     return column
+
+
+def product_text(s: Situation, *names: str) -> str:
+    """Return the product of sizes of the one layout that is looked at: "16 x 1 x 4 = 64"."""
+    sizes = [int(getattr(s.layouts, name)[0]) for name in names]
+    return f"{' x '.join(map(str, sizes))} = {math.prod(sizes)}"
 
 
 def query_columns(s: Situation) -> BoolColumn:
@@ -168,6 +175,7 @@ RULES: tuple[Rule, ...] = (
         "--tensor-model-parallel-size must divide the attention heads",
         CONFIG,
         lambda s: divides(s.layouts.tensor, s.shape.num_attention_heads),
+        figures=lambda s: f"{s.layouts.tensor[0]} and {s.shape.num_attention_heads}",
     ),
     Rule(
         "query-groups",
@@ -195,6 +203,7 @@ RULES: tuple[Rule, ...] = (
         "--pipeline-model-parallel-size must divide the layers, unless layers_by_stage says how they are split",
         ARGUMENTS,
         lambda s: s.layouts.uneven | divides(s.layouts.pipeline, s.shape.num_layers),
+        figures=lambda s: f"{s.layouts.pipeline[0]} and {s.shape.num_layers}",
     ),
     Rule(
         "virtual-needs-pipeline",
@@ -208,6 +217,7 @@ RULES: tuple[Rule, ...] = (
         "how they are split",
         BLOCK,
         lambda s: s.layouts.uneven | divides(s.layouts.pipeline * s.layouts.virtual_pipeline, s.shape.num_layers),
+        figures=lambda s: f"{product_text(s, 'pipeline', 'virtual_pipeline')} and {s.shape.num_layers}",
     ),
     Rule(
         "stages-named",
@@ -242,6 +252,7 @@ RULES: tuple[Rule, ...] = (
         "data parallel size x --micro-batch-size must divide --global-batch-size",
         ARGUMENTS,
         lambda s: divides(s.layouts.data * s.layouts.micro_batch_size, s.workload.global_batch_size),
+        figures=lambda s: f"{product_text(s, 'data', 'micro_batch_size')} and {s.workload.global_batch_size}",
     ),
     Rule(
         "interleaved-microbatches",
@@ -251,6 +262,7 @@ RULES: tuple[Rule, ...] = (
             s.layouts.virtual_pipeline > 1,
             divides(s.layouts.pipeline, s.workload.global_batch_size // (s.layouts.data * s.layouts.micro_batch_size)),
         ),
+        figures=lambda s: f"{s.layouts.pipeline[0]} and {s.layouts.num_microbatches(s.workload.global_batch_size)[0]}",
     ),
     Rule(
         "context-length",
@@ -290,6 +302,7 @@ RULES: tuple[Rule, ...] = (
         "expert x expert-tensor x pipeline parallel size must divide the number of devices",
         GROUPS,
         lambda s: divides(s.layouts.expert * s.layouts.expert_tensor * s.layouts.pipeline, s.world_size),
+        figures=lambda s: f"{product_text(s, 'expert', 'expert_tensor', 'pipeline')} and {s.world_size}",
     ),
     Rule(
         "mixture-needs-sequence",

@@ -11,6 +11,7 @@ import numpy as np
 
 from llmlaunch.backends.argument import Argument, argument, optional
 from llmlaunch.backends.base import Requirement, implies, pinned_least
+from llmlaunch.backends.megatron.facts import FUSED_LOSSES
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
@@ -257,7 +258,7 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
 def technique_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     """The flags of every technique, recompute among them."""
     techniques = recipe.techniques
-    native = techniques.loss == "native"
+    fused = techniques.loss if techniques.loss in FUSED_LOSSES else None
     chunks = techniques.mlp_chunks if techniques.mlp_chunks > 1 else None
     delayed, key = techniques.delay_weight_gradients, "layout.delay_weight_gradients"
     gradients, of_gradients = recipe.training.gradient_dtype, "training.gradient_dtype"
@@ -265,8 +266,8 @@ def technique_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     return (
         *_recompute(techniques, recipe, layout),
         *_offload(techniques, layout),
-        *optional("--cross-entropy-loss-fusion", native, of="layout.loss"),
-        *optional("--cross-entropy-fusion-impl", "native" if native else None, of="layout.loss"),
+        *optional("--cross-entropy-loss-fusion", fused is not None, of="layout.loss"),
+        *optional("--cross-entropy-fusion-impl", fused, of="layout.loss"),
         *optional("--mlp-chunks-for-training", chunks, of="layout.mlp_chunks"),
         *optional("--overlap-moe-expert-parallel-comm", delayed, of=key, why="delayed weight gradients need it"),
         *optional("--delay-wgrad-compute", delayed, of=key),

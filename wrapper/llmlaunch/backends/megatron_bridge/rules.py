@@ -17,8 +17,10 @@ __all__ = ["ALL_REQUIREMENTS", "BRIDGE_REQUIREMENTS", "BRIDGE_RULES", "PACKED_RU
 
 SETUP = "megatron/bridge/models/gpt/gpt_builder.py and training/config.py, Megatron-Bridge 0.6"
 
-# Megatron core could, and pretrain_gpt.py has no flag; or it reads weights as they are, and Bridge turns their columns
-OF_ITS_SCRIPT = ("no-adapters", "no-vision", "fixed-rows-begin-anew")
+# Megatron core could, and pretrain_gpt.py has no flag; or its parser refuses what core only warns of (the loss `te`:
+# megatron/training/arguments.py against core/model_parallel_config.py, core 0.19, which Bridge 0.6 takes in its
+# performance recipes); or it reads weights as they are, and Bridge turns their columns
+OF_ITS_SCRIPT = ("no-adapters", "no-vision", "no-te-loss", "fixed-rows-begin-anew")
 UNTRIED = (
     *("offload_modules", "offload_optimizer", "mlp_chunks", "delay_weight_gradients", "tp_comm_overlap"),
     *("cuda_graphs", "overlap_shared_expert", "expert_rank_capacity_factor"),

@@ -96,8 +96,12 @@ def _comparable(shape: ModelShape) -> Json:
 
 
 def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str) -> list[str]:
+    """Return the names in which the two differ. A width of dense layers that one alone has follows from its layer
+    pattern, which is named."""
     differences = []
     for name, value in mine.items():
+        if name not in theirs:
+            continue
         other = theirs[name]
         if isinstance(value, dict) and isinstance(other, dict):
             differences += _differences(value, other, f"{prefix}{name}.")

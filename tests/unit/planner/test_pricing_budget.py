@@ -1,0 +1,96 @@
+"""Advice costs no more than its budget of candidates, which is counted and never timed, and says where it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmlaunch.planner import hints, smallest_change
+from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget, count_candidates
+from llmlaunch.planner.search import search
+from llmlaunch.planner.smallest_change import CUT_SHORT, find_advice
+from llmlaunch.progress import heard_by
+from llmlaunch.recipe.load import load_recipe
+from support.plans import gallery_setting, setting_for
+
+FOLDER = Path(__file__).resolve().parents[2] / "data" / "odd_recipes"
+TIGHT = ("nodes=1", "layout={tensor: 1, pipeline: 1}", "cluster=a100-40gb-x8")
+PARTS = ("PIN_CANDIDATES", "TECHNIQUE_CANDIDATES", "NODE_CANDIDATES", "LEAP_CANDIDATES")
+
+
+def spent_by(setting_name: str, *overrides: str) -> float:
+    budget = PricingBudget(1e12)
+    with budget.limiting():
+        search(gallery_setting(setting_name, *overrides))
+    return 1e12 - budget.left
+
+
+def test_a_search_counts_the_same_every_time() -> None:
+    assert spent_by("llama3-8b", "nodes=1") == spent_by("llama3-8b", "nodes=1") > 0
+
+
+def test_a_search_beyond_its_budget_ends_and_one_without_a_budget_does_not() -> None:
+    setting = gallery_setting("llama3-8b", "nodes=1")
+    with pytest.raises(BudgetSpent), PricingBudget(100).limiting():
+        search(setting)
+    assert search(setting).safe.any()
+    count_candidates(1e15)  # nobody counts
+
+
+def test_a_search_that_is_cut_short_hands_on_a_safe_layout_that_it_knew() -> None:
+    setting = gallery_setting("llama3-8b", "nodes=4")
+    needed = spent_by("llama3-8b", "nodes=4")
+    with pytest.raises(BudgetSpent) as spent, PricingBudget(needed - 1).limiting():
+        search(setting)
+    assert spent.value.safe_layout is not None
+
+
+def test_what_is_searched_for_alone_is_what_the_whole_search_finds() -> None:
+    for overrides in (("nodes=1",), ("nodes=1", "cluster=a100-40gb-x8"), ("nodes=1", "memory={limit: 0.02}")):
+        setting = gallery_setting("llama3-8b", *overrides)
+        alone, usual = search(setting, exact=1, safe_alone=True), search(setting, exact=1)
+        assert alone.safe.any() == usual.safe.any()
+        assert alone.any_legal == usual.any_legal
+        if usual.safe.any():
+            assert alone.candidate(setting.recipe, 0) == usual.candidate(setting.recipe, 0)
+
+
+@pytest.mark.parametrize("name", ["slow_nemotron", "slow_budget"])
+def test_advice_on_a_large_space_says_that_its_budget_was_used_up(name: str) -> None:
+    overrides = ["layout=auto"] if name == "slow_nemotron" else []
+    advice = find_advice(setting_for(load_recipe(FOLDER / f"{name}.yaml", overrides)))
+    assert not advice.complete
+    assert CUT_SHORT in advice.sentence()
+    assert advice.change is not None
+    assert "nodes" in advice.change.settings
+
+
+def test_no_part_of_the_search_for_advice_looks_at_more_than_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in PARTS:
+        monkeypatch.setattr(smallest_change, part, 10)
+    plan = make_plan(gallery_setting("llama3-8b", *TIGHT))
+    assert not plan.safe
+    assert CUT_SHORT in (plan.advice or "")
+    assert plan.changes is None
+
+
+def test_a_change_found_within_the_budget_is_the_smallest() -> None:
+    plan = make_plan(gallery_setting("llama3-8b", *TIGHT))
+    assert "Smallest change that is safe: " in (plan.advice or "")
+
+
+def test_hints_end_at_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = gallery_setting("llama3-8b", "layout={tensor: 8, recompute: full}")
+    plan = make_plan(setting)
+    assert hints.faster_choices(setting, plan)
+    monkeypatch.setattr(hints, "HINT_CANDIDATES", 10)
+    assert hints.faster_choices(setting, plan) == []
+
+
+def test_every_long_part_reports_how_far_it_is() -> None:
+    heard: set[str] = set()
+    with heard_by(lambda what, done, total: heard.add(what)):
+        find_advice(gallery_setting("llama3-405b", "nodes=1", "layout.micro_batch_size=1"))
+    assert {"kinds of changes", "nodes"} <= heard
