@@ -375,7 +375,7 @@ def test_an_odd_frame_writes_nothing(there: Path, tmp_path: Path, change: dict[s
     assert written in ([], [b""])
 
 
-@pytest.mark.parametrize("body", ["yes", "yes >&2"])
+@pytest.mark.parametrize("body", ["exec yes", "exec yes >&2"])
 def test_an_endless_answer_is_one_message(there: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     monkeypatch.setattr(bounded_answer, "MOST_OUTPUT_BYTES", 1 << 20)
     with pytest.raises(UserError, match="login is not reached: it answered with more than any answer has"):
@@ -384,7 +384,7 @@ def test_an_endless_answer_is_one_message(there: Path, monkeypatch: pytest.Monke
 
 def test_an_endless_answer_of_slurm_is_no_answer(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_answer, "MOST_OUTPUT_BYTES", 1 << 20)
-    for said in ("yes", "yes >&2"):
+    for said in ("exec yes", "exec yes >&2"):
         answers(there, squeue=said)
         answer = SlurmCommands(60.0, 1, print, SshPlace("login", os.getuid())).ask(["squeue"])
         assert (answer.code, answer.output, answer.words) == (None, "", "squeue answered without end")

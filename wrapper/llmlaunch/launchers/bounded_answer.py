@@ -33,9 +33,10 @@ def bounded_answer(process: subprocess.Popen[Any], errors: IO[bytes], seconds: f
         subprocess.TimeoutExpired: it took more than `seconds`.
         AnswerTooLong: it wrote more than MOST_OUTPUT_BYTES, or more than MOST_ERROR_BYTES to stderr.
     """
+    until = time.monotonic() + seconds
     try:
-        output = _output(process, errors, time.monotonic() + seconds, stdin)
-        process.wait(max(0.0, seconds))
+        output = _output(process, errors, until, stdin)
+        _wait_for_end(process, errors, until)
     except BaseException:
         process.kill()
         process.wait()
@@ -73,6 +74,17 @@ def _output(process: subprocess.Popen[Any], errors: IO[bytes], until: float, std
                     if not left:
                         pipes.unregister(key.fileobj)
                         _close(key.fileobj)
+
+
+def _wait_for_end(process: subprocess.Popen[Any], errors: IO[bytes], until: float) -> None:
+    """Wait for a command that has closed its stdout, which may still write to stderr."""
+    while process.poll() is None:
+        refuse_endless_errors(errors)
+        remaining = until - time.monotonic()
+        if remaining <= 0:
+            raise subprocess.TimeoutExpired(process.args, 0.0)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(min(_LOOK_SECONDS, remaining))
 
 
 def _written(descriptor: int, content: memoryview) -> int:
