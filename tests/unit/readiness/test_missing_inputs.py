@@ -136,7 +136,7 @@ def test_check_and_render_warn_submit_and_its_dry_run_refuse(
     warnings = llmlaunch("check", recipe).stderr
     for part in ("warning: ", "data.path: ", "corpus.txt is not there", "MY_HUB is not set here"):
         assert part in warnings
-    assert llmlaunch("render", recipe, "-o", "rendered").stderr.count("submit refuses without it") == 2
+    assert llmlaunch("render", recipe, "-o", "rendered").stderr.count("submit refuses until this is fixed") == 2
     for arguments in (["--dry-run"], ["-o", "run"], ["--local", "-o", "run"], ["training.steps=2,3"]):
         assert "corpus.txt is not there" in llmlaunch("submit", recipe, *arguments, code=2).stderr
         assert not (tmp_path / "run").exists()

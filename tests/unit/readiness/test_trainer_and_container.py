@@ -103,7 +103,7 @@ def test_the_interpreter_is_there_and_can_be_run(tmp_path: Path) -> None:
 def test_a_job_whose_interpreter_lacks_torch_is_refused(tmp_path: Path) -> None:
     recipe = recipe_text(backend="deepspeed", python=str(tmp_path / "environment/bin/python"))
     python = environment(tmp_path / "environment", "deepspeed-0.17.1.dist-info")
-    assert f"{python} has no torch and no deepspeed; install it there" in readiness(tmp_path, recipe).missing[0]
+    assert f"{python} has no torch and no deepspeed; install what is missing" in readiness(tmp_path, recipe).missing[0]
     environment(tmp_path / "environment", "torch", "deepspeed")
     assert readiness(tmp_path, recipe).missing == ()
     other = readiness(tmp_path, recipe, "backend={name: deepspeed, version: '0.16'}").doubtful

@@ -20,6 +20,7 @@ from llmlaunch.cli.planning import (
     planned,
     replan_option,
     say_why_not,
+    steps_to_submit,
     verbose_option,
     warn_of_script_inputs,
     warn_of_what_is_missing,
@@ -100,7 +101,7 @@ def check_command(
     if not isinstance(job, ExistingJob):
         return _end_undecided(job, verbose, as_json)
     return _end_check(
-        job.run, _reading_notes(job), lambda: _steps_of_script(job), warn_of_script_inputs, verbose, as_json
+        job.run, _reading_notes(job), lambda: _steps_of_script(job, cluster), warn_of_script_inputs, verbose, as_json
     )
 
 
@@ -248,22 +249,18 @@ def _readiness_notes(run: PlannedRun) -> list[str]:
 
 def _steps_of_recipe(run: PlannedRun, words: tuple[str, ...]) -> Steps:
     """Return what to type after `check` of a recipe, whose arguments are `words`."""
-    if not run.plan.good:
-        return mending_steps(run)
-    if run.recipe.techniques.what_ifs or run.plan.unrendered:
-        return []
-    missing = (*run.readiness.missing, *run.slurm_request.missing)
-    return [(to_type("submit", *words), "after fixing the warnings above" if missing else "")]
+    return steps_to_submit(run, words) if run.plan.good else mending_steps(run)
 
 
-def _steps_of_script(job: ExistingJob) -> Steps:
-    """Return what to type after `check` of a script or of arguments."""
+def _steps_of_script(job: ExistingJob, cluster: str | None) -> Steps:
+    """Return what to type after `check` of a script or of arguments, with the cluster that was named."""
     if not job.run.plan.good:
         return mending_steps(job.run)
     source = job.source
     if source.reading.not_rendered is not None or not source.path.is_file():
         return []
-    return [(to_type("init", "--from", source.path), "makes a recipe of it, for llmlaunch submit")]
+    named = () if cluster is None else ("--cluster", cluster)
+    return [(to_type("init", "--from", source.path, *named), "makes a recipe of it, for llmlaunch submit")]
 
 
 def _qualification_lines(run: PlannedRun) -> list[str]:

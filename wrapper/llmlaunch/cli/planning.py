@@ -37,6 +37,7 @@ __all__ = [
     "render_command",
     "replan_option",
     "say_why_not",
+    "steps_to_submit",
     "verbose_option",
     "warn_of_readiness",
     "warn_of_script_inputs",
@@ -102,7 +103,7 @@ def warn_of_script_inputs(run: PlannedRun) -> None:
 
 def _warn_of_missing(run: PlannedRun) -> None:
     for sentence in (*run.readiness.missing, *run.slurm_request.missing):
-        notify(f"warning: {sentence} (submit refuses without it)")
+        notify(f"warning: {sentence} (submit refuses until this is fixed)")
 
 
 def note_doubts(*parts: Readiness) -> None:
@@ -123,6 +124,15 @@ def say_why_not(run: PlannedRun) -> int:
         notify(f"error: {reason}")
         return reason.exit_code
     return 0
+
+
+def steps_to_submit(run: PlannedRun, words: tuple[str, ...]) -> Steps:
+    """Return the command that submits a plan that may run; none where no backend runs it. `words` are the recipe and
+    its overrides."""
+    if run.recipe.techniques.what_ifs or run.plan.unrendered:
+        return []
+    missing = (*run.readiness.missing, *run.slurm_request.missing)
+    return [(to_type("submit", *words), "after fixing the warnings above" if missing else "")]
 
 
 def mending_steps(run: PlannedRun) -> Steps:
@@ -195,11 +205,13 @@ def plan_command(
         print_json(run.json | {"neighbours": [neighbour.as_json() for neighbour in neighbours]} | extra)
     else:
         _show_plan(run, neighbours, front, verbose)
+    if run.plan.good:
+        warn_of_what_is_missing(run)
     code = say_why_not(run)
     if code == 0 and locks:
         notify(f"wrote {run.write_lock()}; commit it beside the recipe: check, render and submit keep to it")
     if not as_json:
-        steps = [(to_type("submit", recipe, *overrides), "")] if code == 0 else mending_steps(run)
+        steps = steps_to_submit(run, (recipe, *overrides)) if code == 0 else mending_steps(run)
         more = [] if verbose else [(to_type("plan", recipe, *overrides, "-v"), "every layout and reason")]
         say_next(*steps, *more)
     return code

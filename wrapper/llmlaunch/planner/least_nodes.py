@@ -23,6 +23,7 @@ from llmlaunch.memory.moments import state_terms, transient_terms
 from llmlaunch.memory.peak import StateSums, TransientSums, device_bytes
 from llmlaunch.memory.states import states
 from llmlaunch.planner.legality import technique_legality
+from llmlaunch.planner.pricing_budget import SPLIT_SHARE, count_candidates
 from llmlaunch.planner.search_space import (
     MOST_CONTEXT,
     MOST_UNEVEN_CHUNKS,
@@ -357,13 +358,20 @@ class _Table:
         return least
 
     def _transient(self, step: int, ranks: _Ranks) -> TransientSums:
+        self._count(ranks)
         job, rows = ranks.columns(self._setting, self._space, self._splits, step, self._states[0])
         return TransientSums.of(job, rows, transient_terms(job, rows))
 
     def _model_states(self, state: int, ranks: _Ranks) -> StateSums:
+        self._count(ranks)
         job, rows = ranks.columns(self._setting, self._space, self._splits, 0, state)
         model_states = states(job, rows)
         return StateSums.of(job, rows, state_terms(job, rows, model_states), model_states)
+
+
+    def _count(self, ranks: _Ranks) -> None:
+        """Count ranks before they are priced, many together; whole matrices of an optimizer are packed one by one."""
+        count_candidates(len(ranks.rows) * (1.0 if self._setting.recipe.training.muon else SPLIT_SHARE))
 
 
 def _nothing(model_states: StateSums) -> TransientSums:

@@ -100,7 +100,7 @@ def _packages(recipe: Recipe, python: Path, environment: Mapping[str, str]) -> I
         if _prepared(recipe, environment):
             yield doubtful(KEY, f"{absent}, unless setup lines or PYTHONPATH add it; install it, or name another")
         else:
-            yield missing(KEY, f"{absent}; install it there, or name the interpreter of the training environment")
+            yield missing(KEY, f"{absent}; install what is missing, or name the training environment's interpreter")
     stated = recipe.backend.version
     folders = _package_folders(python) or ()
     distributions = [path for folder in folders for path in folder.glob("deepspeed-*.dist-info")]
