@@ -65,6 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tight.yaml").write_text(safe.replace("layout: auto\n", ONE_LAYOUT))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MEGATRON_LM_PATH", raising=False)
+    monkeypatch.setenv("LLMLAUNCH_PYTHON", sys.executable)  # has torch, unlike the first on some PATHs
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(planning, "waiting_for", lambda _: contextlib.nullcontext())  # how long differs
     return tmp_path

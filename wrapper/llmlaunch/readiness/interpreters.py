@@ -80,7 +80,7 @@ def _unnamed(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Finding
 def _candidates(environment: Mapping[str, str]) -> list[Path]:
     """Return what the job would try on this machine where the recipe names no interpreter."""
     names = [environment[INTERPRETER_VARIABLE]] if environment.get(INTERPRETER_VARIABLE) else ["python3", "python"]
-    paths = [shutil.which(name, path=environment.get("PATH")) for name in names]
+    paths = [shutil.which(name, path=environment.get("PATH", "")) for name in names]
     return [Path(path) for path in dict.fromkeys(paths) if path is not None]
 
 
