@@ -75,7 +75,8 @@ def test_a_recipe_is_started_checked_planned_and_rendered(installed: Path, empty
     assert rendered.returncode == 0, rendered.stderr
     for script in ("job.sbatch", "train.sh"):
         assert run(["bash", "-n", f"run/{script}"], empty).returncode == 0
-    dry = llmlaunch(installed, empty, "submit", "llama3-70b.yaml", "--dry-run", "--full")
+    checkout = "backend.path=/no-such-file-system/Megatron-LM"
+    dry = llmlaunch(installed, empty, "submit", "llama3-70b.yaml", checkout, "--dry-run", "--full")
     assert dry.returncode == 0, dry.stderr
     assert "#SBATCH --nodes=64" in dry.stdout
     report = llmlaunch(installed, empty, "report", "run", "--html", "report.html")
