@@ -19,9 +19,9 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.facts import Gathering
 from llmlaunch.memory.gathering import gathered
 from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.modules import ModuleSplit
 from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.models.huggingface.written import config_of
-from llmlaunch.models.modules import ModuleSplit
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.recipe.load import load_recipe
 

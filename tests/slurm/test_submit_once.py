@@ -251,7 +251,7 @@ def test_test_only_says_what_sbatch_says_and_submits_nothing(slurm: Cluster, tmp
 def test_from_a_refusal_to_a_job_as_a_person_types_it(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
     recipe = ROOT / "recipes" / "llama3-8b.yaml"
     run_dir = tmp_path / "run"
-    own = ("submit", recipe, "nodes=2")
+    own = ("submit", recipe, "nodes=2", "backend.path=/no-such-file-system/Megatron-LM")
     tried = llmlaunch(*own, "slurm.partition=nope", "--test-only", code=4).stderr
     assert "sbatch: invalid partition specified: nope" in tried
     assert "Name a partition that you may use (slurm: {partition: NAME}" in tried

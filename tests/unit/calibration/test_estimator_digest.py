@@ -20,7 +20,7 @@ import llmlaunch.calibration.cases
 print(json.dumps([m.__file__ for name, m in sys.modules.items() if name.startswith("llmlaunch") and m.__file__]))
 """
 # What pricing a record loads and no price depends on.
-SHARED = ("__init__.py", "assets.py", "columns.py", "errors.py", "frozen.py", "units.py")
+SHARED = ("__init__.py", "assets.py", "columns.py", "errors.py", "frozen.py", "units.py", "user_data.py")
 ASIDE = (*SHARED, "causes/", "documents/", "cluster/", "calibration/records.py", "rundir/")
 
 

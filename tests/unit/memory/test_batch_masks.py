@@ -10,11 +10,14 @@ from shapes import LLAMA3_8B, MIXTRAL, job_of
 
 from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
+from llmlaunch.memory.activations import kept_activations
 from llmlaunch.memory.batch_masks import arriving_mask, kept_masks
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import all_ranks
+from llmlaunch.memory.loss import final_norm, logits
+from llmlaunch.memory.moments import transient_terms
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 
@@ -54,6 +57,18 @@ def test_a_context_rank_gets_the_whole_mask_and_copies_its_share() -> None:
     assert arriving(Layout(context=4), freed=2.0 * SQUARE) == [SQUARE / 4]  # which is there while the loss is computed
 
 
+def test_a_mask_arrives_before_there_are_activations_and_logits() -> None:
+    """Of one small layer: less than the mask, which is larger when it arrives than while the loss is computed."""
+    layout, shape = Layout(context=4), replace(LLAMA3_8B, num_layers=1, vocab_size=1024)
+    job = job_of(shape, layout, MASKS, length=LENGTH)
+    rows = all_ranks(job, LayoutColumns.of([layout]))
+    parts = [float(part(job, rows)[0]) for part in (kept_activations, final_norm, logits)]
+    assert min(parts) > 0
+    masks = float(transient_terms(job, rows).moments[0]["attention_masks"][0])
+    assert masks == pytest.approx(SQUARE + SQUARE / 4 - sum(parts), abs=1)
+    assert masks > SQUARE / 4
+
+
 def test_only_ranks_that_get_batches_have_one() -> None:
     assert arriving(Layout(pipeline=4)) == [SQUARE, 0, 0, SQUARE]
 
@@ -83,10 +98,13 @@ BATCHES = 4 * 40 * LENGTH
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_each_worker_makes_its_mask_of_two_fp32_squares_before_there_are_batches(workers: int) -> None:
+@pytest.mark.parametrize("samples", [1, 4])
+def test_each_worker_makes_its_mask_of_two_fp32_squares_before_there_are_batches(workers: int, samples: int) -> None:
     """Of four processes; a kept mask is there beside batches, of which each has its own copy."""
-    layout = Layout(context=4)
-    made, beside = 4 * 8 * SQUARE * workers, 4 * SQUARE * (3 * workers + 1) + (2 * workers + 1) * BATCHES
+    layout = Layout(context=4, micro_batch_size=samples)
+    loaded = (2 * workers + 1) * samples
+    made, beside = 4 * 8 * SQUARE * workers, 4 * SQUARE * (loaded + workers) + loaded * BATCHES
+    assert (made > beside) == (samples == 1)
     assert host_bytes(layout, attention_masks=True, loader_workers=workers) == max(made, beside)
 
 

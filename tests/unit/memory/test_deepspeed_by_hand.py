@@ -163,6 +163,31 @@ def test_experts_are_gathered_where_they_alone_rest_in_shards() -> None:
     assert parameter_bytes(Techniques(offload_parameters=True)) == 2 * (rest + experts)
 
 
+@pytest.mark.parametrize("rank", [0, 8])
+@pytest.mark.parametrize("expert", [8, 4])
+def test_what_a_stage_gathers_arrives_in_buffers_where_several_devices_share_it(rank: int, expert: int) -> None:
+    """Eight layers of Mixtral, with adapters or without: eight devices share what is no expert; 8 / expert devices
+    share each expert, so that nobody shares those of expert 8, which are there once, here or copied from the host."""
+    h, layout = H, Layout(pipeline=4, data=8, expert=expert, zero_stage=3)
+    adapters = Adapters(rank) if rank else None
+    dense = 8 * (2 * h * h + 2 * h * 1024 + 8 * h + 2 * h + rank * (2 * (h + h) + 2 * (h + 1024)))
+    experts, group = 8 * (8 // expert) * 3 * (h * F + rank * (h + F)), 8 // expert
+
+    def parameter_bytes(offload: bool = False, sequential: bool = False, secondary: int = 1) -> float:
+        gathering = replace(EVERYTHING, sequential=sequential)
+        facts = replace(deepspeed_facts(), gathering=gathering, secondary_ranks=secondary)
+        techniques = Techniques(adapters=adapters, offload_parameters=offload)
+        job = job_of(MIXTRAL, layout, facts, techniques, N, 1)
+        return float(states(job, all_ranks(job, LayoutColumns.of([layout]))).parameters[1])
+
+    shards, shared = dense / 8 + experts / group, experts if group > 1 else 0
+    assert parameter_bytes() == 2 * (shards + 2 * dense + 2 * shared)
+    assert parameter_bytes(sequential=True) == 2 * (shards + dense + shared)
+    assert parameter_bytes(offload=True) == 2 * (2 * dense + experts + shared)
+    assert parameter_bytes(offload=True, sequential=True) == 2 * (dense + experts)
+    assert parameter_bytes(secondary=8) - parameter_bytes() == 2 * (dense + experts) / 8
+
+
 def test_gate_and_up_are_two_parameters_but_in_families_that_fuse_them() -> None:
     """With a table smaller than either: the largest parameter decides buffers and norms."""
     shape = replace(LLAMA3_8B, vocab_size=1000)

@@ -13,7 +13,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.facts import Gathering, MemoryFacts
 from llmlaunch.memory.gathering import gathered
-from llmlaunch.models.modules import ModuleSplit
+from llmlaunch.memory.modules import ModuleSplit
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 

@@ -10,7 +10,7 @@ from shapes import LLAMA2_7B, LLAMA3_8B
 from llmlaunch.memory import gathering
 from llmlaunch.memory.facts import Gathering
 from llmlaunch.memory.gathering import gathered
-from llmlaunch.models.modules import ModuleSplit, modules_of
+from llmlaunch.memory.modules import ModuleSplit, modules_of
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.presets import load_preset, preset_names
 from llmlaunch.models.shape import ModelShape, MoeShape

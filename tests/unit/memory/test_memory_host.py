@@ -109,6 +109,21 @@ def test_offloaded_activations_are_what_the_device_no_longer_keeps() -> None:
     assert moved.host_terms["offloaded_activations"] == pytest.approx(8 * difference, rel=1e-6)
 
 
+def offloaded_activations(job: Job, heads: int) -> int:
+    job = replace(job, shape=replace(LLAMA3_8B, mtp_num_layers=heads))
+    return estimate(job, Layout(data=8), node=NODE).host_terms["offloaded_activations"]
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_prediction_heads_layer_leaves_the_device_like_each_of_the_decoders(pinned: bool) -> None:
+    """One layer's stay on the device."""
+    facts = megatron_facts()
+    facts = replace(facts, host=replace(facts.host, activations_pinned=pinned))
+    job = Job(LLAMA3_8B, WORK, facts, techniques=Techniques(offload_modules=("core_attn",)))
+    without, one = (offloaded_activations(job, heads) for heads in (0, 1))
+    assert one / 32 == without / 31 > 0
+
+
 def test_the_loader_holds_five_batches_and_masks_where_it_makes_them() -> None:
     """On one rank of each tensor-parallel group: four of eight at tensor 2."""
     layout = Layout(tensor=2, data=4, micro_batch_size=2)

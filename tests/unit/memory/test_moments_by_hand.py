@@ -38,7 +38,7 @@ from llmlaunch.memory.workspace import (
     recomputed_layer,
 )
 from llmlaunch.models.parameters import count_parameters
-from llmlaunch.models.shape import ModelShape
+from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.units import GIB
 
@@ -376,17 +376,24 @@ def test_a_nodes_host_holds_states_of_a_mixture_and_its_adapters() -> None:
     assert host_terms(*megatron, NODE)["checkpoint"][0] == pytest.approx((12 * 0.25 + 2) * rest)
 
 
-def test_pinned_states_of_a_mixture_are_rounded_parameter_by_parameter() -> None:
-    job, rows = job_and_rows(MIXTRAL, EXPERTS_SPLIT, megatron_facts(), Techniques(offload_optimizer=1.0))
+@pytest.mark.parametrize(("zero_stage", "of_dense", "of_experts"), [(0, 1, 1), (1, 8, 4)])
+@pytest.mark.parametrize("dense_layers", [0, 4])
+def test_pinned_states_of_a_mixture_are_rounded_parameter_by_parameter(
+    zero_stage: int, of_dense: int, of_experts: int, dense_layers: int
+) -> None:
+    shape = replace(MIXTRAL, moe=MoeShape(8, 2, 14336, 0, (0,) * dense_layers + (1,) * (32 - dense_layers)))
+    layout = replace(EXPERTS_SPLIT, zero_stage=zero_stage)
+    job, rows = job_and_rows(shape, layout, megatron_facts(), Techniques(offload_optimizer=1.0))
     counts = rank_parameters(job, rows)
-    shards = counts.dense[0] / 8 + counts.expert[0] / 4
-    _, mixture, experts = (float(each[0]) for each in layer_parameters(job, rows))
-    layers = rows.moe_layers[0] * (mixture / 8 + experts / 4)
+    shards = counts.dense[0] / of_dense + counts.expert[0] / of_experts
+    dense, mixture, experts = (float(each[0]) for each in layer_parameters(job, rows))
+    layers = (dense_layers * dense + (32 - dense_layers) * mixture) / of_dense
+    layers += (32 - dense_layers) * experts / of_experts
 
     def rounded(elements: float) -> float:
         return float(2 ** np.ceil(np.log2(4 * elements)) / (4 * elements))
 
-    first_of_experts, table = 2 * 2 * 4096 * 14336 / 4, 32000 * 4096 / 2 / 8
+    first_of_experts, table = 2 * 2 * 4096 * 14336 / of_experts, 32000 * 4096 / 2 / of_dense
     pinned = layers * rounded(first_of_experts) + (shards - layers) * rounded(table)
     host = host_terms(job, rows, NODE)["offloaded_optimizer"][0]
     assert host == pytest.approx(8 * shards + 8 * pinned)

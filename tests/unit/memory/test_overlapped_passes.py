@@ -58,7 +58,13 @@ def test_nothing_is_paired_where_micro_batches_come_one_after_the_other() -> Non
 
 @pytest.mark.parametrize(
     ("layout", "rank", "microbatches"),
-    [(ALONE, 0, 1), (STAGES, 0, 2), (replace(STAGES, pipeline=4), 0, 5), (replace(STAGES, pipeline=4), 3, 2)],
+    [
+        (ALONE, 0, 1),
+        (STAGES, 0, 2),
+        (replace(STAGES, pipeline=3, layers_by_stage=(6, 6, 5, 5, 5, 5)), 1, 3),
+        (replace(STAGES, pipeline=4), 0, 5),
+        (replace(STAGES, pipeline=4), 3, 2),
+    ],
 )
 def test_a_warm_up_that_takes_all_forward_passes_leaves_none_to_pair(
     layout: Layout, rank: int, microbatches: int

@@ -13,12 +13,13 @@ from llmlaunch.calibration.support import Lessons, Rehearsal
 from llmlaunch.layout import Layout
 from llmlaunch.planner.fallbacks import find_fallbacks
 from llmlaunch.planner.headroom import search_with_headroom, stated_risk_at, with_headroom
-from llmlaunch.planner.plan import SAFE, Candidate, JobLength, plan_json
+from llmlaunch.planner.plan import Candidate, JobLength, plan_json
 from llmlaunch.planner.planning import make_plan, make_sized_plan
 from llmlaunch.planner.preference import headroom_rule
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.units import GIB
+from llmlaunch.verdicts import SAFE
 from support.plans import gallery_setting, plan_of
 
 ONE_PERCENT, THREE_PERCENT = 0.01, 0.03
@@ -155,17 +156,22 @@ def test_the_rule_leaves_alone_what_it_is_not_about(override: str) -> None:
     assert make_plan(setting).fuller is None
 
 
-def test_memory_risk_stays_a_limit() -> None:
+@pytest.mark.parametrize("name", ["llama3-70b", "mixtral-8x7b"])
+def test_memory_risk_stays_a_limit(name: str) -> None:
     """A higher risk makes more layouts safe, and the rule applies to what is then planned; a low one leaves it nothing
-    to do."""
-    usual, bold = plan_of("gemma2-9b"), plan_of("gemma2-9b", "memory.risk=0.1")
+    to do. The runs behind both limits are the same ones: a risk that a class bounds by itself may have a lower limit
+    than one for which it is pooled wider."""
+    usual, bold = plan_of(name), plan_of(name, "memory.risk=0.1")
+    assert usual.limit.evidence is not None
+    assert bold.limit.evidence is not None
+    assert usual.limit.evidence.shortfalls == bold.limit.evidence.shortfalls
     assert usual.limit.limit_bytes < bold.limit.limit_bytes
     for plan in (usual, bold):
         assert plan.stated_risk is not None
         assert plan.stated_risk <= ONE_PERCENT
         assert plan.fuller is not None
-    careful = plan_of("llama3-70b", "memory.risk=0.01")
-    assert careful.device_bytes <= careful.limit.limit_bytes < plan_of("llama3-70b").limit.limit_bytes
+    careful = plan_of(name, "memory.risk=0.01")
+    assert careful.device_bytes <= careful.limit.limit_bytes < usual.limit.limit_bytes
     assert careful.fuller is None
 
 

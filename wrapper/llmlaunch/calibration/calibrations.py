@@ -36,7 +36,10 @@ MODULES = (
     *("layout.py", "techniques.py", "workload.py"),
     *(
         f"backends/{name}.py"
-        for name in ("deepspeed/facts", "deepspeed/megatron_deepspeed_facts", "fsdp", "megatron/facts")
+        for name in (
+            *("deepspeed/facts", "deepspeed/megatron_deepspeed_facts", "deepspeed/zero_settings"),
+            *("fsdp", "megatron/facts"),
+        )
     ),
     *(f"calibration/{name}.py" for name in ("cases", "completion", "megatron_records", "trainers")),
     *("cluster/accelerators.json", "cluster/cards.py"),

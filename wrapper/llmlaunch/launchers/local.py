@@ -150,11 +150,19 @@ def _process(submission: Submission) -> psutil.Process | None:
 def _works_in(process: psutil.Process, run_dir: Path) -> bool:
     """Whether a process of ours was started as the job of `run_dir`; one that was moved since is told by its folder."""
     try:
-        started_in = process.environ().get(_RUN_DIR)
+        started_in = _environment(process).get(_RUN_DIR)
         ours = process.uids().real == os.getuid()
         return ours and started_in is not None and (started_in == str(run_dir) or run_dir.samefile(process.cwd()))
     except (psutil.Error, OSError):
         return False
+
+
+def _environment(process: psutil.Process) -> Mapping[str, str]:
+    """Return the environment of a process; for an instant after its start it reads as empty, so it is read again."""
+    deadline = time.monotonic() + 2 * _POLL_SECONDS
+    while not (found := process.environ()) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS / 10)
+    return dict(found)
 
 
 _POLL_SECONDS = 0.1

@@ -21,7 +21,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.memory.facts import Gathering
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.models.modules import Module, ModuleSplit, modules_of
+from llmlaunch.memory.modules import Module, ModuleSplit, modules_of
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Adapters
 

@@ -441,10 +441,9 @@ def leaves_device(job: Job, rows: RankColumns) -> bool:
 
 def on_device(job: Job, rows: RankColumns, saved_bytes: FloatColumn, layer_bytes: FloatColumn) -> FloatColumn:
     """Return the part of `saved_bytes`, the activations of all layers of a rank over the micro-batches in flight, that
-    does not wait in host memory. `layer_bytes` are those of its largest layer, for one micro-batch."""
+    does not wait in host memory, where anything `leaves_device`. `layer_bytes` are those of its largest layer, for one
+    micro-batch."""
     techniques = job.techniques
-    if not leaves_device(job, rows):
-        return saved_bytes
     layers = np.maximum(rows.dense_layers + rows.moe_layers, 1.0)
     left = _first_layers(rows, layers, _checkpoints(job, rows, saved_bytes, layer_bytes), layer_bytes)
     # The rounding buffers hold a layer each; what is not swapped is recomputed into them (MEMO, Zhao et al. 2025,

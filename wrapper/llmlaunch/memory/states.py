@@ -272,7 +272,7 @@ def _gathered(
     """Return the parameters that ZeRO 3 has gathered, the shards beside them (counted in CPU runs, DeepSpeed 0.19.8):
     at most all, and as many again where they arrive in buffers of several. The step finds most of them released, but
     their memory belongs to the stream that gathers. A group of one device has nothing to gather, but copies what rests
-    on the host all the same (deepspeed/runtime/zero/partition_parameters.py `NoGatherHandle` and
+    on the host all the same, without such buffers (deepspeed/runtime/zero/partition_parameters.py `NoGatherHandle` and
     `NoGatherCoalescedHandle`, 0.19.8); experts may rest in shards where nothing else does, for tensor-parallel ranks
     that hold the same ones share them, too. Without `memory_efficient_linear` autograd saves a view of each gathered
     weight, which outlives the parameter's release (torch.nn.functional.linear, 2.13; counted in
@@ -283,20 +283,21 @@ def _gathered(
     dense, on_host = counts.dense, job.techniques.offload_parameters
     if job.techniques.adapters is not None:  # no backward pass reads a frozen embedding
         dense = dense - np.where(rows.first & ~np.asarray(job.shape.tied_embeddings), tables(job, rows)[0], 0.0)
-    whole = dense * ((dense_group > 1) | on_host) + counts.expert * ((expert_group > 1) | on_host)
+
+    def arriving(dense: FloatColumn, expert: FloatColumn, copied: bool) -> FloatColumn:
+        return dense * ((dense_group > 1) | copied) + expert * ((expert_group > 1) | copied)
+
+    whole = arriving(dense, counts.expert, on_host)
     if facts.gathering is None:
         most = np.minimum(whole, counts.largest_layer)
     else:
-        copies = np.where((dense_group > 1) & (not facts.gathering.sequential), 2.0, 1.0)
-        most = np.minimum(copies * (whole + _adapters_gathered(job, rows, dense_group)), gathered_elements(job, rows))
+        adapters, experts_adapters = adapter_parameters(job, rows)
+        every = dense + adapters, counts.expert + experts_adapters
+        buffers = 0.0 if facts.gathering.sequential else arriving(*every, False)
+        most = np.minimum(arriving(*every, on_host) + buffers, gathered_elements(job, rows))
     if facts.gathered_weights_kept:
         most = np.where(rows.layouts.recompute == RECOMPUTE_FULL, most, np.maximum(whole, most))
     return np.where(rows.layouts.zero_stage >= 3, facts.parameter_bytes * most, 0.0)
-
-
-def _adapters_gathered(job: Job, rows: RankColumns, group: FloatColumn) -> FloatColumn:
-    dense, expert = adapter_parameters(job, rows)
-    return (dense + expert) * ((group > 1) | job.techniques.offload_parameters)
 
 
 ROUNDING_BYTES = 8.0

@@ -31,7 +31,7 @@ __all__ = ["Hint", "faster_choices"]
 
 LEAST_GAIN = 0.02  # what a model of time can tell apart, and is worth a change
 MOST_HINTS = 3
-HINT_CANDIDATES = 40_000  # of each kind of hint (`pricing_budget`)
+HINT_CANDIDATES = 100_000  # of each kind of hint (`pricing_budget`); a search of a whole space is some 40 000
 MOST_CHANGE_OF_BATCH = 0.125  # a batch further away is another training
 # What the search for the best batch keeps of the chosen layout, so that it prices some hundred rows. What is planned
 # for that batch is searched in the whole space.

@@ -182,7 +182,7 @@ def _searched(setting: Setting, incumbents: Incumbents, exact: int) -> SearchRes
     )
     if not whole and not incumbents.safe_alone and incumbents.none:
         priced = _roomiest(even, priced.rows.rows, exact)
-    _add_evidence(even, priced.rows)
+    priced = _with_evidence(even, priced)
     points = _points_with(even, priced.rows, uneven)
     filled = filled_share(setting, points.rows)
     rehearsed = rehearsals_of_points(setting, points)
@@ -224,9 +224,10 @@ def _with_measured_steps(points: Points, measured: Mapping[int, MeasuredStep]) -
     return replace(points, rows=replace(points.rows, step_seconds=seconds))
 
 
-def _add_evidence(offer: Offer, rows: GatheredRows) -> None:
-    """Add the points that runs and rehearsals were of, which may be better than any bound says."""
-    setting, space = offer.setting, offer.space
+def _with_evidence(offer: Offer, priced: Priced) -> Priced:
+    """Add to the rows the points that runs and rehearsals were of, which may be better than any bound says. They count
+    as priced, and no more among those that were not."""
+    setting, space, rows, added = offer.setting, offer.space, priced.rows, 0
     evidence: list[Rehearsal | MeasuredStep] = [*setting.lessons.rehearsals, *setting.lessons.measured_steps]
     for of_layout in evidence:
         splits = np.flatnonzero(same_split(offer.splits, of_layout.layout))
@@ -241,6 +242,10 @@ def _add_evidence(offer: Offer, rows: GatheredRows) -> None:
             known = set(_identities(rows.rows.take(np.isin(rows.rows.split, splits))))
             fresh = [place not in known for place in _identities(more)]
             rows.add(more.take(np.array(fresh, dtype=np.bool_)))
+            added += sum(fresh)
+    outpaced = max(priced.outpaced - added, 0)
+    overfull = max(priced.overfull - (added - (priced.outpaced - outpaced)), 0)
+    return replace(priced, overfull=overfull, outpaced=outpaced)
 
 
 def _identities(rows: Rows) -> Iterator[tuple[int, ...]]:

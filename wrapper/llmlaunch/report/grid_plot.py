@@ -49,8 +49,8 @@ REFUSED: Colour = (236, 236, 239)
 
 @dataclass(frozen=True)
 class Cell:
-    """The fastest safe layout of a cell; where none is safe, the legal one that needs the least; None where a rule
-    refuses all, and `refused` is then that rule's key and sentence."""
+    """The fastest safe layout of a cell, or the chosen one; where none is safe, the legal one that needs the least;
+    None where a rule refuses all, and `refused` is then that rule's key and sentence."""
 
     best: Candidate | None = None
     safe: bool = False
@@ -74,19 +74,24 @@ class Grid:
 
 def write_grid_plot(setting: Setting, result: SearchResult, plan: Plan, path: Path) -> None:
     """Write the heat map to `path`, whose name ends in .svg. Raises UserError where it cannot be written."""
-    write_svg(path, lambda: grid_svg(setting.recipe, plan, grid_of(setting, result)))
+    write_svg(path, lambda: grid_svg(setting.recipe, plan, grid_of(setting, result, plan)))
 
 
-def grid_of(setting: Setting, result: SearchResult) -> Grid:
+def grid_of(setting: Setting, result: SearchResult, plan: Plan | None = None) -> Grid:
     """The rows with the fastest safe layouts and those closest to fitting, every micro-batch size up to twice the
-    largest that is safe in one of them."""
+    largest that is safe in one of them. The cell of what a `plan` chose holds that, also where a fuller layout there is
+    faster."""
     split = any(np.any(getattr(result.points.splits, name) > 1) for name in SPLIT)
     fields = SPLIT if split else ZERO
     best = _best(setting, result, fields)
+    chosen: Row = ()
+    if plan is not None and plan.safe:
+        chosen = tuple(int(getattr(plan.layout, name)) for name in fields)
+        best[chosen, int(plan.layout.micro_batch_size)] = Cell(plan.chosen, safe=True)
     by_row: dict[Row, list[Cell]] = {}
     for (row, _), cell in best.items():
         by_row.setdefault(row, []).append(cell)
-    rows = sorted(_kept(by_row), key=lambda row: (_group(fields, row), row))
+    rows = sorted(_kept(by_row, chosen), key=lambda row: (_group(fields, row), row))
     largest = max((m for (row, m), cell in best.items() if row in rows and cell.safe), default=1)
     columns = sorted({m for (row, m) in best if row in rows and m <= 2 * largest})
     cells = {(row, m): best.get((row, m)) or _refused(setting, fields, row, m) for row in rows for m in columns}
@@ -125,10 +130,11 @@ def _numbered(points: Points, name: str) -> tuple[int, NarrowColumn]:
     return len(different), place.astype(np.int32)[index.get(name, points.rows.split)]
 
 
-def _kept(by_row: Mapping[Row, Sequence[Cell]]) -> list[Row]:
+def _kept(by_row: Mapping[Row, Sequence[Cell]], chosen: Row) -> list[Row]:
+    """The rows of a picture: the chosen one, and those that are the fastest or closest to fitting."""
     fastest = {row: [c.best.step_seconds for c in cells if c.best and c.safe] for row, cells in by_row.items()}
     least = {row: min(c.best.device_bytes for c in by_row[row] if c.best) for row in by_row if not fastest[row]}
-    safe = sorted((row for row in by_row if fastest[row]), key=lambda row: (min(fastest[row]), row))
+    safe = sorted((row for row in by_row if fastest[row]), key=lambda row: (row != chosen, min(fastest[row]), row))
     unsafe = sorted(least, key=lambda row: (least[row], row))
     return [*safe[:MOST_SAFE], *unsafe[:MOST_UNSAFE]]
 
@@ -176,7 +182,7 @@ def grid_svg(recipe: Recipe, plan: Plan, grid: Grid) -> str:
 def _remarks(grid: Grid, plan: Plan) -> list[str]:
     remarks = [
         f"In each cell: GiB of {plan.estimate.peak_kind} memory on the worst pipeline rank, and seconds a step, of the "
-        "fastest safe layout there;",
+        "fastest safe layout there, or of the chosen one;",
         "where none is safe, of the one that needs the least. Data parallelism takes the devices that are left.",
     ]
     if len(grid.rows) < grid.of_rows:

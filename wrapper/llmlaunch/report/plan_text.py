@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.memory.estimator import RankEstimate
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_text",
-    "explained_text",
     "front_text",
     "headroom_sentence",
     "neighbour_row",
@@ -394,39 +392,6 @@ def _after_checkpoint(recipe: Recipe, fallback: Fallback) -> str:
         whose = (f"{place}." if place else "the planned layout" for place, able in enumerate(fallback.loads) if able)
         return "from the last checkpoint" if all(fallback.loads) else f"from a checkpoint of {' or '.join(whose)}"
     return AFTER_CHECKPOINT[wanted]
-
-
-WIDEST = 48
-HEADS = {"argument": "arguments", "variable": "variables", "setting": "settings", "directive": "directives"}
-
-
-def explained_text(program: Iterable[str], entries: Iterable[Mapping[str, Any]]) -> str:
-    """Return one block for each file and kind of argument."""
-    lines = [f"program: {' '.join(program)}"]
-    for (file, kind), group in groupby(entries, key=lambda entry: (entry["file"], entry["kind"])):
-        lines += ["", f"{file}: {HEADS.get(kind, kind)}"]
-        for entry in group:
-            lines += _lines(entry)
-    return "\n".join(lines)
-
-
-def _lines(entry: Mapping[str, Any]) -> list[str]:
-    joined = "=" if entry["kind"] in ("variable", "directive") else " "
-    word = entry["name"] + (f"{joined}{entry['value']}" if entry["value"] else "")
-    reasons = [_reason(origin) for origin in entry["from"]] + ([entry["why"]] if entry["why"] else [])
-    first, *others = reasons or ["llmlaunch"]
-    if len(word) > WIDEST:
-        return [f"  {word}", *(f"  {'':{WIDEST}}  {reason}" for reason in (first, *others))]
-    return [f"  {word:{WIDEST}}  {first}", *(f"  {'':{WIDEST}}  {reason}" for reason in others)]
-
-
-def _reason(origin: Mapping[str, Any]) -> str:
-    place = f" ({origin['place']})" if origin["place"] else ""
-    if origin["source"] in ("recipe", "default"):
-        return f"{origin['said']}{place}"
-    if origin["source"] == "command line":
-        return f"{origin['said']} (on the command line)"
-    return f"{origin['key']}: {origin['said']}{place}"
 
 
 LEAST_GAIN = 0.0005  # of a step: what is worth naming

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.deepspeed.zero_settings import ZeroSettings, settings_of_record, stated_settings
+from llmlaunch.backends.deepspeed.stated_zero import stated_settings
+from llmlaunch.backends.deepspeed.zero_settings import ZeroSettings, settings_of_record
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks

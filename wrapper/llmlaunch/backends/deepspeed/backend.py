@@ -44,8 +44,9 @@ from llmlaunch.backends.deepspeed.own_settings import refuse_planned_settings, w
 from llmlaunch.backends.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.backends.deepspeed.scripts import ScriptKind, kind_of
 from llmlaunch.backends.deepspeed.setting_forms import refuse_odd_settings
+from llmlaunch.backends.deepspeed.stated_zero import setting_rules, stated_settings
 from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
-from llmlaunch.backends.deepspeed.zero_settings import ZeroSettings, recorded_settings, setting_rules, stated_settings
+from llmlaunch.backends.deepspeed.zero_settings import ZeroSettings, recorded_settings
 from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
 from llmlaunch.layout import Layout, Rule
