@@ -99,11 +99,13 @@ def test_records_that_say_nothing_are_counted_and_harm_nothing(llmlaunch: Comman
         {**record, "id": "cpu", "gpu": "cpu", "peak_kind": "resident"},
         {**record, "id": "words of a message", "peak_kind": "oom", "numbers": {"total_bytes": "much", **OTHERS}},
         {**record, "id": "a card in words", "run_state": "failed", "gpu_memory_bytes": "80GB"},
+        {**record, "id": "a number of a version", "backend_version": 0.19, "sequence_length": 2052},
+        {**record, "id": "a list of what was observed", "observed": [], "sequence_length": 2053},
     ]
     unusual = [
-        {**record, "id": "a number of a version", "backend_version": 0.19, "sequence_length": 2049},
+        {**record, "id": "a version not told", "backend_version": None, "sequence_length": 2049},
         {**record, "id": "a card not told", "gpu_memory_bytes": None, "sequence_length": 2050},
-        {**record, "id": "nothing observed", "observed": [], "sequence_length": 2051},
+        {**record, "id": "nothing observed", "observed": {}, "sequence_length": 2051},
     ]
     llmlaunch.import_records([*odd, *unusual])
     llmlaunch.import_records(site_records(1, 12))

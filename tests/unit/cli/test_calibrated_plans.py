@@ -19,6 +19,7 @@ from llmlaunch.store.calibrations import put, use
 from llmlaunch.store.database import open_store
 from llmlaunch.units import GIB
 from support.calibrated import calibration, score
+from support.checkouts import megatron_checkout
 from support.command_line import CommandLine
 from support.measured_runs import run
 from support.measured_runs import run as measured_run
@@ -26,6 +27,11 @@ from support.measured_runs import run as measured_run
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
 CARD = "h100-80gb"
 SCORES = [score(0.97 + i / 1000) for i in range(40)]
+
+
+@pytest.fixture(autouse=True)
+def megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGATRON_LM_PATH", str(megatron_checkout(tmp_path / "Megatron-LM")))
 
 
 def checked(llmlaunch: CommandLine, *overrides: str, recipe: str = RECIPE) -> dict[str, Any]:

@@ -24,6 +24,8 @@ LAYOUT = (
     "layout={tensor: 2, pipeline: 1, context: 1, micro_batch_size: 1, sequence_parallel: true, zero_stage: 1, "
     "recompute: none, offload_modules: [], offload_layers: 0, offload_optimizer: 0}"
 )
+NEAR = "memory.limit=0.66"  # 2.9 GiB more than is predicted: what an argument takes could matter
+UNKNOWN = ("backend={name: megatron-lm, extra_args: [--log-params-norm]}", NEAR)
 SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs" / "schemas" / "plan.schema.json").read_text())
 MESSAGE = {"total_bytes": 79 * GIB, "process_bytes": 79 * GIB}
 
@@ -54,6 +56,11 @@ def ran(run: PlannedRun, peak_bytes: int | None, steps: int = 100, ranks: int | 
         row = {"directory": "/nowhere", "recipe_id": recipe_id, "state": state}
         put_runs(connection, {"r1": {**row, "plan_id": put_plan(connection, recipe_id, json.dumps(run.json))}})
         put_collected(connection, records)
+
+
+@pytest.fixture(autouse=True)
+def megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGATRON_LM_PATH", str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -122,17 +129,18 @@ def test_another_job_tells_nothing(llmlaunch: CommandLine, planned: PlannedRun, 
 
 def test_an_argument_that_nobody_can_price_is_part_of_the_job(llmlaunch: CommandLine) -> None:
     """A run with it answers for it, and a run without it tells nothing of a job with it."""
-    unknown = "backend={name: megatron-lm, extra_args: [--log-params-norm]}"
-    assert checked(llmlaunch, unknown, code=3)["verdict"] == "tight"
-    ran(plan(RECIPE, [LAYOUT, unknown]), 60 * GIB)
-    assert checked(llmlaunch, unknown)["verdict"] == "safe"
+    assert checked(llmlaunch, *UNKNOWN, code=3)["verdict"] == "tight"
+    ran(plan(RECIPE, [LAYOUT, *UNKNOWN]), 50 * GIB)
+    assert checked(llmlaunch, *UNKNOWN)["verdict"] == "safe"
+    assert checked(llmlaunch, NEAR)["memory"]["rehearsed"] is None
     assert checked(llmlaunch)["memory"]["rehearsed"] is None
 
 
 def test_a_run_without_an_unknown_argument_does_not_answer_for_it(llmlaunch: CommandLine, planned: PlannedRun) -> None:
-    ran(planned, 60 * GIB)
-    unknown = "backend={name: megatron-lm, extra_args: [--log-params-norm]}"
-    assert checked(llmlaunch, unknown, code=3)["verdict"] == "tight"
+    ran(planned, 50 * GIB)
+    assert checked(llmlaunch, NEAR)["memory"]["rehearsed"]["verdict"] == "safe"
+    answer = checked(llmlaunch, *UNKNOWN, code=3)
+    assert (answer["verdict"], answer["memory"]["rehearsed"]) == ("tight", None)
 
 
 def test_a_recipe_that_takes_no_calibration_takes_no_run(llmlaunch: CommandLine, planned: PlannedRun) -> None:

@@ -31,6 +31,7 @@ def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put_commands: Cal
         sbatch=f'echo "$PWD" >> {note}\necho $((100 + $(wc -l < {note})))',
         **dict.fromkeys(("squeue", "sacct", "sinfo", "scontrol", "scancel"), ""),
     )
+    monkeypatch.setenv("MEGATRON_LM_PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return note
 

@@ -32,6 +32,11 @@ PINS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGATRON_LM_PATH", str(tmp_path))
+
+
 @pytest.fixture(scope="module")
 def slow_machine() -> list[dict[str, Any]]:
     """Runs on a machine whose devices take a tenth longer."""

@@ -284,7 +284,7 @@ def explain_args_command(run: str, names: tuple[str, ...], fallback: int | None,
     """
     from llmlaunch.app.run_lookup import directory_of
     from llmlaunch.rendering.arguments_json import read_arguments
-    from llmlaunch.report.plan_text import explained_text
+    from llmlaunch.report.explained_text import explained_text
 
     directory = directory_of(run, notify)
     arguments = read_arguments(directory / f"fallback/{fallback}" if fallback else directory)
