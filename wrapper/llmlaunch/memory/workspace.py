@@ -83,11 +83,12 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
 
 def _unfused_norm_backward(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the fp32 temporaries of an unfused norm's backward pass, beyond what the MLP behind it has surely saved
-    and let go of by then; one computed in pieces has saved nothing."""
+    and let go of by then: one computed in pieces has saved its input alone (deepspeed/runtime/sequence_parallel/
+    ulysses_sp.py SequenceTiledCompute.forward, 0.19.8; traced)."""
     facts, n = job.facts, tokens(job, rows)
     saved = 2.0 * facts.activation_bytes * n * job.shape.ffn_hidden_size / rows.tensor
     if facts.mlp_chunks_recomputed and job.techniques.mlp_chunks > 1:
-        saved = np.zeros(len(rows))
+        saved = facts.activation_bytes * n * job.shape.hidden_size / sequence_split(job, rows)
     return np.asarray(facts.norm_backward_bytes * n * job.shape.hidden_size / sequence_split(job, rows) - saved)
 
 
