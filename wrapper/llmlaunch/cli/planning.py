@@ -135,6 +135,13 @@ def steps_to_submit(run: PlannedRun, words: tuple[str, ...]) -> Steps:
     return [(to_type("submit", *words), "after fixing the warnings above" if missing else "")]
 
 
+def _steps_after_plan(run: PlannedRun, words: tuple[str, ...]) -> Steps:
+    """Return the command that submits the plan; that which names what the job lacks, where `submit` would refuse."""
+    if run.readiness.missing or run.slurm_request.missing:
+        return [(to_type("check", *words), "names what the job still lacks")]
+    return steps_to_submit(run, words)
+
+
 def mending_steps(run: PlannedRun) -> Steps:
     """Return the nearest changes under which the plan may run, as overrides of what was typed."""
     from llmlaunch.planner.smallest_change import yaml_text
@@ -205,13 +212,11 @@ def plan_command(
         print_json(run.json | {"neighbours": [neighbour.as_json() for neighbour in neighbours]} | extra)
     else:
         _show_plan(run, neighbours, front, verbose)
-    if run.plan.good:
-        warn_of_what_is_missing(run)
     code = say_why_not(run)
     if code == 0 and locks:
         notify(f"wrote {run.write_lock()}; commit it beside the recipe: check, render and submit keep to it")
     if not as_json:
-        steps = steps_to_submit(run, (recipe, *overrides)) if code == 0 else mending_steps(run)
+        steps = _steps_after_plan(run, (recipe, *overrides)) if code == 0 else mending_steps(run)
         more = [] if verbose else [(to_type("plan", recipe, *overrides, "-v"), "every layout and reason")]
         say_next(*steps, *more)
     return code
