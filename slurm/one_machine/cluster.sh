@@ -24,6 +24,7 @@
 #                                    AccountingStorageEnforce); default: as SLURM is without being told [enforced]
 #   LLMLAUNCH_SLURM_REQUEUE          JobRequeue, what a job is that says neither --requeue nor --no-requeue [1]
 #   LLMLAUNCH_SLURM_GRACE_SECONDS    GraceTime of the partition `low`: from the preemption's signal to the kill [10]
+#   LLMLAUNCH_SLURM_NODE_SECONDS     SlurmdTimeout: a node that has not answered for so long is down [10]
 #   LLMLAUNCH_SLURM_AFFINITY         1: a task is bound to its CPUs (task/affinity), as `nproc` shows; 0: to none [0]
 #   LLMLAUNCH_SLURM_CGROUPS          1: jobs in cgroups (proctrack/cgroup, task/cgroup), so that the kernel bounds their
 #                                    memory; it says why where the machine has none to give, and goes on without [0]
@@ -48,6 +49,7 @@ SWITCHES=${LLMLAUNCH_SLURM_SWITCHES:-0}
 LIMITS=${LLMLAUNCH_SLURM_LIMITS:-enforced}
 REQUEUE=${LLMLAUNCH_SLURM_REQUEUE:-1}
 GRACE_SECONDS=${LLMLAUNCH_SLURM_GRACE_SECONDS:-10}
+NODE_SECONDS=${LLMLAUNCH_SLURM_NODE_SECONDS:-10}
 AFFINITY=${LLMLAUNCH_SLURM_AFFINITY:-0}
 EXPEDITE=${LLMLAUNCH_SLURM_EXPEDITE:-0}
 CGROUPS=${LLMLAUNCH_SLURM_CGROUPS:-0}
@@ -107,7 +109,7 @@ wait_for() {
 
 check_settings() {
   local name
-  for name in BASE_PORT NODES CPUS MEMORY_MIB GPUS SWITCHES GRACE_SECONDS TIMEOUT_SECONDS; do
+  for name in BASE_PORT NODES CPUS MEMORY_MIB GPUS SWITCHES GRACE_SECONDS NODE_SECONDS TIMEOUT_SECONDS; do
     [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || die "LLMLAUNCH_SLURM_${name#BASE_} is '${!name}'; it must be a whole number"
   done
   [ "$NODES" -ge 1 ] && [ "$NODES" -le "$MOST_NODES" ] || die "$NODES nodes; it must be 1 to $MOST_NODES"

@@ -69,6 +69,8 @@ communication_line() {
 #   SrunPortRange       wide: slurmctld tells the port of an srun that died with its node that the node has failed; on
 #                       one machine another srun may listen there by now, and would end its own step
 #   *Timeout, *Wait     short, so that a dead node is noticed in seconds; a site has minutes
+#   SlurmdTimeout       slurmctld counts the answers to a round of pings only when the round is over, which a dead node
+#                       delays by up to twice MessageTimeout: where others must outlive that, more than three times it
 controller_lines() {
   local track=linuxproc task="" enforced="" expedite=""
   [ "$AFFINITY" = 0 ] || task=task/affinity
@@ -112,7 +114,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobSubmitPlugins=lua
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout=$NODE_SECONDS
 SlurmctldTimeout=10
 BatchStartTimeout=10
 MessageTimeout=10

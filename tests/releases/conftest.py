@@ -41,7 +41,8 @@ def sites(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             name, packages, grants = SUITES[suite]
             release = unpack(suite, name, packages)
             program = stack.enter_context(entered(release, folder))
-            settings = {"GRACE_SECONDS": "20", **grants}
+            # One story cuts the power of a node: the nodes of the others must not be taken for dead with it.
+            settings = {"GRACE_SECONDS": "20", "NODE_SECONDS": "45", **grants}
             return Site(release, stack.enter_context(cluster_inside(program, NODES, settings)), program)
 
         yield dict(zip(sorted(suites), threads.map(open_site, sorted(suites)), strict=True))
