@@ -368,7 +368,6 @@ class _Table:
         model_states = states(job, rows)
         return StateSums.of(job, rows, state_terms(job, rows, model_states), model_states)
 
-
     def _count(self, ranks: _Ranks) -> None:
         """Count ranks before they are priced, many together; whole matrices of an optimizer are packed one by one."""
         count_candidates(len(ranks.rows) * (1.0 if self._setting.recipe.training.muon else SPLIT_SHARE))
