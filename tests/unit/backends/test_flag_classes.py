@@ -186,6 +186,18 @@ def test_arguments_of_a_script_are_its_own_but_for_those_of_the_framework() -> N
     assert set(fork.values()) == {"unknown"}
 
 
+@pytest.mark.parametrize(
+    ("switch", "expected"),
+    [((), "neutral"), (("--eval_strategy", "no"), "neutral"), (("--do_eval",), "unknown")],
+    ids=["no switch", "switched off", "switched on"],
+)
+def test_the_batch_of_a_validation_counts_only_where_something_turns_validation_on(
+    switch: tuple[str, ...], expected: str
+) -> None:
+    recipe = deepspeed("hugging-face", *switch, "--per_device_eval_batch_size=64")
+    assert classes(recipe, Layout(data=8, zero_stage=3))["--per_device_eval_batch_size 64"] == expected
+
+
 def test_the_shipped_trainer_takes_no_argument_that_it_does_not_know() -> None:
     own = recipe_of("llama2-7b-deepspeed", "backend={name: deepspeed, extra_args: [--mine, '1']}")
     assert classes(own, Layout(data=8, zero_stage=3)) == {"--mine 1": "unknown"}

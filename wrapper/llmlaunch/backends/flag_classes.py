@@ -182,7 +182,7 @@ def class_arguments(
     backend = recipe.backend
     classed = []
     for words, of_script in ((backend.script_args, True), (backend.extra_args, False)):
-        for flag, values in _flags_with_values(words):
+        for flag, values in flags_with_values(words):
             by_word = flag in backend.neutral_args
             flag_class = BY_WORD if by_word else class_of(flag, values, of_script)
             if flag_class is not None:
@@ -190,7 +190,8 @@ def class_arguments(
     return ClassedArguments(tuple(classed))
 
 
-def _flags_with_values(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def flags_with_values(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each flag with its values; `--flag=value` is a flag with one value."""
     for group in flag_groups(words):
         first, *values = map(str, group)
         flag, equals, value = first.partition("=") if first.startswith("--") else (first, "", "")

@@ -24,6 +24,7 @@ from llmlaunch.backends.flag_classes import (
     FlagClass,
     class_arguments,
     flag_table,
+    flags_with_values,
     group_of,
 )
 from llmlaunch.errors import UserError
@@ -43,8 +44,10 @@ WEIGHT_FORMATS, NARROW = ("torch_dtype", "dtype"), (("bfloat16",), ("bf16",), ("
 NARROW_STATES = FlagClass(
     UNKNOWN, "without DeepSpeed gradients and optimizer states have this format, too", effect=LESS_OF_STATES
 )
-EVALUATION_BATCH = "--per_device_eval_batch_size"
-EVALUATION_SEQUENCES = 8  # its default (transformers/training_args.py, 5.23)
+# transformers/training_args.py, 5.23: nothing is evaluated unless one of these is set
+EVALUATION_SWITCHES = ("do_eval", "do_predict", "eval_on_start", "eval_strategy", "evaluation_strategy")
+EVALUATION_BATCH = "per_device_eval_batch_size"
+EVALUATION_SEQUENCES = 8  # its default
 _SCHEDULE = "the learning rate, and the last step, by tokens instead of steps"
 _DATA = "which tokens are read, and how the host reads them"
 # Flags that Megatron-DeepSpeed has and Megatron-LM of today has not (bigscience-workshop/Megatron-DeepSpeed and
@@ -137,13 +140,20 @@ def _may_replicate(recipe: Recipe, layout: Layout) -> bool:
 
 
 def _validation_class(recipe: Recipe, flag_class: FlagClass, layout: Layout) -> FlagClass:
-    """Return the class of a flag that turns validation on, by how many sequences it validates at once."""
-    words = recipe.backend.script_args
-    sizes = [words[place + 1] for place, word in enumerate(words[:-1]) if word == EVALUATION_BATCH]
-    size = int(sizes[-1]) if sizes and is_whole_number(sizes[-1]) else EVALUATION_SEQUENCES
-    if size <= layout.micro_batch_size:
+    """Return the class of a flag about validation: neutral without validation, else by how many sequences it validates
+    at once."""
+    values_of = {
+        flag.lstrip("-").replace("-", "_"): values for flag, values in flags_with_values(recipe.backend.script_args)
+    }
+    table = flag_table(HUGGING_FACE_FLAGS)
+    switches = (group_of(table, name, values_of[name]) for name in EVALUATION_SWITCHES if name in values_of)
+    if not any(group is not None and group.flag_class.key == flag_class.key for group in switches):
+        return FlagClass(NEUTRAL, "nothing turns validation on")
+    size = next(iter(values_of.get(EVALUATION_BATCH, ())), "")
+    sequences = int(size) if is_whole_number(size) else EVALUATION_SEQUENCES
+    if sequences <= layout.micro_batch_size:
         return FlagClass(NEUTRAL, "validation of no more sequences than a micro-batch keeps less than training on them")
-    return replace(flag_class, times=size / layout.micro_batch_size)
+    return replace(flag_class, times=sequences / layout.micro_batch_size)
 
 
 def _is_said(recipe: Recipe, key: str, values: tuple[str, ...]) -> bool:
