@@ -71,17 +71,24 @@ class Training:
         content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return content
 
+    def attempt(self, number: str) -> str:
+        """Name of the job's attempt NUMBER, counted from 0 among those that began: SLURM counts as a restart, too,
+        that it puts a job back whose batch script no node started."""
+        begun = [path.parent.name for path in self.run.glob(f"attempts/{self.job}.*/attempt.json")]
+        begun.sort(key=lambda name: int(name.rpartition(".")[2]))
+        return begun[int(number)] if int(number) < len(begun) else f"{self.job}.{number}"
+
     def of_attempt(self, number: str, name: str) -> dict[str, Any]:
-        """A file of attempt <job>.NUMBER."""
-        return self.read(f"attempts/{self.job}.{number}/{name}")
+        """A file of the job's attempt NUMBER."""
+        return self.read(f"attempts/{self.attempt(number)}/{name}")
 
     def status(self, attempt: str = "") -> dict[str, Any]:
-        """status.json of the run, or of attempt <job>.ATTEMPT; empty where there is none."""
+        """status.json of the run, or of the job's attempt ATTEMPT; empty where there is none."""
         return self.of_attempt(attempt, "status.json") if attempt else self.read("status.json")
 
     def ranks(self, attempt: str) -> list[dict[str, Any]]:
-        """The records of the ranks that have begun in <job>.ATTEMPT, in their order."""
-        return rank_records(self.run / "attempts" / f"{self.job}.{attempt}")
+        """The records of the ranks that have begun in the job's attempt ATTEMPT, in their order."""
+        return rank_records(self.run / "attempts" / self.attempt(attempt))
 
     def attempts(self) -> list[str]:
         """In the order they began."""
@@ -89,8 +96,8 @@ class Training:
         return [record["attempt"] for record in sorted(records, key=lambda record: record["started_at"])]
 
     def log(self, attempt: str = "*") -> str:
-        """What the trainers printed and the scripts said, in all attempts or in <job>.ATTEMPT."""
-        name = attempt if attempt == "*" else f"{self.job}.{attempt}.*"
+        """What the trainers printed and the scripts said, in all attempts or in the job's attempt ATTEMPT."""
+        name = attempt if attempt == "*" else f"{self.attempt(attempt)}.*"
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.run.glob(f"logs/{name}")))
 
     def steps(self, attempt: str = "*") -> list[int]:
