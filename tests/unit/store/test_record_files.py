@@ -140,3 +140,11 @@ def test_bad_rows_may_be_left_out(tmp_path: Path) -> None:
         (6, "the cell '[' is no JSON"),
         (7, "has 3 cells, but the heading line has 2"),
     ]
+
+
+def test_reading_a_long_cell_leaves_the_csv_modules_limit_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text(f"id,note\na,{'x' * 200_000}\n")
+    limit = csv.field_size_limit()
+    assert len(read_records(path).lines) == 1
+    assert csv.field_size_limit() == limit

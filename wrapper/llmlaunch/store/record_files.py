@@ -246,7 +246,15 @@ def _json_lines(data: bytes) -> Iterator[RecordLine | BadLine]:
 
 def _csv_lines(path: Path, data: bytes) -> Iterator[RecordLine | BadLine]:
     """A row may take several lines; it is named by its first."""
-    csv.field_size_limit(max(csv.field_size_limit(), len(data)))
+    usual_limit = csv.field_size_limit()
+    csv.field_size_limit(max(usual_limit, len(data)))
+    try:
+        yield from _csv_rows(path, data)
+    finally:  # the limit is the whole process's, and other readers rely on the usual one
+        csv.field_size_limit(usual_limit)
+
+
+def _csv_rows(path: Path, data: bytes) -> Iterator[RecordLine | BadLine]:
     # What is not UTF-8 stays visible, and makes its row a bad one.
     table = csv.reader(io.StringIO(data.decode(errors="surrogateescape"), newline=""), strict=True)
     columns = None
