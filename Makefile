@@ -75,6 +75,7 @@ docs-tables: install  ## tables made from the code: keys in docs/recipe-keys.md,
 	PYTHONPATH=tests $(RUN) -m support.recipe_keys
 	PYTHONPATH=tests $(RUN) -m support.backend_tables
 	PYTHONPATH=tests $(RUN) -m support.interface_tables
+	PYTHONPATH=tests $(RUN) -m support.cause_table
 	PYTHONPATH=tests $(RUN) -m support.coverage_table
 
 coverage-table: install  ## which jobs of NVIDIA's performance page and of MLPerf can be said, priced, rendered: docs/coverage.md

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.causes.cause import sentence
+from llmlaunch.causes.cause import advice
 from llmlaunch.node import diagnose
 from llmlaunch.node.diagnose import kernel_lines
 from support.node_rig import ATTEMPT, NODE, run_archive
@@ -64,6 +64,8 @@ def test_the_exception_of_the_rank_that_failed_first(rig: Rig) -> None:
     assert rig.cause() == {
         "schema": 1, "kind": "crash", "node": NODE, "rank": 1, "line": "KeyError: 'one'", "source": "log",
         "numbers": {}, "sick": False, "consequence": False, "at": 50.0,
+        "ranks": [{"rank": 1, "line": "KeyError: 'one'", "numbers": {}},
+                  {"rank": 0, "line": "KeyError: 'zero'", "numbers": {}}],
     }  # fmt: skip
 
 
@@ -84,7 +86,9 @@ def test_a_kill_by_somebody_else_is_not(rig: Rig, kills: int | None, signal: str
     rig.before()
     rig.counters(kills)
     rig.rank(0, exit_code=None if signal else 1, signal=signal)
-    assert rig.cause()["kind"] == "crash"
+    cause = rig.cause()
+    assert cause["kind"] == ("killed" if signal else "crash")
+    assert (cause["rank"], cause["consequence"]) == (0, bool(signal))
 
 
 def test_a_lost_gpu_that_the_monitor_saw_goes_before_what_the_program_made_of_it(rig: Rig) -> None:
@@ -92,7 +96,7 @@ def test_a_lost_gpu_that_the_monitor_saw_goes_before_what_the_program_made_of_it
     rig.log("Traceback (most recent call last):\nRuntimeError: CUDA error: unspecified launch failure\n")
     lost = {"event": "gpu_lost", "attempt": ATTEMPT, "time": 49.0, "gpu": {"index": 3, "uuid": "GPU-3", "lost": 15}}
     rig.peaks.write_text(json.dumps({**lost, "attempt": "other"}) + "\n")
-    assert rig.cause()["kind"] == "crash"
+    assert rig.cause()["kind"] == "illegal_access"
     rig.peaks.write_text(json.dumps(lost) + "\n{torn")
     cause = rig.cause()
     assert (cause["kind"], cause["sick"]) == ("gpu_lost", True)
@@ -115,8 +119,8 @@ def test_shared_memory_that_is_full_is_named_with_its_size(rig: Rig) -> None:
     cause = rig.cause()
     assert cause["kind"] == "shm_full"
     assert cause["numbers"]["shm_bytes"] == shutil.disk_usage("/dev/shm").total
-    assert "/dev/shm holds" in sentence(cause)
-    assert "--shm-size" in sentence(cause)
+    assert "/dev/shm holds" in advice(cause)
+    assert "--shm-size" in advice(cause)
 
 
 def test_nothing_known_is_still_a_cause(rig: Rig) -> None:

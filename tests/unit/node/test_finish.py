@@ -186,7 +186,7 @@ def test_an_attempt_that_a_bad_node_ended_is_no_vain_one(cpu_node: NodeRig, tmp_
         cpu_node.write(f"logs/{ATTEMPT}.{NODE}.log", log)
         _, status, _ = cpu_node.finish(nodes=1, code=1)
         follows[status["cause"]["kind"]] = (status["fruitless"], status["next"]["action"])
-    assert follows == {"ecc": (0, "requeue"), "crash": (1, "end")}
+    assert follows == {"ecc": (0, "requeue"), "illegal_access": (1, "end")}
 
 
 def finish_stopped(rig: NodeRig, code: int, order: str = "TERM") -> dict[str, Any]:

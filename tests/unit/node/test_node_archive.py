@@ -49,6 +49,14 @@ def test_holds_our_node_side_and_nvidias_binding_unchanged() -> None:
     archive = zipfile.ZipFile(io.BytesIO(node_archive()))
     rooms = ("causes", "node", "placement", "rundir")
     ours = {f"llmlaunch/{room}/{path.name}" for room in rooms for path in (PACKAGE / room).glob("*.py")}
+    failures = sorted((PACKAGE / "backends").glob("*/failures.py"))
+    assert len(failures) >= 3
+    of_backends = [
+        PACKAGE / "backends" / "__init__.py",
+        *failures,
+        *(path.with_name("__init__.py") for path in failures),
+    ]
+    ours |= {f"llmlaunch/{path.relative_to(PACKAGE)}" for path in of_backends}
     given = {f"llmlaunch/trainers/{name}.py" for name in ("hook", "memory_probe")}  # to trainers that are observed
     bytecode = {f"{name}c" for name in ours}
     assert set(archive.namelist()) == {"__main__.py", "pynvml.py", "llmlaunch/__init__.py", *ours, *bytecode, *given}

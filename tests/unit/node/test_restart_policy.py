@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.causes.signs import KINDS
+from llmlaunch.causes.kinds import KINDS
 from llmlaunch.node.restart_bounds import Bounds
 from llmlaunch.node.restart_policy import PREEMPTED, BadLossFacts, Facts, Next, decide
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.causes.signs import KINDS
-from llmlaunch.report.cause_advice import ADVICE, advice
 from llmlaunch.report.outcome_text import outcome_lines, peaks_text
 from llmlaunch.units import GIB
 
@@ -78,10 +76,3 @@ def test_many_ranks_do_not_push_the_summary_off_the_screen_and_the_fullest_come_
     assert len(lines) <= 9
     assert lines[2].startswith("  rank 19 on n1 (stage 19)")
     assert lines[-1] == "  and 15 more"
-
-
-def test_each_kind_of_cause_has_advice() -> None:
-    assert set(ADVICE) == set(KINDS)
-    assert all(text.endswith(".") and len(text) < 200 for text in ADVICE.values())
-    assert advice("nobody knows it") == ""
-    assert advice(None) == ""

@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from llmlaunch.causes.kinds import kinds_where
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.rundir.values import counted
@@ -27,12 +28,9 @@ PUBLISHED_WEIGHT = 2.0
 NORMAL_LEVELS = np.array([-1.593219, -0.967422, -0.589456, -0.282216, 0.0, 0.282216, 0.589456, 0.967422, 1.593219])
 TELLING_SHARE = 0.05  # of the published weight: runs of fewer hours are not worth a word
 
-# Causes (`causes.signs.KINDS`) of an attempt that had made steps and that nobody planned to end. Not among them: what
-# the plan, the recipe or the scheduler is the reason of.
-UNPLANNED = frozenset(
-    {"gpu_lost", "ecc", "xid", "nvlink", "driver", "host_oom", "file_system", "node_fail", "name_resolution", "hub"}
-    | {"nccl", "crash", "hung", "silent_corruption", "rerun"}
-)
+UNPLANNED = kinds_where(interrupts=True)
+"""Causes of an attempt that had made steps and that nobody planned to end. Not among them: what the plan, the recipe or
+the scheduler is the reason of."""
 
 
 @frozen

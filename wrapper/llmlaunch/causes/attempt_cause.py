@@ -12,12 +12,13 @@ from ..rundir.file_names import node_log
 from ..rundir.files import read_object
 from ..rundir.slow_devices import slow_devices
 from ..rundir.values import host_names, number, whole_number
-from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed, is_vague, likelier
+from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed, is_vague, likelier, with_last_message
 from .hang_blame import with_blame
 from .image_import import cause_of_import
-from .log_scan import read_log, scan
+from .kinds import KINDS, kind_of
+from .log_scan import READ_CHARACTERS, read_log, scan
+from .patterns import SLURM_PATTERNS, SLURM_STATES
 from .rerun_verdict import with_first_gpu
-from .signs import KINDS
 from .suspects import with_first_crash, with_slow_nodes
 
 if TYPE_CHECKING:
@@ -30,17 +31,6 @@ __all__ = ["cause_of", "causes_of_nodes", "ended_for_loss"]
 LOGS_SECONDS = 20.0
 LAST_LINES_BYTES = 64 * 1024
 SAME_TIME_SECONDS = 2.0  # clocks of nodes differ, and torchrun looks at its ranks now and then
-_STATES = (
-    ("NODE_FAIL", "node_fail"),
-    ("NodeDown", "node_fail"),
-    ("OUT_OF_MEMORY", "host_oom"),
-    ("OutOfMemory", "host_oom"),
-    ("PREEMPTED", "preempted"),
-    ("TIMEOUT", "time_limit"),
-    ("TimeLimit", "time_limit"),
-    ("CANCELLED", "cancelled"),
-)
-_SLURM_BEATS_ONLY = frozenset({"crash", "hung", "nccl"})
 
 
 def cause_of(
@@ -86,9 +76,9 @@ def causes_of_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[Record]:
         node_cause = _written_cause(attempt, node)
         log = node_log(attempt.run_directory, attempt.name, node) if time.monotonic() < until else None
         if node_cause is None:
-            node_cause = likelier(
-                cause_from_log(scan(read_log(log)), node, here) if log else None, cause_from_ranks(node, here)
-            )
+            text = read_log(log) if log else ""
+            logged = cause_from_log(scan(text), node, here)
+            node_cause = with_last_message(likelier(logged, cause_from_ranks(node, here)), text)
         elif is_vague(node_cause) and log:
             kills = [hit for hit in scan(read_log(log, LAST_LINES_BYTES)) if hit.kind == "host_oom"]
             node_cause = cause_from_log(kills, node, here) or node_cause
@@ -102,7 +92,7 @@ def _written_cause(attempt: Attempt, node: str) -> Record | None:
     own = read_object(attempt.folder / file_names.CAUSES / f"{node}.json")
     if own is None or str(own.get("kind")) not in KINDS:
         return None
-    at, rank, numbers, ranks = (own.get(key) for key in ("at", "rank", "numbers", "ranks"))
+    at, rank, numbers, ranks, facts = (own.get(key) for key in ("at", "rank", "numbers", "ranks", "facts"))
     sound = cause(
         str(own["kind"]),
         node,
@@ -114,6 +104,8 @@ def _written_cause(attempt: Attempt, node: str) -> Record | None:
         consequence=own.get("consequence") is True,
         at=float(at) if isinstance(at, (int, float)) else None,
     )
+    if isinstance(facts, dict):
+        sound["facts"] = {str(name): value for name, value in facts.items() if isinstance(value, str)}
     return {**sound, "ranks": ranks} if isinstance(ranks, list) else sound
 
 
@@ -208,7 +200,7 @@ def _from_slurm(attempt: Attempt, ranks: Sequence[Record], state: str) -> Record
     run_dir, name = attempt.run_directory, attempt.name
     outputs = (output_of_attempt(read_log(path), name) for path in sorted(run_dir.glob("slurm-*.out")))
     text = "\n".join([read_log(node_log(run_dir, name, file_names.BATCH_LOG_NODE)), *outputs])
-    end = slurm_end(text) or next(((kind, f"SLURM says {word}") for word, kind in _STATES if word in state), None)
+    end = slurm_end(text) or next(((kind, f"SLURM says {word}") for word, kind in SLURM_STATES if word in state), None)
     if end is None:
         return None
     kind, line = end
@@ -229,28 +221,20 @@ def _silent_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[str]:
 
 def _is_explained_by(best: Record, slurm: Record) -> bool:
     """A lost node explains whatever its neighbours then died of; a time limit only what came after it."""
-    return slurm["kind"] == "node_fail" and best["kind"] in _SLURM_BEATS_ONLY
+    return slurm["kind"] == "node_fail" and kind_of(best).is_weak
 
 
-# SLURM 22.05.8 and 25.05. A step that is CANCELLED AT is no more than `srun --kill-on-bad-exit` at work.
-_LINES = (
-    ("node_fail", re.compile(r"CANCELLED AT .* DUE TO NODE FAILURE|error: Node failure on ")),
-    ("container", re.compile(r"srun: unrecognized option '--container-|srun: error: (spank: )?pyxis: ")),
-    ("host_oom", re.compile(r"srun: error: \S+: tasks? \S+: Out Of Memory")),
-    ("preempted", re.compile(r"CANCELLED AT .* DUE TO PREEMPTION")),
-    ("time_limit", re.compile(r"CANCELLED AT .* DUE TO TIME LIMIT")),
-    ("cancelled", re.compile(r"\*\*\* JOB .* CANCELLED AT [^ ]+ \*\*\*")),
-)
 _NAMED = re.compile(r"error: Node failure on (\S+)")
 _LOG_OF = re.compile(r"^job\.sbatch: the log of this job is .*/logs/(.+)\.job\.log$", re.MULTILINE)
 
 
 def slurm_end(text: str) -> tuple[str, str] | None:
     """The kind of end that SLURM names, and its line; the weightiest where there are several."""
-    for kind, expression in _LINES:
-        for line in text.splitlines():
-            if expression.search(line):
-                return kind, line.strip()
+    lines = text.splitlines()
+    for pattern in SLURM_PATTERNS:
+        found = next((line for line in lines if re.search(pattern.expression, line[:READ_CHARACTERS])), None)
+        if found is not None:
+            return pattern.cause, found.strip()
     return None
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..rundir.values import is_host
+from .kinds import KINDS, kind_of
+from .log_scan import last_message
 from .redaction import harmless
 from .rerun_verdict import without_reruns
-from .signs import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     Record = dict[str, Any]
 
 __all__ = [
+    "advice",
     "cause",
     "cause_from_log",
     "cause_from_ranks",
@@ -29,9 +31,15 @@ __all__ = [
     "rank_end",
     "sentence",
     "was_killed",
+    "with_last_message",
 ]
 
 SCHEMA = 1
+LEAST_HELD_BYTES = 2**30
+"""Memory of another process below which an out-of-memory error is the job's own: a CUDA context and what NCCL and
+libraries hold of it take about half of that."""
+MOST_RANKS = 1000
+MOST_NAMED = 3  # ranks in a sentence
 
 
 def cause(kind: str, node: str | None, line: str, source: str, **more: Any) -> Record:
@@ -86,20 +94,22 @@ def is_vague(record: Record) -> bool:
 
 
 def cause_from_log(hits: Sequence[Hit], node: str, ranks: Sequence[Record]) -> Record | None:
-    """Return what the log says: its first line that names a device, memory or disk, else one that names the network,
+    """Return what the log says: its first line that names a kind with strong evidence, else one that names the network,
     which often recovers; else the last exception of the rank that failed first; else a line that only reports
     another's end; None where there is no line at all."""
     hits = without_reruns(hits, ranks)
-    named = [hit for hit in hits if hit.kind != "crash" and not hit.consequence]
+    own = [hit for hit in hits if not hit.consequence]
+    named = [hit for hit in own if hit.kind != "crash"]
     if named:
-        first_hit = next((hit for hit in named if hit.kind != "nccl"), named[0])
+        first_hit = next((hit for hit in named if not KINDS[hit.kind].is_weak), named[0])
         return _cause_of_hit(first_hit, [hit for hit in named if hit.kind == first_hit.kind], node, ranks)
-    crashes = [hit for hit in hits if hit.kind == "crash" and not hit.consequence]
+    crashes = [hit for hit in own if hit.kind == "crash"]
     if crashes:
         first = _first_failed(ranks)
-        own = [hit for hit in crashes if first is not None and _wrote(hit, first)]
-        return _cause_of_hit((own or crashes)[-1], [], node, ranks)
-    return _cause_of_hit(hits[0], [], node, ranks) if hits else None
+        of_first = [hit for hit in crashes if first is not None and _wrote(hit, first)]
+        return _cause_of_hit((of_first or crashes)[-1], crashes, node, ranks)
+    told = [hit for hit in hits if not KINDS[hit.kind].is_weak] or [hit for hit in hits if hit.kind != "crash"] or hits
+    return _cause_of_hit(told[0], [hit for hit in told if hit.kind == told[0].kind], node, ranks) if told else None
 
 
 def cause_from_ranks(node: str, ranks: Sequence[Record]) -> Record | None:
@@ -110,7 +120,7 @@ def cause_from_ranks(node: str, ranks: Sequence[Record]) -> Record | None:
     signal = first.get("signal")
     numbers = {"exit_code": first["exit_code"]} if signal is None else {}
     return cause(
-        "crash",
+        "killed" if signal == "SIGKILL" else "crash",
         node,
         f"rank {first.get('rank')} {rank_end(first)}",
         "ranks",
@@ -132,10 +142,22 @@ def likelier(logged: Record | None, ended: Record | None) -> Record | None:
     return ended if logged["consequence"] and signalled else logged
 
 
+def with_last_message(record: Record | None, text: str) -> Record | None:
+    """Return the cause with the last line that the trainer wrote, where only the exit code of a rank is known: what a
+    program says before it exits by itself is no exception."""
+    if record is None or record["source"] != "ranks" or "exit_code" not in record["numbers"]:
+        return record
+    message = last_message(text)
+    return {**record, "line": harmless(f"{record['line']}; its log ends with: {message}")} if message else record
+
+
 def _cause_of_hit(hit: Hit, same_kind: Sequence[Hit], node: str, ranks: Sequence[Record]) -> Record:
+    if not hit.facts:  # of a message of several lines, that which names both sides
+        hit = next((other for other in same_kind if other.facts and _same_speaker(other, hit)), hit)
     rank = _rank_of(hit, ranks)
+    kind = _whose_memory(hit, ranks) if hit.kind == "oom" else hit.kind
     record = cause(
-        hit.kind,
+        kind,
         node,
         hit.line,
         "log",
@@ -145,13 +167,30 @@ def _cause_of_hit(hit: Hit, same_kind: Sequence[Hit], node: str, ranks: Sequence
         consequence=hit.consequence,
         at=_ended_at(rank, ranks),
     )
-    if hit.kind == "oom":
-        record["ranks"] = _each_rank(same_kind, ranks)
+    if hit.facts:
+        record["facts"] = dict(hit.facts)
+    each = _each_rank(same_kind, ranks)
+    if hit.kind == "oom" or len(each) > 1:
+        record["ranks"] = each[:MOST_RANKS]
     return record
 
 
+def _same_speaker(one: Hit, other: Hit) -> bool:
+    return (one.rank, one.local_rank) == (other.rank, other.local_rank)
+
+
+def _whose_memory(hit: Hit, ranks: Sequence[Record]) -> str:
+    """`oom`; `gpu_shared` or `gpu_busy` where another process holds what was missing: one of this job's ranks on the
+    node, or a stranger, as far as its process id tells."""
+    others, asked = hit.numbers.get("other_processes_bytes", 0), hit.numbers.get("asked_bytes")
+    if asked is None or others < LEAST_HELD_BYTES or asked > hit.numbers.get("free_bytes", 0) + others:
+        return "oom"
+    own = {rank.get(name) for rank in ranks for name in ("pid", "program_pid")}
+    return "gpu_shared" if hit.numbers.get("other_process_id") in own - {None} else "gpu_busy"
+
+
 def _each_rank(hits: Sequence[Hit], ranks: Sequence[Record]) -> list[Record]:
-    """Every rank of the node that ran out, once, with the numbers of its first message that has any."""
+    """Every rank of the node with such a message, once, with the first of its messages that has any numbers."""
     causes: dict[int | None, Record] = {}
     for hit in hits:
         rank = _rank_of(hit, ranks)
@@ -199,29 +238,30 @@ def _ended_at(rank: Record | None, ranks: Sequence[Record]) -> float | None:
 
 
 def in_words(kind: str) -> str:
-    """`out of GPU memory` of `oom`."""
-    return KINDS.get(kind, kind)
+    """Return `out of GPU memory` of `oom`."""
+    return KINDS[kind].words if kind in KINDS else kind
 
 
 def sentence(cause: Mapping[str, Any]) -> str:
-    """`out of GPU memory (rank 3 on n2): CUDA out of memory. Tried to allocate ...`, and what to do if known."""
-    kind, node, rank = str(cause.get("kind")), cause.get("node"), cause.get("rank")
-    place = " on ".join(str(part) for part in ((f"rank {rank}" if rank is not None else None), node) if part)
-    line = str(cause.get("line") or "")
-    mend = _mend(kind, cause.get("numbers") or {})
-    return (
-        in_words(kind)
-        + (f" ({place})" if place else "")
-        + (f": {line}" if line else "")
-        + (f"; {mend}" if mend else "")
-    )
+    """Return `out of GPU memory (rank 3 on n2): CUDA out of memory. Tried to allocate ...`."""
+    node, line = cause.get("node"), str(cause.get("line") or "")
+    place = " on ".join(part for part in (_ranks_named(cause), str(node or "")) if part)
+    return in_words(str(cause.get("kind"))) + (f" ({place})" if place else "") + (f": {line}" if line else "")
 
 
-def _mend(kind: str, numbers: Mapping[str, Any]) -> str:
-    if kind == "shm_full":
-        size = numbers.get("shm_bytes")
-        holds = "" if size is None else f"/dev/shm holds {size / 2**30:.1f} GiB there: "
-        return f"{holds}use fewer DataLoader workers, or a larger /dev/shm (the node's tmpfs, a container's --shm-size)"
-    if kind == "open_files":
-        return "raise the limit of open files (ulimit -Hn) on the nodes: LimitNOFILE of slurmd, PropagateResourceLimits"
-    return ""
+def _ranks_named(cause: Mapping[str, Any]) -> str:
+    """`rank 3`, `ranks 0 and 3`, `ranks 0, 1, 2 and 5 more`."""
+    listed = cause.get("ranks")
+    each = [item.get("rank") for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    numbers = sorted({number for number in [cause.get("rank"), *each] if type(number) is int})
+    if len(numbers) < 2:
+        return f"rank {numbers[0]}" if numbers else ""
+    if len(numbers) > MOST_NAMED + 1:
+        return f"ranks {', '.join(map(str, numbers[:MOST_NAMED]))} and {len(numbers) - MOST_NAMED} more"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def advice(cause: Mapping[str, Any] | None) -> str:
+    """Return what a person can do about a cause, by its evidence; empty where nothing is known about its kind."""
+    text = kind_of(cause).advice
+    return text if isinstance(text, str) else text(cause or {})

@@ -7,44 +7,53 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..rundir.files import open_regular
 from ..rundir.foreign_values import byte_size_in, whole_number_in
-from .redaction import harmless
-from .signs import (
+from .kinds import RERUN, SILENT_CORRUPTION
+from .patterns import (
+    ACTIVITIES,
     EXCEPTION,
     HARDWARE_XIDS,
-    LOADING_FRAME,
     NO_CAUSES,
     OF_THE_SYSTEM,
-    RERUN,
-    SIGNS,
-    SILENT_CORRUPTION,
     TELLING,
     WRAPPER,
     XID,
+    frames,
+    patterns,
 )
+from .redaction import harmless
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     Speaker = tuple[str, int]
     Numbers = dict[str, int | float]
+    Facts = dict[str, str]
 
-__all__ = ["Hit", "device_numbers", "read_log", "scan"]
+__all__ = ["Hit", "device_numbers", "last_message", "read_log", "scan"]
 
 FIRST_BYTES, LAST_BYTES = 2**20, 4 * 2**20
 READ_CHARACTERS = 4096  # of a line; a message about memory has some 600
 MESSAGE_LINES = 5  # a message about memory that something broke into lines
 PIN_LINES = 12  # a traceback's last lines, in which `pin_memory` says that it was main memory
+ACTIVITY_LINES = 400  # before a hang, in which the log says what the program was doing
+MOST_MEASURED = 1000  # messages about memory whose numbers are read
+FACT_CHARACTERS = 100
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 # torch >= 2.4 begins an uncaught exception's lines with the global rank; torchrun --tee with role and local rank
 _PREFIX = re.compile(r"\[(?P<word>rank|[a-z]+)(?P<number>\d{1,9})\]:\s?")
-_SIGNS = [(re.compile(sign.expression), sign) for sign in SIGNS]
+_PATTERNS = [(re.compile(pattern.expression), pattern) for pattern in patterns()]
+_FRAMES = [(re.compile(frame.expression), frame) for frame in frames()]
+_CAUSE_OF_PHASE = {frame.phase: frame.cause for _, frame in _FRAMES}
+_ACTIVITIES = [(name, re.compile(expression)) for name, expression in ACTIVITIES]
 _NO_CAUSE = re.compile("|".join(expression for expression, _ in NO_CAUSES))
 _EXCEPTION = re.compile(EXCEPTION)
 _XID = re.compile(XID)
 _DEVICE = re.compile(r"(?:\bRank (?P<rank>\d{1,9}), node \S+, device|\(node: \S+, gpu:) (?P<device>\d{1,9})\b")
-_LOADING_FRAME = re.compile(LOADING_FRAME)
 _OF_THE_SYSTEM, _WRAPPER = re.compile(f"{OF_THE_SYSTEM}|{WRAPPER}"), re.compile(WRAPPER)
+_COLLECTIVE = re.compile(r"\bOpType=(\w{1,40})")
+_LAST_ERROR = "Last error:"  # NCCL's, on the line after torch's
 _BAD_STEP = re.compile(r"\b(?:step|iteration) #?(\d{1,15})\b")
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -61,6 +70,7 @@ class Hit(NamedTuple):
     rank: int | None = None
     local_rank: int | None = None
     numbers: Numbers = {}  # noqa: RUF012 - never changed
+    facts: Facts = {}  # noqa: RUF012 - never changed
     sick: bool = False
     consequence: bool = False
 
@@ -86,77 +96,176 @@ def read_log(path: Path, last_bytes: int | None = None, begin: int = 0) -> str:
 
 
 def scan(text: str) -> list[Hit]:
-    """Every telling line in the order of the log. Exceptions are told by the line that ends their traceback, one for
-    each chain of exceptions, unless an earlier link of the chain is a sign by itself. One that left the function that
-    loads a checkpoint is the checkpoint's, unless the system raised it."""
-    lines = [_plain(line) for line in text.replace("\r\n", "\n").split("\n")]
-    hits: list[Hit] = []
-    open_tracebacks: dict[Speaker | None, bool] = {}
-    loading: set[Speaker | None] = set()  # those whose open traceback goes through the loading of a checkpoint
-    chained: dict[Speaker | None, int] = {}  # speaker -> index of the hit that the chain may replace
-    last_crash: dict[Speaker | None, int] = {}
-    for place, whole in enumerate(lines):
-        speaker, line = _speaker(whole)
-        if line.startswith(_CHAINED) and speaker in last_crash:
-            chained[speaker] = last_crash[speaker]
-            continue
+    """Return every telling line in the order of the log.
+
+    An exception is told by the line that ends its traceback, one for each chain of exceptions, unless an earlier link
+    of the chain is a cause by itself. One that no pattern names means what the frames of its traceback say of it,
+    unless the system raised it. The work is linear in the text: a line is cut before any expression sees it.
+    """
+    scanner = _Scanner(text.replace("\r\n", "\n").split("\n"))
+    for place, line in enumerate(scanner.lines):
+        if line:
+            scanner.read(place, line)
+    return scanner.hits
+
+
+class _Scanner:
+    """What is known of the lines so far. A speaker is a rank, or None for the lines without a prefix."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+        self.hits: list[Hit] = []
+        self._open_tracebacks: dict[Speaker | None, bool] = {}
+        self._phases: dict[Speaker | None, dict[str, None]] = {}  # of the frames of its traceback, in their order
+        self._chained: dict[Speaker | None, int] = {}  # index of the hit that the chain may replace
+        self._last_crash: dict[Speaker | None, int] = {}
+        self._measured = 0
+        self._hang_is_known = False
+
+    def read(self, place: int, raw: str) -> None:
+        speaker, line = _speaker(_plain(raw))
+        if line.startswith(_CHAINED) and speaker in self._last_crash:
+            self._chained[speaker] = self._last_crash[speaker]
+            return
         if line.startswith(_TRACEBACK):
-            open_tracebacks[speaker] = True
-            continue
-        if open_tracebacks.get(speaker) and line[:1] in (" ", "\t"):
-            if _LOADING_FRAME.match(line):
-                loading.add(speaker)
-            continue  # the program's own text, which may quote anything
+            self._open_tracebacks[speaker] = True
+            return
+        if self._open_tracebacks.get(speaker) and line[:1] in (" ", "\t"):
+            for expression, frame in _FRAMES:
+                if expression.match(line):
+                    self._phases.setdefault(speaker, {})[frame.phase] = None
+            return  # the program's own text, which may quote anything
+        ends = bool(self._open_tracebacks.get(speaker)) and _EXCEPTION.match(line) is not None
+        phases = tuple(self._phases.get(speaker, ())) if ends else ()
         telling = any(word in line for word in TELLING)
-        hit = _hit(lines, place, speaker, line) if telling else None
-        ends = bool(open_tracebacks.get(speaker)) and _EXCEPTION.match(line) is not None
+        hit = self._hit(place, speaker, line, phases) if telling or phases else None
         if ends:
-            open_tracebacks[speaker] = False
+            self._open_tracebacks[speaker] = False
+            if not _WRAPPER.match(line):
+                self._phases.pop(speaker, None)
         if hit is None and (ends or (telling and _WITHOUT_TRACEBACK.match(line))):
-            kind = "checkpoint" if ends and speaker in loading and not _OF_THE_SYSTEM.match(line) else "crash"
-            hit = _with_speaker(Hit(kind, harmless(line), place), speaker)
-        if ends and not _WRAPPER.match(line):
-            loading.discard(speaker)
-        if hit is None:
-            continue
-        before = chained.pop(speaker, None) if ends else None
+            hit = _with_speaker(Hit(_cause_of_phases(line, phases), harmless(line), place), speaker)
+        if hit is not None:
+            self._add(hit, speaker, ends)
+
+    def _add(self, hit: Hit, speaker: Speaker | None, ends: bool) -> None:
+        before = self._chained.pop(speaker, None) if ends else None
         if before is None:
-            hits.append(hit)
-            last_crash[speaker] = len(hits) - 1
-        elif hits[before].kind == "crash" or hits[before].consequence:
-            hits[before] = hit._replace(place=hits[before].place)
-    return hits
+            self.hits.append(hit)
+            self._last_crash[speaker] = len(self.hits) - 1
+        elif self.hits[before].kind == "crash" or self.hits[before].consequence:
+            self.hits[before] = hit._replace(place=self.hits[before].place)
 
-
-def _hit(lines: list[str], place: int, speaker: Speaker | None, line: str) -> Hit | None:
-    if _NO_CAUSE.search(line):
-        return None
-    xid = _XID.search(line)
-    if xid is not None:
-        number = whole_number_in(xid.group("number"))
-        kind = None if number is None else HARDWARE_XIDS.get(number)
-        if number is None or not kind:
+    def _hit(self, place: int, speaker: Speaker | None, line: str, phases: tuple[str, ...]) -> Hit | None:
+        if _NO_CAUSE.search(line):
             return None
-        return Hit(kind, harmless(line), place, numbers={"xid": number}, sick=True)
-    sign = next((sign for expression, sign in _SIGNS if expression.search(line)), None)
-    if sign is None:
-        return None
-    kind = sign.kind
-    numbers: Numbers = {}
-    if kind in ("oom", "host_oom"):
-        message = " ".join(_speaker(other)[1] for other in lines[place : place + MESSAGE_LINES])
-        if kind == "oom" and "Tried to allocate" not in message and _pins(lines, place, speaker):
+        xid = _XID.search(line)
+        if xid is not None:
+            return _hit_of_xid(xid.group("number"), line, place)
+        for expression, pattern in _PATTERNS:
+            match = None if pattern.phase and pattern.phase not in phases else expression.search(line)
+            if match is not None:
+                break
+        else:
+            return None
+        kind = pattern.cause
+        numbers: Numbers = {}
+        if kind in ("oom", "host_oom"):
+            kind, numbers = self._memory(kind, place, speaker)
+        if kind == "bad_loss":
+            step = _BAD_STEP.search(line)
+            numbers = {} if step is None else {"since_step": int(step.group(1))}
+        device = _DEVICE.search(line) if kind in (SILENT_CORRUPTION, RERUN) else None
+        if device is not None:
+            numbers = {"device": int(device["device"])}
+            speaker = speaker if device["rank"] is None else ("rank", int(device["rank"]))
+        facts = {name: harmless(value)[:FACT_CHARACTERS] for name, value in match.groupdict().items() if value}
+        facts.update({"phase": phases[-1]} if phases else {})
+        facts.update(self._hang(place, line) if kind == "hung" else {})
+        told = self._with_last_error(place, line) if kind == "nccl" else line
+        return _with_speaker(
+            Hit(kind, harmless(told), place, None, None, numbers, facts, pattern.sick, pattern.consequence), speaker
+        )
+
+    def _memory(self, kind: str, place: int, speaker: Speaker | None) -> tuple[str, Numbers]:
+        """The kind, and what the message says in numbers; something may have broken it into lines."""
+        self._measured += 1
+        if self._measured > MOST_MEASURED:
+            return kind, {}
+        message = " ".join(self._message(place))
+        if kind == "oom" and "Tried to allocate" not in message and self._pins(place, speaker):
             kind = "host_oom"  # cudaHostAlloc fails with the same words as cudaMalloc
-        numbers = device_numbers(message) if kind == "oom" else _sizes_in(message, {"asked_bytes": _HOST})
-    if kind == "bad_loss":
-        step = _BAD_STEP.search(line)
-        numbers = {} if step is None else {"since_step": int(step.group(1))}
-    device = _DEVICE.search(line) if kind in (SILENT_CORRUPTION, RERUN) else None
-    if device is not None:
-        numbers = {"device": int(device["device"])}
-        speaker = speaker if device["rank"] is None else ("rank", int(device["rank"]))
-    hit = Hit(kind, harmless(line), place, None, None, numbers, sign.sick, sign.consequence)
-    return _with_speaker(hit, speaker)
+        return kind, device_numbers(message) if kind == "oom" else _sizes_in(message, {"asked_bytes": _HOST})
+
+    def _message(self, place: int) -> list[str]:
+        return [_speaker(_plain(line))[1] for line in self.lines[place : place + MESSAGE_LINES]]
+
+    def _pins(self, place: int, speaker: Speaker | None) -> bool:
+        before = (_speaker(_plain(line)) for line in self.lines[max(0, place - PIN_LINES) : place])
+        return any(who == speaker and "pin_memory" in line for who, line in before)
+
+    def _with_last_error(self, place: int, line: str) -> str:
+        """The line with what NCCL says after it of its own last error."""
+        message = self._message(place)
+        at = next((number for number, text in enumerate(message) if text.strip().startswith(_LAST_ERROR)), None)
+        if at is None:
+            return line
+        said = [message[at].strip()[len(_LAST_ERROR) :].strip(), *(text.strip() for text in message[at + 1 : at + 2])]
+        last_error = next((text for text in said if text), "")
+        return f"{line} NCCL's last error: {last_error}" if last_error else line
+
+    def _hang(self, place: int, line: str) -> Facts:
+        """What the program was doing, by the last line before the first hang that says so, and where ranks wait."""
+        operation = _COLLECTIVE.search(line)
+        facts = {} if operation is None else {"operation": operation.group(1)}
+        if self._hang_is_known:
+            return facts
+        self._hang_is_known = True
+        for raw in reversed(self.lines[max(0, place - ACTIVITY_LINES) : place]):
+            said = _speaker(_plain(raw))[1]
+            doing = next((name for name, expression in _ACTIVITIES if expression.search(said)), None)
+            if doing is not None:
+                return {**facts, "doing": doing}
+        return facts
+
+
+def _cause_of_phases(line: str, phases: Sequence[str]) -> str:
+    """What an exception means by the innermost frame that says so; what the system raised says nothing of a file."""
+    causes = [_CAUSE_OF_PHASE[phase] for phase in phases if _CAUSE_OF_PHASE[phase]]
+    return causes[-1] if causes and not _OF_THE_SYSTEM.match(line) else "crash"
+
+
+def _hit_of_xid(digits: str, line: str, place: int) -> Hit | None:
+    number = whole_number_in(digits)
+    kind = None if number is None else HARDWARE_XIDS.get(number)
+    if number is None or not kind:
+        return None
+    return Hit(kind, harmless(line), place, numbers={"xid": number}, sick=True)
+
+
+# The launchers' own words around the end of their ranks: torchrun, DeepSpeed's launcher, srun, and our scripts.
+_LAUNCHERS = re.compile(
+    r"\[?[EWI]\d{4} |\[\d{4}-\d\d-\d\d|torch\.distributed|[=\-*]{4,}|Root Cause|Failures?:"
+    r"|<NO_OTHER_FAILURES>|\[\d+\]:$"
+    r"|\s*(time|host|rank|exitcode|error_file|traceback) +:|srun: |slurmstepd: |train\.sh on "
+    r"|job\.sbatch: |llmlaunch: |monitor: "
+    r"|Traceback |\s+(File \"|\^|~)|\S*FAILED$|.*\b\d+/\d+ \[|step \d+/|\s*iteration +\d+/"
+)
+_RANKS_ENDED = re.compile(
+    r"failed \(exitcode: |ChildFailedError|Sending process \d+ closing signal|Killing subprocess|exits with return code"
+)
+LAST_LINES = 500
+
+
+def last_message(text: str) -> str:
+    """Return the last line that the trainer itself has written before its launcher told of its end; empty where there
+    is none. A launcher's own words, a step's line and a traceback's frames are none."""
+    lines = [_speaker(_plain(line))[1] for line in text.rstrip()[-LAST_LINES * READ_CHARACTERS :].split("\n")][
+        -LAST_LINES:
+    ]
+    end = next((place for place, line in enumerate(lines) if _RANKS_ENDED.search(line)), len(lines))
+    own = (line.strip() for line in reversed(lines[:end]) if line[:1].strip() and not _LAUNCHERS.match(line))
+    return harmless(next(own, ""))
 
 
 def _plain(line: str) -> str:
@@ -164,11 +273,6 @@ def _plain(line: str) -> str:
     line = line[-READ_CHARACTERS:] if "\r" in line else line[:READ_CHARACTERS]
     line = _ANSI.sub("", line) if "\x1b" in line else line
     return line.rpartition("\r")[2]
-
-
-def _pins(lines: list[str], place: int, speaker: Speaker | None) -> bool:
-    before = (_speaker(line) for line in lines[max(0, place - PIN_LINES) : place])
-    return any(who == speaker and "pin_memory" in line for who, line in before)
 
 
 def _with_speaker(hit: Hit, speaker: Speaker | None) -> Hit:
@@ -205,6 +309,7 @@ _BEFORE_TORCH_2_1 = {
     "reserved_bytes": rf"{_SIZE}\s+(?:reserved in total by PyTorch|cached)",
 }
 _GPU = r"GPU (\d{1,9})\b"
+_OTHER_PROCESS = r"Process (\d{1,9}) has\s+[\d.]+\s+\w+\s+memory in use"
 _OTHERS = rf"Process \d+ has\s+{_SIZE}\s+memory in use"
 _HOST = r"(?:tried to allocate|Unable to allocate)\s+([\d.]+)\s+(bytes|[KMGTP]iB)"
 
@@ -222,6 +327,9 @@ def device_numbers(text: str) -> Numbers:
     if gpu is not None:
         numbers["gpu"] = int(gpu.group(1))
     others = [_bytes(match.group(1), match.group(2)) for match in re.finditer(_OTHERS, text)]
+    processes = re.findall(_OTHER_PROCESS, text)
+    if len(processes) == 1:
+        numbers["other_process_id"] = int(processes[0])
     if others and None not in others:
         numbers["other_processes_bytes"] = sum(size for size in others if size is not None)
     if "allocated_bytes" in numbers and "unallocated_bytes" in numbers:

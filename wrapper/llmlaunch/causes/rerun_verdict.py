@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..rundir.run import begun_attempts
+from .kinds import RERUN, SILENT_CORRUPTION
 from .redaction import harmless
-from .signs import RERUN, SILENT_CORRUPTION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..rundir.values import is_host
 from .cause import nodes_at_fault
-from .signs import RERUN, SILENT_CORRUPTION
+from .cause_kind import ENOUGH_SIGNS, ONE_SIGN
+from .kinds import RERUN, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,13 +30,10 @@ __all__ = [
     "with_slow_nodes",
 ]
 
-ENOUGH_SIGNS = 2
 MOST_SHARE = 0.05
 """Share of a partition's nodes that may be left out. Where more seem bad it is the file system, the network or the
 program."""
 
-# Others may have caused it. What a device, a driver, SLURM or the preflight says of the node itself is enough.
-_SOFT = ("file_system", "name_resolution", "image", SILENT_CORRUPTION)
 _CRASH_SIGN, _SLOW_SIGN = "crash", "slow"
 
 
@@ -51,7 +49,7 @@ def signs_against(cause: Record | None) -> dict[str, int]:
     if cause is None:
         return signs
     for node in nodes_at_fault(dict(cause)):
-        signs[node] = 1 if cause.get("kind") in _SOFT else ENOUGH_SIGNS
+        signs[node] = max(ONE_SIGN, kind_of(cause).signs)
     for node, kinds in _suspects(cause).items():
         signs[node] = min(ENOUGH_SIGNS, max(signs.get(node, 0), len(kinds)))
     return signs

@@ -10,10 +10,10 @@ from textwrap import wrap
 from typing import Any
 
 from llmlaunch.app.run_lookup import note_ends
+from llmlaunch.causes.cause import advice
 from llmlaunch.cli.next_steps import after_end, run_path, while_going_on
 from llmlaunch.cli.output import next_lines, notify, say_next
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.report.cause_advice import advice
 from llmlaunch.report.run_text import cause_text
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
@@ -160,5 +160,5 @@ def _ending(run_dir: Path, state: JobState) -> list[str]:
         why.reverse()
     scheduler = f" [{state.state}]" if state.state and state.phase != "succeeded" else ""
     lines = [f"The run {state.phase}{scheduler}" + (f": {why[0]}" if why else ""), *(f"  {more}" for more in why[1:])]
-    advised = advice(cause.get("kind"))
+    advised = advice(cause) if cause else ""
     return [*lines, *wrap(advised, 80, initial_indent="  ", subsequent_indent="  ")] if advised else lines

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..causes.kinds import kind_of
 from ..causes.rerun_verdict import is_judged_step
 from ..rundir import file_names
 from ..rundir.files import read_object
@@ -131,7 +132,7 @@ def is_load_failure(attempt: Attempt, cause: object) -> bool:
     made_a_step = attempt.status.get("step") is not None or attempt.progress.get("step") is not None
     return (
         isinstance(cause, dict)
-        and ((cause.get("kind"), cause.get("source")) == ("checkpoint", "log") or is_judged_step(cause))
+        and ((kind_of(cause).damages_checkpoint and cause.get("source") == "log") or is_judged_step(cause))
         and attempt.from_step > 0
         and not made_a_step
     )

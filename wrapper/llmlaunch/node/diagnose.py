@@ -13,7 +13,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..causes.cause import cause, cause_from_log, cause_from_ranks, is_vague, likelier, was_killed
+from ..causes.cause import (
+    cause,
+    cause_from_log,
+    cause_from_ranks,
+    is_vague,
+    likelier,
+    was_killed,
+    with_last_message,
+)
 from ..causes.log_scan import read_log, scan
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
@@ -97,7 +105,7 @@ def cause_on_node(
         return killed
     if _full(run_dir):
         return cause("disk_full", node, f"no space left in {run_dir}", "disk")
-    best = likelier(logged, cause_from_ranks(node, ranks))
+    best = with_last_message(likelier(logged, cause_from_ranks(node, ranks)), text)
     return best or cause("crash", node, f"the trainers of {node} ended with exit code {code}", "ranks")
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..causes.attempt_cause import cause_of, ended_for_loss
 from ..causes.cause import cause as cause_record
 from ..causes.cause import ended_badly, failed, rank_end, sentence
-from ..causes.signs import SAID_BY_SLURM
+from ..causes.kinds import kind_of
 from ..causes.suspects import nodes_to_leave_out, signs_against
 from ..rundir import file_names
 from ..rundir.attempt import STAYS, Attempt, rank_records
@@ -164,7 +164,7 @@ def _notify(options: argparse.Namespace, status: Record, progress: Record, follo
 
 def _may_go_on(follows: Next, facts: Facts) -> bool:
     """Whether ft_launcher, which starts the same again at once, does what follows. It looks at no checkpoint first."""
-    return follows.action == "restart" and not follows.seconds and facts.kind != "checkpoint"
+    return follows.action == "restart" and not follows.seconds and not kind_of({"kind": facts.kind}).damages_checkpoint
 
 
 class _Here(NamedTuple):
@@ -219,7 +219,7 @@ def _verdict(
             cause = cause_record("cancelled", None, f"{_order(stop_signal)}, and it ended without saving", "job")
     if cause is not None and cause["source"] != "ranks":  # of which `why` tells already
         why = f"{why}; {sentence(cause)}"
-    if stop_signal == PREEMPTED and cause and not cause["consequence"] and cause["kind"] not in SAID_BY_SLURM:
+    if stop_signal == PREEMPTED and cause and not cause["consequence"] and not kind_of(cause).planned:
         stop_signal = ""  # one failed by itself, and `srun --kill-on-bad-exit` ended the others
     return Verdict("failed", code, why, cause, stop_signal)
 

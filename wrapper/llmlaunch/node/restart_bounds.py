@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..causes.kinds import kind_of
 from ..causes.suspects import signs_against
 from ..rundir.values import byte_count, count_above_zero, counted, number, time_or_none
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Bounds", "bounds_of"]
 
 HOUR_SECONDS = 3600.0
-# What the same batch does again. Other causes are of the machines, or are never started again anyway.
-_REPEATED = ("crash", "bad_loss", "hung", "host_oom")
 
 
 class Bounds(NamedTuple):
@@ -111,7 +110,7 @@ def _same_step(past: Sequence[_Past]) -> int | None:
 def _are_alike(before: dict[str, Any], last: dict[str, Any]) -> bool:
     """Whether both ended in the same way, and not on one node that others wait for."""
     kind = last.get("kind")
-    if kind not in _REPEATED or before.get("kind") != kind:
+    if not kind_of(last).repeats or before.get("kind") != kind:
         return False
     if kind == "crash" and (before.get("consequence") or last.get("consequence")):
         return False  # ended from outside

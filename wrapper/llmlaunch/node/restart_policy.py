@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..causes.cause_kind import AT_ONCE, IF_TRAINED, LATER, LATER_IF_STEPPED, NEVER
+from ..causes.kinds import kind_of
 from ..causes.suspects import ENOUGH_SIGNS, signs_against
 from ..rundir import file_names
 from ..rundir.files import read_object
@@ -25,17 +27,6 @@ PREEMPTED = "preempted"
 """Preemption with grace time: SLURM tells the steps to end, and the batch script nothing (seen in 22.05.8). A step that
 ends in time ends the job, and SLURM does not put it back."""
 
-# Failures that would recur at once, wherever the job runs; a full disk where no step was made yet.
-_DISK_FULL = "disk_full"
-_CERTAIN = ("oom", _DISK_FULL, "shm_full", "open_files", "bad_arguments", "container", "unexpected_result")
-# Failures before the first step that may not come again: another port, another word with a registry, and a folder that
-# pyxis left behind is removed by the step that met it.
-_TRIED_AGAIN = {
-    "port_taken": "another program used the port",
-    "container_busy": "the container did not start this time",
-}
-# What others answer for, and may answer soon: asking again at once would be refused again.
-_ELSEWHERE = ("hub", "name_resolution", "file_system", _DISK_FULL)
 _MOST_BACKOFF_SECONDS = 3600.0
 _MOST_IDLE_SECONDS = 600.0  # of nodes that are paid for while they wait
 _MOST_TRIES = 3
@@ -66,7 +57,7 @@ class Facts(NamedTuple):
     fruitless: int  # attempts in a row, this one included, that got no further than saved_step
     run: Record  # run.json
     bad_loss: BadLossFacts | None = None  # where that ended it
-    tries: int = 1  # in this job, this attempt's included, that ended for a reason of _TRIED_AGAIN
+    tries: int = 1  # in this job, this attempt's included, that ended for a cause that is tried again at once
     bounds: Bounds = Bounds()  # what earlier attempts of this submission and this one have used of them
     nodes: tuple[str, ...] = ()  # of this allocation, on which the same may train again; none where too few are left
     no_restart: bool = False  # ft_launcher has said so
@@ -101,8 +92,9 @@ def decide(facts: Facts) -> Next:
             return following
     if facts.kind == "oom" and not facts.stop_signal and not is_for_fewer_nodes(facts.layout):
         return _after_oom(facts)
-    if facts.kind in _TRIED_AGAIN and not facts.stop_signal and not facts.made_a_step and facts.tries < _MOST_TRIES:
-        return Next("again", _TRIED_AGAIN[facts.kind], layout=facts.layout)
+    kind = kind_of({"kind": facts.kind})
+    if kind.retry == AT_ONCE and not facts.stop_signal and not facts.made_a_step and facts.tries < _MOST_TRIES:
+        return Next("again", kind.words, layout=facts.layout)
     return _restart(facts)
 
 
@@ -164,18 +156,17 @@ def _restart(facts: Facts) -> Next:
         return Next("end", "the recipe asks for no restart")
     if facts.no_restart:
         return Next("end", "ft_launcher asks for no restart: a restart would get no further (exit code 93)")
-    may_differ = (facts.kind == _DISK_FULL and facts.made_a_step) or (
-        facts.kind == "oom" and is_for_fewer_nodes(facts.layout)
-    )
-    if facts.kind in _CERTAIN and not may_differ:
+    kind = kind_of({"kind": facts.kind})
+    is_certain = kind.retry == NEVER or (kind.retry == LATER_IF_STEPPED and not facts.made_a_step)
+    if is_certain and not (facts.kind == "oom" and is_for_fewer_nodes(facts.layout)):
         return Next("end", f"a restart would end in {facts.kind} again")
-    not_loaded = facts.kind == "checkpoint" and not facts.made_a_step and not is_for_fewer_nodes(facts.layout)
+    not_loaded = kind.damages_checkpoint and not facts.made_a_step and not is_for_fewer_nodes(facts.layout)
     if not_loaded and stops_at_bad_checkpoint(policy):
         return Next(
             "end", f"the checkpoint of step {facts.saved_step} could not be loaded (restart.bad_checkpoint: stop)"
         )
     # What has trained once has arguments, data and memory that work; what hits it later may be the node's.
-    certain = facts.kind in ("crash", "bad_loss", "image", "") or (not_loaded and not facts.saved_step)
+    certain = kind.retry == IF_TRAINED or (not_loaded and not facts.saved_step)
     if certain and not facts.made_a_step and not facts.trained_before and not facts.stop_signal:
         return Next("end", "it failed before its first step and would fail again")
     if facts.restarts >= int(policy["times"]):
@@ -194,7 +185,7 @@ def _restart(facts: Facts) -> Next:
     if _layout_failed(facts):
         why = f"{facts.layout} made no step, or ran out of memory; {why} with all nodes"
     elif facts.nodes and not facts.stop_signal:
-        at_once = facts.fruitless <= 1 and facts.kind not in _ELSEWHERE
+        at_once = facts.fruitless <= 1 and kind.retry not in (LATER, LATER_IF_STEPPED)
         seconds = 0 if at_once else min(backoff_seconds, round(_MOST_IDLE_SECONDS))
         layout = layout_on(facts.run, facts.layout, len(facts.nodes))
         why = "continues without the slow nodes" if facts.state == "stopped" else why

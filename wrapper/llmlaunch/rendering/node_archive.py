@@ -12,6 +12,7 @@ from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 from types import CodeType
 
+import llmlaunch.backends
 import llmlaunch.causes
 import llmlaunch.node
 import llmlaunch.placement
@@ -40,7 +41,8 @@ UNCHECKED_HASH = (1).to_bytes(4, "little")  # flags of bytecode that is not comp
 @cache
 def node_archive() -> bytes:
     """The bytes of `node.pyz`: the packages `node`, `causes`, `placement` and `rundir` in an otherwise empty
-    `llmlaunch`, the files that `observe` gives to trainers, and NVIDIA's `pynvml.py` unchanged.
+    `llmlaunch`, what each framework says when it fails, the files that `observe` gives to trainers, and NVIDIA's
+    `pynvml.py` unchanged.
 
     Beside each module of ours lies its bytecode, which a Python of this one's version loads; any other reads the
     source. A job runs some ten commands on each node, and compiling took half of their time.
@@ -52,6 +54,7 @@ def node_archive() -> bytes:
     for package in (llmlaunch.causes, llmlaunch.node, llmlaunch.placement, llmlaunch.rundir):
         folder = Path(str(package.__file__)).parent
         modules |= {f"llmlaunch/{folder.name}/{path.name}": path for path in folder.glob("*.py")}
+    modules |= _failure_patterns()
     files = {"__main__.py": MAIN.encode(), "pynvml.py": _pynvml_source(), "llmlaunch/__init__.py": b""}
     files |= {f"llmlaunch/trainers/{path.name}": path.read_bytes() for path in (HOOK, MEMORY_PROBE)}
     for name, path in modules.items():
@@ -65,6 +68,14 @@ def node_archive() -> bytes:
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, files[name])
     return buffer.getvalue()
+
+
+def _failure_patterns() -> dict[str, Path]:
+    """Return the modules in which each framework's folder says how it fails, and the packages that hold them."""
+    backends = Path(str(llmlaunch.backends.__file__)).parent
+    failures = sorted(backends.glob("*/failures.py"))
+    paths = [backends / "__init__.py", *(path.with_name("__init__.py") for path in failures), *failures]
+    return {f"llmlaunch/{path.relative_to(backends.parent).as_posix()}": path for path in paths}
 
 
 def _pynvml_source() -> bytes:

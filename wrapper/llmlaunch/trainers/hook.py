@@ -56,6 +56,31 @@ def write_stacks_when_asked() -> None:
     faulthandler.register(signal.SIGURG, file=file, all_threads=True, chain=False)
 
 
+def name_the_rank_in_tracebacks() -> None:
+    """Each line of an uncaught exception begins with `[rank3]: `, as torch's own do once it has made a process group,
+    and all go out in one write: the ranks of a node share a log. Where another hook calls this one, as torch's does to
+    add the prefix itself, the exception is written as Python does."""
+    rank = os.environ.get("RANK", "")
+    if not (rank.isascii() and rank.isdigit()):
+        return
+
+    def write(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        text = None
+        if sys.excepthook is write:
+            with contextlib.suppress(Exception):
+                import traceback  # here, since few programs end with an exception
+
+                lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
+                text = "".join(f"[rank{rank}]: {line}\n" for line in lines)
+        if text is None or issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, trace)
+            return
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    sys.excepthook = write
+
+
 def write_memory_peaks_when_cuda_is_used() -> None:
     """The probe is loaded when `torch.cuda` initialises CUDA: a program that never does has no thread of ours, which
     `os.fork` would mind, and reads nothing."""
@@ -304,6 +329,8 @@ def versions() -> dict[str, str]:
 
 with contextlib.suppress(Exception):
     write_stacks_when_asked()
+with contextlib.suppress(Exception):
+    name_the_rank_in_tracebacks()
 with contextlib.suppress(Exception):
     tell_the_observer()
 with contextlib.suppress(Exception):

@@ -1,87 +1,49 @@
-"""The lines by which logs tell what ended a trainer, each with where it comes from: data, in the order of trying."""
+"""The lines by which logs tell what ended a trainer, each with where it comes from: data, in the order of trying.
+
+Here are those of CUDA, NCCL, PyTorch, Python, the kernel, containers and SLURM. What only one framework says is in
+`backends/<framework>/failures.py`, and comes first. The kinds that they name are in `kinds.py`.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import pkgutil
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from .pattern import Frame, Pattern
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 __all__ = [
+    "ACTIVITIES",
     "EXCEPTION",
     "HARDWARE_XIDS",
-    "KINDS",
-    "LOADING_FRAME",
     "NO_CAUSES",
     "OF_THE_SYSTEM",
-    "RERUN",
-    "SAID_BY_SLURM",
-    "SIGNS",
-    "SILENT_CORRUPTION",
+    "PATTERNS",
+    "SLURM_PATTERNS",
+    "SLURM_STATES",
     "TELLING",
     "WRAPPER",
     "XID",
-    "Sign",
+    "frames",
+    "patterns",
 ]
 
-# Each kind of cause, and how a sentence calls it. Where no time decides, an earlier kind goes before a later one: the
-# device, then its memory, the host, the network.
-KINDS = {
-    "gpu_lost": "a GPU was lost",
-    "ecc": "memory of a GPU is damaged (ECC)",
-    "xid": "a GPU failed",
-    "nvlink": "NVLink failed",
-    "driver": "the GPU driver is not in order",
-    "silent_corruption": "a GPU computes wrongly",
-    "preflight": "the preflight found a node unfit",
-    "oom": "out of GPU memory",
-    "host_oom": "out of main memory",
-    "shm_full": "no space left in /dev/shm",
-    "disk_full": "no space left on a disk",
-    "file_system": "a file system failed on the node",
-    "checkpoint": "the checkpoint cannot be used",
-    "bad_loss": "the loss went bad",
-    "open_files": "too many open files",
-    "node_fail": "the node failed",
-    "bad_arguments": "wrong arguments",
-    "image": "the image could not be imported",
-    "container": "the container does not start",
-    "container_busy": "the container did not start this time",
-    "port_taken": "a port was taken",
-    "name_resolution": "a host name could not be resolved",
-    "hub": "the Hugging Face hub did not answer",
-    "nccl": "the network between ranks failed",
-    "rerun": "an unexpected result is to be computed again on another GPU",
-    "unexpected_result": "the program or the data gives an unexpected result",
-    "crash": "crashed",
-    "preempted": "preempted",
-    "time_limit": "out of time",
-    "cancelled": "cancelled",
-    "hung": "hung",
-}
-SILENT_CORRUPTION, RERUN = "silent_corruption", "rerun"
-SAID_BY_SLURM = frozenset({"preempted", "time_limit", "cancelled"})
-
-
-class Sign(NamedTuple):
-    """`expression` found in a line means `kind`. `sick`: that host is at fault, and the next job should avoid it.
-    `consequence`: the line only reports that something else went wrong, often on another node."""
-
-    kind: str
-    expression: str
-    source: str
-    sick: bool = False
-    consequence: bool = False
-
-
-SIGNS = (
+PATTERNS = (
     # --- the GPU itself
-    Sign("gpu_lost", r"GPU is lost|has fallen off the bus|GPU_IS_LOST", "NVML error 15; kernel driver, Xid 79", True),
-    Sign(
+    Pattern(
+        "gpu_lost", r"GPU is lost|has fallen off the bus|GPU_IS_LOST", "NVML error 15; kernel driver, Xid 79", True
+    ),
+    Pattern(
         "ecc",
         r"uncorrectable (double bit )?ECC error|ECC_?Uncorrectable|uncorrectable double bit error",
         "CUDA error 214 (cudaErrorECCUncorrectable); Xid 48",
         True,
     ),
-    Sign("nvlink", r"uncorrectable NVLink error", "CUDA error 220 (cudaErrorNvlinkUncorrectable)", True),
-    Sign(
+    Pattern("nvlink", r"uncorrectable NVLink error", "CUDA error 220 (cudaErrorNvlinkUncorrectable)", True),
+    Pattern(
         "driver",
         r"Driver/library version mismatch|NVML/RM version mismatch|GPU requires re(start|set)"
         r"|Failed to initialize NVML: (Unknown Error|Driver Not Loaded)|RmInitAdapter failed"
@@ -89,7 +51,7 @@ SIGNS = (
         "NVML 13.615 errors 18, 16, 9 and 999 (nvmlErrorString); kernel driver; libnvidia-container",
         True,
     ),
-    Sign(
+    Pattern(
         # Raised, not warned of: on a machine without GPUs torch warns of the same and goes on.
         "driver",
         r"Error: .*(No CUDA GPUs are available|Found no NVIDIA driver|CUDA driver initialization failed"
@@ -99,83 +61,111 @@ SIGNS = (
         "manager does not run)",
         True,
     ),
-    # --- Megatron's rerun state machine: causes.rerun_verdict says what its lines mean
-    Sign(
-        "silent_corruption",
-        r"\bRank \d+, node \S+, device \d+, iteration #\d+: Possible transient error!",
-        "Megatron-LM core 0.19, megatron/core/rerun_state_machine.py",
-        True,
-    ),
-    Sign(
-        "silent_corruption",
-        r"\bRank \d+, node \S+, device \d+, iteration #\d+: Possible persistent error!",
-        "the same; it names the place of the second GPU",
-    ),
-    Sign(
-        "unexpected_result",
-        r"\bRank \d+, node \S+, device \d+, iteration #\d+: Correct result \(but possible Application error\)",
-        "the same",
-    ),
-    Sign(
-        "rerun",
-        r"\bRank \d+, node \S+, device \d+, iteration #\d+: First rerun: .*Need to rerun on a different GPU"
-        r"|Got rescheduled on the same GPU\. Need to resume again",
-        "the same",
-    ),
     # --- memory of the host. Before the GPU's: some of these lines name CUDA, too.
-    Sign(
+    Pattern(
+        "memlock",
+        r"(Call to )?ibv_(reg_mr\w*|create_cq|create_qp|create_ah)( failed| error"
+        r"|\b.*failed).*(Cannot allocate memory|\(12\))"
+        r"|RLIMIT_MEMLOCK|\bulimit -l\b|memlock limit",
+        "NCCL 2.30, src/misc/ibvwrap.cc; libfabric and UCX name the limit",
+    ),
+    Pattern(
         "host_oom",
         r"Failed to CUDA host alloc|cuda(HostAlloc|MallocHost|HostRegister) failed",
         "NCCL 2.30, src/include/alloc.h; programs that pin memory",
     ),
-    Sign("host_oom", r"DefaultCPUAllocator: (can't allocate|not enough) memory", "torch 2.13, alloc_cpu.cpp"),
-    Sign(
+    Pattern("host_oom", r"DefaultCPUAllocator: (can't allocate|not enough) memory", "torch 2.13, alloc_cpu.cpp"),
+    Pattern(
+        "host_oom", r"DataLoader worker \(pid\(?s?\)? .*(is|are) killed by signal: Killed", "torch 2.13, DataLoader.cpp"
+    ),
+    Pattern(
+        "host_oom",
+        r"ray\.exceptions\.OutOfMemoryError: |Task was killed due to the node running low on memory",
+        "Ray 2.x, its memory monitor",
+    ),
+    Pattern(
         "oom", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY", "CUDA error 2 by name, also as Thrust's bad_alloc"
     ),
-    Sign("host_oom", r"^MemoryError\b|numpy\S*MemoryError: Unable to allocate", "Python; NumPy"),
-    Sign("host_oom", r"\[Errno 12\]|std::bad_alloc|Cannot allocate memory \(12\)", "ENOMEM; libstdc++; torch's mmap"),
-    Sign("host_oom", r"Detected \d+ oom[-_]kill event", "slurmstepd 22.05 and 25.05, task_cgroup_memory.c"),
-    Sign("host_oom", r"\boom-kill:constraint=|Out of memory: Killed process|invoked oom-killer", "Linux kernel"),
+    Pattern("host_oom", r"^MemoryError\b|numpy\S*MemoryError: Unable to allocate", "Python; NumPy"),
+    Pattern(
+        "host_oom", r"\[Errno 12\]|std::bad_alloc|Cannot allocate memory \(12\)", "ENOMEM; libstdc++; torch's mmap"
+    ),
+    Pattern("host_oom", r"Detected \d+ oom[-_]kill event", "slurmstepd 22.05 and 25.05, task_cgroup_memory.c"),
+    Pattern("host_oom", r"\boom-kill:constraint=|Out of memory: Killed process|invoked oom-killer", "Linux kernel"),
     # --- memory of the device
-    Sign(
+    Pattern(
+        "kernel_resources",
+        r"OutOfResources: out of resource: shared memory, Required: (?P<asked>\d+), Hardware limit: (?P<limit>\d+)",
+        "Triton 3.x, runtime/errors.py",
+    ),
+    Pattern("oom", r"Triton Error \[CUDA\]: out of memory", "Triton 3.x, backends/nvidia/driver.c"),
+    Pattern(
         "oom", r"\b(CUDA|HIP|XPU) out of memory\. Tried to allocate", "torch 1.0 on, c10/cuda/CUDACachingAllocator.cpp"
     ),
-    Sign("oom", r"\btorch\.(cuda\.)?OutOfMemoryError", "torch 1.13 on"),
-    Sign("oom", r"C(UDA|uda) (driver )?(error|Error|failure):? ?\d* ?'?out of memory", "CUDA error 2; torch, NCCL, TE"),
-    Sign("oom", r"CU(BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED", "CUDA libraries"),
-    Sign("oom", r"cu(BLAS|DNN) Error: .*(alloc|resource allocation)", "TransformerEngine 2.20, common/util/logging.h"),
-    Sign("oom", r"cudaMalloc\w* failed|Failed to CUDA [mc]alloc", "NCCL 2.30, src/include/alloc.h; CUDA samples"),
-    Sign("oom", r"Workspace can't be allocated, (no|not) enough memory", "DeepSpeed 0.19, csrc/transformer/inference"),
+    Pattern("oom", r"\btorch\.(cuda\.)?OutOfMemoryError", "torch 1.13 on"),
+    Pattern(
+        "oom", r"C(UDA|uda) (driver )?(error|Error|failure):? ?\d* ?'?out of memory", "CUDA error 2; torch, NCCL, TE"
+    ),
+    Pattern("oom", r"CU(BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED", "CUDA libraries"),
+    Pattern(
+        "oom", r"cu(BLAS|DNN) Error: .*(alloc|resource allocation)", "TransformerEngine 2.20, common/util/logging.h"
+    ),
+    Pattern("oom", r"cudaMalloc\w* failed|Failed to CUDA [mc]alloc", "NCCL 2.30, src/include/alloc.h; CUDA samples"),
     # --- the container: enroot's words, which pyxis prints into the step's output, and Apptainer's own
-    Sign("disk_full", r"^FATAL: +.*(no space left on device|disk quota exceeded)", "Apptainer 1.4, on a full cache"),
-    Sign(
+    Pattern("disk_full", r"^FATAL: +.*(no space left on device|disk quota exceeded)", "Apptainer 1.4, on a full cache"),
+    Pattern(
         "container_busy",
         r"pyxis: +(\[ERROR\] (File already exists|Could not acquire rootfs lock|URL .* error code: (408|429|5\d\d))"
         r"|curl: \((5|6|7|16|18|28|35|52|55|56|92)\) |curl: \(22\) .*error: (408|429|5\d\d)|Checksum mismatch: )",
         "enroot 4.1, src/runtime.sh, docker.sh and common.sh; curl(1), EXIT CODES",
     ),
-    Sign(
+    Pattern(
         "container_busy",
         r"^FATAL: +.*(toomanyrequests|Too Many Requests|status code:? (429|5\d\d)|unexpected HTTP status: 5\d\d"
         r"|i/o timeout|TLS handshake timeout|Client\.Timeout|connection re(set|fused)|unexpected EOF|server misbehaving"
         r"|Temporary failure in name resolution)",
         "Apptainer 1.4 on registries: containers/image, net/http",
     ),
-    Sign(
+    Pattern(
         "container",
         r"pyxis: +\[ERROR\] |pyxis: +enroot-(mount|switchroot|nsenter): |pyxis: +curl: \("
         r"|pyxis: (--container-mounts: source path does not exist|couldn't chdir to )",
         "enroot 4.1, src/runtime.sh, docker.sh and bin/; pyxis 0.24, pyxis_slurmstepd.c",
     ),
-    Sign(
+    Pattern(
         "container",
         r"^FATAL: +(Unable to handle \S+ uri|container creation failed|.*no such file or directory|.*\bimage\b)",
         "Apptainer 1.4, cmd/internal/cli/actions.go, internal/pkg/runtime; SingularityCE",
     ),
-    Sign("container", r"pyxis: (failed to|container start|container exited too soon)", "pyxis 0.24", consequence=True),
+    Pattern(
+        "container", r"pyxis: (failed to|container start|container exited too soon)", "pyxis 0.24", consequence=True
+    ),
+    # --- programs and steps that do not start
+    Pattern(
+        "no_program",
+        r"^(slurmstepd|srun): error: (execve\(\): |.*execve\(\): )\S+: No such file or directory"
+        r"|^(/\S+/)?(ba)?sh: (\S+: )?(line \d+: )?\S+: (command not found|not found)$"
+        r"|^\S+: line \d+: \S+: command not found$",
+        "slurmstepd 25.05; bash 5.2",
+    ),
+    Pattern(
+        "step_refused", r"^srun: error: Unable to create step for job \d+: (?P<why>.*)", "SLURM 22.05 to 25.05, srun"
+    ),
+    # --- what the GPU cannot do
+    Pattern("gpu_code", r"no kernel image is available for execution on the device", "CUDA error 209"),
+    Pattern(
+        "attention_backend",
+        r"No dot product attention (backend|support) is available",
+        "TransformerEngine 2.20, pytorch/attention/dot_product_attention",
+    ),
+    Pattern(
+        "illegal_access",
+        r"Error: .*(an illegal memory access was encountered|misaligned address|unspecified launch failure)",
+        "CUDA errors 700, 716 and 719",
+    ),
     # --- open files and shared memory
-    Sign("open_files", r"Too many open files|\[Errno 24\]|error: EMFILE", "errno EMFILE: Python, torch, NCCL, gloo"),
-    Sign(
+    Pattern("open_files", r"Too many open files|\[Errno 24\]|error: EMFILE", "errno EMFILE: Python, torch, NCCL, gloo"),
+    Pattern(
         "shm_full",
         r"/dev/shm\b.*No space left on device|No space left on device.*/dev/shm\b|failed to extend /dev/shm/"
         r"|unable to (open|resize|allocate) shared memory.*No space left|insufficient shared memory \(shm\)"
@@ -183,9 +173,9 @@ SIGNS = (
         "NCCL 2.30, src/misc/shmutils.cc; torch 2.13, MapAllocator.cpp and DataLoader.cpp",
     ),
     # --- the disk
-    Sign("disk_full", r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]", "errno ENOSPC, EDQUOT"),
+    Pattern("disk_full", r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]", "errno ENOSPC, EDQUOT"),
     # --- a file system that other nodes may still have
-    Sign(
+    Pattern(
         "file_system",
         r"Input/output error|Stale (NFS )?file handle|Remote I/O error|Cannot send after transport endpoint shutdown"
         r"|\[Errno (11|19|107|112)\] [^:]*: b?['\"]",
@@ -194,36 +184,32 @@ SIGNS = (
         True,
     ),
     # --- the checkpoint
-    Sign(
+    Pattern(
         "checkpoint",
         r"PytorchStreamReader failed (reading|locating|finding)|_pickle\.UnpicklingError: |^EOFError: Ran out of input",
         "torch 2.13, caffe2/serialize/inline_container.cc and torch/serialization.py: a file that is cut short",
     ),
-    Sign(
-        "checkpoint",
-        r"CheckpointingException: .* is not a distributed checkpoint|NotImplementedError: unknown checkpoint format in"
-        r"|A metadata file exists but unable to load iteration",
-        "Megatron-LM core 0.19, megatron/training/checkpointing.py, core/dist_checkpointing/validation.py",
+    Pattern(
+        "checkpoint_mismatch",
+        r"\bsize mismatch for (?P<of>[\w.]+): copying a param with shape torch\.Size\((?P<theirs>\[[\d, ]*\])\) from "
+        r"checkpoint, the shape in current model is torch\.Size\((?P<ours>\[[\d, ]*\])\)",
+        "torch 2.13, nn/modules/module.py",
     ),
-    Sign("checkpoint", r"/latest names \S+, which (is missing|holds) ", "llmlaunch, trainers/deepspeed/checkpoints.py"),
-    # --- the loss
-    Sign("bad_loss", r"^step \d+: the loss is (nan|-?inf)\b", "llmlaunch, trainers/deepspeed/train.py"),
-    Sign(
-        "bad_loss",
-        r"Unexpected result .*found (NaN|Inf) in local (forward loss|grad norm)",
-        "Megatron-LM core 0.16 to 0.19, core/rerun_state_machine.py, core/distributed/param_and_grad_buffer.py and "
-        "pretrain_gpt.py",
+    Pattern(
+        "checkpoint_mismatch",
+        r"Error\(s\) in loading state_dict for |loaded state dict (has a different number of parameter groups"
+        r"|contains a parameter group that doesn't match)",
+        "torch 2.13, nn/modules/module.py and optim/optimizer.py",
     ),
+    Pattern("weights_file", r"SafetensorError: Error while deserializing header", "safetensors 0.8"),
     # --- the arguments
-    Sign("bad_arguments", r"^Megatron-LM refuses its arguments: ", "llmlaunch, trainers/megatron_check.py"),
-    Sign("bad_arguments", r"^Megatron-Bridge refuses its settings: ", "llmlaunch, trainers/megatron_bridge.py"),
-    Sign(
+    Pattern(
         "bad_arguments",
         r"^\S+\.py: error: (unrecognized arguments|the following arguments are required|argument \S+): ",
         "Python's argparse",
     ),
     # --- what lies outside the cluster, and the way there
-    Sign(
+    Pattern(
         "hub",
         r"(huggingface\.co|hf\.co).*(Max retries exceeded|timed out|Failed to resolve)"
         r"|Error: We couldn't connect to '|(on|to) the Hub,? and we cannot find"
@@ -231,32 +217,66 @@ SIGNS = (
         r"|Error: (Client|Server) error '(429|50[0234]) |^httpx2?\.\w+: .*\[Errno -\d\]",
         "huggingface_hub 0.11 to 2.4 (utils/_http.py, file_download.py), requests, urllib3, httpx, transformers 5.23",
     ),
-    Sign(
+    Pattern(
         "name_resolution",
         r"([Ee]rror|Exception)\b.*(Temporary failure in name resolution|Name or service not known"
         r"|No address associated with hostname)",
         "glibc 2.36, gai_strerror: EAI_AGAIN, EAI_NONAME, EAI_NODATA",
         True,
     ),
+    Pattern(
+        "wandb",
+        r"^wandb\.(errors\.)*\w*(CommError|errors\.Error|UsageError): .*(timed out|network|connect)",
+        "wandb 0.16 on",
+    ),
     # --- the network
-    Sign(
+    Pattern(
+        "network_interface",
+        r"NCCL WARN Bootstrap ?: no socket interface found"
+        r"|Unable to find address for: (?P<interface>\S+)|unable to find (network )?interface"
+        r"|no socket interface found",
+        "NCCL 2.30, src/bootstrap.cc; gloo, transport/tcp/device.cc",
+    ),
+    # --- the network
+    Pattern(
         "port_taken", r"\bEADDRINUSE\b|[Aa]ddress already in use", "errno 98: torch 2.x, TCPStore; gloo; NCCL sockets"
     ),
-    Sign(
+    Pattern(
         "nccl",
         r"NET/IB ?:.*async (fatal )?event.*(local catastrophic error|port error)",
         "NCCL 2.30, src/transport/net_ib/common.cc",
         True,
     ),
+    # --- ranks that never meet, and signals from outside
+    Pattern(
+        "rendezvous",
+        r"[Tt]imed out after \d+ seconds waiting for clients\. (?P<joined>\d+)/(?P<expected>\d+) clients joined",
+        "torch 2.13, distributed/c10d/TCPStore.cpp",
+        consequence=True,
+    ),
+    Pattern(
+        "rendezvous",
+        r"(client socket has (timed out|failed)"
+        r"|timed out).*trying to connect to [\[(]*(?P<host>[\w.-]+)\]?[,:] ?\d"
+        r"|[Rr]endezvous(Timeout|Connection)Error",
+        "torch 2.13, distributed/c10d/socket.cpp, elastic/rendezvous",
+        consequence=True,
+    ),
+    Pattern(
+        "killed",
+        r"\bexitcode *: *-9\b|\bSignal 9 \(SIGKILL\)|\breturn code = -9\b",
+        "torch 2.13, distributed/elastic; DeepSpeed 0.19, launcher/launch.py",
+        consequence=True,
+    ),
     # --- what one hears of another's end
-    Sign(
+    Pattern(
         "nccl",
         r"remote process exited or there was a network error|ncclRemoteError|NCCL communicator was aborted"
         r"|NET/IB ?:.*Got completion .*status=",
         "NCCL 2.30, ncclGetErrorString; torch's ProcessGroupNCCL",
         consequence=True,
     ),
-    Sign(
+    Pattern(
         "hung",
         r"caught collective operation timeout|collective operations have failed or timed out"
         r"|watchdog thread terminated with exception|Timed out waiting \d+ms for (recv|send) operation"
@@ -264,22 +284,22 @@ SIGNS = (
         "torch 2.x, ProcessGroupNCCL.cpp and ProcessGroupGloo",
         consequence=True,
     ),
-    Sign(
+    Pattern(
         "nccl",
         r"Connection (closed|reset|refused)( by (remote )?peer)?\b|Broken pipe|BrokenPipeError"
         r"|(recvValue|sendBytes|recvBytes) failed|failed to recv, got 0 bytes|peer closed|socketProgress"
-        r"|DistNetworkError|DistStoreError|RendezvousConnectionError|RendezvousTimeoutError",
+        r"|DistNetworkError|DistStoreError",
         "torch 2.x: TCPStore, gloo, elastic; NCCL sockets",
         consequence=True,
     ),
-    Sign(
+    Pattern(
         "crash",
         r"ChildFailedError|SignalException: Process|KeyboardInterrupt|Sending process \d+ closing signal",
         "torch 2.x, distributed/elastic: the launcher on its ranks",
         consequence=True,
     ),
     # --- after the peers' ends, whose messages quote this name
-    Sign("nccl", r"unhandled system error|ncclSystemError", "NCCL 2.30, ncclGetErrorString"),
+    Pattern("nccl", r"unhandled system error|ncclSystemError", "NCCL 2.30, ncclGetErrorString"),
 )
 
 # Every line that means anything has one of these. They are looked for first: ten times as fast as the expressions.
@@ -292,6 +312,7 @@ TELLING = (
     *("Stale", "Too Many Requests", "on the Hub", "to the Hub"),
     *("pyxis", "FATAL", "EMFILE", "shared memory", "open files"),
     *("Need to rerun", "Got rescheduled"),
+    *("not found", "exitcode", "SIGKILL", "return code", "ssh", "interface", "memlock", "ulimit"),
 )
 
 # A line that looks like one of the above and ended nothing.
@@ -307,10 +328,6 @@ EXCEPTION = (
     r"|[a-z_]\w*(\.\w+)+)(: .*)?$"
 )
 
-# A traceback's frame in which a framework loads a checkpoint: Megatron-LM core 0.16 and 0.19, DeepSpeed 0.19.8.
-LOADING_FRAME = (
-    r'\s+File "[^"]*(megatron/training/checkpointing|deepspeed/runtime/engine)\.py", line \d+, in load_checkpoint$'
-)
 # Exceptions that say nothing of what a file holds: another node, or another try, may read it.
 OF_THE_SYSTEM = (
     r"(OSError|IOError|FileNotFoundError|PermissionError|BlockingIOError|InterruptedError|TimeoutError|MemoryError"
@@ -318,6 +335,23 @@ OF_THE_SYSTEM = (
 )
 # Each rank's own traceback follows (torch 2.13, distributed/checkpoint/api.py).
 WRAPPER = r"torch\.distributed\.checkpoint\.api\.CheckpointException\b"
+
+# What a log shows of a program before it hangs; the last line that says anything counts.
+ACTIVITIES = (
+    (
+        "saving",
+        r"[Ss]aving (model |the )?checkpoint|saving checkpoint at iteration|^saving step|Saving model checkpoint to",
+    ),
+    ("loading", r"[Ll]oading (checkpoint|weights|safetensors|model)|loading (release )?checkpoint|Fetching \d+ files"),
+    (
+        "tokenizing",
+        r"^(Map|Tokenizing|Running tokenizer|Generating|Grouping texts|Filter)\b.*\d%|[Tt]okeniz(ing|er on)|"
+        r"building (train|the index|dataset|GPT)|> building|Build and save the|creating (document|sample"
+        r"|shuffle) index",
+    ),
+    ("first step", r"\b0/\d+ \[\d+:\d+<"),
+    ("training", r"\biteration +[1-9]\d*/|\bstep [1-9]\d*(/|:)|^\{'loss': |\b[1-9]\d*/\d+ \[\d+:\d+"),
+)
 
 XID = r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<number>\d+)"
 
@@ -354,3 +388,52 @@ HARDWARE_XIDS = {
     156: "xid",  # a resource was retired
     158: "xid",  # fatal time-out
 }
+
+# SLURM 22.05.8 and 25.05, in the job's log and in slurm-<job id>.out, the weightiest first. A step that is CANCELLED AT
+# is no more than `srun --kill-on-bad-exit` at work.
+_SLURM = "SLURM 22.05.8 and 25.05"
+SLURM_PATTERNS = (
+    Pattern("node_fail", r"CANCELLED AT .* DUE TO NODE FAILURE|error: Node failure on ", _SLURM),
+    Pattern("container", r"srun: unrecognized option '--container-|srun: error: (spank: )?pyxis: ", _SLURM),
+    Pattern("host_oom", r"srun: error: \S+: tasks? \S+: Out Of Memory", _SLURM),
+    Pattern("preempted", r"CANCELLED AT .* DUE TO PREEMPTION", _SLURM),
+    Pattern("time_limit", r"CANCELLED AT .* DUE TO TIME LIMIT", _SLURM),
+    Pattern("cancelled", r"\*\*\* JOB .* CANCELLED AT [^ ]+ \*\*\*", _SLURM),
+    *(pattern for pattern in PATTERNS if pattern.cause in ("step_refused", "no_program")),
+)
+# What squeue, sacct and scontrol call a job's end.
+SLURM_STATES = (
+    ("NODE_FAIL", "node_fail"),
+    ("NodeDown", "node_fail"),
+    ("OUT_OF_MEMORY", "host_oom"),
+    ("OutOfMemory", "host_oom"),
+    ("PREEMPTED", "preempted"),
+    ("TIMEOUT", "time_limit"),
+    ("TimeLimit", "time_limit"),
+    ("CANCELLED", "cancelled"),
+)
+
+
+def patterns() -> tuple[Pattern, ...]:
+    """Return every row in the order of trying: the frameworks' own before those that all share."""
+    own = [pattern for module in _failures() for pattern in module.PATTERNS]
+    return (*own, *PATTERNS)
+
+
+def frames() -> tuple[Frame, ...]:
+    """Return what the frameworks' tracebacks show of what they were doing."""
+    return tuple(frame for module in _failures() for frame in module.FRAMES)
+
+
+def _failures() -> list[ModuleType]:
+    """Import `failures.py` of each framework's folder, by the order of their names; this floor knows none of them."""
+    package = import_module("..backends", __package__)
+    folders = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
+    modules = []
+    for folder in folders:
+        try:
+            modules.append(import_module(f"..backends.{folder}.failures", __package__))
+        except ModuleNotFoundError as error:
+            if not str(error.name).endswith(f"{folder}.failures"):
+                raise
+    return modules

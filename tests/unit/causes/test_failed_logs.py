@@ -1,0 +1,182 @@
+"""What a person is told of runs that failed in public, from their logs alone: a row for each log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmlaunch.causes.cause import advice, cause_from_log, sentence
+from llmlaunch.causes.cause_kind import NEVER
+from llmlaunch.causes.kinds import kind_of
+from llmlaunch.causes.log_scan import scan
+
+LOGS = Path(__file__).parents[2] / "data" / "failed_logs"
+# log: kind, the rank that said it, what the telling line holds, what the advice holds
+ANSWERS = {
+    "c02": ("checkpoint_format", 0, "flattened_range is not supported", "--dist-ckpt-optim-fully-reshardable"),
+    "c03": ("checkpoint_mismatch", 2, "Global shape mismatch", "[4, 8192], this job has 16, 2048"),
+    "c04": ("checkpoint_mismatch", 0, "KeyError: 'optimizer'", "holds no optimizer"),
+    "c05": ("checkpoint_mismatch", 7, "KeyError: 'state'", "--no-load-optim"),
+    "d01": ("index_cache", 9, "GPTDataset_indices", "all nodes share"),
+    "f01": ("oom", 52, "Triton Error [CUDA]: out of memory", "plan anew"),
+    "h02": ("hung", 3, "Watchdog caught collective operation timeout", "leaf module"),
+    "h03": ("hung", 1, "Watchdog caught collective operation timeout", "began in a save"),
+    "k03": ("host_oom", None, "node running low on memory", "--mem"),
+    "m01": ("illegal_access", 0, "illegal memory access", "layout.offload_optimizer"),
+    "v01": ("bad_arguments", 7, "number of contiguous micro-batches", "refuses an argument"),
+    "v02": ("bad_arguments", 14, "divisible by the pipeline-model-parallel size", "refuses an argument"),
+    "w01": ("wandb", 0, "Run initialization has timed out", "WANDB_MODE=offline"),
+    "x03": ("kernel_resources", 0, "out of resource: shared memory", "smaller block"),
+    "x04": ("host_oom", 2, "killed by signal: Killed", "data workers"),
+    "x05": ("gpu_code", 2, "no kernel image is available", "TORCH_CUDA_ARCH_LIST"),
+    "x06": ("step_refused", None, "Memory required by task is not available", "--mem"),
+    "x07": ("no_program", None, "execve(): torchrun: No such file", "activate the training environment"),
+    "x08": ("weights_file", 0, "MetadataIncompleteBuffer", "copy it again"),
+    "x09": ("gpu_busy", 3, "Process 991 has 61.20 GiB", "the GPU was not free"),
+    "x10": ("checkpoint_mismatch", 0, "size mismatch for embedding", "--make-vocab-size-divisible-by"),
+    "x11": ("attention_backend", 0, "No dot product attention backend", "NVTE_DEBUG"),
+    "x12": ("no_ssh", None, "ssh: connect to host n2", "srun"),
+}
+QUIET = {"n01"}  # nothing ended it
+
+
+def cause_of(log: str, *ranks: dict[str, Any]) -> dict[str, Any] | None:
+    return cause_from_log(scan(log), "n1", ranks)
+
+
+def said(log: str, *ranks: dict[str, Any]) -> tuple[str, str]:
+    """Kind and advice."""
+    record = cause_of(log, *ranks)
+    assert record is not None
+    return record["kind"], advice(record)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_answer_to_a_log(name: str) -> None:
+    kind, rank, line, way_out = ANSWERS[name]
+    record = cause_of((LOGS / f"{name}.log").read_text())
+    assert record is not None
+    assert (record["kind"], record["rank"]) == (kind, rank)
+    assert line in sentence(record)
+    assert way_out in advice(record)
+
+
+def test_every_log_has_an_answer() -> None:
+    assert {path.stem for path in LOGS.glob("*.log")} == {*ANSWERS} | QUIET
+    assert all(cause_of((LOGS / f"{name}.log").read_text()) is None for name in QUIET)
+
+
+@pytest.mark.parametrize("name", ["c03", "c04", "c05", "x10"])
+def test_a_mismatch_ends_the_run_and_touches_no_checkpoint(name: str) -> None:
+    row = kind_of(cause_of((LOGS / f"{name}.log").read_text()))
+    assert row.retry == NEVER
+    assert not row.damages_checkpoint
+
+
+OOM = (
+    "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked} GiB. GPU 3 has a total capacity of "
+    "79.10 GiB of which {free} GiB is free. {others}Including non-PyTorch memory, this process has 60.00 GiB memory in "
+    "use. Of the allocated memory 20.00 GiB is allocated by PyTorch, and {unallocated} GiB is reserved by PyTorch but "
+    "unallocated."
+)
+
+
+def oom(asked: str = "2.00", free: str = "1.05", others: str = "", unallocated: str = "0.50") -> str:
+    return OOM.format(asked=asked, free=free, others=others, unallocated=unallocated)
+
+
+def test_reserved_memory_that_is_not_in_use_is_fragmentation() -> None:
+    kind, way_out = said(oom(unallocated="30.41"))
+    assert kind == "oom"
+    assert "30.4 GiB were reserved but not in use" in way_out
+    assert "expandable_segments:True" in way_out
+
+
+def test_a_process_that_is_another_rank_shares_the_gpu() -> None:
+    line = oom(others="Process 991 has 61.20 GiB memory in use. ")
+    ranks = [{"rank": 3, "pid": 980, "program_pid": 981}, {"rank": 2, "pid": 990, "program_pid": 991}]
+    kind, way_out = said(line, *ranks)
+    assert kind == "gpu_shared"
+    assert "LOCAL_RANK" in way_out
+
+
+def test_a_small_neighbour_or_one_whose_memory_would_not_be_enough_is_not_to_blame() -> None:
+    assert said(oom(others="Process 991 has 512.00 MiB memory in use. "))[0] == "oom"
+    assert said(oom(asked="40.00", others="Process 991 has 2.00 GiB memory in use. "))[0] == "oom"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "E1129 10:00:00.1 12 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -9) local_rank: 0",
+        "  traceback : Signal 9 (SIGKILL) received by PID 4711",
+        "[2026-11-29 10:00:00,000] [ERROR] [launch.py:325:sigkill_handler] exits with return code = -9",
+    ],
+)
+def test_sigkill_is_probably_main_memory(line: str) -> None:
+    kind, way_out = said(line)
+    assert kind == "killed"
+    assert "main memory" in way_out
+    assert "Otherwise" in way_out
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "way_out"),
+    [
+        ("n1:9:9 [0] NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",
+         "memlock", "LimitMEMLOCK"),
+        ("n1:9:9 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found", "network_interface", "IFNAME"),
+        ("RuntimeError: [enforce fail] Unable to find address for: ib0", "network_interface", "ip -br"),
+        ("torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
+         "rendezvous", "1 of 2 came"),
+        ("DistNetworkError: The client socket has timed out after 600000ms while trying to connect to "
+         "(localhost, 29500).", "rendezvous", "Trying again cannot help"),
+        ("AssertionError: num_layers value from checkpoint (32) is not equal to the input argument value (24).",
+         "checkpoint_mismatch", "num_layers: 32, this job has 24"),
+        ("ZeROError: The checkpoint being loaded used a DP world size of 8 but "
+         "the current world size is 4.", "checkpoint_mismatch", "DP world size: 8, this job has 4"),
+        ("RuntimeError: (TP, PP) mismatch after resume ((2, 4) vs (4, 2) from checkpoint): not supported",
+         "checkpoint_mismatch", "TP, PP: (4, 2), this job has (2, 4)"),
+    ],
+)  # fmt: skip
+def test_what_a_line_shows_is_what_the_advice_follows_from(line: str, kind: str, way_out: str) -> None:
+    told, text = said(line)
+    assert told == kind
+    assert way_out in text
+
+
+def test_nccls_last_error_is_quoted() -> None:
+    log = (
+        "[rank0]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled system error, NCCL "
+        "version 2.30.1\n[rank0]: ncclSystemError: System call (e.g. socket, malloc) or external library call failed.\n"
+        "[rank0]: Last error:\n[rank0]: socketStartConnect: Connect to 10.0.0.7<51234> failed : Software caused abort"
+    )
+    record = cause_of(log)
+    assert record is not None
+    assert record["kind"] == "nccl"
+    assert "NCCL's last error: socketStartConnect: Connect to 10.0.0.7" in record["line"]
+
+
+@pytest.mark.parametrize(
+    ("before", "way_out"),
+    [
+        ("Loading checkpoint shards:  33%|###      | 1/3", "about loading"),
+        ("Map (num_proc=8):  12%|#   | 120/1000", "preparing data"),
+        ("saving checkpoint at iteration     400 to /scratch/out", "began in a save"),
+        (" iteration      12/  100 | consumed samples:  96 |", "If it was only slow"),
+    ],
+)
+def test_a_hang_is_told_with_what_the_log_was_doing_before(before: str, way_out: str) -> None:
+    log = (LOGS / "h03.log").read_text().splitlines()[-1]
+    assert way_out in said(f"{before}\n{log}")[1]
+
+
+def test_a_crash_of_two_ranks_names_both() -> None:
+    trace = (
+        '[rank{0}]: Traceback (most recent call last):\n[rank{0}]:   File "t.py", line 3\n[rank{0}]: ValueError: bad\n'
+    )
+    record = cause_of(trace.format(0) + trace.format(5))
+    assert record is not None
+    assert sentence(record).startswith("crashed (ranks 0 and 5 on n1): ValueError: bad")

@@ -1,0 +1,45 @@
+"""How DeepSpeed says what ended it: rows of the table of causes (`causes/kinds.py`), packed in `node.pyz`."""
+
+from __future__ import annotations
+
+from ...causes.pattern import Frame, Pattern
+
+__all__ = ["FRAMES", "PATTERNS"]
+
+_ENGINE = "DeepSpeed 0.19.8, runtime/engine.py"
+
+PATTERNS = (
+    Pattern(
+        "oom", r"Workspace can't be allocated, (no|not) enough memory", "DeepSpeed 0.19, csrc/transformer/inference"
+    ),
+    Pattern(
+        "checkpoint", r"/latest names \S+, which (is missing|holds) ", "llmlaunch, trainers/deepspeed/checkpoints.py"
+    ),
+    Pattern(
+        "checkpoint_mismatch",
+        r"checkpoint being loaded used a (?P<of>DP world size) of (?P<theirs>\d+) but the current world size is "
+        r"(?P<ours>\d+)",
+        _ENGINE,
+    ),
+    Pattern(
+        "checkpoint_mismatch",
+        r"^(KeyError: '?(?P<missing>[^']*)|AssertionError: .*(checkpoint|universal|world size))",
+        f"{_ENGINE}, runtime/zero: what the loader looks for is not in the file",
+        phase="loading",
+    ),
+    Pattern("bad_loss", r"^step \d+: the loss is (nan|-?inf)\b", "llmlaunch, trainers/deepspeed/train.py"),
+    Pattern(
+        "no_ssh",
+        r"ssh: connect to host \S+ port \d+: |^pdsh@\S+: \S+: ssh exited with exit code 255",
+        "DeepSpeed 0.19, launcher/multinode_runner.py: pdsh and ssh",
+    ),
+)
+
+FRAMES = (
+    Frame(
+        "loading",
+        r'\s+File "[^"]*deepspeed/runtime/engine\.py", line \d+, in (load_checkpoint|_load_\w+)$',
+        _ENGINE,
+        cause="checkpoint_load",
+    ),
+)

@@ -1,0 +1,121 @@
+"""How Megatron-LM says what ended it: rows of the table of causes (`causes/kinds.py`), packed in `node.pyz`."""
+
+from __future__ import annotations
+
+from ...causes.pattern import Frame, Pattern
+
+__all__ = ["FRAMES", "PATTERNS"]
+
+_RERUN = "Megatron-LM core 0.19, megatron/core/rerun_state_machine.py"
+_CHECKPOINTING = "Megatron-LM core 0.16 and 0.19, megatron/training/checkpointing.py"
+
+PATTERNS = (
+    # --- the rerun state machine: causes.rerun_verdict says what its lines mean
+    Pattern(
+        "silent_corruption",
+        r"\bRank \d+, node \S+, device \d+, iteration #\d+: Possible transient error!",
+        _RERUN,
+        True,
+    ),
+    Pattern(
+        "silent_corruption",
+        r"\bRank \d+, node \S+, device \d+, iteration #\d+: Possible persistent error!",
+        f"{_RERUN}; it names the place of the second GPU",
+    ),
+    Pattern(
+        "unexpected_result",
+        r"\bRank \d+, node \S+, device \d+, iteration #\d+: Correct result \(but possible Application error\)",
+        _RERUN,
+    ),
+    Pattern(
+        "rerun",
+        r"\bRank \d+, node \S+, device \d+, iteration #\d+: First rerun: .*Need to rerun on a different GPU"
+        r"|Got rescheduled on the same GPU\. Need to resume again",
+        _RERUN,
+    ),
+    # --- the checkpoint
+    Pattern(
+        "checkpoint_mismatch",
+        r"Global shape mismatch for loaded \((torch\.Size)?\(?(?P<theirs>[^)]*)\)?\) "
+        r"and expected \((torch\.Size)?\(?(?P<ours>[^)]*)\)?\) tensor "
+        r"for key (?P<of>\S+)",
+        "Megatron-LM core 0.19, core/dist_checkpointing/strategies/torch.py",
+    ),
+    Pattern(
+        "checkpoint_mismatch",
+        r"(?P<of>\w+) value from checkpoint \((?P<theirs>.*?)\) is not equal to the (?P<argument>input argument) value "
+        r"\((?P<ours>.*?)\)",
+        _CHECKPOINTING,
+    ),
+    Pattern(
+        "checkpoint_mismatch",
+        r"\((?P<of>TP, PP)\) mismatch after resume \((?P<ours>.+?) vs (?P<theirs>.+?) from checkpoint\)"
+        r"|Fully parallel load is not supported for dp_zero_gather_scatter checkpoints",
+        _CHECKPOINTING,
+    ),
+    Pattern(
+        "checkpoint_mismatch",
+        r"\S+ from model not in state dict: |Unexpected keys? \(not found in the model\)"
+        r"|Missing keys? \(not found in the checkpoint\)",
+        "Megatron-LM core 0.19, core/dist_checkpointing/validation.py and strategies/torch.py",
+    ),
+    Pattern(
+        "checkpoint_mismatch",
+        r"^KeyError: '?(?P<missing>[^']*)",
+        f"{_CHECKPOINTING}: what the loader looks for is not in the file",
+        phase="loading",
+    ),
+    Pattern(
+        "checkpoint_format",
+        r"ShardedTensor\.flattened_range is not supported",
+        "Megatron-LM core 0.16 and 0.19, core/dist_checkpointing/mapping.py",
+    ),
+    Pattern(
+        "checkpoint",
+        r"CheckpointingException: .* is not a distributed checkpoint|NotImplementedError: unknown checkpoint format in"
+        r"|A metadata file exists but unable to load iteration",
+        "Megatron-LM core 0.19, megatron/training/checkpointing.py, core/dist_checkpointing/validation.py",
+    ),
+    # --- the data
+    Pattern(
+        "index_cache",
+        r"FileNotFoundError: .*No such file or directory: '[^']*(GPTDataset_indices|[0-9a-f]+-\w*Dataset-)[^']*'",
+        "Megatron-LM core 0.19, core/datasets/gpt_dataset.py",
+    ),
+    # --- the loss
+    Pattern(
+        "bad_loss",
+        r"Unexpected result .*found (NaN|Inf) in local (forward loss|grad norm)",
+        "Megatron-LM core 0.16 to 0.19, core/rerun_state_machine.py, core/distributed/param_and_grad_buffer.py and "
+        "pretrain_gpt.py",
+    ),
+    # --- the arguments
+    Pattern("bad_arguments", r"^Megatron-LM refuses its arguments: ", "llmlaunch, trainers/megatron_check.py"),
+    Pattern(
+        "bad_arguments",
+        r"number of contiguous micro-batches in a virtual pipeline stage ?should range in"
+        r"|number of microbatches .*(is not|must be) divisible by",
+        "Megatron-LM core 0.16 to 0.19, core/pipeline_parallel/schedules.py",
+    ),
+)
+
+FRAMES = (
+    Frame(
+        "loading",
+        r'\s+File "[^"]*megatron/(bridge/)?training/checkpointing\.py", line \d+, in (load_checkpoint|_load_\w+)$',
+        _CHECKPOINTING,
+        cause="checkpoint_load",
+    ),
+    Frame(
+        "arguments",
+        r'\s+File "[^"]*megatron/training/arguments\.py", line \d+, in '
+        r"(validate_args|core_transformer_config_from_args)$",
+        "Megatron-LM core 0.16 and 0.19, megatron/training/arguments.py",
+        cause="bad_arguments",
+    ),
+    Frame(
+        "offload",
+        r'\s+File "[^"]*megatron/core/optimizer/cpu_offloading/\w+\.py", line \d+, in ',
+        "Megatron-LM core 0.19, core/optimizer/cpu_offloading",
+    ),
+)

@@ -1,0 +1,249 @@
+"""What a person can do about a cause, where the evidence decides: a function for each kind that needs one.
+
+Each takes the record of a cause (`cause.cause`), of which it reads `numbers`, `facts` and `line`, and returns a text.
+Where the evidence does not decide, the text names both possibilities. Records may come from a foreign file.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Record = Mapping[str, Any]
+
+__all__ = [
+    "BAD_NODE",
+    "CHECKPOINT_FORMAT",
+    "UNLOADED_CHECKPOINT",
+    "busy_gpu",
+    "crash",
+    "host_memory",
+    "hung",
+    "illegal_access",
+    "killed",
+    "mismatched_checkpoint",
+    "out_of_memory",
+    "refused_step",
+    "rendezvous",
+    "shared_gpu",
+    "shared_memory",
+]
+
+GIB = 2.0**30
+FRAGMENTED_BYTES = 2 * 2**30
+"""Reserved but unallocated memory from which on fragmentation is named, where the failed allocation asked for less."""
+
+BAD_NODE = "llmlaunch keeps new jobs away from the node; resume goes on without it. Tell your administrators."
+_WAYS_TO_LOAD = (
+    "Load it with the split it was saved with; or save it in a format that any split loads "
+    "(Megatron: --dist-ckpt-optim-fully-reshardable; DeepSpeed: ds_to_universal.py, then load_universal); or go on "
+    "with the weights alone (Megatron: --no-load-optim --no-load-rng; DeepSpeed: load_optimizer_states=False)."
+)
+CHECKPOINT_FORMAT = (
+    "This Megatron core no longer writes the distributed optimizer as fully_sharded_model_space: save with "
+    "--dist-ckpt-optim-fully-reshardable (Megatron-Bridge: checkpoint.dist_ckpt_optim_fully_reshardable=true), with "
+    "core's default dp_reshardable, or with the version that wrote the earlier checkpoints."
+)
+UNLOADED_CHECKPOINT = (
+    "The message does not say why. Either the job differs from the one that saved it (another split, optimizer, model "
+    "or version), or a file is damaged. Nothing was changed: compare the two recipes first; resume --from-older goes "
+    "on from an older checkpoint."
+)
+
+
+def _number(record: Record, name: str) -> float | None:
+    numbers = record.get("numbers")
+    value = numbers.get(name) if isinstance(numbers, dict) else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _fact(record: Record, name: str) -> str:
+    facts = record.get("facts")
+    value = facts.get(name) if isinstance(facts, dict) else None
+    return value if isinstance(value, str) else ""
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def out_of_memory(record: Record) -> str:
+    unallocated, asked = _number(record, "unallocated_bytes"), _number(record, "asked_bytes")
+    if unallocated is not None and unallocated >= FRAGMENTED_BYTES and (asked is None or asked <= unallocated):
+        return (
+            f"{_gib(unallocated)} were reserved but not in use, so the memory is fragmented: set "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (environment in a recipe; PYTORCH_ALLOC_CONF since torch "
+            "2.9). If it returns, plan with more room."
+        )
+    if _number(record, "allowed_bytes") is not None:
+        return "The program has set itself a limit (set_per_process_memory_fraction): raise it, or plan with less."
+    return (
+        "The layout needs more than was predicted, and the store knows it now: plan anew for one with more room. With "
+        "on_oom: fallback the job would go on with the next layout by itself."
+    )
+
+
+def busy_gpu(record: Record) -> str:
+    others, process = _number(record, "other_processes_bytes"), _number(record, "other_process_id")
+    who = f"Process {process:.0f}" if process is not None else "Another process"
+    held = f" held {_gib(others)} of the GPU" if others is not None else " held memory of the GPU"
+    return (
+        f"{who}{held}, and it is no rank of this job: the GPU was not free. Look for what an earlier job left behind "
+        "(nvidia-smi on the node), or for a job that shares the node without asking SLURM for its GPUs; then resume. "
+        "The layout is not at fault."
+    )
+
+
+def shared_gpu(record: Record) -> str:
+    process = _number(record, "other_process_id")
+    who = f"Process {process:.0f}" if process is not None else "Another process"
+    return (
+        f"{who} on this GPU is another rank of the same job: each rank must choose its own GPU by LOCAL_RANK "
+        "(torch.cuda.set_device), and CUDA_VISIBLE_DEVICES must not hide all but one from all ranks."
+    )
+
+
+def host_memory(record: Record) -> str:
+    peak, limit = _number(record, "peak_bytes"), _number(record, "limit_bytes")
+    known = f"The job held {_gib(peak)} of {_gib(limit)} of main memory. " if peak and limit and peak <= limit else ""
+    return (
+        f"{known}Main memory was full: ask SLURM for more (--mem), use fewer data workers, or offload less "
+        "(layout.offload_optimizer)."
+    )
+
+
+def killed(record: Record) -> str:
+    return (
+        "Nothing says who killed it. Mostly it is the kernel, for want of main memory: ask SLURM for more (--mem), use "
+        "fewer data workers, or offload less; dmesg or sacct -o MaxRSS may show it. Otherwise a person or a script did."
+    )
+
+
+def shared_memory(record: Record) -> str:
+    size = _number(record, "shm_bytes")
+    holds = "/dev/shm was full" if size is None else f"/dev/shm holds {_gib(size)} there"
+    return (
+        f"{holds}: use fewer DataLoader workers, or a larger /dev/shm (the node's tmpfs, a container's --shm-size or "
+        "--ipc=host)."
+    )
+
+
+def mismatched_checkpoint(record: Record) -> str:
+    theirs, ours, of = (_fact(record, name) for name in ("theirs", "ours", "of"))
+    what = f"{of}: " if of else ""
+    sides = f"The checkpoint has {what}{theirs}, this job has {ours}. " if theirs and ours else ""
+    missing = _fact(record, "missing")
+    sides = f"The checkpoint holds no {missing}, which this job looks for. " if missing else sides
+    return f"{sides}Nothing is damaged, and no file was touched. {_ways_to_load(record)}"
+
+
+def _ways_to_load(record: Record) -> str:
+    if "embedding" in _fact(record, "of"):
+        return (
+            "The vocabulary is padded to another size: use the same tensor parallelism and "
+            "--make-vocab-size-divisible-by as the job that saved it, or resize the embedding before loading."
+        )
+    if _fact(record, "argument"):
+        return "Correct the recipe or script, or start from step 0 in another folder (training.checkpoint_path)."
+    return _WAYS_TO_LOAD
+
+
+def illegal_access(record: Record) -> str:
+    if _fact(record, "phase") == "offload":
+        return (
+            "It happened while the optimizer was offloaded to the host: try without it (layout.offload_optimizer: off, "
+            "no --optimizer-cpu-offload), or with another version of the framework."
+        )
+    return (
+        "Mostly a kernel has a bug: CUDA_LAUNCH_BLOCKING=1 shows which, and compute-sanitizer where. If it only "
+        "happens on one node, suspect its GPU: look for Xids (dmesg) and set preflight: true."
+    )
+
+
+def refused_step(record: Record) -> str:
+    if "memory" in str(record.get("line")).lower():
+        return (
+            "The step asks for more main memory than the job was given: ask for more with --mem (or --mem-per-gpu), or "
+            "give srun --mem=0, which is all that the job has."
+        )
+    return (
+        "The step asks for what the job was not given: compare srun's options (--mem, --cpus-per-task, --gpus) with "
+        "those of sbatch; SLURM_* variables of an outer job also count."
+    )
+
+
+def rendezvous(record: Record) -> str:
+    joined, expected, host = (_fact(record, name) for name in ("joined", "expected", "host"))
+    count = f"{joined} of {expected} came. " if joined and expected else ""
+    if host in ("localhost", "127.0.0.1", "::1"):
+        return (
+            f"{count}The ranks looked for node rank 0 on {host}, which on any other node is that node itself: "
+            "MASTER_ADDR must be a name of the first node. Trying again cannot help."
+        )
+    where = f"{host} is" if host else "MASTER_ADDR is"
+    return (
+        f"{count}Either a node did not start (look in the other nodes' logs for an earlier error), or {where} not "
+        "reachable from it: a wrong address or interface, a firewall, or another MASTER_PORT. --nnodes must be the "
+        "number of launchers. If all nodes started, trying again cannot help."
+    )
+
+
+_OPERATIONS = {"ALLGATHER": "an all-gather", "ALLREDUCE": "an all-reduce", "BROADCAST": "a broadcast"}
+_DOING = {
+    "saving": "The log's last word before it is about saving a checkpoint, so the hang began in a save: look at that "
+    "file system, and whether all ranks take part (a save by rank 0 alone that gathers from the others hangs).",
+    "loading": "The log's last word before it is about loading: reading may only be slow. Raise the limit "
+    "(watchdog.start in a recipe, the process group's timeout in a script), or read from a faster file system.",
+    "tokenizing": "The log's last word before it is about preparing data, while other ranks wait: prepare the data "
+    "before the job, or raise the limit (watchdog.start in a recipe, the process group's timeout in a script).",
+    "first step": "No step was finished.",
+}
+
+
+def hung(record: Record) -> str:
+    doing, operation = _fact(record, "doing"), _fact(record, "operation")
+    waits = next((words for name, words in _OPERATIONS.items() if name in operation.upper()), "")
+    parts = [_DOING.get(doing, "")]
+    if waits:
+        parts.append(f"Ranks wait in {waits}.")
+    if doing == "first step" and waits == "an all-gather":
+        parts.append(
+            "With ZeRO 3 and a mixture of experts, ranks whose tokens go to different experts gather different "
+            "weights: make the expert layer a leaf module (deepspeed.utils.set_z3_leaf_modules)."
+        )
+    known = " ".join(part for part in parts if part)
+    if doing in ("saving", "loading", "tokenizing"):
+        return known
+    blame = (
+        "Their stacks are in the logs" if record.get("source") == "watchdog" else "py-spy dump shows where a rank is"
+    )
+    slow = "If it was only slow, raise the limit (watchdog in a recipe, the process group's timeout in a script)."
+    return f"{known} {blame}. {slow}".strip()
+
+
+_OF_EXCEPTIONS = (
+    (
+        r"(ModuleNotFoundError|ImportError): ",
+        "The nodes' Python lacks this module, or has another version of it: look at which environment the job "
+        "activates (python and setup in a recipe), and at PYTHONPATH.",
+    ),
+    (
+        r"(FileNotFoundError|NotADirectoryError): ",
+        "The path is not there on the node: folders of a login node or a node's own disk are not everywhere. Name one "
+        "that all nodes share.",
+    ),
+    (r"PermissionError: ", "The job's user may not use that path: look at its owner and mode on the node."),
+    (
+        r".*Expected all tensors to be on the same device",
+        "The program mixes devices: mostly a tensor was made without the rank's device.",
+    ),
+)
+
+
+def crash(record: Record) -> str:
+    line = str(record.get("line"))
+    advice = next((text for expression, text in _OF_EXCEPTIONS if re.match(expression, line)), "")
+    return advice or "The trainer's own message is in the logs: correct what it names, then start it again."
