@@ -40,6 +40,10 @@ def _bad_node(name: str, words: str, recognised_by: str, interrupts: bool = True
     return CauseKind(name, words, advise.BAD_NODE, recognised_by, NODE, signs=ENOUGH_SIGNS, interrupts=interrupts)
 
 
+def _planned(name: str, words: str, advice: str, fault: str = NOBODY) -> CauseKind:
+    return CauseKind(name, words, advice, "SLURM's words in the job's log or `slurm-<job id>.out`", fault, planned=True)
+
+
 # Where no time decides, an earlier kind goes before a later one: the device, then its memory, the host, the network.
 _ROWS = (
     _bad_node(
@@ -460,29 +464,21 @@ _ROWS = (
         repeats=True,
         interrupts=True,
     ),
-    CauseKind(
+    _planned(
         "preempted",
         "preempted",
         "Nothing is wrong with the job: resume.",
-        "SLURM's words in the job's log or `slurm-<job id>.out`",
-        NOBODY,
-        planned=True,
     ),
-    CauseKind(
+    _planned(
         "time_limit",
         "out of time",
         "Time was up: resume, with more of it after `--` (--time=...), or shorten training.steps.",
-        "SLURM's words in the job's log or `slurm-<job id>.out`",
-        NOBODY,
-        planned=True,
     ),
-    CauseKind(
+    _planned(
         "cancelled",
         "cancelled",
         "Somebody cancelled it: resume when you want it back.",
-        "SLURM's words in the job's log or `slurm-<job id>.out`",
         PERSON,
-        planned=True,
     ),
     CauseKind(
         "hung",
