@@ -23,12 +23,13 @@ from .cause_kind import (
     PERSON,
     PROGRAM,
     SITE,
-    USUAL,
     CauseKind,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from .cause_kind import Advice
 
 __all__ = ["KINDS", "RERUN", "SILENT_CORRUPTION", "kind_of", "kinds_where"]
 
@@ -42,6 +43,11 @@ def _bad_node(name: str, words: str, recognised_by: str, interrupts: bool = True
 
 def _planned(name: str, words: str, advice: str, fault: str = NOBODY) -> CauseKind:
     return CauseKind(name, words, advice, "SLURM's words in the job's log or `slurm-<job id>.out`", fault, planned=True)
+
+
+def _certain(name: str, words: str, advice: Advice, recognised_by: str, fault: str = PERSON) -> CauseKind:
+    """What would end a job in the same way wherever, and however often, it runs."""
+    return CauseKind(name, words, advice, recognised_by, fault, retry=NEVER)
 
 
 # Where no time decides, an earlier kind goes before a later one: the device, then its memory, the host, the network.
@@ -92,13 +98,12 @@ _ROWS = (
         "what the preflight found ([recovery.md](recovery.md#preflight-and-spare-nodes))",
         interrupts=False,
     ),
-    CauseKind(
+    _certain(
         "gpu_shared",
         "two ranks of the job use one GPU",
         advise.shared_gpu,
         "an out-of-memory message in which another rank of the same job holds the memory that was missing",
         PROGRAM,
-        retry=NEVER,
     ),
     CauseKind(
         "gpu_busy",
@@ -106,17 +111,14 @@ _ROWS = (
         advise.busy_gpu,
         "an out-of-memory message in which a process that is no rank of the job holds the memory that was missing",
         NODE,
-        retry=USUAL,
         interrupts=True,
     ),
-    CauseKind(
+    _certain(
         "oom",
         "out of GPU memory",
         advise.out_of_memory,
         "the GPU's memory: PyTorch's message in all its spellings, `CUDA error: out of memory`, Triton's, "
         "`CUBLAS_STATUS_ALLOC_FAILED`, NCCL's and `cudaMalloc`'s failures",
-        PERSON,
-        retry=NEVER,
     ),
     CauseKind(
         "host_oom",
@@ -129,14 +131,12 @@ _ROWS = (
         repeats=True,
         interrupts=True,
     ),
-    CauseKind(
+    _certain(
         "shm_full",
         "no space left in /dev/shm",
         advise.shared_memory,
         "NCCL's and torch's messages that name `/dev/shm` or shared memory, a DataLoader worker's `Bus error`; "
         "`shm_bytes` is the size of `/dev/shm` there",
-        PERSON,
-        retry=NEVER,
     ),
     CauseKind(
         "disk_full",
@@ -159,23 +159,19 @@ _ROWS = (
         signs=ONE_SIGN,
         interrupts=True,
     ),
-    CauseKind(
+    _certain(
         "checkpoint_mismatch",
         "the checkpoint does not match this job",
         advise.mismatched_checkpoint,
         "a message or an exception of the framework's loader that names another split, shape, argument or optimizer "
         "than the job's: `Global shape mismatch`, `value from checkpoint (...) is not equal to`, `used a DP world size "
         "of`, a `KeyError` of what the file does not hold. No file of the checkpoint and no tracker is touched",
-        PERSON,
-        retry=NEVER,
     ),
-    CauseKind(
+    _certain(
         "checkpoint_format",
         "this version of the framework cannot write the checkpoint's format",
         advise.CHECKPOINT_FORMAT,
         "`ShardedTensor.flattened_range is not supported`",
-        PERSON,
-        retry=NEVER,
     ),
     CauseKind(
         "checkpoint",
@@ -197,14 +193,12 @@ _ROWS = (
         PERSON,
         retry=IF_TRAINED,
     ),
-    CauseKind(
+    _certain(
         "weights_file",
         "a file of weights is damaged",
         "A file that the trainer reads its weights from is cut short or no such file: compare its size with the "
         "source's, and download or copy it again. With Git LFS, fetch the file itself, not its pointer.",
         "safetensors' `Error while deserializing header`",
-        PERSON,
-        retry=NEVER,
     ),
     CauseKind(
         "bad_loss",
@@ -218,16 +212,15 @@ _ROWS = (
         retry=IF_TRAINED,
         repeats=True,
     ),
-    CauseKind(
+    _certain(
         "open_files",
         "too many open files",
         "Raise the limit of open files (ulimit -Hn) on the nodes: LimitNOFILE of slurmd, PropagateResourceLimits. Or "
         "use fewer data workers.",
         "`Too many open files`: the limit of the nodes (`ulimit -Hn`); job scripts raise the soft limit to it",
         SITE,
-        retry=NEVER,
     ),
-    CauseKind(
+    _certain(
         "memlock",
         "the limit of locked memory is too low",
         "InfiniBand needs to lock memory: ulimit -l must say unlimited in a job. Ask your administrators for "
@@ -235,14 +228,13 @@ _ROWS = (
         "--ulimit memlock=-1.",
         "`ibv_reg_mr`, `ibv_create_cq` and their like fail with `Cannot allocate memory`, or a line names `memlock`",
         SITE,
-        retry=NEVER,
     ),
     _bad_node(
         "node_fail",
         "the node failed",
         "SLURM's words (`DUE TO NODE FAILURE`, `Node failure on`), and the node that left no end while others did",
     ),
-    CauseKind(
+    _certain(
         "bad_arguments",
         "wrong arguments",
         "The framework refuses an argument: correct it in the recipe (llmlaunch explain-args says which line it "
@@ -250,36 +242,29 @@ _ROWS = (
         "the framework refuses the arguments: what `trainer/megatron_check.py` says before the first step "
         "([megatron.md](megatron.md)); an exception out of Megatron-LM's `validate_args`; its pipeline schedules' "
         "rules; argparse's `unrecognized arguments`",
-        PERSON,
-        retry=NEVER,
     ),
-    CauseKind(
+    _certain(
         "attention_backend",
         "no attention kernel takes these inputs",
         "Transformer Engine has no attention kernel for this mask, head dimension, number format or context-parallel "
         "split: NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 says why each was left out. Mostly flash-attn is missing or of another "
         "version, or NVTE_FLASH_ATTN, NVTE_FUSED_ATTN or --attention-backend forbid the one that would do.",
         "Transformer Engine's `No dot product attention backend is available`",
-        PERSON,
-        retry=NEVER,
     ),
-    CauseKind(
+    _certain(
         "gpu_code",
         "a library has no code for this GPU",
         "A compiled library (torch, flash-attn, apex, Transformer Engine ...) was built without this GPU's "
         "architecture: install a build for it, or compile with TORCH_CUDA_ARCH_LIST naming it.",
         "`no kernel image is available for execution on the device`",
-        PERSON,
-        retry=NEVER,
     ),
-    CauseKind(
+    _certain(
         "kernel_resources",
         "a kernel needs more of the GPU's shared memory than there is",
         "It is no lack of memory that another layout would cure. Give the Triton kernel fewer stages (num_stages) or a "
         "smaller block, or install a version of its library that is tuned for this GPU.",
         "Triton's `OutOfResources: out of resource: shared memory`",
         PROGRAM,
-        retry=NEVER,
     ),
     CauseKind(
         "illegal_access",
@@ -291,23 +276,19 @@ _ROWS = (
         repeats=True,
         interrupts=True,
     ),
-    CauseKind(
+    _certain(
         "index_cache",
         "the data's index is not on this node",
         "One node builds the index of the data and all read it, so it must be on a file system that all nodes share: "
         "name such a folder with --data-cache-path (data.cache_path in a recipe), or put the data itself there.",
         "a `FileNotFoundError` of Megatron-LM's `GPTDataset_indices`",
-        PERSON,
-        retry=NEVER,
     ),
-    CauseKind(
+    _certain(
         "no_program",
         "a program was not found on the node",
         "The node does not find the program: activate the training environment in the script (or in the recipe's setup "
         "lines), or name the program by its path. A folder of your login node may not be there on compute nodes.",
         "slurmstepd's and srun's `execve(): ...: No such file or directory`, a shell's `command not found`",
-        PERSON,
-        retry=NEVER,
     ),
     CauseKind(
         "step_refused",
@@ -317,7 +298,7 @@ _ROWS = (
         PERSON,
         retry=IF_TRAINED,
     ),
-    CauseKind(
+    _certain(
         "no_ssh",
         "the launcher cannot reach a node by ssh",
         "DeepSpeed's launcher starts the other nodes by ssh, which the node refuses. Under SLURM start one launcher "
@@ -325,7 +306,6 @@ _ROWS = (
         "allow ssh between the nodes.",
         "`ssh: connect to host`, pdsh's `ssh exited with exit code`",
         SITE,
-        retry=NEVER,
     ),
     CauseKind(
         "image",
@@ -339,14 +319,12 @@ _ROWS = (
         retry=IF_TRAINED,
         signs=ONE_SIGN,
     ),
-    CauseKind(
+    _certain(
         "container",
         "the container does not start",
         "Correct container.image or container.mounts in the recipe, and submit it again.",
         "the container does not start: no such image, a mount's source is missing, access denied; enroot's words by "
         "way of pyxis, Apptainer's `FATAL`, an srun without pyxis",
-        PERSON,
-        retry=NEVER,
     ),
     CauseKind(
         "container_busy",
@@ -365,14 +343,12 @@ _ROWS = (
         NOBODY,
         retry=AT_ONCE,
     ),
-    CauseKind(
+    _certain(
         "network_interface",
         "the network interface is not on the node",
         "NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME or NCCL_IB_HCA names an interface that this node does not have: ip -br "
         "addr on the node (and ibdev2netdev) shows those it has. Leave the variable out, or exclude interfaces with ^.",
         "NCCL's `no socket interface found`, gloo's `Unable to find address for`",
-        PERSON,
-        retry=NEVER,
     ),
     CauseKind(
         "name_resolution",
@@ -444,14 +420,13 @@ _ROWS = (
         NOBODY,
         interrupts=True,
     ),
-    CauseKind(
+    _certain(
         "unexpected_result",
         "the program or the data gives an unexpected result",
         "Two GPUs agree on the result: look at the data and the program at that step.",
         "its verdict that a second GPU agrees: the program or the data. Started again by itself only with "
         "[`on_bad_loss: rollback`](recovery.md#a-loss-that-goes-bad)",
         PROGRAM,
-        retry=NEVER,
     ),
     CauseKind(
         "crash",
