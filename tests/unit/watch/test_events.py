@@ -14,7 +14,7 @@ from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.units import GIB
 from llmlaunch.watch import gauges
-from llmlaunch.watch.events import EventReader
+from llmlaunch.watch.events import SOCKETS, EventReader
 from llmlaunch.watch.model import WatchedRun
 
 # A run that does not say which stage is whose: the prediction is the worst stage's.
@@ -231,3 +231,17 @@ def test_torn_files_end_nothing(run: Run, torn: str) -> None:
     run.read()
     run.begins("12.1")
     assert any("12.1" in text for text in run.news)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gigabytes_per_second", "told"), [(2, 50.0, True), (2, 1.25, False), (1, 50.0, False), (2, None, False)]
+)
+def test_sockets_are_told_of_once_where_the_profile_has_a_fabric(
+    tmp_path: Path, nodes: int, gigabytes_per_second: float | None, told: bool
+) -> None:
+    run = Run(tmp_path, nodes=nodes, fabric_gigabytes_per_second=gigabytes_per_second)
+    run.begins("12.0")
+    run.log("12.0", "n1", *["n1:9:9 [0] NCCL INFO Using network Socket"] * 2, "it 40/100 loss=3.25 took 2000 ms")
+    assert [text for text in run.news if "sockets" in text] == [SOCKETS] * told
+    run.log("12.0", "n1", "it 41/100 loss=3.25 took 2000 ms")
+    assert [text for text in run.news if "sockets" in text] == []

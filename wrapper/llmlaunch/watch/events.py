@@ -31,6 +31,12 @@ _PATIENCE_SECONDS = 5.0
 _OVERDUE_SECONDS, _OVERDUE_STEPS = 60.0, 3.0
 _STEPS_KEPT = 20
 _LAST_LINES = 20
+_SOCKETS_LINE = "NCCL INFO Using network Socket"  # NCCL 2.30, src/plugin/net.cc, with NCCL_DEBUG=INFO
+SOCKETS = (
+    "NCCL talks between nodes over sockets, although the cluster's profile has a fabric: steps will be slow. Look for "
+    "the fabric's devices on the nodes (and in the container), NCCL_IB_DISABLE, NCCL_NET, and the NCCL plugin of the "
+    "site"
+)
 
 
 class FollowReader(Reader, Protocol):
@@ -82,6 +88,7 @@ class EventReader:
         self._loss_since: int | None = None
         self._step_read_at = 0.0
         self._slow_line = ""
+        self._uses_sockets = False
 
     @property
     def readable(self) -> bool:
@@ -166,9 +173,13 @@ class EventReader:
         step = facts.step_of(entry.text)
         if step is not None:
             last = self._steps[-1] if self._attempt == entry.attempt and self._steps else None
+            if self._uses_sockets and facts.has_fabric and self._first("sockets", entry.attempt):
+                yield Event(SOCKETS)
             if last is None or step.step is None or step.step != last.step:  # another rank may log the same step
                 self._add(entry.attempt, step)
                 yield Event(step_text(self._run(look)), transient=True, is_step=True)
+        elif _SOCKETS_LINE in entry.text:
+            self._uses_sockets = True
         elif facts.is_slow(entry.text):
             text = one_line(entry.text).strip()[:_LONGEST_EVENT]
             if text != self._slow_line:  # every rank may log it

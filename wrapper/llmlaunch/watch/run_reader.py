@@ -21,7 +21,7 @@ from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.step_lines import Step, StepLines
-from llmlaunch.rundir.values import count_above_zero, whole_number
+from llmlaunch.rundir.values import count_above_zero, number, whole_number
 from llmlaunch.watch.gauges import MemoryReader
 from llmlaunch.watch.model import WatchedRun
 
@@ -33,6 +33,10 @@ _STEPS_TIMED = 20
 _TAIL_LINES = 400
 _SECONDS_A_LOG = 0.05
 """Until a node has logged a step every log is read, and the more logs there are the less often."""
+
+
+LEAST_FABRIC_GIGABYTES_PER_SECOND = 10.0
+"""Per device. A slower network in a cluster's profile is Ethernet, over which sockets are normal."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class RunFacts:
     tokens_per_step: int | None
     devices: int | None
     peak_kind: str
+    has_fabric: bool = False
+    """Several nodes are joined by a network that NCCL does not reach by sockets."""
 
     def step_of(self, line: str) -> Step | None:
         """The step a line reports, with what follows from the shape of the job; None where it reports none."""
@@ -86,6 +92,8 @@ def run_facts(run_dir: Path, layout: str) -> RunFacts:
         or _product(record, "global_batch_size", "sequence_length"),
         devices=_product(record, "world_size"),
         peak_kind=str(run.get("peak_kind") or "device"),
+        has_fabric=(count_above_zero(run.get("nodes")) or 1) > 1
+        and (number(run.get("fabric_gigabytes_per_second")) or 0.0) >= LEAST_FABRIC_GIGABYTES_PER_SECOND,
     )
 
 
