@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from llmlaunch.causes.cause import cause_from_log
+from llmlaunch.causes.log_scan import scan
 from support.node_rig import NodeRig, run_archive
 
 RESTART = {"by": "requeue", "times": 3, "fruitless": 2, "backoff_seconds": 60}
 FALLBACK_1 = ("--layout", "fallback/1")
+FAILED_LOGS = Path(__file__).parents[2] / "data" / "failed_logs"
 RANK = "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
 
 
@@ -315,6 +318,20 @@ def test_several_that_cannot_be_loaded_are_left_one_by_one_and_it_is_not_given_u
     assert run.first_step("7.3") == 60
     assert [skipped["step"] for skipped in run.record("7.1")["skipped"]] == [120]
     assert run.record("7.3")["skipped"][0]["why"].startswith("the trainers of attempt 7.2 could not load it")
+
+
+@pytest.mark.parametrize("log", ["c03", "c04", "c05", "x10"])
+def test_a_checkpoint_that_does_not_match_is_neither_left_nor_renamed(run: Run, log: str) -> None:
+    """Logs of public failures in which a whole checkpoint met a job of another split, optimizer or vocabulary."""
+    run.save(100)
+    run.save(120)
+    cause = cause_from_log(scan((FAILED_LOGS / f"{log}.log").read_text()), "n1", [])
+    for attempt in ("7.0", "8.0"):  # the second is a person's resume
+        assert run.first_step(attempt) == 120
+        ended = {"attempt": attempt, "state": "failed", "exit_code": 1, "step": None, "tracker_step": 120}
+        (run.folder / "attempts" / attempt / "status.json").write_text(json.dumps({**ended, "cause": cause}))
+    assert run.tracker.read_text() == "step-120"
+    assert not run.record("8.0").get("skipped")
 
 
 def test_a_checkpoint_whose_step_megatron_has_judged_is_left_for_the_one_before(run: Run) -> None:
