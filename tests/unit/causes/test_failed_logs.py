@@ -33,7 +33,7 @@ ANSWERS = {
     "x05": ("gpu_code", 2, "no kernel image is available", "TORCH_CUDA_ARCH_LIST"),
     "x06": ("step_refused", None, "Memory required by task is not available", "--mem"),
     "x07": ("no_program", None, "execve(): torchrun: No such file", "activate the training environment"),
-    "x08": ("weights_file", 0, "MetadataIncompleteBuffer", "copy it again"),
+    "x08": ("damaged_file", 0, "MetadataIncompleteBuffer", "copy it again"),
     "x09": ("gpu_busy", 3, "Process 991 has 61.20 GiB", "the GPU was not free"),
     "x10": ("checkpoint_mismatch", 0, "size mismatch for embedding", "--make-vocab-size-divisible-by"),
     "x11": ("attention_backend", 0, "No dot product attention backend", "NVTE_DEBUG"),
@@ -75,6 +75,8 @@ def test_a_mismatch_ends_the_run_and_touches_no_checkpoint(name: str) -> None:
     assert not row.damages_checkpoint
 
 
+TRACE = "Traceback (most recent call last):\n"
+FRAME = '  File "/w/megatron/training/checkpointing.py", line 1402, in load_checkpoint\n'
 OOM = (
     "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked} GiB. GPU 3 has a total capacity of "
     "79.10 GiB of which {free} GiB is free. {others}Including non-PyTorch memory, this process has 60.00 GiB memory in "
@@ -139,12 +141,40 @@ def test_sigkill_is_probably_main_memory(line: str) -> None:
          "the current world size is 4.", "checkpoint_mismatch", "DP world size: 8, this job has 4"),
         ("RuntimeError: (TP, PP) mismatch after resume ((2, 4) vs (4, 2) from checkpoint): not supported",
          "checkpoint_mismatch", "TP, PP: (4, 2), this job has (2, 4)"),
+        ("[0] init.cc:1 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device c1000", "gpu_shared",
+         "Ranks 0 and 1"),
+        ("wandb.errors.UsageError: api_key not configured (no-tty). call wandb.login", "wandb", "WANDB_API_KEY"),
+        ("ValueError: Size mismatch between saved torch.Size([8, 4]) and current: torch.Size([16, 4]) for opt.w",
+         "checkpoint_mismatch", "opt.w: [8, 4], this job has [16, 4]"),
+        (f"{TRACE}{FRAME}FileNotFoundError: [Errno 2] No such file: '/s/iter_0000600/mp_rank_03/model_optim_rng.pt'",
+         "checkpoint_load", "Either the job differs"),
+        (f"{TRACE}RuntimeError: CUDA error: invalid device ordinal", "crash", "as many ranks on a node as it has GPUs"),
+        (f"{TRACE}RuntimeError: DataLoader worker (pid(s) 41, 42) exited unexpectedly", "crash", "num_workers=0"),
+        (f"{TRACE}ModuleNotFoundError: No module named 'flash_attn'", "crash", "lacks this module"),
+        ("bash: line 3: torchrun: command not found", "no_program", "activate the training environment"),
     ],
 )  # fmt: skip
 def test_what_a_line_shows_is_what_the_advice_follows_from(line: str, kind: str, way_out: str) -> None:
     told, text = said(line)
     assert told == kind
     assert way_out in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "+ ulimit -l unlimited",
+        "srun: error: Unable to create step for job 4711: Job/step already completing or completed",
+        "wandb: WARNING Path /home/u/wandb was not writable",
+        "ImportError is ignored: No module named apex",
+    ],
+)
+def test_what_only_looks_like_a_cause_is_none(line: str) -> None:
+    assert cause_of(line) is None
+
+
+def test_a_command_that_is_not_found_gives_way_to_what_ended_the_run() -> None:
+    assert said(f"bash: module: command not found\n{TRACE}ValueError: bad sample")[0] == "crash"
 
 
 def test_nccls_last_error_is_quoted() -> None:

@@ -164,7 +164,8 @@ def test_an_attempt_that_could_not_load_its_checkpoint_is_no_vain_one(cpu_node: 
     cpu_node.write("run.json", {"schema": 1, "restart": restart, "checkpoint": checkpoint})
     run(cpu_node, "exit 1", rank=0)
     cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "from_step": 80, "started_at": 1.0})
-    error = "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory"
+    frame = '  File "/v/deepspeed/runtime/engine.py", line 4535, in load_checkpoint'
+    error = f"{frame}\nRuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory"
     cpu_node.write(f"logs/{ATTEMPT}.{NODE}.log", f"Traceback (most recent call last):\n{error}\n")
     _, status, _ = cpu_node.finish(nodes=1, code=1)
     assert (status["cause"]["kind"], status["fruitless"], status["next"]["action"]) == ("checkpoint", 0, "requeue")

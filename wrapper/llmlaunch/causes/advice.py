@@ -30,6 +30,7 @@ __all__ = [
     "rendezvous",
     "shared_gpu",
     "shared_memory",
+    "weights_and_biases",
 ]
 
 GIB = 2.0**30
@@ -72,7 +73,11 @@ def _gib(size: float) -> str:
 
 def out_of_memory(record: Record) -> str:
     unallocated, asked = _number(record, "unallocated_bytes"), _number(record, "asked_bytes")
-    if unallocated is not None and unallocated >= FRAGMENTED_BYTES and (asked is None or asked <= unallocated):
+    reserved, allocated = _number(record, "reserved_bytes"), _number(record, "allocated_bytes")
+    if unallocated is None and reserved is not None and allocated is not None:
+        unallocated = reserved - allocated  # torch before 2.1 does not print it
+    within = (unallocated or 0.0) + (_number(record, "free_bytes") or 0.0)
+    if unallocated is not None and unallocated >= FRAGMENTED_BYTES and (asked is None or asked <= within):
         return (
             f"{_gib(unallocated)} were reserved but not in use, so the memory is fragmented: set "
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (environment in a recipe; PYTORCH_ALLOC_CONF since torch "
@@ -97,13 +102,18 @@ def busy_gpu(record: Record) -> str:
     )
 
 
+_ONE_GPU_EACH = (
+    "Each rank must choose its own GPU by LOCAL_RANK (torch.cuda.set_device), CUDA_VISIBLE_DEVICES must not show all "
+    "ranks the same one, and a node must not have more ranks than GPUs."
+)
+
+
 def shared_gpu(record: Record) -> str:
-    process = _number(record, "other_process_id")
+    process, one, other = _number(record, "other_process_id"), _fact(record, "one"), _fact(record, "other")
+    if one and other:
+        return f"Ranks {one} and {other} have the same GPU. {_ONE_GPU_EACH}"
     who = f"Process {process:.0f}" if process is not None else "Another process"
-    return (
-        f"{who} on this GPU is another rank of the same job: each rank must choose its own GPU by LOCAL_RANK "
-        "(torch.cuda.set_device), and CUDA_VISIBLE_DEVICES must not hide all but one from all ranks."
-    )
+    return f"{who} on this GPU is another rank of the same job. {_ONE_GPU_EACH}"
 
 
 def host_memory(record: Record) -> str:
@@ -224,7 +234,34 @@ def hung(record: Record) -> str:
     return f"{known} {blame}. {slow}".strip()
 
 
+def weights_and_biases(record: Record) -> str:
+    if _fact(record, "login"):
+        return (
+            "Weights & Biases has no key here: run wandb login where you submit, or set WANDB_API_KEY there; or set "
+            "WANDB_MODE=offline (environment.WANDB_MODE in a recipe)."
+        )
+    return (
+        "The nodes do not reach Weights & Biases: set WANDB_MODE=offline (environment.WANDB_MODE in a recipe), and "
+        "send the run later with wandb sync."
+    )
+
+
 _OF_EXCEPTIONS = (
+    (
+        r".*(GatedRepoError|RepositoryNotFoundError|40[13] Client Error)",
+        "The model or dataset is gated, private or misspelt: set HF_TOKEN of an account that may read it where you "
+        "submit, or name a copy by its path.",
+    ),
+    (
+        r".*invalid device ordinal",
+        "A rank asks for a GPU that the node does not have: start as many ranks on a node as it has GPUs, and ask "
+        "SLURM for all of them (--gpus-per-node).",
+    ),
+    (
+        r".*DataLoader worker .*exited unexpectedly",
+        "A data worker ended without a word: mostly it was killed for want of main memory (ask for more with --mem, or "
+        "use fewer workers); otherwise its own error is further up in the log, or appears with num_workers=0.",
+    ),
     (
         r"(ModuleNotFoundError|ImportError): ",
         "The nodes' Python lacks this module, or has another version of it: look at which environment the job "

@@ -102,7 +102,8 @@ _ROWS = (
         "gpu_shared",
         "two ranks of the job use one GPU",
         advise.shared_gpu,
-        "an out-of-memory message in which another rank of the same job holds the memory that was missing",
+        "NCCL's `Duplicate GPU detected`; an out-of-memory message in which another rank of the same job holds the "
+        "memory that was missing",
         PROGRAM,
     ),
     CauseKind(
@@ -194,11 +195,12 @@ _ROWS = (
         retry=IF_TRAINED,
     ),
     _certain(
-        "weights_file",
-        "a file of weights is damaged",
-        "A file that the trainer reads its weights from is cut short or no such file: compare its size with the "
+        "damaged_file",
+        "a file that the trainer reads is damaged",
+        "A file of weights or data is cut short, or is something else than its name says: compare its size with the "
         "source's, and download or copy it again. With Git LFS, fetch the file itself, not its pointer.",
-        "safetensors' `Error while deserializing header`",
+        "safetensors' `Error while deserializing header`; outside the loading of a checkpoint, `PytorchStreamReader "
+        "failed` and `UnpicklingError`",
     ),
     CauseKind(
         "bad_loss",
@@ -260,10 +262,10 @@ _ROWS = (
     ),
     _certain(
         "kernel_resources",
-        "a kernel needs more of the GPU's shared memory than there is",
+        "a kernel needs more of the GPU's on-chip memory than there is",
         "It is no lack of memory that another layout would cure. Give the Triton kernel fewer stages (num_stages) or a "
         "smaller block, or install a version of its library that is tuned for this GPU.",
-        "Triton's `OutOfResources: out of resource: shared memory`",
+        "Triton's `OutOfResources: out of resource`: shared memory, tensor memory, threads",
         PROGRAM,
     ),
     CauseKind(
@@ -373,9 +375,8 @@ _ROWS = (
     CauseKind(
         "wandb",
         "Weights & Biases did not answer",
-        "The nodes do not reach Weights & Biases: set WANDB_MODE=offline (environment.WANDB_MODE in a recipe), and "
-        "send the run later with wandb sync.",
-        "`wandb.errors...CommError`",
+        advise.weights_and_biases,
+        "`wandb.errors...CommError`, `api_key not configured`, no way to `api.wandb.ai`",
         SITE,
         retry=IF_TRAINED,
         interrupts=True,

@@ -144,7 +144,8 @@ class _Scanner:
             if not _WRAPPER.match(line):
                 self._phases.pop(speaker, None)
         if hit is None and (ends or (telling and _WITHOUT_TRACEBACK.match(line))):
-            hit = _with_speaker(Hit(_cause_of_phases(line, phases), harmless(line), place), speaker)
+            told = self._with_last_error(place, line) if "nccl" in line.lower() else line
+            hit = _with_speaker(Hit(_cause_of_phases(line, phases), harmless(told), place), speaker)
         if hit is not None:
             self._add(hit, speaker, ends)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ACTIVITIES",
     "EXCEPTION",
+    "FRAMES",
     "HARDWARE_XIDS",
     "NO_CAUSES",
     "OF_THE_SYSTEM",
@@ -30,6 +31,12 @@ __all__ = [
     "frames",
     "patterns",
 ]
+
+# A file of torch.save that is cut short or overwritten.
+UNREADABLE = (
+    r"PytorchStreamReader failed (reading|locating|finding)|_pickle\.UnpicklingError: |^EOFError: Ran out of input"
+)
+TORCH_FILES = "torch 2.13, caffe2/serialize/inline_container.cc and torch/serialization.py"
 
 PATTERNS = (
     # --- the GPU itself
@@ -66,7 +73,7 @@ PATTERNS = (
         "memlock",
         r"(Call to )?ibv_(reg_mr\w*|create_cq|create_qp|create_ah)( failed| error"
         r"|\b.*failed).*(Cannot allocate memory|\(12\))"
-        r"|RLIMIT_MEMLOCK|\bulimit -l\b|memlock limit",
+        r"|(ERROR|[Ee]rror:|failed).*(RLIMIT_MEMLOCK|\bulimit -l\b|memlock limit)",
         "NCCL 2.30, src/misc/ibvwrap.cc; libfabric and UCX name the limit",
     ),
     Pattern(
@@ -95,7 +102,7 @@ PATTERNS = (
     # --- memory of the device
     Pattern(
         "kernel_resources",
-        r"OutOfResources: out of resource: shared memory, Required: (?P<asked>\d+), Hardware limit: (?P<limit>\d+)",
+        r"OutOfResources: out of resource: [\w ]+, Required: (?P<asked>\d+), Hardware limit: (?P<limit>\d+)",
         "Triton 3.x, runtime/errors.py",
     ),
     Pattern("oom", r"Triton Error \[CUDA\]: out of memory", "Triton 3.x, backends/nvidia/driver.c"),
@@ -143,15 +150,27 @@ PATTERNS = (
     # --- programs and steps that do not start
     Pattern(
         "no_program",
-        r"^(slurmstepd|srun): error: (execve\(\): |.*execve\(\): )\S+: No such file or directory"
-        r"|^(/\S+/)?(ba)?sh: (\S+: )?(line \d+: )?\S+: (command not found|not found)$"
-        r"|^\S+: line \d+: \S+: command not found$",
-        "slurmstepd 25.05; bash 5.2",
+        r"^(slurmstepd|srun): error: (.*: )?execve\(\): \S+: No such file or directory",
+        "SLURM 22.05 to 25.05",
     ),
     Pattern(
-        "step_refused", r"^srun: error: Unable to create step for job \d+: (?P<why>.*)", "SLURM 22.05 to 25.05, srun"
+        # Often nothing depends on it (`module: command not found`), so it only counts where nothing else is known.
+        "no_program",
+        r"^(\S+: )(line \d+: )?\S+: (command )?not found$",
+        "bash 5.2, dash 0.5",
+        consequence=True,
+    ),
+    Pattern(
+        "step_refused",
+        r"^srun: error: Unable to create step for job \d+: (?!.*already complet)(?P<why>.*)",
+        "SLURM 22.05 to 25.05, srun",
     ),
     # --- what the GPU cannot do
+    Pattern(
+        "gpu_shared",
+        r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device",
+        "NCCL 2.30, src/init.cc",
+    ),
     Pattern("gpu_code", r"no kernel image is available for execution on the device", "CUDA error 209"),
     Pattern(
         "attention_backend",
@@ -184,10 +203,19 @@ PATTERNS = (
         True,
     ),
     # --- the checkpoint
+    Pattern("checkpoint", UNREADABLE, TORCH_FILES, phase="loading"),
+    Pattern("damaged_file", UNREADABLE, TORCH_FILES),
+    Pattern("damaged_file", r"SafetensorError: Error while deserializing header", "safetensors 0.8"),
     Pattern(
-        "checkpoint",
-        r"PytorchStreamReader failed (reading|locating|finding)|_pickle\.UnpicklingError: |^EOFError: Ran out of input",
-        "torch 2.13, caffe2/serialize/inline_container.cc and torch/serialization.py: a file that is cut short",
+        "checkpoint_mismatch",
+        r"Missing key in checkpoint state_dict: (?P<missing>[\w.]+)",
+        "torch 2.13, distributed/checkpoint/default_planner.py",
+    ),
+    Pattern(
+        "checkpoint_mismatch",
+        r"Size mismatch between saved torch\.Size\((?P<theirs>\[[\d, ]*\])\) and current: "
+        r"torch\.Size\((?P<ours>\[[\d, ]*\])\) for (?P<of>[\w.]+)",
+        "torch 2.13, distributed/checkpoint/default_planner.py",
     ),
     Pattern(
         "checkpoint_mismatch",
@@ -201,7 +229,6 @@ PATTERNS = (
         r"|contains a parameter group that doesn't match)",
         "torch 2.13, nn/modules/module.py and optim/optimizer.py",
     ),
-    Pattern("weights_file", r"SafetensorError: Error while deserializing header", "safetensors 0.8"),
     # --- the arguments
     Pattern(
         "bad_arguments",
@@ -224,10 +251,12 @@ PATTERNS = (
         "glibc 2.36, gai_strerror: EAI_AGAIN, EAI_NONAME, EAI_NODATA",
         True,
     ),
+    Pattern("wandb", r"^wandb\..*: .*(?P<login>api_key not configured|No API key|not logged in)", "wandb 0.16 on"),
     Pattern(
         "wandb",
-        r"^wandb\.(errors\.)*\w*(CommError|errors\.Error|UsageError): .*(timed out|network|connect)",
-        "wandb 0.16 on",
+        r"^wandb\.\S*(CommError|Error): .*(timed out|network|connect)|api\.wandb\.ai.*(Max retries"
+        r"|timed out|Failed to)",
+        "wandb 0.16 on; requests",
     ),
     # --- the network
     Pattern(
@@ -312,7 +341,28 @@ TELLING = (
     *("Stale", "Too Many Requests", "on the Hub", "to the Hub"),
     *("pyxis", "FATAL", "EMFILE", "shared memory", "open files"),
     *("Need to rerun", "Got rescheduled"),
-    *("not found", "exitcode", "SIGKILL", "return code", "ssh", "interface", "memlock", "ulimit"),
+    *(
+        "not found",
+        "exitcode",
+        "SIGKILL",
+        "return code",
+        "ssh",
+        "interface",
+        "memlock",
+        "ulimit",
+        "Duplicate GPU",
+        "out of resource",
+    ),
+)
+
+# What those that are no framework's show in a traceback of what they were doing.
+FRAMES = (
+    Frame(
+        "arguments",
+        r'\s+File "[^"]*transformers/training_args\.py", line \d+, in (__post_init__|__init__)$',
+        "Transformers 5, training_args.py",
+        cause="bad_arguments",
+    ),
 )
 
 # A line that looks like one of the above and ended nothing.
@@ -422,7 +472,7 @@ def patterns() -> tuple[Pattern, ...]:
 
 def frames() -> tuple[Frame, ...]:
     """Return what the frameworks' tracebacks show of what they were doing."""
-    return tuple(frame for module in _failures() for frame in module.FRAMES)
+    return (*(frame for module in _failures() for frame in module.FRAMES), *FRAMES)
 
 
 def _failures() -> list[ModuleType]:

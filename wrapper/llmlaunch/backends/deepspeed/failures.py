@@ -27,6 +27,12 @@ PATTERNS = (
         f"{_ENGINE}, runtime/zero: what the loader looks for is not in the file",
         phase="loading",
     ),
+    Pattern(
+        "checkpoint_load",
+        r"FileNotFoundError: .*(zero_pp_rank_\d+_mp_rank_\d+\w*_optim_states|mp_rank_\d+_model_states)\.pt",
+        f"{_ENGINE}: a file of another split, or one that is missing",
+        phase="loading",
+    ),
     Pattern("bad_loss", r"^step \d+: the loss is (nan|-?inf)\b", "llmlaunch, trainers/deepspeed/train.py"),
     Pattern(
         "no_ssh",
@@ -36,6 +42,13 @@ PATTERNS = (
 )
 
 FRAMES = (
+    Frame(
+        "arguments",
+        r'\s+File "[^"]*deepspeed/runtime/(zero/)?config\.py", line \d+, in '
+        r"(_do_sanity_check|_batch_assertion|__init__)$",
+        "DeepSpeed 0.19.8, runtime/config.py",
+        cause="bad_arguments",
+    ),
     Frame(
         "loading",
         r'\s+File "[^"]*deepspeed/runtime/engine\.py", line \d+, in (load_checkpoint|_load_\w+)$',

@@ -66,6 +66,12 @@ PATTERNS = (
         phase="loading",
     ),
     Pattern(
+        "checkpoint_load",
+        r"FileNotFoundError: .*mp_rank_\d+\S*/(model_optim_rng|distrib_optim)\.pt",
+        f"{_CHECKPOINTING}: a file of another split, or one that is missing",
+        phase="loading",
+    ),
+    Pattern(
         "checkpoint_format",
         r"ShardedTensor\.flattened_range is not supported",
         "Megatron-LM core 0.16 and 0.19, core/dist_checkpointing/mapping.py",
@@ -100,6 +106,13 @@ PATTERNS = (
 )
 
 FRAMES = (
+    Frame(
+        "arguments",
+        r'\s+File "[^"]*megatron/(core/(transformer/transformer|model_parallel)_config|bridge/training/config)\.py", '
+        r"line \d+, in (__post_init__|finalize|validate)$",
+        "Megatron-LM core 0.19, core/transformer/transformer_config.py; Megatron-Bridge 0.6, training/config.py",
+        cause="bad_arguments",
+    ),
     Frame(
         "loading",
         r'\s+File "[^"]*megatron/(bridge/)?training/checkpointing\.py", line \d+, in (load_checkpoint|_load_\w+)$',
