@@ -151,6 +151,7 @@ def test_sigkill_is_probably_main_memory(line: str) -> None:
         (f"{TRACE}RuntimeError: CUDA error: invalid device ordinal", "crash", "as many ranks on a node as it has GPUs"),
         (f"{TRACE}RuntimeError: DataLoader worker (pid(s) 41, 42) exited unexpectedly", "crash", "num_workers=0"),
         (f"{TRACE}ModuleNotFoundError: No module named 'flash_attn'", "crash", "lacks this module"),
+        ("torch.AcceleratorError: CUDA error: device-side assert triggered", "device_assert", "vocab_size"),
         ("bash: line 3: torchrun: command not found", "no_program", "activate the training environment"),
     ],
 )  # fmt: skip

@@ -269,6 +269,18 @@ _ROWS = (
         PROGRAM,
     ),
     CauseKind(
+        "device_assert",
+        "an index is out of range on the GPU",
+        "Mostly a token id is not below the vocabulary's size, a label not below the number of classes, or a position "
+        "not below the longest sequence: compare the tokenizer with the model's embedding (vocab_size, padding). "
+        "CUDA_LAUNCH_BLOCKING=1, or one step on the CPU, shows the line.",
+        "`device-side assert triggered`",
+        PROGRAM,
+        retry=IF_TRAINED,
+        repeats=True,
+        interrupts=True,
+    ),
+    CauseKind(
         "illegal_access",
         "a kernel accessed memory that is not its own",
         advise.illegal_access,

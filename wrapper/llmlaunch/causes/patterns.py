@@ -177,6 +177,7 @@ PATTERNS = (
         r"No dot product attention (backend|support) is available",
         "TransformerEngine 2.20, pytorch/attention/dot_product_attention",
     ),
+    Pattern("device_assert", r"Error: .*device-side assert triggered", "CUDA error 710"),
     Pattern(
         "illegal_access",
         r"Error: .*(an illegal memory access was encountered|misaligned address|unspecified launch failure)",
