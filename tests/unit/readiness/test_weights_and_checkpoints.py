@@ -147,7 +147,12 @@ RESUMED = {
     ),
     "a lost folder": ("megatron-lm", {f"saved/{TRACKER}": "20"}, "doubtful", "names iter_0000020, which is missing"),
     "no step": ("megatron-lm", {f"saved/{TRACKER}": "x"}, "doubtful", "names no step"),
-    "another format": ("megatron-lm", iteration(20, "mp_rank_00"), "doubtful", "is of the format torch, and this job"),
+    "another format": (
+        "megatron-lm",
+        iteration(20, "mp_rank_00/x"),
+        "notes",
+        "is of the format torch, and this job writes torch_dist: the job reads it",
+    ),
     "DCP": (
         "megatron-lm",
         iteration(20, ".metadata"),
@@ -164,7 +169,7 @@ RESUMED = {
     ),
     "another split": (
         "megatron-lm",
-        iteration(20, "mp_rank_00_000/model.pt", "mp_rank_01_000/model.pt"),
+        iteration(20, "mp_rank_00/model.pt", "mp_rank_01/model.pt"),
         "missing",
         "is split by tensor 2 and pipeline 1, and this plan by tensor 1 and pipeline 1",
     ),
@@ -194,7 +199,7 @@ def test_checkpoints_of_the_same_job_are_only_noted(tmp_path: Path) -> None:
         folder = write(tmp_path / backend, files)
         ready = readiness(folder, SAVED[backend])
         assert (ready.missing, ready.doubtful) == ((), ())
-    split = write(tmp_path / "split", iteration(20, "mp_rank_00_000/model.pt", "mp_rank_01_000/model.pt"))
+    split = write(tmp_path / "split", iteration(20, "mp_rank_00/model.pt", "mp_rank_01/model.pt"))
     torch = "training.checkpoint_format=torch"
     assert readiness(split, SAVED["megatron-lm"], torch, layout=Layout(tensor=2)).doubtful == ()
 

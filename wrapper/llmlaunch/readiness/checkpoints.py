@@ -11,11 +11,11 @@ from llmlaunch.backends.checkpoints import (
     NON_PERSISTENT_FOLDER,
     TRACKERS,
     checkpoint_bytes,
-    other_world_refusal,
     tracker,
 )
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
+from llmlaunch.readiness.checkpoint_match import KEY, NEW_FOLDER, mismatch_findings
 from llmlaunch.readiness.findings import (
     Finding,
     doubtful,
@@ -32,18 +32,11 @@ from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import gib
 
-__all__ = ["checkpoint_findings"]
+__all__ = ["checkpoint_findings", "mismatches"]
 
-KEY = ("training", "checkpoint_path")
-NEW_FOLDER = "name a new folder to begin at step 0"
 STEP = re.compile(r"\d+")
 SAVED_FOLDER = re.compile(r"iter_\d{7,}|step-\d+")
-# Names of megatron/training/checkpointing.py (get_checkpoint_name) and of DeepSpeed's engine (_get_zero_ckpt_name).
-SPLIT_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
-ZERO_STATES = re.compile(r".*zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
 MOST_NON_PERSISTENT = 2
-# A checkpoint so many times smaller or larger than the model's is none of it, whatever its number formats.
-OTHER_MODEL = 4.0
 
 
 @frozen
@@ -59,10 +52,7 @@ def checkpoint_findings(recipe: Recipe, layout: Layout, environment: Mapping[str
     folder = host_path(recipe, str(recipe.training.checkpoint_path))
     if path_state(folder) == "unseen" or not nearest_folder(folder).is_dir():
         return
-    last = _last_checkpoint(folder, tracker(recipe))
-    if recipe.training.non_persistent_save_interval is not None:
-        newer = _last_checkpoint(folder / NON_PERSISTENT_FOLDER, tracker(recipe))
-        last = max((each for each in (newer, last) if each is not None), key=lambda each: each.step, default=None)
+    last = _last_checkpoint(recipe, folder)
     if last is not None:
         yield from _resumed(recipe, layout, folder, last)
     elif (folder / tracker(recipe)).exists():
@@ -75,7 +65,26 @@ def checkpoint_findings(recipe: Recipe, layout: Layout, environment: Mapping[str
     yield from _room(recipe, folder, 0 if last is None else last.step)
 
 
-def _last_checkpoint(folder: Path, name: str) -> LastCheckpoint | None:
+def mismatches(recipe: Recipe, layout: Layout) -> Iterator[Finding]:
+    """Yield why the last checkpoint does not match the job that would go on from it."""
+    if recipe.training.checkpoint_path is None:
+        return
+    folder = host_path(recipe, recipe.training.checkpoint_path)
+    last = None if path_state(folder) == "unseen" else _last_checkpoint(recipe, folder)
+    if last is not None:
+        yield from mismatch_findings(recipe, layout, last.folder)
+
+
+def _last_checkpoint(recipe: Recipe, folder: Path) -> LastCheckpoint | None:
+    """Return the checkpoint that the job goes on from, also a non-persistent one; None where no tracker names one."""
+    last = _named_by(folder, tracker(recipe))
+    if recipe.training.non_persistent_save_interval is None:
+        return last
+    newer = _named_by(folder / NON_PERSISTENT_FOLDER, tracker(recipe))
+    return max((each for each in (newer, last) if each is not None), key=lambda each: each.step, default=None)
+
+
+def _named_by(folder: Path, name: str) -> LastCheckpoint | None:
     """Return the checkpoint that the tracker names; None where it names no step."""
     text = (first_bytes(folder / name, 256) or b"").decode("utf-8", "replace").strip()
     numbers = STEP.findall(text)
@@ -102,76 +111,7 @@ def _resumed(recipe: Recipe, layout: Layout, folder: Path, last: LastCheckpoint)
             f"begins with the newest whole checkpoint, if there is one; {NEW_FOLDER}",
         )
         return
-    yield from _other_split(recipe, layout, last.folder, [entry.name for entry in entries])
-    yield from _other_format(recipe, layout, last.folder, [entry.name for entry in entries])
-    yield from _other_model(recipe, last.folder)
-
-
-def _other_split(recipe: Recipe, layout: Layout, folder: Path, names: list[str]) -> Iterator[Finding]:
-    """A checkpoint in pieces that only the same split can load: DeepSpeed's ZeRO, and Megatron-LM's format torch."""
-    if recipe.backend.name == "deepspeed":
-        ranks = sum(1 for name in names if ZERO_STATES.fullmatch(name))
-        if ranks and ranks != recipe.world_size and recipe.backend.script is None:
-            yield _of_other_ranks(recipe, layout, folder, ranks)
-        return
-    places = [match for match in map(SPLIT_FOLDER.fullmatch, names) if match is not None]
-    if not places:
-        return
-    tensor = 1 + max(int(place[1]) for place in places)
-    pipeline = 1 + max(int(place[2] or 0) for place in places)
-    if (tensor, pipeline) != (layout.tensor, layout.pipeline):
-        yield missing(
-            KEY,
-            f"{folder} is split by tensor {tensor} and pipeline {pipeline}, and this plan by tensor {layout.tensor} "
-            f"and pipeline {layout.pipeline}: the format torch loads under the same split alone; pin layout.tensor: "
-            f"{tensor} and layout.pipeline: {pipeline}, or {NEW_FOLDER}",
-        )
-
-
-def _of_other_ranks(recipe: Recipe, layout: Layout, folder: Path, ranks: int) -> Finding:
-    text = f"{folder} holds the optimizer states of {ranks} ranks, and this job has {recipe.world_size}"
-    refusal = other_world_refusal(recipe, layout)
-    if refusal:
-        return missing(KEY, f"{text}: {refusal.partition(';')[0]}; keep the number of devices, or {NEW_FOLDER}")
-    return note(KEY, f"{text}: the job converts them first")
-
-
-def _other_format(recipe: Recipe, layout: Layout, folder: Path, names: list[str]) -> Iterator[Finding]:
-    """As Megatron-LM tells formats apart (_get_checkpoint_format, training/checkpointing.py, core 0.19)."""
-    if not recipe.backend.on_megatron_core or recipe.backend.script is not None:
-        return
-    sharded = layout.zero_stage >= 2
-    ours = recipe.training.checkpoint_format or ("fsdp_dtensor" if sharded else "torch_dist")
-    if "metadata.json" in names:
-        theirs = "torch_dist"
-    elif any(SPLIT_FOLDER.fullmatch(name) for name in names):
-        theirs = "torch"
-    else:
-        theirs = "fsdp_dtensor" if ".metadata" in names else ""
-    if theirs and theirs != ours:
-        yield doubtful(
-            KEY,
-            f"{folder} is of the format {theirs}, and this job writes {ours}; set training.checkpoint_format: {theirs} "
-            f"to go on in it, or {NEW_FOLDER}",
-        )
-
-
-def _other_model(recipe: Recipe, folder: Path) -> Iterator[Finding]:
-    """Whose checkpoint it is cannot be read without running what it holds; its size tells the most of it."""
-    if recipe.techniques.adapters is not None or recipe.techniques.trained_layers is not None:
-        return
-    size, whole = 0, checkpoint_bytes(recipe)
-    for parent, _, files in os.walk(folder):
-        size += sum((Path(parent) / file).stat().st_size for file in files if (Path(parent) / file).is_file())
-        if size > OTHER_MODEL * whole:
-            break
-    if not whole / OTHER_MODEL <= size <= OTHER_MODEL * whole:
-        more = "more than " if size > OTHER_MODEL * whole else ""
-        yield doubtful(
-            KEY,
-            f"{folder} has {more}{gib(size)} GiB, and a checkpoint of {recipe.model.name} about {gib(whole)}: it may "
-            f"be another model's; {NEW_FOLDER}",
-        )
+    yield from mismatch_findings(recipe, layout, last.folder)
 
 
 def _room(recipe: Recipe, folder: Path, step: int) -> Iterator[Finding]:
