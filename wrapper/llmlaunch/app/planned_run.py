@@ -21,8 +21,6 @@ from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rundir import file_names
-from llmlaunch.rundir.files import object_in
 
 if TYPE_CHECKING:
     from llmlaunch.memory.estimator import Estimate
@@ -329,17 +327,10 @@ def replan_rendered(directory: Path) -> tuple[PlannedRun, PlannedRun]:
     Raises:
         UserError: the directory cannot be read, or its recipe cannot be planned any more.
     """
-    from llmlaunch.planner.lock import keeping_to, lock_of_run
+    from llmlaunch.app.rendered_job import rendered_job, rendered_recipe
 
-    description, planned = object_in(directory / file_names.RUN), object_in(directory / file_names.PLAN)
-    recipe = load_recipe(directory / file_names.RECIPE, description.get("overrides", ()))
-    try:
-        version = description["measurement"]["backend_version"]
-        lock = lock_of_run(recipe, planned, description["nodes"])
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{directory}: its plan.json or run.json is damaged ({error})") from None
-    recipe = replace(recipe, backend=replace(recipe.backend, found_version=version))
-    kept = plan_loaded(keeping_to(recipe, lock, directory / file_names.PLAN), unlocked=recipe)
+    recipe = rendered_recipe(directory)
+    kept = plan_loaded(rendered_job(directory, recipe)[0], unlocked=recipe)
     return kept, kept.replanned() or kept
 
 

@@ -338,6 +338,7 @@ def resubmit(
     `from_older` allows an older checkpoint than the last one saved. Raises UserError where the run must not be
     submitted, and SchedulerRefused.
     """
+    from llmlaunch.app.rendered_job import checkpoint_warnings
     from llmlaunch.launchers import run_files, submit_mark
     from llmlaunch.launchers.choose import choose_again
 
@@ -356,6 +357,8 @@ def resubmit(
         run_files.allow_older_checkpoint(directory)
         change_elsewhere(directory, "touch", file_names.FROM_OLDER)
     notify(choice.why)
+    for sentence in checkpoint_warnings(directory):
+        notify(f"warning: {sentence}")
     exclusions = exclusion_options(directory, notify) if exclude_nodes and choice.launcher.name == "slurm" else ()
     with refusals_recorded(directory, notify):
         submission = choice.launcher.submit(directory, (*exclusions, *options), again=before is not None)

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     options = _arguments(argv)
     nodes = sys.stdin.read().split()
     earlier = [attempt for attempt in begun_attempts(options.run_dir) if attempt.name != options.attempt]
-    layout = options.layout or _next_layout(earlier)
+    layout = options.layout or next_layout(earlier)
     ended = None if options.layout else _earlier_end(options, earlier)
     if ended is not None:
         return _end(options, layout, *ended)
@@ -103,7 +103,7 @@ def _end(
     return 0
 
 
-def _next_layout(earlier: list[Attempt]) -> str:
+def next_layout(earlier: list[Attempt]) -> str:
     """That of the latest attempt on all nodes, or the one it would have gone on with had its allocation lasted."""
     on_all = [attempt for attempt in earlier if not is_for_fewer_nodes(attempt.layout)]
     if not on_all:

@@ -75,8 +75,10 @@ def _megatron_findings(recipe: Recipe, layout: Layout, folder: Path, names: Coll
             yield split
             return
     if theirs and theirs != ours:
-        yield _other_format(recipe, folder, theirs, ours)
-        return
+        differing = _other_format(recipe, folder, theirs, ours)
+        yield differing
+        if differing.kind != NOTE:
+            return
     if recipe.backend.name == "megatron-lm" and RUN_CONFIG in names:
         yield doubtful(
             KEY,
