@@ -14,6 +14,7 @@ from pathlib import Path
 
 from llmlaunch.backends.argument import flag_groups
 from llmlaunch.backends.checkpoints import FSDP_STAGE, MODEL_SPLIT, RESHARDING_FLAG, checkpoint_bytes
+from llmlaunch.backends.megatron.versions import rendered_version
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
@@ -40,7 +41,14 @@ OTHER_LOADING = frozenset(
 NO_OPTIMIZER = {"megatron-lm": ("--no-load-optim", ""), "megatron-bridge": ("checkpoint.load_optim", "false")}
 # DistributedOptimizer.checkpoint_fully_reshardable_formats, core/optimizer/distrib_optimizer.py, core 0.19.
 RESHARDABLE = ("fully_reshardable", "fully_sharded_model_space", "fsdp_dtensor")
+# What a distributed optimizer takes for flat parts of parameters, which core 0.19 refuses to load.
+FLATTENED = ("", "fully_sharded_model_space")
+NO_FLATTENED_PARTS = "0.19"
 MUON = "muon"
+# Words of the person's own that settle or change the schedule of the learning rate.
+SCHEDULE_WORDS = re.compile(
+    r"--(?:override-opt|use-checkpoint-opt|lr-|train-|rampup|global-batch).*|(?:scheduler|train)\..*"
+)
 # A checkpoint so many times smaller or larger than the model's is none of it, whatever its number formats.
 OTHER_MODEL = 4.0
 MOST_WEIGHED_FILES = 5_000
@@ -87,7 +95,7 @@ def _megatron_findings(recipe: Recipe, layout: Layout, folder: Path, names: Coll
             f"{NEW_FOLDER}",
         )
         return
-    saved = bridge_job(folder) if recipe.backend.name == "megatron-bridge" else None
+    saved = bridge_job(folder, names) if recipe.backend.name == "megatron-bridge" else None
     saved = saved or megatron_job(folder, names)
     if saved is None:
         return
@@ -95,7 +103,8 @@ def _megatron_findings(recipe: Recipe, layout: Layout, folder: Path, names: Coll
     if model is not None:
         yield model
     elif not _keeps_optimizer_out(recipe, own):
-        yield from _other_optimizer(recipe, layout, folder, saved, theirs)
+        found = list(_other_optimizer(recipe, layout, folder, saved, theirs))
+        yield from found or _other_schedule(recipe, folder, saved.schedule, own)
 
 
 def _own_words(recipe: Recipe) -> dict[str, str]:
@@ -249,6 +258,9 @@ def _other_optimizer(recipe: Recipe, layout: Layout, folder: Path, saved: SavedJ
                 f"plan has none, which cannot load them; pin layout.zero_stage: 1, {way_out}, or {NEW_FOLDER}",
             )
         return
+    if layout.zero_stage == 1 and saved.sharding in FLATTENED and rendered_version(recipe) == NO_FLATTENED_PARTS:
+        yield _other_form(folder, saved.sharding, way_out)
+        return
     changed = {
         name: saved.split[name]
         for name in MODEL_SPLIT
@@ -256,6 +268,65 @@ def _other_optimizer(recipe: Recipe, layout: Layout, folder: Path, saved: SavedJ
     }
     if layout.zero_stage == 1 and changed and saved.sharding not in RESHARDABLE:
         yield _other_split(layout, folder, changed, saved.sharding, way_out)
+
+
+def _other_form(folder: Path, sharding: str, way_out: str) -> Finding:
+    """Return that a distributed optimizer cannot take the states of an optimizer that was none, or of an old core's: it
+    would load flat parts of parameters (sharded_param_state_fs_model_space, core/optimizer/distrib_optimizer.py), and
+    core 0.19 has no such parts any more (ShardedTensor.validate_metadata_integrity, core/dist_checkpointing/
+    mapping.py; tried with 0.19.2)."""
+    kind = f"of the type {sharding}" if sharding else "that were not distributed"
+    pin = "pin layout.zero_stage: 0, " if not sharding else ""
+    return doubtful(
+        KEY,
+        f"{folder} holds optimizer states {kind}, and this plan has a distributed optimizer, which cannot load them; "
+        f"{pin}{way_out}, or {NEW_FOLDER}",
+    )
+
+
+def _other_schedule(
+    recipe: Recipe, folder: Path, saved: Mapping[str, float], own: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Yield that the learning rate of a checkpoint follows another schedule.
+
+    Megatron asserts that both are the same, unless it is told which to take (OptimizerParamScheduler._check_and_set,
+    core/optimizer_param_scheduler.py, core 0.19). The states of a parameter are found by its learning rates, so these
+    must be the same in any case (tried with 0.19.2)."""
+    training = recipe.training
+    rates = {"max_lr": training.learning_rate, "min_lr": training.minimum_learning_rate or 0.0}
+    words = {"max_lr": "learning_rate", "min_lr": "minimum_learning_rate"}
+    if changed := [name for name in rates if name in saved and saved[name] != rates[name]]:
+        differing = " and ".join(f"{words[name]} was {saved[name]:g} and is {rates[name]:g}" for name in changed)
+        yield doubtful(
+            KEY,
+            f"{folder} was trained otherwise: {differing}, by which Megatron finds the optimizer states again; keep "
+            f"what it was, {_without_optimizer(recipe)}, or {NEW_FOLDER}",
+        )
+        return
+    steps = _planned_schedule(recipe) if not any(map(SCHEDULE_WORDS.fullmatch, own)) else {}
+    if changed := [name for name in steps if name in saved and saved[name] != steps[name]]:
+        words = {"lr_warmup_steps": "the warm-up took", "lr_decay_steps": "the learning rate fell over"}
+        differing = " and ".join(f"{words[name]} {saved[name]} samples and takes {steps[name]}" for name in changed)
+        yield doubtful(
+            KEY,
+            f"{folder} was trained on another schedule: {differing}, and Megatron ends where both are not the same; "
+            f"{_either_schedule(recipe)}, or write the training.steps and training.warmup_steps of before",
+        )
+
+
+def _planned_schedule(recipe: Recipe) -> dict[str, int]:
+    """Return the schedule of the job, in samples; empty where it could not be rendered."""
+    from llmlaunch.backends.megatron.training_arguments import warmup_steps
+
+    samples = recipe.workload.global_batch_size
+    return {"lr_warmup_steps": warmup_steps(recipe) * samples, "lr_decay_steps": recipe.training.steps * samples}
+
+
+def _either_schedule(recipe: Recipe) -> str:
+    words = ("--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler")
+    if recipe.backend.name == "megatron-bridge":
+        words = ("scheduler.override_opt_param_scheduler=true", "scheduler.use_checkpoint_opt_param_scheduler=true")
+    return f"add {words[0]} to backend.extra_args to take the recipe's, or {words[1]} to keep the checkpoint's"
 
 
 def _other_split(layout: Layout, folder: Path, saved: Mapping[str, int], sharding: str, way_out: str) -> Finding:

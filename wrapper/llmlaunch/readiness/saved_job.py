@@ -11,6 +11,7 @@ import pickletools
 import re
 import struct
 from collections.abc import Collection, Mapping
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ SPLIT_NAMES = {
 }
 # Sizes that decide the shapes of tensors, under the names of Megatron-LM's arguments and Bridge's settings alike.
 SIZE_NAMES = ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size")
+SCHEDULE_NAMES = ("max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps")
 EXPERT_NAMES = ("num_experts", "num_moe_experts")
 VOCABULARY_NAMES = ("padded_vocab_size", "vocab_size")
 EXPERTS, VOCABULARY, PADDING = "num_experts", "vocab_size", "vocab_padding"
@@ -67,12 +69,14 @@ class SavedJob:
     `split` has the fields of `Layout` that say how the model was cut, `sizes` those of the model by Megatron's names.
     `optimizer` is empty and `sharding` None where no optimizer states were saved. `sharding` is how those of the
     distributed optimizer were cut ("dp_reshardable", "fully_reshardable"), empty where there was no such optimizer.
+    `schedule` is that of the learning rate: "max_lr", "min_lr", "lr_warmup_steps" and "lr_decay_steps", in samples.
     """
 
     split: Mapping[str, int]
     sizes: Mapping[str, int]
     optimizer: str = ""
     sharding: str | None = None
+    schedule: Mapping[str, float] = field(default_factory=dict)
 
 
 def megatron_job(folder: Path, names: Collection[str]) -> SavedJob | None:
@@ -90,12 +94,13 @@ def megatron_job(folder: Path, names: Collection[str]) -> SavedJob | None:
         sizes=sizes_in(values),
         optimizer=_optimizer_in(values) if saves else "",
         sharding=_sharding_in(content) if saves and isinstance(content, dict) else None,
+        schedule=_schedule_in(state),
     )
 
 
-def bridge_job(folder: Path) -> SavedJob | None:
-    """Return what the settings in `folder` say that Megatron-Bridge wrote there; None where there are none, or they
-    cannot be read."""
+def bridge_job(folder: Path, names: Collection[str]) -> SavedJob | None:
+    """Return what the settings say that Megatron-Bridge wrote into `folder`, whose entries are `names`; None where
+    there are none, or they cannot be read."""
     text = first_bytes(folder / RUN_CONFIG, MAX_BYTES + 1)
     if text is None or len(text) > MAX_BYTES:
         return None
@@ -118,6 +123,7 @@ def bridge_job(folder: Path) -> SavedJob | None:
         sizes=sizes_in(model),
         optimizer=_optimizer_in(optimizer) if saves else "",
         sharding=sharding,
+        schedule=_schedule_in(_common_state(folder, names)) if saves else {},
     )
 
 
@@ -200,6 +206,14 @@ def _split_in(values: Mapping[str, Any]) -> dict[str, int]:
         split.pop("expert", None)
         split.pop("expert_tensor", None)
     return split
+
+
+def _schedule_in(state: Any) -> dict[str, float]:
+    """Return the schedule among what all ranks have in common (OptimizerParamScheduler.state_dict, core/
+    optimizer_param_scheduler.py, core 0.19)."""
+    schedule = state.get("opt_param_scheduler") if isinstance(state, dict) else None
+    values = schedule if isinstance(schedule, dict) else {}
+    return {name: values[name] for name in SCHEDULE_NAMES if type(values.get(name)) in (int, float)}
 
 
 def _sharding_in(content: Mapping[str, Any]) -> str | None:

@@ -25,7 +25,7 @@ from llmlaunch.recipe.tracking import NO_TRACKING
 from llmlaunch.recipe.training import default_schedule
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["CHECKPOINT_REQUIREMENTS", "checkpoint_arguments", "data_arguments", "training_arguments"]
+__all__ = ["CHECKPOINT_REQUIREMENTS", "checkpoint_arguments", "data_arguments", "training_arguments", "warmup_steps"]
 
 
 MEGATRON_FIRST_BETA = 0.9  # --adam-beta1's default
@@ -72,12 +72,19 @@ def _decay(recipe: Recipe) -> list[Argument]:
     return [argument(flag, decay, of="training.learning_rate_decay", why=why)]
 
 
-def _warmup(recipe: Recipe) -> Argument:
-    flag, stated, steps = "--lr-warmup-iters", recipe.training.warmup_steps, recipe.training.steps
+def warmup_steps(recipe: Recipe) -> int:
+    """Return the steps over which the learning rate rises: the recipe's, or what is usual."""
+    stated = recipe.training.warmup_steps
     if stated is not None:
-        return argument(flag, stated, of="training.warmup_steps")
-    warmup = default_schedule(recipe.backend.name, recipe.backend.script_kind, steps).warmup_steps
-    return argument(flag, warmup, of=("training.steps", "training.tokens"), why="a hundredth of the steps")
+        return stated
+    return default_schedule(recipe.backend.name, recipe.backend.script_kind, recipe.training.steps).warmup_steps
+
+
+def _warmup(recipe: Recipe) -> Argument:
+    flag, steps = "--lr-warmup-iters", warmup_steps(recipe)
+    if recipe.training.warmup_steps is not None:
+        return argument(flag, steps, of="training.warmup_steps")
+    return argument(flag, steps, of=("training.steps", "training.tokens"), why="a hundredth of the steps")
 
 
 def _log(recipe: Recipe) -> list[Argument]:
