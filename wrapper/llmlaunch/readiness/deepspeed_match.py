@@ -48,14 +48,16 @@ def deepspeed_findings(recipe: Recipe, layout: Layout, folder: Path, names: Coll
         yield model
         return
     tensor = 1 + max((rank[-1] for rank in ranks or models), default=0)
-    if models and tensor != layout.tensor:
+    saved_by = tensor * (1 + max((rank[0] for rank in ranks), default=0))
+    converts = bool(ranks) and saved_by != recipe.world_size and layout.tensor == 1
+    if models and tensor != layout.tensor and not converts:
         yield doubtful(
             KEY,
-            f"{folder} is cut by tensor {tensor}, and this plan by tensor {layout.tensor}: DeepSpeed puts the parts "
-            f"together for no other; pin layout.tensor: {tensor} and keep the number of devices, or {NEW_FOLDER}",
+            f"{folder} is cut by tensor {tensor}, and this plan by tensor {layout.tensor}, which loads no other parts; "
+            f"pin layout.tensor: {tensor} and keep the number of devices, or {NEW_FOLDER}",
         )
     elif ranks:
-        yield from _other_ranks(recipe, layout, folder, tensor * (1 + max(rank[0] for rank in ranks)))
+        yield from _other_ranks(recipe, layout, folder, saved_by)
 
 
 def _ranks(pattern: re.Pattern[str], names: Iterable[str]) -> list[tuple[int, ...]]:
@@ -88,11 +90,11 @@ def _other_structure(layout: Layout, folder: Path, names: Collection[str], has_s
         )
     if sharded == whole or sharded == (layout.zero_stage == SHARDED_STAGE):
         return None
-    stage = "stage 3" if sharded else "a stage below 3"
-    pin = "layout.zero_stage: 3" if sharded else "layout.zero_stage: 2 (or 1, as it was)"
+    stage = "stage 3 of ZeRO" if sharded else "a stage of ZeRO below 3"
+    pin = "layout.zero_stage: 3" if sharded else "layout.zero_stage: 2"
     return doubtful(
         KEY,
-        f"{folder} was saved by ZeRO's {stage}, and this plan has stage {layout.zero_stage}, which looks for other "
+        f"{folder} was saved by {stage}, and this plan has stage {layout.zero_stage}, which looks for other "
         f"files; pin {pin}, or {NEW_FOLDER}",
     )
 
