@@ -412,6 +412,7 @@ DEEPSPEED: dict[str, tuple[list[str], Layout, str, str]] = {
         "by a stage of ZeRO below 3, and this plan has stage 3",
     ),
     "no ZeRO": (["mp_rank_00_model_states.pt"], STAGE_2, "doubtful", "holds no optimizer states of ZeRO"),
+    "ZeRO for none": (zero_names(8), Layout(data=8), "doubtful", "and this plan is without, which cannot load them"),
     "no ZeRO for none": (["mp_rank_00_model_states.pt"], Layout(data=8), "", ""),
     "tensor": (zero_names(4, tensor=2), STAGE_2, "doubtful", "is cut by tensor 2, and this plan by tensor 1"),
     "tensor of other ranks": (zero_names(2, tensor=2), STAGE_2, "note", "of 4 ranks, and this job has 8: the job conv"),

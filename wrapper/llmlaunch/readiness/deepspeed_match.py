@@ -67,7 +67,8 @@ def _ranks(pattern: re.Pattern[str], names: Iterable[str]) -> list[tuple[int, ..
 
 def _other_structure(layout: Layout, folder: Path, names: Collection[str], has_states: bool) -> Finding | None:
     """Return that the files of a checkpoint are not those that the job looks for: of a pipeline's layers, converted,
-    without ZeRO, or of another kind of stage."""
+    with or without ZeRO, or of another kind of stage. Stages 1 and 2 load each other's (tried with DeepSpeed 0.19.8).
+    """
     if any(PIPELINE_LAYER.fullmatch(name) for name in names):
         return doubtful(
             KEY,
@@ -87,6 +88,12 @@ def _other_structure(layout: Layout, folder: Path, names: Collection[str], has_s
             KEY,
             f"{folder} holds no optimizer states of ZeRO, and this plan has stage {layout.zero_stage}, which cannot go "
             f"on without; pin layout.zero_stage: 0, or {NEW_FOLDER}",
+        )
+    if has_states and not sharded and layout.zero_stage == 0:
+        return doubtful(
+            KEY,
+            f"{folder} holds optimizer states of ZeRO, and this plan is without, which cannot load them; pin "
+            f"layout.zero_stage: 1, or {NEW_FOLDER}",
         )
     if sharded == whole or sharded == (layout.zero_stage == SHARDED_STAGE):
         return None

@@ -1,0 +1,71 @@
+"""`check`, `submit` and `resume` warn of a saved checkpoint that the job cannot load: the same sentence, with its way
+out, whatever is printed beside it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from llmlaunch.assets import asset
+from support.command_line import CommandLine, run_llmlaunch
+
+JOB = "#!/bin/bash\nexit 0\n"
+WARNING = (
+    "was saved by stage 3 of ZeRO, and this plan has stage 1, which looks for other files; pin layout.zero_stage: 3"
+)
+SAVED_BY_STAGE_3 = [
+    f"zero_pp_rank_{rank}_mp_rank_00_{kind}_states.pt" for rank in range(2) for kind in ("model", "optim")
+]
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> tuple[str, ...]:
+    """The quickstart, which ZeRO's stage 1 trains, with a folder of checkpoints."""
+    recipe = shutil.copy(asset("recipes", "quickstart.yaml"), tmp_path / "train.yaml")
+    saving = (f"training.checkpoint_path={tmp_path / 'saved'}", "training.save_interval=10", "layout.zero_stage=1")
+    return (str(recipe), *saving)
+
+
+def saved_by_stage_3(folder: Path) -> None:
+    tag = folder / "saved" / "step-10"
+    tag.mkdir(parents=True)
+    for name in SAVED_BY_STAGE_3:
+        (tag / name).write_text("x")
+    (folder / "saved" / "latest").write_text("step-10")
+
+
+def test_check_and_a_dry_run_warn_and_end_as_they_would(
+    llmlaunch: CommandLine, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert "was saved by" not in llmlaunch("check", *words).stderr
+    saved_by_stage_3(tmp_path)
+    place = f"warning: {words[0]}"
+    for command in (("check",), ("check", "--json"), ("submit", "--dry-run"), ("submit", "--dry-run", "--json")):
+        shown = llmlaunch(*command, *words)
+        (line,) = [line for line in shown.stderr.splitlines() if WARNING in line]
+        assert line.startswith((place, "warning: override training.checkpoint_path"))
+        assert line.endswith("or name a new folder to begin at step 0")
+        if "--json" in command:
+            json.loads(shown.stdout)
+
+
+def test_resume_warns_of_what_the_rendered_plan_cannot_load(words: tuple[str, ...], tmp_path: Path) -> None:
+    """The folder may be another run's by now, or the checkpoint was put there by hand."""
+    run = tmp_path / "run"
+    run_llmlaunch(tmp_path, "render", *words, "-o", run, code=0)
+    (run / "job.sbatch").write_text(JOB)
+    saved_by_stage_3(tmp_path)
+    resumed = run_llmlaunch(tmp_path, "resume", run, "--local", "--json", code=0)
+    assert WARNING in resumed.stderr
+    assert json.loads(resumed.stdout)["run_dir"] == str(run)
+
+
+def test_resume_of_a_plan_that_fits_is_silent(words: tuple[str, ...], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run_llmlaunch(tmp_path, "render", *words[:-1], "layout.zero_stage=3", "-o", run, code=0)
+    (run / "job.sbatch").write_text(JOB)
+    saved_by_stage_3(tmp_path)
+    assert "ZeRO" not in run_llmlaunch(tmp_path, "resume", run, "--local", code=0).stderr
