@@ -28,6 +28,7 @@ SAVED = {
     name: recipe_text(**TINY, backend=name, training=f"{{{TRAINING}, save_interval: 10, checkpoint_path: saved}}")
     for name in ("megatron-lm", "deepspeed")
 }
+LAYOUTS = {"megatron-lm": Layout(data=8), "deepspeed": Layout(data=8, zero_stage=1)}
 INDEX = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
 
 WEIGHTS = {
@@ -186,7 +187,7 @@ RESUMED = {
 def test_what_a_job_makes_of_checkpoints_that_are_there(
     backend: str, files: Mapping[str, object], kind: str, message: str, tmp_path: Path
 ) -> None:
-    ready = readiness(write(tmp_path, files), SAVED[backend])
+    ready = readiness(write(tmp_path, files), SAVED[backend], layout=LAYOUTS[backend])
     sentences = getattr(ready, kind)
     assert any(message in sentence for sentence in sentences), ready
     assert all(": training.checkpoint_path: " in sentence for sentence in sentences)
@@ -197,7 +198,7 @@ def test_what_a_job_makes_of_checkpoints_that_are_there(
 def test_checkpoints_of_the_same_job_are_only_noted(tmp_path: Path) -> None:
     for backend, files in (("megatron-lm", iteration(20, "metadata.json")), ("deepspeed", states(8))):
         folder = write(tmp_path / backend, files)
-        ready = readiness(folder, SAVED[backend])
+        ready = readiness(folder, SAVED[backend], layout=LAYOUTS[backend])
         assert (ready.missing, ready.doubtful) == ((), ())
     split = write(tmp_path / "split", iteration(20, "mp_rank_00/model.pt", "mp_rank_01/model.pt"))
     torch = "training.checkpoint_format=torch"

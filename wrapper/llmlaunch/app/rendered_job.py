@@ -11,7 +11,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import object_in, read_object
-from llmlaunch.rundir.run import begun_attempts
+from llmlaunch.rundir.run import begun_attempts, next_layout
 
 __all__ = ["checkpoint_warnings", "rendered_job", "rendered_recipe"]
 
@@ -54,15 +54,12 @@ def rendered_job(directory: Path, recipe: Recipe, folder: str = "") -> tuple[Rec
 def checkpoint_warnings(directory: Path) -> tuple[str, ...]:
     """Return why the next attempt of a run directory cannot go on from the last checkpoint as it is; empty where the
     files show no reason, where the directory cannot be read, and where it lives on another machine."""
-    from llmlaunch.node.begin import next_layout
-    from llmlaunch.node.restart_policy import FIRST_LAYOUT
     from llmlaunch.readiness.checkpoints import mismatches
     from llmlaunch.readiness.readiness import in_sentences
 
     if (directory / file_names.HOME).exists():
         return ()
-    named = next_layout(begun_attempts(directory))
-    folder = "" if named == FIRST_LAYOUT else named
+    folder = next_layout(begun_attempts(directory))
     saved = (read_object(directory / folder / file_names.RUN) or {}).get("checkpoint")
     if not isinstance(saved, dict) or not (Path(str(saved.get("path"))) / str(saved.get("tracker"))).is_file():
         return ()

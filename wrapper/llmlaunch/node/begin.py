@@ -15,14 +15,14 @@ from ..causes.cause import cause, sentence
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
-from ..rundir.run import begun_attempts
-from ..rundir.values import counted, is_fallback, is_for_fewer_nodes, job_of
+from ..rundir.run import begun_attempts, next_layout
+from ..rundir.values import counted, job_of
 from .checkpoint import Start, attempts_in_folder, checkpoint_of, choose_start, read_tracker, saved_step
 from .files import COMES_BACK_LATER, NODES_ON_STDIN, command_parser, say, write_status
 from .notice_texts import end_text, start_text
 from .notices import notify, wait_for_deliveries
 from .restart_bounds import bounds_of
-from .restart_policy import FIRST_LAYOUT, Next, fruitless, layout_of, of_this_submission, stops_at_bad_checkpoint
+from .restart_policy import FIRST_LAYOUT, Next, fruitless, of_this_submission, stops_at_bad_checkpoint
 from .rollback import choose_rollback, earlier_skips, write_skips
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     options = _arguments(argv)
     nodes = sys.stdin.read().split()
     earlier = [attempt for attempt in begun_attempts(options.run_dir) if attempt.name != options.attempt]
-    layout = options.layout or next_layout(earlier)
+    layout = options.layout or next_layout(earlier) or FIRST_LAYOUT
     ended = None if options.layout else _earlier_end(options, earlier)
     if ended is not None:
         return _end(options, layout, *ended)
@@ -101,17 +101,6 @@ def _end(
     print(f"end {code}", flush=True)
     wait_for_deliveries()
     return 0
-
-
-def next_layout(earlier: list[Attempt]) -> str:
-    """That of the latest attempt on all nodes, or the one it would have gone on with had its allocation lasted."""
-    on_all = [attempt for attempt in earlier if not is_for_fewer_nodes(attempt.layout)]
-    if not on_all:
-        return FIRST_LAYOUT
-    latest = on_all[-1]
-    after = latest.status.get("next")
-    layout = after.get("layout") if isinstance(after, dict) and after.get("action") == "fallback" else None
-    return str(layout) if is_fallback(layout) else layout_of(latest)
 
 
 def _earlier_end(options: argparse.Namespace, earlier: list[Attempt]) -> tuple[str, int, str] | None:

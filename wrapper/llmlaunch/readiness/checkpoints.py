@@ -15,7 +15,7 @@ from llmlaunch.backends.checkpoints import (
 )
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
-from llmlaunch.readiness.checkpoint_match import KEY, NEW_FOLDER, mismatch_findings
+from llmlaunch.readiness.checkpoint_match import mismatch_findings
 from llmlaunch.readiness.findings import (
     Finding,
     doubtful,
@@ -26,6 +26,7 @@ from llmlaunch.readiness.findings import (
     note,
     path_state,
 )
+from llmlaunch.readiness.saved_job import KEY, NEW_FOLDER
 from llmlaunch.readiness.written_folders import nearest_folder
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number

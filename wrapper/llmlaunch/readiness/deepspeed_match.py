@@ -15,10 +15,9 @@ from typing import Any
 
 from llmlaunch.backends.checkpoints import other_world_refusal
 from llmlaunch.layout import Layout
-from llmlaunch.readiness.checkpoint_match import KEY, NEW_FOLDER
 from llmlaunch.readiness.findings import Finding, doubtful, missing, note
 from llmlaunch.readiness.pickle_outline import Outline
-from llmlaunch.readiness.saved_job import first_pickle
+from llmlaunch.readiness.saved_job import KEY, NEW_FOLDER, first_pickle
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["deepspeed_findings"]

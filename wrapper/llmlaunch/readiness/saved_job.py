@@ -15,16 +15,16 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.documents.yaml_strict import MAX_BYTES, parse_document
+from llmlaunch.documents.yaml_strict import MAX_BYTES, KeyPath, parse_document
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
 from llmlaunch.readiness.findings import first_bytes
 from llmlaunch.readiness.pickle_outline import Outline, read_outline
 
 __all__ = [
+    "KEY",
+    "NEW_FOLDER",
     "RUN_CONFIG",
-    "SIZE_NAMES",
-    "SPLIT_NAMES",
     "SavedJob",
     "bridge_job",
     "first_pickle",
@@ -32,6 +32,8 @@ __all__ = [
     "sizes_in",
 ]
 
+KEY: KeyPath = ("training", "checkpoint_path")
+NEW_FOLDER = "name a new folder to begin at step 0"
 RUN_CONFIG = "run_config.yaml"
 COMMON_FILE = "common.pt"
 RANK_FILE = "model_optim_rng.pt"

@@ -13,14 +13,23 @@ from .goodput import goodput_of
 from .values import byte_count, is_attempt, is_fallback, is_for_fewer_nodes, number, time_or_none, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from .goodput import Goodput
 
     Record = dict[str, Any]
 
-__all__ = ["RunDirectoryError", "RunFiles", "RunHistory", "attempt_order", "begun_attempts", "read_run", "run_history"]
+__all__ = [
+    "RunDirectoryError",
+    "RunFiles",
+    "RunHistory",
+    "attempt_order",
+    "begun_attempts",
+    "next_layout",
+    "read_run",
+    "run_history",
+]
 
 SCHEMA = 1
 
@@ -130,6 +139,17 @@ def begun_attempts(run_directory: Path) -> list[Attempt]:
         (attempt for attempt in attempts if attempt.began),
         key=lambda attempt: time_or_none(attempt.began.get("started_at")) or 0.0,
     )
+
+
+def next_layout(attempts: Sequence[Attempt]) -> str:
+    """Return the folder of the layout that the next attempt runs: that of the latest of `attempts` on all nodes, or the
+    one it would have gone on with had its allocation lasted. "" is the planned layout."""
+    on_all = [attempt for attempt in attempts if not is_for_fewer_nodes(attempt.layout)]
+    if not on_all:
+        return ""
+    after = on_all[-1].status.get("next")
+    layout = after.get("layout") if isinstance(after, dict) and after.get("action") == "fallback" else None
+    return str(layout) if is_fallback(layout) else on_all[-1].layout
 
 
 @dataclass(frozen=True)
