@@ -20,6 +20,7 @@ from checkpoint_files import (
     megatron_folder,
     zero_names,
 )
+from job_files import readiness
 
 from llmlaunch.layout import Layout
 from llmlaunch.readiness import checkpoint_match
@@ -477,6 +478,18 @@ def test_files_that_cannot_be_read_are_passed_over(content: bytes, tmp_path: Pat
     saved = megatron_folder(tmp_path / "saved", common_state(ARGUMENTS))
     (saved / "common.pt").write_bytes(content)
     assert found(tmp_path, "megatron-lm", Layout(data=8, zero_stage=1)) == []
+
+
+def test_weights_to_start_from_are_of_the_model(tmp_path: Path) -> None:
+    """Another split or optimizer does not matter to them: the weights alone are loaded."""
+    arguments = ARGUMENTS | {"tensor_model_parallel_size": 8, "optimizer": "sgd"}
+    megatron_folder(tmp_path / "weights", common_state(arguments))
+    start = ("training.start_from=" + str(tmp_path / "weights"), "training.learning_rate=1e-5")
+    text = recipe_text(model=MODEL, backend="megatron-lm", nodes="1", training=TRAINING)
+    assert readiness(tmp_path, text, *start, layout=SHARED).doubtful == ()
+    (sentence,) = readiness(tmp_path, text, *start, "model.num_layers=3", layout=SHARED).doubtful
+    assert "training.start_from: " in sentence
+    assert "is another model than the recipe's: num_layers is 2 there and 3 in the recipe" in sentence
 
 
 class Call:

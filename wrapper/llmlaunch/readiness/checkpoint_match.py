@@ -12,9 +12,7 @@ from pathlib import Path
 
 from llmlaunch.backends.checkpoints import checkpoint_bytes
 from llmlaunch.layout import Layout
-from llmlaunch.readiness.deepspeed_match import deepspeed_findings
 from llmlaunch.readiness.findings import MOST_ENTRIES, NOTE, Finding, doubtful, folder_entries
-from llmlaunch.readiness.megatron_match import megatron_findings
 from llmlaunch.readiness.saved_job import KEY, NEW_FOLDER
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import gib
@@ -33,8 +31,12 @@ def mismatch_findings(recipe: Recipe, layout: Layout, folder: Path) -> Iterator[
         return
     found: list[Finding] = []
     if recipe.backend.script is None and recipe.backend.name == "deepspeed":
+        from llmlaunch.readiness.deepspeed_match import deepspeed_findings
+
         found = list(deepspeed_findings(recipe, layout, folder, names))
     elif recipe.backend.script is None:
+        from llmlaunch.readiness.megatron_match import megatron_findings
+
         found = list(megatron_findings(recipe, layout, folder, names))
     yield from found
     if all(finding.kind == NOTE for finding in found):

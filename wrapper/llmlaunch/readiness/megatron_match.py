@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from itertools import product
+from math import prod
 from pathlib import Path
 
 from llmlaunch.backends.argument import flag_groups
@@ -17,7 +18,7 @@ from llmlaunch.readiness.findings import NOTE, Finding, doubtful, missing, note
 from llmlaunch.readiness.saved_job import KEY, NEW_FOLDER, RUN_CONFIG, SavedJob, bridge_job, megatron_job, sizes_in
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["megatron_findings"]
+__all__ = ["differing_sizes", "megatron_findings", "saved_job"]
 
 # Names of megatron/training/checkpointing.py get_checkpoint_name, core 0.19: tensor rank, then pipeline rank where
 # there is a pipeline, then expert rank where experts are spread.
@@ -56,9 +57,9 @@ def megatron_findings(recipe: Recipe, layout: Layout, folder: Path, names: Colle
             yield split
             return
     if theirs and theirs != ours:
-        differing = _other_format(recipe, folder, theirs, ours)
-        yield differing
-        if differing.kind != NOTE:
+        other = _other_format(recipe, folder, theirs, ours)
+        yield other
+        if other.kind != NOTE:
             return
     if recipe.backend.name == "megatron-lm" and RUN_CONFIG in names:
         yield doubtful(
@@ -68,16 +69,22 @@ def megatron_findings(recipe: Recipe, layout: Layout, folder: Path, names: Colle
             f"{NEW_FOLDER}",
         )
         return
-    saved = bridge_job(folder, names) if recipe.backend.name == "megatron-bridge" else None
-    saved = saved or megatron_job(folder, names)
+    saved = saved_job(recipe, folder, names)
     if saved is None:
         return
-    model = _other_sizes(recipe, layout, folder, saved.sizes)
-    if model is not None:
-        yield model
+    differing = differing_sizes(recipe, layout, saved.sizes)
+    if differing:
+        yield doubtful(KEY, f"{folder} is another model than the recipe's: {differing}; {NEW_FOLDER}")
     elif not _keeps_optimizer_out(recipe, own):
         found = list(_other_optimizer(recipe, layout, folder, saved, theirs))
         yield from found or _other_schedule(recipe, folder, saved.schedule, own)
+
+
+def saved_job(recipe: Recipe, folder: Path, names: Collection[str]) -> SavedJob | None:
+    """Return what the recipe's trainer reads in a checkpoint of the job that saved it; None where it says nothing.
+    Megatron-Bridge reads Megatron-LM's checkpoints, too."""
+    saved = bridge_job(folder, names) if recipe.backend.name == "megatron-bridge" else None
+    return saved or megatron_job(folder, names)
 
 
 def _own_words(recipe: Recipe) -> dict[str, str]:
@@ -116,9 +123,12 @@ def _other_format(recipe: Recipe, folder: Path, theirs: str, ours: str) -> Findi
     text = f"{folder} is of the format {theirs}, and this job writes {ours}"
     if recipe.backend.name == "megatron-lm" and (theirs, ours) == ("torch", "torch_dist"):
         return note(KEY, f"{text}: the job reads it, and writes the next one as {ours}")
-    return doubtful(
-        KEY, f"{text}, and reads no other; set training.checkpoint_format: {theirs} to go on in it, or {NEW_FOLDER}"
-    )
+    go_on = f"set training.checkpoint_format: {theirs} to go on in it, or "
+    if "fsdp_dtensor" in (theirs, ours):
+        go_on = f"pin layout.zero_stage: {'2 or 3' if theirs == 'fsdp_dtensor' else '1'} to go on in it, or "
+    if recipe.backend.name == "megatron-bridge" and theirs == "torch":
+        go_on = ""
+    return doubtful(KEY, f"{text}, and reads no other; {go_on}{NEW_FOLDER}")
 
 
 def _other_folders(recipe: Recipe, layout: Layout, folder: Path, names: Collection[str]) -> Finding | None:
@@ -131,7 +141,7 @@ def _other_folders(recipe: Recipe, layout: Layout, folder: Path, names: Collecti
     sizes = [
         1 + max(rank[part] for rank in ranks) for part in range(depth) if all(len(rank) == depth for rank in ranks)
     ]
-    if len(sizes) != depth or len(ranks) != _product(sizes):
+    if len(sizes) != depth or len(ranks) != prod(sizes):
         return None
     wanted = [range(layout.tensor)]
     wanted += [range(size) for size in (layout.pipeline, layout.expert) if size > 1]
@@ -155,22 +165,17 @@ def _other_folders(recipe: Recipe, layout: Layout, folder: Path, names: Collecti
     )
 
 
-def _product(sizes: list[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
-
-
 def _listed(split: Mapping[str, object]) -> str:
     """Return "tensor 2, pipeline 4 and expert 8"."""
     parts = [f"{name.replace('_', ' ')} {size}" for name, size in split.items()]
     return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
-def _other_sizes(recipe: Recipe, layout: Layout, folder: Path, saved: Mapping[str, int]) -> Finding | None:
-    """Return that a checkpoint is another model's: its tensors have other shapes (check_checkpoint_args, training/
-    checkpointing.py, and the loading of dist_checkpointing, core 0.19)."""
+def differing_sizes(recipe: Recipe, layout: Layout, saved: Mapping[str, int]) -> str:
+    """Return how a model with the sizes `saved` differs from the recipe's; empty where it does not.
+
+    Tensors of other shapes are not loaded (check_checkpoint_args, training/checkpointing.py, and the loading of
+    dist_checkpointing, core 0.19), but for the vocabulary's: rows are cut off or left as they are."""
     ours = _planned_sizes(recipe, layout)
     differing = [
         f"{name} is {saved[name]} there and {ours[name]} in the recipe"
@@ -183,9 +188,7 @@ def _other_sizes(recipe: Recipe, layout: Layout, folder: Path, saved: Mapping[st
     vocabulary, rows = recipe.model.vocab_size, saved.get("vocab_size")
     if rows is not None and not vocabulary <= rows < vocabulary + saved.get("vocab_padding", 1):
         differing.append(f"vocab_size is {rows} there, with padding, and {vocabulary} in the recipe")
-    if not differing:
-        return None
-    return doubtful(KEY, f"{folder} is another model than the recipe's: {'; '.join(differing)}; {NEW_FOLDER}")
+    return "; ".join(differing)
 
 
 def _planned_sizes(recipe: Recipe, layout: Layout) -> dict[str, int]:
@@ -213,7 +216,8 @@ def _planned_sizes(recipe: Recipe, layout: Layout) -> dict[str, int]:
 def _other_optimizer(recipe: Recipe, layout: Layout, folder: Path, saved: SavedJob, form: str) -> Iterator[Finding]:
     """Yield why the optimizer states of a checkpoint cannot be loaded, though the weights can."""
     way_out = _without_optimizer(recipe)
-    ours = _own_words(recipe).get("--optimizer") or (MUON if recipe.training.muon else "adam")
+    own = _own_words(recipe)
+    ours = own.get("--optimizer") or own.get("optimizer.optimizer") or (MUON if recipe.training.muon else "adam")
     if saved.optimizer and saved.optimizer != ours.removeprefix("dist_"):
         yield doubtful(
             KEY,

@@ -37,7 +37,7 @@ NEW_FOLDER = "name a new folder to begin at step 0"
 RUN_CONFIG = "run_config.yaml"
 COMMON_FILE = "common.pt"
 RANK_FILE = "model_optim_rng.pt"
-MOST_PICKLE_BYTES = 8 * 2**20
+MOST_PICKLE_BYTES = 4 * 2**20
 MOST_METADATA_BYTES = 64 * 2**20
 MOST_SIZE = 1_000_000_000
 
@@ -147,15 +147,16 @@ def sizes_in(values: Mapping[str, Any]) -> dict[str, int]:
 
 def first_pickle(path: Path, offset: int = 0) -> Any:
     """Return the outline of what torch.save wrote into a file, from `offset` on; None where that cannot be read."""
-    content = first_bytes(path, MOST_PICKLE_BYTES, offset)
-    if content is None or len(content) < 30:
+    header = first_bytes(path, 512, offset)
+    if header is None or len(header) < _LOCAL_HEADER.size:
         return None
-    signature, method, name_bytes, extra_bytes = _LOCAL_HEADER.unpack_from(content)
-    begin = 30 + name_bytes + extra_bytes
-    if signature != b"PK\x03\x04" or method != 0 or not content[30 : 30 + name_bytes].endswith(b"/data.pkl"):
+    signature, method, name_bytes, extra_bytes = _LOCAL_HEADER.unpack_from(header)
+    name = header[_LOCAL_HEADER.size : _LOCAL_HEADER.size + name_bytes]
+    if signature != b"PK\x03\x04" or method != 0 or not name.endswith(b"/data.pkl"):
         return None
+    content = first_bytes(path, MOST_PICKLE_BYTES, offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
     try:
-        return read_outline(content[begin:])
+        return read_outline(content or b"")
     except ValueError:
         return None
 

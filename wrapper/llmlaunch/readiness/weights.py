@@ -10,6 +10,7 @@ from llmlaunch.backends.checkpoints import TRACKERS
 from llmlaunch.layout import Layout
 from llmlaunch.readiness.findings import (
     Finding,
+    doubtful,
     file_problem,
     first_bytes,
     folder_entries,
@@ -35,7 +36,7 @@ INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SIZES = {"hidden_size": "hidden_size", "num_hidden_layers": "num_layers", "vocab_size": "vocab_size"}
 
 
-def weight_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -> Iterator[Finding]:
+def weight_findings(recipe: Recipe, layout: Layout, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what is wrong with the folder of `training.start_from`."""
     folder = host_path(recipe, str(recipe.training.start_from))
     state = path_state(folder)
@@ -49,6 +50,8 @@ def weight_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -
         problem = _megatron(folder) if _is_megatron(recipe, folder) else _hugging_face(recipe, folder)
         if problem is not None:
             yield missing(KEY, problem)
+        elif _is_megatron(recipe, folder) and recipe.backend.script is None:
+            yield from _other_model(recipe, layout, folder)
 
 
 def learning_rate_findings(recipe: Recipe, *_: object) -> Iterator[Finding]:
@@ -71,6 +74,29 @@ def _is_megatron(recipe: Recipe, folder: Path) -> bool:
     return recipe.backend.on_megatron_core
 
 
+def _other_model(recipe: Recipe, layout: Layout, folder: Path) -> Iterator[Finding]:
+    """Yield that a checkpoint of Megatron's own holds another model, as far as its files say."""
+    from llmlaunch.readiness.megatron_match import differing_sizes, saved_job
+
+    named = _named_by(folder / TRACKER)
+    saved = saved_job(recipe, named, [entry.name for entry in folder_entries(named)])
+    differing = "" if saved is None else differing_sizes(recipe, layout, saved.sizes)
+    if differing:
+        yield doubtful(
+            KEY, f"{named} is another model than the recipe's: {differing}; name the checkpoint of this model"
+        )
+
+
+def _named_by(tracker: Path) -> Path:
+    """Return the folder of the iteration that a tracker names."""
+    text = _text_of(tracker)
+    return tracker.parent / ("release" if text == "release" else f"iter_{int(text):07d}")
+
+
+def _text_of(tracker: Path) -> str:
+    return (first_bytes(tracker, 64) or b"").decode("utf-8", "replace").strip()
+
+
 def _megatron(folder: Path) -> str | None:
     """Return why Megatron-LM finds no checkpoint in the folder (read_metadata, training/checkpointing.py, 0.19)."""
     tracker = folder / TRACKER
@@ -83,10 +109,10 @@ def _megatron(folder: Path) -> str | None:
                 "(tools/checkpoint of Megatron-LM, or Megatron Bridge)"
             )
         return f"{folder} has no {TRACKER}, so Megatron-LM would find no checkpoint there; name the folder that has it"
-    text = (first_bytes(tracker, 64) or b"").decode("utf-8", "replace").strip()
+    text = _text_of(tracker)
     if text != "release" and not is_whole_number(text):
         return f"{tracker} holds {text[:20]!r} instead of an iteration or the word release; write which one to load"
-    named = folder / ("release" if text == "release" else f"iter_{int(text):07d}")
+    named = _named_by(tracker)
     if folder_entries(named):
         return None
     others = [entry.name for entry in folder_entries(folder) if ITERATION.fullmatch(entry.name)]
