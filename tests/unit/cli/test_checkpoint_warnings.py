@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from llmlaunch.app.rendered_job import checkpoint_warnings
 from llmlaunch.assets import asset
 from support.command_line import CommandLine, run_llmlaunch
 
@@ -69,3 +70,45 @@ def test_resume_of_a_plan_that_fits_is_silent(words: tuple[str, ...], tmp_path: 
     (run / "job.sbatch").write_text(JOB)
     saved_by_stage_3(tmp_path)
     assert "ZeRO" not in run_llmlaunch(tmp_path, "resume", run, "--local", code=0).stderr
+
+
+def test_a_directory_that_cannot_be_read_or_lives_elsewhere_yields_nothing(
+    llmlaunch: CommandLine, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    llmlaunch("render", *words, "-o", run)
+    assert checkpoint_warnings(run) == ()
+    saved_by_stage_3(tmp_path)
+    (sentence,) = checkpoint_warnings(run)
+    assert WARNING in sentence
+    (run / "host.json").write_text("{}")
+    assert checkpoint_warnings(run) == ()
+    (run / "host.json").unlink()
+    plan = (run / "plan.json").read_text()
+    for damaged in ("", "[]", "{}", plan.replace('"tensor": 1', '"tensor": "x"')):
+        (run / "plan.json").write_text(damaged)
+        assert checkpoint_warnings(run) == ()
+    (run / "plan.json").write_text(plan)
+    (run / "recipe.yaml").write_text("model: [")
+    assert checkpoint_warnings(run) == ()
+
+
+def test_resume_compares_with_the_layout_that_ran_last(
+    llmlaunch: CommandLine, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A fallback that cannot load what the planned layout saves has a folder of its own."""
+    run, attempt = tmp_path / "run", tmp_path / "run" / "attempts" / "7.0"
+    llmlaunch("render", *words, "-o", run)
+    fallback = run / "fallback" / "1"
+    fallback.mkdir(parents=True)
+    plan, described = (json.loads((run / name).read_text()) for name in ("plan.json", "run.json"))
+    described["checkpoint"]["path"] += "-fallback-1"
+    (fallback / "plan.json").write_text(json.dumps(plan))
+    (fallback / "run.json").write_text(json.dumps(described))
+    attempt.mkdir(parents=True)
+    (attempt / "attempt.json").write_text(json.dumps({"schema": 1, "attempt": "7.0", "layout": "fallback/1"}))
+    saved_by_stage_3(tmp_path)
+    assert checkpoint_warnings(run) == ()
+    shutil.move(tmp_path / "saved", tmp_path / "saved-fallback-1")
+    (sentence,) = checkpoint_warnings(run)
+    assert f"training.checkpoint_path: {tmp_path}/saved-fallback-1/step-10 was saved by stage 3" in sentence

@@ -292,7 +292,7 @@ def _other_schedule(
 
 
 def _planned_schedule(recipe: Recipe) -> dict[str, int]:
-    """Return the schedule of the job, in samples; empty where it could not be rendered."""
+    """Return the schedule of the job, in samples."""
     from llmlaunch.backends.megatron.training_arguments import warmup_steps
 
     samples = recipe.workload.global_batch_size
