@@ -157,6 +157,7 @@ def test_dry_run_shows_the_six_and_writes_nothing(llmlaunch: CommandLine, tmp_pa
     before = sorted(tmp_path.iterdir())
     shown = llmlaunch(*QUALIFY, "--backend", "deepspeed", "--model", "qwen2.5-0.5b", "--dry-run").stdout
     assert "tight" in shown
+    assert "Submitting" not in llmlaunch(*QUALIFY, "--dry-run").stderr
     answer: dict[str, Any] = llmlaunch.json(*QUALIFY, "--dry-run")
     assert len(answer["layouts"]) == 6
     assert sorted(tmp_path.iterdir()) == before

@@ -132,6 +132,8 @@ def test_a_dry_run_shows_all_and_writes_nothing(submit: Submit, tmp_path: Path) 
     assert "training.steps=20" in out
     assert "#SBATCH --array=0-1" in out
     assert "2 runs, one array; nothing was written or submitted" in err
+    assert "nothing was written or submitted. Jobs go to SLURM" in err
+    assert "Submitting" not in err
     short = submit(QUICKSTART, *SMALL, "training.steps=10,20", "--array", "--dry-run", "-o", "s").stdout
     assert "#SBATCH" not in short
     assert short.splitlines()[-1].split()[-2:] == ["s", "--full"]

@@ -45,17 +45,18 @@ def _row(name: str, unit: str, predicted: float | None, measured: float | None) 
 def stored_peaks(run_id: str | None, notify: Notify, missing: list[str]) -> Record:
     """Return predicted and measured peaks of the store's runs, this one marked; a sentence to `missing` where there
     are none."""
-    from llmlaunch.store.location import store_exists
+    from llmlaunch.store.location import existing_store, short_wait_seconds
 
     nothing: Record = {"runs": 0, "mean_absolute_error": None, "points": []}
-    if not store_exists():
+    place = existing_store()
+    if place is None:
         missing.append("There is no store yet, so there are no other runs to compare with.")
         return nothing
     from llmlaunch.store.collect import open_collected
     from llmlaunch.store.runs import list_runs
 
     try:
-        with open_collected(notify) as store:
+        with open_collected(notify, short_wait_seconds(place)) as store:
             listed = list_runs(store)
     except UserError as failure:
         missing.append(f"The store cannot be read, so there are no other runs to compare with: {failure}")

@@ -56,11 +56,11 @@ def directory_of(name: str, notify: Notify) -> Path:
         if name == LAST:
             raise UserError(f"{name}: there is no run yet; `llmlaunch submit RECIPE` starts one")
         raise UserError(f"{name}: no such run directory, and there is no store yet to look a run up in")
-    from llmlaunch.store.database import open_store
+    from llmlaunch.store.database import open_to_show
     from llmlaunch.store.runs import find_run
 
     try:
-        with open_store() as store:
+        with open_to_show() as store:
             return find_run(store, name, notify).directory
     except UserError:
         if is_folder:
@@ -96,13 +96,14 @@ def bring_up_to_date(directory: Path, notify: Notify, wanted: Wanted) -> None:
 
 
 def submission_in(directory: Path, notify: Notify, wanted: Wanted | None = "state") -> Submission:
-    """Return the submission of a run directory. Where its submit was interrupted, SLURM is asked for the job. Of a run
-    that lives on another machine the files that are `wanted` are brought home first; None where they were.
+    """Return the submission of a run directory: that of llmlaunch, else the job that a person started by hand
+    (`sbatch job.sbatch`) and that has begun there. Where its submit was interrupted, SLURM is asked for the job. Of a
+    run that lives on another machine the files that are `wanted` are brought home first; None where they were.
 
     Raises UserError where there is none, or that machine is not reached.
     """
     from llmlaunch.launchers import submit_mark
-    from llmlaunch.launchers.run_files import gone_text, missing_files, read_submission
+    from llmlaunch.launchers.run_files import gone_text, missing_files, read_submission, seen_at_work
     from llmlaunch.launchers.sweep import task_submission
 
     if wanted is not None:
@@ -111,6 +112,8 @@ def submission_in(directory: Path, notify: Notify, wanted: Wanted | None = "stat
     submission = read_submission(directory) or task_submission(directory)
     if mark is not None and submit_mark.at_work(mark) and submission is None:
         raise UserError(f"{directory}: is being submitted now (process {mark.pid} on {mark.host})")
+    if mark is None and submission is None:
+        submission = seen_at_work(directory)
     if mark is not None and not submit_mark.at_work(mark):
         submission = _interrupted_submission(directory, submission, notify)
     if submission is not None:
@@ -121,7 +124,10 @@ def submission_in(directory: Path, notify: Notify, wanted: Wanted | None = "stat
             "looks again, and submits it where there is none"
         )
     if (directory / file_names.JOB_SCRIPT).is_file():
-        raise UserError(f"{directory}: was not submitted by llmlaunch; {to_type('resume', directory)} does")
+        raise UserError(
+            f"{directory}: was not submitted by llmlaunch; {to_type('resume', directory)} does. No job has begun in "
+            "it; one that you started with `sbatch job.sbatch` is shown from its start on, and by squeue until then"
+        )
     if missing := missing_files(directory):
         raise UserError(f"{directory}: {gone_text(missing)}")
     if not directory.is_dir():
@@ -148,10 +154,10 @@ def ongoing_directories() -> list[Path]:
 
     if not store_exists():
         return []
-    from llmlaunch.store.database import open_store
+    from llmlaunch.store.database import open_to_show
     from llmlaunch.store.runs import ONGOING, list_runs
 
-    with open_store() as store:
+    with open_to_show() as store:
         return [run.directory for run in list_runs(store) if run.state in ONGOING and run.directory.is_dir()]
 
 
@@ -179,11 +185,11 @@ def note_ends(states: Iterable[tuple[Submission, JobState]], notify: Notify) -> 
 
     if not store_exists():
         return
-    from llmlaunch.store.database import open_store
+    from llmlaunch.store.database import open_to_show
     from llmlaunch.store.runs import set_state
 
     try:
-        with open_store() as store:
+        with open_to_show() as store:
             for run_id, state in ends:
                 set_state(store, run_id, state.phase, state.reason or state.state or None)
     except UserError as failure:  # the answer that a person asked for needs no store

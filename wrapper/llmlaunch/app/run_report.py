@@ -15,7 +15,9 @@ from llmlaunch.app.run_series import Point, StepTrace, memory_trace, step_trace,
 from llmlaunch.causes.cause import sentence
 from llmlaunch.causes.redaction import masked, secret_values
 from llmlaunch.errors import UserError
-from llmlaunch.report.run_text import bad_loss_text, slow_texts
+from llmlaunch.launchers.base import Submission
+from llmlaunch.launchers.run_files import can_be_resumed, read_refusal
+from llmlaunch.report.run_text import advice_text, bad_loss_text, slow_texts
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object, read_text
@@ -55,14 +57,15 @@ def run_report(directory: Path, notify: Notify) -> Record:
         missing.append(f"Of {len(files.attempts)} attempts the last {MOST_ATTEMPTS} are shown.")
     traces = {attempt.name: step_trace(attempt) for attempt in begun}
     attempts = _attempts(begun, traces)
-    state = _state(files, attempts, notify)
+    submission = _submission(files, notify)
+    state = _state(files, submission, attempts, notify)
     measured = _measured_attempt(files, begun)
     plan = _plan(files, measured)
     steps = _steps(begun, traces, missing)
     memory = _memory(files, measured, plan, missing)
     report: Record = {
         "schema": SCHEMA,
-        "run": _run(files, plan),
+        "run": _run(files, submission, plan),
         "state": state,
         "plan": plan,
         "attempts": attempts,
@@ -82,8 +85,8 @@ def run_report(directory: Path, notify: Notify) -> Record:
 # --- what the run is, and how it stands -----------------------------------------------------------------------------
 
 
-def _run(files: RunFiles, plan: Record) -> Record:
-    run, submission = files.run, files.submission or {}
+def _run(files: RunFiles, submission: Submission | None, plan: Record) -> Record:
+    run = files.run
     described = _measurement(run)
     model = described.get("model")
     return {
@@ -96,9 +99,9 @@ def _run(files: RunFiles, plan: Record) -> Record:
         "nodes": count_above_zero(run.get("nodes")),
         "devices_per_node": count_above_zero(run.get("devices_per_node")),
         "devices": _devices(run),
-        "launcher": text_or_none(submission.get("launcher")),
-        "job_id": text_or_none(submission.get("job_id")),
-        "submitted_at": time_or_none(submission.get("submitted_at")),
+        "launcher": None if submission is None else submission.launcher,
+        "job_id": None if submission is None else submission.job_id,
+        "submitted_at": submission.submitted_at if submission is not None and files.submission is not None else None,
         "steps": count_above_zero(_object(run, "progress").get("steps")),
         "layout": plan["layout"],
     }
@@ -119,31 +122,45 @@ def _devices(run: Mapping[str, Any]) -> int | None:
     return world or (nodes * devices if nodes and devices else None)
 
 
-def _state(files: RunFiles, attempts: Sequence[Record], notify: Notify) -> Record:
+def _state(files: RunFiles, submission: Submission | None, attempts: Sequence[Record], notify: Notify) -> Record:
     status = files.status or {}
     cause = status.get("cause")
-    known = text_or_none(status.get("state")) or ("unknown" if files.submission else "not submitted")
+    refusal = read_refusal(files.directory)
+    known = text_or_none(status.get("state")) or ("unknown" if submission else "not submitted")
     state: Record = {
-        "phase": "refused" if files.refused else known,
-        "why": text_or_none((files.refused or {}).get("words")) or text_or_none(status.get("why")),
+        "phase": "refused" if refusal else known,
+        "why": refusal or text_or_none(status.get("why")),
         "cause": text_or_none(cause.get("kind")) if isinstance(cause, dict) else None,
         "cause_sentence": sentence(cause) if isinstance(cause, dict) else None,
+        "advice": None,
         "exit_code": status.get("exit_code") if type(status.get("exit_code")) is int else None,
         "step": max((each["to_step"] for each in attempts if each["to_step"] is not None), default=None),
     }
-    if files.submission is None:
+    if isinstance(cause, dict) and known in ("failed", "stopped"):
+        state["advice"] = advice_text(cause, submitted=can_be_resumed(files.directory)) or None
+    if submission is None:
         return state
     from llmlaunch.launchers.run_status import read_statuses
 
     try:
-        (look,) = read_statuses([submission_in(files.directory, notify, None)], notify)
+        (look,) = read_statuses([submission], notify, briefly=True)
     except UserError as failure:
         notify(f"warning: the state is what the files say: {failure}")
         return state
     note_ends([(look.submission, look.state)], notify)
     if look.state.phase != "unknown":
-        state |= {"phase": look.state.phase, "why": look.state.reason or state["why"]}
+        state |= {"phase": look.state.phase, "why": look.state.reason or state["why"], "advice": look.advice or None}
     return state
+
+
+def _submission(files: RunFiles, notify: Notify) -> Submission | None:
+    """The submission, also of a run that was started by hand; None where there is none."""
+    try:
+        return submission_in(files.directory, notify, None)
+    except UserError as failure:
+        if files.submission is not None:
+            notify(f"warning: the state is what the files say: {failure}")
+        return None
 
 
 def _attempts(begun: Sequence[Attempt], traces: Mapping[str, StepTrace]) -> list[Record]:

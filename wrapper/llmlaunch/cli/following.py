@@ -10,18 +10,18 @@ from textwrap import wrap
 from typing import Any
 
 from llmlaunch.app.run_lookup import note_ends
-from llmlaunch.causes.cause import advice
 from llmlaunch.cli.next_steps import after_end, run_path, while_going_on
 from llmlaunch.cli.output import next_lines, notify, say_next
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.report.run_text import cause_text
+from llmlaunch.launchers.run_files import can_be_resumed
+from llmlaunch.report.run_text import advice_text, cause_text
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.store.location import stored_json
 from llmlaunch.watch.screen import Screen, outliving_the_terminal
 
-__all__ = ["follow_run", "follow_sweep", "watch_runs"]
+__all__ = ["advice_lines", "ending", "follow_run", "follow_sweep", "watch_runs"]
 
 FAILED = 1
 
@@ -62,7 +62,7 @@ def follow_sweep(submissions: Sequence[Submission], json_on_stdout: bool) -> int
         failed = [submission for submission in ended if states[submission.job_id].phase != "succeeded"]
         for submission in failed:
             screen.say(f"{run_name(submission.run_dir)}:")
-            for line in _ending(submission.run_dir, states[submission.job_id]):
+            for line in ending(submission.run_dir, states[submission.job_id]):
                 screen.say(f"  {line}")
         screen.say(f"{len(ended) - len(failed)} of {counted(len(submissions), 'run')} succeeded")
         steps = [(to_type("runs"), "predicted against measured, run by run")]
@@ -109,7 +109,7 @@ def _show_outcome(run_dir: Path, state: JobState, screen: Screen, messages: Scre
     from llmlaunch.store.location import where
 
     screen.say("")
-    for line in _ending(run_dir, state):
+    for line in ending(run_dir, state):
         screen.say(line)
     records = _collected(run_dir, messages)
     status = read_object(run_dir / file_names.STATUS) or {}
@@ -150,7 +150,7 @@ def _cause(run_dir: Path, state: JobState) -> Mapping[str, Any]:
     return cause if isinstance(cause, dict) else {}
 
 
-def _ending(run_dir: Path, state: JobState) -> list[str]:
+def ending(run_dir: Path, state: JobState) -> list[str]:
     """Return how the run ended, why, and what to do about it; the first line is `The run <phase>: <why>`."""
     cause = _cause(run_dir, state)
     why = [state.reason] if state.reason else []
@@ -160,5 +160,9 @@ def _ending(run_dir: Path, state: JobState) -> list[str]:
         why.reverse()
     scheduler = f" [{state.state}]" if state.state and state.phase != "succeeded" else ""
     lines = [f"The run {state.phase}{scheduler}" + (f": {why[0]}" if why else ""), *(f"  {more}" for more in why[1:])]
-    advised = advice(cause) if cause else ""
-    return [*lines, *wrap(advised, 80, initial_indent="  ", subsequent_indent="  ")] if advised else lines
+    return [*lines, *advice_lines(advice_text(cause, submitted=can_be_resumed(run_dir)))]
+
+
+def advice_lines(text: str) -> list[str]:
+    """Return advice as lines of a screen, none where there is none."""
+    return wrap(text, 80, initial_indent="  ", subsequent_indent="  ")

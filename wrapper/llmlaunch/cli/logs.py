@@ -55,13 +55,36 @@ def logs_command(run: str, node: str, attempt: str, job: bool, tail: int | None,
         _say_next(submission, follow_run(submission, screen, logs=logs))
     else:
         _print(submission, logs, screen)
+        if (attempt, job) == ("last", False):
+            _say_end(submission)
         say_next_of_table((to_type("status", run_path(submission.run_dir)), "what became of it"))
     return 0
+
+
+def _say_end(submission: Submission) -> None:
+    """Say how a run ended whose files say so, and what to do; nothing of one that succeeded or goes on."""
+    from llmlaunch.launchers.choose import launcher_of
+    from llmlaunch.launchers.run_files import known_end
+
+    state = known_end(submission)
+    if submission.launcher == "local":
+        state = launcher_of(submission).states([submission])[submission.job_id]
+    if state is not None and state.ended:
+        _say_ending(submission, state)
+
+
+def _say_ending(submission: Submission, state: JobState) -> None:
+    """Say how a run ended without success; on stderr, because the logs are what a pipe wants."""
+    from llmlaunch.cli.following import ending
+
+    for line in ending(submission.run_dir, state) if state.phase != "succeeded" else ():
+        say(line, err=True)
 
 
 def _say_next(submission: Submission, state: JobState) -> None:
     """Say what fits the end of a run; where a person stopped looking before it, that was said then."""
     if state.ended:
+        _say_ending(submission, state)
         say_next_of_table(*while_it_is(submission.run_dir, state, {}))
 
 

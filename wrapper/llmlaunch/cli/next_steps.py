@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.launchers.base import JobState
+from llmlaunch.launchers.run_files import can_be_cancelled, can_be_resumed
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.values import to_type
@@ -29,13 +30,11 @@ def run_path(directory: Path) -> Path:
 
 
 def while_going_on(directory: Path) -> list[Step]:
-    """Return what to type about a run that was just submitted, or that waits or runs."""
+    """Return what to type about a run that was just submitted, or that waits or runs. llmlaunch does not
+    cancel a job that a person started by hand."""
     place = run_path(directory)
-    return [
-        (to_type("status", "--watch", place), "steps and memory"),
-        (to_type("logs", "--follow", place), ""),
-        (to_type("cancel", place), ""),
-    ]
+    steps = [(to_type("status", "--watch", place), "steps and memory"), (to_type("logs", "--follow", place), "")]
+    return [*steps, (to_type("cancel", place), "")] if can_be_cancelled(directory) else steps
 
 
 def while_it_is(directory: Path, state: JobState, cause: Mapping[str, Any]) -> list[Step]:
@@ -51,7 +50,7 @@ def while_it_is(directory: Path, state: JobState, cause: Mapping[str, Any]) -> l
 
 def after_end(directory: Path, state: JobState, cause: Mapping[str, Any]) -> list[Step]:
     """Return what to type about a run that has ended: its page where it succeeded; else what it printed, and how it
-    goes on."""
+    goes on, which for an observed run is up to the person's own script."""
     place = run_path(directory)
     page = (to_type("report", place), "its page: loss, memory, step times")
     if state.phase == "succeeded":
@@ -62,6 +61,8 @@ def after_end(directory: Path, state: JobState, cause: Mapping[str, Any]) -> lis
         steps.append((to_type("logs", place, *(("--node", node) if node else ()), "--tail", 50), "what was printed"))
     if cause.get("sick"):
         steps.append((to_type("nodes"), "nodes that are kept away from"))
+    if not can_be_resumed(directory):
+        return [*steps, page]
     has_checkpoint = isinstance((read_object(directory / file_names.RUN) or {}).get("checkpoint"), dict)
     again = "go on from the last checkpoint" if has_checkpoint else "start it again"
     return [*steps, (to_type("resume", place), again), page]

@@ -117,7 +117,7 @@ def _show_layouts(request: QualificationRequest, choice: LauncherChoice, as_json
     else:
         say(planned_text(rows, limit.memory_bytes, limit.limit_bytes))
     training = duration(sum(each.run.plan.length.seconds for each in runs))
-    notify(f"{training} of training, and the start of six jobs; nothing was written or submitted. {choice.why}")
+    notify(f"{training} of training, and the start of six jobs; nothing was written or submitted. {choice.where}")
     if not as_json:
         say_next((to_type(*(word for word in sys.argv[1:] if word != "--dry-run")), "runs them"))
     return 0

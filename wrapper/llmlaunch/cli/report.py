@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from llmlaunch.app.run_lookup import directory_of
+from llmlaunch.cli.next_steps import Step
 from llmlaunch.cli.output import notify, print_json, say, say_next
+from llmlaunch.launchers.run_files import can_be_resumed
 from llmlaunch.rundir.values import to_type
 
 __all__ = ["report_command"]
@@ -29,7 +31,8 @@ def report_command(run: str, html: Path | None, as_json: bool) -> None:
     """
     from llmlaunch.app.run_report import run_report
 
-    report = run_report(directory_of(run, notify), notify)
+    directory = directory_of(run, notify)
+    report = run_report(directory, notify)
     if html is not None:
         from llmlaunch.report.run_page import write_run_page
 
@@ -43,10 +46,16 @@ def report_command(run: str, html: Path | None, as_json: bool) -> None:
 
         say(run_summary_text(report))
     steps = [] if html is not None else [(to_type("report", run, "--html", "report.html"), "with curves")]
-    if report["state"]["phase"] in ("failed", "stopped", "cancelled"):
-        steps += [(to_type("logs", run), "what its nodes printed"), (to_type("resume", run), "go on from there")]
-    elif report["state"]["phase"] in ("running", "pending"):
-        steps.append((to_type("status", "--watch", run), "watch it"))
-    else:
-        steps.append((to_type("accuracy"), "all measured runs"))
-    say_next(*steps)
+    say_next(*steps, *_after(report["state"]["phase"], run, can_be_resumed(directory)))
+
+
+def _after(phase: str, run: str, resumable: bool) -> list[Step]:
+    """Return what to type about a run in this phase. Only a run that llmlaunch rendered can be resumed."""
+    if phase in ("failed", "stopped", "cancelled"):
+        again = [(to_type("resume", run), "go on from there")] if resumable else []
+        return [(to_type("logs", run), "what its nodes printed"), *again]
+    if phase in ("refused", "not submitted"):
+        return [(to_type("resume", run), "submits it")] if resumable else []
+    if phase in ("running", "pending"):
+        return [(to_type("status", "--watch", run), "watch it")]
+    return [(to_type("accuracy"), "all measured runs")]

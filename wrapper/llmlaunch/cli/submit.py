@@ -88,7 +88,7 @@ def submit_command(recipe: str, overrides: tuple[str, ...], **options: Any) -> i
     runs = _planned_runs(recipe, variants, sweep, choice)
     if request.dry_run:
         if len(runs) > 1:
-            return _show_sweep(variants, runs, sweep, choice.why, request)
+            return _show_sweep(variants, runs, sweep, choice.where, request)
         return _show(runs[0], choice, request)
     if request.test_only:
         return _test(runs[0], choice, request.as_json)
@@ -234,7 +234,7 @@ def _show(run: PlannedRun, choice: LauncherChoice, request: _Request) -> int:
             if name in files:
                 say(f"===== {name}\n{files[name].decode()}")
         notify(
-            f"{run.layout.describe()}; {counted(len(files), 'file')}; nothing was written or submitted. {choice.why}"
+            f"{run.layout.describe()}; {counted(len(files), 'file')}; nothing was written or submitted. {choice.where}"
         )
     else:
         from llmlaunch.app.submission import runs_folder
@@ -262,7 +262,7 @@ def _show_sweep(
     variants: Sequence[Variant],
     runs: Sequence[PlannedRun],
     sweep: SweepOptions,
-    why: str,
+    where: str,
     request: _Request,
 ) -> int:
     """Show what would be written and submitted of several runs; with --full also the script of an array."""
@@ -284,7 +284,7 @@ def _show_sweep(
         say(f"{name}: {variant.label}: {run.layout.describe()}")
     if script is not None and request.full:
         say(f"===== job.sbatch\n{script}")
-    notify(f"{counted(len(runs), 'run')}, {sweep.description}; nothing was written or submitted. {why}")
+    notify(f"{counted(len(runs), 'run')}, {sweep.description}; nothing was written or submitted. {where}")
     say_next(*_after_dry_run(request.full or script is None))
     return 0
 

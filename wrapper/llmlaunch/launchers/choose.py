@@ -33,6 +33,8 @@ class LauncherChoice:
     """One sentence for the person who submits."""
     host: RemoteHost | None = None
     """Where the run will live, if not here."""
+    where: str = ""
+    """Where jobs go, and why: one sentence where nothing is submitted."""
 
 
 def choose(local: bool, say: Say = _silent, on: str | None = None) -> LauncherChoice:
@@ -42,13 +44,19 @@ def choose(local: bool, say: Say = _silent, on: str | None = None) -> LauncherCh
     if on is not None:
         return _on_host(on, local, say)
     if local:
-        return LauncherChoice(_local(), "Running on this machine, as --local asks.")
+        return _here(", as --local asks.")
     import shutil  # not for questions about a job, which should feel instant
 
     sbatch = shutil.which("sbatch")
     if sbatch is None:
-        return LauncherChoice(_local(), "Running on this machine: there is no sbatch on PATH, so no SLURM here.")
-    return LauncherChoice(SlurmLauncher(say=say), f"Submitting to SLURM: {sbatch}.")
+        return _here(": there is no sbatch on PATH, so no SLURM here.")
+    return LauncherChoice(
+        SlurmLauncher(say=say), f"Submitting to SLURM: {sbatch}.", None, f"Jobs go to SLURM: {sbatch}."
+    )
+
+
+def _here(because: str) -> LauncherChoice:
+    return LauncherChoice(_local(), f"Running on this machine{because}", where=f"Jobs run on this machine{because}")
 
 
 def _on_host(on: str, local: bool, say: Say) -> LauncherChoice:
@@ -62,7 +70,8 @@ def _on_host(on: str, local: bool, say: Say) -> LauncherChoice:
 
     host = look_at(on)
     launcher = SlurmLauncher(say=say, place=SshPlace(host.name, host.user_id))
-    return LauncherChoice(launcher, f"Submitting to SLURM on {host.name}: {host.sbatch}.", host)
+    place = f"SLURM on {host.name}: {host.sbatch}."
+    return LauncherChoice(launcher, f"Submitting to {place}", host, f"Jobs go to {place}")
 
 
 def choose_again(run_dir: Path, local: bool, say: Say = _silent) -> LauncherChoice:
@@ -86,10 +95,18 @@ def place_of(run_dir: Path) -> Place:
     return THIS_MACHINE if home is None else SshPlace(home.host, home.user_id)
 
 
-def launcher_of(submission: Submission, say: Say = _silent) -> Launcher:
-    """The launcher that can say what became of `submission`. Raises UserError for one this version lacks."""
+BRIEF_SECONDS = 5.0
+BRIEF_REMOTE_SECONDS = 20.0  # ssh takes some to connect
+
+
+def launcher_of(submission: Submission, say: Say = _silent, *, briefly: bool = False) -> Launcher:
+    """The launcher that can say what became of `submission`. With `briefly` it asks SLURM once, and waits a few seconds
+    for the answer, as a screen does that shows runs. Raises UserError for a launcher this version lacks."""
     if submission.launcher == "slurm":
-        return SlurmLauncher(say=say, place=place_of(submission.run_dir))
+        place = place_of(submission.run_dir)
+        if not briefly:
+            return SlurmLauncher(say=say, place=place)
+        return SlurmLauncher(BRIEF_SECONDS if place == THIS_MACHINE else BRIEF_REMOTE_SECONDS, 1, say, place)
     if submission.launcher == "local":
         return _local()
     raise UserError(

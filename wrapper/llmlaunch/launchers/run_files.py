@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import tempfile
 import time
@@ -16,6 +17,7 @@ from typing import Any, Literal
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import ENDED, JobState, Submission
 from llmlaunch.rundir import file_names
+from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import create, read_object, read_run_id, read_text, replace_json
 from llmlaunch.rundir.run import attempt_order
 from llmlaunch.rundir.values import (
@@ -34,12 +36,15 @@ __all__ = [
     "End",
     "allow_older_checkpoint",
     "attempt_names",
+    "can_be_cancelled",
+    "can_be_resumed",
     "cancel_mark",
     "end_noted",
     "follow_ups",
     "gone_text",
     "is_foreign",
     "job_script",
+    "known_end",
     "latest_attempt",
     "missing_files",
     "name_run",
@@ -120,6 +125,19 @@ def job_script(run_dir: Path) -> str:
         return read_text(path, follow=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def can_be_resumed(run_dir: Path) -> bool:
+    """Return whether `llmlaunch resume` may submit this directory. The job of an observed run is the person's own
+    script, which only they start again."""
+    return _described(run_dir).get("observed") is not True
+
+
+def can_be_cancelled(run_dir: Path) -> bool:
+    """Return whether `llmlaunch cancel` ends the job of this directory; a job that a person started by hand is theirs
+    to end."""
+    by_hand = not (run_dir / file_names.SUBMISSION).exists() and seen_at_work(run_dir) is not None
+    return can_be_resumed(run_dir) and not by_hand
 
 
 def is_foreign(run_dir: Path) -> bool:
@@ -239,10 +257,15 @@ def note_refusal(run_dir: Path, scheduler_words: str) -> None:
 
 
 def read_refusal(run_dir: Path) -> str:
-    """What the scheduler said when it refused the job of a directory that has none; empty where it did not."""
+    """What the scheduler said when it refused the job of a directory that has none; empty where it did not, and where a
+    job that was started by hand has begun since."""
     if (run_dir / file_names.SUBMISSION).exists():
         return ""
-    return str((read_object(run_dir / file_names.REFUSED) or {}).get("words") or "")
+    refusal = read_object(run_dir / file_names.REFUSED) or {}
+    words = str(refusal.get("words") or "")
+    by_hand = seen_at_work(run_dir) if words else None
+    began_since = by_hand is not None and by_hand.submitted_at > (time_or_none(refusal.get("at")) or 0.0)
+    return "" if began_since else words
 
 
 def read_submission(run_dir: Path) -> Submission | None:
@@ -267,19 +290,25 @@ def read_submission(run_dir: Path) -> Submission | None:
 
 
 def seen_at_work(run_dir: Path) -> Submission | None:
-    """The last job that began an attempt in a directory llmlaunch did not submit: a bare `sbatch job.sbatch`."""
+    """The last job that began an attempt in a directory llmlaunch did not submit: `sbatch job.sbatch`, or
+    `bash job.sbatch` on this machine."""
     try:
         times = {
             entry.name: entry.stat(follow_symlinks=False).st_mtime
             for entry in os.scandir(run_dir / file_names.ATTEMPTS)
-            if is_attempt(entry.name) and is_slurm_job(job_of(entry.name))
+            if is_attempt(entry.name) and (is_slurm_job(job_of(entry.name)) or is_local_job(job_of(entry.name)))
         }
     except OSError:
         return None
     if not times:
         return None
     last = max(times, key=times.__getitem__)
-    return Submission("slurm", job_of(last), run_dir.resolve(), times[last])
+    job = job_of(last)
+    if is_slurm_job(job):
+        return Submission("slurm", job, run_dir.resolve(), times[last])
+    nodes, here = Attempt(run_dir, last).nodes, platform.node()
+    host = here if not nodes or nodes[0] == here.split(".")[0] else nodes[0]
+    return Submission("local", job, run_dir.resolve(), times[last], host)
 
 
 def cancel_mark(submission: Submission) -> Path:
@@ -321,6 +350,48 @@ def read_end(submission: Submission) -> End | None:
         return None
     code = status.get("exit_code")
     return End(status["state"], code if type(code) is int else None, str(status.get("why") or ""))
+
+
+def known_end(submission: Submission) -> JobState | None:
+    """Return how a SLURM job ended where the run's files say so and nothing follows; None where SLURM knows more.
+
+    The files have it from the job itself (`status.json`) or from SLURM when it was asked before (`ended.json`).
+    """
+    if submission.launcher != "slurm":
+        return None
+    latest = latest_attempt(submission)
+    noted = end_noted(submission)
+    if noted is not None and not _changed_since(submission.run_dir, latest, file_names.ENDED):
+        return noted
+    end = read_end(submission)
+    if end is None or latest is None:
+        return None
+    status = Attempt(submission.run_dir, latest).status
+    following, cause = status.get("next"), status.get("cause")
+    goes_on = isinstance(following, dict) and following.get("action") not in (None, "end")
+    link = submission.jobs.index(job_of(latest)) + 1 if len(submission.jobs) > 1 else 0
+    if goes_on or (link and link < len(submission.jobs) and not end.succeeded):
+        return None
+    by_person = isinstance(cause, dict) and cause.get("kind") == "cancelled"
+    cancelled = not end.succeeded and (by_person or was_cancelled(submission))
+    return JobState(
+        "cancelled" if cancelled else end.state,
+        reason=end.why,
+        exit_code=None if cancelled else end.exit_code,
+        restarts=count_above_zero(status.get("restarts")) or 0,
+        link=link,
+    )
+
+
+def _changed_since(run_dir: Path, attempt: str | None, name: str) -> bool:
+    """Whether an attempt's folder was changed after the file `name` of the run directory was written."""
+    if attempt is None:
+        return False
+    try:
+        folder = run_dir / file_names.ATTEMPTS / attempt
+        return folder.stat().st_mtime > (run_dir / name).stat().st_mtime
+    except OSError:
+        return False
 
 
 def latest_attempt(submission: Submission, among: str = "") -> str | None:

@@ -11,8 +11,15 @@ from llmlaunch.causes import cause as cause_record
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import launcher_of, place_of
 from llmlaunch.launchers.place import Place
-from llmlaunch.launchers.run_files import gone_text, latest_attempt, missing_files, run_name
-from llmlaunch.report.run_text import bad_loss_text, not_finite_text, slow_texts
+from llmlaunch.launchers.run_files import (
+    can_be_resumed,
+    gone_text,
+    known_end,
+    latest_attempt,
+    missing_files,
+    run_name,
+)
+from llmlaunch.report.run_text import advice_text, bad_loss_text, not_finite_text, slow_texts
 from llmlaunch.report.slurm_words import pending_advice
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
@@ -54,6 +61,8 @@ class RunStatus:
     """Rendered files that are gone."""
     host: str | None = None
     """Where the run lives, if not on this machine."""
+    resumable: bool = True
+    """Whether `llmlaunch resume` can submit it again; False of an observed run."""
 
     def as_json(self) -> dict[str, Any]:
         submission, state = self.submission, self.state
@@ -67,7 +76,7 @@ class RunStatus:
             "phase": state.phase,
             "state": state.state,
             "reason": state.reason,
-            "advice": self._advice or None,
+            "advice": self.advice or None,
             "exit_code": state.exit_code,
             "cluster": submission.cluster if submission.launcher == "slurm" else None,
             "jobs": list(submission.jobs),
@@ -122,7 +131,7 @@ class RunStatus:
         of = len(self.submission.jobs)
         parts = [f"rehearsal of pipeline rank {self.rehearses}"] if self.rehearses is not None else []
         parts += [state.reason] if state.reason else []
-        parts += [self._advice] if self._advice else []
+        parts += [self.advice] if self.advice and state.phase == "pending" else []
         parts += [gone_text(self.missing)] if self.missing and state.phase != "succeeded" else []
         unexplained = (
             self.cause and state.phase != "succeeded" and cause_record.sentence(self.cause) not in state.reason
@@ -147,9 +156,12 @@ class RunStatus:
         return "; ".join(parts)
 
     @property
-    def _advice(self) -> str:
-        """What the person has to do before a run that waits can start."""
-        return pending_advice(self.state.reason) if self.state.phase == "pending" else ""
+    def advice(self) -> str:
+        """What the person has to do before a run that waits can start, or can do about what ended it."""
+        if self.state.phase == "pending":
+            return pending_advice(self.state.reason)
+        ended_early = self.state.phase in ("failed", "stopped")
+        return advice_text(self.cause, submitted=self.resumable) if ended_early else ""
 
     @property
     def _figures(self) -> list[str]:
@@ -168,19 +180,28 @@ class RunStatus:
         return value if type(value) in (int, float) else None
 
 
-def read_statuses(submissions: Sequence[Submission], say: Callable[[str], None]) -> list[RunStatus]:
-    """Return the status of each submission. SLURM is asked once for each cluster; `say` hears of waiting."""
+def read_statuses(
+    submissions: Sequence[Submission], say: Callable[[str], None], *, briefly: bool = False
+) -> list[RunStatus]:
+    """Return the status of each submission. SLURM is asked once for each cluster; `say` hears of waiting.
+
+    With `briefly`, for a screen that shows runs: SLURM is not asked about a run whose files say how it ended, and may
+    take a few seconds for the others. A command that submits or cancels asks the launcher itself, because a job may
+    still be in the queue when its files say how it ended.
+    """
+    ends = {n: end for n, each in enumerate(submissions) if briefly and (end := known_end(each)) is not None}
     groups: dict[tuple[str, str | None, Place], list[Submission]] = {}
     places = [place_of(submission.run_dir) for submission in submissions]
-    for submission, place in zip(submissions, places, strict=True):  # two clusters may have jobs of the same number
-        groups.setdefault((submission.launcher, submission.cluster, place), []).append(submission)
-    asking = [_Asking(launcher_of(group[0], say), group) for group in groups.values()]
+    for n, (submission, place) in enumerate(zip(submissions, places, strict=True)):
+        if n not in ends:  # two clusters may have jobs of the same number
+            groups.setdefault((submission.launcher, submission.cluster, place), []).append(submission)
+    asking = [_Asking(launcher_of(group[0], say, briefly=briefly), group) for group in groups.values()]
     unasked = [_read(submission) for submission in submissions]  # while the schedulers think
     states = {name: query.states() for name, query in zip(groups, asking, strict=True)}
     statuses = []
-    for status, place in zip(unasked, places, strict=True):
+    for n, (status, place) in enumerate(zip(unasked, places, strict=True)):
         submission = status.submission
-        state = states[submission.launcher, submission.cluster, place][submission.job_id]
+        state = ends.get(n) or states[submission.launcher, submission.cluster, place][submission.job_id]
         stopping = status.stopping and not state.ended
         statuses.append(replace(status, state=state, stopping=stopping, host=place.host))
     return statuses
@@ -227,6 +248,7 @@ def _read(submission: Submission) -> RunStatus:
         undelivered_notices=tuple(undelivered_notices(submission.run_dir, attempt.name)) if attempt else (),
         wants_back=_wants_back(attempt),
         missing=tuple(missing_files(submission.run_dir)),
+        resumable=can_be_resumed(submission.run_dir),
         rehearses=whole_number(rehearsal.get("pipeline_rank")) if isinstance(rehearsal, dict) else None,
     )
 

@@ -44,6 +44,7 @@ def run_page(report: Record, command: str) -> str:
         "job": job_words(run),
         "layout": run["layout"],
         "why": None if state["phase"] == "succeeded" else state["cause_sentence"] or state["why"],
+        "advice": state["advice"],
         "tiles": _tiles(report),
         "missing": report["missing"],
         "compared": _compared(report),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from textwrap import shorten
+from textwrap import shorten, wrap
 from typing import Any
 
 from llmlaunch.planner.plan import verdict_with_risk
@@ -27,6 +27,8 @@ def run_summary_text(report: Record) -> str:
     reason = state["cause_sentence"] or state["why"]
     if reason and state["phase"] != "succeeded":
         lines.append(f"  {reason}")
+    if state["advice"]:
+        lines += wrap(state["advice"], WIDTH, initial_indent="  ", subsequent_indent="  ")
     lines.append(f"  {_progress(report)}")
     lines.append(f"  {_goodput(report)}" if report["attempts"] else "  no attempt has begun")
     shown = [

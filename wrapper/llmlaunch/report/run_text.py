@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from llmlaunch.causes.cause import sentence
+from llmlaunch.causes.shown_advice import advice_to
 from llmlaunch.report.slurm_words import pending_advice
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.slow_devices import slow_devices
@@ -15,6 +16,7 @@ from llmlaunch.rundir.values import is_for_fewer_nodes
 from llmlaunch.units import duration
 
 __all__ = [
+    "advice_text",
     "attempt_began",
     "attempt_ended",
     "attempt_hangs",
@@ -35,6 +37,12 @@ _SIGNALS = {"USR1": "its time is nearly up", "TERM": "it is being preempted or c
 def cause_text(cause: Mapping[str, Any]) -> str:
     """Return a cause on one printable line: `out of GPU memory (rank 3 on node2): CUDA out of memory. Tried ...`."""
     return one_line(sentence(cause)).strip()
+
+
+def advice_text(cause: Mapping[str, Any], *, submitted: bool) -> str:
+    """Return what a person can do about a cause, on one printable line, as every screen shows it; "" where nothing is
+    known. `submitted` is False for a run that `llmlaunch resume` cannot submit: the text does not propose it then."""
+    return one_line(advice_to(cause, submitted=submitted)).strip()
 
 
 def attempt_began(

@@ -18,10 +18,27 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, ProgrammingError
 
 from llmlaunch.errors import UserError
-from llmlaunch.store.location import VARIABLE, Location, damaged, in_use, network_file_system, where
+from llmlaunch.store.location import (
+    VARIABLE,
+    Location,
+    damaged,
+    in_use,
+    network_file_system,
+    short_wait_seconds,
+    where,
+)
 from llmlaunch.store.tables import metadata
 
-__all__ = ["BUSY_SECONDS", "REVISION", "SILENT_SECONDS", "VERSION_TABLE", "Store", "batches", "open_store"]
+__all__ = [
+    "BUSY_SECONDS",
+    "REVISION",
+    "SILENT_SECONDS",
+    "VERSION_TABLE",
+    "Store",
+    "batches",
+    "open_store",
+    "open_to_show",
+]
 
 
 REVISION = "0005"  # the newest script in migrations/versions
@@ -45,6 +62,13 @@ def open_store(location: Location | None = None, wait_seconds: float | None = No
         store.close()
         raise
     return store
+
+
+def open_to_show() -> Store:
+    """Open the store for a screen that shows what it holds: a SQLite file that another program has locked is waited for
+    briefly. Raises UserError as `open_store` does."""
+    place = where()
+    return open_store(place, short_wait_seconds(place))
 
 
 def _create_file(path: Path) -> bool:

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.logs import JobLogs
-from llmlaunch.launchers.run_status import RunStatus, read_statuses
+from llmlaunch.launchers.run_files import can_be_cancelled
+from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.report.run_text import waiting_text
 from llmlaunch.rundir.values import to_type
 from llmlaunch.units import duration
@@ -30,7 +31,7 @@ def follow(
     raw: bool = False,
     logs: JobLogs | None = None,
     tail: int | None = None,
-    ask: AskStates = read_statuses,
+    ask: AskStates | None = None,
     poll_seconds: float | None = None,
     patience_seconds: float = 60.0,
 ) -> JobState:
@@ -59,9 +60,10 @@ def follow(
             screen.say(line)
     except KeyboardInterrupt:
         directory = submission.run_dir
+        ours = can_be_cancelled(directory)
         screen.say(
             f"Stopped following; job {submission.job_id} continues. To look again: {to_type('status', directory)} or "
-            f"{to_type('logs', directory)}; to cancel it: {to_type('cancel', directory)}"
+            f"{to_type('logs', directory)}" + (f"; to cancel it: {to_type('cancel', directory)}" if ours else "")
         )
     return poller.looks[0].state
 
@@ -69,7 +71,7 @@ def follow(
 def follow_several(
     submissions: Sequence[Submission],
     screen: Screen,
-    ask: AskStates = read_statuses,
+    ask: AskStates | None = None,
     poll_seconds: float | None = None,
     patience_seconds: float = 60.0,
 ) -> dict[str, JobState]:

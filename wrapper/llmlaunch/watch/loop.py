@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -35,24 +36,24 @@ _LATE_READ_SECONDS = 0.5
 class StatePoller:
     """The states of runs, asked for in the background so that a slow scheduler does not hold up the view.
 
-    `looks` holds the last answer, one look for each submission. The constructor waits for the first one and raises
-    what is wrong with it. What is wrong with a later one is `trouble`, and the last answer stands.
+    `looks` holds the last answer, one look for each submission. The constructor waits briefly for the first one and
+    raises what is wrong with it. What is wrong with a later one is `trouble`, and the last answer remains.
     """
 
     def __init__(
         self,
         submissions: Sequence[Submission],
         say: Callable[[str], None],
-        ask: AskStates = read_statuses,
+        ask: AskStates | None = None,
         poll_seconds: float | None = None,
     ) -> None:
         by_slurm = any(submission.launcher == "slurm" for submission in submissions)
         self._first_pause = poll_seconds or (_SLURM_SECONDS if by_slurm else _LOCAL_SECONDS)
         self._slowest = self._first_pause * (_SLOWEST if by_slurm else 1.0)
         self._pause = self._first_pause
-        self._ask_states = ask
+        self._ask_states: AskStates = ask or read_statuses
         self.trouble = ""
-        self.looks = ask(submissions, say)
+        self.looks = (ask or functools.partial(read_statuses, briefly=True))(submissions, say)
         self._asked_at = time.monotonic()
         self._thread: threading.Thread | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import subprocess
 import tempfile
 import time
@@ -87,6 +88,11 @@ class Call:
         return CommandAnswer(
             code, output.decode(errors="replace"), complaint(words) or f"{name} exit code {code}", reached
         )
+
+    def is_silent(self, seconds: float) -> bool:
+        """Wait until it begins to answer, or ends, and return whether it did neither in so many seconds."""
+        stdout = self.process.stdout
+        return stdout is not None and not select.select([stdout], [], [], seconds)[0]
 
     def abandon(self) -> None:
         """Nobody needs its answer."""

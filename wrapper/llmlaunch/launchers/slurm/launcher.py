@@ -123,9 +123,10 @@ class SlurmLauncher:
         there = [self.place.directory(folder) for folder in folders]
         strange = strange_jobs(answer.output, self.place.user_id, marks, there) if answer.code == 0 else []
         if strange:
+            file = submission.run_dir / file_names.SUBMISSION
             raise UserError(
-                f"{submission.run_dir / file_names.SUBMISSION}: names job {', '.join(strange)}, which SLURM shows as "
-                "another user's, or as submitted in another directory under another run id; nothing was cancelled. "
+                f"{file if file.exists() else submission.run_dir}: names job {', '.join(strange)}, which SLURM shows "
+                "as another user's, or as submitted in another directory under another run id; nothing was cancelled. "
                 "Where it is yours: scancel it yourself"
             )
 
@@ -145,6 +146,9 @@ class SlurmLauncher:
         account = self._account(cluster, listed, since) if len(submissions) > 1 else None
 
         def hear() -> SlurmAnswers:
+            nonlocal account
+            if account is None and queue.is_silent(_SILENT_SECONDS):  # one wait for both, not one after the other
+                account = self._account(cluster, listed, since)
             answer = self._commands.insist(queue)
             live = parse_squeue(answer.output) if answer.code == 0 else {}
             if all(is_settled(submission, live) for submission in submissions):
@@ -187,6 +191,8 @@ def _answered(answer: CommandAnswer) -> bool:
 
 
 _SMALL_FILE_BYTES = 1 << 16
+_SILENT_SECONDS = 1.0
+"""After so long without a word of squeue, sacct is asked as well."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +247,8 @@ def _state(submission: Submission, heard: SlurmAnswers) -> JobState:
 
 def _phase(submission: Submission, row: Row | None, record: Row | None, silence: str) -> JobState:
     latest = row or record
-    reason = f"squeue: {silence}" if silence else f"SLURM does not know job {submission.job_id}"
+    silence = silence if silence.startswith("squeue ") or not silence else f"squeue: {silence}"
+    reason = silence or f"SLURM does not know job {submission.job_id}"
     if latest is None:
         return _own_word(submission) or JobState("unknown", reason=reason)
     if latest.phase in ("pending", "running"):

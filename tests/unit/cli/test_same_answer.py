@@ -1,0 +1,225 @@
+"""Every screen says the same of how a run ended and what to do, also of runs that llmlaunch did not submit, and without
+SLURM where the files say it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.command_line import CommandLine
+from support.store_run_dirs import STARTED, RunDir, finished_cpu_run
+
+CRASH = {
+    "kind": "host_oom", "node": "n0", "rank": 0, "line": "Killed", "source": "log", "consequence": False, "sick": False,
+    "numbers": {},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that a test types as it was told write here."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def slurm_asked(tmp_path: Path, put_commands: Callable[..., Path]) -> Callable[[], list[str]]:
+    """Each question to SLURM; nobody answers."""
+    note = tmp_path / "asked"
+    put_commands(**dict.fromkeys(("squeue", "sacct", "scontrol"), f'echo "$0 $@" >> {note}; exec sleep 600'))
+    return lambda: note.read_text().splitlines() if note.exists() else []
+
+
+def failed_run(path: Path, cause: dict[str, Any] | None = None, **run: Any) -> RunDir:
+    """A run whose job 77 failed; without submission.json, as `sbatch job.sbatch` leaves it."""
+    directory = RunDir(path)
+    directory.ranks(exit_code=1)
+    directory.write("run.json", {**directory.run, "progress": {"steps": 30}, **run})
+    directory.write("attempts/77.0/attempt.json", {"schema": 1, "attempt": "77.0", "nodes": ["n0"], "layout": ""})
+    (path / "logs" / "77.0.n0.log").write_text("the trainer began\nKilled\n")
+    end = {"state": "failed", "exit_code": 1, "why": "rank 0 exited with 1", "next": {"action": "end"}}
+    directory.status(**end, cause=cause or CRASH)
+    (path / "job.sbatch").write_text("#!/bin/bash\n")
+    return directory
+
+
+def submitted(run: RunDir, launcher: str = "slurm", job: str = "77") -> RunDir:
+    submission = {"schema": 1, "launcher": launcher, "job_id": job, "submitted_at": STARTED, "cluster": None}
+    run.write("submission.json", submission)
+    return run
+
+
+def next_commands(screen: str) -> list[list[str]]:
+    lines = screen.splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("Next: "))
+    return [shlex.split(line[6:], comments=True)[1:] for line in lines[first:] if shlex.split(line[6:], comments=True)]
+
+
+def test_every_screen_has_the_same_advice(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    run = submitted(failed_run(tmp_path / "run"))
+    advice = llmlaunch.json("status", run.path)["advice"]
+    assert advice.startswith("Main memory was full")
+    assert llmlaunch.json("report", run.path)["state"]["advice"] == advice
+    for command in ("status", "report"):
+        assert advice in " ".join(llmlaunch(command, run.path).stdout.split())
+    assert advice in " ".join(llmlaunch("logs", run.path).stderr.split())
+    llmlaunch("report", run.path, "--html", tmp_path / "page.html")
+    assert "Main memory was full" in (tmp_path / "page.html").read_text()
+
+
+def test_a_finished_run_is_shown_without_slurm(
+    llmlaunch: CommandLine, tmp_path: Path, slurm_asked: Callable[[], list[str]]
+) -> None:
+    run = submitted(finished_cpu_run(tmp_path / "run"))
+    run.write("attempts/77.0/attempt.json", {"schema": 1, "attempt": "77.0", "nodes": ["n0"], "layout": ""})
+    assert llmlaunch.json("status", run.path)["phase"] == "succeeded"
+    assert llmlaunch.json("report", run.path)["state"]["phase"] == "succeeded"
+    llmlaunch("status", run.path)
+    llmlaunch("status", run.path, "--watch")
+    llmlaunch("logs", run.path)
+    llmlaunch("logs", run.path, "--follow")
+    assert llmlaunch.json("runs")["runs"][0]["phase"] == "succeeded"
+    llmlaunch("status", run.path, run.path)
+    assert slurm_asked() == []
+
+
+def test_a_cancelled_run_is_shown_as_cancelled_without_slurm(
+    llmlaunch: CommandLine, tmp_path: Path, slurm_asked: Callable[[], list[str]]
+) -> None:
+    run = submitted(failed_run(tmp_path / "run"))
+    (run.path / "logs" / "77.cancelled").touch()
+    assert llmlaunch.json("status", run.path)["phase"] == "cancelled"
+    assert slurm_asked() == []
+
+
+def test_a_run_that_may_go_on_is_asked_for(
+    llmlaunch: CommandLine, tmp_path: Path, put_commands: Callable[..., Path]
+) -> None:
+    put_commands(squeue="echo '77|PENDING|1|N/A|BeginTime|'", sacct="true")
+    run = submitted(failed_run(tmp_path / "run"))
+    run.status(state="failed", exit_code=1, cause=CRASH, next={"action": "requeue", "seconds": 60})
+    assert llmlaunch.json("status", run.path)["phase"] == "pending"
+
+
+def test_a_silent_controller_costs_one_short_wait_and_a_message(
+    llmlaunch: CommandLine, tmp_path: Path, slurm_asked: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmlaunch.launchers.choose.BRIEF_SECONDS", 0.3)
+    monkeypatch.setattr("llmlaunch.launchers.slurm.launcher._SILENT_SECONDS", 0.1)
+    run = submitted(RunDir(tmp_path / "run"))
+    run.write("attempts/77.0/attempt.json", {"schema": 1, "attempt": "77.0", "nodes": ["n0"], "layout": ""})
+    run.write("attempts/77.0/progress.json", {"step": 11, "steps": 30})
+    shown = llmlaunch("status", run.path)
+    assert "squeue did not answer in time; step 11 of 30" in shown.stdout
+    assert shown.stderr == ""
+    assert sorted(line.split()[0].rpartition("/")[2] for line in slurm_asked()) == ["sacct", "squeue"]
+
+
+@pytest.fixture
+def locked_store(llmlaunch: CommandLine, tmp_path: Path, store_file: Path) -> Iterator[None]:
+    """A store that holds a run, and that another program has locked."""
+    llmlaunch("collect", submitted(finished_cpu_run(tmp_path / "stored", "stored")).path)
+    with sqlite3.connect(store_file, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+        other.execute("ROLLBACK")
+    other.close()
+
+
+@pytest.mark.parametrize("command", ["status RUN", "report RUN", "status last", "report last", "runs", "status"])
+def test_a_locked_store_costs_one_short_wait(
+    llmlaunch: CommandLine, tmp_path: Path, locked_store: None, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    connect = sqlite3.connect
+
+    def counted(*place: Any, timeout: float = 5.0, **more: Any) -> sqlite3.Connection:
+        waits.append(timeout)
+        return connect(*place, timeout=min(timeout, 0.05), **more)
+
+    monkeypatch.setattr("sqlite3.connect", counted)
+    monkeypatch.setattr("sqlite3.dbapi2.connect", counted)
+    monkeypatch.setattr("llmlaunch.store.location._last_in_use", {})
+    run = submitted(failed_run(tmp_path / "run"))
+    words = [str(run.path) if word == "RUN" else word for word in command.split()]
+    _, messages = llmlaunch(*words, code=(0, 2))
+    assert sum(waits) <= 3.0
+    assert messages.count("is in use by another program") <= 1
+    assert llmlaunch.code == (0 if "RUN" in command else 2)
+    if "RUN" not in command:
+        assert messages.count("is in use by another program") == 1
+
+
+def test_a_run_started_by_hand_has_a_status_logs_and_a_report(
+    llmlaunch: CommandLine, tmp_path: Path, slurm_asked: Callable[[], list[str]]
+) -> None:
+    run = failed_run(tmp_path / "run")
+    status = llmlaunch.json("status", run.path)
+    assert (status["phase"], status["job_id"], status["launcher"]) == ("failed", "77", "slurm")
+    assert llmlaunch("logs", run.path).stdout == "the trainer began\nKilled\n"
+    report = llmlaunch.json("report", run.path)
+    assert report["state"]["phase"] == "failed"
+    assert (report["run"]["job_id"], report["run"]["launcher"]) == ("77", "slurm")
+    assert slurm_asked() == []
+    assert ["resume", str(run.path)] in next_commands(llmlaunch("status", run.path).stdout)
+
+
+def test_a_run_started_by_hand_that_goes_on_is_asked_for(
+    llmlaunch: CommandLine, tmp_path: Path, put_commands: Callable[..., Path]
+) -> None:
+    put_commands(squeue="echo '77|RUNNING|0|N/A|None|'", sacct="true")
+    run = failed_run(tmp_path / "run")
+    (run.path / "status.json").unlink()
+    assert llmlaunch.json("status", run.path)["phase"] == "running"
+    steps = next_commands(llmlaunch("status", run.path).stdout)
+    assert [step[0] for step in steps] == ["status", "logs"]  # its job was not submitted by llmlaunch
+    assert llmlaunch.json("report", run.path)["state"]["phase"] == "running"
+
+
+def test_a_run_started_with_bash_is_a_local_run(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.ranks(attempt="local-5-6.0")
+    run.write("attempts/local-5-6.0/attempt.json", {"schema": 1, "attempt": "local-5-6.0", "nodes": ["n0"]})
+    run.status(attempt="local-5-6.0")
+    (run.path / "job.sbatch").write_text("#!/bin/bash\n")
+    status = llmlaunch.json("status", run.path)
+    assert (status["phase"], status["launcher"]) == ("succeeded", "local")
+
+
+def test_a_refused_run_that_was_started_by_hand_is_no_longer_refused(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    run = failed_run(tmp_path / "run")
+    run.write("refused.json", {"schema": 1, "at": time.time() - 60, "words": "no such partition"})
+    assert llmlaunch.json("status", run.path)["phase"] == "failed"
+    assert llmlaunch.json("report", run.path)["state"]["phase"] == "failed"
+
+
+def test_a_directory_that_nobody_started_says_how(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    (run.path / "job.sbatch").write_text("#!/bin/bash\n")
+    message = llmlaunch("status", run.path, code=2).stderr
+    assert "No job has begun" in message
+    assert llmlaunch.json("report", run.path)["state"]["phase"] == "not submitted"
+
+
+@pytest.mark.parametrize("kind", ["host_oom", "ecc", "preempted", "time_limit", "disk_full", "nccl", "crash", "xid"])
+def test_what_llmlaunch_did_not_submit_is_left_to_its_owner(llmlaunch: CommandLine, tmp_path: Path, kind: str) -> None:
+    run = submitted(failed_run(tmp_path / "run", {**CRASH, "kind": kind}, observed=True), "local", "local-5-77")
+    (run.path / "attempts" / "77.0").rename(run.path / "attempts" / "local-5-77.0")
+    (run.path / "logs" / "77.0.n0.log").rename(run.path / "logs" / "local-5-77.0.n0.log")
+    (run.path / "job.sbatch").unlink()
+    status = json.loads((run.path / "status.json").read_text())
+    run.write("status.json", {**status, "attempt": "local-5-77.0"})
+    for command in ("status", "report", "logs"):
+        shown = "".join(llmlaunch(command, run.path))
+        assert "resume" not in shown, command
+        if command != "logs":
+            for words in next_commands(shown):
+                llmlaunch(*words)
+    assert "resume" not in (llmlaunch.json("status", run.path)["advice"] or "")
+    assert "resume" not in json.dumps(llmlaunch.json("report", run.path))
