@@ -223,3 +223,61 @@ def test_what_llmlaunch_did_not_submit_is_left_to_its_owner(llmlaunch: CommandLi
                 llmlaunch(*words)
     assert "resume" not in (llmlaunch.json("status", run.path)["advice"] or "")
     assert "resume" not in json.dumps(llmlaunch.json("report", run.path))
+
+
+STEP_LINES = {"steps": 30, "step_patterns": [r"step (?P<step>\d+)/(?P<steps>\d+)"]}
+
+
+def test_every_screen_counts_the_same_steps(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    run = submitted(failed_run(tmp_path / "run", progress=STEP_LINES))
+    run.write("attempts/77.0/progress.json", {"step": 11, "steps": 30})
+    (run.path / "logs" / "77.0.n0.log").write_text("step 11/30\n" + "step 12/30\nKilled\n")
+    llmlaunch("collect", run.path)
+    assert llmlaunch.json("status", run.path)["progress"]["step"] == 12
+    assert "step 12 of 30" in llmlaunch("status", run.path).stdout
+    assert llmlaunch.json("report", run.path)["state"]["step"] == 12
+    assert "step 12 of 30" in llmlaunch("report", run.path).stdout
+    assert llmlaunch.json("report", run.path)["attempts"][-1]["to_step"] == 12
+    assert llmlaunch.json("runs")["runs"][0]["step"] == 12
+
+
+def test_a_run_that_went_back_is_at_the_step_of_its_newest_attempt(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    run = submitted(failed_run(tmp_path / "run", progress=STEP_LINES))
+    run.write("attempts/77.0/progress.json", {"step": 20, "steps": 30})
+    run.rank(0, "77.1", started_at=STARTED + 500)
+    run.write("attempts/77.1/attempt.json", {"schema": 1, "attempt": "77.1", "started_at": STARTED + 500})
+    run.write("attempts/77.1/progress.json", {"step": 15, "steps": 30})
+    run.status("77.1", "failed", 1, cause=CRASH)
+    llmlaunch("collect", run.path)
+    steps = (
+        llmlaunch.json("status", run.path)["progress"]["step"],
+        llmlaunch.json("report", run.path)["state"]["step"],
+        llmlaunch.json("runs")["runs"][0]["step"],
+    )
+    assert steps == (15, 15, 15)
+
+
+def test_a_run_without_steps_is_not_compared(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    run = submitted(failed_run(tmp_path / "run"))
+    report = llmlaunch.json("report", run.path)
+    assert all(row["error"] is None and row["measured"] is None for row in report["compared"])
+    assert report["memory"]["stages"][0]["peak_bytes"] > 0
+    shown = llmlaunch("report", run.path).stdout
+    assert "%" not in shown
+    assert " ".join(shown.split()).count("ended before its first step") == 1
+    run.write("attempts/77.0/progress.json", {"step": 2, "steps": 30})
+    assert llmlaunch.json("report", run.path)["compared"][0]["error"] is not None
+
+
+def test_report_says_what_collect_measured(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    """The main memory of a node alone, as of a command that starts no ranks."""
+    run = submitted(RunDir(tmp_path / "run"))
+    run.write("attempts/77.0/attempt.json", {"schema": 1, "attempt": "77.0", "nodes": ["n0"]})
+    run.line("n0", host={"used_bytes": 5 << 30, "used_peak_bytes": 6 << 30, "total_bytes": 64 << 30})
+    run.status(state="failed", exit_code=1)
+    collected = llmlaunch("collect", run.path)
+    measured = llmlaunch.json("measurements", "list")["measurements"]
+    report = llmlaunch.json("report", run.path)
+    assert [record["peak_kind"] for record in measured] == ["host"], collected
+    assert report["memory"]["kinds"] == {"host": measured[0]["peak_bytes"]}
+    assert not any("No peak of memory" in what for what in report["missing"])

@@ -23,6 +23,7 @@ from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object, read_text
 from llmlaunch.rundir.goodput import goodput_of
 from llmlaunch.rundir.memory_files import attempt_summary
+from llmlaunch.rundir.reached_steps import ended_before_first_step, reached_step, run_step
 from llmlaunch.rundir.run import RunDirectoryError, RunFiles, read_run
 from llmlaunch.rundir.values import byte_count, count_above_zero, counted, number, text_or_none, time_or_none
 
@@ -37,6 +38,7 @@ MOST_CURVES = 6  # of memory over time: the fullest rank of so many pipeline ran
 MOST_RECIPE = 20_000  # characters
 LEAST_CURVE_SECONDS = 30.0  # three lines of a monitor
 ENDINGS = ("succeeded", "failed", "stopped")
+NO_STEP = "It ended before its first step, so the memory that was measured is no peak to compare with the prediction."
 
 Record = dict[str, Any]
 
@@ -58,7 +60,7 @@ def run_report(directory: Path, notify: Notify) -> Record:
     traces = {attempt.name: step_trace(attempt) for attempt in begun}
     attempts = _attempts(begun, traces)
     submission = _submission(files, notify)
-    state = _state(files, submission, attempts, notify)
+    state = _state(files, submission, begun, notify)
     measured = _measured_attempt(files, begun)
     plan = _plan(files, measured)
     steps = _steps(begun, traces, missing)
@@ -72,7 +74,7 @@ def run_report(directory: Path, notify: Notify) -> Record:
         "goodput": goodput_of(begun).as_json(),
         "memory": memory,
         "steps": steps,
-        "compared": compared(plan, memory, _pace(steps, measured), _tokens_of_a_device(files.run)),
+        "compared": _compared(files, plan, memory, steps, measured),
         "store": stored_peaks(files.run_id, notify, missing),
         "recipe": _recipe(files),
         "versions": _versions(files),
@@ -122,7 +124,7 @@ def _devices(run: Mapping[str, Any]) -> int | None:
     return world or (nodes * devices if nodes and devices else None)
 
 
-def _state(files: RunFiles, submission: Submission | None, attempts: Sequence[Record], notify: Notify) -> Record:
+def _state(files: RunFiles, submission: Submission | None, begun: Sequence[Attempt], notify: Notify) -> Record:
     status = files.status or {}
     cause = status.get("cause")
     refusal = read_refusal(files.directory)
@@ -134,7 +136,7 @@ def _state(files: RunFiles, submission: Submission | None, attempts: Sequence[Re
         "cause_sentence": sentence(cause) if isinstance(cause, dict) else None,
         "advice": None,
         "exit_code": status.get("exit_code") if type(status.get("exit_code")) is int else None,
-        "step": max((each["to_step"] for each in attempts if each["to_step"] is not None), default=None),
+        "step": run_step(begun),
     }
     if isinstance(cause, dict) and known in ("failed", "stopped"):
         state["advice"] = advice_text(cause, submitted=can_be_resumed(files.directory)) or None
@@ -176,8 +178,6 @@ def _attempts(begun: Sequence[Attempt], traces: Mapping[str, StepTrace]) -> list
 
 def _attempt(attempt: Attempt, trace: StepTrace) -> Record:
     status, cause = attempt.status, attempt.status.get("cause")
-    steps = [byte_count(attempt.progress.get("step")), byte_count(status.get("step"))]
-    steps.append(max((step for step, _ in [*trace.losses, *trace.seconds]), default=None))
     state = text_or_none(status.get("state"))
     seconds = statistics.median(value for _, value in trace.seconds) if trace.seconds else None
     return {
@@ -188,7 +188,7 @@ def _attempt(attempt: Attempt, trace: StepTrace) -> Record:
         "started_at": time_or_none(attempt.began.get("started_at")) or attempt.started_at,
         "ended_at": time_or_none(status.get("ended_at")),
         "from_step": attempt.from_step,
-        "to_step": max((step for step in steps if step is not None), default=None),
+        "to_step": reached_step(attempt),
         "saved_step": byte_count(status.get("saved_step")),
         "step_seconds": seconds if seconds is not None else number(attempt.progress.get("step_seconds")),
         "cause": text_or_none(cause.get("kind")) if isinstance(cause, dict) else None,
@@ -201,12 +201,19 @@ def _attempt(attempt: Attempt, trace: StepTrace) -> Record:
 
 
 def _measured_attempt(files: RunFiles, begun: Sequence[Attempt]) -> tuple[Attempt, AttemptSummary] | None:
-    """The newest attempt that has the peak of a rank, with its account."""
+    """The attempt that memory was measured of, with its account: the newest that made a step and has the peak of a
+    rank, else the newest that has one, else the newest of which the main memory of a node is known."""
+    known: list[tuple[int, Attempt, AttemptSummary]] = []
     for attempt in reversed(begun):
         summary = attempt_summary(files.directory, attempt.name)
         if any(rank.peak_bytes is not None for rank in summary.ranks):
-            return attempt, summary
-    return None
+            if not ended_before_first_step(attempt):
+                return attempt, summary
+            known.append((0, attempt, summary))
+        elif any(node.host_peak_bytes is not None for node in summary.nodes):
+            known.append((1, attempt, summary))
+    best = min(known, key=lambda each: each[0], default=None)  # of equals the newest
+    return None if best is None else best[1:]
 
 
 def _plan(files: RunFiles, measured: tuple[Attempt, AttemptSummary] | None) -> Record:
@@ -310,11 +317,15 @@ def _memory(
         return memory
     attempt, summary = measured
     ranks = [rank for rank in summary.ranks if rank.peak_bytes is not None]
+    if not ranks:
+        missing.append("No peak of a rank was measured, only the main memory of the nodes.")
+    elif ended_before_first_step(attempt):
+        missing.append(NO_STEP)
     stages = _stages(ranks, plan["predicted_bytes"])
     names = [each.name for each in files.attempts[-MOST_ATTEMPTS:]]
     curves = [_curve(files, rank, names) for rank in _fullest(ranks)]
     shown = [curve for curve in curves if len(curve["points"]) > 1]
-    if not shown and not _is_short(attempt):
+    if ranks and not shown and not _is_short(attempt):
         missing.append("The monitors left fewer than two samples: no memory over time.")
     hosts = [node.host_peak_bytes for node in summary.nodes if node.host_peak_bytes is not None]
     kinds = {
@@ -381,6 +392,15 @@ def _curve(files: RunFiles, rank: RankSummary, attempts: Iterable[str]) -> Recor
     most = thinned([(moment, float(peak)) for moment, _, peak in trace.samples])
     points = [[round(now[0], 1), now[1], now[2], peak[3]] for now, peak in zip(held, most, strict=True)]
     return {"rank": rank.rank, "pipeline_rank": rank.pipeline_rank, "node": rank.node, "points": points}
+
+
+def _compared(
+    files: RunFiles, plan: Record, memory: Record, steps: Record, measured: tuple[Attempt, AttemptSummary] | None
+) -> list[Record]:
+    """Prediction beside measurement. What was held before the first step is no peak that a prediction is about."""
+    if measured is not None and ended_before_first_step(measured[0]):
+        memory = memory | {"stages": [], "kinds": {}}
+    return compared(plan, memory, _pace(steps, measured), _tokens_of_a_device(files.run))
 
 
 def _pace(steps: Record, measured: tuple[Attempt, AttemptSummary] | None) -> float | None:

@@ -17,6 +17,8 @@ from llmlaunch.launchers.run_files import can_be_resumed
 from llmlaunch.report.run_text import advice_text, cause_text
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
+from llmlaunch.rundir.reached_steps import ended_before_first_step, run_step
+from llmlaunch.rundir.run import begun_attempts
 from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.store.location import stored_json
 from llmlaunch.watch.screen import Screen, outliving_the_terminal
@@ -115,10 +117,13 @@ def _show_outcome(run_dir: Path, state: JobState, screen: Screen, messages: Scre
     status = read_object(run_dir / file_names.STATUS) or {}
     layout = str(status.get("layout") or "")
     plan, run = (read_object(run_dir / layout / name) or {} for name in (file_names.PLAN, file_names.RUN))
-    for line in outcome_lines(plan, run, status, records):
+    attempts = begun_attempts(run_dir)
+    early = [attempt.name for attempt in attempts if ended_before_first_step(attempt)]
+    reached = {**status, "step": run_step(attempts)}
+    for line in outcome_lines(plan, run, reached, records, early):
         screen.say(line)
     if records:
-        screen.say(peaks_text(records, str(run.get("peak_kind") or "device")))
+        screen.say(peaks_text(records, str(run.get("peak_kind") or "device"), early))
         screen.say_folded(f"The record lies in {where().shown}, its files in {run_path(run_dir)}")
     for line in next_lines(after_end(run_dir, state, _cause(run_dir, state))):
         screen.say(line)

@@ -26,6 +26,7 @@ from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object, read_run_id
 from llmlaunch.rundir.goodput import Goodput, goodput_of
 from llmlaunch.rundir.notices import undelivered_notices
+from llmlaunch.rundir.reached_steps import run_step
 from llmlaunch.rundir.run import begun_attempts
 from llmlaunch.rundir.values import counted, is_for_fewer_nodes, whole_number
 
@@ -61,12 +62,13 @@ class RunStatus:
     """Rendered files that are gone."""
     host: str | None = None
     """Where the run lives, if not on this machine."""
+    step: int | None = None
+    """The step that the run has reached, as every screen counts them; `progress` may be some seconds behind."""
     resumable: bool = True
     """Whether `llmlaunch resume` can submit it again; False of an observed run."""
 
     def as_json(self) -> dict[str, Any]:
         submission, state = self.submission, self.state
-        names = ("step", "steps", "loss", "not_finite", "bad_loss", "tokens_per_second", "at", "hung", "slow")
         return {
             "run_id": read_run_id(submission.run_dir),
             "run_dir": str(submission.run_dir),
@@ -86,7 +88,7 @@ class RunStatus:
             "expected_start": state.expected_start.isoformat() if state.expected_start else None,
             "attempt": self.attempt,
             "layout": self.layout,
-            "progress": {name: self.progress.get(name) for name in names} if self.progress else None,
+            "progress": self._progress_json,
             "goodput": None if self.goodput is None else self.goodput.as_json(),
             "undelivered_notices": list(self.undelivered_notices),
             "cause": dict(self.cause) or None,
@@ -109,7 +111,8 @@ class RunStatus:
 
     def cells(self) -> list[str]:
         """Return the cells run, job, phase, step, loss, tokens per second and reason."""
-        step, steps, loss, speed = (self._number(name) for name in ("step", "steps", "loss", "tokens_per_second"))
+        steps, loss, speed = (self._number(name) for name in ("steps", "loss", "tokens_per_second"))
+        step = self._reached
         return [
             run_name(self.submission.run_dir),
             self._job,
@@ -165,7 +168,8 @@ class RunStatus:
 
     @property
     def _figures(self) -> list[str]:
-        step, steps, loss, speed = (self._number(name) for name in ("step", "steps", "loss", "tokens_per_second"))
+        steps, loss, speed = (self._number(name) for name in ("steps", "loss", "tokens_per_second"))
+        step = self._reached
         if step is None:
             return []
         figures = [f"step {step:.0f}" + (f" of {steps:.0f}" if steps else "")]
@@ -174,6 +178,18 @@ class RunStatus:
         figures += [f"{speed:,.0f} tokens/s"] if speed is not None else []
         share = None if self.goodput is None else self.goodput.share
         return figures + ([f"goodput {100 * share:.0f} %"] if share is not None else [])
+
+    @property
+    def _progress_json(self) -> dict[str, Any] | None:
+        if not self.progress and self.step is None:
+            return None
+        names = ("step", "steps", "loss", "not_finite", "bad_loss", "tokens_per_second", "at", "hung", "slow")
+        progress = {name: self.progress.get(name) for name in names}
+        return progress if self.step is None else {**progress, "step": self.step}
+
+    @property
+    def _reached(self) -> float | None:
+        return self._number("step") if self.step is None else self.step
 
     def _number(self, name: str) -> float | None:
         value = self.progress.get(name)
@@ -234,6 +250,7 @@ def _read(submission: Submission) -> RunStatus:
     name = latest_attempt(submission)
     attempt = None if name is None else Attempt(submission.run_dir, name)
     cause = attempt.status.get("cause") if attempt else None
+    begun = begun_attempts(submission.run_dir) if attempt else []
     rehearsal = (read_object(submission.run_dir / file_names.RUN) or {}).get("rehearsal")
     return RunStatus(
         submission,
@@ -244,7 +261,8 @@ def _read(submission: Submission) -> RunStatus:
         stopping=(submission.run_dir / file_names.STOP).exists(),
         layout=attempt.layout if attempt else "",
         skipped_checkpoints=attempt.skipped_steps if attempt else (),
-        goodput=goodput_of(begun_attempts(submission.run_dir)) if attempt else None,
+        goodput=goodput_of(begun) if attempt else None,
+        step=run_step(begun if attempt is None or any(each.name == name for each in begun) else [*begun, attempt]),
         undelivered_notices=tuple(undelivered_notices(submission.run_dir, attempt.name)) if attempt else (),
         wants_back=_wants_back(attempt),
         missing=tuple(missing_files(submission.run_dir)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -17,11 +17,16 @@ _MOST_PEAKS = 6  # more rows would push the summary off a screen of 24 lines
 Record = Mapping[str, Any]
 
 
-def outcome_lines(plan: Record, run: Record, status: Record, records: Sequence[Record]) -> list[str]:
+def outcome_lines(
+    plan: Record, run: Record, status: Record, records: Sequence[Record], early: Collection[str] = ()
+) -> list[str]:
     """Return how far a run got, where its checkpoints lie, and its step time, rate and fullest memory as predicted and
     as measured. `plan` and `run` are plan.json and run.json of the layout it ran last, `status` is status.json, and
-    `records` are its measurements; what none of them says is left out."""
-    rows = [row for row in (_step_row(plan, records), _rate_row(plan, run, records), _memory_row(plan, records)) if row]
+    `records` are its measurements; what none of them says is left out. `early` names the attempts that ended before
+    their first step: what they held is no peak that was predicted."""
+    newest = _newest(records)
+    peaks = [record for record in newest if record.get("attempt") not in early]
+    rows = [row for row in (_step_row(plan, newest), _rate_row(plan, run, newest), _memory_row(plan, peaks)) if row]
     lines = [_progress_line(run, status), _checkpoint_line(run, status)]
     return lines + (
         ["", table(["", "predicted", "measured", "error"], rows, remarks=_limits(plan, rows))] if rows else []
@@ -87,9 +92,10 @@ def _limits(plan: Record, rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"limit {gib(limit)}" if limit and row[0].startswith("GiB") else "" for row in rows]
 
 
-def peaks_text(records: Sequence[Record], peak_kind: str) -> str:
+def peaks_text(records: Sequence[Record], peak_kind: str, early: Collection[str] = ()) -> str:
     """Return a table with a row for each measured peak, those of the plan's kind and the largest first; predictions
-    are of the layout that its attempt ran."""
+    are of the layout that its attempt ran. Those of the attempts `early`, which ended before their first step, have no
+    prediction beside them."""
     attempts = list(dict.fromkeys(record.get("attempt") for record in records))
     peaks = [record for record in records if record.get("peak_bytes") is not None]
     peaks.sort(key=lambda record: (record.get("peak_kind") != peak_kind, -float(record["peak_bytes"])))
@@ -97,7 +103,7 @@ def peaks_text(records: Sequence[Record], peak_kind: str) -> str:
     for record in peaks[:_MOST_PEAKS]:
         measured, predicted = record["peak_bytes"], record.get("predicted_bytes")
         figures = ["-", gib(measured), "-"]
-        if predicted is not None:
+        if predicted is not None and record.get("attempt") not in early:
             figures = [gib(predicted), gib(measured), signed_percent(predicted / measured - 1)]
         owner = _owner(record)
         if len(attempts) > 1:
@@ -105,6 +111,8 @@ def peaks_text(records: Sequence[Record], peak_kind: str) -> str:
         rows.append([owner, record["peak_kind"], *figures])
     more = f"\n  and {len(peaks) - _MOST_PEAKS} more" if len(peaks) > _MOST_PEAKS else ""
     head = ["", "kind", "predicted GiB", "measured GiB", "error"]
+    if any(record.get("attempt") in early for record in peaks):
+        more += "\nWithout a prediction: measured before the first step, so it is no peak to compare."
     return "Memory, predicted against measured\n" + table(head, rows) + more
 
 

@@ -10,6 +10,7 @@ from . import file_names
 from .attempt import Attempt, object_or_problem
 from .files import object_in, read_object, read_run_id
 from .goodput import goodput_of
+from .reached_steps import run_step
 from .values import byte_count, is_attempt, is_fallback, is_for_fewer_nodes, number, time_or_none, whole_number
 
 if TYPE_CHECKING:
@@ -154,8 +155,8 @@ def next_layout(attempts: Sequence[Attempt]) -> str:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """How far a run has come: its attempts and their layouts, oldest first, the step reached of all, and where its
-    time went; and what its plan was judged by: the verdict with its stated risk, and the memory of a device."""
+    """How far a run has come: its attempts and their layouts, oldest first, the step reached of all planned, and where
+    its time went; and what its plan was judged by: the verdict with its stated risk, and the memory of a device."""
 
     attempts: tuple[str, ...]
     layouts: tuple[str, ...]
@@ -179,7 +180,6 @@ def run_history(run_directory: Path) -> RunHistory:
     folders = (run_directory / file_names.ATTEMPTS).glob("*")
     ordered = sorted((path.name for path in folders if is_attempt(path.name)), key=attempt_order)
     attempts = [Attempt(run_directory, name) for name in ordered]
-    reached = [whole_number(record.get("step")) for item in attempts for record in (item.progress, item.status)]
     planned = [whole_number(attempt.progress.get("steps")) for attempt in attempts]
     run = read_object(run_directory / file_names.RUN) or {}
     if all(steps is None for steps in planned):
@@ -189,7 +189,7 @@ def run_history(run_directory: Path) -> RunHistory:
     return RunHistory(
         attempts=tuple(ordered),
         layouts=tuple(attempt.layout for attempt in attempts),
-        step=max((step for step in reached if step is not None), default=None),
+        step=run_step(attempts),
         steps=next((steps for steps in reversed(planned) if steps is not None), None),
         verdict=verdict if isinstance(verdict, str) else None,
         stated_risk=number(run.get("stated_risk")),
