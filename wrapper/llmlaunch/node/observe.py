@@ -55,8 +55,10 @@ def main(argv: list[str], prog: str = "node.pyz observe", archive: Callable[[], 
     observer.tell({"child": child})
     status, resident_peak_bytes = _wait(child, observer, witness)
     observer.tell({"status": status, "resident_peak_bytes": resident_peak_bytes})
-    observer.until_done()
+    report = observer.until_done()
     witness.dismiss()
+    for line in report:
+        say(line)
     if os.WIFSIGNALED(status):
         end_like(os.WTERMSIG(status))
     return os.WEXITSTATUS(status)
@@ -166,9 +168,11 @@ class _Beside(NamedTuple):
             with contextlib.suppress(OSError):
                 self.link.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
 
-    def until_done(self) -> None:
-        """Wait until the observer has written how the command ended, LAST_WORD_SECONDS at most."""
-        self._message(LAST_WORD_SECONDS, "done")
+    def until_done(self) -> list[str]:
+        """Wait until the observer has written how the command ended, LAST_WORD_SECONDS at most. Return what it says of
+        it."""
+        done = self._message(LAST_WORD_SECONDS, "done") or {}
+        return [str(line) for line in done.get("report") or ()]
 
     def _message(self, seconds: float, kind: str) -> Record | None:
         """Return the next message of this kind, and drop others; None where none comes in time."""

@@ -40,19 +40,20 @@ def end_of(message: Record) -> Record:
     return {**end, "resident_peak_bytes": message.get("resident_peak_bytes")}
 
 
-def write_end(run_directory: Path, attempt: str, job: ObservedJob, record: Record) -> None:
+def write_end(run_directory: Path, attempt: str, job: ObservedJob, record: Record) -> bool:
     """Write down what is known of the observed command of one observer; once it has ended also the cause and, where no
-    other command goes on, the verdict. Raises OSError."""
+    other command goes on, the verdict. Return whether a verdict was written. Raises OSError."""
     folder = attempt_folder(run_directory, attempt)
     own = {"schema": 1, "node": job.node, "process": job.process, "observers": job.observers, **record}
     replace_json(folder / file_names.OBSERVERS / f"{job.node}.{job.process}.json", own)
     if record.get("ended_at") is None:
-        return
+        return False
     if _failed(own):
         _write_cause(run_directory, attempt, own)
     status = verdict(run_directory, attempt, time.time())
     if status is not None:
         write_status(run_directory, status)
+    return status is not None
 
 
 def verdict(run_directory: Path, attempt: str, now: float) -> Record | None:

@@ -46,6 +46,7 @@ from .observed_job import (
     take_attempt,
 )
 from .observed_ranks import ObservedRanks
+from .observed_report import claims_report, report_lines
 from .process_tree import Process
 from .progress import StepTracker
 
@@ -99,14 +100,15 @@ class Observer:
         node = NodeObserver(directory, attempt, self._job.node, self._options.interval)
         self._send({"environment": _variables(directory, attempt, self._options.interval)})
         _redirect_output(directory, attempt, self._job)
+        report: list[str] = []
         try:
             threading.Thread(target=self._hear_command, args=(node,), daemon=True).start()
             node.give(lambda: self._describe(node, output))
             node.run()
-            self._write_end(node)
+            report = self._write_end(node)
         except Exception as error:
             say(f"observe: {type(error).__name__}: {error}; the training continues unobserved")
-        self._send({"done": True})
+        self._send({"done": True, "report": report})
 
     def _hear_command(self, node: NodeObserver) -> None:
         """Wait for the word that the command has ended; where nobody is there to say so, until it is gone."""
@@ -170,11 +172,15 @@ class Observer:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
         create(directory / file_names.RUN_ID, f"{self._job.name}-{stamp}-{os.urandom(2).hex()}\n")
 
-    def _write_end(self, node: NodeObserver) -> None:
+    def _write_end(self, node: NodeObserver) -> list[str]:
+        """Write how the command ended, and return what is to be said of it where this observer says it for the job."""
         record = {**self._start, **end_of(self._end)}
         if self._start["child"] is not None:
             node.ranks.note_end(self._start["child"], record)
-        write_end(node.directory, node.attempt, self._job, record)
+        judged = write_end(node.directory, node.attempt, self._job, record)
+        if not judged or not claims_report(node.directory, node.attempt):
+            return []
+        return report_lines(node.directory, node.attempt)
 
     def _send(self, message: Record) -> None:
         with contextlib.suppress(OSError):  # who waits for the command may be gone
