@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,21 @@ def ended(process: Any, stdin: str = "") -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+REPORT = "llmlaunch: observe: "
+
+
+def own_lines(err: str) -> list[str]:
+    """The lines of the command itself: those of the report come last."""
+    lines = err.splitlines()
+    own = [line for line in lines if not line.startswith(REPORT)]
+    assert lines[: len(own)] == own
+    return own
+
+
+def report(err: str) -> list[str]:
+    return [line[len(REPORT) :] for line in err.splitlines() if line.startswith(REPORT)]
+
+
 def observer_of(waiting: Any) -> int:
     """The process beside: of the children of the one that waits the one that has the node's socket."""
 
@@ -74,7 +90,8 @@ def observer_of(waiting: Any) -> int:
 
 def test_streams_and_exit_code_are_the_commands_own(cpu_node: NodeRig) -> None:
     process = observe(cpu_node, "sh", "-c", "cat; echo told >&2; exit 7")
-    assert ended(process, "said\n") == (7, "said\n", "told\n")
+    code, out, err = ended(process, "said\n")
+    assert (code, out, own_lines(err)) == (7, "said\n", ["told"])
     status = cpu_node.status()
     assert (status["state"], status["exit_code"]) == ("failed", 7)
     assert "exited with 7" in status["why"]
@@ -87,7 +104,8 @@ def test_a_death_by_signal_is_passed_on_as_one(cpu_node: NodeRig) -> None:
 
 def test_a_command_that_is_not_there_ends_as_a_shell_has_it(cpu_node: NodeRig) -> None:
     code, _, err = ended(observe(cpu_node, "no-such-trainer"))
-    assert (code, err) == (127, "llmlaunch: cannot start no-such-trainer: No such file or directory\n")
+    assert code == 127
+    assert own_lines(err) == ["llmlaunch: cannot start no-such-trainer: No such file or directory"]
 
 
 @pytest.mark.parametrize("group", [False, True], ids=["it alone", "its whole group, as SLURM and a terminal do"])
@@ -295,3 +313,34 @@ def test_a_line_within_a_line_is_one(cpu_node: NodeRig, archive: Path) -> None:
     inner = (sys.executable, str(archive), "observe", "--dir", str(cpu_node.run_directory / "inner"), "--", "sh", "-c")
     assert ended(observe(cpu_node, *inner, "echo trained; exit 6"))[:2] == (6, "trained\n")
     assert not (cpu_node.run_directory / "inner").exists()
+
+
+def test_at_the_end_it_says_what_was_measured_and_what_comes_next(cpu_node: NodeRig) -> None:
+    script = HOLDS + "print('step 1/3 loss: 3.0', flush=True)"
+    process = observe(cpu_node, sys.executable, "-c", script, **rank(0))
+    code, _, err = ended(process)
+    assert code == 0
+    end, measured, following = report(err)
+    assert end == "the command succeeded"
+    assert re.search(r"peak of 1 rank: 0\.\d GiB of resident memory \(rank 0 on \S+\); main memory of \S+: ", measured)
+    assert following == f"next: llmlaunch report {cpu_node.run_directory}"
+
+
+def test_at_the_end_of_a_failure_it_says_the_cause_and_what_to_do(cpu_node: NodeRig, tmp_path: Path) -> None:
+    """The log is a file, as in a job, so its steps and messages are read."""
+    log = tmp_path / "slurm-17.out"
+    script = "echo 'step 2/30 loss: 3.0'; sleep 1; echo 'OSError: [Errno 28] No space left on device'; exit 1"
+    process = observe(cpu_node, "sh", "-c", script, setup=lambda: os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 1))
+    _, _, err = ended(process)
+    end, advised, measured, _ = report(err)
+    assert end.startswith("the command failed: ")
+    assert "No space left on device" in end
+    assert advised.startswith("Make room")
+    assert "resume" not in advised
+    assert measured.startswith("step 2 of 30; no peak of a rank was measured; main memory of ")
+
+
+def test_of_several_tasks_one_reports(cpu_node: NodeRig) -> None:
+    tasks = [observe(cpu_node, "sh", "-c", "exit 3", **task(number, "n1", nodes=1)) for number in (0, 1)]
+    told = [ended(process)[2] for process in tasks]
+    assert sorted(len(report(err)) > 0 for err in told) == [False, True]

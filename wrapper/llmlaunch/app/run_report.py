@@ -327,7 +327,7 @@ def _memory(
         missing.append("No peak of a rank was measured, only the main memory of the nodes.")
     elif ended_before_first_step(attempt):
         missing.append(NO_STEP)
-    stages = _stages(ranks, plan["predicted_bytes"])
+    stages = _stages(ranks, () if ended_before_first_step(attempt) else plan["predicted_bytes"])
     names = [each.name for each in files.attempts[-MOST_ATTEMPTS:]]
     curves = [_curve(files, rank, names) for rank in _fullest(ranks)]
     shown = [curve for curve in curves if len(curve["points"]) > 1]
