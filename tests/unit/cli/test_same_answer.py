@@ -182,6 +182,26 @@ def test_a_run_started_by_hand_that_goes_on_is_asked_for(
     assert llmlaunch.json("report", run.path)["state"]["phase"] == "running"
 
 
+@pytest.mark.parametrize("typed", ["job.sbatch", "run/job.sbatch", "/RUN/job.sbatch"])
+def test_a_run_started_by_hand_that_waits_is_pending_and_not_submitted_twice(
+    llmlaunch: CommandLine, tmp_path: Path, put_commands: Callable[..., Path], typed: str
+) -> None:
+    run = RunDir(tmp_path / "run")
+    (run.path / "job.sbatch").write_text("#!/bin/bash\n")
+    work = run.path if typed == "job.sbatch" else tmp_path
+    script = typed.replace("/RUN", str(run.path))
+    queued = f"76|2026-11-21T13:41:58|/elsewhere|job.sbatch\\n77|2026-11-21T13:41:58|{work}|{script}\\n"
+    by_id = "77|PENDING|0|N/A|Resources|\\n"
+    put_commands(
+        squeue=f"case \"$*\" in *--me*) printf '{queued}';; *) printf '{by_id}';; esac", sacct="true", sbatch="exit 1"
+    )
+    status = llmlaunch.json("status", run.path)
+    assert (status["phase"], status["job_id"], status["reason"]) == ("pending", "77", "Resources")
+    assert llmlaunch.json("report", run.path)["state"]["phase"] == "pending"
+    assert [words[0] for words in next_commands(llmlaunch("status", run.path).stdout)] == ["status", "logs"]
+    assert "its job 77 is pending" in llmlaunch("resume", run.path, code=2).stderr
+
+
 def test_a_run_started_with_bash_is_a_local_run(llmlaunch: CommandLine, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     run.ranks(attempt="local-5-6.0")
@@ -203,7 +223,7 @@ def test_a_directory_that_nobody_started_says_how(llmlaunch: CommandLine, tmp_pa
     run = RunDir(tmp_path / "run")
     (run.path / "job.sbatch").write_text("#!/bin/bash\n")
     message = llmlaunch("status", run.path, code=2).stderr
-    assert "No job has begun" in message
+    assert "No job of it is in the queue, or has begun" in message
     assert llmlaunch.json("report", run.path)["state"]["phase"] == "not submitted"
 
 

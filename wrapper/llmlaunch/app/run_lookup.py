@@ -97,8 +97,8 @@ def bring_up_to_date(directory: Path, notify: Notify, wanted: Wanted) -> None:
 
 def submission_in(directory: Path, notify: Notify, wanted: Wanted | None = "state") -> Submission:
     """Return the submission of a run directory: that of llmlaunch, else the job that a person started by hand
-    (`sbatch job.sbatch`) and that has begun there. Where its submit was interrupted, SLURM is asked for the job. Of a
-    run that lives on another machine the files that are `wanted` are brought home first; None where they were.
+    (`sbatch job.sbatch`), once it is in SLURM's queue. Where its submit was interrupted, SLURM is asked for the job.
+    Of a run that lives on another machine the files that are `wanted` are brought home first; None where they were.
 
     Raises UserError where there is none, or that machine is not reached.
     """
@@ -124,9 +124,11 @@ def submission_in(directory: Path, notify: Notify, wanted: Wanted | None = "stat
             "looks again, and submits it where there is none"
         )
     if (directory / file_names.JOB_SCRIPT).is_file():
+        if queued := _queued_by_hand(directory, notify):
+            return queued
         raise UserError(
-            f"{directory}: was not submitted by llmlaunch; {to_type('resume', directory)} does. No job has begun in "
-            "it; one that you started with `sbatch job.sbatch` is shown from its start on, and by squeue until then"
+            f"{directory}: was not submitted by llmlaunch; {to_type('resume', directory)} does. No job of it is in "
+            "the queue, or has begun"
         )
     if missing := missing_files(directory):
         raise UserError(f"{directory}: {gone_text(missing)}")
@@ -136,6 +138,12 @@ def submission_in(directory: Path, notify: Notify, wanted: Wanted | None = "stat
             f"({to_type('runs')}, {to_type('measurements', 'list')})"
         )
     raise UserError(f"{directory}: not a run directory (it has no {file_names.JOB_SCRIPT})")
+
+
+def _queued_by_hand(directory: Path, notify: Notify) -> Submission | None:
+    from llmlaunch.launchers.slurm.by_hand import queued_by_hand
+
+    return None if os.path.lexists(directory / file_names.HOME) else queued_by_hand(directory, notify)
 
 
 def _interrupted_submission(directory: Path, recorded: Submission | None, notify: Notify) -> Submission | None:

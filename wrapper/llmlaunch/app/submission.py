@@ -395,8 +395,9 @@ def _refuse_lost_history(directory: Path) -> None:
 def _refuse_unless_ended(directory: Path, submitted: Submission | None, anyway: bool, notify: Notify) -> None:
     from llmlaunch.launchers.choose import launcher_of
     from llmlaunch.launchers.run_files import seen_at_work
+    from llmlaunch.launchers.slurm.by_hand import queued_by_hand
 
-    before = submitted or seen_at_work(directory)
+    before = submitted or queued_by_hand(directory, notify) or seen_at_work(directory)
     if before is None:
         return
     state = launcher_of(before, notify).states([before])[before.job_id]

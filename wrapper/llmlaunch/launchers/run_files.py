@@ -136,7 +136,7 @@ def can_be_resumed(run_dir: Path) -> bool:
 def can_be_cancelled(run_dir: Path) -> bool:
     """Return whether `llmlaunch cancel` ends the job of this directory; a job that a person started by hand is theirs
     to end."""
-    by_hand = not (run_dir / file_names.SUBMISSION).exists() and seen_at_work(run_dir) is not None
+    by_hand = (run_dir / file_names.JOB_SCRIPT).exists() and not (run_dir / file_names.SUBMISSION).exists()
     return can_be_resumed(run_dir) and not by_hand
 
 

@@ -6,6 +6,7 @@ is given explicitly, because SQUEUE_FORMAT and SACCT_FORMAT change the defaults.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ __all__ = [
     "OWNER_FORMAT",
     "PAST_JOB_FIELDS",
     "PAST_JOB_FIELDS_BEFORE_21_08",
+    "QUEUED_SCRIPT_FORMAT",
     "SACCT_FIELDS",
     "SQUEUE_FORMAT",
     "JobMatch",
@@ -29,6 +31,7 @@ __all__ = [
     "parse_job_id",
     "parse_late_jobs",
     "parse_past_jobs",
+    "parse_queued_scripts",
     "parse_sacct",
     "parse_squeue",
     "row_of",
@@ -44,6 +47,10 @@ LATE_JOB_FORMAT = "%F|%V|%Z|%k"
 
 OWNER_FORMAT = "%F|%U|%Z|%k"
 """For `squeue -o`: job id (an array's tasks share it), its user's id, where it works, its comment."""
+
+QUEUED_SCRIPT_FORMAT = "%F|%V|%Z|%o"
+"""For `squeue -o`: job id (an array's tasks share it), when it was submitted, where it works, the script as it was
+typed: relative to where sbatch was called, which is where it works unless an option says otherwise."""
 
 SACCT_FIELDS = "JobID,State,ExitCode"
 
@@ -129,6 +136,20 @@ def parse_late_jobs(text: str, mark: str, work_dir: Path, earliest: datetime) ->
                 JobMatch(int(fields[0]), False, cluster), fields[1], fields[2], mark, work_dir, earliest
             )
     return matches
+
+
+def parse_queued_scripts(text: str, script: Path) -> list[tuple[str, float]]:
+    """Return the jobs of `squeue -h -o QUEUED_SCRIPT_FORMAT` that run `script`, each with the unix seconds in which it
+    was submitted, the newest last."""
+    jobs = []
+    for line in text.splitlines():
+        fields = line.split("|", 3)
+        submitted_at = _time(fields[1]) if len(fields) == 4 else None
+        if submitted_at is None or not is_whole_number(fields[0]):
+            continue
+        if os.path.realpath(os.path.join(fields[2], fields[3])) == str(script):  # noqa: PTH118 (any text is a path here)
+            jobs.append((fields[0], submitted_at.timestamp()))
+    return sorted(jobs, key=lambda job: int(job[0]))
 
 
 def parse_past_jobs(text: str, mark: str, work_dir: Path, earliest: datetime) -> list[JobMatch]:
