@@ -70,6 +70,15 @@ def test_a_run_without_a_prediction_shows_what_was_measured() -> None:
     assert [line.split()[-3:] for line in text.splitlines() if "seconds per step" in line] == [["-", "2.5", "-"]]
 
 
+def test_what_was_held_before_the_first_step_is_not_compared() -> None:
+    early = [record(0, 3, step_seconds=None)]
+    text = "\n".join([*outcome_lines(PLAN, RUN, {}, early, ["7.0"]), peaks_text(early, "device", ["7.0"])])
+    assert "%" not in text
+    assert "60.0" not in text
+    assert "3.0" in text
+    assert text.count("it is no peak to compare") == 1
+
+
 def test_many_ranks_do_not_push_the_summary_off_the_screen_and_the_fullest_come_first() -> None:
     records = [record(rank, 40 + rank) for rank in range(20)]
     lines = peaks_text([record(0, 99, peak_kind="host", global_rank=None), *records], "device").splitlines()

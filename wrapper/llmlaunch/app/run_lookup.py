@@ -147,10 +147,9 @@ def _queued_by_hand(directory: Path, notify: Notify) -> Submission | None:
 
 
 def _interrupted_submission(directory: Path, recorded: Submission | None, notify: Notify) -> Submission | None:
-    from llmlaunch.launchers.choose import place_of
-    from llmlaunch.launchers.slurm.launcher import SlurmLauncher
+    from llmlaunch.launchers.choose import slurm_asked_briefly
 
-    submission = SlurmLauncher(say=notify, place=place_of(directory)).adopt(directory)
+    submission = slurm_asked_briefly(directory, notify).adopt(directory)
     if submission is not None and submission != recorded:
         notify(f"job {', '.join(submission.jobs)} of {directory} was found: its submit had been interrupted")
     return submission

@@ -17,7 +17,7 @@ from llmlaunch.rundir import file_names
 if TYPE_CHECKING:
     from llmlaunch.launchers.ssh.look import RemoteHost
 
-__all__ = ["LauncherChoice", "choose", "choose_again", "launcher_of", "place_of"]
+__all__ = ["LauncherChoice", "choose", "choose_again", "launcher_of", "place_of", "slurm_asked_briefly"]
 
 Say = Callable[[str], None]
 
@@ -99,14 +99,19 @@ BRIEF_SECONDS = 5.0
 BRIEF_REMOTE_SECONDS = 20.0  # ssh takes some to connect
 
 
+def slurm_asked_briefly(run_dir: Path, say: Say = _silent) -> SlurmLauncher:
+    """Return the SLURM launcher of a run directory that asks once, and waits a few seconds for the answer."""
+    place = place_of(run_dir)
+    return SlurmLauncher(BRIEF_SECONDS if place == THIS_MACHINE else BRIEF_REMOTE_SECONDS, 1, say, place)
+
+
 def launcher_of(submission: Submission, say: Say = _silent, *, briefly: bool = False) -> Launcher:
     """The launcher that can say what became of `submission`. With `briefly` it asks SLURM once, and waits a few seconds
     for the answer, as a screen does that shows runs. Raises UserError for a launcher this version lacks."""
+    if submission.launcher == "slurm" and briefly:
+        return slurm_asked_briefly(submission.run_dir, say)
     if submission.launcher == "slurm":
-        place = place_of(submission.run_dir)
-        if not briefly:
-            return SlurmLauncher(say=say, place=place)
-        return SlurmLauncher(BRIEF_SECONDS if place == THIS_MACHINE else BRIEF_REMOTE_SECONDS, 1, say, place)
+        return SlurmLauncher(say=say, place=place_of(submission.run_dir))
     if submission.launcher == "local":
         return _local()
     raise UserError(
