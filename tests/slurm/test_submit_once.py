@@ -96,6 +96,25 @@ def test_a_submit_that_was_killed_after_sbatch_finds_its_job(
     wait_for(submission, "succeeded")
 
 
+def test_a_job_that_was_started_by_hand_is_shown_from_the_queue_to_its_end(
+    slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path
+) -> None:
+    run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
+    (run_dir / "logs").mkdir()
+    script = (run_dir / "job.sbatch").read_text()
+    (run_dir / "job.sbatch").write_text(script.replace("mkdir", "cd run\nmkdir", 1))  # sbatch is typed above it
+    job = slurm.ask("sbatch", "--parsable", "--hold", "run/job.sbatch", cwd=tmp_path).strip()
+    status = llmlaunch.json("status", run_dir)
+    assert (status["phase"], status["job_id"]) == ("pending", job)
+    assert f"its job {job} is pending" in llmlaunch("resume", run_dir, code=2).stderr
+    slurm.ask("scontrol", "release", job)
+    wait_until(lambda: llmlaunch.json("status", run_dir)["phase"] == "running", "it runs")
+    (run_dir / "go").touch()
+    wait_until((run_dir / "status.json").exists, "the job has ended")
+    assert llmlaunch.json("status", run_dir)["phase"] == "succeeded"
+    assert not (run_dir / "submission.json").exists()
+
+
 def test_a_submit_that_was_killed_before_sbatch_is_made_up_for_once(
     slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path
 ) -> None:

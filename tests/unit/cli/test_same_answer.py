@@ -4,6 +4,7 @@ SLURM where the files say it."""
 from __future__ import annotations
 
 import json
+import platform
 import shlex
 import sqlite3
 import time
@@ -50,15 +51,16 @@ def failed_run(path: Path, cause: dict[str, Any] | None = None, **run: Any) -> R
 
 
 def submitted(run: RunDir, launcher: str = "slurm", job: str = "77") -> RunDir:
-    submission = {"schema": 1, "launcher": launcher, "job_id": job, "submitted_at": STARTED, "cluster": None}
+    cluster = platform.node() if launcher == "local" else None
+    submission = {"schema": 1, "launcher": launcher, "job_id": job, "submitted_at": STARTED, "cluster": cluster}
     run.write("submission.json", submission)
     return run
 
 
 def next_commands(screen: str) -> list[list[str]]:
-    lines = screen.splitlines()
-    first = next(n for n, line in enumerate(lines) if line.startswith("Next: "))
-    return [shlex.split(line[6:], comments=True)[1:] for line in lines[first:] if shlex.split(line[6:], comments=True)]
+    """The words of each command that the last lines of a screen propose, without `llmlaunch`."""
+    proposed = [line[6:] for line in screen.splitlines() if line.startswith(("Next: llmlaunch", "      llmlaunch"))]
+    return [shlex.split(command, comments=True)[1:] for command in proposed]
 
 
 def test_every_screen_has_the_same_advice(llmlaunch: CommandLine, tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ def test_what_llmlaunch_did_not_submit_is_left_to_its_owner(llmlaunch: CommandLi
     (run.path / "job.sbatch").unlink()
     status = json.loads((run.path / "status.json").read_text())
     run.write("status.json", {**status, "attempt": "local-5-77.0"})
-    for command in ("status", "report", "logs"):
+    for command in ("status", "report", "logs", "cancel"):
         shown = "".join(llmlaunch(command, run.path))
         assert "resume" not in shown, command
         if command != "logs":

@@ -10,6 +10,7 @@ from llmlaunch.app.run_lookup import directory_of, submission_in
 from llmlaunch.cli.next_steps import run_path, while_going_on
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.errors import UserError
+from llmlaunch.launchers.run_files import can_be_resumed
 from llmlaunch.rundir.files import read_run_id
 from llmlaunch.rundir.values import to_type
 
@@ -37,7 +38,8 @@ def cancel_command(runs: tuple[str, ...]) -> int:
             code = code or failure.exit_code
     if last is not None:
         place = run_path(last)
-        say_next((to_type("status", place), "what became of it"), (to_type("resume", place), "goes on later"))
+        later = [(to_type("resume", place), "goes on later")] if can_be_resumed(last) else []
+        say_next((to_type("status", place), "what became of it"), *later)
     return code
 
 
