@@ -20,7 +20,7 @@ ANSWERS = {
     "c04": ("checkpoint_mismatch", 0, "KeyError: 'optimizer'", "holds no optimizer"),
     "c05": ("checkpoint_mismatch", 7, "KeyError: 'state'", "--no-load-optim"),
     "d01": ("index_cache", 9, "GPTDataset_indices", "all nodes share"),
-    "f01": ("oom", 52, "Triton Error [CUDA]: out of memory", "plan anew"),
+    "f01": ("oom", 52, "Triton Error [CUDA]: out of memory", "llmlaunch plan"),
     "h02": ("hung", 3, "Watchdog caught collective operation timeout", "leaf module"),
     "h03": ("hung", 1, "Watchdog caught collective operation timeout", "began in a save"),
     "k03": ("host_oom", None, "node running low on memory", "--mem"),

@@ -41,7 +41,7 @@ def test_one_run_is_a_sentence() -> None:
     )
     cause = {"kind": "oom", "node": "n2", "rank": 3}
     failed = look(JobState("failed", "FAILED", "rank 3 exited with 1", 1), cause=cause)
-    sentence = "job 12 (slurm): failed [FAILED] exit code 1 - rank 3 exited with 1; oom on n2, rank 3"
+    sentence = "job 12 (slurm): failed [FAILED] exit code 1 - rank 3 exited with 1; out of GPU memory on n2, rank 3"
     assert failed.sentence() == sentence
 
 

@@ -86,8 +86,9 @@ def out_of_memory(record: Record) -> str:
     if _number(record, "allowed_bytes") is not None:
         return "The program has set itself a limit (set_per_process_memory_fraction): raise it, or plan with less."
     return (
-        "The layout needs more than was predicted, and the store knows it now: plan anew for one with more room. With "
-        "on_oom: fallback the job would go on with the next layout by itself."
+        "This layout needs more than the GPU has: split the model further, recompute more, or take a smaller "
+        "micro-batch; llmlaunch plan shows the layouts that have room. With on_oom: fallback the job would go on with "
+        "the next layout by itself."
     )
 
 

@@ -6,7 +6,6 @@ import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 from llmlaunch.app.run_lookup import note_ends
@@ -15,6 +14,7 @@ from llmlaunch.cli.output import next_lines, notify, say_next
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_files import can_be_resumed
 from llmlaunch.report.run_text import advice_text, cause_text
+from llmlaunch.report.text import paragraph
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.reached_steps import ended_before_first_step, run_step
@@ -23,7 +23,7 @@ from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.store.location import stored_json
 from llmlaunch.watch.screen import Screen, outliving_the_terminal
 
-__all__ = ["advice_lines", "ending", "follow_run", "follow_sweep", "watch_runs"]
+__all__ = ["ending", "follow_run", "follow_sweep", "watch_runs"]
 
 FAILED = 1
 
@@ -165,9 +165,4 @@ def ending(run_dir: Path, state: JobState) -> list[str]:
         why.reverse()
     scheduler = f" [{state.state}]" if state.state and state.phase != "succeeded" else ""
     lines = [f"The run {state.phase}{scheduler}" + (f": {why[0]}" if why else ""), *(f"  {more}" for more in why[1:])]
-    return [*lines, *advice_lines(advice_text(cause, submitted=can_be_resumed(run_dir)))]
-
-
-def advice_lines(text: str) -> list[str]:
-    """Return advice as lines of a screen, none where there is none."""
-    return wrap(text, 80, initial_indent="  ", subsequent_indent="  ")
+    return [*lines, *paragraph(advice_text(cause, submitted=can_be_resumed(run_dir)))]

@@ -195,8 +195,8 @@ def _refused(directory: Path) -> RunStatus | None:
 def _show_states(
     submissions: list[Submission], refused: list[RunStatus], several: bool, as_json: bool, hint: bool
 ) -> int:
-    from llmlaunch.cli.following import advice_lines
     from llmlaunch.launchers.run_status import read_statuses
+    from llmlaunch.report.text import paragraph
 
     with waiting_for("asking what became of the runs"):
         looks = read_statuses(submissions, notify, briefly=True)
@@ -209,7 +209,7 @@ def _show_states(
         for line in filled(looks[0].sentence(), shown_on().width, others="  "):
             say(line)
         if looks[0].state.ended:
-            for line in advice_lines(looks[0].advice):
+            for line in paragraph(looks[0].advice):
                 say(line)
         say_next(*while_it_is(looks[0].submission.run_dir, looks[0].state, looks[0].cause))
     elif looks:

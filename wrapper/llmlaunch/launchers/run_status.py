@@ -291,4 +291,4 @@ def _layout_words(layout: str) -> str:
 def _cause_words(cause: Mapping[str, Any]) -> str:
     where = f" on {cause['node']}" if cause.get("node") else ""
     rank = f", rank {cause['rank']}" if cause.get("rank") is not None else ""
-    return f"{str(cause.get('kind') or 'crash').replace('_', ' ')}{where}{rank}"
+    return f"{cause_record.in_words(str(cause.get('kind') or 'crash'))}{where}{rank}"

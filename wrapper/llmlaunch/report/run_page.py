@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from llmlaunch.causes.cause import in_words
 from llmlaunch.report.page import BAR_UNITS, bar_tip, page, spread_of, write_page
 from llmlaunch.report.run_summary_text import amount, error_words, job_words, phase_words, planned_verdict
 from llmlaunch.rundir.values import counted
@@ -147,7 +148,7 @@ def _losses(spent: Record) -> list[tuple[str, str, str, float]]:
     parts = [("start-up", "startup"), ("saves, evaluations, slow steps", "other"), ("after the last step", "end")]
     rows = [(name, DASH, DASH, spent[f"{part}_seconds"]) for name, part in parts]
     rows += [
-        (_words(stop["cause"]), str(stop["stops"]), f"{stop['repeated_steps']:,}", stop["seconds"])
+        (in_words(stop["cause"]), str(stop["stops"]), f"{stop['repeated_steps']:,}", stop["seconds"])
         for stop in spent["stops"]
     ]
     return sorted((row for row in rows if row[3] > 0 or row[1] != DASH), key=lambda row: -row[3])
@@ -171,7 +172,7 @@ def _attempt_bar(number: int, attempt: Record, first: float, whole: float) -> di
     pieces = [piece | {"x": round(piece["x"] + offset, 2)} for piece in spread_of(parts, whole)]
     if not pieces:
         pieces = [{"look": "outside", "x": round(min(offset, BAR_UNITS - 4), 2), "width": 4}]
-    ended = _words(attempt["cause"] or attempt["state"] or "goes on")
+    ended = in_words(attempt["cause"] or attempt["state"] or "goes on")
     rows = [
         ("began after", duration(began - first)),
         ("lasted", duration(lasted) if attempt["ended_at"] is not None else DASH),
@@ -188,10 +189,6 @@ def _attempt_bar(number: int, attempt: Record, first: float, whole: float) -> di
         "label": f"{title}. " + ", ".join(" ".join(row) for row in rows),
         "tip": bar_tip(title, rows),
     }
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _span(attempt: Record) -> str:

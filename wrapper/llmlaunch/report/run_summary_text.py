@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from textwrap import shorten, wrap
+from textwrap import shorten
 from typing import Any
 
+from llmlaunch.causes.cause import in_words
 from llmlaunch.planner.plan import verdict_with_risk
-from llmlaunch.report.text import one_line, signed_percent, table
+from llmlaunch.report.text import one_line, paragraph, signed_percent, table
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import duration, gib
 from llmlaunch.verdicts import VERDICTS
@@ -16,6 +17,7 @@ __all__ = ["amount", "error_words", "job_words", "phase_words", "planned_verdict
 
 WIDTH = 80
 MOST_STAGES, MOST_CAUSES, MOST_MISSING = 4, 3, 3
+MOST_REASON_LINES = 4
 
 Record = Mapping[str, Any]
 
@@ -26,13 +28,13 @@ def run_summary_text(report: Record) -> str:
     lines = [f"{run['name']}: {phase_words(state)}", f"  {job_words(run)}"]
     reason = state["cause_sentence"] or state["why"]
     if reason and state["phase"] != "succeeded":
-        lines.append(f"  {reason}")
+        lines += paragraph(one_line(reason), MOST_REASON_LINES)
     if state["advice"]:
-        lines += wrap(state["advice"], WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += paragraph(state["advice"])
     lines.append(f"  {_progress(report)}")
     lines.append(f"  {_goodput(report)}" if report["attempts"] else "  no attempt has begun")
     shown = [
-        f"    {stop['cause'].replace('_', ' ')}: {counted(stop['stops'], 'stop')}, {duration(stop['seconds'])}"
+        f"    {in_words(stop['cause'])}: {counted(stop['stops'], 'stop')}, {duration(stop['seconds'])}"
         for stop in spent["stops"][:MOST_CAUSES]
     ]
     if spent["share"] is not None:
@@ -54,7 +56,7 @@ def _cut(line: str) -> str:
 
 def phase_words(state: Record) -> str:
     """Return the phase with the kind of cause, and the exit code where it is no success."""
-    words = state["phase"] + (f": {state['cause'].replace('_', ' ')}" if state["cause"] else "")
+    words = state["phase"] + (f": {in_words(state['cause'])}" if state["cause"] else "")
     code = state["exit_code"]
     return words if not code or state["phase"] == "succeeded" else f"{words}, exit code {code}"
 

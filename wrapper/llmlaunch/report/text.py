@@ -18,6 +18,7 @@ __all__ = [
     "correction_words",
     "markdown_table",
     "one_line",
+    "paragraph",
     "percent",
     "print_verdict",
     "signed_percent",
@@ -26,6 +27,21 @@ __all__ = [
 ]
 
 FOLD = "    "  # before the columns of a row that go on below it
+
+
+def paragraph(text: str, most_lines: int | None = None) -> list[str]:
+    """Return a text as lines of a screen of 80 columns, set in by two; none where it is empty. Flags, paths and names
+    stay whole, so that a person can copy them."""
+    return wrap(
+        text,
+        80,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+        break_long_words=False,
+        max_lines=most_lines,
+        placeholder=" ...",
+    )
 
 
 def percent(share: float) -> str:
