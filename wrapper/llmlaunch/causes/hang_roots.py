@@ -14,12 +14,19 @@ if TYPE_CHECKING:
 
     from .flight_recorder import Dump, Operation
 
-__all__ = ["Roots", "find_roots"]
+__all__ = ["Roots", "TooManyRanks", "find_roots"]
+
+MOST_STEPS = 20_000_000
+"""Limit for the members of groups that are looked at, of each group once and for each operation in which ranks wait."""
 
 # Their input has one size on all ranks; others may be uneven (all_to_all, gather, scatter, the `_v` forms).
 _EVEN = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base", "all_gather_single")
 _OTHER_HALF = {"send": "recv", "recv": "send"}
 _PROGRESS = ("scheduled", "started", "completed")
+
+
+class TooManyRanks(ValueError):
+    """The dumps name more ranks than are looked at."""
 
 
 class Roots(NamedTuple):
@@ -38,7 +45,8 @@ class Roots(NamedTuple):
 
 def find_roots(dumps: Mapping[int, Dump], unread: Iterable[int] = ()) -> Roots | None:
     """Return the end of the chains of waiting; None where no rank waits. A rank in `unread` has a dump that nobody
-    looked into, so nothing is said of it; one that is in neither is known to have written none."""
+    looked into, so nothing is said of it; one that is in neither is known to have written none. Raises TooManyRanks
+    where they name more than MOST_STEPS."""
     facts = _Facts(dumps, frozenset(unread))
     return facts.mismatch() or facts.absent() or facts.stuck()
 
@@ -48,17 +56,29 @@ class _Facts:
 
     def __init__(self, dumps: Mapping[int, Dump], unread: frozenset) -> None:  # type: ignore[type-arg]
         self._dumps, self._unread = dumps, unread
+        self._steps_left = MOST_STEPS
         self._labels: dict[str, str] = {}
         self._members: dict[str, set[int]] = {}
         self._at: dict[tuple[str, int], dict[int, Operation]] = {}  # collectives by group and number
         self._furthest: dict[str, dict[int, int]] = {}
-        for rank, dump in dumps.items():
+        self._absent: dict[tuple[str, int], frozenset[int]] = {}  # by group and number: who has not come there
+        self._between: dict[int, dict[tuple[str, str, int | None], list[Operation]]] = {}  # by rank
+        for dump in dumps.values():
             self._labels.update(dump.labels)
             for group, ranks in dump.members.items():
-                self._members.setdefault(group, set()).update(ranks)
+                if group not in self._members:  # what tells a group apart has its ranks, so all dumps name the same
+                    self._spend(len(ranks))
+                    self._members[group] = set(ranks)
+        for rank, dump in dumps.items():
             for operation in dump.operations:
                 self._add(rank, operation)
         self._open = {rank: _first_open(dump.operations) for rank, dump in dumps.items()}
+
+    def _spend(self, steps: int) -> None:
+        """Count steps that are about to be taken. Raises TooManyRanks beyond MOST_STEPS."""
+        self._steps_left -= steps
+        if self._steps_left < 0:
+            raise TooManyRanks(f"not judged: it would take more than {MOST_STEPS:,} steps")
 
     def _add(self, rank: int, operation: Operation) -> None:
         self._members.setdefault(operation.group, set()).add(rank)
@@ -70,8 +90,7 @@ class _Facts:
 
     def mismatch(self) -> Roots | None:
         """Whether ranks of one group are in different operations under the same number, or in one of different size."""
-        for operation in self._all_open():
-            at = self._at.get((operation.group, operation.number), {})
+        for at in self._all_open():
             by_form: dict[tuple[str, str], list[int]] = {}
             for rank, theirs in at.items():
                 by_form.setdefault((theirs.name, theirs.sizes if theirs.name in _EVEN else ""), []).append(rank)
@@ -83,22 +102,25 @@ class _Facts:
     def absent(self) -> Roots | None:
         """The ends of the chains, or the circle where they have none."""
         waits = {rank: self._waits_for(rank) for rank in self._dumps}
-        awaited = set().union(*(whom for reasons in waits.values() for _, whom in reasons)) if waits else set()
+        # the ranks of a group wait for the same others, whom they share: each set is looked at once
+        distinct = {id(whom): whom for reasons in waits.values() for _, whom in reasons}
+        awaited = set().union(*distinct.values())
         if not awaited:
             return None
-        roots = sorted(rank for rank in awaited if not waits.get(rank))
+        roots = frozenset(rank for rank in awaited if not waits.get(rank))
         waiting = sum(1 for reasons in waits.values() if reasons)
         # The sentence names the operation in which nobody but the roots is awaited.
+        order = {key: (not whom & roots, len(whom - roots)) for key, whom in distinct.items()}
         reasons = [reason for rank in sorted(waits) for reason in waits[rank]]
-        operation, _ = min(reasons, key=lambda reason: (not reason[1] & set(roots), len(reason[1] - set(roots))))
-        return self._roots("absent" if roots else "circle", tuple(roots), operation, waiting)
+        operation, _ = min(reasons, key=lambda reason: order[id(reason[1])])
+        return self._roots("absent" if roots else "circle", tuple(sorted(roots)), operation, waiting)
 
     def stuck(self) -> Roots | None:
         """All came. The few whose device has not got as far as that of the others in the same collective."""
-        for operation in self._all_open():
-            at = self._at.get((operation.group, operation.number), {})
+        for at in self._all_open():
             places = {rank: _progress(theirs) for rank, theirs in at.items()}
-            behind = sorted(rank for rank, place in places.items() if place == min(places.values()))
+            first = min(places.values())
+            behind = sorted(rank for rank, place in places.items() if place == first)
             if len(behind) * 2 < len(places):
                 return self._roots("stuck", tuple(behind), at[behind[0]], len(places) - len(behind))
         return None
@@ -115,46 +137,63 @@ class _Facts:
         label = self._labels.get(operation.group, operation.group)
         return Roots(kind, ranks, operation, label, waiting, other, other_rank)
 
-    def _all_open(self) -> list[Operation]:
-        """The first collective of each group and rank that is not completed, the lowest numbers first."""
+    def _all_open(self) -> list[dict[int, Operation]]:
+        """The collectives that a rank has not completed, of each group and rank the first, as all ranks see them; the
+        lowest numbers first, and each once."""
         collectives = [each for opened in self._open.values() for each in opened if not each.is_between_two]
-        return sorted(collectives, key=lambda each: each.number)
+        places = dict.fromkeys((each.group, each.number) for each in sorted(collectives, key=lambda each: each.number))
+        return [self._at[place] for place in places]
 
-    def _waits_for(self, rank: int) -> list[tuple[Operation, set[int]]]:
+    def _waits_for(self, rank: int) -> list[tuple[Operation, frozenset[int]]]:
         """Each operation in which the rank waits, and for whom."""
         reasons = []
         for operation in self._open[rank]:
-            whom = self._absent_peer(rank, operation) if operation.is_between_two else self._absent_from(operation)
-            whom -= {rank, *self._unread}
+            is_p2p = operation.is_between_two
+            whom = (
+                self._absent_peer(rank, operation) if is_p2p else self._absent_from(operation.group, operation.number)
+            )
             if whom:
                 reasons.append((operation, whom))
         return reasons
 
-    def _absent_from(self, operation: Operation) -> set[int]:
+    def _absent_from(self, group: str, number: int) -> frozenset[int]:
         """Members of the group that have not scheduled this collective. A rank that remembers nothing of the group, and
         has forgotten its oldest operations, may have."""
-        furthest = self._furthest.get(operation.group, {})
-        absent = {rank for rank in self._members[operation.group] if furthest.get(rank, 0) < operation.number}
-        return {rank for rank in absent if rank in furthest or rank not in self._dumps or self._dumps[rank].is_whole}
+        known = self._absent.get((group, number))
+        if known is not None:
+            return known
+        self._spend(len(self._members[group]))
+        furthest = self._furthest.get(group, {})
+        absent = {rank for rank in self._members[group] if furthest.get(rank, 0) < number} - self._unread
+        known = frozenset(
+            rank for rank in absent if rank in furthest or rank not in self._dumps or self._dumps[rank].is_whole
+        )
+        self._absent[group, number] = known
+        return known
 
-    def _absent_peer(self, rank: int, operation: Operation) -> set[int]:
+    def _absent_peer(self, rank: int, operation: Operation) -> frozenset[int]:
         """The peer, where it has not scheduled the other half. Where both ranks remember everything, their operations
         are counted; else the other half must still be open, too."""
         peer = operation.peer
-        if peer is None or peer not in self._dumps:
-            return set() if peer is None else {peer}
+        if peer is None or peer == rank or peer in self._unread:
+            return frozenset()
+        if peer not in self._dumps:
+            return frozenset({peer})
         other = _OTHER_HALF.get(operation.name, "")
-        mine, theirs = (
-            _between(self._dumps[who], operation.group, name, whom)
-            for who, name, whom in ((rank, operation.name, peer), (peer, other, rank))
-        )
+        mine = self._operations_between(rank, operation.group, operation.name, peer)
+        theirs = self._operations_between(peer, operation.group, other, rank)
         if self._dumps[rank].is_whole and self._dumps[peer].is_whole:
-            return {peer} if len(theirs) <= mine.index(operation) else set()
-        return set() if any(_is_open(each) for each in theirs) else {peer}
+            return frozenset({peer}) if len(theirs) <= mine.index(operation) else frozenset()
+        return frozenset() if any(_is_open(each) for each in theirs) else frozenset({peer})
 
-
-def _between(dump: Dump, group: str, name: str, peer: int) -> list[Operation]:
-    return [each for each in dump.operations if (each.group, each.name, each.peer) == (group, name, peer)]
+    def _operations_between(self, rank: int, group: str, name: str, peer: int) -> list[Operation]:
+        """The sends or recvs of a rank with one peer, oldest first."""
+        if rank not in self._between:
+            self._between[rank] = {}
+            for each in self._dumps[rank].operations:
+                if each.is_between_two:
+                    self._between[rank].setdefault((each.group, each.name, each.peer), []).append(each)
+        return self._between[rank].get((group, name, peer), [])
 
 
 def _first_open(operations: Sequence[Operation]) -> list[Operation]:

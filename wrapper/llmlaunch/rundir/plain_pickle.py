@@ -1,15 +1,22 @@
 """A reader of pickles that builds nothing but containers, numbers and text.
 
 Python's own would import and call whatever a file names; with that forbidden it still gives a file of a few bytes
-gigabytes of memory (a memo index, a length). This one knows no instruction that names code, and nothing it builds is
-larger than the file. The instructions are those of protocol 2 that PyTorch's C++ writer uses
-(torch/csrc/jit/serialization/pickler.cpp), and what Python's writer uses for the same values up to protocol 4.
+gigabytes of memory (a memo index, a length). This one knows no instruction that names code, each instruction costs what
+it adds or takes away, and there is a limit to their number. The instructions are those of protocol 2 that PyTorch's C++
+writer uses (torch/csrc/jit/serialization/pickler.cpp), and what Python's writer uses for the same values up to
+protocol 4.
+
+What is returned may hold one list in many places, or in itself, and be nested as deeply as the file is long: to walk
+all of it, or to make it a text, may never end. Whoever reads it takes only what it expects, and counts (see
+causes/flight_recorder.py).
 """
 
 from __future__ import annotations
 
 import struct
 from typing import TYPE_CHECKING, Any
+
+from .foreign_values import fits_64_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +26,8 @@ __all__ = ["load_plain"]
 MOST_INSTRUCTIONS = 5_000_000
 """Limit for one file; PyTorch's flight recorder writes about 60 for each of its 2,000 entries."""
 
-_MARK = object()
+MOST_LARGE_KEYS = 1000
+
 _PROTOCOLS = (2, 3, 4)
 
 
@@ -41,6 +49,7 @@ class _Machine:
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
+        self._large_keys = 0
 
     def run(self) -> Any:
         for _ in range(MOST_INSTRUCTIONS):
@@ -52,7 +61,7 @@ class _Machine:
             if instruction is None:
                 raise ValueError(f"is no plain pickle: instruction 0x{code:02x} is not allowed")
             instruction(self)
-        raise ValueError("is no plain pickle: it is too long")
+        raise ValueError(f"not read: it has more than {MOST_INSTRUCTIONS:,} instructions")
 
     def _take(self, count: int) -> bytes:
         content = self._content[self._place : self._place + count]
@@ -109,9 +118,19 @@ class _Machine:
         values = self._since_mark() if several else [self._stack.pop() for _ in range(2)][::-1]
         mapping = self._container(dict)
         for place in range(0, len(values), 2):
-            if not isinstance(values[place], (str, int)):
-                raise ValueError("is no plain pickle: a key is neither text nor a number")
+            self._check_key(values[place])
             mapping[values[place]] = values[place + 1]
+
+    def _check_key(self, key: object) -> None:
+        """Raise ValueError for what is no text or whole number, and for too many numbers beyond 64 bits: a dict of
+        those that differ by multiples of 2**61 - 1, which all have one hash, takes the square of their number."""
+        if isinstance(key, str):
+            return
+        if not isinstance(key, int):
+            raise ValueError("is no plain pickle: a key is neither text nor a number")
+        self._large_keys += not fits_64_bits(key)
+        if self._large_keys > MOST_LARGE_KEYS:
+            raise ValueError(f"not read: it has more than {MOST_LARGE_KEYS:,} keys that do not fit 64 bits")
 
     def _container(self, kind: type) -> Any:
         container = self._stack[-1]
