@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..rundir import file_names
-from ..rundir.stack_files import ranks_stacks
+from ..rundir.stack_files import ranks_that_wrote
 from ..rundir.values import count_above_zero, counted, is_host
 from .flight_recorder import read_dumps
-from .hang_roots import find_roots
+from .hang_roots import TooManyRanks, find_roots
 from .redaction import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..rundir.attempt import Attempt
-    from .flight_recorder import Operation
+    from .flight_recorder import Dump, Operation
     from .hang_roots import Roots
 
     Record = dict[str, Any]
@@ -38,13 +38,13 @@ def with_blame(cause: Record, attempt: Attempt, ranks: Sequence[Record]) -> Reco
         return cause
     problems: list[str] = []
     dumps, unread = read_dumps(attempt.folder / file_names.FLIGHT, problems)
-    roots = find_roots(dumps, unread) if dumps else None
+    roots = _roots(dumps, unread, problems)
     silent = _silent_ranks(attempt)
     if roots is None and not silent:
         return {**cause, "line": harmless("; ".join([cause["line"], *problems[:1]]))} if problems else cause
     scene = _Scene(ranks)
     # awaited, and without an answer either: the kernel holds it; a rank that answers stands in its program
-    silent_roots = silent if roots is None else [rank for rank in roots.ranks if rank in silent]
+    silent_roots = silent if roots is None else sorted({*roots.ranks} & {*silent})
     blamed = silent_roots or list(roots.ranks if roots is not None else ())
     why = f"{scene.named(silent)} gave no answer" if roots is None else _sentence(roots, dumps, scene)
     first, node = (blamed[0] if blamed else None), scene.only_node(blamed)
@@ -67,9 +67,21 @@ def with_blame(cause: Record, attempt: Attempt, ranks: Sequence[Record]) -> Reco
     }
 
 
+def _roots(dumps: Mapping[int, Dump], unread: Sequence[int], problems: list[str]) -> Roots | None:
+    """Why the ranks wait, by their dumps; None where these do not say, or say too much to be looked at."""
+    try:
+        return find_roots(dumps, unread) if dumps else None
+    except TooManyRanks as error:
+        problems.append(f"{file_names.FLIGHT}: {error}")
+        return None
+
+
 def _silent_ranks(attempt: Attempt) -> list[int]:
-    """The ranks that wrote no stacks when all were asked for them; none where nobody was asked, or most are silent."""
-    answers = set(ranks_stacks(attempt.folder))
+    """The ranks that wrote no stacks when all were asked for them; none where nobody was asked, or most are silent, or
+    a file of stacks is too long to be read from its beginning."""
+    answers = ranks_that_wrote(attempt.folder)
+    if answers is None:
+        return []
     world = (count_above_zero(attempt.run.get("nodes")) or 0) * (
         count_above_zero(attempt.run.get("devices_per_node")) or 0
     )
