@@ -22,11 +22,11 @@ from .rerun_verdict import with_first_gpu
 from .suspects import with_first_crash, with_slow_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     Record = dict[str, Any]
 
-__all__ = ["cause_of", "causes_of_nodes", "ended_for_loss"]
+__all__ = ["cause_of", "cause_of_ranks", "causes_of_nodes", "ended_for_loss"]
 
 LOGS_SECONDS = 20.0
 LAST_LINES_BYTES = 64 * 1024
@@ -34,14 +34,20 @@ SAME_TIME_SECONDS = 2.0  # clocks of nodes differ, and torchrun looks at its ran
 
 
 def cause_of(
-    attempt: Attempt, ranks: Sequence[Record], code: int, state: str = "", node_failure: Record | None = None
+    attempt: Attempt,
+    ranks: Sequence[Record],
+    code: int,
+    state: str = "",
+    node_failure: Record | None = None,
+    tell: Callable[[Record], None] = lambda _: None,
 ) -> Record | None:
     """Return what ended the attempt; None where nothing failed.
 
     `ranks` are the attempt's rank records, `code` what its launcher returned, `state` a scheduler's own words on
     the job, where somebody asked (NODE_FAIL, TIMEOUT ...), `node_failure` the cause of nodes that were asked and do not
     answer. The first in time of all nodes' causes; one that only reports another's end counts where there is nothing
-    better. It reads at most 5 MiB of each log and raises nothing.
+    better. It reads at most 5 MiB of each log and raises nothing. `tell` gets what is known before the dumps of the
+    flight recorder are looked at, which may take long.
     """
     if code == 0 and not state and not any(failed(rank) for rank in ranks):
         return None
@@ -57,10 +63,18 @@ def cause_of(
         return slurm
     if best is None:
         return None
+    tell(best)
     made_a_step = attempt.progress.get("step") is not None
     blamed = with_first_gpu(with_blame(best, attempt, ranks), attempt)
     suspected = with_first_crash(blamed, made_a_step, len(attempt.nodes))
     return with_slow_nodes(suspected, slow_devices(attempt.progress))
+
+
+def cause_of_ranks(ranks: Sequence[Record]) -> Record | None:
+    """Return what ended the attempt by the ends of its ranks alone, for which no file is read."""
+    nodes = list(dict.fromkeys(str(rank["node"]) for rank in ranks if rank.get("node")))
+    ends = [cause_from_ranks(node, here) for node, here in _first_failed_first(nodes, ranks)]
+    return first_cause([end for end in ends if end is not None])
 
 
 def causes_of_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[Record]:

@@ -1,7 +1,7 @@
 """What ended the trainers of this node, where they failed, goes into `attempts/<attempt>/causes/<node>.json`.
 
 It looks at the node's log, the ranks' own ends, the kernel's counters and its log, and at what the monitor saw. The
-job's fate is not its own: it always exits with 0, and within SECONDS.
+job's fate is not its own: it always exits with 0, and what it has not found out within SECONDS it leaves out.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ..rundir.rank_records import node_rank_records
 from ..rundir.values import counted
 from .files import command_parser, say
 from .host_memory import memory_counters
+from .own_process import answer_within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,15 +41,15 @@ if TYPE_CHECKING:
     from ..rundir.monitor_samples import GpuPeaks, NodePeaks
     from .files import Record
 
-SECONDS = 30
+SECONDS, LAST_SECONDS = 30, 10
 _KILLED = ("killed by signal: Killed", "exitcode: -9", "Signal 9 (SIGKILL)")  # torch 2.13: data loader, torchrun
 MOST_RECORDS = 200_000
 
 
 def main(argv: list[str]) -> int:
     """Write the cause, or with --before the counters to compare with. Returns 0 whatever happens."""
-    signal.signal(signal.SIGALRM, _too_long)
-    signal.alarm(SECONDS)
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.alarm(SECONDS + LAST_SECONDS)  # a file system may hang where the cause is written, too
     try:
         options = _arguments(argv)
         causes = attempt_folder(options.run_dir, options.attempt) / file_names.CAUSES
@@ -56,7 +57,8 @@ def main(argv: list[str]) -> int:
         if options.before:
             replace_json(counters, {"schema": 1, "at": time.time(), **memory_counters()})
             return 0
-        record = cause_on_node(options.run_dir, options.attempt, options.node, options.code, read_object(counters))
+        before = read_object(counters)
+        record = cause_on_node_within(options.run_dir, options.attempt, options.node, options.code, before)
         replace_json(causes / f"{options.node}.json", record)
         say(f"{options.node}: {record['kind']}: {record['line']}")
     except SystemExit:
@@ -71,6 +73,22 @@ def main(argv: list[str]) -> int:
 def counters_name(node: str) -> str:
     """Return the name of the file that holds the node's counters from before the training."""
     return f".{node}.before.json"
+
+
+def cause_on_node_within(
+    run_dir: Path, attempt: str, node: str, code: int, before: Record | None, text: str | None = None
+) -> Record:
+    """Return the same as `cause_on_node`; how the ranks ended, where that fails or takes longer than SECONDS. Raises
+    nothing, and says on stderr why it is not more."""
+    answer = answer_within(SECONDS, lambda _: cause_on_node(run_dir, attempt, node, code, before, text))
+    if not answer.problem:
+        return answer.value  # type: ignore[no-any-return]
+    say(f"diagnose: {answer.problem}; no more is known of {node} than how its ranks ended")
+    unknown = cause("crash", node, f"the trainers of {node} ended with exit code {code}", "ranks")
+    try:
+        return cause_from_ranks(node, node_rank_records(attempt_folder(run_dir, attempt), node)) or unknown
+    except Exception:  # records of an odd form
+        return unknown
 
 
 def cause_on_node(
@@ -159,8 +177,9 @@ def _full(run_dir: Path) -> bool:
     return status.f_blocks > 0 and status.f_bavail * status.f_frsize < 64 * 1024
 
 
-def _too_long(number: int, frame: object) -> None:
-    raise TimeoutError(f"not done within {SECONDS} s")
+def _give_up(number: int, frame: object) -> None:
+    say(f"diagnose: nothing can be written for {SECONDS + LAST_SECONDS} s; the cause remains unknown")
+    os._exit(0)
 
 
 def kernel_lines(since: float, path: str = "/dev/kmsg") -> list[str]:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..causes.attempt_cause import cause_of, ended_for_loss
+from ..causes.attempt_cause import ended_for_loss
 from ..causes.cause import cause as cause_record
 from ..causes.cause import ended_badly, failed, rank_end, sentence
 from ..causes.kinds import kind_of
@@ -32,6 +32,7 @@ from ..rundir.slow_devices import slow_devices
 from ..rundir.spool_place import is_private, spool_folder, spool_root
 from ..rundir.values import counted, is_host, job_of
 from .allocation import left_out, lost_nodes, next_nodes, node_failure
+from .attempt_diagnosis import cause_within
 from .checkpoint import checkpoint_of, read_tracker, saved_step
 from .cycles import NO_RESTART
 from .files import COMES_BACK_LATER, NODES_ON_STDIN, command_parser, say, write_status
@@ -210,7 +211,8 @@ def _verdict(
         return Verdict("stopped", COMES_BACK_LATER, why, None, "")
     if code == 0:
         return Verdict("succeeded", 0, why, None, stop_signal)
-    cause = _cause_or_none(options.run_dir, options.attempt, ranks, code, lost)
+    node_lost = node_failure(lost) if lost else None
+    cause = cause_within(Attempt(options.run_dir, options.attempt), ranks, code, node_lost)
     if stop_signal and _ended_by_order(cause):
         if progress.get("step") is None:  # it had nothing to save
             why = f"{_order(stop_signal)} before any step was logged"
@@ -410,17 +412,6 @@ def _spools(run_directory: Path) -> list[Path]:
     root = spool_root(os.environ)
     folder = spool_folder(root, str(run_directory))
     return [folder] if is_private(root) and is_private(folder) else []
-
-
-def _cause_or_none(
-    run_dir: Path, attempt: str, ranks: Sequence[Record], code: int, lost: Sequence[str]
-) -> Record | None:
-    """Return what ended the attempt, or None where a broken file hides it; the job gets its verdict anyway."""
-    try:
-        return cause_of(Attempt(run_dir, attempt), ranks, code, node_failure=node_failure(lost) if lost else None)
-    except Exception as error:
-        say(f"what ended attempt {attempt} remains unknown: {type(error).__name__}: {error}")
-        return None
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..causes.attempt_cause import cause_of, slurm_end
+from ..causes.attempt_cause import slurm_end
 from ..causes.cause import cause as cause_record
 from ..causes.cause import is_vague, sentence
 from ..causes.log_scan import read_log
@@ -16,7 +16,8 @@ from ..rundir.attempt import Attempt, rank_records
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
 from ..rundir.values import counted
-from .diagnose import cause_on_node, counters_name
+from .attempt_diagnosis import cause_within
+from .diagnose import cause_on_node_within, counters_name
 from .files import COMES_BACK_LATER, say, write_status
 from .signals import signal_name, signal_number
 
@@ -112,7 +113,7 @@ def _write_cause(run_directory: Path, attempt: str, record: Record) -> None:
         code = int(record.get("exit_code") or 1)
         text = log_text(Attempt(run_directory, attempt))
         before = read_object(path.with_name(counters_name(str(record["node"]))))
-        cause = cause_on_node(run_directory, attempt, str(record["node"]), code, before, text)
+        cause = cause_on_node_within(run_directory, attempt, str(record["node"]), code, before, text)
         replace_json(path, _on_its_node(cause, rank_records(attempt_folder(run_directory, attempt))))
     except Exception as error:
         say(f"observe: {type(error).__name__}: {error}; the cause remains unknown")
@@ -121,7 +122,7 @@ def _write_cause(run_directory: Path, attempt: str, record: Record) -> None:
 def _cause(files: Attempt, ranks: Sequence[Record], first: Record) -> Record | None:
     """What the nodes say; SLURM's word in the job's log, or who told the command to stop, where that says no more than
     how it ended."""
-    cause = cause_of(files, ranks, int(first.get("exit_code") or 1))
+    cause = cause_within(files, ranks, int(first.get("exit_code") or 1))
     if cause is not None and not is_vague(cause):
         return _on_its_node(cause, ranks)
     end = slurm_end(log_text(files))
