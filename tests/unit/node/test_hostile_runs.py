@@ -174,6 +174,15 @@ def test_an_observed_command_has_its_verdict_without_a_diagnosis(
     assert (status["state"], status["exit_code"], status["cause"]["source"]) == ("failed", 3, "ranks")
 
 
+@pytest.mark.parametrize("key", ["node", "process", "observers", "ended_at", "exit_code", "signal", "stop_signal"])
+def test_an_observers_record_of_the_wrong_kind_keeps_nobody_from_the_verdict(key: str, run: Run) -> None:
+    end = {"node": NODE, "process": 1, "observers": 1, "ended_at": 60.0, "exit_code": 3, "signal": None}
+    for value in WRONG:
+        run.write(f"attempts/{ATTEMPT}/observers/{NODE}.1.json", {**end, key: value})
+        status = observed_end.verdict(run.directory, ATTEMPT, 70.0)
+        assert status is None or status["state"] in ("failed", "succeeded", "stopped"), value
+
+
 WRONG: list[Any] = [None, True, -1, 1.5, "text", "9" * 500, [], [[1]], {}, {"a": {"b": []}}]
 PROGRESS = ("step", "steps", "hung", "behind", "bad_loss", "replaced", "slow", "step_seconds", "saved_step")
 
@@ -187,9 +196,10 @@ def test_values_of_the_wrong_kind_in_progress_json_count_as_absent(key: str, cod
     for value in WRONG:
         run.write(f"attempts/{ATTEMPT}/progress.json", {"step": 3, "steps": 9, key: value})
         options = ["--run-dir", str(run.directory), "--attempt", ATTEMPT, "--nodes", "1", "--wait", "0"]
-        finish.main([*options, "--code", str(code)])
-        assert run.status()["state"] in ("succeeded", "failed", "stopped"), value
-        (run.directory / "status.json").unlink()
+        for told in ("", "TERM"):
+            finish.main([*options, "--code", str(code), "--told", told])
+            assert run.status()["state"] in ("succeeded", "failed", "stopped"), value
+            (run.directory / "status.json").unlink()
 
 
 @pytest.mark.parametrize("name", ["attempt.json", "run.json", "cause", "earlier"])

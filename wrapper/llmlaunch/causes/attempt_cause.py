@@ -194,7 +194,8 @@ def _from_watchdog(progress: Mapping[str, Any]) -> list[Record]:
         return [cause("checkpoint", None, line, "watchdog")]
     if not isinstance(hung, dict):
         return []
-    numbers = {key: hung[key] for key in ("since_seconds", "allowed_seconds") if key in hung}
+    seconds = {key: number(hung.get(key)) for key in ("since_seconds", "allowed_seconds")}
+    numbers = {key: value for key, value in seconds.items() if value is not None}
     waited = numbers.get("since_seconds")
     line = f"no progress for {waited:.0f} s, waiting for {hung.get('what')}" if waited is not None else "no progress"
     if hung.get("where"):
@@ -238,17 +239,18 @@ def _is_explained_by(best: Record, slurm: Record) -> bool:
     return slurm["kind"] == "node_fail" and kind_of(best).is_weak
 
 
-_NAMED = re.compile(r"error: Node failure on (\S+)")
-_LOG_OF = re.compile(r"^job\.sbatch: the log of this job is .*/logs/(.+)\.job\.log$", re.MULTILINE)
+_SLURM = [(re.compile(pattern.expression), pattern.cause) for pattern in SLURM_PATTERNS]
+_NAMED = re.compile(r"error: Node failure on (\S{1,4096})")
+_LOG_OF = re.compile(r"^job\.sbatch: the log of this job is (.*)\.job\.log$", re.MULTILINE)
 
 
 def slurm_end(text: str) -> tuple[str, str] | None:
     """The kind of end that SLURM names, and its line; the weightiest where there are several."""
-    lines = text.splitlines()
-    for pattern in SLURM_PATTERNS:
-        found = next((line for line in lines if re.search(pattern.expression, line[:READ_CHARACTERS])), None)
-        if found is not None:
-            return pattern.cause, found.strip()
+    lines = dict.fromkeys(line[:READ_CHARACTERS] for line in text.splitlines())  # each once: there may be millions
+    for expression, kind in _SLURM:
+        said = next((line for line in lines if expression.search(line)), None)
+        if said is not None:
+            return kind, said.strip()
     return None
 
 
@@ -260,7 +262,7 @@ def output_of_attempt(text: str, attempt: str) -> str:
     """The part of `slurm-<job id>.out` that belongs to one attempt; several share the file after a requeue."""
     starts = list(_LOG_OF.finditer(text))
     for place, match in enumerate(starts):
-        if match.group(1) == attempt:
+        if match.group(1).rpartition("/logs/")[2] == attempt:
             end = starts[place + 1].start() if place + 1 < len(starts) else len(text)
             return text[match.end() : end]
     return ""

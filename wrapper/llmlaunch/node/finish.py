@@ -30,7 +30,7 @@ from ..rundir.memory_files import summarize
 from ..rundir.run import begun_attempts
 from ..rundir.slow_devices import slow_devices
 from ..rundir.spool_place import is_private, spool_folder, spool_root
-from ..rundir.values import counted, is_host, job_of
+from ..rundir.values import counted, is_host, job_of, whole_number
 from .allocation import left_out, lost_nodes, next_nodes, node_failure
 from .attempt_diagnosis import cause_within
 from .checkpoint import checkpoint_of, read_tracker, saved_step
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
     fit = next_nodes(here.nodes, here.trained, unfit, suspected, counts)
     held_nodes = len({*here.nodes} - {*here.lost})
     facts = facts._replace(nodes=fit, held_nodes=held_nodes, no_restart=asks_for_no_restart)
-    follows = decide(facts)
+    follows = _decided(facts)
     if options.step_goes_on and not _may_go_on(follows, facts):
         print("next end", flush=True)
         return verdict.exit_code
@@ -274,8 +274,18 @@ def _bad_loss_facts(
     )
 
 
+def _decided(facts: Facts) -> Next:
+    """What comes next; the end, where a damaged file does not let it be decided. The verdict is written either way."""
+    try:
+        return decide(facts)
+    except Exception as error:
+        return Next(
+            "end", f"a damaged file does not let it be decided what comes next: {type(error).__name__}: {error}"
+        )
+
+
 def _is_complete(progress: Record) -> bool:
-    step, steps = progress.get("step"), progress.get("steps")
+    step, steps = whole_number(progress.get("step")), whole_number(progress.get("steps"))
     return step is not None and steps is not None and step >= steps
 
 

@@ -15,7 +15,7 @@ from ..rundir import file_names
 from ..rundir.attempt import Attempt, rank_records
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
-from ..rundir.values import counted
+from ..rundir.values import byte_count, count_above_zero, counted, number, whole_number
 from .attempt_diagnosis import cause_within
 from .diagnose import cause_on_node_within, counters_name
 from .files import COMES_BACK_LATER, say, write_status
@@ -63,15 +63,15 @@ def verdict(run_directory: Path, attempt: str, now: float) -> Record | None:
     paths = sorted((folder / file_names.OBSERVERS).glob("[!.]*.json"))
     every = [record for record in map(read_object, paths) if record is not None]
     ended = [record for record in every if record.get("ended_at") is not None]
-    failures = sorted(filter(_failed, ended), key=lambda record: float(record["ended_at"]))
-    expected = max((int(record.get("observers") or 1) for record in every), default=1)
+    failures = sorted(filter(_failed, ended), key=lambda record: number(record["ended_at"]) or 0.0)
+    expected = max((count_above_zero(record.get("observers")) or 1 for record in every), default=1)
     if not failures and len(ended) < expected:
         return None
     files = Attempt(run_directory, attempt)
     ranks = rank_records(folder)
     first = failures[0] if failures else ended[0]
     cause = _cause(files, ranks, first) if failures else None
-    nodes = [{"node": record["node"], "done": not _failed(record)} for record in ended]
+    nodes = [{"node": record.get("node"), "done": not _failed(record)} for record in ended]
     state, code, why = _judged(files, ranks, first, cause, bool(failures))
     return {
         "schema": 1, "attempt": attempt, "state": state, "exit_code": code, "nodes": nodes, "ranks": ranks,
@@ -84,13 +84,14 @@ def _judged(
     files: Attempt, ranks: Sequence[Record], first: Record, cause: Record | None, failed: bool
 ) -> tuple[str, int, str]:
     """State, exit code and why."""
-    step, steps = files.progress.get("step"), files.progress.get("steps")
+    step, steps = whole_number(files.progress.get("step")), whole_number(files.progress.get("steps"))
     told = first.get("stop_signal")
     if failed:
-        code = first["exit_code"] if first.get("signal") is None else 128 + signal_number(str(first["signal"]))
-        line = f"the command on {first['node']} {_end_words(first)}"
-        return "failed", int(code), line if cause is None else f"{line}; {sentence(cause)}"
-    if told and step is not None and isinstance(steps, int) and step < steps:
+        of_signal = None if first.get("signal") is None else 128 + signal_number(str(first["signal"]))
+        code = of_signal or byte_count(first.get("exit_code")) or 1
+        line = f"the command on {first.get('node')} {_end_words(first)}"
+        return "failed", code, line if cause is None else f"{line}; {sentence(cause)}"
+    if told and step is not None and steps is not None and step < steps:
         return "stopped", COMES_BACK_LATER, f"told to stop ({told}) and ended in order after step {step} of {steps}"
     return "succeeded", 0, counted(len(ranks), "rank")
 
@@ -122,7 +123,7 @@ def _write_cause(run_directory: Path, attempt: str, record: Record) -> None:
 def _cause(files: Attempt, ranks: Sequence[Record], first: Record) -> Record | None:
     """What the nodes say; SLURM's word in the job's log, or who told the command to stop, where that says no more than
     how it ended."""
-    cause = cause_within(files, ranks, int(first.get("exit_code") or 1))
+    cause = cause_within(files, ranks, byte_count(first.get("exit_code")) or 1)
     if cause is not None and not is_vague(cause):
         return _on_its_node(cause, ranks)
     end = slurm_end(log_text(files))

@@ -90,6 +90,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}", re.ASCII)
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@-]{0,199}", re.ASCII)
 _RESTARTS = re.compile(r"[0-9]{1,6}", re.ASCII)
 _NUMBERS = re.compile(r"\[([0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*)\]", re.ASCII)
+# what is between two commas outside of brackets; every alternative takes a character that no other does
+_PARTS = re.compile(r"(?:[^,\[]|\[[^\[\]]*\]|\[(?![^\[\]]*\]))+")
+MOST_BRACKETS = 16  # of one name; SLURM itself knows as many dimensions as a cluster has, at most 5
 MOST_HOSTS = 100_000  # of one expression; SLURM itself stops at 64,000 (MAX_RANGE in its hostlist.c)
 _FALLBACK = re.compile(r"fallback/[1-9][0-9]{0,3}", re.ASCII)
 _FEWER_NODES = re.compile(r"nodes/[1-9][0-9]{0,5}", re.ASCII)
@@ -126,8 +129,9 @@ def is_attempt(text: object) -> bool:
 
 def host_names(expression: str) -> list[str]:
     """Return the names a SLURM host list stands for: `n[1-2,07]` is n1, n2, n07. What is not understood, or stands for
-    more than MOST_HOSTS, stays as it is."""
-    return [name for part in re.split(r",(?![^\[]*\])", expression) if part for name in _expanded(part)]
+    more than MOST_HOSTS or has more than MOST_BRACKETS, stays as it is."""
+    parts = [match[0] for match in _PARTS.finditer(expression)]
+    return [name for part in parts for name in (_expanded(part) if part.count("[") <= MOST_BRACKETS else [part])]
 
 
 def _expanded(part: str) -> list[str]:

@@ -174,8 +174,11 @@ def attempt_causes(directory: Path, attempt: AttemptOutcome, reason: str) -> Att
         return AttemptCauses(attempt.name, None, tuple(_found_by_preflight(files)))
     ranks = [dict(rank) for rank in attempt.ranks]
     own = (files.verdict or {}).get("cause")
-    first = own if isinstance(own, dict) else cause_of(files, ranks, attempt.exit_code or 1, reason)
-    return AttemptCauses(attempt.name, first, tuple(causes_of_nodes(files, ranks)))
+    try:
+        first = own if isinstance(own, dict) else cause_of(files, ranks, attempt.exit_code or 1, reason)
+        return AttemptCauses(attempt.name, first, tuple(causes_of_nodes(files, ranks)))
+    except Exception:  # a file that nobody foresaw; the run itself is shown and stored all the same
+        return AttemptCauses(attempt.name, own if isinstance(own, dict) else None, ())
 
 
 def failures_of(directory: Path, run_id: str, cluster: str | None, causes: Sequence[AttemptCauses]) -> list[Failure]:

@@ -298,7 +298,10 @@ def _lost_node(submission: Submission, state: str) -> str:
     from llmlaunch.rundir.attempt import Attempt
 
     names = attempt_names(submission)
-    cause = cause_of(Attempt(submission.run_dir, names[-1]), (), 1, state) if names else None
+    try:
+        cause = cause_of(Attempt(submission.run_dir, names[-1]), (), 1, state) if names else None
+    except Exception:  # a file that nobody foresaw; the state of the job is known without it
+        return ""
     return "" if cause is None else sentence(cause)
 
 
