@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Answer", "answer_within"]
+__all__ = ["WorkResult", "answer_within"]
 
 _CHUNK_BYTES = 2**16
 
 
-class Answer(NamedTuple):
+class WorkResult(NamedTuple):
     """`value` is the last thing that the work told or returned, None where it came to nothing; `problem` says in words
     why it did not end, and is empty where it did."""
 
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
     problem: str
 
 
-def answer_within(seconds: float, work: Callable[[Callable[[Any], None]], Any]) -> Answer:
+def answer_within(seconds: float, work: Callable[[Callable[[Any], None]], Any]) -> WorkResult:
     """Do `work` in a child process, for at most `seconds`.
 
     It gets a function that it may tell values on its way, in case it does not come to the end; these and what it
@@ -40,13 +40,13 @@ def answer_within(seconds: float, work: Callable[[Callable[[Any], None]], Any]) 
     try:
         reader, writer = os.pipe()
     except OSError as error:
-        return Answer(None, f"{type(error).__name__}: {error}")
+        return WorkResult(None, f"{type(error).__name__}: {error}")
     try:
         child = os.fork()
     except OSError as error:
         os.close(reader)
         os.close(writer)
-        return Answer(None, f"{type(error).__name__}: {error}")
+        return WorkResult(None, f"{type(error).__name__}: {error}")
     if child == 0:
         _work_and_leave(work, writer, reader, seconds)
     os.close(writer)
@@ -129,10 +129,10 @@ def _how_it_ended(child: int) -> str:
     return ""
 
 
-def _answer(lines: list[bytes], too_late: str, ended: str) -> Answer:
+def _answer(lines: list[bytes], too_late: str, ended: str) -> WorkResult:
     value, problem = None, too_late or ended or "ended without a word"
     for line in lines:
         message = json.loads(line)
         value = message.get("value", value)
         problem = message.get("problem", problem)
-    return Answer(value, problem)
+    return WorkResult(value, problem)
