@@ -21,7 +21,7 @@ __all__ = ["TransformersLines", "read_results", "read_trainer_state"]
 
 _PEAKED = "train_mem_gpu_peaked_delta"
 _SUMMANDS = ("before_init_mem_gpu", "init_mem_gpu_alloc_delta", "train_mem_gpu_alloc_delta", _PEAKED)
-_METRICS = re.compile(r"\{'train_runtime': .*?\}")
+_METRICS = re.compile(r"\{'train_runtime': [^{}]*\}")
 _BLOCK = re.compile(r"\*{5} train metrics \*{5}")
 _ENTRY = re.compile(r"(?:^|:)\s+(?P<name>\w+)\s+=\s+(?P<value>\S+)$")
 _MOST_ENTRIES = 60

@@ -32,6 +32,7 @@ MEGATRON, DEEPSPEED, TRANSFORMERS, WANDB = PRINTERS = ("Megatron-LM", "DeepSpeed
 
 MOST_TIMES = 1_000_000  # of steps; later ones are left out of the median
 MOST_DEATHS = 4096
+MOST_MESSAGES = 4096  # about memory; later ones are not read
 STEPS_AFTER_DEATH = 2  # one may still be printed by a rank that has not noticed
 LONGEST_LINE = 16_384  # characters
 
@@ -147,6 +148,7 @@ class LogCollector:
         self.mean_step: tuple[float, int, str] | None = None  # seconds, line, what it is a mean of
         self._peaks: dict[tuple[str, int | None, bool], LoggedPeak] = {}
         self._deaths: dict[int | None, LoggedDeath] = {}
+        self._messages = 0
         self._times: list[float] = []
         self._tflops: list[float] = []
         self._time_line: int | None = None
@@ -204,6 +206,9 @@ class LogCollector:
 
     def add_death(self, before: list[str], message: list[str], line: int) -> None:
         """Read a message about memory: `message` begins with its line, `before` are the lines before it."""
+        self._messages += 1
+        if self._messages > MOST_MESSAGES:
+            return
         hits = [hit for hit in scan("\n".join([*before, *message])) if hit.place == len(before)]
         if not hits or hits[0].kind != "oom" or len(self._deaths) >= MOST_DEATHS:
             return
