@@ -25,7 +25,7 @@ _NAME_COLUMNS = 48  # of a name and its dots
 _ARGUMENT = re.compile(r"  (?P<name>[A-Za-z_]\w*) (?P<dots>\.*) (?P<value>.*)$")
 _MEMORY = re.compile(
     # bounded: a line may repeat its beginning
-    r"\[Rank (?P<rank>\d{1,9})\] (?:\(after (?P<steps>\d{1,19}) iterations\))?.{0,100}? ?memory \((?P<unit>MB|GB)\) \|"
+    r"\[Rank (?P<rank>\d+)\] (?:\(after (?P<steps>\d+) iterations\))?.{0,100}? ?memory \((?P<unit>MB|GB)\) \|"
 )
 _FIELD = re.compile(r"\| ?(?P<name>[^|:]+): (?P<value>[\d.]+(?:[eE][+-]?\d+)?)")
 _TFLOPS = re.compile(r"throughput per GPU \(TFLOP/s/GPU\): (?P<tflops>[\d.]+) \|")
