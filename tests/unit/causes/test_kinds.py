@@ -9,7 +9,8 @@ import pytest
 from llmlaunch.causes.cause import advice, cause
 from llmlaunch.causes.cause_kind import NOBODY
 from llmlaunch.causes.kinds import KINDS, kind_of, kinds_where
-from llmlaunch.causes.patterns import HARDWARE_XIDS, SLURM_PATTERNS, SLURM_STATES, frames, patterns
+from llmlaunch.causes.patterns import SLURM_PATTERNS, SLURM_STATES, frames, patterns
+from llmlaunch.causes.xids import HARDWARE_XIDS
 from support.cause_table import PAGE, cause_page
 
 RECORDS: tuple[dict[str, Any], ...] = (

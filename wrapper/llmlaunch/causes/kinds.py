@@ -66,7 +66,7 @@ _ROWS = (
         "xid",
         "a GPU failed",
         "another Xid that NVIDIA's catalogue answers with a reset, a restart or a call: `HARDWARE_XIDS` in "
-        "`causes/patterns.py`",
+        "`causes/xids.py`",
     ),
     _bad_node(
         "nvlink",

@@ -11,16 +11,15 @@ from .kinds import RERUN, SILENT_CORRUPTION
 from .patterns import (
     ACTIVITIES,
     EXCEPTION,
-    HARDWARE_XIDS,
     NO_CAUSES,
     OF_THE_SYSTEM,
     TELLING,
     WRAPPER,
-    XID,
     frames,
     patterns,
 )
 from .redaction import harmless
+from .xids import HARDWARE_XIDS, XID
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,8 +38,10 @@ PIN_LINES = 12  # a traceback's last lines, in which `pin_memory` says that it w
 ACTIVITY_LINES = 400  # before a hang, in which the log says what the program was doing
 MOST_MEASURED = 1000  # messages about memory whose numbers are read
 FACT_CHARACTERS = 100
+MOST_OF_KIND = 2000
+"""Hits of one kind that are kept; of crashes the last one takes the last place."""
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]{0,2048}\x07")
 # torch >= 2.4 begins an uncaught exception's lines with the global rank; torchrun --tee with role and local rank
 _PREFIX = re.compile(r"\[(?P<word>rank|[a-z]+)(?P<number>\d{1,9})\]:\s?")
 _PATTERNS = [(re.compile(pattern.expression), pattern) for pattern in patterns()]
@@ -120,6 +121,7 @@ class _Scanner:
         self._chained: dict[Speaker | None, int] = {}  # index of the hit that the chain may replace
         self._last_crash: dict[Speaker | None, int] = {}
         self._measured = 0
+        self._kept: dict[str, int] = {}  # hits by kind
         self._hang_is_known = False
 
     def read(self, place: int, raw: str) -> None:
@@ -151,7 +153,14 @@ class _Scanner:
 
     def _add(self, hit: Hit, speaker: Speaker | None, ends: bool) -> None:
         before = self._chained.pop(speaker, None) if ends else None
+        if not hit.line:
+            return  # one of a kind of which enough are known
         if before is None:
+            self._kept[hit.kind] = self._kept.get(hit.kind, 0) + 1
+            if self._kept[hit.kind] > MOST_OF_KIND:
+                if hit.kind == "crash":
+                    self.hits[-1] = hit if self.hits[-1].kind == "crash" else self.hits[-1]
+                return
             self.hits.append(hit)
             self._last_crash[speaker] = len(self.hits) - 1
         elif self.hits[before].kind == "crash" or self.hits[before].consequence:
@@ -165,12 +174,14 @@ class _Scanner:
             return _hit_of_xid(xid.group("number"), line, place)
         for expression, pattern in _PATTERNS:
             match = None if pattern.phase and pattern.phase not in phases else expression.search(line)
-            if match is not None:
+            if match is not None and _comes_after(pattern.after, line[: match.start()]):
                 break
         else:
             return None
         kind = pattern.cause
         numbers: Numbers = {}
+        if self._kept.get(kind, 0) >= MOST_OF_KIND:
+            return Hit(kind, "", place)
         if kind in ("oom", "host_oom"):
             kind, numbers = self._memory(kind, place, speaker)
         if kind == "bad_loss":
@@ -228,6 +239,10 @@ class _Scanner:
             if doing is not None:
                 return {**facts, "doing": doing}
         return facts
+
+
+def _comes_after(words: tuple[str, ...], before: str) -> bool:
+    return not words or any(word in before for word in words)
 
 
 def _cause_of_phases(line: str, phases: Sequence[str]) -> str:
@@ -289,7 +304,7 @@ def _speaker(line: str) -> tuple[Speaker | None, str]:
 
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
-_SIZE = r"([\d.]+)\s+(bytes|[KMGTP]iB)"
+_SIZE = r"(?<![\d.])([\d.]{1,64})\s{1,9}(bytes|[KMGTP]iB)"
 
 # torch 2.1 on, where it was "capacty" at first
 _SINCE_TORCH_2_1 = {
@@ -310,9 +325,9 @@ _BEFORE_TORCH_2_1 = {
     "reserved_bytes": rf"{_SIZE}\s+(?:reserved in total by PyTorch|cached)",
 }
 _GPU = r"GPU (\d{1,9})\b"
-_OTHER_PROCESS = r"Process (\d{1,9}) has\s+[\d.]+\s+\w+\s+memory in use"
+_OTHER_PROCESS = r"Process (\d{1,9}) has\s{1,9}[\d.]{1,64}\s{1,9}\w{1,9}\s{1,9}memory in use"
 _OTHERS = rf"Process \d+ has\s+{_SIZE}\s+memory in use"
-_HOST = r"(?:tried to allocate|Unable to allocate)\s+([\d.]+)\s+(bytes|[KMGTP]iB)"
+_HOST = r"(?:tried to allocate|Unable to allocate)\s+([\d.]{1,64})\s{1,9}(bytes|[KMGTP]iB)"
 
 
 def device_numbers(text: str) -> Numbers:

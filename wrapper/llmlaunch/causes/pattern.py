@@ -12,7 +12,9 @@ class Pattern(NamedTuple):
 
     `source` says where the line comes from: a program's version and file. `sick`: that host is at fault, and the next
     job should avoid it. `consequence`: the line only reports that something else went wrong, often on another node.
-    `phase`: it counts only where the line ends a traceback through a frame of that phase.
+    `phase`: it counts only where the line ends a traceback through a frame of that phase. `after`: one of these words
+    comes earlier in the line. An expression must cost no more than about its line's length wherever it begins to match,
+    since logs may be hostile: repeats have an upper limit.
     """
 
     cause: str
@@ -21,6 +23,7 @@ class Pattern(NamedTuple):
     sick: bool = False
     consequence: bool = False
     phase: str = ""
+    after: tuple[str, ...] = ()
 
 
 class Frame(NamedTuple):

@@ -19,7 +19,6 @@ __all__ = [
     "ACTIVITIES",
     "EXCEPTION",
     "FRAMES",
-    "HARDWARE_XIDS",
     "NO_CAUSES",
     "OF_THE_SYSTEM",
     "PATTERNS",
@@ -27,11 +26,11 @@ __all__ = [
     "SLURM_STATES",
     "TELLING",
     "WRAPPER",
-    "XID",
     "frames",
     "patterns",
 ]
 
+_ERROR = ("Error: ",)
 # A file of torch.save that is cut short or overwritten.
 UNREADABLE = (
     r"PytorchStreamReader failed (reading|locating|finding)|_pickle\.UnpicklingError: |^EOFError: Ran out of input"
@@ -54,27 +53,33 @@ PATTERNS = (
         "driver",
         r"Driver/library version mismatch|NVML/RM version mismatch|GPU requires re(start|set)"
         r"|Failed to initialize NVML: (Unknown Error|Driver Not Loaded)|RmInitAdapter failed"
-        r"|nvidia-container-cli: .*(nvml|driver) error: ",
+        r"|nvidia-container-cli: .{0,300}(nvml|driver) error: ",
         "NVML 13.615 errors 18, 16, 9 and 999 (nvmlErrorString); kernel driver; libnvidia-container",
         True,
     ),
     Pattern(
         # Raised, not warned of: on a machine without GPUs torch warns of the same and goes on.
         "driver",
-        r"Error: .*(No CUDA GPUs are available|Found no NVIDIA driver|CUDA driver initialization failed"
+        r"(No CUDA GPUs are available|Found no NVIDIA driver|CUDA driver initialization failed"
         r"|CUDA-capable device(s|\(s\))? (is/)?are busy or unavailable|no CUDA-capable device is detected"
         r"|system not yet initialized|Unexpected error from cudaGetDeviceCount|CUDA unknown error)",
         "torch 2.13, c10/cuda/CUDAFunctions.cpp and torch/cuda/__init__.py; CUDA errors 3, 46, 100 and 802 (the fabric "
         "manager does not run)",
         True,
+        after=_ERROR,
     ),
     # --- memory of the host. Before the GPU's: some of these lines name CUDA, too.
     Pattern(
         "memlock",
-        r"(Call to )?ibv_(reg_mr\w*|create_cq|create_qp|create_ah)( failed| error"
-        r"|\b.*failed).*(Cannot allocate memory|\(12\))"
-        r"|(ERROR|[Ee]rror:|failed).*(RLIMIT_MEMLOCK|\bulimit -l\b|memlock limit)",
-        "NCCL 2.30, src/misc/ibvwrap.cc; libfabric and UCX name the limit",
+        r"Cannot allocate memory",
+        "NCCL 2.30, src/misc/ibvwrap.cc",
+        after=("ibv_reg_mr", "ibv_create_"),
+    ),
+    Pattern(
+        "memlock",
+        r"RLIMIT_MEMLOCK|\bulimit -l\b|memlock limit",
+        "libfabric and UCX name the limit",
+        after=("ERROR", "rror:", "failed"),
     ),
     Pattern(
         "host_oom",
@@ -83,7 +88,9 @@ PATTERNS = (
     ),
     Pattern("host_oom", r"DefaultCPUAllocator: (can't allocate|not enough) memory", "torch 2.13, alloc_cpu.cpp"),
     Pattern(
-        "host_oom", r"DataLoader worker \(pid\(?s?\)? .*(is|are) killed by signal: Killed", "torch 2.13, DataLoader.cpp"
+        "host_oom",
+        r"DataLoader worker \(pid\(?s?\)? .{0,300}(is|are) killed by signal: Killed",
+        "torch 2.13, DataLoader.cpp",
     ),
     Pattern(
         "host_oom",
@@ -93,16 +100,17 @@ PATTERNS = (
     Pattern(
         "oom", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY", "CUDA error 2 by name, also as Thrust's bad_alloc"
     ),
-    Pattern("host_oom", r"^MemoryError\b|numpy\S*MemoryError: Unable to allocate", "Python; NumPy"),
+    Pattern("host_oom", r"^MemoryError\b|numpy\S{0,200}MemoryError: Unable to allocate", "Python; NumPy"),
     Pattern(
         "host_oom", r"\[Errno 12\]|std::bad_alloc|Cannot allocate memory \(12\)", "ENOMEM; libstdc++; torch's mmap"
     ),
-    Pattern("host_oom", r"Detected \d+ oom[-_]kill event", "slurmstepd 22.05 and 25.05, task_cgroup_memory.c"),
+    Pattern("host_oom", r"Detected \d{1,20} oom[-_]kill event", "slurmstepd 22.05 and 25.05, task_cgroup_memory.c"),
     Pattern("host_oom", r"\boom-kill:constraint=|Out of memory: Killed process|invoked oom-killer", "Linux kernel"),
     # --- memory of the device
     Pattern(
         "kernel_resources",
-        r"OutOfResources: out of resource: [\w ]+, Required: (?P<asked>\d+), Hardware limit: (?P<limit>\d+)",
+        r"OutOfResources: out of resource: [\w ]{1,60}, Required: (?P<asked>\d{1,20}), "
+        r"Hardware limit: (?P<limit>\d{1,20})",
         "Triton 3.x, runtime/errors.py",
     ),
     Pattern("oom", r"Triton Error \[CUDA\]: out of memory", "Triton 3.x, backends/nvidia/driver.c"),
@@ -115,20 +123,27 @@ PATTERNS = (
     ),
     Pattern("oom", r"CU(BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED", "CUDA libraries"),
     Pattern(
-        "oom", r"cu(BLAS|DNN) Error: .*(alloc|resource allocation)", "TransformerEngine 2.20, common/util/logging.h"
+        "oom",
+        r"cu(BLAS|DNN) Error: .{0,300}(alloc|resource allocation)",
+        "TransformerEngine 2.20, common/util/logging.h",
     ),
-    Pattern("oom", r"cudaMalloc\w* failed|Failed to CUDA [mc]alloc", "NCCL 2.30, src/include/alloc.h; CUDA samples"),
+    Pattern(
+        "oom", r"cudaMalloc\w{0,100} failed|Failed to CUDA [mc]alloc", "NCCL 2.30, src/include/alloc.h; CUDA samples"
+    ),
     # --- the container: enroot's words, which pyxis prints into the step's output, and Apptainer's own
-    Pattern("disk_full", r"^FATAL: +.*(no space left on device|disk quota exceeded)", "Apptainer 1.4, on a full cache"),
+    Pattern(
+        "disk_full", r"^FATAL: +.{0,300}(no space left on device|disk quota exceeded)", "Apptainer 1.4, on a full cache"
+    ),
     Pattern(
         "container_busy",
-        r"pyxis: +(\[ERROR\] (File already exists|Could not acquire rootfs lock|URL .* error code: (408|429|5\d\d))"
-        r"|curl: \((5|6|7|16|18|28|35|52|55|56|92)\) |curl: \(22\) .*error: (408|429|5\d\d)|Checksum mismatch: )",
+        r"pyxis: +(\[ERROR\] (File already exists|Could not acquire rootfs lock"
+        r"|URL .{0,300} error code: (408|429|5\d\d))"
+        r"|curl: \((5|6|7|16|18|28|35|52|55|56|92)\) |curl: \(22\) .{0,300}error: (408|429|5\d\d)|Checksum mismatch: )",
         "enroot 4.1, src/runtime.sh, docker.sh and common.sh; curl(1), EXIT CODES",
     ),
     Pattern(
         "container_busy",
-        r"^FATAL: +.*(toomanyrequests|Too Many Requests|status code:? (429|5\d\d)|unexpected HTTP status: 5\d\d"
+        r"^FATAL: +.{0,300}(toomanyrequests|Too Many Requests|status code:? (429|5\d\d)|unexpected HTTP status: 5\d\d"
         r"|i/o timeout|TLS handshake timeout|Client\.Timeout|connection re(set|fused)|unexpected EOF|server misbehaving"
         r"|Temporary failure in name resolution)",
         "Apptainer 1.4 on registries: containers/image, net/http",
@@ -150,25 +165,25 @@ PATTERNS = (
     # --- programs and steps that do not start
     Pattern(
         "no_program",
-        r"^(slurmstepd|srun): error: (.*: )?execve\(\): \S+: No such file or directory",
+        r"^(slurmstepd|srun): error: (.{0,300}: )?execve\(\): \S{1,200}: No such file or directory",
         "SLURM 22.05 to 25.05",
     ),
     Pattern(
         # Often nothing depends on it (`module: command not found`), so it only counts where nothing else is known.
         "no_program",
-        r"^(\S+: )(line \d+: )?\S+: (command )?not found$",
+        r"^(\S{1,200}: )(line \d{1,20}: )?\S{1,200}: (command )?not found$",
         "bash 5.2, dash 0.5",
         consequence=True,
     ),
     Pattern(
         "step_refused",
-        r"^srun: error: Unable to create step for job \d+: (?!.*already complet)(?P<why>.*)",
+        r"^srun: error: Unable to create step for job \d{1,20}: (?!.{0,300}already complet)(?P<why>.{0,300})",
         "SLURM 22.05 to 25.05, srun",
     ),
     # --- what the GPU cannot do
     Pattern(
         "gpu_shared",
-        r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device",
+        r"Duplicate GPU detected ?: rank (?P<one>\d{1,20}) and rank (?P<other>\d{1,20}) both on CUDA device",
         "NCCL 2.30, src/init.cc",
     ),
     Pattern("gpu_code", r"no kernel image is available for execution on the device", "CUDA error 209"),
@@ -177,18 +192,20 @@ PATTERNS = (
         r"No dot product attention (backend|support) is available",
         "TransformerEngine 2.20, pytorch/attention/dot_product_attention",
     ),
-    Pattern("device_assert", r"Error: .*device-side assert triggered", "CUDA error 710"),
+    Pattern("device_assert", r"device-side assert triggered", "CUDA error 710", after=_ERROR),
     Pattern(
         "illegal_access",
-        r"Error: .*(an illegal memory access was encountered|misaligned address|unspecified launch failure)",
+        r"(an illegal memory access was encountered|misaligned address|unspecified launch failure)",
         "CUDA errors 700, 716 and 719",
+        after=_ERROR,
     ),
     # --- open files and shared memory
     Pattern("open_files", r"Too many open files|\[Errno 24\]|error: EMFILE", "errno EMFILE: Python, torch, NCCL, gloo"),
     Pattern(
         "shm_full",
-        r"/dev/shm\b.*No space left on device|No space left on device.*/dev/shm\b|failed to extend /dev/shm/"
-        r"|unable to (open|resize|allocate) shared memory.*No space left|insufficient shared memory \(shm\)"
+        r"/dev/shm\b.{0,300}No space left on device|No space left on device.{0,300}/dev/shm\b"
+        r"|failed to extend /dev/shm/"
+        r"|unable to (open|resize|allocate) shared memory.{0,300}No space left|insufficient shared memory \(shm\)"
         r"|workers are out of shared memory|killed by signal: Bus error",
         "NCCL 2.30, src/misc/shmutils.cc; torch 2.13, MapAllocator.cpp and DataLoader.cpp",
     ),
@@ -209,19 +226,20 @@ PATTERNS = (
     Pattern("damaged_file", r"SafetensorError: Error while deserializing header", "safetensors 0.8"),
     Pattern(
         "checkpoint_mismatch",
-        r"Missing key in checkpoint state_dict: (?P<missing>[\w.]+)",
+        r"Missing key in checkpoint state_dict: (?P<missing>[\w.]{1,200})",
         "torch 2.13, distributed/checkpoint/default_planner.py",
     ),
     Pattern(
         "checkpoint_mismatch",
-        r"Size mismatch between saved torch\.Size\((?P<theirs>\[[\d, ]*\])\) and current: "
-        r"torch\.Size\((?P<ours>\[[\d, ]*\])\) for (?P<of>[\w.]+)",
+        r"Size mismatch between saved torch\.Size\((?P<theirs>\[[\d, ]{0,100}\])\) and current: "
+        r"torch\.Size\((?P<ours>\[[\d, ]{0,100}\])\) for (?P<of>[\w.]{1,200})",
         "torch 2.13, distributed/checkpoint/default_planner.py",
     ),
     Pattern(
         "checkpoint_mismatch",
-        r"\bsize mismatch for (?P<of>[\w.]+): copying a param with shape torch\.Size\((?P<theirs>\[[\d, ]*\])\) from "
-        r"checkpoint, the shape in current model is torch\.Size\((?P<ours>\[[\d, ]*\])\)",
+        r"\bsize mismatch for (?P<of>[\w.]{1,200}): "
+        r"copying a param with shape torch\.Size\((?P<theirs>\[[\d, ]{0,100}\])\) from "
+        r"checkpoint, the shape in current model is torch\.Size\((?P<ours>\[[\d, ]{0,100}\])\)",
         "torch 2.13, nn/modules/module.py",
     ),
     Pattern(
@@ -233,29 +251,34 @@ PATTERNS = (
     # --- the arguments
     Pattern(
         "bad_arguments",
-        r"^\S+\.py: error: (unrecognized arguments|the following arguments are required|argument \S+): ",
+        r"^\S{1,200}\.py: error: (unrecognized arguments|the following arguments are required|argument \S{1,200}): ",
         "Python's argparse",
     ),
     # --- what lies outside the cluster, and the way there
     Pattern(
         "hub",
-        r"(huggingface\.co|hf\.co).*(Max retries exceeded|timed out|Failed to resolve)"
+        r"(huggingface\.co|hf\.co).{0,300}?(Max retries exceeded|timed out|Failed to resolve)"
         r"|Error: We couldn't connect to '|(on|to) the Hub,? and we cannot find"
-        r"|^429 Too Many Requests(:| for url)|Error: .*(429|50[0234]) (Client|Server) Error"
-        r"|Error: (Client|Server) error '(429|50[0234]) |^httpx2?\.\w+: .*\[Errno -\d\]",
+        r"|^429 Too Many Requests(:| for url)|Error: (Client|Server) error '(429|50[0234]) "
+        r"|^httpx2?\.\w{1,100}: .{0,300}\[Errno -\d\]",
         "huggingface_hub 0.11 to 2.4 (utils/_http.py, file_download.py), requests, urllib3, httpx, transformers 5.23",
     ),
+    Pattern("hub", r"(429|50[0234]) (Client|Server) Error", "huggingface_hub 0.11 to 2.4; requests", after=_ERROR),
     Pattern(
         "name_resolution",
-        r"([Ee]rror|Exception)\b.*(Temporary failure in name resolution|Name or service not known"
-        r"|No address associated with hostname)",
+        r"(Temporary failure in name resolution|Name or service not known|No address associated with hostname)",
         "glibc 2.36, gai_strerror: EAI_AGAIN, EAI_NONAME, EAI_NODATA",
         True,
+        after=("rror", "Exception"),
     ),
-    Pattern("wandb", r"^wandb\..*: .*(?P<login>api_key not configured|No API key|not logged in)", "wandb 0.16 on"),
     Pattern(
         "wandb",
-        r"^wandb\.\S*(CommError|Error): .*(timed out|network|connect)|api\.wandb\.ai.*(Max retries"
+        r"^wandb\..{0,300}: .{0,300}(?P<login>api_key not configured|No API key|not logged in)",
+        "wandb 0.16 on",
+    ),
+    Pattern(
+        "wandb",
+        r"^wandb\.\S{0,200}(CommError|Error): .{0,300}(timed out|network|connect)|api\.wandb\.ai.{0,300}(Max retries"
         r"|timed out|Failed to)",
         "wandb 0.16 on; requests",
     ),
@@ -263,7 +286,7 @@ PATTERNS = (
     Pattern(
         "network_interface",
         r"NCCL WARN Bootstrap ?: no socket interface found"
-        r"|Unable to find address for: (?P<interface>\S+)|unable to find (network )?interface"
+        r"|Unable to find address for: (?P<interface>\S{1,200})|unable to find (network )?interface"
         r"|no socket interface found",
         "NCCL 2.30, src/bootstrap.cc; gloo, transport/tcp/device.cc",
     ),
@@ -273,21 +296,23 @@ PATTERNS = (
     ),
     Pattern(
         "nccl",
-        r"NET/IB ?:.*async (fatal )?event.*(local catastrophic error|port error)",
+        r"async (fatal )?event.{0,300}(local catastrophic error|port error)",
         "NCCL 2.30, src/transport/net_ib/common.cc",
         True,
+        after=("NET/IB",),
     ),
     # --- ranks that never meet, and signals from outside
     Pattern(
         "rendezvous",
-        r"[Tt]imed out after \d+ seconds waiting for clients\. (?P<joined>\d+)/(?P<expected>\d+) clients joined",
+        r"[Tt]imed out after \d{1,20} seconds waiting for clients\. "
+        r"(?P<joined>\d{1,20})/(?P<expected>\d{1,20}) clients joined",
         "torch 2.13, distributed/c10d/TCPStore.cpp",
         consequence=True,
     ),
     Pattern(
         "rendezvous",
         r"(client socket has (timed out|failed)"
-        r"|timed out).*trying to connect to [\[(]*(?P<host>[\w.-]+)\]?[,:] ?\d"
+        r"|timed out).{0,300}trying to connect to [\[(]*(?P<host>[\w.-]{1,200})\]?[,:] ?\d"
         r"|[Rr]endezvous(Timeout|Connection)Error",
         "torch 2.13, distributed/c10d/socket.cpp, elastic/rendezvous",
         consequence=True,
@@ -302,15 +327,15 @@ PATTERNS = (
     Pattern(
         "nccl",
         r"remote process exited or there was a network error|ncclRemoteError|NCCL communicator was aborted"
-        r"|NET/IB ?:.*Got completion .*status=",
+        r"|NET/IB ?:.{0,300}Got completion .{0,300}status=",
         "NCCL 2.30, ncclGetErrorString; torch's ProcessGroupNCCL",
         consequence=True,
     ),
     Pattern(
         "hung",
         r"caught collective operation timeout|collective operations have failed or timed out"
-        r"|watchdog thread terminated with exception|Timed out waiting \d+ms for (recv|send) operation"
-        r"|monitoredBarrier|wait timeout after \d+ms|HeartbeatMonitor|Received a dump signal",
+        r"|watchdog thread terminated with exception|Timed out waiting \d{1,20}ms for (recv|send) operation"
+        r"|monitoredBarrier|wait timeout after \d{1,20}ms|HeartbeatMonitor|Received a dump signal",
         "torch 2.x, ProcessGroupNCCL.cpp and ProcessGroupGloo",
         consequence=True,
     ),
@@ -324,7 +349,7 @@ PATTERNS = (
     ),
     Pattern(
         "crash",
-        r"ChildFailedError|SignalException: Process|KeyboardInterrupt|Sending process \d+ closing signal",
+        r"ChildFailedError|SignalException: Process|KeyboardInterrupt|Sending process \d{1,20} closing signal",
         "torch 2.x, distributed/elastic: the launcher on its ranks",
         consequence=True,
     ),
@@ -369,8 +394,11 @@ FRAMES = (
 # A line that looks like one of the above and ended nothing.
 NO_CAUSES = (
     (r"encountered during tensors merging", "Megatron-LM, core/transformer/utils.py: the merge goes on"),
-    (r"^\[[WI]\S* .*socket\.cpp", "torch 2.x, TCPStore: it tries again, and looks for IPv6 addresses that seldom are"),
-    (r"^llmlaunch: |^(train\.sh on \S+|job\.sbatch): |^monitor: ", "our own files on a full disk"),
+    (
+        r"^\[[WI]\S{0,200} .{0,300}socket\.cpp",
+        "torch 2.x, TCPStore: it tries again, and looks for IPv6 addresses that seldom are",
+    ),
+    (r"^llmlaunch: |^(train\.sh on \S{1,200}|job\.sbatch): |^monitor: ", "our own files on a full disk"),
 )
 
 # What a line that ends a traceback looks like, and what stands for one in programs of C++ and argparse.
@@ -393,63 +421,30 @@ ACTIVITIES = (
         "saving",
         r"[Ss]aving (model |the )?checkpoint|saving checkpoint at iteration|^saving step|Saving model checkpoint to",
     ),
-    ("loading", r"[Ll]oading (checkpoint|weights|safetensors|model)|loading (release )?checkpoint|Fetching \d+ files"),
+    (
+        "loading",
+        r"[Ll]oading (checkpoint|weights|safetensors|model)|loading (release )?checkpoint|Fetching \d{1,20} files",
+    ),
     (
         "tokenizing",
-        r"^(Map|Tokenizing|Running tokenizer|Generating|Grouping texts|Filter)\b.*\d%|[Tt]okeniz(ing|er on)|"
+        r"^(Map|Tokenizing|Running tokenizer|Generating|Grouping texts|Filter)\b.{0,300}\d%|[Tt]okeniz(ing|er on)|"
         r"building (train|the index|dataset|GPT)|> building|Build and save the|creating (document|sample"
         r"|shuffle) index",
     ),
-    ("first step", r"\b0/\d+ \[\d+:\d+<"),
-    ("training", r"\biteration +[1-9]\d*/|\bstep [1-9]\d*(/|:)|^\{'loss': |\b[1-9]\d*/\d+ \[\d+:\d+"),
+    ("first step", r"\b0/\d{1,20} \[\d{1,20}:\d{1,20}<"),
+    ("training", r"\biteration +[1-9]\d*/|\bstep [1-9]\d*(/|:)|^\{'loss': |\b[1-9]\d*/\d{1,20} \[\d{1,20}:\d{1,20}"),
 )
-
-XID = r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<number>\d+)"
-
-# Xids by which the host is at fault, not the program: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors), where
-# the immediate action is to reset the GPU, to restart the machine or to call support. Left out although on some lists:
-# 13, 31, 43, 45, 69, 109 (programs cause them), 63 and 92 (a repair that worked; nothing died of them), 154 (only names
-# what to do about another).
-HARDWARE_XIDS = {
-    46: "xid",  # GPU stopped processing
-    48: "ecc",  # double-bit ECC error
-    54: "xid",  # auxiliary power not connected
-    61: "xid",  # breakpoint or warning of the internal micro-controller
-    62: "xid",  # halt of the internal micro-controller
-    64: "ecc",  # a page could not be retired, a row not be remapped
-    74: "nvlink",
-    79: "gpu_lost",  # has fallen off the bus
-    94: "ecc",  # contained
-    95: "ecc",  # uncontained
-    110: "xid",  # security fault
-    119: "xid",  # the GPU system processor does not answer
-    120: "xid",  # error of the GPU system processor
-    121: "nvlink",  # chip-to-chip link
-    136: "nvlink",  # link training failed
-    140: "ecc",  # not recovered
-    143: "xid",  # initialisation failed
-    144: "nvlink",
-    145: "nvlink",
-    146: "nvlink",
-    147: "nvlink",
-    148: "nvlink",
-    149: "nvlink",
-    150: "nvlink",
-    155: "nvlink",
-    156: "xid",  # a resource was retired
-    158: "xid",  # fatal time-out
-}
 
 # SLURM 22.05.8 and 25.05, in the job's log and in slurm-<job id>.out, the weightiest first. A step that is CANCELLED AT
 # is no more than `srun --kill-on-bad-exit` at work.
 _SLURM = "SLURM 22.05.8 and 25.05"
 SLURM_PATTERNS = (
-    Pattern("node_fail", r"CANCELLED AT .* DUE TO NODE FAILURE|error: Node failure on ", _SLURM),
+    Pattern("node_fail", r"CANCELLED AT .{0,300} DUE TO NODE FAILURE|error: Node failure on ", _SLURM),
     Pattern("container", r"srun: unrecognized option '--container-|srun: error: (spank: )?pyxis: ", _SLURM),
-    Pattern("host_oom", r"srun: error: \S+: tasks? \S+: Out Of Memory", _SLURM),
-    Pattern("preempted", r"CANCELLED AT .* DUE TO PREEMPTION", _SLURM),
-    Pattern("time_limit", r"CANCELLED AT .* DUE TO TIME LIMIT", _SLURM),
-    Pattern("cancelled", r"\*\*\* JOB .* CANCELLED AT [^ ]+ \*\*\*", _SLURM),
+    Pattern("host_oom", r"srun: error: \S{1,4000}: tasks? \S{1,1000}: Out Of Memory", _SLURM),
+    Pattern("preempted", r"CANCELLED AT .{0,300} DUE TO PREEMPTION", _SLURM),
+    Pattern("time_limit", r"CANCELLED AT .{0,300} DUE TO TIME LIMIT", _SLURM),
+    Pattern("cancelled", r"\*\*\* JOB .{0,300} CANCELLED AT [^ ]{1,64} \*\*\*", _SLURM),
     *(pattern for pattern in PATTERNS if pattern.cause in ("step_refused", "no_program")),
 )
 # What squeue, sacct and scontrol call a job's end.

@@ -36,7 +36,7 @@ MOST_MESSAGES = 4096  # about memory; later ones are not read
 STEPS_AFTER_DEATH = 2  # one may still be printed by a rank that has not noticed
 LONGEST_LINE = 16_384  # characters
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]{0,2048}\x07")
 
 
 def plain_line(raw: bytes) -> str:

@@ -13,30 +13,33 @@ PATTERNS = (
         "oom", r"Workspace can't be allocated, (no|not) enough memory", "DeepSpeed 0.19, csrc/transformer/inference"
     ),
     Pattern(
-        "checkpoint", r"/latest names \S+, which (is missing|holds) ", "llmlaunch, trainers/deepspeed/checkpoints.py"
+        "checkpoint",
+        r"/latest names \S{1,200}, which (is missing|holds) ",
+        "llmlaunch, trainers/deepspeed/checkpoints.py",
     ),
     Pattern(
         "checkpoint_mismatch",
-        r"checkpoint being loaded used a (?P<of>DP world size) of (?P<theirs>\d+) but the current world size is "
-        r"(?P<ours>\d+)",
+        r"checkpoint being loaded used a (?P<of>DP world size) of (?P<theirs>\d{1,20}) but the current world size is "
+        r"(?P<ours>\d{1,20})",
         _ENGINE,
     ),
     Pattern(
         "checkpoint_mismatch",
-        r"^(KeyError: '?(?P<missing>[^']*)|AssertionError: .*(checkpoint|universal|world size))",
+        r"^(KeyError: '?(?P<missing>[^']{0,300})|AssertionError: .{0,300}(checkpoint|universal|world size))",
         f"{_ENGINE}, runtime/zero: what the loader looks for is not in the file",
         phase="loading",
     ),
     Pattern(
         "checkpoint_load",
-        r"FileNotFoundError: .*(zero_pp_rank_\d+_mp_rank_\d+\w*_optim_states|mp_rank_\d+_model_states)\.pt",
+        r"FileNotFoundError: .{0,300}(zero_pp_rank_\d{1,20}_mp_rank_\d{1,20}\w{0,100}_optim_states"
+        r"|mp_rank_\d{1,20}_model_states)\.pt",
         f"{_ENGINE}: a file of another split, or one that is missing",
         phase="loading",
     ),
-    Pattern("bad_loss", r"^step \d+: the loss is (nan|-?inf)\b", "llmlaunch, trainers/deepspeed/train.py"),
+    Pattern("bad_loss", r"^step \d{1,20}: the loss is (nan|-?inf)\b", "llmlaunch, trainers/deepspeed/train.py"),
     Pattern(
         "no_ssh",
-        r"ssh: connect to host \S+ port \d+: |^pdsh@\S+: \S+: ssh exited with exit code 255",
+        r"ssh: connect to host \S{1,200} port \d{1,20}: |^pdsh@\S{1,200}: \S{1,200}: ssh exited with exit code 255",
         "DeepSpeed 0.19, launcher/multinode_runner.py: pdsh and ssh",
     ),
 )

@@ -6,6 +6,7 @@ from ...causes.pattern import Frame, Pattern
 
 __all__ = ["FRAMES", "PATTERNS"]
 
+_RANK = r"\bRank \d{1,9}, node \S{1,200}, device \d{1,9}, iteration #\d{1,15}: "
 _RERUN = "Megatron-LM core 0.19, megatron/core/rerun_state_machine.py"
 _CHECKPOINTING = "Megatron-LM core 0.16 and 0.19, megatron/training/checkpointing.py"
 
@@ -13,61 +14,62 @@ PATTERNS = (
     # --- the rerun state machine: causes.rerun_verdict says what its lines mean
     Pattern(
         "silent_corruption",
-        r"\bRank \d+, node \S+, device \d+, iteration #\d+: Possible transient error!",
+        _RANK + r"Possible transient error!",
         _RERUN,
         True,
     ),
     Pattern(
         "silent_corruption",
-        r"\bRank \d+, node \S+, device \d+, iteration #\d+: Possible persistent error!",
+        _RANK + r"Possible persistent error!",
         f"{_RERUN}; it names the place of the second GPU",
     ),
     Pattern(
         "unexpected_result",
-        r"\bRank \d+, node \S+, device \d+, iteration #\d+: Correct result \(but possible Application error\)",
+        _RANK + r"Correct result \(but possible Application error\)",
         _RERUN,
     ),
     Pattern(
         "rerun",
-        r"\bRank \d+, node \S+, device \d+, iteration #\d+: First rerun: .*Need to rerun on a different GPU"
+        _RANK + r"First rerun: .{0,300}Need to rerun on a different GPU"
         r"|Got rescheduled on the same GPU\. Need to resume again",
         _RERUN,
     ),
     # --- the checkpoint
     Pattern(
         "checkpoint_mismatch",
-        r"Global shape mismatch for loaded \((torch\.Size)?\(?(?P<theirs>[^)]*)\)?\) "
-        r"and expected \((torch\.Size)?\(?(?P<ours>[^)]*)\)?\) tensor "
-        r"for key (?P<of>\S+)",
+        r"Global shape mismatch for loaded \((torch\.Size)?\(?(?P<theirs>[^)]{0,300})\)?\) "
+        r"and expected \((torch\.Size)?\(?(?P<ours>[^)]{0,300})\)?\) tensor "
+        r"for key (?P<of>\S{1,200})",
         "Megatron-LM core 0.19, core/dist_checkpointing/strategies/torch.py",
     ),
     Pattern(
         "checkpoint_mismatch",
-        r"(?P<of>\w+) value from checkpoint \((?P<theirs>.*?)\) is not equal to the (?P<argument>input argument) value "
-        r"\((?P<ours>.*?)\)",
+        r"\b(?P<of>\w{1,100}) value from checkpoint \((?P<theirs>.{0,300}?)\) is not equal to the "
+        r"(?P<argument>input argument) value "
+        r"\((?P<ours>.{0,300}?)\)",
         _CHECKPOINTING,
     ),
     Pattern(
         "checkpoint_mismatch",
-        r"\((?P<of>TP, PP)\) mismatch after resume \((?P<ours>.+?) vs (?P<theirs>.+?) from checkpoint\)"
+        r"\((?P<of>TP, PP)\) mismatch after resume \((?P<ours>.{1,100}?) vs (?P<theirs>.{1,100}?) from checkpoint\)"
         r"|Fully parallel load is not supported for dp_zero_gather_scatter checkpoints",
         _CHECKPOINTING,
     ),
     Pattern(
         "checkpoint_mismatch",
-        r"\S+ from model not in state dict: |Unexpected keys? \(not found in the model\)"
+        r"(?<!\S)\S{1,200} from model not in state dict: |Unexpected keys? \(not found in the model\)"
         r"|Missing keys? \(not found in the checkpoint\)",
         "Megatron-LM core 0.19, core/dist_checkpointing/validation.py and strategies/torch.py",
     ),
     Pattern(
         "checkpoint_mismatch",
-        r"^KeyError: '?(?P<missing>[^']*)",
+        r"^KeyError: '?(?P<missing>[^']{0,300})",
         f"{_CHECKPOINTING}: what the loader looks for is not in the file",
         phase="loading",
     ),
     Pattern(
         "checkpoint_load",
-        r"FileNotFoundError: .*mp_rank_\d+\S*/(model_optim_rng|distrib_optim)\.pt",
+        r"FileNotFoundError: .{0,300}mp_rank_\d{1,20}\S{0,200}/(model_optim_rng|distrib_optim)\.pt",
         f"{_CHECKPOINTING}: a file of another split, or one that is missing",
         phase="loading",
     ),
@@ -78,20 +80,22 @@ PATTERNS = (
     ),
     Pattern(
         "checkpoint",
-        r"CheckpointingException: .* is not a distributed checkpoint|NotImplementedError: unknown checkpoint format in"
+        r"CheckpointingException: .{0,300} is not a distributed checkpoint"
+        r"|NotImplementedError: unknown checkpoint format in"
         r"|A metadata file exists but unable to load iteration",
         "Megatron-LM core 0.19, megatron/training/checkpointing.py, core/dist_checkpointing/validation.py",
     ),
     # --- the data
     Pattern(
         "index_cache",
-        r"FileNotFoundError: .*No such file or directory: '[^']*(GPTDataset_indices|[0-9a-f]+-\w*Dataset-)[^']*'",
+        r"FileNotFoundError: .{0,300}No such file or directory: '[^']{0,300}(GPTDataset_indices"
+        r"|[0-9a-f]+-\w{0,100}Dataset-)[^']{0,300}'",
         "Megatron-LM core 0.19, core/datasets/gpt_dataset.py",
     ),
     # --- the loss
     Pattern(
         "bad_loss",
-        r"Unexpected result .*found (NaN|Inf) in local (forward loss|grad norm)",
+        r"Unexpected result .{0,300}found (NaN|Inf) in local (forward loss|grad norm)",
         "Megatron-LM core 0.16 to 0.19, core/rerun_state_machine.py, core/distributed/param_and_grad_buffer.py and "
         "pretrain_gpt.py",
     ),
@@ -100,7 +104,7 @@ PATTERNS = (
     Pattern(
         "bad_arguments",
         r"number of contiguous micro-batches in a virtual pipeline stage ?should range in"
-        r"|number of microbatches .*(is not|must be) divisible by",
+        r"|number of microbatches .{0,300}(is not|must be) divisible by",
         "Megatron-LM core 0.16 to 0.19, core/pipeline_parallel/schedules.py",
     ),
 )
