@@ -22,7 +22,7 @@ UNITS = [
     "\x1b]",
     "out of memory ",
     "CUDA out of memory. Tried to allocate 2.00 GiB\n",
-    "[rank7]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate " + "9" * 60 + " GiB\n",
+    "[rank7]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate " + "9" * 400 + " GiB\n",
     "\n",
     "\r",
     "\x1b]\n",
