@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.causes.cause import advice, cause_from_log, sentence
+from llmlaunch.causes.cause import (
+    advice,
+    cause_from_log,
+    cause_from_ranks,
+    likelier,
+    sentence,
+    with_last_message,
+)
 from llmlaunch.causes.cause_kind import NEVER
 from llmlaunch.causes.kinds import kind_of
 from llmlaunch.causes.log_scan import scan
@@ -211,3 +218,27 @@ def test_a_crash_of_two_ranks_names_both() -> None:
     record = cause_of(trace.format(0) + trace.format(5))
     assert record is not None
     assert sentence(record).startswith("crashed (ranks 0 and 5 on n1): ValueError: bad")
+
+
+TORCHRUN = (
+    "E1129 10:00:01.0 12 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 0\n"
+    "Traceback (most recent call last):\n"
+    '  File "/usr/bin/torchrun", line 8, in <module>\n'
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+    "============================================================\n"
+    "/run/trainer/train.py FAILED\n"
+    "Failures:\n  <NO_OTHER_FAILURES>\n"
+    "Root Cause (first observed failure):\n[0]:\n  time      : 2026-11-29_10:00:01\n  exitcode  : 1 (pid: 13)\n"
+)
+OWN = "data.bin has 86 tokens, a sequence needs 129: give more text"
+
+
+@pytest.mark.parametrize("steps", ["", "step 3/10 | loss 3.1 | 1 s/step\n"])
+@pytest.mark.parametrize("ranks", [[], [{"rank": 0, "node": "n1", "exit_code": 1, "signal": None, "ended_at": 1.0}]])
+def test_the_trainers_last_message_is_quoted_and_torchruns_words_are_not(ranks: list[Any], steps: str) -> None:
+    log = f"train.sh on n1: training with /usr/bin/python3\n{OWN}\n{steps}{TORCHRUN}"
+    record = with_last_message(likelier(cause_from_log(scan(log), "n1", ranks), cause_from_ranks("n1", ranks)), log)
+    assert record is not None
+    assert record["kind"] == "crash"
+    assert record["line"].endswith(OWN)
+    assert "ChildFailedError" not in sentence(record)

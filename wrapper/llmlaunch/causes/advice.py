@@ -284,4 +284,4 @@ _OF_EXCEPTIONS = (
 def crash(record: Record) -> str:
     line = str(record.get("line"))
     advice = next((text for expression, text in _OF_EXCEPTIONS if re.match(expression, line)), "")
-    return advice or "The trainer's own message is in the logs: correct what it names, then start it again."
+    return advice or "Correct what the trainer's message names, then start it again; the logs have all of it."

@@ -143,12 +143,16 @@ def likelier(logged: Record | None, ended: Record | None) -> Record | None:
 
 
 def with_last_message(record: Record | None, text: str) -> Record | None:
-    """Return the cause with the last line that the trainer wrote, where only the exit code of a rank is known: what a
-    program says before it exits by itself is no exception."""
-    if record is None or record["source"] != "ranks" or "exit_code" not in record["numbers"]:
+    """Return the cause with the last line that the trainer wrote, where nothing else is known but the exit code of a
+    rank, or its launcher's words about it: what a program says before it exits by itself is no exception."""
+    if record is None or record["kind"] != "crash":
         return record
-    message = last_message(text)
-    return {**record, "line": harmless(f"{record['line']}; its log ends with: {message}")} if message else record
+    exited = record["source"] == "ranks" and "exit_code" in record["numbers"]
+    told_by_launcher = record["source"] == "log" and record["consequence"]
+    message = last_message(text) if exited or told_by_launcher else ""
+    if not message:
+        return record
+    return {**record, "line": harmless(f"{record['line']}; its log ends with: {message}") if exited else message}
 
 
 def _cause_of_hit(hit: Hit, same_kind: Sequence[Hit], node: str, ranks: Sequence[Record]) -> Record:
