@@ -160,6 +160,60 @@ def test_sigkill_is_probably_main_memory(line: str) -> None:
         (f"{TRACE}ModuleNotFoundError: No module named 'flash_attn'", "crash", "lacks this module"),
         ("torch.AcceleratorError: CUDA error: device-side assert triggered", "device_assert", "vocab_size"),
         ("bash: line 3: torchrun: command not found", "no_program", "activate the training environment"),
+        ("_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so you have two "
+         "options", "checkpoint_load", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"),
+        (f"{TRACE}{FRAME}_pickle.UnpicklingError: Weights only load failed. This file can still be loaded",
+         "checkpoint_load", "Nothing is damaged"),
+        (f"{TRACE}{FRAME}x.CheckpointingException: Some keys found in the checkpoint are missing in the state dict",
+         "checkpoint_mismatch", "--no-load-optim"),
+        (f"{TRACE}{FRAME}ValueError: Cannot merge two lists with different lengths (1 and 5, encountered at (0,))",
+         "checkpoint_mismatch", "fully-reshardable"),
+        (f"{TRACE}{FRAME}AssertionError: OptimizerParamScheduler: class input value 640 and checkpointvalue 384 for "
+         "total number of iterations do not match", "checkpoint_mismatch", "--override-opt-param-scheduler"),
+        ("Unable to load optimizer from checkpoint /s/x.pt. Specify --no-load-optim or --finetune to prevent "
+         "attempting to load the optimizer state, exiting ...", "checkpoint_mismatch", "--no-load-optim"),
+        (f"{TRACE}{FRAME}FileNotFoundError: [Errno 2] No such file or directory: '/s/iter_0000600/__3_1.distcp'",
+         "checkpoint_load", "Either the job differs"),
+        (f"{TRACE}ValueError: Can't find a valid checkpoint at /s/out/checkpoint-500", "checkpoint_load",
+         "save_only_model"),
+        (f'{TRACE}ValueError: Trying to set a tensor of shape torch.Size([32000, 4096]) in "weight" (which has shape '
+         "torch.Size([0])), this look incorrect.", "checkpoint_mismatch", "GatheredParameters"),
+        ("\tsize mismatch for lm_head.weight: copying a param with shape torch.Size([32001, 64]) from checkpoint, the "
+         "shape in current model is torch.Size([32000, 64]).", "checkpoint_mismatch", "vocabulary"),
+        (f"{TRACE}RuntimeError: decoder world_size (4) is not divisible by expert_tensor_model_pipeline_parallel size "
+         "(8)", "bad_arguments", "refuses an argument"),
+        ("AssertionError: Check batch related parameters. train_batch_size is not", "bad_arguments", "recipe"),
+        ("RuntimeError: Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:144] no error", "rendezvous",
+         "GLOO_SOCKET_IFNAME"),
+        ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:34567: Connection "
+         "refused", "rendezvous", "here 127.0.1.1"),
+        (f"{TRACE}torch.distributed.elastic.rendezvous.api.RendezvousClosedError", "rendezvous", "--nnodes"),
+        ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled system error\nLast error:\n"
+         "Net : Connect to 10.0.0.9<54263> failed : No route to host", "nccl", "NCCL_SOCKET_IFNAME"),
+        (f"{TRACE}torch.distributed.DistBackendError: NCCL error in: x.cpp:1, internal error\nLast error:\n"
+         "Message truncated : received 1024 bytes instead of 256", "crash", "different versions of NCCL"),
+        ("n1:1:1 [0] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device", "shm_full",
+         "--shm-size"),
+        ("[W] Sending process 7 closing signal SIGTERM\nfailed (exitcode: -7) local_rank: 0 (pid: 8)", "crash",
+         "/dev/shm"),
+        ("[h1:3039 :0:3095] Caught signal 7 (Bus error: nonexistent physical address)", "crash", "/dev/shm"),
+        ("  traceback : Signal 11 (SIGSEGV) received by PID 6421", "crash", "PYTHONFAULTHANDLER"),
+        (f"{TRACE}requests.exceptions.ConnectionError: HTTPSConnectionPool(host='blob.example.net', port=443): Max "
+         "retries exceeded with url: /x.tiktoken (Caused by NameResolutionError(\"Failed to resolve 'blob.example.net' "
+         "([Errno -3] Temporary failure in name resolution)\"))", "hub", "TIKTOKEN_CACHE_DIR"),
+        (f"{TRACE}LookupError: \n****\n  Resource punkt not found.\n", "crash", "NLTK_DATA"),
+        (f"{TRACE}ConnectionError: Couldn't reach 'allenai/c4' on the Hub (LocalEntryNotFoundError)", "hub", "paths"),
+        (f"{TRACE}x.OfflineModeIsEnabled: Cannot reach https://huggingface.co/api: offline mode is enabled.", "hub",
+         "paths"),
+        (f"{TRACE}OSError: You are trying to access a gated repo.", "crash", "HF_TOKEN"),
+        (f"{TRACE}AssertionError: One or both of the .idx and .bin files cannot be found at the path prefix /d/text",
+         "crash", "all nodes share"),
+        ("srun: error: Task launch for StepId=4711.0 failed on node n2: Invalid job credential", "step_refused",
+         "--exclude"),
+        (f"{TRACE}RuntimeError: Using hostfile at hosts but host=n2 was not reachable via ssh. If you are", "no_ssh",
+         "srun"),
+        (f"{TRACE}RuntimeError: launcher 'pdsh' not installed.", "no_ssh", "srun"),
+        (f"{TRACE}op_builder.builder.MissingCUDAException: CUDA_HOME does not exist", "crash", "CUDA_HOME"),
     ],
 )  # fmt: skip
 def test_what_a_line_shows_is_what_the_advice_follows_from(line: str, kind: str, way_out: str) -> None:
@@ -175,6 +229,11 @@ def test_what_a_line_shows_is_what_the_advice_follows_from(line: str, kind: str,
         "srun: error: Unable to create step for job 4711: Job/step already completing or completed",
         "wandb: WARNING Path /home/u/wandb was not writable",
         "ImportError is ignored: No module named apex",
+        "Missing keys (not found in the checkpoint):",
+        "(TP, PP) mismatch after resume ((1, 4) vs (2, 2) from checkpoint): RNG state will be ignored",
+        "'(ReadTimeoutError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out.\"), '(ID: 1)')' "
+        "thrown while requesting HEAD https://huggingface.co/gpt2/resolve/main/config.json",
+        "WARNING:urllib3:Retrying (Retry(total=2)) after connection broken by 'NewConnectionError(Connection refused)'",
     ],
 )
 def test_what_only_looks_like_a_cause_is_none(line: str) -> None:
@@ -242,3 +301,41 @@ def test_the_trainers_last_message_is_quoted_and_torchruns_words_are_not(ranks: 
     assert record["kind"] == "crash"
     assert record["line"].endswith(OWN)
     assert "ChildFailedError" not in sentence(record)
+
+
+def test_of_a_message_of_several_lines_that_with_both_sides_is_told_in_a_loader_too() -> None:
+    record = cause_of(
+        f"{TRACE}{FRAME}RuntimeError: Error(s) in loading state_dict for GPTModel:\n"
+        "\tsize mismatch for layers.0.qkv.weight: copying a param with shape torch.Size([768, 64]) from checkpoint, "
+        "the shape in current model is torch.Size([1536, 64])."
+    )
+    assert record is not None
+    assert record["kind"] == "checkpoint_mismatch"
+    assert "The checkpoint has layers.0.qkv.weight: [768, 64], this job has [1536, 64]" in advice(record)
+
+
+def test_a_rank_that_torchrun_killed_after_the_first_failure_was_not_out_of_memory() -> None:
+    end = "  exitcode  : {0} (pid: 7)\n  traceback : {1}\n"
+    killed, failed = end.format(-9, "Signal 9 (SIGKILL) received by PID 7"), end.format(1, "To enable traceback see:")
+    listed = "ChildFailedError:\nFailures:\n[1]:\n{0}------\nRoot Cause (first observed failure):\n[0]:\n{1}======"
+    assert said(listed.format(killed, failed))[0] == "crash"
+    assert said(listed.format(killed, killed))[0] == "killed"
+
+
+@pytest.mark.parametrize("before", ["[default7]:[rank7]: ", " 52: ", "3: [rank7]: "])
+def test_launchers_that_begin_each_line_do_not_hide_an_exception(before: str) -> None:
+    lines = (TRACE + FRAME + "KeyError: 'state'").splitlines()
+    record = cause_of("\n".join(before + line for line in lines))
+    assert record is not None
+    assert record["kind"] == "checkpoint_mismatch"
+    assert record["rank"] == (7 if "rank7" in before else None)
+    assert record["line"] == "KeyError: 'state'"
+
+
+def test_in_a_container_torch_takes_itself_for_another_process() -> None:
+    line = oom(others="Process 3456 has 78.00 GiB memory in use. ", unallocated="58.00").replace("this process has", "")
+    assert said(line)[0] == "oom"
+    line = oom(others="Process 3456 has 58.00 GiB memory in use. Process 9 has 20.60 GiB memory in use. ")
+    kind, way_out = said(line.replace("this process has", ""))
+    assert kind == "gpu_busy"
+    assert "Process 3456 held 58.0 GiB" in way_out

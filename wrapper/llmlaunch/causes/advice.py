@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BAD_NODE",
     "CHECKPOINT_FORMAT",
-    "UNLOADED_CHECKPOINT",
     "busy_gpu",
     "crash",
     "host_memory",
@@ -25,11 +24,13 @@ __all__ = [
     "illegal_access",
     "killed",
     "mismatched_checkpoint",
+    "network",
     "out_of_memory",
     "refused_step",
     "rendezvous",
     "shared_gpu",
     "shared_memory",
+    "unloaded_checkpoint",
     "weights_and_biases",
 ]
 
@@ -48,7 +49,7 @@ CHECKPOINT_FORMAT = (
     "--dist-ckpt-optim-fully-reshardable (Megatron-Bridge: checkpoint.dist_ckpt_optim_fully_reshardable=true), with "
     "core's default dp_reshardable, or with the version that wrote the earlier checkpoints."
 )
-UNLOADED_CHECKPOINT = (
+_UNLOADED_CHECKPOINT = (
     "The message does not say why. Either the job differs from the one that saved it (another split, optimizer, model "
     "or version), or a file is damaged. Nothing was changed: compare the two recipes first; resume --from-older goes "
     "on from an older checkpoint."
@@ -152,14 +153,41 @@ def mismatched_checkpoint(record: Record) -> str:
 
 
 def _ways_to_load(record: Record) -> str:
-    if "embedding" in _fact(record, "of"):
+    if _fact(record, "ours") == "[0]":
+        return (
+            "[0] is how ZeRO 3 shows a parameter that is split over the ranks: load the weights with from_pretrained, "
+            "or within deepspeed.zero.GatheredParameters."
+        )
+    if re.search(r"(?<!position_)embed|lm_head|output_layer", _fact(record, "of")):
         return (
             "The vocabulary is padded to another size: use the same tensor parallelism and "
             "--make-vocab-size-divisible-by as the job that saved it, or resize the embedding before loading."
         )
+    if _fact(record, "scheduler"):
+        return (
+            "Give the job the schedule that the checkpoint was saved with, or say which counts: the job's "
+            "(--override-opt-param-scheduler) or the checkpoint's (--use-checkpoint-opt-param-scheduler)."
+        )
     if _fact(record, "argument"):
         return "Correct the recipe or script, or start from step 0 in another folder (training.checkpoint_path)."
     return _WAYS_TO_LOAD
+
+
+def unloaded_checkpoint(record: Record) -> str:
+    line = str(record.get("line"))
+    if "Weights only load failed" in line:
+        return (
+            "Nothing is damaged: since version 2.6 torch.load reads tensors alone, unless it is told otherwise, and "
+            "this file holds other objects of Python, which the lines below the message name. If you trust the file, "
+            "set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 (environment in a recipe), or upgrade the library that loads it."
+        )
+    if "Can't find a valid checkpoint" in line:
+        return (
+            "The folder holds no state of the optimizer that this job can load: it was saved with the weights alone "
+            "(save_only_model), or by a job without DeepSpeed, or the save was cut short. Nothing was changed: resume "
+            "from another folder, or start anew from these weights."
+        )
+    return _UNLOADED_CHECKPOINT
 
 
 def illegal_access(record: Record) -> str:
@@ -175,6 +203,11 @@ def illegal_access(record: Record) -> str:
 
 
 def refused_step(record: Record) -> str:
+    if re.search(r"[Ll]aunch .{0,400}failed|launch failed", str(record.get("line"))):
+        return (
+            "SLURM did not start the program on a node, which is no fault of the job: start it again, without that "
+            "node (--exclude) if the message names one. If it returns, tell your administrators."
+        )
     if "memory" in str(record.get("line")).lower():
         return (
             "The step asks for more main memory than the job was given: ask for more with --mem (or --mem-per-gpu), or "
@@ -194,12 +227,29 @@ def rendezvous(record: Record) -> str:
             f"{count}The ranks looked for node rank 0 on {host}, which on any other node is that node itself: "
             "MASTER_ADDR must be a name of the first node. Trying again cannot help."
         )
+    if "gloo" in str(record.get("line")).lower():
+        here = f", here {_fact(record, 'gloo')}" if _fact(record, "gloo") else ""
+        return (
+            f"Gloo connects the ranks by the address of each host's name{here}, which other nodes must be able to "
+            "reach: set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to the interface that "
+            "connects the nodes (ip -br addr), on all of them, and let no firewall close the ports between them."
+        )
     where = f"{host} is" if host else "MASTER_ADDR is"
     return (
         f"{count}Either a node did not start (look in the other nodes' logs for an earlier error), or {where} not "
         "reachable from it: a wrong address or interface, a firewall, or another MASTER_PORT. --nnodes must be the "
         "number of launchers. If all nodes started, trying again cannot help."
     )
+
+
+def network(record: Record) -> str:
+    again = "The network between ranks failed, which is often over soon: resume; if it returns, "
+    if re.search(r"Connect to |connect\w* returned|No route to host", str(record.get("line"))):
+        return (
+            f"{again}the ranks use an address that other nodes cannot reach: set NCCL_SOCKET_IFNAME to the interface "
+            "that connects the nodes (ip -br addr), and let no firewall close the ports between them."
+        )
+    return f"{again}set preflight: true."
 
 
 _OPERATIONS = {"ALLGATHER": "an all-gather", "ALLREDUCE": "an all-reduce", "BROADCAST": "a broadcast"}
@@ -249,7 +299,7 @@ def weights_and_biases(record: Record) -> str:
 
 _OF_EXCEPTIONS = (
     (
-        r".*(GatedRepoError|RepositoryNotFoundError|40[13] Client Error)",
+        r".*(GatedRepoError|RepositoryNotFoundError|40[13] Client Error|\bgated repo|not a valid model identifier)",
         "The model or dataset is gated, private or misspelt: set HF_TOKEN of an account that may read it where you "
         "submit, or name a copy by its path.",
     ),
@@ -269,7 +319,33 @@ _OF_EXCEPTIONS = (
         "activates (python and setup in a recipe), and at PYTHONPATH.",
     ),
     (
-        r"(FileNotFoundError|NotADirectoryError): ",
+        r".*(-7\b|SIGBUS|signal 7\b)",
+        "SIGBUS mostly means that /dev/shm was full: use fewer DataLoader workers, or a larger /dev/shm (a container's "
+        "--shm-size or --ipc=host). Otherwise a file that the program had mapped was cut short, or its disk failed.",
+    ),
+    (
+        r".*(-11\b|SIGSEGV|signal 11\b)",
+        "SIGSEGV: a compiled library crashed, mostly because libraries do not fit together (torch, NCCL, flash-attn, "
+        "Transformer Engine). PYTHONFAULTHANDLER=1 shows where.",
+    ),
+    (
+        r".*Message truncated : received",
+        "The ranks run different versions of NCCL, or another job's ranks came to the same port: use the same "
+        "environment on all nodes.",
+    ),
+    (
+        r"\s*Resource \S+ not found",
+        "NLTK's data is not on the node: download it where there is a network into a folder that all nodes share, and "
+        "set NLTK_DATA to it.",
+    ),
+    (
+        r".*(CUDAMismatchException|MissingCUDAException|Failed to find C compiler)",
+        "A library compiles a kernel while it runs, and does not find the compiler for it on the node: load the module "
+        "of gcc, and that of the CUDA version that torch was built with (CUDA_HOME).",
+    ),
+    (
+        r"(FileNotFoundError|NotADirectoryError): "
+        r"|.*(Incorrect path_or_model_id|HFValidationError: Repo id must|cannot be found at the path prefix)",
         "The path is not there on the node: folders of a login node or a node's own disk are not everywhere. Name one "
         "that all nodes share.",
     ),

@@ -156,8 +156,8 @@ def with_last_message(record: Record | None, text: str) -> Record | None:
 
 
 def _cause_of_hit(hit: Hit, same_kind: Sequence[Hit], node: str, ranks: Sequence[Record]) -> Record:
-    if not hit.facts:  # of a message of several lines, that which names both sides
-        hit = next((other for other in same_kind if other.facts and _same_speaker(other, hit)), hit)
+    if not _names_more(hit):  # of a message of several lines, that which names both sides
+        hit = next((other for other in same_kind if _names_more(other) and _same_speaker(other, hit)), hit)
     rank = _rank_of(hit, ranks)
     kind = _whose_memory(hit, ranks) if hit.kind == "oom" else hit.kind
     record = cause(
@@ -177,6 +177,10 @@ def _cause_of_hit(hit: Hit, same_kind: Sequence[Hit], node: str, ranks: Sequence
     if hit.kind == "oom" or len(each) > 1:
         record["ranks"] = each[:MOST_RANKS]
     return record
+
+
+def _names_more(hit: Hit) -> bool:
+    return bool(set(hit.facts) - {"phase"})
 
 
 def _same_speaker(one: Hit, other: Hit) -> bool:

@@ -188,7 +188,7 @@ _ROWS = (
     CauseKind(
         "checkpoint_load",
         "the checkpoint was not loaded",
-        advise.UNLOADED_CHECKPOINT,
+        advise.unloaded_checkpoint,
         "an exception that left the framework's `load_checkpoint` and says neither that a file is damaged nor what "
         "does not match. No file of the checkpoint and no tracker is touched",
         PERSON,
@@ -377,9 +377,10 @@ _ROWS = (
     ),
     CauseKind(
         "hub",
-        "the Hugging Face hub did not answer",
-        "Compute nodes often have no network: name the tokenizer and the data by their paths; or resume later.",
-        "Hugging Face's hub cannot be reached, or answers 429 or 5xx",
+        "a web site did not answer",
+        "Compute nodes often have no network: download the model, the tokenizer and the data elsewhere, and name them "
+        "by their paths (or share the caches: HF_HOME, TIKTOKEN_CACHE_DIR, NLTK_DATA); or resume later.",
+        "Hugging Face's hub or another site cannot be reached, or the hub answers 429 or 5xx",
         SITE,
         retry=LATER,
         interrupts=True,
@@ -416,7 +417,7 @@ _ROWS = (
     CauseKind(
         "nccl",
         "the network between ranks failed",
-        "The network between ranks failed, which is often over soon: resume; if it returns, set preflight: true.",
+        advise.network,
         "InfiniBand's `local catastrophic error` or port down (host at fault); NCCL's system error, with its own last "
         "error",
         NODE,

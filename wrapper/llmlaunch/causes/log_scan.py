@@ -38,12 +38,18 @@ PIN_LINES = 12  # a traceback's last lines, in which `pin_memory` says that it w
 ACTIVITY_LINES = 400  # before a hang, in which the log says what the program was doing
 MOST_MEASURED = 1000  # messages about memory whose numbers are read
 FACT_CHARACTERS = 100
+ROUNDING_BYTES = 16 * 2**20  # two decimals of each of the GiB that are added
 MOST_OF_KIND = 2000
 """Hits of one kind that are kept; of crashes the last one takes the last place."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]{0,2048}\x07")
-# torch >= 2.4 begins an uncaught exception's lines with the global rank; torchrun --tee with role and local rank
-_PREFIX = re.compile(r"\[(?P<word>rank|[a-z]+)(?P<number>\d{1,9})\]:\s?")
+# srun --label begins every line with the task; torchrun --tee with role and local rank; then torch >= 2.4 writes the
+# global rank before each line of an uncaught exception
+_PREFIX = re.compile(
+    r"(?: {0,9}(?P<task>\d{1,9}): )?(?:\[(?!rank)(?P<role>[a-z]{1,60})(?P<local>\d{1,9})\]:\s?)?"
+    r"(?:\[rank(?P<rank>\d{1,9})\]:\s?)?"
+)
+_BEGINNINGS = frozenset("[ 0123456789")
 _PATTERNS = [(re.compile(pattern.expression), pattern) for pattern in patterns()]
 _FRAMES = [(re.compile(frame.expression), frame) for frame in frames()]
 _CAUSE_OF_PHASE = {frame.phase: frame.cause for _, frame in _FRAMES}
@@ -54,6 +60,8 @@ _XID = re.compile(XID)
 _DEVICE = re.compile(r"(?:\bRank (?P<rank>\d{1,9}), node \S+, device|\(node: \S+, gpu:) (?P<device>\d{1,9})\b")
 _OF_THE_SYSTEM, _WRAPPER = re.compile(f"{OF_THE_SYSTEM}|{WRAPPER}"), re.compile(WRAPPER)
 _COLLECTIVE = re.compile(r"\bOpType=(\w{1,40})")
+_OTHER_FAILURES, _FIRST_FAILURE = "Failures:", "Root Cause (first observed failure):"
+_END_OF_RANK = re.compile(r"\s{1,9}(exitcode|traceback) {0,9}:")
 _LAST_ERROR = "Last error:"  # NCCL's, on the line after torch's
 _BAD_STEP = re.compile(r"\b(?:step|iteration) #?(\d{1,15})\b")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -123,6 +131,7 @@ class _Scanner:
         self._measured = 0
         self._kept: dict[str, int] = {}  # hits by kind
         self._hang_is_known = False
+        self._lists_others = False
 
     def read(self, place: int, raw: str) -> None:
         speaker, line = _speaker(_plain(raw))
@@ -131,6 +140,8 @@ class _Scanner:
             return
         if line.startswith(_TRACEBACK):
             self._open_tracebacks[speaker] = True
+            return
+        if self._is_of_another(line):
             return
         if self._open_tracebacks.get(speaker) and line[:1] in (" ", "\t"):
             for expression, frame in _FRAMES:
@@ -150,6 +161,12 @@ class _Scanner:
             hit = _with_speaker(Hit(_cause_of_phases(line, phases), harmless(told), place), speaker)
         if hit is not None:
             self._add(hit, speaker, ends)
+
+    def _is_of_another(self, line: str) -> bool:
+        """Whether torchrun's list says how a rank ended that did not fail first: torchrun itself may have killed it."""
+        if line.startswith((_OTHER_FAILURES, _FIRST_FAILURE)):
+            self._lists_others = line.startswith(_OTHER_FAILURES)
+        return self._lists_others and _END_OF_RANK.match(line) is not None
 
     def _add(self, hit: Hit, speaker: Speaker | None, ends: bool) -> None:
         before = self._chained.pop(speaker, None) if ends else None
@@ -292,15 +309,22 @@ def _plain(line: str) -> str:
 
 
 def _with_speaker(hit: Hit, speaker: Speaker | None) -> Hit:
-    if speaker is None:
+    if speaker is None or speaker[0] == "task":
         return hit
     word, number = speaker
     return hit._replace(rank=number) if word == "rank" else hit._replace(local_rank=number)
 
 
 def _speaker(line: str) -> tuple[Speaker | None, str]:
-    match = _PREFIX.match(line) if line.startswith("[") else None
-    return (None, line) if match is None else ((match.group("word"), int(match.group("number"))), line[match.end() :])
+    """Who wrote a line, by the last word of its prefix, and the rest of it."""
+    match = _PREFIX.match(line) if line[:1] in _BEGINNINGS else None
+    if match is None or match.end() == 0:
+        return None, line
+    task, role, local, rank = match.group("task", "role", "local", "rank")
+    rest = line[match.end() :]
+    if rank is not None:
+        return ("rank", int(rank)), rest
+    return (("task", int(task)) if role is None else (role, int(local))), rest
 
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
@@ -325,8 +349,7 @@ _BEFORE_TORCH_2_1 = {
     "reserved_bytes": rf"{_SIZE}\s+(?:reserved in total by PyTorch|cached)",
 }
 _GPU = r"GPU (\d{1,9})\b"
-_OTHER_PROCESS = r"Process (\d{1,9}) has\s{1,9}[\d.]{1,64}\s{1,9}\w{1,9}\s{1,9}memory in use"
-_OTHERS = rf"Process \d+ has\s+{_SIZE}\s+memory in use"
+_OTHERS = rf"Process (\d{{1,9}}) has\s+{_SIZE}\s+memory in use"
 _HOST = r"(?:tried to allocate|Unable to allocate)\s+([\d.]{1,64})\s{1,9}(bytes|[KMGTP]iB)"
 
 
@@ -342,17 +365,33 @@ def device_numbers(text: str) -> Numbers:
     gpu = re.search(_GPU, text)
     if gpu is not None:
         numbers["gpu"] = int(gpu.group(1))
-    others = [_bytes(match.group(1), match.group(2)) for match in re.finditer(_OTHERS, text)]
-    processes = re.findall(_OTHER_PROCESS, text)
-    if len(processes) == 1:
-        numbers["other_process_id"] = int(processes[0])
-    if others and None not in others:
-        numbers["other_processes_bytes"] = sum(size for size in others if size is not None)
     if "allocated_bytes" in numbers and "unallocated_bytes" in numbers:
         numbers.setdefault("reserved_bytes", numbers["allocated_bytes"] + numbers["unallocated_bytes"])
+    numbers.update(_of_other_processes(text, numbers))
     if "process_bytes" in numbers and "reserved_bytes" in numbers:
         numbers["non_torch_bytes"] = max(0, numbers["process_bytes"] - numbers["reserved_bytes"])
     return numbers
+
+
+def _of_other_processes(text: str, numbers: Numbers) -> Numbers:
+    """What processes hold that the message gives numbers. Where none is "this process", as in a container with process
+    ids of its own, torch has taken itself for one of them: for the smallest that could hold what torch reserved."""
+    others = [(int(match[1]), _bytes(match[2], match[3])) for match in re.finditer(_OTHERS, text)]
+    held = [(size, process) for process, size in others if size is not None]
+    if len(held) != len(others):
+        return {}
+    found: Numbers = {}
+    if held and "process_bytes" not in numbers:
+        least = numbers.get("reserved_bytes", 0) - ROUNDING_BYTES
+        itself = min((one for one in held if one[0] >= least), default=None)
+        if itself is not None:
+            held.remove(itself)
+            found["process_bytes"] = itself[0]
+    if held:
+        found["other_processes_bytes"] = sum(size for size, _ in held)
+    if len(held) == 1:
+        found["other_process_id"] = held[0][1]
+    return found
 
 
 def _sizes_in(text: str, expressions: dict[str, str]) -> Numbers:

@@ -1,6 +1,7 @@
 """The lines by which logs tell what ended a trainer, each with where it comes from: data, in the order of trying.
 
-Here are those of CUDA, NCCL, PyTorch, Python, the kernel, containers and SLURM. What only one framework says is in
+Here are those of CUDA, NCCL, PyTorch, Python, the kernel, containers and SLURM; `file_patterns.py` has those of
+checkpoints and other files, `web_patterns.py` those of sites on the internet. What only one framework says is in
 `backends/<framework>/failures.py`, and comes first. The kinds that they name are in `kinds.py`.
 """
 
@@ -10,7 +11,9 @@ import pkgutil
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .file_patterns import FILE_PATTERNS
 from .pattern import Frame, Pattern
+from .web_patterns import WEB_PATTERNS
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -31,11 +34,6 @@ __all__ = [
 ]
 
 _ERROR = ("Error: ",)
-# A file of torch.save that is cut short or overwritten.
-UNREADABLE = (
-    r"PytorchStreamReader failed (reading|locating|finding)|_pickle\.UnpicklingError: |^EOFError: Ran out of input"
-)
-TORCH_FILES = "torch 2.13, caffe2/serialize/inline_container.cc and torch/serialization.py"
 
 PATTERNS = (
     # --- the GPU itself
@@ -180,6 +178,11 @@ PATTERNS = (
         r"^srun: error: Unable to create step for job \d{1,20}: (?!.{0,300}already complet)(?P<why>.{0,300})",
         "SLURM 22.05 to 25.05, srun",
     ),
+    Pattern(
+        "step_refused",
+        r"^srun: error: (Task launch for \S{1,100} failed on node \S{1,200}|Application launch failed): ",
+        "SLURM 22.05 to 25.05, srun",
+    ),
     # --- what the GPU cannot do
     Pattern(
         "gpu_shared",
@@ -203,7 +206,8 @@ PATTERNS = (
     Pattern("open_files", r"Too many open files|\[Errno 24\]|error: EMFILE", "errno EMFILE: Python, torch, NCCL, gloo"),
     Pattern(
         "shm_full",
-        r"/dev/shm\b.{0,300}No space left on device|No space left on device.{0,300}/dev/shm\b"
+        r"/shm\.(h|cc):\d{1,9} NCCL WARN .{0,300}No space left on device"
+        r"|/dev/shm\b.{0,300}No space left on device|No space left on device.{0,300}/dev/shm\b"
         r"|failed to extend /dev/shm/"
         r"|unable to (open|resize|allocate) shared memory.{0,300}No space left|insufficient shared memory \(shm\)"
         r"|workers are out of shared memory|killed by signal: Bus error",
@@ -220,68 +224,14 @@ PATTERNS = (
         "sockets say the same: EAGAIN, ENODEV, ENOTCONN, EHOSTDOWN",
         True,
     ),
-    # --- the checkpoint
-    Pattern("checkpoint", UNREADABLE, TORCH_FILES, phase="loading"),
-    Pattern("damaged_file", UNREADABLE, TORCH_FILES),
-    Pattern("damaged_file", r"SafetensorError: Error while deserializing header", "safetensors 0.8"),
-    Pattern(
-        "checkpoint_mismatch",
-        r"Missing key in checkpoint state_dict: (?P<missing>[\w.]{1,200})",
-        "torch 2.13, distributed/checkpoint/default_planner.py",
-    ),
-    Pattern(
-        "checkpoint_mismatch",
-        r"Size mismatch between saved torch\.Size\((?P<theirs>\[[\d, ]{0,100}\])\) and current: "
-        r"torch\.Size\((?P<ours>\[[\d, ]{0,100}\])\) for (?P<of>[\w.]{1,200})",
-        "torch 2.13, distributed/checkpoint/default_planner.py",
-    ),
-    Pattern(
-        "checkpoint_mismatch",
-        r"\bsize mismatch for (?P<of>[\w.]{1,200}): "
-        r"copying a param with shape torch\.Size\((?P<theirs>\[[\d, ]{0,100}\])\) from "
-        r"checkpoint, the shape in current model is torch\.Size\((?P<ours>\[[\d, ]{0,100}\])\)",
-        "torch 2.13, nn/modules/module.py",
-    ),
-    Pattern(
-        "checkpoint_mismatch",
-        r"Error\(s\) in loading state_dict for |loaded state dict (has a different number of parameter groups"
-        r"|contains a parameter group that doesn't match)",
-        "torch 2.13, nn/modules/module.py and optim/optimizer.py",
-    ),
+    *FILE_PATTERNS,
     # --- the arguments
     Pattern(
         "bad_arguments",
         r"^\S{1,200}\.py: error: (unrecognized arguments|the following arguments are required|argument \S{1,200}): ",
         "Python's argparse",
     ),
-    # --- what lies outside the cluster, and the way there
-    Pattern(
-        "hub",
-        r"(huggingface\.co|hf\.co).{0,300}?(Max retries exceeded|timed out|Failed to resolve)"
-        r"|Error: We couldn't connect to '|(on|to) the Hub,? and we cannot find"
-        r"|^429 Too Many Requests(:| for url)|Error: (Client|Server) error '(429|50[0234]) "
-        r"|^httpx2?\.\w{1,100}: .{0,300}\[Errno -\d\]",
-        "huggingface_hub 0.11 to 2.4 (utils/_http.py, file_download.py), requests, urllib3, httpx, transformers 5.23",
-    ),
-    Pattern("hub", r"(429|50[0234]) (Client|Server) Error", "huggingface_hub 0.11 to 2.4; requests", after=_ERROR),
-    Pattern(
-        "name_resolution",
-        r"(Temporary failure in name resolution|Name or service not known|No address associated with hostname)",
-        "glibc 2.36, gai_strerror: EAI_AGAIN, EAI_NONAME, EAI_NODATA",
-        True,
-        after=("rror", "Exception"),
-    ),
-    Pattern(
-        "wandb",
-        r"^wandb\..{0,300}: .{0,300}(?P<login>api_key not configured|No API key|not logged in)",
-        "wandb 0.16 on",
-    ),
-    Pattern(
-        "wandb",
-        r"^wandb\.\S{0,200}(CommError|Error): .{0,300}(timed out|network|connect)|api\.wandb\.ai.{0,300}(Max retries"
-        r"|timed out|Failed to)",
-        "wandb 0.16 on; requests",
-    ),
+    *WEB_PATTERNS,
     # --- the network
     Pattern(
         "network_interface",
@@ -313,8 +263,14 @@ PATTERNS = (
         "rendezvous",
         r"(client socket has (timed out|failed)"
         r"|timed out).{0,300}trying to connect to [\[(]*(?P<host>[\w.-]{1,200})\]?[,:] ?\d"
-        r"|[Rr]endezvous(Timeout|Connection)Error",
+        r"|[Rr]endezvous(Timeout|Connection|Closed)Error",
         "torch 2.13, distributed/c10d/socket.cpp, elastic/rendezvous",
+        consequence=True,
+    ),
+    Pattern(
+        "rendezvous",
+        r"Gloo connectFullMesh failed|gloo/transport/tcp/pair\.cc:\d{1,9}\] connect \[(?P<gloo>127\.[\d.]{1,20})\]",
+        "torch 2.13, ProcessGroupGloo; gloo, transport/tcp/pair.cc",
         consequence=True,
     ),
     Pattern(
@@ -349,6 +305,14 @@ PATTERNS = (
     ),
     Pattern(
         "crash",
+        r"\b(exitcode *: *|return code = )-(?P<code>4|6|7|8|11)\b"
+        r"|\bSignal \d{1,2} \((?P<signal>SIG(ILL|ABRT|BUS|FPE|SEGV))\)"
+        r"|^\[\S{1,200}( :\S{1,50})?\] Caught signal (?P<caught>\d{1,2}) \(",
+        "torch 2.13, distributed/elastic; DeepSpeed 0.19, launcher/launch.py; UCX",
+        consequence=True,
+    ),
+    Pattern(
+        "crash",
         r"ChildFailedError|SignalException: Process|KeyboardInterrupt|Sending process \d{1,20} closing signal",
         "torch 2.x, distributed/elastic: the launcher on its ranks",
         consequence=True,
@@ -362,7 +326,7 @@ TELLING = (
     *("rror", "rrno", "xception", "emory", "MEMORY", "alloc", "ALLOC", "oom", "Xid", "lost", "_LOST", "fallen", "ECC"),
     *("NVLink", "mismatch", "space left", "quota", "NET/IB", "exited", "aborted", "terminated", "imeout", "imed out"),
     *("onitor", "dump signal", "onnection", "pipe", "failed", "peer", "socketProgress", "Interrupt", "closing signal"),
-    *("what()", "EADDRINUSE", "ddress already", "refuses", "unable to load", "/latest names"),
+    *("what()", "EADDRINUSE", "ddress already", "refuses", "nable to load", "/latest names"),
     *("the loss is", "found NaN", "found Inf"),
     *("Stale", "Too Many Requests", "on the Hub", "to the Hub"),
     *("pyxis", "FATAL", "EMFILE", "shared memory", "open files"),
@@ -370,7 +334,7 @@ TELLING = (
     *(
         "not found",
         "exitcode",
-        "SIGKILL",
+        "(SIG",
         "return code",
         "ssh",
         "interface",
@@ -378,6 +342,8 @@ TELLING = (
         "ulimit",
         "Duplicate GPU",
         "out of resource",
+        "aught signal",
+        "OfflineMode",
     ),
 )
 
@@ -398,6 +364,12 @@ NO_CAUSES = (
         r"^\[[WI]\S{0,200} .{0,300}socket\.cpp",
         "torch 2.x, TCPStore: it tries again, and looks for IPv6 addresses that seldom are",
     ),
+    (
+        r"mismatch after resume .{0,300} will be ignored",
+        "Megatron-LM, training/checkpointing.py: it goes on without the state of its random numbers",
+    ),
+    (r" thrown while requesting [A-Z]{3,7} https?:", "huggingface_hub: it tries again, or takes what it has kept"),
+    (r"\bRetrying \(Retry\(", "urllib3: it tries again"),
     (r"^llmlaunch: |^(train\.sh on \S{1,200}|job\.sbatch): |^monitor: ", "our own files on a full disk"),
 )
 
@@ -461,9 +433,10 @@ SLURM_STATES = (
 
 
 def patterns() -> tuple[Pattern, ...]:
-    """Return every row in the order of trying: the frameworks' own before those that all share."""
+    """Return every row in the order of trying: the frameworks' own before those that all share, and those that need no
+    traceback first, since a phase has the same name in all frameworks."""
     own = [pattern for module in _failures() for pattern in module.PATTERNS]
-    return (*own, *PATTERNS)
+    return (*sorted(own, key=lambda pattern: bool(pattern.phase)), *PATTERNS)
 
 
 def frames() -> tuple[Frame, ...]:

@@ -32,15 +32,25 @@ PATTERNS = (
     Pattern(
         "checkpoint_load",
         r"FileNotFoundError: .{0,300}(zero_pp_rank_\d{1,20}_mp_rank_\d{1,20}\w{0,100}_optim_states"
-        r"|mp_rank_\d{1,20}_model_states)\.pt",
+        r"|mp_rank_\d{1,20}_model_states|/zero/\S{1,200}/(fp32|exp_avg|exp_avg_sq))\.pt",
         f"{_ENGINE}: a file of another split, or one that is missing",
         phase="loading",
+    ),
+    Pattern(
+        "bad_arguments",
+        r"Error: (Check batch related parameters\. |Please correct the following DeepSpeed config values that mis)",
+        "DeepSpeed 0.3 to 0.19, runtime/config.py; Transformers 4 and 5, integrations/deepspeed.py",
     ),
     Pattern("bad_loss", r"^step \d{1,20}: the loss is (nan|-?inf)\b", "llmlaunch, trainers/deepspeed/train.py"),
     Pattern(
         "no_ssh",
         r"ssh: connect to host \S{1,200} port \d{1,20}: |^pdsh@\S{1,200}: \S{1,200}: ssh exited with exit code 255",
         "DeepSpeed 0.19, launcher/multinode_runner.py: pdsh and ssh",
+    ),
+    Pattern(
+        "no_ssh",
+        r"Error: (Using hostfile at .{0,300} was not reachable via ssh|launcher 'pdsh' not installed)",
+        "DeepSpeed 0.19, launcher/runner.py",
     ),
 )
 

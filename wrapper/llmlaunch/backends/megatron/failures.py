@@ -57,9 +57,27 @@ PATTERNS = (
     ),
     Pattern(
         "checkpoint_mismatch",
-        r"(?<!\S)\S{1,200} from model not in state dict: |Unexpected keys? \(not found in the model\)"
-        r"|Missing keys? \(not found in the checkpoint\)",
-        "Megatron-LM core 0.19, core/dist_checkpointing/validation.py and strategies/torch.py",
+        r"(?<!\S)\S{1,200} from model not in state dict: |Exception: (Some keys found in the checkpoint are missing"
+        r"|(Unexpected|Missing) keys? \(not found in the (model|checkpoint)\))",
+        "Megatron-LM core 0.19, core/dist_checkpointing/validation.py and strategies/torch.py; with "
+        "--dist-ckpt-strictness log_all the same words are only logged",
+    ),
+    Pattern(
+        "checkpoint_mismatch",
+        r"Unable to load (optimizer|rng state) from checkpoint .{0,300}(--no-load-(optim|rng)|--finetune)",
+        f"{_CHECKPOINTING}; SwissArmyTransformer",
+    ),
+    Pattern(
+        "checkpoint_mismatch",
+        r"Cannot merge two lists with different lengths",
+        "Megatron-LM core 0.19, core/dist_checkpointing/dict_utils.py: the optimizer of another split",
+        phase="loading",
+    ),
+    Pattern(
+        "checkpoint_mismatch",
+        r"(?P<scheduler>OptimizerParamScheduler|AnnealingLR): class input value (?P<ours>\S{1,100}) and "
+        r"checkpoint ?value (?P<theirs>\S{1,100}) for (?P<of>.{1,100}?) do not match",
+        "Megatron-LM core 0.19, core/optimizer_param_scheduler.py",
     ),
     Pattern(
         "checkpoint_mismatch",
@@ -69,7 +87,7 @@ PATTERNS = (
     ),
     Pattern(
         "checkpoint_load",
-        r"FileNotFoundError: .{0,300}mp_rank_\d{1,20}\S{0,200}/(model_optim_rng|distrib_optim)\.pt",
+        r"FileNotFoundError: .{0,300}(mp_rank_\d{1,20}\S{0,200}/(model_optim_rng|distrib_optim)\.pt|\.distcp\b)",
         f"{_CHECKPOINTING}: a file of another split, or one that is missing",
         phase="loading",
     ),
@@ -106,6 +124,12 @@ PATTERNS = (
         r"number of contiguous micro-batches in a virtual pipeline stage ?should range in"
         r"|number of microbatches .{0,300}(is not|must be) divisible by",
         "Megatron-LM core 0.16 to 0.19, core/pipeline_parallel/schedules.py",
+    ),
+    Pattern(
+        "bad_arguments",
+        r"Error: (decoder |encoder )?world_size \(\d{1,20}\) is not divisible by "
+        r"|First dimension of the tensor should be divisible by tensor parallel size",
+        "Megatron-LM core 0.9 to 0.19, core/parallel_state.py and core/tensor_parallel/mappings.py",
     ),
 )
 
