@@ -111,6 +111,16 @@ def test_a_process_that_is_another_rank_shares_the_gpu() -> None:
     assert "LOCAL_RANK" in way_out
 
 
+def test_of_several_processes_on_the_gpu_one_that_is_a_rank_tells() -> None:
+    line = oom(others="Process 70 has 9.89 GiB memory in use. Process 991 has 35.03 GiB memory in use. ")
+    ranks = [{"rank": 3, "pid": 980, "program_pid": 981}, {"rank": 2, "pid": 990, "program_pid": 991}]
+    assert said(line, *ranks)[0] == "gpu_shared"
+    kind, way_out = said(line)
+    assert kind == "gpu_busy"
+    assert "Other processes held 44.9 GiB" in way_out
+    assert "LOCAL_RANK" in way_out
+
+
 def test_a_small_neighbour_or_one_whose_memory_would_not_be_enough_is_not_to_blame() -> None:
     assert said(oom(others="Process 991 has 512.00 MiB memory in use. "))[0] == "oom"
     assert said(oom(asked="40.00", others="Process 991 has 2.00 GiB memory in use. "))[0] == "oom"
@@ -182,6 +192,8 @@ def test_sigkill_is_probably_main_memory(line: str) -> None:
          "shape in current model is torch.Size([32000, 64]).", "checkpoint_mismatch", "vocabulary"),
         (f"{TRACE}RuntimeError: decoder world_size (4) is not divisible by expert_tensor_model_pipeline_parallel size "
          "(8)", "bad_arguments", "refuses an argument"),
+        (f"{TRACE}AssertionError: num_layers should be divisible by pipeline_model_parallel_size", "bad_arguments",
+         "refuses an argument"),
         ("AssertionError: Check batch related parameters. train_batch_size is not", "bad_arguments", "recipe"),
         ("RuntimeError: Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:144] no error", "rendezvous",
          "GLOO_SOCKET_IFNAME"),
@@ -230,6 +242,10 @@ def test_what_a_line_shows_is_what_the_advice_follows_from(line: str, kind: str,
         "wandb: WARNING Path /home/u/wandb was not writable",
         "ImportError is ignored: No module named apex",
         "Missing keys (not found in the checkpoint):",
+        "E1129 torch/_inductor/select_algorithm.py:1134] Runtime error during autotuning: OutOfResources: out of "
+        "resource: shared memory, Required: 163840, Hardware limit: 101376. Ignoring this choice.",
+        "++ python -c 'import torch; torch.OutOfMemoryError: x'",
+        "INFO: again after torch.cuda.OutOfMemoryError, with a micro-batch of 4",
         "(TP, PP) mismatch after resume ((1, 4) vs (2, 2) from checkpoint): RNG state will be ignored",
         "'(ReadTimeoutError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out.\"), '(ID: 1)')' "
         "thrown while requesting HEAD https://huggingface.co/gpt2/resolve/main/config.json",
@@ -242,6 +258,12 @@ def test_what_only_looks_like_a_cause_is_none(line: str) -> None:
 
 def test_a_command_that_is_not_found_gives_way_to_what_ended_the_run() -> None:
     assert said(f"bash: module: command not found\n{TRACE}ValueError: bad sample")[0] == "crash"
+
+
+def test_a_command_that_is_not_found_did_not_end_ranks_that_started() -> None:
+    log = "slurm_script: line 12: module: command not found\n{0} (pid: 8)\nx.ChildFailedError:"
+    assert said(log.format("failed (exitcode: -11) local_rank: 0"))[0] == "crash"
+    assert said(log.format("failed (exitcode: 1) local_rank: 0"))[0] == "crash"
 
 
 def test_nccls_last_error_is_quoted() -> None:
@@ -322,7 +344,7 @@ def test_a_rank_that_torchrun_killed_after_the_first_failure_was_not_out_of_memo
     assert said(listed.format(killed, killed))[0] == "killed"
 
 
-@pytest.mark.parametrize("before", ["[default7]:[rank7]: ", " 52: ", "3: [rank7]: "])
+@pytest.mark.parametrize("before", ["[default7]:[rank7]: ", " 52: ", "3: [rank7]: ", "10.0.0.9: [rank7]: ", "n2: "])
 def test_launchers_that_begin_each_line_do_not_hide_an_exception(before: str) -> None:
     lines = (TRACE + FRAME + "KeyError: 'state'").splitlines()
     record = cause_of("\n".join(before + line for line in lines))
@@ -339,3 +361,9 @@ def test_in_a_container_torch_takes_itself_for_another_process() -> None:
     kind, way_out = said(line.replace("this process has", ""))
     assert kind == "gpu_busy"
     assert "Process 3456 held 58.0 GiB" in way_out
+
+
+def test_tracebacks_of_two_hosts_in_turn_are_kept_apart() -> None:
+    ours, theirs = (TRACE + FRAME + "KeyError: 'state'").splitlines(), (TRACE + "ValueError: bad sample").splitlines()
+    log = "\n".join([f"n2: {ours[0]}", f"n3: {theirs[0]}", f"n2: {ours[1]}", f"n3: {theirs[1]}", f"n2: {ours[2]}"])
+    assert said(log)[0] == "checkpoint_mismatch"

@@ -93,21 +93,26 @@ def out_of_memory(record: Record) -> str:
     )
 
 
-def busy_gpu(record: Record) -> str:
-    others, process = _number(record, "other_processes_bytes"), _number(record, "other_process_id")
-    who = f"Process {process:.0f}" if process is not None else "Another process"
-    held = f" held {_gib(others)} of the GPU" if others is not None else " held memory of the GPU"
-    return (
-        f"{who}{held}, and it is no rank of this job: the GPU was not free. Look for what an earlier job left behind "
-        "(nvidia-smi on the node), or for a job that shares the node without asking SLURM for its GPUs; then resume. "
-        "The layout is not at fault."
-    )
-
-
 _ONE_GPU_EACH = (
     "Each rank must choose its own GPU by LOCAL_RANK (torch.cuda.set_device), CUDA_VISIBLE_DEVICES must not show all "
     "ranks the same one, and a node must not have more ranks than GPUs."
 )
+
+
+def busy_gpu(record: Record) -> str:
+    others, process = _number(record, "other_processes_bytes"), _number(record, "other_process_id")
+    held = f" held {_gib(others)} of the GPU" if others is not None else " held memory of the GPU"
+    if process is None:
+        return (
+            f"Other processes{held}: the GPU was not free. Look for what an earlier job left behind (nvidia-smi on the "
+            "node), or for a job that shares the node without asking SLURM for its GPUs; then resume. If they are "
+            f"ranks of this job, the layout is not at fault either: {_ONE_GPU_EACH[:1].lower()}{_ONE_GPU_EACH[1:]}"
+        )
+    return (
+        f"Process {process:.0f}{held}, and it is no rank of this job: the GPU was not free. Look for what an earlier "
+        "job left behind (nvidia-smi on the node), or for a job that shares the node without asking SLURM for its "
+        "GPUs; then resume. The layout is not at fault."
+    )
 
 
 def shared_gpu(record: Record) -> str:

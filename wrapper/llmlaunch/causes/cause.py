@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from ..rundir.values import is_host
@@ -38,6 +39,7 @@ SCHEMA = 1
 LEAST_HELD_BYTES = 2**30
 """Memory of another process below which an out-of-memory error is the job's own: a CUDA context and what NCCL and
 libraries hold of it take about half of that."""
+_PROCESS = re.compile(r"\bProcess (\d{1,9}) has ")
 MOST_RANKS = 1000
 MOST_NAMED = 3  # ranks in a sentence
 
@@ -108,6 +110,8 @@ def cause_from_log(hits: Sequence[Hit], node: str, ranks: Sequence[Record]) -> R
         first = _first_failed(ranks)
         of_first = [hit for hit in crashes if first is not None and _wrote(hit, first)]
         return _cause_of_hit((of_first or crashes)[-1], crashes, node, ranks)
+    # Where a launcher tells of its ranks' ends, what a shell did not find before has kept nothing from starting.
+    hits = [hit for hit in hits if hit.kind != "no_program"] or hits
     told = [hit for hit in hits if not KINDS[hit.kind].is_weak] or [hit for hit in hits if hit.kind != "crash"] or hits
     return _cause_of_hit(told[0], [hit for hit in told if hit.kind == told[0].kind], node, ranks) if told else None
 
@@ -193,8 +197,8 @@ def _whose_memory(hit: Hit, ranks: Sequence[Record]) -> str:
     others, asked = hit.numbers.get("other_processes_bytes", 0), hit.numbers.get("asked_bytes")
     if asked is None or others < LEAST_HELD_BYTES or asked > hit.numbers.get("free_bytes", 0) + others:
         return "oom"
-    own = {rank.get(name) for rank in ranks for name in ("pid", "program_pid")}
-    return "gpu_shared" if hit.numbers.get("other_process_id") in own - {None} else "gpu_busy"
+    own = {str(rank.get(name)) for rank in ranks for name in ("pid", "program_pid")}
+    return "gpu_shared" if own.intersection(_PROCESS.findall(hit.line)) else "gpu_busy"
 
 
 def _each_rank(hits: Sequence[Hit], ranks: Sequence[Record]) -> list[Record]:

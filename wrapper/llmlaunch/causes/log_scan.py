@@ -49,6 +49,10 @@ _PREFIX = re.compile(
     r"(?: {0,9}(?P<task>\d{1,9}): )?(?:\[(?!rank)(?P<role>[a-z]{1,60})(?P<local>\d{1,9})\]:\s?)?"
     r"(?:\[rank(?P<rank>\d{1,9})\]:\s?)?"
 )
+# pdsh, DeepSpeed's way to other nodes, begins every line with the host: known by its first traceback
+_OF_HOST = re.compile(
+    r"([A-Za-z\d][\w.-]{0,99}): (?:\[[a-z]{1,60}\d{1,9}\]:\s?){0,2}Traceback \(most recent call last\):"
+)
 _BEGINNINGS = frozenset("[ 0123456789")
 _PATTERNS = [(re.compile(pattern.expression), pattern) for pattern in patterns()]
 _FRAMES = [(re.compile(frame.expression), frame) for frame in frames()]
@@ -132,9 +136,12 @@ class _Scanner:
         self._kept: dict[str, int] = {}  # hits by kind
         self._hang_is_known = False
         self._lists_others = False
+        self._hosts: dict[str, int] = {}
 
     def read(self, place: int, raw: str) -> None:
-        speaker, line = _speaker(_plain(raw))
+        host, line = self._host(_plain(raw))
+        speaker, line = _speaker(line)
+        speaker = host if speaker is None else speaker
         if line.startswith(_CHAINED) and speaker in self._last_crash:
             self._chained[speaker] = self._last_crash[speaker]
             return
@@ -161,6 +168,13 @@ class _Scanner:
             hit = _with_speaker(Hit(_cause_of_phases(line, phases), harmless(told), place), speaker)
         if hit is not None:
             self._add(hit, speaker, ends)
+
+    def _host(self, line: str) -> tuple[Speaker | None, str]:
+        match = _OF_HOST.match(line)
+        if match is not None:
+            self._hosts.setdefault(match.group(1), len(self._hosts))
+        host, _, rest = line.partition(": ") if self._hosts else ("", "", "")
+        return (("task", self._hosts[host]), rest) if host in self._hosts else (None, line)
 
     def _is_of_another(self, line: str) -> bool:
         """Whether torchrun's list says how a rank ended that did not fail first: torchrun itself may have killed it."""

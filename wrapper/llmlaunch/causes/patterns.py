@@ -98,7 +98,7 @@ PATTERNS = (
     Pattern(
         "oom", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY", "CUDA error 2 by name, also as Thrust's bad_alloc"
     ),
-    Pattern("host_oom", r"^MemoryError\b|numpy\S{0,200}MemoryError: Unable to allocate", "Python; NumPy"),
+    Pattern("host_oom", r"^MemoryError(:|$)|numpy\S{0,200}MemoryError: Unable to allocate", "Python; NumPy"),
     Pattern(
         "host_oom", r"\[Errno 12\]|std::bad_alloc|Cannot allocate memory \(12\)", "ENOMEM; libstdc++; torch's mmap"
     ),
@@ -115,7 +115,7 @@ PATTERNS = (
     Pattern(
         "oom", r"\b(CUDA|HIP|XPU) out of memory\. Tried to allocate", "torch 1.0 on, c10/cuda/CUDACachingAllocator.cpp"
     ),
-    Pattern("oom", r"\btorch\.(cuda\.)?OutOfMemoryError", "torch 1.13 on"),
+    Pattern("oom", r"\btorch\.(cuda\.)?OutOfMemoryError(:|$)", "torch 1.13 on"),
     Pattern(
         "oom", r"C(UDA|uda) (driver )?(error|Error|failure):? ?\d* ?'?out of memory", "CUDA error 2; torch, NCCL, TE"
     ),
@@ -369,6 +369,8 @@ NO_CAUSES = (
         "Megatron-LM, training/checkpointing.py: it goes on without the state of its random numbers",
     ),
     (r" thrown while requesting [A-Z]{3,7} https?:", "huggingface_hub: it tries again, or takes what it has kept"),
+    (r"Runtime error during autotuning|Ignoring this choice", "torch 2.x, _inductor: it takes another kernel"),
+    (r"^\+{1,9} ", "bash -x: a command, not what it said"),
     (r"\bRetrying \(Retry\(", "urllib3: it tries again"),
     (r"^llmlaunch: |^(train\.sh on \S{1,200}|job\.sbatch): |^monitor: ", "our own files on a full disk"),
 )

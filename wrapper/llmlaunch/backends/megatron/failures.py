@@ -128,8 +128,10 @@ PATTERNS = (
     Pattern(
         "bad_arguments",
         r"Error: (decoder |encoder )?world_size \(\d{1,20}\) is not divisible by "
-        r"|First dimension of the tensor should be divisible by tensor parallel size",
-        "Megatron-LM core 0.9 to 0.19, core/parallel_state.py and core/tensor_parallel/mappings.py",
+        r"|First dimension of the tensor should be divisible by tensor parallel size"
+        r"|Error: num_layers should be divisible by ",
+        "Megatron-LM core 0.9 to 0.19, core/parallel_state.py, core/tensor_parallel/mappings.py and "
+        "core/transformer/transformer_block.py",
     ),
 )
 
