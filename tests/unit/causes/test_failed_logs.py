@@ -174,6 +174,12 @@ def test_sigkill_is_probably_main_memory(line: str) -> None:
          "options", "checkpoint_load", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"),
         (f"{TRACE}{FRAME}_pickle.UnpicklingError: Weights only load failed. This file can still be loaded",
          "checkpoint_load", "Nothing is damaged"),
+        (f"{TRACE}{FRAME}_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed the default",
+         "checkpoint_load", "Unsupported operand"),
+        (f"{TRACE}DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d "
+         "key-value store by key '0', but store->get('0') got error: Socket Timeout", "hung", "raise the limit"),
+        ("RuntimeError: Missing key in checkpoint state_dict: loader.dp_rank_15.", "checkpoint_mismatch",
+         "holds no loader.dp_rank_15, which"),
         (f"{TRACE}{FRAME}x.CheckpointingException: Some keys found in the checkpoint are missing in the state dict",
          "checkpoint_mismatch", "--no-load-optim"),
         (f"{TRACE}{FRAME}ValueError: Cannot merge two lists with different lengths (1 and 5, encountered at (0,))",
@@ -284,6 +290,8 @@ def test_nccls_last_error_is_quoted() -> None:
         ("Loading checkpoint shards:  33%|###      | 1/3", "about loading"),
         ("Map (num_proc=8):  12%|#   | 120/1000", "preparing data"),
         ("saving checkpoint at iteration     400 to /scratch/out", "began in a save"),
+        ("[INFO] [torch_checkpoint_engine.py:21:save] [Torch] Saving /s/mp_rank_00_model_states.pt...", "in a save"),
+        (" loading distributed checkpoint from /s/out at iteration 600", "about loading"),
         (" iteration      12/  100 | consumed samples:  96 |", "If it was only slow"),
     ],
 )

@@ -181,10 +181,13 @@ def _ways_to_load(record: Record) -> str:
 def unloaded_checkpoint(record: Record) -> str:
     line = str(record.get("line"))
     if "Weights only load failed" in line:
+        known = "can still be loaded" in line
         return (
-            "Nothing is damaged: since version 2.6 torch.load reads tensors alone, unless it is told otherwise, and "
-            "this file holds other objects of Python, which the lines below the message name. If you trust the file, "
-            "set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 (environment in a recipe), or upgrade the library that loads it."
+            f"{'Nothing is damaged: since' if known else 'Since'} version 2.6 torch.load reads tensors alone, unless "
+            "it is told otherwise, and this file holds other objects of Python, which the lines below the message "
+            "name. If you trust the file, set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 (environment in a recipe), or upgrade "
+            "the library that loads it."
+            f"{'' if known else ' If they say Unsupported operand, it is damaged: resume --from-older.'}"
         )
     if "Can't find a valid checkpoint" in line:
         return (

@@ -15,17 +15,17 @@ _TORCH_FILES = "torch 2.13, caffe2/serialize/inline_container.cc and torch/seria
 FILE_PATTERNS = (
     # --- the checkpoint
     Pattern(
-        # Not damage: the file holds more than tensors, which torch no longer loads unless it is told to.
+        # Mostly no damage: the file holds more than tensors, which torch no longer loads unless it is told to.
         "checkpoint_load",
-        r"Weights only load failed\. This file can still be loaded",
-        "torch 2.5 on, torch/serialization.py",
+        r"UnpicklingError: Weights only load failed",
+        "torch 2.4 on, torch/serialization.py",
     ),
     Pattern("checkpoint", _UNREADABLE, _TORCH_FILES, phase="loading"),
     Pattern("damaged_file", _UNREADABLE, _TORCH_FILES),
     Pattern("damaged_file", r"SafetensorError: Error while deserializing header", "safetensors 0.8"),
     Pattern(
         "checkpoint_mismatch",
-        r"Missing key in checkpoint state_dict: (?P<missing>[\w.]{1,200})",
+        r"Missing key in checkpoint state_dict: (?P<missing>[\w.]{0,200}\w)",
         "torch 2.13, distributed/checkpoint/default_planner.py",
     ),
     Pattern(

@@ -291,7 +291,8 @@ PATTERNS = (
         "hung",
         r"caught collective operation timeout|collective operations have failed or timed out"
         r"|watchdog thread terminated with exception|Timed out waiting \d{1,20}ms for (recv|send) operation"
-        r"|monitoredBarrier|wait timeout after \d{1,20}ms|HeartbeatMonitor|Received a dump signal",
+        r"|monitoredBarrier|wait timeout after \d{1,20}ms"
+        r"|store->get\(.{1,100}\) got error: Socket Timeout|HeartbeatMonitor|Received a dump signal",
         "torch 2.x, ProcessGroupNCCL.cpp and ProcessGroupGloo",
         consequence=True,
     ),
@@ -393,11 +394,13 @@ WRAPPER = r"torch\.distributed\.checkpoint\.api\.CheckpointException\b"
 ACTIVITIES = (
     (
         "saving",
-        r"[Ss]aving (model |the )?checkpoint|saving checkpoint at iteration|^saving step|Saving model checkpoint to",
+        r"[Ss]aving (model |the )?checkpoint|saving checkpoint at iteration"
+        r"|\[Torch\] Sav(ing|ed) |^saving step|Saving model checkpoint to",
     ),
     (
         "loading",
-        r"[Ll]oading (checkpoint|weights|safetensors|model)|loading (release )?checkpoint|Fetching \d{1,20} files",
+        r"[Ll]oading (checkpoint|weights|safetensors|model)|loading (release |distributed )?checkpoint"
+        r"|Fetching \d{1,20} files",
     ),
     (
         "tokenizing",
