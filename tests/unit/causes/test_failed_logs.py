@@ -224,6 +224,13 @@ def test_sigkill_is_probably_main_memory(line: str) -> None:
         (f"{TRACE}x.OfflineModeIsEnabled: Cannot reach https://huggingface.co/api: offline mode is enabled.", "hub",
          "paths"),
         (f"{TRACE}OSError: You are trying to access a gated repo.", "crash", "HF_TOKEN"),
+        (f"{TRACE}RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", "crash",
+         "no memory left for cuBLAS"),
+        (f"{TRACE}ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable "
+         "MASTER_ADDR expected, but not set", "crash", "torchrun"),
+        (f"{TRACE}ValueError: Some specified arguments are not used by the HfArgumentParser: ['--x']", "bad_arguments",
+         "refuses an argument"),
+        ("n1:9:9 [0] net.cc:100 NCCL WARN Error: network IB not found.", "network_interface", "NCCL_IB_HCA"),
         (f"{TRACE}AssertionError: One or both of the .idx and .bin files cannot be found at the path prefix /d/text",
          "crash", "all nodes share"),
         ("srun: error: Task launch for StepId=4711.0 failed on node n2: Invalid job credential", "step_refused",

@@ -337,6 +337,16 @@ _OF_EXCEPTIONS = (
         "Transformer Engine). PYTHONFAULTHANDLER=1 shows where.",
     ),
     (
+        r".*CUBLAS_STATUS_NOT_INITIALIZED",
+        "Mostly the GPU had no memory left for cuBLAS: a smaller micro-batch or another layout makes room. Otherwise "
+        "an earlier kernel failed: CUDA_LAUNCH_BLOCKING=1 shows which.",
+    ),
+    (
+        r".*environment variable (MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE) expected",
+        "The program was not started by a launcher that tells each rank its place: start it with torchrun, or set "
+        "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from SLURM's variables.",
+    ),
+    (
         r".*Message truncated : received",
         "The ranks run different versions of NCCL, or another job's ranks came to the same port: use the same "
         "environment on all nodes.",

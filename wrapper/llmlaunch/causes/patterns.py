@@ -231,14 +231,20 @@ PATTERNS = (
         r"^\S{1,200}\.py: error: (unrecognized arguments|the following arguments are required|argument \S{1,200}): ",
         "Python's argparse",
     ),
+    Pattern(
+        "bad_arguments",
+        r"Error: (Some specified arguments are not used by the HfArgumentParser"
+        r"|TrainingArguments\.__init__\(\) got an unexpected keyword argument)",
+        "Transformers 4 and 5, hf_argparser.py and training_args.py",
+    ),
     *WEB_PATTERNS,
     # --- the network
     Pattern(
         "network_interface",
         r"NCCL WARN Bootstrap ?: no socket interface found"
         r"|Unable to find address for: (?P<interface>\S{1,200})|unable to find (network )?interface"
-        r"|no socket interface found",
-        "NCCL 2.30, src/bootstrap.cc; gloo, transport/tcp/device.cc",
+        r"|no socket interface found|Error: network \S{1,50} not found",
+        "NCCL 2.30, src/bootstrap.cc and plugin/net.cc; gloo, transport/tcp/device.cc",
     ),
     # --- the network
     Pattern(
