@@ -181,7 +181,7 @@ _ROWS = (
         "older one.",
         "a checkpoint that vanished, went backwards or has a damaged file "
         "([recovery.md](recovery.md#a-checkpoint-that-is-gone-or-damaged)): `PytorchStreamReader failed`, "
-        "`UnpicklingError`, `is not a distributed checkpoint`",
+        "`UnpicklingError`",
         NOBODY,
         damages_checkpoint=True,
     ),
@@ -189,8 +189,8 @@ _ROWS = (
         "checkpoint_load",
         "the checkpoint was not loaded",
         advise.unloaded_checkpoint,
-        "an exception that left the framework's `load_checkpoint` and says neither that a file is damaged nor what "
-        "does not match. No file of the checkpoint and no tracker is touched",
+        "`is not a distributed checkpoint`; an exception that left the framework's `load_checkpoint` and says neither "
+        "that a file is damaged nor what does not match. No file of the checkpoint and no tracker is touched",
         PERSON,
         retry=IF_TRAINED,
     ),

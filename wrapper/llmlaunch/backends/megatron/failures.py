@@ -97,7 +97,8 @@ PATTERNS = (
         "Megatron-LM core 0.16 and 0.19, core/dist_checkpointing/mapping.py",
     ),
     Pattern(
-        "checkpoint",
+        # A folder of another format, or another folder. That a file is missing the job script sees for itself.
+        "checkpoint_load",
         r"CheckpointingException: .{0,300} is not a distributed checkpoint"
         r"|NotImplementedError: unknown checkpoint format in"
         r"|A metadata file exists but unable to load iteration",
