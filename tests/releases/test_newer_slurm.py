@@ -207,7 +207,7 @@ def a_submitted_job_is_followed_to_its_last_step(site: Site, home: str) -> None:
 def status_and_logs_tell_of_a_job_that_has_ended(site: Site, home: str) -> None:
     training = followed(site)
     said = training.phase()
-    assert (said["phase"], said["state"]) == ("succeeded", "COMPLETED")
+    assert said["phase"] == "succeeded"  # by its files: SLURM is not asked about a run that has ended
     assert [rank["exit_code"] for rank in training.status()["ranks"]] == [0, 0]
     assert "step 4/4 | loss" in training.person.llmlaunch("logs", training.run, code=0).stdout
 
