@@ -148,9 +148,14 @@ def shared_memory(record: Record) -> str:
     )
 
 
+def _shortened(name: str) -> str:
+    """The end of a tensor's long name, which fits on a line; the message quoted beside it has all of it."""
+    return name if len(name) <= 60 else f"...{name[-57:]}"
+
+
 def mismatched_checkpoint(record: Record) -> str:
     theirs, ours, of = (_fact(record, name) for name in ("theirs", "ours", "of"))
-    what = f"{of}: " if of else ""
+    what = f"{_shortened(of)}: " if of else ""
     sides = f"The checkpoint has {what}{theirs}, this job has {ours}. " if theirs and ours else ""
     missing = _fact(record, "missing")
     sides = f"The checkpoint holds no {missing}, which this job looks for. " if missing else sides
