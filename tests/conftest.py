@@ -33,6 +33,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # A worker of pytest-xdist gets the terminal's width as COLUMNS; what it starts would fold lines that a pipe has whole.
 os.environ.pop("COLUMNS", None)
 
+# SLURM's answer takes long on a loaded machine.
+os.environ["LLMLAUNCH_ANSWER_SECONDS"] = "60"
+
 # `make test` runs six tests at once (pytest-xdist): lanes of clusters mostly wait, those of frameworks mostly compute.
 # Within a lane one test follows another, in one process: they share its cluster, its traces, or the runs that are
 # broken side by side. Every other module is its own lane.

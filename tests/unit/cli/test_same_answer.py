@@ -134,7 +134,7 @@ def test_a_run_that_may_go_on_is_asked_for(
 def test_a_silent_controller_costs_one_short_wait_and_a_message(
     llmlaunch: CommandLine, tmp_path: Path, slurm_asked: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmlaunch.launchers.choose.BRIEF_SECONDS", 0.3)
+    monkeypatch.setenv("LLMLAUNCH_ANSWER_SECONDS", "0.3")
     monkeypatch.setattr("llmlaunch.launchers.slurm.launcher._SILENT_SECONDS", 0.1)
     run = submitted(RunDir(tmp_path / "run"))
     run.write("attempts/77.0/attempt.json", {"schema": 1, "attempt": "77.0", "nodes": ["n0"], "layout": ""})

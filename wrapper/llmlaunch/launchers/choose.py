@@ -13,11 +13,20 @@ from llmlaunch.launchers.base import Launcher, Submission
 from llmlaunch.launchers.place import THIS_MACHINE, Place
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 from llmlaunch.rundir import file_names
+from llmlaunch.rundir.foreign_values import number_in
 
 if TYPE_CHECKING:
     from llmlaunch.launchers.ssh.look import RemoteHost
 
-__all__ = ["LauncherChoice", "choose", "choose_again", "launcher_of", "place_of", "slurm_asked_briefly"]
+__all__ = [
+    "LauncherChoice",
+    "brief_seconds",
+    "choose",
+    "choose_again",
+    "launcher_of",
+    "place_of",
+    "slurm_asked_briefly",
+]
 
 Say = Callable[[str], None]
 
@@ -97,12 +106,21 @@ def place_of(run_dir: Path) -> Place:
 
 BRIEF_SECONDS = 5.0
 BRIEF_REMOTE_SECONDS = 20.0  # ssh takes some to connect
+BRIEF_VARIABLE = "LLMLAUNCH_ANSWER_SECONDS"
+
+
+def brief_seconds(place: Place = THIS_MACHINE) -> float:
+    """Return how long a screen waits for SLURM's answer: what LLMLAUNCH_ANSWER_SECONDS says, since the controllers of
+    large sites take their time, else a few seconds."""
+    usual = BRIEF_SECONDS if place == THIS_MACHINE else BRIEF_REMOTE_SECONDS
+    asked = number_in(os.environ.get(BRIEF_VARIABLE))
+    return asked if asked is not None and asked > 0 else usual
 
 
 def slurm_asked_briefly(run_dir: Path, say: Say = _silent) -> SlurmLauncher:
     """Return the SLURM launcher of a run directory that asks once, and waits a few seconds for the answer."""
     place = place_of(run_dir)
-    return SlurmLauncher(BRIEF_SECONDS if place == THIS_MACHINE else BRIEF_REMOTE_SECONDS, 1, say, place)
+    return SlurmLauncher(brief_seconds(place), 1, say, place)
 
 
 def launcher_of(submission: Submission, say: Say = _silent, *, briefly: bool = False) -> Launcher:

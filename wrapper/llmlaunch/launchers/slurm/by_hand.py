@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import Submission
-from llmlaunch.launchers.choose import BRIEF_SECONDS
+from llmlaunch.launchers.choose import brief_seconds
 from llmlaunch.launchers.slurm.commands import SlurmCommands
 from llmlaunch.launchers.slurm.text import QUEUED_SCRIPT_FORMAT, parse_queued_scripts
 from llmlaunch.rundir import file_names
@@ -23,7 +23,7 @@ def queued_by_hand(run_dir: Path, say: Callable[[str], None]) -> Submission | No
     if not script.is_file() or shutil.which("squeue") is None:
         return None
     try:
-        answer = SlurmCommands(BRIEF_SECONDS, 1, say).ask(["squeue", "--me", "-h", "-o", QUEUED_SCRIPT_FORMAT])
+        answer = SlurmCommands(brief_seconds(), 1, say).ask(["squeue", "--me", "-h", "-o", QUEUED_SCRIPT_FORMAT])
     except UserError:
         return None
     jobs = parse_queued_scripts(answer.output, script) if answer.code == 0 else []
