@@ -18,11 +18,12 @@ start_accounting() {
 
 start_database() {
   local data=$DIR/mysql options tables
-  mkdir -m 700 "$data"
+  # MariaDB names temporary tables by its process id, and clusters in namespaces of their own may have the same one.
+  mkdir -m 700 "$data" "$data.tmp"
   tables=$(system_tables) || die_with_logs "MariaDB's system tables are not in /usr/share; is mariadb-server whole?"
   # What it holds is thrown away with the cluster: durability off, which makes it start several times faster.
-  options=(--no-defaults --datadir="$data" --lc-messages-dir="${tables%/*}" --innodb-log-file-size=4M
-    --innodb-buffer-pool-size=32M --innodb-flush-log-at-trx-commit=0 --innodb-doublewrite=0
+  options=(--no-defaults --datadir="$data" --tmpdir="$data.tmp" --lc-messages-dir="${tables%/*}"
+    --innodb-log-file-size=4M --innodb-buffer-pool-size=32M --innodb-flush-log-at-trx-commit=0 --innodb-doublewrite=0
     --innodb-flush-method=nosync --sync-binlog=0)
   [ "$(id -u)" != 0 ] || options+=(--user=root)
   database_statements "$tables" | mariadbd "${options[@]}" --bootstrap > "$DIR/log/mysql-bootstrap.log" 2>&1 ||
