@@ -13,11 +13,10 @@ from llmlaunch.causes.cause import (
     cause_from_ranks,
     likelier,
     sentence,
-    with_last_message,
 )
 from llmlaunch.causes.cause_kind import NEVER
 from llmlaunch.causes.kinds import kind_of
-from llmlaunch.causes.log_scan import scan
+from llmlaunch.causes.log_scan import MOST_OF_KIND, scan, with_last_message
 
 LOGS = Path(__file__).parents[2] / "data" / "failed_logs"
 # log: kind, the rank that said it, what the telling line holds, what the advice holds
@@ -382,3 +381,12 @@ def test_tracebacks_of_two_hosts_in_turn_are_kept_apart() -> None:
     ours, theirs = (TRACE + FRAME + "KeyError: 'state'").splitlines(), (TRACE + "ValueError: bad sample").splitlines()
     log = "\n".join([f"n2: {ours[0]}", f"n3: {theirs[0]}", f"n2: {ours[1]}", f"n3: {theirs[1]}", f"n2: {ours[2]}"])
     assert said(log)[0] == "checkpoint_mismatch"
+
+
+def test_of_very_many_crashes_the_last_is_known_whatever_came_between() -> None:
+    crashes = "".join(f"{TRACE}ValueError: sample {number}\n" for number in range(MOST_OF_KIND + 5))
+    log = f"{crashes}[rank0]: ChildFailedError\n1 nccl: Connection closed by peer\n{TRACE}ValueError: the last"
+    record = cause_of(log)
+    assert record is not None
+    assert record["line"] == "ValueError: the last"
+    assert len(scan(log)) <= MOST_OF_KIND + 2

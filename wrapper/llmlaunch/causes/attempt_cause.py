@@ -12,11 +12,11 @@ from ..rundir.file_names import node_log
 from ..rundir.files import read_object
 from ..rundir.slow_devices import slow_devices
 from ..rundir.values import host_names, number, whole_number
-from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed, is_vague, likelier, with_last_message
+from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed, is_vague, likelier
 from .hang_blame import with_blame
 from .image_import import cause_of_import
 from .kinds import KINDS, kind_of
-from .log_scan import READ_CHARACTERS, read_log, scan
+from .log_scan import READ_CHARACTERS, read_log, scan, with_last_message
 from .patterns import SLURM_PATTERNS, SLURM_STATES
 from .rerun_verdict import with_first_gpu
 from .suspects import with_first_crash, with_slow_nodes

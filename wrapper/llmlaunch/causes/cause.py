@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..rundir.values import is_host
 from .kinds import KINDS, kind_of
-from .log_scan import last_message
 from .redaction import harmless
 from .rerun_verdict import without_reruns
 
@@ -32,7 +31,6 @@ __all__ = [
     "rank_end",
     "sentence",
     "was_killed",
-    "with_last_message",
 ]
 
 SCHEMA = 1
@@ -144,19 +142,6 @@ def likelier(logged: Record | None, ended: Record | None) -> Record | None:
         return ended
     signalled = "exit_code" not in ended["numbers"] and ended["line"].rpartition(" ")[2] != "SIGTERM"
     return ended if logged["consequence"] and signalled else logged
-
-
-def with_last_message(record: Record | None, text: str) -> Record | None:
-    """Return the cause with the last line that the trainer wrote, where nothing else is known but the exit code of a
-    rank, or its launcher's words about it: what a program says before it exits by itself is no exception."""
-    if record is None or record["kind"] != "crash":
-        return record
-    exited = record["source"] == "ranks" and "exit_code" in record["numbers"]
-    told_by_launcher = record["source"] == "log" and record["consequence"]
-    message = last_message(text) if exited or told_by_launcher else ""
-    if not message:
-        return record
-    return {**record, "line": harmless(f"{record['line']}; its log ends with: {message}") if exited else message}
 
 
 def _cause_of_hit(hit: Hit, same_kind: Sequence[Hit], node: str, ranks: Sequence[Record]) -> Record:

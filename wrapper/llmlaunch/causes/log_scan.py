@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..rundir.files import open_regular
 from ..rundir.foreign_values import byte_size_in, whole_number_in
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Numbers = dict[str, int | float]
     Facts = dict[str, str]
 
-__all__ = ["Hit", "device_numbers", "last_message", "read_log", "scan"]
+__all__ = ["Hit", "device_numbers", "last_message", "read_log", "scan", "with_last_message"]
 
 FIRST_BYTES, LAST_BYTES = 2**20, 4 * 2**20
 READ_CHARACTERS = 4096  # of a line; a message about memory has some 600
@@ -40,7 +40,7 @@ MOST_MEASURED = 1000  # messages about memory whose numbers are read
 FACT_CHARACTERS = 100
 ROUNDING_BYTES = 16 * 2**20  # two decimals of each of the GiB that are added
 MOST_OF_KIND = 2000
-"""Hits of one kind that are kept; of crashes the last one takes the last place."""
+"""Hits of one kind that are kept. The last crash says most, so each further one takes the place of the one before."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]{0,2048}\x07")
 # srun --label begins every line with the task; torchrun --tee with role and local rank; then torch >= 2.4 writes the
@@ -132,6 +132,7 @@ class _Scanner:
         self._phases: dict[Speaker | None, dict[str, None]] = {}  # of the frames of its traceback, in their order
         self._chained: dict[Speaker | None, int] = {}  # index of the hit that the chain may replace
         self._last_crash: dict[Speaker | None, int] = {}
+        self._newest_crash = -1  # its index
         self._measured = 0
         self._kept: dict[str, int] = {}  # hits by kind
         self._hang_is_known = False
@@ -190,10 +191,12 @@ class _Scanner:
             self._kept[hit.kind] = self._kept.get(hit.kind, 0) + 1
             if self._kept[hit.kind] > MOST_OF_KIND:
                 if hit.kind == "crash":
-                    self.hits[-1] = hit if self.hits[-1].kind == "crash" else self.hits[-1]
+                    self.hits[self._newest_crash] = hit
                 return
             self.hits.append(hit)
             self._last_crash[speaker] = len(self.hits) - 1
+            if hit.kind == "crash":
+                self._newest_crash = len(self.hits) - 1
         elif self.hits[before].kind == "crash" or self.hits[before].consequence:
             self.hits[before] = hit._replace(place=self.hits[before].place)
 
@@ -313,6 +316,19 @@ def last_message(text: str) -> str:
     end = next((place for place, line in enumerate(lines) if _RANKS_ENDED.search(line)), len(lines))
     own = (line.strip() for line in reversed(lines[:end]) if line[:1].strip() and not _LAUNCHERS.match(line))
     return harmless(next(own, ""))
+
+
+def with_last_message(record: dict[str, Any] | None, text: str) -> dict[str, Any] | None:
+    """Return the cause with the last line that the trainer wrote, where nothing else is known but the exit code of a
+    rank, or its launcher's words about it: what a program says before it exits by itself is no exception."""
+    if record is None or record["kind"] != "crash":
+        return record
+    exited = record["source"] == "ranks" and "exit_code" in record["numbers"]
+    told_by_launcher = record["source"] == "log" and record["consequence"]
+    message = last_message(text) if exited or told_by_launcher else ""
+    if not message:
+        return record
+    return {**record, "line": harmless(f"{record['line']}; its log ends with: {message}") if exited else message}
 
 
 def _plain(line: str) -> str:

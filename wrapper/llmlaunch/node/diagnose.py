@@ -20,9 +20,8 @@ from ..causes.cause import (
     is_vague,
     likelier,
     was_killed,
-    with_last_message,
 )
-from ..causes.log_scan import read_log, scan
+from ..causes.log_scan import read_log, scan, with_last_message
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from .files import Record
 
 SECONDS, LAST_SECONDS = 30, 10
-_KILLED = ("killed by signal: Killed", "exitcode: -9", "Signal 9 (SIGKILL)")  # torch 2.13: data loader, torchrun
+_KILLS = ("killed", "host_oom")  # what a log calls a process that was killed
 MOST_RECORDS = 200_000
 
 
@@ -118,7 +117,7 @@ def cause_on_node(
         return cause(kernel[0].kind, node, kernel[0].line, "kernel", numbers=dict(kernel[0].numbers), sick=True)
     if logged is not None and not is_vague(logged):
         return _with_shared_memory_size(logged) if logged["kind"] == "shm_full" else logged
-    killed = _killed_by_the_kernel(node, ranks, text, before)
+    killed = _killed_by_the_kernel(node, ranks, hits, before)
     if killed is not None:
         return killed
     if _full(run_dir):
@@ -127,13 +126,13 @@ def cause_on_node(
     return best or cause("crash", node, f"the trainers of {node} ended with exit code {code}", "ranks")
 
 
-def _killed_by_the_kernel(node: str, ranks: Sequence[Record], text: str, before: Record) -> Record | None:
+def _killed_by_the_kernel(node: str, ranks: Sequence[Record], hits: Sequence[Hit], before: Record) -> Record | None:
     """`host_oom` where a process was killed while the kernel's count of such kills rose."""
     now = memory_counters()
     rose = (now["oom_kills"] or 0) - (before.get("oom_kills") or 0)
     if now["oom_kills"] is None or before.get("oom_kills") is None or rose <= 0:
         return None
-    if not was_killed(ranks) and not any(phrase in text for phrase in _KILLED):
+    if not was_killed(ranks) and not any(hit.kind in _KILLS for hit in hits):
         return None
     victim = next((rank for rank in ranks if rank.get("signal") == "SIGKILL" or rank.get("ended_at") is None), {})
     numbers = {"oom_kills": rose, **{key: now[key] for key in ("limit_bytes", "peak_bytes") if now[key] is not None}}
