@@ -42,13 +42,13 @@ def rendered_job(directory: Path, recipe: Recipe, folder: str = "") -> tuple[Rec
     from llmlaunch.planner.lock import keeping_to, lock_of_run
     from llmlaunch.rehearsal.earlier import layout_of
 
-    place = directory / folder / file_names.PLAN
-    planned, description = object_in(place), object_in(directory / folder / file_names.RUN)
+    plan_path = directory / folder / file_names.PLAN
+    planned, description = object_in(plan_path), object_in(directory / folder / file_names.RUN)
     try:
         lock, layout = lock_of_run(recipe, planned, description["nodes"]), layout_of(planned["layout"])
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{directory}: its plan.json or run.json is damaged ({error})") from None
-    return keeping_to(recipe, lock, place), layout
+    return keeping_to(recipe, lock, plan_path), layout
 
 
 def checkpoint_warnings(directory: Path) -> tuple[str, ...]:
@@ -68,5 +68,5 @@ def checkpoint_warnings(directory: Path) -> tuple[str, ...]:
     except (UserError, OSError, ValueError):
         return ()
     recipe = replace(recipe, training=replace(recipe.training, checkpoint_path=str(saved["path"])))
-    found = in_sentences(recipe, mismatches(recipe, layout))
-    return (*found.missing, *found.doubtful)
+    sentences = in_sentences(recipe, mismatches(recipe, layout))
+    return (*sentences.missing, *sentences.doubtful)

@@ -48,15 +48,15 @@ def stored_peaks(run_id: str | None, notify: Notify, missing: list[str]) -> Reco
     from llmlaunch.store.location import existing_store, short_wait_seconds
 
     nothing: Record = {"runs": 0, "mean_absolute_error": None, "points": []}
-    place = existing_store()
-    if place is None:
+    location = existing_store()
+    if location is None:
         missing.append("There is no store yet, so there are no other runs to compare with.")
         return nothing
     from llmlaunch.store.collect import open_collected
     from llmlaunch.store.runs import list_runs
 
     try:
-        with open_collected(notify, short_wait_seconds(place)) as store:
+        with open_collected(notify, short_wait_seconds(location)) as store:
             listed = list_runs(store)
     except UserError as failure:
         missing.append(f"The store cannot be read, so there are no other runs to compare with: {failure}")

@@ -104,15 +104,15 @@ def _run(files: RunFiles, submission: Submission | None, plan: Record) -> Record
         "launcher": None if submission is None else submission.launcher,
         "job_id": None if submission is None else submission.job_id,
         "submitted_at": submission.submitted_at if submission is not None and files.submission is not None else None,
-        "steps": count_above_zero(_object(run, "progress").get("steps")) or _steps_told(files.attempts),
+        "steps": count_above_zero(_object(run, "progress").get("steps")) or _steps_announced(files.attempts),
         "layout": plan["layout"],
     }
 
 
-def _steps_told(attempts: Sequence[Attempt]) -> int | None:
+def _steps_announced(attempts: Sequence[Attempt]) -> int | None:
     """How many steps the trainer said it would make, where run.json does not say."""
-    told = (count_above_zero(attempt.progress.get("steps")) for attempt in reversed(attempts))
-    return next((steps for steps in told if steps is not None), None)
+    announced = (count_above_zero(attempt.progress.get("steps")) for attempt in reversed(attempts))
+    return next((steps for steps in announced if steps is not None), None)
 
 
 def _measurement(run: Mapping[str, Any]) -> Record:

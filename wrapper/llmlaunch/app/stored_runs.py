@@ -112,8 +112,8 @@ def runs(
     "local"; `limit` keeps the newest. `notify` is called with each warning. Raises UserError where the store cannot be
     read.
     """
-    place = existing_store()
-    if place is None:
+    location = existing_store()
+    if location is None:
         return []
     from llmlaunch.rundir.run import run_history
     from llmlaunch.store.collect import open_collected
@@ -124,7 +124,7 @@ def runs(
     if wanted.states:  # a run that goes on may be in any state by now
         query = replace(wanted, states=(*wanted.states, *ONGOING), limit=None)
     bring_all_up_to_date(ongoing_directories(), "state", notify)
-    with open_collected(notify, short_wait_seconds(place)) as store:
+    with open_collected(notify, short_wait_seconds(location)) as store:
         stored = list_runs(store, query)
     live = _live([run.directory for run in stored if run.state in ONGOING], notify)
     listed = [run for run in stored if not states or _phase(run, live.get(run.directory)) in states]
@@ -217,14 +217,14 @@ def measurements(
     `run` is any name of a run, `kind` a kind of peak such as "device"; None narrows nothing. Raises UserError where the
     store cannot be read or holds no such run.
     """
-    place = existing_store()
-    if place is None:
+    location = existing_store()
+    if location is None:
         return []
     from llmlaunch.store.collect import open_collected
     from llmlaunch.store.measurements import Filters, contents
     from llmlaunch.store.runs import find_run
 
-    with open_collected(notify, short_wait_seconds(place)) as store:
+    with open_collected(notify, short_wait_seconds(location)) as store:
         run_id = None if run is None else find_run(store, run, notify).run_id
         filters = Filters(family=family, backend=backend, gpu=gpu, kind=kind, run=run_id)
         return [Measurement(text) for text in contents(store, filters)]

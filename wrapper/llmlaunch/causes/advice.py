@@ -1,4 +1,4 @@
-"""What a person can do about a cause, where the evidence decides: a function for each kind that needs one.
+"""Advice that depends on the evidence: one function for each kind of cause whose advice is not a fixed text.
 
 Each takes the record of a cause (`cause.cause`), of which it reads `numbers`, `facts` and `line`, and returns a text.
 Where the evidence does not decide, the text names both possibilities. Records may come from a foreign file.
@@ -188,10 +188,10 @@ def unloaded_checkpoint(record: Record) -> str:
     if "Weights only load failed" in line:
         known = "can still be loaded" in line
         return (
-            f"{'Nothing is damaged: since' if known else 'Since'} version 2.6 torch.load reads tensors alone, unless "
-            "it is told otherwise, and this file holds other objects of Python, which the lines below the message "
-            "name. If you trust the file, set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 (environment in a recipe), or upgrade "
-            "the library that loads it."
+            f"{'Nothing is damaged: since' if known else 'Since'} torch 2.6 torch.load only reads tensors by default. "
+            "This file also holds other Python objects, and the lines below the message name them. If you trust the "
+            "file, set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 (environment in a recipe), or upgrade the library that "
+            "loads it."
             f"{'' if known else ' If they say Unsupported operand, it is damaged: resume --from-older.'}"
         )
     if "Can't find a valid checkpoint" in line:

@@ -15,7 +15,7 @@ _TORCH_FILES = "torch 2.13, caffe2/serialize/inline_container.cc and torch/seria
 FILE_PATTERNS = (
     # --- the checkpoint
     Pattern(
-        # Mostly no damage: the file holds more than tensors, which torch no longer loads unless it is told to.
+        # Usually the file is not damaged: it holds more than tensors, and torch no longer loads those by default.
         "checkpoint_load",
         r"UnpicklingError: Weights only load failed",
         "torch 2.4 on, torch/serialization.py",
