@@ -26,7 +26,7 @@ from pathlib import Path
 
 from llmlaunch.accuracy.anchors import ReferenceJob as Theory
 from llmlaunch.accuracy.anchors import megatron_theory
-from llmlaunch.backends.registry import backend_for
+from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.app.planned_run import plan
-from llmlaunch.backends.argument import NodeVariable
+from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.rendering.run_json import measurement_template
 
 PLANNED = Path(__file__).with_name("framework_runs.json")

@@ -18,7 +18,7 @@ from typing import Any
 
 from clock import Command, SimulatedClock, Timer
 
-from llmlaunch.backends.checkpoints import NON_PERSISTENT_FOLDER
+from llmlaunch.frameworks.checkpoints import NON_PERSISTENT_FOLDER
 from llmlaunch.node.diagnose import cause_on_node
 from llmlaunch.node.files import RecordAppender
 from llmlaunch.rundir import file_names

@@ -13,7 +13,7 @@ from subprocess import PIPE, STDOUT, Popen
 
 from judges import megatron_python
 
-from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.step_lines import Step

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import constant

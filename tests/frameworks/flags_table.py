@@ -17,8 +17,8 @@ from traced_cases import CASES as TRACED
 from traced_cases import PADDED, TECHNIQUES
 from trained_cases import SHARED, jobs, own_job
 
-from llmlaunch.backends import megatron
-from llmlaunch.backends.checkpoints import RESHARDING_FLAG
+from llmlaunch.frameworks import megatron
+from llmlaunch.frameworks.checkpoints import RESHARDING_FLAG
 
 EIGHT_BITS = "Transformer Engine multiplies in 8 and 4 bits on CUDA alone"
 FUSED_ADAM = "wants FusedAdam of Transformer Engine (core/optimizer/optimizer_config.py), a CUDA kernel"

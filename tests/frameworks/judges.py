@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.backends.deepspeed.config import ds_config, model_config
+from llmlaunch.frameworks.deepspeed.config import ds_config, model_config
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from judges import TRACED, megatron_python
 
-from llmlaunch.backends.megatron_bridge.backend import MegatronBridge
+from llmlaunch.frameworks.bridge.backend import MegatronBridge
 from llmlaunch.layout import Layout
 from support.recipes import recipe_of
 from support.words import word_tokenizer

@@ -17,10 +17,10 @@ import pytest
 from judges import DeepSpeedJudge
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.argument import NodeVariable
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.deepspeed.config import ds_config
-from llmlaunch.backends.deepspeed.scripts import pipeline_config
+from llmlaunch.frameworks.argument import NodeVariable
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.deepspeed.config import ds_config
+from llmlaunch.frameworks.deepspeed.scripts import pipeline_config
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of

@@ -12,9 +12,9 @@ import pytest
 from trainer_runner import Train
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.deepspeed.config import ds_config, model_config
-from llmlaunch.backends.deepspeed.facts import ENGINES, Engine, Share
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.deepspeed.config import ds_config, model_config
+from llmlaunch.frameworks.deepspeed.facts import ENGINES, Engine, Share
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.facts import Gathering
 from llmlaunch.memory.gathering import gathered

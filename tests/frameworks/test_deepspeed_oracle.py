@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from judges import DeepSpeedJudge
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.deepspeed.techniques import REQUIREMENTS
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.deepspeed.techniques import REQUIREMENTS
 from llmlaunch.layout import Layout, LayoutColumns, Situation
 from llmlaunch.models.presets import resolve_model
 from llmlaunch.recipe.load import load_recipe
@@ -52,8 +52,8 @@ STRICTER = (
     Stricter("context-masks", "the window is lost", "deepspeed/runtime/sequence_parallel/ulysses_sp.py:420"),
     Stricter("offload-parameters-zero-3", "ignored below 3", "deepspeed/runtime/zero/offload_config.py:20"),
     Stricter("offload-optimizer-zero", "ignored at 0", "deepspeed/runtime/zero/offload_config.py:52"),
-    Stricter("gradients-fp32-here", "not counted", "llmlaunch/backends/deepspeed/facts.py"),
-    Stricter("gradients-as-computed", "not counted", "llmlaunch/backends/deepspeed/facts.py"),
+    Stricter("gradients-fp32-here", "not counted", "llmlaunch/frameworks/deepspeed/facts.py"),
+    Stricter("gradients-as-computed", "not counted", "llmlaunch/frameworks/deepspeed/facts.py"),
     Stricter("whole-optimizer-offload", "would be compiled on the node", "deepspeed/runtime/zero/stage3.py:150"),
 )
 

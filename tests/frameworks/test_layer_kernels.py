@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.backends.deepspeed.facts import EAGER_KERNELS
+from llmlaunch.frameworks.deepspeed.facts import EAGER_KERNELS
 
 pytestmark = pytest.mark.frameworks
 

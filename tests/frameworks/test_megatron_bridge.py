@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from judges import FRAMEWORKS, TRACED, megatron_python
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.megatron.backend import environment
-from llmlaunch.backends.megatron_bridge.backend import MegatronBridge
-from llmlaunch.backends.megatron_bridge.presets import PRESETS
-from llmlaunch.backends.megatron_bridge.rules import BRIDGE_REQUIREMENTS
-from llmlaunch.backends.megatron_bridge.settings import FIELDS, MEGATRON_DEFAULTS
+from llmlaunch.frameworks.bridge.backend import MegatronBridge
+from llmlaunch.frameworks.bridge.presets import PRESETS
+from llmlaunch.frameworks.bridge.rules import BRIDGE_REQUIREMENTS
+from llmlaunch.frameworks.bridge.settings import FIELDS, MEGATRON_DEFAULTS
+from llmlaunch.frameworks.megatron.backend import environment
 from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.recipe.load import load_recipe

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from judges import TRACED, megatron_python
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.versions import core_parser, rules_of_version
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.megatron.backend import MegatronLM
+from llmlaunch.frameworks.megatron.versions import core_parser, rules_of_version
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_sized_plan

@@ -14,8 +14,8 @@ import pytest
 from judges import TRACED, MegatronScripts
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.argument import NodeVariable
-from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.frameworks.argument import NodeVariable
+from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.trainers import MEGATRON_CHECK, MEGATRON_DATASET

@@ -10,7 +10,7 @@ import pytest
 from judges import MegatronJudge
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.megatron.facts import megatron_facts
+from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.vision import PIXEL_BYTES, encoder_activations

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from judges import MegatronJudge, Verdict
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, ALL_RULES
+from llmlaunch.frameworks.megatron.backend import MegatronLM
+from llmlaunch.frameworks.megatron.rules import ALL_REQUIREMENTS, ALL_RULES
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.models.shape import MlaShape, ModelShape
 from llmlaunch.planner.legality import situation

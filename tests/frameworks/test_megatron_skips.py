@@ -9,7 +9,7 @@ import pytest
 from cpu_training import train_on_cpu
 from trained_cases import ALONE, long_job
 
-from llmlaunch.backends.checkpoints import SKIP_FLAGS
+from llmlaunch.frameworks.checkpoints import SKIP_FLAGS
 
 pytestmark = pytest.mark.frameworks
 

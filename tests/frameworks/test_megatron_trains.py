@@ -36,11 +36,11 @@ from trained_cases import (
 )
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.checkpoints import MEGATRON_TRACKER, NON_PERSISTENT_FOLDER
-from llmlaunch.backends.logs import megatron_lines
-from llmlaunch.command_lines.logs import read_logs
-from llmlaunch.command_lines.megatron import read_values
-from llmlaunch.command_lines.megatron_rendered import pinned_layout
+from llmlaunch.frameworks.checkpoints import MEGATRON_TRACKER, NON_PERSISTENT_FOLDER
+from llmlaunch.frameworks.logs import megatron_lines
+from llmlaunch.frameworks.megatron.command_line import read_values
+from llmlaunch.frameworks.megatron.differences import pinned_layout
+from llmlaunch.imports.logs import read_logs
 from llmlaunch.layout import Layout
 from llmlaunch.node.checkpoint_folder import CheckpointFolder, Skipped
 from llmlaunch.recipe.load import load_recipe

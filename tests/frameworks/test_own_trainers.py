@@ -13,10 +13,10 @@ from judges import MegatronScripts
 from trained_cases import EVALUATION, OWN_TRAINER, SHARED, own_job
 from trainer_runner import Train, case
 
-from llmlaunch.backends.argument import NodeVariable
-from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.logs import deepspeed_lines, megatron_lines
-from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.frameworks.argument import NodeVariable
+from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.logs import deepspeed_lines, megatron_lines
+from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout
 from llmlaunch.trainers import MEGATRON_CHECK, MEGATRON_DATASET
 from support.step_lines import parse_step, parser_of

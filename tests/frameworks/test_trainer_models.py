@@ -18,7 +18,7 @@ from test_family_bytes import PRESETS, small
 from trainer_runner import Train, TrainerRuns, as_case, case
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.models.huggingface.written import UNBALANCED
 from llmlaunch.models.presets import load_preset

@@ -20,9 +20,9 @@ import pytest
 from trainer_runner import TINY, Train, case
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.argument import NodeVariable
-from llmlaunch.backends.checkpoints import checkpoint_bytes
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.argument import NodeVariable
+from llmlaunch.frameworks.checkpoints import checkpoint_bytes
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.trainers import TRAINER

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import constant
@@ -418,7 +418,7 @@ CASES = (
 # Six ways of data parallelism: no size of the model is a multiple of lcm(6, 128), so every bucket is padded.
 PADDED = Case("buckets padded", LLAMA3_CUT, replace(CUT, data=6), 0)
 
-# Words as the renderer writes them (backends/megatron/techniques.py). Offload of activations cannot be traced:
+# Words as the renderer writes them (frameworks/megatron/techniques.py). Offload of activations cannot be traced:
 # Transformer Engine leaves fake tensors where they are (transformer_engine/pytorch/cpu_offload.py _check_if_offload,
 # 2.20). Of an optimizer that is partly on the host, what is alive depends on when Python collects garbage.
 BF16_GRADIENTS, BF16_WORDS = MegatronOptions(gradient_dtype="bf16"), ("--grad-reduce-in-bf16",)

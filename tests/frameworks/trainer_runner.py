@@ -13,9 +13,9 @@ from subprocess import PIPE, Popen
 from typing import Any
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.argument import NodeVariable
-from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.argument import NodeVariable
+from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 

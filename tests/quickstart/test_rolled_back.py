@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_quickstart import RECIPE, llmlaunch, python_alone
 
-from llmlaunch.backends.deepspeed.config import model_config
+from llmlaunch.frameworks.deepspeed.config import model_config
 from llmlaunch.recipe.load import load_recipe
 
 STEPS, BATCH, LENGTH, SEED = 16, 8, 64, 1234

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.backends.argument import Argument, NodeVariable, flag_groups, flag_of
-from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.megatron.versions import core_parser
-from llmlaunch.backends.registry import backend_for
+from llmlaunch.frameworks.argument import Argument, NodeVariable, flag_groups, flag_of
+from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.megatron.versions import core_parser
+from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import Layout, LayoutColumns, Rule
 from llmlaunch.planner.legality import situation
 from llmlaunch.recipe.types import Recipe

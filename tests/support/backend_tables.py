@@ -1,7 +1,7 @@
 """The tables of docs/megatron*.md, docs/deepspeed*.md and docs/backends.md, made from the backends' rules and facts;
 that of docs/sites.md, made from the accelerators; that of docs/planning.md, made from the planner's habits.
 
-`make docs-tables` writes them into the pages; tests/unit/backends/test_backend_docs.py keeps page and code equal.
+`make docs-tables` writes them into the pages; tests/unit/frameworks/test_backend_docs.py keeps page and code equal.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.backends.base import Requirement
-from llmlaunch.backends.deepspeed import megatron_deepspeed
-from llmlaunch.backends.deepspeed import rules as deepspeed_rules
-from llmlaunch.backends.deepspeed import scripts as deepspeed_scripts
-from llmlaunch.backends.deepspeed import techniques as deepspeed_techniques
-from llmlaunch.backends.deepspeed.extra_arguments import HUGGING_FACE_FLAGS, SETTING_CLASSES, SHIPPED_TRAINER_FLAGS
-from llmlaunch.backends.deepspeed.facts import ENGINES, Engine, Share
-from llmlaunch.backends.flag_classes import EITHER, flag_table
-from llmlaunch.backends.machines import MACHINE_REQUIREMENTS
-from llmlaunch.backends.megatron import (
+from llmlaunch.cluster.cards import machines
+from llmlaunch.cluster.load import accelerator_table, profile_names
+from llmlaunch.frameworks.base import Requirement
+from llmlaunch.frameworks.bridge.rules import BRIDGE_REQUIREMENTS, BRIDGE_RULES, PACKED_RULES
+from llmlaunch.frameworks.bridge.settings import MEGATRON_DEFAULTS
+from llmlaunch.frameworks.deepspeed import megatron_deepspeed
+from llmlaunch.frameworks.deepspeed import rules as deepspeed_rules
+from llmlaunch.frameworks.deepspeed import scripts as deepspeed_scripts
+from llmlaunch.frameworks.deepspeed import techniques as deepspeed_techniques
+from llmlaunch.frameworks.deepspeed.extra_arguments import HUGGING_FACE_FLAGS, SETTING_CLASSES, SHIPPED_TRAINER_FLAGS
+from llmlaunch.frameworks.deepspeed.facts import ENGINES, Engine, Share
+from llmlaunch.frameworks.flag_classes import EITHER, flag_table
+from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
+from llmlaunch.frameworks.megatron import (
     cuda_graphs,
     fixed_rows,
     hybrid,
@@ -34,15 +38,11 @@ from llmlaunch.backends.megatron import (
     versions,
     vision_rules,
 )
-from llmlaunch.backends.megatron import rules as megatron_rules
-from llmlaunch.backends.megatron import techniques as megatron_techniques
-from llmlaunch.backends.megatron.extra_arguments import FLAG_CLASSES
-from llmlaunch.backends.megatron.versions import core_parser
-from llmlaunch.backends.megatron_bridge.rules import BRIDGE_REQUIREMENTS, BRIDGE_RULES, PACKED_RULES
-from llmlaunch.backends.megatron_bridge.settings import MEGATRON_DEFAULTS
-from llmlaunch.cluster.cards import machines
-from llmlaunch.cluster.load import accelerator_table, profile_names
-from llmlaunch.command_lines.megatron_rendered import ADDED
+from llmlaunch.frameworks.megatron import rules as megatron_rules
+from llmlaunch.frameworks.megatron import techniques as megatron_techniques
+from llmlaunch.frameworks.megatron.differences import ADDED
+from llmlaunch.frameworks.megatron.extra_arguments import FLAG_CLASSES
+from llmlaunch.frameworks.megatron.versions import core_parser
 from llmlaunch.layout import Rule
 from llmlaunch.planner.preference import habits
 from llmlaunch.techniques import BIT_EQUAL, CHANGES_ROUNDING

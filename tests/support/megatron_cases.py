@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.argument import command_words
-from llmlaunch.backends.megatron.arguments import planned_arguments
-from llmlaunch.backends.megatron.backend import environment
-from llmlaunch.backends.megatron.rules import ALL_REQUIREMENTS, rules_for
-from llmlaunch.backends.megatron.sharding import FIRST_STAGE
-from llmlaunch.backends.megatron.versions import rendered_arguments
+from llmlaunch.frameworks.argument import command_words
+from llmlaunch.frameworks.megatron.arguments import planned_arguments
+from llmlaunch.frameworks.megatron.backend import environment
+from llmlaunch.frameworks.megatron.rules import ALL_REQUIREMENTS, rules_for
+from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE
+from llmlaunch.frameworks.megatron.versions import rendered_arguments
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import (

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.argument import Argument
-from llmlaunch.backends.megatron.arguments import planned_arguments
-from llmlaunch.backends.megatron.versions import NEWEST, core_parser
-from llmlaunch.command_lines.megatron_words import EARLIER
+from llmlaunch.frameworks.argument import Argument
+from llmlaunch.frameworks.megatron.arguments import planned_arguments
+from llmlaunch.frameworks.megatron.versions import NEWEST, core_parser
+from llmlaunch.frameworks.megatron.words import EARLIER
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.recipe.types import Recipe
 from support.recipes import recipe_of, small

@@ -7,8 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
+from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.planner.legality import first_failed, situation
 from llmlaunch.planner.plan import Plan

@@ -12,9 +12,9 @@ import numpy as np
 
 from llmlaunch.accuracy.scoring import timed_job
 from llmlaunch.accuracy.summary import measured_step_seconds
-from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.calibration.cases import Case, Unsupported, case_of
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmlaunch.backends.base import ProgressLines
-from llmlaunch.backends.logs import known_trainers_lines
+from llmlaunch.frameworks.base import ProgressLines
+from llmlaunch.frameworks.logs import known_trainers_lines
 from llmlaunch.rundir.step_lines import Step, StepLines
 
 __all__ = ["parse_step", "parser_of"]

@@ -6,7 +6,7 @@ stdout  {"layer": null, "stages": [[rank, chunk, first layer, number of layers],
         {"layer": "transformer config", "error": "ValueError: ..."}
 
 TransformerConfig, process groups (torch's fake backend at the job's world size) and the split of layers are core's own.
-The parser is made of the flags that `llmlaunch/backends/megatron/parsers/0.16.json` lists; what `validate_args` and
+The parser is made of the flags that `llmlaunch/frameworks/megatron/parsers/0.16.json` lists; what `validate_args` and
 `core_transformer_config_from_args` of core_v0.16.1 then make of them is restated here, as far as jobs of ours need it.
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 CORE = Path(sys.prefix) / "megatron-0.16"
-FLAGS = json.loads((ROOT / "wrapper/llmlaunch/backends/megatron/parsers/0.16.json").read_text())["flags"]
+FLAGS = json.loads((ROOT / "wrapper/llmlaunch/frameworks/megatron/parsers/0.16.json").read_text())["flags"]
 
 sys.path.insert(0, str(CORE))
 

@@ -1,4 +1,4 @@
-"""Every flag that Megatron-LM's own parser knows, as JSON: what `llmlaunch/backends/megatron/parsers/` is made of.
+"""Every flag that Megatron-LM's own parser knows, as JSON: what `llmlaunch/frameworks/megatron/parsers/` is made of.
 
     .venv-frameworks/bin/python tests/frameworks/traced/dump_parser.py SOURCE [CHECKOUT] > 0.16.json
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.cases import Prediction, predict
+from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import setting_of

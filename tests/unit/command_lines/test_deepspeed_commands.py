@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand, Unset
-from llmlaunch.command_lines.deepspeed import read_deepspeed, read_ds_config, read_training_args
 from llmlaunch.command_lines.launch import trainer_commands
 from llmlaunch.command_lines.shell import read_script
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.deepspeed.command_line import read_deepspeed, read_ds_config, read_training_args
 from llmlaunch.recipe.load import load_recipe
 
 ZERO_3 = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 2}

@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
 from llmlaunch.command_lines.command import TrainerCommand
-from llmlaunch.command_lines.deepspeed import read_deepspeed
-from llmlaunch.command_lines.megatron_rendered import pinned_layout
 from llmlaunch.documents.yaml_strict import parse_document
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.deepspeed.command_line import read_deepspeed
+from llmlaunch.frameworks.megatron.differences import pinned_layout
 from llmlaunch.recipe.load import recipe_from
 from llmlaunch.recipe.types import Recipe
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.deepspeed.config import dotted_keys
-from llmlaunch.backends.deepspeed.extra_arguments import classed_arguments
 from llmlaunch.command_lines.command import Reading, TrainerCommand, Unset
-from llmlaunch.command_lines.deepspeed import read_deepspeed
-from llmlaunch.command_lines.deepspeed_config import ADDED
-from llmlaunch.command_lines.hugging_face import DEFAULTS, family_of_script
-from llmlaunch.command_lines.megatron_rendered import pinned_layout
 from llmlaunch.command_lines.options import ScriptOptions, true_or_false
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.deepspeed.command_line import read_deepspeed
+from llmlaunch.frameworks.deepspeed.config import dotted_keys
+from llmlaunch.frameworks.deepspeed.extra_arguments import classed_arguments
+from llmlaunch.frameworks.deepspeed.hugging_face import DEFAULTS, family_of_script
+from llmlaunch.frameworks.deepspeed.read_config import ADDED
+from llmlaunch.frameworks.megatron.differences import pinned_layout
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe

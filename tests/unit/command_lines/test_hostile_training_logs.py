@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.command_lines import training_log
-from llmlaunch.command_lines.logs import read_logs
 from llmlaunch.command_lines.training_log import LogCollector
 from llmlaunch.errors import UserError
+from llmlaunch.imports.logs import read_logs
 
 UNITS = [
     "[Rank 1] memory ( ",

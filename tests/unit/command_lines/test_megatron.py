@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.extra_arguments import classed_arguments
-from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, NEWEST, core_parser
 from llmlaunch.command_lines.command import Reading, TrainerCommand
-from llmlaunch.command_lines.megatron import read_megatron, read_values, with_stand_ins
-from llmlaunch.command_lines.megatron_namespace import Namespace
-from llmlaunch.command_lines.megatron_rendered import pinned_layout
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.megatron.backend import MegatronLM
+from llmlaunch.frameworks.megatron.command_line import read_megatron, read_values, with_stand_ins
+from llmlaunch.frameworks.megatron.differences import pinned_layout
+from llmlaunch.frameworks.megatron.extra_arguments import classed_arguments
+from llmlaunch.frameworks.megatron.namespace import Namespace
+from llmlaunch.frameworks.megatron.versions import KNOWN_VERSIONS, NEWEST, core_parser
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import recipe_from
 from support.backend_output import words_of

@@ -6,13 +6,13 @@ from typing import Any
 
 from hypothesis import assume, given, settings
 
-from llmlaunch.backends.argument import command_words, flag_groups
-from llmlaunch.backends.megatron.arguments import planned_arguments
-from llmlaunch.backends.megatron.versions import rendered_arguments
 from llmlaunch.command_lines.command import TrainerCommand
-from llmlaunch.command_lines.megatron import read_megatron
-from llmlaunch.command_lines.megatron_rendered import pinned_layout
 from llmlaunch.documents.yaml_strict import Document
+from llmlaunch.frameworks.argument import command_words, flag_groups
+from llmlaunch.frameworks.megatron.arguments import planned_arguments
+from llmlaunch.frameworks.megatron.command_line import read_megatron
+from llmlaunch.frameworks.megatron.differences import pinned_layout
+from llmlaunch.frameworks.megatron.versions import rendered_arguments
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import recipe_from
 from llmlaunch.recipe.types import Recipe

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from llmlaunch.backends.argument import NodeVariable, command_words
-from llmlaunch.backends.megatron.arguments import planned_arguments
-from llmlaunch.backends.megatron.versions import NEWEST, rendered_arguments
 from llmlaunch.command_lines.command import Reading, TrainerCommand
-from llmlaunch.command_lines.megatron import read_megatron
-from llmlaunch.command_lines.megatron_namespace import Namespace, namespace_of
-from llmlaunch.command_lines.megatron_rendered import ADDED, VOCABULARY, equal, pinned_layout
-from llmlaunch.command_lines.megatron_words import read_words
+from llmlaunch.frameworks.argument import NodeVariable, command_words
+from llmlaunch.frameworks.megatron.arguments import planned_arguments
+from llmlaunch.frameworks.megatron.command_line import read_megatron
+from llmlaunch.frameworks.megatron.differences import ADDED, VOCABULARY, equal, pinned_layout
+from llmlaunch.frameworks.megatron.namespace import Namespace, namespace_of
+from llmlaunch.frameworks.megatron.versions import NEWEST, rendered_arguments
+from llmlaunch.frameworks.megatron.words import read_words
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe

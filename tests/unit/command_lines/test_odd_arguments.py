@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.command_lines.logs import read_logs
-from llmlaunch.command_lines.megatron import read_values
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.megatron.command_line import read_values
+from llmlaunch.imports.logs import read_logs
 from support.training_logs import LLAMA, LOGS
 
 MIXTURE = {**LLAMA, "num_experts": 8, "moe_router_topk": 2, "moe_layer_freq": 1, "moe_ffn_hidden_size": 1024}

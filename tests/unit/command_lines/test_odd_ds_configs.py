@@ -13,12 +13,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.deepspeed.own_settings import CHOSEN
-from llmlaunch.backends.deepspeed.setting_forms import FORMS
 from llmlaunch.command_lines.command import Reading, TrainerCommand
-from llmlaunch.command_lines.deepspeed import read_deepspeed, read_ds_config, read_training_args
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.deepspeed.command_line import read_deepspeed, read_ds_config, read_training_args
+from llmlaunch.frameworks.deepspeed.own_settings import CHOSEN
+from llmlaunch.frameworks.deepspeed.setting_forms import FORMS
 from llmlaunch.layout import Layout
 from support.command_line import CommandLine
 from support.recipes import recipe_of

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.command_lines.logs import is_record_file, read_logs
 from llmlaunch.command_lines.training_log import TrainingLog
 from llmlaunch.errors import UserError
+from llmlaunch.imports.logs import is_record_file, read_logs
 from support.training_logs import (
     LLAMA,
     LOGS,

@@ -19,8 +19,9 @@ FLOORS = (
     ("layout", "recipe"),
     ("memory",),
     ("timing",),
-    ("backends",),
-    ("calibration", "command_lines"),
+    ("command_lines",),
+    ("frameworks",),
+    ("calibration", "imports"),
     ("accuracy", "planner"),
     ("rendering", "report"),
     ("launchers",),
@@ -36,7 +37,7 @@ CARRIERS = {
     ("rendering", "node"),
     ("cli", "node"),  # `observe` is the same program, installed or from node.pyz
     ("rehearsal", "tracing"),
-    *((room, "trainers") for room in ("rendering", "backends", "launchers")),
+    *((room, "trainers") for room in ("rendering", "frameworks", "launchers")),
 }
 
 

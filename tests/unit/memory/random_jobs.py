@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
 
-from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts, with_family
-from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
-from llmlaunch.backends.deepspeed.zero_settings import ZeroSettings
-from llmlaunch.backends.fsdp import (
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts, with_family
+from llmlaunch.frameworks.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
+from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
+from llmlaunch.frameworks.fsdp import (
     atorch_facts,
     composer_facts,
     internevo_facts,
     torchtitan_facts,
     torchtune_facts,
 )
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout
 from llmlaunch.memory.facts import Gathering, MemoryFacts
 from llmlaunch.memory.job import Job

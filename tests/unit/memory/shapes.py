@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from llmlaunch.backends.megatron.facts import megatron_facts
+from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import MemoryFacts

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from shapes import LLAMA3_8B, job_of
 
-from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
-from llmlaunch.backends.megatron.facts import megatron_facts
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.attention_backward import attention_backward
 from llmlaunch.memory.facts import MemoryFacts

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_activations
 from llmlaunch.memory.batch_masks import arriving_mask, kept_masks

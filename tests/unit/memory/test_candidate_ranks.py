@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from random_jobs import TECHNIQUES, TRAINERS, RandomJob, random_jobs
 from shapes import LLAMA3_8B, job_of
 
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.grouped_pricing import distinct_states, model_state_bytes, transient_bytes, worst_of_sums

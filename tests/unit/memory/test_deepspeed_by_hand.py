@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
-from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.facts import NONE, Gathering, MemoryFacts
 from llmlaunch.memory.job import Job, RankColumns, all_ranks

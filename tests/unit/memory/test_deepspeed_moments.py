@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from shapes import LLAMA3_8B, ranks
 
-from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, engine_of
-from llmlaunch.backends.deepspeed.zero_settings import ZeroSettings
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, engine_of
+from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.facts import Gathering, MemoryFacts

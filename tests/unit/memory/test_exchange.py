@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import shapes
 
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import RankEstimate, worst_ranks
 from llmlaunch.memory.job import all_ranks

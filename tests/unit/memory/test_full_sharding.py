@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from shapes import LLAMA2_7B, LLAMA3_8B, LLAMA3_70B, MIXTRAL, job_of, ranks
 
-from llmlaunch.backends.fsdp import (
+from llmlaunch.frameworks.fsdp import (
     atorch_facts,
     composer_facts,
     internevo_facts,
     torchtitan_facts,
     torchtune_facts,
 )
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_fsdp_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.facts import MemoryFacts

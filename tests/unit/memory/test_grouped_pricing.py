@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shapes import CORRECTIONS, LLAMA3_8B, SHAPES, any_layouts
 
-from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
-from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
-from llmlaunch.backends.deepspeed.zero_settings import ZeroSettings
-from llmlaunch.backends.fsdp import (
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.frameworks.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
+from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
+from llmlaunch.frameworks.fsdp import (
     atorch_facts,
     composer_facts,
     internevo_facts,
     torchtitan_facts,
     torchtune_facts,
 )
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.facts import MemoryFacts

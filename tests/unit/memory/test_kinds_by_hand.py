@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from shapes import job_of
 
-from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.activations import largest_layer, returned_key_values
 from llmlaunch.memory.job import Job, RankColumns, all_ranks

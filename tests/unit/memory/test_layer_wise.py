@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from shapes import LLAMA3_8B, MIXTRAL, job_of, ranks
 
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.layer_wise import WholeMatrices, whole_matrices

@@ -11,10 +11,10 @@ import pytest
 from random_jobs import GEMMA, GPT, LATENT, SHARED, SINKS
 from shapes import ALTERNATING, LLAMA3_8B, MIXTRAL, job_of
 
-from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
-from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
-from llmlaunch.backends.fsdp import atorch_facts, torchtitan_facts
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.frameworks.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
+from llmlaunch.frameworks.fsdp import atorch_facts, torchtitan_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import (
     cut_parameters,

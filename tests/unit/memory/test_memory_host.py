@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from shapes import LLAMA3_8B, MIXTRAL
 
-from llmlaunch.backends.deepspeed.facts import deepspeed_facts, loading_facts
-from llmlaunch.backends.megatron.facts import megatron_facts
+from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts, loading_facts
+from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate, estimate
 from llmlaunch.memory.facts import constant

@@ -11,11 +11,11 @@ from random_jobs import LATENT, SHARED
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 from test_grouped_pricing import PAIRS
 
-from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
-from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
-from llmlaunch.backends.deepspeed.zero_settings import ZeroSettings
-from llmlaunch.backends.fsdp import torchtitan_facts
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.frameworks.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
+from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
+from llmlaunch.frameworks.fsdp import torchtitan_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer
 from llmlaunch.memory.estimator import estimate, worst_ranks

@@ -12,9 +12,9 @@ import pytest
 import shapes
 from shapes import LLAMA3_70B, MIXTRAL
 
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.calibration.cases import predict
 from llmlaunch.calibration.records import Record
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout
 from llmlaunch.memory.facts import constant
 from llmlaunch.models.shape import ModelShape

@@ -11,7 +11,7 @@ import pytest
 from random_jobs import LATENT
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
-from llmlaunch.backends.megatron.facts import megatron_facts
+from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_before_experts
 from llmlaunch.memory.estimator import estimate

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from random_jobs import TRAINERS, RandomJob, Trainer, random_jobs
 from shapes import LLAMA3_8B
 
-from llmlaunch.backends.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.host import HostNode

@@ -12,7 +12,7 @@ import pytest
 from random_jobs import GEMMA, GPT, LATENT, SHAPES, SHARED, SINKS
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.states import states, weight_versions

@@ -11,7 +11,7 @@ import pytest
 import shapes
 from shapes import LLAMA3_8B, LLAMA3_70B, MIXTRAL
 
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from shapes import LLAMA2_7B, LLAMA3_8B, LLAMA3_70B
 
-from llmlaunch.backends.megatron.facts import megatron_facts
+from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from shapes import job_of
 
-from llmlaunch.backends.deepspeed.facts import deepspeed_facts
-from llmlaunch.backends.megatron.facts import megatron_facts
+from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts
+from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, RankColumns, all_ranks

@@ -6,7 +6,7 @@ import resource
 
 from shapes import LLAMA3_8B
 
-from llmlaunch.backends.megatron.facts import megatron_facts
+from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import worst_ranks
 from llmlaunch.memory.job import Job

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.backends.logs import any_script_lines, known_trainers_lines
+from llmlaunch.frameworks.logs import any_script_lines, known_trainers_lines
 from llmlaunch.node.loss_judge import NOT_FINITE_LINES, SPIKE_LINES, LossJudge
 from llmlaunch.rundir.step_lines import Step, StepLines
 from support.step_lines import parser_of

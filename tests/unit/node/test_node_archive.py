@@ -49,10 +49,10 @@ def test_holds_our_node_side_and_nvidias_binding_unchanged() -> None:
     archive = zipfile.ZipFile(io.BytesIO(node_archive()))
     rooms = ("causes", "node", "placement", "rundir")
     ours = {f"llmlaunch/{room}/{path.name}" for room in rooms for path in (PACKAGE / room).glob("*.py")}
-    failures = sorted((PACKAGE / "backends").glob("*/failures.py"))
+    failures = sorted((PACKAGE / "frameworks").glob("*/failures.py"))
     assert len(failures) >= 3
     of_backends = [
-        PACKAGE / "backends" / "__init__.py",
+        PACKAGE / "frameworks" / "__init__.py",
         *failures,
         *(path.with_name("__init__.py") for path in failures),
     ]

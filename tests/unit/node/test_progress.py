@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.backends.base import ProgressLines
-from llmlaunch.backends.logs import any_script_lines, deepspeed_lines
+from llmlaunch.frameworks.base import ProgressLines
+from llmlaunch.frameworks.logs import any_script_lines, deepspeed_lines
 from llmlaunch.node.files import MOST_BYTES_A_LOOK
 from llmlaunch.node.progress import NodeLogs, StepTracker
 from llmlaunch.rundir.step_lines import LONGEST_LINE, Step, StepNews

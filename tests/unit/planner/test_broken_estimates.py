@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from llmlaunch.accuracy.scoring import refuse_broken, score
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.calibration.records import read_records
 from llmlaunch.columns import FloatColumn
 from llmlaunch.errors import NothingSafe
+from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory import host, moments, states
 from llmlaunch.memory.estimator import estimate, worst_ranks

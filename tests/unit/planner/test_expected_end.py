@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.backends.checkpoints import lead_seconds
 from llmlaunch.calibration.stops import PUBLISHED_RATE, StopRate
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
+from llmlaunch.frameworks.checkpoints import lead_seconds
 from llmlaunch.planner.expected_end import (
     EndDistribution,
     best_interval_seconds,

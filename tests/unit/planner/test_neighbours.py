@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.backends.base import SWITCH_NAMES
+from llmlaunch.frameworks.base import SWITCH_NAMES
 from llmlaunch.planner.judge import judge_layouts as judged_alone
 from llmlaunch.planner.neighbours import Neighbour, neighbours
 from llmlaunch.planner.plan import Candidate, as_planned

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.cluster.matrix import BandwidthMatrix
+from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.placement.traffic import Volumes, inverse, order_seconds, traffic

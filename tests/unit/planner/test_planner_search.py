@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.grouped_pricing import model_state_bytes, transient_bytes, worst_of_sums

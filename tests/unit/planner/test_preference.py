@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmlaunch.backends.base import StateTechniques, StepTechniques
+from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.preference import (

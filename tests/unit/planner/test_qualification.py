@@ -8,8 +8,8 @@ from functools import cache, partial
 
 import pytest
 
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.planner.qualification import DIES, FITS, TIGHT, ChosenTrial, choose_trials
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.types import Recipe

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmlaunch.backends.megatron.backend import MegatronLM
+from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job

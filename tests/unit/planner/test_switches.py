@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmlaunch.backends.base import SWITCH_NAMES, StateTechniques, StepTechniques
+from llmlaunch.frameworks.base import SWITCH_NAMES, StateTechniques, StepTechniques
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.planner.judge import judge_layouts
 from llmlaunch.planner.plan import Plan, as_planned

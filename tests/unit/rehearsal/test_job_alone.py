@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.registry import omitted_alone
+from llmlaunch.frameworks.registry import omitted_alone
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.earlier import rehearsals_of, rehearsed_ranks

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.registry import backend_for
+from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.recipe.load import load_recipe

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.backends.argument import NodeVariable
-from llmlaunch.backends.base import RankAlone, Rendered
 from llmlaunch.cluster.profile import Accelerator, Cluster, Link, Site
+from llmlaunch.frameworks.argument import NodeVariable
+from llmlaunch.frameworks.base import RankAlone, Rendered
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate, RankEstimate
 from llmlaunch.models.shape import ModelShape

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.registry import backend_for
+from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of

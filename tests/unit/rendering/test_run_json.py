@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_samples import container_job, deepspeed_cpu, megatron_70b, plan, rank_by_itself, script_of
 
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.megatron.arguments import written_layout
-from llmlaunch.backends.megatron.backend import MegatronLM
 from llmlaunch.calibration.cases import case_of
 from llmlaunch.cluster.matrix import BandwidthMatrix
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.megatron.arguments import written_layout
+from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout
 from llmlaunch.placement.traffic import Sizes, Volumes, traffic
 from llmlaunch.recipe.types import Recipe

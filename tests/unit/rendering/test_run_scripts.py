@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from run_samples import H100, NASTY, cluster, deepspeed_cpu, nasty_job, outside_slurm
 
-from llmlaunch.backends.argument import NodeVariable
-from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.logs import deepspeed_lines
+from llmlaunch.frameworks.argument import NodeVariable
+from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.logs import deepspeed_lines
 from llmlaunch.recipe.types import OnBadLoss, Recipe, Restart
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.scripts import train_script

@@ -10,8 +10,8 @@ from jinja2 import TemplateError
 from run_samples import NASTY
 
 from llmlaunch.assets import asset
-from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.rendering.shell import (
     ShellText,
     directive,

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from run_samples import deepspeed_cpu, outside_slurm, recipe, tracked_job, train_variables, write_program
 
-from llmlaunch.backends.argument import NodeVariable
-from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
-from llmlaunch.backends.megatron.backend import MegatronLM
-from llmlaunch.backends.megatron.versions import KNOWN_VERSIONS, core_parser
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import NodeVariable
+from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.megatron.backend import MegatronLM
+from llmlaunch.frameworks.megatron.versions import KNOWN_VERSIONS, core_parser
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.tracking import Tracking, WandbRun
 from llmlaunch.recipe.types import Recipe

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmlaunch.backends.base import ProgressLines
-from llmlaunch.backends.logs import any_script_lines, deepspeed_lines, known_trainers_lines, megatron_lines
+from llmlaunch.frameworks.base import ProgressLines
+from llmlaunch.frameworks.logs import any_script_lines, deepspeed_lines, known_trainers_lines, megatron_lines
 from llmlaunch.rundir.step_lines import Step
 from support.step_lines import parse_step, parser_of
 

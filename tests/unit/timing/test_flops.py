@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from timed_jobs import BASE, LLAMA, job, time_of, total
 
-from llmlaunch.backends.registry import backend_for
+from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.models.kinds import attention_kinds
 from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import Indexer, MlaShape, SlidingWindow

@@ -18,11 +18,11 @@ from timed_jobs import H100, MIXTRAL, RACK, job, term, total
 
 from llmlaunch.accuracy.scoring import ScoredRecord, score
 from llmlaunch.accuracy.summary import throughput
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.calibration.cases import case_of
 from llmlaunch.calibration.records import machine_of
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.models.presets import load_preset

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from timed_jobs import BASE, H100, LLAMA, MIXTRAL, WORK, alternating, job, time_of
 
-from llmlaunch.backends.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.exchange import tensor_passes

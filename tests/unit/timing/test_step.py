@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timed_jobs import BASE, FACTS, H100, LLAMA, MIXTRAL, RACK, WORK, alternating, job, term, time_of, total
 
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Link
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.weights import rank_parameters

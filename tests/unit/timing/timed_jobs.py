@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmlaunch.backends.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.models.presets import load_preset

@@ -13,9 +13,9 @@ import numpy as np
 from llmlaunch.app.evidence import Notify, ignore
 from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.app.variants import excess
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.sizing import no_split_reason, splittable
 from llmlaunch.progress import counting

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmlaunch.backends.registry import recorded_name
 from llmlaunch.calibration.calibrations import Calibration, estimator_digest
 from llmlaunch.calibration.evidence import DEFAULT_RISK, EvidenceRun, own_runs
 from llmlaunch.calibration.margins import BOUNDING
@@ -28,6 +27,7 @@ from llmlaunch.calibration.support import (
 from llmlaunch.calibration.time_calibrations import TimeCalibration, time_class, timing_digest
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.registry import recorded_name
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.models.shape import kind_of
 from llmlaunch.planner.setting import job_class

@@ -11,10 +11,10 @@ from typing import Any
 from llmlaunch.app.evidence import Notify, ignore
 from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.command_lines.command import TrainerCommand, Undecided
-from llmlaunch.command_lines.reading import read_command
-from llmlaunch.command_lines.recipe_file import RecipeSource, read_source, recipe_text, undecided_keys
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import NoVerdict, UserError
+from llmlaunch.imports.command import read_command
+from llmlaunch.imports.recipe_file import RecipeSource, read_source, recipe_text, undecided_keys
 from llmlaunch.recipe.load import load_written
 from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.verdicts import UNKNOWN

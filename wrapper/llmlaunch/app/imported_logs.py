@@ -12,14 +12,14 @@ import numpy as np
 import yaml
 
 from llmlaunch.app.evidence import Notify
-from llmlaunch.backends.argument import ALLOCATOR_SETTINGS
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.command_lines.logs import is_record_file, read_logs
-from llmlaunch.command_lines.megatron import read_values
 from llmlaunch.command_lines.training_log import DEEPSPEED, TRANSFORMERS, TrainingLog
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import ALLOCATOR_SETTINGS
+from llmlaunch.frameworks.megatron.command_line import read_values
+from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.imports.logs import is_record_file, read_logs
 from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import Candidate, as_planned
 from llmlaunch.planner.planning import plan_of

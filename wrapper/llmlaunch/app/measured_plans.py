@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from llmlaunch.backends.flag_classes import UNKNOWN
 from llmlaunch.calibration.records import ran_out, reason_of_no_whole_peak
 from llmlaunch.calibration.step_times import FEWEST_TIMED_STEPS
 from llmlaunch.calibration.support import MeasuredStep, Rehearsal
 from llmlaunch.calibration.time_calibrations import machine_json
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.flag_classes import UNKNOWN
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.planner.setting import Setting

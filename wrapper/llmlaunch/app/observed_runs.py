@@ -16,14 +16,14 @@ import yaml
 
 from llmlaunch.app.evidence import Notify
 from llmlaunch.app.planned_run import PlannedRun, plan_loaded
-from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.framework_version import with_framework_version
-from llmlaunch.backends.logs import any_script_lines
 from llmlaunch.cluster.cards import accelerator_of_card, machines
 from llmlaunch.cluster.load import profile_names
 from llmlaunch.command_lines.command import Reading, TrainerCommand
 from llmlaunch.documents.writing import json_bytes
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.framework_version import with_framework_version
+from llmlaunch.frameworks.logs import any_script_lines
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_json import run_description
@@ -173,7 +173,7 @@ def _of_attempt(attempt: Attempt, described: Mapping[str, Any]) -> Observed:
 
 def _reading(observed: Observed) -> Reading:
     """Read the observed command. Raises UserError for one that no reader knows."""
-    from llmlaunch.command_lines.reading import read_command
+    from llmlaunch.imports.command import read_command
 
     return read_command(_command(observed), of_a_run=True)
 

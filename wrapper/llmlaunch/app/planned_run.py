@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmlaunch.app.evidence import Notify, ignore, lessons_of, with_own_layouts
-from llmlaunch.backends.base import Backend, Rendered
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.documents.yaml_strict import STANDARD_INPUT_NAME
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.base import Backend, Rendered
+from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import Candidate, Plan, Sizing, as_planned, plan_json, with_save_interval
 from llmlaunch.planner.planning import make_sized_plan
@@ -291,7 +291,7 @@ def plan(
     Raises:
         UserError: the recipe is invalid, no layout is legal at all, or its lock is of another job.
     """
-    from llmlaunch.backends.framework_version import with_framework_version
+    from llmlaunch.frameworks.framework_version import with_framework_version
     from llmlaunch.launchers.environment_cache import probed_packages
     from llmlaunch.recipe.consistency import cautions
 

@@ -19,9 +19,9 @@ from llmlaunch.app.evidence import Notify, lessons_of, qualification_name
 from llmlaunch.app.planned_run import PlannedRun, plan_loaded
 from llmlaunch.app.submission import default_directory, idle_trainer_bytes, refuse_elsewhere, resubmit
 from llmlaunch.assets import asset
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.documents.yaml_strict import read_document
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.planner.qualification import ChosenTrial, choose_trials, kept_techniques
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.progress import counting
@@ -180,7 +180,7 @@ def plan_qualification(request: QualificationRequest, choice: LauncherChoice, no
 
 
 def _versioned(recipe: Recipe, notify: Notify) -> Recipe:
-    from llmlaunch.backends.framework_version import with_framework_version
+    from llmlaunch.frameworks.framework_version import with_framework_version
     from llmlaunch.launchers.environment_cache import probed_packages
 
     versioned, warnings = with_framework_version(recipe, os.environ, probed_packages)

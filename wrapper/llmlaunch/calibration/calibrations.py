@@ -35,7 +35,7 @@ ROOMS = ("memory", "models")
 MODULES = (
     *("layout.py", "techniques.py", "workload.py"),
     *(
-        f"backends/{name}.py"
+        f"frameworks/{name}.py"
         for name in (
             *("deepspeed/facts", "deepspeed/megatron_deepspeed_facts", "deepspeed/zero_settings"),
             *("fsdp", "megatron/facts"),

@@ -10,7 +10,13 @@ from typing import Any, get_args
 
 import numpy as np
 
-from llmlaunch.backends.deepspeed.facts import (
+from llmlaunch.calibration.completion import Unsupported, complete, with_every_field
+from llmlaunch.calibration.megatron_records import FP8_RECIPES, captured_graphs, megatron_options
+from llmlaunch.calibration.records import ATORCH_PIPELINE, TABLES, Record
+from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split, refuse_unread
+from llmlaunch.cluster.cards import capability_of_card
+from llmlaunch.columns import FloatColumn
+from llmlaunch.frameworks.deepspeed.facts import (
     BUCKET_ELEMENTS,
     HUGGING_FACE_KINDS,
     SHIPPED_TRAINER,
@@ -23,20 +29,14 @@ from llmlaunch.backends.deepspeed.facts import (
     shipped_facts,
     with_family,
 )
-from llmlaunch.backends.deepspeed.megatron_deepspeed_facts import (
+from llmlaunch.frameworks.deepspeed.megatron_deepspeed_facts import (
     DROPOUT,
     ForkOptions,
     accumulates_in_fp32,
     megatron_deepspeed_facts,
 )
-from llmlaunch.backends.deepspeed.zero_settings import settings_of_record
-from llmlaunch.backends.megatron.facts import megatron_facts, megatron_fsdp_facts
-from llmlaunch.calibration.completion import Unsupported, complete, with_every_field
-from llmlaunch.calibration.megatron_records import FP8_RECIPES, captured_graphs, megatron_options
-from llmlaunch.calibration.records import ATORCH_PIPELINE, TABLES, Record
-from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split, refuse_unread
-from llmlaunch.cluster.cards import capability_of_card
-from llmlaunch.columns import FloatColumn
+from llmlaunch.frameworks.deepspeed.zero_settings import settings_of_record
+from llmlaunch.frameworks.megatron.facts import megatron_facts, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks

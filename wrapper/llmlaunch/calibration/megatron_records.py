@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmlaunch.backends.megatron.facts import MegatronOptions
 from llmlaunch.calibration.completion import is_bridge_benchmark
 from llmlaunch.calibration.records import Record, minor
 from llmlaunch.cluster.cards import capability_of_card
+from llmlaunch.frameworks.megatron.facts import MegatronOptions
 from llmlaunch.techniques import FULL_ITERATION
 from llmlaunch.workload import OptimizerFormats
 

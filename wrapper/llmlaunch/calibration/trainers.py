@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from llmlaunch.backends.fsdp import atorch_facts, composer_facts, internevo_facts, torchtitan_facts, torchtune_facts
-from llmlaunch.backends.megatron.facts import LOSSES
 from llmlaunch.calibration.completion import Unsupported
 from llmlaunch.calibration.records import ATORCH_PIPELINE, TORCHTITAN, TORCHTUNE, Record
+from llmlaunch.frameworks.fsdp import atorch_facts, composer_facts, internevo_facts, torchtitan_facts, torchtune_facts
+from llmlaunch.frameworks.megatron.facts import LOSSES
 from llmlaunch.layout import Layout
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape

@@ -1,7 +1,7 @@
 """The table of causes: everything that is known about what can end an attempt, a row for each kind.
 
 A new cause is one row here and the patterns that name it: `patterns.py` has those of CUDA, NCCL, PyTorch, the kernel
-and SLURM, and `backends/<framework>/failures.py` those of a framework. The restart policy, the stops that the planner
+and SLURM, and `frameworks/<framework>/failures.py` those of a framework. The restart policy, the stops that the planner
 counts, the signs against nodes, every screen and the table in docs/causes.md read this table.
 """
 

@@ -2,7 +2,7 @@
 
 Here are those of CUDA, NCCL, PyTorch, Python, the kernel, containers and SLURM; `file_patterns.py` has those of
 checkpoints and other files, `web_patterns.py` those of sites on the internet. What only one framework says is in
-`backends/<framework>/failures.py`, and comes first. The kinds that they name are in `kinds.py`.
+`frameworks/<framework>/failures.py`, and comes first. The kinds that they name are in `kinds.py`.
 """
 
 from __future__ import annotations
@@ -457,12 +457,12 @@ def frames() -> tuple[Frame, ...]:
 
 def _failures() -> list[ModuleType]:
     """Import `failures.py` of each framework's folder, by the order of their names; this floor knows none of them."""
-    package = import_module("..backends", __package__)
+    package = import_module("..frameworks", __package__)
     folders = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
     modules = []
     for folder in folders:
         try:
-            modules.append(import_module(f"..backends.{folder}.failures", __package__))
+            modules.append(import_module(f"..frameworks.{folder}.failures", __package__))
         except ModuleNotFoundError as error:
             if not str(error.name).endswith(f"{folder}.failures"):
                 raise

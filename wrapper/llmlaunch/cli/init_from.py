@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from llmlaunch.cli.output import say
-from llmlaunch.command_lines.recipe_file import RecipeSource, read_source, recipe_text
 from llmlaunch.errors import UserError
+from llmlaunch.imports.recipe_file import RecipeSource, read_source, recipe_text
 from llmlaunch.rundir.values import counted
 
 __all__ = ["recipe_from_script"]

@@ -1,2 +1,2 @@
-"""Scripts, command lines and logs that people already have, read into recipes and measurements. Nothing in them is ever
-executed."""
+"""Scripts and command lines that people already have, read as far as every trainer has them alike: the shell, SLURM's
+options, the launcher. Nothing in them is ever executed."""

@@ -124,7 +124,7 @@ def _versions(python: str) -> str:
 def _measure(python: str) -> int:
     import subprocess
 
-    from llmlaunch.backends.deepspeed.arguments import CPU_ACCELERATOR, MALLOC
+    from llmlaunch.frameworks.deepspeed.arguments import CPU_ACCELERATOR, MALLOC
     from llmlaunch.launchers.bandwidth import free_port
 
     command = [python, "-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=1", "--node_rank=0"]

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmlaunch.backends.base import StepTechniques
 from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.frameworks.base import StepTechniques
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.states import least_state_bytes

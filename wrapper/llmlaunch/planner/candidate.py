@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from llmlaunch.backends.base import SWITCH_NAMES
+from llmlaunch.frameworks.base import SWITCH_NAMES
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmlaunch.backends.flag_classes import LESS_OF_STATES, ClassedArgument, ClassedArguments
+from llmlaunch.frameworks.flag_classes import LESS_OF_STATES, ClassedArgument, ClassedArguments
 from llmlaunch.memory.estimator import Estimate, RankEstimate
 from llmlaunch.memory.peak import MODEL_STATES, OUTSIDE_TORCH
 from llmlaunch.planner.plan import Limit

@@ -16,11 +16,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.backends.checkpoints import expected_save_seconds, pause_seconds, resume_seconds
-from llmlaunch.backends.registry import timed_name
 from llmlaunch.calibration.step_time_errors import JobKind, job_kind, step_time_error
 from llmlaunch.calibration.support import Lessons
 from llmlaunch.columns import FloatColumn
+from llmlaunch.frameworks.checkpoints import expected_save_seconds, pause_seconds, resume_seconds
+from llmlaunch.frameworks.registry import timed_name
 from llmlaunch.frozen import frozen
 from llmlaunch.planner.outlook import ExpectedEnd
 from llmlaunch.planner.plan import Candidate, JobLength

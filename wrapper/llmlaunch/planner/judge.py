@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.backends.flag_classes import ClassedArgument
 from llmlaunch.errors import NothingSafe, NoVerdict, UserError
+from llmlaunch.frameworks.flag_classes import ClassedArgument
 from llmlaunch.layout import Layout, LayoutColumns, Rule
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.peak import RESIDUAL

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.columns import BoolColumn, IntColumn
+from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.layout import LayoutColumns, Rule, Situation, refusal_counts
 from llmlaunch.planner.search_space import (
     MATTERS,

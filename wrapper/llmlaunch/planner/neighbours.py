@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.backends.base import SWITCH_NAMES, StateTechniques, StepTechniques
 from llmlaunch.columns import IntColumn
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.base import SWITCH_NAMES, StateTechniques, StepTechniques
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NAMES, RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.planner.judge import LayoutVerdict, judge_layouts, rules_failed
 from llmlaunch.planner.points import Points

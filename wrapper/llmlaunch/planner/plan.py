@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any, Protocol
 
-from llmlaunch.backends.flag_classes import NO_ARGUMENTS, ClassedArguments
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.support import NO_TIME_EVIDENCE, Rehearsal, Support, TimeEvidence
+from llmlaunch.frameworks.flag_classes import NO_ARGUMENTS, ClassedArguments
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmlaunch.backends.flag_classes import ClassedArguments
 from llmlaunch.calibration.support import MeasuredStep, Rehearsal, TimeEvidence
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.documents.slurm_options import limit_seconds
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.flag_classes import ClassedArguments
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, Estimate, estimate
 from llmlaunch.memory.job import Job

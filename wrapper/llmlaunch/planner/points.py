@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.backends.base import StateTechniques, StepTechniques
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn, NarrowColumn
+from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout, LayoutColumns
 

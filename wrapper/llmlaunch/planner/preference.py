@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.backends.base import SWITCH_NAMES, StateTechniques, StepTechniques
 from llmlaunch.columns import FloatColumn, IntColumn, NarrowColumn
+from llmlaunch.frameworks.base import SWITCH_NAMES, StateTechniques, StepTechniques
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.planner.points import Points

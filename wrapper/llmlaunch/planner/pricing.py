@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from llmlaunch.backends.base import StepTechniques
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.frameworks.base import StepTechniques
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns, Rule
 from llmlaunch.memory.grouped_pricing import (

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.backends.base import SWITCH_NAMES, Backend, Space, StateTechniques, StepTechniques
 from llmlaunch.columns import BoolColumn, IntColumn
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.base import SWITCH_NAMES, Backend, Space, StateTechniques, StepTechniques
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import (
     EVEN,

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from llmlaunch.backends.argument import expands_segments
-from llmlaunch.backends.base import Backend
-from llmlaunch.backends.registry import recorded_name
 from llmlaunch.calibration.evidence import DEFAULT_RISK, ENOUGH, EvidenceMargin, JobClass, evidence_margin
 from llmlaunch.calibration.margins import FUJII_SHARE, Margin, no_margin, runs_needed
 from llmlaunch.calibration.records import TABLES
@@ -15,6 +12,9 @@ from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.cluster.matrix import slurm_order
 from llmlaunch.cluster.profile import Accelerator, Cluster
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import expands_segments
+from llmlaunch.frameworks.base import Backend
+from llmlaunch.frameworks.registry import recorded_name
 from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Correction, Job
 from llmlaunch.planner.plan import Limit

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from llmlaunch.backends.base import StepTechniques
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.frameworks.base import StepTechniques
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.grouped_pricing import distinct_states, rank_bytes
 from llmlaunch.memory.job import Job, layer_kinds

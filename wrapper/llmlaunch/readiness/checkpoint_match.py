@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmlaunch.backends.checkpoints import checkpoint_bytes
+from llmlaunch.frameworks.checkpoints import checkpoint_bytes
 from llmlaunch.layout import Layout
 from llmlaunch.readiness.findings import MOST_ENTRIES, NOTE, Finding, doubtful, folder_entries
 from llmlaunch.readiness.saved_job import KEY, NEW_FOLDER

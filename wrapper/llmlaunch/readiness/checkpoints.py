@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llmlaunch.backends.checkpoints import (
+from llmlaunch.frameworks.checkpoints import (
     NON_PERSISTENT_FOLDER,
     TRACKERS,
     checkpoint_bytes,

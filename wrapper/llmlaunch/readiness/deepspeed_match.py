@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.backends.checkpoints import other_world_refusal
+from llmlaunch.frameworks.checkpoints import other_world_refusal
 from llmlaunch.layout import Layout
 from llmlaunch.readiness.findings import Finding, doubtful, missing, note
 from llmlaunch.readiness.pickle_outline import Outline

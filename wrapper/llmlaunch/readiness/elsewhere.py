@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePath
 
-from llmlaunch.backends.framework_version import CHECKOUT_VARIABLE
 from llmlaunch.documents.yaml_strict import KeyPath
+from llmlaunch.frameworks.framework_version import CHECKOUT_VARIABLE
 from llmlaunch.frozen import frozen
 from llmlaunch.readiness.data_files import datasets
 from llmlaunch.readiness.findings import Finding, host_path, missing, path_state

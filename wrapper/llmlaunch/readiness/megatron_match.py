@@ -9,10 +9,10 @@ from itertools import product
 from math import prod
 from pathlib import Path
 
-from llmlaunch.backends.argument import flag_groups
-from llmlaunch.backends.checkpoints import FSDP_STAGE, MODEL_SPLIT, RESHARDING_FLAG
-from llmlaunch.backends.megatron.versions import rendered_version
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import flag_groups
+from llmlaunch.frameworks.checkpoints import FSDP_STAGE, MODEL_SPLIT, RESHARDING_FLAG
+from llmlaunch.frameworks.megatron.versions import rendered_version
 from llmlaunch.layout import Layout
 from llmlaunch.readiness.findings import NOTE, Finding, doubtful, missing, note
 from llmlaunch.readiness.saved_job import KEY, NEW_FOLDER, RUN_CONFIG, SavedJob, bridge_job, megatron_job, sizes_in
@@ -196,13 +196,13 @@ def _planned_sizes(recipe: Recipe, layout: Layout) -> dict[str, int]:
     be."""
     try:
         if recipe.backend.name == "megatron-bridge":
-            from llmlaunch.backends.megatron_bridge.settings import settings_of
+            from llmlaunch.frameworks.bridge.settings import settings_of
 
             settings = settings_of(recipe, layout)
             values = {name.removeprefix("model."): value for name, (value, _) in settings.items()}
             experts = values.get("num_moe_experts")
         else:
-            from llmlaunch.backends.megatron.arguments import planned_arguments
+            from llmlaunch.frameworks.megatron.arguments import planned_arguments
 
             flags = {each.flag: each.values[0] for each in planned_arguments(recipe, layout) if each.values}
             texts = {flag.removeprefix("--").replace("-", "_"): str(text) for flag, text in flags.items()}
@@ -293,7 +293,7 @@ def _other_schedule(
 
 def _planned_schedule(recipe: Recipe) -> dict[str, int]:
     """Return the schedule of the job, in samples."""
-    from llmlaunch.backends.megatron.training_arguments import warmup_steps
+    from llmlaunch.frameworks.megatron.training_arguments import warmup_steps
 
     samples = recipe.workload.global_batch_size
     return {"lr_warmup_steps": warmup_steps(recipe) * samples, "lr_decay_steps": recipe.training.steps * samples}

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llmlaunch.backends.framework_version import CHECKOUT_VARIABLE, checkout_version
-from llmlaunch.backends.megatron.backend import shipped_script
 from llmlaunch.documents.yaml_strict import KeyPath
+from llmlaunch.frameworks.framework_version import CHECKOUT_VARIABLE, checkout_version
+from llmlaunch.frameworks.megatron.backend import shipped_script
 from llmlaunch.layout import Layout
 from llmlaunch.readiness.findings import (
     Finding,

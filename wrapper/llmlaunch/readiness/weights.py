@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llmlaunch.backends.checkpoints import TRACKERS
+from llmlaunch.frameworks.checkpoints import TRACKERS
 from llmlaunch.layout import Layout
 from llmlaunch.readiness.findings import (
     Finding,

@@ -170,7 +170,7 @@ BackendName = Literal["megatron-lm", "deepspeed", "megatron-bridge"]
 @section
 class BackendChoice:
     """The training framework. `found_version` is what was seen of it where `version` is not given
-    (llmlaunch.backends.framework_version)."""
+    (llmlaunch.frameworks.framework_version)."""
 
     name: str = key("Training framework", written=BackendName)
     version: Line | None = key("Version the job will run with, quoted; recorded with the run", default=None)

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from llmlaunch.backends.argument import NodeVariable
-from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.deepspeed.rank_alone import rank_alone
+from llmlaunch.frameworks.argument import NodeVariable
+from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.deepspeed.rank_alone import rank_alone
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.recipe.types import Recipe

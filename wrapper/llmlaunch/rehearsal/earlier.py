@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.backends.megatron.versions import NEWEST
 from llmlaunch.calibration.support import Rehearsal, same_minor
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.megatron.versions import NEWEST
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.estimator import NOT_MODELLED, RankEstimate, estimate
 from llmlaunch.planner.plan import Candidate, JobLength, Plan

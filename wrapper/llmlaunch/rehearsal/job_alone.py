@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llmlaunch.backends.base import OmittedTechnique, Rendered
-from llmlaunch.backends.registry import omitted_alone
+from llmlaunch.frameworks.base import OmittedTechnique, Rendered
+from llmlaunch.frameworks.registry import omitted_alone
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.setting import Setting

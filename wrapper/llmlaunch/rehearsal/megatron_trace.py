@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from llmlaunch.backends.argument import NodeVariable, Word, command_words, flag_groups, flag_of
-from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.megatron.arguments import planned_arguments
-from llmlaunch.backends.megatron.rank_alone import LEFT_OUT
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import NodeVariable, Word, command_words, flag_groups, flag_of
+from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.megatron.arguments import planned_arguments
+from llmlaunch.frameworks.megatron.rank_alone import LEFT_OUT
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.recipe.types import Recipe
@@ -34,7 +34,7 @@ DATA = ("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size")
 
 def megatron_job(recipe: Recipe, rendered: Rendered, layout: Layout, pipeline_rank: int) -> dict[str, Any]:
     """Return the job as tracing/trace_ranks.py reads it, named by its rank. What no rank alone needs is left out, as on
-    a GPU: checkpoints, datasets and what follows a training (backends/megatron/rank_alone.py).
+    a GPU: checkpoints, datasets and what follows a training (frameworks/megatron/rank_alone.py).
 
     Raises UserError for a script of the person's own, whose model the tracer does not build."""
     if recipe.backend.script is not None:

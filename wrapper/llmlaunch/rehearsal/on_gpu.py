@@ -12,10 +12,10 @@ from datetime import datetime
 from math import ceil
 from pathlib import Path
 
-from llmlaunch.backends.base import RankAlone, Rendered
-from llmlaunch.backends.registry import rank_alone
 from llmlaunch.documents.slurm_options import other_gres
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.base import RankAlone, Rendered
+from llmlaunch.frameworks.registry import rank_alone
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.launchers.run_files import latest_attempt

@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from llmlaunch.backends.base import Rendered
 from llmlaunch.calibration.records import REHEARSED
+from llmlaunch.frameworks.base import Rendered
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe

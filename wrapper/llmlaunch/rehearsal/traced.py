@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from llmlaunch.backends.base import Rendered
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.base import Rendered
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.deepspeed_trace import deepspeed_job, deepspeed_terms

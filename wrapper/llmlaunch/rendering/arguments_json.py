@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.backends.argument import NodeVariable, Reason, Word
-from llmlaunch.backends.base import Rendered
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import NodeVariable, Reason, Word
+from llmlaunch.frameworks.base import Rendered
 from llmlaunch.layout import LAYOUT_FIELDS
 from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.planner.racks import group_nodes

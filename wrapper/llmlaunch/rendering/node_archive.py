@@ -12,8 +12,8 @@ from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 from types import CodeType
 
-import llmlaunch.backends
 import llmlaunch.causes
+import llmlaunch.frameworks
 import llmlaunch.node
 import llmlaunch.placement
 import llmlaunch.rundir
@@ -72,7 +72,7 @@ def node_archive() -> bytes:
 
 def _failure_patterns() -> dict[str, Path]:
     """Return the modules in which each framework's folder says how it fails, and the packages that hold them."""
-    backends = Path(str(llmlaunch.backends.__file__)).parent
+    backends = Path(str(llmlaunch.frameworks.__file__)).parent
     failures = sorted(backends.glob("*/failures.py"))
     paths = [backends / "__init__.py", *(path.with_name("__init__.py") for path in failures), *failures]
     return {f"llmlaunch/{path.relative_to(backends.parent).as_posix()}": path for path in paths}

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath, PurePosixPath
 
-from llmlaunch.backends.argument import NodeVariable
-from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.registry import backend_for
 from llmlaunch.documents.writing import json_bytes, new_place, text_bytes
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import NodeVariable
+from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.planner.plan import Fallback, Plan, as_planned, plan_json
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.arguments_json import arguments_json

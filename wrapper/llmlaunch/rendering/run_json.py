@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from math import ceil
 
-from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.checkpoints import (
+from llmlaunch.calibration.time_calibrations import machine_json
+from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.checkpoints import (
     NON_PERSISTENT_FOLDER,
     lead_seconds,
     refuse_short_time,
     save_seconds,
     tracker,
 )
-from llmlaunch.backends.registry import backend_for, recorded_name
-from llmlaunch.calibration.time_calibrations import machine_json
+from llmlaunch.frameworks.registry import backend_for, recorded_name
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, OF_TIME, ModelShape, Router
 from llmlaunch.planner.plan import FewerNodes, Plan

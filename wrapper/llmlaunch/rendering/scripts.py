@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 
-from llmlaunch.backends.argument import RUN_DIR, NodeVariable, Reason, Word
-from llmlaunch.backends.base import Rendered
-from llmlaunch.backends.checkpoints import skip_flag, tracker
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.documents.slurm_options import GPU_OPTIONS, other_gres, refused_sbatch_option, sbatch_value_problem
 from llmlaunch.documents.templates import has_own_templates
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import RUN_DIR, NodeVariable, Reason, Word
+from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.checkpoints import skip_flag, tracker
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.racks import group_nodes, segment_nodes
 from llmlaunch.recipe.containers import is_imported

@@ -13,9 +13,9 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 
-from llmlaunch.backends.argument import NodeVariable
 from llmlaunch.documents.templates import render
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import NodeVariable
 
 __all__ = [
     "ShellText",

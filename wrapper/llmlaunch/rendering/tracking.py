@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmlaunch.backends.argument import Reason
 from llmlaunch.documents.writing import json_bytes
+from llmlaunch.frameworks.argument import Reason
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, select
 
-from llmlaunch.backends.registry import backend_for, recorded_name
 from llmlaunch.calibration.records import REHEARSED
 from llmlaunch.documents.writing import replacing
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.registry import backend_for, recorded_name
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.earlier import rehearsed_ranks

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.backends.logs import known_trainers_lines
+from llmlaunch.frameworks.logs import known_trainers_lines
 from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.logs import JobLogs
 from llmlaunch.launchers.run_files import latest_attempt, run_name

@@ -1,0 +1,158 @@
+"""What of ds_config.json decides memory and time: read from a recipe, priced, and kept in a record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.deepspeed.stated_zero import stated_settings
+from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings, settings_of_record
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.states import States, states
+from llmlaunch.models.parameters import count_parameters
+from llmlaunch.models.presets import load_preset
+from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.timing.step import update_seconds
+
+BUCKET = 50_000_000
+NARROW = {"bf16": {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
+TWO_NODES = Layout(data=16, zero_stage=3)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    place = tmp_path_factory.mktemp("zero") / "recipe.yaml"
+    document = {
+        "schema": 1,
+        "name": "zero",
+        "model": "llama3-8b",
+        "backend": {"name": "deepspeed", "script": "train.py", "script_kind": "hugging-face"},
+        "cluster": "h100-80gb-x8",
+        "nodes": 2,
+        "training": {"sequence_length": 1024, "global_batch_size": 128, "steps": 10},
+        "data": {"mock": True},
+    }
+    place.write_text(json.dumps(document), "utf-8")
+    return load_recipe(place)
+
+
+def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
+    return replace(recipe, backend=replace(recipe.backend, ds_config=settings))
+
+
+def zero(recipe: Recipe, **settings: Any) -> Recipe:
+    return with_settings(recipe, {"zero_optimization": settings})
+
+
+def facts_of(recipe: Recipe) -> MemoryFacts:
+    return DeepSpeed().facts(recipe)
+
+
+def job_of(recipe: Recipe) -> Job:
+    return Job(recipe.model, recipe.workload, facts_of(recipe))
+
+
+def states_of(recipe: Recipe, layout: Layout = TWO_NODES) -> States:
+    job = job_of(recipe)
+    return states(job, all_ranks(job, LayoutColumns.of([layout])))
+
+
+def gathers_of(recipe: Recipe) -> tuple[float, float]:
+    """Seconds of the first gather of a step, and of each later one."""
+    update = update_seconds(job_of(recipe), recipe.cluster, LayoutColumns.of([TWO_NODES]))
+    return float(update.gather_seconds[0]), float(update.later_gather_seconds[0])
+
+
+def test_the_limits_of_gathering_are_those_of_the_file(recipe: Recipe) -> None:
+    own = zero(
+        recipe,
+        stage3_prefetch_bucket_size=1,
+        stage3_max_live_parameters=2,
+        stage3_max_reuse_distance=3,
+        stage3_param_persistence_threshold=4,
+        stage3_model_persistence_threshold=5,
+        stage3_allgather_sequential=True,
+    )
+    gathering = facts_of(own).gathering
+    assert gathering is not None
+    assert list(vars(gathering).values())[:6] == [1, 2, 3, 4, 5, True]
+
+
+def test_auto_is_what_the_trainer_fills_in(recipe: Recipe) -> None:
+    auto = {"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
+    gathering = facts_of(zero(recipe, **auto)).gathering
+    assert gathering is not None
+    assert (gathering.prefetch_elements, gathering.persistent_elements) == (int(0.9 * 4096**2), 40960)
+
+
+def test_a_reuse_distance_above_the_live_parameters_costs_memory(recipe: Recipe) -> None:
+    recipe = replace(recipe, model=load_preset("llama2-7b"))
+    few = {"stage3_max_live_parameters": 30_000_000, "stage3_prefetch_bucket_size": 30_000_000}
+    less = states_of(zero(recipe, **few, stage3_max_reuse_distance=30_000_000)).parameters[0]
+    more = states_of(zero(recipe, **few, stage3_max_reuse_distance=1_000_000_000)).parameters[0]
+    assert more > less + 2**29
+
+
+def test_buckets_follow_overlap_and_contiguous_gradients(recipe: Recipe) -> None:
+    one = 2 * BUCKET
+    assert facts_of(recipe).bucket_bytes == 3 * one
+    assert facts_of(zero(recipe, overlap_comm=False)).bucket_bytes == 2 * one
+    kept, made = states_of(recipe), states_of(zero(recipe, contiguous_gradients=False))
+    assert kept.forward[0] - made.forward[0] == kept.buckets[0] - made.buckets[0] == one
+    assert kept.backward[0] == made.backward[0]
+
+
+def test_a_second_shard_takes_memory_and_spares_gathers_between_nodes(recipe: Recipe) -> None:
+    second = zero(recipe, zero_hpz_partition_size=8)
+    more = states_of(second).parameters[0] - states_of(recipe).parameters[0]
+    assert more == pytest.approx(2 * count_parameters(recipe.model).total / 8)
+    first, later = gathers_of(second)
+    assert later < 0.8 * first
+    assert gathers_of(recipe) == (first, first)
+
+
+def test_a_second_shard_of_all_ranks_spares_nothing(recipe: Recipe) -> None:
+    first, later = gathers_of(zero(recipe, zero_hpz_partition_size=16))
+    assert later == pytest.approx(first, rel=0.01)
+
+
+@pytest.mark.parametrize(("stage", "least"), [(1, 2 + 6 / 16), (2, 2 + 6 / 16), (3, 10 / 16)])
+def test_narrow_optimizer_states_take_two_bytes_each(recipe: Recipe, stage: int, least: float) -> None:
+    """Master weights and two moments, beside parameters and, in ZeRO 3, their gradients."""
+    quiet = {"stage3_prefetch_bucket_size": 0, "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
+    own = with_settings(recipe, {**NARROW, "zero_optimization": quiet})
+    state = states_of(own, Layout(data=16, zero_stage=stage))
+    without = replace(job_of(own), facts=replace(facts_of(own), gathering=None))
+    gathered = 0.0
+    if stage == 3:
+        rows = all_ranks(without, LayoutColumns.of([Layout(data=1, zero_stage=3)]))
+        gathered = float(state.parameters[0] - states(without, rows).parameters[0] / 16)
+    total = count_parameters(recipe.model).total
+    lasting = state.parameters[0] + state.gradients[0] + state.optimizer[0] - gathered
+    assert lasting / total == pytest.approx(least)
+
+
+def test_one_of_the_two_keys_alone_changes_no_states(recipe: Recipe) -> None:
+    own = with_settings(recipe, {"bf16": {"bf16_master_weights_and_grads": True}})
+    assert states_of(own).optimizer[0] == states_of(recipe).optimizer[0]
+
+
+def test_a_record_prices_the_settings_of_its_run(recipe: Recipe) -> None:
+    own = with_settings(
+        recipe, {**NARROW, "zero_optimization": {"stage3_max_reuse_distance": 7, "zero_hpz_partition_size": 8}}
+    )
+    implementation = DeepSpeed().render(own, TWO_NODES).measurement["implementation"]
+    stated = stated_settings(own, BUCKET, 1_000_000_000)
+    assert settings_of_record(implementation) == stated
+    assert stated.secondary_ranks == 8
+
+
+def test_a_record_that_says_nothing_has_deepspeeds_defaults() -> None:
+    assert settings_of_record({}) == ZeroSettings(overlap_comm=False)

@@ -1,0 +1,470 @@
+"""What Megatron-Bridge's ConfigContainer is filled with, a value for each of its fields that a recipe decides.
+
+The model, the layout and the training are those of Megatron-LM's arguments: each argument that would be rendered for
+backend: megatron-lm becomes the field that this argument sets there, and keeps its reason. So both backends configure
+Megatron core alike. An argument that has no field here is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import Argument, NodeVariable, Reason, Word
+from llmlaunch.frameworks.bridge.overrides import overrides
+from llmlaunch.frameworks.megatron.arguments import planned_arguments
+from llmlaunch.frameworks.megatron.backend import BLACKWELL
+from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE
+from llmlaunch.frameworks.megatron.versions import NEWEST, Flag, core_parser
+from llmlaunch.layout import Layout
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["FIELDS", "MEGATRON_DEFAULTS", "as_json", "settings_of", "task_of"]
+
+Settings = dict[str, tuple[Any, Reason]]
+"""Value and reason by the dotted name of a field: "model.num_layers"."""
+
+MODEL, ADAM, DDP = "model", "optimizer", "ddp"
+
+
+class Parsed:
+    """Stands for the value that Megatron's parser makes of the flag's words."""
+
+
+PARSED = Parsed()
+Value = Parsed | Callable[[Any], Any] | str | bool | float | None
+
+# Where Megatron-LM's parser and Bridge's classes disagree, the parser's value is said (megatron/training/arguments.py,
+# core 0.19; megatron/bridge/training/config.py, 0.6): recipes plan what Megatron-LM does.
+MEGATRON_DEFAULTS: Mapping[str, Any] = {
+    f"{MODEL}.bias_dropout_fusion": True,
+    f"{MODEL}.bias_activation_fusion": True,
+    f"{MODEL}.persist_layer_norm": True,
+    f"{MODEL}.cp_comm_type": "p2p",
+    f"{MODEL}.pipeline_dtype": "fp32",
+    f"{MODEL}.cross_entropy_loss_fusion": False,
+    f"{ADAM}.min_lr": 0.0,
+    f"{ADAM}.barrier_with_L1_time": True,
+    f"{ADAM}.optimizer_offload_fraction": 1.0,
+    f"{DDP}.check_for_nan_in_grad": True,
+    "rerun_state_machine.rerun_mode": "validate_results",
+    "checkpoint.use_persistent_ckpt_worker": False,
+    "checkpoint.strict_fsdp_dtensor_load": True,
+    "dataset.reset_position_ids": False,
+    "dataset.reset_attention_mask": False,
+    "dataset.eod_mask_loss": False,
+    "dataset.dataloader_type": "single",
+}
+"""Values that follow from no key of a recipe."""
+
+
+def _same(section: str, *flags: str) -> dict[str, tuple[tuple[str, Value], ...]]:
+    """Flags whose names are those of the section's fields, as the parser keeps them (`dest`)."""
+    names = core_parser(NEWEST).flags
+    return {flag: ((f"{section}.{names[flag].dest}", PARSED),) for flag in flags if flag in names}
+
+
+def _dtype(name: str) -> tuple[tuple[str, Value], ...]:
+    return (
+        (f"{MODEL}.{name}", True),
+        (f"{MODEL}.params_dtype", name),
+        (f"{MODEL}.pipeline_dtype", name),
+        (f"{MODEL}.autocast_dtype", name),
+        (f"{ADAM}.{name}", True),
+        (f"{ADAM}.params_dtype", name),
+    )
+
+
+def _only(value: Any) -> Any:
+    """The value of a flag that takes several, where it has one."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+# Loss scaling skips a step that is not finite, so that nothing looks for one.
+UNCHECKED = (("rerun_state_machine.check_for_nan_in_loss", False), (f"{DDP}.check_for_nan_in_grad", False))
+
+FIELDS: Mapping[str, tuple[tuple[str, Value], ...]] = {
+    # the model
+    **_same(MODEL, "--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads", "--kv-channels"),
+    **_same(
+        MODEL, "--normalization", "--norm-epsilon", "--attention-dropout", "--hidden-dropout", "--disable-bias-linear"
+    ),
+    **_same(
+        MODEL, "--add-qkv-bias", "--qk-layernorm", "--apply-layernorm-1p", "--mtp-num-layers", "--num-query-groups"
+    ),
+    **_same(
+        MODEL,
+        "--multi-latent-attention",
+        "--q-lora-rank",
+        "--kv-lora-rank",
+        "--qk-head-dim",
+        "--qk-pos-emb-head-dim",
+        "--v-head-dim",
+    ),
+    **_same(MODEL, "--qk-l2-norm", "--no-rope-freq", "--moe-apply-probs-on-input"),
+    **_same(MODEL, "--attention-output-gate", "--experimental-attention-variant", "--linear-attention-freq"),
+    **_same(MODEL, "--linear-num-key-heads", "--linear-num-value-heads", "--linear-conv-kernel-dim"),
+    **_same(MODEL, "--linear-key-head-dim", "--linear-value-head-dim"),
+    **_same(MODEL, "--hybrid-layer-pattern", "--mtp-use-repeated-layer", "--moe-latent-size"),
+    **_same(MODEL, "--mamba-num-heads", "--mamba-head-dim", "--mamba-state-dim", "--mamba-num-groups"),
+    "--spec": (),
+    **_same(MODEL, "--rope-type", "--no-rope-fusion", "--window-size", "--window-attn-skip-freq"),
+    "--swiglu": ((f"{MODEL}.activation_func", "silu"), (f"{MODEL}.gated_linear_unit", True)),
+    "--squared-relu": ((f"{MODEL}.activation_func", "squared_relu"), (f"{MODEL}.gated_linear_unit", False)),
+    **_same(MODEL, "--use-fused-weighted-squared-relu"),
+    "--quick-geglu": ((f"{MODEL}.activation_func", "quick_gelu"), (f"{MODEL}.gated_linear_unit", True)),
+    **_same(
+        MODEL, "--glu-linear-offset", "--activation-func-clamp-value", "--softmax-type", "--no-bias-dropout-fusion"
+    ),
+    "--no-bias-gelu-fusion": ((f"{MODEL}.bias_activation_fusion", False),),
+    "--group-query-attention": (),
+    "--untie-embeddings-and-output-weights": ((f"{MODEL}.share_embeddings_and_output_weights", False),),
+    "--seq-length": ((f"{MODEL}.seq_length", PARSED), ("dataset.seq_length", PARSED)),
+    "--max-position-embeddings": (),
+    **_same(MODEL, "--position-embedding-type", "--rotary-base", "--rotary-percent"),
+    "--use-rope-scaling": ((f"{MODEL}.rope_scaling", True),),
+    "--rope-scaling-factor": ((f"{MODEL}.rope_scaling_factor", PARSED),),
+    "--rotary-seq-len-interpolation-factor": ((f"{MODEL}.seq_len_interpolation_factor", PARSED),),
+    **_same(MODEL, "--rotary-scaling-factor", "--mscale", "--mscale-all-dim"),
+    **_same(MODEL, "--yarn-original-max-position-embeddings", "--yarn-beta-fast", "--yarn-beta-slow"),
+    **_same(MODEL, "--no-yarn-correction-range-round-to-int"),
+    # mixtures of experts
+    "--num-experts": ((f"{MODEL}.num_moe_experts", PARSED),),
+    **_same(MODEL, "--moe-router-topk", "--moe-ffn-hidden-size", "--moe-token-dispatcher-type", "--moe-layer-freq"),
+    **_same(
+        MODEL, "--moe-flex-dispatcher-backend", "--moe-router-dtype", "--moe-grouped-gemm", "--moe-router-num-groups"
+    ),
+    **_same(MODEL, "--moe-router-score-function", "--moe-router-pre-softmax", "--moe-router-group-topk"),
+    **_same(MODEL, "--moe-router-topk-scaling-factor", "--moe-router-enable-expert-bias"),
+    "--moe-router-load-balancing-type": ((f"{MODEL}.moe_router_load_balancing_type", _only),),
+    "--moe-aux-loss-coeff": ((f"{MODEL}.moe_aux_loss_coeff", _only),),
+    **_same(MODEL, "--moe-shared-expert-intermediate-size", "--moe-shared-expert-gate", "--moe-shared-expert-overlap"),
+    **_same(MODEL, "--moe-expert-capacity-factor", "--moe-expert-rank-capacity-factor"),
+    **_same(MODEL, "--use-transformer-engine-op-fuser", "--moe-mlp-glu-interleave-size"),
+    **_same(MODEL, "--moe-paged-stash", "--moe-paged-stash-page-size"),
+    **_same(MODEL, "--moe-paged-stash-buffer-size-factor-cuda", "--moe-paged-stash-buffer-size-factor-cpu"),
+    # the layout
+    **_same(MODEL, "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"),
+    **_same(MODEL, "--sequence-parallel", "--expert-model-parallel-size", "--expert-tensor-parallel-size"),
+    "--decoder-first-pipeline-num-layers": ((f"{MODEL}.num_layers_in_first_pipeline_stage", PARSED),),
+    "--decoder-last-pipeline-num-layers": ((f"{MODEL}.num_layers_in_last_pipeline_stage", PARSED),),
+    **_same(MODEL, "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
+    **_same(MODEL, "--pipeline-model-parallel-layout"),
+    "--num-virtual-stages-per-pipeline-rank": ((f"{MODEL}.virtual_pipeline_model_parallel_size", PARSED),),
+    "--use-distributed-optimizer": (
+        (f"{ADAM}.use_distributed_optimizer", True),
+        (f"{DDP}.use_distributed_optimizer", True),
+    ),
+    **_same(DDP, "--num-distributed-optimizer-instances"),
+    "--overlap-grad-reduce": ((f"{DDP}.overlap_grad_reduce", True),),
+    "--overlap-param-gather": ((f"{DDP}.overlap_param_gather", True), (f"{ADAM}.overlap_param_gather", True)),
+    # techniques
+    **_same(MODEL, "--recompute-granularity", "--recompute-modules", "--recompute-method", "--recompute-num-layers"),
+    **_same(MODEL, "--fine-grained-activation-offloading", "--offload-modules", "--activation-offload-fraction"),
+    "--cpu-offloading-num-layers": ((f"{MODEL}.cpu_offloading", True), (f"{MODEL}.cpu_offloading_num_layers", PARSED)),
+    **_same(ADAM, "--optimizer-cpu-offload", "--optimizer-offload-fraction", "--overlap-cpu-optimizer-d2h-h2d"),
+    **_same(MODEL, "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "--mlp-chunks-for-training"),
+    **_same(MODEL, "--overlap-moe-expert-parallel-comm", "--tp-comm-overlap"),
+    "--delay-wgrad-compute": ((f"{MODEL}.delay_wgrad_compute", True), (f"{DDP}.delay_wgrad_compute", True)),
+    "--cp-comm-type": ((f"{MODEL}.cp_comm_type", _only),),
+    **_same(MODEL, "--cuda-graph-impl", "--cuda-graph-modules"),
+    "--te-rng-tracker": (("rng.te_rng_tracker", True), (f"{MODEL}.use_te_rng_tracker", True)),
+    "--no-check-for-nan-in-loss-and-grad": UNCHECKED,
+    "--grad-reduce-in-bf16": ((f"{DDP}.grad_reduce_in_fp32", False),),
+    "--accumulate-allreduce-grads-in-fp32": ((f"{DDP}.grad_reduce_in_fp32", True),),
+    "--use-megatron-fsdp": (("dist.use_megatron_fsdp", True), (f"{DDP}.use_megatron_fsdp", True)),
+    **_same(DDP, "--data-parallel-sharding-strategy", "--megatron-fsdp-main-grads-dtype"),
+    **_same(MODEL, "--no-gradient-accumulation-fusion", "--init-model-with-meta-device"),
+    # number formats
+    "--bf16": _dtype("bf16"),
+    "--fp16": (*_dtype("fp16"), *UNCHECKED),
+    "--fp8-format": ((f"{MODEL}.fp8", PARSED),),
+    "--fp4-format": ((f"{MODEL}.fp4", PARSED),),
+    "--fp8-recipe": ((f"{MODEL}.fp8_recipe", PARSED), (f"{ADAM}.fp8_recipe", PARSED)),
+    **_same(MODEL, "--fp8-amax-history-len", "--fp8-amax-compute-algo", "--fp4-recipe"),
+    "--fp8-param-gather": ((f"{MODEL}.fp8_param", True), (f"{DDP}.fp8_param_gather", True)),
+    "--reuse-grad-buf-for-mxfp8-param-ag": (
+        (f"{ADAM}.reuse_grad_buf_for_mxfp8_param_ag", True),
+        (f"{DDP}.reuse_grad_buf_for_mxfp8_param_ag", True),
+    ),
+    "--use-precision-aware-optimizer": (
+        (f"{ADAM}.use_precision_aware_optimizer", True),
+        (f"{DDP}.megatron_fsdp_use_decoupled_grad", True),
+    ),
+    **_same(ADAM, "--main-params-dtype", "--main-grads-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype"),
+    # the training
+    **_same("train", "--micro-batch-size", "--global-batch-size", "--train-iters", "--exit-signal-handler"),
+    **_same(ADAM, "--optimizer", "--lr", "--min-lr", "--clip-grad", "--adam-beta1", "--adam-beta2"),
+    "--weight-decay": (
+        (f"{ADAM}.weight_decay", PARSED),
+        ("scheduler.start_weight_decay", PARSED),
+        ("scheduler.end_weight_decay", PARSED),
+    ),
+    **_same("scheduler", "--lr-decay-style", "--lr-warmup-iters"),
+    "--seed": (("rng.seed", PARSED), ("dataset.random_seed", PARSED), (f"{MODEL}.inference_sampling_seed", PARSED)),
+    **_same("validation", "--eval-iters", "--eval-interval"),
+    **_same("logger", "--log-interval", "--log-throughput", "--log-device-memory-used", "--tensorboard-dir"),
+    **_same("logger", "--log-timers-to-tensorboard", "--wandb-project", "--wandb-entity", "--wandb-exp-name"),
+    **_same("logger", "--wandb-save-dir"),
+    # data
+    "--no-create-attention-mask-in-dataloader": (
+        ("dataset.create_attention_mask", False),
+        ("dataset.skip_getting_attention_mask_from_dataset", True),
+    ),
+    "--mock-data": (("dataset.kind", "mock"),),
+    "--data-path": (("dataset.kind", "indexed"), ("dataset.data_path", PARSED)),
+    "--train-data-path": (("dataset.kind", "indexed"), ("dataset.train_data_path", PARSED)),
+    "--valid-data-path": (("dataset.valid_data_path", PARSED),),
+    "--split": (("dataset.split", PARSED),),
+    "--data-cache-path": (("dataset.path_to_cache", PARSED),),
+    **_same("tokenizer", "--tokenizer-type", "--tokenizer-model"),
+    "--vocab-size": (("tokenizer.vocab_size", PARSED),),
+    "--padded-vocab-size": (),
+    # checkpoints
+    **_same("checkpoint", "--pretrained-checkpoint", "--save", "--load", "--save-interval", "--ckpt-format"),
+    **_same("checkpoint", "--async-save", "--use-persistent-ckpt-worker", "--async-strategy"),
+    "--dist-ckpt-optim-fully-reshardable": (("checkpoint.dist_ckpt_optim_fully_reshardable", True),),
+}
+"""The fields that a flag of Megatron-LM sets, each with its value; none: it says what Bridge knows already."""
+
+
+def settings_of(recipe: Recipe, layout: Layout) -> Settings:
+    """Return what the container is filled with.
+
+    Raises:
+        UserError: Bridge has no field for an argument that the recipe asks for.
+    """
+    chosen = Reason(why="as Megatron-LM does, and not Bridge's default")
+    settings: Settings = {name: (value, chosen) for name, value in MEGATRON_DEFAULTS.items()}
+    settings |= _derived(recipe, layout)
+    arguments = planned_arguments(recipe, layout)
+    flags = core_parser(NEWEST).flags
+    for each in arguments:
+        if each.flag not in FIELDS:
+            key = each.reason.keys[0] if each.reason.keys else each.flag
+            raise UserError(
+                f"{recipe.path}: {key}: backend: megatron-bridge has no setting for it ({each.flag} of Megatron-LM); "
+                "remove it, or take backend: megatron-lm"
+            )
+        for name, value in FIELDS[each.flag]:
+            settings[name] = (_value(value, each, flags[each.flag]), each.reason)
+    if recipe.data.sft is not None:
+        settings = {name: value for name, value in settings.items() if not name.startswith("dataset.")} | _rows(recipe)
+    if recipe.data.packed:
+        settings |= _packs(recipe, layout)
+    settings |= _adapters(recipe)
+    settings = _with_yarn(settings)
+    decided = {name for fields in FIELDS.values() for name, _ in fields}
+    decided |= {name for name, (_, reason) in settings.items() if reason.keys}
+    sections = SECTIONS if recipe.techniques.adapters is None else (*SECTIONS, "peft")
+    return settings | overrides(recipe, sections, decided)
+
+
+UNSCALED = "what an adapter puts out is scaled by alpha / dim"
+IN_LATENTS = "attention in latents has these in place of linear_qkv"
+
+
+def _adapters(recipe: Recipe) -> Settings:
+    adapters, rank = recipe.techniques.adapters, Reason(("training.adapters.rank",))
+    if adapters is None:
+        return {}
+    settings: Settings = {"peft.dim": (adapters.rank, rank), "peft.alpha": (adapters.rank, replace(rank, why=UNSCALED))}
+    targets, mla = adapters.fused_targets(recipe.model.gated_mlp) or (), recipe.model.mla
+    named = Reason(("training.adapters.target_modules",))
+    if mla is not None and "linear_qkv" in targets:
+        queries = ("linear_q_proj",) if mla.q_lora_rank is None else ("linear_q_down_proj", "linear_q_up_proj")
+        latents = (*queries, "linear_kv_down_proj", "linear_kv_up_proj")
+        targets, named = (*latents, *(name for name in targets if name != "linear_qkv")), replace(named, why=IN_LATENTS)
+    if adapters.target_modules or mla is not None:
+        settings["peft.target_modules"] = (list(targets), named)
+    return settings
+
+
+def task_of(recipe: Recipe) -> str:
+    """Return the function of Bridge's that trains: `finetune` is `pretrain` that wants weights to begin with."""
+    return "pretrain" if recipe.data.sft is None and recipe.techniques.adapters is None else "finetune"
+
+
+def _rows(recipe: Recipe) -> Settings:
+    """Rows of text, tokenized while the job runs, each filled up to a whole sequence: the memory that was planned, and
+    what stages of a pipeline send each other is of one size (data/datasets/gpt_sft.py collate_fn, 0.6)."""
+    filled = Reason(("training.sequence_length",), "every row takes a whole sequence, as planned")
+    alike = Reason(("data.sft",), "every token of an answer counts alike, however the step is split")
+    source, evaluation = Reason(("data.path",)), Reason(("training.evaluation",))
+    return {
+        "dataset.kind": ("rows", Reason(("data.sft",))),
+        "dataset.preprocessing": ({"kind": recipe.data.sft}, Reason(("data.sft",))),
+        "dataset.dataset_root": (recipe.data.path, source),
+        "dataset.seq_length": (recipe.workload.sequence_length, Reason(("training.sequence_length",))),
+        "dataset.dataset_kwargs": ({"pad_to_max_length": True}, filled),
+        "dataset.seed": (recipe.training.seed, Reason(("training.seed",))),
+        "dataset.do_validation": (recipe.training.evaluation is not None, evaluation),
+        "dataset.do_test": (False, Reason(why="nobody asked")),
+        f"{MODEL}.calculate_per_token_loss": (True, alike),
+        f"{DDP}.average_in_collective": (False, alike),
+    }
+
+
+def _packs(recipe: Recipe, layout: Layout) -> Settings:
+    """Rows one after another in each sequence. Context parallelism cuts every row into two pieces for each rank
+    (recipes/llama/h100/llama3.py, 0.6)."""
+    packed = Reason(("data.packed",))
+    whole = Reason(("data.packed", "training.sequence_length"), "a sequence is filled with rows, and no row is longer")
+    pieces = 2 * layout.context if layout.context > 1 else 1
+    cut = Reason(("data.packed", "layout.context"), "each context rank has two pieces of every row")
+    specs = "dataset.offline_packing_specs"
+    return {
+        "dataset.enable_offline_packing": (True, packed),
+        f"{specs}.packed_sequence_size": (recipe.workload.sequence_length, whole),
+        f"{specs}.pad_seq_to_mult": (pieces, cut),
+    }
+
+
+def _derived(recipe: Recipe, layout: Layout) -> Settings:
+    """What `validate_args` and gpt_config_from_args make of several arguments (megatron/training, core 0.19), and
+    nobody does in Bridge."""
+    shape = recipe.model
+    interleaved = layout.virtual_pipeline > 1
+    chunks = Reason(("layout.virtual_pipeline",), "messages overlap with the computation of other chunks alone")
+    rotated = Reason(("model.position_embedding",), "the fused kernel rotates plainly")
+    biased = Reason(("model.linear_bias",), "those of queries, keys and values among them")
+    wide = recipe.workload.precision == "bf16"  # unless a flag says otherwise
+    gradients = Reason(("training.precision",), "gradients accumulate in fp32" if wide else "as parameters")
+    tied = shape.tied_embeddings, Reason(("model.tied_embeddings",), "classes of models do not agree on it")
+    padded = Reason(("model.vocab_size", "layout.tensor"), "Bridge does not pad a number that it is told")
+    first = Reason(("layout.zero_stage",), "gathers of parameters go before computation, from Blackwell on")
+    capability = recipe.cluster.accelerator.compute_capability
+    hurried = layout.zero_stage >= FIRST_STAGE and capability is not None and float(capability) >= BLACKWELL
+    fused = Reason(why="where there is no kernel for it, Bridge would go on without, and take more memory")
+    groups = ["dp_cp", *(["ep_dp"] if layout.expert > 1 else [])]
+    tensorwise = Reason(("training.fp8",), "slices of a tensor would be read with scales of their own")
+    return {
+        **({"checkpoint.stream_ckpt_dequant": (False, tensorwise)} if recipe.training.fp8 == "tensorwise" else {}),
+        **({"dist.high_priority_stream_groups": (groups, first)} if hurried else {}),
+        f"{MODEL}.overlap_p2p_comm": (interleaved, chunks),
+        f"{MODEL}.batch_p2p_comm": (not interleaved, chunks),
+        f"{DDP}.align_param_gather": (interleaved, chunks),
+        f"{MODEL}.apply_rope_fusion": (_rotates_plainly(shape), rotated),
+        f"{MODEL}.add_qkv_bias": (shape.linear_bias, biased),
+        f"{MODEL}.gradient_accumulation_fusion": (True, fused),
+        **({} if shape.mla is None else LATENT | _stretched_latents(shape)),
+        **({} if shape.mamba is None else HYBRID | {f"{MODEL}.share_embeddings_and_output_weights": tied}),
+        f"{DDP}.grad_reduce_in_fp32": (wide, gradients),
+        f"{MODEL}.vocab_size": (shape.padded_vocab_size(layout.tensor), padded),
+        f"{MODEL}.should_pad_vocab": (False, padded),
+    }
+
+
+# The class for latent attention has defaults of one model, and for the rest those of core (MLATransformerConfig, core
+# 0.19; models/mla_provider.py, 0.6).
+_OF_ALL = Reason(("model.mla",), "as all other models have it")
+LATENT: Settings = {
+    f"{MODEL}.attention_softmax_in_fp32": (False, _OF_ALL),
+    f"{MODEL}.masked_softmax_fusion": (True, _OF_ALL),
+    f"{MODEL}.deallocate_pipeline_outputs": (True, _OF_ALL),
+    f"{MODEL}.q_lora_rank": (None, Reason(("model.mla.q_lora_rank",), "queries have no latent")),
+    f"{MODEL}.rotary_scaling_factor": (1.0, Reason(("model.rope_scaling",), "positions are not stretched")),
+}
+
+
+def _stretched_latents(shape: ModelShape) -> Settings:
+    """What yarn of latent attention has no argument for in Megatron-LM, where it is not what MLATransformerConfig has
+    (core 0.19)."""
+    at = shape.rope_scaling
+    if at is None or at.kind != "yarn":
+        return {}
+    usual = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
+    other = {name: getattr(at, name) for name, value in usual.items() if getattr(at, name) != value}
+    return {f"{MODEL}.{name}": (value, Reason((f"model.rope_scaling.{name}",))) for name, value in other.items()}
+
+
+# The class for layers of one part each has core's defaults and some of its own (hybrid_provider.py, 0.6).
+_BESIDE_MIXERS = Reason(("model.mamba",), "as pretrain_hybrid.py has it")
+HYBRID: Settings = {
+    f"{MODEL}.is_hybrid_model": (True, _BESIDE_MIXERS),
+    f"{MODEL}.attention_backend": ("auto", _BESIDE_MIXERS),
+    f"{MODEL}.attention_softmax_in_fp32": (False, _BESIDE_MIXERS),
+    f"{MODEL}.masked_softmax_fusion": (True, _BESIDE_MIXERS),
+}
+
+
+def _rotates_plainly(shape: ModelShape) -> bool:
+    stretched = shape.rope_scaling is not None and shape.rope_scaling.kind == "yarn" and shape.mla is None
+    return shape.position_embedding == "rope" and not stretched
+
+
+# Their names on the command line, and what YarnRotaryEmbedding takes without them (megatron/training/argument_utils.py
+# _apply_yarn_config_from_args, core 0.19).
+YARN: Mapping[str, tuple[str, Any]] = {
+    "yarn_rotary_scaling_factor": (f"{MODEL}.rotary_scaling_factor", 1.0),
+    "yarn_mscale": (f"{MODEL}.mscale", 1.0),
+    "yarn_mscale_all_dim": (f"{MODEL}.mscale_all_dim", 0.0),
+    "yarn_original_max_position_embeddings": (f"{MODEL}.yarn_original_max_position_embeddings", 4096),
+    "yarn_beta_fast": (f"{MODEL}.yarn_beta_fast", 32.0),
+    "yarn_beta_slow": (f"{MODEL}.yarn_beta_slow", 1.0),
+    "yarn_correction_range_round_to_int": (f"{MODEL}.yarn_correction_range_round_to_int", True),
+}
+
+
+def _with_yarn(settings: Settings) -> Settings:
+    """Attention that is not latent has names of its own for yarn."""
+    kind, reason = settings[f"{MODEL}.position_embedding_type"]
+    if kind != "yarn":
+        return settings
+    stated = {f"{MODEL}.{name}": settings.get(flag, (default, reason)) for name, (flag, default) in YARN.items()}
+    return {name: value for name, value in settings.items() if name not in dict(YARN.values())} | stated
+
+
+def _value(value: Value, argument: Argument, flag: Flag) -> Any:
+    if isinstance(value, Parsed):
+        return _parsed(argument, flag)
+    return value(_parsed(argument, flag)) if callable(value) else value
+
+
+def _parsed(argument: Argument, flag: Flag) -> Any:
+    """What Megatron's parser makes of the words, as JSON has it."""
+    if flag.values == 0:
+        return flag.sets == "True"
+    values = [_number(word, flag.type) for word in argument.values]
+    if flag.values != 1:
+        return values
+    return values[0]
+
+
+NUMBERS: Mapping[str | None, Callable[[str], Any]] = {"int": int, "float": float}
+
+
+def _number(word: Word, kind: str | None) -> Any:
+    if isinstance(word, NodeVariable):
+        return {"variable": word.name, "suffix": word.suffix}
+    if kind in NUMBERS:
+        return NUMBERS[kind](word)
+    if kind in ("moe_freq_type", "la_freq_type", "no_rope_freq_type"):
+        return json.loads(word) if word.startswith("[") else int(word)
+    if kind == "tuple_type":
+        return [int(part) for part in word.split(",")]
+    return word
+
+
+def as_json(settings: Settings, task: str) -> bytes:
+    """Return the file that the rendered program reads, its sections by the names of ConfigContainer's fields."""
+    whole: dict[str, Any] = {"task": task}
+    for section in SECTIONS:
+        whole[section] = {}
+    for name, (value, _) in settings.items():
+        *places, last = name.split(".")
+        within = whole
+        for place in places:
+            within = within.setdefault(place, {})
+        within[last] = value
+    return (json.dumps(whole, indent=2) + "\n").encode()
+
+
+SECTIONS = (
+    *("model", "train", "validation", "scheduler", "optimizer", "ddp", "dataset", "tokenizer", "checkpoint"),
+    *("logger", "rng", "dist", "rerun_state_machine"),
+)

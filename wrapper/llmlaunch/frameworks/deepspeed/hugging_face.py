@@ -1,0 +1,371 @@
+"""Arguments of Hugging Face's Trainer, read into keys of a recipe: TrainingArguments of transformers 5.23, and those of
+TRL, of LLaMA-Factory and of scripts in the manner of FastChat.
+
+What rendering says again is taken out of the script's words (`trainer arguments` of scripts.py); all others are handed
+on as they were written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from llmlaunch.command_lines.command import UnreadWords
+from llmlaunch.command_lines.options import ScriptOptions
+from llmlaunch.command_lines.recipe_draft import RecipeDraft
+from llmlaunch.rundir.files import parse_json
+from llmlaunch.rundir.foreign_values import whole_number_in
+from llmlaunch.rundir.values import number
+from llmlaunch.techniques import FUSED_MODULES, Adapters
+
+__all__ = [
+    "AXOLOTL",
+    "LENGTHS",
+    "LLAMA_FACTORY",
+    "MODELS",
+    "TRANSFORMERS",
+    "TrainerFamily",
+    "add_batch",
+    "family_of_script",
+    "is_trainer",
+    "read_adapters",
+    "read_batch",
+    "read_length",
+    "read_new_model",
+    "read_numbers",
+    "read_saving",
+    "read_schedule",
+    "words_of_file",
+]
+
+MODELS = ("model_name_or_path", "model_name", "base_model", "model", "model_id")
+LENGTHS = (
+    *("block_size", "max_seq_length", "max_length", "model_max_length", "cutoff_len", "max_seq_len"),
+    *("seq_length", "seq_len", "sequence_length", "sequence_len"),
+)
+# transformers' names of a schedule, and the recipe's
+DECAYS = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "cosine_with_min_lr": "cosine",
+}
+# What stands for the Trainer's own default where the command says nothing (transformers/training_args.py, 5.23).
+DEFAULTS: Mapping[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 5.0e-5,
+    "lr_scheduler_type": "linear",
+    "weight_decay": 0.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "max_grad_norm": 1.0,
+    "seed": 42,
+    "logging_steps": 500,
+    "save_steps": 500,
+    "gradient_checkpointing": False,
+    "bf16": False,
+    "finetuning_type": "full",
+    "lora_rank": 8,
+}
+
+
+@dataclass(frozen=True)
+class TrainerFamily:
+    """Scripts that share their arguments. `defaults` are those that differ from the Trainer's own, `length` is the
+    length of a sequence where none is said."""
+
+    name: str
+    length: int | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def default(self, name: str) -> Any:
+        return self.defaults.get(name, DEFAULTS[name])
+
+
+TRANSFORMERS = TrainerFamily("transformers")
+FASTCHAT = TrainerFamily("FastChat", 512)
+# trl/trainer/sft_config.py and base_config.py: bf16 unless fp16, gradient checkpointing, 1024 tokens
+TRL = TrainerFamily(
+    "TRL",
+    1024,
+    {"learning_rate": 2.0e-5, "logging_steps": 10, "gradient_checkpointing": True, "bf16": None, "lora_rank": 16},
+)
+# Axolotl's file has names of its own (micro_batch_size, num_epochs, lr_scheduler, adapter), read by its script alone.
+AXOLOTL = TrainerFamily("Axolotl", None, {"per_device_train_batch_size": 1})
+# LLaMA-Factory src/llamafactory/hparams: LoRA of rank 8 unless told otherwise; model_utils/checkpointing.py: on
+LLAMA_FACTORY = TrainerFamily("LLaMA-Factory", 2048, {"gradient_checkpointing": True, "finetuning_type": "lora"})
+
+
+def is_trainer(options: ScriptOptions) -> bool:
+    """Return whether a script takes the arguments of Hugging Face's Trainer. Scripts without it name some alike."""
+    named = options.has("per_device_train_batch_size", "output_dir", "num_train_epochs", "max_steps", "learning_rate")
+    without = options.has("num_warmup_steps", "zero_stage", "with_tracking", "deepspeed_config")
+    return named and options.has(*MODELS, "model_type", "config_name") and not without
+
+
+def family_of_script(trainer: str, options: ScriptOptions) -> TrainerFamily:
+    """Return the family by the script's name and its own arguments."""
+    if "axolotl" in trainer or (options.has("base_model") and options.has("micro_batch_size")):
+        return AXOLOTL
+    if options.has("finetuning_type", "cutoff_len", "stage", "template") or "llamafactory" in trainer.replace("-", ""):
+        return LLAMA_FACTORY
+    if options.has("model_max_length"):
+        return FASTCHAT
+    own = ("packing", "dataset_text_field", "max_length", "use_peft", "dataset_mixer", "dataset_mixture")
+    if options.has(*own) or PurePath(trainer).stem in ("sft", "run_sft") or trainer in ("trl", "trl.scripts.sft"):
+        return TRL
+    return TRANSFORMERS
+
+
+def read_batch(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft, ranks: int | None) -> None:
+    """Add micro-batch and batch; `ranks` is the number of data parallel ranks, None where it is not known."""
+    names = ("micro_batch_size",) if family is AXOLOTL else ("per_device_train_batch_size", "per_gpu_train_batch_size")
+    micro = options.whole(*names)
+    micro = family.default("per_device_train_batch_size") if micro is None else micro
+    accumulated = options.whole("gradient_accumulation_steps")
+    accumulated = family.default("gradient_accumulation_steps") if accumulated is None else accumulated
+    options.take("per_device_train_batch_size", "per_gpu_train_batch_size", "gradient_accumulation_steps")
+    add_batch(draft, micro, accumulated, ranks)
+
+
+def add_batch(draft: RecipeDraft, micro: int, accumulated: int, ranks: int | None) -> None:
+    """Add a batch of `accumulated` micro-batches on every data parallel rank."""
+    draft.layout["micro_batch_size"] = micro
+    if ranks is None:
+        draft.lack(
+            "training.global_batch_size",
+            f"{micro} x {accumulated} sequences for every data parallel rank, whose number is not known; write the "
+            "product, or say nodes and devices",
+        )
+    else:
+        draft.training["global_batch_size"] = micro * accumulated * ranks
+
+
+def read_length(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:
+    """Add the length of a sequence and of the training."""
+    tokens = options.whole(*LENGTHS)
+    if tokens is None and family.length is not None:
+        tokens = family.length
+        draft.notes.append(f"{tokens} tokens in a sequence: the default of {family.name}'s scripts")
+    if tokens is None:
+        draft.lack("training.sequence_length", "the script decides it by itself; write how many tokens a sequence has")
+    else:
+        draft.training["sequence_length"] = tokens
+    steps = options.whole("max_steps")
+    options.take("max_steps")
+    if steps is not None and steps > 0:
+        draft.training["steps"] = steps
+        return
+    epochs = options.number("num_train_epochs", "num_epochs")
+    draft.lack(
+        "training.steps",
+        f"the data decides how many steps --num_train_epochs {3 if epochs is None else epochs:g} makes; write steps "
+        "(the rendered --max_steps goes before the epochs)",
+    )
+
+
+def read_schedule(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:
+    """Add learning rate, its decay and warm-up, and AdamW's settings."""
+    training = draft.training
+    for name, key in (
+        ("learning_rate", "learning_rate"),
+        ("weight_decay", "weight_decay"),
+        ("max_grad_norm", "gradient_clipping"),
+    ):
+        value = options.number(name)
+        training[key] = float(family.default(name) if value is None else value)
+    betas = [options.number(name) for name in ("adam_beta1", "adam_beta2")]
+    training["adam_betas"] = [
+        float(family.default(f"adam_beta{i + 1}") if beta is None else beta) for i, beta in enumerate(betas)
+    ]
+    seed = options.whole("seed")
+    training["seed"] = family.default("seed") if seed is None else seed
+    interval = options.number("logging_steps")
+    if interval is not None and interval < 1:
+        draft.leave_out(options.written("logging_steps"), "is a share of all steps; write training.log_interval")
+        interval = None
+    training["log_interval"] = int(family.default("logging_steps") if interval is None else interval)
+    _decay(options, family, draft)
+    options.take("learning_rate", "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2", "seed", "logging_steps")
+    options.take("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
+
+
+def _decay(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:
+    training = draft.training
+    name = options.text("lr_scheduler_type", "lr_scheduler") or str(family.default("lr_scheduler_type"))
+    if name in DECAYS:
+        training["learning_rate_decay"] = DECAYS[name]
+    else:
+        draft.leave_out(
+            options.written("lr_scheduler_type"),
+            "the recipe knows cosine, linear and constant; memory and time are the same: write "
+            "training.learning_rate_decay",
+        )
+    least = _minimum_rate(options)
+    if least is not None and name == "cosine_with_min_lr":
+        training["minimum_learning_rate"] = least
+    elif options.has("lr_scheduler_kwargs"):
+        draft.leave_out(options.written("lr_scheduler_kwargs"), "the recipe knows min_lr of a cosine decay alone")
+    warmup, ratio = options.number("warmup_steps"), options.number("warmup_ratio")
+    if warmup is not None and 0 < warmup < 1:  # a share, since transformers 5
+        warmup, ratio = None, warmup
+    if name == "constant":
+        training["warmup_steps"] = 0
+        return
+    if warmup or not ratio:
+        training["warmup_steps"] = int(warmup or 0)
+    elif "steps" in training:
+        training["warmup_steps"] = math.ceil(training["steps"] * ratio)
+    else:
+        draft.lack("training.warmup_steps", f"{ratio:g} of all steps warm up; write that many with training.steps")
+
+
+def _minimum_rate(options: ScriptOptions) -> float | None:
+    text = options.text("lr_scheduler_kwargs")
+    try:
+        values = parse_json(text.encode("utf-8", "replace")) if text else None
+    except ValueError:
+        return None
+    return number(values["min_lr"]) if isinstance(values, dict) and set(values) == {"min_lr"} else None
+
+
+def read_numbers(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft, otherwise: str | None) -> None:
+    """Add the number format and what is recomputed; `otherwise` is the format that launcher or ds_config.json say."""
+    automatic = options.text("bf16") == "auto"  # Axolotl's: wherever the device has it
+    fp16, bf16 = options.flag("fp16"), True if automatic else options.flag("bf16")
+    if bf16 is None:
+        default = family.default("bf16")
+        bf16 = not fp16 if default is None else default
+    precision = "fp16" if fp16 else "bf16" if bf16 or options.flag("pure_bf16") else otherwise or "fp32"
+    draft.training["precision"] = precision
+    recomputed = options.flag("gradient_checkpointing")
+    if options.flag("disable_gradient_checkpointing"):
+        recomputed = False
+    recomputed = family.default("gradient_checkpointing") if recomputed is None else recomputed
+    draft.layout["recompute"] = "full" if recomputed else "none"
+    options.take("fp16", "bf16", "gradient_checkpointing")
+    if options.flag("use_liger_kernel", "use_liger", "enable_liger_kernel"):
+        draft.layout["loss"] = "fused_linear"
+        draft.notes.append("Liger: its fused loss is counted, what its other kernels spare is not")
+
+
+def read_new_model(options: ScriptOptions, draft: RecipeDraft) -> bool:
+    """Add a GPT-2 that the script makes anew with sizes of its own (`--config_overrides` of run_clm.py); return whether
+    there is one."""
+    text = options.text("config_overrides")
+    if text is None or options.text("model_type") != "gpt2" or options.has(*MODELS):
+        return False
+    overrides = dict(part.split("=", 1) for part in text.split(",") if part.count("=") == 1)
+    sizes = {
+        key: size for name, key in _GPT2_SIZES.items() if (size := whole_number_in(overrides.get(name))) is not None
+    }
+    if "hidden_size" in sizes:
+        sizes["ffn_hidden_size"] = 4 * sizes["hidden_size"]
+    if "num_attention_heads" in sizes:
+        sizes["num_query_groups"] = sizes["num_attention_heads"]
+    draft.keys["model"] = {"base": "gpt2", **sizes}
+    if overrides.get("gradient_checkpointing") == "true":  # of the configuration, in earlier versions of transformers
+        draft.layout["recompute"] = "full"
+        draft.notes.append("gradient_checkpointing of the model's configuration is rendered as the Trainer's argument")
+    if "max_position_embeddings" in sizes and not options.has(*LENGTHS):
+        draft.training["sequence_length"] = min(sizes["max_position_embeddings"], 1024)
+        draft.missing[:] = [
+            sentence for sentence in draft.missing if not sentence.startswith("training.sequence_length")
+        ]
+    return True
+
+
+_GPT2_SIZES = {
+    "n_layer": "num_layers",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+}
+
+
+def read_adapters(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:
+    """Add low-rank adapters, and tell of what changes memory and no recipe says."""
+    kind = options.text("finetuning_type") or family.default("finetuning_type")
+    own = options.has("lora_r", "lora_rank", "lora_dim") and not options.has("finetuning_type")
+    switch = options.flag("use_peft", "use_lora", "only_optimize_lora")
+    own = own and family not in (TRL, AXOLOTL)
+    on = switch if switch is not None else kind == "lora" or own or options.text("adapter") in ("lora", "qlora")
+    rank = options.whole("lora_r", "lora_rank", "lora_dim")
+    rank = family.default("lora_rank") if rank is None else rank
+    if on and rank > 0:
+        draft.training["adapters"] = {"rank": rank}
+        targets = [
+            name for word in options.values("lora_target_modules", "lora_target") or () for name in word.split(",")
+        ]
+        known = [_TARGETS[name] for name in targets if name in _TARGETS]
+        if len(known) < len(targets) and not any(target in ("all", "all-linear") for target in targets):
+            draft.notes.append("adapters are counted beside every linear layer, and these are fewer: no less is needed")
+        elif known and Adapters(rank, target_modules=tuple(known)).targets < Adapters(rank).targets:
+            draft.training["adapters"]["target_modules"] = known
+    for names, sentence in _UNCOUNTED:
+        if (options.text(*names) or "False").lower() not in ("false", "0", "none", "no"):
+            draft.notes.append(sentence)
+    if kind in ("freeze", "oft"):
+        draft.notes.append(f"finetuning_type {kind}: the estimate counts a training of all parameters")
+
+
+_TARGETS = {part: part for parts in FUSED_MODULES.values() for part in parts}
+_TARGETS |= {"qkv_proj": "linear_qkv", "gate_up_proj": "linear_fc1"}
+
+_UNCOUNTED: Sequence[tuple[tuple[str, ...], str]] = (
+    (
+        ("load_in_4bit", "load_in_8bit", "q_lora", "quantization_bit", "use_qlora"),
+        "quantised weights are counted in the computation's format: less is needed than said",
+    ),
+    (
+        ("ref_model", "pref_beta", "reward_model"),
+        "a second model (reference or reward) is not counted: more is needed than said",
+    ),
+)
+
+
+def read_saving(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:
+    """Add where and how often it saves."""
+    folder, when = options.text("output_dir"), options.text("save_strategy") or "steps"
+    interval = options.number("save_steps")
+    interval = family.default("save_steps") if interval is None else interval
+    options.take("output_dir", "save_strategy", "save_steps")
+    if when == "steps" and folder is not None and interval >= 1:
+        draft.training |= {"save_interval": int(interval), "checkpoint_path": folder}
+        return
+    if folder is not None:
+        draft.leave_out(options.written("output_dir"), "nothing is saved by steps; the run directory has such a folder")
+    if when not in ("steps", "no") or interval < 1:
+        draft.leave_out(options.written("save_strategy", "save_steps"), "a recipe saves every so many steps")
+        draft.lack(
+            "training.save_interval",
+            f"it saves every {when.removesuffix('s')}, a recipe every so many steps; write save_interval and "
+            "checkpoint_path, or nothing is saved",
+        )
+
+
+def words_of_file(values: Mapping[str, Any], draft: RecipeDraft) -> tuple[str, ...]:
+    """Return the arguments that a file of them says, as words of a command line.
+
+    What has no such form is told of: a mapping within, and text of several lines.
+    """
+    words: list[str] = []
+    for name, value in values.items():
+        items = value if isinstance(value, list) else [value]
+        plain = all(isinstance(item, (str, int, float)) and "\n" not in str(item) for item in items)
+        if value is None or not items:
+            continue
+        if isinstance(value, dict) and name in ("gradient_checkpointing_kwargs", "lr_scheduler_kwargs"):
+            words += [f"--{name}", json.dumps(value)]
+        elif plain:
+            words += [f"--{name}", *(str(item) for item in items)]
+        else:
+            draft.unread.append(UnreadWords((name,), "a mapping or text of several lines is no argument; see to it"))
+    return tuple(words)

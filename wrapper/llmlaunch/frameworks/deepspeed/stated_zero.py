@@ -1,0 +1,101 @@
+"""What a recipe's `backend.ds_config` says of ZeRO: the settings that are priced, and the rules of those that DeepSpeed
+refuses with some layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from llmlaunch.frameworks.deepspeed.own_settings import AUTO, own_number, own_setting
+from llmlaunch.frameworks.deepspeed.zero_settings import BF16_STATES, DEFAULT_GATHERING, FP32_STATES, ZeroSettings
+from llmlaunch.layout import Rule
+from llmlaunch.memory.facts import Gathering
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["setting_rules", "stated_settings"]
+
+ZERO = "zero_optimization"
+NARROW_STATES = ("bf16_master_weights_and_grads", "bf16_optimizer_states")
+LIMITS: Mapping[str, str] = {
+    "stage3_prefetch_bucket_size": "prefetch_elements",
+    "stage3_max_live_parameters": "live_elements",
+    "stage3_max_reuse_distance": "reuse_elements",
+    "stage3_param_persistence_threshold": "persistent_elements",
+    "stage3_model_persistence_threshold": "persistent_total",
+}
+"""Keys of `zero_optimization` by the limits of gathering that they set."""
+
+
+def stated_settings(recipe: Recipe, bucket: int, live: int) -> ZeroSettings:
+    """Return the settings of a rendered job: those of `backend.ds_config` over what llmlaunch renders, which prefetches
+    a `bucket` and lets `live` parameters live. "auto" is what Hugging Face's Trainer fills in
+    (transformers/integrations/deepspeed.py trainer_config_finalize, 5.23).
+
+    Raises:
+        UserError: a size is no whole number of at least 0.
+    """
+    hidden = recipe.model.hidden_size
+    automatic = {
+        "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
+    limits: dict[str, Any] = {"prefetch_elements": bucket, "live_elements": live, "reuse_elements": live}
+    for key, name in LIMITS.items():
+        number = own_number(recipe, f"{ZERO}.{key}", automatic.get(key, getattr(DEFAULT_GATHERING, name)))
+        if number is not None and name != "live_elements":
+            limits[name] = number
+    limits["sequential"] = own_setting(recipe, f"{ZERO}.stage3_allgather_sequential") is True
+    narrow = all(own_setting(recipe, f"bf16.{key}") is True for key in NARROW_STATES)
+    return ZeroSettings(
+        gathering=Gathering(**limits),
+        sub_group_elements=own_number(recipe, f"{ZERO}.sub_group_size", 0) or None,
+        secondary_ranks=own_number(recipe, f"{ZERO}.zero_hpz_partition_size", 1) or 1,
+        overlap_comm=_switch(recipe, "overlap_comm", recipe.cluster.accelerator.kind == "gpu"),
+        contiguous_gradients=_switch(recipe, "contiguous_gradients", True),
+        memory_efficient_linear=_switch(recipe, "memory_efficient_linear", True),
+        optimizer_states=BF16_STATES if narrow and recipe.workload.precision == "bf16" else FP32_STATES,
+    )
+
+
+def setting_rules(recipe: Recipe) -> tuple[Rule, ...]:
+    """Return the rules of keys of `backend.ds_config` that DeepSpeed refuses with some layouts."""
+    ranks = own_number(recipe, f"{ZERO}.zero_hpz_partition_size", 1) or 1
+    rules = []
+    if ranks > 1:
+        rules.append(
+            Rule(
+                "second-shards",
+                f"zero_hpz_partition_size {ranks} must divide the number of devices",
+                "deepspeed/utils/groups.py _create_zero_param_parallel_group, 0.19.8",
+                lambda s: np.full(len(s.layouts), s.world_size % min(ranks, s.world_size) == 0),
+            )
+        )
+    master, states = (own_setting(recipe, f"bf16.{key}") is True for key in NARROW_STATES)
+    if master or states:
+        rules.append(
+            Rule(
+                "narrow-states-zero",
+                "bf16_master_weights_and_grads and bf16_optimizer_states need zero_stage 1, 2 or 3",
+                "deepspeed/runtime/config.py _do_error_check, 0.19.8",
+                lambda s: np.greater(s.layouts.zero_stage, 0),
+                of_techniques=True,
+            )
+        )
+    if master != states:
+        rules.append(
+            Rule(
+                "narrow-states-both",
+                "bf16_optimizer_states needs bf16_master_weights_and_grads, which without it needs offload_optimizer",
+                "deepspeed/runtime/base_optimizer.py _configure_master_weights, 0.19.8",
+                lambda s: np.full(len(s.layouts), master and s.techniques.offload_optimizer > 0),
+                of_techniques=True,
+            )
+        )
+    return tuple(rules)
+
+
+def _switch(recipe: Recipe, key: str, rendered: bool) -> bool:
+    value = own_setting(recipe, f"{ZERO}.{key}")
+    return rendered if value is None or value == AUTO else value is True

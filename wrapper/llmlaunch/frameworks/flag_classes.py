@@ -1,0 +1,198 @@
+"""Arguments that a person passes on to a framework, in three classes: those that the formula prices, those that change
+no GPU memory, and unknown ones, which count where they could matter (planner/doubt.py).
+
+Which flag is of which class is data beside each backend (flag_classes.json, hugging_face_flags.json): groups of flags
+with one reason. A flag of no group is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+
+from llmlaunch.frameworks.argument import flag_groups
+from llmlaunch.frozen import frozen
+from llmlaunch.recipe.types import Recipe
+
+__all__ = [
+    "BY_WORD",
+    "DECIDES",
+    "EITHER",
+    "LESS",
+    "LESS_OF_STATES",
+    "MORE",
+    "NEUTRAL",
+    "NO_ARGUMENTS",
+    "NO_FLAG",
+    "OF_THE_SCRIPT",
+    "PRICED",
+    "UNKNOWN",
+    "ClassedArgument",
+    "ClassedArguments",
+    "FlagClass",
+    "FlagGroup",
+    "class_arguments",
+    "flag_table",
+    "group_of",
+]
+
+PRICED, NEUTRAL, UNKNOWN = "priced", "neutral", "unknown"
+# What an unknown argument may do: need more or less of what a step adds than was priced, or either; need less of the
+# model states, too; or decide the memory outright.
+MORE, LESS, EITHER, LESS_OF_STATES, DECIDES = "more", "less", "either", "less of the model states", "decides"
+
+
+@frozen
+class FlagClass:
+    """What is known of a flag: `kind` is PRICED, NEUTRAL or UNKNOWN, `why` the reason, and `key` the recipe keys that
+    say the same, empty where there are none. `effect` is what an unknown one may do to what was priced: MORE, LESS,
+    EITHER, LESS_OF_STATES or DECIDES. One that may need more adds at most `times` what a step adds to the model
+    states."""
+
+    kind: str
+    why: str
+    key: str = ""
+    effect: str = EITHER
+    times: float = 1.0
+
+
+NO_FLAG = FlagClass(UNKNOWN, "no flag that llmlaunch knows")
+OF_THE_SCRIPT = FlagClass("", "an argument of your own script, whose memory is your word")
+BY_WORD = FlagClass(NEUTRAL, "changes no GPU memory by your word (backend.neutral_args)")
+
+
+@frozen
+class FlagGroup:
+    """Flags of one class for one reason. `patterns` maps names as a parser keeps them (`dest`), or patterns of names,
+    to the values for which they are of this class; no values are all values."""
+
+    title: str
+    flag_class: FlagClass
+    patterns: Mapping[str, tuple[str, ...]]
+
+    def holds(self, name: str, values: Sequence[str] | None) -> bool:
+        """Whether a flag with these values is of this group; with None, whether it is with any value."""
+        if values is None:
+            return any(not limited and fnmatchcase(name, pattern) for pattern, limited in self.patterns.items())
+        return any(
+            limited and fnmatchcase(name, pattern) and " ".join(values) in limited
+            for pattern, limited in self.patterns.items()
+        )
+
+
+@cache
+def flag_table(path: Path) -> tuple[FlagGroup, ...]:
+    """Return the groups that a file of flag classes holds."""
+    groups = json.loads(path.read_text(encoding="utf-8"))["groups"]
+    return tuple(
+        FlagGroup(
+            group["title"],
+            FlagClass(group["class"], group["why"], group.get("key", ""), group.get("effect", EITHER)),
+            dict(_pattern(word) for line in group["flags"] for word in line.split()),
+        )
+        for group in groups
+    )
+
+
+def _pattern(word: str) -> tuple[str, tuple[str, ...]]:
+    pattern, _, values = word.partition("=")
+    return pattern, tuple(values.split(",")) if values else ()
+
+
+def group_of(table: Iterable[FlagGroup], name: str, values: Sequence[str]) -> FlagGroup | None:
+    """Return the group of a flag: one that names its value wins over one of all values. None: it stands in none."""
+    groups = tuple(table)
+    by_value = (group for group in groups if group.holds(name, values))
+    return next(by_value, None) or next((group for group in groups if group.holds(name, None)), None)
+
+
+@frozen
+class ClassedArgument:
+    """One flag of a person's own, with its values as written, and its class."""
+
+    flag: str
+    values: tuple[str, ...]
+    flag_class: FlagClass
+
+    @property
+    def text(self) -> str:
+        return " ".join((self.flag, *self.values))
+
+    @property
+    def sentence(self) -> str:
+        """Return the class and the reason for it, as `llmlaunch explain-args` shows them."""
+        kind, key = self.flag_class.kind, self.flag_class.key
+        mend = f"; the recipe says it as {key}" if key else ""
+        return f"{kind}: {self.flag_class.why}{mend}" if kind else self.flag_class.why
+
+
+@frozen
+class ClassedArguments:
+    """All arguments of a person's own in one job, in their order."""
+
+    arguments: tuple[ClassedArgument, ...] = ()
+
+    def of_kind(self, kind: str) -> tuple[ClassedArgument, ...]:
+        return tuple(argument for argument in self.arguments if argument.flag_class.kind == kind)
+
+    @property
+    def unknown(self) -> tuple[ClassedArgument, ...]:
+        return self.of_kind(UNKNOWN)
+
+    @property
+    def deciding(self) -> tuple[ClassedArgument, ...]:
+        """The unknown arguments that decide memory outright, such as another optimizer."""
+        return self._with_effect(DECIDES)
+
+    @property
+    def costing(self) -> tuple[ClassedArgument, ...]:
+        """The unknown arguments with which a job may need more than was priced."""
+        return self._with_effect(MORE, EITHER)
+
+    @property
+    def sparing(self) -> tuple[ClassedArgument, ...]:
+        """The unknown arguments with which a job may need less than was priced."""
+        return self._with_effect(LESS, EITHER, LESS_OF_STATES)
+
+    def _with_effect(self, *effects: str) -> tuple[ClassedArgument, ...]:
+        return tuple(argument for argument in self.unknown if argument.flag_class.effect in effects)
+
+    @property
+    def of_the_script(self) -> tuple[ClassedArgument, ...]:
+        return tuple(argument for argument in self.arguments if argument.flag_class == OF_THE_SCRIPT)
+
+    def as_json(self) -> dict[str, list[str]] | None:
+        """Return the arguments by class; None where the recipe has none."""
+        if not self.arguments:
+            return None
+        return {kind: [argument.text for argument in self.of_kind(kind)] for kind in (PRICED, NEUTRAL, UNKNOWN)}
+
+
+NO_ARGUMENTS = ClassedArguments()
+
+
+def class_arguments(
+    recipe: Recipe, class_of: Callable[[str, tuple[str, ...], bool], FlagClass | None]
+) -> ClassedArguments:
+    """Return `backend.script_args` and `backend.extra_args` with the class of each. `class_of` is asked of a flag, its
+    values, and whether it is among the script's own; None leaves out what the rendering refuses anyway."""
+    backend = recipe.backend
+    classed = []
+    for words, of_script in ((backend.script_args, True), (backend.extra_args, False)):
+        for flag, values in flags_with_values(words):
+            by_word = flag in backend.neutral_args
+            flag_class = BY_WORD if by_word else class_of(flag, values, of_script)
+            if flag_class is not None:
+                classed.append(ClassedArgument(flag, values, flag_class))
+    return ClassedArguments(tuple(classed))
+
+
+def flags_with_values(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each flag with its values; `--flag=value` is a flag with one value."""
+    for group in flag_groups(words):
+        first, *values = map(str, group)
+        flag, equals, value = first.partition("=") if first.startswith("--") else (first, "", "")
+        yield flag, (*([value] if equals else []), *values)

@@ -1,0 +1,265 @@
+"""Number formats on Megatron-LM and Transformer Engine: what a device and a layout allow, arguments, and the record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.columns import BoolColumn
+from llmlaunch.frameworks.argument import Argument, argument
+from llmlaunch.frameworks.base import Requirement, implies
+from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.models.kinds import part_kinds
+from llmlaunch.models.linears import Linear, attention_linears, delta_linears, latent_linears, mamba_linears
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.workload import NumberFormats
+
+__all__ = ["NUMBER_REQUIREMENTS", "NUMBER_RULES", "number_arguments", "number_record"]
+
+
+ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
+CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
+OPTIMIZER = "megatron/core/optimizer/optimizer_config.py, core 0.19"
+SUPPORT = "transformer_engine/pytorch/quantization.py, 2.20"
+
+# From and below which CUDA compute capability Transformer Engine multiplies so (quantization.py _compute_*_support).
+CAPABILITIES = {
+    "delayed": (8.9, 100.0),
+    "tensorwise": (8.9, 100.0),
+    "blockwise": (9.0, 100.0),
+    "mxfp8": (10.0, 12.0),
+    "nvfp4": (10.0, 100.0),
+}
+# Of what the rows of a narrow product and the sizes of its matrices must be multiples: (rows, sizes).
+MULTIPLES = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": (8, 16), "mxfp8": (32, 32), "nvfp4": (16, 16)}
+NOT_WITH_DELAYED = frozenset({"layernorm", "moe_act"})
+
+
+def cannot_multiply(recipe: Recipe) -> bool:
+    """The device is known, and it has no such products."""
+    name, device = recipe.training.numbers.narrow, recipe.cluster.accelerator
+    if name is None:
+        return False
+    if device.kind != "gpu":
+        return True
+    if device.platform == "rocm":  # products of blocks of 32 came with CDNA 4, those of nvfp4 are NVIDIA's
+        return name == "nvfp4" or (name == "mxfp8" and "fp4" not in device.flops_per_second)
+    if device.compute_capability is None:
+        return False
+    least, below = CAPABILITIES[name]
+    return not least <= float(device.compute_capability) < below
+
+
+def narrow(recipe: Recipe, *names: str) -> bool:
+    return recipe.training.numbers.narrow in names
+
+
+def kept_remainders(recipe: Recipe) -> bool:
+    """fp32 main parameters as the optimizer keeps them: the 16 low bits beside the bf16 parameter."""
+    numbers = recipe.training.numbers
+    return numbers.optimizer is not None and numbers.optimizer.main_parameters == "fp32"
+
+
+NUMBER_REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "fp8-device",
+        "training.fp8",
+        "delayed and tensorwise need compute capability 8.9 (Ada, Hopper), blockwise 9.0 (Hopper), mxfp8 10.0 to 11.x "
+        "(Blackwell of data centres); choose another format or another accelerator, or remove it",
+        SUPPORT,
+        lambda r: not narrow(r, "nvfp4") and cannot_multiply(r),
+    ),
+    Requirement(
+        "fp4-device",
+        "training.fp4",
+        "nvfp4 needs compute capability 10.0 (Blackwell); choose another accelerator, or remove it",
+        SUPPORT,
+        lambda r: narrow(r, "nvfp4") and cannot_multiply(r),
+    ),
+    Requirement(
+        "fp8-parameters-and-remainders",
+        "training.optimizer.main_parameters",
+        "fp32 is kept as the 16 low bits of bf16 parameters, and with fp8_parameters there are none; write "
+        "main_parameters: fp16, or remove fp8_parameters",
+        "transformer_engine/pytorch/optimizers/fused_adam.py initialize_state, 2.20",
+        lambda r: narrow(r, "delayed") and r.training.numbers.narrow_parameters and kept_remainders(r),
+    ),
+)
+
+
+def offload_needs_delayed(s: Situation) -> BoolColumn:
+    narrow_parameters = s.numbers.narrow_parameters and s.numbers.narrow != "delayed"
+    return np.full(len(s.layouts), not (narrow_parameters and s.techniques.offload_optimizer > 0))
+
+
+def delayed_keeps_norms(s: Situation) -> BoolColumn:
+    forbidden = s.numbers.narrow == "delayed" and bool(NOT_WITH_DELAYED & set(s.techniques.recompute_modules))
+    return implies(forbidden, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
+
+
+def narrow_sizes(s: Situation) -> BoolColumn:
+    """Every matrix of the blocks, divided as the layout divides it, has sizes the products take."""
+    if s.numbers.narrow is None:
+        return np.ones(len(s.layouts), dtype=np.bool_)
+    multiple, tensor = MULTIPLES[s.numbers.narrow][1], s.layouts.tensor
+    fits = np.ones(len(s.layouts), dtype=np.bool_)
+    for linear in _linears(s.shape):
+        for size, side in ((linear.inputs, "inputs"), (linear.outputs, "outputs")):
+            fits &= _multiple(int(size), tensor if linear.divided == side else 1, multiple)
+    if s.shape.mamba is None or "mlp" in part_kinds(s.shape):
+        fits &= _multiple(s.shape.ffn_hidden_size, tensor, multiple)
+    if s.shape.moe is not None:
+        fits &= _multiple(s.shape.moe.ffn_hidden_size, s.layouts.expert_tensor, multiple)
+        fits &= _multiple(s.shape.moe.shared_expert_ffn_hidden_size, tensor, multiple)
+    return fits
+
+
+def _linears(shape: ModelShape) -> Iterator[Linear]:
+    """Yield the projections of attention, of what stands in its place, and of latents, as far as layers have them."""
+    by_part = {"attention": attention_linears, "linear": delta_linears, "mamba": mamba_linears}
+    yield from (linear for part, linears in by_part.items() if part in part_kinds(shape) for linear in linears(shape))
+    yield from latent_linears(shape)
+
+
+def _multiple(size: int, split: NDArray[np.int64] | int, multiple: int) -> BoolColumn:
+    column: BoolColumn = np.equal(size % (np.asarray(split) * multiple), 0)
+    return column
+
+
+def narrow_rows(s: Situation) -> BoolColumn:
+    if s.numbers.narrow is None:
+        return np.ones(len(s.layouts), dtype=np.bool_)
+    rows = s.workload.sequence_length * s.layouts.micro_batch_size // s.layouts.context
+    column: BoolColumn = np.equal(rows % MULTIPLES[s.numbers.narrow][0], 0)
+    return column
+
+
+NUMBER_RULES: tuple[Rule, ...] = (
+    Rule(
+        "fp8-parameters-distributed",
+        "fp8_parameters needs zero_stage 1 or more: --fp8-param-gather needs --use-distributed-optimizer",
+        ARGUMENTS,
+        lambda s: implies(s.numbers.narrow_parameters, s.layouts.zero_stage > 0),
+        of_techniques=True,
+    ),
+    Rule(
+        "optimizer-formats-distributed",
+        "optimizer needs zero_stage 1: --use-precision-aware-optimizer needs --use-distributed-optimizer, and "
+        "Megatron-FSDP has main parameters of its own",
+        OPTIMIZER,
+        lambda s: implies(s.numbers.optimizer is not None, np.equal(s.layouts.zero_stage, 1)),
+        of_techniques=True,
+    ),
+    Rule(
+        "optimizer-formats-on-device",
+        "optimizer needs offload_optimizer: 0: on the host the states are fp32, whatever their formats",
+        "megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, core 0.19",
+        lambda s: np.full(len(s.layouts), s.numbers.optimizer is None or s.techniques.offload_optimizer == 0),
+        of_techniques=True,
+    ),
+    Rule(
+        "fp8-parameters-on-device",
+        "fp8_parameters with offload_optimizer needs fp8: delayed",
+        ARGUMENTS,
+        offload_needs_delayed,
+        of_techniques=True,
+    ),
+    Rule(
+        "delayed-keeps-norms",
+        "fp8: delayed cannot recompute layernorm or moe_act: their second pass would move the scales",
+        CONFIG,
+        delayed_keeps_norms,
+        of_techniques=True,
+    ),
+    Rule(
+        "narrow-sizes",
+        "fp8 and fp4 need matrices whose sizes on every rank are multiples of 16, mxfp8 of 32",
+        "transformer_engine/pytorch/utils.py assert_dim_for_fp8_exec, 2.20; megatron/core/fp8_utils.py "
+        "get_fp8_align_size, core 0.19",
+        narrow_sizes,
+    ),
+    Rule(
+        "narrow-rows",
+        "fp8 and fp4 need micro-batches of a multiple of 8 tokens on every rank, nvfp4 of 16, mxfp8 of 32",
+        "transformer_engine/pytorch/utils.py assert_dim_for_fp8_exec, 2.20; transformer_engine/pytorch/tensor "
+        "is_quantizable, 2.20",
+        narrow_rows,
+    ),
+)
+
+
+# Gradients need the range of e5m2 where one scale is for a whole tensor; with a scale for each block e4m3 has enough of
+# it (transformer_engine/common/recipe/__init__.py, the recipes' defaults, 2.20).
+FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}
+REMEMBERED_STEPS = 1024
+
+
+def number_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
+    """The format of the computation, the narrower one of its linear layers, and those the optimizer keeps."""
+    precision = recipe.workload.precision
+    arguments = [argument(f"--{precision}", of="training.precision")] if precision != "fp32" else []
+    return (*arguments, *_narrow(recipe.training.numbers, layout), *_optimizer(recipe))
+
+
+def _narrow(numbers: NumberFormats, layout: Layout) -> list[Argument]:
+    name = numbers.narrow
+    if name is None:
+        return []
+    if name == "nvfp4":
+        return [argument("--fp4-format", "e2m1", of="training.fp4"), argument("--fp4-recipe", name, of="training.fp4")]
+    key = "training.fp8"
+    arguments = [argument("--fp8-format", FORMATS[name], of=key), argument("--fp8-recipe", name, of=key)]
+    if name == "delayed":
+        of_many = "a scale from the largest value of many steps; its default is the last step alone"
+        arguments += [argument("--fp8-amax-history-len", REMEMBERED_STEPS, of=key, why=of_many)]
+        arguments += [argument("--fp8-amax-compute-algo", "max", of=key, why=of_many)]
+    if numbers.narrow_parameters:
+        arguments += [argument("--fp8-param-gather", of="training.fp8_parameters")]
+        if name == "mxfp8" and layout.zero_stage == 1:  # Megatron-FSDP switches it off
+            shared = "gathered in bf16 into the gradients' buffer; one of their own would take 2 bytes a parameter more"
+            arguments += [argument("--reuse-grad-buf-for-mxfp8-param-ag", of="training.fp8_parameters", why=shared)]
+    return arguments
+
+
+def _optimizer(recipe: Recipe) -> list[Argument]:
+    """Megatron's main gradients are its gradient buffer: their format is that of `training.gradient_dtype`."""
+    formats, key = recipe.training.numbers.optimizer, "training.optimizer"
+    if recipe.training.muon:
+        return [argument("--optimizer", "muon", of=key)]
+    if formats is None:
+        return []
+    arguments = [
+        argument("--use-precision-aware-optimizer", of=key),
+        argument("--main-params-dtype", formats.main_parameters, of=f"{key}.main_parameters"),
+        argument("--exp-avg-dtype", formats.first_moment, of=f"{key}.first_moment"),
+        argument("--exp-avg-sq-dtype", formats.second_moment, of=f"{key}.second_moment"),
+    ]
+    if recipe.training.gradient_dtype == "bf16":
+        arguments += [argument("--main-grads-dtype", "bf16", of="training.gradient_dtype")]
+    return arguments
+
+
+Section = dict[str, object]
+
+
+def number_record(recipe: Recipe, facts: MemoryFacts) -> dict[str, Section]:
+    """What a record's "optimizer" and "precision" sections say beyond the recipe's `precision`."""
+    precision, numbers = recipe.workload.precision, recipe.training.numbers
+    optimizer: Section = {"gradient_dtype": "fp32" if facts.gradient_bytes == 4 else precision}
+    if facts.optimizer_instances > 1:
+        optimizer["optimizer_instances"] = facts.optimizer_instances
+    if recipe.training.muon:
+        optimizer["name"] = "muon"
+    if numbers.optimizer is not None:
+        optimizer["state_dtype"] = f"{numbers.optimizer.first_moment}, {numbers.optimizer.second_moment}"
+        optimizer["state_bytes_per_parameter"] = facts.optimizer_bytes
+        optimizer["formats"] = asdict(numbers.optimizer)
+    if numbers.narrow is None:
+        return {"optimizer": optimizer}
+    narrow: Section = {"fp8_recipe": numbers.narrow, "fp8_param_gather": numbers.narrow_parameters}
+    return {"optimizer": optimizer, "precision": narrow}

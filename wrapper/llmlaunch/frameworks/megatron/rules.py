@@ -1,0 +1,366 @@
+"""What Megatron-LM accepts and refuses, as data: rules of parallel sizes and batch here, those of other subjects from
+their modules, all in one list for planner, check, docs and the oracle's tests.
+
+Megatron checks in four places: arguments, transformer config, process groups and run time; a launcher must apply all of
+them before a job waits in a queue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.columns import BoolColumn
+from llmlaunch.frameworks.base import Requirement, implies
+from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
+from llmlaunch.frameworks.megatron import (
+    cuda_graphs,
+    fixed_rows,
+    hybrid,
+    model_rules,
+    muon,
+    number_formats,
+    pooled_rules,
+    sharding,
+    techniques,
+    training_arguments,
+    versions,
+    vision_rules,
+)
+from llmlaunch.frameworks.megatron.own_choices import unknown_library
+from llmlaunch.layout import Rule, Situation
+from llmlaunch.models.kinds import part_kinds
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.workload import NO_NUMBER_FORMATS
+
+__all__ = ["ALL_REQUIREMENTS", "ALL_RULES", "MIXTURE_REQUIREMENTS", "RULES", "rules_for"]
+
+
+ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
+CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
+BLOCK = "megatron/core/transformer/transformer_block.py get_num_layers_to_build, core 0.19"
+GROUPS = "megatron/core/parallel_state.py initialize_model_parallel, core 0.19"
+WRITTEN = "megatron/core/transformer/pipeline_parallel_layer_layout.py, core 0.19"
+LINEAR = "megatron/core/extensions/transformer_engine.py, core 0.19"
+EXPERTS = "megatron/core/transformer/moe/experts.py TEGroupedMLP, core 0.19"
+ATTENTION = "transformer_engine/pytorch/attention/dot_product_attention/dot_product_attention.py, 2.20"
+SCHEDULES = "megatron/core/pipeline_parallel/schedules.py, core 0.19"
+
+
+def divides(part: NDArray[Any] | int, whole: NDArray[Any] | int) -> BoolColumn:
+    column: BoolColumn = np.equal(np.asarray(whole) % part, 0)
+    return column
+
+
+def product_text(s: Situation, *names: str) -> str:
+    """Return the product of sizes of the one layout that is looked at: "16 x 1 x 4 = 64"."""
+    sizes = [int(getattr(s.layouts, name)[0]) for name in names]
+    return f"{' x '.join(map(str, sizes))} = {math.prod(sizes)}"
+
+
+def query_columns(s: Situation) -> BoolColumn:
+    """Whether tensor parallelism divides the columns of queries, keys and values. With fewer query groups than ranks
+    the columns of a group are divided; latent attention has other matrices."""
+    columns = s.shape.query_width + 2 * s.shape.key_value_width
+    return divides(s.layouts.tensor, columns) if s.shape.mla is None else np.ones(len(s.layouts), dtype=np.bool_)
+
+
+def ffn(s: Situation) -> BoolColumn:
+    """Dense layers alone have this FFN: a model whose layers are all mixtures builds none."""
+    dense = s.shape.moe is None or not all(s.shape.moe.layer_pattern)
+    if s.shape.mamba is not None:
+        dense = "mlp" in part_kinds(s.shape)
+    return divides(s.layouts.tensor, s.shape.ffn_hidden_size if dense else 0)
+
+
+def stages_hold_some(s: Situation) -> BoolColumn:
+    """Whether every stage holds a layer but those that hold something else, too."""
+    before = s.techniques.heads_before_loss
+    between = of_stages(s, lambda split: min(split[1 : -2 if before else -1], default=1))
+    ends = of_stages(s, lambda split: split[0] if before else min(split[0], split[-1]))
+    enough = np.greater(between, 0) & np.greater_equal(ends, s.layouts.virtual_pipeline == 1)
+    return implies(s.layouts.uneven, enough)
+
+
+def loss_is_alone(s: Situation) -> BoolColumn:
+    alone = s.layouts.uneven & np.equal(of_stages(s, lambda split: split[-1]), 0)
+    return implies(s.techniques.heads_before_loss, alone & np.greater(s.layouts.pipeline, 2))
+
+
+def of_stages(s: Situation, figure: Callable[[Sequence[int]], int]) -> NDArray[np.int64]:
+    """A figure of every layout's uneven stages; 0 where they are even."""
+    figures = np.array([figure(split) if split else 0 for split in s.layouts.partitions], dtype=np.int64)
+    return figures[s.layouts.partition]
+
+
+def sequence_length(s: Situation) -> BoolColumn:
+    split = s.layouts.tensor * s.layouts.context
+    return implies(s.layouts.sequence_parallel > 0, divides(split, s.workload.sequence_length))
+
+
+def experts(s: Situation) -> BoolColumn:
+    if s.shape.moe is None:
+        return np.equal(s.layouts.expert, 1) & np.equal(s.layouts.expert_tensor, 1)
+    return divides(s.layouts.expert, s.shape.moe.num_experts)
+
+
+def mixture_needs_sequence(s: Situation) -> BoolColumn:
+    if s.shape.moe is None:
+        return np.ones(len(s.layouts), dtype=np.bool_)
+    return implies(s.layouts.tensor > 1, s.layouts.sequence_parallel > 0)
+
+
+def latents_need_sequence(s: Situation) -> BoolColumn:
+    """The positions of keys are one part for all heads: each tensor rank has the gradient of its own heads alone, and
+    core 0.19 adds them up under sequence parallelism only (pull request 6839)."""
+    if s.shape.mla is None or not s.shape.mla.qk_pos_emb_head_dim:
+        return np.ones(len(s.layouts), dtype=np.bool_)
+    return implies(s.layouts.tensor > 1, s.layouts.sequence_parallel > 0)
+
+
+def grouped(recipe: Recipe) -> bool:
+    """All experts of a rank run in one kernel."""
+    return recipe.model.moe is not None and recipe.model.moe.grouped_gemm is not False
+
+
+def old_device(recipe: Recipe) -> bool:
+    capability = recipe.cluster.accelerator.compute_capability
+    return capability is not None and float(capability) < GROUPED_GEMM_CAPABILITY
+
+
+GROUPED_GEMM_CAPABILITY = 8.0  # Ampere
+
+MIXTURE_REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "mixture-device",
+        "cluster.accelerator",
+        "experts in one kernel (--moe-grouped-gemm) need compute capability 8.0 (Ampere) or more",
+        ARGUMENTS,
+        lambda r: grouped(r) and old_device(r),
+    ),
+)
+
+
+def unknown_beside_heads(recipe: Recipe) -> bool:
+    """Whether a recipe has what was not tried with prediction heads on a stage before that of the loss."""
+    used = recipe.techniques
+    beside = used.overlaps_experts or used.cuda_graphs or used.adapters or used.trained_layers or used.what_ifs
+    return bool(beside) or sharding.asks_for_sharding(recipe) or recipe.model.residual_streams > 1
+
+
+STAGE_REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "heads-with-the-loss",
+        "layout.mtp_stage",
+        "layers of one part each (model.mamba) have their prediction heads on the stage of the loss; write last",
+        "megatron/core/models/hybrid/hybrid_model.py HybridModel.__init__, core 0.19",
+        lambda r: r.techniques.heads_before_loss and r.model.mamba is not None,
+    ),
+    Requirement(
+        "plain-beside-heads",
+        "layout.mtp_stage",
+        "before-last was not tried with overlap_expert_communication, delay_weight_gradients, cuda_graphs, adapters, "
+        "trained_layers, what_if, zero_stage 2 and 3 and residual_streams; remove those, or write last",
+        WRITTEN,
+        lambda r: r.techniques.heads_before_loss and unknown_beside_heads(r),
+    ),
+)
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "heads",
+        "--tensor-model-parallel-size must divide the attention heads",
+        CONFIG,
+        lambda s: divides(s.layouts.tensor, s.shape.num_attention_heads),
+        figures=lambda s: f"{s.layouts.tensor[0]} and {s.shape.num_attention_heads}",
+    ),
+    Rule(
+        "query-groups",
+        "the query groups must be a multiple or a divisor of --tensor-model-parallel-size",
+        CONFIG,
+        lambda s: (
+            divides(s.layouts.tensor, s.shape.num_query_groups) | divides(s.shape.num_query_groups, s.layouts.tensor)
+        ),
+    ),
+    Rule(
+        "query-columns",
+        "--tensor-model-parallel-size must divide (attention heads + 2 x query groups) x --kv-channels",
+        "megatron/core/transformer/attention.py SelfAttention.__init__, core 0.19",
+        query_columns,
+    ),
+    Rule("ffn", "--tensor-model-parallel-size must divide the FFN hidden size of dense layers", LINEAR, ffn),
+    Rule(
+        "shared-expert",
+        "--tensor-model-parallel-size must divide --moe-shared-expert-intermediate-size",
+        LINEAR,
+        lambda s: divides(s.layouts.tensor, s.shape.moe.shared_expert_ffn_hidden_size if s.shape.moe else 0),
+    ),
+    Rule(
+        "layers",
+        "--pipeline-model-parallel-size must divide the layers, unless layers_by_stage says how they are split",
+        ARGUMENTS,
+        lambda s: s.layouts.uneven | divides(s.layouts.pipeline, s.shape.num_layers),
+        figures=lambda s: f"{s.layouts.pipeline[0]} and {s.shape.num_layers}",
+    ),
+    Rule(
+        "virtual-needs-pipeline",
+        "virtual pipeline stages need --pipeline-model-parallel-size above 1",
+        ARGUMENTS,
+        lambda s: implies(s.layouts.virtual_pipeline > 1, s.layouts.pipeline > 1),
+    ),
+    Rule(
+        "virtual-layers",
+        "pipeline size x --num-virtual-stages-per-pipeline-rank must divide the layers, unless layers_by_stage says "
+        "how they are split",
+        BLOCK,
+        lambda s: s.layouts.uneven | divides(s.layouts.pipeline * s.layouts.virtual_pipeline, s.shape.num_layers),
+        figures=lambda s: f"{product_text(s, 'pipeline', 'virtual_pipeline')} and {s.shape.num_layers}",
+    ),
+    Rule(
+        "stages-named",
+        "layers_by_stage must name a stage for each pipeline rank and virtual stage",
+        WRITTEN,
+        lambda s: implies(
+            s.layouts.uneven, np.equal(of_stages(s, len), s.layouts.pipeline * s.layouts.virtual_pipeline)
+        ),
+    ),
+    Rule(
+        "stages-hold-all",
+        "layers_by_stage must add up to --num-layers",
+        WRITTEN,
+        lambda s: implies(s.layouts.uneven, np.equal(of_stages(s, sum), s.shape.num_layers)),
+    ),
+    Rule(
+        "stages-hold-some",
+        "every stage must hold a layer; with virtual stages the first and the last may hold the embedding or the loss "
+        "alone, and with mtp_stage: before-last the last but one its prediction heads",
+        WRITTEN,
+        stages_hold_some,
+    ),
+    Rule(
+        "loss-is-alone",
+        "mtp_stage: before-last leaves the last stage the loss alone, so layers_by_stage must end with 0, and "
+        "--pipeline-model-parallel-size must be 3 or more",
+        WRITTEN,
+        loss_is_alone,
+    ),
+    Rule(
+        "batch",
+        "data parallel size x --micro-batch-size must divide --global-batch-size",
+        ARGUMENTS,
+        lambda s: divides(s.layouts.data * s.layouts.micro_batch_size, s.workload.global_batch_size),
+        figures=lambda s: f"{product_text(s, 'data', 'micro_batch_size')} and {s.workload.global_batch_size}",
+    ),
+    Rule(
+        "interleaved-microbatches",
+        "with virtual stages, the pipeline size must divide the number of micro-batches",
+        SCHEDULES,
+        lambda s: implies(
+            s.layouts.virtual_pipeline > 1,
+            divides(s.layouts.pipeline, s.workload.global_batch_size // (s.layouts.data * s.layouts.micro_batch_size)),
+        ),
+        figures=lambda s: f"{s.layouts.pipeline[0]} and {s.layouts.num_microbatches(s.workload.global_batch_size)[0]}",
+    ),
+    Rule(
+        "context-length",
+        "2 x --context-parallel-size must divide --seq-length",
+        ARGUMENTS,
+        lambda s: implies(s.layouts.context > 1, divides(2 * s.layouts.context, s.workload.sequence_length)),
+    ),
+    Rule(
+        "context-precision",
+        "--context-parallel-size above 1 needs precision bf16 or fp16: no attention of Transformer Engine splits fp32",
+        ATTENTION,
+        lambda s: implies(s.layouts.context > 1, s.workload.precision != "fp32"),
+    ),
+    Rule(
+        "sequence-needs-tensor",
+        "--sequence-parallel needs --tensor-model-parallel-size above 1 (Megatron would silently switch it off)",
+        ARGUMENTS,
+        lambda s: implies(s.layouts.sequence_parallel > 0, s.layouts.tensor > 1),
+    ),
+    Rule(
+        "sequence-length",
+        "with --sequence-parallel, tensor x context parallel size must divide --seq-length",
+        "megatron/core/tensor_parallel/mappings.py _split_along_first_dim, core 0.19",
+        sequence_length,
+    ),
+    Rule("experts", "--expert-model-parallel-size must divide the experts, and needs some", ARGUMENTS, experts),
+    Rule(
+        "expert-ffn",
+        "--expert-tensor-parallel-size must divide the experts' FFN hidden size",
+        LINEAR,
+        lambda s: divides(
+            s.layouts.expert_tensor, s.shape.moe.ffn_hidden_size if s.shape.moe else s.shape.ffn_hidden_size
+        ),
+    ),
+    Rule(
+        "expert-world",
+        "expert x expert-tensor x pipeline parallel size must divide the number of devices",
+        GROUPS,
+        lambda s: divides(s.layouts.expert * s.layouts.expert_tensor * s.layouts.pipeline, s.world_size),
+        figures=lambda s: f"{product_text(s, 'expert', 'expert_tensor', 'pipeline')} and {s.world_size}",
+    ),
+    Rule(
+        "mixture-needs-sequence",
+        "a mixture of experts with --tensor-model-parallel-size above 1 needs --sequence-parallel to train",
+        "megatron/core/transformer/moe/moe_layer.py forward, core 0.19",
+        mixture_needs_sequence,
+    ),
+    Rule(
+        "latents-need-sequence",
+        "latent attention with --tensor-model-parallel-size above 1 needs --sequence-parallel: without it Megatron "
+        "core 0.19 trains the positions of keys with the gradients of one tensor rank's heads",
+        "megatron/core/transformer/multi_latent_attention.py get_query_key_value_tensors, core 0.19",
+        latents_need_sequence,
+    ),
+)
+
+
+ALL_REQUIREMENTS = (
+    *MACHINE_REQUIREMENTS,
+    *model_rules.MODEL_REQUIREMENTS,
+    *pooled_rules.POOLED_REQUIREMENTS,
+    *vision_rules.VISION_REQUIREMENTS,
+    *MIXTURE_REQUIREMENTS,
+    *STAGE_REQUIREMENTS,
+    *hybrid.HYBRID_REQUIREMENTS,
+    *techniques.REQUIREMENTS,
+    *sharding.SHARDING_REQUIREMENTS,
+    *techniques.OVERLAP_REQUIREMENTS,
+    *cuda_graphs.GRAPH_REQUIREMENTS,
+    *training_arguments.CHECKPOINT_REQUIREMENTS,
+    *versions.VERSION_REQUIREMENTS,
+    *fixed_rows.FIXED_ROW_REQUIREMENTS,
+    *number_formats.NUMBER_REQUIREMENTS,
+    *muon.MUON_REQUIREMENTS,
+)
+RULES_OF_USUAL_NUMBERS = (
+    *RULES,
+    *model_rules.MODEL_RULES,
+    *pooled_rules.POOLED_RULES,
+    *vision_rules.VISION_RULES,
+    *hybrid.HYBRID_RULES,
+    *techniques.TECHNIQUE_RULES,
+    *fixed_rows.FIXED_ROW_RULES,
+    *sharding.SHARDING_RULES,
+    *techniques.OVERLAP_RULES,
+    *cuda_graphs.GRAPH_RULES,
+)
+ALL_RULES = (*RULES_OF_USUAL_NUMBERS, *number_formats.NUMBER_RULES)
+
+
+def rules_for(recipe: Recipe) -> tuple[Rule, ...]:
+    """Those that can refuse a layout of this recipe."""
+    usual = recipe.training.numbers == NO_NUMBER_FORMATS
+    rules = (
+        *RULES_OF_USUAL_NUMBERS,
+        *(() if usual else number_formats.NUMBER_RULES),
+        *versions.rules_of_version(recipe),
+    )
+    if not unknown_library(recipe):
+        return rules
+    return tuple(rule for rule in rules if rule.key not in model_rules.OF_DEEPEP)

@@ -1,0 +1,431 @@
+"""Techniques on Megatron-LM: what it accepts, as data, and the arguments and variables that switch them on.
+
+Flags and checks were read in megatron-core 0.19.2 (the wheel's arguments.py and transformer_config.py). Communication
+that is hidden without being asked for stands elsewhere: gradients and parameters of data parallelism overlap wherever
+they are sharded (arguments.py, sharding.py), and interleaved stages overlap their transfers by Megatron's default.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmlaunch.columns import BoolColumn
+from llmlaunch.frameworks.argument import Argument, argument, optional
+from llmlaunch.frameworks.base import Requirement, implies, pinned_least
+from llmlaunch.frameworks.megatron.facts import FUSED_LOSSES
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, Rule, Situation
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import Techniques
+
+__all__ = [
+    "OVERLAP_REQUIREMENTS",
+    "OVERLAP_RULES",
+    "REQUIREMENTS",
+    "TECHNIQUE_RULES",
+    "overlap_arguments",
+    "technique_arguments",
+    "technique_environment",
+]
+
+
+Words = tuple[str, ...]
+ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
+CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
+INSIDE_EXPERTS = frozenset({"moe_act", "expert_fc1"})
+DEFAULT_MODULES = ("core_attn",)
+
+
+def modules_of(techniques: Techniques) -> Words:
+    """What selective recompute recomputes."""
+    return techniques.recompute_modules or DEFAULT_MODULES
+
+
+REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "no-adapters",
+        "training.adapters",
+        "pretrain_gpt.py has no adapters; backend: deepspeed and megatron-bridge have them",
+        "megatron/training/arguments.py, core 0.19",
+        lambda r: r.techniques.adapters is not None,
+    ),
+    Requirement(
+        "no-frozen-layers",
+        "training.trained_layers",
+        "--freeze-all-layers is all that pretrain_gpt.py can freeze; backend: deepspeed freezes the first layers",
+        "megatron/training/training.py, core 0.19",
+        lambda r: r.techniques.trained_layers is not None,
+    ),
+    Requirement(
+        "no-parameter-offload",
+        "layout.offload_parameters",
+        "parameters stay on the device; backend: deepspeed with zero_stage: 3 streams them",
+        "megatron/core/optimizer/optimizer_config.py, core 0.19",
+        lambda r: r.techniques.offload_parameters,
+    ),
+    Requirement(
+        "no-checkpoint-offload",
+        "layout.offload_checkpoints",
+        "layers that are recomputed cannot be offloaded; backend: deepspeed offloads their inputs",
+        CONFIG,
+        lambda r: r.techniques.offload_checkpoints,
+    ),
+    Requirement(
+        "no-te-loss",
+        "layout.loss",
+        "te: --cross-entropy-fusion-impl te is refused as unstable; write loss: native",
+        ARGUMENTS,
+        lambda r: r.techniques.loss == "te",
+    ),
+    Requirement(
+        "no-tiled-loss",
+        "layout.loss",
+        "the loss is fused (native) or not, never tiled or fused with the head; backend: deepspeed has loss: tiled",
+        "megatron/core/model_parallel_config.py cross_entropy_fusion_impl, core 0.19",
+        lambda r: r.techniques.loss in ("tiled", "fused_linear"),
+    ),
+    Requirement(
+        "recomputed-mlp-is-whole",
+        "layout.mlp_chunks",
+        "an MLP that is recomputed is never chunked; remove mlp from recompute_modules, or mlp_chunks",
+        "megatron/core/transformer/transformer_layer.py _forward_mlp, core 0.19",
+        lambda r: r.techniques.mlp_chunks > 1 and "mlp" in r.techniques.recompute_modules,
+    ),
+    Requirement(
+        "projection-needs-attention",
+        "layout.offload_modules",
+        "attn_proj needs core_attn: the projection's input is the attention's output, which its backward pass needs",
+        CONFIG,
+        lambda r: "attn_proj" in r.techniques.offload_modules and "core_attn" not in r.techniques.offload_modules,
+    ),
+    Requirement(
+        "recomputed-experts-stay",
+        "layout.offload_modules",
+        "moe_act and expert_fc1 cannot be offloaded while recompute_modules holds the whole moe; remove one of the two",
+        CONFIG,
+        lambda r: "moe" in r.techniques.recompute_modules and bool(INSIDE_EXPERTS & set(r.techniques.offload_modules)),
+    ),
+    Requirement(
+        "some-layers-stay",
+        "layout.offload_layers",
+        "at least one layer must stay on the device; offload fewer layers than the model has",
+        CONFIG,
+        lambda r: pinned_least(r, "offload_layers") >= r.model.num_layers,
+    ),
+    Requirement(
+        "delayed-gradients-need-half",
+        "layout.delay_weight_gradients",
+        "overlapped expert communication needs precision bf16 or fp16",
+        CONFIG,
+        lambda r: r.techniques.delay_weight_gradients and r.workload.precision == "fp32",
+    ),
+    Requirement(
+        "delayed-gradients-need-alltoall",
+        "layout.delay_weight_gradients",
+        "overlapped expert communication needs token_dispatcher: alltoall",
+        CONFIG,
+        lambda r: r.techniques.delay_weight_gradients and r.techniques.token_dispatcher == "allgather",
+    ),
+    Requirement(
+        "delayed-gradients-keep-experts",
+        "layout.delay_weight_gradients",
+        "overlapped expert communication cannot recompute the whole moe; remove moe from recompute_modules",
+        CONFIG,
+        lambda r: r.techniques.delay_weight_gradients and "moe" in r.techniques.recompute_modules,
+    ),
+)
+
+
+def recomputed_mlp_unbiased(s: Situation) -> BoolColumn:
+    """A recomputed MLP hands its bias out as its own output, so autograd makes it a result of the recomputed function,
+    whose backward pass then calls itself."""
+    dense = s.shape.moe is None or not all(s.shape.moe.layer_pattern)
+    biased = "mlp" in s.techniques.recompute_modules and s.shape.linear_bias and dense and s.numbers.narrow is None
+    return implies(biased, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
+
+
+def interleaved(s: Situation) -> BoolColumn:
+    """One stage, or stages of several chunks each."""
+    column: BoolColumn = (s.layouts.pipeline == 1) | (s.layouts.virtual_pipeline > 1)
+    return column
+
+
+def instances_divide(s: Situation) -> BoolColumn:
+    lay, instances = s.layouts, s.techniques.optimizer_instances
+    ranks = lay.data * lay.context
+    column: BoolColumn = ranks % instances == 0
+    if s.shape.moe is not None:
+        column = column & (ranks * lay.tensor // (lay.expert * lay.expert_tensor) % instances == 0)
+    return column
+
+
+TECHNIQUE_RULES: tuple[Rule, ...] = (
+    Rule(
+        "offload-layers-one-stage",
+        "offload_layers needs --pipeline-model-parallel-size 1",
+        CONFIG,
+        lambda s: implies(s.layouts.offload_layers > 0, np.equal(s.layouts.pipeline, 1)),
+        of_techniques=True,
+    ),
+    Rule(
+        "offload-layers-no-recompute",
+        "offload_layers needs recompute: none",
+        CONFIG,
+        lambda s: implies(s.layouts.offload_layers > 0, np.equal(s.layouts.recompute, RECOMPUTE_NONE)),
+        of_techniques=True,
+    ),
+    Rule(
+        "offload-layers-some-stay",
+        "offload_layers must be less than the layers of the model",
+        CONFIG,
+        lambda s: implies(s.layouts.offload_layers > 0, s.layouts.offload_layers < s.shape.num_layers),
+        of_techniques=True,
+    ),
+    Rule(
+        "recomputed-mlp-unbiased",
+        "recompute_modules: mlp needs linear_bias: false: the backward pass of a recomputed MLP with biases never ends",
+        "megatron/core/transformer/transformer_layer.py _forward_mlp, core 0.19",
+        recomputed_mlp_unbiased,
+        of_techniques=True,
+    ),
+    Rule(
+        "offload-layers-no-modules",
+        "offload_layers and offload_modules exclude each other",
+        CONFIG,
+        lambda s: implies(bool(s.techniques.offload_modules), np.equal(s.layouts.offload_layers, 0)),
+        of_techniques=True,
+    ),
+    Rule(
+        "offload-modules-no-full",
+        "offload_modules needs recompute none or selective: full keeps nothing of a module",
+        "megatron/core/transformer/transformer_block.py checkpointed_forward, core 0.19",
+        lambda s: implies(bool(s.techniques.offload_modules), np.not_equal(s.layouts.recompute, RECOMPUTE_FULL)),
+        of_techniques=True,
+    ),
+    Rule(
+        "instances-distributed",
+        "optimizer_instances need zero_stage 1: they are groups that share one --use-distributed-optimizer",
+        "megatron/core/distributed/distributed_data_parallel.py, core 0.19",
+        lambda s: implies(s.techniques.optimizer_instances > 1, np.equal(s.layouts.zero_stage, 1)),
+        of_techniques=True,
+    ),
+    Rule(
+        "instances-divide",
+        "optimizer_instances must divide data times context parallelism, and what expert parallelism leaves of it",
+        "megatron/core/parallel_state.py initialize_model_parallel, core 0.19",
+        instances_divide,
+        of_techniques=True,
+    ),
+    Rule(
+        "offload-optimizer-distributed",
+        "offload_optimizer needs zero_stage 1: --optimizer-cpu-offload needs --use-precision-aware-optimizer, and that "
+        "--use-distributed-optimizer",
+        "megatron/core/optimizer/optimizer_config.py, core 0.19",
+        lambda s: implies(s.techniques.offload_optimizer > 0, s.layouts.zero_stage > 0),
+        of_techniques=True,
+    ),
+    Rule(
+        "offload-optimizer-half",
+        "offload_optimizer needs precision bf16 or fp16: the optimizer is handed views of fp32 parameters, and refuses",
+        "megatron/core/optimizer/distrib_optimizer.py _build_model_and_main_param_groups, core 0.19",
+        lambda s: np.full(len(s.layouts), not (s.techniques.offload_optimizer > 0 and s.workload.precision == "fp32")),
+        of_techniques=True,
+    ),
+    Rule(
+        "delayed-gradients-experts",
+        "delay_weight_gradients needs --expert-model-parallel-size above 1: --delay-wgrad-compute needs "
+        "--overlap-moe-expert-parallel-comm",
+        CONFIG,
+        lambda s: implies(s.techniques.delay_weight_gradients, s.layouts.expert > 1),
+        of_techniques=True,
+    ),
+    Rule(
+        "delayed-gradients-no-full",
+        "delay_weight_gradients needs recompute none or selective",
+        CONFIG,
+        lambda s: implies(s.techniques.delay_weight_gradients, np.not_equal(s.layouts.recompute, RECOMPUTE_FULL)),
+        of_techniques=True,
+    ),
+    Rule(
+        "delayed-gradients-interleaved",
+        "delay_weight_gradients with pipeline stages needs virtual stages",
+        CONFIG,
+        lambda s: implies(s.techniques.delay_weight_gradients, interleaved(s)),
+        of_techniques=True,
+    ),
+)
+
+
+def technique_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
+    """The flags of every technique, recompute among them."""
+    techniques = recipe.techniques
+    fused = techniques.loss if techniques.loss in FUSED_LOSSES else None
+    chunks = techniques.mlp_chunks if techniques.mlp_chunks > 1 else None
+    delayed, key = techniques.delay_weight_gradients, "layout.delay_weight_gradients"
+    gradients, of_gradients = recipe.training.gradient_dtype, "training.gradient_dtype"
+    wide = gradients == "fp32" and recipe.workload.precision == "fp16"
+    return (
+        *_recompute(techniques, recipe, layout),
+        *_offload(techniques, layout),
+        *optional("--cross-entropy-loss-fusion", fused is not None, of="layout.loss"),
+        *optional("--cross-entropy-fusion-impl", fused, of="layout.loss"),
+        *optional("--mlp-chunks-for-training", chunks, of="layout.mlp_chunks"),
+        *optional("--overlap-moe-expert-parallel-comm", delayed, of=key, why="delayed weight gradients need it"),
+        *optional("--delay-wgrad-compute", delayed, of=key),
+        *optional("--grad-reduce-in-bf16", gradients == "bf16", of=of_gradients),
+        *optional("--accumulate-allreduce-grads-in-fp32", wide, of=of_gradients),
+    )
+
+
+def _recompute(techniques: Techniques, recipe: Recipe, layout: Layout) -> list[Argument]:
+    key = "layout.recompute"
+    if layout.recompute == RECOMPUTE_SELECTIVE:
+        modules = argument("--recompute-modules", *modules_of(techniques), of="layout.recompute_modules")
+        return [argument("--recompute-granularity", "selective", of=key), modules]
+    if layout.recompute != RECOMPUTE_FULL:
+        return []
+    layers = layout.recompute_layers
+    if not layers:
+        chunks = layout.pipeline * layout.virtual_pipeline
+        all_of_a_chunk = max(layout.layers_by_stage, default=recipe.model.num_layers // chunks)
+        layers = 1 if techniques.recompute_method == "uniform" else all_of_a_chunk
+    return [
+        argument("--recompute-granularity", "full", of=key),
+        argument("--recompute-method", techniques.recompute_method, of="layout.recompute_method"),
+        argument("--recompute-num-layers", layers, of="layout.recompute_layers"),
+    ]
+
+
+def _offload(techniques: Techniques, layout: Layout) -> list[Argument]:
+    arguments: list[Argument] = []
+    if techniques.offload_modules:
+        arguments += [argument("--fine-grained-activation-offloading", of="layout.offload_modules")]
+        arguments += [argument("--offload-modules", *techniques.offload_modules, of="layout.offload_modules")]
+        fraction = repr(techniques.offload_fraction) if techniques.offload_fraction < 1.0 else None
+        arguments += optional("--activation-offload-fraction", fraction, of="layout.offload_fraction")
+    if layout.offload_layers:
+        arguments += [argument("--cpu-offloading-num-layers", layout.offload_layers, of="layout.offload_layers")]
+    if techniques.optimizer_instances > 1:
+        key = "layout.optimizer_instances"
+        arguments += [argument("--num-distributed-optimizer-instances", techniques.optimizer_instances, of=key)]
+    if techniques.offload_optimizer:
+        key = "layout.offload_optimizer"
+        arguments += [argument("--optimizer-cpu-offload", of=key)]
+        arguments += [argument("--optimizer-offload-fraction", repr(techniques.offload_optimizer), of=key)]
+        arguments += [argument("--use-precision-aware-optimizer", of=key, why="--optimizer-cpu-offload needs it")]
+        arguments += [argument("--overlap-cpu-optimizer-d2h-h2d", of=key, why="hides the copies behind the step")]
+    return arguments
+
+
+def technique_environment(techniques: Techniques) -> dict[str, str]:
+    """Variables a technique needs: without NVTE_CPU_OFFLOAD_V1 Transformer Engine from 2.10 on would offload weights
+    too, and arguments.py refuses to start (core 0.19); without NVTE_CUTEDSL_FUSED_GROUPED_MLP it multiplies gated
+    experts in kernels apart, and moe/experts.py refuses them a fixed number of rows."""
+    offloading = {"NVTE_CPU_OFFLOAD_V1": "1"} if techniques.offload_modules else {}
+    fixed = techniques.expert_rank_capacity_factor is not None
+    return offloading | ({"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"} if fixed else {})
+
+
+EXCHANGE = "layout.overlap_expert_communication"
+
+
+def _exchanged(recipe: Recipe) -> bool:
+    return recipe.techniques.overlap_expert_communication
+
+
+OVERLAP_REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "hidden-exchange-needs-half",
+        EXCHANGE,
+        "needs precision bf16 or fp16",
+        CONFIG,
+        lambda r: _exchanged(r) and r.workload.precision == "fp32",
+    ),
+    Requirement(
+        "hidden-exchange-needs-alltoall",
+        EXCHANGE,
+        "needs experts with token_dispatcher: alltoall or flex",
+        CONFIG,
+        lambda r: _exchanged(r) and (r.model.moe is None or r.techniques.token_dispatcher == "allgather"),
+    ),
+    Requirement(
+        "hidden-exchange-keeps-experts",
+        EXCHANGE,
+        "cannot recompute the whole moe; remove moe from recompute_modules",
+        CONFIG,
+        lambda r: _exchanged(r) and "moe" in r.techniques.recompute_modules,
+    ),
+    Requirement(
+        "hidden-exchange-alone",
+        EXCHANGE,
+        "hides the whole exchange, and overlap_shared_expert a part of it; remove one of the two",
+        CONFIG,
+        lambda r: _exchanged(r) and r.techniques.overlap_shared_expert,
+    ),
+    Requirement(
+        "hidden-exchange-prediction",
+        EXCHANGE,
+        "takes one module of multi-token prediction at most",
+        CONFIG,
+        lambda r: _exchanged(r) and r.model.mtp_num_layers > 1,
+    ),
+)
+
+
+def all_to_all_heads(s: Situation) -> BoolColumn:
+    """Each tensor rank's heads are dealt out over the context ranks; a rank holds a query group at least."""
+    tensor, context = s.layouts.tensor, s.layouts.context
+    groups = s.shape.num_attention_heads if s.shape.mla is not None else s.shape.num_query_groups
+    heads = np.equal(s.shape.num_attention_heads // tensor % context, 0)
+    dealt = heads & np.equal(np.maximum(groups // tensor, 1) % context, 0)
+    return implies(s.techniques.context_comm == "a2a", dealt)
+
+
+OVERLAP_RULES: tuple[Rule, ...] = (
+    Rule(
+        "hidden-exchange-experts",
+        "overlap_expert_communication needs --expert-model-parallel-size above 1",
+        CONFIG,
+        lambda s: implies(s.techniques.overlap_expert_communication, np.greater(s.layouts.expert, 1)),
+        of_techniques=True,
+    ),
+    Rule(
+        "hidden-exchange-no-full",
+        "overlap_expert_communication needs recompute none or selective",
+        CONFIG,
+        lambda s: implies(s.techniques.overlap_expert_communication, np.not_equal(s.layouts.recompute, RECOMPUTE_FULL)),
+        of_techniques=True,
+    ),
+    Rule(
+        "hidden-exchange-interleaved",
+        "overlap_expert_communication with pipeline stages needs virtual stages",
+        CONFIG,
+        lambda s: implies(s.techniques.overlap_expert_communication, interleaved(s)),
+        of_techniques=True,
+    ),
+    Rule(
+        "hidden-tensor-sequence",
+        "tp_comm_overlap needs --sequence-parallel",
+        ARGUMENTS,
+        lambda s: implies(s.techniques.tp_comm_overlap, np.greater(s.layouts.sequence_parallel, 0)),
+        of_techniques=True,
+    ),
+    Rule(
+        "all-to-all-heads",
+        "context_comm: a2a needs heads and query groups of a tensor rank that --context-parallel-size divides",
+        "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py AttnFuncWithCPAndQKVOA2A, 2.20",
+        all_to_all_heads,
+        of_techniques=True,
+    ),
+)
+
+
+def overlap_arguments(recipe: Recipe) -> tuple[Argument, ...]:
+    """Empty where the recipe asks for none. `delay_weight_gradients` brings its own
+    --overlap-moe-expert-parallel-comm (`technique_arguments`)."""
+    techniques = recipe.techniques
+    exchanged = techniques.overlap_expert_communication and not techniques.delay_weight_gradients
+    return (
+        *optional("--tp-comm-overlap", techniques.tp_comm_overlap, of="layout.tp_comm_overlap"),
+        *optional("--cp-comm-type", techniques.context_comm, of="layout.context_comm"),
+        *optional("--overlap-moe-expert-parallel-comm", exchanged, of=EXCHANGE),
+    )

@@ -1,0 +1,182 @@
+"""The recipe file of a script, a ds_config.json or a file of training arguments that somebody has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llmlaunch.cluster.load import load_cluster, profile_names
+from llmlaunch.cluster.profile_text import profile_of_gpu
+from llmlaunch.command_lines.command import Reading, TrainerCommand, Undecided, Unset
+from llmlaunch.command_lines.launch import trainer_commands
+from llmlaunch.command_lines.sbatch import device_type
+from llmlaunch.command_lines.shell import Script, read_script
+from llmlaunch.documents.yaml_strict import parse_document, read_text
+from llmlaunch.errors import UserError
+from llmlaunch.frameworks.deepspeed.command_line import read_training_args
+from llmlaunch.imports.command import read_command
+from llmlaunch.recipe.command_line_paths import from_working_directory
+from llmlaunch.recipe.load import recipe_from
+from llmlaunch.recipe.overrides import apply_overrides
+from llmlaunch.rundir import file_names
+from llmlaunch.rundir.values import printable, shortened
+
+__all__ = ["RecipeSource", "read_source", "recipe_text", "undecided_keys"]
+
+FILES = (".json", ".yaml", ".yml")
+MOST_COMMENTS = 40
+
+
+@dataclass(frozen=True)
+class RecipeSource:
+    """What was read of a file: the recipe's keys, and of a script the command that they come from.
+
+    `trainings` says where each training of the script stands and what starts it.
+    """
+
+    path: Path
+    reading: Reading
+    command: TrainerCommand | None = None
+    trainings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def unset(self) -> tuple[Unset, ...]:
+        """The variables without a value that a person may know; SLURM's are those of the job alone."""
+        unset = () if self.command is None else self.command.unset
+        return tuple(variable for variable in unset if not variable.name.startswith("SLURM_"))
+
+
+def read_source(
+    path: Path, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None, number: int | None = None
+) -> RecipeSource:
+    """Read a file by its kind. `arguments` and `variables` are those of a script, `number` chooses one of its
+    trainings, from 1 on; otherwise it is the last.
+
+    Raises UserError where nothing of it can be read.
+    """
+    _refuse_run_directory(path)
+    text = read_text(path)
+    if path.suffix.lower() in FILES:
+        return RecipeSource(path, read_training_args(text, path.name, path.parent))
+    script = read_script(text, path.name, path.parent, arguments, variables or {})
+    trainings = trainer_commands(script)
+    if not trainings:
+        raise UserError(f"{path}: starts no training that llmlaunch knows{_commands(script)}")
+    if number is not None and not 1 <= number <= len(trainings):
+        raise UserError(
+            f"{path}: --command {number}: there are {len(trainings)} trainings; choose 1 to {len(trainings)}"
+        )
+    command = trainings[len(trainings) - 1 if number is None else number - 1]
+    starts = tuple(f"{training.place}: {training.launcher} {training.trainer}" for training in trainings)
+    return RecipeSource(path, read_command(command), command, starts, script.notes)
+
+
+def _refuse_run_directory(path: Path) -> None:
+    """Raise UserError for a script of a run directory, and for the directory: its recipe is there, too."""
+    folder = path if path.is_dir() else path.parent
+    if (folder / file_names.RUN).is_file() and (folder / file_names.RECIPE).is_file():
+        raise UserError(f"{path}: this is a run directory; its recipe is {folder / file_names.RECIPE}")
+
+
+def _commands(script: Script) -> str:
+    """Return the end of a message that a script starts no training: what it starts, and what was not read."""
+    commands = [f"line {command.line}: {shortened(' '.join(command.words), 40)}" for command in script.commands[-3:]]
+    starts = f"; it starts {', '.join(commands)}" if commands else ""
+    unread = [note for note in script.notes if "not read" in note]
+    rest = "".join(f"; {note}" for note in unread[:3])
+    return f"{starts}{rest}; name the script that starts torchrun, deepspeed or accelerate"
+
+
+def recipe_text(
+    source: RecipeSource, target: Path, cluster: str | None = None, keys: Sequence[str] = (), option: str = "--set "
+) -> tuple[str, tuple[str, ...]]:
+    """Return the recipe file of a source, and notes on the cluster. `keys` are `key=value` words for what it lacks,
+    each of which a person gives after `option`.
+
+    Raises UserError where no recipe can be made of it: the message says what to add.
+    """
+    document, notes = _with_cluster(source, cluster)
+    undecided = undecided_keys(source, keys)
+    try:
+        if undecided:
+            raise UserError(f"{undecided[0].key}: is not known")
+        changed = apply_overrides(parse_document(_dump(document), target.name), from_working_directory(keys))
+        recipe_from(changed, target.parent)
+    except UserError as error:
+        lacking = [sentence for sentence in source.reading.missing if sentence.partition(":")[0] not in _names(keys)]
+        if not lacking:
+            raise UserError(f"{source.path}: what was read is no recipe: {error}") from None
+        lines = "".join(f"\n  {sentence}" for sentence in lacking)
+        raise UserError(
+            f"{source.path}: does not tell all that a recipe needs:{lines}\nadd {option}KEY=VALUE for each, such as "
+            f"{option}{lacking[0].partition(':')[0]}=VALUE. As a recipe it says: {error}"
+        ) from None
+    return "".join(f"# {line}\n" for line in _comments(source)) + _dump(changed.value), notes
+
+
+def undecided_keys(source: RecipeSource, keys: Sequence[str]) -> tuple[Undecided, ...]:
+    """Return the keys that decide memory, were not read, and are not among `keys`, which are `key=value` words."""
+    return tuple(each for each in source.reading.undecided if each.key not in _names(keys))
+
+
+def _names(keys: Iterable[str]) -> list[str]:
+    return [word.partition("=")[0] for word in keys]
+
+
+def _with_cluster(source: RecipeSource, cluster: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+    document, notes = dict(source.reading.document), []
+    command = source.command
+    if cluster is None and "cluster" not in document:
+        device = None if command is None else device_type(command.slurm)
+        cluster = None if device is None else profile_of_gpu(device)
+        if cluster is None:
+            raise UserError(
+                f"{source.path}: does not tell the cluster; add --cluster NAME, a profile's name or path (there are "
+                f"{', '.join(profile_names())})"
+            )
+        notes.append(f"cluster: {cluster} is guessed from {device} of sbatch; --cluster NAME says another one")
+    if cluster is not None:
+        document["cluster"] = cluster
+    devices = None if command is None else command.devices_per_node
+    if cluster is not None and devices is not None and load_cluster(cluster).devices_per_node != devices:
+        document["cluster"] = {"base": cluster, "devices_per_node": devices}
+        notes.append(f"cluster: a node of the script has {devices} devices, other than {cluster}")
+    order = ("schema", "name", "model", "backend", "cluster")
+    first = {key: document[key] for key in order if key in document}
+    return first | document, tuple(notes)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _dump(document: Mapping[str, Any]) -> str:
+    return yaml.dump(_plain(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in the types that YAML has."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def _comments(source: RecipeSource) -> list[str]:
+    """Return the lines at the top of the file: where it comes from, what is not in it, what to know."""
+    reading, command = source.reading, source.command
+    place = source.path.name if command is None else f"{command.place} ({command.launcher} {command.trainer})"
+    lines = [f"Read from {place} by llmlaunch init --from; the script was not run."]
+    lines += [f"Missing: {sentence}" for sentence in reading.missing]
+    lines += [f"Not read: {' '.join(unread.words)} ({unread.reason})" for unread in reading.unread]
+    lines += [f"Note: {note}" for note in reading.notes]
+    if reading.not_rendered is not None:
+        lines.append(f"It can be checked and not submitted: {reading.not_rendered}")
+    left = len(lines) - MOST_COMMENTS
+    lines = [*lines[:MOST_COMMENTS], *([f"... and {left} more lines, which init --from prints"] if left > 0 else [])]
+    return [shortened(" ".join(printable(line).split()), 400) for line in lines]
