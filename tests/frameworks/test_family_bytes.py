@@ -313,7 +313,7 @@ def saved_bytes(model: Any, forward: Callable[[], Any]) -> int:
 
 def priced(shape: ModelShape, techniques: Techniques = NO_TECHNIQUES, eager: bool = False) -> float:
     options = DeepSpeedOptions(precision="bf16", eager_attention=eager)
-    facts = with_family(script_facts(deepspeed_facts(options), "own", "bf16", None), shape, LENGTH)
+    facts = with_family(script_facts(deepspeed_facts(options), "own"), shape, LENGTH)
     facts = replace(facts, adapter_dropout=False)  # whose mask is a byte on a GPU and a wide factor on a CPU
     job = Job(shape, Workload(LENGTH, SEQUENCES, "bf16"), facts, techniques=techniques)
     rows = all_ranks(job, LayoutColumns.of([Layout(micro_batch_size=SEQUENCES)]))

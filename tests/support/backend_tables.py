@@ -17,7 +17,6 @@ from llmlaunch.cluster.load import accelerator_table, profile_names
 from llmlaunch.frameworks.base import Requirement
 from llmlaunch.frameworks.bridge.rules import BRIDGE_REQUIREMENTS, BRIDGE_RULES, PACKED_RULES
 from llmlaunch.frameworks.bridge.settings import MEGATRON_DEFAULTS
-from llmlaunch.frameworks.deepspeed import megatron_deepspeed
 from llmlaunch.frameworks.deepspeed import rules as deepspeed_rules
 from llmlaunch.frameworks.deepspeed import scripts as deepspeed_scripts
 from llmlaunch.frameworks.deepspeed import techniques as deepspeed_techniques
@@ -76,7 +75,6 @@ DEEPSPEED_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
     deepspeed_rules.RULES,
     deepspeed_scripts.PIPELINE_RULES,
     deepspeed_scripts.HUGGING_FACE_RULES,
-    megatron_deepspeed.MEGATRON_DEEPSPEED_RULES,
     (
         *deepspeed_techniques.REQUIREMENTS,
         *deepspeed_techniques.TECHNIQUE_RULES,

@@ -217,10 +217,6 @@ ON_X8 = "cluster=h100-80gb-x8"
 # Split sequences: the optimizer step is the peak, where a bucket of ZeRO 3 lies too.
 SPLIT_SEQUENCES = ("nodes=1", "layout={context: 2, zero_stage: 3, recompute: full, micro_batch_size: 1}")
 SCRIPT = "backend={{name: deepspeed, script: /home/me/train.py, script_kind: {}}}"
-MEGATRON_SCRIPT = (
-    SCRIPT.format("megatron-deepspeed"),
-    "data={mock: false, path: /data/tokens, tokenizer: GPT2BPETokenizer}",
-)
 
 
 @pytest.mark.parametrize(
@@ -237,8 +233,6 @@ MEGATRON_SCRIPT = (
         ("llama2-7b-deepspeed", (ON_X8, SCRIPT.format("hugging-face"))),
         ("llama2-7b-deepspeed", (ON_X8, SCRIPT.format("own"), "layout={zero_stage: 3, offload_optimizer: 0.5}")),
         ("llama2-7b-deepspeed", (ON_X8, SCRIPT.format("pipeline"), "layout={pipeline: 4, zero_stage: 1}")),
-        ("llama2-7b-deepspeed", (ON_X8, *MEGATRON_SCRIPT, "layout={pipeline: 2, tensor: 2, zero_stage: 1}")),
-        ("llama2-7b-deepspeed", (ON_X8, *MEGATRON_SCRIPT, "layout={context: 2, tensor: 2, zero_stage: 1}")),
     ],
 )
 def test_the_records_of_a_run_are_priced_as_its_plan_was(name: str, overrides: tuple[str, ...]) -> None:

@@ -106,7 +106,9 @@ def test_what_is_missing_is_named_with_how_to_give_it(llmlaunch: CommandLine, wr
     other = write(megatron_log({**LLAMA, "world_size": 12}), "other.log")
     assert "12 ranks do not fill nodes of 8" in llmlaunch("measurements", "import", other, *H100, code=2).stderr
     fork = write(megatron_log({**LLAMA, "deepspeed": True}), "fork.log")
-    assert "printed by Megatron-DeepSpeed" in llmlaunch("measurements", "import", fork, *H100, code=2).stderr
+    for words in (H100, ("--recipe", DEEPSPEED, PINNED)):
+        refusal = llmlaunch("measurements", "import", fork, *words, code=2).stderr
+        assert "was printed by Megatron-DeepSpeed, whose memory and step times are not predicted" in refusal
     assert "holds no log" in llmlaunch("measurements", "import", write("hello\n"), *H100, code=2).stderr
     assert not store_file.exists()
 

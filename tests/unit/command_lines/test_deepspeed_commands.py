@@ -48,8 +48,6 @@ def layout(reading: Reading) -> dict[str, Any]:
 def test_the_arguments_decide_the_kind() -> None:
     assert read("run_clm.py", TRAINER).kind == "hugging-face"
     assert read("train.py", "--deepspeed --deepspeed_config ds.json", files={"ds.json": ZERO_3}).kind == "deepspeed"
-    megatron = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --deepspeed --zero-stage 1"
-    assert read("pretrain_gpt.py", megatron).kind == "megatron-deepspeed"
     stages = {**ZERO_3, "zero_optimization": {"stage": 1}, "pipeline": {"stages": 4}}
     pipeline = read("train.py", "--deepspeed_config ds.json", files={"ds.json": stages})
     assert pipeline.document["backend"]["script_kind"] == "pipeline"

@@ -1,5 +1,5 @@
-"""Public commands of DeepSpeed, Hugging Face's Trainer and Megatron-DeepSpeed become recipes that load, are priced, and
-render to the same arguments and the same ds_config.json."""
+"""Public commands of DeepSpeed and Hugging Face's Trainer become recipes that load, are priced, and render to the same
+arguments and the same ds_config.json."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_what_a_public_command_passes_on_is_known_but_for_validation(name: str, 
     assert {each.flag_class.key for each in unknown} <= {"training.evaluation"}
 
 
-@pytest.mark.parametrize("name", [name for name in RENDERED if BY_NAME[name]["kind"] != "megatron-deepspeed"])
+@pytest.mark.parametrize("name", RENDERED)
 def test_the_trainers_arguments_round_trip(name: str, tmp_path: Path) -> None:
     public = read(name, tmp_path)
     original = options_of(public)
@@ -134,21 +134,6 @@ def test_the_trainers_arguments_round_trip(name: str, tmp_path: Path) -> None:
     for flag in names_of(again) - names_of(original) - translated - {"save_strategy"}:
         default = family.defaults.get(flag, DEFAULTS.get(flag))
         assert same((str(True if default is None else default),), again.values(flag), tmp_path), flag
-
-
-@pytest.mark.parametrize("name", [name for name in RENDERED if BY_NAME[name]["kind"] == "megatron-deepspeed"])
-def test_the_arguments_of_megatron_deepspeed_round_trip(name: str, tmp_path: Path) -> None:
-    """Each word is rendered again, or its facts say what stands for it."""
-    public = read(name, tmp_path)
-    rendered = DeepSpeed().render(public.recipe, pinned_layout(public.recipe))
-    again = ScriptOptions([word for word in rendered.program[1:] if isinstance(word, str)], "rendered", ())
-    original = options_of(public)
-    told = {word.partition("=")[0].lstrip("-").replace("-", "_") for u in public.reading.unread for word in u.words}
-    for flag in names_of(original) - told - {"deepspeed_config"}:
-        stands_for = public.facts["rendered_as"].get("--" + flag.replace("_", "-"), {flag: original.values(flag)})
-        for word, value in stands_for.items():
-            values = (value,) if isinstance(value, str) else value or ()
-            assert same(tuple(values), again.values(word.lstrip("-").replace("-", "_")), tmp_path), (flag, word)
 
 
 def options_of(public: PublicCommand) -> ScriptOptions:
@@ -200,8 +185,7 @@ def test_the_ds_config_round_trips(name: str, tmp_path: Path) -> None:
         if key.endswith(".enabled") and again is None:
             again = False
         off = key.split(".")[0] in ("fp16", "bf16") and not value_at(rendered, f"{key.split('.')[0]}.enabled")
-        stage = key == "zero_optimization.stage" and public.reading.kind == "megatron-deepspeed"
-        assert off or stage or value == again, key
+        assert off or value == again, key
     noted = " ".join(public.reading.notes)
     for key in set(dotted_keys(rendered)) - said - set(ARITHMETIC) - set(ADDED):
         value = value_at(rendered, key)

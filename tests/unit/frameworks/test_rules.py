@@ -11,7 +11,6 @@ import pytest
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.bridge.rules import BRIDGE_RULES, PACKED_RULES
 from llmlaunch.frameworks.deepspeed import techniques as deepspeed_techniques
-from llmlaunch.frameworks.deepspeed.megatron_deepspeed import MEGATRON_DEEPSPEED_RULES
 from llmlaunch.frameworks.deepspeed.rules import RULES as DEEPSPEED_RULES
 from llmlaunch.frameworks.deepspeed.scripts import HUGGING_FACE_RULES, PIPELINE_RULES
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
@@ -101,9 +100,6 @@ LATENTS = (
 LATENT_EXPERTS = "model={base: nemotron-3-super, qk_layernorm: false}"
 RECOMPUTED_MLP = "layout={recompute: selective, recompute_modules: [mlp]}"
 PIPELINE = own_script("pipeline", "model={base: llama2-7b, num_layers: 28}")
-OLD_MEGATRON = own_script(
-    "megatron-deepspeed", "data={path: /data/mine_text_document}", llama(8, 8, num_layers=28, head_dim=512)
-)
 
 BEFORE_LAST = ("model={base: llama3-8b, mtp_num_layers: 1}", "layout.mtp_stage=before-last")
 HEADS_BEFORE = Layout(pipeline=4, data=8, zero_stage=1, layers_by_stage=(11, 11, 10, 0))
@@ -186,11 +182,6 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("tensor", DEEPSPEED, PIPELINE, replace(PIPELINE_1, tensor=2, data=4), PIPELINE_1),
     ("context", DEEPSPEED, PIPELINE, replace(PIPELINE_1, context=2, data=4), PIPELINE_1),
     ("virtual-pipeline", DEEPSPEED, PIPELINE, replace(PIPELINE_1, virtual_pipeline=2), PIPELINE_1),
-    ("megatron-pipeline-zero", DEEPSPEED, OLD_MEGATRON, replace(PIPELINE_1, zero_stage=2), PIPELINE_1),
-    ("megatron-heads megatron-query-groups", DEEPSPEED, OLD_MEGATRON, Layout(tensor=16), PIPELINE_1),
-    ("megatron-layers", DEEPSPEED, OLD_MEGATRON, Layout(pipeline=16), PIPELINE_1),
-    ("megatron-ulysses-heads", DEEPSPEED, OLD_MEGATRON, Layout(context=16), PIPELINE_1),
-    ("megatron-ulysses-alone", DEEPSPEED, OLD_MEGATRON, Layout(context=2, pipeline=2, data=4), PIPELINE_1),
 ]
 # The same; what the last override asks for is refused, and without it nothing is.
 ASKED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
@@ -288,7 +279,7 @@ def test_what_a_kernel_of_all_experts_holds_stays_in_it(beside: str, layout: Lay
 
 
 def test_every_rule_has_its_case() -> None:
-    rules = (*ALL_RULES, *DEEPSPEED_RULES, *PIPELINE_RULES, *HUGGING_FACE_RULES, *MEGATRON_DEEPSPEED_RULES)
+    rules = (*ALL_RULES, *DEEPSPEED_RULES, *PIPELINE_RULES, *HUGGING_FACE_RULES)
     keys = {rule.key for rule in (*rules, *BRIDGE_RULES, *PACKED_RULES, *deepspeed_techniques.TECHNIQUE_RULES)}
     cases = {key for case in (*RULED, *ASKED) for key in case[0].split()}
     assert cases | set(RULED_ELSEWHERE) == keys

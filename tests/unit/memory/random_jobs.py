@@ -149,7 +149,7 @@ def deepspeed(draw: st.DrawFn, script: str) -> Trainer:
     def offloading(share: float) -> MemoryFacts:
         facts = deepspeed_facts(replace(options, offload_optimizer=share == 1.0, offloaded_share=share % 1.0))
         facts = replace(facts, cut_checkpoints=False)  # a wider MLP's freed blocks are cut with less waste
-        return replace(facts, logit_bytes=12.0) if script == "shipped" else script_facts(facts, script, precision, None)
+        return replace(facts, logit_bytes=12.0) if script == "shipped" else script_facts(facts, script)
 
     width = STATE_BYTES[precision]
     return Trainer(

@@ -97,7 +97,7 @@ def test_adapters_add_launches_and_modules_to_gather() -> None:
     assert total(spread(), trained(techniques=ADAPTED)) > total(spread(), trained())
     hooks = [term("gather_hooks", spread(3), trained(techniques=techniques)) for techniques in (NO_TECHNIQUES, ADAPTED)]
     assert hooks[1] > 1.5 * hooks[0]
-    wide = script_facts(EAGER, "hugging-face", "bf16", None)
+    wide = script_facts(EAGER, "hugging-face")
     assert total(spread(), trained(wide, LONG, ADAPTED)) > total(spread(), trained(EAGER, LONG, ADAPTED))
 
 

@@ -14,6 +14,7 @@ import yaml
 from llmlaunch.app.evidence import Notify
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.command_lines.other_trainers import MEGATRON_DEEPSPEED
 from llmlaunch.command_lines.training_log import DEEPSPEED, TRANSFORMERS, TrainingLog
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import ALLOCATOR_SETTINGS
@@ -195,20 +196,20 @@ def _with_arguments_of_their_job(runs: Sequence[tuple[Path, TrainingLog]]) -> li
 
 def _recipe_of(log: TrainingLog, path: Path, source: JobSource) -> Recipe:
     cluster = () if source.cluster is None else (f"cluster={source.cluster}",)
+    place, again = str(path), to_type("measurements", "import", path)
+    if log.values and (DEEPSPEED in log.printed_by or log.values.get("deepspeed") is True):
+        raise UserError(
+            f"{place}: was printed by {MEGATRON_DEEPSPEED}, whose memory and step times are not predicted, so its "
+            "figures say nothing of another job; leave it out"
+        )
     if source.recipe is not None:
         overrides = (*cluster, *source.overrides)
         return load_recipe(source.recipe, (*overrides, *_trainer_overrides(load_recipe(source.recipe, overrides), log)))
-    place, again = str(path), to_type("measurements", "import", path)
     if not log.values:
         raise UserError(
             f"{place}: says what was measured, and not of which job; give the job's recipe with its layout pinned: "
             f"{again} --recipe RECIPE.yaml (or, together with the file in which its first rank prints Megatron's "
             "arguments, --one-job)"
-        )
-    if DEEPSPEED in log.printed_by or log.values.get("deepspeed") is True:
-        raise UserError(
-            f"{place}: was printed by Megatron-DeepSpeed, whose arguments do not say all of its job; give the job's "
-            f"recipe: {again} --recipe RECIPE.yaml (llmlaunch init --from SCRIPT drafts it)"
         )
     if source.cluster is None:
         raise UserError(f"{place}: does not say on which machine it ran; name it: {again} --cluster NAME")
@@ -221,7 +222,7 @@ def _trainer_overrides(recipe: Recipe, log: TrainingLog) -> tuple[str, ...]:
         return ()
     if not log.printed_by & {DEEPSPEED, TRANSFORMERS}:
         return ()
-    kind = "hugging-face" if TRANSFORMERS in log.printed_by else "megatron-deepspeed" if log.values else "own"
+    kind = "hugging-face" if TRANSFORMERS in log.printed_by else "own"
     return ("backend.script=train.py", f"backend.script_kind={kind}")
 
 

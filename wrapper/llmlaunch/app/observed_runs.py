@@ -175,7 +175,7 @@ def _reading(observed: Observed) -> Reading:
     """Read the observed command. Raises UserError for one that no reader knows."""
     from llmlaunch.imports.command import read_command
 
-    return read_command(_command(observed), of_a_run=True)
+    return read_command(_command(observed))
 
 
 def _command(observed: Observed) -> TrainerCommand:

@@ -240,7 +240,7 @@ class PlannedRun:
         from llmlaunch.recipe.overrides import place_of
 
         backend = self.recipe.backend
-        reads_its_own = backend.script is not None and not backend.takes_megatron_arguments
+        reads_its_own = backend.script is not None and not backend.on_megatron_core
         if not self.recipe.data.mock or reads_its_own:
             return None
         return (

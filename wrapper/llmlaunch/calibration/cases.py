@@ -73,6 +73,7 @@ SPLITS = ("tensor", "pipeline", "context", "data", "expert", "expert_tensor")
 SIZES = (*SPLITS, "virtual_pipeline", "micro_batch_size")
 NO_SIZES = "its sizes make no layout: a parallel size or the micro-batch size is below 1, or not of a job that runs"
 NO_RECORD = "a field is missing, or its value is of another type than measurements have"
+OLD_FORK = "megatron-deepspeed"  # a kind of script that recipes of earlier versions could name
 CPU = "cpu"  # the `gpu` of records of CPU-only machines
 RANKS_AT_ONCE = 20_000  # a rank has some hundred columns of eight bytes
 
@@ -167,6 +168,8 @@ def _refuse(record: Record) -> None:
         raise Unsupported(
             "resident memory is predicted on CPU-only machines; beside a GPU, the node's is (peak kind host)"
         )
+    if record["implementation"].get("trainer") == OLD_FORK:
+        raise Unsupported("implementation.trainer: Megatron-DeepSpeed is shown as it was measured, and not priced")
     optimizer = record["optimizer"]
     muon = MUON if TABLES[backend] == "megatron" else ()
     if optimizer["name"] not in ("adam", *muon, *OPTIMIZERS.get(backend, ())):
@@ -287,7 +290,7 @@ def _as_we_run_it(record: Record, shape: ModelShape, facts: MemoryFacts) -> Memo
     if facts.backend != "deepspeed" or not elements:
         return facts
     if trainer:
-        facts = script_facts(facts, trainer, precision, record["optimizer"]["gradient_dtype"])
+        facts = script_facts(facts, trainer)
     width = ELEMENT_BYTES[precision]  # in which gradients travel, with Ulysses too
     facts = replace(
         facts,

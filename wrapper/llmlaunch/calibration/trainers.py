@@ -90,7 +90,7 @@ def _the_precision(value: Any, record: Record) -> bool:
 
 def _stages(value: Any, record: Record) -> bool:
     trainer = record["implementation"].get("trainer")
-    return bool(value == 1 or trainer in ("pipeline", "megatron-deepspeed") or record["backend"] == ATORCH_PIPELINE)
+    return bool(value == 1 or trainer == "pipeline" or record["backend"] == ATORCH_PIPELINE)
 
 
 def _whole_sequence(value: Any, record: Record) -> bool:

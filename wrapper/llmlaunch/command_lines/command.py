@@ -77,7 +77,7 @@ class Reading:
     `undecided` are keys without which there is no verdict; the document does not have them.
     """
 
-    kind: str  # megatron-lm, deepspeed, hugging-face or megatron-deepspeed
+    kind: str  # megatron-lm, deepspeed or hugging-face
     document: Mapping[str, Any]
     unread: tuple[UnreadWords, ...] = ()
     missing: tuple[str, ...] = ()

@@ -16,10 +16,25 @@ from pathlib import PurePath
 from llmlaunch.errors import NoVerdict
 from llmlaunch.frozen import frozen
 
-__all__ = ["FSDP", "MEGATRON_DEEPSPEED", "not_read", "other_trainer", "refuse_other_trainer", "starts_other_trainer"]
+__all__ = [
+    "FSDP",
+    "MEGATRON_DEEPSPEED",
+    "not_read",
+    "other_trainer",
+    "refuse_other_trainer",
+    "starts_other_trainer",
+    "takes_megatron_arguments",
+]
 
 MEGATRON_DEEPSPEED = "Megatron-DeepSpeed"
 FSDP = "PyTorch's FSDP"
+# Every command line of a trainer of Megatron's kind has one of these, and none of a Hugging Face trainer does.
+OF_MEGATRON = frozenset(
+    {"num_layers", "micro_batch_size", "tensor_model_parallel_size", "use_checkpoint_args", "yaml_cfg"}
+)
+OF_DEEPSPEED = frozenset(
+    {"deepspeed", "deepspeed_config", "deepspeed_activation_checkpointing", "ds_sequence_parallel_size"}
+)
 
 
 @frozen
@@ -77,6 +92,7 @@ OTHER_TRAINERS = (
     ),
     OtherTrainer("nanotron", ("nanotron/*",)),
     OtherTrainer("GPT-NeoX", ("deepy.py",)),
+    OtherTrainer(MEGATRON_DEEPSPEED, (f"{MEGATRON_DEEPSPEED}/pretrain_*.py",), bare=False),
     OtherTrainer("Colossal-AI", (), (), (("colossalai", "run"),)),
     _of_megatron("BERT (pretrain_bert.py)", "pretrain_bert"),
     _of_megatron("T5 (pretrain_t5.py)", "pretrain_t5"),
@@ -87,16 +103,26 @@ OTHER_TRAINERS = (
 )
 
 
+def takes_megatron_arguments(arguments: Sequence[str]) -> bool:
+    """Return whether a command line is of a trainer that takes Megatron's arguments."""
+    return not OF_MEGATRON.isdisjoint(map(_word, arguments))
+
+
 def other_trainer(program: str, arguments: Sequence[str]) -> str | None:
     """Return the name of the trainer that is not read, None for any other. `program` is the path of a script, or a
-    module after `-m`, or a command."""
+    module after `-m`, or a command.
+
+    Megatron-DeepSpeed shares the name of its script with Megatron-LM, and is known by arguments of both frameworks in
+    one command (deepspeedai/Megatron-DeepSpeed megatron/arguments.py, 4efb479).
+    """
     path, words = _path(program), [_word(argument) for argument in arguments]
     for trainer in OTHER_TRAINERS:
         by_program = _matches(path, trainer.programs)
         by_words = any(fnmatchcase(word, pattern) for word in words for pattern in trainer.words)
         if by_program or by_words or _is_command(trainer, program, arguments):
             return trainer.name
-    return None
+    of_both = takes_megatron_arguments(arguments) and not OF_DEEPSPEED.isdisjoint(words)
+    return MEGATRON_DEEPSPEED if of_both else None
 
 
 def starts_other_trainer(program: str, arguments: Sequence[str]) -> bool:

@@ -223,13 +223,11 @@ def fixed_names(layout: Mapping[str, Any], training: Mapping[str, Any]) -> tuple
     return (*(name for name in CHOOSABLE if layout.get(name) is not None), *dtype)
 
 
-def layout_problems(
-    layout: Mapping[str, Any], model: ModelShape, backend: str, stages_of_ones_own: bool = False
-) -> Iterator[Problem]:
+def layout_problems(layout: Mapping[str, Any], model: ModelShape, backend: str) -> Iterator[Problem]:
     """Yield every key under `layout:` that contradicts another one, the model or the backend. What a backend can run
-    is for its own requirements and rules. `stages_of_ones_own`: a script on another backend shares out its layers."""
+    is for its own requirements and rules."""
     if backend not in ON_MEGATRON_CORE:
-        yield from _of_megatron(layout, backend, stages_of_ones_own)
+        yield from _of_megatron(layout, backend)
     yield from _recompute_problems(layout, model)
     if layout.get("offload_layers") and layout.get("offload_modules") is not None:
         yield (
@@ -245,10 +243,10 @@ def layout_problems(
         yield ("layout", "flex_backend"), "belongs to token_dispatcher: flex; write that too, or remove flex_backend"
 
 
-def _of_megatron(layout: Mapping[str, Any], backend: str, stages_of_ones_own: bool) -> Iterator[Problem]:
+def _of_megatron(layout: Mapping[str, Any], backend: str) -> Iterator[Problem]:
     if layout.get("distributed_optimizer") is not None:
         yield ("layout", "distributed_optimizer"), f"is a word of megatron-lm; for {backend} write zero_stage"
-    if layout.get("layers_by_stage") and not stages_of_ones_own:
+    if layout.get("layers_by_stage"):
         yield ("layout", "layers_by_stage"), f"{backend} runs without pipeline stages here; remove it"
     if layout.get("overlap_shared_expert"):
         yield (

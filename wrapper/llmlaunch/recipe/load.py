@@ -90,11 +90,9 @@ def recipe_from(document: Document, base_dir: Path = Path()) -> Recipe:
     keys = validate(recipe_form(named), document, VOCABULARY)
     recipe = _resolve(keys, document, base_dir)
     problems = [
-        *data_problems(recipe.data, recipe.backend.takes_megatron_arguments, recipe.backend.name == "megatron-bridge"),
+        *data_problems(recipe.data, recipe.backend.on_megatron_core, recipe.backend.name == "megatron-bridge"),
         *evaluation_problems(recipe.data, recipe.training.evaluation is not None),
-        *layout_problems(
-            keys.get("layout", {}), recipe.model, recipe.backend.name, recipe.backend.takes_megatron_arguments
-        ),
+        *layout_problems(keys.get("layout", {}), recipe.model, recipe.backend.name),
         *training_problems(keys["training"], recipe.training, recipe.model, recipe.backend.name),
         *container_problems(recipe.container, recipe.cluster.name),
         *tracking_problems(recipe.tracking, recipe.training),

@@ -103,7 +103,7 @@ class Schedule:
 def default_schedule(backend: str, script_kind: str, steps: int) -> Schedule:
     """Return the schedule of a training of `steps` whose recipe names none: as the Llama models were trained on
     Megatron core, that of Hugging Face's Trainer scripts, and a constant rate of the shipped DeepSpeed trainer."""
-    on_megatron = backend in ON_MEGATRON_CORE or script_kind == "megatron-deepspeed"
+    on_megatron = backend in ON_MEGATRON_CORE
     share = 100 if on_megatron else 10
     decay = "cosine" if on_megatron or script_kind == "hugging-face" else "constant"
     return Schedule(decay, min(steps // share, MOST_WARMUP_STEPS))

@@ -182,10 +182,10 @@ class BackendChoice:
     )
     script_args: tuple[Line, ...] = key("Arguments of `script`", default=())
     script_kind: str = key(
-        "deepspeed: what `script` takes: ds_config.json alone, the arguments of Hugging Face's Trainer too, a number "
-        "of pipeline stages it builds a PipelineModule of, or the arguments of Megatron-DeepSpeed's pretrain_gpt.py",
+        "deepspeed: what `script` takes: ds_config.json alone, the arguments of Hugging Face's Trainer too, or a "
+        "number of pipeline stages it builds a PipelineModule of",
         default="own",
-        written=Literal["own", "hugging-face", "pipeline", "megatron-deepspeed"],
+        written=Literal["own", "hugging-face", "pipeline"],
     )
     extra_args: tuple[Line, ...] = key(
         "Arguments passed to the framework as they are; megatron-bridge: fields of its ConfigContainer, such as "
@@ -220,11 +220,6 @@ class BackendChoice:
         return self.name in ON_MEGATRON_CORE
 
     @property
-    def takes_megatron_arguments(self) -> bool:
-        """Whether what the training script is told has the meaning of Megatron's arguments."""
-        return self.on_megatron_core or self.script_kind == "megatron-deepspeed"
-
-    @property
     def runs_version(self) -> str | None:
         """The version the job will run with, as the recipe says or as it was found; None where it is not known."""
         return self.version or self.found_version
@@ -233,7 +228,7 @@ class BackendChoice:
     def reads_data_keys(self) -> bool:
         """Whether the trainer is handed the recipe's `data`. Most DeepSpeed scripts of a person's own get their data in
         their own arguments."""
-        return self.script is None or self.takes_megatron_arguments
+        return self.script is None or self.on_megatron_core
 
     @property
     def command_line_args(self) -> tuple[str, ...]:

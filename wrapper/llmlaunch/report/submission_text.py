@@ -151,7 +151,7 @@ def _environment(recipe: Recipe) -> str:
 def _data(recipe: Recipe) -> str:
     data = recipe.data
     if data.mock:
-        own = recipe.backend.script is not None and not recipe.backend.takes_megatron_arguments
+        own = recipe.backend.script is not None and not recipe.backend.on_megatron_core
         return "read by your own script" if own else "MOCK: made-up tokens, on which a model learns nothing"
     if data.python_source:
         return "real: source files of Python's standard library, byte by byte"

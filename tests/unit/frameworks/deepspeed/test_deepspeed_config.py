@@ -92,10 +92,6 @@ SETTINGS: dict[str, tuple[str, tuple[str, ...], Layout, dict[str, object], str]]
         "",
     ),
     "a script of the Trainer's": (GPU, (own_script("hugging-face"),), ZERO_3, {"train_batch_size": 256}, ""),
-    "Megatron-DeepSpeed splits by itself": (
-        *(GPU, (own_script("megatron-deepspeed"), "data={path: /data/text}")),
-        *(Layout(tensor=2, pipeline=2, data=4, zero_stage=1), {"train_batch_size": 256}, "tensor_parallel"),
-    ),
     "a script of one's own": (GPU, (own_script("own"),), ZERO_3, {"train_batch_size": 256}, "pipeline"),
 }
 

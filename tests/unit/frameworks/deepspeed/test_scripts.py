@@ -6,7 +6,6 @@ import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
-from llmlaunch.frameworks.deepspeed.megatron_deepspeed import TAKEN
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
@@ -20,9 +19,7 @@ def recipe_for(kind: str, *overrides: str, script_args: str = "[--mine]") -> Rec
     return recipe_of("llama2-7b-deepspeed", f"backend={{name: deepspeed, {script}}}", *overrides)
 
 
-INDEXED = "data={path: /data/mine_text_document}"
 SAVING = ("training.save_interval=10", "training.checkpoint_path=/ckpt")
-TWO_STAGES = Layout(tensor=2, pipeline=2, data=4, zero_stage=1, recompute=RECOMPUTE_FULL)
 
 # Kind of script and overrides, layout, the flags said and those that are not.
 SAID: dict[str, tuple[str, tuple[str, ...], Layout, str, str]] = {
@@ -42,16 +39,6 @@ SAID: dict[str, tuple[str, tuple[str, ...], Layout, str, str]] = {
         ("training.minimum_learning_rate=1.0e-5", "training.learning_rate_decay=cosine"),
         *(Layout(data=16), '--lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs {"min_lr": 1e-05}', ""),
     ),
-    "what Megatron-DeepSpeed's parser calls it": (
-        *("megatron-deepspeed", (INDEXED, "model=llama3-8b"), TWO_STAGES),
-        "--zero-stage 1 --num-key-value-heads 8 --normalization rmsnorm --rotary-position-embeddings-theta 500000 "
-        "--use-rotary-position-embeddings --deepspeed-activation-checkpointing",
-        "--no-pipeline-parallel",
-    ),
-    "Megatron-DeepSpeed without stages makes no pipeline": (
-        *("megatron-deepspeed", (INDEXED,), Layout(context=2, data=8, zero_stage=1)),
-        *("--no-pipeline-parallel --ds-sequence-parallel-size 2", ""),
-    ),
 }
 
 
@@ -63,9 +50,7 @@ def test_a_script_is_told_the_plan_after_its_own_words(
     words = words_of(recipe, layout)
     assert words[:2] == ["/home/me/train.py", "--mine"]
     check_flags(recipe, layout, said, unsaid)
-    config = "--deepspeed" if kind == "hugging-face" else "--deepspeed_config"
-    assert value_of(words, config) == "$LLMLAUNCH_RUN_DIR/ds_config.json"
-    assert kind == "hugging-face" or {word for word in words[2:] if word.startswith("--")} <= TAKEN
+    assert value_of(words, "--deepspeed") == "$LLMLAUNCH_RUN_DIR/ds_config.json"
 
 
 def test_the_trainer_stops_no_other_decay_at_a_minimum() -> None:
@@ -112,15 +97,21 @@ def test_pipelines_are_searched_with_zero_0_and_1() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("key", "word"),
     [
-        ((), r"data\.mock: Megatron-DeepSpeed reads indexed datasets alone"),
-        ((INDEXED, "model=mixtral-8x7b"), r"model\.moe.*which Megatron-DeepSpeed's parser has not"),
+        ("backend.script_kind", "backend.script_kind=megatron-deepspeed"),
+        ("backend", "backend=megatron-deepspeed"),
+        ("backend.name", "backend={name: megatron-deepspeed}"),
     ],
 )
-def test_what_the_old_parser_has_not_is_refused_by_the_recipes_key(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        render(recipe_for("megatron-deepspeed", *overrides), Layout(data=16, zero_stage=1))
+def test_a_recipe_of_megatron_deepspeed_is_told_that_its_trainer_is_not_known(key: str, word: str) -> None:
+    with pytest.raises(UserError) as caught:
+        recipe_for("own", word)
+    message = str(caught.value)
+    assert f"{key}: must be one of" in message
+    assert "Megatron-DeepSpeed is not a trainer that llmlaunch prices or renders" in message
+    assert "`llmlaunch observe --` before its command measures it" in message
+    assert len(message.splitlines()) == 1
 
 
 def test_only_a_script_has_a_kind() -> None:

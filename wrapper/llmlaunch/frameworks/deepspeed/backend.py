@@ -39,7 +39,6 @@ from llmlaunch.frameworks.deepspeed.facts import (
     shipped_facts,
     with_family,
 )
-from llmlaunch.frameworks.deepspeed.megatron_deepspeed_facts import accumulates_in_fp32
 from llmlaunch.frameworks.deepspeed.own_settings import refuse_planned_settings, with_own_settings
 from llmlaunch.frameworks.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.frameworks.deepspeed.scripts import ScriptKind, kind_of
@@ -97,7 +96,7 @@ class DeepSpeed:
         options = _options(recipe)
         precision, facts = recipe.workload.precision, deepspeed_facts(options)
         if recipe.backend.script is not None:
-            facts = script_facts(facts, recipe.backend.script_kind, precision, recipe.training.gradient_dtype)
+            facts = script_facts(facts, recipe.backend.script_kind)
         buckets = bucket_bytes(options.reduce_bucket_elements, precision, options.zero.overlap_comm)
         facts = replace(facts, bucket_bytes=buckets)
         if recipe.backend.script is None:
@@ -240,8 +239,6 @@ def _script_words(recipe: Recipe) -> str:
 
 def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
     precision, accumulation = recipe.workload.precision, recipe.training.gradient_dtype
-    if recipe.backend.script is not None and recipe.backend.script_kind == "megatron-deepspeed":
-        accumulation = "fp32" if accumulates_in_fp32(precision, accumulation) else accumulation
     sections: dict[str, dict[str, object]] = {
         "optimizer": {"gradient_dtype": accumulation or precision},
         # so that the record prices the job that ran

@@ -15,7 +15,6 @@ from llmlaunch.command_lines.other_trainers import FSDP, not_read
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, full_path, recipe_name
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.deepspeed import read_megatron_deepspeed as fork
 from llmlaunch.frameworks.deepspeed.extra_arguments import HUGGING_FACE_FLAGS
 from llmlaunch.frameworks.deepspeed.hugging_face import (
     AXOLOTL,
@@ -133,8 +132,6 @@ def read_training_args(
 
 
 def _kind_of(options: ScriptOptions) -> str:
-    if fork.is_megatron(options):
-        return "megatron-deepspeed"
     return "hugging-face" if is_trainer(options) else "deepspeed"
 
 
@@ -486,13 +483,4 @@ def _tell_of_unset(command: TrainerCommand, options: ScriptOptions, draft: Recip
         draft.lack(group[0].partition("=")[0], f"{where} has no value in the script; set it, or write the recipe's key")
 
 
-def _read_megatron(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft) -> None:
-    """pretrain_gpt.py of a Megatron-DeepSpeed checkout."""
-    config, _, _ = configuration(command, options, draft)
-    job = fork.add_megatron(command, options, config, draft)
-    own = config.rest(trainer=False) if config is not None else {}
-    _add_script(command, fork.kept_words(options, job), draft, "megatron-deepspeed", own)
-    fork.tell_of_differences(job, draft, draft.reading("megatron-deepspeed").document)
-
-
-_READERS = {"hugging-face": _read_trainer, "deepspeed": _read_own, "megatron-deepspeed": _read_megatron}
+_READERS = {"hugging-face": _read_trainer, "deepspeed": _read_own}

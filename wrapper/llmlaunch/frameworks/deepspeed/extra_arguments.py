@@ -1,5 +1,5 @@
 """Arguments of a person's own for a DeepSpeed job: of the shipped trainer, of Hugging Face's Trainer and scripts like
-it, of Megatron-DeepSpeed, or of a script that nobody here knows."""
+it, or of a script that nobody here knows."""
 
 from __future__ import annotations
 
@@ -48,26 +48,6 @@ NARROW_STATES = FlagClass(
 EVALUATION_SWITCHES = ("do_eval", "do_predict", "eval_on_start", "eval_strategy", "evaluation_strategy")
 EVALUATION_BATCH = "per_device_eval_batch_size"
 EVALUATION_SEQUENCES = 8  # its default
-_SCHEDULE = "the learning rate, and the last step, by tokens instead of steps"
-_DATA = "which tokens are read, and how the host reads them"
-# Flags that Megatron-DeepSpeed has and Megatron-LM of today has not (bigscience-workshop/Megatron-DeepSpeed and
-# deepspeedai/Megatron-DeepSpeed, megatron/arguments.py).
-BY_LAYERS = "type:transformer"
-FORK_NEUTRAL = {
-    "--train-tokens": _SCHEDULE,
-    "--lr-warmup-tokens": _SCHEDULE,
-    "--lr-decay-tokens": _SCHEDULE,
-    "--data-impl": _DATA,
-    "--train-weighted-split-paths-path": _DATA,
-    "--valid-weighted-split-paths-path": _DATA,
-    "--test-weighted-split-paths-path": _DATA,
-    "--valid-num-workers": _DATA,
-    "--kill-switch-path": "a file whose presence ends the job",
-    "--abort-on-unmet-fused-kernel-constraints": "stops where a kernel cannot be used",
-    "--no-query-key-layer-scaling": "a factor on the scores",
-    "--pp-partition-method": "the recipe's stages say it",
-    "--embed-layernorm": "the norm after the embedding is counted in all such jobs",
-}
 
 
 def classed_arguments(recipe: Recipe, layout: Layout) -> ClassedArguments:
@@ -107,15 +87,6 @@ def _class_of(recipe: Recipe, layout: Layout, kind: str, flag: str, values: tupl
     """Return the class of a flag. What the recipe says too is priced as it says. A script of one's own may know nothing
     of the recipe: what a recipe key says of the job is said to it in its own words, so there such a flag is the
     script's."""
-    if kind == "megatron-deepspeed":
-        if flag == "--pp-partition-method" and values[:1] != (BY_LAYERS,) and not recipe.layers_by_stage:
-            return FlagClass(UNKNOWN, "which layers a stage gets", "layout.layers_by_stage")
-        if flag in FORK_NEUTRAL:
-            return FlagClass(NEUTRAL, FORK_NEUTRAL[flag])
-        from llmlaunch.frameworks.megatron.extra_arguments import megatron_flag_class
-        from llmlaunch.frameworks.megatron.versions import NEWEST, core_parser
-
-        return megatron_flag_class(core_parser(NEWEST).flags.get(flag), values)
     table = flag_table(SHIPPED_TRAINER_FLAGS if kind == "shipped" else HUGGING_FACE_FLAGS)
     name = flag.lstrip("-").replace("-", "_")
     group = group_of(table, name, values)

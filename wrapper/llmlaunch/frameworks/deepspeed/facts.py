@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from llmlaunch.frameworks.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
 from llmlaunch.frameworks.deepspeed.zero_settings import DEFAULT_SETTINGS, FP32_STATES, ZeroSettings
 from llmlaunch.memory.facts import NONE, FusedLoss, GradientLife, HostFacts, LayerKernels, MemoryFacts, constant
 from llmlaunch.models.shape import CLAMPED, ModelShape
@@ -351,14 +350,11 @@ def bucket_bytes(elements: float, precision: str, overlap: bool) -> float:
     return float((3 if overlap else 2) * elements * ELEMENT_BYTES[precision])
 
 
-def script_facts(facts: MemoryFacts, kind: str, precision: str, gradient_dtype: str | None) -> MemoryFacts:
+def script_facts(facts: MemoryFacts, kind: str) -> MemoryFacts:
     """Return what a kind of script of one's own changes. A stage of a pipeline holds, beside what its layers keep, the
     tensor it received and the one it sends (deepspeed/runtime/pipe/engine.py _exec_recv_activations and
-    _exec_send_activations, 0.19.8). Megatron-DeepSpeed is priced as the fork and the DeepSpeed of 2022, whose runs are
-    measured; what changed since is not known. Adapters of another script are taken to be as `peft.get_peft_model` makes
-    them, in fp32 whatever the model's type, and to drop out of their input."""
-    if kind == "megatron-deepspeed":
-        return megatron_deepspeed_facts(precision, gradient_dtype)
+    _exec_send_activations, 0.19.8). Adapters of another script are taken to be as `peft.get_peft_model` makes them, in
+    fp32 whatever the model's type, and to drop out of their input."""
     if kind not in HUGGING_FACE_KINDS:
         return replace(facts, pipeline_buffers=2)
     kernels = replace(facts.kernels, adapter=WIDE_ADAPTER, adapter_input_elements=WIDE_ADAPTER_INPUTS)

@@ -41,8 +41,6 @@ SCRIPTS_REFUSED: Mapping[str, str] = {
     "hugging-face": "nothing in it says at the end whether a step was skipped, and its data may need other ranks",
     "pipeline": "a stage learns the shapes it receives from the stage before it (deepspeed/runtime/pipe/engine.py "
     "PipelineEngine._recv_tensor_meta, 0.19.8), which is not there",
-    "megatron-deepspeed": "its parser of 2023 has no --fake-process-group, and it reads indexed datasets alone, which "
-    "ranks index together",
 }
 """The kinds of scripts (`backend.script_kind`) no rank of which can be run alone, and why."""
 

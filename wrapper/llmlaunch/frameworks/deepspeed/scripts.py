@@ -14,11 +14,6 @@ from llmlaunch.frameworks.argument import RUN_DIR, Argument, NodeVariable, argum
 from llmlaunch.frameworks.base import StepTechniques, implies
 from llmlaunch.frameworks.deepspeed.arguments import CONFIG_FILE, config_arguments, trainer_arguments, warmup_argument
 from llmlaunch.frameworks.deepspeed.config import ds_config
-from llmlaunch.frameworks.deepspeed.megatron_deepspeed import (
-    MEGATRON_DEEPSPEED_RULES,
-    megatron_deepspeed_arguments,
-    megatron_deepspeed_config,
-)
 from llmlaunch.frameworks.deepspeed.rules import ANY_RULES, OWN_RULES, RULES, not_split
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
 from llmlaunch.recipe.types import Recipe
@@ -221,14 +216,6 @@ KINDS: dict[str, ScriptKind] = {
         searched=("pipeline",),
         step_techniques=FULL_OR_NONE,
         most_zero=1,
-    ),
-    "megatron-deepspeed": ScriptKind(
-        rules=MEGATRON_DEEPSPEED_RULES,
-        arguments=megatron_deepspeed_arguments,
-        config=megatron_deepspeed_config,
-        searched=("tensor", "pipeline"),
-        step_techniques=FULL_OR_NONE,
-        most_zero=1,  # what its memory is known for
     ),
 }
 

@@ -229,8 +229,8 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         "evaluation-of-a-script",
         "training.evaluation",
-        "a script of one's own evaluates by its own arguments, but with script_kind hugging-face or "
-        "megatron-deepspeed; remove it, and use script_args",
+        "a script of one's own evaluates by its own arguments, but with script_kind hugging-face; remove it, and use "
+        "script_args",
         TRAINER,
         lambda r: (
             r.training.evaluation is not None
