@@ -17,7 +17,7 @@ ORACLE_EXAMPLES ?= 3000
 # Tests that run at once in `make test` (tests/conftest.py says which); 0: one after another, in the order of their names.
 AT_ONCE ?= 6
 
-.PHONY: quickstart test unit soak oracle-full lint install install-frameworks benchmark accuracy-table step-time-table coverage-table flags-table docs docs-screens docs-tables clean
+.PHONY: quickstart test unit soak corpus oracle-full lint install install-frameworks benchmark accuracy-table step-time-table coverage-table flags-table docs docs-screens docs-tables clean
 
 quickstart: install  ## plan, train and measure a small model on this machine
 	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
@@ -32,14 +32,18 @@ test: install install-frameworks  ## everything but what needs a GPU
 unit: install  ## what needs no server, no framework, no SLURM and breaks nothing: minutes
 	$(RUN) -m pytest -m "not gpu and not slurm and not releases and not frameworks and not postgres and not browser and not faults"
 
-soak: install install-frameworks  ## long repeats: property tests with many examples, SLURM's tests under three releases of it, faults twenty times, a simulated week; results in benchmarks/SOAK.md
+soak: install install-frameworks  ## long repeats: the whole frozen corpus, property tests with many examples, SLURM's tests under three releases of it, faults twenty times, a simulated week; results in benchmarks/SOAK.md
 	HYPOTHESIS_PROFILE=soak $(RUN) -m pytest -m "not gpu and not slurm and not releases and not frameworks and not postgres and not browser and not faults"
 	$(RUN) -m pytest -m slurm; code=$$?; \
 	for suite in trixie sid; do $(RUN) tests/releases/debian.py $$suite $(RUN) -m pytest -m slurm || code=1; done; exit $$code
 	LLMLAUNCH_FAULT_REPEATS=20 $(RUN) -m pytest -m "faults and not gpu" --junitxml=.soak.xml; code=$$?; \
 	$(RUN) benchmarks/week --json .week.json || code=1; \
 	$(RUN) benchmarks/week --non-persistent-minutes 0 --json .week-durable.json || code=1; \
+	PYTHONPATH=tests $(RUN) -m support.corpus compare || code=1; \
 	$(RUN) benchmarks/soak.py .soak.xml .week.json .week-durable.json benchmarks/SOAK.md; exit $$code
+
+corpus: install  ## answers every case of the frozen corpus anew, names what changed, and writes it (CONTRIBUTING.md)
+	PYTHONPATH=tests $(RUN) -m support.corpus write
 
 oracle-full: install install-frameworks  ## thousands of random jobs before real Megatron core and DeepSpeed (ORACLE_EXAMPLES=3000)
 	LLMLAUNCH_ORACLE_EXAMPLES=$(ORACLE_EXAMPLES) $(RUN) -m pytest $(addprefix tests/frameworks/test_,megatron_oracle.py megatron_bridge.py deepspeed_oracle.py)
