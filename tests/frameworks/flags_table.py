@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from traced_cases import PADDED, TECHNIQUES
 from trained_cases import SHARED, jobs, own_job
 
 from llmlaunch.frameworks import megatron
-from llmlaunch.frameworks.checkpoints import RESHARDING_FLAG
+from llmlaunch.frameworks.megatron.flags.table import FLAGS
 
 EIGHT_BITS = "Transformer Engine multiplies in 8 and 4 bits on CUDA alone"
 FUSED_ADAM = "wants FusedAdam of Transformer Engine (core/optimizer/optimizer_config.py), a CUDA kernel"
@@ -116,39 +115,16 @@ ROOM = Path(megatron.__file__).parent
 GPU_RECORDS = ROOT / "benchmarks" / "gpu"  # each file: {"words": [...]} of a training that ended well, and more
 FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 
-# Written, but no literal of the room: made of the recipe's precision (number_formats.py), and one shared constant.
-COMPOSED = ("--bf16", "--fp16", RESHARDING_FLAG)
-# Literals of the room that are never written.
-NEVER_WRITTEN = {
-    "--num-layers-per-virtual-pipeline-stage": "refused in backend.extra_args (megatron/arguments.py)",
-    "--world-size": "of the step that builds indexes, not Megatron's (backend.py)",
-    "--planned-for": "of the step that asks the parser at job start, not Megatron's (backend.py)",
-    "--compute-capability": "of the step that builds indexes, not Megatron's (backend.py)",
-}
-
 
 def flags_of(words: Iterable[str]) -> set[str]:
     """The flags among a program's words."""
     return {word for word in words if FLAG.fullmatch(word)}
 
 
-def literals() -> Iterator[tuple[str, ast.AST]]:
-    """Every node of the room's modules, with its module's name, but for what a single rank is rehearsed with: those
-    words are no job's, and test_megatron_ranks_alone.py trains with them."""
-    for module in sorted(set(ROOM.glob("*.py")) - {ROOM / "rank_alone.py"}):
-        for node in ast.walk(ast.parse(module.read_text("utf-8"))):
-            yield module.name, node
-
-
 @cache
 def written_flags() -> tuple[str, ...]:
-    """What the renderer can write, in alphabetical order: the flags in its source, found without running it."""
-    found = {
-        node.value
-        for _, node in literals()
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and FLAG.fullmatch(node.value)
-    }
-    return tuple(sorted((found - set(NEVER_WRITTEN)) | set(COMPOSED)))
+    """Return what the renderer can write, in alphabetical order."""
+    return tuple(sorted({row.name for row in FLAGS if row.writes}))
 
 
 def _parsed(version: str) -> set[str]:

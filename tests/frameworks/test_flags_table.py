@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 from flags_table import (
-    NEVER_WRITTEN,
     OBSTACLES,
     changes_table,
     flags_of,
     flags_table,
-    literals,
     trained_flags,
     written_flags,
 )
@@ -26,32 +23,9 @@ def test_the_page_holds_the_tables() -> None:
         assert table in text, f"{PAGE.name} is out of date; put this table there:\n{table}"
 
 
-def test_every_flag_is_found_in_the_source() -> None:
-    """Whatever is written as an argument is a literal of the room, or one of those that COMPOSED names."""
-    composed = [
-        f"{module}: {ast.unparse(node.args[0])}"
-        for module, node in literals()
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in ("argument", "optional")
-        and not isinstance(node.args[0], ast.Constant | ast.Name)
-    ]
-    assert composed == ["number_formats.py: f'--{precision}'"]
-    imported = {
-        node.args[0].id
-        for _, node in literals()
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in ("argument", "optional")
-        and isinstance(node.args[0], ast.Name)
-    }
-    assert imported == {"flag", "RESHARDING_FLAG"}
-
-
 def test_what_is_rendered_is_among_them(tmp_path: Path) -> None:
     rendered = set().union(*(flags_of(job.rendered) for job in jobs(tmp_path)))
     assert rendered <= set(written_flags())
-    assert not rendered & set(NEVER_WRITTEN)
 
 
 def test_what_was_not_trained_has_its_reason_and_only_that() -> None:

@@ -20,8 +20,9 @@ from llmlaunch.assets import asset
 from llmlaunch.frameworks.bridge.backend import MegatronBridge
 from llmlaunch.frameworks.bridge.presets import PRESETS
 from llmlaunch.frameworks.bridge.rules import BRIDGE_REQUIREMENTS
-from llmlaunch.frameworks.bridge.settings import FIELDS, MEGATRON_DEFAULTS
+from llmlaunch.frameworks.bridge.settings import MEGATRON_DEFAULTS
 from llmlaunch.frameworks.megatron.backend import environment
+from llmlaunch.frameworks.megatron.flags.table import bridge_fields
 from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.recipe.load import load_recipe
@@ -207,7 +208,7 @@ def test_every_field_of_the_table_is_one_of_bridges(ask: Ask) -> None:
 def fields_that_bridge_lacks(ask: Ask, recipe: Recipe) -> set[str]:
     made = rendered_settings(recipe, Layout(expert=2, data=recipe.world_size, zero_stage=1))
     read_by_the_program = {"dataset.kind", "dataset.train_data_path", "dataset.valid_data_path"}
-    names = {name for fields in FIELDS.values() for name, _ in fields} - read_by_the_program
+    names = {name for fields in bridge_fields().values() for name, _ in fields} - read_by_the_program
     answer = ask(world_size=recipe.world_size, settings=made, defaults=sorted(names))
     assert answer["refused"] is None
     return {name for name, default in answer["defaults"].items() if default == NO_FIELD}

@@ -19,7 +19,8 @@ from judges import TRACED, megatron_python
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.megatron.backend import MegatronLM
-from llmlaunch.frameworks.megatron.versions import core_parser, rules_of_version
+from llmlaunch.frameworks.megatron.parser import core_parser
+from llmlaunch.frameworks.megatron.versions import rules_of_version
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_sized_plan

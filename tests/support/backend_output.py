@@ -10,7 +10,7 @@ import numpy as np
 
 from llmlaunch.frameworks.argument import Argument, NodeVariable, flag_groups, flag_of
 from llmlaunch.frameworks.base import Rendered
-from llmlaunch.frameworks.megatron.versions import core_parser
+from llmlaunch.frameworks.megatron.parser import core_parser
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import Layout, LayoutColumns, Rule
 from llmlaunch.planner.legality import situation

@@ -25,6 +25,7 @@ from llmlaunch.frameworks.deepspeed.facts import ENGINES, Engine, Share
 from llmlaunch.frameworks.flag_classes import EITHER, flag_table
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.megatron import (
+    checkpoint_rules,
     cuda_graphs,
     fixed_rows,
     hybrid,
@@ -33,15 +34,14 @@ from llmlaunch.frameworks.megatron import (
     number_formats,
     pooled_rules,
     sharding,
-    training_arguments,
     versions,
     vision_rules,
 )
 from llmlaunch.frameworks.megatron import rules as megatron_rules
 from llmlaunch.frameworks.megatron import techniques as megatron_techniques
-from llmlaunch.frameworks.megatron.differences import ADDED
 from llmlaunch.frameworks.megatron.extra_arguments import FLAG_CLASSES
-from llmlaunch.frameworks.megatron.versions import core_parser
+from llmlaunch.frameworks.megatron.flags.table import column
+from llmlaunch.frameworks.megatron.parser import core_parser
 from llmlaunch.layout import Rule
 from llmlaunch.planner.preference import habits
 from llmlaunch.techniques import BIT_EQUAL, CHANGES_ROUNDING
@@ -93,11 +93,14 @@ def tables() -> list[tuple[str, str]]:
         ("megatron-bridge.md", _bridge_defaults_table()),
         ("deepspeed-memory.md", _engines_table()),
         ("backends.md", _techniques_table()),
-        ("backends.md", _rules_table(training_arguments.CHECKPOINT_REQUIREMENTS, layer_of)),
+        ("backends.md", _rules_table(checkpoint_rules.CHECKPOINT_REQUIREMENTS, layer_of)),
         ("sites.md", _accelerators_table()),
         ("planning.md", _habits_table()),
         ("planning.md", _rounding_table()),
-        ("megatron-command-lines.md", _table(["added", "why"], [[f"`{dest}`", why] for dest, why in ADDED.items()])),
+        (
+            "megatron-command-lines.md",
+            _table(["added", "why"], [[f"`{dest}`", why] for dest, why in column("added").items()]),
+        ),
         ("megatron-command-lines.md", flag_key_table()),
         ("own-arguments.md", _flags_table("flags of Megatron-LM", FLAG_CLASSES, _megatron_flag)),
         ("own-arguments.md", _flags_table("arguments of Hugging Face", HUGGING_FACE_FLAGS, "--{}".format)),

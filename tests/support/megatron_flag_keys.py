@@ -1,45 +1,19 @@
-"""Which key of a recipe each Megatron-LM flag is read into: the table of docs/megatron-flags.md.
-
-The renderer says of every flag which keys decide it; the reader is held to its inverse. So the table is made of what
-recipes of every kind render to, and of the spellings of earlier versions that are read as those flags.
-"""
+"""Which keys of a recipe each Megatron-LM flag is written from and read into, as a table for the documentation; and
+jobs that write every flag of it."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 from llmlaunch.assets import asset
-from llmlaunch.frameworks.argument import Argument
-from llmlaunch.frameworks.megatron.arguments import planned_arguments
-from llmlaunch.frameworks.megatron.versions import NEWEST, core_parser
-from llmlaunch.frameworks.megatron.words import EARLIER
+from llmlaunch.frameworks.megatron.flags.earlier import EARLIER
+from llmlaunch.frameworks.megatron.flags.table import FLAGS
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.recipe.types import Recipe
 from support.recipes import recipe_of, small
 
-__all__ = ["flag_key_table"]
+__all__ = ["flag_key_table", "written_jobs"]
 
-# Read as other flags of today (megatron_namespace.py): the flag, and the one whose keys it sets.
-READ_AS = {
-    "--train-samples": "--train-iters",
-    "--lr-warmup-samples": "--lr-warmup-iters",
-    "--lr-warmup-fraction": "--lr-warmup-iters",
-    "--recompute-activations": "--recompute-granularity",
-    "--checkpoint-activations": "--recompute-granularity",
-    "--use-rotary-position-embeddings": "--position-embedding-type",
-    "--num-layers-per-virtual-pipeline-stage": "--num-virtual-stages-per-pipeline-rank",
-    "--moe-enable-deepep": "--moe-flex-dispatcher-backend",
-    "--cuda-graph-scope": "--cuda-graph-modules",
-    "--enable-cuda-graph": "--cuda-graph-impl",
-    "--external-cuda-graph": "--cuda-graph-impl",
-    "--encoder-num-layers": "--num-layers",
-    "--encoder-seq-length": "--seq-length",
-    "--model-parallel-size": "--tensor-model-parallel-size",
-    "--batch-size": "--micro-batch-size",
-    "--warmup": "--lr-warmup-iters",
-    "--vocab-file": "--vocab-size",
-}
 NON_PERSISTENT = "training.non_persistent_save_interval=2"
 # Words of a recipe that the gallery does not use.
 WORDS = (
@@ -82,6 +56,9 @@ WORDS = (
     ("layout.cuda_graphs=[full_iteration]",),
     ("layout.zero_stage=2",),
     ("tracking={wandb: {project: p, entity: e}, tensorboard: /logs}",),
+    ("tracking={wandb: {project: p}}", "training.evaluation={interval: 5, iterations: 2}"),
+    ("data={path: /d, validation: /v}", "training.evaluation={interval: 5, iterations: 2}"),
+    ("model=deepseek-v3.2",),
 )
 LAYOUTS = (
     Layout(2, 4, 2, 2, 2, 2, 1, 1, 1, 1, RECOMPUTE_FULL),
@@ -92,33 +69,26 @@ SPLITS = ((7, 9, 8, 8), (9, 9, 8, 6), (7, 8, 8, 8, 8, 8, 8, 7), (6, 9, 9, 8))
 
 def flag_key_table() -> str:
     """Return the table, a row for each flag, in the order of the flags."""
-    keys = _keys_of_flags()
-    by_dest = {flag.dest: keys[name] for name, flag in core_parser(NEWEST).flags.items() if name in keys}
-    rows = {flag: of_flag for flag, of_flag in keys.items() if of_flag}
-    rows |= {flag: keys[today] for flag, today in READ_AS.items()}
-    rows |= {name: by_dest.get(flag.dest, set()) for name, (flag, _) in EARLIER.items()}
+    keys = {row.name: set[str]() for row in FLAGS} | {name: set[str]() for name in EARLIER}
+    for row in FLAGS:
+        keys[row.name] |= {*row.keys, *row.reads}
+    for name, earlier in EARLIER.items():
+        keys[name] = {key for row in FLAGS if row.dest == earlier.parsed.dest for key in row.keys}
     lines = ["| flag | key |", "|---|---|"]
-    lines += [
-        f"| `{flag}` | {', '.join(f'`{key}`' for key in sorted(rows[flag]))} |" for flag in sorted(rows) if rows[flag]
-    ]
+    named = {flag: ", ".join(f"`{key}`" for key in sorted(of)) for flag, of in sorted(keys.items()) if of}
+    lines += [f"| `{flag}` | {of} |" for flag, of in named.items()]
     return "\n".join(lines)
 
 
-def _keys_of_flags() -> dict[str, set[str]]:
-    keys: dict[str, set[str]] = defaultdict(set)
-    for each in _arguments():
-        keys[each.flag] |= set(each.reason.keys)
-    return keys
-
-
-def _arguments() -> Iterator[Argument]:
-    """Yield the arguments of recipes of every kind, whether or not their layouts are legal."""
+def written_jobs() -> Iterator[tuple[Recipe, Layout]]:
+    """Yield recipes of every kind with layouts, whether or not these are legal: together they write every flag."""
     for recipe in _recipes():
         for layout in LAYOUTS:
-            yield from planned_arguments(recipe, layout)
+            if recipe.model.mamba is None or recipe.model.num_layers % (layout.pipeline * layout.virtual_pipeline) == 0:
+                yield recipe, layout
     for split in SPLITS:
-        stages = Layout(pipeline=4, virtual_pipeline=len(split) // 4, layers_by_stage=split)
-        yield from planned_arguments(small(), stages)
+        recipe = small(f"model={{base: llama3-8b, num_layers: {sum(split)}}}")
+        yield recipe, Layout(pipeline=4, virtual_pipeline=len(split) // 4, layers_by_stage=split)
 
 
 def _recipes() -> Iterator[Recipe]:

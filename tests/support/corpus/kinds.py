@@ -1,4 +1,4 @@
-"""The kinds of jobs that the corpus holds, told from a case and its answer: a draw wants them, and a test counts them."""
+"""The kinds of jobs that the corpus holds, told from a case and its answer: a draw wants them, a test counts them."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def _alone(files: Mapping[str, str]) -> Iterator[Path]:
     """Go into a new folder that holds `files`, with nothing of the person's in the environment."""
     before, place = dict(os.environ), Path.cwd()
     # always of the same length, whatever TMPDIR says: texts are shortened by theirs
-    with tempfile.TemporaryDirectory(prefix="corpus-", dir="/tmp") as name:  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="corpus-", dir="/tmp") as name:
         folder = Path(name)
         for path, text in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from llmlaunch.frameworks.megatron.command_line import read_megatron, read_value
 from llmlaunch.frameworks.megatron.differences import pinned_layout
 from llmlaunch.frameworks.megatron.extra_arguments import classed_arguments
 from llmlaunch.frameworks.megatron.namespace import Namespace
-from llmlaunch.frameworks.megatron.versions import KNOWN_VERSIONS, NEWEST, core_parser
+from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, NEWEST, core_parser
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import recipe_from
 from support.backend_output import words_of

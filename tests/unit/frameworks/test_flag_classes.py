@@ -18,8 +18,8 @@ from llmlaunch.frameworks.flag_classes import PRICED, FlagGroup, flag_table
 from llmlaunch.frameworks.megatron.arguments import decided_names
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.extra_arguments import FLAG_CLASSES, classed_arguments
-from llmlaunch.frameworks.megatron.own_choices import CHOICES, COMPANIONS
-from llmlaunch.frameworks.megatron.versions import KNOWN_VERSIONS, core_parser
+from llmlaunch.frameworks.megatron.flags.table import column
+from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, core_parser
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job
@@ -79,7 +79,7 @@ def test_every_flag_that_a_parser_knows_is_of_exactly_one_class(path: Path, name
 
 
 def test_every_pattern_of_megatron_is_a_flag_that_is_not_refused() -> None:
-    names = (names_of_megatron() - set(decided_names(small()))) | CHOICES.keys() | COMPANIONS.keys()
+    names = (names_of_megatron() - set(decided_names(small()))) | column("unsaid").keys() | column("companion").keys()
     patterns = [pattern for group in flag_table(FLAG_CLASSES) for pattern in group.patterns]
     assert [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)] == []
 

@@ -11,7 +11,7 @@ from llmlaunch.documents.keys import key_names
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.megatron.backend import MegatronLM
-from llmlaunch.frameworks.megatron.versions import core_parser
+from llmlaunch.frameworks.megatron.parser import core_parser
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import MoeShape

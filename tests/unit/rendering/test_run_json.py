@@ -15,8 +15,8 @@ from run_samples import container_job, deepspeed_cpu, megatron_70b, plan, rank_b
 from llmlaunch.calibration.cases import case_of
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
-from llmlaunch.frameworks.megatron.arguments import written_layout
 from llmlaunch.frameworks.megatron.backend import MegatronLM
+from llmlaunch.frameworks.megatron.flags.stages import written_layout
 from llmlaunch.layout import Layout
 from llmlaunch.placement.traffic import Sizes, Volumes, traffic
 from llmlaunch.recipe.types import Recipe

@@ -16,7 +16,7 @@ from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.megatron.backend import MegatronLM
-from llmlaunch.frameworks.megatron.versions import KNOWN_VERSIONS, core_parser
+from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, core_parser
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.tracking import Tracking, WandbRun
 from llmlaunch.recipe.types import Recipe

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from llmlaunch.frameworks.megatron.versions import KNOWN_VERSIONS, NEWEST, known_version
+from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, NEWEST, known_version
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["checkout_version", "with_framework_version"]

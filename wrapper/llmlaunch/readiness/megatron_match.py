@@ -12,7 +12,7 @@ from pathlib import Path
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import flag_groups
 from llmlaunch.frameworks.checkpoints import FSDP_STAGE, MODEL_SPLIT, RESHARDING_FLAG
-from llmlaunch.frameworks.megatron.versions import rendered_version
+from llmlaunch.frameworks.megatron.parser import rendered_version
 from llmlaunch.layout import Layout
 from llmlaunch.readiness.findings import NOTE, Finding, doubtful, missing, note
 from llmlaunch.readiness.saved_job import KEY, NEW_FOLDER, RUN_CONFIG, SavedJob, bridge_job, megatron_job, sizes_in
@@ -293,7 +293,7 @@ def _other_schedule(
 
 def _planned_schedule(recipe: Recipe) -> dict[str, int]:
     """Return the schedule of the job, in samples."""
-    from llmlaunch.frameworks.megatron.training_arguments import warmup_steps
+    from llmlaunch.frameworks.megatron.flags.training import warmup_steps
 
     samples = recipe.workload.global_batch_size
     return {"lr_warmup_steps": warmup_steps(recipe) * samples, "lr_decay_steps": recipe.training.steps * samples}

@@ -10,7 +10,7 @@ from typing import Any
 
 from llmlaunch.calibration.support import Rehearsal, same_minor
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.megatron.versions import NEWEST
+from llmlaunch.frameworks.megatron.parser import NEWEST
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.estimator import NOT_MODELLED, RankEstimate, estimate
 from llmlaunch.planner.plan import Candidate, JobLength, Plan

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llmlaunch.calibration.support import same_minor
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.megatron.versions import KNOWN_VERSIONS, known_version, rendered_version
+from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, known_version, rendered_version
 from llmlaunch.launchers.choose import LauncherChoice, choose
 from llmlaunch.launchers.local_gpus import gpu_at_hand
 from llmlaunch.recipe.types import Recipe

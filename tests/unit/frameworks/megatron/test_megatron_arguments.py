@@ -12,11 +12,12 @@ import pytest
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.checkpoints import reshards, save_seconds
-from llmlaunch.frameworks.megatron.arguments import PLANNED_BY, STAGE_FLAGS, stage_flags
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.frameworks.megatron.flags.stages import STAGE_FLAGS, stage_flags
+from llmlaunch.frameworks.megatron.flags.table import column
+from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, core_parser
 from llmlaunch.frameworks.megatron.rules import RULES
-from llmlaunch.frameworks.megatron.versions import KNOWN_VERSIONS, core_parser
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from support.backend_output import check_flags, refused_by, value_of, words_of
@@ -177,9 +178,9 @@ def test_what_the_plan_does_not_speak_of_passes(words: tuple[str, ...]) -> None:
 
 def test_every_name_is_one_of_the_parser_and_every_key_one_of_a_recipe() -> None:
     names = {flag.dest for version in KNOWN_VERSIONS for flag in core_parser(version).flags.values()}
-    assert PLANNED_BY.keys() <= names
+    assert column("decides").keys() <= names
     sections = schema()["$defs"]
-    for key in PLANNED_BY.values():
+    for key in column("decides").values():
         section, _, name = key.partition(".")
         assert name in sections[section.title()]["properties"], key
 
@@ -191,7 +192,8 @@ def flags_of_stages(
     pipeline: int, chunks: int, split: tuple[int, ...], mtp_layers: int = 0, before: bool = False
 ) -> str:
     layout = Layout(pipeline=pipeline, virtual_pipeline=chunks, layers_by_stage=split)
-    return " ".join(stage_flags(layout, mtp_layers, before))
+    written = stage_flags(layout, mtp_layers, before).items()
+    return " ".join(flag if value is True else f"{flag} {value}" for flag, value in written)
 
 
 @pytest.mark.parametrize(

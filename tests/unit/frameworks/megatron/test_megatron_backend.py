@@ -10,8 +10,8 @@ import pytest
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import NodeVariable, command_words
 from llmlaunch.frameworks.megatron.backend import MegatronLM
+from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS
 from llmlaunch.frameworks.megatron.rules import ALL_REQUIREMENTS, ALL_RULES, RULES
-from llmlaunch.frameworks.megatron.versions import KNOWN_VERSIONS
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import MoeShape
 from support.backend_output import check_with_parser, refused_by, words_of

@@ -12,15 +12,9 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import argument
 from llmlaunch.frameworks.framework_version import checkout_version, with_framework_version
 from llmlaunch.frameworks.megatron.backend import MegatronLM
+from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, NEWEST, core_parser, known_version
 from llmlaunch.frameworks.megatron.rules import rules_for
-from llmlaunch.frameworks.megatron.versions import (
-    KNOWN_VERSIONS,
-    NEWEST,
-    VERSION_REQUIREMENTS,
-    core_parser,
-    known_version,
-    rendered_arguments,
-)
+from llmlaunch.frameworks.megatron.versions import VERSION_REQUIREMENTS, rendered_arguments
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from support.backend_output import refused_by

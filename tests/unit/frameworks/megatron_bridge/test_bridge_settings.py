@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +12,10 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.bridge.backend import MegatronBridge
 from llmlaunch.frameworks.bridge.presets import preset_for
-from llmlaunch.frameworks.bridge.settings import FIELDS
+from llmlaunch.frameworks.bridge.settings import settings_of
 from llmlaunch.frameworks.flag_classes import NEUTRAL, UNKNOWN
-from llmlaunch.frameworks.megatron import rules
-from llmlaunch.frameworks.megatron.versions import NEWEST, core_parser
+from llmlaunch.frameworks.megatron.flags.table import FLAGS, bridge_fields
+from llmlaunch.frameworks.megatron.parser import NEWEST, core_parser
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import Layout
 from llmlaunch.planner.search_space import technique_space
@@ -357,28 +355,22 @@ NEVER_FOR_BRIDGE = {
     "--cuda-graph-scope": "core 0.16, which Bridge 0.6 does not take",
     "--num-layers-per-virtual-pipeline-stage": "the same",
 }
-RANK_ALONE = "rank_alone.py"  # drops or forces flags of one rank that runs by itself, with Megatron-LM's script
 
 
-def flags_written() -> set[str]:
-    """All flags of Megatron's parser that a module of its backend names."""
-    known = core_parser(NEWEST).flags
-    modules = (path for path in Path(rules.__file__).parent.glob("*.py") if path.name != RANK_ALONE)
-    nodes = (node for path in modules for node in ast.walk(ast.parse(path.read_text("utf-8"))))
-    return {node.value for node in nodes if isinstance(node, ast.Constant) and node.value in known}
+def test_every_flag_that_is_written_has_fields_or_a_reason_to_have_none() -> None:
+    written = {row.name for row in FLAGS if row.writes}
+    assert len(written) > 180
+    assert written - bridge_fields().keys() == NEVER_FOR_BRIDGE.keys() & written
+    assert not NEVER_FOR_BRIDGE.keys() & bridge_fields().keys()
 
 
-def test_every_flag_that_is_rendered_has_fields_or_a_reason_to_have_none() -> None:
-    without = flags_written() - FIELDS.keys() - NEVER_FOR_BRIDGE.keys()
-    assert not without, "say in FIELDS which fields of Bridge these set"
-    assert len(flags_written()) > 150
-    assert not NEVER_FOR_BRIDGE.keys() & FIELDS.keys()
+NON_PERSISTENT = "training.non_persistent_save_interval"
 
 
-def test_an_argument_without_a_field_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(FIELDS, "--num-experts")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"model\.moe\.num_experts: backend: megatron-bridge has no setting for it"):
-        render(on_bridge("mixtral-8x7b"), Layout(1, 4, data=16, expert=8, zero_stage=1))
+def test_an_argument_without_a_field_is_refused_by_name() -> None:
+    recipe = on_bridge("llama3-8b", "training.save_interval=10", "training.checkpoint_path=/c", f"{NON_PERSISTENT}=2")
+    with pytest.raises(UserError, match=rf"{NON_PERSISTENT}: backend: megatron-bridge has no setting for it"):
+        settings_of(recipe, EVEN)
 
 
 def test_bridges_own_preset_is_told_and_not_taken() -> None:

@@ -22,7 +22,7 @@ from llmlaunch.frameworks.flag_classes import (
     FlagClass,
 )
 from llmlaunch.frameworks.megatron.extra_arguments import megatron_flag_class
-from llmlaunch.frameworks.megatron.versions import NEWEST, core_parser
+from llmlaunch.frameworks.megatron.parser import NEWEST, core_parser
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["classed_overrides", "overrides"]

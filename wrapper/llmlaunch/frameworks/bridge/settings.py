@@ -17,26 +17,20 @@ from llmlaunch.frameworks.argument import Argument, NodeVariable, Reason, Word
 from llmlaunch.frameworks.bridge.overrides import overrides
 from llmlaunch.frameworks.megatron.arguments import planned_arguments
 from llmlaunch.frameworks.megatron.backend import BLACKWELL
+from llmlaunch.frameworks.megatron.flags.row import Parsed
+from llmlaunch.frameworks.megatron.flags.table import bridge_fields
+from llmlaunch.frameworks.megatron.parser import NEWEST, ParserFlag, core_parser
 from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE
-from llmlaunch.frameworks.megatron.versions import NEWEST, Flag, core_parser
 from llmlaunch.layout import Layout
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["FIELDS", "MEGATRON_DEFAULTS", "as_json", "settings_of", "task_of"]
+__all__ = ["MEGATRON_DEFAULTS", "as_json", "settings_of", "task_of"]
 
 Settings = dict[str, tuple[Any, Reason]]
 """Value and reason by the dotted name of a field: "model.num_layers"."""
 
 MODEL, ADAM, DDP = "model", "optimizer", "ddp"
-
-
-class Parsed:
-    """Stands for the value that Megatron's parser makes of the flag's words."""
-
-
-PARSED = Parsed()
-Value = Parsed | Callable[[Any], Any] | str | bool | float | None
 
 # Where Megatron-LM's parser and Bridge's classes disagree, the parser's value is said (megatron/training/arguments.py,
 # core 0.19; megatron/bridge/training/config.py, 0.6): recipes plan what Megatron-LM does.
@@ -62,176 +56,6 @@ MEGATRON_DEFAULTS: Mapping[str, Any] = {
 """Values that follow from no key of a recipe."""
 
 
-def _same(section: str, *flags: str) -> dict[str, tuple[tuple[str, Value], ...]]:
-    """Flags whose names are those of the section's fields, as the parser keeps them (`dest`)."""
-    names = core_parser(NEWEST).flags
-    return {flag: ((f"{section}.{names[flag].dest}", PARSED),) for flag in flags if flag in names}
-
-
-def _dtype(name: str) -> tuple[tuple[str, Value], ...]:
-    return (
-        (f"{MODEL}.{name}", True),
-        (f"{MODEL}.params_dtype", name),
-        (f"{MODEL}.pipeline_dtype", name),
-        (f"{MODEL}.autocast_dtype", name),
-        (f"{ADAM}.{name}", True),
-        (f"{ADAM}.params_dtype", name),
-    )
-
-
-def _only(value: Any) -> Any:
-    """The value of a flag that takes several, where it has one."""
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
-
-
-# Loss scaling skips a step that is not finite, so that nothing looks for one.
-UNCHECKED = (("rerun_state_machine.check_for_nan_in_loss", False), (f"{DDP}.check_for_nan_in_grad", False))
-
-FIELDS: Mapping[str, tuple[tuple[str, Value], ...]] = {
-    # the model
-    **_same(MODEL, "--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads", "--kv-channels"),
-    **_same(
-        MODEL, "--normalization", "--norm-epsilon", "--attention-dropout", "--hidden-dropout", "--disable-bias-linear"
-    ),
-    **_same(
-        MODEL, "--add-qkv-bias", "--qk-layernorm", "--apply-layernorm-1p", "--mtp-num-layers", "--num-query-groups"
-    ),
-    **_same(
-        MODEL,
-        "--multi-latent-attention",
-        "--q-lora-rank",
-        "--kv-lora-rank",
-        "--qk-head-dim",
-        "--qk-pos-emb-head-dim",
-        "--v-head-dim",
-    ),
-    **_same(MODEL, "--qk-l2-norm", "--no-rope-freq", "--moe-apply-probs-on-input"),
-    **_same(MODEL, "--attention-output-gate", "--experimental-attention-variant", "--linear-attention-freq"),
-    **_same(MODEL, "--linear-num-key-heads", "--linear-num-value-heads", "--linear-conv-kernel-dim"),
-    **_same(MODEL, "--linear-key-head-dim", "--linear-value-head-dim"),
-    **_same(MODEL, "--hybrid-layer-pattern", "--mtp-use-repeated-layer", "--moe-latent-size"),
-    **_same(MODEL, "--mamba-num-heads", "--mamba-head-dim", "--mamba-state-dim", "--mamba-num-groups"),
-    "--spec": (),
-    **_same(MODEL, "--rope-type", "--no-rope-fusion", "--window-size", "--window-attn-skip-freq"),
-    "--swiglu": ((f"{MODEL}.activation_func", "silu"), (f"{MODEL}.gated_linear_unit", True)),
-    "--squared-relu": ((f"{MODEL}.activation_func", "squared_relu"), (f"{MODEL}.gated_linear_unit", False)),
-    **_same(MODEL, "--use-fused-weighted-squared-relu"),
-    "--quick-geglu": ((f"{MODEL}.activation_func", "quick_gelu"), (f"{MODEL}.gated_linear_unit", True)),
-    **_same(
-        MODEL, "--glu-linear-offset", "--activation-func-clamp-value", "--softmax-type", "--no-bias-dropout-fusion"
-    ),
-    "--no-bias-gelu-fusion": ((f"{MODEL}.bias_activation_fusion", False),),
-    "--group-query-attention": (),
-    "--untie-embeddings-and-output-weights": ((f"{MODEL}.share_embeddings_and_output_weights", False),),
-    "--seq-length": ((f"{MODEL}.seq_length", PARSED), ("dataset.seq_length", PARSED)),
-    "--max-position-embeddings": (),
-    **_same(MODEL, "--position-embedding-type", "--rotary-base", "--rotary-percent"),
-    "--use-rope-scaling": ((f"{MODEL}.rope_scaling", True),),
-    "--rope-scaling-factor": ((f"{MODEL}.rope_scaling_factor", PARSED),),
-    "--rotary-seq-len-interpolation-factor": ((f"{MODEL}.seq_len_interpolation_factor", PARSED),),
-    **_same(MODEL, "--rotary-scaling-factor", "--mscale", "--mscale-all-dim"),
-    **_same(MODEL, "--yarn-original-max-position-embeddings", "--yarn-beta-fast", "--yarn-beta-slow"),
-    **_same(MODEL, "--no-yarn-correction-range-round-to-int"),
-    # mixtures of experts
-    "--num-experts": ((f"{MODEL}.num_moe_experts", PARSED),),
-    **_same(MODEL, "--moe-router-topk", "--moe-ffn-hidden-size", "--moe-token-dispatcher-type", "--moe-layer-freq"),
-    **_same(
-        MODEL, "--moe-flex-dispatcher-backend", "--moe-router-dtype", "--moe-grouped-gemm", "--moe-router-num-groups"
-    ),
-    **_same(MODEL, "--moe-router-score-function", "--moe-router-pre-softmax", "--moe-router-group-topk"),
-    **_same(MODEL, "--moe-router-topk-scaling-factor", "--moe-router-enable-expert-bias"),
-    "--moe-router-load-balancing-type": ((f"{MODEL}.moe_router_load_balancing_type", _only),),
-    "--moe-aux-loss-coeff": ((f"{MODEL}.moe_aux_loss_coeff", _only),),
-    **_same(MODEL, "--moe-shared-expert-intermediate-size", "--moe-shared-expert-gate", "--moe-shared-expert-overlap"),
-    **_same(MODEL, "--moe-expert-capacity-factor", "--moe-expert-rank-capacity-factor"),
-    **_same(MODEL, "--use-transformer-engine-op-fuser", "--moe-mlp-glu-interleave-size"),
-    **_same(MODEL, "--moe-paged-stash", "--moe-paged-stash-page-size"),
-    **_same(MODEL, "--moe-paged-stash-buffer-size-factor-cuda", "--moe-paged-stash-buffer-size-factor-cpu"),
-    # the layout
-    **_same(MODEL, "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"),
-    **_same(MODEL, "--sequence-parallel", "--expert-model-parallel-size", "--expert-tensor-parallel-size"),
-    "--decoder-first-pipeline-num-layers": ((f"{MODEL}.num_layers_in_first_pipeline_stage", PARSED),),
-    "--decoder-last-pipeline-num-layers": ((f"{MODEL}.num_layers_in_last_pipeline_stage", PARSED),),
-    **_same(MODEL, "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
-    **_same(MODEL, "--pipeline-model-parallel-layout"),
-    "--num-virtual-stages-per-pipeline-rank": ((f"{MODEL}.virtual_pipeline_model_parallel_size", PARSED),),
-    "--use-distributed-optimizer": (
-        (f"{ADAM}.use_distributed_optimizer", True),
-        (f"{DDP}.use_distributed_optimizer", True),
-    ),
-    **_same(DDP, "--num-distributed-optimizer-instances"),
-    "--overlap-grad-reduce": ((f"{DDP}.overlap_grad_reduce", True),),
-    "--overlap-param-gather": ((f"{DDP}.overlap_param_gather", True), (f"{ADAM}.overlap_param_gather", True)),
-    # techniques
-    **_same(MODEL, "--recompute-granularity", "--recompute-modules", "--recompute-method", "--recompute-num-layers"),
-    **_same(MODEL, "--fine-grained-activation-offloading", "--offload-modules", "--activation-offload-fraction"),
-    "--cpu-offloading-num-layers": ((f"{MODEL}.cpu_offloading", True), (f"{MODEL}.cpu_offloading_num_layers", PARSED)),
-    **_same(ADAM, "--optimizer-cpu-offload", "--optimizer-offload-fraction", "--overlap-cpu-optimizer-d2h-h2d"),
-    **_same(MODEL, "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "--mlp-chunks-for-training"),
-    **_same(MODEL, "--overlap-moe-expert-parallel-comm", "--tp-comm-overlap"),
-    "--delay-wgrad-compute": ((f"{MODEL}.delay_wgrad_compute", True), (f"{DDP}.delay_wgrad_compute", True)),
-    "--cp-comm-type": ((f"{MODEL}.cp_comm_type", _only),),
-    **_same(MODEL, "--cuda-graph-impl", "--cuda-graph-modules"),
-    "--te-rng-tracker": (("rng.te_rng_tracker", True), (f"{MODEL}.use_te_rng_tracker", True)),
-    "--no-check-for-nan-in-loss-and-grad": UNCHECKED,
-    "--grad-reduce-in-bf16": ((f"{DDP}.grad_reduce_in_fp32", False),),
-    "--accumulate-allreduce-grads-in-fp32": ((f"{DDP}.grad_reduce_in_fp32", True),),
-    "--use-megatron-fsdp": (("dist.use_megatron_fsdp", True), (f"{DDP}.use_megatron_fsdp", True)),
-    **_same(DDP, "--data-parallel-sharding-strategy", "--megatron-fsdp-main-grads-dtype"),
-    **_same(MODEL, "--no-gradient-accumulation-fusion", "--init-model-with-meta-device"),
-    # number formats
-    "--bf16": _dtype("bf16"),
-    "--fp16": (*_dtype("fp16"), *UNCHECKED),
-    "--fp8-format": ((f"{MODEL}.fp8", PARSED),),
-    "--fp4-format": ((f"{MODEL}.fp4", PARSED),),
-    "--fp8-recipe": ((f"{MODEL}.fp8_recipe", PARSED), (f"{ADAM}.fp8_recipe", PARSED)),
-    **_same(MODEL, "--fp8-amax-history-len", "--fp8-amax-compute-algo", "--fp4-recipe"),
-    "--fp8-param-gather": ((f"{MODEL}.fp8_param", True), (f"{DDP}.fp8_param_gather", True)),
-    "--reuse-grad-buf-for-mxfp8-param-ag": (
-        (f"{ADAM}.reuse_grad_buf_for_mxfp8_param_ag", True),
-        (f"{DDP}.reuse_grad_buf_for_mxfp8_param_ag", True),
-    ),
-    "--use-precision-aware-optimizer": (
-        (f"{ADAM}.use_precision_aware_optimizer", True),
-        (f"{DDP}.megatron_fsdp_use_decoupled_grad", True),
-    ),
-    **_same(ADAM, "--main-params-dtype", "--main-grads-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype"),
-    # the training
-    **_same("train", "--micro-batch-size", "--global-batch-size", "--train-iters", "--exit-signal-handler"),
-    **_same(ADAM, "--optimizer", "--lr", "--min-lr", "--clip-grad", "--adam-beta1", "--adam-beta2"),
-    "--weight-decay": (
-        (f"{ADAM}.weight_decay", PARSED),
-        ("scheduler.start_weight_decay", PARSED),
-        ("scheduler.end_weight_decay", PARSED),
-    ),
-    **_same("scheduler", "--lr-decay-style", "--lr-warmup-iters"),
-    "--seed": (("rng.seed", PARSED), ("dataset.random_seed", PARSED), (f"{MODEL}.inference_sampling_seed", PARSED)),
-    **_same("validation", "--eval-iters", "--eval-interval"),
-    **_same("logger", "--log-interval", "--log-throughput", "--log-device-memory-used", "--tensorboard-dir"),
-    **_same("logger", "--log-timers-to-tensorboard", "--wandb-project", "--wandb-entity", "--wandb-exp-name"),
-    **_same("logger", "--wandb-save-dir"),
-    # data
-    "--no-create-attention-mask-in-dataloader": (
-        ("dataset.create_attention_mask", False),
-        ("dataset.skip_getting_attention_mask_from_dataset", True),
-    ),
-    "--mock-data": (("dataset.kind", "mock"),),
-    "--data-path": (("dataset.kind", "indexed"), ("dataset.data_path", PARSED)),
-    "--train-data-path": (("dataset.kind", "indexed"), ("dataset.train_data_path", PARSED)),
-    "--valid-data-path": (("dataset.valid_data_path", PARSED),),
-    "--split": (("dataset.split", PARSED),),
-    "--data-cache-path": (("dataset.path_to_cache", PARSED),),
-    **_same("tokenizer", "--tokenizer-type", "--tokenizer-model"),
-    "--vocab-size": (("tokenizer.vocab_size", PARSED),),
-    "--padded-vocab-size": (),
-    # checkpoints
-    **_same("checkpoint", "--pretrained-checkpoint", "--save", "--load", "--save-interval", "--ckpt-format"),
-    **_same("checkpoint", "--async-save", "--use-persistent-ckpt-worker", "--async-strategy"),
-    "--dist-ckpt-optim-fully-reshardable": (("checkpoint.dist_ckpt_optim_fully_reshardable", True),),
-}
-"""The fields that a flag of Megatron-LM sets, each with its value; none: it says what Bridge knows already."""
-
-
 def settings_of(recipe: Recipe, layout: Layout) -> Settings:
     """Return what the container is filled with.
 
@@ -242,15 +66,15 @@ def settings_of(recipe: Recipe, layout: Layout) -> Settings:
     settings: Settings = {name: (value, chosen) for name, value in MEGATRON_DEFAULTS.items()}
     settings |= _derived(recipe, layout)
     arguments = planned_arguments(recipe, layout)
-    flags = core_parser(NEWEST).flags
+    flags, fields = core_parser(NEWEST).flags, bridge_fields()
     for each in arguments:
-        if each.flag not in FIELDS:
+        if each.flag not in fields:
             key = each.reason.keys[0] if each.reason.keys else each.flag
             raise UserError(
                 f"{recipe.path}: {key}: backend: megatron-bridge has no setting for it ({each.flag} of Megatron-LM); "
                 "remove it, or take backend: megatron-lm"
             )
-        for name, value in FIELDS[each.flag]:
+        for name, value in fields[each.flag]:
             settings[name] = (_value(value, each, flags[each.flag]), each.reason)
     if recipe.data.sft is not None:
         settings = {name: value for name, value in settings.items() if not name.startswith("dataset.")} | _rows(recipe)
@@ -258,7 +82,7 @@ def settings_of(recipe: Recipe, layout: Layout) -> Settings:
         settings |= _packs(recipe, layout)
     settings |= _adapters(recipe)
     settings = _with_yarn(settings)
-    decided = {name for fields in FIELDS.values() for name, _ in fields}
+    decided = {name for each in fields.values() for name, _ in each}
     decided |= {name for name, (_, reason) in settings.items() if reason.keys}
     sections = SECTIONS if recipe.techniques.adapters is None else (*SECTIONS, "peft")
     return settings | overrides(recipe, sections, decided)
@@ -419,13 +243,13 @@ def _with_yarn(settings: Settings) -> Settings:
     return {name: value for name, value in settings.items() if name not in dict(YARN.values())} | stated
 
 
-def _value(value: Value, argument: Argument, flag: Flag) -> Any:
+def _value(value: Any, argument: Argument, flag: ParserFlag) -> Any:
     if isinstance(value, Parsed):
         return _parsed(argument, flag)
     return value(_parsed(argument, flag)) if callable(value) else value
 
 
-def _parsed(argument: Argument, flag: Flag) -> Any:
+def _parsed(argument: Argument, flag: ParserFlag) -> Any:
     """What Megatron's parser makes of the words, as JSON has it."""
     if flag.values == 0:
         return flag.sets == "True"

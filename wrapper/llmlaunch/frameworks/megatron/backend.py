@@ -25,10 +25,11 @@ from llmlaunch.frameworks.megatron.extra_arguments import classed_arguments, wit
 from llmlaunch.frameworks.megatron.facts import FUSED_LOSSES, MegatronOptions, megatron_facts
 from llmlaunch.frameworks.megatron.number_formats import number_record
 from llmlaunch.frameworks.megatron.offered_techniques import state_techniques, step_techniques, usable_libraries
+from llmlaunch.frameworks.megatron.parser import rendered_version
 from llmlaunch.frameworks.megatron.rules import ALL_REQUIREMENTS, rules_for
 from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE, asks_for_sharding, sharding_facts
 from llmlaunch.frameworks.megatron.techniques import technique_environment
-from llmlaunch.frameworks.megatron.versions import rendered_arguments, rendered_version
+from llmlaunch.frameworks.megatron.versions import rendered_arguments
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe

@@ -14,19 +14,20 @@ from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, recipe_na
 from llmlaunch.documents.secrets import known_secret
 from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.frameworks.megatron.differences import OF_TOKENIZER, Differences, compared
+from llmlaunch.frameworks.megatron.flags.attention import DELTA_NETS, VARIANTS, linear_period
+from llmlaunch.frameworks.megatron.flags.table import column, read_section
 from llmlaunch.frameworks.megatron.namespace import Namespace, namespace_of
+from llmlaunch.frameworks.megatron.parser import NEWEST, known_version
 from llmlaunch.frameworks.megatron.read_hybrid import PATTERN, refuse_other_parts
-from llmlaunch.frameworks.megatron.read_layout import read_layout
-from llmlaunch.frameworks.megatron.read_model import DELTA_NETS, linear_period, read_model
+from llmlaunch.frameworks.megatron.read_model import read_model
 from llmlaunch.frameworks.megatron.read_training import (
     missing_data,
     missing_training,
     read_data,
-    read_tracking,
     read_training,
 )
-from llmlaunch.frameworks.megatron.versions import NEWEST, known_version
 from llmlaunch.frameworks.megatron.words import MegatronWords, Values, read_words
+from llmlaunch.recipe.layout_keys import ASKED_ONLY
 
 __all__ = ["read_megatron", "read_values", "with_stand_ins"]
 
@@ -51,16 +52,6 @@ NOT_READ = {
 STAND_IN_CLUSTER = "h100-80gb-x8"
 STAND_IN_LENGTH, STAND_IN_TOKENS = 2048, 32000
 EXTRA = "backend.extra_args"
-# Keys of what is not rendered where it lacks a value, by `dest`.
-KEYS = {
-    "save": "training.checkpoint_path",
-    "load": "training.checkpoint_path",
-    "save_interval": "training.save_interval",
-    "pretrained_checkpoint": "training.start_from",
-    "tensorboard_dir": "training.tensorboard",
-    "data_cache_path": "data.cache_path",
-    "tokenizer_model": "data.tokenizer",
-}
 ALTERNATIVES = {"--train-samples"}  # named in a sentence beside the flag that lacks a value
 NO_WORDS = MegatronWords()
 
@@ -124,9 +115,9 @@ def read_values(
     document |= {"nodes": nodes} if nodes else {}
     document["training"] = training
     document |= {"data": data} if data is not None else {}
-    tracking = read_tracking(space)
-    document |= {"tracking": tracking} if tracking is not None else {}
-    document["layout"] = read_layout(space)
+    tracking = read_section(space, "tracking")
+    document |= {"tracking": tracking} if tracking else {}
+    document["layout"] = {"techniques": ASKED_ONLY} | read_section(space, "layout")
     differences, not_rendered = _differences(space, parsed, document, world, parser)
     absent = [*model.missing, *missing_training(space), *missing_data(space)]
     if nodes is None:
@@ -161,11 +152,10 @@ def _refuse_other_models(space: Namespace, place: str, trainer: str | None) -> N
     if space.get(PATTERN):
         refuse_other_parts(space, place)
     variant = space.get("experimental_attention_variant")
-    if variant not in (None, DELTA_NETS):
-        raise NoVerdict.on(
-            place, f"--experimental-attention-variant {variant} is not read: recipes describe {DELTA_NETS} alone"
-        )
-    if variant and linear_period(space) is None:
+    if variant not in (None, *VARIANTS):
+        known = " and ".join(VARIANTS)
+        raise NoVerdict.on(place, f"--experimental-attention-variant {variant} is not read: recipes describe {known}")
+    if variant == DELTA_NETS and linear_period(space) is None:
         raise UserError(
             f"{place}: --linear-attention-freq: recipes describe linear attention in all layers, or in all but every "
             "N-th; write the number N"
@@ -238,6 +228,6 @@ def _unset(parsed: MegatronWords, unset: tuple[Unset, ...], differences: Differe
     for dest, group in groups:
         names = dict.fromkeys(re.findall(r"\$\{(\w+)\}", " ".join(group)))
         where = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in names)
-        key = differences.keys.get(dest or "") or KEYS.get(dest or "", EXTRA)
+        key = differences.keys.get(dest or "") or column("key").get(dest or "", EXTRA)
         remedy = "add it there with its value, or leave it out" if key == EXTRA else f"write {key}"
         yield f"{key}: {group[0]} reads {where}, which has no value in the script; {remedy}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.columns import BoolColumn
-from llmlaunch.frameworks.argument import Argument, argument, expands_segments
+from llmlaunch.frameworks.argument import expands_segments
 from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Rule, Situation
@@ -22,7 +22,6 @@ __all__ = [
     "GRAPH_REQUIREMENTS",
     "GRAPH_RULES",
     "MODULES_SINCE",
-    "graph_arguments",
     "graph_environment",
     "graph_implementation",
     "graph_scopes",
@@ -246,27 +245,6 @@ def graph_implementation(techniques: Techniques) -> str | None:
     if not techniques.cuda_graphs:
         return None
     return FULL_ITERATION if FULL_ITERATION in techniques.cuda_graphs else "transformer_engine"
-
-
-def graph_arguments(recipe: Recipe, version: str) -> tuple[Argument, ...]:
-    """Return the flags of `layout.cuda_graphs` as this version of core spells them."""
-    scopes = _scopes(recipe)
-    if not scopes:
-        return ()
-    by_modules = version == MODULES_SINCE
-    tracker = argument("--te-rng-tracker", of=KEY, why="a graph cannot replay the usual generator's offsets")
-    if scopes == (FULL_ITERATION,):
-        why = "a graph of the whole iteration cannot look at the loss"
-        checks = argument("--no-check-for-nan-in-loss-and-grad", of=KEY, why=why)
-        if by_modules:
-            return (argument("--cuda-graph-impl", FULL_ITERATION, of=KEY), tracker, checks)
-        scope = argument("--cuda-graph-scope", FULL_ITERATION, of=KEY)
-        return (argument("--cuda-graph-impl", "local", of=KEY), scope, tracker, checks)
-    implementation = argument("--cuda-graph-impl", graph_implementation(recipe.techniques), of=KEY)
-    if scopes == (WHOLE_LAYER,):  # no modules are all of them
-        return (implementation, tracker)
-    flag = "--cuda-graph-modules" if by_modules else "--cuda-graph-scope"
-    return (implementation, argument(flag, *scopes, of=KEY), tracker)
 
 
 def graph_environment(recipe: Recipe) -> dict[str, str]:

@@ -14,20 +14,19 @@ from llmlaunch.command_lines.command import UnreadWords, is_unset
 from llmlaunch.documents.secrets import is_secret_variable, known_secret
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.frameworks.argument import Argument, NodeVariable
-from llmlaunch.frameworks.megatron.arguments import PLANNED_BY, STAGE_FLAGS, planned_arguments
+from llmlaunch.frameworks.megatron.arguments import planned_arguments
+from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.namespace import HEADS, STAGES, Namespace, namespace_of
-from llmlaunch.frameworks.megatron.own_choices import COMPANIONS, is_own_choice
+from llmlaunch.frameworks.megatron.own_choices import is_own_choice
+from llmlaunch.frameworks.megatron.parser import core_parser, dest_of
 from llmlaunch.frameworks.megatron.rules import ALL_REQUIREMENTS
-from llmlaunch.frameworks.megatron.versions import core_parser
 from llmlaunch.frameworks.megatron.words import MegatronWords, read_words
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.recipe.load import recipe_from
 from llmlaunch.recipe.types import Recipe
 
 __all__ = [
-    "ADDED",
     "OF_TOKENIZER",
-    "REASONS",
     "VOCABULARY",
     "Differences",
     "compared",
@@ -36,59 +35,6 @@ __all__ = [
     "rendered_namespace",
 ]
 
-# Why rendering adds an argument that a command line may lack, by `dest`; and those that change nothing of the training.
-ADDED: Mapping[str, str] = {
-    "log_throughput": "more in the log",
-    "log_device_memory_used": "more in the log",
-    "log_timers_to_tensorboard": "seconds and throughput of a step are among the curves",
-    "eval_interval": "no default, and training.py divides by it",
-    "eval_iters": "a recipe without training.evaluation evaluates nothing",
-    "exit_signal_handler": "saves and ends when it is told to",
-    "create_attention_mask_in_dataloader": "fused attention is causal by itself",
-    "load": "a job that comes back goes on from its last checkpoint",
-    "dist_ckpt_optim_fully_reshardable": "another layout may have to load the checkpoint",
-    "overlap_grad_reduce": "hides communication of the distributed optimizer",
-    "overlap_param_gather": "hides communication of the distributed optimizer",
-    "overlap_cpu_optimizer_d2h_h2d": "hides the copies of the offloaded optimizer",
-    "use_precision_aware_optimizer": "the offloaded optimizer needs it",
-    "moe_grouped_gemm": "all experts of a rank in one kernel",
-    "use_fused_weighted_squared_relu": "one kernel squares and weighs what experts put out",
-    "moe_router_dtype": "many experts want fp32 scores",
-    "moe_router_pre_softmax": "one score that sums to 1 would teach the router nothing",
-    "fp8_amax_history_len": "a scale from the largest value of many steps",
-    "fp8_amax_compute_algo": "a scale from the largest value of many steps",
-    "reuse_grad_buf_for_mxfp8_param_ag": "spares a buffer of its own",
-    "gradient_accumulation_fusion": "fused, Megatron-FSDP needs Transformer Engine 2.10",
-    "init_model_with_meta_device": "no device ever holds the whole model",
-    "megatron_fsdp_main_grads_dtype": "Megatron-FSDP accumulates in bf16 by itself",
-    "bias_gelu_fusion": "the fused kernel adds a bias",
-    "apply_rope_fusion": "the fused kernel of latent attention is for yarn alone",
-    "qk_layernorm": "latents have norms, always",
-    "te_rng_tracker": "a graph cannot replay the usual generator's offsets",
-    "check_for_nan_in_loss_and_grad": "a graph of the whole iteration cannot look at the loss",
-    "tokenizer_type": "tokens are numbers already",
-    "ckpt_format": "the format that any other layout can load",
-    "split": "a hundredth is kept apart",
-    "lr": "training.learning_rate has a default",
-}
-# Why an argument of the command line is not in the recipe as it stands, by `dest`.
-REASONS: Mapping[str, str] = {
-    "tokenizer_type": "tokens are numbers where no tokenizer of the recipe reads them; model.vocab_size says how many",
-    "tokenizer_model": "made-up data has no tokenizer; model.vocab_size says how many tokens there are",
-    "load": "a job goes on from where it saves; training.start_from names other weights to begin with",
-    "finetune": "training.start_from begins with weights of another training",
-    "use_checkpoint_args": "the sizes stand in a checkpoint; write them as arguments, or as keys of the recipe",
-    "lr_warmup_iters": "a recipe leaves at least one step after the warm-up",
-    "eval_iters": "a recipe without training.evaluation evaluates nothing",
-    "eval_interval": "a recipe without training.evaluation evaluates nothing",
-    "cross_entropy_fusion_impl": "Transformer Engine's kernel is refused as unstable by core 0.19",
-    "fp8": "training.fp8 names the recipe, which decides the format",
-    "moe_router_load_balancing_type": "a recipe knows aux_loss, seq_aux_loss and none",
-    "data_args_path": "a recipe names the datasets themselves",
-    "train_data_path": "a recipe names one blend and its split",
-    "valid_data_path": "a recipe names one blend and its split",
-    "test_data_path": "a recipe names one blend and its split",
-}
 OF_DATA = ("split", "data_cache_path", "tokenizer_type", "tokenizer_model")
 OF_TOKENIZER = ("tokenizer_model", "vocab_file", "merge_file", "vocab_extra_ids", "null_tokenizer_eod_id")
 # What rendering leaves to the extra arguments where the recipe's key is absent, by `dest`.
@@ -144,7 +90,7 @@ def compared(
         elif dest in original.explicit and group is not None:
             _kept(dest, group, original, rendered, result)
         elif dest in rendered.explicit:
-            added += [f"{_flag(dest, arguments)} ({ADDED[dest]})"] if dest in ADDED else []
+            added += [f"{_flag(dest, arguments)} ({column('added')[dest]})"] if dest in column("added") else []
     if added:
         result.notes.append(f"rendering adds {', '.join(added)}")
     for group in parsed.unknown:
@@ -203,17 +149,19 @@ def _stands_in(each: Argument, document: Mapping[str, Any]) -> bool:
 def _kept(dest: str, group: tuple[str, ...], original: Namespace, rendered: Namespace, result: Differences) -> None:
     """Put an argument that no key says into the extra arguments, unless rendering decides it."""
     unused = dest in OF_TOKENIZER and rendered.get("tokenizer_type") == "NullTokenizer"
-    choice = COMPANIONS.get(dest, "")
+    choice, planned_by = column("companion").get(dest, ""), column("decides")
     if dest in OWN_WORD or is_own_choice(dest, group[1:]) or is_own_choice(choice, _items(original.get(choice))):
         _extra(group, result)
         return
-    decided = unused or dest in ELSEWHERE or dest in PLANNED_BY or dest in (STAGES, HEADS) or group[0] in STAGE_FLAGS
+    decided = (
+        unused or dest in ELSEWHERE or dest in planned_by or dest in (STAGES, HEADS) or dest_of(group[0]) in planned_by
+    )
     if dest in rendered.explicit or decided:
         value = rendered.get(dest)
         instead = (
-            f"rendered as {value}" if dest in rendered.explicit else f"{PLANNED_BY.get(dest, 'the layout')} decides"
+            f"rendered as {value}" if dest in rendered.explicit else f"{planned_by.get(dest, 'the layout')} decides"
         )
-        reason = REASONS["tokenizer_model"] if unused else REASONS.get(dest, instead)
+        reason = column("unread")["tokenizer_model"] if unused else column("unread").get(dest, instead)
         result.unread.append(UnreadWords(group, reason))
     else:
         _extra(group, result)

@@ -20,7 +20,8 @@ from llmlaunch.frameworks.flag_classes import (
 )
 from llmlaunch.frameworks.megatron.arguments import decided_names, planned_arguments
 from llmlaunch.frameworks.megatron.facts import MegatronOptions
-from llmlaunch.frameworks.megatron.versions import KNOWN_VERSIONS, Flag, core_parser, rendered_version
+from llmlaunch.frameworks.megatron.flags.earlier import EARLIER_NEUTRAL
+from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, ParserFlag, core_parser, rendered_version
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number
@@ -31,16 +32,6 @@ FLAG_CLASSES = Path(__file__).with_name("flag_classes.json")
 DEFAULT = FlagClass(NEUTRAL, "the parser's own default")
 # megatron/core/transformer/dot_product_attention.py, core 0.19: nothing else reads them
 OF_LOCAL_ATTENTION = ("masked_softmax_fusion", "attention_softmax_in_fp32")
-# Flags that only earlier versions had (Megatron-LM 2.x to core 0.12, megatron/training/arguments.py), as `dest`.
-EARLIER_NEUTRAL: Mapping[str, str] = {
-    "log_batch_size_to_tensorboard": "written by the host",
-    "log_learning_rate_to_tensorboard": "written by the host",
-    "no_log_learnig_rate_to_tensorboard": "written by the host",
-    "transformer_timers": "written by the host",
-    "data_impl": "which tokens are read, and how the host reads them",
-    "mmap_warmup": "which tokens are read, and how the host reads them",
-    "no_async_tensor_model_parallel_allreduce": "when a gradient travels, not where it is kept",
-}
 UNPRICED_SOFTMAX = FlagClass(UNKNOWN, "what local attention keeps of its scores with it is not in the formula")
 
 
@@ -70,13 +61,13 @@ def _class_of(recipe: Recipe, flag: str, values: tuple[str, ...], of_script: boo
     return UNPRICED_SOFTMAX if read and _stated_values(recipe).get("transformer_impl") == "local" else flag_class
 
 
-def _flag(name: str, version: str) -> Flag | None:
+def _flag(name: str, version: str) -> ParserFlag | None:
     """Return a flag of this version's parser, or of another version's, which means the same; None for neither."""
     versions = (version, *(other for other in KNOWN_VERSIONS if other != version))
     return next((flags[name] for flags in (core_parser(each).flags for each in versions) if name in flags), None)
 
 
-def megatron_flag_class(flag: Flag | None, values: Sequence[str]) -> FlagClass:
+def megatron_flag_class(flag: ParserFlag | None, values: Sequence[str]) -> FlagClass:
     """Return the class of a flag of Megatron's parser with these values; None is a flag that it does not have."""
     if flag is None:
         return NO_FLAG
@@ -86,7 +77,7 @@ def megatron_flag_class(flag: Flag | None, values: Sequence[str]) -> FlagClass:
     return NO_FLAG if group is None else group.flag_class
 
 
-def _is_default(flag: Flag, values: Sequence[str]) -> bool:
+def _is_default(flag: ParserFlag, values: Sequence[str]) -> bool:
     stated = flag.sets if flag.values == 0 else " ".join(values)
     if stated is None or flag.default is None:
         return False

@@ -11,13 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.columns import BoolColumn
-from llmlaunch.frameworks.argument import Argument, argument, number
 from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import Techniques
 
-__all__ = ["FIXED_ROW_REQUIREMENTS", "FIXED_ROW_RULES", "fixed_row_arguments"]
+__all__ = ["FIXED_ROW_REQUIREMENTS", "FIXED_ROW_RULES"]
 
 KEY, STASH = "layout.expert_rank_capacity_factor", "layout.paged_stash"
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
@@ -185,20 +183,3 @@ FIXED_ROW_RULES: tuple[Rule, ...] = (
         of_techniques=True,
     ),
 )
-
-
-def fixed_row_arguments(techniques: Techniques) -> list[Argument]:
-    """Return the flags of a fixed number of rows, and of pages. Empty where the recipe asks for none."""
-    factor, stash, arguments = techniques.expert_rank_capacity_factor, techniques.paged_stash, []
-    if factor is not None:
-        fused, columns = "all experts of a device are one kernel", "as that kernel wants gate and up"
-        arguments += [argument("--moe-expert-rank-capacity-factor", number(factor), of=KEY)]
-        arguments += [argument("--use-transformer-engine-op-fuser", of=KEY, why=fused)]
-        arguments += [argument("--moe-mlp-glu-interleave-size", INTERLEAVED, of=KEY, why=columns)]
-    if stash is not None:
-        device, host = number(stash.device_factor), number(stash.host_factor)
-        arguments += [argument("--moe-paged-stash", of=STASH)]
-        arguments += [argument("--moe-paged-stash-page-size", stash.page_size, of=f"{STASH}.page_size")]
-        arguments += [argument("--moe-paged-stash-buffer-size-factor-cuda", device, of=f"{STASH}.device_factor")]
-        arguments += [argument("--moe-paged-stash-buffer-size-factor-cpu", host, of=f"{STASH}.host_factor")]
-    return arguments

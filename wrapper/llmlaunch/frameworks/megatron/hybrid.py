@@ -12,44 +12,20 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from llmlaunch.columns import BoolColumn
-from llmlaunch.frameworks.argument import Argument, argument
 from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.layout import Layout, Rule, Situation
 from llmlaunch.models.mamba import Mamba
-from llmlaunch.models.shape import ModelShape
 
 __all__ = [
     "HYBRID_REQUIREMENTS",
     "HYBRID_RULES",
     "SPECIFICATION",
     "hybrid_pattern",
-    "mixer_arguments",
-    "pattern_arguments",
 ]
 
 MIXER = "megatron/core/ssm/mamba_mixer.py MambaMixer.__init__, core 0.19"
 STACK = "megatron/core/models/hybrid/hybrid_block.py HybridStack, core 0.19"
 SPECIFICATION = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
-
-
-def mixer_arguments(shape: ModelShape) -> list[Argument]:
-    """Return the sizes of Mamba-2 mixers, and the specification that pretrain_hybrid.py wants to be named."""
-    mamba, of = shape.mamba, "model.mamba"
-    if mamba is None:
-        return []
-    return [
-        argument("--spec", *SPECIFICATION, of=of),
-        argument("--mamba-num-heads", mamba.num_heads, of=f"{of}.num_heads"),
-        argument("--mamba-head-dim", mamba.head_dim, of=f"{of}.head_dim"),
-        argument("--mamba-state-dim", mamba.state_size, of=f"{of}.state_size"),
-        argument("--mamba-num-groups", mamba.groups, of=f"{of}.groups"),
-    ]
-
-
-def pattern_arguments(shape: ModelShape, mamba: Mamba, layout: Layout) -> tuple[Argument, ...]:
-    """Return the layers and the stages they lie in."""
-    of = ("model.mamba.pattern", "layout.pipeline", "layout.virtual_pipeline")
-    return (argument("--hybrid-layer-pattern", hybrid_pattern(mamba, layout, shape.mtp_num_layers), of=of),)
 
 
 def hybrid_pattern(mamba: Mamba, layout: Layout, mtp_layers: int) -> str:

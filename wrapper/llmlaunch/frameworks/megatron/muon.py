@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from llmlaunch.frameworks.base import Requirement
+from llmlaunch.frameworks.megatron.parser import rendered_version
 from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
-from llmlaunch.frameworks.megatron.versions import rendered_version
 from llmlaunch.models.kinds import is_mixed
 from llmlaunch.recipe.types import Recipe
 

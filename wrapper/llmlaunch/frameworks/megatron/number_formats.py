@@ -9,17 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import BoolColumn
-from llmlaunch.frameworks.argument import Argument, argument
 from llmlaunch.frameworks.base import Requirement, implies
-from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
+from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.kinds import part_kinds
 from llmlaunch.models.linears import Linear, attention_linears, delta_linears, latent_linears, mamba_linears
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.workload import NumberFormats
 
-__all__ = ["NUMBER_REQUIREMENTS", "NUMBER_RULES", "number_arguments", "number_record"]
+__all__ = ["NUMBER_REQUIREMENTS", "NUMBER_RULES", "number_record"]
 
 
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
@@ -191,57 +189,6 @@ NUMBER_RULES: tuple[Rule, ...] = (
         narrow_rows,
     ),
 )
-
-
-# Gradients need the range of e5m2 where one scale is for a whole tensor; with a scale for each block e4m3 has enough of
-# it (transformer_engine/common/recipe/__init__.py, the recipes' defaults, 2.20).
-FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}
-REMEMBERED_STEPS = 1024
-
-
-def number_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
-    """The format of the computation, the narrower one of its linear layers, and those the optimizer keeps."""
-    precision = recipe.workload.precision
-    arguments = [argument(f"--{precision}", of="training.precision")] if precision != "fp32" else []
-    return (*arguments, *_narrow(recipe.training.numbers, layout), *_optimizer(recipe))
-
-
-def _narrow(numbers: NumberFormats, layout: Layout) -> list[Argument]:
-    name = numbers.narrow
-    if name is None:
-        return []
-    if name == "nvfp4":
-        return [argument("--fp4-format", "e2m1", of="training.fp4"), argument("--fp4-recipe", name, of="training.fp4")]
-    key = "training.fp8"
-    arguments = [argument("--fp8-format", FORMATS[name], of=key), argument("--fp8-recipe", name, of=key)]
-    if name == "delayed":
-        of_many = "a scale from the largest value of many steps; its default is the last step alone"
-        arguments += [argument("--fp8-amax-history-len", REMEMBERED_STEPS, of=key, why=of_many)]
-        arguments += [argument("--fp8-amax-compute-algo", "max", of=key, why=of_many)]
-    if numbers.narrow_parameters:
-        arguments += [argument("--fp8-param-gather", of="training.fp8_parameters")]
-        if name == "mxfp8" and layout.zero_stage == 1:  # Megatron-FSDP switches it off
-            shared = "gathered in bf16 into the gradients' buffer; one of their own would take 2 bytes a parameter more"
-            arguments += [argument("--reuse-grad-buf-for-mxfp8-param-ag", of="training.fp8_parameters", why=shared)]
-    return arguments
-
-
-def _optimizer(recipe: Recipe) -> list[Argument]:
-    """Megatron's main gradients are its gradient buffer: their format is that of `training.gradient_dtype`."""
-    formats, key = recipe.training.numbers.optimizer, "training.optimizer"
-    if recipe.training.muon:
-        return [argument("--optimizer", "muon", of=key)]
-    if formats is None:
-        return []
-    arguments = [
-        argument("--use-precision-aware-optimizer", of=key),
-        argument("--main-params-dtype", formats.main_parameters, of=f"{key}.main_parameters"),
-        argument("--exp-avg-dtype", formats.first_moment, of=f"{key}.first_moment"),
-        argument("--exp-avg-sq-dtype", formats.second_moment, of=f"{key}.second_moment"),
-    ]
-    if recipe.training.gradient_dtype == "bf16":
-        arguments += [argument("--main-grads-dtype", "bf16", of="training.gradient_dtype")]
-    return arguments
 
 
 Section = dict[str, object]

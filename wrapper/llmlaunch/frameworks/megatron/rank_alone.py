@@ -22,7 +22,7 @@ from llmlaunch.frameworks.argument import (
     flag_of,
 )
 from llmlaunch.frameworks.base import OmittedTechnique, RankAlone, Rendered
-from llmlaunch.frameworks.megatron.versions import core_parser, rendered_version
+from llmlaunch.frameworks.megatron.parser import core_parser, rendered_version
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import FULL_ITERATION

@@ -1,4 +1,4 @@
-"""Models whose layers have one part each, in a Megatron-LM namespace: the inverse of frameworks/megatron/hybrid.py.
+"""Models whose layers have one part each, in a Megatron-LM namespace.
 
 All layers are one value, with "|" between the stages they lie in and "/" before each module of multi-token prediction
 (megatron/training/arguments.py validate_args, core 0.19).
@@ -12,7 +12,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.megatron.hybrid import SPECIFICATION
 from llmlaunch.models.mamba import PARTS
 
-__all__ = ["PATTERN", "mamba_section", "one_pattern", "refuse_other_parts"]
+__all__ = ["PATTERN", "one_pattern", "refuse_other_parts"]
 
 PATTERN, STAGE, MODULE = "hybrid_layer_pattern", "|", "/"
 EARLIER_SPECIFICATION = ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"]
@@ -50,12 +50,3 @@ def refuse_other_parts(space: dict[str, Any], place: str) -> None:
         known = ", ".join(PARTS)
         why = "modules of multi-token prediction that differ" if not unknown and layers else f"letters beside {known}"
         raise UserError(f"{place}: --hybrid-layer-pattern: has {why}; recipes describe layers of {known} alone")
-
-
-def mamba_section(space: dict[str, Any]) -> dict[str, Any]:
-    """Return the recipe's `model.mamba`."""
-    layers, *modules = str(space[PATTERN]).split(MODULE)
-    sizes = {"num_heads": "num_heads", "head_dim": "head_dim", "state_size": "state_dim", "groups": "num_groups"}
-    section: dict[str, Any] = {"pattern": layers}
-    section |= {key: space[f"mamba_{dest}"] for key, dest in sizes.items()}
-    return section | ({"mtp_pattern": modules[0]} if modules else {})

@@ -17,6 +17,7 @@ from llmlaunch.columns import BoolColumn
 from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.megatron import (
+    checkpoint_rules,
     cuda_graphs,
     fixed_rows,
     hybrid,
@@ -26,7 +27,6 @@ from llmlaunch.frameworks.megatron import (
     pooled_rules,
     sharding,
     techniques,
-    training_arguments,
     versions,
     vision_rules,
 )
@@ -332,7 +332,7 @@ ALL_REQUIREMENTS = (
     *sharding.SHARDING_REQUIREMENTS,
     *techniques.OVERLAP_REQUIREMENTS,
     *cuda_graphs.GRAPH_REQUIREMENTS,
-    *training_arguments.CHECKPOINT_REQUIREMENTS,
+    *checkpoint_rules.CHECKPOINT_REQUIREMENTS,
     *versions.VERSION_REQUIREMENTS,
     *fixed_rows.FIXED_ROW_REQUIREMENTS,
     *number_formats.NUMBER_REQUIREMENTS,

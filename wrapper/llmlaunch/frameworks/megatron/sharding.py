@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from llmlaunch.columns import BoolColumn
-from llmlaunch.frameworks.argument import Argument, argument, optional
 from llmlaunch.frameworks.base import Requirement, StateTechniques
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_fsdp_facts
-from llmlaunch.layout import Layout, Rule, Situation
+from llmlaunch.layout import Rule, Situation
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
@@ -21,7 +20,6 @@ __all__ = [
     "SHARDING_RULES",
     "asks_for_sharding",
     "pinned_stages",
-    "sharding_arguments",
     "sharding_facts",
     "sharding_techniques",
 ]
@@ -54,31 +52,7 @@ def gradient_format(recipe: Recipe) -> str:
     return recipe.training.gradient_dtype or ("fp32" if precision == "bf16" else precision)
 
 
-def sharding_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
-    """Empty without Megatron-FSDP. --ckpt-format fsdp_dtensor, which it demands too, stands with the checkpoints."""
-    if layout.zero_stage < FIRST_STAGE:
-        return ()
-    auto = (
-        "Megatron-FSDP does not read --accumulate-allreduce-grads-in-fp32; by itself it accumulates in bf16 with bf16"
-    )
-    return (
-        argument("--use-megatron-fsdp", of=KEY),
-        argument("--data-parallel-sharding-strategy", STRATEGIES[layout.zero_stage], of=KEY),
-        argument("--use-distributed-optimizer", of=KEY, why="Megatron-FSDP switches it on anyway"),
-        argument("--overlap-grad-reduce", of=KEY, why="hides communication"),
-        argument("--overlap-param-gather", of=KEY, why="hides communication"),
-        argument("--megatron-fsdp-main-grads-dtype", gradient_format(recipe), of="training.gradient_dtype", why=auto),
-        argument("--no-gradient-accumulation-fusion", of=KEY, why="fused, it needs Transformer Engine 2.10"),
-        *optional(
-            "--init-model-with-meta-device",
-            _made_in_shards(recipe.model),
-            of=KEY,
-            why="no device ever holds the whole model",
-        ),
-    )
-
-
-def _made_in_shards(shape: ModelShape) -> bool:
+def made_in_shards(shape: ModelShape) -> bool:
     """A learned position embedding is a plain torch.nn.Embedding, which on the meta device would be initialised by
     itself, with a deviation of 1 in the place of --init-method-std (reset_parameters of torch/nn/modules/sparse.py;
     megatron_fsdp/param_and_grad_buffer.py, core 0.19)."""
@@ -88,7 +62,7 @@ def _made_in_shards(shape: ModelShape) -> bool:
 def sharding_facts(recipe: Recipe, options: MegatronOptions) -> MemoryFacts:
     """What these words keep in memory."""
     facts = megatron_fsdp_facts(replace(options, gradient_accumulation_fusion=False))
-    return replace(facts, placed_whole=not _made_in_shards(recipe.model))
+    return replace(facts, placed_whole=not made_in_shards(recipe.model))
 
 
 CHECKPOINTS = "megatron/training/checkpointing.py"

@@ -10,10 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.columns import BoolColumn
-from llmlaunch.frameworks.argument import Argument, argument, optional
 from llmlaunch.frameworks.base import Requirement, implies, pinned_least
-from llmlaunch.frameworks.megatron.facts import FUSED_LOSSES
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, Rule, Situation
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
@@ -22,8 +20,6 @@ __all__ = [
     "OVERLAP_RULES",
     "REQUIREMENTS",
     "TECHNIQUE_RULES",
-    "overlap_arguments",
-    "technique_arguments",
     "technique_environment",
 ]
 
@@ -255,67 +251,6 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
 )
 
 
-def technique_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
-    """The flags of every technique, recompute among them."""
-    techniques = recipe.techniques
-    fused = techniques.loss if techniques.loss in FUSED_LOSSES else None
-    chunks = techniques.mlp_chunks if techniques.mlp_chunks > 1 else None
-    delayed, key = techniques.delay_weight_gradients, "layout.delay_weight_gradients"
-    gradients, of_gradients = recipe.training.gradient_dtype, "training.gradient_dtype"
-    wide = gradients == "fp32" and recipe.workload.precision == "fp16"
-    return (
-        *_recompute(techniques, recipe, layout),
-        *_offload(techniques, layout),
-        *optional("--cross-entropy-loss-fusion", fused is not None, of="layout.loss"),
-        *optional("--cross-entropy-fusion-impl", fused, of="layout.loss"),
-        *optional("--mlp-chunks-for-training", chunks, of="layout.mlp_chunks"),
-        *optional("--overlap-moe-expert-parallel-comm", delayed, of=key, why="delayed weight gradients need it"),
-        *optional("--delay-wgrad-compute", delayed, of=key),
-        *optional("--grad-reduce-in-bf16", gradients == "bf16", of=of_gradients),
-        *optional("--accumulate-allreduce-grads-in-fp32", wide, of=of_gradients),
-    )
-
-
-def _recompute(techniques: Techniques, recipe: Recipe, layout: Layout) -> list[Argument]:
-    key = "layout.recompute"
-    if layout.recompute == RECOMPUTE_SELECTIVE:
-        modules = argument("--recompute-modules", *modules_of(techniques), of="layout.recompute_modules")
-        return [argument("--recompute-granularity", "selective", of=key), modules]
-    if layout.recompute != RECOMPUTE_FULL:
-        return []
-    layers = layout.recompute_layers
-    if not layers:
-        chunks = layout.pipeline * layout.virtual_pipeline
-        all_of_a_chunk = max(layout.layers_by_stage, default=recipe.model.num_layers // chunks)
-        layers = 1 if techniques.recompute_method == "uniform" else all_of_a_chunk
-    return [
-        argument("--recompute-granularity", "full", of=key),
-        argument("--recompute-method", techniques.recompute_method, of="layout.recompute_method"),
-        argument("--recompute-num-layers", layers, of="layout.recompute_layers"),
-    ]
-
-
-def _offload(techniques: Techniques, layout: Layout) -> list[Argument]:
-    arguments: list[Argument] = []
-    if techniques.offload_modules:
-        arguments += [argument("--fine-grained-activation-offloading", of="layout.offload_modules")]
-        arguments += [argument("--offload-modules", *techniques.offload_modules, of="layout.offload_modules")]
-        fraction = repr(techniques.offload_fraction) if techniques.offload_fraction < 1.0 else None
-        arguments += optional("--activation-offload-fraction", fraction, of="layout.offload_fraction")
-    if layout.offload_layers:
-        arguments += [argument("--cpu-offloading-num-layers", layout.offload_layers, of="layout.offload_layers")]
-    if techniques.optimizer_instances > 1:
-        key = "layout.optimizer_instances"
-        arguments += [argument("--num-distributed-optimizer-instances", techniques.optimizer_instances, of=key)]
-    if techniques.offload_optimizer:
-        key = "layout.offload_optimizer"
-        arguments += [argument("--optimizer-cpu-offload", of=key)]
-        arguments += [argument("--optimizer-offload-fraction", repr(techniques.offload_optimizer), of=key)]
-        arguments += [argument("--use-precision-aware-optimizer", of=key, why="--optimizer-cpu-offload needs it")]
-        arguments += [argument("--overlap-cpu-optimizer-d2h-h2d", of=key, why="hides the copies behind the step")]
-    return arguments
-
-
 def technique_environment(techniques: Techniques) -> dict[str, str]:
     """Variables a technique needs: without NVTE_CPU_OFFLOAD_V1 Transformer Engine from 2.10 on would offload weights
     too, and arguments.py refuses to start (core 0.19); without NVTE_CUTEDSL_FUSED_GROUPED_MLP it multiplies gated
@@ -417,15 +352,3 @@ OVERLAP_RULES: tuple[Rule, ...] = (
         of_techniques=True,
     ),
 )
-
-
-def overlap_arguments(recipe: Recipe) -> tuple[Argument, ...]:
-    """Empty where the recipe asks for none. `delay_weight_gradients` brings its own
-    --overlap-moe-expert-parallel-comm (`technique_arguments`)."""
-    techniques = recipe.techniques
-    exchanged = techniques.overlap_expert_communication and not techniques.delay_weight_gradients
-    return (
-        *optional("--tp-comm-overlap", techniques.tp_comm_overlap, of="layout.tp_comm_overlap"),
-        *optional("--cp-comm-type", techniques.context_comm, of="layout.context_comm"),
-        *optional("--overlap-moe-expert-parallel-comm", exchanged, of=EXCHANGE),
-    )

@@ -1,97 +1,26 @@
-"""The versions of Megatron core that llmlaunch knows, as data: every flag of each one's own parser.
-
-`parsers/<version>.json` is written by tests/frameworks/traced/dump_parser.py, and says where it was read. What is
-rendered obeys the version of the recipe: a flag it lacks is left out where it only helps, and refused by name where
-the recipe asks for it.
-"""
+"""What the versions of Megatron core take. What is rendered obeys the version of the recipe: a flag it lacks is left
+out where it only helps, and refused by name where the recipe asks for it."""
 
 from __future__ import annotations
 
-import functools
-import json
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import Argument
 from llmlaunch.frameworks.base import Requirement, implies
+from llmlaunch.frameworks.megatron.flags.table import column
+from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, ParserFlag, core_parser, dest_of, rendered_version
 from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
 __all__ = [
-    "KNOWN_VERSIONS",
-    "NEWEST",
     "VERSION_REQUIREMENTS",
     "VERSION_RULES",
-    "core_parser",
-    "known_version",
     "rendered_arguments",
-    "rendered_version",
     "rules_of_version",
 ]
-
-KNOWN_VERSIONS = ("0.16", "0.19")
-NEWEST = KNOWN_VERSIONS[-1]
-
-_PARSERS = Path(__file__).with_name("parsers")
-_VERSION = re.compile(r"(?:core_)?[rv]?(\d+\.\d+)(?!\d).*")
-
-# Whatever asks for them, a training without them is the same, only slower.
-ONLY_HELPS = frozenset(
-    {
-        "--overlap-grad-reduce",
-        "--overlap-param-gather",
-        "--overlap-cpu-optimizer-d2h-h2d",
-    }
-)
-
-
-@dataclass(frozen=True)
-class Flag:
-    """`values` is how many words follow the flag: a number, or "?", "*", "+" as argparse has them. `choices` are all
-    that it takes; empty = anything. `default` None = none. `sets` is what a flag without words puts into `dest`, `type`
-    the name of what makes a value of a word."""
-
-    dest: str
-    values: int | str
-    choices: tuple[str, ...] = ()
-    default: str | None = None
-    sets: str | None = None
-    type: str | None = None
-
-
-@dataclass(frozen=True)
-class CoreParser:
-    """The parser of one version: `version` as the framework calls itself, `source` where it was read."""
-
-    version: str
-    source: str
-    flags: Mapping[str, Flag]
-
-
-@functools.cache
-def core_parser(known_version: str) -> CoreParser:
-    """One of KNOWN_VERSIONS."""
-    stored = json.loads((_PARSERS / f"{known_version}.json").read_text(encoding="utf-8"))
-    flags = {
-        name: Flag(**(flag | {"choices": tuple(flag.get("choices", ()))})) for name, flag in stored["flags"].items()
-    }
-    return CoreParser(stored["version"], stored["source"], flags)
-
-
-def known_version(version: str | None) -> str | None:
-    """The one of KNOWN_VERSIONS that `version` ("0.16.1", "core_v0.19.0") is; None for any other."""
-    match = _VERSION.fullmatch(version or "")
-    return match[1] if match and match[1] in KNOWN_VERSIONS else None
-
-
-def rendered_version(recipe: Recipe) -> str:
-    """Whose flags are rendered: those of the recipe's version where it is known, else of the newest."""
-    return known_version(recipe.backend.runs_version) or NEWEST
 
 
 def rendered_arguments(recipe: Recipe, planned: Iterable[Argument]) -> tuple[tuple[Argument, ...], tuple[str, ...]]:
@@ -105,7 +34,7 @@ def rendered_arguments(recipe: Recipe, planned: Iterable[Argument]) -> tuple[tup
     accepted, notes = [], []
     for each in planned:
         flag = flags.get(each.flag)
-        if flag is None and (not each.reason.keys or each.flag in ONLY_HELPS):
+        if flag is None and (not each.reason.keys or dest_of(each.flag) in column("only_helps")):
             notes.append(f"{each.flag} is left out: Megatron core {version} does not know it")
             continue
         if flag is None:
@@ -124,7 +53,7 @@ def _lacking(recipe: Recipe, each: Argument, version: str, what: str) -> str:
     return f"{recipe.path}: {key}: Megatron core {version} {what}{way_out}; remove the key to render for {version}"
 
 
-def _strange_extras(recipe: Recipe, flags: Mapping[str, Flag], version: str) -> list[str]:
+def _strange_extras(recipe: Recipe, flags: Mapping[str, ParserFlag], version: str) -> list[str]:
     """Flags of the person's own that this parser does not take. A checkout may have some of its own, so they stay."""
     flags_in_extra_args = (word.split("=", 1)[0] for word in recipe.backend.extra_args if word.startswith("--"))
     return [

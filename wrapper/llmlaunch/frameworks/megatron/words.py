@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 
 from llmlaunch.command_lines.command import UnreadWords, is_unset
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.megatron.versions import KNOWN_VERSIONS, NEWEST, Flag, core_parser
+from llmlaunch.frameworks.megatron.flags.earlier import EARLIER
+from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, NEWEST, ParserFlag, core_parser
 from llmlaunch.rundir.foreign_values import literal_in
 
-__all__ = ["EARLIER", "MegatronWords", "Value", "Values", "default_values", "read_words", "typed_value"]
+__all__ = ["MegatronWords", "Value", "Values", "default_values", "read_words", "typed_value"]
 
 Value = object
 Values = Mapping[str, Value]
@@ -29,27 +30,6 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _NEGATIVE = re.compile(r"-\d+(\.\d*)?([eE][-+]?\d+)?|-\.\d+")
 _WHOLE = re.compile(rf"[-+]?\d{{1,{MOST_DIGITS}}}")
 _LIST = re.compile(r"\s*[\[(].*[\])]\s*", re.DOTALL)
-
-# Flags of earlier versions that none of the stored parsers has, with what they set, by the names of today.
-# Megatron-LM 2.x: megatron/arguments.py of v2.0 to v3.0; core 0.1 to 0.8: megatron/arguments.py, training/arguments.py.
-EARLIER: Mapping[str, tuple[Flag, Values]] = {
-    "--checkpoint-num-layers": (Flag("recompute_num_layers", 1, type="int"), {}),
-    "--activations-checkpoint-method": (
-        Flag("recompute_method", 1, ("uniform", "block"), type="str"),
-        {"recompute_granularity": "full"},
-    ),
-    "--activations-checkpoint-num-layers": (Flag("recompute_num_layers", 1, type="int"), {}),
-    "--fp8-hybrid": (Flag("fp8", 0, sets="hybrid"), {}),
-    "--fp8-e4m3": (Flag("fp8", 0, sets="e4m3"), {}),
-    "--intermediate-size": (Flag("ffn_hidden_size", 1, type="int"), {}),
-    "--no-query-key-layer-scaling": (Flag("apply_query_key_layer_scaling", 0, sets="False"), {}),
-    "--layernorm-epsilon": (Flag("layernorm_epsilon", 1, type="float"), {}),
-    "--use-rms-norm": (Flag("normalization", 0, sets="RMSNorm"), {}),
-    "--qk-nope-head-dim": (Flag("qk_head_dim", 1, type="int"), {}),  # Pai-Megatron-Patch
-    "--qk-rope-head-dim": (Flag("qk_pos_emb_head_dim", 1, type="int"), {}),
-    "--num-mtp-predictor": (Flag("mtp_num_layers", 1, type="int"), {}),
-    "--expert-parallel-size": (Flag("expert_model_parallel_size", 1, type="int"), {}),
-}
 
 
 @dataclass
@@ -121,7 +101,7 @@ def typed_value(dest: str, value: Value, version: str = NEWEST) -> Value:
     return _typed(flag, value)
 
 
-def _of_its_type(flag: Flag | None, value: Value) -> Value:
+def _of_its_type(flag: ParserFlag | None, value: Value) -> Value:
     """Return a value that a log printed as a number, a list or a mapping. Raises ValueError where the flag takes no
     such value."""
     if isinstance(value, (dict, set, frozenset)):
@@ -140,16 +120,16 @@ def _of_its_type(flag: Flag | None, value: Value) -> Value:
 
 
 @functools.cache
-def _flags_of(version: str) -> Mapping[str, Flag]:
+def _flags_of(version: str) -> Mapping[str, ParserFlag]:
     """All flags that are read: those of this version, then of the others, then EARLIER."""
-    flags = {name: flag for name, (flag, _) in EARLIER.items()}
+    flags = {name: earlier.parsed for name, earlier in EARLIER.items()}
     for each in (*(other for other in KNOWN_VERSIONS if other != version), version):
         flags |= core_parser(each).flags
     return flags
 
 
 @functools.cache
-def _by_dest(version: str) -> Mapping[str, Flag]:
+def _by_dest(version: str) -> Mapping[str, ParserFlag]:
     """The flag that gives each `dest` its type: one that takes words, where there is one."""
     flags = sorted(_flags_of(version).items(), key=lambda item: item[1].values != 0)
     return {flag.dest: flag for _, flag in flags}
@@ -169,7 +149,7 @@ def _groups(arguments: Sequence[str], result: MegatronWords) -> Iterator[tuple[s
             words.append(word)
 
 
-def _count(flag: Flag, available: int, where: str) -> int:
+def _count(flag: ParserFlag, available: int, where: str) -> int:
     if isinstance(flag.values, int):
         if available < flag.values:
             raise UserError(f"{where}: needs {flag.values} value{'s' * (flag.values > 1)}; add it, or remove the flag")
@@ -179,7 +159,7 @@ def _count(flag: Flag, available: int, where: str) -> int:
     return min(available, 1) if flag.values == "?" else available
 
 
-def _take(result: MegatronWords, name: str, flag: Flag, words: list[str], place: str) -> None:
+def _take(result: MegatronWords, name: str, flag: ParserFlag, words: list[str], place: str) -> None:
     dest = flag.dest
     if dest in result.words and result.words[dest] != (name, *words):
         result.unread.append(UnreadWords(result.words[dest], f"{' '.join((name, *words))} stands after it and wins"))
@@ -194,10 +174,11 @@ def _take(result: MegatronWords, name: str, flag: Flag, words: list[str], place:
     result.unset.pop(dest, None)
     result.values[dest] = value
     result.words[dest] = (name, *words)
-    result.values |= dict(EARLIER.get(name, (flag, {}))[1])
+    if name in EARLIER:
+        result.values |= EARLIER[name].sets
 
 
-def _value_of(name: str, flag: Flag, words: list[str]) -> Value:
+def _value_of(name: str, flag: ParserFlag, words: list[str]) -> Value:
     if flag.values == 0:
         if flag.sets == "None":  # a pair of flags, with and without `no`
             return not name.startswith("--no-")
@@ -207,7 +188,7 @@ def _value_of(name: str, flag: Flag, words: list[str]) -> Value:
     return [_typed(flag, word) for word in words]
 
 
-def _typed(flag: Flag, word: str) -> Value:
+def _typed(flag: ParserFlag, word: str) -> Value:
     if flag.type == "int":
         if not _WHOLE.fullmatch(word.strip()):
             raise ValueError("is no whole number")

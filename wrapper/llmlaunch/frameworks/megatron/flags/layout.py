@@ -1,0 +1,216 @@
+"""How the job is split: the sizes of the groups, stages, and what the optimizer and Megatron-FSDP shard."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from llmlaunch.frameworks.megatron.flags.model import PATTERN_FLAGS
+from llmlaunch.frameworks.megatron.flags.row import PARSED, Explained, Flag, Job, Space, alias, chosen, flag, within
+from llmlaunch.frameworks.megatron.flags.stages import (
+    CHUNKS,
+    EMBEDDING,
+    FIRST,
+    LAST,
+    LOSS,
+    STAGE_FLAGS,
+    WRITTEN,
+    stage_flags,
+)
+from llmlaunch.frameworks.megatron.namespace import HEADS, STAGES
+from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE, STRATEGIES, gradient_format, made_in_shards
+
+__all__ = ["LAYOUT_FLAGS"]
+
+MODEL, ADAM, DDP = "model", "optimizer", "ddp"  # sections of Bridge
+SPLIT, STAGE = "layout.layers_by_stage", "layout.zero_stage"
+HIDES = "hides communication"
+SHARDING_STAGES = {strategy: stage for stage, strategy in STRATEGIES.items()}
+
+
+def _size(name: str, key: str, bridge: str = MODEL) -> Flag:
+    return flag(name, key, bridge, read=lambda space: space.get(name[2:].replace("-", "_")) or 1)
+
+
+def _stages(name: str, job: Job) -> object:
+    if job.shape.mamba is not None:
+        return None
+    before_loss = job.techniques.heads_before_loss
+    value = stage_flags(job.layout, job.shape.mtp_num_layers, before_loss).get(name)
+    keys = (SPLIT, "layout.mtp_stage") if before_loss and name != CHUNKS else None
+    return value if value is None else Explained(value, keys)
+
+
+def _stage_flag(name: str, field: str | None = None) -> Flag:
+    bridge = MODEL if field is None else ((f"{MODEL}.{field}", PARSED),)
+    return flag(name, SPLIT, bridge, write=partial(_stages, name), reads={}, decides=SPLIT)
+
+
+STAGE_ROWS: tuple[Flag, ...] = (
+    flag(
+        FIRST,
+        SPLIT,
+        ((f"{MODEL}.num_layers_in_first_pipeline_stage", PARSED),),
+        write=partial(_stages, FIRST),
+        read=lambda space: list(space[STAGES]) or "even",
+        decides=SPLIT,
+    ),
+    _stage_flag(LAST, "num_layers_in_last_pipeline_stage"),
+    _stage_flag(EMBEDDING),
+    _stage_flag(LOSS),
+    flag(
+        WRITTEN,
+        SPLIT,
+        MODEL,
+        write=partial(_stages, WRITTEN),
+        reads={"layout.mtp_stage": lambda space: space.get(HEADS)},
+        decides=SPLIT,
+    ),
+    flag(
+        CHUNKS,
+        "layout.virtual_pipeline",
+        ((f"{MODEL}.virtual_pipeline_model_parallel_size", PARSED),),
+        write=partial(_stages, CHUNKS),
+        read=lambda space: space.get("num_virtual_stages_per_pipeline_rank") or 1,
+        decides=SPLIT,
+    ),
+    alias(STAGE_FLAGS[-1], "layout.virtual_pipeline", decides=SPLIT),
+)
+
+
+def _distributed(job: Job) -> bool:
+    return job.layout.zero_stage == 1
+
+
+def _sharded(job: Job) -> bool:
+    return job.layout.zero_stage >= FIRST_STAGE
+
+
+def _zero_stage(space: Space) -> int:
+    """Megatron-FSDP with a strategy that shards the optimizer alone is the distributed optimizer's stage."""
+    if space.get("use_torch_fsdp2"):
+        return max(STRATEGIES)
+    if space.get("use_megatron_fsdp"):
+        return SHARDING_STAGES.get(str(space.get("data_parallel_sharding_strategy")), 1)
+    return int(bool(space.get("use_distributed_optimizer")))
+
+
+OPTIMIZER_FIELDS = ((f"{ADAM}.use_distributed_optimizer", True), (f"{DDP}.use_distributed_optimizer", True))
+GATHER_FIELDS = ((f"{DDP}.overlap_param_gather", True), (f"{ADAM}.overlap_param_gather", True))
+OVERLAPPED = "hides communication of the distributed optimizer"
+
+
+def _has_experts(space: Space) -> bool:
+    return bool(space.get("num_experts"))
+
+
+def _expert(name: str, key: str, why: str = "") -> Flag:
+    size = within(_has_experts, _size(name, key))[0]
+    return flag(name, key, MODEL, when=lambda job: job.shape.moe is not None, reads=size.reads, why=why, decides=True)
+
+
+GROUP_ROWS: tuple[Flag, ...] = (
+    _size("--tensor-model-parallel-size", "layout.tensor"),
+    alias("--model-parallel-size", "layout.tensor"),
+    _size("--pipeline-model-parallel-size", "layout.pipeline"),
+    _size("--context-parallel-size", "layout.context"),
+    *STAGE_ROWS,
+    *PATTERN_FLAGS,
+    flag(
+        "--sequence-parallel",
+        "layout.sequence_parallel",
+        MODEL,
+        form=bool,
+        read=lambda space: bool(space.get("sequence_parallel")),
+        decides=True,
+    ),
+    _expert("--expert-model-parallel-size", "layout.expert"),
+    _expert(
+        "--expert-tensor-parallel-size",
+        "layout.expert_tensor",
+        "its default is the tensor parallel size, not 1",
+    ),
+    flag(
+        "--use-distributed-optimizer",
+        STAGE,
+        OPTIMIZER_FIELDS,
+        write=_distributed,
+        read=_zero_stage,
+        decides=STAGE,
+    ),
+    chosen(
+        "--overlap-grad-reduce",
+        bridge=((f"{DDP}.overlap_grad_reduce", True),),
+        keys=STAGE,
+        why=HIDES,
+        when=_distributed,
+        added=OVERLAPPED,
+        only_helps=True,
+    ),
+    chosen(
+        "--overlap-param-gather",
+        bridge=GATHER_FIELDS,
+        keys=STAGE,
+        why=HIDES,
+        when=_distributed,
+        added=OVERLAPPED,
+        only_helps=True,
+    ),
+)
+
+SHARDING_ROWS: tuple[Flag, ...] = (
+    flag(
+        "--use-megatron-fsdp",
+        STAGE,
+        (("dist.use_megatron_fsdp", True), (f"{DDP}.use_megatron_fsdp", True)),
+        write=_sharded,
+        reads={},
+        decides=STAGE,
+    ),
+    flag(
+        "--data-parallel-sharding-strategy",
+        STAGE,
+        DDP,
+        form=STRATEGIES.get,
+        when=_sharded,
+        reads={},
+        decides=STAGE,
+    ),
+    chosen(
+        "--use-distributed-optimizer",
+        bridge=OPTIMIZER_FIELDS,
+        keys=STAGE,
+        why="Megatron-FSDP switches it on anyway",
+        when=_sharded,
+    ),
+    chosen("--overlap-grad-reduce", keys=STAGE, why=HIDES, when=_sharded),
+    chosen("--overlap-param-gather", keys=STAGE, why=HIDES, when=_sharded),
+    chosen(
+        "--megatron-fsdp-main-grads-dtype",
+        lambda job: gradient_format(job.recipe),
+        DDP,
+        keys="training.gradient_dtype",
+        why="Megatron-FSDP does not read --accumulate-allreduce-grads-in-fp32; by itself it accumulates in bf16 with "
+        "bf16",
+        when=_sharded,
+        added="Megatron-FSDP accumulates in bf16 by itself",
+    ),
+    chosen(
+        "--no-gradient-accumulation-fusion",
+        bridge=MODEL,
+        keys=STAGE,
+        why="fused, it needs Transformer Engine 2.10",
+        when=_sharded,
+        added="fused, Megatron-FSDP needs Transformer Engine 2.10",
+    ),
+    chosen(
+        "--init-model-with-meta-device",
+        bridge=MODEL,
+        keys=STAGE,
+        why="no device ever holds the whole model",
+        when=lambda job: _sharded(job) and made_in_shards(job.shape),
+        added="no device ever holds the whole model",
+    ),
+    alias("--use-torch-fsdp2", STAGE, decides=STAGE),
+)
+
+LAYOUT_FLAGS: tuple[Flag, ...] = (*GROUP_ROWS, *SHARDING_ROWS)

@@ -1,0 +1,98 @@
+"""The whole table: all rows in the order of the command line, written by one loop and read by another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from llmlaunch.documents.keys import dotted_keys
+from llmlaunch.frameworks.argument import Argument
+from llmlaunch.frameworks.megatron.flags.attention import ATTENTION_FLAGS
+from llmlaunch.frameworks.megatron.flags.files import CHECKPOINT_FLAGS, DATA_FLAGS
+from llmlaunch.frameworks.megatron.flags.layout import LAYOUT_FLAGS
+from llmlaunch.frameworks.megatron.flags.mixture import MIXTURE_FLAGS
+from llmlaunch.frameworks.megatron.flags.model import (
+    ACTIVATION_FLAGS,
+    MIXER_FLAGS,
+    PREDICTION_FLAGS,
+    SIZE_FLAGS,
+    SWITCH_FLAGS,
+)
+from llmlaunch.frameworks.megatron.flags.numbers import NUMBER_FLAGS
+from llmlaunch.frameworks.megatron.flags.row import Field, Flag, Job, Space
+from llmlaunch.frameworks.megatron.flags.techniques import TECHNIQUE_FLAGS
+from llmlaunch.frameworks.megatron.flags.training import LOG_FLAGS, TRAINING_FLAGS
+from llmlaunch.recipe.types import recipe_form
+
+__all__ = ["FLAGS", "bridge_fields", "column", "read_section", "written_arguments"]
+
+FLAGS: tuple[Flag, ...] = (
+    *SIZE_FLAGS,
+    *ATTENTION_FLAGS,
+    *PREDICTION_FLAGS,
+    *SWITCH_FLAGS,
+    *ACTIVATION_FLAGS,
+    *MIXER_FLAGS,
+    *MIXTURE_FLAGS,
+    *LAYOUT_FLAGS,
+    *TECHNIQUE_FLAGS,
+    *TRAINING_FLAGS,
+    *LOG_FLAGS,
+    *NUMBER_FLAGS,
+    *DATA_FLAGS,
+    *CHECKPOINT_FLAGS,
+)
+"""A flag that several choices ask for has a row for each of them."""
+
+
+def written_arguments(job: Job) -> tuple[Argument, ...]:
+    """Return the arguments that the recipe and its plan decide, each with its reason."""
+    return tuple(argument for row in FLAGS for argument in row.arguments(job))
+
+
+def read_section(space: Space, section: str) -> dict[str, Any]:
+    """Return a section of the recipe ("model", "training", "layout") as a namespace describes it, its keys in the order
+    in which they are defined. What has its default there is left out."""
+    prefix, values = f"{section}.", {}
+    for row in FLAGS:
+        for key, read in row.reads.items():
+            if key.startswith(prefix):
+                value = read(space)
+                if value is not None:
+                    values[key.removeprefix(prefix)] = value
+    document: dict[str, Any] = {}
+    order = _order(section)
+    for key in sorted(values, key=lambda name: order.get(name, len(order))):
+        *sections, name = key.split(".")
+        place = document
+        for each in sections:
+            place = place.setdefault(each, {})
+        place[name] = values[key]
+    return document
+
+
+@cache
+def _order(section: str) -> Mapping[str, int]:
+    """Return the place of each key of a section among those of the recipe."""
+    keys = (key for key in dotted_keys(recipe_form()) if key.startswith(f"{section}."))
+    return {key.partition(".")[2]: place for place, key in enumerate(keys)}
+
+
+@cache
+def column(name: str) -> Mapping[str, Any]:
+    """Return one column by the parser's `dest`: "key", "added", "unread", "decides", "unsaid",
+    "companion", "only_helps". Rows without a
+    value are left out."""
+    values: dict[str, Any] = {}
+    for row in FLAGS:
+        for dest in sorted(row.dests):
+            if getattr(row, name):
+                values.setdefault(dest, getattr(row, name))
+    return values
+
+
+@cache
+def bridge_fields() -> Mapping[str, tuple[Field, ...]]:
+    """Return the fields of Bridge that each flag sets."""
+    return {row.name: row.fields for row in reversed(FLAGS) if row.fields is not None}
