@@ -12,7 +12,7 @@ from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.megatron.command_line import read_values, with_stand_ins
 from llmlaunch.frameworks.megatron.differences import pinned_layout
 from llmlaunch.frameworks.megatron.flags.earlier import EARLIER
-from llmlaunch.frameworks.megatron.flags.row import Flag, Job
+from llmlaunch.frameworks.megatron.flags.row import Flag, PlannedJob
 from llmlaunch.frameworks.megatron.flags.table import FLAGS, bridge_fields, column, read_section, written_arguments
 from llmlaunch.frameworks.megatron.namespace import namespace_of
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, NEWEST, core_parser
@@ -27,7 +27,7 @@ READ_ONLY = [row for row in FLAGS if not row.writes]
 Words = tuple[str, ...]
 
 
-def words_of(job: Job) -> dict[str, Words]:
+def words_of(job: PlannedJob) -> dict[str, Words]:
     """Return the words of each argument of a job by its flag; a path that only a node knows is /node."""
     return {
         each.flag: tuple("/node" if isinstance(word, NodeVariable) else word for word in each.values)
@@ -36,13 +36,13 @@ def words_of(job: Job) -> dict[str, Words]:
 
 
 @cache
-def round_trips() -> tuple[tuple[Job, dict[str, Words], dict[str, Words]], ...]:
+def round_trips() -> tuple[tuple[PlannedJob, dict[str, Words], dict[str, Words]], ...]:
     """Return jobs that together write the whole table, each with what it writes, and what the recipe writes that is
     read from that."""
     trips = []
     for recipe, layout in written_jobs():
         for version in KNOWN_VERSIONS:
-            job = Job(recipe, layout, version)
+            job = PlannedJob(recipe, layout, version)
             written = words_of(job)
             parsed = read_words([word for flag, values in written.items() for word in (flag, *values)], version)
             try:
@@ -53,7 +53,7 @@ def round_trips() -> tuple[tuple[Job, dict[str, Words], dict[str, Words]], ...]:
                 )
             except UserError:  # a layout that holds no model, or that no recipe says
                 continue
-            trips.append((job, written, words_of(Job(again, pinned_layout(again), version))))
+            trips.append((job, written, words_of(PlannedJob(again, pinned_layout(again), version))))
     return tuple(trips)
 
 

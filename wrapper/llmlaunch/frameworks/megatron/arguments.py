@@ -10,7 +10,7 @@ from functools import partial
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import Argument
-from llmlaunch.frameworks.megatron.flags.row import Job
+from llmlaunch.frameworks.megatron.flags.row import PlannedJob
 from llmlaunch.frameworks.megatron.flags.table import column, written_arguments
 from llmlaunch.frameworks.megatron.own_choices import own_choices
 from llmlaunch.frameworks.megatron.parser import core_parser, rendered_version
@@ -32,7 +32,7 @@ def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
             f"{recipe.path}: data.python_source: is for the DeepSpeed trainer; Megatron-LM reads indexed datasets "
             "(data.path, data.blend) or made-up data (data.mock: true)"
         )
-    planned = written_arguments(Job(recipe, layout, rendered_version(recipe)))
+    planned = written_arguments(PlannedJob(recipe, layout, rendered_version(recipe)))
     own = own_choices(recipe)
     planned = tuple(each for each in planned if _parsed_name(recipe, each.flag) not in own)
     _refuse_contradictions(recipe, planned)

@@ -9,9 +9,9 @@ from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import Argument
 from llmlaunch.frameworks.base import Requirement, implies
-from llmlaunch.frameworks.megatron.flags.table import column
+from llmlaunch.frameworks.megatron.flags.row import Flag, SinceThen
+from llmlaunch.frameworks.megatron.flags.table import FLAGS, column
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, ParserFlag, core_parser, dest_of, rendered_version
-from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
@@ -86,42 +86,20 @@ def rules_of_version(recipe: Recipe) -> tuple[Rule, ...]:
     return VERSION_RULES.get(rendered_version(recipe), ())
 
 
-def _lacks(recipe: Recipe, flag: str) -> bool:
-    return flag not in core_parser(rendered_version(recipe)).flags
+def _requirement(row: Flag, since: SinceThen) -> Requirement:
+    """Return that a version has the flag of a row where a recipe asks for it."""
+    usual = f"{row.name} came after core {KNOWN_VERSIONS[0]}; remove it, or name a newer backend.version"
+    return Requirement(
+        since.name,
+        since.key or row.key,
+        since.sentence or usual,
+        since.where,
+        lambda recipe: since.asked(recipe) and row.name not in core_parser(rendered_version(recipe)).flags,
+    )
 
 
 VERSION_REQUIREMENTS: tuple[Requirement, ...] = (
-    Requirement(
-        "chunks-since-0.19",
-        "layout.mlp_chunks",
-        "--mlp-chunks-for-training came after core 0.16; remove it, or name a newer backend.version",
-        "megatron/training/arguments.py, core 0.16",
-        lambda r: r.techniques.mlp_chunks > 1 and _lacks(r, "--mlp-chunks-for-training"),
-    ),
-    Requirement(
-        "offload-fraction-since-0.19",
-        "layout.offload_fraction",
-        "--activation-offload-fraction came after core 0.16; remove it, or name a newer backend.version",
-        "megatron/training/arguments.py, core 0.16",
-        lambda r: r.techniques.offload_fraction < 1.0 and _lacks(r, "--activation-offload-fraction"),
-    ),
-    Requirement(
-        "fixed-rows-since-0.19",
-        "layout.expert_rank_capacity_factor",
-        "--moe-expert-rank-capacity-factor came after core 0.16; remove it, or name a newer backend.version",
-        "megatron/core/transformer/transformer_config.py, core 0.16",
-        lambda r: (
-            r.techniques.expert_rank_capacity_factor is not None and _lacks(r, "--moe-expert-rank-capacity-factor")
-        ),
-    ),
-    Requirement(
-        "sharding-since-0.19",
-        "layout.zero_stage",
-        "2 and 3 are Megatron-FSDP, whose gradients core 0.16 cannot be told the format of "
-        "(--megatron-fsdp-main-grads-dtype); pin 0 or 1, or name a newer backend.version",
-        "megatron/training/arguments.py, core 0.16",
-        lambda r: asks_for_sharding(r) and _lacks(r, "--megatron-fsdp-main-grads-dtype"),
-    ),
+    *(_requirement(row, row.since) for row in FLAGS if row.since is not None),
     Requirement(
         "delta-nets-since-0.19",
         "model.linear_attention",
@@ -139,32 +117,6 @@ VERSION_REQUIREMENTS: tuple[Requirement, ...] = (
             r.model.moe is not None
             and r.model.moe.router.score_function == "sqrtsoftplus"
             and rendered_version(r) == "0.16"
-        ),
-    ),
-    Requirement(
-        "hybrid-since-0.19",
-        "model.mamba",
-        "layers of one part each are another class in core 0.16, and written otherwise; name a newer backend.version",
-        "megatron/core/models/mamba/mamba_model.py, core 0.16",
-        lambda r: r.model.mamba is not None and _lacks(r, "--hybrid-layer-pattern"),
-    ),
-    Requirement(
-        "repeated-prediction-since-0.19",
-        "model.mtp_repeated",
-        "--mtp-use-repeated-layer came after core 0.16; write false, or name a newer backend.version",
-        "megatron/core/transformer/multi_token_prediction.py, core 0.16",
-        lambda r: r.model.mtp_repeated and _lacks(r, "--mtp-use-repeated-layer"),
-    ),
-    Requirement(
-        "yarn-since-0.19",
-        "model.rope_scaling",
-        "core 0.16 stretches positions by yarn with latent attention alone; name a newer backend.version",
-        "megatron/training/arguments.py, core 0.16",
-        lambda r: (
-            r.model.mla is None
-            and r.model.rope_scaling is not None
-            and r.model.rope_scaling.kind == "yarn"
-            and _lacks(r, "--yarn-original-max-position-embeddings")
         ),
     ),
 )

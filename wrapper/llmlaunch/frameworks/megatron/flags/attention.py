@@ -9,7 +9,8 @@ from llmlaunch.frameworks.megatron.flags.row import (
     PARSED,
     Explained,
     Flag,
-    Job,
+    PlannedJob,
+    SinceThen,
     Space,
     alias,
     chosen,
@@ -40,37 +41,37 @@ def _rotary(space: Space) -> bool:
     return space.get("position_embedding_type") in ("rope", "yarn", "mrope")
 
 
-def _is_latent(job: Job) -> bool:
+def _is_latent(job: PlannedJob) -> bool:
     return job.shape.mla is not None
 
 
-def _rotates(job: Job) -> bool:
+def _rotates(job: PlannedJob) -> bool:
     return job.shape.position_embedding == "rope"
 
 
 def _scaled_by(*kinds: str) -> Any:
     """Return whether positions are stretched in one of these ways, for attention that is not latent."""
 
-    def is_scaled(job: Job) -> bool:
+    def is_scaled(job: PlannedJob) -> bool:
         scaling = job.shape.rope_scaling
         return _rotates(job) and not _is_latent(job) and scaling is not None and scaling.kind in kinds
 
     return is_scaled
 
 
-def _stretched(job: Job) -> bool:
+def _stretched(job: PlannedJob) -> bool:
     """Return whether Megatron's yarn stretches the positions: by their kind, or in any way of latent attention."""
     return _scaled_by("yarn")(job) or (_rotates(job) and _is_latent(job) and job.shape.rope_scaling is not None)
 
 
-def _weighed(job: Job) -> bool:
+def _weighed(job: PlannedJob) -> bool:
     """Where both weights are left out, Megatron's defaults (1 and 0) scale as transformers does: 0.1 ln(factor) + 1."""
     scaling = job.shape.rope_scaling
     both = scaling is not None and scaling.mscale is not None and scaling.mscale_all_dim is not None
     return both and _stretched(job)
 
 
-def _kind(job: Job) -> object:
+def _kind(job: PlannedJob) -> object:
     return Explained("yarn", (SCALING,)) if _scaled_by("yarn")(job) else job.shape.position_embedding
 
 
@@ -115,7 +116,7 @@ def _weight(name: str) -> Any:
     return read
 
 
-def _latent_type(job: Job) -> object:
+def _latent_type(job: PlannedJob) -> object:
     if job.shape.rope_scaling is None:
         return Explained("rope", (), "latent attention's default is yarn")
     return "yarn"
@@ -215,6 +216,16 @@ POSITION_FLAGS: tuple[Flag, ...] = (
         MODEL,
         when=_scaled_by("yarn"),
         read=_before,
+        since=SinceThen(
+            "yarn-since-0.19",
+            lambda recipe: (
+                recipe.model.mla is None
+                and recipe.model.rope_scaling is not None
+                and recipe.model.rope_scaling.kind == "yarn"
+            ),
+            "core 0.16 stretches positions by yarn with latent attention alone; name a newer backend.version",
+            SCALING,
+        ),
     ),
     alias("--use-rotary-position-embeddings", "model.position_embedding"),
     *within(
@@ -245,7 +256,7 @@ POSITION_FLAGS: tuple[Flag, ...] = (
 )
 
 
-def _grouped(job: Job) -> bool:
+def _grouped(job: PlannedJob) -> bool:
     return not _is_latent(job) and job.shape.num_query_groups != job.shape.num_attention_heads
 
 
@@ -269,7 +280,7 @@ HEAD_FLAGS: tuple[Flag, ...] = (
 )
 
 
-def _is_indexed(job: Job) -> bool:
+def _is_indexed(job: PlannedJob) -> bool:
     return job.shape.indexer is not None
 
 
@@ -305,7 +316,7 @@ def windowed(shape: ModelShape, sequence_length: int) -> bool:
     return shape.sliding_window is not None and shape.sliding_window.tokens < sequence_length
 
 
-def _has_window(job: Job) -> bool:
+def _has_window(job: PlannedJob) -> bool:
     return windowed(job.shape, job.recipe.workload.sequence_length)
 
 
@@ -352,11 +363,11 @@ def linear_period(space: Space) -> int | None:
     return every if pattern == expected and every != 1 else None
 
 
-def _is_linear(job: Job) -> bool:
+def _is_linear(job: PlannedJob) -> bool:
     return job.shape.linear_attention is not None
 
 
-def _linear_layers(job: Job) -> object:
+def _linear_layers(job: PlannedJob) -> object:
     """Which layers have a gated delta net. A number N means that every N-th layer has attention."""
     linear = job.shape.linear_attention
     if linear is None:

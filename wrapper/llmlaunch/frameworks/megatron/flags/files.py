@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from llmlaunch.frameworks.argument import blend_words
 from llmlaunch.frameworks.checkpoints import RESHARDING_FLAG, saved_by_parameter
-from llmlaunch.frameworks.megatron.flags.row import PARSED, Explained, Flag, Job, Space, alias, chosen, flag
+from llmlaunch.frameworks.megatron.flags.row import PARSED, Explained, Flag, PlannedJob, Space, alias, chosen, flag
 from llmlaunch.frameworks.megatron.flags.training import evaluates, is_weight
 from llmlaunch.frameworks.megatron.parser import core_parser
 from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE
@@ -27,11 +27,11 @@ def _masks(space: Space) -> object:
     return True if made and length**2 >= MASK_BYTES_TOLD else None
 
 
-def _from_files(job: Job) -> bool:
+def _from_files(job: PlannedJob) -> bool:
     return not job.recipe.data.mock
 
 
-def _training_files(job: Job) -> object:
+def _training_files(job: PlannedJob) -> object:
     data = job.recipe.data
     return Explained(tuple(blend_words(data.blend)), ("data.blend",)) if data.blend else data.path
 
@@ -147,17 +147,17 @@ DATA_ROWS: tuple[Flag, ...] = (
 )
 
 
-def _tokenizer(job: Job) -> str:
+def _tokenizer(job: PlannedJob) -> str:
     data = job.recipe.data
     return data.tokenizer_type or (HUGGING_FACE if data.tokenizer else NUMBERS)
 
 
-def _tokenizer_type(job: Job) -> object:
+def _tokenizer_type(job: PlannedJob) -> object:
     kind = _tokenizer(job)
     return Explained(kind, why="tokens are numbers already" if kind == NUMBERS else "")
 
 
-def _of_numbers(job: Job) -> bool:
+def _of_numbers(job: PlannedJob) -> bool:
     return _tokenizer(job) == NUMBERS
 
 
@@ -216,7 +216,7 @@ TOKENIZER_ROWS: tuple[Flag, ...] = (
 )
 
 
-def _saves(job: Job) -> bool:
+def _saves(job: PlannedJob) -> bool:
     return job.training.checkpoint_path is not None and job.training.save_interval is not None
 
 
@@ -224,7 +224,7 @@ def _saved(space: Space) -> bool:
     return bool(space.get("save") and space.get("save_interval"))
 
 
-def _ckpt_format(job: Job) -> object:
+def _ckpt_format(job: PlannedJob) -> object:
     """Megatron-FSDP takes no other format than its own, checkpoints or not."""
     if job.layout.zero_stage >= FIRST_STAGE:
         return Explained("fsdp_dtensor", ("layout.zero_stage",), "Megatron-FSDP takes no other")
@@ -241,7 +241,7 @@ def _read_format(space: Space) -> object:
     return kind if _saved(space) and (whole or sharded) else None
 
 
-def _often(job: Job) -> object:
+def _often(job: PlannedJob) -> object:
     return job.training.non_persistent_save_interval if _saves(job) else None
 
 
@@ -251,7 +251,7 @@ def _read_often(space: Space) -> object:
     return often if _saved(space) and often and often < space["save_interval"] and wide else None
 
 
-def _asynchronous(job: Job) -> bool:
+def _asynchronous(job: PlannedJob) -> bool:
     return _saves(job) and job.training.async_save
 
 
@@ -265,7 +265,7 @@ def _start(space: Space) -> object:
     return space.get("pretrained_checkpoint") or (load if space.get("finetune") and load != save else None) or None
 
 
-def _reshards(job: Job) -> bool:
+def _reshards(job: PlannedJob) -> bool:
     requested = RESHARDING_FLAG in job.recipe.backend.extra_args
     return _saves(job) and job.layout.zero_stage == 1 and saved_by_parameter(job.recipe, job.layout) and not requested
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from functools import partial
 
 from llmlaunch.frameworks.megatron.flags.model import PATTERN_FLAGS
-from llmlaunch.frameworks.megatron.flags.row import PARSED, Explained, Flag, Job, Space, alias, chosen, flag, within
+from llmlaunch.frameworks.megatron.flags.row import (
+    PARSED,
+    Explained,
+    Flag,
+    PlannedJob,
+    SinceThen,
+    Space,
+    alias,
+    chosen,
+    flag,
+    within,
+)
 from llmlaunch.frameworks.megatron.flags.stages import (
     CHUNKS,
     EMBEDDING,
@@ -17,7 +28,13 @@ from llmlaunch.frameworks.megatron.flags.stages import (
     stage_flags,
 )
 from llmlaunch.frameworks.megatron.namespace import HEADS, STAGES
-from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE, STRATEGIES, gradient_format, made_in_shards
+from llmlaunch.frameworks.megatron.sharding import (
+    FIRST_STAGE,
+    STRATEGIES,
+    asks_for_sharding,
+    gradient_format,
+    made_in_shards,
+)
 
 __all__ = ["LAYOUT_FLAGS"]
 
@@ -31,7 +48,7 @@ def _size(name: str, key: str, bridge: str = MODEL) -> Flag:
     return flag(name, key, bridge, read=lambda space: space.get(name[2:].replace("-", "_")) or 1)
 
 
-def _stages(name: str, job: Job) -> object:
+def _stages(name: str, job: PlannedJob) -> object:
     if job.shape.mamba is not None:
         return None
     before_loss = job.techniques.heads_before_loss
@@ -77,11 +94,11 @@ STAGE_ROWS: tuple[Flag, ...] = (
 )
 
 
-def _distributed(job: Job) -> bool:
+def _distributed(job: PlannedJob) -> bool:
     return job.layout.zero_stage == 1
 
 
-def _sharded(job: Job) -> bool:
+def _sharded(job: PlannedJob) -> bool:
     return job.layout.zero_stage >= FIRST_STAGE
 
 
@@ -193,6 +210,13 @@ SHARDING_ROWS: tuple[Flag, ...] = (
         "bf16",
         when=_sharded,
         added="Megatron-FSDP accumulates in bf16 by itself",
+        since=SinceThen(
+            "sharding-since-0.19",
+            asks_for_sharding,
+            "2 and 3 are Megatron-FSDP, whose gradients core 0.16 cannot be told the format of "
+            "(--megatron-fsdp-main-grads-dtype); pin 0 or 1, or name a newer backend.version",
+            STAGE,
+        ),
     ),
     chosen(
         "--no-gradient-accumulation-fusion",

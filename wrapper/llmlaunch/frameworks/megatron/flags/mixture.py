@@ -5,7 +5,18 @@ from __future__ import annotations
 from llmlaunch.frameworks.argument import number
 from llmlaunch.frameworks.megatron.facts import FP32_ROUTER_EXPERTS
 from llmlaunch.frameworks.megatron.fixed_rows import INTERLEAVED
-from llmlaunch.frameworks.megatron.flags.row import PARSED, Explained, Flag, Job, Space, alias, chosen, flag, within
+from llmlaunch.frameworks.megatron.flags.row import (
+    PARSED,
+    Explained,
+    Flag,
+    PlannedJob,
+    SinceThen,
+    Space,
+    alias,
+    chosen,
+    flag,
+    within,
+)
 from llmlaunch.frameworks.megatron.read_hybrid import PATTERN
 from llmlaunch.models.shape import SQUARED
 
@@ -20,7 +31,7 @@ OTHER_SCORES = ("sigmoid", "sqrtsoftplus")
 USUAL_TOPK, USUAL_COEFFICIENT = 2, 0.01  # --moe-router-topk's default, and that of the recipe's aux_loss_coeff
 
 
-def _is_mixture(job: Job) -> bool:
+def _is_mixture(job: PlannedJob) -> bool:
     return job.shape.moe is not None
 
 
@@ -33,15 +44,15 @@ def one_of(value: object) -> object:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
-def _dispatcher(job: Job) -> str:
+def _dispatcher(job: PlannedJob) -> str:
     return job.techniques.token_dispatcher or "alltoall"
 
 
-def _library(job: Job) -> object:
+def _library(job: PlannedJob) -> object:
     return job.techniques.flex_backend or "deepep" if _dispatcher(job) == "flex" else None
 
 
-def _score_format(job: Job) -> object:
+def _score_format(job: PlannedJob) -> object:
     moe = job.shape.moe
     if moe is None or not (_dispatcher(job) == "flex" or moe.num_experts >= FP32_ROUTER_EXPERTS):
         return None
@@ -49,7 +60,7 @@ def _score_format(job: Job) -> object:
     return Explained("fp32", why=f"{who} fp32 scores")
 
 
-def _grouped(job: Job) -> bool:
+def _grouped(job: PlannedJob) -> bool:
     return job.shape.moe is not None and job.shape.moe.grouped_gemm is not False
 
 
@@ -112,11 +123,11 @@ def _pages(space: Space) -> bool:
     return stashed and device is not None and host is not None and device > 0 and host >= 0
 
 
-def _has_rows(job: Job) -> bool:
+def _has_rows(job: PlannedJob) -> bool:
     return _is_mixture(job) and job.techniques.expert_rank_capacity_factor is not None
 
 
-def _has_stash(job: Job) -> bool:
+def _has_stash(job: PlannedJob) -> bool:
     return _is_mixture(job) and job.techniques.paged_stash is not None
 
 
@@ -129,6 +140,11 @@ FIXED_ROW_FLAGS: tuple[Flag, ...] = (
         when=_has_rows,
         read=lambda space: space["moe_expert_rank_capacity_factor"] if _fixed(space) else None,
         decides=True,
+        since=SinceThen(
+            "fixed-rows-since-0.19",
+            lambda recipe: recipe.techniques.expert_rank_capacity_factor is not None,
+            where="megatron/core/transformer/transformer_config.py, core 0.16",
+        ),
     ),
     chosen(
         "--use-transformer-engine-op-fuser",
@@ -178,12 +194,12 @@ FIXED_ROW_FLAGS: tuple[Flag, ...] = (
 )
 
 
-def _score_function(job: Job) -> object:
+def _score_function(job: PlannedJob) -> object:
     kind = job.value(f"{ROUTER}.score_function")
     return kind if kind != "softmax" else None
 
 
-def _scores_first(job: Job) -> object:
+def _scores_first(job: PlannedJob) -> object:
     """Softmax over the chosen experts' logits is softmax over all, made to sum to 1 again: Megatron's default. Sigmoid
     scores always are."""
     moe = job.shape.moe
@@ -216,7 +232,7 @@ def _balancing(space: Space) -> object:
     return kind if kind in ("seq_aux_loss", "none") else None
 
 
-def _balanced(job: Job) -> bool:
+def _balanced(job: PlannedJob) -> bool:
     return job.shape.moe is not None and job.shape.moe.router.balancing != "none"
 
 
@@ -280,7 +296,7 @@ ROUTER_FLAGS: tuple[Flag, ...] = (
 )
 
 
-def _is_shared(job: Job) -> bool:
+def _is_shared(job: PlannedJob) -> bool:
     return job.shape.moe is not None and bool(job.shape.moe.shared_expert_ffn_hidden_size)
 
 
@@ -288,7 +304,7 @@ def _shared(space: Space) -> bool:
     return bool(space.get("moe_shared_expert_intermediate_size"))
 
 
-def _layer_pattern(job: Job) -> object:
+def _layer_pattern(job: PlannedJob) -> object:
     """Which layers are mixtures. Where a mixture is alone in its layer, the pattern of all layers says it."""
     moe = job.shape.moe
     some = moe is not None and len(set(moe.layer_pattern)) > 1 and job.shape.mamba is None
@@ -300,7 +316,7 @@ def _read_layers(space: Space) -> object:
     return list(pattern) if pattern is not None and not all(pattern) and not space.get(PATTERN) else None
 
 
-def _biased_in_one_kernel(job: Job) -> bool:
+def _biased_in_one_kernel(job: PlannedJob) -> bool:
     return job.shape.linear_bias and _grouped(job)
 
 

@@ -7,7 +7,8 @@ from llmlaunch.frameworks.megatron.flags.row import (
     PARSED,
     Explained,
     Flag,
-    Job,
+    PlannedJob,
+    SinceThen,
     Space,
     alias,
     chosen,
@@ -102,7 +103,17 @@ PREDICTION_FLAGS: tuple[Flag, ...] = (
     flag("--mtp-num-layers", "model.mtp_num_layers", MODEL, form=lambda layers: layers or None),
     *within(
         lambda space: bool(space.get("mtp_num_layers")),
-        flag("--mtp-use-repeated-layer", "model.mtp_repeated", MODEL),
+        flag(
+            "--mtp-use-repeated-layer",
+            "model.mtp_repeated",
+            MODEL,
+            since=SinceThen(
+                "repeated-prediction-since-0.19",
+                lambda recipe: recipe.model.mtp_repeated,
+                "--mtp-use-repeated-layer came after core 0.16; write false, or name a newer backend.version",
+                where="megatron/core/transformer/multi_token_prediction.py, core 0.16",
+            ),
+        ),
     ),
 )
 
@@ -115,7 +126,7 @@ def _clamped(space: Space) -> bool:
     return bool(space.get("quick_geglu")) and space.get("activation_func_clamp_value") == CLAMP
 
 
-def _query_norm(job: Job) -> object:
+def _query_norm(job: PlannedJob) -> object:
     """DeepSeek's latents have norms, always. Core 0.19 gives queries that have no latent one too, after that of the
     layer (megatron/core/transformer/mla_qk_norm_config.py): hidden_size parameters a layer more."""
     if job.shape.mla is None:
@@ -171,7 +182,7 @@ def _activation(space: Space) -> object:
     return CLAMPED if _clamped(space) else SQUARED if space.get("squared_relu") else None
 
 
-def _is_clamped(job: Job) -> bool:
+def _is_clamped(job: PlannedJob) -> bool:
     return job.shape.activation == CLAMPED
 
 
@@ -226,7 +237,7 @@ MIXER_FLAGS: tuple[Flag, ...] = within(
 )
 
 
-def _pattern(job: Job) -> object:
+def _pattern(job: PlannedJob) -> object:
     mamba = job.shape.mamba
     return None if mamba is None else hybrid_pattern(mamba, job.layout, job.shape.mtp_num_layers)
 
@@ -249,6 +260,14 @@ PATTERN_FLAGS: tuple[Flag, ...] = (
                 "model.mamba.mtp_pattern": _prediction_pattern,
             },
             decides="model.mamba",
+            since=SinceThen(
+                "hybrid-since-0.19",
+                lambda recipe: recipe.model.mamba is not None,
+                "layers of one part each are another class in core 0.16, and written otherwise; name a newer "
+                "backend.version",
+                "model.mamba",
+                "megatron/core/models/mamba/mamba_model.py, core 0.16",
+            ),
         ),
     ),
     alias("--hybrid-override-pattern", "model.mamba", decides="model.mamba"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmlaunch.frameworks.megatron.flags.row import PARSED, Field, Flag, Job, Space, chosen, flag, within
+from llmlaunch.frameworks.megatron.flags.row import PARSED, Field, Flag, PlannedJob, Space, chosen, flag, within
 
 __all__ = ["NUMBER_FLAGS", "UNCHECKED"]
 
@@ -58,23 +58,23 @@ PRECISION_ROWS: tuple[Flag, ...] = (
 )
 
 
-def _narrow(job: Job) -> str | None:
+def _narrow(job: PlannedJob) -> str | None:
     return job.training.numbers.narrow
 
 
-def _in_fp4(job: Job) -> bool:
+def _in_fp4(job: PlannedJob) -> bool:
     return _narrow(job) == "nvfp4"
 
 
-def _in_fp8(job: Job) -> bool:
+def _in_fp8(job: PlannedJob) -> bool:
     return _narrow(job) is not None and not _in_fp4(job)
 
 
-def _delayed(job: Job) -> bool:
+def _delayed(job: PlannedJob) -> bool:
     return _narrow(job) == "delayed"
 
 
-def _narrow_parameters(job: Job) -> bool:
+def _narrow_parameters(job: PlannedJob) -> bool:
     return _in_fp8(job) and job.training.numbers.narrow_parameters
 
 
@@ -165,7 +165,7 @@ NARROW_ROWS: tuple[Flag, ...] = (
 )
 
 
-def _has_formats(job: Job) -> bool:
+def _has_formats(job: PlannedJob) -> bool:
     return not job.training.muon and job.training.numbers.optimizer is not None
 
 

@@ -21,8 +21,9 @@ __all__ = [
     "Explained",
     "Field",
     "Flag",
-    "Job",
     "Parsed",
+    "PlannedJob",
+    "SinceThen",
     "Space",
     "alias",
     "chosen",
@@ -37,7 +38,7 @@ Read = Callable[[Space], object]
 
 
 @frozen
-class Job:
+class PlannedJob:
     """What is rendered: a recipe and the layout of its plan. `version` is that of Megatron core whose flags are
     written."""
 
@@ -88,6 +89,21 @@ class Explained:
     why: str | None = None
 
 
+@frozen
+class SinceThen:
+    """What a recipe learns that asks for a flag which its version of Megatron core lacks.
+
+    `name` is that of the requirement, and `asked` whether a recipe asks for the flag. The recipe key, the sentence and
+    the file that was read are the usual ones where nothing else is given.
+    """
+
+    name: str
+    asked: Callable[[Recipe], bool]
+    sentence: str = ""
+    key: str = ""
+    where: str = "megatron/training/arguments.py, core 0.16"
+
+
 def _nothing(_: Any) -> None:
     return None
 
@@ -107,12 +123,13 @@ class Flag:
     planned. `added` says why rendering adds the flag to a command line that lacks it, and `unread` why a recipe does
     not keep the value that a command line gives. `only_helps`: without the flag a training is the same, only slower,
     so a version of core that lacks it does without. `unsaid` tells of the values that no key can say, which stay the
-    person's own argument, and with it that of `companion`.
+    person's own argument, and with it that of `companion`. `since` is what a recipe learns whose version lacks the
+    flag.
     """
 
     name: str
     keys: tuple[str, ...]
-    write: Callable[[Job], object] = _nothing
+    write: Callable[[PlannedJob], object] = _nothing
     reads: Mapping[str, Read] = field(default_factory=dict)
     bridge: str | tuple[Field, ...] | None = None
     why: str = ""
@@ -122,6 +139,7 @@ class Flag:
     only_helps: bool = False
     unsaid: Callable[[Sequence[str]], bool] | None = None
     companion: str = ""
+    since: SinceThen | None = None
 
     @property
     def key(self) -> str:
@@ -148,7 +166,7 @@ class Flag:
         """What the flag sets in Bridge."""
         return ((f"{self.bridge}.{self.dest}", PARSED),) if isinstance(self.bridge, str) else self.bridge
 
-    def arguments(self, job: Job) -> tuple[Argument, ...]:
+    def arguments(self, job: PlannedJob) -> tuple[Argument, ...]:
         """Return the argument for a job, none where nothing is to be written."""
         value, keys, why = self.write(job), self.keys, self.why
         if isinstance(value, Explained):
@@ -171,8 +189,8 @@ def flag(
     bridge: Bridge = None,
     *,
     form: Callable[[Any], object] | None = None,
-    when: Callable[[Job], bool] | None = None,
-    write: Callable[[Job], object] | None = None,
+    when: Callable[[PlannedJob], bool] | None = None,
+    write: Callable[[PlannedJob], object] | None = None,
     read: Read | None = None,
     reads: Mapping[str, Read] | None = None,
     **columns: Any,
@@ -203,7 +221,7 @@ def chosen(
     *,
     why: str = "",
     keys: str | tuple[str, ...] = (),
-    when: Callable[[Job], bool] | None = None,
+    when: Callable[[PlannedJob], bool] | None = None,
     **columns: Any,
 ) -> Flag:
     """Return a row of a flag whose value no key decides: it follows from another choice, or llmlaunch chose."""
@@ -226,14 +244,16 @@ def _if(present: Callable[[Space], bool], read: Read) -> Read:
     return lambda space: read(space) if present(space) else None
 
 
-def _guarded(write: Callable[[Job], object], when: Callable[[Job], bool] | None) -> Callable[[Job], object]:
+def _guarded(
+    write: Callable[[PlannedJob], object], when: Callable[[PlannedJob], bool] | None
+) -> Callable[[PlannedJob], object]:
     if when is None:
         return write
     return lambda job: write(job) if when(job) else None
 
 
-def _value_in(key: str, form: Callable[[Any], object] | None) -> Callable[[Job], object]:
-    def value(job: Job) -> object:
+def _value_in(key: str, form: Callable[[Any], object] | None) -> Callable[[PlannedJob], object]:
+    def value(job: PlannedJob) -> object:
         stated = job.value(key)
         return stated if stated is None or form is None else form(stated)
 

@@ -20,7 +20,7 @@ from llmlaunch.frameworks.megatron.flags.model import (
     SWITCH_FLAGS,
 )
 from llmlaunch.frameworks.megatron.flags.numbers import NUMBER_FLAGS
-from llmlaunch.frameworks.megatron.flags.row import Field, Flag, Job, Space
+from llmlaunch.frameworks.megatron.flags.row import Field, Flag, PlannedJob, Space
 from llmlaunch.frameworks.megatron.flags.techniques import TECHNIQUE_FLAGS
 from llmlaunch.frameworks.megatron.flags.training import LOG_FLAGS, TRAINING_FLAGS
 from llmlaunch.recipe.types import recipe_form
@@ -46,7 +46,7 @@ FLAGS: tuple[Flag, ...] = (
 """A flag that several choices ask for has a row for each of them."""
 
 
-def written_arguments(job: Job) -> tuple[Argument, ...]:
+def written_arguments(job: PlannedJob) -> tuple[Argument, ...]:
     """Return the arguments that the recipe and its plan decide, each with its reason."""
     return tuple(argument for row in FLAGS for argument in row.arguments(job))
 

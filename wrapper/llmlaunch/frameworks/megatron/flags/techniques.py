@@ -7,7 +7,17 @@ from typing import get_args
 from llmlaunch.frameworks.megatron.cuda_graphs import MODULES_SINCE, graph_implementation
 from llmlaunch.frameworks.megatron.facts import FUSED_LOSSES
 from llmlaunch.frameworks.megatron.flags.mixture import one_of
-from llmlaunch.frameworks.megatron.flags.row import PARSED, Flag, Job, Space, alias, chosen, flag, within
+from llmlaunch.frameworks.megatron.flags.row import (
+    PARSED,
+    Flag,
+    PlannedJob,
+    SinceThen,
+    Space,
+    alias,
+    chosen,
+    flag,
+    within,
+)
 from llmlaunch.frameworks.megatron.techniques import modules_of
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER, GraphScope, OffloadModule, RecomputeModule
@@ -18,19 +28,19 @@ MODEL, ADAM, DDP = "model", "optimizer", "ddp"  # sections of Bridge
 MOST_LAYERS = 10_000
 
 
-def _selective(job: Job) -> bool:
+def _selective(job: PlannedJob) -> bool:
     return job.layout.recompute == RECOMPUTE_SELECTIVE
 
 
-def _full(job: Job) -> bool:
+def _full(job: PlannedJob) -> bool:
     return job.layout.recompute == RECOMPUTE_FULL
 
 
-def _granularity(job: Job) -> object:
+def _granularity(job: PlannedJob) -> object:
     return {RECOMPUTE_SELECTIVE: "selective", RECOMPUTE_FULL: "full"}.get(job.layout.recompute)
 
 
-def _recomputed_layers(job: Job) -> int:
+def _recomputed_layers(job: PlannedJob) -> int:
     if job.layout.recompute_layers:
         return job.layout.recompute_layers
     chunks = job.layout.pipeline * job.layout.virtual_pipeline
@@ -91,7 +101,7 @@ RECOMPUTE_ROWS: tuple[Flag, ...] = (
 )
 
 
-def _moves_modules(job: Job) -> bool:
+def _moves_modules(job: PlannedJob) -> bool:
     return bool(job.techniques.offload_modules)
 
 
@@ -114,7 +124,7 @@ def _instances(space: Space) -> object:
     return instances if space.get("use_distributed_optimizer") and instances > 1 else None
 
 
-def _moves_optimizer(job: Job) -> bool:
+def _moves_optimizer(job: PlannedJob) -> bool:
     return bool(job.techniques.offload_optimizer)
 
 
@@ -148,6 +158,7 @@ OFFLOAD_ROWS: tuple[Flag, ...] = (
         when=lambda job: _moves_modules(job) and job.techniques.offload_fraction < 1.0,
         read=_moved_share,
         decides=True,
+        since=SinceThen("offload-fraction-since-0.19", lambda recipe: recipe.techniques.offload_fraction < 1.0),
     ),
     flag(
         "--cpu-offloading-num-layers",
@@ -201,7 +212,7 @@ OFFLOAD_ROWS: tuple[Flag, ...] = (
 )
 
 
-def _fused_loss(job: Job) -> object:
+def _fused_loss(job: PlannedJob) -> object:
     return job.techniques.loss if job.techniques.loss in FUSED_LOSSES else None
 
 
@@ -212,7 +223,7 @@ def _read_loss(space: Space) -> object:
 DELAYED, EXCHANGE = "layout.delay_weight_gradients", "layout.overlap_expert_communication"
 
 
-def _wide_gradients(job: Job) -> bool:
+def _wide_gradients(job: PlannedJob) -> bool:
     return job.training.gradient_dtype == "fp32" and job.recipe.workload.precision == "fp16"
 
 
@@ -244,6 +255,7 @@ LOSS_ROWS: tuple[Flag, ...] = (
             space["mlp_chunks_for_training"] if (space.get("mlp_chunks_for_training") or 1) > 1 else None
         ),
         decides=True,
+        since=SinceThen("chunks-since-0.19", lambda recipe: recipe.techniques.mlp_chunks > 1),
     ),
     flag(
         "--overlap-moe-expert-parallel-comm",
@@ -318,29 +330,29 @@ TRACKED = "a graph cannot replay the usual generator's offsets"
 BLIND = "a graph of the whole iteration cannot look at the loss"
 
 
-def _graphs(job: Job) -> tuple[str, ...]:
+def _graphs(job: PlannedJob) -> tuple[str, ...]:
     return job.techniques.cuda_graphs
 
 
-def _by_modules(job: Job) -> bool:
+def _by_modules(job: PlannedJob) -> bool:
     return job.version == MODULES_SINCE
 
 
-def _whole_iteration(job: Job) -> bool:
+def _whole_iteration(job: PlannedJob) -> bool:
     return _graphs(job) == (FULL_ITERATION,)
 
 
-def _implementation(job: Job) -> object:
+def _implementation(job: PlannedJob) -> object:
     return "local" if _whole_iteration(job) and not _by_modules(job) else graph_implementation(job.techniques)
 
 
-def _captured_modules(job: Job) -> object:
+def _captured_modules(job: PlannedJob) -> object:
     """No modules are all of them."""
     named = _graphs(job) and _graphs(job) not in ((FULL_ITERATION,), (WHOLE_LAYER,))
     return _graphs(job) if named and _by_modules(job) else None
 
 
-def _captured_scope(job: Job) -> object:
+def _captured_scope(job: PlannedJob) -> object:
     return _graphs(job) if _graphs(job) and not _by_modules(job) and _graphs(job) != (WHOLE_LAYER,) else None
 
 

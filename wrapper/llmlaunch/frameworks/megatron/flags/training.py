@@ -6,7 +6,17 @@ import re
 from typing import Any
 
 from llmlaunch.frameworks.argument import RUN_DIR, NodeVariable, number
-from llmlaunch.frameworks.megatron.flags.row import PARSED, Explained, Flag, Job, Space, alias, chosen, flag, written
+from llmlaunch.frameworks.megatron.flags.row import (
+    PARSED,
+    Explained,
+    Flag,
+    PlannedJob,
+    Space,
+    alias,
+    chosen,
+    flag,
+    written,
+)
 from llmlaunch.recipe.tracking import NO_TRACKING
 from llmlaunch.recipe.training import default_schedule
 from llmlaunch.recipe.types import Recipe
@@ -47,7 +57,7 @@ def _schedule(recipe: Recipe) -> Any:
     return default_schedule(recipe.backend.name, recipe.backend.script_kind, recipe.training.steps)
 
 
-def _decay(job: Job) -> object:
+def _decay(job: PlannedJob) -> object:
     """Without a word of the recipe's, the person's own extra argument decides, such as Megatron's WSD."""
     stated = job.training.learning_rate_decay
     if stated is None and any(word.split("=", 1)[0] == DECAY for word in job.recipe.backend.extra_args):
@@ -64,7 +74,7 @@ def warmup_steps(recipe: Recipe) -> int:
     return _schedule(recipe).warmup_steps if stated is None else stated
 
 
-def _warmup(job: Job) -> object:
+def _warmup(job: PlannedJob) -> object:
     if job.training.warmup_steps is not None:
         return warmup_steps(job.recipe)
     return Explained(warmup_steps(job.recipe), STEPS, "a hundredth of the steps")
@@ -154,12 +164,12 @@ def evaluates(space: Space) -> bool:
     return bool(space.get("mock_data")) or apart
 
 
-def _iterations(job: Job) -> object:
+def _iterations(job: PlannedJob) -> object:
     evaluation = job.training.evaluation
     return Explained(0, (), "the recipe has no training.evaluation") if evaluation is None else evaluation.iterations
 
 
-def _interval(job: Job) -> object:
+def _interval(job: PlannedJob) -> object:
     """Megatron's core 0.19 has no default for it."""
     evaluation = job.training.evaluation
     if evaluation is not None:
@@ -199,23 +209,23 @@ LOG_ROWS: tuple[Flag, ...] = (
 )
 
 
-def _curves(job: Job) -> object:
+def _curves(job: PlannedJob) -> object:
     folder = job.recipe.tensorboard
     key = "training.tensorboard" if job.training.tensorboard else "tracking.tensorboard"
     return None if folder is None else Explained(folder, (key,))
 
 
-def _curves_of_run(job: Job) -> bool:
+def _curves_of_run(job: PlannedJob) -> bool:
     """Megatron logs to W&B only what it logs to TensorBoard, and only where that has a folder (training_log, training/
     training.py, core 0.16 and 0.19). The id of the run and that it goes on come from the environment."""
     return _has_run(job) and job.recipe.tensorboard is None
 
 
-def _has_run(job: Job) -> bool:
+def _has_run(job: PlannedJob) -> bool:
     return job.recipe.tracking.wandb is not None
 
 
-def _folder(job: Job) -> object:
+def _folder(job: PlannedJob) -> object:
     run = job.recipe.tracking.wandb
     return None if run is None else run.save_dir or NodeVariable(RUN_DIR)
 
