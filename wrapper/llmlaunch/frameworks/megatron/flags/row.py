@@ -71,6 +71,9 @@ class PlannedJob:
         return owner
 
 
+Write = Callable[[PlannedJob], object]
+
+
 class Parsed:
     """Stands for the value that Megatron's parser makes of the flag's words."""
 
@@ -129,7 +132,7 @@ class Flag:
 
     name: str
     keys: tuple[str, ...]
-    write: Callable[[PlannedJob], object] = _nothing
+    write: Write = _nothing
     reads: Mapping[str, Read] = field(default_factory=dict)
     bridge: str | tuple[Field, ...] | None = None
     why: str = ""
@@ -190,7 +193,7 @@ def flag(
     *,
     form: Callable[[Any], object] | None = None,
     when: Callable[[PlannedJob], bool] | None = None,
-    write: Callable[[PlannedJob], object] | None = None,
+    write: Write | None = None,
     read: Read | None = None,
     reads: Mapping[str, Read] | None = None,
     **columns: Any,
@@ -244,15 +247,13 @@ def _if(present: Callable[[Space], bool], read: Read) -> Read:
     return lambda space: read(space) if present(space) else None
 
 
-def _guarded(
-    write: Callable[[PlannedJob], object], when: Callable[[PlannedJob], bool] | None
-) -> Callable[[PlannedJob], object]:
+def _guarded(write: Write, when: Callable[[PlannedJob], bool] | None) -> Write:
     if when is None:
         return write
     return lambda job: write(job) if when(job) else None
 
 
-def _value_in(key: str, form: Callable[[Any], object] | None) -> Callable[[PlannedJob], object]:
+def _value_in(key: str, form: Callable[[Any], object] | None) -> Write:
     def value(job: PlannedJob) -> object:
         stated = job.value(key)
         return stated if stated is None or form is None else form(stated)
