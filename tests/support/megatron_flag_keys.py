@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from llmlaunch.assets import asset
 from llmlaunch.frameworks.megatron.flags.earlier import EARLIER
-from llmlaunch.frameworks.megatron.flags.table import FLAGS
+from llmlaunch.frameworks.megatron.flags.table import FLAGS, bridge_fields
+from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, core_parser
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.recipe.types import Recipe
 from support.recipes import recipe_of, small
@@ -74,10 +75,18 @@ def flag_key_table() -> str:
         keys[row.name] |= {*row.keys, *row.reads}
     for name, earlier in EARLIER.items():
         keys[name] = {key for row in FLAGS if row.dest == earlier.parsed.dest for key in row.keys}
-    lines = ["| flag | key |", "|---|---|"]
-    named = {flag: ", ".join(f"`{key}`" for key in sorted(of)) for flag, of in sorted(keys.items()) if of}
-    lines += [f"| `{flag}` | {of} |" for flag, of in named.items()]
+    written = {row.name for row in FLAGS if row.writes}
+    lines = ["| flag | recipe key | written | field of Megatron-Bridge | in core |", "|---|---|---|---|---|"]
+    for flag, of in sorted(keys.items()):
+        fields = ", ".join(f"`{field}`" for field, _ in bridge_fields().get(flag, ()))
+        named = ", ".join(f"`{key}`" for key in sorted(of))
+        lines.append(f"| `{flag}` | {named} | {'yes' if flag in written else ''} | {fields} | {_versions(flag)} |")
     return "\n".join(lines)
+
+
+def _versions(flag: str) -> str:
+    known = [version for version in KNOWN_VERSIONS if flag in core_parser(version).flags]
+    return ", ".join(known) or "earlier"
 
 
 def written_jobs() -> Iterator[tuple[Recipe, Layout]]:
