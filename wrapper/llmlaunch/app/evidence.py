@@ -326,12 +326,12 @@ def last_true_peaks(recipe: Recipe, notify: Notify) -> PastRun | None:
     place = existing_store()
     if place is None:
         return None
-    from llmlaunch.store import history
     from llmlaunch.store.reading import has_runs_of
 
     try:
         if not has_runs_of(place, recipe.digest, recipe.name):
             return None
+        from llmlaunch.store import history
         from llmlaunch.store.collect import open_collected
 
         with open_collected(notify, short_wait_seconds(place)) as store:

@@ -77,8 +77,6 @@ def check_command(
     within the budget. 5: no verdict, because what decides memory was not read. A locked plan (`llmlaunch plan --lock`)
     may run whatever is known of it today.
     """
-    from llmlaunch.app.existing_job import ExistingJob
-
     if megatron_args is None and (recipe is None or not is_script(recipe)):
         if recipe is None:
             raise UserError("check: name a RECIPE or a SCRIPT, or give --megatron-args")
@@ -92,6 +90,8 @@ def check_command(
         return _end_check(
             run, notes, lambda: _steps_of_recipe(run, (recipe, *overrides)), warn_of_what_is_missing, verbose, as_json
         )
+    from llmlaunch.app.existing_job import ExistingJob
+
     try:
         job = _existing_job(recipe, overrides, megatron_args, cluster, variables, number)
     except NoVerdict as failure:
