@@ -10,6 +10,7 @@ from pydantic import AfterValidator, WithJsonSchema
 from llmlaunch.documents.keys import form, key, key_names, keys_of, section
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import LAYOUT, SOLVED_SHARE, WHAT_IF, Techniques
 
@@ -17,7 +18,6 @@ __all__ = [
     "ASKED_ONLY",
     "BIT_EQUAL_ONLY",
     "CHOOSABLE",
-    "ON_MEGATRON_CORE",
     "RECOMPUTE_AND_OFFLOAD",
     "Pin",
     "fixed_names",
@@ -27,9 +27,6 @@ __all__ = [
     "techniques_from",
     "what_if_form",
 ]
-
-ON_MEGATRON_CORE = ("megatron-lm", "megatron-bridge")
-"""Backends in which Megatron core trains."""
 
 Pin = int | str | bool | tuple[int | str | bool, ...]
 Problem = tuple[KeyPath, str]
@@ -226,7 +223,7 @@ def fixed_names(layout: Mapping[str, Any], training: Mapping[str, Any]) -> tuple
 def layout_problems(layout: Mapping[str, Any], model: ModelShape, backend: str) -> Iterator[Problem]:
     """Yield every key under `layout:` that contradicts another one, the model or the backend. What a backend can run
     is for its own requirements and rules."""
-    if backend not in ON_MEGATRON_CORE:
+    if not FRAMEWORKS[backend].on_megatron_core:
         yield from _of_megatron(layout, backend)
     yield from _recompute_problems(layout, model)
     if layout.get("offload_layers") and layout.get("offload_modules") is not None:

@@ -90,7 +90,7 @@ def recipe_from(document: Document, base_dir: Path = Path()) -> Recipe:
     keys = validate(recipe_form(named), document, VOCABULARY)
     recipe = _resolve(keys, document, base_dir)
     problems = [
-        *data_problems(recipe.data, recipe.backend.on_megatron_core, recipe.backend.name == "megatron-bridge"),
+        *data_problems(recipe.data, recipe.backend.on_megatron_core, recipe.backend.traits.takes_settings),
         *evaluation_problems(recipe.data, recipe.training.evaluation is not None),
         *layout_problems(keys.get("layout", {}), recipe.model, recipe.backend.name),
         *training_problems(keys["training"], recipe.training, recipe.model, recipe.backend.name),
@@ -155,7 +155,7 @@ def _resolve(keys: dict[str, Any], document: Document, base_dir: Path) -> Recipe
     layout, training = keys.get("layout", {}), training_from(keys["training"])
     length = training.sequence_length
     backend = keys["backend"]
-    of_transformers = backend.name == "deepspeed" and backend.script is None
+    of_transformers = backend.traits.ships_trainer and backend.script is None
     model, notes = _part("model", document, lambda spec: resolve_model(spec, base_dir, length, of_transformers))
     cluster = _part("cluster", document, lambda spec: load_cluster(spec, base_dir))
     nodes = keys["nodes"] if isinstance(keys["nodes"], dict) else {"count": keys["nodes"]}

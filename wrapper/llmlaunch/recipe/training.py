@@ -15,7 +15,7 @@ from llmlaunch.documents.keys import form, key, key_names, keys_of, name_or_mapp
 from llmlaunch.documents.text import PathText
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.recipe.layout_keys import ON_MEGATRON_CORE
+from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import OF_ATTENTION, TRAINING, Adapters, Techniques
 from llmlaunch.workload import NumberFormats, OptimizerFormats, Workload
@@ -103,7 +103,7 @@ class Schedule:
 def default_schedule(backend: str, script_kind: str, steps: int) -> Schedule:
     """Return the schedule of a training of `steps` whose recipe names none: as the Llama models were trained on
     Megatron core, that of Hugging Face's Trainer scripts, and a constant rate of the shipped DeepSpeed trainer."""
-    on_megatron = backend in ON_MEGATRON_CORE
+    on_megatron = FRAMEWORKS[backend].on_megatron_core
     share = 100 if on_megatron else 10
     decay = "cosine" if on_megatron or script_kind == "hugging-face" else "constant"
     return Schedule(decay, min(steps // share, MOST_WARMUP_STEPS))
@@ -282,7 +282,7 @@ def training_problems(
 ) -> Iterator[Problem]:
     """Yield every key under `training:` that contradicts another one, the model or the backend. What a device or a
     layout cannot do is for the backend's requirements and rules."""
-    if backend not in ON_MEGATRON_CORE:
+    if not FRAMEWORKS[backend].on_megatron_core:
         for name in OF_MEGATRON:
             if getattr(training, name):
                 instead = "write tracking.tensorboard" if name == "tensorboard" else "remove it"

@@ -29,7 +29,8 @@ from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.models.shape import ModelShape, model_form
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
-from llmlaunch.recipe.layout_keys import ON_MEGATRON_CORE, Pin, layout_form, what_if_form
+from llmlaunch.recipe.frameworks import FRAMEWORKS, FrameworkName, FrameworkTraits
+from llmlaunch.recipe.layout_keys import Pin, layout_form, what_if_form
 from llmlaunch.recipe.memory_policy import IN_USE, NO_CALIBRATION, MemoryPolicy
 from llmlaunch.recipe.node_count import AUTO_NODES, MOST_NODES, NodeCount, NodeRange, Nodes
 from llmlaunch.recipe.notices import Notices
@@ -164,7 +165,6 @@ SCHEMA = 1  # of recipes
 VOCABULARY = Path(__file__).with_name("vocabulary.json")
 
 BRIDGE_FIELD = re.compile(r"[a-z_]+(\.\w+)+=\S")
-BackendName = Literal["megatron-lm", "deepspeed", "megatron-bridge"]
 
 
 @section
@@ -172,7 +172,7 @@ class BackendChoice:
     """The training framework. `found_version` is what was seen of it where `version` is not given
     (llmlaunch.frameworks.framework_version)."""
 
-    name: str = key("Training framework", written=BackendName)
+    name: str = key("Training framework", written=FrameworkName)
     version: Line | None = key("Version the job will run with, quoted; recorded with the run", default=None)
     path: PathText | None = key("Megatron-LM checkout on the cluster", default=None)
     script: PathText | None = key(
@@ -210,14 +210,19 @@ class BackendChoice:
     found_version: str | None = None
 
     @property
+    def traits(self) -> FrameworkTraits:
+        """What a recipe's keys ask of the framework."""
+        return FRAMEWORKS[self.name]
+
+    @property
     def framework(self) -> str:
         """As its makers call it."""
-        return {"megatron-lm": "Megatron-LM", "deepspeed": "DeepSpeed", "megatron-bridge": "Megatron-Bridge"}[self.name]
+        return self.traits.title
 
     @property
     def on_megatron_core(self) -> bool:
         """Whether Megatron core trains: by Megatron-LM's script or one of its kind, or by Megatron-Bridge."""
-        return self.name in ON_MEGATRON_CORE
+        return self.traits.on_megatron_core
 
     @property
     def runs_version(self) -> str | None:
@@ -233,14 +238,14 @@ class BackendChoice:
     @property
     def command_line_args(self) -> tuple[str, ...]:
         """`extra_args` as words of the program: those of megatron-bridge are settings."""
-        return () if self.name == "megatron-bridge" else self.extra_args
+        return () if self.traits.takes_settings else self.extra_args
 
     @staticmethod
     def check_keys(keys: Mapping[str, Any]) -> None:
         """Raise ValueError where a key belongs to the other backend, or to a script that is not named."""
-        name, script = keys["name"], keys.get("script")
-        megatron = name in ON_MEGATRON_CORE
-        if name == "megatron-bridge":
+        framework, script = FRAMEWORKS[keys["name"]], keys.get("script")
+        megatron = framework.on_megatron_core
+        if framework.takes_settings:
             if script:
                 raise ValueError("script belongs to megatron-lm and deepspeed; megatron-bridge has settings; remove it")
             for word in keys.get("extra_args") or ():
@@ -255,7 +260,7 @@ class BackendChoice:
             raise ValueError("ds_config belongs to deepspeed; remove it")
         if not megatron and keys.get("libraries"):
             raise ValueError("libraries belongs to megatron-lm; remove it")
-        if name != "megatron-lm" and keys.get("path") is not None:
+        if not framework.has_checkout and keys.get("path") is not None:
             raise ValueError("path is the Megatron-LM checkout; remove it (a script of your own goes into `script`)")
         if keys.get("script_args") and script is None:
             raise ValueError("script_args needs script; name the script they belong to")
@@ -313,7 +318,7 @@ class Recipe:
     )
     backend: BackendChoice = key(
         "megatron-lm, deepspeed, megatron-bridge, or a mapping",
-        words={name: BackendChoice(name) for name in ("megatron-lm", "deepspeed", "megatron-bridge")},
+        words={name: BackendChoice(name) for name in FRAMEWORKS},
     )
     cluster: Cluster = key(
         "Profile by name, shipped or of the site, path of a profile, or a mapping",
