@@ -8,6 +8,7 @@ from typing import Any
 
 from llmlaunch.assets import asset
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.deepspeed.trace import deepspeed_job
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import constant
@@ -15,7 +16,6 @@ from llmlaunch.memory.job import Job
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.deepspeed_trace import deepspeed_job
 
 RANKS = 8
 HIDDEN, LAYERS = 1024, 2

@@ -25,10 +25,10 @@ from judges import TRACED, megatron_python
 from traced_cases import ADAPTED, CASES, MANY_MICROBATCHES, PACKED, PADDED, TECHNIQUES, WHOLE_MATRICES, Case
 from wrong_formulas import Patch, everywhere, left_out, multiplied
 
+from llmlaunch.frameworks.framework import REMAINDER
+from llmlaunch.frameworks.megatron.trace import megatron_terms
 from llmlaunch.memory import loss, saved, schedule, states, weights, workspace
 from llmlaunch.memory.peak import OUTSIDE_TORCH
-from llmlaunch.rehearsal.deepspeed_trace import REMAINDER
-from llmlaunch.rehearsal.megatron_trace import megatron_terms
 
 pytestmark = pytest.mark.frameworks
 

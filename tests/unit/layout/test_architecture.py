@@ -17,7 +17,7 @@ FLOORS = (
     ("documents",),
     ("cluster", "models", "techniques", "workload"),
     ("layout", "recipe"),
-    ("memory",),
+    ("findings", "memory"),
     ("timing",),
     ("command_lines",),
     ("frameworks",),

@@ -22,12 +22,12 @@ from checkpoint_files import (
 )
 from job_files import readiness
 
+from llmlaunch.findings import Finding
+from llmlaunch.frameworks.megatron.saved_job import megatron_job
+from llmlaunch.frameworks.pickle_outline import Outline, read_outline
 from llmlaunch.layout import Layout
 from llmlaunch.readiness import checkpoint_match
 from llmlaunch.readiness.checkpoints import mismatches
-from llmlaunch.readiness.findings import Finding
-from llmlaunch.readiness.pickle_outline import Outline, read_outline
-from llmlaunch.readiness.saved_job import megatron_job
 from llmlaunch.recipe.load import load_recipe
 from support.recipes import recipe_text
 

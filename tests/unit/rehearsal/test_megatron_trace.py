@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.framework import FORWARD, REMAINDER
+from llmlaunch.frameworks.megatron.trace import megatron_job, megatron_terms
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.deepspeed_trace import FORWARD, REMAINDER
-from llmlaunch.rehearsal.megatron_trace import megatron_job, megatron_terms
 from support.rehearsed_plans import GALLERY
 
 TRACES = Path(__file__).resolve().parents[2] / "data" / "traces"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from math import ceil
 
 from llmlaunch.documents.slurm_options import limit_seconds
+from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.models.parameters import count_parameters
@@ -15,6 +16,8 @@ from llmlaunch.timing.step import evaluation_seconds
 from llmlaunch.units import GB, GIB
 
 __all__ = [
+    "KEY",
+    "NEW_FOLDER",
     "NON_PERSISTENT_FOLDER",
     "RESHARDING_FLAG",
     "checkpoint_bytes",
@@ -30,6 +33,9 @@ __all__ = [
     "skip_flag",
     "tracker",
 ]
+
+KEY: KeyPath = ("training", "checkpoint_path")
+NEW_FOLDER = "name a new folder to begin at step 0"
 
 # Files of the checkpoint folder that hold the last step saved whole; both frameworks write them last.
 MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"

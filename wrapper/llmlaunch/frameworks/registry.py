@@ -1,27 +1,41 @@
-"""Which backend a recipe names."""
+"""Which framework a recipe names, and what is asked of it by recipe."""
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from llmlaunch.frameworks.base import Backend, OmittedTechnique, RankAlone, Rendered
+from llmlaunch.frameworks.framework import Framework
 from llmlaunch.layout import Layout
+from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["backend_for", "omitted_alone", "rank_alone", "recorded_name", "timed_name"]
+__all__ = [
+    "backend_for",
+    "framework_named",
+    "framework_of",
+    "omitted_alone",
+    "rank_alone",
+    "recorded_name",
+    "timed_name",
+]
+
+
+def framework_named(name: str) -> Framework:
+    """Return the framework of that name; the modules of the others are not imported. Raises KeyError for a name that no
+    recipe can have."""
+    framework: Framework = import_module(f"llmlaunch.frameworks.{FRAMEWORKS[name].folder}.framework").FRAMEWORK
+    return framework
+
+
+def framework_of(recipe: Recipe) -> Framework:
+    """Return the framework of a validated recipe."""
+    return framework_named(recipe.backend.name)
 
 
 def backend_for(recipe: Recipe) -> Backend:
-    """Return the backend of a validated recipe; the modules of the others are not imported."""
-    if recipe.backend.name == "deepspeed":
-        from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
-
-        return DeepSpeed()
-    if recipe.backend.name == "megatron-bridge":
-        from llmlaunch.frameworks.bridge.backend import MegatronBridge
-
-        return MegatronBridge()
-    from llmlaunch.frameworks.megatron.backend import MegatronLM
-
-    return MegatronLM()
+    """Return the backend of a validated recipe."""
+    return framework_of(recipe).backend()
 
 
 def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank: int, steps: int) -> RankAlone:
@@ -29,40 +43,21 @@ def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank
 
     Raises UserError for a rank or a job that cannot run alone.
     """
-    if recipe.backend.name == "deepspeed":
-        from llmlaunch.frameworks.deepspeed import rank_alone as deepspeed
-
-        return deepspeed.rank_alone(recipe, layout, rendered, pipeline_rank, steps)
-    from llmlaunch.frameworks.megatron import rank_alone as megatron
-
-    return megatron.rank_alone(recipe, layout, rendered, pipeline_rank, steps)
+    return framework_of(recipe).rank_alone(recipe, layout, rendered, pipeline_rank, steps)
 
 
 def omitted_alone(recipe: Recipe, traced: bool) -> tuple[OmittedTechnique, ...]:
     """Return the techniques of a planned recipe that one rank alone runs without: on a GPU, or `traced`."""
-    if recipe.backend.name == "deepspeed":
-        return ()
-    from llmlaunch.frameworks.megatron import rank_alone as megatron
-
-    return megatron.omitted_techniques(recipe, traced)
+    return framework_of(recipe).omitted_alone(recipe, traced)
 
 
 def recorded_name(recipe: Recipe) -> str:
-    """Return the backend name for measurement records: "megatron-fsdp" is recorded apart from "megatron-lm", because it
-    keeps other things in memory."""
-    if recipe.backend.name == "megatron-lm":
-        from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
-
-        return "megatron-fsdp" if asks_for_sharding(recipe) else recipe.backend.name
-    return recipe.backend.name
+    """Return the backend name for measurement records: what a framework runs that keeps other things in memory is
+    recorded under a name of its own."""
+    return framework_of(recipe).recorded_name(recipe)
 
 
 def timed_name(recipe: Recipe) -> str:
-    """Return the backend by which step times are told apart: `recorded_name`, and the kind of script where DeepSpeed
-    does not train a Hugging Face model."""
-    name, kind = recorded_name(recipe), recipe.backend.script_kind
-    if name != "deepspeed":
-        return name
-    from llmlaunch.frameworks.deepspeed.facts import HUGGING_FACE_KINDS
-
-    return name if kind in HUGGING_FACE_KINDS else kind
+    """Return the backend by which step times are told apart: `recorded_name`, or the kind of script where scripts of
+    one framework take other times."""
+    return framework_of(recipe).timed_name(recipe)

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmlaunch.frameworks.checkpoints import checkpoint_bytes
+from llmlaunch.findings import MOST_ENTRIES, NOTE, Finding, doubtful, folder_entries
+from llmlaunch.frameworks.checkpoints import KEY, NEW_FOLDER, checkpoint_bytes
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.layout import Layout
-from llmlaunch.readiness.findings import MOST_ENTRIES, NOTE, Finding, doubtful, folder_entries
-from llmlaunch.readiness.saved_job import KEY, NEW_FOLDER
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import gib
 
@@ -29,17 +29,11 @@ def mismatch_findings(recipe: Recipe, layout: Layout, folder: Path) -> Iterator[
     names = [entry.name for entry in folder_entries(folder)]
     if not names or len(names) >= MOST_ENTRIES:
         return
-    found: list[Finding] = []
-    if recipe.backend.script is None and recipe.backend.name == "deepspeed":
-        from llmlaunch.readiness.deepspeed_match import deepspeed_findings
-
-        found = list(deepspeed_findings(recipe, layout, folder, names))
-    elif recipe.backend.script is None:
-        from llmlaunch.readiness.megatron_match import megatron_findings
-
-        found = list(megatron_findings(recipe, layout, folder, names))
-    yield from found
-    if all(finding.kind == NOTE for finding in found):
+    findings: list[Finding] = []
+    if recipe.backend.script is None:
+        findings = list(framework_of(recipe).checkpoint_findings(recipe, layout, folder, names))
+    yield from findings
+    if all(finding.kind == NOTE for finding in findings):
         yield from _other_size(recipe, folder)
 
 

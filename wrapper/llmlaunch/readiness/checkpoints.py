@@ -7,16 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llmlaunch.frameworks.checkpoints import (
-    NON_PERSISTENT_FOLDER,
-    TRACKERS,
-    checkpoint_bytes,
-    tracker,
-)
-from llmlaunch.frozen import frozen
-from llmlaunch.layout import Layout
-from llmlaunch.readiness.checkpoint_match import mismatch_findings
-from llmlaunch.readiness.findings import (
+from llmlaunch.findings import (
     Finding,
     doubtful,
     first_bytes,
@@ -26,7 +17,17 @@ from llmlaunch.readiness.findings import (
     note,
     path_state,
 )
-from llmlaunch.readiness.saved_job import KEY, NEW_FOLDER
+from llmlaunch.frameworks.checkpoints import (
+    KEY,
+    NEW_FOLDER,
+    NON_PERSISTENT_FOLDER,
+    TRACKERS,
+    checkpoint_bytes,
+    tracker,
+)
+from llmlaunch.frozen import frozen
+from llmlaunch.layout import Layout
+from llmlaunch.readiness.checkpoint_match import mismatch_findings
 from llmlaunch.readiness.written_folders import nearest_folder
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number

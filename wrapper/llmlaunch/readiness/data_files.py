@@ -9,8 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from llmlaunch.documents.yaml_strict import KeyPath
-from llmlaunch.layout import Layout
-from llmlaunch.readiness.findings import (
+from llmlaunch.findings import (
     MOST_ENTRIES,
     Finding,
     doubtful,
@@ -21,6 +20,7 @@ from llmlaunch.readiness.findings import (
     path_state,
     unseen,
 )
+from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["data_findings", "datasets"]

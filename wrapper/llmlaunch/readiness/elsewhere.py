@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePath
 
 from llmlaunch.documents.yaml_strict import KeyPath
-from llmlaunch.frameworks.framework_version import CHECKOUT_VARIABLE
+from llmlaunch.findings import Finding, host_path, missing, path_state
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.frozen import frozen
 from llmlaunch.readiness.data_files import datasets
-from llmlaunch.readiness.findings import Finding, host_path, missing, path_state
-from llmlaunch.readiness.trainer_files import needs_checkout_variable
 from llmlaunch.readiness.weights import learning_rate_findings
 from llmlaunch.readiness.written_folders import written_folders
 from llmlaunch.recipe.containers import is_path
@@ -46,8 +45,9 @@ def findings_elsewhere(recipe: Recipe, machine: str, code: Path | None, lacking:
     variables = [Need(("secrets",), name) for name in recipe.secrets]
     if recipe.notify is not None and recipe.notify.webhook is not None:
         variables.append(Need(("notify", "webhook"), recipe.notify.webhook))
-    if needs_checkout_variable(recipe) and recipe.container is None:
-        variables.append(Need(("backend",), CHECKOUT_VARIABLE))
+    variable = framework_of(recipe).needed_variable(recipe)
+    if variable is not None and recipe.container is None:
+        variables.append(Need(("backend",), variable))
     yield from learning_rate_findings(recipe)
     lacks = lacking(*([need.name for need in needs] for needs in (read, written, variables)))
     for need in read:

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from llmlaunch.readiness.findings import Finding, doubtful, first_bytes, missing, note, path_state, unseen
+from llmlaunch.findings import Finding, doubtful, first_bytes, missing, note, path_state, unseen
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.user_data import with_home
 
@@ -92,23 +93,26 @@ def _prepared(recipe: Recipe, environment: Mapping[str, str]) -> bool:
 
 
 def _packages(recipe: Recipe, python: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what the interpreter's folders of packages lack, and a version of DeepSpeed that is not the stated one."""
-    needed = ("torch", "deepspeed") if recipe.backend.name == "deepspeed" else ("torch",)
-    lacking = _lacking(python, needed)
+    """Yield what the interpreter's folders of packages lack, and a framework's version that is not the stated one."""
+    required = framework_of(recipe).required_packages
+    lacking = _lacking(python, ("torch", *required))
     if lacking:
         absent = f"{python} has no {' and no '.join(lacking)}"
         if _prepared(recipe, environment):
             yield doubtful(KEY, f"{absent}, unless setup lines or PYTHONPATH add it; install it, or name another")
         else:
             yield missing(KEY, f"{absent}; install what is missing, or name the training environment's interpreter")
-    stated = recipe.backend.version
+    stated, package = recipe.backend.version, recipe.backend.traits.package
+    if package not in required or stated is None:
+        return
     folders = _package_folders(python) or ()
-    distributions = [path for folder in folders for path in folder.glob("deepspeed-*.dist-info")]
-    if recipe.backend.name == "deepspeed" and stated is not None and distributions:
-        version = distributions[0].name.removeprefix("deepspeed-").removesuffix(".dist-info")
+    distributions = [path for folder in folders for path in folder.glob(f"{package}-*.dist-info")]
+    if distributions:
+        version = distributions[0].name.removeprefix(f"{package}-").removesuffix(".dist-info")
         if not f"{version}.".startswith(f"{stated}."):
             yield doubtful(
-                ("backend", "version"), f"is {stated}, but {python} has DeepSpeed {version}; write the one that runs"
+                ("backend", "version"),
+                f"is {stated}, but {python} has {recipe.backend.framework} {version}; write the one that runs",
             )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from llmlaunch.findings import DOUBTFUL, MISSING, NOTE, UNSEEN, Finding, doubtful, missing
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
-from llmlaunch.readiness.findings import DOUBTFUL, MISSING, NOTE, UNSEEN, Finding, doubtful, missing
 from llmlaunch.recipe.notices import webhook_host
 from llmlaunch.recipe.overrides import place_of
 from llmlaunch.recipe.types import Recipe

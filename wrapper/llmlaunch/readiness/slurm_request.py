@@ -14,9 +14,9 @@ from math import ceil
 from llmlaunch.cluster.slurm_site import Gpus, gpus_of_gres
 from llmlaunch.documents.slurm_options import limit_seconds
 from llmlaunch.errors import UserError
+from llmlaunch.findings import Finding, doubtful, missing, note
 from llmlaunch.frozen import frozen
 from llmlaunch.launchers.place import THIS_MACHINE, Place
-from llmlaunch.readiness.findings import Finding, doubtful, missing, note
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted

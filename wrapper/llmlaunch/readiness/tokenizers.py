@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.frozen import frozen
-from llmlaunch.readiness.findings import (
+from llmlaunch.findings import (
     Finding,
     doubtful,
     file_problem,
@@ -21,6 +20,7 @@ from llmlaunch.readiness.findings import (
     read_json,
     unseen,
 )
+from llmlaunch.frozen import frozen
 from llmlaunch.recipe.datasets import OF_A_FILE
 from llmlaunch.recipe.types import Recipe
 

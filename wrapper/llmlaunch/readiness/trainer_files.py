@@ -1,4 +1,4 @@
-"""What runs the training: the person's script, a checkout of Megatron-LM, the container's image and mounts or the
+"""What runs the training: the person's script, the framework's checkout, the container's image and mounts or the
 interpreter, and the source tree that is recorded."""
 
 from __future__ import annotations
@@ -8,10 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from llmlaunch.documents.yaml_strict import KeyPath
-from llmlaunch.frameworks.framework_version import CHECKOUT_VARIABLE, checkout_version
-from llmlaunch.frameworks.megatron.backend import shipped_script
-from llmlaunch.layout import Layout
-from llmlaunch.readiness.findings import (
+from llmlaunch.findings import (
     Finding,
     doubtful,
     file_problem,
@@ -22,11 +19,13 @@ from llmlaunch.readiness.findings import (
     path_state,
     unseen,
 )
+from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.layout import Layout
 from llmlaunch.readiness.interpreters import interpreter_findings
 from llmlaunch.recipe.containers import Container, is_path
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["needs_checkout_variable", "trainer_findings"]
+__all__ = ["trainer_findings"]
 
 # Folders that each node has for itself: what is not in them here may be there.
 OF_EACH_NODE = [f"/{name}" for name in ("bin", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sys", "tmp", "usr")]
@@ -40,8 +39,7 @@ def trainer_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) 
     """Yield what is wrong with the trainer and where it runs."""
     if recipe.backend.script is not None:
         yield from _script(recipe, recipe.backend.script)
-    if recipe.backend.name == "megatron-lm":
-        yield from _checkout(recipe, environment)
+    yield from framework_of(recipe).trainer_findings(recipe, environment)
     if recipe.code.path is not None and path_state(Path(recipe.code.path)) == "absent":
         yield doubtful(
             ("code", "path"), f"{recipe.code.path} is not there, so the code's commit is not recorded; name the tree"
@@ -62,57 +60,6 @@ def _script(recipe: Recipe, script: str) -> Iterator[Finding]:
         yield unseen(key, script)
     elif (problem := file_problem(place)) is not None:
         yield missing(key, f"{script} {problem}; name the script that trains")
-
-
-def _checkout(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """The checkout that the recipe names, or the variable that names it where the job is submitted."""
-    named, variable = recipe.backend.path, environment.get(CHECKOUT_VARIABLE)
-    if named is None and not variable:
-        if needs_checkout_variable(recipe):
-            yield _no_checkout(recipe)
-        return
-    key: KeyPath = ("backend", "path") if named is not None else ("backend",)
-    which = "" if named is not None else f"{CHECKOUT_VARIABLE}="
-    checkout, trainer = host_path(recipe, str(named or variable)), shipped_script(recipe)
-    state, has_own_script = path_state(checkout), recipe.backend.script is not None
-    # what the variable names here need not be what it names in the container
-    wrong = missing if named is not None and recipe.container is None else doubtful
-    if state == "unseen":
-        yield unseen(key, checkout)
-    elif state == "absent":
-        yield wrong(key, f"{which}{checkout} is not there; name a checkout of Megatron-LM")
-    elif not (checkout / "megatron" / "core").is_dir() or not (has_own_script or (checkout / trainer).is_file()):
-        above = next((folder for folder in checkout.parents if (folder / trainer).is_file()), None)
-        advice = f"name {above}" if above is not None else "name the top folder of a checkout of Megatron-LM"
-        yield wrong(
-            key, f"{which}{checkout} is no checkout of Megatron-LM: it lacks {trainer} or megatron/core; {advice}"
-        )
-    elif checkout_version(checkout) is None and recipe.backend.version is None:
-        yield doubtful(
-            key,
-            f"{which}{checkout}: its megatron/core/package_info.py tells no version; name it in backend.version",
-        )
-
-
-def needs_checkout_variable(recipe: Recipe) -> bool:
-    """Return whether only a variable where the job is submitted, or an image, can say where Megatron-LM is: the recipe
-    names neither a checkout nor a script, exports no variable, and runs no setup lines that might."""
-    backend, site = recipe.backend, recipe.cluster.site
-    if backend.name != "megatron-lm" or backend.path is not None or backend.script is not None:
-        return False
-    exported = CHECKOUT_VARIABLE in {**recipe.cluster.environment, **recipe.environment}
-    return not (exported or recipe.setup or site.setup or site.modules)
-
-
-def _no_checkout(recipe: Recipe) -> Finding:
-    advice = f"set backend.path to a checkout on the cluster, or export {CHECKOUT_VARIABLE}"
-    if recipe.container is not None:
-        return doubtful(
-            ("backend",),
-            f"{CHECKOUT_VARIABLE} is not set here: unless the container's image sets it, the job fails at startup, "
-            f"since it finds no checkout of Megatron-LM; {advice}",
-        )
-    return missing(("backend",), f"no checkout of Megatron-LM is named; {advice} where you submit")
 
 
 def _image(container: Container) -> Iterator[Finding]:

@@ -1,35 +1,28 @@
-"""The weights that a training starts from, `training.start_from`: of a Hugging Face folder, or Megatron's own."""
+"""The weights that a training starts from, `training.start_from`: of a Hugging Face folder, or the framework's own."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llmlaunch.frameworks.checkpoints import TRACKERS
-from llmlaunch.layout import Layout
-from llmlaunch.readiness.findings import (
+from llmlaunch.findings import (
     Finding,
-    doubtful,
     file_problem,
-    first_bytes,
-    folder_entries,
     host_path,
     missing,
     path_state,
     read_json,
     unseen,
 )
+from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.layout import Layout
 from llmlaunch.recipe.overrides import is_written
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rundir.foreign_values import is_whole_number
 
 __all__ = ["learning_rate_findings", "weight_findings"]
 
 KEY = ("training", "start_from")
 LEARNING_RATE = ("training", "learning_rate")
-TRACKER = TRACKERS["megatron-lm"]
-ITERATION = re.compile(r"iter_\d{7}")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # What a Hugging Face config.json calls the sizes of a model, and what a model shape does.
@@ -47,11 +40,13 @@ def weight_findings(recipe: Recipe, layout: Layout, environment: Mapping[str, st
     elif not folder.is_dir():
         yield missing(KEY, f"{folder} is a file; name the folder that holds the checkpoint")
     else:
-        problem = _megatron(folder) if _is_megatron(recipe, folder) else _hugging_face(recipe, folder)
+        framework = framework_of(recipe)
+        own = framework.has_own_weights(folder)
+        problem = framework.own_weights_problem(folder) if own else _hugging_face(recipe, folder)
         if problem is not None:
             yield missing(KEY, problem)
-        elif _is_megatron(recipe, folder) and recipe.backend.script is None:
-            yield from _other_model(recipe, layout, folder)
+        elif own and recipe.backend.script is None:
+            yield from framework.own_weights_findings(recipe, layout, folder)
 
 
 def learning_rate_findings(recipe: Recipe, *_: object) -> Iterator[Finding]:
@@ -65,59 +60,6 @@ def learning_rate_findings(recipe: Recipe, *_: object) -> Iterator[Finding]:
         f"is not written, and its default, {recipe.training.learning_rate:g}, is for random weights, while "
         f"training.start_from names trained ones; write it ({usual})",
     )
-
-
-def _is_megatron(recipe: Recipe, folder: Path) -> bool:
-    """Megatron-Bridge reads both kinds (is_hf_checkpoint_dir, training/utils/checkpoint_utils.py, 0.6)."""
-    if recipe.backend.name == "megatron-bridge":
-        return not (folder / "config.json").exists()
-    return recipe.backend.on_megatron_core
-
-
-def _other_model(recipe: Recipe, layout: Layout, folder: Path) -> Iterator[Finding]:
-    """Yield that a checkpoint of Megatron's own holds another model, as far as its files say."""
-    from llmlaunch.readiness.megatron_match import differing_sizes, saved_job
-
-    named = _named_by(folder / TRACKER)
-    saved = saved_job(recipe, named, [entry.name for entry in folder_entries(named)])
-    differing = "" if saved is None else differing_sizes(recipe, layout, saved.sizes)
-    if differing:
-        yield doubtful(
-            KEY, f"{named} is another model than the recipe's: {differing}; name the checkpoint of this model"
-        )
-
-
-def _named_by(tracker: Path) -> Path:
-    """Return the folder of the iteration that a tracker names."""
-    text = _text_of(tracker)
-    return tracker.parent / ("release" if text == "release" else f"iter_{int(text):07d}")
-
-
-def _text_of(tracker: Path) -> str:
-    return (first_bytes(tracker, 64) or b"").decode("utf-8", "replace").strip()
-
-
-def _megatron(folder: Path) -> str | None:
-    """Return why Megatron-LM finds no checkpoint in the folder (read_metadata, training/checkpointing.py, 0.19)."""
-    tracker = folder / TRACKER
-    if not tracker.exists():
-        if ITERATION.fullmatch(folder.name):
-            return f"{folder} is one iteration; name the folder above it, which holds {TRACKER}"
-        if (folder / "config.json").exists():
-            return (
-                f"{folder} is a Hugging Face checkpoint, and Megatron-LM reads its own; convert it first "
-                "(tools/checkpoint of Megatron-LM, or Megatron Bridge)"
-            )
-        return f"{folder} has no {TRACKER}, so Megatron-LM would find no checkpoint there; name the folder that has it"
-    text = _text_of(tracker)
-    if text != "release" and not is_whole_number(text):
-        return f"{tracker} holds {text[:20]!r} instead of an iteration or the word release; write which one to load"
-    named = _named_by(tracker)
-    if folder_entries(named):
-        return None
-    others = [entry.name for entry in folder_entries(folder) if ITERATION.fullmatch(entry.name)]
-    there = f" (there are {', '.join(others[-3:])})" if others else ""
-    return f"{tracker} names {named.name}, which is missing or empty{there}; write one that is whole into it"
 
 
 def _hugging_face(recipe: Recipe, folder: Path) -> str | None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from llmlaunch.documents.yaml_strict import KeyPath
+from llmlaunch.findings import Finding, doubtful, host_path, missing, path_state, unseen
 from llmlaunch.layout import Layout
-from llmlaunch.readiness.findings import Finding, doubtful, host_path, missing, path_state, unseen
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["folder_finding", "folder_findings", "nearest_folder", "written_folders"]

@@ -10,7 +10,7 @@ from typing import Literal
 
 from llmlaunch.frozen import frozen
 
-__all__ = ["FRAMEWORKS", "FrameworkName", "FrameworkTraits", "named_by_packages"]
+__all__ = ["DEFAULT_FRAMEWORK", "FRAMEWORKS", "FrameworkName", "FrameworkTraits", "named_by_packages"]
 
 FrameworkName = Literal["megatron-lm", "deepspeed", "megatron-bridge"]
 
@@ -52,11 +52,12 @@ FRAMEWORKS: Mapping[str, FrameworkTraits] = {
         ),
     )
 }
-"""By their names, the one that a person gets who names none first."""
+DEFAULT_FRAMEWORK: FrameworkName = "megatron-lm"
+"""What a command takes where a person names none."""
 
 
 def named_by_packages(packages: Collection[str]) -> FrameworkTraits:
     """Return the framework that trains where these packages are installed. Megatron-Bridge brings Megatron core along,
     so the later one counts; Megatron-LM, of which a checkout needs no package, where there is none."""
     latest_first = reversed(tuple(FRAMEWORKS.values()))
-    return next((traits for traits in latest_first if traits.package in packages), FRAMEWORKS["megatron-lm"])
+    return next((traits for traits in latest_first if traits.package in packages), FRAMEWORKS[DEFAULT_FRAMEWORK])

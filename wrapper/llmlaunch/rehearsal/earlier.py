@@ -10,14 +10,14 @@ from typing import Any
 
 from llmlaunch.calibration.support import Rehearsal, same_minor
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.megatron.parser import NEWEST
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.estimator import NOT_MODELLED, RankEstimate, estimate
 from llmlaunch.planner.plan import Candidate, JobLength, Plan
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.ranks import ON_GPU, RehearsedRank, headline
-from llmlaunch.rehearsal.records import PACKAGES, each_as_run, left_out_of, place_of, rank_of, shape_of
+from llmlaunch.rehearsal.records import each_as_run, left_out_of, place_of, rank_of, shape_of
 from llmlaunch.rehearsal.verdict import Judgement, judge_plan, unseen_by_a_trace
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
@@ -61,7 +61,7 @@ def _rehearsal(shape: str, records: Sequence[Record], setting: Setting) -> Rehea
     if not ranks:
         return None
     judgement = judge_plan(plan, [rank for rank, _ in ranks], recipe.memory, unseen_by_a_trace(own.job, layout))
-    sentence = sentence_of(ranks, judgement, PACKAGES[recipe.backend.name])
+    sentence = sentence_of(ranks, judgement, recipe.backend.traits.package)
     return Rehearsal(
         workload=recipe.workload,
         layout=layout,
@@ -175,9 +175,9 @@ def _best(records: Iterable[Record], shape: str, recipe: Recipe) -> dict[int, li
 
 
 def same_version(record: Record, recipe: Recipe) -> bool:
-    """A Megatron recipe that names no version is rendered for the newest that llmlaunch knows."""
-    newest = NEWEST if recipe.backend.name == "megatron-lm" else None
-    return same_minor(record.get("backend_version"), recipe.backend.runs_version or newest)
+    """Whether a record is of the version that the job runs: that of the recipe, else the one it is rendered for."""
+    version = recipe.backend.runs_version or framework_of(recipe).default_version()
+    return same_minor(record.get("backend_version"), version)
 
 
 Found = Sequence[tuple[RehearsedRank, float]]  # with unix seconds

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -37,12 +38,8 @@ __all__ = [
 ]
 
 MARK = ".installed"  # the last file an installation writes
-TRACED = (
-    "torch",
-    "megatron-core",
-    "transformer_engine",
-    "megatron-bridge",
-)  # what a trace runs, as their packages are called
+# what a trace runs, as their packages are called
+TRACED = ("torch", *re.findall(r"(?m)^([\w-]+)==", REQUIREMENTS_NO_DEPS.read_text("utf-8")))
 TORCH_VARIABLE = "LLMLAUNCH_TRACED_TORCH"
 # What pip is told to install torch; its default wheel for Linux is built for CUDA and cannot trace.
 CPU_TORCH = "--index-url https://download.pytorch.org/whl/cpu torch==2.13.0"

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from llmlaunch.calibration.support import same_minor
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, known_version, rendered_version
+from llmlaunch.frameworks.framework import TRACE_VARIABLE, Framework
+from llmlaunch.frameworks.registry import framework_named, framework_of
 from llmlaunch.launchers.choose import LauncherChoice, choose
 from llmlaunch.launchers.local_gpus import gpu_at_hand
+from llmlaunch.recipe.frameworks import DEFAULT_FRAMEWORK
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.install import is_installed, python_of, user_folder, versions_in
 from llmlaunch.user_data import with_home
@@ -31,7 +33,6 @@ __all__ = [
 
 
 GPU, TRACE = "gpu", "trace"
-MEGATRON, DEEPSPEED, BRIDGE = "megatron-lm", "deepspeed", "megatron-bridge"
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,20 @@ def chosen_place(recipe: Recipe, place: str, say: Callable[[str], None]) -> Rehe
     Raises:
         UserError: there is nothing to rehearse on, with every way to have something; or the job has no trace.
     """
-    accelerator, on_bridge = recipe.cluster.accelerator, recipe.backend.name == BRIDGE
-    if on_bridge and place == GPU:
-        raise UserError(f"{recipe.path}: {_traced_alone(recipe)}")
-    if accelerator.kind == "cpu" and (place != TRACE or recipe.backend.name == DEEPSPEED):
+    accelerator, framework = recipe.cluster.accelerator, framework_of(recipe)
+    refusal = framework.gpu_refusal(recipe)
+    if refusal and place == GPU:
+        raise UserError(f"{recipe.path}: {refusal}")
+    if accelerator.kind == "cpu" and (place != TRACE or framework.trains_on_cpus):
         raise UserError(f"{recipe.path}: trains on CPUs: there is no GPU's memory to rehearse; submit runs it here")
-    gpu = None if place == TRACE or on_bridge else gpu_at_hand(accelerator)
+    gpu = None if place == TRACE or refusal else gpu_at_hand(accelerator)
     if gpu is not None:
         return _launched(choose(True, say), f"On a GPU of this machine: {gpu.name}.")
     if place == GPU:
         if shutil.which("sbatch") is None:
             raise UserError(_nothing_at_hand(recipe))
         return _launched(choose(False, say), "On one GPU of a node that SLURM gives.")
-    environment = find_trace_environment(recipe.backend.name)
+    environment = find_trace_environment(framework)
     if environment is None:
         raise UserError(_nothing_at_hand(recipe))
     return RehearsalPlace(environment, None, f"Traced without a GPU, with {environment.folder}.")
@@ -75,7 +77,7 @@ def _launched(choice: LauncherChoice, why: str) -> RehearsalPlace:
 
 def _nothing_at_hand(recipe: Recipe) -> str:
     trace = (
-        f"Without a GPU, its ranks are traced in an environment of their own: {how_to_get_one(recipe.backend.name)}. "
+        f"Without a GPU, its ranks are traced in an environment of their own: {how_to_get_one(framework_of(recipe))}. "
     )
     return (
         f"{recipe.path}: nothing here to rehearse on. {trace}With one: on a machine that has a "
@@ -83,11 +85,9 @@ def _nothing_at_hand(recipe: Recipe) -> str:
     )
 
 
-VARIABLE = "LLMLAUNCH_FRAMEWORKS"
+VARIABLE = TRACE_VARIABLE
 CHECKOUT = Path(__file__).resolve().parents[3]
 IN_CHECKOUT = ".venv-frameworks"
-CORE = "megatron-core"
-WITH_DEEPSPEED = ("deepspeed", "torch", "transformers", "peft")
 
 # Of the variables of the person who asks, those that would make another Python of this one.
 _LEAKS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "LD_PRELOAD")
@@ -95,8 +95,7 @@ _LEAKS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "LD_PRELOA
 
 @dataclass(frozen=True)
 class TraceEnvironment:
-    """A folder with the frameworks of a backend beside a CPU build of torch; `versions` by package. For Megatron-LM
-    these are Megatron core and Transformer Engine."""
+    """A folder with a framework's packages beside a CPU build of torch; `versions` by package."""
 
     folder: Path
     versions: Mapping[str, str]
@@ -111,29 +110,23 @@ class TraceEnvironment:
         return variables | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _traced_alone(recipe: Recipe) -> str:
-    """Return why no rank of Megatron-Bridge runs on a GPU by itself, and what does instead, in a sentence."""
-    why = "backend: a rank of megatron-bridge is traced (--on trace); on a GPU rehearse runs Megatron-LM's script, "
-    if recipe.techniques.adapters is not None:
-        return f"{why}which has no adapters"
-    behind = f"backend={MEGATRON}" + ("" if recipe.data.sft is None else " 'data={mock: true}'")
-    return f"{why}which configures the same Megatron core with {behind} behind the recipe"
-
-
-def find_trace_environment(backend: str = MEGATRON) -> TraceEnvironment | None:
-    """The one `LLMLAUNCH_FRAMEWORKS` names, else the checkout's, else the person's own; None where there is none. Ranks
-    of DeepSpeed may also be traced by the very Python that runs llmlaunch.
+def find_trace_environment(framework: Framework | None = None) -> TraceEnvironment | None:
+    """Return the environment that `LLMLAUNCH_FRAMEWORKS` names, else the checkout's, else the person's own; None where
+    there is none. A framework that needs no environment apart may also be traced by the very Python that runs
+    llmlaunch. Without a framework it is that of the first of all.
 
     Raises:
         UserError: the variable names something else.
     """
-    if backend == DEEPSPEED:
-        return _environment_with_deepspeed()
-    named = _named_folder(backend)
+    framework = framework or framework_named(DEFAULT_FRAMEWORK)
+    if not framework.traced_apart:
+        return _environment_beside(framework)
+    named = _named_folder(framework)
     if named is not None:
         environment = TraceEnvironment(named, versions_in(named))
-        if CORE not in environment.versions:
-            raise UserError(f"{VARIABLE}: {os.environ[VARIABLE]} holds no {CORE}; {how_to_get_one(backend)}")
+        for package in framework.traced_packages:
+            if package not in environment.versions:
+                raise UserError(f"{VARIABLE}: {os.environ[VARIABLE]} holds no {package}; {how_to_get_one(framework)}")
         return environment
     for folder in (CHECKOUT / IN_CHECKOUT, user_folder()):
         if is_installed(folder):
@@ -141,85 +134,50 @@ def find_trace_environment(backend: str = MEGATRON) -> TraceEnvironment | None:
     return None
 
 
-def _environment_with_deepspeed() -> TraceEnvironment | None:
-    """An environment that the variable names for Megatron-LM does not stand in the way of this one."""
-    named = _named_folder(DEEPSPEED)
+def _environment_beside(framework: Framework) -> TraceEnvironment | None:
+    """Return the environment that the variable names, or this Python's, whichever has all packages of the framework;
+    one that the variable names for another framework is passed over."""
+    named = _named_folder(framework)
     for folder in (*((named,) if named is not None else ()), Path(sys.prefix)):
-        versions = versions_in(folder, WITH_DEEPSPEED)
-        if len(versions) == len(WITH_DEEPSPEED):
+        versions = versions_in(folder, framework.traced_packages)
+        if len(versions) == len(framework.traced_packages):
             return TraceEnvironment(folder, versions)
     return None
 
 
-def _named_folder(backend: str) -> Path | None:
+def _named_folder(framework: Framework) -> Path | None:
     """The folder the variable names. Raises UserError where that is no environment."""
     named = os.environ.get(VARIABLE)
     if not named:
         return None
     folder = with_home(named).absolute()
     if not python_of(folder).exists():
-        raise UserError(f"{VARIABLE}: {named} is no such environment (it has no bin/python); {how_to_get_one(backend)}")
+        raise UserError(
+            f"{VARIABLE}: {named} is no such environment (it has no bin/python); {how_to_get_one(framework)}"
+        )
     return folder
 
 
-def how_to_get_one(backend: str = MEGATRON) -> str:
-    """What a person types to have one, here."""
-    if backend == DEEPSPEED:
-        return (
-            "pip install --index-url https://download.pytorch.org/whl/cpu torch, then pip install 'llmlaunch[local]', "
-            f"beside llmlaunch or in a folder that {VARIABLE} names"
-        )
+def how_to_get_one(framework: Framework | None = None) -> str:
+    """Return what a person types to have an environment for that framework here; without one, for those that are
+    installed apart."""
+    if framework is not None and framework.how_to_trace:
+        return framework.how_to_trace
     if (CHECKOUT / "Makefile").is_file():
         return f"make install-frameworks in {CHECKOUT} makes one"
     return "llmlaunch rehearse --install-frameworks makes one"
 
 
 def refuse_another_version(environment: TraceEnvironment, recipe: Recipe) -> tuple[str, ...]:
-    """Sentences for the person where the job's version is not the environment's, but takes the same arguments.
+    """Return sentences for the person where the environment is not the job's, but takes the same arguments.
 
     Raises:
         UserError: the recipe's version takes other arguments than the environment's.
     """
-    if recipe.backend.name == DEEPSPEED:
-        return _refuse_another_deepspeed(environment, recipe)
-    if recipe.backend.name == BRIDGE:
-        return _refuse_another_bridge(environment, recipe)
-    job_version, here = recipe.backend.runs_version, environment.versions.get(CORE, "unknown")
-    rendered_as = rendered_version(recipe)
-    if known_version(here) is None:
-        raise UserError(
-            f"{environment.folder}: holds Megatron core {here}, and a trace knows {', '.join(KNOWN_VERSIONS)} alone; "
-            f"{how_to_get_one()}"
-        )
-    if known_version(here) != rendered_as:
-        raise UserError(
-            f"{recipe.path}: backend.version: the job runs Megatron core {job_version or rendered_as}, and "
-            f"{environment.folder} holds {here}: what that keeps in memory is another job's. "
-            f"backend.version={known_version(here)} rehearses the job as of that version; "
-            f"{VARIABLE}=FOLDER names an environment with core {rendered_as}"
-        )
-    if job_version is not None and known_version(job_version) is None:
-        return (f"the job runs Megatron core {job_version}; this is {here}, whose arguments were rendered for it",)
-    return ()
-
-
-FIELDS_UNREAD = "fields of Bridge's that backend.extra_args sets are not in the trace"
-
-
-def _refuse_another_bridge(environment: TraceEnvironment, recipe: Recipe) -> tuple[str, ...]:
-    """Bridge's own package is needed for adapters alone."""
-    here = environment.versions.get(BRIDGE)
-    if here is None and recipe.techniques.adapters is not None:
-        raise UserError(
-            f"{recipe.path}: training.adapters: {environment.folder} holds no {BRIDGE}, whose LoRA stands beside the "
-            f"layers; {how_to_get_one()}"
-        )
-    notes = () if here is None else _refuse_another(environment, recipe, "Megatron-Bridge", here)
-    return (*notes, FIELDS_UNREAD) if recipe.backend.extra_args else notes
-
-
-def _refuse_another_deepspeed(environment: TraceEnvironment, recipe: Recipe) -> tuple[str, ...]:
-    return _refuse_another(environment, recipe, "DeepSpeed", environment.versions[DEEPSPEED])
+    framework = framework_of(recipe)
+    notes = framework.trace_notes(recipe, environment.folder, environment.versions, how_to_get_one(framework))
+    here = framework.compared_version(environment.versions)
+    return notes if here is None else (*_refuse_another(environment, recipe, recipe.backend.framework, here), *notes)
 
 
 def _refuse_another(environment: TraceEnvironment, recipe: Recipe, framework: str, here: str) -> tuple[str, ...]:

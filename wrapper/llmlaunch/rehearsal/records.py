@@ -15,6 +15,7 @@ from llmlaunch.calibration.records import REHEARSED
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.planner.plan import Plan
+from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.job_alone import JobAlone
 from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, Omission, RehearsedRank
@@ -24,7 +25,6 @@ from llmlaunch.rundir.values import byte_count
 from llmlaunch.units import GIB
 
 __all__ = [
-    "PACKAGES",
     "collected_rehearsal",
     "each_as_run",
     "is_rehearsal",
@@ -40,11 +40,6 @@ __all__ = [
 
 Record = Mapping[str, Any]
 
-PACKAGES = {
-    "megatron-lm": "megatron-core",
-    "deepspeed": "deepspeed",
-    "megatron-bridge": "megatron-bridge",
-}  # whose version is the backend's
 ALLOCATED, RESERVED, DEVICE, OOM = "allocated", "reserved", "device", "oom"
 # kind of peak -> what `observed` calls it, the counter of torch's allocator, and who says so on a GPU
 KINDS = {
@@ -132,7 +127,7 @@ def _of_rank(
         **common,
         "schema": 1,
         "family": REHEARSED,
-        "backend_version": rank.versions.get(PACKAGES[backend], common["backend_version"]),
+        "backend_version": rank.versions.get(FRAMEWORKS[backend].package, common["backend_version"]),
         "pipeline_rank": rank.pipeline_rank,
         "rank_scope": "stage",
         "started_at": at,

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from llmlaunch.frameworks.framework import FORWARD, REMAINDER
 from llmlaunch.planner.plan import Plan
-from llmlaunch.rehearsal.deepspeed_trace import FORWARD, REMAINDER
+from llmlaunch.recipe.frameworks import named_by_packages
 from llmlaunch.rehearsal.ranks import CACHE, ON_TRACE, Omission, RehearsedRank, compared, headline
 from llmlaunch.rehearsal.verdict import Judgement, NextLayout, RankJudgement
 from llmlaunch.report.text import table
@@ -30,17 +31,14 @@ def rehearsal_text(
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-FRAMEWORKS = {"deepspeed": "DeepSpeed", "megatron-bridge": "Megatron-Bridge"}
-
-
-def _framework(result: RehearsedRank) -> str:
-    return next((name for package, name in FRAMEWORKS.items() if package in result.versions), "Megatron-LM")
-
-
 def _rank(result: RehearsedRank, rank: RankJudgement) -> list[str]:
     others = [str(number) for number in result.stands_for if number != result.pipeline_rank]
     also = f", as {', '.join(others)} would" if others else ""
-    how = f"traced under real {_framework(result)} code" if result.on == ON_TRACE else "run on one GPU"
+    how = (
+        f"traced under real {named_by_packages(result.versions).title} code"
+        if result.on == ON_TRACE
+        else "run on one GPU"
+    )
     lines = (line for line in compared(result) if max(line.predicted_bytes, line.rehearsed_bytes or 0) >= SHOWN_BYTES)
     rows = [_row(line.term, line.predicted_bytes, line.rehearsed_bytes) for line in lines]
     rows += [_row("allocated peak", result.predicted_as_run.allocated_bytes, result.allocated_bytes, share=True)]

@@ -13,11 +13,10 @@ from typing import IO, Any
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.deepspeed_trace import deepspeed_job, deepspeed_terms
 from llmlaunch.rehearsal.job_alone import JobAlone
-from llmlaunch.rehearsal.megatron_trace import megatron_job, megatron_terms
 from llmlaunch.rehearsal.place import TraceEnvironment, refuse_another_version
 from llmlaunch.rehearsal.ranks import ON_TRACE, RankChoice, RehearsedRank
 from llmlaunch.tracing import TRACER
@@ -27,7 +26,6 @@ __all__ = ["traced"]
 Say = Callable[[str], None]
 LAST_WORDS = 12  # lines
 
-FRAMEWORKS = {"megatron-lm": "Megatron-LM", "deepspeed": "DeepSpeed", "megatron-bridge": "Megatron core"}
 _WHY = {
     "refused": "{framework} refuses these arguments",
     "dishonest": "the trace would not have been true, so it says nothing",
@@ -54,8 +52,8 @@ def traced(
     ranks = {str(chosen_rank.pipeline_rank): chosen_rank for chosen_rank in chosen}
     side_by_side = min(len(ranks), os.cpu_count() or 1)
     say(f"Tracing {_named(chosen)} of {plan.layout.describe()} with {environment.folder}, a minute or so each...")
-    framework = recipe.backend.name.partition("-")[0]
-    for done, answer in enumerate(_answers(environment, framework, jobs, side_by_side), start=1):
+    tracer = framework_of(recipe).tracer
+    for done, answer in enumerate(_answers(environment, tracer, jobs, side_by_side), start=1):
         chosen_rank = ranks[answer["name"]]
         result = _rehearsed(chosen_rank, job, answer, environment, notes)
         say(f"pipeline rank {chosen_rank.pipeline_rank}: traced in {result.seconds:.0f} s ({done} of {len(ranks)})")
@@ -63,8 +61,7 @@ def traced(
 
 
 def _job(recipe: Recipe, plan: Plan, rendered: Rendered, pipeline_rank: int) -> dict[str, Any]:
-    of_framework = deepspeed_job if recipe.backend.name == "deepspeed" else megatron_job
-    return of_framework(recipe, rendered, plan.layout, pipeline_rank)
+    return framework_of(recipe).traced_job(recipe, rendered, plan.layout, pipeline_rank)
 
 
 def _named(chosen: Sequence[RankChoice]) -> str:
@@ -154,7 +151,6 @@ def _rehearsed(
     if "trace" not in answer:
         raise UserError(_failure(job.recipe, chosen, answer.get("failure")))
     trace = answer["trace"]
-    terms = deepspeed_terms if job.recipe.backend.name == "deepspeed" else megatron_terms
     return RehearsedRank(
         pipeline_rank=chosen.pipeline_rank,
         on=ON_TRACE,
@@ -162,7 +158,7 @@ def _rehearsed(
         allocated_bytes=trace["peak_bytes"],
         reserved_bytes=_replayed(job.rendered, trace),
         stands_for=chosen.stands_for,
-        terms=terms(trace, chosen.predicted),
+        terms=framework_of(job.recipe).traced_terms(trace, chosen.predicted),
         versions=trace.get("versions") or environment.versions,
         seconds=float(trace["seconds"]),
         remarks=(*notes, *_fewer(trace)),
@@ -194,7 +190,7 @@ def _failure(recipe: Recipe, chosen: RankChoice, failure: Any) -> str:
     kind, what, detail = report.get("kind"), str(report.get("what") or ""), str(report.get("detail") or "")
     lines = [line for line in detail.splitlines() if line.strip()]
     if kind in _WHY:
-        why = _WHY[kind].format(framework=FRAMEWORKS[recipe.backend.name])
+        why = _WHY[kind].format(framework=framework_of(recipe).traced_title)
         return f"{recipe.path}: pipeline rank {chosen.pipeline_rank}: {why}: {what or (lines or ['?'])[-1].strip()}"
     tail = "".join(f"\n  {line}" for line in lines[-LAST_WORDS:])
     return (

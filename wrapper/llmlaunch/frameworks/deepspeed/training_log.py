@@ -11,15 +11,18 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
-from llmlaunch.command_lines.training_log import DEEPSPEED, LogCollector, LoggedPeak
+from llmlaunch.command_lines.training_log import LogCollector, LoggedPeak, TrainingLog
+from llmlaunch.frameworks.deepspeed.transformers_log import TRANSFORMERS
 from llmlaunch.frameworks.logs import DEEPSPEED_ENGINE, DEEPSPEED_PIPELINE
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.files import parse_json
 from llmlaunch.rundir.foreign_values import number_in, whole_number_in
 from llmlaunch.rundir.step_lines import StepLines
 from llmlaunch.units import GIB
 
-__all__ = ["DeepSpeedLines"]
+__all__ = ["DeepSpeedLines", "printed_by_megatron_deepspeed", "trainer_overrides"]
 
+DEEPSPEED = "DeepSpeed"
 _SIZE = r"([\d.]+) ?GB"
 _USAGE = re.compile(rf"\bMA {_SIZE}\s+Max_MA {_SIZE}\s+CA {_SIZE}\s+Max_CA {_SIZE}")
 _TIMER = re.compile(r"global_step=(?P<step>\d+), RunningAvgSamplesPerSec=(?P<samples>[\d.]+)")
@@ -164,3 +167,16 @@ class DeepSpeedLines:
         if last is None or step <= last[0] or time <= last[1]:
             return None
         return (time - last[1]) / (step - last[0])
+
+
+def printed_by_megatron_deepspeed(log: TrainingLog) -> bool:
+    """Return whether a log with Megatron's arguments is one of Megatron-DeepSpeed."""
+    return DEEPSPEED in log.printed_by or log.values.get("deepspeed") is True
+
+
+def trainer_overrides(recipe: Recipe, log: TrainingLog) -> tuple[str, ...]:
+    """Return what makes the recipe one of the trainer that printed the log, where the recipe takes llmlaunch's own."""
+    if recipe.backend.script is not None or not log.printed_by & {DEEPSPEED, TRANSFORMERS}:
+        return ()
+    kind = "hugging-face" if TRANSFORMERS in log.printed_by else "megatron-deepspeed" if log.values else "own"
+    return ("backend.script=train.py", f"backend.script_kind={kind}")

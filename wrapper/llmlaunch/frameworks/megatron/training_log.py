@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 
-from llmlaunch.command_lines.training_log import MEGATRON, LogCollector, LoggedPeak
+from llmlaunch.command_lines.training_log import LogCollector, LoggedPeak
 from llmlaunch.frameworks.logs import megatron_lines
 from llmlaunch.rundir.foreign_values import UNREADABLE, literal_in, number_in, whole_number_in
 from llmlaunch.rundir.step_lines import StepLines
@@ -19,6 +19,7 @@ from llmlaunch.units import GB, MIB
 
 __all__ = ["ARGUMENTS_BEGIN", "MegatronLines", "five_digits"]
 
+MEGATRON = "Megatron-LM"
 ARGUMENTS_BEGIN = b"------------------------ arguments ------------------------"
 _ARGUMENTS_END = "-------------------- end of arguments"
 _NAME_COLUMNS = 48  # of a name and its dots

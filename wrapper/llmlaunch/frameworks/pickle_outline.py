@@ -8,12 +8,21 @@ The file is split into instructions by `pickletools.genops`, which runs none of 
 from __future__ import annotations
 
 import pickletools
+import struct
+from pathlib import Path
 from typing import Any
 
-__all__ = ["Outline", "read_outline"]
+from llmlaunch.findings import first_bytes
+
+__all__ = ["Outline", "first_pickle", "read_outline"]
 
 MOST_INSTRUCTIONS = 300_000
 """Limit for one file, about a second of work; the arguments of Megatron-LM take 3,000."""
+
+MOST_PICKLE_BYTES = 4 * 2**20
+
+# A file of torch.save is a zip archive whose first record is the pickle, as it is (torch/serialization.py _save).
+_LOCAL_HEADER = struct.Struct("<4s4xH16xHH")
 
 _MARK = object()
 _VALUES = frozenset(
@@ -144,3 +153,19 @@ class _Machine:
         while (value := self.stack.pop()) is not _MARK:
             values.append(value)
         return values[::-1]
+
+
+def first_pickle(path: Path, offset: int = 0) -> Any:
+    """Return the outline of what torch.save wrote into a file, from `offset` on; None where that cannot be read."""
+    header = first_bytes(path, 512, offset)
+    if header is None or len(header) < _LOCAL_HEADER.size:
+        return None
+    signature, method, name_bytes, extra_bytes = _LOCAL_HEADER.unpack_from(header)
+    name = header[_LOCAL_HEADER.size : _LOCAL_HEADER.size + name_bytes]
+    if signature != b"PK\x03\x04" or method != 0 or not name.endswith(b"/data.pkl"):
+        return None
+    content = first_bytes(path, MOST_PICKLE_BYTES, offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
+    try:
+        return read_outline(content or b"")
+    except ValueError:
+        return None

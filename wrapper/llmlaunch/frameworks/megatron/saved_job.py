@@ -9,35 +9,28 @@ from __future__ import annotations
 
 import pickletools
 import re
-import struct
 from collections.abc import Collection, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.documents.yaml_strict import MAX_BYTES, KeyPath, parse_document
+from llmlaunch.documents.yaml_strict import MAX_BYTES, parse_document
 from llmlaunch.errors import UserError
+from llmlaunch.findings import first_bytes
+from llmlaunch.frameworks.pickle_outline import Outline, first_pickle
 from llmlaunch.frozen import frozen
-from llmlaunch.readiness.findings import first_bytes
-from llmlaunch.readiness.pickle_outline import Outline, read_outline
 
 __all__ = [
-    "KEY",
-    "NEW_FOLDER",
     "RUN_CONFIG",
     "SavedJob",
     "bridge_job",
-    "first_pickle",
     "megatron_job",
     "sizes_in",
 ]
 
-KEY: KeyPath = ("training", "checkpoint_path")
-NEW_FOLDER = "name a new folder to begin at step 0"
 RUN_CONFIG = "run_config.yaml"
 COMMON_FILE = "common.pt"
 RANK_FILE = "model_optim_rng.pt"
-MOST_PICKLE_BYTES = 4 * 2**20
 MOST_METADATA_BYTES = 64 * 2**20
 MOST_SIZE = 1_000_000_000
 
@@ -57,8 +50,6 @@ VOCABULARY_NAMES = ("padded_vocab_size", "vocab_size")
 EXPERTS, VOCABULARY, PADDING = "num_experts", "vocab_size", "vocab_padding"
 USUAL_PADDING = 128  # --make-vocab-size-divisible-by
 
-# A file of torch.save is a zip archive whose first record is the pickle, as it is (torch/serialization.py _save).
-_LOCAL_HEADER = struct.Struct("<4s4xH16xHH")
 _COMMON_STATE = b"common_state/shard_0_1"
 _FIRST_RANK_FILE = re.compile(r"__0_\d{1,4}\.distcp")
 _FIRST_RANK_FOLDER = re.compile(r"mp_rank_00(_000){0,2}")
@@ -143,22 +134,6 @@ def sizes_in(values: Mapping[str, Any]) -> dict[str, int]:
     tensor, divisor = values.get(SPLIT_NAMES["tensor"], 1), values.get("make_vocab_size_divisible_by", USUAL_PADDING)
     sizes[PADDING] = tensor * divisor if _is_size(tensor) and _is_size(divisor) else USUAL_PADDING
     return sizes
-
-
-def first_pickle(path: Path, offset: int = 0) -> Any:
-    """Return the outline of what torch.save wrote into a file, from `offset` on; None where that cannot be read."""
-    header = first_bytes(path, 512, offset)
-    if header is None or len(header) < _LOCAL_HEADER.size:
-        return None
-    signature, method, name_bytes, extra_bytes = _LOCAL_HEADER.unpack_from(header)
-    name = header[_LOCAL_HEADER.size : _LOCAL_HEADER.size + name_bytes]
-    if signature != b"PK\x03\x04" or method != 0 or not name.endswith(b"/data.pkl"):
-        return None
-    content = first_bytes(path, MOST_PICKLE_BYTES, offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
-    try:
-        return read_outline(content or b"")
-    except ValueError:
-        return None
 
 
 def _common_state(folder: Path, names: Collection[str]) -> Any:

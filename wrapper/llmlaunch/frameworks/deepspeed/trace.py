@@ -14,16 +14,13 @@ from typing import Any
 from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.deepspeed.rank_alone import rank_alone
+from llmlaunch.frameworks.framework import FORWARD, REMAINDER
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["FORWARD", "REMAINDER", "deepspeed_job", "deepspeed_terms"]
+__all__ = ["deepspeed_job", "deepspeed_terms"]
 
-REMAINDER = "other"
-FORWARD = (
-    "layer_forward"  # what a layer's forward pass makes and lets go of again: no moment of the estimate lies there
-)
 STEPS = 2
 
 Group = Mapping[str, Any]  # storages alike: bytes together, phase, site, module, role, the phase they were let go of in

@@ -13,11 +13,10 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.frameworks.checkpoints import other_world_refusal
+from llmlaunch.findings import Finding, doubtful, missing, note
+from llmlaunch.frameworks.checkpoints import KEY, NEW_FOLDER, other_world_refusal
+from llmlaunch.frameworks.pickle_outline import Outline, first_pickle
 from llmlaunch.layout import Layout
-from llmlaunch.readiness.findings import Finding, doubtful, missing, note
-from llmlaunch.readiness.pickle_outline import Outline
-from llmlaunch.readiness.saved_job import KEY, NEW_FOLDER, first_pickle
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["deepspeed_findings"]

@@ -15,12 +15,12 @@ from typing import Any
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import NodeVariable, Word, command_words, flag_groups, flag_of
 from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.framework import FORWARD, REMAINDER
 from llmlaunch.frameworks.megatron.arguments import planned_arguments
 from llmlaunch.frameworks.megatron.rank_alone import LEFT_OUT
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.deepspeed_trace import FORWARD, REMAINDER
 
 __all__ = ["megatron_job", "megatron_terms"]
 
