@@ -73,7 +73,8 @@ def _entry(recipe: Recipe) -> GalleryEntry:
 
 def _needs(recipe: Recipe) -> tuple[str, ...]:
     """Return what must be there before it can be submitted."""
+    from llmlaunch.frameworks.registry import framework_of
+
     if recipe.cluster.accelerator.kind == "cpu":
         return ("torch",)
-    trainers = {"megatron-lm": "Megatron", "megatron-bridge": "Megatron-Bridge"}
-    return (trainers.get(recipe.backend.name, "DeepSpeed"),)
+    return (framework_of(recipe).requirement,)

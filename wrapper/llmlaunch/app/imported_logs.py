@@ -15,11 +15,12 @@ from llmlaunch.app.evidence import Notify
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.command_lines.other_trainers import MEGATRON_DEEPSPEED
-from llmlaunch.command_lines.training_log import DEEPSPEED, TRANSFORMERS, TrainingLog
+from llmlaunch.command_lines.training_log import TrainingLog
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import ALLOCATOR_SETTINGS
+from llmlaunch.frameworks.deepspeed.training_log import printed_by_megatron_deepspeed
 from llmlaunch.frameworks.megatron.command_line import read_values
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.registry import backend_for, framework_of
 from llmlaunch.imports.logs import is_record_file, read_logs
 from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import Candidate, as_planned
@@ -197,14 +198,15 @@ def _with_arguments_of_their_job(runs: Sequence[tuple[Path, TrainingLog]]) -> li
 def _recipe_of(log: TrainingLog, path: Path, source: JobSource) -> Recipe:
     cluster = () if source.cluster is None else (f"cluster={source.cluster}",)
     place, again = str(path), to_type("measurements", "import", path)
-    if log.values and (DEEPSPEED in log.printed_by or log.values.get("deepspeed") is True):
+    if printed_by_megatron_deepspeed(log):
         raise UserError(
             f"{place}: was printed by {MEGATRON_DEEPSPEED}, whose memory and step times are not predicted, so its "
             "figures say nothing of another job; leave it out"
         )
     if source.recipe is not None:
         overrides = (*cluster, *source.overrides)
-        return load_recipe(source.recipe, (*overrides, *_trainer_overrides(load_recipe(source.recipe, overrides), log)))
+        recipe = load_recipe(source.recipe, overrides)
+        return load_recipe(source.recipe, (*overrides, *framework_of(recipe).overrides_for_log(recipe, log)))
     if not log.values:
         raise UserError(
             f"{place}: says what was measured, and not of which job; give the job's recipe with its layout pinned: "
@@ -214,16 +216,6 @@ def _recipe_of(log: TrainingLog, path: Path, source: JobSource) -> Recipe:
     if source.cluster is None:
         raise UserError(f"{place}: does not say on which machine it ran; name it: {again} --cluster NAME")
     return _recipe_of_arguments(log, place, source)
-
-
-def _trainer_overrides(recipe: Recipe, log: TrainingLog) -> tuple[str, ...]:
-    """Return what makes the recipe one of the trainer that printed the log, where the recipe takes llmlaunch's own."""
-    if recipe.backend.name != "deepspeed" or recipe.backend.script is not None:
-        return ()
-    if not log.printed_by & {DEEPSPEED, TRANSFORMERS}:
-        return ()
-    kind = "hugging-face" if TRANSFORMERS in log.printed_by else "own"
-    return ("backend.script=train.py", f"backend.script_kind={kind}")
 
 
 def _recipe_of_arguments(log: TrainingLog, place: str, source: JobSource) -> Recipe:

@@ -24,6 +24,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.framework_version import with_framework_version
 from llmlaunch.frameworks.logs import any_script_lines
+from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_json import run_description
@@ -37,7 +38,6 @@ from llmlaunch.rundir.values import count_above_zero, to_type
 __all__ = ["describe_observed", "observed_directories"]
 
 GIB = 2**30
-FRAMEWORKS = {"megatron-lm": "megatron-core", "deepspeed": "deepspeed", "megatron-bridge": "megatron-bridge"}
 PATH_SECTIONS = ("model", "backend", "training", "data")  # of a recipe: where a text may be a file of the job
 OF_MEMORY = re.compile(r"PYTORCH_\w*ALLOC_CONF|NVTE_\w+")  # variables that change what a rank holds
 
@@ -215,7 +215,8 @@ def _document(reading: Reading, observed: Observed) -> dict[str, Any]:
     document.setdefault("data", {"mock": True})  # what it read decides no byte of its memory
     backend = document.get("backend")
     keys = {"name": backend} if isinstance(backend, str) else dict(backend or {})
-    version = observed.versions.get(FRAMEWORKS.get(str(keys.get("name")), ""))
+    framework = FRAMEWORKS.get(str(keys.get("name")))
+    version = None if framework is None else observed.versions.get(framework.package)
     if version and "version" not in keys:
         document["backend"] = {**keys, "version": str(version)}
     return document

@@ -21,10 +21,11 @@ from llmlaunch.app.submission import default_directory, idle_trainer_bytes, refu
 from llmlaunch.assets import asset
 from llmlaunch.documents.yaml_strict import read_document
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.registry import backend_for, framework_named
 from llmlaunch.planner.qualification import ChosenTrial, choose_trials, kept_techniques
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.progress import counting
+from llmlaunch.recipe.frameworks import DEFAULT_FRAMEWORK, FRAMEWORKS
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.recipe.types import Recipe
@@ -52,7 +53,6 @@ __all__ = [
 HOW = "qualification"
 LATER = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}")  # what `default_directory` puts behind a name
 CPU_RECIPE = "quickstart"
-RECIPES = {"megatron-lm": "llama3-8b", "megatron-bridge": "llama3-8b", "deepspeed": "llama2-7b-deepspeed"}
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ def base_recipe(
 
     assert cluster is not None
     on_cpu = load_cluster(cluster).accelerator.kind == "cpu"
-    name = CPU_RECIPE if on_cpu else RECIPES.get(backend or "megatron-lm", RECIPES["megatron-lm"])
+    framework = framework_named(backend if backend is not None and backend in FRAMEWORKS else DEFAULT_FRAMEWORK)
+    name = CPU_RECIPE if on_cpu else framework.qualification_recipe
     if model is not None:
         all_overrides.insert(0, f"training.sequence_length={_sequence_length(model)}")
     return QualificationRequest(str(asset("recipes", f"{name}.yaml")), tuple(all_overrides))

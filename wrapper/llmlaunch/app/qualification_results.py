@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from llmlaunch.app.evidence import Notify, farthest, newest_qualification
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.trials import NUMBER_OF_TRIALS
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
-from llmlaunch.planner.qualification import DIES, TRIALS, expectation_of
+from llmlaunch.planner.qualification import DIES, expectation_of
 from llmlaunch.store.location import store_exists
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class QualificationResult:
 
     @property
     def complete(self) -> bool:
-        return len(self.layouts) == len(TRIALS["megatron-lm"]) and all(each.ended for each in self.layouts)
+        return len(self.layouts) == NUMBER_OF_TRIALS and all(each.ended for each in self.layouts)
 
     @property
     def as_predicted(self) -> bool:

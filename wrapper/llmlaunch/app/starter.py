@@ -17,7 +17,9 @@ import yaml
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile_text import SiteOffer, quoted
 from llmlaunch.documents.templates import render
+from llmlaunch.frameworks.registry import framework_named
 from llmlaunch.models.hub_ids import hub_id_of
+from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.recipe.key_reference import recipe_keys
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.values import to_type
@@ -29,11 +31,6 @@ EDITOR_SCHEMA = "llmlaunch.schema.json"
 line stays true in another checkout and on another machine."""
 _KEY = re.compile(r"( *)([a-z_]+):(?: (.*))?")
 _COLUMN, _WIDTH = 33, 100
-_MEGATRON = [
-    "backend:",
-    "  name: megatron-lm",
-    f"  {'# path: /opt/Megatron-LM':<{_COLUMN - 4}}  # your checkout on the nodes; absent = their MEGATRON_LM_PATH",
-]
 _SHORT = {
     "schema": "version of this format",
     "name": "name of the recipe and of its jobs",
@@ -56,8 +53,9 @@ def starter_text(recipe: Path, target: Path, offer: SiteOffer | None) -> str:
     head, sections = _sections(text)
     if offer is not None:
         sections["cluster"] = _site_cluster(values["cluster"], offer)
-    if values["backend"] == "megatron-lm":
-        sections["backend"] = _MEGATRON
+    framework = framework_named(values["backend"])
+    if framework.starter_lines:
+        sections["backend"] = list(framework.starter_lines)
     context = {
         "schema": EDITOR_SCHEMA,
         "head": head,
@@ -65,7 +63,7 @@ def starter_text(recipe: Path, target: Path, offer: SiteOffer | None) -> str:
         "submit": to_type("submit", target),
         "name": values["name"],
         "model": values["model"] if isinstance(values["model"], str) else values["name"],
-        "megatron": values["backend"] == "megatron-lm",
+        "has_checkout": FRAMEWORKS[framework.name].has_checkout,
         "cpu": load_cluster(values["cluster"]).accelerator.kind == "cpu",
         "tokenizer": hub_id_of(values["model"]) if isinstance(values["model"], str) else None,
         "data": "  # ".join(f"{part:<{_COLUMN - 4}}" for part in _DATA[next(iter(values["data"]))]).rstrip(),

@@ -220,7 +220,7 @@ def idle_trainer_bytes(recipe: Recipe, notify: Notify) -> int | None:
     python = recipe.python or os.environ.get("LLMLAUNCH_PYTHON") or sys.executable
     if python == sys.executable and importlib.util.find_spec("torch") is not None:
         os.environ["LLMLAUNCH_PYTHON"] = python
-    if recipe.cluster.accelerator.kind != "cpu" or recipe.backend.name != "deepspeed":
+    if recipe.cluster.accelerator.kind != "cpu" or not recipe.backend.traits.ships_trainer:
         return None
     return measured_baseline(python, notify)
 

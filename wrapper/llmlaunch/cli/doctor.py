@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["doctor_command"]
 
 RECIPES = (".yaml", ".yml")
-SHOWN = ("torch", "megatron-core", "transformer-engine", "deepspeed", "transformers")
 ONE_THING = "look at one thing at a time: --network, --host, --container, --frameworks or --rehearsal"
 
 
@@ -215,8 +214,12 @@ def _environment(container: str | None, frameworks: str | None, python: str | No
 
 
 def _environment_text(probe: dict[str, Any]) -> str:
+    from llmlaunch.frameworks.registry import framework_named
+    from llmlaunch.recipe.frameworks import FRAMEWORKS
+
     packages = probe["packages"]
-    shown = (*SHOWN, *(name for name in packages if name not in SHOWN))  # ft_launcher's, which few have
+    expected = [package for name in FRAMEWORKS for package in framework_named(name).packages]
+    shown = tuple(dict.fromkeys(("torch", *expected, *packages)))  # ft_launcher's, which few have, last
     width = max(map(len, shown))
     lines = [f"{probe['interpreter']} (Python {probe['python']}) on {probe['node']}"]
     lines += [f"  {name:<{width}}  {packages.get(name, '-')}" for name in shown]

@@ -12,6 +12,7 @@ import click
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import UserError
+from llmlaunch.recipe.frameworks import DEFAULT_FRAMEWORK, FRAMEWORKS
 from llmlaunch.rundir.values import to_type
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ PAGE = "qualification.md"
 @click.option("--cluster", metavar="NAME", help="Profile to qualify, where no RECIPE says it.")
 @click.option(
     "--backend",
-    type=click.Choice(["megatron-lm", "deepspeed", "megatron-bridge"]),
-    help="[RECIPE's, else megatron-lm].",
+    type=click.Choice(list(FRAMEWORKS)),
+    help=f"[RECIPE's, else {DEFAULT_FRAMEWORK}].",
 )
 @click.option("--model", metavar="PRESET", help="Family whose layers are used [RECIPE's, else an 8B or 7B Llama].")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes of each of the six.")

@@ -15,10 +15,6 @@ from llmlaunch.causes.log_scan import scan
 from llmlaunch.rundir.foreign_values import MOST_WHOLE
 
 __all__ = [
-    "DEEPSPEED",
-    "MEGATRON",
-    "TRANSFORMERS",
-    "WANDB",
     "JobFacts",
     "LogCollector",
     "LoggedDeath",
@@ -27,8 +23,6 @@ __all__ = [
     "UnreadableValues",
     "plain_line",
 ]
-
-MEGATRON, DEEPSPEED, TRANSFORMERS, WANDB = PRINTERS = ("Megatron-LM", "DeepSpeed", "Transformers", "W&B")
 
 MOST_TIMES = 1_000_000  # of steps; later ones are left out of the median
 MOST_DEATHS = 4096
@@ -108,10 +102,11 @@ class UnreadableValues:
 class TrainingLog:
     """One run, as far as its log tells of it.
 
-    `printed_by` holds those of PRINTERS whose lines it has; none where only torch's allocator speaks. `identity` is a
-    digest of the log up to the first number read of it: a log that grew, or was moved, keeps it. `values` are
-    Megatron's arguments by their names in its parser. `step_note` says what `step_seconds` is: the median after warm-up
-    where single steps are timed, else a mean. `first_line` is where the run begins in its file.
+    `printed_by` are the trainers and trackers whose lines it has, as their makers call them; none where only torch's
+    allocator speaks. `identity` is a digest of the log up to the first number read of it: a log that grew, or was
+    moved, keeps it. `values` are Megatron's arguments by their names in its parser. `step_note` says what
+    `step_seconds` is: the median after warm-up where single steps are timed, else a mean. `first_line` is where the run
+    begins in its file.
     """
 
     printed_by: frozenset[str]

@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from llmlaunch.command_lines.training_log import WANDB, LogCollector, TrainingLog, plain_line
+from llmlaunch.command_lines.training_log import LogCollector, TrainingLog, plain_line
 from llmlaunch.documents.yaml_strict import read_text
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.deepspeed.training_log import DeepSpeedLines
 from llmlaunch.frameworks.deepspeed.transformers_log import TransformersLines, read_results, read_trainer_state
 from llmlaunch.frameworks.megatron.training_log import ARGUMENTS_BEGIN, MegatronLines
 from llmlaunch.imports.logs_wandb import (
+    WANDB,
     cells_of,
     is_chart,
     is_history,

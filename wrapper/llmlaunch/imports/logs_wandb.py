@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from llmlaunch.command_lines.training_log import WANDB, LogCollector, LoggedPeak
+from llmlaunch.command_lines.training_log import LogCollector, LoggedPeak
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.frameworks.deepspeed.transformers_log import read_results
 from llmlaunch.frameworks.megatron.training_log import five_digits
@@ -22,6 +22,7 @@ from llmlaunch.rundir.foreign_values import number_in
 from llmlaunch.rundir.values import number
 
 __all__ = [
+    "WANDB",
     "cells_of",
     "is_chart",
     "is_history",
@@ -32,6 +33,7 @@ __all__ = [
     "read_summary",
 ]
 
+WANDB = "W&B"
 _DEVICE = re.compile(r"(?:system[./])?gpu\.(?P<gpu>\d+)\.memoryAllocated(?P<bytes>Bytes)?(?:/l:.*)?")
 _SAMPLED = "sampled, so the peak was this or more"
 _NVML = "W&B system metrics, NVML"

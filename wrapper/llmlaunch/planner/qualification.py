@@ -8,7 +8,7 @@ micro-batch are chosen here, so that a few devices are filled as far as each lay
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import product
@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.frameworks.trials import DIES, FITS, TIGHT, Trial
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.planner.judge import LayoutVerdict, judge_layouts
 from llmlaunch.planner.setting import Setting
@@ -27,15 +29,12 @@ __all__ = [
     "EXPECTED",
     "FITS",
     "TIGHT",
-    "TRIALS",
     "ChosenTrial",
-    "Trial",
     "choose_trials",
     "expectation_of",
     "kept_techniques",
 ]
 
-FITS, TIGHT, DIES = "fits", "tight", "dies"
 EXPECTED = {FITS: "predicted to fit", TIGHT: "predicted near the limit", DIES: "predicted above the card"}
 
 STEPS = 12
@@ -69,43 +68,6 @@ SHORT_RUN = (
 )
 # Pins and techniques that a search would choose; those that a trial does not name are switched off.
 SWITCHED_OFF = {"virtual_pipeline": 1, "expert_tensor": 1, "sequence_parallel": False, "offload_layers": 0}
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One of the six. `sizes` are the largest sizes of its split; where the devices or the model allow less, less is
-    taken. `fill` is the share of the device's memory, beyond what an idle process takes, that it is to be predicted to
-    need where `expectation` is FITS."""
-
-    expectation: str
-    zero_stage: int
-    fill: float = 0.0
-    micro_batch_size: int = 1
-    recompute: str = "none"
-    sequence_factor: int = 1
-    sizes: Mapping[str, int] = field(default_factory=dict)
-
-
-ON_MEGATRON_CORE = (
-    Trial(FITS, zero_stage=1, fill=0.40),
-    Trial(FITS, zero_stage=1, fill=0.55, micro_batch_size=4, sizes={"tensor": 4}),
-    Trial(FITS, zero_stage=1, fill=0.65, micro_batch_size=2, sizes={"pipeline": 4, "tensor": 2}),
-    Trial(FITS, zero_stage=1, fill=0.70, recompute="full", sequence_factor=4, sizes={"context": 4, "tensor": 2}),
-    Trial(TIGHT, zero_stage=1, micro_batch_size=2, sizes={"tensor": 2, "pipeline": 2}),
-    Trial(DIES, zero_stage=0, micro_batch_size=4, sizes={"tensor": 2}),
-)
-TRIALS: Mapping[str, tuple[Trial, ...]] = {
-    "megatron-lm": ON_MEGATRON_CORE,
-    "megatron-bridge": ON_MEGATRON_CORE,
-    "deepspeed": (
-        Trial(FITS, zero_stage=1, fill=0.40),
-        Trial(FITS, zero_stage=2, fill=0.55, micro_batch_size=4),
-        Trial(FITS, zero_stage=3, fill=0.45, micro_batch_size=2, recompute="full"),
-        Trial(FITS, zero_stage=3, fill=0.70, sequence_factor=4, sizes={"context": 4}),
-        Trial(TIGHT, zero_stage=2, micro_batch_size=2, sizes={"tensor": 2}),
-        Trial(DIES, zero_stage=0, micro_batch_size=4),
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -146,7 +108,7 @@ def choose_trials(setting_of: SettingOf, name: str) -> list[ChosenTrial]:
     """
     base = setting_of(())
     chosen: list[ChosenTrial] = []
-    for number, trial in enumerate(TRIALS[base.recipe.backend.name], start=1):
+    for number, trial in enumerate(framework_of(base.recipe).trials(), start=1):
         sizing = _Sizing(trial, f"{name}-{number}", base, setting_of)
         chosen.append(sizing.best([_kind(earlier) for earlier in chosen]))
     return chosen

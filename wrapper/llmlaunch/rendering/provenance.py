@@ -16,6 +16,7 @@ from pathlib import Path
 from llmlaunch import __version__
 from llmlaunch.documents.secrets import holds_secret, is_secret_file
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.framework_version import CHECKOUT_VARIABLE
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.git import GitFailed, GitState, ignored_without_git, listed, read_git, tracked_files
@@ -91,7 +92,7 @@ def wanted_snapshot(recipe: Recipe) -> Snapshot | None:
 
 
 def _ours(recipe: Recipe) -> bool:
-    return recipe.backend.name == "deepspeed" and recipe.backend.script is None and recipe.code.path is None
+    return recipe.backend.traits.ships_trainer and recipe.backend.script is None and recipe.code.path is None
 
 
 def code_root(recipe: Recipe) -> tuple[Path | None, str]:
@@ -103,8 +104,9 @@ def code_root(recipe: Recipe) -> tuple[Path | None, str]:
         named, key = checkout, "backend.path"
     elif script is not None:
         named, key = str(Path(script).parent), "backend.script"
-    elif recipe.backend.name == "megatron-lm":
-        return None, "MEGATRON_LM_PATH is set on the nodes; name backend.path or code.path to have its commit recorded"
+    elif recipe.backend.traits.has_checkout:
+        advice = "name backend.path or code.path to have its commit recorded"
+        return None, f"{CHECKOUT_VARIABLE} is set on the nodes; {advice}"
     else:
         return None, "the trainer is llmlaunch's own and lies in trainer/"
     root = Path(recipe.path).parent / with_home(named)

@@ -170,13 +170,13 @@ class DeepSpeedLines:
 
 
 def printed_by_megatron_deepspeed(log: TrainingLog) -> bool:
-    """Return whether a log with Megatron's arguments is one of Megatron-DeepSpeed."""
-    return DEEPSPEED in log.printed_by or log.values.get("deepspeed") is True
+    """Return whether a log has Megatron's arguments and is Megatron-DeepSpeed's."""
+    return bool(log.values) and (DEEPSPEED in log.printed_by or log.values.get("deepspeed") is True)
 
 
 def trainer_overrides(recipe: Recipe, log: TrainingLog) -> tuple[str, ...]:
     """Return what makes the recipe one of the trainer that printed the log, where the recipe takes llmlaunch's own."""
     if recipe.backend.script is not None or not log.printed_by & {DEEPSPEED, TRANSFORMERS}:
         return ()
-    kind = "hugging-face" if TRANSFORMERS in log.printed_by else "megatron-deepspeed" if log.values else "own"
+    kind = "hugging-face" if TRANSFORMERS in log.printed_by else "own"
     return ("backend.script=train.py", f"backend.script_kind={kind}")
