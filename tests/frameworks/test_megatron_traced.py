@@ -53,7 +53,7 @@ def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with (
         errors.open("w") as file,
         subprocess.Popen(
-            [megatron_python(), TRACED / "ranks_with_muon.py"],
+            [megatron_python(), TRACED / "ranks_with_muon.py", "--framework", "megatron"],
             stdin=PIPE,
             stdout=PIPE,
             stderr=file,

@@ -46,10 +46,12 @@ def install() -> Path:
     Raises:
         ModuleNotFoundError: this environment has no Megatron-Bridge.
     """
-    folders = (Path(folder) for folder in importlib.import_module("megatron").__path__)
-    here = next((folder for folder in folders if (folder / "bridge" / "__init__.py").is_file()), None)
+    bridge = PACKAGES[0]
+    namespace, _, folder_name = bridge.partition(".")
+    folders = (Path(folder) for folder in importlib.import_module(namespace).__path__)
+    here = next((folder for folder in folders if (folder / folder_name / "__init__.py").is_file()), None)
     if here is None:
-        raise ModuleNotFoundError("No module named 'megatron.bridge'", name="megatron.bridge")
+        raise ModuleNotFoundError(f"No module named '{bridge}'", name=bridge)
     for name in PACKAGES:
         sys.modules[name] = _Package(name, here.parent.joinpath(*name.split(".")))
     return here.parent

@@ -37,7 +37,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-TRAINER = Path(__file__).resolve().parents[1] / "trainers" / "deepspeed"
+TRAINER = Path(__file__).resolve().parents[1] / "trainers/deepspeed"
 sys.path.insert(1, str(TRAINER))
 
 import deepspeed
@@ -60,11 +60,11 @@ from trace_checks import TraceEvidence, insist_complete
 
 fake_dispatch.install()
 
-__all__ = ["RUN_DIR", "trace"]
+__all__ = ["RUN_DIR", "trace", "trace_of"]
 
 STEPS = 2  # the first makes the optimizer's states, and ZeRO 3 knows its order of modules from the second pass
 MICROBATCHES = 2  # an earlier one, whose gradients wait, and the last
-PACKAGES = ("deepspeed", "transformers", "peft", "torch")
+PACKAGES = (deepspeed.__name__, "transformers", "peft", "torch")
 RUN_DIR = "$LLMLAUNCH_RUN_DIR/"  # words that begin so name files of the job
 CONFIG = "ds_config.json"
 KIB = 2**10
@@ -149,6 +149,12 @@ def _recomputed(forward: Any) -> Any:
 
 
 patch_frameworks()
+
+
+def trace_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the trace of a job as trace_ranks.py reads it."""
+    few = not job.get("all_microbatches")
+    return trace(job["arguments"], job["files"], job["world_size"], fewer=few)
 
 
 def trace(arguments: Sequence[str], files: Mapping[str, Any], world_size: int, fewer: bool = True) -> dict[str, Any]:

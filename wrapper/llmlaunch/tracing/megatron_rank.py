@@ -72,22 +72,22 @@ from trace_checks import TraceEvidence, insist_complete, insist_traceable
 patches.patch_megatron()
 fake_dispatch.install()
 
-__all__ = ["OfBridge", "trace"]
+__all__ = ["OfBridge", "trace", "trace_of"]
 
 
 ITERATIONS = 2  # the first makes the optimizer states, the second runs beside them
 PACKAGES = ("megatron-core", "transformer_engine", "torch")
-BRIDGE = "megatron-bridge"
 KIB = 2**10
 
 
 @dataclass(frozen=True)
 class OfBridge:
     """What Megatron-Bridge adds to a job of Megatron core: adapters, by the settings of its LoRA, and rows that are
-    packed. Without `adapters` its own package is not needed."""
+    packed. Without `adapters` its own package, called `package` where it is installed, is not needed."""
 
     adapters: Mapping[str, Any] | None = None
     packed: bool = False
+    package: str = ""
 
     def model_builder(self) -> Callable[..., Any]:
         if not self.adapters and not self.packed:
@@ -175,6 +175,13 @@ def _train(
     return skipped
 
 
+def trace_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the trace of a job as trace_ranks.py reads it."""
+    bridge = OfBridge(job.get("adapters"), bool(job.get("packed")), job.get("package", ""))
+    few = not job.get("all_microbatches")
+    return trace(job["arguments"], job["world_size"], job["pipeline_rank"], few, bridge)
+
+
 def trace(
     arguments: list[str], world_size: int, pipeline_rank: int, fewer: bool = True, bridge: OfBridge = OfBridge()
 ) -> dict[str, Any]:
@@ -201,7 +208,7 @@ def trace(
         state = state_of(model, optimizer)
         lasting = STORAGES.alive()
     insist_complete(_evidence(job, len(model), skipped, state, stateless_of(optimizer)))
-    packages = (*PACKAGES, BRIDGE) if bridge.adapters else PACKAGES
+    packages = (*PACKAGES, bridge.package) if bridge.adapters and bridge.package else PACKAGES
     sizes = {name: getattr(args, f"{name}_model_parallel_size", None) for name in ("tensor", "pipeline", "expert")}
     return {
         "parallel": sizes | {"data": args.data_parallel_size, "context": args.context_parallel_size},

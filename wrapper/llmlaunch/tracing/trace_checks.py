@@ -17,6 +17,7 @@ from typing import Any
 
 __all__ = [
     "ERROR",
+    "FRAMEWORKS",
     "IncompleteTrace",
     "NotTraceable",
     "TraceEvidence",
@@ -31,9 +32,8 @@ DISHONEST = "dishonest"  # it ran, and not all of it that allocates
 UNSUPPORTED = "unsupported"  # it would run on a GPU, and cannot be traced
 ERROR = "error"  # anything else
 
-FRAMEWORKS = tuple(
-    f"/site-packages/{name}/" for name in ("megatron", "transformer_engine", "deepspeed", "transformers", "peft")
-)
+FRAMEWORKS = ("megatron/", "transformer_engine/", "deepspeed/", "transformers/", "peft/")  # below site-packages
+PACKAGES = "/site-packages/"
 REFUSALS = (AssertionError, ValueError, SystemExit)  # what Megatron and TransformerEngine raise about arguments
 NEEDS_VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")  # torch/_subclasses/fake_tensor.py
 LONGEST = 400  # characters of the sentence
@@ -170,7 +170,7 @@ def _kind(error: BaseException) -> str:
     if missing or isinstance(error, NotImplementedError) or type(error).__name__ in NEEDS_VALUES:
         return UNSUPPORTED
     last = traceback.extract_tb(error.__traceback__)[-1:]
-    theirs = bool(last) and any(framework in last[0].filename for framework in FRAMEWORKS)
+    theirs = bool(last) and any(f"{PACKAGES}{framework}" in last[0].filename for framework in FRAMEWORKS)
     return REFUSED if isinstance(error, SystemExit) or (isinstance(error, REFUSALS) and theirs) else ERROR
 
 
@@ -178,7 +178,7 @@ def _place(error: BaseException) -> str:
     """The innermost line of the frameworks' own Python: file and number."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         for framework in FRAMEWORKS:
-            _, separator, tail = frame.filename.rpartition(framework)
+            _, separator, tail = frame.filename.rpartition(f"{PACKAGES}{framework}")
             if separator:
-                return f"{framework.split('/')[2]}/{tail}:{frame.lineno}"
+                return f"{framework}{tail}:{frame.lineno}"
     return ""

@@ -1,15 +1,15 @@
 """Traces ranks of Megatron or DeepSpeed jobs, several at a time, without a GPU.
 
     echo '{"name": "first", "world_size": 512, "pipeline_rank": 0, "arguments": ["--num-layers", "32", ...]}' |
-        .venv-frameworks/bin/python trace_ranks.py --processes 2
+        .venv-frameworks/bin/python trace_ranks.py --framework megatron --processes 2
 
 One job a line in; one line out for each as it is done: {"name", "trace"}, or {"name", "failure": {"kind", "what",
-"detail"}}: one sentence, and the traceback. `arguments` are those of Megatron's `pretrain_gpt.py`. With `--framework
+"detail"}}: one sentence, and the traceback. `arguments` are those of Megatron's `pretrain_gpt.py`; with `--framework
 deepspeed` they are those of the shipped trainer, and "files" holds by name the JSON files they name as
 "$LLMLAUNCH_RUN_DIR/NAME". A job may have "environment", variables by name, and "all_microbatches": true, which runs
-those that show nothing new, too; and of Megatron-Bridge "adapters", the settings of its LoRA, and "packed": true, where
-a sequence holds several rows. Frameworks are imported once, then each job has a process of its own, because the
-frameworks keep their state in the process.
+those that show nothing new, too; and of Megatron-Bridge "adapters", the settings of its LoRA, with "package", whose
+version is reported, and "packed": true, where a sequence holds several rows. Frameworks are imported once, then each
+job has a process of its own, because the frameworks keep their state in the process.
 
 Whatever becomes of a process, there is an answer: one that the kernel ends, that hangs or that says nothing gives a
 failure for its job. SIGINT, SIGTERM, a reader of stdout who has left, and the death of this process by any signal, end
@@ -35,6 +35,7 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from trace_checks import ERROR, failed, failure_of
@@ -49,6 +50,7 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LONGEST_LOOK_SECONDS = 1.0
 READ_BYTES = 2**20
 LONGEST_SECONDS = 900
+OF_RANKS = "_rank"
 
 
 class ReaderLeft(Exception):
@@ -178,22 +180,9 @@ def _reap(rank: _Running) -> int:
     return os.waitpid(rank.process, 0)[1]
 
 
-def _megatron_trace(job: Job) -> dict[str, Any]:
-    import megatron_rank
-
-    bridge = megatron_rank.OfBridge(job.get("adapters"), bool(job.get("packed")))
-    few = not job.get("all_microbatches")
-    return megatron_rank.trace(job["arguments"], job["world_size"], job["pipeline_rank"], few, bridge)
-
-
-def _deepspeed_trace(job: Job) -> dict[str, Any]:
-    import deepspeed_rank
-
-    few = not job.get("all_microbatches")
-    return deepspeed_rank.trace(job["arguments"], job["files"], job["world_size"], fewer=few)
-
-
-TRACERS = {"megatron": _megatron_trace, "deepspeed": _deepspeed_trace}
+def _frameworks() -> list[str]:
+    """Return the frameworks whose ranks can be traced: each has a module here, with a function `trace_of`."""
+    return sorted(path.stem.removesuffix(OF_RANKS) for path in Path(__file__).parent.glob(f"*{OF_RANKS}.py"))
 
 
 def _traced(trace: Callable[[Job], dict[str, Any]], job: Job) -> Answer:
@@ -210,22 +199,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="ranks traced at a time")
     parser.add_argument("--seconds", type=float, default=LONGEST_SECONDS, help="the longest that one may take")
-    parser.add_argument("--framework", choices=TRACERS, default="megatron")
+    parser.add_argument("--framework", choices=_frameworks(), required=True)
     options = parser.parse_args()
     end_on_signals()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     gc.disable()  # nothing that is imported is garbage; each rank is a process of its own, whose collector is on
-    importlib.import_module(f"{options.framework}_rank")  # once for all ranks; before torch, for which it fakes CUDA
+    # once for all ranks; before torch, for which it fakes CUDA
+    trace_of = importlib.import_module(f"{options.framework}{OF_RANKS}").trace_of
 
     # isort: split
     import torch._dynamo  # noqa: F401 (every optimizer imports it, which takes a second)
 
     gc.enable()
     jobs = [json.loads(line) for line in sys.stdin if line.strip()]
-    answers = answers_of(
-        jobs, partial(_traced, TRACERS[options.framework]), options.processes, options.seconds, sys.stdout.fileno()
-    )
+    answers = answers_of(jobs, partial(_traced, trace_of), options.processes, options.seconds, sys.stdout.fileno())
     try:
         with contextlib.closing(answers):  # which ends what still runs
             for answer in answers:

@@ -24,6 +24,8 @@ from llmlaunch.recipe.types import Recipe
 
 __all__ = ["megatron_job", "megatron_terms"]
 
+BRIDGE = "megatron-bridge"
+
 # The tokenizer's files lie on the cluster. What of it takes memory is the number of its words, which is said here.
 TOKENIZER = frozenset(
     {"--tokenizer-type", "--tokenizer-model", "--vocab-size", "--padded-vocab-size", "--mock-data"}
@@ -42,7 +44,7 @@ def megatron_job(recipe: Recipe, rendered: Rendered, layout: Layout, pipeline_ra
             f"{recipe.path}: backend.script: {recipe.backend.script} cannot be traced: the tracer builds Megatron's "
             "own GPT model; rehearse on a GPU (--on gpu), or without backend.script"
         )
-    on_bridge = recipe.backend.name == "megatron-bridge"
+    on_bridge = recipe.backend.name == BRIDGE
     words = _words_of_bridge(recipe, layout) if on_bridge else _words(rendered)
     groups = (group for group in flag_groups(words) if flag_of(group) not in LEFT_OUT.keys() | TOKENIZER)
     arguments = [_plain(word) for group in groups for word in group]
@@ -68,10 +70,11 @@ def _words_of_bridge(recipe: Recipe, layout: Layout) -> tuple[Word, ...]:
 
 
 def _of_bridge(rendered: Rendered) -> dict[str, Any]:
-    """Return what stands in Bridge's settings alone: those of its LoRA, and whether rows are packed."""
+    """Return what only Bridge's settings say: those of its LoRA, with the package that has it, and whether rows are
+    packed."""
     settings = json.loads(rendered.files[rendered.settings_file])
-    packed = settings["dataset"].get("enable_offline_packing", False)
-    return {"adapters": settings.get("peft"), "packed": packed}
+    packed, adapters = settings["dataset"].get("enable_offline_packing", False), settings.get("peft")
+    return {"adapters": adapters, "packed": packed, **({"package": BRIDGE} if adapters else {})}
 
 
 def _plain(word: Word) -> str:
