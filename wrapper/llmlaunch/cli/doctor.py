@@ -214,12 +214,10 @@ def _environment(container: str | None, frameworks: str | None, python: str | No
 
 
 def _environment_text(probe: dict[str, Any]) -> str:
-    from llmlaunch.frameworks.registry import framework_named
-    from llmlaunch.recipe.frameworks import FRAMEWORKS
+    from llmlaunch.frameworks.registry import trained_with
 
     packages = probe["packages"]
-    expected = [package for name in FRAMEWORKS for package in framework_named(name).packages]
-    shown = tuple(dict.fromkeys(("torch", *expected, *packages)))  # ft_launcher's, which few have, last
+    shown = tuple(dict.fromkeys((*trained_with(), *packages)))  # ft_launcher's, which few have, last
     width = max(map(len, shown))
     lines = [f"{probe['interpreter']} (Python {probe['python']}) on {probe['node']}"]
     lines += [f"  {name:<{width}}  {packages.get(name, '-')}" for name in shown]

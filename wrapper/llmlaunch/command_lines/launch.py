@@ -1,10 +1,11 @@
 """The training in a command: what srun, containers, shells and launchers add is taken off and read.
 
-Launchers' options were read in torch/distributed/run.py, deepspeed/launcher/runner.py, accelerate/commands/launch.py.
+Launchers, their options and where these were read are in launchers.json.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,32 +19,36 @@ from llmlaunch.command_lines.shell import Script, ShellCommand, read_script
 from llmlaunch.command_lines.shell_state import file_text
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
+from llmlaunch.frozen import frozen
 
 __all__ = ["trainer_command", "trainer_commands"]
 
 DEEPEST = 4
 
-_TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
-_FLAGS = {
-    "torchrun": ("standalone", "m", "module", "no_python", "run_path", "virtual_local_rank", "use_env", "h", "help"),
-    "deepspeed": (
-        "module", "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid", "elastic_training",
-        "bind_cores_to_rank", "h", "help",
-    ),
-    "accelerate": (
-        "h", "help", "q", "quiet", "cpu", "multi_gpu", "tpu", "ipex", "enable_cpu_affinity", "dynamo_use_fullgraph",
-        "dynamo_use_dynamic", "dynamo_use_regional_compilation", "use_deepspeed", "use_fsdp", "use_parallelism_config",
-        "use_megatron_lm", "use_xpu", "same_network", "m", "module", "no_python", "tpu_cluster", "no_tpu_cluster",
-        "tpu_use_sudo", "downcast-bf16", "debug",
-    ),
-    "python": ("u", "B", "E", "I", "O", "OO", "s", "S", "v", "q", "P", "i", "d", "b", "x", "m"),
-}  # fmt: skip
-_SHORT: dict[str, dict[str, str]] = {
-    "torchrun": {"m": "module", "r": "redirects", "t": "tee"},
-    "deepspeed": {"H": "hostfile", "i": "include", "e": "exclude"},
-    "accelerate": {"m": "module", "t": "tee", "q": "quiet"},
-    "python": {},
-}
+
+@frozen
+class _Launcher:
+    """A launcher of ranks, or Python without one.
+
+    `commands` and `modules` are the first words of its command lines, the latter after `python -m`. `flags` are its
+    options without a value, `short` maps options of one letter to long ones. `nodes`, `devices_per_node` and `devices`
+    are the options with these numbers. `node_range`: the number of nodes may be a range. `names_hosts`: other options
+    name hosts.
+    """
+
+    commands: Sequence[Sequence[str]] = ()
+    modules: Sequence[Sequence[str]] = ()
+    flags: Sequence[str] = ()
+    short: Mapping[str, str] = field(default_factory=dict)
+    nodes: Sequence[str] = ()
+    devices_per_node: Sequence[str] = ()
+    devices: Sequence[str] = ()
+    node_range: bool = False
+    names_hosts: bool = False
+
+
+_TABLE = json.loads(Path(__file__).with_name("launchers.json").read_text("utf-8"))["launchers"]
+_LAUNCHERS = {name: _Launcher(**row) for name, row in _TABLE.items()}
 # commands that start torchrun themselves
 _COMMANDS = (
     ("llamafactory-cli", "train"),
@@ -152,12 +157,10 @@ class _Launch:
 def _launch(command: ShellCommand) -> _Launch | None:
     words = list(command.words)
     program = Path(words[0]).name
-    if program == "torchrun":
-        return _launched("torchrun", words[1:])
-    if program in ("deepspeed", "ds"):
-        return _launched("deepspeed", words[1:])
-    if program == "accelerate" and words[1:2] == ["launch"]:
-        return _launched("accelerate", words[2:])
+    for name, launcher in _LAUNCHERS.items():
+        for beginning in launcher.commands:
+            if [program, *words[1 : len(beginning)]] == beginning:
+                return _launched(name, words[len(beginning) :])
     if re.fullmatch(r"python[\d.]*", program) or re.fullmatch(r"\$\{\w*PYTHON\w*\}", words[0], re.IGNORECASE):
         return _python(words[1:])
     if program == "ray" and words[1:3] == ["job", "submit"] and "--" in words:
@@ -174,14 +177,11 @@ def _python(words: list[str]) -> _Launch | None:
     module = launch.trainer
     if "m" not in launch.options:
         return _trains(launch)
-    if module in _TORCHRUN:
-        return _launched("torchrun", list(launch.arguments))
-    if module in ("deepspeed", "deepspeed.launcher.runner"):
-        return _launched("deepspeed", list(launch.arguments))
-    if module == "accelerate.commands.launch":
-        return _launched("accelerate", list(launch.arguments))
-    if module == "accelerate" and launch.arguments[:1] == ("launch",):
-        return _launched("accelerate", list(launch.arguments[1:]))
+    started = [module, *launch.arguments]
+    for name, launcher in _LAUNCHERS.items():
+        for beginning in launcher.modules:
+            if started[: len(beginning)] == beginning:
+                return _launched(name, started[len(beginning) :])
     return _trains(launch)
 
 
@@ -209,7 +209,7 @@ def _options(launcher: str, words: Sequence[str]) -> tuple[dict[str, str | bool]
             break
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
-        name = _SHORT[launcher].get(name, name)
+        name = _LAUNCHERS[launcher].short.get(name, name)
         if launcher == "python" and not word.startswith("--") and not equals:
             options.update(dict.fromkeys(name, True) if name[:1] not in ("W", "X") else {})
             if name in ("W", "X", "c"):
@@ -218,7 +218,7 @@ def _options(launcher: str, words: Sequence[str]) -> tuple[dict[str, str | bool]
                 break
         elif equals:
             options[name] = value
-        elif name in _FLAGS[launcher] or not rest:
+        elif name in _LAUNCHERS[launcher].flags or not rest:
             options[name] = True
         else:
             options[name] = rest.pop(0)
@@ -228,8 +228,9 @@ def _options(launcher: str, words: Sequence[str]) -> tuple[dict[str, str | bool]
 def _command(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Prefix) -> TrainerCommand:
     options = launch.options
     defaults = _accelerate_defaults(command, options) if launch.launcher == "accelerate" else {}
-    nodes, devices = _size(launch.launcher, defaults | options)
-    if launch.launcher == "deepspeed" and nodes is None:
+    launcher = _LAUNCHERS[launch.launcher]
+    nodes, devices = _size(launcher, defaults | options)
+    if launcher.names_hosts and nodes is None:
         nodes, devices = _hosts(command, options, devices)
     nodes = nodes or node_count(slurm)
     if launch.launcher == "python":
@@ -252,17 +253,18 @@ def _command(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Pre
     )
 
 
-def _size(launcher: str, options: Mapping[str, str | bool]) -> tuple[int | None, int | None]:
-    """Return nodes and devices of each as a launcher's options have them."""
-    if launcher == "torchrun":
-        return _number(str(options.get("nnodes", "")).rpartition(":")[2]), _number(options.get("nproc_per_node"))
-    if launcher == "deepspeed":
-        devices = _number(options.get("num_gpus", options.get("num_accelerators")))
-        return _number(options.get("num_nodes")), devices
-    if launcher == "accelerate":
-        nodes, processes = _number(options.get("num_machines")), _number(options.get("num_processes"))
-        return nodes, None if processes is None else processes // (nodes or 1) or None
-    return None, None
+def _size(launcher: _Launcher, options: Mapping[str, str | bool]) -> tuple[int | None, int | None]:
+    """Return nodes and devices of each as a launcher's options have them. Of a range of nodes the upper end counts."""
+
+    def written(names: Sequence[str]) -> str:
+        return next((str(options[name]) for name in names if name in options), "")
+
+    nodes_text = written(launcher.nodes)
+    nodes = _number(nodes_text.rpartition(":")[2] if launcher.node_range else nodes_text)
+    devices = _number(written(launcher.devices))
+    if devices is not None:
+        return nodes, devices // (nodes or 1) or None
+    return nodes, _number(written(launcher.devices_per_node))
 
 
 def _hosts(

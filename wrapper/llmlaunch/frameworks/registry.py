@@ -18,6 +18,7 @@ __all__ = [
     "rank_alone",
     "recorded_name",
     "timed_name",
+    "trained_with",
 ]
 
 
@@ -26,6 +27,12 @@ def framework_named(name: str) -> Framework:
     recipe can have."""
     framework: Framework = import_module(f"llmlaunch.frameworks.{FRAMEWORKS[name].folder}.framework").FRAMEWORK
     return framework
+
+
+def trained_with() -> tuple[str, ...]:
+    """Return the packages that any framework trains with, torch first."""
+    packages = (package for name in FRAMEWORKS for package in framework_named(name).packages)
+    return tuple(dict.fromkeys(("torch", *packages)))
 
 
 def framework_of(recipe: Recipe) -> Framework:

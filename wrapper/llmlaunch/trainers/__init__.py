@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-TRAINER = Path(__file__).with_name("deepspeed") / "train.py"
+TRAINER = Path(__file__).parent / "deepspeed/train.py"
 TRAINER_MODULES = tuple(sorted(TRAINER.parent.glob("*.py")))  # copied into run directories together
 NETWORK_BANDWIDTH = Path(__file__).with_name("network_bandwidth.py")
 HOST_BANDWIDTH = Path(__file__).with_name("host_bandwidth.py")

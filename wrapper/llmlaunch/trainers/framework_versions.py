@@ -20,12 +20,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "megatron-core", "transformer-engine", "deepspeed", "transformers", "nvidia-resiliency-ext")
-PACKAGE_INFO = Path("megatron", "core", "package_info.py")
+PACKAGES_VARIABLE = "LLMLAUNCH_PROBE_PACKAGES"  # the packages to look up, with blanks between them
+PACKAGE_INFO = Path("megatron/core/package_info.py")
 
 
 def main() -> None:
-    packages = {name: version for name, version in ((name, installed(name)) for name in PACKAGES) if version}
+    names = os.environ.get(PACKAGES_VARIABLE, "").split()
+    packages = {name: version for name, version in ((name, installed(name)) for name in names) if version}
     checkout = os.environ.get("MEGATRON_LM_PATH") or ""
     core = core_version(Path(checkout) / PACKAGE_INFO) if checkout else ""
     if core or "megatron-core" not in packages:
@@ -72,7 +73,7 @@ def core_version(path: Path | None) -> str:
 
 def importable_core() -> Path | None:
     with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec("megatron")
+        spec = importlib.util.find_spec(PACKAGE_INFO.parts[0])
         for folder in (spec.submodule_search_locations or ()) if spec else ():
             if (Path(folder).parent / PACKAGE_INFO).is_file():
                 return Path(folder).parent / PACKAGE_INFO
