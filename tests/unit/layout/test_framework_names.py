@@ -85,6 +85,7 @@ def test_every_framework_of_a_recipe_has_a_folder_with_its_object() -> None:
         framework = framework_named(name)
         assert framework.name == traits.name == name
         assert framework.backend().name == name
+        assert [attribute for attribute in Framework.__annotations__ if not hasattr(framework, attribute)] == []
         assert (PACKAGE / "frameworks" / traits.folder / "framework.py").is_file()
         assert len(framework.trials()) == NUMBER_OF_TRIALS
         assert recipe_of(framework.qualification_recipe)
