@@ -11,6 +11,7 @@ from typing import get_args
 
 import pytest
 
+from llmlaunch.frameworks.framework import Framework
 from llmlaunch.frameworks.registry import framework_named, trained_with
 from llmlaunch.frameworks.trials import NUMBER_OF_TRIALS
 from llmlaunch.recipe.frameworks import DEFAULT_FRAMEWORK, FRAMEWORKS, FrameworkName, named_by_packages
