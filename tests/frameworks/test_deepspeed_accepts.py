@@ -20,7 +20,6 @@ from llmlaunch.assets import asset
 from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.config import ds_config
-from llmlaunch.frameworks.deepspeed.scripts import pipeline_config
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
@@ -74,7 +73,7 @@ def test_every_rendered_config_is_accepted_and_has_nothing_deepspeed_would_overl
 def test_a_pipelines_config_is_accepted_by_its_engine(deepspeed: DeepSpeedJudge) -> None:
     own = "backend={name: deepspeed, script: train.py, script_kind: pipeline}"
     layout = Layout(pipeline=2, data=4, micro_batch_size=2, zero_stage=1)
-    config = pipeline_config(recipe_of(GPU, own), layout)
+    config = ds_config(recipe_of(GPU, own), layout)
     assert deepspeed(config=config, data=4, pipeline=True) is None
     assert wrongly_accepted(config) == []
     config["zero_optimization"] = {"stage": 2}

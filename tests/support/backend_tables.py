@@ -20,9 +20,10 @@ from llmlaunch.frameworks.bridge.settings import MEGATRON_DEFAULTS
 from llmlaunch.frameworks.deepspeed import rules as deepspeed_rules
 from llmlaunch.frameworks.deepspeed import scripts as deepspeed_scripts
 from llmlaunch.frameworks.deepspeed import techniques as deepspeed_techniques
-from llmlaunch.frameworks.deepspeed.extra_arguments import HUGGING_FACE_FLAGS, SETTING_CLASSES, SHIPPED_TRAINER_FLAGS
+from llmlaunch.frameworks.deepspeed.extra_arguments import HUGGING_FACE_FLAGS, SHIPPED_TRAINER_FLAGS
 from llmlaunch.frameworks.deepspeed.facts import ENGINES, Engine, Share
-from llmlaunch.frameworks.flag_classes import EITHER, flag_table
+from llmlaunch.frameworks.deepspeed.settings import setting_groups
+from llmlaunch.frameworks.flag_classes import EITHER, FlagGroup, flag_table
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.megatron import (
     checkpoint_rules,
@@ -102,20 +103,20 @@ def tables() -> list[tuple[str, str]]:
             _table(["added", "why"], [[f"`{dest}`", why] for dest, why in column("added").items()]),
         ),
         ("megatron-command-lines.md", flag_key_table()),
-        ("own-arguments.md", _flags_table("flags of Megatron-LM", FLAG_CLASSES, _megatron_flag)),
-        ("own-arguments.md", _flags_table("arguments of Hugging Face", HUGGING_FACE_FLAGS, "--{}".format)),
-        ("own-arguments.md", _flags_table("keys of ds_config.json", SETTING_CLASSES, str)),
+        ("own-arguments.md", _flags_table("flags of Megatron-LM", flag_table(FLAG_CLASSES), _megatron_flag)),
+        ("own-arguments.md", _flags_table("arguments of Hugging Face", flag_table(HUGGING_FACE_FLAGS), "--{}".format)),
+        ("own-arguments.md", _flags_table("keys of ds_config.json", setting_groups(), str)),
         (
             "own-arguments.md",
-            _flags_table("arguments of the shipped trainer", SHIPPED_TRAINER_FLAGS, _dashed),
+            _flags_table("arguments of the shipped trainer", flag_table(SHIPPED_TRAINER_FLAGS), _dashed),
         ),
     ]
 
 
-def _flags_table(head: str, path: Path, flag_of: Callable[[str], str]) -> str:
+def _flags_table(head: str, groups: Iterable[FlagGroup], flag_of: Callable[[str], str]) -> str:
     """One row for each group of flags with one class and one reason."""
     rows = []
-    for group in flag_table(path):
+    for group in groups:
         flags = (f"`{' '.join(filter(None, (flag_of(name), ', '.join(at))))}`" for name, at in group.patterns.items())
         key = f"`{group.flag_class.key}`" if group.flag_class.key else ""
         effect = "" if group.flag_class.effect == EITHER else f" ({group.flag_class.effect})"

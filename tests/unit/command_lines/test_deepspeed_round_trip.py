@@ -19,7 +19,7 @@ from llmlaunch.frameworks.deepspeed.command_line import read_deepspeed
 from llmlaunch.frameworks.deepspeed.config import dotted_keys
 from llmlaunch.frameworks.deepspeed.extra_arguments import classed_arguments
 from llmlaunch.frameworks.deepspeed.hugging_face import DEFAULTS, family_of_script
-from llmlaunch.frameworks.deepspeed.read_config import ADDED
+from llmlaunch.frameworks.deepspeed.settings import SETTINGS
 from llmlaunch.frameworks.megatron.differences import pinned_layout
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.load import load_recipe
@@ -187,7 +187,7 @@ def test_the_ds_config_round_trips(name: str, tmp_path: Path) -> None:
         off = key.split(".")[0] in ("fp16", "bf16") and not value_at(rendered, f"{key.split('.')[0]}.enabled")
         assert off or value == again, key
     noted = " ".join(public.reading.notes)
-    for key in set(dotted_keys(rendered)) - said - set(ARITHMETIC) - set(ADDED):
+    for key in set(dotted_keys(rendered)) - said - set(ARITHMETIC) - {row.key for row in SETTINGS if row.adds}:
         value = value_at(rendered, key)
         device = key.endswith(".device")
         expected = device or key.endswith(".enabled") or value == DEEPSPEED_DEFAULTS.get(key)

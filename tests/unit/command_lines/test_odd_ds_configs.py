@@ -17,8 +17,7 @@ from llmlaunch.command_lines.command import Reading, TrainerCommand
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.command_line import read_deepspeed, read_ds_config, read_training_args
-from llmlaunch.frameworks.deepspeed.own_settings import CHOSEN
-from llmlaunch.frameworks.deepspeed.setting_forms import FORMS
+from llmlaunch.frameworks.deepspeed.settings import FORMS, SETTINGS
 from llmlaunch.layout import Layout
 from support.command_line import CommandLine
 from support.recipes import recipe_of
@@ -227,7 +226,8 @@ def test_arguments_of_the_trainer_in_a_file_are_read_or_one_message_says_why_not
     message_of(lambda: read_training_args(yaml.safe_dump(values), "args.yaml"))
 
 
-CHOSEN_PATHS = [tuple(key.split(".")) for key in sorted(CHOSEN)] + [("zero_optimization",), ("fp16",), ("x", "y")]
+CHOSEN = sorted(row.key for row in SETTINGS if row.is_rendered and not row.planned)
+CHOSEN_PATHS = [tuple(key.split(".")) for key in CHOSEN] + [("zero_optimization",), ("fp16",), ("x", "y")]
 
 
 @settings(max_examples=100)

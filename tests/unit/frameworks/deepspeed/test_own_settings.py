@@ -10,8 +10,8 @@ import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
-from llmlaunch.frameworks.deepspeed.config import bucket_elements, live_parameters
-from llmlaunch.frameworks.deepspeed.own_settings import CHOSEN, PLANNED
+from llmlaunch.frameworks.deepspeed.bucket_sizes import bucket_elements, live_parameters
+from llmlaunch.frameworks.deepspeed.settings import PLANNED
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
@@ -78,10 +78,6 @@ def test_what_the_recipe_decides_is_refused_with_its_key(recipe: Recipe, key: st
     with pytest.raises(UserError) as caught:
         DeepSpeed().rules(with_settings(recipe, settings))
     assert PLANNED[key] in str(caught.value)
-
-
-def test_a_key_is_chosen_or_planned() -> None:
-    assert CHOSEN.isdisjoint(PLANNED)
 
 
 @pytest.mark.parametrize("value", ["many", True, -1, 1.5])

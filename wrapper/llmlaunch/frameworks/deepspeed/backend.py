@@ -17,9 +17,10 @@ from llmlaunch.frameworks.base import (
     unrendered,
 )
 from llmlaunch.frameworks.deepspeed.arguments import CONFIG_FILE, MODEL_FILE, REASONS, TRAINER_FILE, environment
+from llmlaunch.frameworks.deepspeed.bucket_sizes import bucket_elements, live_parameters
+from llmlaunch.frameworks.deepspeed.checked_settings import refuse_odd_settings, refuse_planned_settings
 from llmlaunch.frameworks.deepspeed.config import (
-    bucket_elements,
-    live_parameters,
+    ds_config,
     model_config,
     refuse_what_the_trainer_cannot_build,
     settings,
@@ -39,10 +40,9 @@ from llmlaunch.frameworks.deepspeed.facts import (
     shipped_facts,
     with_family,
 )
-from llmlaunch.frameworks.deepspeed.own_settings import refuse_planned_settings, with_own_settings
+from llmlaunch.frameworks.deepspeed.own_settings import with_own_settings
 from llmlaunch.frameworks.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.frameworks.deepspeed.scripts import ScriptKind, kind_of
-from llmlaunch.frameworks.deepspeed.setting_forms import refuse_odd_settings
 from llmlaunch.frameworks.deepspeed.stated_zero import setting_rules, stated_settings
 from llmlaunch.frameworks.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings, recorded_settings
@@ -123,7 +123,7 @@ class DeepSpeed:
         refuse_odd_settings(recipe)
         kind = kind_of(recipe)
         own, planned = recipe.backend.ds_config, kind.arguments(recipe, layout)
-        config = with_own_settings(kind.config(recipe, layout), own)
+        config = with_own_settings(ds_config(recipe, layout), own)
         files = {CONFIG_FILE: to_json(config)}
         if recipe.backend.script is None:
             refuse_what_the_trainer_cannot_build(recipe)

@@ -46,9 +46,11 @@ from llmlaunch.frameworks.deepspeed.read_config import (
     read_optimizer,
     read_precision,
     read_rest,
+    read_rows,
     read_split,
     read_zero,
 )
+from llmlaunch.frameworks.deepspeed.settings import settings_of
 from llmlaunch.frameworks.deepspeed.trainer_source import accelerate_values, configuration
 from llmlaunch.frameworks.flag_classes import DECIDES, flag_table, group_of
 from llmlaunch.rundir.foreign_values import whole_number_in
@@ -209,7 +211,7 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
     if config is not None:
         keep_precision(config, draft.training["precision"])
     read_zero(config or DsConfig(), draft, place)
-    together = read_split(config or DsConfig(), draft, place)
+    together = read_split(config or DsConfig(), draft)
     ranks = _data_ranks(command, together)
     read_batch(options, family, draft, ranks)
     read_length(options, family, draft)
@@ -396,8 +398,9 @@ def _own_keys(
     draft.layout["recompute"] = (
         "full" if any(options.flag(name) for name in RECOMPUTED if options.has(name)) else "none"
     )
+    read_rows(config, draft, settings_of("layout.recompute"))
     read_zero(config, draft, place)
-    together = read_split(config, draft, place)
+    together = read_split(config, draft)
     stages = options.whole(*STAGES) or 1
     if stages > 1 and "pipeline" not in draft.layout:
         draft.layout["pipeline"] = stages

@@ -12,6 +12,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import Word, command_words, refuse_repeats
 from llmlaunch.frameworks.deepspeed.own_settings import own_leaves
 from llmlaunch.frameworks.deepspeed.scripts import kind_of
+from llmlaunch.frameworks.deepspeed.settings import setting_groups
 from llmlaunch.frameworks.flag_classes import (
     BY_WORD,
     LESS_OF_STATES,
@@ -32,10 +33,9 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number
 
-__all__ = ["HUGGING_FACE_FLAGS", "SETTING_CLASSES", "SHIPPED_TRAINER_FLAGS", "classed_arguments"]
+__all__ = ["HUGGING_FACE_FLAGS", "SHIPPED_TRAINER_FLAGS", "classed_arguments"]
 
 HUGGING_FACE_FLAGS = Path(__file__).with_name("hugging_face_flags.json")
-SETTING_CLASSES = Path(__file__).with_name("setting_classes.json")
 SHIPPED_TRAINER_FLAGS = Path(__file__).with_name("shipped_trainer_flags.json")
 # transformers/integrations/deepspeed.py deepspeed_optim_sched, 5.23
 OPTIMIZER_OF_THE_FILE = FlagClass(NEUTRAL, "the Trainer takes the optimizer that ds_config.json names")
@@ -69,7 +69,7 @@ def _classed_settings(recipe: Recipe) -> Iterator[ClassedArgument]:
     """Yield each key of `backend.ds_config` with its class."""
     for key, value in own_leaves(recipe):
         shown = value if isinstance(value, str) else json.dumps(value)
-        group = group_of(flag_table(SETTING_CLASSES), key, (shown,))
+        group = group_of(setting_groups(), key, (shown,))
         known = NO_FLAG if group is None else group.flag_class
         flag_class = BY_WORD if key in recipe.backend.neutral_args else known
         yield ClassedArgument(f"backend.ds_config.{key}", (shown,), flag_class)

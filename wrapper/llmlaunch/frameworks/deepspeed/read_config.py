@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,33 +19,17 @@ from llmlaunch.command_lines.recipe_draft import RecipeDraft
 from llmlaunch.documents.json_strict import parse_object
 from llmlaunch.documents.yaml_strict import parse_document, read_text
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.deepspeed.own_settings import AUTO
-from llmlaunch.frameworks.deepspeed.setting_forms import WrongSetting, checked_settings
+from llmlaunch.frameworks.deepspeed.checked_settings import WrongSetting, checked_settings
+from llmlaunch.frameworks.deepspeed.own_settings import AUTO, put_setting
+from llmlaunch.frameworks.deepspeed.setting_row import ABSENT, Setting
+from llmlaunch.frameworks.deepspeed.settings import SETTINGS, settings_of
+from llmlaunch.rundir.values import shortened
 
-__all__ = ["ADDED", "DsConfig", "ds_config_of", "file_text", "keep_precision", "parse_ds_config", "read_mapping"]
+__all__ = ["DsConfig", "ds_config_of", "file_text", "keep_precision", "parse_ds_config", "read_mapping"]
 
 ZERO = "zero_optimization"
-# deepspeed/runtime/zero/config.py, 0.19.8: where a file does not say them, llmlaunch would write its own smaller ones.
-BUCKETS = {"reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000}
-BUCKETS_OF_3 = {"stage3_prefetch_bucket_size": 50_000_000}
-NAMES_OF_3 = {  # what the keys were called before (the fields' own names, which DeepSpeed takes too)
-    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
-    "param_persistence_threshold": "stage3_param_persistence_threshold",
-    "max_live_parameters": "stage3_max_live_parameters",
-    "max_reuse_distance": "stage3_max_reuse_distance",
-    "model_persistence_threshold": "stage3_model_persistence_threshold",
-    "allgather_sequential": "stage3_allgather_sequential",
-}
-# What rendering adds to a file that lacks it, and is not DeepSpeed's default.
-ADDED = {
-    "zero_allow_untested_optimizer": "an optimizer that the script brings may be any",
-    "zero_force_ds_cpu_optimizer": "that optimizer steps on the host too, as it is",
-    "steps_per_print": "DeepSpeed reports as often as the trainer does",
-}
-PRECISIONS = ("bf16", "bfloat16", "fp16")
-DECAYS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-# Change what is computed or kept in ways that the estimate does not count.
-UNPRICED = ("sparse_attention", "compression_training", "progressive_layer_drop", "quantize_training", "torch_autocast")
+PRECISION = "training.precision"
+OFFLOADED = {"offload_optimizer": "layout.offload_optimizer", "offload_param": "layout.offload_parameters"}
 
 
 def file_text(command: TrainerCommand, path: str) -> str | None:
@@ -118,28 +102,34 @@ class DsConfig:
 
     def has(self, key: str) -> bool:
         """Return whether a dotted key is written."""
-        *sections, name = key.split(".")
-        within: Any = self.settings
-        for section in sections:
-            within = within.get(section) if isinstance(within, dict) else None
+        within, name = self._within(key)
         return isinstance(within, dict) and name in within
 
     def put(self, key: str, value: Any) -> None:
         """Write a dotted key."""
-        *sections, name = key.split(".")
-        within = self.settings
-        for section in sections:
-            within = within.setdefault(section, {})
-        within[name] = value
+        put_setting(self.settings, key, value)
+
+    def value(self, key: str) -> Any:
+        """Return the value of a dotted key; None where it is absent or "auto"."""
+        within, name = self._within(key)
+        value = within.get(name) if isinstance(within, dict) else None
+        return None if value == AUTO else value
 
     def take(self, key: str) -> Any:
         """Remove a dotted key and return its value; None where it is absent or "auto"."""
+        value = self.value(key)
+        within, name = self._within(key)
+        if isinstance(within, dict):
+            within.pop(name, None)
+        return value
+
+    def _within(self, key: str) -> tuple[Any, str]:
+        """Return the section that would hold a dotted key, and the key's name in it."""
         *sections, name = key.split(".")
         within: Any = self.settings
         for section in sections:
             within = within.get(section) if isinstance(within, dict) else None
-        value = within.pop(name, None) if isinstance(within, dict) else None
-        return None if value == AUTO else value
+        return within, name
 
     def take_whole(self, key: str, place: str) -> int | None:
         """Remove a dotted key and return its whole number. Raises UserError for another value."""
@@ -166,12 +156,29 @@ def _without_empty(settings: Mapping[str, Any], trainer: bool) -> dict[str, Any]
     return settings_left
 
 
+def read_rows(config: DsConfig, draft: RecipeDraft, rows: Iterable[Setting]) -> None:
+    """Add what the values of some rows say, each to the recipe key that its row names.
+
+    A value leaves the file that a recipe key says instead, and so does a planned one that says nothing, such as 1 for
+    the size of a split.
+    """
+    for row in rows:
+        value = config.value(row.key)
+        said = ABSENT if value is None else row.read(value)
+        if row.planned or (said is not ABSENT and not row.kept):
+            config.take(row.key)
+        if said is not ABSENT:
+            section, _, name = row.reads.partition(".")
+            getattr(draft, section)[name] = said
+
+
 def read_zero(config: DsConfig, draft: RecipeDraft, place: str) -> int:
     """Add what the file says of ZeRO and of offload, and return the stage."""
-    section = config.section(ZERO)
-    for old, new in NAMES_OF_3.items():
-        if old in section:
-            section[new] = section.pop(old)
+    section, rows = config.section(ZERO), [row for row in SETTINGS if row.key.startswith(f"{ZERO}.")]
+    for row in rows:
+        for old in row.old:
+            if old in section:
+                section[row.key.partition(".")[2]] = section.pop(old)
     if config.has(f"{ZERO}.stage") and section.get("stage") == AUTO:
         draft.leave_stage_open(f'{place}: {ZERO}.stage: "auto" is filled in by nobody who is read; write the stage')
     stage = config.take_whole(f"{ZERO}.stage", place) or 0
@@ -183,19 +190,19 @@ def read_zero(config: DsConfig, draft: RecipeDraft, place: str) -> int:
         config.settings.pop(ZERO, None)
         return stage
     _tell_of_added(config, draft)
-    section = config.settings.setdefault(ZERO, {})
-    for name, default in (BUCKETS | BUCKETS_OF_3 if stage == 3 else BUCKETS).items():
-        section.setdefault(name, default)
-    if stage < 3:
-        section.setdefault("overlap_comm", False)  # its default below 3; llmlaunch would write true
-        for name in [name for name in section if name.startswith("stage3_")]:
-            draft.leave_out((f"{ZERO}.{name}",), f"belongs to stage 3, and the stage is {stage}")
-            del section[name]
+    for row in rows:
+        within = row.key.rpartition(".")[0]
+        if row.unwritten[stage] is not ABSENT and not config.has(row.key) and (within == ZERO or config.has(within)):
+            config.put(row.key, row.unwritten[stage])
+    section = config.section(ZERO)
+    for name in [name for name in section if name.startswith("stage3_") and stage < 3]:
+        draft.leave_out((f"{ZERO}.{name}",), f"belongs to stage 3, and the stage is {stage}")
+        del section[name]
     return stage
 
 
 def _tell_of_added(config: DsConfig, draft: RecipeDraft) -> None:
-    added = [f"{key} ({reason})" for key, reason in ADDED.items() if not config.has(key)]
+    added = [f"{row.key} ({row.adds})" for row in SETTINGS if row.adds and not config.has(row.key)]
     if not draft.layout["offload_optimizer"]:
         added = [text for text in added if not text.startswith("zero_force")]
     if added:
@@ -203,90 +210,75 @@ def _tell_of_added(config: DsConfig, draft: RecipeDraft) -> None:
 
 
 def _offload(config: DsConfig, draft: RecipeDraft, stage: int) -> None:
-    old = {"cpu_offload": "offload_optimizer", "cpu_offload_params": "offload_param"}
-    devices = {new: "cpu" for name, new in old.items() if true_or_false(config.take(f"{ZERO}.{name}"))}
-    for name in old.values():
-        section = config.section(ZERO).get(name)
-        if isinstance(section, dict):
+    """Add what leaves the device: by the switches of earlier versions, or by a section of its own, which wins."""
+    devices = {}
+    for name, key in OFFLOADED.items():
+        switches = [true_or_false(config.take(row.key)) for row in settings_of(key)]
+        if any(switches):
+            devices[name] = "cpu"
+        if isinstance(config.section(ZERO).get(name), dict):
             devices[name] = str(config.take(f"{ZERO}.{name}.device") or "none")
     for name, device in devices.items():
         if device == "nvme":
             draft.notes.append(f"{ZERO}.{name}: states on NVMe are priced and rendered as in host memory")
-            for key in ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read"):
-                if config.take(f"{ZERO}.{name}.{key}") is not None:
-                    draft.leave_out((f"{ZERO}.{name}.{key}",), "belongs to NVMe, where no recipe puts states")
+            for row in SETTINGS:
+                if row.left_out and row.key.startswith(f"{ZERO}.{name}.") and config.take(row.key) is not None:
+                    draft.leave_out((row.key,), row.left_out)
     ratio = config.take(f"{ZERO}.offload_optimizer.ratio")
     moved = devices.get("offload_optimizer", "none") != "none"
     draft.layout["offload_optimizer"] = float(ratio if ratio is not None else 1.0) if moved and stage else 0.0
     draft.layout["offload_parameters"] = devices.get("offload_param", "none") != "none" and stage == 3
-    for name in old.values():
+    for name in OFFLOADED:
         if devices.get(name, "none") == "none" or (name == "offload_param" and stage < 3):
             config.section(ZERO).pop(name, None)
-        elif not config.has(f"{ZERO}.{name}.pin_memory"):
-            config.put(f"{ZERO}.{name}.pin_memory", False)  # its default; llmlaunch would write true
+        elif not config.has(f"{ZERO}.{name}"):
+            config.put(f"{ZERO}.{name}", {})
 
 
 def read_precision(config: DsConfig) -> str:
     """Return the number format that the file turns on; fp32 where it turns on none."""
-    on = [name for name in PRECISIONS if true_or_false(config.take(f"{name}.enabled"))]
-    return "fp32" if not on else on[0].replace("bfloat16", "bf16")
+    values = [(row, config.take(row.key)) for row in settings_of(PRECISION)]
+    on = [row.read(value) for row, value in values if value is not None]
+    return next((name for name in on if name is not ABSENT), "fp32")
 
 
 def keep_precision(config: DsConfig, precision: str) -> None:
     """Leave out the settings of number formats that are not computed in."""
-    for name in PRECISIONS:
+    for row in settings_of(PRECISION):
+        name = row.key.partition(".")[0]
         if name != precision:
             config.settings.pop(name, None)
 
 
-def read_split(config: DsConfig, draft: RecipeDraft, place: str) -> int:
+def read_split(config: DsConfig, draft: RecipeDraft) -> int:
     """Add the sizes of the split that the file says; return how many devices share one replica."""
-    sizes = {
-        "tensor": config.take_whole("tensor_parallel.autotp_size", place),
-        "context": config.take_whole("sequence_parallel_size", place),
-        "pipeline": config.take_whole("pipeline.stages", place),
-    }
-    together = 1
-    for name, size in sizes.items():
-        if size is not None and size > 1:
-            draft.layout[name] = size
-            together *= size
-    return together
+    sizes = ("layout.tensor", "layout.context", "layout.pipeline")
+    read_rows(config, draft, (row for key in sizes for row in settings_of(key)))
+    return math.prod(draft.layout.get(key.partition(".")[2], 1) for key in sizes)
 
 
 def read_rest(config: DsConfig, draft: RecipeDraft) -> None:
     """Add gradients' format and offloaded checkpoints, and tell of sections that no estimate counts."""
-    accumulated = config.take("data_types.grad_accum_dtype")
-    if accumulated in ("fp32", "bf16", "bfloat16"):
-        draft.training["gradient_dtype"] = "fp32" if accumulated == "fp32" else "bf16"
+    for row in settings_of("training.gradient_dtype"):
+        value = config.value(row.key)
+        read_rows(config, draft, (row,))
+        if value is not None and "gradient_dtype" not in draft.training and value != draft.training.get("precision"):
+            draft.leave_out((row.key,), f"{shortened(value, 20)}: gradients of a recipe accumulate in fp32 or bf16")
     if true_or_false(config.take("activation_checkpointing.cpu_checkpointing")):
         if draft.layout.get("recompute") == "full":
             draft.layout["offload_checkpoints"] = True
         else:
             draft.leave_out(("activation_checkpointing.cpu_checkpointing",), "nothing is recomputed")
-    unpriced = [name for name in UNPRICED if name in config.settings]
-    if unpriced:
-        draft.notes.append(f"{', '.join(unpriced)} of ds_config.json: handed on, and not counted in the estimate")
+    uncounted = [row.key for row in SETTINGS if row.uncounted and row.key in config.settings]
+    if uncounted:
+        draft.notes.append(f"{', '.join(uncounted)} of ds_config.json: handed on, and not counted in the estimate")
 
 
 def read_optimizer(config: DsConfig, draft: RecipeDraft) -> None:
     """Add what the file says of optimizer and schedule; both sections are handed on as they are."""
-    optimizer, scheduler = config.section("optimizer"), config.section("scheduler")
-    params = optimizer.get("params") if isinstance(optimizer.get("params"), dict) else {}
-    assert isinstance(params, dict)
-    kind = str(optimizer.get("type", "AdamW"))
+    kind = str(config.section("optimizer").get("type", "AdamW"))
     if "adam" not in kind.lower():
         draft.notes.append(f"optimizer {kind}: the estimate counts the states of AdamW")
-    for key, name in (("learning_rate", "lr"), ("weight_decay", "weight_decay")):
-        if isinstance(params.get(name), (int, float)):
-            draft.training[key] = params[name]
-    betas = params.get("betas")
-    if isinstance(betas, list) and len(betas) == 2 and all(isinstance(beta, float) for beta in betas):
-        draft.training["adam_betas"] = list(betas)
-    settings = scheduler.get("params") if isinstance(scheduler.get("params"), dict) else {}
-    assert isinstance(settings, dict)
-    if scheduler.get("type") in DECAYS:
-        draft.training["learning_rate_decay"] = DECAYS[scheduler["type"]]
-        warmup = whole_or_none(settings, "warmup_num_steps")
-        if warmup is not None:
-            draft.training["warmup_steps"] = warmup
+    read_rows(config, draft, (row for row in SETTINGS if row.kept))
+    if "learning_rate_decay" not in draft.training:  # of a schedule that no recipe has
+        draft.training.pop("warmup_steps", None)

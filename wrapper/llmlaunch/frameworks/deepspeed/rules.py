@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from llmlaunch.columns import BoolColumn
 from llmlaunch.frameworks.base import implies
-from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, Rule, Situation
+from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.models.kinds import is_mixed
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["ANY_RULES", "OWN_RULES", "RULES", "context_sizes", "not_split", "split_sections", "tensor_sizes"]
+__all__ = ["ANY_RULES", "OWN_RULES", "RULES", "context_sizes", "not_split", "tensor_sizes"]
 
 
 CONFIG = "deepspeed/runtime/config.py _batch_assertion, 0.19.8"
@@ -87,18 +85,6 @@ def context_sizes(recipe: Recipe) -> tuple[int, ...]:
 
 def _divisors(number: int, most: int) -> tuple[int, ...]:
     return tuple(size for size in range(1, most + 1) if number % size == 0)
-
-
-def split_sections(recipe: Recipe, layout: Layout) -> dict[str, Any]:
-    """The keys of ds_config.json. Gradients travel in the precision of the computation, as they do without Ulysses;
-    DeepSpeed's default would be fp32 for it alone."""
-    sections: dict[str, Any] = {}
-    if layout.tensor > 1:
-        sections["tensor_parallel"] = {"autotp_size": layout.tensor, "vocab_parallel_lm_head": False}
-    if layout.context > 1:
-        sections["sequence_parallel_size"] = layout.context
-        sections["seq_parallel_communication_data_type"] = recipe.workload.precision
-    return sections
 
 
 OTHER_STYLES = ("phi3", "olmo3", "gemma4_text")  # in their plans of transformers 5.23

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,25 +12,14 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import RUN_DIR, Argument, NodeVariable, argument, optional
 from llmlaunch.frameworks.base import StepTechniques, implies
 from llmlaunch.frameworks.deepspeed.arguments import CONFIG_FILE, config_arguments, trainer_arguments, warmup_argument
-from llmlaunch.frameworks.deepspeed.config import ds_config
 from llmlaunch.frameworks.deepspeed.rules import ANY_RULES, OWN_RULES, RULES, not_split
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["HUGGING_FACE_RULES", "KINDS", "PIPELINE_RULES", "ScriptKind", "kind_of", "pipeline_config"]
+__all__ = ["HUGGING_FACE_RULES", "KINDS", "PIPELINE_RULES", "ScriptKind", "kind_of"]
 
 
 ENGINE = "deepspeed/runtime/pipe/engine.py PipelineEngine.__init__, 0.19.8"
-
-
-def pipeline_config(recipe: Recipe, layout: Layout) -> dict[str, Any]:
-    """Return the configuration of a script of stages: their number, and whether every layer is recomputed.
-
-    How it shares out its layers is an argument of PipelineModule; the plan has equally many decoder layers a stage.
-    """
-    recomputed = 1 if layout.recompute == RECOMPUTE_FULL else 0
-    section = {"stages": layout.pipeline, "activation_checkpoint_interval": recomputed}
-    return ds_config(recipe, layout) | {"pipeline": section}
 
 
 PIPELINE_RULES: tuple[Rule, ...] = (
@@ -180,14 +168,13 @@ FULL_OR_NONE = (StepTechniques(), StepTechniques(RECOMPUTE_FULL))
 
 @dataclass(frozen=True)
 class ScriptKind:
-    """`arguments` are those after the script's own, `config` is ds_config.json. `searched` names the sizes a search may
+    """`arguments` are those after the script's own. `searched` names the sizes a search may
     choose beside the data parallel one. `step_techniques` are those tried: of a script of one's own, none, because only
     the script knows what it recomputes and offloads. `loss_tiles` and `mlp_chunks` are the numbers of pieces tried of
     its loss and its MLPs. `most_zero` is the highest ZeRO stage it runs with."""
 
     rules: tuple[Rule, ...] = OWN_RULES
     arguments: Callable[[Recipe, Layout], tuple[Argument, ...]] = lambda recipe, layout: config_arguments()
-    config: Callable[[Recipe, Layout], dict[str, Any]] = ds_config
     searched: tuple[str, ...] = ()
     step_techniques: tuple[StepTechniques, ...] = (StepTechniques(),)
     loss_tiles: tuple[int, ...] = ()
@@ -212,7 +199,6 @@ KINDS: dict[str, ScriptKind] = {
     ),
     "pipeline": ScriptKind(
         rules=PIPELINE_RULES,
-        config=pipeline_config,
         searched=("pipeline",),
         step_techniques=FULL_OR_NONE,
         most_zero=1,

@@ -3,14 +3,17 @@ refuses with some layouts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from llmlaunch.columns import BoolColumn
 from llmlaunch.frameworks.deepspeed.own_settings import AUTO, own_number, own_setting
+from llmlaunch.frameworks.deepspeed.settings import SETTINGS
 from llmlaunch.frameworks.deepspeed.zero_settings import BF16_STATES, DEFAULT_GATHERING, FP32_STATES, ZeroSettings
-from llmlaunch.layout import Rule
+from llmlaunch.layout import Rule, Situation
 from llmlaunch.memory.facts import Gathering
 from llmlaunch.recipe.types import Recipe
 
@@ -18,14 +21,6 @@ __all__ = ["setting_rules", "stated_settings"]
 
 ZERO = "zero_optimization"
 NARROW_STATES = ("bf16_master_weights_and_grads", "bf16_optimizer_states")
-LIMITS: Mapping[str, str] = {
-    "stage3_prefetch_bucket_size": "prefetch_elements",
-    "stage3_max_live_parameters": "live_elements",
-    "stage3_max_reuse_distance": "reuse_elements",
-    "stage3_param_persistence_threshold": "persistent_elements",
-    "stage3_model_persistence_threshold": "persistent_total",
-}
-"""Keys of `zero_optimization` by the limits of gathering that they set."""
 
 
 def stated_settings(recipe: Recipe, bucket: int, live: int) -> ZeroSettings:
@@ -36,16 +31,14 @@ def stated_settings(recipe: Recipe, bucket: int, live: int) -> ZeroSettings:
     Raises:
         UserError: a size is no whole number of at least 0.
     """
-    hidden = recipe.model.hidden_size
-    automatic = {
-        "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
-        "stage3_param_persistence_threshold": 10 * hidden,
-    }
     limits: dict[str, Any] = {"prefetch_elements": bucket, "live_elements": live, "reuse_elements": live}
-    for key, name in LIMITS.items():
-        number = own_number(recipe, f"{ZERO}.{key}", automatic.get(key, getattr(DEFAULT_GATHERING, name)))
-        if number is not None and name != "live_elements":
-            limits[name] = number
+    for row in SETTINGS:
+        if not row.prices:
+            continue
+        default = getattr(DEFAULT_GATHERING, row.prices)
+        number = own_number(recipe, row.key, row.automatic(recipe) if row.automatic is not None else default)
+        if number is not None and row.prices != "live_elements":
+            limits[row.prices] = number
     limits["sequential"] = own_setting(recipe, f"{ZERO}.stage3_allgather_sequential") is True
     narrow = all(own_setting(recipe, f"bf16.{key}") is True for key in NARROW_STATES)
     return ZeroSettings(
@@ -62,7 +55,7 @@ def stated_settings(recipe: Recipe, bucket: int, live: int) -> ZeroSettings:
 def setting_rules(recipe: Recipe) -> tuple[Rule, ...]:
     """Return the rules of keys of `backend.ds_config` that DeepSpeed refuses with some layouts."""
     ranks = own_number(recipe, f"{ZERO}.zero_hpz_partition_size", 1) or 1
-    rules = []
+    rules = list(_version_rules(recipe))
     if ranks > 1:
         rules.append(
             Rule(
@@ -94,6 +87,25 @@ def setting_rules(recipe: Recipe) -> tuple[Rule, ...]:
             )
         )
     return tuple(rules)
+
+
+def _version_rules(recipe: Recipe) -> Iterator[Rule]:
+    """Yield a rule for each split whose keys the job's DeepSpeed does not have, where its version is known."""
+    version = recipe.backend.runs_version
+    missing = {row.splits: row for row in SETTINGS if row.splits and version is not None and not row.is_in(version)}
+    for split, row in missing.items():
+        yield Rule(
+            f"{split}-version",
+            f"{split} above 1 is rendered with {row.key}, which DeepSpeed {version} does not have (it came with "
+            f"{row.since}); set {split} to 1 or use a newer version",
+            "llmlaunch/frameworks/deepspeed/settings.py SETTINGS",
+            partial(_is_whole, split=split),
+        )
+
+
+def _is_whole(s: Situation, split: str) -> BoolColumn:
+    unsplit: BoolColumn = np.equal(getattr(s.layouts, split), 1)
+    return unsplit
 
 
 def _switch(recipe: Recipe, key: str, rendered: bool) -> bool:

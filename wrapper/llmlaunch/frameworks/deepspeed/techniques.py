@@ -7,7 +7,6 @@ what the script does, and only the sections of ds_config.json are rendered.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -23,8 +22,6 @@ __all__ = [
     "REQUIREMENTS",
     "TECHNIQUE_RULES",
     "WIDE_GRADIENT_RULES",
-    "checkpointing_section",
-    "offload_sections",
     "technique_arguments",
     "wide_gradients",
 ]
@@ -359,22 +356,6 @@ WIDE_GRADIENT_RULES: tuple[Rule, ...] = (
         of_techniques=True,
     ),
 )
-
-
-def offload_sections(recipe: Recipe) -> dict[str, Any]:
-    """The sections of `zero_optimization` that move states and parameters to the host."""
-    techniques, pinned = recipe.techniques, recipe.cluster.accelerator.kind == "gpu"
-    sections: dict[str, Any] = {}
-    if techniques.offload_optimizer:
-        sections["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned, "ratio": techniques.offload_optimizer}
-    if techniques.offload_parameters:
-        sections["offload_param"] = {"device": "cpu", "pin_memory": pinned}
-    return sections
-
-
-def checkpointing_section(techniques: Techniques) -> dict[str, Any]:
-    """The top-level section the script hands to deepspeed.checkpointing."""
-    return {"activation_checkpointing": {"cpu_checkpointing": True}} if techniques.offload_checkpoints else {}
 
 
 def technique_arguments(techniques: Techniques, layout: Layout) -> tuple[Argument, ...]:

@@ -1,0 +1,157 @@
+"""The row of a key of ds_config.json, and the forms that a value may have."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llmlaunch.command_lines.options import true_or_false
+from llmlaunch.frameworks.argument import Reason
+from llmlaunch.frameworks.deepspeed.subjects import Subject
+from llmlaunch.frozen import frozen
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.foreign_values import MOST_WHOLE
+
+__all__ = [
+    "ABSENT", "ANY", "BETAS", "COUNT", "DEVICE", "MAPPING", "NUMBER", "SHARE", "SIZE", "STAGE", "SWITCH", "TEXT",
+    "WHOLE", "Form", "Setting", "above_one", "as_number", "switched",
+]  # fmt: skip
+
+ABSENT: Any = object()
+"""What stands for the value of a key that is not written."""
+
+
+@frozen
+class Form:
+    """What a value must be, in words, and the test of one that is neither null nor "auto"."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= 1e300 and math.isfinite(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return _is_number(value) and value == int(value) and abs(value) <= MOST_WHOLE
+
+
+def _is_switch(value: Any) -> bool:
+    return type(value) is bool or (type(value) is int and value in (0, 1)) or str(value).lower() in ("true", "false")
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+
+
+ANY = Form("anything", lambda value: True)
+MAPPING = Form("a mapping", lambda value: isinstance(value, Mapping))
+WHOLE = Form("a whole number", _is_whole)
+COUNT = Form("a whole number of at least 0", lambda value: _is_whole(value) and value >= 0)
+SIZE = Form("a whole number of at least 1", lambda value: _is_whole(value) and value >= 1)
+STAGE = Form("0, 1, 2 or 3", lambda value: _is_whole(value) and 0 <= value <= 3)
+NUMBER = Form("a number", _is_number)
+SHARE = Form("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
+SWITCH = Form("true or false", _is_switch)
+TEXT = Form("a text", lambda value: isinstance(value, str))
+DEVICE = Form("none, cpu or nvme", lambda value: value in ("none", "cpu", "nvme") and isinstance(value, str))
+BETAS = Form("a list of two numbers", _is_pair)
+
+
+def above_one(value: Any) -> Any:
+    """Return a size that splits something; ABSENT for one that leaves it whole."""
+    return value if value > 1 else ABSENT
+
+
+def as_number(value: Any) -> Any:
+    """Return a number as it is; ABSENT for anything else, such as a text."""
+    return value if isinstance(value, (int, float)) else ABSENT
+
+
+def switched(on: Any) -> Callable[[Any], Any]:
+    """Return a reader of a switch: `on` where it is true, ABSENT where it is false."""
+    return lambda value: on if true_or_false(value) else ABSENT
+
+
+def _nothing(recipe: Recipe, layout: Layout) -> Any:
+    return ABSENT
+
+
+@frozen
+class Setting:
+    """One key of ds_config.json, dotted as in the file.
+
+    Attributes:
+        form: What a value must be where a file is read.
+        subject: Its class, as an argument of the person's own; `by_value` has the class of some of its values.
+        of: Recipe keys that decide the rendered value; `why` says what a reader would not guess from them.
+        write: Returns the rendered value, ABSENT where the key is not rendered.
+        planned: Whether the recipe decides it, so that `backend.ds_config` may not say it.
+        reads: The recipe key that a file's value is read into, by `read`, which returns ABSENT for a value that says
+            nothing; `kept` leaves the key in the file all the same.
+        unwritten: By ZeRO stage, what reading writes for a file that lacks the key: DeepSpeed's default, where
+            rendering would write something else.
+        left_out: Why reading leaves it out of a file whose states are on NVMe.
+        adds: Why rendering may add the key to a file that was read without it, where that is not DeepSpeed's default.
+        prices: The field of Gathering that its number sets; `automatic` is what "auto" stands for.
+        old: Other names that DeepSpeed takes for it.
+        since, until: The first DeepSpeed that has it ("0.3" is any), and the first that has it no more.
+        splits: The size of the layout above 1 with which it is rendered.
+        uncounted: Whether it changes what is computed or kept in ways that no estimate counts.
+    """
+
+    key: str
+    form: Form = ANY
+    subject: Subject | None = None
+    by_value: tuple[tuple[str, Subject], ...] = ()
+    of: str | tuple[str, ...] = ()
+    why: str = ""
+    write: Callable[[Recipe, Layout], Any] = _nothing
+    planned: bool = False
+    reads: str = ""
+    read: Callable[[Any], Any] = lambda value: value
+    kept: bool = False
+    unwritten: tuple[Any, Any, Any, Any] = (ABSENT,) * 4
+    left_out: str = ""
+    adds: str = ""
+    prices: str = ""
+    automatic: Callable[[Recipe], int] | None = None
+    old: tuple[str, ...] = ()
+    since: str = "0.3"
+    until: str | None = None
+    splits: str = ""
+    uncounted: bool = False
+
+    @property
+    def is_rendered(self) -> bool:
+        """Whether rendering writes the key for some recipe."""
+        return self.write is not _nothing
+
+    @property
+    def reason(self) -> Reason:
+        """Return why the rendered value is as it is."""
+        return Reason((self.of,) if isinstance(self.of, str) else self.of, self.why)
+
+    def is_in(self, version: str) -> bool:
+        """Return whether a version of DeepSpeed has the key."""
+        removed = self.until is not None and _number_of(version) >= _number_of(self.until)
+        return not removed and not self.is_after(version)
+
+    def is_after(self, version: str) -> bool:
+        """Return whether the key came after a version of DeepSpeed."""
+        return _number_of(version) < _number_of(self.since)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the dotted names that DeepSpeed takes for it, the key first."""
+        section = self.key.rpartition(".")[0]
+        return (self.key, *(f"{section}.{name}" for name in self.old))
+
+
+def _number_of(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, such as (0, 19, 8); the part behind them, as in 0.19.8+cu128, is left out."""
+    return tuple(map(int, re.findall(r"\d{1,9}", version.partition("+")[0])[:3]))

@@ -1,0 +1,343 @@
+"""All keys of ds_config.json that llmlaunch writes, reads, checks, prices or classes: one row each (deepspeed/runtime/
+config.py, precision_config.py, tensor_parallel/config.py, monitor/config.py, 0.19.8). DeepSpeed refuses unknown keys
+inside its sections but not at the top level, and takes "auto" silently for a default (runtime/config_utils.py): every
+key here is known and every value that is rendered is explicit.
+
+Rendering, reading, forms, classes, reasons, versions and the tables of the documentation are loops over SETTINGS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from llmlaunch.command_lines.options import whole_or_none
+from llmlaunch.frameworks.deepspeed.setting_row import (
+    ABSENT,
+    ANY,
+    BETAS,
+    COUNT,
+    MAPPING,
+    NUMBER,
+    SIZE,
+    SWITCH,
+    TEXT,
+    WHOLE,
+    Form,
+    Setting,
+    above_one,
+    as_number,
+    switched,
+)
+from llmlaunch.frameworks.deepspeed.setting_subjects import (
+    LOGS,
+    LOSS_SCALE,
+    NARROW_MODEL,
+    NARROW_STATES,
+    OPTIMIZERS,
+    ORDER,
+    SCHEDULE,
+    SETTING_SUBJECTS,
+)
+from llmlaunch.frameworks.deepspeed.subjects import flag_groups
+from llmlaunch.frameworks.deepspeed.techniques import wide_gradients
+from llmlaunch.frameworks.deepspeed.zero_table import ZERO_SETTINGS
+from llmlaunch.frameworks.flag_classes import FlagGroup
+from llmlaunch.layout import RECOMPUTE_FULL, Layout
+from llmlaunch.recipe.tracking import WandbRun
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["DECAYS", "FORMS", "PLANNED", "SETTINGS", "setting_groups", "settings_of"]
+
+
+def _accumulated(value: Any) -> Any:
+    return {"fp32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}.get(str(value), ABSENT)
+
+
+def _both_fractions(value: Any) -> Any:
+    fits = isinstance(value, list) and len(value) == 2 and all(isinstance(beta, float) for beta in value)
+    return list(value) if fits else ABSENT
+
+
+DECAYS: Mapping[str, str] = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+
+
+def _decay(value: Any) -> Any:
+    return DECAYS.get(value, ABSENT)
+
+
+def _steps(value: Any) -> Any:
+    number = whole_or_none({"steps": value}, "steps")
+    return ABSENT if number is None else number
+
+
+def _run(recipe: Recipe) -> WandbRun:
+    assert recipe.tracking.wandb is not None
+    return recipe.tracking.wandb
+
+
+def _in(precision: str, value: Any) -> Callable[[Recipe, Layout], Any]:
+    """Return a writer of a key that belongs to a number format."""
+    return lambda recipe, layout: value if recipe.workload.precision == precision else ABSENT
+
+
+def _pipeline(value: Callable[[Layout], Any]) -> Callable[[Recipe, Layout], Any]:
+    """Return a writer of a key of scripts of stages. How such a script shares out its layers is an argument of
+    PipelineModule; the plan has equally many decoder layers a stage."""
+
+    def write(recipe: Recipe, layout: Layout) -> Any:
+        stages = recipe.backend.script is not None and recipe.backend.script_kind == "pipeline"
+        return value(layout) if stages else ABSENT
+
+    return write
+
+
+def _logged(value: Callable[[Recipe], Any]) -> Callable[[Recipe, Layout], Any]:
+    """Return a writer of a key of DeepSpeed's monitors, to which rank 0 logs loss and learning rate
+    (deepspeed/monitor/, 0.19.8). Hugging Face's Trainer logs by callbacks of its own."""
+
+    def write(recipe: Recipe, layout: Layout) -> Any:
+        of_the_trainer = recipe.backend.script is not None and recipe.backend.script_kind == "hugging-face"
+        said = None if of_the_trainer else value(recipe)
+        return ABSENT if said is None else said
+
+    return write
+
+
+def _of_run(value: Callable[[Recipe], Any]) -> Callable[[Recipe, Layout], Any]:
+    return _logged(lambda recipe: None if recipe.tracking.wandb is None else value(recipe))
+
+
+def _of_curves(value: Callable[[Recipe], Any]) -> Callable[[Recipe, Layout], Any]:
+    return _logged(lambda recipe: None if recipe.tensorboard is None else value(recipe))
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "train_batch_size",
+        SIZE,
+        of="training.global_batch_size",
+        # With AutoTP it is left out: without a process mesh of the script's own DeepSpeed takes tensor parallel ranks
+        # for data parallel ones when it checks the three sizes (runtime/config.py __init__, 0.19.8).
+        write=lambda recipe, layout: recipe.workload.global_batch_size if layout.tensor == 1 else ABSENT,
+        planned=True,
+    ),
+    Setting(
+        "train_micro_batch_size_per_gpu",
+        SIZE,
+        of="layout.micro_batch_size",
+        write=lambda recipe, layout: layout.micro_batch_size,
+        planned=True,
+    ),
+    Setting(
+        "gradient_accumulation_steps",
+        SIZE,
+        of=("training.global_batch_size", "layout.micro_batch_size", "layout.data"),
+        why="what makes the batch of its micro-batches over all data parallel ranks",
+        write=lambda recipe, layout: layout.num_microbatches(recipe.workload.global_batch_size),
+        planned=True,
+    ),
+    Setting(
+        "gradient_clipping",
+        NUMBER,
+        of="training.gradient_clipping",
+        write=lambda recipe, layout: recipe.training.gradient_clipping,
+        planned=True,
+    ),
+    Setting(
+        "zero_allow_untested_optimizer",
+        subject=SCHEDULE,
+        why="the script brings torch's AdamW; one named here would be compiled on the node first",
+        write=lambda recipe, layout: True,
+        adds="an optimizer that the script brings may be any",
+    ),
+    Setting(
+        "zero_force_ds_cpu_optimizer",
+        by_value=(("false", ORDER),),
+        of="layout.offload_optimizer",
+        why="torch's AdamW runs on the host; DeepSpeed's would be compiled on the node first",
+        write=lambda recipe, layout: False if recipe.techniques.offload_optimizer else ABSENT,
+        adds="that optimizer steps on the host too, as it is",
+        since="0.8.3",
+    ),
+    Setting(
+        "steps_per_print",
+        subject=LOGS,
+        of="training.log_interval",
+        write=lambda recipe, layout: recipe.training.log_interval,
+        adds="DeepSpeed reports as often as the trainer does",
+    ),
+    Setting(
+        "sequence_parallel_size",
+        SIZE,
+        of="layout.context",
+        why="Ulysses sequence parallelism",
+        write=lambda recipe, layout: layout.context if layout.context > 1 else ABSENT,
+        planned=True,
+        reads="layout.context",
+        read=above_one,
+        splits="context",
+        since="0.11.2",
+    ),
+    Setting(
+        "seq_parallel_communication_data_type",
+        of=("training.precision", "layout.context"),
+        why="gradients travel as they do without Ulysses; its default is fp32",
+        write=lambda recipe, layout: recipe.workload.precision if layout.context > 1 else ABSENT,
+        since="0.11.2",
+    ),
+    Setting(
+        "bf16.enabled",
+        SWITCH,
+        of="training.precision",
+        write=_in("bf16", True),
+        planned=True,
+        reads="training.precision",
+        read=switched("bf16"),
+        since="0.6.0",
+    ),
+    Setting("bfloat16.enabled", SWITCH, reads="training.precision", read=switched("bf16"), since="0.5.5"),
+    Setting(
+        "fp16.enabled",
+        SWITCH,
+        of="training.precision",
+        write=_in("fp16", True),
+        planned=True,
+        reads="training.precision",
+        read=switched("fp16"),
+    ),
+    Setting("bf16.bf16_master_weights_and_grads", subject=NARROW_STATES, since="0.18.3"),
+    Setting("bf16.bf16_optimizer_states", subject=NARROW_STATES, since="0.18.3"),
+    Setting(
+        "fp16.loss_scale",
+        subject=LOSS_SCALE,
+        of="training.precision",
+        why="0: found while training",
+        write=_in("fp16", 0),
+    ),
+    Setting("fp16.loss_scale_window", subject=LOSS_SCALE),
+    Setting(
+        "fp16.initial_scale_power",
+        subject=LOSS_SCALE,
+        of="training.precision",
+        why="the search begins at 2 to this power",
+        write=_in("fp16", 16),
+    ),
+    Setting("fp16.hysteresis", subject=LOSS_SCALE),
+    Setting("fp16.min_loss_scale", subject=LOSS_SCALE),
+    Setting("fp16.consecutive_hysteresis", subject=LOSS_SCALE),
+    Setting("fp16.auto_cast", by_value=(("false", LOSS_SCALE),), since="0.7.0"),
+    Setting("fp16.fp16_master_weights_and_grads", subject=NARROW_MODEL, since="0.5.0"),
+    Setting(
+        "data_types.grad_accum_dtype",
+        TEXT,
+        of="training.gradient_dtype",
+        write=lambda recipe, layout: "fp32" if wide_gradients(recipe) else ABSENT,
+        planned=True,
+        reads="training.gradient_dtype",
+        read=_accumulated,
+        since="0.7.6",
+    ),
+    Setting(
+        "tensor_parallel.autotp_size",
+        COUNT,
+        of="layout.tensor",
+        write=lambda recipe, layout: layout.tensor if layout.tensor > 1 else ABSENT,
+        planned=True,
+        reads="layout.tensor",
+        read=above_one,
+        splits="tensor",
+        since="0.16.4",
+    ),
+    Setting(
+        "tensor_parallel.vocab_parallel_lm_head",
+        of="layout.tensor",
+        why="every rank gets the logits of the whole vocabulary, as the script's loss wants them",
+        write=lambda recipe, layout: False if layout.tensor > 1 else ABSENT,
+        splits="tensor",
+        since="0.19.8",
+    ),
+    Setting(
+        "pipeline.stages",
+        COUNT,
+        of="layout.pipeline",
+        why="the script makes as many",
+        write=_pipeline(lambda layout: layout.pipeline),
+        planned=True,
+        reads="layout.pipeline",
+        read=above_one,
+    ),
+    Setting(
+        "pipeline.activation_checkpoint_interval",
+        of="layout.recompute",
+        why="1: the input of every layer is kept",
+        write=_pipeline(lambda layout: 1 if layout.recompute == RECOMPUTE_FULL else 0),
+        reads="layout.recompute",
+        read=lambda value: "full" if value == 1 else ABSENT,
+    ),
+    Setting(
+        "activation_checkpointing.cpu_checkpointing",
+        SWITCH,
+        of="layout.offload_checkpoints",
+        write=lambda recipe, layout: True if recipe.techniques.offload_checkpoints else ABSENT,
+        planned=True,
+    ),
+    *ZERO_SETTINGS,
+    Setting("optimizer.type", TEXT, OPTIMIZERS),
+    Setting("optimizer.params.lr", NUMBER, reads="training.learning_rate", read=as_number, kept=True),
+    Setting("optimizer.params.weight_decay", NUMBER, reads="training.weight_decay", read=as_number, kept=True),
+    Setting("optimizer.params.betas", BETAS, reads="training.adam_betas", read=_both_fractions, kept=True),
+    Setting("scheduler.type", TEXT, reads="training.learning_rate_decay", read=_decay, kept=True),
+    Setting("scheduler.params.warmup_num_steps", WHOLE, reads="training.warmup_steps", read=_steps, kept=True),
+    Setting("scheduler.params.total_num_steps", WHOLE),
+    Setting("scheduler.params.warmup_max_lr", NUMBER),
+    Setting("wandb.enabled", of="tracking.wandb", write=_of_run(lambda recipe: True), since="0.6.6"),
+    Setting("wandb.project", of="tracking.wandb.project", write=_of_run(lambda r: _run(r).project), since="0.6.6"),
+    Setting("wandb.team", of="tracking.wandb.entity", write=_of_run(lambda r: _run(r).entity), since="0.6.6"),
+    Setting(
+        "wandb.group",
+        of="name",
+        why="all runs of a recipe stand together",
+        write=_of_run(lambda r: r.name),
+        since="0.6.6",
+    ),
+    Setting("tensorboard.enabled", of="tracking.tensorboard", write=_of_curves(lambda recipe: True)),
+    Setting("tensorboard.output_path", of="tracking.tensorboard", write=_of_curves(lambda r: r.tensorboard)),
+    Setting("tensorboard.job_name", of="name", why="the folder below it", write=_of_curves(lambda r: r.name)),
+    Setting("wall_clock_breakdown", subject=LOGS),
+    Setting("dump_state", subject=LOGS),
+    Setting("memory_breakdown", subject=LOGS),
+    Setting("prescale_gradients", subject=SCHEDULE),
+    Setting("gradient_predivide_factor", subject=SCHEDULE),
+    Setting("sparse_attention", uncounted=True, since="0.3", until="0.19.7"),
+    Setting("compression_training", uncounted=True, since="0.7.0", until="0.19.7"),
+    Setting("progressive_layer_drop", uncounted=True, since="0.3.1", until="0.19.8"),
+    Setting("quantize_training", uncounted=True, since="0.4.0", until="0.19.7"),
+    Setting("torch_autocast", uncounted=True, since="0.17.2"),
+)
+
+
+def settings_of(recipe_key: str) -> tuple[Setting, ...]:
+    """Return the rows that are read into a recipe key, in the order in which they decide it."""
+    return tuple(row for row in SETTINGS if row.reads == recipe_key)
+
+
+@cache
+def setting_groups() -> tuple[FlagGroup, ...]:
+    """Return the classes of keys that a person writes in `backend.ds_config`."""
+    return flag_groups(SETTING_SUBJECTS, SETTINGS)
+
+
+def _forms() -> Iterator[tuple[str, Form]]:
+    """Yield each dotted name that has a form; a section comes before what is in it."""
+    for row in SETTINGS:
+        for name in row.names if row.form is not ANY else ():
+            sections = name.split(".")[:-1]
+            yield from ((".".join(sections[: i + 1]), MAPPING) for i in range(len(sections)))
+            yield name, row.form
+
+
+FORMS: Mapping[str, Form] = dict(_forms())
+PLANNED: Mapping[str, str] = {row.key: row.reason.keys[0] for row in SETTINGS if row.planned}
+"""Keys of ds_config.json that a key of the recipe decides."""

@@ -1,0 +1,296 @@
+"""The rows of `zero_optimization` in ds_config.json (deepspeed/runtime/zero/config.py, offload_config.py, 0.19.8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llmlaunch.frameworks.deepspeed.bucket_sizes import (
+    LIVE_PARAMETERS,
+    PERSISTENT_PARAMETER,
+    bucket_elements,
+    live_parameters,
+    sub_group_elements,
+)
+from llmlaunch.frameworks.deepspeed.setting_row import ABSENT, ANY, COUNT, DEVICE, SHARE, STAGE, SWITCH, Form, Setting
+from llmlaunch.frameworks.deepspeed.setting_subjects import (
+    CHECKPOINTS,
+    GATHERING,
+    GROUPS,
+    NO_GROUPS,
+    NOT_QUANTIZED,
+    ORDER,
+    QUANTIZED_GRADIENTS,
+    QUANTIZED_WEIGHTS,
+    SECOND_SHARD,
+)
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["ZERO_SETTINGS"]
+
+_BUCKET = "elements in one collective: a tenth of the model, 1 to 50 million; the estimate counts 3"
+_LIVE = "no more than the model has; the estimate counts them"
+_PINNED = "page-locked memory is what a GPU copies from without waiting"
+# deepspeed/runtime/zero/config.py, 0.19.8: where a file does not say them, llmlaunch would write its own smaller ones.
+_BUCKET_DEFAULT = (ABSENT, 500_000_000, 500_000_000, 500_000_000)
+_PINNED_DEFAULT = (False,) * 4  # until 0.19.5
+_ON_NVME = "belongs to NVMe, where no recipe puts states"
+
+
+def _from_stage(stage: int, value: Callable[[Recipe, Layout], Any]) -> Callable[[Recipe, Layout], Any]:
+    """Return a writer of a key that is rendered from a ZeRO stage on."""
+    return lambda recipe, layout: value(recipe, layout) if layout.zero_stage >= stage else ABSENT
+
+
+def _always(stage: int, value: Any) -> Callable[[Recipe, Layout], Any]:
+    return _from_stage(stage, lambda recipe, layout: value)
+
+
+def _of_recipe(stage: int, value: Callable[[Recipe], Any]) -> Callable[[Recipe, Layout], Any]:
+    return _from_stage(stage, lambda recipe, layout: value(recipe))
+
+
+def _pinned(recipe: Recipe) -> bool:
+    return recipe.cluster.accelerator.kind == "gpu"
+
+
+def _optimizer(value: Callable[[Recipe], Any]) -> Callable[[Recipe, Layout], Any]:
+    """Return a writer of a key that is rendered where optimizer states leave the device."""
+    return lambda recipe, layout: value(recipe) if recipe.techniques.offload_optimizer else ABSENT
+
+
+def _parameters(value: Callable[[Recipe], Any]) -> Callable[[Recipe, Layout], Any]:
+    return lambda recipe, layout: value(recipe) if recipe.techniques.offload_parameters else ABSENT
+
+
+def _on_nvme(section: str, **forms: Form) -> tuple[Setting, ...]:
+    """Return the rows of a section of offloaded states that belong to NVMe."""
+    names = {"nvme_path": ANY, "buffer_count": COUNT, **forms}
+    within = f"zero_optimization.{section}"
+    return tuple(Setting(f"{within}.{name}", form, left_out=_ON_NVME, since="0.3.15") for name, form in names.items())
+
+
+ZERO_SETTINGS = (
+    Setting(
+        "zero_optimization.stage",
+        STAGE,
+        of="layout.zero_stage",
+        write=lambda recipe, layout: layout.zero_stage,
+        planned=True,
+    ),
+    Setting(
+        "zero_optimization.cpu_offload",
+        SWITCH,
+        of="layout.offload_optimizer",
+        planned=True,
+        reads="layout.offload_optimizer",
+    ),
+    Setting(
+        "zero_optimization.cpu_offload_params",
+        SWITCH,
+        reads="layout.offload_parameters",
+        since="0.3.12",
+        until="0.7.0",
+    ),
+    Setting(
+        "zero_optimization.cpu_offload_param",
+        SWITCH,
+        of="layout.offload_parameters",
+        planned=True,
+        reads="layout.offload_parameters",
+        since="0.7.0",
+    ),
+    Setting("zero_optimization.cpu_offload_use_pin_memory", SWITCH, since="0.3.12"),
+    Setting(
+        "zero_optimization.contiguous_gradients",
+        SWITCH,
+        GATHERING,
+        why="gradients do not fragment memory",
+        write=_always(1, True),
+    ),
+    Setting(
+        "zero_optimization.reduce_scatter",
+        SWITCH,
+        ORDER,
+        why="a rank is sent the gradients of its own shard alone",
+        write=_always(1, True),
+    ),
+    Setting("zero_optimization.allgather_partitions", SWITCH, ORDER),
+    Setting("zero_optimization.round_robin_gradients", SWITCH, ORDER, since="0.4.4"),
+    Setting("zero_optimization.stage3_gather_16bit_weights_on_model_save", SWITCH, CHECKPOINTS, since="0.6.0"),
+    Setting("zero_optimization.stage3_gather_fp16_weights_on_model_save", subject=CHECKPOINTS, since="0.3.14"),
+    Setting(
+        "zero_optimization.reduce_bucket_size",
+        COUNT,
+        GATHERING,
+        of="model",
+        why=_BUCKET,
+        write=_of_recipe(1, bucket_elements),
+        unwritten=_BUCKET_DEFAULT,
+    ),
+    Setting(
+        "zero_optimization.allgather_bucket_size",
+        COUNT,
+        ORDER,
+        of="model",
+        why=_BUCKET,
+        write=_of_recipe(1, bucket_elements),
+        unwritten=_BUCKET_DEFAULT,
+    ),
+    Setting(
+        "zero_optimization.overlap_comm",
+        SWITCH,
+        GATHERING,
+        of="cluster",
+        why="on a GPU gradients are reduced beside the backward pass",
+        write=_of_recipe(1, _pinned),
+        unwritten=(ABSENT, False, False, ABSENT),
+    ),
+    Setting(
+        "zero_optimization.sub_group_size",
+        COUNT,
+        GATHERING,
+        of="layout.offload_optimizer",
+        why="stepped together; smaller where only a share of the states is offloaded",
+        write=_from_stage(3, sub_group_elements),
+        since="0.3.12",
+    ),
+    Setting("zero_optimization.zero_hpz_partition_size", COUNT, SECOND_SHARD, since="0.10.0"),
+    Setting(
+        "zero_optimization.stage3_prefetch_bucket_size",
+        COUNT,
+        GATHERING,
+        of="model",
+        why=_BUCKET,
+        write=_of_recipe(3, bucket_elements),
+        unwritten=(ABSENT, ABSENT, ABSENT, 50_000_000),
+        prices="prefetch_elements",
+        automatic=lambda recipe: int(0.9 * recipe.model.hidden_size**2),
+        old=("prefetch_bucket_size",),
+        since="0.3.12",
+    ),
+    Setting(
+        "zero_optimization.stage3_param_persistence_threshold",
+        COUNT,
+        GATHERING,
+        why="smaller tensors, norms, stay whole",
+        write=_always(3, PERSISTENT_PARAMETER),
+        prices="persistent_elements",
+        automatic=lambda recipe: 10 * recipe.model.hidden_size,
+        old=("param_persistence_threshold",),
+        since="0.3.12",
+    ),
+    Setting(
+        "zero_optimization.stage3_max_live_parameters",
+        COUNT,
+        GATHERING,
+        of="model",
+        why=_LIVE,
+        write=_of_recipe(3, live_parameters),
+        prices="live_elements",
+        automatic=lambda recipe: LIVE_PARAMETERS,
+        old=("max_live_parameters",),
+        since="0.3.12",
+    ),
+    Setting(
+        "zero_optimization.stage3_max_reuse_distance",
+        COUNT,
+        GATHERING,
+        of="model",
+        why=_LIVE,
+        write=_of_recipe(3, live_parameters),
+        prices="reuse_elements",
+        old=("max_reuse_distance",),
+        since="0.3.12",
+    ),
+    Setting(
+        "zero_optimization.stage3_model_persistence_threshold",
+        subject=GATHERING,
+        prices="persistent_total",
+        old=("model_persistence_threshold",),
+        since="0.7.0",
+    ),
+    Setting(
+        "zero_optimization.stage3_allgather_sequential",
+        subject=GATHERING,
+        old=("allgather_sequential",),
+        since="0.18.5",
+    ),
+    Setting("zero_optimization.memory_efficient_linear", subject=GATHERING, since="0.9.0"),
+    Setting(
+        "zero_optimization.offload_optimizer.ratio",
+        SHARE,
+        of="layout.offload_optimizer",
+        write=_optimizer(lambda recipe: recipe.techniques.offload_optimizer),
+        planned=True,
+        since="0.3.15",
+    ),
+    Setting(
+        "zero_optimization.offload_optimizer.device",
+        DEVICE,
+        of="layout.offload_optimizer",
+        write=_optimizer(lambda recipe: "cpu"),
+        planned=True,
+        since="0.3.15",
+    ),
+    Setting(
+        "zero_optimization.offload_optimizer.pin_memory",
+        SWITCH,
+        ORDER,
+        of="cluster",
+        why=_PINNED,
+        write=_optimizer(_pinned),
+        unwritten=_PINNED_DEFAULT,
+        since="0.3.15",
+    ),
+    *_on_nvme("offload_optimizer", fast_init=ANY, pipeline_read=ANY),
+    Setting(
+        "zero_optimization.offload_param.device",
+        DEVICE,
+        of="layout.offload_parameters",
+        write=_parameters(lambda recipe: "cpu"),
+        planned=True,
+        since="0.3.15",
+    ),
+    Setting(
+        "zero_optimization.offload_param.pin_memory",
+        SWITCH,
+        ORDER,
+        of="cluster",
+        why=_PINNED,
+        write=_parameters(_pinned),
+        unwritten=_PINNED_DEFAULT,
+        since="0.3.15",
+    ),
+    *_on_nvme("offload_param", buffer_size=COUNT, max_in_cpu=COUNT),
+    Setting(
+        "zero_optimization.zero_quantized_weights",
+        subject=QUANTIZED_WEIGHTS,
+        by_value=(("false", NOT_QUANTIZED),),
+        since="0.10.0",
+    ),
+    Setting(
+        "zero_optimization.zero_quantized_nontrainable_weights",
+        subject=QUANTIZED_WEIGHTS,
+        by_value=(("false", NOT_QUANTIZED),),
+        since="0.10.2",
+    ),
+    Setting(
+        "zero_optimization.zero_quantized_gradients",
+        subject=QUANTIZED_GRADIENTS,
+        by_value=(("false", NOT_QUANTIZED),),
+        since="0.10.0",
+    ),
+    Setting(
+        "zero_optimization.mics_shard_size",
+        subject=GROUPS,
+        by_value=(("-1", NO_GROUPS),),
+        since="0.9.2",
+        until="0.19.7",
+    ),
+    Setting("zero_optimization.mics_hierarchical_params_gather", subject=NO_GROUPS, since="0.9.2", until="0.19.7"),
+    Setting("zero_optimization.ignore_unused_parameters", subject=ORDER, since="0.4.0"),
+    Setting("zero_optimization.elastic_checkpoint", subject=ORDER, since="0.3.3"),
+    Setting("zero_optimization.load_from_fp32_weights", subject=ORDER),
+)
