@@ -20,9 +20,10 @@ from llmlaunch.frameworks.bridge.settings import MEGATRON_DEFAULTS
 from llmlaunch.frameworks.deepspeed import rules as deepspeed_rules
 from llmlaunch.frameworks.deepspeed import scripts as deepspeed_scripts
 from llmlaunch.frameworks.deepspeed import techniques as deepspeed_techniques
-from llmlaunch.frameworks.deepspeed.extra_arguments import HUGGING_FACE_FLAGS, SHIPPED_TRAINER_FLAGS
+from llmlaunch.frameworks.deepspeed.extra_arguments import SHIPPED_TRAINER_FLAGS
 from llmlaunch.frameworks.deepspeed.facts import ENGINES, Engine, Share
 from llmlaunch.frameworks.deepspeed.settings import setting_groups
+from llmlaunch.frameworks.deepspeed.trainer_table import trainer_groups
 from llmlaunch.frameworks.flag_classes import EITHER, FlagGroup, flag_table
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.megatron import (
@@ -104,7 +105,7 @@ def tables() -> list[tuple[str, str]]:
         ),
         ("megatron-command-lines.md", flag_key_table()),
         ("own-arguments.md", _flags_table("flags of Megatron-LM", flag_table(FLAG_CLASSES), _megatron_flag)),
-        ("own-arguments.md", _flags_table("arguments of Hugging Face", flag_table(HUGGING_FACE_FLAGS), "--{}".format)),
+        ("own-arguments.md", _flags_table("arguments of Hugging Face", trainer_groups(), "--{}".format)),
         ("own-arguments.md", _flags_table("keys of ds_config.json", setting_groups(), str)),
         (
             "own-arguments.md",

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
-from llmlaunch.frameworks.deepspeed.extra_arguments import HUGGING_FACE_FLAGS, SHIPPED_TRAINER_FLAGS
+from llmlaunch.frameworks.deepspeed.extra_arguments import SHIPPED_TRAINER_FLAGS
+from llmlaunch.frameworks.deepspeed.trainer_table import trainer_groups
 from llmlaunch.frameworks.flag_classes import PRICED, FlagGroup, flag_table
 from llmlaunch.frameworks.megatron.arguments import decided_names
 from llmlaunch.frameworks.megatron.backend import MegatronLM
@@ -62,15 +63,14 @@ def patterns_for(table: Iterable[FlagGroup], name: str) -> tuple[list[str], list
 
 
 @pytest.mark.parametrize(
-    ("path", "names"),
+    ("table", "names"),
     [
-        pytest.param(FLAG_CLASSES, names_of_megatron() - set(decided_names(small())), id="megatron"),
-        pytest.param(HUGGING_FACE_FLAGS, fields_of_training_arguments(), id="hugging-face"),
-        pytest.param(SHIPPED_TRAINER_FLAGS, flags_of_the_shipped_trainer(), id="shipped"),
+        pytest.param(flag_table(FLAG_CLASSES), names_of_megatron() - set(decided_names(small())), id="megatron"),
+        pytest.param(trainer_groups(), fields_of_training_arguments(), id="hugging-face"),
+        pytest.param(flag_table(SHIPPED_TRAINER_FLAGS), flags_of_the_shipped_trainer(), id="shipped"),
     ],
 )
-def test_every_flag_that_a_parser_knows_is_of_exactly_one_class(path: Path, names: set[str]) -> None:
-    table = flag_table(path)
+def test_every_flag_that_a_parser_knows_is_of_exactly_one_class(table: tuple[FlagGroup, ...], names: set[str]) -> None:
     assert len(names) > 20
     for name in names:
         always, values = patterns_for(table, name)

@@ -15,7 +15,6 @@ from llmlaunch.command_lines.other_trainers import FSDP, not_read
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, full_path, recipe_name
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.deepspeed.extra_arguments import HUGGING_FACE_FLAGS
 from llmlaunch.frameworks.deepspeed.hugging_face import (
     AXOLOTL,
     LENGTHS,
@@ -52,7 +51,8 @@ from llmlaunch.frameworks.deepspeed.read_config import (
 )
 from llmlaunch.frameworks.deepspeed.settings import settings_of
 from llmlaunch.frameworks.deepspeed.trainer_source import accelerate_values, configuration
-from llmlaunch.frameworks.flag_classes import DECIDES, flag_table, group_of
+from llmlaunch.frameworks.deepspeed.trainer_table import RENDERED_AGAIN, trainer_groups
+from llmlaunch.frameworks.flag_classes import DECIDES, group_of
 from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = ["read_deepspeed", "read_ds_config", "read_training_args"]
@@ -236,7 +236,7 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
         )
     elif not draft.undecided:
         draft.notes.append("without DeepSpeed it trains by DistributedDataParallel; the recipe is DeepSpeed's ZeRO 0")
-    options.take("deepspeed", "local_rank", *(("num_processes", "num_machines") if _of_trl(command) else ()))
+    options.take(*RENDERED_AGAIN, "local_rank", *(("num_processes", "num_machines") if _of_trl(command) else ()))
     _add_script(command, (*options.rest(), *_deciding(options)), draft, "hugging-face", own)
     if family is AXOLOTL:
         draft.not_rendered = (
@@ -265,7 +265,7 @@ def _refuse_other_losses(command: TrainerCommand, family: TrainerFamily, options
 
 def _deciding(options: ScriptOptions) -> Iterator[tuple[str, ...]]:
     """Yield the options of a file of arguments that decide memory and no recipe says, such as another optimizer."""
-    table = flag_table(HUGGING_FACE_FLAGS)
+    table = trainer_groups()
     for name, *values in options.of_the_file():
         group = group_of(table, name.lstrip("-"), values)
         if group is not None and group.flag_class.effect == DECIDES and not group.flag_class.key:

@@ -13,6 +13,7 @@ from llmlaunch.frameworks.argument import Word, command_words, refuse_repeats
 from llmlaunch.frameworks.deepspeed.own_settings import own_leaves
 from llmlaunch.frameworks.deepspeed.scripts import kind_of
 from llmlaunch.frameworks.deepspeed.settings import setting_groups
+from llmlaunch.frameworks.deepspeed.trainer_table import trainer_groups
 from llmlaunch.frameworks.flag_classes import (
     BY_WORD,
     LESS_OF_STATES,
@@ -33,9 +34,8 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number
 
-__all__ = ["HUGGING_FACE_FLAGS", "SHIPPED_TRAINER_FLAGS", "classed_arguments"]
+__all__ = ["SHIPPED_TRAINER_FLAGS", "classed_arguments"]
 
-HUGGING_FACE_FLAGS = Path(__file__).with_name("hugging_face_flags.json")
 SHIPPED_TRAINER_FLAGS = Path(__file__).with_name("shipped_trainer_flags.json")
 # transformers/integrations/deepspeed.py deepspeed_optim_sched, 5.23
 OPTIMIZER_OF_THE_FILE = FlagClass(NEUTRAL, "the Trainer takes the optimizer that ds_config.json names")
@@ -87,7 +87,7 @@ def _class_of(recipe: Recipe, layout: Layout, kind: str, flag: str, values: tupl
     """Return the class of a flag. What the recipe says too is priced as it says. A script of one's own may know nothing
     of the recipe: what a recipe key says of the job is said to it in its own words, so there such a flag is the
     script's."""
-    table = flag_table(SHIPPED_TRAINER_FLAGS if kind == "shipped" else HUGGING_FACE_FLAGS)
+    table = flag_table(SHIPPED_TRAINER_FLAGS) if kind == "shipped" else trainer_groups()
     name = flag.lstrip("-").replace("-", "_")
     group = group_of(table, name, values)
     if group is None:
@@ -116,7 +116,7 @@ def _validation_class(recipe: Recipe, flag_class: FlagClass, layout: Layout) -> 
     values_of = {
         flag.lstrip("-").replace("-", "_"): values for flag, values in flags_with_values(recipe.backend.script_args)
     }
-    table = flag_table(HUGGING_FACE_FLAGS)
+    table = trainer_groups()
     switches = (group_of(table, name, values_of[name]) for name in EVALUATION_SWITCHES if name in values_of)
     if not any(group is not None and group.flag_class.key == flag_class.key for group in switches):
         return FlagClass(NEUTRAL, "nothing turns validation on")

@@ -1,8 +1,8 @@
 """Arguments of Hugging Face's Trainer, read into keys of a recipe: TrainingArguments of transformers 5.23, and those of
 TRL, of LLaMA-Factory and of scripts in the manner of FastChat.
 
-What rendering says again is taken out of the script's words (`trainer arguments` of scripts.py); all others are handed
-on as they were written.
+What rendering says again is taken out of the script's words (`RENDERED_AGAIN` of trainer_table.py); all others are
+handed on as they were written.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 from llmlaunch.command_lines.command import UnreadWords
 from llmlaunch.command_lines.options import ScriptOptions
 from llmlaunch.command_lines.recipe_draft import RecipeDraft
+from llmlaunch.frameworks.deepspeed.setting_row import ABSENT
+from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, DECAYS, LEAST
 from llmlaunch.rundir.files import parse_json
 from llmlaunch.rundir.foreign_values import whole_number_in
 from llmlaunch.rundir.values import number
@@ -47,32 +49,12 @@ LENGTHS = (
     *("block_size", "max_seq_length", "max_length", "model_max_length", "cutoff_len", "max_seq_len"),
     *("seq_length", "seq_len", "sequence_length", "sequence_len"),
 )
-# transformers' names of a schedule, and the recipe's
-DECAYS = {
-    "linear": "linear",
-    "cosine": "cosine",
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-    "cosine_with_min_lr": "cosine",
-}
-# What stands for the Trainer's own default where the command says nothing (transformers/training_args.py, 5.23).
 DEFAULTS: Mapping[str, Any] = {
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "learning_rate": 5.0e-5,
-    "lr_scheduler_type": "linear",
-    "weight_decay": 0.0,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "max_grad_norm": 1.0,
-    "seed": 42,
-    "logging_steps": 500,
-    "save_steps": 500,
-    "gradient_checkpointing": False,
-    "bf16": False,
+    **{row.key: row.default for row in ARGUMENTS if row.default is not ABSENT},
     "finetuning_type": "full",
     "lora_rank": 8,
 }
+"""What stands for the Trainer's own default where the command says nothing, and that of scripts with adapters."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +112,6 @@ def read_batch(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft
     micro = family.default("per_device_train_batch_size") if micro is None else micro
     accumulated = options.whole("gradient_accumulation_steps")
     accumulated = family.default("gradient_accumulation_steps") if accumulated is None else accumulated
-    options.take("per_device_train_batch_size", "per_gpu_train_batch_size", "gradient_accumulation_steps")
     add_batch(draft, micro, accumulated, ranks)
 
 
@@ -158,7 +139,6 @@ def read_length(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraf
     else:
         draft.training["sequence_length"] = tokens
     steps = options.whole("max_steps")
-    options.take("max_steps")
     if steps is not None and steps > 0:
         draft.training["steps"] = steps
         return
@@ -173,27 +153,20 @@ def read_length(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraf
 def read_schedule(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:
     """Add learning rate, its decay and warm-up, and AdamW's settings."""
     training = draft.training
-    for name, key in (
-        ("learning_rate", "learning_rate"),
-        ("weight_decay", "weight_decay"),
-        ("max_grad_norm", "gradient_clipping"),
-    ):
-        value = options.number(name)
-        training[key] = float(family.default(name) if value is None else value)
+    for row in ARGUMENTS:
+        if row.read is not None:
+            value, default = row.read(options, row.key), family.default(row.key)
+            training[row.reads.partition(".")[2]] = default if value is None else type(default)(value)
     betas = [options.number(name) for name in ("adam_beta1", "adam_beta2")]
     training["adam_betas"] = [
         float(family.default(f"adam_beta{i + 1}") if beta is None else beta) for i, beta in enumerate(betas)
     ]
-    seed = options.whole("seed")
-    training["seed"] = family.default("seed") if seed is None else seed
     interval = options.number("logging_steps")
     if interval is not None and interval < 1:
         draft.leave_out(options.written("logging_steps"), "is a share of all steps; write training.log_interval")
         interval = None
     training["log_interval"] = int(family.default("logging_steps") if interval is None else interval)
     _decay(options, family, draft)
-    options.take("learning_rate", "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2", "seed", "logging_steps")
-    options.take("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
 
 
 def _decay(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:
@@ -208,7 +181,7 @@ def _decay(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) ->
             "training.learning_rate_decay",
         )
     least = _minimum_rate(options)
-    if least is not None and name == "cosine_with_min_lr":
+    if least is not None and name == LEAST:
         training["minimum_learning_rate"] = least
     elif options.has("lr_scheduler_kwargs"):
         draft.leave_out(options.written("lr_scheduler_kwargs"), "the recipe knows min_lr of a cosine decay alone")
@@ -249,7 +222,6 @@ def read_numbers(options: ScriptOptions, family: TrainerFamily, draft: RecipeDra
         recomputed = False
     recomputed = family.default("gradient_checkpointing") if recomputed is None else recomputed
     draft.layout["recompute"] = "full" if recomputed else "none"
-    options.take("fp16", "bf16", "gradient_checkpointing")
     if options.flag("use_liger_kernel", "use_liger", "enable_liger_kernel"):
         draft.layout["loss"] = "fused_linear"
         draft.notes.append("Liger: its fused loss is counted, what its other kernels spare is not")
@@ -336,7 +308,6 @@ def read_saving(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraf
     folder, when = options.text("output_dir"), options.text("save_strategy") or "steps"
     interval = options.number("save_steps")
     interval = family.default("save_steps") if interval is None else interval
-    options.take("output_dir", "save_strategy", "save_steps")
     if when == "steps" and folder is not None and interval >= 1:
         draft.training |= {"save_interval": int(interval), "checkpoint_path": folder}
         return

@@ -1,0 +1,353 @@
+"""Arguments of Hugging Face's Trainer that llmlaunch writes or reads: one row each, in the order in which they are
+rendered (transformers/training_args.py, 5.23).
+
+Rendering, reading, defaults, classes, versions and the tables of the documentation are loops over ARGUMENTS.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from llmlaunch.command_lines.options import ScriptOptions
+from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import RUN_DIR, Argument, NodeVariable, argument
+from llmlaunch.frameworks.deepspeed.arguments import CONFIG_FILE, warmup_argument
+from llmlaunch.frameworks.deepspeed.setting_row import ABSENT
+from llmlaunch.frameworks.deepspeed.subjects import Subject, flag_groups
+from llmlaunch.frameworks.deepspeed.trainer_subjects import (
+    BATCH,
+    CONFIGURATION,
+    DATA,
+    OFF,
+    PRECISION,
+    RECOMPUTE,
+    REPORTS,
+    SCHEDULE,
+    TRAINER_SUBJECTS,
+    VALIDATION,
+    VALIDATION_TIMES,
+)
+from llmlaunch.frameworks.flag_classes import FlagGroup
+from llmlaunch.frozen import frozen
+from llmlaunch.layout import RECOMPUTE_FULL, Layout
+from llmlaunch.recipe.types import Recipe
+
+__all__ = ["ARGUMENTS", "DECAYS", "RENDERED_AGAIN", "TrainerArgument", "trainer_groups"]
+
+SCHEDULES = {None: "cosine", "cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
+"""The recipe's decay, and transformers' name of the schedule that is rendered for it."""
+LEAST = "cosine_with_min_lr"
+DECAYS = {name: decay for decay, name in SCHEDULES.items() if decay} | {"constant": "constant", LEAST: "cosine"}
+"""Transformers' names of a schedule, and the recipe's decay."""
+
+
+def _nothing(recipe: Recipe, layout: Layout) -> Any:
+    return ABSENT
+
+
+@frozen
+class TrainerArgument:
+    """One field of TrainingArguments, by its name.
+
+    Attributes:
+        subject: Its class, as an argument of the person's own, where no word of a subject holds it; `by_value` has the
+            class of some of its values.
+        of: Recipe keys that decide the rendered value; `why` says what a reader would not guess from them.
+        write: Returns the rendered value, a tuple of several words, an Argument with a reason of its own, or ABSENT.
+        default: What stands for the Trainer's own default where a command says nothing.
+        reads: The recipe key that it is read into: by `read`, or by a function of hugging_face.py where the value is
+            no function of one option alone.
+        handed_on: Whether a script's own words stay with the script although rendering may write the argument.
+        since, until: The first transformers that has it ("4.0" is any), and the first that has it no more.
+    """
+
+    key: str
+    subject: Subject | None = None
+    by_value: tuple[tuple[str, Subject], ...] = ()
+    of: str | tuple[str, ...] = ()
+    why: str = ""
+    write: Callable[[Recipe, Layout], Any] = _nothing
+    default: Any = ABSENT
+    reads: str = ""
+    read: Callable[[ScriptOptions, str], Any] | None = None
+    handed_on: bool = False
+    since: str = "4.0"
+    until: str | None = None
+
+    @property
+    def is_rendered(self) -> bool:
+        """Whether rendering writes the argument for some recipe."""
+        return self.write is not _nothing
+
+    def rendered(self, recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
+        """Return the argument as HfArgumentParser takes it; nothing where the recipe leaves it out."""
+        value = self.write(recipe, layout)
+        if value is ABSENT:
+            return ()
+        if isinstance(value, Argument):
+            return (value,)
+        values = value if isinstance(value, tuple) else (value,)
+        return (argument(f"--{self.key}", *values, of=self.of, why=self.why),)
+
+
+def _decay(recipe: Recipe, layout: Layout) -> str:
+    """Raises UserError for a decay that the Trainer stops at no minimum (transformers/optimization.py, 5.23)."""
+    training = recipe.training
+    if not training.minimum_learning_rate:
+        return SCHEDULES[training.learning_rate_decay]
+    if training.learning_rate_decay != "cosine":
+        raise UserError(
+            f"{recipe.path}: training.minimum_learning_rate: Hugging Face's Trainer knows a minimum of cosine decay "
+            f"alone, not of {training.learning_rate_decay}; remove it or set training.learning_rate_decay: cosine"
+        )
+    return LEAST
+
+
+def _least_rate(recipe: Recipe, layout: Layout) -> Any:
+    least = recipe.training.minimum_learning_rate
+    return json.dumps({"min_lr": least}) if least else ABSENT
+
+
+def _in(precision: str) -> Callable[[Recipe, Layout], Any]:
+    return lambda recipe, layout: "True" if recipe.workload.precision == precision else ABSENT
+
+
+def _saves(recipe: Recipe) -> bool:
+    return recipe.training.checkpoint_path is not None and recipe.training.save_interval is not None
+
+
+def _folder(recipe: Recipe, layout: Layout) -> Any:
+    if _saves(recipe):
+        return recipe.training.checkpoint_path
+    why = "nothing is saved, but it wants a folder"
+    return argument("--output_dir", NodeVariable(RUN_DIR, "/trainer"), why=why)
+
+
+def _saving(value: Callable[[Recipe], Any]) -> Callable[[Recipe, Layout], Any]:
+    """Return a writer of a value that is rendered where checkpoints are saved."""
+
+    def write(recipe: Recipe, layout: Layout) -> Any:
+        stated = value(recipe) if _saves(recipe) else None
+        return ABSENT if stated is None else stated
+
+    return write
+
+
+def _evaluating(value: Callable[[Recipe, Layout], Any]) -> Callable[[Recipe, Layout], Any]:
+    """Return a writer of a value that is rendered where the recipe evaluates. The Trainer goes through all validation
+    data each time; its own batch would be 8, whatever fits."""
+    return lambda recipe, layout: ABSENT if recipe.training.evaluation is None else value(recipe, layout)
+
+
+def _interval(recipe: Recipe, layout: Layout) -> Any:
+    assert recipe.training.evaluation is not None
+    return recipe.training.evaluation.interval
+
+
+def _reported(recipe: Recipe, layout: Layout) -> Any:
+    """Return what the Trainer reports to. Project, folder and id of the run are in the environment
+    (transformers/integrations/integration_utils.py WandbCallback, TensorBoardCallback, 5.23)."""
+    run, folder = recipe.tracking.wandb, recipe.tensorboard
+    names = (*(("wandb",) if run else ()), *(("tensorboard",) if folder else ()))
+    return names or ABSENT
+
+
+ARGUMENTS = (
+    TrainerArgument(
+        "per_device_train_batch_size",
+        BATCH,
+        of="layout.micro_batch_size",
+        write=lambda recipe, layout: layout.micro_batch_size,
+        default=8,
+        reads="layout.micro_batch_size",
+    ),
+    TrainerArgument("per_gpu_train_batch_size", reads="layout.micro_batch_size", until="5.0"),
+    TrainerArgument(
+        "gradient_accumulation_steps",
+        BATCH,
+        of=("training.global_batch_size", "layout.micro_batch_size", "layout.data"),
+        write=lambda recipe, layout: layout.num_microbatches(recipe.workload.global_batch_size),
+        default=1,
+        reads="training.global_batch_size",
+    ),
+    TrainerArgument(
+        "max_steps",
+        SCHEDULE,
+        of=("training.steps", "training.tokens"),
+        write=lambda recipe, layout: recipe.training.steps,
+        reads="training.steps",
+    ),
+    TrainerArgument(
+        "learning_rate",
+        SCHEDULE,
+        of="training.learning_rate",
+        write=lambda recipe, layout: repr(recipe.training.learning_rate),
+        default=5.0e-5,
+        reads="training.learning_rate",
+        read=ScriptOptions.number,
+    ),
+    TrainerArgument(
+        "lr_scheduler_type",
+        of="training.learning_rate_decay",
+        write=_decay,
+        default="linear",
+        reads="training.learning_rate_decay",
+        since="4.2",
+    ),
+    TrainerArgument(
+        "lr_scheduler_kwargs",
+        of="training.minimum_learning_rate",
+        write=_least_rate,
+        reads="training.minimum_learning_rate",
+        since="4.36",
+    ),
+    TrainerArgument(
+        "warmup_steps",
+        of="training.steps",
+        write=lambda recipe, layout: warmup_argument("--warmup_steps", recipe, of="training.steps"),
+        reads="training.warmup_steps",
+    ),
+    TrainerArgument("warmup_ratio", reads="training.warmup_steps", since="4.4", until="5.15"),
+    TrainerArgument(
+        "weight_decay",
+        SCHEDULE,
+        of="training.weight_decay",
+        write=lambda recipe, layout: recipe.training.weight_decay,
+        default=0.0,
+        reads="training.weight_decay",
+        read=ScriptOptions.number,
+    ),
+    TrainerArgument(
+        "adam_beta1",
+        of="training.adam_betas",
+        write=lambda recipe, layout: recipe.training.adam_betas[0],
+        default=0.9,
+        reads="training.adam_betas",
+    ),
+    TrainerArgument(
+        "adam_beta2",
+        of="training.adam_betas",
+        write=lambda recipe, layout: recipe.training.adam_betas[1],
+        default=0.999,
+        reads="training.adam_betas",
+    ),
+    TrainerArgument(
+        "max_grad_norm",
+        SCHEDULE,
+        of="training.gradient_clipping",
+        write=lambda recipe, layout: recipe.training.gradient_clipping,
+        default=1.0,
+        reads="training.gradient_clipping",
+        read=ScriptOptions.number,
+    ),
+    TrainerArgument(
+        "seed",
+        DATA,
+        of="training.seed",
+        write=lambda recipe, layout: recipe.training.seed,
+        default=42,
+        reads="training.seed",
+        read=ScriptOptions.whole,
+    ),
+    TrainerArgument(
+        "logging_steps",
+        of="training.log_interval",
+        write=lambda recipe, layout: recipe.training.log_interval,
+        default=500,
+        reads="training.log_interval",
+    ),
+    TrainerArgument(
+        "bf16",
+        PRECISION,
+        of="training.precision",
+        write=_in("bf16"),
+        default=False,
+        reads="training.precision",
+        since="4.13",
+    ),
+    TrainerArgument("fp16", PRECISION, of="training.precision", write=_in("fp16"), reads="training.precision"),
+    TrainerArgument(
+        "gradient_checkpointing",
+        RECOMPUTE,
+        by_value=(("False", OFF), ("false", OFF)),
+        of="layout.recompute",
+        write=lambda recipe, layout: "True" if layout.recompute == RECOMPUTE_FULL else ABSENT,
+        default=False,
+        reads="layout.recompute",
+        since="4.11",
+    ),
+    TrainerArgument(
+        "output_dir", REPORTS, of="training.checkpoint_path", write=_folder, reads="training.checkpoint_path"
+    ),
+    TrainerArgument(
+        "save_strategy",
+        of="training.save_interval",
+        write=lambda recipe, layout: "steps" if _saves(recipe) else "no",
+        reads="training.save_interval",
+        since="4.4",
+    ),
+    TrainerArgument(
+        "save_steps",
+        of="training.save_interval",
+        write=_saving(lambda recipe: recipe.training.save_interval),
+        default=500,
+        reads="training.save_interval",
+    ),
+    TrainerArgument(
+        "save_total_limit",
+        of="training.keep_checkpoints",
+        write=_saving(lambda recipe: recipe.training.keep_checkpoints),
+        handed_on=True,
+    ),
+    TrainerArgument(
+        "eval_strategy",
+        VALIDATION,
+        by_value=(("no", OFF),),
+        of="training.evaluation",
+        write=_evaluating(lambda recipe, layout: "steps"),
+        handed_on=True,
+        since="4.41",
+    ),
+    TrainerArgument(
+        "eval_steps",
+        VALIDATION_TIMES,
+        of="training.evaluation",
+        write=_evaluating(_interval),
+        handed_on=True,
+    ),
+    TrainerArgument(
+        "per_device_eval_batch_size",
+        VALIDATION,
+        of="layout.micro_batch_size",
+        write=_evaluating(lambda recipe, layout: layout.micro_batch_size),
+        handed_on=True,
+    ),
+    TrainerArgument("report_to", REPORTS, of="tracking", write=_reported, handed_on=True, since="4.3"),
+    TrainerArgument(
+        "run_name",
+        REPORTS,
+        of="tracking.wandb.name",
+        write=lambda recipe, layout: NodeVariable("WANDB_NAME") if recipe.tracking.wandb else ABSENT,
+        handed_on=True,
+    ),
+    TrainerArgument(
+        "deepspeed",
+        CONFIGURATION,
+        of="backend",
+        why="ds_config.json",
+        write=lambda recipe, layout: NodeVariable(RUN_DIR, f"/{CONFIG_FILE}"),
+        since="4.2",
+    ),
+)
+
+RENDERED_AGAIN = tuple(row.key for row in ARGUMENTS if not row.handed_on)
+"""Options of a script that rendering says again, so that they are not handed on to it."""
+
+
+@cache
+def trainer_groups() -> tuple[FlagGroup, ...]:
+    """Return the classes of a script's own arguments."""
+    return flag_groups(TRAINER_SUBJECTS, ARGUMENTS)
