@@ -5,55 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
+from llmlaunch.models.huggingface.keys import DECODER, read_keys
 from llmlaunch.models.huggingface.reader import ConfigReader, rope
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["MOST_LAYERS", "NO_BIAS", "auxiliary", "coefficient", "decoder", "only_if_given", "silu_decoder"]
+__all__ = ["NO_BIAS", "auxiliary", "coefficient", "decoder", "only_if_given", "silu_decoder"]
 
-MOST_LAYERS = 10_000
 NO_BIAS = "biases of attention alone are not supported: must be false"
 
 
 def decoder(reader: ConfigReader, activation: str = "hidden_act") -> ModelShape:
     """Return the shape that all families but GPT-2 begin with: gated MLPs, RMSNorm, rotary positions. Raises BadKey."""
-    hidden, heads = reader.size("hidden_size"), reader.size("num_attention_heads")
+    values = read_keys(reader, DECODER)
     base, scaling = rope(reader)
-    tanh = activation == "hidden_activation"
-    if tanh:
+    if activation == "hidden_activation":
         reader.only(activation, "gelu_pytorch_tanh", why="only gelu_pytorch_tanh is supported")
-    return ModelShape(
-        name="",
-        num_layers=reader.size("num_hidden_layers", largest=MOST_LAYERS),
-        hidden_size=hidden,
-        ffn_hidden_size=reader.size("intermediate_size"),
-        num_attention_heads=heads,
-        num_query_groups=reader.size("num_key_value_heads", otherwise=heads),
-        head_dim=_head_dim(reader, hidden, heads),
-        vocab_size=reader.size("vocab_size"),
-        max_position_embeddings=reader.size("max_position_embeddings"),
-        tied_embeddings=reader.flag("tie_word_embeddings"),
-        rotary_base=base,
-        rope_scaling=scaling,
-        attention_dropout=reader.rate("attention_dropout"),
-        norm_epsilon=reader.number("rms_norm_eps", above=0.0),
-    )
+    return ModelShape(name="", **values, rotary_base=base, rope_scaling=scaling)
 
 
 def silu_decoder(reader: ConfigReader) -> ModelShape:
     """The same, with SwiGLU alone."""
     reader.only("hidden_act", "silu", why="only silu (SwiGLU) is supported")
     return decoder(reader)
-
-
-def _head_dim(reader: ConfigReader, hidden: int, heads: int) -> int:
-    if reader.get("head_dim") is not None:
-        return reader.size("head_dim")
-    if hidden % heads:
-        raise BadKey(
-            ("num_attention_heads",),
-            f"hidden_size {hidden} is not divisible by {heads} heads; give head_dim, or a number that divides it",
-        )
-    return hidden // heads
 
 
 def auxiliary(reader: ConfigReader) -> dict[str, Any]:

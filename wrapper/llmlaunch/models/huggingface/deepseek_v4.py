@@ -9,6 +9,7 @@ from typing import Any
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.attention import CompressedAttention
 from llmlaunch.models.huggingface.decoder import NO_BIAS, auxiliary, only_if_given, silu_decoder
+from llmlaunch.models.huggingface.keys import COMPRESSED, DEEPSEEK_EXPERTS, POOLED_KEYS, SCALED, read_keys
 from llmlaunch.models.huggingface.reader import WINDOWED, ConfigReader, as_number, short
 from llmlaunch.models.shape import ModelShape, MoeShape, Router
 
@@ -40,15 +41,13 @@ def deepseek_v4(reader: ConfigReader) -> ModelShape:
     router = Router(
         reader.get("scoring_func"),
         expert_bias=True,
-        scaling_factor=reader.number("routed_scaling_factor", above=0.0),
+        **read_keys(reader, (SCALED,)),
         hash_layers=_hash_layers(reader, shape.num_layers),
         **auxiliary(reader),
     )
     reader.only("scoring_func", "sqrtsoftplus", "sigmoid", why="must be sqrtsoftplus or sigmoid")
     moe = MoeShape(
-        num_experts=reader.size("n_routed_experts"),
-        topk=reader.size("num_experts_per_tok"),
-        ffn_hidden_size=width,
+        **read_keys(reader, DEEPSEEK_EXPERTS),
         shared_expert_ffn_hidden_size=reader.size("n_shared_experts", least=0) * width,
         layer_pattern=(1,) * shape.num_layers,
         router=router,
@@ -57,24 +56,13 @@ def deepseek_v4(reader: ConfigReader) -> ModelShape:
         shape,
         moe=moe,
         rotary_percent=_turned(reader, shape.head_dim),
-        activation_limit=reader.number("swiglu_limit", above=0.0),
-        residual_streams=reader.size("hc_mult", least=2, largest=64),
+        **read_keys(reader, POOLED_KEYS),
         compressed_attention=_compressed(reader, shape.num_layers),
     )
 
 
 def _compressed(reader: ConfigReader, layers: int) -> CompressedAttention:
-    return CompressedAttention(
-        ratios=_ratios(reader, layers),
-        q_lora_rank=reader.size("q_lora_rank"),
-        output_groups=reader.size("o_groups"),
-        output_rank=reader.size("o_lora_rank"),
-        index_heads=reader.size("index_n_heads"),
-        index_head_dim=reader.size("index_head_dim"),
-        index_topk=reader.size("index_topk"),
-        window=reader.size("sliding_window"),
-        rotary_base=reader.number("compress_rope_theta", above=0.0),
-    )
+    return CompressedAttention(ratios=_ratios(reader, layers), **read_keys(reader, COMPRESSED))
 
 
 def _ratios(reader: ConfigReader, layers: int) -> tuple[int, ...]:

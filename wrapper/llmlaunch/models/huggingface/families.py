@@ -9,7 +9,6 @@ from typing import Any
 
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.huggingface.decoder import (
-    MOST_LAYERS,
     NO_BIAS,
     auxiliary,
     coefficient,
@@ -19,6 +18,24 @@ from llmlaunch.models.huggingface.decoder import (
 )
 from llmlaunch.models.huggingface.deepseek_v4 import deepseek_v4
 from llmlaunch.models.huggingface.gemma4 import gemma4
+from llmlaunch.models.huggingface.keys import (
+    DEEPSEEK_EXPERTS,
+    GEMMA2_KEYS,
+    GLM_KEYS,
+    GPT2_KEYS,
+    INDEXER,
+    LATENT,
+    LINEAR_ATTENTION,
+    LLAMA4_KEYS,
+    LOCAL_EXPERTS,
+    NORMALIZED,
+    QKV_BIAS,
+    QWEN_EXPERTS,
+    SCALED,
+    SHARED_EXPERT,
+    TURNED,
+    read_keys,
+)
 from llmlaunch.models.huggingface.nemotron import nemotron_h
 from llmlaunch.models.huggingface.reader import (
     CHUNKED,
@@ -64,9 +81,13 @@ def mixtral(reader: ConfigReader) -> ModelShape:
     shape = mistral(reader)
     if reader.number("router_jitter_noise") != 0:
         raise BadKey(("router_jitter_noise",), "noise on what the router sees is not supported; set it to 0")
-    experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
-    router = Router(**auxiliary(reader))
-    return replace(shape, moe=MoeShape(experts, topk, shape.ffn_hidden_size, 0, (1,) * shape.num_layers, router=router))
+    return replace(shape, moe=_local_experts(reader, shape, Router(**auxiliary(reader))))
+
+
+def _local_experts(reader: ConfigReader, shape: ModelShape, router: Router) -> MoeShape:
+    pattern = (1,) * shape.num_layers
+    sizes = read_keys(reader, LOCAL_EXPERTS)
+    return MoeShape(**sizes, shared_expert_ffn_hidden_size=0, layer_pattern=pattern, router=router)
 
 
 def gpt_oss(reader: ConfigReader) -> ModelShape:
@@ -81,9 +102,7 @@ def gpt_oss(reader: ConfigReader) -> ModelShape:
         attention_sinks=True,
         sliding_window=alternating_window(reader, 2, None),
     )
-    experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
-    router = Router(**auxiliary(reader))
-    return replace(shape, moe=MoeShape(experts, topk, shape.ffn_hidden_size, 0, (1,) * shape.num_layers, router=router))
+    return replace(shape, moe=_local_experts(reader, shape, Router(**auxiliary(reader))))
 
 
 def llama4_text(reader: ConfigReader) -> ModelShape:
@@ -94,7 +113,7 @@ def llama4_text(reader: ConfigReader) -> ModelShape:
     if reader.flag("attn_temperature_tuning"):
         reader.only("floor_scale", 8192, why="positions count by 8192 tokens")
         reader.only("attn_scale", 0.1, why="queries grow by a tenth of a logarithm")
-    shape, width = silu_decoder(reader), reader.size("intermediate_size")
+    shape = silu_decoder(reader)
     layers, every, step = (
         shape.num_layers,
         reader.size("no_rope_layer_interval"),
@@ -108,18 +127,20 @@ def llama4_text(reader: ConfigReader) -> ModelShape:
         written = reader.get(key)
         if written and written != value:
             raise BadKey((key,), "other layers than at even distances are not supported; remove it")
-    experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
     router = Router("sigmoid", normalize_topk=False, weighted_inputs=True, **auxiliary(reader))
-    pattern = tuple(int(i in mixtures) for i in range(layers))
+    experts = MoeShape(
+        **read_keys(reader, LOCAL_EXPERTS),
+        shared_expert_ffn_hidden_size=shape.ffn_hidden_size,
+        layer_pattern=tuple(int(i in mixtures) for i in range(layers)),
+        router=router,
+    )
     window = None if chunk is None else SlidingWindow(reader.size("attention_chunk_size"), every, chunked=True)
     return replace(
         shape,
-        ffn_hidden_size=reader.size("intermediate_size_mlp"),
-        qk_l2_norm=reader.flag("use_qk_norm"),
+        **read_keys(reader, LLAMA4_KEYS),
         no_rope_every=every,
-        temperature_tuning=reader.flag("attn_temperature_tuning"),
         sliding_window=window,
-        moe=MoeShape(experts, topk, width, width, pattern, router=router),
+        moe=experts,
     )
 
 
@@ -127,12 +148,7 @@ def glm4_moe(reader: ConfigReader) -> ModelShape:
     """GLM-4.5 to 4.7: ordinary attention with biases on query, key and value, before DeepSeek-V3's experts."""
     only_if_given(reader, "scoring_func", "sigmoid")
     _remark_prediction(reader)
-    return replace(
-        _deepseek_experts(reader, _sigmoid_router(reader)),
-        qkv_bias=reader.flag("attention_bias"),
-        qk_layernorm=reader.flag("use_qk_norm"),
-        rotary_percent=rotary_percent(reader),
-    )
+    return replace(_deepseek_experts(reader, _sigmoid_router(reader)), **read_keys(reader, GLM_KEYS))
 
 
 def minimax_m2(reader: ConfigReader) -> ModelShape:
@@ -147,13 +163,12 @@ def minimax_m2(reader: ConfigReader) -> ModelShape:
         raise BadKey(("router_jitter_noise",), "noise on what the router sees is not supported; set it to 0")
     shape, turned = silu_decoder(reader), reader.values.get("rotary_dim")
     router = Router("sigmoid", expert_bias=True, **auxiliary(reader))
-    experts, topk = reader.size("num_local_experts"), reader.size("num_experts_per_tok")
     return replace(
         shape,
         qk_layernorm=True,
         qk_norm_of_all_heads=True,
         rotary_percent=rotary_percent(reader) if turned is None else reader.size("rotary_dim") / shape.head_dim,
-        moe=MoeShape(experts, topk, shape.ffn_hidden_size, 0, (1,) * shape.num_layers, router=router),
+        moe=_local_experts(reader, shape, router),
     )
 
 
@@ -177,7 +192,7 @@ def phi3(reader: ConfigReader) -> ModelShape:
     dropout = reader.rate("resid_pdrop")
     if reader.rate("embd_pdrop") != dropout:
         raise BadKey(("embd_pdrop",), "must be equal to resid_pdrop: one rate drops out of the residual stream here")
-    return replace(mistral(reader), hidden_dropout=dropout, rotary_percent=rotary_percent(reader))
+    return replace(mistral(reader), hidden_dropout=dropout, **read_keys(reader, TURNED))
 
 
 def qwen2(reader: ConfigReader) -> ModelShape:
@@ -193,20 +208,18 @@ def qwen3(reader: ConfigReader) -> ModelShape:
 
 def qwen2_moe(reader: ConfigReader) -> ModelShape:
     no_window(reader)
-    shape = replace(silu_decoder(reader), qkv_bias=reader.flag("qkv_bias"))
-    shared = reader.size("shared_expert_intermediate_size")
-    return replace(shape, moe=replace(_qwen_experts(reader, shape, shared), shared_expert_gate=True))
+    shape = replace(silu_decoder(reader), **read_keys(reader, QKV_BIAS))
+    return replace(shape, moe=_with_shared_expert(reader, _qwen_experts(reader, shape)))
 
 
 def qwen3_moe(reader: ConfigReader) -> ModelShape:
     shape = qwen3(reader)
-    return replace(shape, moe=_qwen_experts(reader, shape, 0))
+    return replace(shape, moe=_qwen_experts(reader, shape))
 
 
 def qwen3_next(reader: ConfigReader) -> ModelShape:
     shape = qwen3_5(reader)
-    experts = _qwen_experts(reader, shape, reader.size("shared_expert_intermediate_size"))
-    return replace(shape, moe=replace(experts, shared_expert_gate=True))
+    return replace(shape, moe=_with_shared_expert(reader, _qwen_experts(reader, shape)))
 
 
 def qwen3_5(reader: ConfigReader) -> ModelShape:
@@ -217,20 +230,13 @@ def qwen3_5(reader: ConfigReader) -> ModelShape:
     only_if_given(reader, "attn_output_gate", True)
     if reader.values.get("mtp_num_hidden_layers"):
         reader.remark("multi-token prediction is left out, as transformers does")
-    linear = LinearAttention(
-        full_every=linear_layers(reader),
-        num_key_heads=reader.size("linear_num_key_heads"),
-        num_value_heads=reader.size("linear_num_value_heads"),
-        key_head_dim=reader.size("linear_key_head_dim"),
-        value_head_dim=reader.size("linear_value_head_dim"),
-        conv_kernel=reader.size("linear_conv_kernel_dim", largest=64),
-    )
+    linear = LinearAttention(full_every=linear_layers(reader), **read_keys(reader, LINEAR_ATTENTION))
     return replace(
         silu_decoder(reader),
         qk_layernorm=True,
         zero_centered_norm=True,
         attention_gate=True,
-        rotary_percent=rotary_percent(reader),
+        **read_keys(reader, TURNED),
         linear_attention=None if linear.full_every == 1 else linear,
     )
 
@@ -241,29 +247,28 @@ def qwen3_5_moe(reader: ConfigReader) -> ModelShape:
     reader.values = {**reader.values, "intermediate_size": width}
     shape = qwen3_5(reader)
     moe = MoeShape(
-        num_experts=reader.size("num_experts"),
-        topk=reader.size("num_experts_per_tok"),
-        ffn_hidden_size=width,
-        shared_expert_ffn_hidden_size=reader.size("shared_expert_intermediate_size"),
+        **read_keys(reader, QWEN_EXPERTS),
+        shared_expert_ffn_hidden_size=0,
         layer_pattern=(1,) * shape.num_layers,
-        shared_expert_gate=True,
         router=Router(**auxiliary(reader)),
     )
-    return replace(shape, moe=moe)
+    return replace(shape, moe=_with_shared_expert(reader, moe))
 
 
-def _qwen_experts(reader: ConfigReader, shape: ModelShape, shared: int) -> MoeShape:
+def _with_shared_expert(reader: ConfigReader, experts: MoeShape) -> MoeShape:
+    return replace(experts, shared_expert_gate=True, **read_keys(reader, SHARED_EXPERT))
+
+
+def _qwen_experts(reader: ConfigReader, shape: ModelShape) -> MoeShape:
     step = reader.size("decoder_sparse_step")
     dense = reader.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(not isinstance(i, int) for i in dense):
         raise BadKey(("mlp_only_layers",), "must be a list of layer numbers")
     return MoeShape(
-        num_experts=reader.size("num_experts"),
-        topk=reader.size("num_experts_per_tok"),
-        ffn_hidden_size=reader.size("moe_intermediate_size"),
-        shared_expert_ffn_hidden_size=shared,
+        **read_keys(reader, QWEN_EXPERTS),
+        shared_expert_ffn_hidden_size=0,
         layer_pattern=tuple(int(i not in dense and not (i + 1) % step) for i in range(shape.num_layers)),
-        router=Router(normalize_topk=reader.flag("norm_topk_prob"), **auxiliary(reader)),
+        router=Router(**read_keys(reader, (NORMALIZED,)), **auxiliary(reader)),
     )
 
 
@@ -300,8 +305,7 @@ def _gemma2(reader: ConfigReader) -> ModelShape:
         shape,
         post_norms=True,
         attention_scale=None if scale == shape.head_dim else scale,
-        attention_softcap=reader.optional_number("attn_logit_softcapping"),
-        logit_softcap=reader.optional_number("final_logit_softcapping"),
+        **read_keys(reader, GEMMA2_KEYS),
     )
 
 
@@ -341,8 +345,7 @@ def deepseek_v32(reader: ConfigReader) -> ModelShape:
     if reader.values.get("num_nextn_predict_layers"):
         reader.remark("multi-token prediction is left out, as transformers does")
     shape = _deepseek(reader, _sigmoid_router(reader))
-    indexer = Indexer(reader.size("index_n_heads"), reader.size("index_head_dim"), reader.size("index_topk"))
-    return replace(shape, indexer=indexer)
+    return replace(shape, indexer=Indexer(**read_keys(reader, INDEXER)))
 
 
 def glm_moe_dsa(reader: ConfigReader) -> ModelShape:
@@ -363,7 +366,7 @@ def _remark_prediction(reader: ConfigReader) -> None:
 
 def _sigmoid_router(reader: ConfigReader) -> Router:
     """DeepSeek-V3's; one group of experts is none."""
-    router = Router("sigmoid", expert_bias=True, normalize_topk=reader.flag("norm_topk_prob"))
+    router = Router("sigmoid", expert_bias=True, **read_keys(reader, (NORMALIZED,)))
     return _in_groups(reader, router) if reader.size("n_group") > 1 else router
 
 
@@ -374,14 +377,7 @@ def _in_groups(reader: ConfigReader, router: Router) -> Router:
 def _deepseek(reader: ConfigReader, router: Router) -> ModelShape:
     reader.only("attention_bias", False, why=NO_BIAS)
     shape = _deepseek_experts(reader, router)
-    ranks = reader.get("q_lora_rank")
-    mla = MlaShape(
-        q_lora_rank=None if ranks is None else reader.size("q_lora_rank"),
-        kv_lora_rank=reader.size("kv_lora_rank"),
-        qk_head_dim=reader.size("qk_nope_head_dim"),
-        qk_pos_emb_head_dim=reader.size("qk_rope_head_dim"),
-        v_head_dim=reader.size("v_head_dim"),
-    )
+    mla = MlaShape(**read_keys(reader, LATENT))
     return replace(
         shape,
         mla=mla,
@@ -394,17 +390,15 @@ def _deepseek_experts(reader: ConfigReader, router: Router) -> ModelShape:
     """A decoder with the experts of DeepSeek, which GLM has too."""
     only_if_given(reader, "moe_layer_freq", 1)
     shape = silu_decoder(reader)
-    width = reader.size("moe_intermediate_size")
     dense = reader.size("first_k_dense_replace", least=0)
-    shared = reader.size("n_shared_experts", least=0) * width
-    router = replace(
-        router,
-        scaling_factor=reader.number("routed_scaling_factor", above=0.0),
-        **_balancing(reader),
+    experts = read_keys(reader, DEEPSEEK_EXPERTS)
+    moe = MoeShape(
+        **experts,
+        shared_expert_ffn_hidden_size=reader.size("n_shared_experts", least=0) * experts["ffn_hidden_size"],
+        layer_pattern=tuple(int(i >= dense) for i in range(shape.num_layers)),
+        router=replace(router, **read_keys(reader, (SCALED,)), **_balancing(reader)),
     )
-    pattern = tuple(int(i >= dense) for i in range(shape.num_layers))
-    experts, topk = reader.size("n_routed_experts"), reader.size("num_experts_per_tok")
-    return replace(shape, moe=MoeShape(experts, topk, width, shared, pattern, router=router))
+    return replace(shape, moe=moe)
 
 
 def _balancing(reader: ConfigReader) -> dict[str, Any]:
@@ -421,31 +415,22 @@ def gpt2(reader: ConfigReader) -> ModelShape:
     reader.only("scale_attn_weights", True, why="scores are always scaled here: must be true")
     for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
         reader.only(key, False, why="is not supported: must be false")
-    dropout = reader.rate("resid_pdrop")
-    if reader.rate("embd_pdrop") != dropout:
+    values = read_keys(reader, GPT2_KEYS)
+    if reader.rate("embd_pdrop") != values["hidden_dropout"]:
         raise BadKey(("embd_pdrop",), "must be equal to resid_pdrop: one rate drops out of the residual stream here")
-    hidden, heads = reader.size("n_embd"), reader.size("n_head")
+    hidden, heads = values["hidden_size"], values["num_attention_heads"]
     if hidden % heads:
         raise BadKey(("n_head",), f"n_embd {hidden} is not divisible by {heads} heads; give a number that divides it")
     return ModelShape(
         name="",
-        num_layers=reader.size("n_layer", largest=MOST_LAYERS),
-        hidden_size=hidden,
-        ffn_hidden_size=reader.size("n_inner", otherwise=4 * hidden),
-        num_attention_heads=heads,
+        **values,
         num_query_groups=heads,
         head_dim=hidden // heads,
-        vocab_size=reader.size("vocab_size"),
-        max_position_embeddings=reader.size("n_positions"),
-        tied_embeddings=reader.flag("tie_word_embeddings"),
         gated_mlp=False,
         linear_bias=True,
         normalization="LayerNorm",
         position_embedding="learned_absolute",
         activation="gelu",
-        attention_dropout=reader.rate("attn_pdrop"),
-        hidden_dropout=dropout,
-        norm_epsilon=reader.number("layer_norm_epsilon", above=0.0),
     )
 
 

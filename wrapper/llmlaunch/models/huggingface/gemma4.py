@@ -8,6 +8,7 @@ from typing import Any
 
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.huggingface.decoder import NO_BIAS, decoder
+from llmlaunch.models.huggingface.keys import GEMMA4_KEYS, read_keys
 from llmlaunch.models.huggingface.reader import FULL, WINDOWED, ConfigReader, alternating_window, as_number, rope, short
 from llmlaunch.models.shape import ModelShape
 
@@ -40,12 +41,12 @@ def gemma4(reader: ConfigReader) -> ModelShape:
     shape, window = decoder(reader, "hidden_activation"), alternating_window(reader, FULL_EVERY, local)
     if window is None or not window.full_every or shape.num_layers % window.full_every:
         raise BadKey(("layer_types",), f"the last layer must be of {FULL}, and others in even distances before it")
-    shares_keys = reader.flag("attention_k_eq_v")
+    values = read_keys(reader, GEMMA4_KEYS)
     width, groups = _full_heads(reader)
     window = replace(
         window,
         full_head_dim=width,
-        full_query_groups=groups if shares_keys else None,
+        full_query_groups=groups if values["keys_are_values"] else None,
         full_rotary_percent=turned,
     )
     return replace(
@@ -53,11 +54,10 @@ def gemma4(reader: ConfigReader) -> ModelShape:
         activation="gelu",
         qk_layernorm=True,
         value_norm=True,
-        keys_are_values=shares_keys,
+        **values,
         post_norms=True,
         scaled_embedding=True,
         attention_scale=1.0,
-        logit_softcap=reader.optional_number("final_logit_softcapping"),
         sliding_window=window,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
+from llmlaunch.models.huggingface.keys import DEEPSEEK_ROUTER, MAMBA, NEMOTRON_DECODER, NEMOTRON_EXPERTS, read_keys
 from llmlaunch.models.huggingface.reader import ConfigReader, short
 from llmlaunch.models.mamba import PARTS, Mamba
 from llmlaunch.models.parameters import CONV_KERNEL
@@ -77,30 +78,18 @@ def nemotron_h(reader: ConfigReader) -> ModelShape:
             f"num_nextn_predict_layers={reader.values['num_nextn_predict_layers']} is left out, as transformers does; "
             "model.mtp_num_layers and mtp_repeated train it with Megatron-LM"
         )
-    heads = reader.size("num_attention_heads")
     mamba = Mamba(
         pattern=pattern,
-        num_heads=reader.size("mamba_num_heads", largest=2**16),
-        head_dim=reader.size("mamba_head_dim", largest=2**24),
-        state_size=reader.size("ssm_state_size", largest=2**24),
-        groups=reader.size("n_groups", largest=2**16),
         mtp_pattern=mtp_pattern or None,
+        **read_keys(reader, MAMBA),
     )
     return ModelShape(
         name="",
         num_layers=len(pattern),
-        hidden_size=reader.size("hidden_size"),
-        ffn_hidden_size=reader.size("intermediate_size"),
-        num_attention_heads=heads,
-        num_query_groups=reader.size("num_key_value_heads", otherwise=heads),
-        head_dim=reader.size("head_dim"),
-        vocab_size=reader.size("vocab_size"),
-        max_position_embeddings=reader.size("max_position_embeddings"),
+        **read_keys(reader, NEMOTRON_DECODER),
         gated_mlp=False,
         activation=SQUARED,
         position_embedding="none",
-        attention_dropout=reader.rate("attention_dropout"),
-        norm_epsilon=reader.number("layer_norm_epsilon", above=0.0),
         moe=_experts(reader, pattern) if "E" in pattern else None,
         mamba=mamba,
     )
@@ -132,17 +121,12 @@ def _experts(reader: ConfigReader, pattern: str) -> MoeShape:
         "sigmoid",
         groups if groups > 1 else None,
         reader.size("topk_group") if groups > 1 else None,
-        scaling_factor=reader.number("routed_scaling_factor", above=0.0),
         expert_bias=True,
-        normalize_topk=reader.flag("norm_topk_prob"),
         balancing="none",
+        **read_keys(reader, DEEPSEEK_ROUTER),
     )
     return MoeShape(
-        num_experts=reader.size("n_routed_experts"),
-        topk=reader.size("num_experts_per_tok"),
-        ffn_hidden_size=reader.size("moe_intermediate_size"),
-        shared_expert_ffn_hidden_size=reader.size("moe_shared_expert_intermediate_size"),
+        **read_keys(reader, NEMOTRON_EXPERTS),
         layer_pattern=tuple(int(letter == "E") for letter in pattern),
-        latent_size=None if reader.get("moe_latent_size") is None else reader.size("moe_latent_size", largest=2**24),
         router=router,
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
+from llmlaunch.models.huggingface.keys import ENCODER, read_keys, written_keys
 from llmlaunch.models.huggingface.reader import ConfigReader, short
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.models.vision import Vision
@@ -117,14 +118,7 @@ def _encoder(reader: ConfigReader, kind: str, hidden_size: int) -> Vision:
     if not isinstance(deepstack, list) or not all(type(block) is int for block in deepstack):
         raise BadKey((_DEEPSTACK,), f"must be a list of blocks, not {short(deepstack)}")
     vision = Vision(
-        depth=reader.size("depth", largest=10_000),
-        hidden_size=reader.size("hidden_size"),
-        ffn_hidden_size=reader.size("intermediate_size"),
-        num_attention_heads=reader.size("num_heads"),
-        patch_size=reader.size("patch_size", largest=2**16),
-        temporal_patch_size=reader.size("temporal_patch_size", largest=2**16),
-        merge_size=reader.size("spatial_merge_size", largest=2**16),
-        position_embeddings=reader.size("num_position_embeddings", largest=2**24),
+        **read_keys(reader, ENCODER),
         deepstack=tuple(deepstack),
     )
     reader.remark(
@@ -149,14 +143,7 @@ def config_with_vision(text: Values, shape: ModelShape, vision: Vision) -> dict[
     if kind is None:
         raise ValueError(f"no class has an encoder before {shape.family}")
     encoder = {
-        "depth": vision.depth,
-        "hidden_size": vision.hidden_size,
-        "intermediate_size": vision.ffn_hidden_size,
-        "num_heads": vision.num_attention_heads,
-        "patch_size": vision.patch_size,
-        "temporal_patch_size": vision.temporal_patch_size,
-        "spatial_merge_size": vision.merge_size,
-        "num_position_embeddings": vision.position_embeddings,
+        **written_keys(shape, ENCODER),
         "out_hidden_size": shape.hidden_size,
         **({_DEEPSTACK: list(vision.deepstack)} if kind in _DEEPSTACKED else {}),
     }

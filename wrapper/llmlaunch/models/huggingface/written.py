@@ -9,6 +9,7 @@ from typing import Any
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.huggingface.config import shape_from_config
 from llmlaunch.models.huggingface.deepseek_v4 import HASHED, POOLED, SCORED
+from llmlaunch.models.huggingface.keys import KEYS_OF, written_keys
 from llmlaunch.models.huggingface.nemotron import LETTERS
 from llmlaunch.models.huggingface.reader import FULL, LINEAR, WINDOWED
 from llmlaunch.models.huggingface.vision import DECODERS, config_with_vision
@@ -24,6 +25,7 @@ MIXTURES = (
     *("mixtral", "qwen2_moe", "qwen3_moe", *LATENT, "gpt_oss", "glm4_moe", "minimax_m2"),
     *("llama4_text", "qwen3_next", "qwen3_5_moe_text", "deepseek_v4"),
 )
+WITHOUT_ROTARY = ("gpt2", "nemotron_h")
 UNBALANCED = (*LATENT, "glm4_moe", "nemotron_h")  # their classes have nothing that keeps experts evenly used
 # of training, not of the model: a configuration says none of it
 _NOT_OF_THE_MODEL = ("capacity_factor", "grouped_gemm")
@@ -37,11 +39,10 @@ def config_of(shape: ModelShape) -> Json:
     """
     if missing := _needed(shape):
         raise ValueError(f"the family {shape.family} needs {missing[0]}")
-    alone = {"gpt2": _gpt2, "nemotron_h": _nemotron}
-    if shape.family in alone:
-        return {"model_type": shape.family} | alone[shape.family](shape)
+    rows = KEYS_OF[shape.family]
+    config = {"model_type": shape.family} | written_keys(shape, rows) | _positions(shape)
     more = _OF_FAMILY.get(shape.family)
-    config = {"model_type": shape.family} | _common(shape) | (more(shape) if more is not None else {})
+    config |= more(shape) if more is not None else {}
     return config if shape.vision is None else config_with_vision(config, shape, shape.vision)
 
 
@@ -110,22 +111,12 @@ def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str
     return differences
 
 
-def _common(shape: ModelShape) -> Json:
-    config: Json = {
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.ffn_hidden_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_query_groups,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab_size,
-        "max_position_embeddings": shape.max_position_embeddings,
-        "rms_norm_eps": shape.norm_epsilon,
-        "rope_theta": shape.rotary_base,
-        "tie_word_embeddings": shape.tied_embeddings,
-        "attention_dropout": shape.attention_dropout,
-    }
-    return config if shape.rope_scaling is None else config | {"rope_scaling": _scaling(shape.rope_scaling)}
+def _positions(shape: ModelShape) -> Json:
+    """Rotary positions, in the families that have them."""
+    if shape.family in WITHOUT_ROTARY:
+        return {}
+    scaling = {} if shape.rope_scaling is None else {"rope_scaling": _scaling(shape.rope_scaling)}
+    return {"rope_theta": shape.rotary_base, **scaling}
 
 
 def _scaling(scaling: RopeScaling) -> Json:
@@ -166,49 +157,36 @@ def _balanced(moe: MoeShape) -> Json:
 
 def _mixtral(shape: ModelShape) -> Json:
     moe = _moe(shape)
-    sizes = {"intermediate_size": moe.ffn_hidden_size, "num_local_experts": moe.num_experts}
-    return _mistral(shape) | sizes | {"num_experts_per_tok": moe.topk} | _balanced(moe)
+    return _mistral(shape) | _balanced(moe)
 
 
 def _gpt_oss(shape: ModelShape) -> Json:
     moe = _moe(shape)
-    sizes = {"intermediate_size": moe.ffn_hidden_size, "num_local_experts": moe.num_experts}
     scaling = {"rope_scaling": {"rope_type": "default"}} if shape.rope_scaling is None else {}
-    return _windows(shape) | sizes | scaling | {"num_experts_per_tok": moe.topk} | _balanced(moe)
+    return _windows(shape) | scaling | _balanced(moe)
 
 
 def _llama4(shape: ModelShape) -> Json:
     moe, window = _moe(shape), shape.sliding_window
     return _balanced(moe) | {
-        "intermediate_size": moe.ffn_hidden_size,
-        "intermediate_size_mlp": shape.ffn_hidden_size,
-        "num_local_experts": moe.num_experts,
-        "num_experts_per_tok": moe.topk,
         "interleave_moe_layer_step": (*moe.layer_pattern, 1).index(1) + 1,
-        "use_qk_norm": shape.qk_l2_norm,
         "no_rope_layer_interval": shape.no_rope_every or shape.num_layers + 1,
-        "attn_temperature_tuning": shape.temperature_tuning,
         "attention_chunk_size": None if window is None else window.tokens,
     }
 
 
-def _turned(shape: ModelShape) -> Json:
-    return {"partial_rotary_factor": shape.rotary_percent}
-
-
 def _glm(shape: ModelShape) -> Json:
-    own = {"head_dim": shape.head_dim, "attention_bias": shape.qkv_bias, "use_qk_norm": shape.qk_layernorm}
-    return _routed_as_deepseek(_moe(shape)) | _turned(shape) | own
+    return _routed_as_deepseek(_moe(shape))
 
 
 def _minimax(shape: ModelShape) -> Json:
-    return {key: value for key, value in _mixtral(shape).items() if key != "sliding_window"} | _turned(shape)
+    return {key: value for key, value in _mixtral(shape).items() if key != "sliding_window"}
 
 
 def _phi(shape: ModelShape) -> Json:
     """The class pads with a token that not every vocabulary has."""
     dropout = {"resid_pdrop": shape.hidden_dropout, "embd_pdrop": shape.hidden_dropout}
-    return _mistral(shape) | _turned(shape) | dropout | {"pad_token_id": None}
+    return _mistral(shape) | dropout | {"pad_token_id": None}
 
 
 def _olmo(shape: ModelShape) -> Json:
@@ -237,33 +215,15 @@ def _windows(shape: ModelShape) -> Json:
 
 def _qwen_moe(shape: ModelShape) -> Json:
     moe = _moe(shape)
-    config = {
-        "num_experts": moe.num_experts,
-        "num_experts_per_tok": moe.topk,
-        "moe_intermediate_size": moe.ffn_hidden_size,
-        "mlp_only_layers": [i for i, mixture in enumerate(moe.layer_pattern) if not mixture],
-        "norm_topk_prob": moe.router.normalize_topk,
-    } | _balanced(moe)
-    if shape.family == "qwen3_moe":
-        return config
-    return config | {"shared_expert_intermediate_size": moe.shared_expert_ffn_hidden_size, "qkv_bias": shape.qkv_bias}
+    dense = [i for i, mixture in enumerate(moe.layer_pattern) if not mixture]
+    return {"mlp_only_layers": dense, "norm_topk_prob": moe.router.normalize_topk} | _balanced(moe)
 
 
 def _qwen_next(shape: ModelShape) -> Json:
-    linear = shape.linear_attention
-    kinds = [LINEAR if each else FULL for each in shape.linear_pattern]
-    config = _turned(shape) | {"layer_types": kinds}
-    if shape.family in MIXTURES:
-        config |= {key: value for key, value in _qwen_moe(shape).items() if key != "qkv_bias"}
-    if linear is None:
-        return config
-    return config | {
-        "linear_conv_kernel_dim": linear.conv_kernel,
-        "linear_key_head_dim": linear.key_head_dim,
-        "linear_value_head_dim": linear.value_head_dim,
-        "linear_num_key_heads": linear.num_key_heads,
-        "linear_num_value_heads": linear.num_value_heads,
-    }
+    kinds: Json = {"layer_types": [LINEAR if each else FULL for each in shape.linear_pattern]}
+    if shape.family == "qwen3_5_moe_text":  # whose class has no width of a dense MLP
+        kinds |= {"intermediate_size": shape.ffn_hidden_size}
+    return kinds | (_qwen_moe(shape) if shape.family in MIXTURES else {})
 
 
 def _gemma(shape: ModelShape) -> Json:
@@ -275,8 +235,6 @@ def _gemma2(shape: ModelShape) -> Json:
     return _windows(shape) | {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": int(scale),
-        "attn_logit_softcapping": shape.attention_softcap,
-        "final_logit_softcapping": shape.logit_softcap,
     }
 
 
@@ -290,9 +248,7 @@ def _gemma4(shape: ModelShape) -> Json:
     window, full = shape.sliding_window, {"rope_type": "proportional", "rope_theta": shape.rotary_base}
     config = _windows(shape) | {
         "hidden_activation": "gelu_pytorch_tanh",
-        "final_logit_softcapping": shape.logit_softcap,
         "hidden_size_per_layer_input": 0,
-        "attention_k_eq_v": shape.keys_are_values,
     }
     if window is None:
         return config
@@ -312,15 +268,8 @@ def _deepseek(shape: ModelShape) -> Json:
     moe, mla = _moe(shape), _mla(shape)
     config = _routed_as_deepseek(moe) | {
         "head_dim": mla.qk_pos_emb_head_dim,
-        "q_lora_rank": mla.q_lora_rank,
-        "kv_lora_rank": mla.kv_lora_rank,
-        "qk_nope_head_dim": mla.qk_head_dim,
-        "qk_rope_head_dim": mla.qk_pos_emb_head_dim,
-        "v_head_dim": mla.v_head_dim,
+        "num_key_value_heads": shape.num_query_groups,
     }
-    if shape.indexer is not None:
-        indexer = shape.indexer
-        config |= {"index_n_heads": indexer.heads, "index_head_dim": indexer.head_dim, "index_topk": indexer.topk}
     if shape.family == "deepseek_v2":
         return config | {"topk_method": "greedy" if moe.router.groups is None else "group_limited_greedy"}
     return config
@@ -329,12 +278,8 @@ def _deepseek(shape: ModelShape) -> Json:
 def _routed_as_deepseek(moe: MoeShape) -> Json:
     router, grouped = moe.router, moe.router.groups is not None
     config: Json = {
-        "n_routed_experts": moe.num_experts,
         "n_shared_experts": moe.shared_expert_ffn_hidden_size // moe.ffn_hidden_size,
-        "num_experts_per_tok": moe.topk,
-        "moe_intermediate_size": moe.ffn_hidden_size,
         "first_k_dense_replace": (*moe.layer_pattern, 1).index(1),
-        "routed_scaling_factor": router.scaling_factor,
         "n_group": router.groups if grouped else 1,
         "topk_group": router.group_topk if grouped else 1,
         "norm_topk_prob": router.normalize_topk,
@@ -351,79 +296,31 @@ def _deepseek_v4(shape: ModelShape) -> Json:
     kinds, layers, hashed = {ratio: kind for kind, ratio in POOLED.items()}, shape.num_layers, moe.router.hash_layers
     return _balanced(moe) | {
         "intermediate_size": moe.ffn_hidden_size,
-        "moe_intermediate_size": moe.ffn_hidden_size,
-        "n_routed_experts": moe.num_experts,
+        "num_key_value_heads": shape.num_query_groups,
         "n_shared_experts": moe.shared_expert_ffn_hidden_size // moe.ffn_hidden_size,
-        "num_experts_per_tok": moe.topk,
         "scoring_func": moe.router.score_function,
         "norm_topk_prob": moe.router.normalize_topk,
-        "routed_scaling_factor": moe.router.scaling_factor,
         "mlp_layer_types": ([HASHED] * hashed + [SCORED] * layers)[:layers],
         "layer_types": [kinds[ratio] for ratio in compressed.ratios],
-        "compress_rope_theta": compressed.rotary_base,
         "partial_rotary_factor": shape.rotary_percent,
-        "hc_mult": shape.residual_streams,
-        "swiglu_limit": shape.activation_limit,
-        "sliding_window": compressed.window,
-        "q_lora_rank": compressed.q_lora_rank,
-        "o_groups": compressed.output_groups,
-        "o_lora_rank": compressed.output_rank,
-        "index_n_heads": compressed.index_heads,
-        "index_head_dim": compressed.index_head_dim,
-        "index_topk": compressed.index_topk,
     }
 
 
 def _gpt2(shape: ModelShape) -> Json:
-    return {
-        "n_embd": shape.hidden_size,
-        "n_inner": shape.ffn_hidden_size,
-        "n_layer": shape.num_layers,
-        "n_head": shape.num_attention_heads,
-        "n_positions": shape.max_position_embeddings,
-        "vocab_size": shape.vocab_size,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": shape.norm_epsilon,
-        "tie_word_embeddings": shape.tied_embeddings,
-        "attn_pdrop": shape.attention_dropout,
-        "resid_pdrop": shape.hidden_dropout,
-        "embd_pdrop": shape.hidden_dropout,
-    }
+    return {"activation_function": "gelu_new", "embd_pdrop": shape.hidden_dropout}
 
 
 def _nemotron(shape: ModelShape) -> Json:
     assert shape.mamba is not None
     mamba = shape.mamba
-    config: Json = {
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.ffn_hidden_size,
-        "layers_block_type": [LETTERS[letter] for letter in mamba.pattern],
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_query_groups,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab_size,
-        "max_position_embeddings": shape.max_position_embeddings,
-        "layer_norm_epsilon": shape.norm_epsilon,
-        "attention_dropout": shape.attention_dropout,
-        "mamba_num_heads": mamba.num_heads,
-        "mamba_head_dim": mamba.head_dim,
-        "ssm_state_size": mamba.state_size,
-        "n_groups": mamba.groups,
-    }
+    config: Json = {"layers_block_type": [LETTERS[letter] for letter in mamba.pattern]}
     if mamba.mtp_pattern is not None:
         config["mtp_layers_block_type"] = [LETTERS[letter] for letter in mamba.mtp_pattern]
     if shape.moe is None:
         return config
-    moe, routed = shape.moe, _routed_as_deepseek(replace(shape.moe, shared_expert_ffn_hidden_size=0))
+    routed = _routed_as_deepseek(replace(shape.moe, shared_expert_ffn_hidden_size=0))
     unsaid_there = ("n_shared_experts", "first_k_dense_replace", "aux_loss_alpha", "seq_aux")
-    return (
-        config
-        | {name: value for name, value in routed.items() if name not in unsaid_there}
-        | {
-            "moe_shared_expert_intermediate_size": moe.shared_expert_ffn_hidden_size,
-            "moe_latent_size": moe.latent_size,
-        }
-    )
+    return config | {name: value for name, value in routed.items() if name not in unsaid_there}
 
 
 def _moe(shape: ModelShape) -> MoeShape:
@@ -437,6 +334,8 @@ def _mla(shape: ModelShape) -> MlaShape:
 
 
 _OF_FAMILY: Mapping[str, Callable[[ModelShape], Json]] = {
+    "gpt2": _gpt2,
+    "nemotron_h": _nemotron,
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,
