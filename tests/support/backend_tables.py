@@ -22,9 +22,9 @@ from llmlaunch.frameworks.deepspeed import scripts as deepspeed_scripts
 from llmlaunch.frameworks.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.frameworks.deepspeed.extra_arguments import SHIPPED_TRAINER_FLAGS
 from llmlaunch.frameworks.deepspeed.facts import ENGINES, Engine, Share
-from llmlaunch.frameworks.deepspeed.settings import setting_groups
-from llmlaunch.frameworks.deepspeed.trainer_table import trainer_groups
-from llmlaunch.frameworks.flag_classes import EITHER, FlagGroup, flag_table
+from llmlaunch.frameworks.deepspeed.settings import SETTINGS, setting_groups
+from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, trainer_groups
+from llmlaunch.frameworks.flag_classes import EITHER, FlagGroup, flag_table, group_of
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.megatron import (
     checkpoint_rules,
@@ -45,6 +45,7 @@ from llmlaunch.frameworks.megatron.extra_arguments import FLAG_CLASSES
 from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.parser import core_parser
 from llmlaunch.layout import Rule
+from llmlaunch.models.huggingface.keys import KEYS_OF
 from llmlaunch.planner.preference import habits
 from llmlaunch.techniques import BIT_EQUAL, CHANGES_ROUNDING
 from llmlaunch.units import GIB
@@ -111,6 +112,9 @@ def tables() -> list[tuple[str, str]]:
             "own-arguments.md",
             _flags_table("arguments of the shipped trainer", flag_table(SHIPPED_TRAINER_FLAGS), _dashed),
         ),
+        ("framework-versions.md", _settings_table()),
+        ("framework-versions.md", _trainer_table()),
+        ("framework-versions.md", _config_keys_table()),
     ]
 
 
@@ -123,6 +127,51 @@ def _flags_table(head: str, groups: Iterable[FlagGroup], flag_of: Callable[[str]
         effect = "" if group.flag_class.effect == EITHER else f" ({group.flag_class.effect})"
         rows.append([group.title, f"{group.flag_class.kind}{effect}", " ".join(flags), group.flag_class.why, key])
     return _table(["subject", "class", head, "why", "recipe key"], rows)
+
+
+def _settings_table() -> str:
+    """One row for each key of ds_config.json."""
+    rows = []
+    for row in SETTINGS:
+        keys = dict.fromkeys([*row.reason.keys, *filter(None, (row.reads,))])
+        group = group_of(setting_groups(), row.key, ("",))
+        kind = "" if group is None or row.planned else group.flag_class.kind
+        versions = _versions(row.since, row.until, "0.3")
+        rows.append([f"`{row.key}`", _keys(keys), "yes" if row.is_rendered else "", kind, versions])
+    return _table(["key of ds_config.json", "recipe key", "rendered", "class", "DeepSpeed"], rows)
+
+
+def _trainer_table() -> str:
+    """One row for each argument of Hugging Face's Trainer that is written or read."""
+    rows = []
+    for row in ARGUMENTS:
+        keys = dict.fromkeys([*((row.of,) if isinstance(row.of, str) else row.of), row.reads])
+        versions = _versions(row.since, row.until, "4.0")
+        rows.append([f"`--{row.key}`", _keys(filter(None, keys)), "yes" if row.is_rendered else "", versions])
+    return _table(["argument of the Trainer", "recipe key", "rendered", "transformers"], rows)
+
+
+def _config_keys_table() -> str:
+    """One row for each key of config.json that is one field of a shape."""
+    families: dict[tuple[str, str], list[str]] = {}
+    for family, rows in KEYS_OF.items():
+        for row in rows:
+            families.setdefault((row.key, row.field), []).append(family)
+    listed = [
+        [f"`{key}`", f"`{field}`", "all" if len(names) == len(KEYS_OF) else ", ".join(names)]
+        for (key, field), names in families.items()
+    ]
+    return _table(["key of config.json", "field of the shape", "families"], listed)
+
+
+def _keys(keys: Iterable[str]) -> str:
+    return ", ".join(f"`{key}`" for key in keys)
+
+
+def _versions(since: str, until: str | None, first: str) -> str:
+    """Say which versions have something; nothing of what all have since the `first`."""
+    begins = "" if since == first else f"since {since}"
+    return ", ".join(filter(None, (begins, f"gone in {until}" if until else "")))
 
 
 def _megatron_flag(name: str) -> str:

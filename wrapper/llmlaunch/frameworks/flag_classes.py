@@ -1,7 +1,7 @@
 """Arguments that a person passes on to a framework, in three classes: those that the formula prices, those that change
 no GPU memory, and unknown ones, which count where they could matter (planner/doubt.py).
 
-Which flag is of which class is data beside each backend (flag_classes.json, hugging_face_flags.json): groups of flags
+Which flag is of which class is data of each backend (flag_classes.json, deepspeed/trainer_subjects.py): groups of flags
 with one reason. A flag of no group is unknown.
 """
 
