@@ -17,7 +17,6 @@ from llmlaunch.command_lines.sbatch import device_type
 from llmlaunch.command_lines.shell import Script, read_script
 from llmlaunch.documents.yaml_strict import parse_document, read_text
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.deepspeed.command_line import read_training_args
 from llmlaunch.imports.command import read_command
 from llmlaunch.recipe.command_line_paths import from_working_directory
 from llmlaunch.recipe.load import recipe_from
@@ -62,6 +61,8 @@ def read_source(
     _refuse_run_directory(path)
     text = read_text(path)
     if path.suffix.lower() in FILES:
+        from llmlaunch.frameworks.deepspeed.command_line import read_training_args
+
         return RecipeSource(path, read_training_args(text, path.name, path.parent))
     script = read_script(text, path.name, path.parent, arguments, variables or {})
     trainings = trainer_commands(script)
