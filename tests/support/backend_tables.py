@@ -20,10 +20,9 @@ from llmlaunch.frameworks.bridge.settings import MEGATRON_DEFAULTS
 from llmlaunch.frameworks.deepspeed import rules as deepspeed_rules
 from llmlaunch.frameworks.deepspeed import scripts as deepspeed_scripts
 from llmlaunch.frameworks.deepspeed import techniques as deepspeed_techniques
-from llmlaunch.frameworks.deepspeed.extra_arguments import SHIPPED_TRAINER_FLAGS
 from llmlaunch.frameworks.deepspeed.facts import ENGINES, Engine, Share
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS, setting_groups
-from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, trainer_groups
+from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, shipped_groups, trainer_groups
 from llmlaunch.frameworks.flag_classes import EITHER, FlagGroup, flag_table, group_of
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.megatron import (
@@ -110,7 +109,7 @@ def tables() -> list[tuple[str, str]]:
         ("own-arguments.md", _flags_table("keys of ds_config.json", setting_groups(), str)),
         (
             "own-arguments.md",
-            _flags_table("arguments of the shipped trainer", flag_table(SHIPPED_TRAINER_FLAGS), _dashed),
+            _flags_table("arguments of the shipped trainer", shipped_groups(), _dashed),
         ),
         ("framework-versions.md", _settings_table()),
         ("framework-versions.md", _trainer_table()),

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
-from llmlaunch.frameworks.deepspeed.extra_arguments import SHIPPED_TRAINER_FLAGS
-from llmlaunch.frameworks.deepspeed.trainer_table import trainer_groups
+from llmlaunch.frameworks.deepspeed.trainer_table import shipped_groups, trainer_groups
 from llmlaunch.frameworks.flag_classes import PRICED, FlagGroup, flag_table
 from llmlaunch.frameworks.megatron.arguments import decided_names
 from llmlaunch.frameworks.megatron.backend import MegatronLM
@@ -67,7 +66,7 @@ def patterns_for(table: Iterable[FlagGroup], name: str) -> tuple[list[str], list
     [
         pytest.param(flag_table(FLAG_CLASSES), names_of_megatron() - set(decided_names(small())), id="megatron"),
         pytest.param(trainer_groups(), fields_of_training_arguments(), id="hugging-face"),
-        pytest.param(flag_table(SHIPPED_TRAINER_FLAGS), flags_of_the_shipped_trainer(), id="shipped"),
+        pytest.param(shipped_groups(), flags_of_the_shipped_trainer(), id="shipped"),
     ],
 )
 def test_every_flag_that_a_parser_knows_is_of_exactly_one_class(table: tuple[FlagGroup, ...], names: set[str]) -> None:

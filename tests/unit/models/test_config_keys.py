@@ -24,6 +24,7 @@ from llmlaunch.models.shape import ModelShape
 ROWS = [pytest.param(family, row, id=f"{family}-{row.key}") for family, rows in KEYS_OF.items() for row in rows]
 # Keys of files that the class keeps inside `rope_parameters`, or takes by another name.
 INSIDE = {"partial_rotary_factor": "rope_parameters", "compress_rope_theta": "compress_rates"}
+FOR_THE_CLASS: set[str] = set()
 LENGTHS, LISTS = ("num_hidden_layers",), ("layer_types", "mlp_layer_types")  # what lists one value for each layer
 
 
@@ -86,6 +87,22 @@ def test_another_value_in_a_file_is_read_and_written_again(family: str, row: Con
             assert field_of(back, row.field) == config_of(back)[row.key] == value
             taken += 1
     assert taken
+
+
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_every_key_that_is_written_is_read(family: str) -> None:
+    """A value that no key has is refused by name, or it changes the shape."""
+    unread = set()
+    for shape in shapes(family):
+        config = config_of(shape)
+        for key in config.keys() - {"model_type"}:
+            try:
+                back, _ = shape_from_config({**config, key: ["odd"]}, shape.name)
+            except BadKey:
+                continue
+            if back == shape_from_config(config, shape.name)[0]:
+                unread.add(key)
+    assert unread <= FOR_THE_CLASS
 
 
 def test_an_encoders_keys_are_written_and_read() -> None:

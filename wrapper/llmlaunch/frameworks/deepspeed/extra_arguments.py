@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import Word, command_words, refuse_repeats
 from llmlaunch.frameworks.deepspeed.own_settings import own_leaves
 from llmlaunch.frameworks.deepspeed.scripts import kind_of
 from llmlaunch.frameworks.deepspeed.settings import setting_groups
-from llmlaunch.frameworks.deepspeed.trainer_table import trainer_groups
+from llmlaunch.frameworks.deepspeed.trainer_table import shipped_groups, trainer_groups
 from llmlaunch.frameworks.flag_classes import (
     BY_WORD,
     LESS_OF_STATES,
@@ -26,7 +25,6 @@ from llmlaunch.frameworks.flag_classes import (
     ClassedArguments,
     FlagClass,
     class_arguments,
-    flag_table,
     flags_with_values,
     group_of,
 )
@@ -34,9 +32,8 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number
 
-__all__ = ["SHIPPED_TRAINER_FLAGS", "classed_arguments"]
+__all__ = ["classed_arguments"]
 
-SHIPPED_TRAINER_FLAGS = Path(__file__).with_name("shipped_trainer_flags.json")
 # transformers/integrations/deepspeed.py deepspeed_optim_sched, 5.23
 OPTIMIZER_OF_THE_FILE = FlagClass(NEUTRAL, "the Trainer takes the optimizer that ds_config.json names")
 WEIGHT_FORMATS, NARROW = ("torch_dtype", "dtype"), (("bfloat16",), ("bf16",), ("float16",), ("fp16",))
@@ -87,7 +84,7 @@ def _class_of(recipe: Recipe, layout: Layout, kind: str, flag: str, values: tupl
     """Return the class of a flag. What the recipe says too is priced as it says. A script of one's own may know nothing
     of the recipe: what a recipe key says of the job is said to it in its own words, so there such a flag is the
     script's."""
-    table = flag_table(SHIPPED_TRAINER_FLAGS) if kind == "shipped" else trainer_groups()
+    table = shipped_groups() if kind == "shipped" else trainer_groups()
     name = flag.lstrip("-").replace("-", "_")
     group = group_of(table, name, values)
     if group is None:

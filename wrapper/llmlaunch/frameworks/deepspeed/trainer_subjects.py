@@ -208,3 +208,39 @@ TRAINER_SUBJECTS = (
     *(BATCH, PRECISION, WEIGHT_FORMAT, KIND_OF_RECOMPUTE, VALIDATION_TIMES, RECOMPUTE, ADAPTERS, CONFIGURATION),
     *(VALIDATION, KERNELS, OPTIMIZERS, MODELS, LOSS, QUANTIZED, DEBUGGING),
 )
+
+SHIPPED_SUBJECTS = (  # of llmlaunch/trainers/deepspeed/train.py
+    Subject(
+        "how it trains",
+        UNKNOWN,
+        "the trainer takes it from the recipe",
+        key="model, training or data",
+        patterns=(
+            "split steps sequence_length learning_rate* minimum_learning_rate warmup_steps weight_decay adam_betas "
+            "seed log_interval model data tokenizer weights save save_interval"
+        ),
+    ),
+    Subject(
+        "techniques",
+        UNKNOWN,
+        "what is recomputed, offloaded or tiled is the plan's",
+        key="layout or training",
+        patterns=(
+            "gradient_checkpointing offload_checkpoints mlp_chunks loss_tiles adapter_rank adapter_targets "
+            "frozen_adapter_down trained_layers"
+        ),
+    ),
+    Subject(
+        "validation of the shipped trainer",
+        UNKNOWN,
+        "validation has a memory of its own",
+        key="training.evaluation, data.validation",
+        patterns="evaluation_* validation*",
+    ),
+    Subject(
+        "for llmlaunch itself",
+        UNKNOWN,
+        "the trainer then trains otherwise",
+        patterns="alone measure_baseline deepspeed deepspeed_config skip_steps",
+    ),
+)

@@ -26,6 +26,7 @@ from llmlaunch.frameworks.deepspeed.trainer_subjects import (
     RECOMPUTE,
     REPORTS,
     SCHEDULE,
+    SHIPPED_SUBJECTS,
     TRAINER_SUBJECTS,
     VALIDATION,
     VALIDATION_TIMES,
@@ -35,7 +36,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["ARGUMENTS", "DECAYS", "RENDERED_AGAIN", "TrainerArgument", "trainer_groups"]
+__all__ = ["ARGUMENTS", "DECAYS", "RENDERED_AGAIN", "TrainerArgument", "shipped_groups", "trainer_groups"]
 
 SCHEDULES = {None: "cosine", "cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
 """The recipe's decay, and transformers' name of the schedule that is rendered for it."""
@@ -351,3 +352,9 @@ RENDERED_AGAIN = tuple(row.key for row in ARGUMENTS if not row.handed_on)
 def trainer_groups() -> tuple[FlagGroup, ...]:
     """Return the classes of a script's own arguments."""
     return flag_groups(TRAINER_SUBJECTS, ARGUMENTS)
+
+
+@cache
+def shipped_groups() -> tuple[FlagGroup, ...]:
+    """Return the classes of the shipped trainer's arguments."""
+    return flag_groups(SHIPPED_SUBJECTS, ())
