@@ -278,8 +278,20 @@ def test_a_format_of_gradients_that_no_recipe_has_is_named() -> None:
     assert [unread.words for unread in reading.unread] == [("data_types.grad_accum_dtype",)]
 
 
-@pytest.mark.parametrize(("release", "legal"), [("0.16.3", False), ("0.19.7", False), ("0.19.8", True), (None, True)])
+@pytest.mark.parametrize(
+    ("release", "legal"),
+    [
+        *[("0.16.3", False), ("0.16", False), ("0.19.7", False), ("0.19.7+cu128", False)],
+        *[("0.19.8", True), ("0.19", True), ("0.20.0.dev1", True), ("1.0", True), ("a fork", True), (None, True)],
+    ],
+)
 def test_a_split_needs_the_version_that_has_its_keys(release: str | None, legal: bool) -> None:
     recipe = recipe_of("llama2-7b-deepspeed")
     versioned = replace(recipe, backend=replace(recipe.backend, version=release))
     assert ("tensor-version" not in {rule.key for rule in DeepSpeed().rules(versioned)}) == legal
+
+
+@pytest.mark.parametrize(("release", "taken"), [("0.9", True), ("0.19", True), ("0.19.7", False), ("0.20", False)])
+def test_a_removed_key_is_refused_where_the_version_is_sure(release: str, taken: bool) -> None:
+    (row,) = (row for row in SETTINGS if row.key == "zero_optimization.mics_shard_size")
+    assert row.is_in(release) == taken

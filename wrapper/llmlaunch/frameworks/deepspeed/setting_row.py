@@ -137,13 +137,16 @@ class Setting:
         return Reason((self.of,) if isinstance(self.of, str) else self.of, self.why)
 
     def is_in(self, version: str) -> bool:
-        """Return whether a version of DeepSpeed has the key."""
-        removed = self.until is not None and _number_of(version) >= _number_of(self.until)
+        """Return whether a version of DeepSpeed has the key. Of "0.19" what any 0.19 has is taken to be in it, and of a
+        version without numbers everything."""
+        number, until = _number_of(version), _number_of(self.until or "")
+        removed = bool(until) and (number >= until if len(number) >= len(until) else number > until[: len(number)])
         return not removed and not self.is_after(version)
 
     def is_after(self, version: str) -> bool:
         """Return whether the key came after a version of DeepSpeed."""
-        return _number_of(version) < _number_of(self.since)
+        number = _number_of(version)
+        return number < _number_of(self.since)[: len(number)]
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -8,9 +8,7 @@ from llmlaunch.frameworks.flag_classes import DECIDES, LESS_OF_STATES, NEUTRAL, 
 
 GATHERING = Subject("buckets, and what ZeRO 3 gathers", PRICED, "the estimate counts them")
 SECOND_SHARD = Subject(
-    "a second shard of the parameters",
-    PRICED,
-    "the estimate counts it, and that it is gathered within fewer ranks",
+    "a second shard of the parameters", PRICED, "the estimate counts it, and that it is gathered within fewer ranks"
 )
 NARROW_STATES = Subject(
     "narrow optimizer states", PRICED, "master weights and moments take 2 bytes each where both are set"

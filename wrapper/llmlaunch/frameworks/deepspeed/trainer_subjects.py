@@ -96,12 +96,7 @@ BATCH = Subject(
     key="training.global_batch_size, layout.micro_batch_size, training.sequence_length",
     patterns="auto_find_batch_size max_seq_length max_length block_size model_max_length",
 )
-PRECISION = Subject(
-    "precision",
-    UNKNOWN,
-    "the formats that were priced are the recipe's",
-    key="training.precision",
-)
+PRECISION = Subject("precision", UNKNOWN, "the formats that were priced are the recipe's", key="training.precision")
 WEIGHT_FORMAT = Subject(
     "format in which weights are loaded",
     NEUTRAL,

@@ -313,11 +313,7 @@ ARGUMENTS = (
         since="4.41",
     ),
     TrainerArgument(
-        "eval_steps",
-        VALIDATION_TIMES,
-        of="training.evaluation",
-        write=_evaluating(_interval),
-        handed_on=True,
+        "eval_steps", VALIDATION_TIMES, of="training.evaluation", write=_evaluating(_interval), handed_on=True
     ),
     TrainerArgument(
         "per_device_eval_batch_size",

@@ -87,11 +87,7 @@ ZERO_SETTINGS = (
         reads="layout.offload_optimizer",
     ),
     Setting(
-        "zero_optimization.cpu_offload_params",
-        SWITCH,
-        reads="layout.offload_parameters",
-        since="0.3.12",
-        until="0.7.0",
+        "zero_optimization.cpu_offload_params", SWITCH, reads="layout.offload_parameters", since="0.3.12", until="0.7.0"
     ),
     Setting(
         "zero_optimization.cpu_offload_param",

@@ -202,10 +202,7 @@ LLAMA4_KEYS = (
     ConfigKey("attn_temperature_tuning", "temperature_tuning", ConfigReader.flag),
 )
 _CAPPED_LOGITS = ConfigKey("final_logit_softcapping", "logit_softcap", ConfigReader.optional_number)
-GEMMA2_KEYS = (
-    ConfigKey("attn_logit_softcapping", "attention_softcap", ConfigReader.optional_number),
-    _CAPPED_LOGITS,
-)
+GEMMA2_KEYS = (ConfigKey("attn_logit_softcapping", "attention_softcap", ConfigReader.optional_number), _CAPPED_LOGITS)
 GEMMA4_KEYS = (ConfigKey("attention_k_eq_v", "keys_are_values", ConfigReader.flag), _CAPPED_LOGITS)
 POOLED_KEYS = (
     ConfigKey("hc_mult", "residual_streams", lambda reader, key: reader.size(key, least=2, largest=64)),
