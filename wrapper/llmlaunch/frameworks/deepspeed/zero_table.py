@@ -17,6 +17,7 @@ from llmlaunch.frameworks.deepspeed.setting_subjects import (
     CHECKPOINTS,
     GATHERING,
     GROUPS,
+    LOGS,
     NO_GROUPS,
     NOT_QUANTIZED,
     ORDER,
@@ -287,6 +288,7 @@ ZERO_SETTINGS = (
     ),
     Setting("zero_optimization.mics_hierarchical_params_gather", subject=NO_GROUPS, since="0.9.2", until="0.19.7"),
     Setting("zero_optimization.ignore_unused_parameters", subject=ORDER, since="0.4.0"),
+    Setting("zero_optimization.log_trace_cache_warnings", SWITCH, LOGS, since="0.16.4"),
     Setting("zero_optimization.elastic_checkpoint", subject=ORDER, since="0.3.3"),
     Setting("zero_optimization.load_from_fp32_weights", subject=ORDER),
 )
