@@ -92,7 +92,8 @@ class Setting:
         write: Returns the rendered value, ABSENT where the key is not rendered.
         planned: Whether the recipe decides it, so that `backend.ds_config` may not say it.
         reads: The recipe key that a file's value is read into, by `read`, which returns ABSENT for a value that says
-            nothing; `kept` leaves the key in the file all the same.
+            nothing; `kept` leaves the key in the file all the same. What several keys say together (the batch, what
+            leaves the device) is read by functions of read_config.py and command_line.py, the inverses of `write`.
         unwritten: By ZeRO stage, what reading writes for a file that lacks the key: DeepSpeed's default, where
             rendering would write something else.
         left_out: Why reading leaves it out of a file whose states are on NVMe.
