@@ -12,6 +12,7 @@ from typing import get_args
 import pytest
 
 from llmlaunch.frameworks.framework import Framework
+from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, core_parser
 from llmlaunch.frameworks.registry import framework_named, trained_with
 from llmlaunch.frameworks.trials import NUMBER_OF_TRIALS
 from llmlaunch.recipe.frameworks import DEFAULT_FRAMEWORK, FRAMEWORKS, FrameworkName, named_by_packages
@@ -112,3 +113,12 @@ def test_asking_one_framework_imports_no_other(name: str) -> None:
     folders = {traits.folder for traits in FRAMEWORKS.values()} & set(done.stdout.split())
     beneath = {FRAMEWORKS[DEFAULT_FRAMEWORK].folder} if FRAMEWORKS[name].on_megatron_core else set()
     assert folders == {FRAMEWORKS[name].folder} | beneath
+
+
+MOST_FLAGS = 15
+
+
+def test_hardly_any_flag_of_megatron_is_named_outside_the_folders() -> None:
+    known = {flag for version in KNOWN_VERSIONS for flag in core_parser(version).flags}
+    named = {flag for _, tree in outside() for flag in known & set(texts(tree))}
+    assert len(named) <= MOST_FLAGS, sorted(named)

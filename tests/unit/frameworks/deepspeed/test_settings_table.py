@@ -34,8 +34,8 @@ from llmlaunch.frameworks.deepspeed.setting_row import (
     SWITCH,
     TEXT,
     WHOLE,
+    DsConfigKey,
     Form,
-    Setting,
 )
 from llmlaunch.frameworks.deepspeed.settings import DECAYS, PLANNED, SETTINGS, setting_groups
 from llmlaunch.frameworks.flag_classes import group_of
@@ -115,7 +115,7 @@ def stated(recipe: Recipe, layout: Layout, key: str) -> Any:
 
 
 @pytest.mark.parametrize("row", RENDERED, ids=lambda row: row.key)
-def test_what_a_row_writes_is_read_into_the_same_recipe_key(row: Setting) -> None:
+def test_what_a_row_writes_is_read_into_the_same_recipe_key(row: DsConfigKey) -> None:
     written = [(recipe, layout) for recipe, layout in jobs() if row.write(recipe, layout) is not ABSENT]
     assert written
     for recipe, layout in written:
@@ -142,7 +142,7 @@ def is_default(recipe: Recipe, layout: Layout, key: str) -> bool:
 
 
 @pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.key)
-def test_nothing_that_a_file_says_is_lost(row: Setting) -> None:
+def test_nothing_that_a_file_says_is_lost(row: DsConfigKey) -> None:
     """A value becomes a recipe key, stays in `backend.ds_config`, or is named with the reason."""
     for name, value in product(row.names, EXAMPLES[row.form]):
         config: dict[str, Any] = {"zero_optimization": {"stage": 3}, "train_batch_size": 64}
@@ -160,7 +160,7 @@ def test_nothing_that_a_file_says_is_lost(row: Setting) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in SETTINGS if row.subject is not None], ids=lambda row: row.key)
-def test_a_row_with_a_subject_has_its_class(row: Setting) -> None:
+def test_a_row_with_a_subject_has_its_class(row: DsConfigKey) -> None:
     group = group_of(setting_groups(), row.key, ("of no value in the table",))
     assert row.subject is not None
     assert group is not None
@@ -229,7 +229,7 @@ ADAM = {"lr", "betas", "weight_decay"}  # arguments of the optimizer's class, wh
 
 
 @pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.key)
-def test_the_installed_deepspeed_has_the_key(row: Setting) -> None:
+def test_the_installed_deepspeed_has_the_key(row: DsConfigKey) -> None:
     section, _, name = row.key.rpartition(".")
     known = keys_of(section) | (ADAM if section == "optimizer.params" else set())
     names = [each.rpartition(".")[2] for each in row.names]
@@ -242,7 +242,7 @@ def test_the_installed_deepspeed_has_the_key(row: Setting) -> None:
 
 
 @pytest.mark.parametrize("row", VERSIONED, ids=lambda row: row.key)
-def test_a_key_that_the_jobs_deepspeed_does_not_have_is_refused(row: Setting) -> None:
+def test_a_key_that_the_jobs_deepspeed_does_not_have_is_refused(row: DsConfigKey) -> None:
     recipe = recipe_of("llama2-7b-deepspeed", script("own"))
     config: dict[str, Any] = {}
     put_setting(config, row.key, EXAMPLES[row.form][0])

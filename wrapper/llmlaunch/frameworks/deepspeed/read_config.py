@@ -21,7 +21,7 @@ from llmlaunch.documents.yaml_strict import parse_document, read_text
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.deepspeed.checked_settings import WrongSetting, checked_settings
 from llmlaunch.frameworks.deepspeed.own_settings import AUTO, put_setting
-from llmlaunch.frameworks.deepspeed.setting_row import ABSENT, Setting
+from llmlaunch.frameworks.deepspeed.setting_row import ABSENT, DsConfigKey
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS, settings_of
 from llmlaunch.rundir.values import shortened
 
@@ -156,7 +156,7 @@ def _without_empty(settings: Mapping[str, Any], trainer: bool) -> dict[str, Any]
     return settings_left
 
 
-def read_rows(config: DsConfig, draft: RecipeDraft, rows: Iterable[Setting]) -> None:
+def read_rows(config: DsConfig, draft: RecipeDraft, rows: Iterable[DsConfigKey]) -> None:
     """Add what the values of some rows say, each to the recipe key that its row names.
 
     A value leaves the file that a recipe key says instead, and so does a planned one that says nothing, such as 1 for

@@ -16,8 +16,24 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import MOST_WHOLE
 
 __all__ = [
-    "ABSENT", "ANY", "BETAS", "COUNT", "DEVICE", "MAPPING", "NUMBER", "SHARE", "SIZE", "STAGE", "SWITCH", "TEXT",
-    "WHOLE", "Form", "Setting", "above_one", "as_number", "switched",
+    "ABSENT",
+    "ANY",
+    "BETAS",
+    "COUNT",
+    "DEVICE",
+    "MAPPING",
+    "NUMBER",
+    "SHARE",
+    "SIZE",
+    "STAGE",
+    "SWITCH",
+    "TEXT",
+    "WHOLE",
+    "DsConfigKey",
+    "Form",
+    "above_one",
+    "as_number",
+    "switched",
 ]  # fmt: skip
 
 ABSENT: Any = object()
@@ -82,7 +98,7 @@ def _nothing(recipe: Recipe, layout: Layout) -> Any:
 
 
 @frozen
-class Setting:
+class DsConfigKey:
     """One key of ds_config.json, dotted as in the file.
 
     Attributes:

@@ -24,8 +24,8 @@ from llmlaunch.frameworks.deepspeed.setting_row import (
     SWITCH,
     TEXT,
     WHOLE,
+    DsConfigKey,
     Form,
-    Setting,
     above_one,
     as_number,
     switched,
@@ -113,8 +113,8 @@ def _of_curves(value: Callable[[Recipe], Any]) -> Callable[[Recipe, Layout], Any
     return _logged(lambda recipe: None if recipe.tensorboard is None else value(recipe))
 
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting(
+SETTINGS: tuple[DsConfigKey, ...] = (
+    DsConfigKey(
         "train_batch_size",
         SIZE,
         of="training.global_batch_size",
@@ -123,14 +123,14 @@ SETTINGS: tuple[Setting, ...] = (
         write=lambda recipe, layout: recipe.workload.global_batch_size if layout.tensor == 1 else ABSENT,
         planned=True,
     ),
-    Setting(
+    DsConfigKey(
         "train_micro_batch_size_per_gpu",
         SIZE,
         of="layout.micro_batch_size",
         write=lambda recipe, layout: layout.micro_batch_size,
         planned=True,
     ),
-    Setting(
+    DsConfigKey(
         "gradient_accumulation_steps",
         SIZE,
         of=("training.global_batch_size", "layout.micro_batch_size", "layout.data"),
@@ -138,21 +138,21 @@ SETTINGS: tuple[Setting, ...] = (
         write=lambda recipe, layout: layout.num_microbatches(recipe.workload.global_batch_size),
         planned=True,
     ),
-    Setting(
+    DsConfigKey(
         "gradient_clipping",
         NUMBER,
         of="training.gradient_clipping",
         write=lambda recipe, layout: recipe.training.gradient_clipping,
         planned=True,
     ),
-    Setting(
+    DsConfigKey(
         "zero_allow_untested_optimizer",
         subject=SCHEDULE,
         why="the script brings torch's AdamW; one named here would be compiled on the node first",
         write=lambda recipe, layout: True,
         adds="an optimizer that the script brings may be any",
     ),
-    Setting(
+    DsConfigKey(
         "zero_force_ds_cpu_optimizer",
         by_value=(("false", ORDER),),
         of="layout.offload_optimizer",
@@ -161,14 +161,14 @@ SETTINGS: tuple[Setting, ...] = (
         adds="that optimizer steps on the host too, as it is",
         since="0.8.3",
     ),
-    Setting(
+    DsConfigKey(
         "steps_per_print",
         subject=LOGS,
         of="training.log_interval",
         write=lambda recipe, layout: recipe.training.log_interval,
         adds="DeepSpeed reports as often as the trainer does",
     ),
-    Setting(
+    DsConfigKey(
         "sequence_parallel_size",
         SIZE,
         of="layout.context",
@@ -180,14 +180,14 @@ SETTINGS: tuple[Setting, ...] = (
         splits="context",
         since="0.11.2",
     ),
-    Setting(
+    DsConfigKey(
         "seq_parallel_communication_data_type",
         of=("training.precision", "layout.context"),
         why="gradients travel as they do without Ulysses; its default is fp32",
         write=lambda recipe, layout: recipe.workload.precision if layout.context > 1 else ABSENT,
         since="0.11.2",
     ),
-    Setting(
+    DsConfigKey(
         "bf16.enabled",
         SWITCH,
         of="training.precision",
@@ -197,8 +197,8 @@ SETTINGS: tuple[Setting, ...] = (
         read=switched("bf16"),
         since="0.6.0",
     ),
-    Setting("bfloat16.enabled", SWITCH, reads="training.precision", read=switched("bf16"), since="0.5.5"),
-    Setting(
+    DsConfigKey("bfloat16.enabled", SWITCH, reads="training.precision", read=switched("bf16"), since="0.5.5"),
+    DsConfigKey(
         "fp16.enabled",
         SWITCH,
         of="training.precision",
@@ -207,29 +207,29 @@ SETTINGS: tuple[Setting, ...] = (
         reads="training.precision",
         read=switched("fp16"),
     ),
-    Setting("bf16.bf16_master_weights_and_grads", subject=NARROW_STATES, since="0.18.3"),
-    Setting("bf16.bf16_optimizer_states", subject=NARROW_STATES, since="0.18.3"),
-    Setting(
+    DsConfigKey("bf16.bf16_master_weights_and_grads", subject=NARROW_STATES, since="0.18.3"),
+    DsConfigKey("bf16.bf16_optimizer_states", subject=NARROW_STATES, since="0.18.3"),
+    DsConfigKey(
         "fp16.loss_scale",
         subject=LOSS_SCALE,
         of="training.precision",
         why="0: found while training",
         write=_in("fp16", 0),
     ),
-    Setting("fp16.loss_scale_window", subject=LOSS_SCALE),
-    Setting(
+    DsConfigKey("fp16.loss_scale_window", subject=LOSS_SCALE),
+    DsConfigKey(
         "fp16.initial_scale_power",
         subject=LOSS_SCALE,
         of="training.precision",
         why="the search begins at 2 to this power",
         write=_in("fp16", 16),
     ),
-    Setting("fp16.hysteresis", subject=LOSS_SCALE),
-    Setting("fp16.min_loss_scale", subject=LOSS_SCALE),
-    Setting("fp16.consecutive_hysteresis", subject=LOSS_SCALE),
-    Setting("fp16.auto_cast", by_value=(("false", LOSS_SCALE),), since="0.7.0"),
-    Setting("fp16.fp16_master_weights_and_grads", subject=NARROW_MODEL, since="0.5.0"),
-    Setting(
+    DsConfigKey("fp16.hysteresis", subject=LOSS_SCALE),
+    DsConfigKey("fp16.min_loss_scale", subject=LOSS_SCALE),
+    DsConfigKey("fp16.consecutive_hysteresis", subject=LOSS_SCALE),
+    DsConfigKey("fp16.auto_cast", by_value=(("false", LOSS_SCALE),), since="0.7.0"),
+    DsConfigKey("fp16.fp16_master_weights_and_grads", subject=NARROW_MODEL, since="0.5.0"),
+    DsConfigKey(
         "data_types.grad_accum_dtype",
         TEXT,
         of="training.gradient_dtype",
@@ -239,7 +239,7 @@ SETTINGS: tuple[Setting, ...] = (
         read=_accumulated,
         since="0.7.6",
     ),
-    Setting(
+    DsConfigKey(
         "tensor_parallel.autotp_size",
         COUNT,
         of="layout.tensor",
@@ -250,7 +250,7 @@ SETTINGS: tuple[Setting, ...] = (
         splits="tensor",
         since="0.16.4",
     ),
-    Setting(
+    DsConfigKey(
         "tensor_parallel.vocab_parallel_lm_head",
         of="layout.tensor",
         why="every rank gets the logits of the whole vocabulary, as the script's loss wants them",
@@ -258,7 +258,7 @@ SETTINGS: tuple[Setting, ...] = (
         splits="tensor",
         since="0.19.8",
     ),
-    Setting(
+    DsConfigKey(
         "pipeline.stages",
         COUNT,
         of="layout.pipeline",
@@ -268,7 +268,7 @@ SETTINGS: tuple[Setting, ...] = (
         reads="layout.pipeline",
         read=above_one,
     ),
-    Setting(
+    DsConfigKey(
         "pipeline.activation_checkpoint_interval",
         of="layout.recompute",
         why="1: the input of every layer is kept",
@@ -276,7 +276,7 @@ SETTINGS: tuple[Setting, ...] = (
         reads="layout.recompute",
         read=lambda value: "full" if value == 1 else ABSENT,
     ),
-    Setting(
+    DsConfigKey(
         "activation_checkpointing.cpu_checkpointing",
         SWITCH,
         of="layout.offload_checkpoints",
@@ -284,41 +284,41 @@ SETTINGS: tuple[Setting, ...] = (
         planned=True,
     ),
     *ZERO_SETTINGS,
-    Setting("optimizer.type", TEXT, OPTIMIZERS),
-    Setting("optimizer.params.lr", NUMBER, reads="training.learning_rate", read=as_number, kept=True),
-    Setting("optimizer.params.weight_decay", NUMBER, reads="training.weight_decay", read=as_number, kept=True),
-    Setting("optimizer.params.betas", BETAS, reads="training.adam_betas", read=_both_fractions, kept=True),
-    Setting("scheduler.type", TEXT, reads="training.learning_rate_decay", read=_decay, kept=True),
-    Setting("scheduler.params.warmup_num_steps", WHOLE, reads="training.warmup_steps", read=_steps, kept=True),
-    Setting("scheduler.params.total_num_steps", WHOLE),
-    Setting("scheduler.params.warmup_max_lr", NUMBER),
-    Setting("wandb.enabled", of="tracking.wandb", write=_of_run(lambda recipe: True), since="0.6.6"),
-    Setting("wandb.project", of="tracking.wandb.project", write=_of_run(lambda r: _run(r).project), since="0.6.6"),
-    Setting("wandb.team", of="tracking.wandb.entity", write=_of_run(lambda r: _run(r).entity), since="0.6.6"),
-    Setting(
+    DsConfigKey("optimizer.type", TEXT, OPTIMIZERS),
+    DsConfigKey("optimizer.params.lr", NUMBER, reads="training.learning_rate", read=as_number, kept=True),
+    DsConfigKey("optimizer.params.weight_decay", NUMBER, reads="training.weight_decay", read=as_number, kept=True),
+    DsConfigKey("optimizer.params.betas", BETAS, reads="training.adam_betas", read=_both_fractions, kept=True),
+    DsConfigKey("scheduler.type", TEXT, reads="training.learning_rate_decay", read=_decay, kept=True),
+    DsConfigKey("scheduler.params.warmup_num_steps", WHOLE, reads="training.warmup_steps", read=_steps, kept=True),
+    DsConfigKey("scheduler.params.total_num_steps", WHOLE),
+    DsConfigKey("scheduler.params.warmup_max_lr", NUMBER),
+    DsConfigKey("wandb.enabled", of="tracking.wandb", write=_of_run(lambda recipe: True), since="0.6.6"),
+    DsConfigKey("wandb.project", of="tracking.wandb.project", write=_of_run(lambda r: _run(r).project), since="0.6.6"),
+    DsConfigKey("wandb.team", of="tracking.wandb.entity", write=_of_run(lambda r: _run(r).entity), since="0.6.6"),
+    DsConfigKey(
         "wandb.group",
         of="name",
         why="all runs of a recipe stand together",
         write=_of_run(lambda r: r.name),
         since="0.6.6",
     ),
-    Setting("tensorboard.enabled", of="tracking.tensorboard", write=_of_curves(lambda recipe: True)),
-    Setting("tensorboard.output_path", of="tracking.tensorboard", write=_of_curves(lambda r: r.tensorboard)),
-    Setting("tensorboard.job_name", of="name", why="the folder below it", write=_of_curves(lambda r: r.name)),
-    Setting("wall_clock_breakdown", subject=LOGS),
-    Setting("dump_state", subject=LOGS),
-    Setting("memory_breakdown", subject=LOGS),
-    Setting("prescale_gradients", subject=SCHEDULE),
-    Setting("gradient_predivide_factor", subject=SCHEDULE),
-    Setting("sparse_attention", uncounted=True, since="0.3", until="0.19.7"),
-    Setting("compression_training", uncounted=True, since="0.7.0", until="0.19.7"),
-    Setting("progressive_layer_drop", uncounted=True, since="0.3.1", until="0.19.8"),
-    Setting("quantize_training", uncounted=True, since="0.4.0", until="0.19.7"),
-    Setting("torch_autocast", uncounted=True, since="0.17.2"),
+    DsConfigKey("tensorboard.enabled", of="tracking.tensorboard", write=_of_curves(lambda recipe: True)),
+    DsConfigKey("tensorboard.output_path", of="tracking.tensorboard", write=_of_curves(lambda r: r.tensorboard)),
+    DsConfigKey("tensorboard.job_name", of="name", why="the folder below it", write=_of_curves(lambda r: r.name)),
+    DsConfigKey("wall_clock_breakdown", subject=LOGS),
+    DsConfigKey("dump_state", subject=LOGS),
+    DsConfigKey("memory_breakdown", subject=LOGS),
+    DsConfigKey("prescale_gradients", subject=SCHEDULE),
+    DsConfigKey("gradient_predivide_factor", subject=SCHEDULE),
+    DsConfigKey("sparse_attention", uncounted=True, since="0.3", until="0.19.7"),
+    DsConfigKey("compression_training", uncounted=True, since="0.7.0", until="0.19.7"),
+    DsConfigKey("progressive_layer_drop", uncounted=True, since="0.3.1", until="0.19.8"),
+    DsConfigKey("quantize_training", uncounted=True, since="0.4.0", until="0.19.7"),
+    DsConfigKey("torch_autocast", uncounted=True, since="0.17.2"),
 )
 
 
-def settings_of(recipe_key: str) -> tuple[Setting, ...]:
+def settings_of(recipe_key: str) -> tuple[DsConfigKey, ...]:
     """Return the rows that are read into a recipe key, in the order in which they decide it."""
     return tuple(row for row in SETTINGS if row.reads == recipe_key)
 

@@ -25,7 +25,7 @@ class Subject:
     patterns: str = ""
 
 
-class Row(Protocol):
+class ClassedRow(Protocol):
     """A row of a table: `key` is its name, `subject` its class, `by_value` the class of some of its values."""
 
     @property
@@ -38,7 +38,7 @@ class Row(Protocol):
     def by_value(self) -> tuple[tuple[str, Subject], ...]: ...
 
 
-def flag_groups(subjects: Sequence[Subject], rows: Iterable[Row]) -> tuple[FlagGroup, ...]:
+def flag_groups(subjects: Sequence[Subject], rows: Iterable[ClassedRow]) -> tuple[FlagGroup, ...]:
     """Return the groups of flags that rows and the patterns of subjects make, in the order of the subjects."""
     patterns: dict[str, dict[str, tuple[str, ...]]] = {subject.title: {} for subject in subjects}
     for row in rows:

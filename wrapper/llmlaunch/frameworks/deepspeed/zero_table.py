@@ -12,7 +12,17 @@ from llmlaunch.frameworks.deepspeed.bucket_sizes import (
     live_parameters,
     sub_group_elements,
 )
-from llmlaunch.frameworks.deepspeed.setting_row import ABSENT, ANY, COUNT, DEVICE, SHARE, STAGE, SWITCH, Form, Setting
+from llmlaunch.frameworks.deepspeed.setting_row import (
+    ABSENT,
+    ANY,
+    COUNT,
+    DEVICE,
+    SHARE,
+    STAGE,
+    SWITCH,
+    DsConfigKey,
+    Form,
+)
 from llmlaunch.frameworks.deepspeed.setting_subjects import (
     CHECKPOINTS,
     GATHERING,
@@ -65,32 +75,34 @@ def _parameters(value: Callable[[Recipe], Any]) -> Callable[[Recipe, Layout], An
     return lambda recipe, layout: value(recipe) if recipe.techniques.offload_parameters else ABSENT
 
 
-def _on_nvme(section: str, **forms: Form) -> tuple[Setting, ...]:
+def _on_nvme(section: str, **forms: Form) -> tuple[DsConfigKey, ...]:
     """Return the rows of a section of offloaded states that belong to NVMe."""
     names = {"nvme_path": ANY, "buffer_count": COUNT, **forms}
     within = f"zero_optimization.{section}"
-    return tuple(Setting(f"{within}.{name}", form, left_out=_ON_NVME, since="0.3.15") for name, form in names.items())
+    return tuple(
+        DsConfigKey(f"{within}.{name}", form, left_out=_ON_NVME, since="0.3.15") for name, form in names.items()
+    )
 
 
 ZERO_SETTINGS = (
-    Setting(
+    DsConfigKey(
         "zero_optimization.stage",
         STAGE,
         of="layout.zero_stage",
         write=lambda recipe, layout: layout.zero_stage,
         planned=True,
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.cpu_offload",
         SWITCH,
         of="layout.offload_optimizer",
         planned=True,
         reads="layout.offload_optimizer",
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.cpu_offload_params", SWITCH, reads="layout.offload_parameters", since="0.3.12", until="0.7.0"
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.cpu_offload_param",
         SWITCH,
         of="layout.offload_parameters",
@@ -98,26 +110,26 @@ ZERO_SETTINGS = (
         reads="layout.offload_parameters",
         since="0.7.0",
     ),
-    Setting("zero_optimization.cpu_offload_use_pin_memory", SWITCH, since="0.3.12"),
-    Setting(
+    DsConfigKey("zero_optimization.cpu_offload_use_pin_memory", SWITCH, since="0.3.12"),
+    DsConfigKey(
         "zero_optimization.contiguous_gradients",
         SWITCH,
         GATHERING,
         why="gradients do not fragment memory",
         write=_always(1, True),
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.reduce_scatter",
         SWITCH,
         ORDER,
         why="a rank is sent the gradients of its own shard alone",
         write=_always(1, True),
     ),
-    Setting("zero_optimization.allgather_partitions", SWITCH, ORDER),
-    Setting("zero_optimization.round_robin_gradients", SWITCH, ORDER, since="0.4.4"),
-    Setting("zero_optimization.stage3_gather_16bit_weights_on_model_save", SWITCH, CHECKPOINTS, since="0.6.0"),
-    Setting("zero_optimization.stage3_gather_fp16_weights_on_model_save", subject=CHECKPOINTS, since="0.3.14"),
-    Setting(
+    DsConfigKey("zero_optimization.allgather_partitions", SWITCH, ORDER),
+    DsConfigKey("zero_optimization.round_robin_gradients", SWITCH, ORDER, since="0.4.4"),
+    DsConfigKey("zero_optimization.stage3_gather_16bit_weights_on_model_save", SWITCH, CHECKPOINTS, since="0.6.0"),
+    DsConfigKey("zero_optimization.stage3_gather_fp16_weights_on_model_save", subject=CHECKPOINTS, since="0.3.14"),
+    DsConfigKey(
         "zero_optimization.reduce_bucket_size",
         COUNT,
         GATHERING,
@@ -126,7 +138,7 @@ ZERO_SETTINGS = (
         write=_of_recipe(1, bucket_elements),
         unwritten=_BUCKET_DEFAULT,
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.allgather_bucket_size",
         COUNT,
         ORDER,
@@ -135,7 +147,7 @@ ZERO_SETTINGS = (
         write=_of_recipe(1, bucket_elements),
         unwritten=_BUCKET_DEFAULT,
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.overlap_comm",
         SWITCH,
         GATHERING,
@@ -144,7 +156,7 @@ ZERO_SETTINGS = (
         write=_of_recipe(1, _pinned),
         unwritten=(ABSENT, False, False, ABSENT),
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.sub_group_size",
         COUNT,
         GATHERING,
@@ -153,8 +165,8 @@ ZERO_SETTINGS = (
         write=_from_stage(3, sub_group_elements),
         since="0.3.12",
     ),
-    Setting("zero_optimization.zero_hpz_partition_size", COUNT, SECOND_SHARD, since="0.10.0"),
-    Setting(
+    DsConfigKey("zero_optimization.zero_hpz_partition_size", COUNT, SECOND_SHARD, since="0.10.0"),
+    DsConfigKey(
         "zero_optimization.stage3_prefetch_bucket_size",
         COUNT,
         GATHERING,
@@ -167,7 +179,7 @@ ZERO_SETTINGS = (
         old=("prefetch_bucket_size",),
         since="0.3.12",
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.stage3_param_persistence_threshold",
         COUNT,
         GATHERING,
@@ -178,7 +190,7 @@ ZERO_SETTINGS = (
         old=("param_persistence_threshold",),
         since="0.3.12",
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.stage3_max_live_parameters",
         COUNT,
         GATHERING,
@@ -190,7 +202,7 @@ ZERO_SETTINGS = (
         old=("max_live_parameters",),
         since="0.3.12",
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.stage3_max_reuse_distance",
         COUNT,
         GATHERING,
@@ -201,21 +213,21 @@ ZERO_SETTINGS = (
         old=("max_reuse_distance",),
         since="0.3.12",
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.stage3_model_persistence_threshold",
         subject=GATHERING,
         prices="persistent_total",
         old=("model_persistence_threshold",),
         since="0.7.0",
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.stage3_allgather_sequential",
         subject=GATHERING,
         old=("allgather_sequential",),
         since="0.18.5",
     ),
-    Setting("zero_optimization.memory_efficient_linear", subject=GATHERING, since="0.9.0"),
-    Setting(
+    DsConfigKey("zero_optimization.memory_efficient_linear", subject=GATHERING, since="0.9.0"),
+    DsConfigKey(
         "zero_optimization.offload_optimizer.ratio",
         SHARE,
         of="layout.offload_optimizer",
@@ -223,7 +235,7 @@ ZERO_SETTINGS = (
         planned=True,
         since="0.3.15",
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.offload_optimizer.device",
         DEVICE,
         of="layout.offload_optimizer",
@@ -231,7 +243,7 @@ ZERO_SETTINGS = (
         planned=True,
         since="0.3.15",
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.offload_optimizer.pin_memory",
         SWITCH,
         ORDER,
@@ -242,7 +254,7 @@ ZERO_SETTINGS = (
         since="0.3.15",
     ),
     *_on_nvme("offload_optimizer", fast_init=ANY, pipeline_read=ANY),
-    Setting(
+    DsConfigKey(
         "zero_optimization.offload_param.device",
         DEVICE,
         of="layout.offload_parameters",
@@ -250,7 +262,7 @@ ZERO_SETTINGS = (
         planned=True,
         since="0.3.15",
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.offload_param.pin_memory",
         SWITCH,
         ORDER,
@@ -261,34 +273,34 @@ ZERO_SETTINGS = (
         since="0.3.15",
     ),
     *_on_nvme("offload_param", buffer_size=COUNT, max_in_cpu=COUNT),
-    Setting(
+    DsConfigKey(
         "zero_optimization.zero_quantized_weights",
         subject=QUANTIZED_WEIGHTS,
         by_value=(("false", NOT_QUANTIZED),),
         since="0.10.0",
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.zero_quantized_nontrainable_weights",
         subject=QUANTIZED_WEIGHTS,
         by_value=(("false", NOT_QUANTIZED),),
         since="0.10.2",
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.zero_quantized_gradients",
         subject=QUANTIZED_GRADIENTS,
         by_value=(("false", NOT_QUANTIZED),),
         since="0.10.0",
     ),
-    Setting(
+    DsConfigKey(
         "zero_optimization.mics_shard_size",
         subject=GROUPS,
         by_value=(("-1", NO_GROUPS),),
         since="0.9.2",
         until="0.19.7",
     ),
-    Setting("zero_optimization.mics_hierarchical_params_gather", subject=NO_GROUPS, since="0.9.2", until="0.19.7"),
-    Setting("zero_optimization.ignore_unused_parameters", subject=ORDER, since="0.4.0"),
-    Setting("zero_optimization.log_trace_cache_warnings", SWITCH, LOGS, since="0.16.4"),
-    Setting("zero_optimization.elastic_checkpoint", subject=ORDER, since="0.3.3"),
-    Setting("zero_optimization.load_from_fp32_weights", subject=ORDER),
+    DsConfigKey("zero_optimization.mics_hierarchical_params_gather", subject=NO_GROUPS, since="0.9.2", until="0.19.7"),
+    DsConfigKey("zero_optimization.ignore_unused_parameters", subject=ORDER, since="0.4.0"),
+    DsConfigKey("zero_optimization.log_trace_cache_warnings", SWITCH, LOGS, since="0.16.4"),
+    DsConfigKey("zero_optimization.elastic_checkpoint", subject=ORDER, since="0.3.3"),
+    DsConfigKey("zero_optimization.load_from_fp32_weights", subject=ORDER),
 )

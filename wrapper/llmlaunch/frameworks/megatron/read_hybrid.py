@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.megatron.flags.names import PATTERN
 from llmlaunch.frameworks.megatron.hybrid import SPECIFICATION
 from llmlaunch.models.mamba import PARTS
 
-__all__ = ["PATTERN", "one_pattern", "refuse_other_parts"]
+__all__ = ["one_pattern", "refuse_other_parts"]
 
-PATTERN, STAGE, MODULE = "hybrid_layer_pattern", "|", "/"
+STAGE, MODULE = "|", "/"
 EARLIER_SPECIFICATION = ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"]
 EXPANSION = 2  # of MambaMixer, where nothing says how many heads there are
 

@@ -18,7 +18,7 @@ from llmlaunch.frameworks.megatron.flags.row import (
     within,
     written,
 )
-from llmlaunch.frameworks.megatron.namespace import layer_pattern
+from llmlaunch.frameworks.megatron.layer_pattern import layer_pattern
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.rundir.foreign_values import whole_number_in
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from llmlaunch.frameworks.megatron.flags.model import PATTERN_FLAGS
+from llmlaunch.frameworks.megatron.flags.names import HEADS, STAGES
 from llmlaunch.frameworks.megatron.flags.row import (
     PARSED,
     Explained,
@@ -27,7 +28,6 @@ from llmlaunch.frameworks.megatron.flags.stages import (
     WRITTEN,
     stage_flags,
 )
-from llmlaunch.frameworks.megatron.namespace import HEADS, STAGES
 from llmlaunch.frameworks.megatron.sharding import (
     FIRST_STAGE,
     STRATEGIES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmlaunch.frameworks.argument import number
 from llmlaunch.frameworks.megatron.facts import FP32_ROUTER_EXPERTS
 from llmlaunch.frameworks.megatron.fixed_rows import INTERLEAVED
+from llmlaunch.frameworks.megatron.flags.names import PATTERN
 from llmlaunch.frameworks.megatron.flags.row import (
     PARSED,
     Explained,
@@ -17,7 +18,6 @@ from llmlaunch.frameworks.megatron.flags.row import (
     flag,
     within,
 )
-from llmlaunch.frameworks.megatron.read_hybrid import PATTERN
 from llmlaunch.models.shape import SQUARED
 
 __all__ = ["DISPATCH_LIBRARY", "MIXTURE_FLAGS", "one_of"]

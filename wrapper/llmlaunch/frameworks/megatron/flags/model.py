@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmlaunch.frameworks.argument import number
+from llmlaunch.frameworks.megatron.flags.names import PATTERN
 from llmlaunch.frameworks.megatron.flags.row import (
     PARSED,
     Explained,
@@ -17,7 +18,6 @@ from llmlaunch.frameworks.megatron.flags.row import (
     written,
 )
 from llmlaunch.frameworks.megatron.hybrid import SPECIFICATION, hybrid_pattern
-from llmlaunch.frameworks.megatron.read_hybrid import PATTERN
 from llmlaunch.models.shape import CLAMP, CLAMPED, SQUARED
 from llmlaunch.rundir.foreign_values import whole_number_in
 
