@@ -51,7 +51,7 @@ oracle-full: install install-frameworks  ## thousands of random jobs before real
 lint: install
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy --strict wrapper
+	$(RUN) -m mypy --strict wrapper validation
 	$(RUN) -m mypy --strict --explicit-package-bases wrapper/llmlaunch/trainers/deepspeed/[a-z]*.py
 	$(RUN) -m mypy --strict --python-version 3.11 --explicit-package-bases $(TRACING)/[a-z]*.py
 
@@ -97,9 +97,8 @@ evidence-table: install  ## the measured runs that decide margins, priced by the
 step-time-table: install  ## how far measured step times are from those that the formula of today predicts
 	PYTHONPATH=tests $(RUN) -m support.step_time_table
 
-accuracy-table: install  ## the tables of docs/accuracy.md, from the measurements that come with the source
-	$(RUN) -m llmlaunch accuracy tests/data/measurements/*.jsonl \
-		--markdown docs/accuracy.md
+accuracy-table: install  ## the tables of docs/accuracy.md, from the measurements that come with the source; prints the README's sentence
+	$(RUN) -m validation.accuracy_tables
 
 install: $(INSTALLED)
 

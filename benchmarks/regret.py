@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "wrapper")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "wrapper")]
 
-from llmlaunch.accuracy.scoring import score  # noqa: E402
 from llmlaunch.accuracy.summary import rank_correlation, throughput  # noqa: E402
 from llmlaunch.calibration.evidence import JobClass, evidence_margin  # noqa: E402
 from llmlaunch.calibration.records import read_records  # noqa: E402
@@ -33,6 +32,7 @@ from llmlaunch.cluster.load import load_cluster  # noqa: E402
 from llmlaunch.timing.constants import replaced  # noqa: E402
 from support.regret import Choice, MeasuredLayout, choose, measured_layouts, predicted, preferred, rule_of_thumb  # noqa: E402
 from support.switch_pairs import SWITCHES, switch_pairs  # noqa: E402
+from validation.scoring import score  # noqa: E402
 
 MEASUREMENTS = ROOT / "tests" / "data" / "measurements"
 OUTCOMES, MIXTURES_FILE, STEPS = (MEASUREMENTS / f"{name}.jsonl" for name in ("outcomes", "mixtures", "step_times"))

@@ -24,15 +24,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llmlaunch.accuracy.anchors import ReferenceJob as Theory
-from llmlaunch.accuracy.anchors import megatron_theory
-from llmlaunch.frameworks.registry import backend_for
-from llmlaunch.planner.search import SearchResult, search
-from llmlaunch.planner.setting import Setting, setting_of
-from llmlaunch.recipe.load import load_recipe
-from llmlaunch.recipe.types import Recipe
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from llmlaunch.frameworks.registry import backend_for  # noqa: E402
+from llmlaunch.planner.search import SearchResult, search  # noqa: E402
+from llmlaunch.planner.setting import Setting, setting_of  # noqa: E402
+from llmlaunch.recipe.load import load_recipe  # noqa: E402
+from llmlaunch.recipe.types import Recipe  # noqa: E402
+from validation.anchors import ReferenceJob as Theory  # noqa: E402
+from validation.anchors import megatron_theory  # noqa: E402
+
 RECIPES = ("llama3-70b", "llama3-8b", "mixtral-8x7b")
 NODES = (1, 4, 16, 64, 256, 1024, 2048)  # of eight devices
 SCALAR_LAYOUTS = 20_000

@@ -57,6 +57,15 @@ def test_no_training_framework_came_with_it(installed: Path, empty: Path) -> Non
     assert {"llmlaunch", "click", "numpy", "pydantic", "nvidia-ml-py"} <= names
 
 
+def test_what_only_judges_the_formulas_did_not_come_with_it(installed: Path, empty: Path) -> None:
+    program = "import importlib.util, llmlaunch; print(importlib.util.find_spec('validation'), *llmlaunch.__path__)"
+    found, package = run([str(installed.parent / "python"), "-c", program], empty).stdout.split(maxsplit=1)
+    assert found == "None"
+    assert not {"anchors.py", "fsdp.py", "megatron_deepspeed.py"} & {
+        path.name for path in Path(package.strip()).rglob("*.py")
+    }
+
+
 def test_a_recipe_is_started_checked_planned_and_rendered(installed: Path, empty: Path) -> None:
     assert llmlaunch(installed, empty, "init", "llama3-70b").returncode == 0
     schema = llmlaunch(installed, empty, "schema").stdout

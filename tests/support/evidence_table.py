@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmlaunch.accuracy.scoring import ScoredRecord, card_memory_bytes, job_class, score
-from llmlaunch.calibration.evidence import DIED, FITTED, LIVED, TABLE, EvidenceRun
+from llmlaunch.accuracy.scoring import ScoredRecord, card_memory_bytes
+from llmlaunch.calibration.evidence import DIED, FITTED, LIVED, TABLE, EvidenceRun, JobClass
 from llmlaunch.calibration.records import configuration_key, exclusion_reason, ran_out, read_records
 from llmlaunch.cluster.cards import machines
 from llmlaunch.units import GIB
+from validation.scoring import scores_of
 
 MEASUREMENTS = Path(__file__).resolve().parents[1] / "data" / "measurements"
 FILES = ("fit.jsonl", "outcomes.jsonl", "released.jsonl", "released_outcomes.jsonl")
@@ -36,8 +37,7 @@ class Observation:
 def evidence_table() -> str:
     """Return the file as text: a run a line, the citations by source."""
     records = [record for name in FILES for record in read_records(MEASUREMENTS / name)]
-    clusters = machines()
-    scores = [score(record, clusters) for record in records]
+    scores = scores_of(records, machines())
     runs = evidence_runs(scores)
     citations: dict[str, list[str]] = {}
     for scored in scores:
@@ -73,16 +73,22 @@ def _most_telling(observations: Sequence[Observation]) -> list[EvidenceRun]:
 
 
 def _observation(scored: ScoredRecord) -> Observation | None:
-    record, rank, worst = scored.record, scored.rank, scored.worst
+    record, job, rank, worst = scored.record, scored.job, scored.rank, scored.worst
     kind = record["peak_kind"]
-    if rank is None or worst is None or exclusion_reason(record) is not None or kind in ("host", "host_oom"):
+    if (
+        job is None
+        or rank is None
+        or worst is None
+        or exclusion_reason(record) is not None
+        or kind in ("host", "host_oom")
+    ):
         return None
     if kind == "fits" or ran_out(record):
         card = card_memory_bytes(record)
         if card is None or worst.device_bytes < NEAR_SHARE * card or (kind == "oom" and worst.device_bytes > card):
             return None
         outcome = FITTED if kind == "fits" else DIED
-        return Observation(None, _run(record, outcome, worst.device_bytes, card - worst.device_bytes))
+        return Observation(None, _run(record, job, outcome, worst.device_bytes, card - worst.device_bytes))
     measured = scored.measured_bytes or 0
     if measured < SMALLEST_BYTES:
         return None
@@ -92,11 +98,11 @@ def _observation(scored: ScoredRecord) -> Observation | None:
         # What the allocator keeps beyond live tensors was not measured, and is taken to grow with them.
         "allocated": round((measured - rank.allocated_bytes) * rank.reserved_bytes / rank.allocated_bytes),
     }[kind]
-    return Observation(kind, _run(record, LIVED, rank.device_bytes, shortfall))
+    return Observation(kind, _run(record, job, LIVED, rank.device_bytes, shortfall))
 
 
-def _run(record: dict, outcome: str, predicted: int, shortfall: int) -> EvidenceRun:
-    return EvidenceRun(record["id"], record["family"], job_class(record), outcome, predicted, shortfall)
+def _run(record: dict, job: JobClass, outcome: str, predicted: int, shortfall: int) -> EvidenceRun:
+    return EvidenceRun(record["id"], record["family"], job, outcome, predicted, shortfall)
 
 
 def _row(run: EvidenceRun) -> list[object]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmlaunch.accuracy.scoring import ScoredRecord, score, timed_job
+from llmlaunch.accuracy.scoring import ScoredRecord
 from llmlaunch.accuracy.summary import measured_step_seconds
 from llmlaunch.calibration.records import read_records
 from llmlaunch.calibration.step_time_errors import TABLE, JobKind, job_kind
@@ -23,6 +23,7 @@ from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.timing.step import step_time
+from validation.scoring import score, timed_job
 
 MEASUREMENTS = Path(__file__).resolve().parents[1] / "data" / "measurements"
 FILES = (

@@ -65,12 +65,6 @@ def test_peaks_of_hybrids_that_nothing_was_fitted_on_are_met() -> None:
         ("SimuMax/allocated", 0.03),
         ("SimuMax/reserved", 0.03),
         ("megatron-lm-goldens/allocated", 0.06),
-        ("bigscience/device", 0.08),
-        # of trainers that no recipe can choose
-        ("torchtitan/reserved", 0.10),
-        ("torchtune/allocated", 0.03),
-        ("InternEvo/device", 0.08),
-        ("dlrover/allocated", 0.06),
     ],
 )
 def test_errors_stay_as_small_as_the_readme_says(results: list[ScoredRecord], family: str, most: float) -> None:
@@ -82,18 +76,6 @@ def test_offload_of_an_unknown_amount_is_refused(results: list[ScoredRecord], re
     for record, result in zip(records, results, strict=True):
         if record["backend"] == "megatron-fsdp" and record["implementation"]["cpu_activation_offload"]:
             assert "of how many layers the activations leave the device is not recorded" in str(result.reason)
-
-
-def test_a_run_of_megatron_deepspeed_assumes_the_forks_dropout_and_its_optimizers_sharding(
-    records: list[dict[str, Any]],
-) -> None:
-    record = json.loads(json.dumps(next(r for r in records if r["backend"] == "megatron-deepspeed")))
-    assert score(record, {}).assumed["model.hidden_dropout"] == 0.1
-    record["parallelism"]["data"] = 4
-    record["precision"]["compute"], record["optimizer"]["gradient_dtype"] = "bf16", "fp32"
-    sharded, unset = record, json.loads(json.dumps(record))
-    sharded["optimizer"]["zero_stage"], unset["optimizer"]["zero_stage"] = 1, 0
-    assert score(sharded, {}).predicted_bytes == score(unset, {}).predicted_bytes
 
 
 @pytest.mark.parametrize(
@@ -154,7 +136,7 @@ def test_resident_memory_stands_on_the_idle_trainer_of_its_machine(on_a_cpu: dic
     [
         ({"gpu": "H100"}, "resident memory is predicted on CPU-only machines"),
         ({"backend": "megatron-lm"}, "what a process of megatron-lm holds on a CPU-only machine is not known"),
-        ({"backend": "keras"}, "backend 'keras': what it keeps in memory has not been read"),
+        ({"backend": "keras"}, "backend 'keras' is shown as it was measured, and not priced"),
         ({"peak_kind": "swap"}, "peak_kind 'swap' is not predicted"),
         ({"micro_batch_size": 0}, "its sizes make no layout"),
         ({"micro_batch_size": "one"}, "its value is of another type"),

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.accuracy.scoring import score_all
 from llmlaunch.accuracy.verdicts import upper_share, verdicts
 from llmlaunch.calibration.records import read_records
 from llmlaunch.cluster.cards import machines
-from llmlaunch.memory.job import NO_CORRECTION
+from validation.scoring import scores_of
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"
 # Each is looked into in docs/accuracy.md.
@@ -21,7 +20,7 @@ DEATHS_CALLED_SAFE = {"bigscience-03206"}
 @pytest.fixture(scope="module")
 def classes() -> list[dict[str, Any]]:
     records = [record for name in ("outcomes", "released_outcomes") for record in read_records(DATA / f"{name}.jsonl")]
-    return verdicts(score_all(records, machines(), lambda _: NO_CORRECTION))
+    return verdicts(scores_of(records, machines()))
 
 
 def refused(classes: list[dict[str, Any]]) -> float:

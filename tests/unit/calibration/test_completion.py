@@ -12,7 +12,7 @@ import pytest
 
 from llmlaunch.accuracy.scoring import score
 from llmlaunch.calibration.cases import case_of
-from llmlaunch.calibration.completion import DEFAULTS, with_defaults
+from llmlaunch.calibration.completion import DEFAULTS, defaults_of, with_defaults
 from llmlaunch.calibration.records import TABLES, read_records
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"
@@ -39,7 +39,7 @@ def one_of(backend: str, precision: str = "bf16") -> dict[str, Any]:
 def test_what_is_known_stays_and_what_was_filled_is_said() -> None:
     for record in RECORDS:
         before = copy.deepcopy(record)
-        filled, assumed = with_defaults(record)
+        filled, assumed = with_defaults(record, defaults_of(record["backend"]))
         assert record == before
         for field, value in assumed.items():
             section, name = field.split(".")
@@ -62,8 +62,6 @@ def _known(section: Any) -> Any:
         ("megatron-lm", "bf16", "implementation.gradient_accumulation_fusion", True),
         ("megatron-lm", "bf16", "implementation.cross_entropy_fusion", "none"),
         ("megatron-bridge", "bf16", "implementation.cross_entropy_fusion", "native"),
-        ("megatron-deepspeed", "bf16", "optimizer.gradient_dtype", "fp32"),
-        ("megatron-deepspeed", "bf16", "implementation.gradient_accumulation_fusion", False),
         ("deepspeed", "bf16", "optimizer.gradient_dtype", "bf16"),
         ("deepspeed", "bf16", "optimizer.zero_stage", 0),
     ],
@@ -75,9 +73,10 @@ def test_a_null_becomes_the_frameworks_own_default(backend: str, precision: str,
 def test_a_null_that_changes_no_byte_is_left_alone() -> None:
     record = forgotten(one_of("megatron-lm"), "implementation.cp_comm_type", "recompute.modules")
     record["parallelism"]["context"], record["recompute"]["granularity"] = 1, "none"
-    assert not {"implementation.cp_comm_type", "recompute.modules"} & set(with_defaults(record)[1])
+    rows = defaults_of("megatron-lm")
+    assert not {"implementation.cp_comm_type", "recompute.modules"} & set(with_defaults(record, rows)[1])
     record["parallelism"]["context"], record["recompute"]["granularity"] = 2, "selective"
-    assumed = with_defaults(record)[1]
+    assumed = with_defaults(record, rows)[1]
     assert (assumed["implementation.cp_comm_type"], assumed["recompute.modules"]) == ("p2p", ["core_attn"])
 
 

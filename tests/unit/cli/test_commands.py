@@ -382,7 +382,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "nodes": ["as_json", "cluster", "forgive"],
         "collect": ["as_json", "recipe", "sinks", "words"],
         "measurements": [],
-        "accuracy": ["anchors", "as_json", "calibration", "each", "files", "markdown", "plot"],
+        "accuracy": ["as_json", "calibration", "each", "files", "plot"],
         "qualify": [
             *("again", "as_json", "backend", "cluster", "dry_run", "local", "model", "no_wait", "nodes", "output"),
             *("report", "words"),

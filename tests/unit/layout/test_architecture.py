@@ -69,6 +69,16 @@ def test_a_room_imports_only_from_floors_below_it() -> None:
     assert wrong == []
 
 
+def test_what_only_judges_the_formulas_is_no_part_of_the_wheel() -> None:
+    """No room imports `validation/`, and the wheel is made of this package alone."""
+    statement = re.compile(r"(?m)^\s*(from|import) validation\b")
+    assert [path for path in PACKAGE.rglob("*.py") if statement.search(path.read_text())] == []
+    settings = (PACKAGE.parents[1] / "pyproject.toml").read_text("utf-8")
+    built = settings.partition("[tool.hatch.build.targets.wheel]")[2].partition("[tool.ruff]")[0]
+    assert 'packages = ["wrapper/llmlaunch"]' in built
+    assert "validation" not in built
+
+
 def test_the_page_names_the_floors() -> None:
     rows = re.findall(r"(?m)^\| (\d+) \| ([^|]+) \|", PAGE.read_text("utf-8"))
     documented = {(int(floor), room) for floor, rooms in rows for room in re.findall(r"`(\w+)(?:/|\.py)`", rooms)}

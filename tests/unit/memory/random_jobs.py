@@ -9,15 +9,7 @@ from hypothesis import strategies as st
 from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
 
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts, with_family
-from llmlaunch.frameworks.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
-from llmlaunch.frameworks.fsdp import (
-    atorch_facts,
-    composer_facts,
-    internevo_facts,
-    torchtitan_facts,
-    torchtune_facts,
-)
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout
 from llmlaunch.memory.facts import Gathering, MemoryFacts
@@ -25,6 +17,14 @@ from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.workload import OptimizerFormats, Workload
+from validation.fsdp import (
+    atorch_facts,
+    composer_facts,
+    internevo_facts,
+    torchtitan_facts,
+    torchtune_facts,
+)
+from validation.megatron_deepspeed import megatron_deepspeed_facts
 
 GPT = replace(
     ModelShape("gpt", 24, 1024, 4096, 16, 16, 64, 50257, 2048),

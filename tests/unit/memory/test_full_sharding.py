@@ -8,13 +8,6 @@ import numpy as np
 import pytest
 from shapes import LLAMA2_7B, LLAMA3_8B, LLAMA3_70B, MIXTRAL, job_of, ranks
 
-from llmlaunch.frameworks.fsdp import (
-    atorch_facts,
-    composer_facts,
-    internevo_facts,
-    torchtitan_facts,
-    torchtune_facts,
-)
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.estimator import RankEstimate
@@ -24,6 +17,13 @@ from llmlaunch.memory.states import states
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.units import GIB
+from validation.fsdp import (
+    atorch_facts,
+    composer_facts,
+    internevo_facts,
+    torchtitan_facts,
+    torchtune_facts,
+)
 
 LLAMA3_8B_PARAMETERS = 8_030_261_248
 LLAMA2_7B_PARAMETERS = 6_738_415_616

@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from shapes import CORRECTIONS, LLAMA3_8B, SHAPES, any_layouts
 
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
-from llmlaunch.frameworks.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
-from llmlaunch.frameworks.fsdp import (
-    atorch_facts,
-    composer_facts,
-    internevo_facts,
-    torchtitan_facts,
-    torchtune_facts,
-)
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate, worst_ranks
@@ -39,6 +31,14 @@ from llmlaunch.memory.job import Correction, Job, all_ranks
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
+from validation.fsdp import (
+    atorch_facts,
+    composer_facts,
+    internevo_facts,
+    torchtitan_facts,
+    torchtune_facts,
+)
+from validation.megatron_deepspeed import megatron_deepspeed_facts
 
 JOB, NODE = Job(LLAMA3_8B, Workload(4096, 64), megatron_facts()), HostNode(processes=8)
 NODES = st.builds(HostNode, st.just(8), checkpoints=st.booleans(), resident=st.booleans())

@@ -12,8 +12,6 @@ from random_jobs import GEMMA, GPT, LATENT, SHARED, SINKS
 from shapes import ALTERNATING, LLAMA3_8B, MIXTRAL, job_of
 
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
-from llmlaunch.frameworks.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
-from llmlaunch.frameworks.fsdp import atorch_facts, torchtitan_facts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import (
@@ -51,6 +49,8 @@ from llmlaunch.memory.workspace import (
 from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import SQUARED, Indexer, LinearAttention, MlaShape, ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from validation.fsdp import atorch_facts, torchtitan_facts
+from validation.megatron_deepspeed import megatron_deepspeed_facts
 
 N = 4096  # tokens of a sequence
 BALANCED = replace(megatron_facts(), expert_imbalance=1.0)

@@ -12,9 +12,7 @@ from shapes import LLAMA3_8B, MIXTRAL, job_of
 from test_grouped_pricing import PAIRS
 
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
-from llmlaunch.frameworks.deepspeed.megatron_deepspeed_facts import megatron_deepspeed_facts
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
-from llmlaunch.frameworks.fsdp import torchtitan_facts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer
@@ -41,6 +39,8 @@ from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.units import GIB
+from validation.fsdp import torchtitan_facts
+from validation.megatron_deepspeed import megatron_deepspeed_facts
 
 LOSS, HEAD, LAYER, FIRST_LAYER, STEP = range(5)
 PARAMETERS = 8_030_261_248

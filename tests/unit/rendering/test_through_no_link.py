@@ -19,7 +19,6 @@ from llmlaunch.recipe.types import Code
 from llmlaunch.rendering.provenance import copy_snapshot, list_snapshot
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.sweep import render_sweep
-from llmlaunch.report.accuracy_text import END, START, write_between_markers
 from llmlaunch.report.svg import write_svg
 from llmlaunch.rundir.files import replace_json
 from llmlaunch.store.measurements import write_lines
@@ -37,7 +36,6 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "render": render,
     "sweep": lambda place: render_sweep(place, "sweep", "independent", {"0-a": render}, [{}]),
     "plot": lambda place: write_svg(place, lambda: "<svg/>"),
-    "markdown": lambda place: write_between_markers(place, "table"),
     "export": lambda place: write_lines(["{}"], place),
     "profile": lambda place: destination(str(place)),
 }
@@ -59,8 +57,8 @@ def test_a_link_in_the_place_of_what_is_written_is_refused(
 ) -> None:
     victim = tmp_path / "victim"
     ending = {"plot": ".svg", "profile": ".yaml"}.get(writer, "")
-    content = {"markdown": f"{START}\n{END}\n", "profile": PROFILE}.get(writer, "precious")
-    if writer in ("markdown", "profile") or not dangling:
+    content = {"profile": PROFILE}.get(writer, "precious")
+    if writer == "profile" or not dangling:
         if writer in ("render", "sweep"):
             victim.mkdir()
         else:

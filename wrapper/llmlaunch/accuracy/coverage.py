@@ -37,7 +37,6 @@ from llmlaunch.calibration.records import (
     configuration_key,
     exclusion_reason,
     ran_out,
-    table_of,
 )
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.models.shape import kind_of
@@ -83,7 +82,7 @@ def comparable_runs(scores: Iterable[ScoredRecord], clusters: Mapping[str, Clust
 def _runs(scored: ScoredRecord, clusters: Mapping[str, Cluster]) -> list[ComparableRun]:
     record, worst, case = scored.record, scored.worst, scored.case
     of_a_node = record["peak_kind"] in ("fits", "host", "host_oom")
-    if worst is None or case is None or of_a_node or exclusion_reason(record) is not None:
+    if worst is None or case is None or scored.job is None or of_a_node or exclusion_reason(record) is not None:
         return []
     card = card_bytes(record, clusters)
     if card and worst.device_bytes > card:
@@ -94,7 +93,7 @@ def _runs(scored: ScoredRecord, clusters: Mapping[str, Cluster]) -> list[Compara
     return [
         ComparableRun(
             score=Score(ratio, kind, kind_of(case.job.shape), record.get("backend_version"), share),
-            backend=str(table_of(record)),
+            backend=scored.job.backend,
             accelerator=accelerator_of(record),
             job=json.dumps([record["model"].get("name"), *(record.get(key) for key in JOB)]),
             tokens_per_second_per_gpu=scored.predicted_tokens_per_second_per_gpu,

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.calibration.cases import CPU, NO_SIZES, Case, case_or_reason
+from llmlaunch.calibration.cases import NO_SIZES, Case, case_or_reason
 from llmlaunch.calibration.completion import in_performance_summary
 from llmlaunch.calibration.evidence import JobClass, evidence_margin
 from llmlaunch.calibration.margins import FUJII_SHARE
-from llmlaunch.calibration.records import Record, machine_of, table_of
+from llmlaunch.calibration.records import CPU, Record, machine_of
+from llmlaunch.calibration.trainers import TRAINERS, Trainer
 from llmlaunch.cluster.cards import accelerator_of_card, capability_of_card
 from llmlaunch.cluster.load import accelerator_table
 from llmlaunch.cluster.profile import Cluster, Link
@@ -33,7 +34,6 @@ __all__ = [
     "OUTCOMES",
     "ScoredRecord",
     "card_memory_bytes",
-    "job_class",
     "refuse_broken",
     "score",
     "score_all",
@@ -55,9 +55,7 @@ ANSWERS = (
 DEVICES_PER_NODE = 8  # of a machine without a profile
 # Bytes a second that each device has of its node's adapters, by family. Said of ABCI's A nodes: four HDR adapters of
 # 200 Gb/s for eight A100s. Not confirmed by a page of the site or a measurement; the profile's figure is for one each.
-# Of Jean Zay's A100 nodes: four Omni-Path adapters of 100 Gb/s for eight devices (BigScience's chronicles). Of ATorch's
-# machines 800 Gb/s a node (its README).
-FABRICS = {"fujii-grid-A100-40GB": 12.5e9, "bigscience-steps": 6.25e9, "atorch-steps": 12.5e9}
+FABRICS = {"fujii-grid-A100-40GB": 12.5e9}
 # Trainers whose loader makes an s x s attention mask for every sample, by version: this fork's launch scripts say
 # --reset-attention-mask and do not turn the mask off (megatron/core/datasets/gpt_dataset.py).
 MASKS = ("okoge-kaz/Megatron-LM fork, Oct 2024",)
@@ -73,8 +71,8 @@ JSON_NAMES = (
 @dataclass(frozen=True)
 class ScoredRecord:
     """A record and its score. `reason` is why it is not supported, or the law of memory that its estimate breaks, which
-    is a bug of llmlaunch. `rank` is the pipeline rank compared and `worst` the one with the most device bytes; both and
-    `case` are None if the record is not supported."""
+    is a bug of llmlaunch. `rank` is the pipeline rank compared and `worst` the one with the most device bytes; both,
+    `case` and `job` are None if the record is not supported."""
 
     record: Record
     supported: bool
@@ -86,6 +84,7 @@ class ScoredRecord:
     predicted_step_seconds: float | None = None
     predicted_tokens_per_second_per_gpu: float | None = None
     case: Case | None = None
+    job: JobClass | None = None
     rank: RankEstimate | None = None
     worst: RankEstimate | None = None
 
@@ -117,20 +116,26 @@ def score_all(
     return scores
 
 
-def score(record: Record, clusters: Mapping[str, Cluster], correction: Correction = NO_CORRECTION) -> ScoredRecord:
-    """Price one record. `clusters` are the machines of known accelerators (`cluster.cards.machines`), whose speeds give
-    step times; `correction` is in every number of bytes."""
+def score(
+    record: Record,
+    clusters: Mapping[str, Cluster],
+    correction: Correction = NO_CORRECTION,
+    trainers: Mapping[str, Trainer] = TRAINERS,
+) -> ScoredRecord:
+    """Price one record of one of the `trainers`. `clusters` are the machines of known accelerators
+    (`cluster.cards.machines`), whose speeds give step times; `correction` is in every number of bytes."""
     if record["peak_kind"] not in (*PRICED, *OUTCOMES):
         known = ", ".join((*PRICED, *OUTCOMES))
         return ScoredRecord(record, False, f"peak_kind {record['peak_kind']!r} is not predicted; known are {known}")
-    case = case_or_reason(record)
+    case = case_or_reason(record, trainers)
     if isinstance(case, str):
         return ScoredRecord(record, supported=False, reason=case)
     try:
+        job = _job_class(record, trainers[record["backend"]])
         node = _node(record, case, clusters)
         priced = estimate(replace(case.job, correction=correction), case.layout, case.num_microbatches, node=node)
         seconds = _step_seconds(record, case, clusters)
-        limit, most = _limits(record)
+        limit, most = _limits(record, job)
     except (ArithmeticError, AttributeError, IndexError, MemoryError, TypeError, ValueError):
         return ScoredRecord(record, supported=False, reason=NO_SIZES)
     rank = _compared_rank(record, priced)
@@ -150,18 +155,19 @@ def score(record: Record, clusters: Mapping[str, Cluster], correction: Correctio
         predicted_step_seconds=seconds,
         predicted_tokens_per_second_per_gpu=tokens / seconds / case.layout.world_size if seconds else None,
         case=case,
+        job=job,
         rank=rank,
         worst=priced.worst,
     )
 
 
-def _limits(record: Record) -> tuple[int | None, int | None]:
+def _limits(record: Record, job: JobClass) -> tuple[int | None, int | None]:
     """Return up to how many bytes a prediction is safe, by the default margin without the record's own family, and up
     to how many it is tight."""
     card = card_memory_bytes(record)
-    if card is None or record["gpu"] == "cpu":
+    if card is None or record["gpu"] == CPU:
         return _share(card), _share(card)
-    margin = evidence_margin(job_class(record), card, without_source=record["family"])
+    margin = evidence_margin(job, card, without_source=record["family"])
     return (_share(card), card) if margin is None else (margin.limit_bytes, margin.memory_bytes)
 
 
@@ -179,13 +185,13 @@ def _verdict(priced: Estimate, worst_bytes: int, limit: int | None, most: int | 
     return SAFE if worst_bytes <= limit else TIGHT
 
 
-def job_class(record: Record) -> JobClass:
-    """Return the class of jobs a record belongs to."""
+def _job_class(record: Record, trainer: Trainer) -> JobClass:
+    """Return the class of jobs that a record of a trainer belongs to."""
     precision = record["precision"]
     narrow = precision.get("fp8_recipe") is not None or str(precision.get("compute")).startswith(NARROW)
     capability = capability_of_card(record["gpu"])
     return JobClass(
-        backend=str(table_of(record)),
+        backend=trainer.table,
         mixture=bool(record["model"].get("moe")),
         narrow=narrow,
         capability=None if capability is None else str(capability),

@@ -13,7 +13,7 @@ import numpy as np
 
 from llmlaunch.accuracy.scoring import OUTCOMES, ScoredRecord
 from llmlaunch.calibration.cases import Case
-from llmlaunch.calibration.records import Record, reason_of_no_whole_peak, table_of
+from llmlaunch.calibration.records import Record, reason_of_no_whole_peak
 from llmlaunch.units import GIB
 from llmlaunch.verdicts import JUDGED
 
@@ -102,8 +102,9 @@ def by_size(scores: Iterable[ScoredRecord]) -> list[dict[str, Any]]:
     are one."""
     groups: dict[tuple[str, str, str], list[ScoredRecord]] = {}
     for scored in _compared(scores):
-        key = (_size_of(scored), str(table_of(scored.record)), scored.record["peak_kind"])
-        groups.setdefault(key, []).append(scored)
+        if scored.job is not None:
+            key = (_size_of(scored), scored.job.backend, scored.record["peak_kind"])
+            groups.setdefault(key, []).append(scored)
     return [
         {"size": size, "backend": backend, "peak_kind": kind, "records": len(group), **errors(group)}
         for (size, backend, kind), group in sorted(groups.items(), key=_size_first)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from llmlaunch.accuracy.scoring import ScoredRecord, card_memory_bytes, job_class
+from llmlaunch.accuracy.scoring import ScoredRecord, card_memory_bytes
 from llmlaunch.accuracy.summary import judged
 from llmlaunch.calibration.evidence import DEFAULT_RISK
 from llmlaunch.calibration.margins import FUJII_SHARE
@@ -25,8 +25,8 @@ def verdicts(scores: Iterable[ScoredRecord]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, str], list[ScoredRecord]] = {}
     for scored in scores:
         record = scored.record
-        if record["peak_kind"] in DEVICE_OUTCOMES and scored.verdict is not None and judged(scored):
-            groups.setdefault((job_class(record).name, record["family"]), []).append(scored)
+        if record["peak_kind"] in DEVICE_OUTCOMES and scored.job and scored.verdict is not None and judged(scored):
+            groups.setdefault((scored.job.name, record["family"]), []).append(scored)
     return [
         {"class": name, "family": family, "stated_risk": DEFAULT_RISK, **_counts(group)}
         for (name, family), group in groups.items()

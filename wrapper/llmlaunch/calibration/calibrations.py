@@ -34,14 +34,9 @@ IDENTITY = ("id", "backend", "accelerator", "made_at", "llmlaunch", "estimator")
 ROOMS = ("memory", "models")
 MODULES = (
     *("layout.py", "techniques.py", "workload.py"),
-    *(
-        f"frameworks/{name}.py"
-        for name in (
-            *("deepspeed/facts", "deepspeed/megatron_deepspeed_facts", "deepspeed/zero_settings"),
-            *("fsdp", "megatron/facts"),
-        )
-    ),
-    *(f"calibration/{name}.py" for name in ("cases", "completion", "megatron_records", "trainers")),
+    *(f"frameworks/{name}.py" for name in ("deepspeed/facts", "deepspeed/zero_settings", "megatron/facts")),
+    *(f"calibration/{name}.py" for name in ("cases", "completion", "trainers")),
+    *(f"calibration/{name}_records.py" for name in ("deepspeed", "megatron")),
     *("cluster/accelerators.json", "cluster/cards.py"),
 )
 

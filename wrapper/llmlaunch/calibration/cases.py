@@ -11,32 +11,9 @@ from typing import Any, get_args
 import numpy as np
 
 from llmlaunch.calibration.completion import Unsupported, complete, with_every_field
-from llmlaunch.calibration.megatron_records import FP8_RECIPES, captured_graphs, megatron_options
-from llmlaunch.calibration.records import ATORCH_PIPELINE, TABLES, Record
-from llmlaunch.calibration.trainers import FORMATS, OFFLOADS_ALL, OPTIMIZERS, TRAINERS, default_split, refuse_unread
-from llmlaunch.cluster.cards import capability_of_card
+from llmlaunch.calibration.records import CPU, UNFUSED, Record
+from llmlaunch.calibration.trainers import TRAINERS, Trainer, refuse_unread
 from llmlaunch.columns import FloatColumn
-from llmlaunch.frameworks.deepspeed.facts import (
-    BUCKET_ELEMENTS,
-    HUGGING_FACE_KINDS,
-    SHIPPED_TRAINER,
-    DeepSpeedOptions,
-    atorch_pipeline_facts,
-    bucket_bytes,
-    deepspeed_facts,
-    resident_facts,
-    script_facts,
-    shipped_facts,
-    with_family,
-)
-from llmlaunch.frameworks.deepspeed.megatron_deepspeed_facts import (
-    DROPOUT,
-    ForkOptions,
-    accumulates_in_fp32,
-    megatron_deepspeed_facts,
-)
-from llmlaunch.frameworks.deepspeed.zero_settings import settings_of_record
-from llmlaunch.frameworks.megatron.facts import megatron_facts, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout, LayoutColumns
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks
@@ -54,15 +31,12 @@ from llmlaunch.models.shape import (
 )
 from llmlaunch.models.vision import vision_of
 from llmlaunch.techniques import GraphScope, Techniques
-from llmlaunch.workload import ELEMENT_BYTES, Workload
+from llmlaunch.workload import Workload
 
-__all__ = ["CPU", "NO_RECORD", "NO_SIZES", "Case", "Prediction", "Unsupported", "case_of", "case_or_reason", "predict"]
+__all__ = ["NO_RECORD", "NO_SIZES", "Case", "Prediction", "Unsupported", "case_of", "case_or_reason", "predict"]
 
-TRANSFORMER_ENGINE = ("megatron", "megatron-fsdp")  # the tables that know its number formats
 UNSPECIFIC_RECIPES = ("fp8", "fp4")  # of published tables: a width, not a recipe
-MUON = ("muon", "dist_muon")  # the second is the first with its layers' states spread over data parallel ranks
 ROUTER_FIELDS = (*OF_MEMORY, *OF_TIME)
-UNFUSED = ("unfused", "eager")  # the second is Hugging Face's name
 OF_THE_LAYOUT = ("recompute_layers", "offload_layers", "layers_by_stage")  # keys of `techniques` that Layout holds
 SHAPE_SIZES = (  # the same in a record and in ModelShape
     *("name", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "head_dim"),
@@ -73,8 +47,6 @@ SPLITS = ("tensor", "pipeline", "context", "data", "expert", "expert_tensor")
 SIZES = (*SPLITS, "virtual_pipeline", "micro_batch_size")
 NO_SIZES = "its sizes make no layout: a parallel size or the micro-batch size is below 1, or not of a job that runs"
 NO_RECORD = "a field is missing, or its value is of another type than measurements have"
-OLD_FORK = "megatron-deepspeed"  # a kind of script that recipes of earlier versions could name
-CPU = "cpu"  # the `gpu` of records of CPU-only machines
 RANKS_AT_ONCE = 20_000  # a rank has some hundred columns of eight bytes
 
 
@@ -89,19 +61,23 @@ class Case:
     assumed: Mapping[str, Any]
 
 
-def case_of(record: Record) -> Case:
-    """Return the estimator's inputs for a record. Raises Unsupported with the reason if it cannot be priced."""
+def case_of(record: Record, trainers: Mapping[str, Trainer] = TRAINERS) -> Case:
+    """Return the estimator's inputs for a record of one of these trainers, which are known by the record's backend.
+    Raises Unsupported with the reason if it cannot be priced."""
     record = with_every_field(record)
-    _refuse(record)
-    refuse_unread(record, TABLES[record["backend"]])
-    record, assumed = complete(record)
-    shape = _shape(record)
-    facts = _on_its_machine(record, _as_we_run_it(record, shape, _facts(record, assumed)), assumed)
-    layout = _layout(record)
-    if TABLES[record["backend"]] == "megatron-deepspeed":
-        shape, layout = _as_megatron_deepspeed_runs(record, shape, layout, assumed)
-    if record["backend"] == ATORCH_PIPELINE:  # ties its head to the embedding (tie_first, ds_pipe_utils.py, 11bf2fb)
-        shape = replace(shape, tied_embeddings=True)
+    trainer = trainers.get(record["backend"])
+    if trainer is None:
+        priced = ", ".join(trainers)
+        raise Unsupported(
+            f"backend {record['backend']!r} is shown as it was measured, and not priced; priced are {priced}"
+        )
+    _refuse(record, trainer)
+    refuse_unread(record, trainer.unread)
+    record, assumed = complete(record, trainer.defaults)
+    shape, layout, techniques = _shape(record), _layout(record), _techniques(record, trainer)
+    facts = _with_kernels(record, trainer.facts(record, techniques, assumed))
+    facts = trainer.as_ran(record, shape, facts, assumed)
+    shape, layout = trainer.adapted(record, shape, layout, assumed)
     microbatches = record.get("num_microbatches")
     batch = record.get("global_batch_size")
     if not microbatches and batch:
@@ -113,22 +89,21 @@ def case_of(record: Record) -> Case:
         global_batch_size=batch or microbatches * layout.data * layout.micro_batch_size,
         precision=record["precision"]["compute"],
     )
-    layout = replace(layout, layers_by_stage=_stages(record, shape, layout))
+    layout = replace(layout, layers_by_stage=_stages(record, trainer, shape, layout))
     group = record["parallelism"].get("microbatch_group") if layout.virtual_pipeline > 1 else None
-    techniques = _techniques(record)
     return Case(Job(shape, workload, facts, group, techniques), layout, int(microbatches), bool(batch), assumed)
 
 
-def _stages(record: Record, shape: ModelShape, layout: Layout) -> tuple[int, ...]:
+def _stages(record: Record, trainer: Trainer, shape: ModelShape, layout: Layout) -> tuple[int, ...]:
     """Return the layers of each virtual stage, nothing if they are even. A record has those of each rank: with several
     chunks the embedding takes the place of a layer in the first chunk of the first rank, the head in the last of the
     last (`--account-for-embedding-in-pipeline-split`, core 0.19); other ranks spread theirs."""
     by_stage = (record.get("techniques") or {}).get("layers_by_stage")
     if by_stage:
         return tuple(by_stage)
-    uneven = record["parallelism"].get("layers_per_pipeline_rank") or default_split(record["backend"], shape, layout)
+    uneven = record["parallelism"].get("layers_per_pipeline_rank") or trainer.split(shape, layout)
     if not uneven:
-        return _ends_for_layers(record, shape, layout)
+        return _ends_for_layers(shape, layout) if trainer.ends_count else ()
     ranks, p, v = [int(n) for n in uneven], layout.pipeline, layout.virtual_pipeline
     if len(ranks) != p or sum(ranks) != shape.num_layers:
         raise Unsupported(f"layers_per_pipeline_rank {uneven} does not add up to {shape.num_layers} layers")
@@ -146,42 +121,38 @@ def _stages(record: Record, shape: ModelShape, layout: Layout) -> tuple[int, ...
     return tuple(chunks[rank][chunk] for chunk in range(v) for rank in range(p))
 
 
-def _ends_for_layers(record: Record, shape: ModelShape, layout: Layout) -> tuple[int, ...]:
+def _ends_for_layers(shape: ModelShape, layout: Layout) -> tuple[int, ...]:
     """Return the split in which the embedding and the head each stand for a layer, so that the first and the last
     virtual stage have one layer less. Megatron refuses layers that its stages do not divide otherwise
     (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`; arguments.py validate_args,
     core 0.19). Llama 3.1 405B and Qwen3 235B, with 126 and 94 layers, are split so in NVIDIA's perf recipes."""
     stages = layout.pipeline * layout.virtual_pipeline
-    if TABLES[record["backend"]] not in TRANSFORMER_ENGINE or stages == 1 or not shape.num_layers % stages:
+    if stages == 1 or not shape.num_layers % stages:
         return ()
     each, left = divmod(shape.num_layers + 2, stages)
     return () if left else (each - 1, *(each,) * (stages - 2), each - 1)
 
 
-def _refuse(record: Record) -> None:
+def _refuse(record: Record, trainer: Trainer) -> None:
     backend = record["backend"]
-    if backend not in TABLES:
-        raise Unsupported(f"backend {backend!r}: what it keeps in memory has not been read in its source")
-    if record["gpu"] == CPU and TABLES[backend] != "deepspeed":
+    if record["gpu"] == CPU and not trainer.runs_on_cpus:
         raise Unsupported(f"what a process of {backend} holds on a CPU-only machine is not known; DeepSpeed's is")
     if record["peak_kind"] == "resident" and record["gpu"] != CPU:
         raise Unsupported(
             "resident memory is predicted on CPU-only machines; beside a GPU, the node's is (peak kind host)"
         )
-    if record["implementation"].get("trainer") == OLD_FORK:
-        raise Unsupported("implementation.trainer: Megatron-DeepSpeed is shown as it was measured, and not priced")
     optimizer = record["optimizer"]
-    muon = MUON if TABLES[backend] == "megatron" else ()
-    if optimizer["name"] not in ("adam", *muon, *OPTIMIZERS.get(backend, ())):
+    if optimizer["name"] not in ("adam", *trainer.optimizers):
         raise Unsupported(f"optimizer.name {optimizer['name']!r}: the states it keeps are not modelled for {backend}")
     recipe = record["precision"].get("fp8_recipe")
-    formats = FP8_RECIPES if TABLES[backend] in TRANSFORMER_ENGINE else FORMATS.get(backend, ())
-    if recipe and recipe not in formats:
-        raise Unsupported(f"precision.fp8_recipe {recipe!r}: {_why_not_priced(recipe, tuple(formats), backend)}")
+    if recipe and recipe not in trainer.formats:
+        raise Unsupported(
+            f"precision.fp8_recipe {recipe!r}: {_why_not_priced(recipe, tuple(trainer.formats), backend)}"
+        )
     unknown = set((record.get("techniques") or {}).get("cuda_graphs") or ()) - set(get_args(GraphScope))
     if unknown:
         raise Unsupported(f"techniques.cuda_graphs {sorted(unknown)}: what these graphs keep is not modelled")
-    amount_known = record.get("techniques") or _offloads_checkpoints(record)
+    amount_known = record.get("techniques") or _offloads_checkpoints(record, trainer)
     if record["implementation"].get("cpu_activation_offload") and not amount_known:
         raise Unsupported(
             "implementation.cpu_activation_offload: of how many layers the activations leave the device is not recorded"
@@ -220,25 +191,6 @@ def _family_fields(model: Record) -> dict[str, Any]:
     return fields | sections | mamba | vision
 
 
-def _as_megatron_deepspeed_runs(
-    record: Record, shape: ModelShape, layout: Layout, assumed: dict[str, Any]
-) -> tuple[ModelShape, Layout]:
-    """Return both as the fork runs them. Its dropout applies if a record names none: the runs' launch scripts leave
-    both at their default. Its bf16 optimizer shards the states whatever ZeRO stage is set."""
-    if not shape.attention_dropout:
-        assumed["model.attention_dropout"] = DROPOUT
-    if not shape.hidden_dropout:
-        assumed["model.hidden_dropout"] = DROPOUT
-    shape = replace(
-        shape,
-        attention_dropout=shape.attention_dropout or DROPOUT,
-        hidden_dropout=shape.hidden_dropout or DROPOUT,
-    )
-    if accumulates_in_fp32(record["precision"]["compute"], record["optimizer"]["gradient_dtype"]):
-        layout = replace(layout, zero_stage=max(layout.zero_stage, 1))
-    return shape, layout
-
-
 def _moe(moe: Mapping[str, Any], layers: int, ffn_hidden_size: int) -> MoeShape:
     return MoeShape(
         num_experts=moe["num_experts"],
@@ -254,23 +206,9 @@ def _moe(moe: Mapping[str, Any], layers: int, ffn_hidden_size: int) -> MoeShape:
     )
 
 
-def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
-    optimizer, implementation = record["optimizer"], record["implementation"]
-    precision = record["precision"]["compute"]
-    table = TABLES[record["backend"]]
-    if table == "deepspeed":
-        facts = deepspeed_facts(_deepspeed_options(record))
-        if record["backend"] == ATORCH_PIPELINE:
-            facts = atorch_pipeline_facts(facts)
-    elif table == "megatron-deepspeed":
-        facts = megatron_deepspeed_facts(precision, optimizer["gradient_dtype"], _fork_options(record))
-    elif table in TRAINERS:
-        facts = TRAINERS[table](record)
-    elif table == "megatron-fsdp":
-        facts = megatron_fsdp_facts(megatron_options(record, assumed))
-    else:
-        facts = megatron_facts(megatron_options(record, assumed))
-    recorded = facts.gated_activation_fused and bool(implementation.get("gated_activation_fused"))
+def _with_kernels(record: Record, facts: MemoryFacts) -> MemoryFacts:
+    """Return the facts with the kernels that a record names, whatever its trainer."""
+    implementation = record["implementation"]
     if implementation.get("forced_load_balancing"):  # random scores in place of the router's
         facts = replace(facts, expert_imbalance=1.0)
     return replace(
@@ -278,52 +216,19 @@ def _facts(record: Record, assumed: dict[str, Any]) -> MemoryFacts:
         attention_scores_saved=implementation.get("attention") in UNFUSED,
         experts_fused=bool(implementation.get("fused_grouped_mlp")),
         attention_narrow=bool(implementation.get("fp8_attention")),
-        gated_activation_fused=facts.gated_activation_fused if table in (*TRAINERS, "deepspeed") else recorded,
         pad_vocabulary=False,  # the record's own padded size is used
     )
 
 
-def _as_we_run_it(record: Record, shape: ModelShape, facts: MemoryFacts) -> MemoryFacts:
-    """Return the facts of our own DeepSpeed runs, whose records name the kind of script and the size of its buckets."""
-    implementation, precision = record["implementation"], record["precision"]["compute"]
-    elements, trainer = implementation.get("reduce_bucket_elements"), implementation.get("trainer")
-    if facts.backend != "deepspeed" or not elements:
-        return facts
-    if trainer:
-        facts = script_facts(facts, trainer)
-    width = ELEMENT_BYTES[precision]  # in which gradients travel, with Ulysses too
-    facts = replace(
-        facts,
-        bucket_bytes=bucket_bytes(elements, precision, implementation.get("overlap_comm") is not False),
-        lasting_bucket_bytes=elements * width,
-        pad_vocabulary=False,
-    )
-    if trainer == SHIPPED_TRAINER:
-        return shipped_facts(facts, shape, record["sequence_length"])
-    return with_family(facts, shape, record["sequence_length"]) if trainer in HUGGING_FACE_KINDS else facts
-
-
-def _on_its_machine(record: Record, facts: MemoryFacts, assumed: dict[str, Any]) -> MemoryFacts:
-    """Return the facts of a CPU-only machine for a record of one, with the idle trainer that was measured there; the
-    facts as they are for a GPU's."""
-    if record["gpu"] != CPU:
-        return facts
-    baseline = record.get("baseline_bytes")
-    facts = resident_facts(facts, baseline)
-    if baseline is None:
-        assumed["baseline_bytes"] = int(facts.context_bytes)
-    return facts
-
-
-def _offloads_checkpoints(record: Record) -> bool:
+def _offloads_checkpoints(record: Record, trainer: Trainer) -> bool:
     """Whether everything that full recompute keeps is offloaded: the only amount that a record of one trainer tells."""
     implementation, full = record["implementation"], record["recompute"]["granularity"] == "full"
-    return bool(implementation.get("cpu_activation_offload")) and full and record["backend"] in OFFLOADS_ALL
+    return bool(implementation.get("cpu_activation_offload")) and full and trainer.offloads_all
 
 
-def _techniques(record: Record) -> Techniques:
+def _techniques(record: Record, trainer: Trainer) -> Techniques:
     """Return a record's techniques: of our own runs from a section for them, of others from the fields that tell. The
-    dispatcher of tokens stands beside the experts."""
+    dispatcher of tokens is recorded with the experts."""
     dispatcher = (record["model"].get("moe") or {}).get("token_dispatcher")
     if record.get("techniques"):
         stated = {"token_dispatcher": dispatcher, **record["techniques"]}
@@ -333,38 +238,9 @@ def _techniques(record: Record) -> Techniques:
         token_dispatcher=dispatcher,
         recompute_modules=tuple(recompute.get("modules") or ()),
         recompute_method=recompute["method"] if recompute.get("method") in ("uniform", "block") else "uniform",
-        offload_checkpoints=_offloads_checkpoints(record),
+        offload_checkpoints=_offloads_checkpoints(record, trainer),
         offload_optimizer=1.0 if record["optimizer"].get("offload") else 0.0,
-        cuda_graphs=captured_graphs(record) if TABLES[record["backend"]] == "megatron" else (),
-    )
-
-
-def _deepspeed_options(record: Record) -> DeepSpeedOptions:
-    """Liger's Hugging Face model brings all its kernels, the gated activation and the norms among them, whatever the
-    record says of those (AutoLigerKernelForCausalLM, liger_kernel/transformers/auto_model.py, 0.8)."""
-    optimizer, implementation = record["optimizer"], record["implementation"]
-    share = _techniques(record).offload_optimizer
-    return DeepSpeedOptions(
-        reduce_bucket_elements=implementation.get("reduce_bucket_elements") or BUCKET_ELEMENTS,
-        zero=settings_of_record(implementation),
-        split_from_start="live_elements" in implementation,  # our own runs make the model in shards
-        precision=record["precision"]["compute"],
-        accumulation=optimizer["gradient_dtype"],
-        offload_optimizer=share == 1.0,
-        fused_optimizer=implementation.get("fused_optimizer") is not False,
-        offloaded_share=share % 1.0,
-        sequence_ranks=record["parallelism"].get("context") or 1,
-        eager_attention=implementation.get("attention") in UNFUSED,
-        liger=implementation["cross_entropy_fusion"] == "liger",
-        expandable_segments=bool(implementation.get("expandable_segments")),
-    )
-
-
-def _fork_options(record: Record) -> ForkOptions:
-    return ForkOptions(
-        fused_optimizer=record["implementation"].get("fused_optimizer") is not False,
-        embedding_norm=bool(record["implementation"].get("embedding_norm")),
-        compute_capability=capability_of_card(record["gpu"]),
+        cuda_graphs=trainer.graphs(record),
     )
 
 
@@ -407,11 +283,11 @@ def predict(records: Sequence[Record]) -> list[Prediction | str]:
     return predictions
 
 
-def case_or_reason(record: Record) -> Case | str:
-    """Return the estimator's inputs for a record, or why it cannot be priced. The store takes over any JSON object with
-    an id, so a record may only look like a measurement."""
+def case_or_reason(record: Record, trainers: Mapping[str, Trainer] = TRAINERS) -> Case | str:
+    """Return the estimator's inputs for a record of one of these trainers, or why it cannot be priced. The store takes
+    over any JSON object with an id, so a record may only look like a measurement."""
     try:
-        case = case_of(record)
+        case = case_of(record, trainers)
         return case if min(getattr(case.layout, name) for name in SIZES) >= 1 else NO_SIZES
     except Unsupported as refusal:
         return str(refusal)

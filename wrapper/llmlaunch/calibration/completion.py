@@ -10,18 +10,27 @@ record unsupported.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmlaunch.calibration.records import ATORCH_PIPELINE, MEGATRON_SWIFT, SWIFT, Record
+from llmlaunch.calibration.records import Record
 
 __all__ = [
     "DEFAULTS",
+    "LLAMA",
+    "PRECISION",
+    "ZERO_CONFIG",
+    "Default",
     "Unsupported",
+    "cites",
     "complete",
+    "defaults_of",
+    "in_bf16",
     "in_performance_summary",
     "is_bridge_benchmark",
+    "not_in_bf16",
+    "splits_tensors",
     "with_defaults",
     "with_every_field",
 ]
@@ -33,12 +42,12 @@ def _always(_: Record) -> bool:
     return True
 
 
-def _bf16(record: Record) -> bool:
+def in_bf16(record: Record) -> bool:
     return bool(record["precision"]["compute"] == "bf16")
 
 
-def _not_bf16(record: Record) -> bool:
-    return not _bf16(record)
+def not_in_bf16(record: Record) -> bool:
+    return not in_bf16(record)
 
 
 def _selective(record: Record) -> bool:
@@ -61,7 +70,7 @@ def _not_distributed(record: Record) -> bool:
     return not _distributed(record)
 
 
-def _tensor(record: Record) -> bool:
+def splits_tensors(record: Record) -> bool:
     return bool((record["parallelism"]["tensor"] or 1) > 1)
 
 
@@ -73,7 +82,7 @@ def _gated(record: Record) -> bool:
     return bool(record["model"].get("gated_mlp"))
 
 
-def _cites(repository: str, place: str) -> Callable[[Record], bool]:
+def cites(repository: str, place: str) -> Callable[[Record], bool]:
     """Whether a published run is of `place` of a repository, whose scripts or logs say what its table does not."""
 
     def cited(record: Record) -> bool:
@@ -83,9 +92,7 @@ def _cites(repository: str, place: str) -> Callable[[Record], bool]:
     return cited
 
 
-_flagperf_llama2 = _cites("FlagOpen/FlagPerf", "training/nvidia/llama2_7b-deepspeed/")
-_bloom = _cites("bigscience-workshop/bigscience", "train/tr11-176B-ml/")
-_gpt_2021 = _cites("bigscience-workshop/bigscience", "experiments/gpt2")
+_flagperf_llama2 = cites("FlagOpen/FlagPerf", "training/nvidia/llama2_7b-deepspeed/")
 
 
 BENCHMARKS = (
@@ -110,11 +117,11 @@ def is_bridge_benchmark(record: Record) -> bool:
 
 
 def _benchmark_in_bf16(record: Record) -> bool:
-    return _bf16(record) and is_bridge_benchmark(record)
+    return in_bf16(record) and is_bridge_benchmark(record)
 
 
 def _bf16_but_no_benchmark(record: Record) -> bool:
-    return _bf16(record) and not (record["backend"] in BRIDGE and is_bridge_benchmark(record))
+    return in_bf16(record) and not (record["backend"] in BRIDGE and is_bridge_benchmark(record))
 
 
 @dataclass(frozen=True)
@@ -130,12 +137,8 @@ class Default:
     applies: Callable[[Record], bool] = _always
 
 
-# Megatron-LM and its own FSDP, Megatron-Bridge, Megatron-DeepSpeed (BLOOM's fork), DeepSpeed with a Hugging Face model
-LM, BRIDGE = ("megatron-lm", "megatron-fsdp", MEGATRON_SWIFT), ("megatron-bridge",)
-FORK, DEEPSPEED = ("megatron-deepspeed",), ("deepspeed", SWIFT, ATORCH_PIPELINE)
-TITAN, TUNE = ("torchtitan-fsdp2",), ("torchtune single-device",)
-WRAPPED = ("fsdp (composer)", "fsdp (atorch)", "internevo-fsdp")  # by FullyShardedDataParallel
-LLAMAS = DEEPSPEED + TITAN + TUNE + WRAPPED  # whose models are Llamas unless a record says otherwise
+# Megatron-LM and its own FSDP, Megatron-Bridge, DeepSpeed with a Hugging Face model
+LM, BRIDGE, DEEPSPEED = ("megatron-lm", "megatron-fsdp"), ("megatron-bridge",), ("deepspeed",)
 CORE = LM + BRIDGE  # Bridge takes over what its own providers do not set
 
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
@@ -143,62 +146,36 @@ PARALLEL = "megatron/core/model_parallel_config.py, core 0.19"
 ARGUMENTS = "megatron/training/arguments.py, core 0.9 to 0.19"
 PROVIDER = "src/megatron/bridge/models/gpt_provider.py, Megatron-Bridge 0.2 to 0.6"
 PERF_RECIPES = "src/megatron/bridge/perf_recipes/_common.py, Megatron-Bridge 2026-08"
-FORK_ARGUMENTS = "megatron/arguments.py, bigscience-workshop/Megatron-DeepSpeed 2023-12"
 ENGINE = "deepspeed/runtime/engine.py get_data_types, DeepSpeed 0.19"
 LAUNCHER = "deepspeed/launcher/launch.py, DeepSpeed 0.19"
 ZERO_CONFIG = "deepspeed/runtime/zero/config.py, DeepSpeed 0.19"
-TITAN_CONFIG = "torchtitan/config_manager.py, torchtitan 9dec370"
-TITAN_PLAN = "torchtitan/parallelisms/parallelize_llama.py, torchtitan 9dec370"
-TUNE_RECIPE = "recipes/full_finetune_single_device.py, torchtune bd2a0fc7"
 FLAGPERF = "training/benchmarks/llama2_7b/deepspeed/run_pretraining.py, FlagPerf 1b5a030"
-TORCH_FSDP = "torch/distributed/fsdp/api.py, torch 2.13"
 LLAMA = "transformers/models/llama/modeling_llama.py and configuration_llama.py, 5.x"
 
 # In this order: a later row may ask for what an earlier one filled in.
 DEFAULTS: tuple[Default, ...] = (
     Default(CORE, "recompute.granularity", "none", f"recompute_granularity None, {CONFIG}"),
-    Default(FORK, "recompute.granularity", "none", f"--checkpoint-activations is off, {FORK_ARGUMENTS}"),
     Default(DEEPSPEED, "recompute.granularity", "none", "gradient_checkpointing_enable is not called by itself"),
-    Default(TITAN, "recompute.granularity", "selective", f"--activation_checkpoint.mode, {TITAN_CONFIG}"),
-    Default(TUNE, "recompute.granularity", "none", f"enable_activation_checkpointing, {TUNE_RECIPE}"),
-    Default(WRAPPED, "recompute.granularity", "none", f"recomputes nothing by itself, {TORCH_FSDP}"),
     Default(CORE, "recompute.modules", ["core_attn"], f"recompute_modules, {CONFIG}", _selective),
     Default(CORE, "recompute.method", "uniform", f"has no default: full recompute must name one, {CONFIG}", _full),
     Default(CORE, "recompute.num_layers", 1, f"has no default: full recompute must name it, {CONFIG}", _uniform),
     Default(BRIDGE, "optimizer.gradient_dtype", "bf16", f"_perf_precision, {PERF_RECIPES}", _benchmark_in_bf16),
     Default(CORE, "optimizer.gradient_dtype", "fp32", f"set with --bf16, {ARGUMENTS}", _bf16_but_no_benchmark),
-    Default(FORK, "optimizer.gradient_dtype", "fp32", f"set with --bf16, {FORK_ARGUMENTS}", _bf16),
-    Default(CORE, "optimizer.gradient_dtype", PRECISION, f"the parameters' own, {ARGUMENTS}", _not_bf16),
-    Default(FORK, "optimizer.gradient_dtype", PRECISION, f"the parameters' own, {FORK_ARGUMENTS}", _not_bf16),
+    Default(CORE, "optimizer.gradient_dtype", PRECISION, f"the parameters' own, {ARGUMENTS}", not_in_bf16),
     Default(DEEPSPEED, "optimizer.gradient_dtype", PRECISION, f"grad_accum_dtype None, {ENGINE}"),
     Default(CORE, "optimizer.zero_stage", 1, f"of --use-distributed-optimizer, {ARGUMENTS}", _distributed),
     Default(CORE, "optimizer.zero_stage", 0, f"--use-distributed-optimizer is off, {ARGUMENTS}", _not_distributed),
-    Default(FORK, "optimizer.zero_stage", 0, f"stage 0, {ZERO_CONFIG}"),
     Default(DEEPSPEED, "optimizer.zero_stage", 0, f"stage 0, {ZERO_CONFIG}"),
-    Default(TITAN + WRAPPED, "optimizer.zero_stage", 3, f"FULL_SHARD, {TORCH_FSDP}"),
-    Default(TUNE, "optimizer.zero_stage", 0, f"one device, {TUNE_RECIPE}"),
-    Default(CORE, "parallelism.sequence_parallel", False, f"sequence_parallel, {PARALLEL}", _tensor),
-    Default(FORK, "parallelism.sequence_parallel", False, f"has none, {FORK_ARGUMENTS}", _tensor),
-    Default(TITAN, "parallelism.sequence_parallel", True, f"apply_tp, {TITAN_PLAN}", _tensor),
-    Default(
-        WRAPPED,
-        "parallelism.sequence_parallel",
-        False,
-        "sequence_parallel, InternEvo configs/7B_sft.py, 7776693",
-        _tensor,
-    ),
+    Default(CORE, "parallelism.sequence_parallel", False, f"sequence_parallel, {PARALLEL}", splits_tensors),
     Default(LM, "implementation.transformer_impl", "transformer_engine", f"transformer_impl, {CONFIG}; {ARGUMENTS}"),
     Default(BRIDGE, "implementation.transformer_impl", "transformer_engine", f"default_layer_spec, {PROVIDER}"),
     Default(CORE, "implementation.attention", "auto", f"attention_backend, {CONFIG}"),
-    Default(FORK, "implementation.attention", "unfused", "scores are kept, megatron/model/transformer.py, same fork"),
     Default(DEEPSPEED, "implementation.attention", "auto", f"scaled_dot_product_attention chooses, {LLAMA}"),
     Default(LM, "implementation.cross_entropy_fusion", "none", f"cross_entropy_loss_fusion False, {PARALLEL}"),
     Default(BRIDGE, "implementation.cross_entropy_fusion", "native", f"cross_entropy_loss_fusion True, {PROVIDER}"),
-    Default(FORK, "implementation.cross_entropy_fusion", "none", f"has none, {FORK_ARGUMENTS}"),
     Default(DEEPSPEED, "implementation.cross_entropy_fusion", "none", "transformers/loss/loss_utils.py, 5.x"),
     Default(LM, "implementation.gradient_accumulation_fusion", True, f"--no-... turns it off, {ARGUMENTS}"),
     Default(BRIDGE, "implementation.gradient_accumulation_fusion", True, f"where its extension is there, {PROVIDER}"),
-    Default(FORK, "implementation.gradient_accumulation_fusion", False, f"has none, {FORK_ARGUMENTS}"),
     Default(CORE, "implementation.defer_embedding_wgrad", False, f"defer_embedding_wgrad_compute, {PARALLEL}"),
     Default(CORE, "implementation.gated_activation_fused", True, f"bias_swiglu_fusion, {ARGUMENTS}", _gated),
     Default(LM, "implementation.expandable_segments", False, "off by torch's default, kept by megatron/training/*.py"),
@@ -229,41 +206,35 @@ DEFAULTS: tuple[Default, ...] = (
     ),
     Default(DEEPSPEED, "implementation.reduce_bucket_elements", 1e7, f"ds_config.json of {FLAGPERF}", _flagperf_llama2),
     Default(DEEPSPEED, "implementation.live_elements", 1e9, f"ds_config.json of {FLAGPERF}", _flagperf_llama2),
-    Default(FORK, "implementation.embedding_norm", True, f"tr11-176B-ml/*.slurm set it, {FORK_ARGUMENTS}", _bloom),
-    Default(
-        FORK,
-        "implementation.fused_optimizer",
-        False,
-        "unfused_optimizer.py, DeepSpeed 0.4, experiments/gpt2-meg-ds-3d/meg_ds_3d_gpt2_perf_n16-ds-on.out, 2021-06",
-        _gpt_2021,
-    ),
     Default(CORE, "implementation.cp_comm_type", "p2p", f"--cp-comm-type, {ARGUMENTS}", _context),
     Default(LM, "implementation.overlap_grad_reduce", False, f"--overlap-grad-reduce, {ARGUMENTS}"),
     Default(LM, "implementation.overlap_param_gather", False, f"--overlap-param-gather, {ARGUMENTS}"),
-    Default(CORE + FORK, "model.tied_embeddings", True, f"--untie-embeddings-... is off, {ARGUMENTS}"),
-    Default(CORE + FORK, "model.gated_mlp", False, f"--swiglu is off, {ARGUMENTS}"),
-    Default(CORE + FORK, "model.linear_bias", True, f"--disable-bias-linear is off, {ARGUMENTS}"),
-    Default(CORE + FORK, "model.normalization", "LayerNorm", f"normalization, {CONFIG}"),
-    Default(CORE + FORK, "model.position_embedding", "learned_absolute", f"--position-embedding-type, {ARGUMENTS}"),
-    Default(LLAMAS, "model.gated_mlp", True, f"LlamaMLP, {LLAMA}"),
-    Default(LLAMAS, "model.normalization", "RMSNorm", f"LlamaRMSNorm, {LLAMA}"),
-    Default(LLAMAS, "model.position_embedding", "rope", f"LlamaRotaryEmbedding, {LLAMA}"),
+    Default(CORE, "model.tied_embeddings", True, f"--untie-embeddings-... is off, {ARGUMENTS}"),
+    Default(CORE, "model.gated_mlp", False, f"--swiglu is off, {ARGUMENTS}"),
+    Default(CORE, "model.linear_bias", True, f"--disable-bias-linear is off, {ARGUMENTS}"),
+    Default(CORE, "model.normalization", "LayerNorm", f"normalization, {CONFIG}"),
+    Default(CORE, "model.position_embedding", "learned_absolute", f"--position-embedding-type, {ARGUMENTS}"),
+    Default(DEEPSPEED, "model.gated_mlp", True, f"LlamaMLP, {LLAMA}"),
+    Default(DEEPSPEED, "model.normalization", "RMSNorm", f"LlamaRMSNorm, {LLAMA}"),
+    Default(DEEPSPEED, "model.position_embedding", "rope", f"LlamaRotaryEmbedding, {LLAMA}"),
     Default(LM, "model.attention_dropout", 0.1, f"attention_dropout, {CONFIG}"),
     Default(LM, "model.hidden_dropout", 0.1, f"hidden_dropout, {CONFIG}"),
-    Default(FORK, "model.attention_dropout", 0.1, f"--attention-dropout, {FORK_ARGUMENTS}"),
-    Default(FORK, "model.hidden_dropout", 0.1, f"--hidden-dropout, {FORK_ARGUMENTS}"),
     Default(DEEPSPEED, "model.attention_dropout", 0.0, f"attention_dropout, {LLAMA}"),
 )
 
 
-def with_defaults(record: Record) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the record with its nulls filled from DEFAULTS, and what was filled in, by field."""
+def defaults_of(backend: str) -> tuple[Default, ...]:
+    """Return the rows of a backend, in their order."""
+    return tuple(row for row in DEFAULTS if backend in row.backends)
+
+
+def with_defaults(record: Record, defaults: Sequence[Default]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the record with its nulls filled from the defaults of its trainer, and what was filled in, by field."""
     filled: dict[str, Any] = {**record}
     assumed: dict[str, Any] = {}
-    for default in DEFAULTS:
+    for default in defaults:
         section, name = default.field.split(".")
-        unknown = filled[section].get(name) is None
-        if unknown and record["backend"] in default.backends and default.applies(filled):
+        if filled[section].get(name) is None and default.applies(filled):
             value = record["precision"]["compute"] if default.value == PRECISION else default.value
             filled[section] = {**filled[section], name: value}
             assumed[default.field] = value
@@ -307,13 +278,13 @@ def with_every_field(record: Record) -> dict[str, Any]:
     return {**record, **{part: {**dict.fromkeys(names), **record[part]} for part, names in OPTIONAL.items()}}
 
 
-def complete(record: Record) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the record with the framework's defaults and with sizes worked out, and what was filled in, by field.
+def complete(record: Record, defaults: Sequence[Default]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the record with its trainer's defaults and with sizes worked out, and what was filled in, by field.
 
     Raises:
         Unsupported: a size that follows from nothing is not recorded.
     """
-    filled, assumed = with_defaults(record)
+    filled, assumed = with_defaults(record, defaults)
     for field in NEEDED:
         if _value(filled, field) is None:
             raise Unsupported(f"{field} is not recorded, and nothing stands in for it")

@@ -3,16 +3,18 @@ and what only the source of a published record says."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from llmlaunch.calibration.completion import is_bridge_benchmark
 from llmlaunch.calibration.records import Record, minor
 from llmlaunch.cluster.cards import capability_of_card
-from llmlaunch.frameworks.megatron.facts import MegatronOptions
-from llmlaunch.techniques import FULL_ITERATION
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
+from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.techniques import FULL_ITERATION, Techniques
 from llmlaunch.workload import OptimizerFormats
 
-__all__ = ["FP8_RECIPES", "captured_graphs", "megatron_options"]
+__all__ = ["FP8_RECIPES", "captured_graphs", "fsdp_record_facts", "megatron_options", "megatron_record_facts"]
 
 # Names of number formats in records and recipes -> Transformer Engine's recipes. A format without a recipe has one
 # scale to a tensor: that of many steps is Megatron's default, that of the step Megatron-Bridge's, and both keep as many
@@ -58,6 +60,21 @@ MADE_AGAIN = {("okoge-kaz/Megatron-LM fork, Oct 2024", "H100-94GB", 16384)}
 TWO_LOSS_COPIES_UNTIL = (0, 7)
 # That FlagScale (26cd664) trains the model in megatron/model, by its own layers, whatever its records say.
 FLAGSCALE_LLAMA = "FlagOpen/FlagPerf@1b5a030:training/nvidia/llama2_70B-megatron/"
+
+
+def megatron_record_facts(record: Record, techniques: Techniques, assumed: dict[str, Any]) -> MemoryFacts:
+    """Return the facts of a complete record of Megatron-LM or Megatron-Bridge."""
+    return _activation_as_recorded(record, megatron_facts(megatron_options(record, assumed)))
+
+
+def fsdp_record_facts(record: Record, techniques: Techniques, assumed: dict[str, Any]) -> MemoryFacts:
+    """Return the facts of a complete record of Megatron-FSDP."""
+    return _activation_as_recorded(record, megatron_fsdp_facts(megatron_options(record, assumed)))
+
+
+def _activation_as_recorded(record: Record, facts: MemoryFacts) -> MemoryFacts:
+    fused = facts.gated_activation_fused and bool(record["implementation"].get("gated_activation_fused"))
+    return replace(facts, gated_activation_fused=fused)
 
 
 def megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOptions:

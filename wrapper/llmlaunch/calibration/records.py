@@ -18,13 +18,10 @@ from llmlaunch.rundir.foreign_values import MOST_WHOLE, is_deeper_than, number_i
 from llmlaunch.rundir.values import shortened, to_type
 
 __all__ = [
-    "ATORCH_PIPELINE",
-    "MEGATRON_SWIFT",
+    "CPU",
     "REHEARSED",
-    "SWIFT",
     "TABLES",
-    "TORCHTITAN",
-    "TORCHTUNE",
+    "UNFUSED",
     "MeasurementRecord",
     "Record",
     "accelerator_of",
@@ -102,20 +99,13 @@ class MeasurementRecord(TypedDict, total=False):
 Record = Mapping[str, Any]
 """A measurement record as it is read: the store takes over any JSON object with an id."""
 
-# Trainers that no recipe can choose are priced by fact tables of their own (trainers.py).
-TORCHTITAN, TORCHTUNE = "torchtitan-fsdp2", "torchtune single-device"
-SWIFT, ATORCH_PIPELINE = "deepspeed (ms-swift/HF trainer)", "deepspeed (pipeline 3D, atorch TP)"
-MEGATRON_SWIFT = "megatron-lm (ms-swift)"
 TABLES = {
     "megatron-lm": "megatron",
     "megatron-bridge": "megatron",
-    MEGATRON_SWIFT: "megatron",
-    "megatron-deepspeed": "megatron-deepspeed",
-    **dict.fromkeys(("deepspeed", SWIFT, ATORCH_PIPELINE), "deepspeed"),
     "megatron-fsdp": "megatron-fsdp",
-    **{name: name for name in (TORCHTITAN, TORCHTUNE, "fsdp (composer)", "fsdp (atorch)", "internevo-fsdp")},
+    "deepspeed": "deepspeed",
 }
-"""The fact table of each measured backend. Runs of backends that share a table say something of one another."""
+"""The fact table of each backend that is priced. Runs of backends that share a table say something of one another."""
 
 SECTIONS = ("model", "parallelism", "optimizer", "recompute", "precision", "implementation")
 REQUIRED = (
@@ -127,6 +117,8 @@ CONFIGURATION = (
     *("backend", "gpu", "gpu_memory_bytes", "world_size", "model", "sequence_length", "micro_batch_size"),
     *("global_batch_size", "parallelism", "optimizer", "recompute", "precision", "implementation", "techniques"),
 )
+CPU = "cpu"  # the `gpu` of records of CPU-only machines
+UNFUSED = ("unfused", "eager")  # attention that writes its scores out; the second is Hugging Face's name
 REHEARSED = "rehearsed"  # `source.evidence` and `family` of one rank that ran alone: it speaks for its own shape
 FULL = 0.9  # a failed run of our own that had filled this share of its card counts as out of memory
 FEWEST_STEPS = 2  # the second step is the first with the optimizer's states, and communicators are made on first use

@@ -25,14 +25,12 @@ BACKENDS = {
     "megatron-bridge": "megatron",
     "megatron-fsdp": "megatron-fsdp",
     "deepspeed": "deepspeed",
-    "megatron-deepspeed": "megatron-deepspeed",
 }
 """The backends whose step times are predicted by the same facts, by their names in records."""
 WORDS = {
     "megatron": "Megatron",
     "megatron-fsdp": "Megatron-FSDP",
     "deepspeed": "Hugging Face",
-    "megatron-deepspeed": "Megatron-DeepSpeed",
     DENSE: "dense models",
     MIXTURE: "mixtures",
     ALL_PARAMETERS: "",

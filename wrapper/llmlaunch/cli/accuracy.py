@@ -24,7 +24,6 @@ POOR_ERROR = 0.1  # a mean error beyond which a family is worth calibrating
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print every record and family as JSON.")
 @click.option("--records", "each", is_flag=True, help="Also a line for each record.")
-@click.option("--anchors", is_flag=True, help="Beside it Fujii's formula and Megatron's own theory, same records.")
 @click.option(
     "--calibration",
     default="none",
@@ -33,15 +32,12 @@ POOR_ERROR = 0.1  # a mean error beyond which a family is worth calibrating
     help="Price with what was learned: the calibration of that id, or the one in use for each backend and accelerator.",
 )
 @click.option("--plot", type=FILE, help="Also plot predicted against measured to this .svg file.")
-@click.option("--markdown", type=FILE, help="Also write the table, with anchors, between the markers of this file.")
 def accuracy_command(
     files: tuple[Path, ...],
     as_json: bool,
     each: bool,
-    anchors: bool,
     calibration: str,
     plot: Path | None,
-    markdown: Path | None,
 ) -> int:
     """Score the estimator on measured records: those of each FILE, JSON lines (docs/store.md says the format), or
     without one those of the store. Finished runs are collected first.
@@ -66,15 +62,11 @@ def accuracy_command(
         notify("no measurements in the store yet; give a FILE of records, or run a recipe: llmlaunch submit RECIPE")
     with waiting_for(f"scoring {counted(len(records), 'record')}"):
         scores = score_all(records, clusters, corrections.of)
-    answer = accuracy_json(scores, clusters, anchors or markdown is not None) | corrections.as_json()
+    answer = accuracy_json(scores, clusters) | corrections.as_json()
     if plot is not None:
         from llmlaunch.report.accuracy_plot import write_accuracy_plot
 
         write_accuracy_plot(answer, plot)
-    if markdown is not None:
-        from llmlaunch.report.accuracy_text import accuracy_markdown, write_between_markers
-
-        write_between_markers(markdown, accuracy_markdown(answer))
     if as_json:
         print_json(answer)
     else:

@@ -25,7 +25,6 @@ __all__ = [
     "DeepSpeedOptions",
     "Engine",
     "Share",
-    "atorch_pipeline_facts",
     "bucket_bytes",
     "deepspeed_facts",
     "engine_of",
@@ -359,21 +358,6 @@ def script_facts(facts: MemoryFacts, kind: str) -> MemoryFacts:
         return replace(facts, pipeline_buffers=2)
     kernels = replace(facts.kernels, adapter=WIDE_ADAPTER, adapter_input_elements=WIDE_ADAPTER_INPUTS)
     return replace(facts, adapter_bytes=ELEMENT_BYTES["fp32"], adapter_dropout=True, kernels=kernels)
-
-
-def atorch_pipeline_facts(facts: MemoryFacts) -> MemoryFacts:
-    """Return the facts of ATorch's pipeline of a Hugging Face model, which no recipe can choose (dlrover 11bf2fb,
-    atorch/examples/llama2/ds_3d_llama2.py). Embedding and head are split over tensor ranks. Of each logit the engine
-    keeps the 16-bit output; the loss makes an fp32 copy and another that becomes the softmax and then its own gradient
-    (atorch/modules/distributed_modules/cross_entropy.py), which is narrowed for the head."""
-    return replace(
-        facts,
-        pipeline_buffers=2,
-        embedding_whole=False,
-        logits_gathered=False,
-        logit_bytes=facts.activation_bytes + 8.0,
-        logit_gradient_bytes=2.0 * facts.activation_bytes + 4.0,
-    )
 
 
 FILE_BYTES = 5e9  # of a checkpoint file as `save_pretrained` cuts them (modeling_utils.py, transformers 4.57)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from llmlaunch.accuracy.anchors import ANCHORS, ReferenceJob, fujii_first_stage, megatron_theory
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import ModelShape
+from validation.anchors import ANCHORS, ReferenceJob, fujii_first_stage, megatron_theory
 
 GIB, MIB = 2**30, 2**20
 LLAMA_8B = ModelShape("llama3-8b", 32, 4096, 14336, 32, 8, 128, 128256, 8192)

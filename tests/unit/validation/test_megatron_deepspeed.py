@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from llmlaunch.frameworks.deepspeed.megatron_deepspeed_facts import DROPOUT, ForkOptions, megatron_deepspeed_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.facts import constant
@@ -14,6 +13,7 @@ from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.tracing.caching_allocator import CachingAllocator
 from llmlaunch.workload import Workload
+from validation.megatron_deepspeed import DROPOUT, ForkOptions, megatron_deepspeed_facts
 
 HIDDEN, SEQUENCE, VOCABULARY = 14336, 2048, 250880
 BLOOM = ModelShape(

@@ -1,6 +1,6 @@
 """What fully sharded data parallelism of PyTorch keeps in memory, in five trainers, to price their measurements.
 
-No recipe can choose these trainers. FSDP2 (`fully_shard`) and FSDP1 (`FullyShardedDataParallel`), torch 2.13,
+FSDP2 (`fully_shard`) and FSDP1 (`FullyShardedDataParallel`), torch 2.13,
 torch/distributed/fsdp: a block's parameters are gathered in the compute type before it runs, the next block's meanwhile
 into a second buffer (`_fully_shard/_fsdp_param_group.py`, forward and backward prefetch; `limit_all_gathers` of FSDP1
 allows two as well); its gradients are copied into one buffer of the reduced type while the buffer before it is being

@@ -1,7 +1,8 @@
 """Two published formulas, for comparison only: Fujii et al.'s first stage and Megatron's own theoretical report.
 
-`accuracy --anchors` and the tests apply them to the same records as our estimator; the planner never does. Neither
-knows a kind of peak: each gives the bytes of weights, optimizer and activations of the most loaded (first) stage.
+The tables of docs/accuracy.md and the tests apply them to the same records as our estimator; the planner never does.
+Neither knows a kind of peak: each gives the bytes of weights, optimizer and activations of the most loaded (first)
+stage.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from llmlaunch.accuracy.scoring import OUTCOMES, ScoredRecord
 from llmlaunch.accuracy.summary import errors, judged
 from llmlaunch.calibration.completion import with_defaults
 from llmlaunch.calibration.margins import FUJII_SHARE
-from llmlaunch.calibration.records import table_of
 from llmlaunch.layout import RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import ModelShape
+from validation.trainers import PUBLIC_TRAINERS
 
 __all__ = ["ANCHORS", "ReferenceJob", "anchor_bytes", "anchor_summary", "fujii_first_stage", "megatron_theory"]
 
@@ -223,9 +224,9 @@ def anchor_bytes(scored: ScoredRecord) -> dict[str, int | None]:
 
 def _reference_job(scored: ScoredRecord) -> ReferenceJob | None:
     case = scored.case
-    if case is None or table_of(scored.record) not in MEGATRON:
+    if case is None or scored.job is None or scored.job.backend not in MEGATRON:
         return None
-    record, _ = with_defaults(scored.record)
+    record, _ = with_defaults(scored.record, PUBLIC_TRAINERS[scored.record["backend"]].defaults)
     return ReferenceJob(
         shape=case.job.shape,
         layout=case.layout,
