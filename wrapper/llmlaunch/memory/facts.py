@@ -191,9 +191,7 @@ class MemoryFacts:
     matrix_step_bytes: float = 0.0
     optimizer_bytes_unsharded: float | None = None  # what stage 0 keeps instead, where its optimizer is another one
     optimizer_bytes_over_data: float = 0.0  # of `optimizer_bytes`, what is sharded over data parallelism alone
-    # more gradient bytes alive during backward, per parameter of the rank and per sharded parameter
-    backward_gradient_bytes: ByStage = NONE
-    backward_gradient_bytes_sharded: ByStage = NONE
+    backward_gradient_bytes: ByStage = NONE  # more that are alive during backward, per parameter of the rank
     touched_gradient_bytes: ByStage = NONE  # in the step, of the larger of the rank's share and the largest parameter
     widened_bucket_bytes: float = 0.0  # of an element reduced by ZeRO 1 and 2: a copy of the bucket in a wider type
     host_transfer_bytes: ByStage = NONE  # of the largest parameter: a buffer gradients pass on their way to the host

@@ -364,7 +364,7 @@ def gradients(job: Job, rows: RankColumns, whole: FloatColumn, sharded: FloatCol
     def bytes_of(table: ByStage, table_sharded: ByStage) -> FloatColumn:
         return by_stage(table, rows) * whole + by_stage(table_sharded, rows) * sharded
 
-    alive = bytes_of(facts.backward_gradient_bytes, facts.backward_gradient_bytes_sharded)
+    alive = by_stage(facts.backward_gradient_bytes, rows) * whole
     accumulated = np.where(several, bytes_of(life.accumulated, life.accumulated_sharded), 0.0)
     # whole gradients of all that touches the rank's share: of the embedding table, where that is larger
     # (deepspeed/runtime/zero/stage_1_and_2.py `copy_grads_in_partition`, 0.19.8; traced)

@@ -113,13 +113,10 @@ def _trained(job: Job, layout: Layout) -> tuple[list[float], list[float]]:
 
 def _ring_bytes_per_parameter(job: Job, layout: Layout, microbatches: int) -> float:
     gradient, parameter = travelling_bytes(job)
-    sharding = job.facts.full_sharding
-    once = sharding is not None and sharding.keeps_stage and layout.pipeline > 1
-    times = 1 if once else microbatches
-    if layout.zero_stage >= 3 and not once:
-        return times * (gradient + 2.0 * parameter)
+    if layout.zero_stage >= 3:
+        return microbatches * (gradient + 2.0 * parameter)
     if layout.zero_stage >= 2:
-        return times * gradient + parameter
+        return microbatches * gradient + parameter
     # without sharding an all-reduce is a reduce-scatter and an all-gather of gradients
     return gradient + parameter if layout.zero_stage else 2.0 * gradient
 
