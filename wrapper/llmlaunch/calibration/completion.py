@@ -18,7 +18,6 @@ from llmlaunch.calibration.records import Record
 
 __all__ = [
     "DEFAULTS",
-    "LLAMA",
     "PRECISION",
     "ZERO_CONFIG",
     "Default",
