@@ -10,6 +10,7 @@ from llmlaunch.memory.job import NO_CORRECTION
 from llmlaunch.planner.evidence import evidence_of
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import Candidate, ChangedChoice, Plan, as_planned
+from llmlaunch.planner.search import LegalLayouts
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.planner.tight import search_tight
 from llmlaunch.recipe.types import Recipe
@@ -19,15 +20,15 @@ from llmlaunch.timing.step import step_time
 __all__ = ["changed_choice"]
 
 
-def changed_choice(setting: Setting, plan: Plan) -> ChangedChoice | None:
+def changed_choice(setting: Setting, plan: Plan, legal: LegalLayouts | None) -> ChangedChoice | None:
     """Return the layout that would be planned without any measured run or rehearsal of this site, and which of them
-    changed it; None where the plan would be the same, or is kept by a lock. Step times are those of the plan's
-    setting."""
+    changed it; None where the plan would be the same, or is kept by a lock. `legal` is that of the search that found
+    the plan."""
     recipe = setting.recipe
     without = setting_of(recipe, setting.backend, setting.baseline_bytes, NO_LESSONS)
     if recipe.locked_by or not _matters(setting, without):
         return None
-    result = search_with_headroom(without, exact=1)
+    result = search_with_headroom(without, exact=1, legal=legal)
     if len(result.points) and not np.any(result.safe):
         without, result = search_tight(without, result) or (without, result)
     if not len(result.first):

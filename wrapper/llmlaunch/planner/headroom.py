@@ -26,7 +26,7 @@ from llmlaunch.planner.incumbents import Reach
 from llmlaunch.planner.plan import FullerLayout, JobLength
 from llmlaunch.planner.points import Points, join_rows
 from llmlaunch.planner.preference import HeadroomRule, headroom_rule
-from llmlaunch.planner.search import EXACT, OUTPACED, SearchResult, search
+from llmlaunch.planner.search import EXACT, OUTPACED, LegalLayouts, SearchResult, search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.single_runs import paced
 
@@ -38,7 +38,11 @@ ROUNDING = 1e-9  # of a budget that is used up to the last second
 
 
 def search_with_headroom(
-    setting: Setting, whole: bool = False, exact: int = EXACT, safe_alone: bool = False
+    setting: Setting,
+    whole: bool = False,
+    exact: int = EXACT,
+    safe_alone: bool = False,
+    legal: LegalLayouts | None = None,
 ) -> SearchResult:
     """Search as `search` does, with the layout first that the rule of head-room plans, and with what single runs of
     the job show of its step times.
@@ -46,7 +50,7 @@ def search_with_headroom(
     Raises:
         UserError: the recipe asks for what its backend cannot do whatever the layout.
     """
-    return paced(setting, with_headroom(setting, search(setting, whole, exact, safe_alone=safe_alone)))
+    return paced(setting, with_headroom(setting, search(setting, whole, exact, safe_alone=safe_alone, legal=legal)))
 
 
 def with_headroom(setting: Setting, result: SearchResult) -> SearchResult:
@@ -64,7 +68,7 @@ def with_headroom(setting: Setting, result: SearchResult) -> SearchResult:
     roomy[list(result.rehearsed)] = False  # they are judged anew
     reach = Reach(most_seconds, float(result.preferred_seconds[roomy].min(initial=np.inf)))
     limit = replace(setting.limit, limit_bytes=roomy_bytes, fits_bytes=None)
-    roomier = search(replace(setting, limit=limit), exact=1, reach=reach)
+    roomier = search(replace(setting, limit=limit), exact=1, reach=reach, legal=result.legal)
     return _with_first(setting, result, roomier) if len(roomier.first) else result
 
 

@@ -38,6 +38,7 @@ from llmlaunch.planner.search import (
     MEMORY,
     OUTPACED,
     REHEARSED,
+    LegalLayouts,
     SearchResult,
     faster_layout,
 )
@@ -79,8 +80,8 @@ def make_plan(setting: Setting) -> Plan:
     return _searched_plan(setting)[1]
 
 
-def _searched_plan(setting: Setting) -> tuple[Setting, Plan]:
-    """Return the plan and the setting whose search found it."""
+def _searched_plan(setting: Setting) -> tuple[Setting, Plan, LegalLayouts | None]:
+    """Return the plan, the setting whose search found it, and the layouts that were searched."""
     setting = with_solved_share(setting)
     result = search_with_headroom(setting)
     if not len(result.points):
@@ -88,7 +89,7 @@ def _searched_plan(setting: Setting) -> tuple[Setting, Plan]:
 
         raise locked_is_illegal(setting) if setting.recipe.locked_by else no_layout(setting)
     if np.any(result.safe):
-        return with_pace_of(setting, result), plan_of(setting, result, 0)
+        return with_pace_of(setting, result), plan_of(setting, result, 0), result.legal
     from llmlaunch.planner.smallest_change import find_advice
     from llmlaunch.planner.tight import search_tight
 
@@ -96,12 +97,12 @@ def _searched_plan(setting: Setting) -> tuple[Setting, Plan]:
     plan = replace(plan_of(*searched, 0), limit=setting.limit)
     searched = with_pace_of(*searched), searched[1]
     if plan.safe:  # by a rehearsal of a layout that only the wider search cuts so
-        return setting, plan
+        return setting, plan, result.legal
     if plan.accepted or plan.locked_by or plan.verdict == UNKNOWN:
-        return searched[0], plan
+        return searched[0], plan, result.legal
     advice = find_advice(setting)
     changes = None if advice.change is None else advice.change.settings
-    return searched[0], replace(plan, advice=advice.sentence(), changes=changes)
+    return searched[0], replace(plan, advice=advice.sentence(), changes=changes), result.legal
 
 
 def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
@@ -247,9 +248,9 @@ def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
         sizing = smallest_cluster(setting, 1, most_nodes(recipe))
         sized = replace(recipe, nodes=sizing.nodes or _nearest(recipe, sizing).nodes)
         setting = setting.with_recipe(replace(sized, digest=recipe_digest(sized)))  # as if that number were written
-    setting, plan = _searched_plan(setting)
+    setting, plan, legal = _searched_plan(setting)
     expected = expected_end(setting.recipe, plan.chosen, setting.lessons, ran_before=plan.time.measured is not None)
-    changed = changed_choice(setting, plan)
+    changed = changed_choice(setting, plan, legal)
     plan = replace(plan, sizing=sizing, budget=recipe.budget, expected=expected, changed=changed)
     plan = replace(plan, faster_on_fewer=faster_on_fewer(setting, plan))
     if not plan.may_run or most_exceeded(recipe.budget, plan.length) is None:

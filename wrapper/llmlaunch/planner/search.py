@@ -16,6 +16,7 @@ import numpy as np
 
 from llmlaunch.calibration.support import MeasuredStep, Rehearsal
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.frameworks.base import Backend
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
@@ -23,7 +24,7 @@ from llmlaunch.planner.bounds import least_state_bytes_of
 from llmlaunch.planner.candidate import Candidate, FasterLayout, HabitPrice
 from llmlaunch.planner.evidence import points_of, refuted, rehearsals_of_points, same_split, same_techniques
 from llmlaunch.planner.incumbents import ANYWHERE, Incumbents, Reach
-from llmlaunch.planner.legality import first_failed, situation, technique_legality
+from llmlaunch.planner.legality import TechniqueLegality, first_failed, situation, technique_legality
 from llmlaunch.planner.points import GatheredRows, Points, Rows
 from llmlaunch.planner.preference import preference_factor, prices_at
 from llmlaunch.planner.pricing import Offer, Priced, filled_share, price, price_rows, roomiest
@@ -47,6 +48,7 @@ __all__ = [
     "MEMORY",
     "OUTPACED",
     "REHEARSED",
+    "LegalLayouts",
     "SearchResult",
     "faster_layout",
     "pareto",
@@ -66,6 +68,29 @@ RANKED = 64  # sorting a million layouts takes longer than pricing them, and few
 
 
 @frozen
+class LegalSplits:
+    """Splits that pass the rules that look at sizes alone, which techniques are legal with them, and what the rules
+    refuse, once for each combination of techniques. `asked` is how many splits the rules looked at."""
+
+    splits: LayoutColumns
+    legality: TechniqueLegality
+    refused: Counter[str]
+    asked: int
+
+
+@frozen
+class LegalLayouts:
+    """What is legal of a recipe, whatever is known of its memory and time: what searches of it in other settings have
+    in common."""
+
+    recipe: Recipe
+    rules: Sequence[Rule]
+    techniques: TechniqueSpace
+    even: LegalSplits
+    uneven: LegalSplits
+
+
+@frozen
 class SearchResult:
     """The legal layouts with their worst rank and step time, by column.
 
@@ -74,7 +99,8 @@ class SearchResult:
     node. Of the `searched` layouts, each is safe or `refused` for one reason; OUTPACED are those that cannot be among
     the exact first. `gave_way` is the point that the ranking alone puts first, where another one is first for its
     head-room (`headroom.py`). `rehearsed` maps point indices to the rehearsals that decide about them, `measured` to
-    the runs of them that were timed. Step times are `pace` times those that were ranked (`single_runs.py`).
+    the runs of them that were timed. Step times are `pace` times those that were ranked (`single_runs.py`). `legal` are
+    the layouts that were searched, for another search of the same recipe.
     """
 
     points: Points
@@ -88,6 +114,7 @@ class SearchResult:
     measured: Mapping[int, MeasuredStep] = field(default_factory=dict)
     gave_way: int | None = None
     pace: float = 1.0
+    legal: LegalLayouts | None = None
 
     @property
     def any_legal(self) -> bool:
@@ -147,13 +174,15 @@ def search(
     exact: int = EXACT,
     reach: Reach = ANYWHERE,
     safe_alone: bool = False,
+    legal: LegalLayouts | None = None,
 ) -> SearchResult:
     """Search every legal layout; nothing is sampled, so `check` and `plan` see the same space.
 
     Layouts that provably cannot be among the `exact` first of the ranking are not priced, unless the `whole` space is
     asked for: then every legal layout of even stages is a point. Who asks for the first alone has it sooner, and so has
     who asks for what is `safe_alone`: where nothing is safe, the layouts closest to it are then not looked for. Where
-    `reach` leaves something out, the safe layouts within it are ranked alone, and there may be none.
+    `reach` leaves something out, the safe layouts within it are ranked alone, and there may be none. `legal` is that of
+    an earlier search of the same recipe, so that it need not be worked out again.
 
     Raises:
         UserError: the recipe asks for what its backend cannot do whatever the layout.
@@ -161,25 +190,21 @@ def search(
     exact += sum(step.decides for step in setting.lessons.measured_steps)  # runs may have shown some to be slower
     incumbents = Incumbents(exact, partial(_keys, setting, reach), whole, reach, safe_alone)
     try:
-        return _searched(setting, incumbents, exact)
+        return _searched(setting, incumbents, exact, legal)
     except BudgetSpent as spent:
         spent.safe_layout = None if incumbents.first_safe is None else incumbents.first_safe.layout(0)
         raise
 
 
-def _searched(setting: Setting, incumbents: Incumbents, exact: int) -> SearchResult:
+def _searched(setting: Setting, incumbents: Incumbents, exact: int, legal: LegalLayouts | None) -> SearchResult:
     """Return the result of a search whose `incumbents` say what is within reach."""
-    recipe, backend = setting.recipe, setting.backend
-    space, techniques = backend.space(recipe), technique_space(recipe, backend)
-    rules, whole, reach = backend.rules(recipe), incumbents.whole, incumbents.reach
-    refused: Counter[str] = Counter()
-    even = _offer(setting, rules, enumerate_splits(recipe, space), techniques, range(len(techniques.step)), refused)
+    recipe, whole, reach = setting.recipe, incumbents.whole, incumbents.reach
+    if legal is None or legal.recipe is not recipe:
+        legal = _legal_layouts(recipe, setting.backend)
+    even = _offer(setting, legal, legal.even)
     priced = price(even, incumbents)
     incumbents.whole = False  # of uneven stages the fastest alone are solved
-    uneven = search_uneven(
-        _offer(setting, rules, enumerate_uneven(recipe, space), techniques, techniques.step_without_amounts, refused),
-        incumbents,
-    )
+    uneven = search_uneven(_offer(setting, legal, legal.uneven), incumbents)
     if not whole and not incumbents.safe_alone and incumbents.none:
         priced = _roomiest(even, priced.rows.rows, exact)
     priced = _with_evidence(even, priced)
@@ -191,7 +216,7 @@ def _searched(setting: Setting, incumbents: Incumbents, exact: int) -> SearchRes
     safe, by_memory = _judged(setting, points, rehearsed, filled)
     preferred = preferred_seconds(recipe, points)
     ranked = safe & (points.rows.step_seconds <= reach.most_seconds)
-    refused += by_memory
+    refused = legal.even.refused + legal.uneven.refused + by_memory
     refused += Counter({MEMORY: priced.overfull + uneven.overfull, OUTPACED: priced.outpaced + uneven.outpaced})
     return SearchResult(
         points=points,
@@ -200,10 +225,21 @@ def _searched(setting: Setting, incumbents: Incumbents, exact: int) -> SearchRes
         preferred_seconds=preferred,
         searched=sum(refused.values()) + int(np.count_nonzero(safe)),
         refused=dict(refused),
-        rules=rules,
+        rules=legal.rules,
         rehearsed=rehearsed,
         measured=measured,
+        legal=legal,
     )
+
+
+def _legal_layouts(recipe: Recipe, backend: Backend) -> LegalLayouts:
+    """Return what is legal of a recipe. Raises UserError where its backend cannot do it whatever the layout."""
+    space, techniques, rules = backend.space(recipe), technique_space(recipe, backend), backend.rules(recipe)
+    every = range(len(techniques.step))
+    even = _legal_splits(recipe, rules, enumerate_splits(recipe, space), techniques, every)
+    without = techniques.step_without_amounts
+    uneven = _legal_splits(recipe, rules, enumerate_uneven(recipe, space), techniques, without)
+    return LegalLayouts(recipe, rules, techniques, even, uneven)
 
 
 def _roomiest(even: Offer, rows: Rows, exact: int) -> Priced:
@@ -278,27 +314,26 @@ def _keys(setting: Setting, reach: Reach, points: Points) -> FloatColumn:
     return np.where(out, np.inf, preferred_seconds(setting.recipe, points))
 
 
-def _offer(
-    setting: Setting,
-    rules: Sequence[Rule],
-    splits: LayoutColumns,
-    space: TechniqueSpace,
-    steps: Sequence[int],
-    refused: Counter[str],
-) -> Offer:
-    """Return the splits that pass the rules that look at sizes alone, with the techniques at `steps`. What the rules
-    refuse is added to `refused`, once for each combination of techniques."""
-    plain_steps = sum(not space.switches[i] for i in steps)
+def _legal_splits(
+    recipe: Recipe, rules: Sequence[Rule], splits: LayoutColumns, techniques: TechniqueSpace, steps: Sequence[int]
+) -> LegalSplits:
+    """Return the splits that pass the rules that look at sizes alone, with the techniques at `steps`."""
+    plain_steps, asked = sum(not techniques.switches[i] for i in steps), len(splits)
     size_rules = [rule for rule in rules if not rule.of_techniques]
-    count_candidates(SPLIT_SHARE * len(splits))
-    failed = first_failed(size_rules, situation(setting.recipe, splits))
-    for key, count in refusal_counts(size_rules, failed).items():
-        refused[key] += plain_steps * len(space.state) * count
+    count_candidates(SPLIT_SHARE * asked)
+    failed = first_failed(size_rules, situation(recipe, splits))
+    counts = refusal_counts(size_rules, failed)
+    refused = Counter({key: plain_steps * len(techniques.state) * count for key, count in counts.items()})
     splits = splits.take(np.flatnonzero(failed < 0))
     technique_rules = [rule for rule in rules if rule.of_techniques]
-    legality = technique_legality(setting.recipe, space, splits, technique_rules, steps)
-    refused += legality.refused
-    return Offer(setting, splits, space, legality, least_state_bytes_of(setting, space, splits))
+    legality = technique_legality(recipe, techniques, splits, technique_rules, steps)
+    return LegalSplits(splits, legality, refused + legality.refused, asked)
+
+
+def _offer(setting: Setting, legal: LegalLayouts, of: LegalSplits) -> Offer:
+    """Return legal splits and techniques to be priced in a setting."""
+    space = legal.techniques
+    return Offer(setting, of.splits, space, of.legality, least_state_bytes_of(setting, space, of.splits))
 
 
 def _judged(
