@@ -97,7 +97,7 @@ OBSTACLES: dict[str, str] = {
     "--padded-vocab-size": TOKENIZERS,
     "--te-rng-tracker": GRAPHS,
     **dict.fromkeys(
-        ("--tensorboard-dir", "--log-timers-to-tensorboard"),
+        ("--tensorboard-dir", "--log-timers-to-tensorboard", "--log-memory-to-tensorboard"),
         "wants TensorBoard, which is not among the frameworks of the tests",
     ),
     "--tokenizer-model": TOKENIZERS,

@@ -256,6 +256,14 @@ TRACKING_ROWS: tuple[Flag, ...] = (
         added="seconds and throughput of a step are among the curves",
     ),
     chosen(
+        "--log-memory-to-tensorboard",
+        lambda job: job.recipe.tracking != NO_TRACKING and job.recipe.cluster.accelerator.kind == "gpu",
+        LOGGER,
+        keys="tracking",
+        why="the device's memory is among the curves",
+        added="the device's memory is among the curves",
+    ),
+    chosen(
         "--tensorboard-dir",
         NodeVariable(RUN_DIR, "/tensorboard"),
         LOGGER,
