@@ -11,7 +11,9 @@ import pytest
 from llmlaunch.accuracy.scoring import score
 from llmlaunch.calibration.cases import case_of
 from llmlaunch.calibration.records import TABLES, read_records
-from llmlaunch.calibration.trainers import UNREAD, Unread
+from llmlaunch.calibration.trainers import TRAINERS, UNREAD, Unread
+from llmlaunch.frameworks.recorded import RECORDED_TRAINERS
+from llmlaunch.recipe.frameworks import FRAMEWORKS
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"
 RECORDS = [r for name in ("fit", "outcomes") for r in read_records(DATA / f"{name}.jsonl")]
@@ -39,6 +41,23 @@ def odd(field: str) -> Any:
 def changed(record: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
     section, name = field.split(".")
     return {**record, section: {**record[section], name: value}}
+
+
+def test_records_and_calibrations_are_found_under_the_names_they_were_stored_with() -> None:
+    assert TABLES == {
+        "megatron-lm": "megatron",
+        "megatron-bridge": "megatron",
+        "megatron-fsdp": "megatron-fsdp",
+        "deepspeed": "deepspeed",
+    }
+    assert {backend: trainer.table for backend, trainer in TRAINERS.items()} == TABLES
+
+
+def test_runs_of_every_framework_are_recorded_under_a_name_that_is_priced() -> None:
+    assert set(FRAMEWORKS) <= set(RECORDED_TRAINERS)
+    assert all(
+        trainer.framework == FRAMEWORKS.get(name, trainer.framework) for name, trainer in RECORDED_TRAINERS.items()
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.calibration.cases import NO_SIZES, Case, case_or_reason
-from llmlaunch.calibration.completion import in_performance_summary
+from llmlaunch.calibration.completion import brings_recipes, in_performance_summary
 from llmlaunch.calibration.evidence import JobClass, evidence_margin
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.records import CPU, Record, machine_of
@@ -203,7 +203,7 @@ def _switched_off(record: Record) -> bool:
     """Whether segments do not expand where its trainer's runs have them expand: Megatron-Bridge's benchmarks, and every
     job that llmlaunch renders."""
     expand = record["implementation"].get("expandable_segments")
-    if record["backend"] == "megatron-bridge":
+    if brings_recipes(record):
         return expand is False or (expand is None and not in_performance_summary(record))
     return expand is False and record.get("run_id") is not None
 
@@ -279,7 +279,7 @@ def timed_job(record: Record, case: Case, clusters: Mapping[str, Cluster]) -> tu
     if record.get("backend_version") in MASKS:
         facts = replace(facts, host=replace(facts.host, loader_mask=True))
     overlap_unknown = record["implementation"].get("tp_comm_overlap") is None
-    if record["backend"] == "megatron-bridge" and overlap_unknown and case.layout.tensor > 1:
+    if brings_recipes(record) and overlap_unknown and case.layout.tensor > 1:
         overlapped = (record["precision"] or {}).get("fp8_recipe") != NOT_OVERLAPPED
         facts = replace(facts, user_buffers=int(overlapped))
     return replace(case.job, facts=facts), cluster

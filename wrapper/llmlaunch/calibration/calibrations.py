@@ -34,9 +34,10 @@ IDENTITY = ("id", "backend", "accelerator", "made_at", "llmlaunch", "estimator")
 ROOMS = ("memory", "models")
 MODULES = (
     *("layout.py", "techniques.py", "workload.py"),
+    *("recipe/frameworks.py", "frameworks/recorded.py"),
     *(f"frameworks/{name}.py" for name in ("deepspeed/facts", "deepspeed/zero_settings", "megatron/facts")),
     *(f"calibration/{name}.py" for name in ("cases", "completion", "trainers")),
-    *(f"calibration/{name}_records.py" for name in ("deepspeed", "megatron")),
+    *("calibration/deepspeed_records.py", "calibration/megatron_records.py"),
     *("cluster/accelerators.json", "cluster/cards.py"),
 )
 

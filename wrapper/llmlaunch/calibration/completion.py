@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmlaunch.calibration.records import Record
+from llmlaunch.frameworks.recorded import RECORDED_TRAINERS
 
 __all__ = [
     "DEFAULTS",
@@ -22,6 +23,7 @@ __all__ = [
     "ZERO_CONFIG",
     "Default",
     "Unsupported",
+    "brings_recipes",
     "cites",
     "complete",
     "defaults_of",
@@ -115,12 +117,18 @@ def is_bridge_benchmark(record: Record) -> bool:
     return any(benchmark in citation for benchmark in BENCHMARKS)
 
 
+def brings_recipes(record: Record) -> bool:
+    """Whether the record's trainer comes with performance recipes, as Megatron-Bridge does."""
+    trainer = RECORDED_TRAINERS.get(record["backend"])
+    return trainer is not None and trainer.brings_recipes
+
+
 def _benchmark_in_bf16(record: Record) -> bool:
     return in_bf16(record) and is_bridge_benchmark(record)
 
 
 def _bf16_but_no_benchmark(record: Record) -> bool:
-    return in_bf16(record) and not (record["backend"] in BRIDGE and is_bridge_benchmark(record))
+    return in_bf16(record) and not (brings_recipes(record) and is_bridge_benchmark(record))
 
 
 @dataclass(frozen=True)
@@ -136,9 +144,12 @@ class Default:
     applies: Callable[[Record], bool] = _always
 
 
-# Megatron-LM and its own FSDP, Megatron-Bridge, DeepSpeed with a Hugging Face model
-LM, BRIDGE, DEEPSPEED = ("megatron-lm", "megatron-fsdp"), ("megatron-bridge",), ("deepspeed",)
-CORE = LM + BRIDGE  # Bridge takes over what its own providers do not set
+# Where Megatron core trains, its arguments and, for what Bridge's providers do not set, its configurations decide; else
+# DeepSpeed trains a Hugging Face model.
+CORE = tuple(name for name, trainer in RECORDED_TRAINERS.items() if trainer.framework.on_megatron_core)
+BRIDGE = tuple(name for name in CORE if RECORDED_TRAINERS[name].brings_recipes)
+LM = tuple(name for name in CORE if name not in BRIDGE)
+DEEPSPEED = tuple(name for name in RECORDED_TRAINERS if name not in CORE)
 
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
 PARALLEL = "megatron/core/model_parallel_config.py, core 0.19"

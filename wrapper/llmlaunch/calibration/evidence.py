@@ -33,6 +33,7 @@ from pathlib import Path
 
 from llmlaunch.calibration.margins import DIED as INFINITE
 from llmlaunch.calibration.margins import FUJII_SHARE, NEAR, Score, runs_needed
+from llmlaunch.calibration.records import TABLES
 from llmlaunch.units import GIB
 
 __all__ = [
@@ -51,8 +52,9 @@ TABLE = Path(__file__).parent / "evidence.json"  # `make evidence-table` writes 
 UNIT_SHARE = 0.005  # of the predicted peak, in a unit of shortfall
 ENOUGH = 2  # times the runs that a bound needs at all, so that not the single worst one decides
 FEWEST_SOURCES = 2  # one source says nothing of how far sources lie apart
-# Backends whose formulas are held to traces of the real framework; the others' are read from source alone.
-TRACED = ("megatron", "megatron-fsdp", "deepspeed")
+# Formulas of the trainers that a recipe can choose are held to traces of the real framework; those of the other
+# backends among the shipped runs are read from source alone.
+TRACED = frozenset(TABLES.values())
 ADA = "8.9"
 # Reserved / allocated of a job whose segments do not expand was 1.12 at two peaks (MEMO, SIGMOD 2025: 65.7 to 68.2 GB
 # allocated, 73.5 to 76.5 reserved, and a request of 4 GB failed on 80 GB), where the prediction has 1.02.

@@ -13,6 +13,7 @@ from typing import Any, TypedDict, cast, get_args, get_origin, get_type_hints
 from llmlaunch.cluster.cards import accelerator_of_card
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.recorded import RECORDED_TRAINERS
 from llmlaunch.rundir.files import read_bytes
 from llmlaunch.rundir.foreign_values import MOST_WHOLE, is_deeper_than, number_in
 from llmlaunch.rundir.values import shortened, to_type
@@ -99,12 +100,7 @@ class MeasurementRecord(TypedDict, total=False):
 Record = Mapping[str, Any]
 """A measurement record as it is read: the store takes over any JSON object with an id."""
 
-TABLES = {
-    "megatron-lm": "megatron",
-    "megatron-bridge": "megatron",
-    "megatron-fsdp": "megatron-fsdp",
-    "deepspeed": "deepspeed",
-}
+TABLES = {name: trainer.table for name, trainer in RECORDED_TRAINERS.items()}
 """The fact table of each backend that is priced. Runs of backends that share a table say something of one another."""
 
 SECTIONS = ("model", "parallelism", "optimizer", "recompute", "precision", "implementation")

@@ -10,7 +10,9 @@ import json
 from functools import cache
 from pathlib import Path
 
+from llmlaunch.calibration.records import TABLES
 from llmlaunch.cluster.profile import Accelerator
+from llmlaunch.frameworks.recorded import RECORDED_TRAINERS
 from llmlaunch.frozen import frozen
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
@@ -20,17 +22,8 @@ __all__ = ["ALL_PARAMETERS", "CONVERSATIONS", "TABLE", "JobKind", "StepTimeError
 TABLE = Path(__file__).with_name("step_time_errors.json")
 ALL_PARAMETERS, ADAPTERS, LAST_LAYERS, CONVERSATIONS = "all parameters", "adapters", "last layers", "conversations"
 DENSE, MIXTURE = "dense", "mixture"
-BACKENDS = {
-    "megatron-lm": "megatron",
-    "megatron-bridge": "megatron",
-    "megatron-fsdp": "megatron-fsdp",
-    "deepspeed": "deepspeed",
-}
-"""The backends whose step times are predicted by the same facts, by their names in records."""
 WORDS = {
-    "megatron": "Megatron",
-    "megatron-fsdp": "Megatron-FSDP",
-    "deepspeed": "Hugging Face",
+    **{trainer.table: trainer.title for trainer in RECORDED_TRAINERS.values()},
     DENSE: "dense models",
     MIXTURE: "mixtures",
     ALL_PARAMETERS: "",
@@ -44,9 +37,9 @@ OF_EVEN_TOKENS = ", their tokens forced into equal shares for all experts"
 
 @frozen
 class JobKind:
-    """What decides whether measured step times say something of a job. `backend` is a value of BACKENDS or the name of
-    another trainer, `training` what is trained, `model` the kind of model: DENSE or MIXTURE, after what its layers have
-    besides full attention ("Mamba-2 mixture")."""
+    """What decides whether measured step times say something of a job. `backend` is a value of
+    `calibration.records.TABLES` or the name of another trainer, `training` what is trained, and `model` the kind of
+    model: DENSE or MIXTURE, after what its layers have besides full attention ("Mamba-2 mixture")."""
 
     backend: str
     training: str
@@ -90,7 +83,7 @@ def job_kind(
     elif techniques.trained_layers is not None:
         training = LAST_LAYERS
     model = " ".join([*_beside_attention(shape), DENSE if shape.moe is None else MIXTURE])
-    return JobKind(BACKENDS.get(backend, backend), training, model)
+    return JobKind(TABLES.get(backend, backend), training, model)
 
 
 def _beside_attention(shape: ModelShape) -> list[str]:

@@ -19,8 +19,10 @@ from llmlaunch.calibration.megatron_records import (
     fsdp_record_facts,
     megatron_record_facts,
 )
-from llmlaunch.calibration.records import TABLES, Record
+from llmlaunch.calibration.records import Record
+from llmlaunch.frameworks.deepspeed.facts import MEGATRON_FORK_KIND
 from llmlaunch.frameworks.megatron.facts import LOSSES
+from llmlaunch.frameworks.recorded import RECORDED_TRAINERS, RecordedTrainer
 from llmlaunch.layout import Layout
 from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
@@ -68,8 +70,9 @@ def _bytes_recorded(value: Any, record: Record) -> bool:
     return bool(value == "fp32" or optimizer.get("formats") or optimizer.get("state_bytes_per_parameter"))
 
 
-DEEPSPEED, CORE = ("deepspeed",), ("megatron", "megatron-fsdp")
-OLD_FORK = "megatron-deepspeed"  # a kind of script that recipes of earlier versions could name
+# The tables of facts with which Megatron core trains, and those of DeepSpeed with a Hugging Face model.
+CORE = tuple(dict.fromkeys(t.table for t in RECORDED_TRAINERS.values() if t.framework.on_megatron_core))
+DEEPSPEED = tuple(dict.fromkeys(t.table for t in RECORDED_TRAINERS.values() if t.table not in CORE))
 OFF = expects(False, 0, "none")
 ONE = expects(1)
 
@@ -77,7 +80,7 @@ UNREAD: tuple[Unread, ...] = (
     Unread(
         DEEPSPEED,
         "implementation.trainer",
-        lambda trainer, record: trainer != OLD_FORK,
+        lambda trainer, record: trainer != MEGATRON_FORK_KIND,
         "Megatron-DeepSpeed trains another model than Hugging Face's, and is shown as it was measured",
     ),
     Unread(
@@ -182,13 +185,25 @@ class Trainer:
 MUON = ("muon", "dist_muon")  # the second is the first with its layers' states spread over data parallel ranks
 
 
-def _of_megatron(backend: str) -> Trainer:
-    table = TABLES[backend]
+def _trainer(recorded: RecordedTrainer) -> Trainer:
+    """Return how the records of a trainer are priced."""
+    defaults, unread = defaults_of(recorded.name), unread_of(recorded.table)
+    if not recorded.framework.on_megatron_core:
+        return Trainer(
+            recorded.table,
+            deepspeed_record_facts,
+            defaults,
+            unread,
+            as_ran=as_deepspeed_ran,
+            runs_on_cpus=True,
+        )
+    if recorded.shards_model:
+        return Trainer(recorded.table, fsdp_record_facts, defaults, unread, formats=FP8_RECIPES, ends_count=True)
     return Trainer(
-        table,
+        recorded.table,
         megatron_record_facts,
-        defaults_of(backend),
-        unread_of(table),
+        defaults,
+        unread,
         graphs=captured_graphs,
         formats=FP8_RECIPES,
         optimizers=MUON,
@@ -196,24 +211,5 @@ def _of_megatron(backend: str) -> Trainer:
     )
 
 
-TRAINERS: Mapping[str, Trainer] = {
-    "megatron-lm": _of_megatron("megatron-lm"),
-    "megatron-bridge": _of_megatron("megatron-bridge"),
-    "megatron-fsdp": Trainer(
-        TABLES["megatron-fsdp"],
-        fsdp_record_facts,
-        defaults_of("megatron-fsdp"),
-        unread_of(TABLES["megatron-fsdp"]),
-        formats=FP8_RECIPES,
-        ends_count=True,
-    ),
-    "deepspeed": Trainer(
-        TABLES["deepspeed"],
-        deepspeed_record_facts,
-        defaults_of("deepspeed"),
-        unread_of(TABLES["deepspeed"]),
-        as_ran=as_deepspeed_ran,
-        runs_on_cpus=True,
-    ),
-}
+TRAINERS: Mapping[str, Trainer] = {name: _trainer(recorded) for name, recorded in RECORDED_TRAINERS.items()}
 """The trainers that a recipe can choose, by the backend of their records."""

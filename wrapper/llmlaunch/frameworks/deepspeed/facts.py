@@ -19,6 +19,7 @@ __all__ = [
     "ENGINES",
     "HUGGING_FACE_KINDS",
     "LOADING_NOTE",
+    "MEGATRON_FORK_KIND",
     "OFFLOAD_GROUPS",
     "SHIPPED_TRAINER",
     "SUB_GROUP_ELEMENTS",
@@ -45,6 +46,7 @@ FP64_BYTES = 8.0
 
 SHIPPED_TRAINER = "llmlaunch"  # as records of measured runs call it
 HUGGING_FACE_KINDS = ("own", "hugging-face")  # scripts of one's own whose model is one of Transformers'
+MEGATRON_FORK_KIND = "megatron-deepspeed"  # a kind of script that recipes of earlier versions could name
 
 # ZeRO communicates in a clone of the group of all ranks (utils/groups.py `_clone_world_group`); barriers, and scripts'
 # mean losses, go through that group itself (zero/stage3.py, 0.19.8).

@@ -98,8 +98,9 @@ class MegatronLMFramework(OnMegatronCore):
     def recorded_name(self, recipe: Recipe) -> str:
         """Return "megatron-fsdp" where Megatron-FSDP shards the model: it keeps other things in memory."""
         from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
+        from llmlaunch.frameworks.recorded import MEGATRON_FSDP
 
-        return "megatron-fsdp" if asks_for_sharding(recipe) else self.name
+        return MEGATRON_FSDP if asks_for_sharding(recipe) else self.name
 
     def default_version(self) -> str | None:
         from llmlaunch.frameworks.megatron.parser import NEWEST
