@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from llmlaunch.store.location import where
 from llmlaunch.store.measurements import Filters, contents, import_file, put_rehearsed, rehearsed_of
 from llmlaunch.store.runs import find_run
 from llmlaunch.store.tables import metadata
+from support.measured_runs import run
 from support.postgres_server import PostgresServer
 from support.rehearsed_plans import GALLERY, PINS, on_gpu, planned, records, traced
 from support.store_run_dirs import GIB, RUN_ID, finished_cpu_run
@@ -84,27 +86,28 @@ def test_it_does_what_the_file_does(server: str, tmp_path: Path) -> None:
         assert max(peak.peak_bytes for peak in past.peaks) == 2 * GIB
 
 
-def test_it_learns_and_goes_back(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the published peaks: ten of InternEvo's on one card are the fewest that are learned from."""
+def test_it_learns_and_goes_back(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve runs of one backend on one card, all a fifth above their predictions, are enough to learn from."""
+    job = ("megatron", "a800-80gb")
+    measured = [run(number, 1.2 + number % 3 / 100, gpu="A800") for number in range(12)]
+    runs = tmp_path / "runs.jsonl"
+    runs.write_text("".join(f"{json.dumps(record)}\n" for record in measured), encoding="utf-8")
     with open_store(where({"LLMLAUNCH_STORE": server})) as store:
-        import_file(store, FILES[0])
-        learning = calibrate(store, 1.8e9)
-        calibrations = {
-            answer.result.backend: answer.result.calibration for answer in learning.answers if answer.did == "taken"
-        }
-        calibration = calibrations["internevo-fsdp"]
+        import_file(store, runs)
+        learning = calibrate(store, 1.8e9, *job)
+        (calibration,) = (answer.result.calibration for answer in learning.answers if answer.did == "taken")
         assert calibration is not None
         assert calibration.after.mape < calibration.before.mape
         with store.write() as connection:
-            assert in_use(connection, "internevo-fsdp", "a800-80gb") == calibration
-            use(connection, "internevo-fsdp", "a800-80gb", None, 1.9e9)
+            assert in_use(connection, *job) == calibration
+            use(connection, *job, None, 1.9e9)
         with store.read() as connection:
-            assert in_use(connection, "internevo-fsdp", "a800-80gb") is None
-            assert [entry.calibration_id for entry in uses(connection, "internevo-fsdp")] == [calibration.id, None]
+            assert in_use(connection, *job) is None
+            assert [entry.calibration_id for entry in uses(connection, job[0])] == [calibration.id, None]
     monkeypatch.setenv("LLMLAUNCH_STORE", server)  # as a check asks
-    assert stored_calibration("internevo-fsdp", "a800-80gb") is None
-    assert stored_calibration("internevo-fsdp", "a800-80gb", calibration.id) == calibration
-    assert stored_calibration("internevo-fsdp", "a800-80gb", "no-such") is None
+    assert stored_calibration(*job) is None
+    assert stored_calibration(*job, calibration.id) == calibration
+    assert stored_calibration(*job, "no-such") is None
 
 
 @pytest.mark.parametrize(
