@@ -52,8 +52,27 @@ def test_they_make_a_recipe_or_one_message_says_why_not(data: st.DataObject) -> 
         ("lr", (1, 2)),
         ("micro_batch_size", {1}),
         ("offload_modules", 2),
+        ("offload_modules", "True"),
+        ("train_data_path", "False"),
+        ("num_layers", float("inf")),
+        ("hidden_size", float("nan")),
+        ("lr_warmup_fraction", float("-inf")),
+        ("lr", 10**400),
     ],
 )
 def test_a_value_of_another_form_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(UserError, match=rf"^job: {name}: .* is no "):
         read_values({**LLAMA, name: value}, nodes=1, devices_per_node=8, place="job")
+
+
+@pytest.mark.parametrize("value", ["x", 0.5, [1], (1, 2), 1])
+@pytest.mark.parametrize("name", ["qk_l2_norm", "attention_output_gate", "layernorm_zero_centered_gamma"])
+def test_a_switch_with_a_value_of_a_fork_is_on(name: str, value: object) -> None:
+    on = read_values({**LLAMA, name: True}, nodes=1, devices_per_node=8, place="job")
+    assert read_values({**LLAMA, name: value}, nodes=1, devices_per_node=8, place="job") == on
+
+
+@pytest.mark.parametrize("value", ["", "0", 0, [], None])
+def test_a_switch_with_an_empty_value_is_off(value: object) -> None:
+    off = read_values({**LLAMA, "qk_l2_norm": False}, nodes=1, devices_per_node=8, place="job")
+    assert read_values({**LLAMA, "qk_l2_norm": value}, nodes=1, devices_per_node=8, place="job") == off

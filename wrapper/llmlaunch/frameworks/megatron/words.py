@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -90,11 +91,15 @@ def typed_value(dest: str, value: Value, version: str = NEWEST) -> Value:
         return _of_its_type(_by_dest(version).get(dest), value)
     if value == "None":
         return None
-    if value in ("True", "False"):
-        return value == "True"
     flag = _by_dest(version).get(dest)
+    if value in ("True", "False"):
+        if flag is not None and flag.values in ("*", "+"):
+            raise ValueError("is no list")
+        return value == "True"
     if flag is None:  # worked out by validate_args, or a fork's own
         return int(value) if _WHOLE.fullmatch(value) else value
+    if flag.values == 0:
+        return value not in ("", "0")
     if flag.values in ("*", "+") and _LIST.fullmatch(value):
         items = literal_in(value)
         return [_typed(flag, str(item)) for item in items] if isinstance(items, (list, tuple)) else [value]
@@ -106,15 +111,18 @@ def _of_its_type(flag: ParserFlag | None, value: Value) -> Value:
     such value."""
     if isinstance(value, (dict, set, frozenset)):
         raise ValueError("is no value of an argument")
-    if flag is None or value is None or flag.values == 0:
+    if flag is None or value is None:
         return value
+    if flag.values == 0:
+        return bool(value)
     if flag.values != 1 and isinstance(value, (list, tuple)):
         return [_of_its_type(replace(flag, values=1), item) for item in value]
     if flag.type not in ("int", "float"):
         if flag.values != 1:
             raise ValueError("is no list")
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (flag.type == "int" and value != int(value)):
+    finite = type(value) in (int, float) and abs(value) <= sys.float_info.max
+    if not finite or (flag.type == "int" and value != int(value)):
         raise ValueError("is no whole number" if flag.type == "int" else "is no finite number")
     return int(value) if flag.type == "int" and flag.values == 1 else value
 
