@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeGuard
 
 from llmlaunch.command_lines.command import UnreadWords, is_unset
 from llmlaunch.errors import UserError
@@ -121,10 +122,14 @@ def _of_its_type(flag: ParserFlag | None, value: Value) -> Value:
         if flag.values != 1:
             raise ValueError("is no list")
         return value
-    finite = type(value) in (int, float) and abs(value) <= sys.float_info.max
-    if not finite or (flag.type == "int" and value != int(value)):
+    if not _is_finite(value) or (flag.type == "int" and value != int(value)):
         raise ValueError("is no whole number" if flag.type == "int" else "is no finite number")
     return int(value) if flag.type == "int" and flag.values == 1 else value
+
+
+def _is_finite(value: Any) -> TypeGuard[int | float]:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max
 
 
 @functools.cache
