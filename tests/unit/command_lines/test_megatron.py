@@ -326,3 +326,27 @@ def test_a_hostile_word_is_one_message_or_plain_text(flag: str, word: str) -> No
 def test_a_capacity_factor_that_megatron_takes_for_none_is_left_out(written: str, read: float | None) -> None:
     mixture = f"{LLAMA3_8B} --num-experts 8 --moe-expert-capacity-factor {written}"
     assert reading_of(mixture).document["model"]["moe"].get("capacity_factor") == read
+
+
+LATENT = f"{LLAMA3_8B} --multi-latent-attention --q-lora-rank 1536 --experimental-attention-variant dsa"
+
+
+def test_sparse_attention_without_its_sizes_is_no_ordinary_attention() -> None:
+    reading = reading_of(f"{LATENT} --dsa-indexer-n-heads 64")
+    assert reading.document["model"]["indexer"] == {"heads": 64}
+    assert reading.missing == (
+        "model.indexer.head_dim: --dsa-indexer-head-dim is not given; write model.indexer.head_dim",
+        "model.indexer.topk: --dsa-indexer-topk is not given; write model.indexer.topk",
+    )
+    none = reading_of(LATENT)
+    assert none.document["model"]["indexer"] == {}
+    assert len(none.missing) == 3
+    assert "model.indexer.heads: is missing" in str(none.not_rendered)
+
+
+def test_a_size_of_sparse_attention_without_a_value_is_named_once() -> None:
+    sizes = "--dsa-indexer-n-heads ${HEADS} --dsa-indexer-head-dim 128 --dsa-indexer-topk 2048"
+    assert reading_of(f"{LATENT} {sizes}").missing == (
+        "model.indexer.heads: --dsa-indexer-n-heads reads HEADS, which has no value in the script; "
+        "write model.indexer.heads",
+    )

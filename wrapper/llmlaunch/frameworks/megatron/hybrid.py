@@ -23,7 +23,6 @@ __all__ = [
     "hybrid_pattern",
 ]
 
-MIXER = "megatron/core/ssm/mamba_mixer.py MambaMixer.__init__, core 0.19"
 STACK = "megatron/core/models/hybrid/hybrid_block.py HybridStack, core 0.19"
 SPECIFICATION = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
 

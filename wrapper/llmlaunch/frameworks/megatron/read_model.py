@@ -6,11 +6,12 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.megatron.flags.attention import INDEXER_SIZES, SPARSE, VARIANT
 from llmlaunch.frameworks.megatron.flags.model import SIZES
 from llmlaunch.frameworks.megatron.flags.table import read_section
 from llmlaunch.frameworks.megatron.namespace import Namespace
@@ -68,6 +69,9 @@ def read_model(space: Namespace) -> ModelReading:
         )
         return reading
     shape = read_section(space, "model")
+    if space.get(VARIANT) == SPARSE:
+        shape.setdefault("indexer", {})  # without its sizes the recipe would be of a model with ordinary attention
+        reading.missing += _missing_of_indexer(space)
     padded = space.get("padded_vocab_size")
     vocabulary, note = _vocabulary(space)
     if vocabulary is not None:
@@ -84,6 +88,14 @@ def read_model(space: Namespace) -> ModelReading:
     )
     reading.notes += [note] if note else []
     return reading
+
+
+def _missing_of_indexer(space: Namespace) -> Iterator[str]:
+    """Yield a sentence for each size of sparse attention that these values do not tell: Megatron has no default for
+    any (transformer_config.py, core 0.19)."""
+    for flag, key in INDEXER_SIZES.items():
+        if not space.get(dest_of(flag)):
+            yield f"{key}: {flag} is not given; write {key}"
 
 
 def _vocabulary(space: Namespace) -> tuple[int | None, str | None]:

@@ -22,7 +22,16 @@ from llmlaunch.frameworks.megatron.layer_pattern import layer_pattern
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.rundir.foreign_values import whole_number_in
 
-__all__ = ["ATTENTION_FLAGS", "DELTA_NETS", "VARIANTS", "linear_period", "windowed"]
+__all__ = [
+    "ATTENTION_FLAGS",
+    "DELTA_NETS",
+    "INDEXER_SIZES",
+    "SPARSE",
+    "VARIANT",
+    "VARIANTS",
+    "linear_period",
+    "windowed",
+]
 
 MODEL = "model"  # the section of Bridge
 SCALING = "model.rope_scaling"
@@ -284,13 +293,18 @@ def _is_indexed(job: PlannedJob) -> bool:
     return job.shape.indexer is not None
 
 
+INDEXER_SIZES = {
+    "--dsa-indexer-n-heads": "model.indexer.heads",
+    "--dsa-indexer-head-dim": "model.indexer.head_dim",
+    "--dsa-indexer-topk": "model.indexer.topk",
+}
+"""The sizes without which no sparse attention starts, with their keys."""
+
 # DeepSeek's sparse attention, with NVIDIA's kernels: without any, core 0.19 keeps scores of all keys.
 INDEXER_FLAGS: tuple[Flag, ...] = within(
     lambda space: space.get(VARIANT) == SPARSE,
     chosen("--experimental-attention-variant", SPARSE, MODEL, keys="model.indexer", when=_is_indexed),
-    flag("--dsa-indexer-n-heads", "model.indexer.heads", read=written),
-    flag("--dsa-indexer-head-dim", "model.indexer.head_dim", read=written),
-    flag("--dsa-indexer-topk", "model.indexer.topk", read=written),
+    *(flag(name, key, read=written) for name, key in INDEXER_SIZES.items()),
     flag("--dsa-indexer-rope-interleaved", "model.indexer.interleaved"),
     chosen("--dsa-indexer-k-norm-epsilon", "1e-06", why="its norm has an epsilon of its own", when=_is_indexed),
     chosen(
