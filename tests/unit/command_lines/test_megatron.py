@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand
 from llmlaunch.documents.yaml_strict import Document
-from llmlaunch.errors import UserError
+from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.command_line import read_megatron, read_values, with_stand_ins
 from llmlaunch.frameworks.megatron.differences import pinned_layout
@@ -328,7 +328,15 @@ def test_a_capacity_factor_that_megatron_takes_for_none_is_left_out(written: str
     assert reading_of(mixture).document["model"]["moe"].get("capacity_factor") == read
 
 
-LATENT = f"{LLAMA3_8B} --multi-latent-attention --q-lora-rank 1536 --experimental-attention-variant dsa"
+SPARSE = f"{LLAMA3_8B} --multi-latent-attention --q-lora-rank 1536 --experimental-attention-variant dsa"
+LATENT = f"{SPARSE} --dsa-kernel-backend cudnn"
+
+
+@pytest.mark.parametrize("kernels", ["", "--dsa-kernel-backend none", "--dsa-kernel-backend tilelang"])
+def test_sparse_attention_with_other_kernels_gets_no_verdict(kernels: str) -> None:
+    sizes = "--dsa-indexer-n-heads 64 --dsa-indexer-head-dim 128 --dsa-indexer-topk 2048"
+    with pytest.raises(NoVerdict, match="--dsa-kernel-backend (none|tilelang) is not read: .* scores of all keys"):
+        reading_of(f"{SPARSE} {sizes} {kernels}")
 
 
 def test_sparse_attention_without_its_sizes_is_no_ordinary_attention() -> None:

@@ -14,7 +14,7 @@ from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, recipe_na
 from llmlaunch.documents.secrets import known_secret
 from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.frameworks.megatron.differences import OF_TOKENIZER, Differences, compared
-from llmlaunch.frameworks.megatron.flags.attention import DELTA_NETS, VARIANTS, linear_period
+from llmlaunch.frameworks.megatron.flags.attention import DELTA_NETS, SPARSE, SPARSE_KERNELS, VARIANTS, linear_period
 from llmlaunch.frameworks.megatron.flags.names import PATTERN
 from llmlaunch.frameworks.megatron.flags.table import column, read_section
 from llmlaunch.frameworks.megatron.namespace import Namespace, namespace_of
@@ -156,6 +156,13 @@ def _refuse_other_models(space: Namespace, place: str, trainer: str | None) -> N
     if variant not in (None, *VARIANTS):
         known = " and ".join(VARIANTS)
         raise NoVerdict.on(place, f"--experimental-attention-variant {variant} is not read: recipes describe {known}")
+    kernels = space.get("dsa_kernel_backend") or "none"  # its default; core 0.16 has no others
+    if variant == SPARSE and kernels != SPARSE_KERNELS:
+        raise NoVerdict.on(
+            place,
+            f"--dsa-kernel-backend {kernels} is not read: recipes describe sparse attention with the kernels of "
+            f"{SPARSE_KERNELS}, without which scores of all keys stand in memory; `llmlaunch observe --` measures it",
+        )
     if variant == DELTA_NETS and linear_period(space) is None:
         raise UserError(
             f"{place}: --linear-attention-freq: recipes describe linear attention in all layers, or in all but every "

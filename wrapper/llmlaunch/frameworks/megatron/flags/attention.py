@@ -27,6 +27,7 @@ __all__ = [
     "DELTA_NETS",
     "INDEXER_SIZES",
     "SPARSE",
+    "SPARSE_KERNELS",
     "VARIANT",
     "VARIANTS",
     "linear_period",
@@ -37,6 +38,7 @@ MODEL = "model"  # the section of Bridge
 SCALING = "model.rope_scaling"
 DELTA_NETS, SPARSE = "gated_delta_net", "dsa"
 VARIANTS = (DELTA_NETS, SPARSE)  # of --experimental-attention-variant that recipes describe
+SPARSE_KERNELS = "cudnn"  # of --dsa-kernel-backend, whose memory is priced
 VARIANT = "experimental_attention_variant"
 LLAMA3_POSITIONS = 8192  # before they are stretched
 LATENT_POSITIONS = 4096  # MLATransformerConfig's own, without a flag
@@ -314,7 +316,7 @@ INDEXER_FLAGS: tuple[Flag, ...] = within(
     ),
     flag("--dsa-indexer-loss-coeff", "model.indexer.loss_coeff", form=number),
     chosen("--dsa-indexer-use-sparse-loss", why="over the chosen keys, as attention is", when=_is_indexed),
-    chosen("--dsa-kernel-backend", "cudnn", why="the kernels of FlashMLA and cuDNN", when=_is_indexed),
+    chosen("--dsa-kernel-backend", SPARSE_KERNELS, why="the kernels of FlashMLA and cuDNN", when=_is_indexed),
     chosen(
         "--no-rope-fusion",
         bridge=MODEL,
