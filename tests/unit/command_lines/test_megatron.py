@@ -325,7 +325,9 @@ def test_a_hostile_word_is_one_message_or_plain_text(flag: str, word: str) -> No
 @pytest.mark.parametrize(("written", "read"), [("-1.0", None), ("0", None), ("1.5", 1.5)])
 def test_a_capacity_factor_that_megatron_takes_for_none_is_left_out(written: str, read: float | None) -> None:
     mixture = f"{LLAMA3_8B} --num-experts 8 --moe-expert-capacity-factor {written}"
-    assert reading_of(mixture).document["model"]["moe"].get("capacity_factor") == read
+    reading = reading_of(mixture)
+    assert reading.document["model"]["moe"].get("capacity_factor") == read
+    assert reading.document["backend"] == "megatron-lm"
 
 
 SPARSE = f"{LLAMA3_8B} --multi-latent-attention --q-lora-rank 1536 --experimental-attention-variant dsa"

@@ -110,6 +110,8 @@ def _idle(space: Namespace) -> Iterator[tuple[str, str]]:
         yield "rotary_seq_len_interpolation_factor", "1 stretches nothing"
     if space.get("moe_router_pre_softmax") and space.get("moe_router_score_function") in ("sigmoid", "sqrtsoftplus"):
         yield "moe_router_pre_softmax", "other scores have no softmax"
+    if (space.get("moe_expert_capacity_factor") or 0) < 0:
+        yield "moe_expert_capacity_factor", "Megatron takes a negative factor for none"
     if space.get("multi_latent_attention"):
         for dest in ("kv_channels", "use_rope_scaling"):
             if space.get(dest):

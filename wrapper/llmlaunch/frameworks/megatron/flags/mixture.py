@@ -316,12 +316,6 @@ def _read_layers(space: Space) -> object:
     return list(pattern) if pattern is not None and not all(pattern) and not space.get(PATTERN) else None
 
 
-def _capacity(space: Space) -> object:
-    """Megatron takes a negative factor for none (transformer_config.py __post_init__, core 0.19)."""
-    factor = space.get("moe_expert_capacity_factor")
-    return factor if factor is not None and factor > 0 else None
-
-
 def _biased_in_one_kernel(job: PlannedJob) -> bool:
     return job.shape.linear_bias and _grouped(job)
 
@@ -348,7 +342,13 @@ SHARED_FLAGS: tuple[Flag, ...] = (
         read=lambda space: True if space.get("moe_shared_expert_overlap") else None,
     ),
     flag("--moe-layer-freq", "model.moe.layer_pattern", MODEL, write=_layer_pattern, read=_read_layers),
-    flag("--moe-expert-capacity-factor", "model.moe.capacity_factor", MODEL, form=number, read=_capacity),
+    flag(
+        "--moe-expert-capacity-factor",
+        "model.moe.capacity_factor",
+        MODEL,
+        form=number,
+        read=lambda space: space.get("moe_expert_capacity_factor") or None,
+    ),
     flag("--moe-latent-size", "model.moe.latent_size", MODEL),
     chosen(
         "--use-fused-weighted-squared-relu",
