@@ -337,7 +337,7 @@ LATENT = f"{SPARSE} --dsa-kernel-backend cudnn"
 @pytest.mark.parametrize("kernels", ["", "--dsa-kernel-backend none", "--dsa-kernel-backend tilelang"])
 def test_sparse_attention_with_other_kernels_gets_no_verdict(kernels: str) -> None:
     sizes = "--dsa-indexer-n-heads 64 --dsa-indexer-head-dim 128 --dsa-indexer-topk 2048"
-    with pytest.raises(NoVerdict, match="--dsa-kernel-backend (none|tilelang) is not read: .* scores of all keys"):
+    with pytest.raises(NoVerdict, match=r"--dsa-kernel-backend (none|tilelang) is not read: .* scores of all keys"):
         reading_of(f"{SPARSE} {sizes} {kernels}")
 
 
