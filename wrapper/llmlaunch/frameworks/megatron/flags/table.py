@@ -81,9 +81,8 @@ def _order(section: str) -> Mapping[str, int]:
 
 @cache
 def column(name: str) -> Mapping[str, Any]:
-    """Return one column by the parser's `dest`: "key", "added", "unread", "decides", "unsaid",
-    "companion", "only_helps". Rows without a
-    value are left out."""
+    """Return one column by the parser's `dest`: "key", "added", "unread", "decides", "unsaid", "companion" or
+    "only_helps". Rows without a value are left out."""
     values: dict[str, Any] = {}
     for row in FLAGS:
         for dest in sorted(row.dests):
