@@ -76,3 +76,10 @@ def test_a_switch_with_a_value_of_a_fork_is_on(name: str, value: object) -> None
 def test_a_switch_with_an_empty_value_is_off(value: object) -> None:
     off = read_values({**LLAMA, "qk_l2_norm": False}, nodes=1, devices_per_node=8, place="job")
     assert read_values({**LLAMA, "qk_l2_norm": value}, nodes=1, devices_per_node=8, place="job") == off
+
+
+@pytest.mark.parametrize("fraction", [1e308, -1e308, "1e308"])
+def test_a_warm_up_of_endless_steps_leaves_a_step_after_it(fraction: object) -> None:
+    values = {**LLAMA, "lr_warmup_fraction": fraction, "train_iters": 100}
+    warmup = read_values(values, nodes=1, devices_per_node=8, place="job").document["training"]["warmup_steps"]
+    assert warmup < 100

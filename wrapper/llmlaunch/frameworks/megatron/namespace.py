@@ -34,6 +34,7 @@ PIPELINE_NOTATIONS = (
 REPLACED = ("recompute_activations", "checkpoint_activations", "use_rotary_position_embeddings", "warmup", "batch_size")
 MOST_STAGES = 4096
 MOST_LENGTH = 4096
+MOST_STEPS = 10**18
 
 
 class Namespace(dict[str, Any]):
@@ -165,7 +166,7 @@ def _lengths(space: Namespace) -> None:
             space.pop(samples)
     fraction, length = space.get("lr_warmup_fraction"), space.get("lr_decay_iters") or space.get("train_iters")
     if fraction is not None and length:
-        space["lr_warmup_iters"] = int(fraction * length)
+        space["lr_warmup_iters"] = int(max(min(fraction * length, MOST_STEPS), -MOST_STEPS))
         space.pop("lr_warmup_fraction")
     if space.get("lr_decay_iters") == space.get("train_iters"):  # its default
         space["lr_decay_iters"] = None
