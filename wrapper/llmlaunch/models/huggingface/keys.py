@@ -18,7 +18,7 @@ __all__ = [
     "COMPRESSED", "DECODER", "DEEPSEEK_EXPERTS", "DEEPSEEK_ROUTER", "ENCODER", "GEMMA2_KEYS", "GEMMA4_KEYS", "GLM_KEYS",
     "GPT2_KEYS", "INDEXER", "KEYS_OF", "LATENT", "LINEAR_ATTENTION", "LLAMA4_KEYS", "LOCAL_EXPERTS", "MAMBA",
     "NEMOTRON_DECODER", "NEMOTRON_EXPERTS", "POOLED_KEYS", "QKV_BIAS", "QWEN_EXPERTS", "SHARED_EXPERT", "TURNED",
-    "ConfigKey", "read_keys", "written_keys",
+    "ConfigKey", "read_keys", "written_keys"
 ]  # fmt: skip
 
 MOST_LAYERS = 10_000

@@ -241,20 +241,8 @@ POSITION_FLAGS: tuple[Flag, ...] = (
     alias("--use-rotary-position-embeddings", "model.position_embedding"),
     *within(
         _plain_yarn,
-        flag(
-            "--yarn-beta-fast",
-            f"{SCALING}.beta_fast",
-            MODEL,
-            form=number,
-            when=_scaled_by("yarn"),
-        ),
-        flag(
-            "--yarn-beta-slow",
-            f"{SCALING}.beta_slow",
-            MODEL,
-            form=number,
-            when=_scaled_by("yarn"),
-        ),
+        flag("--yarn-beta-fast", f"{SCALING}.beta_fast", MODEL, form=number, when=_scaled_by("yarn")),
+        flag("--yarn-beta-slow", f"{SCALING}.beta_slow", MODEL, form=number, when=_scaled_by("yarn")),
         flag(
             "--no-yarn-correction-range-round-to-int",
             f"{SCALING}.truncate",
@@ -396,11 +384,7 @@ DELTA_FLAGS: tuple[Flag, ...] = within(
     lambda space: space.get(VARIANT) == DELTA_NETS,
     chosen("--experimental-attention-variant", DELTA_NETS, MODEL, keys="model.linear_attention", when=_is_linear),
     flag(
-        "--linear-attention-freq",
-        "model.linear_attention.full_every",
-        MODEL,
-        write=_linear_layers,
-        read=linear_period,
+        "--linear-attention-freq", "model.linear_attention.full_every", MODEL, write=_linear_layers, read=linear_period
     ),
     flag("--linear-num-key-heads", "model.linear_attention.num_key_heads", MODEL, read=written),
     flag("--linear-num-value-heads", "model.linear_attention.num_value_heads", MODEL, read=written),

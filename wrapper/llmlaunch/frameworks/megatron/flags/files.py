@@ -80,10 +80,7 @@ DATA_ROWS: tuple[Flag, ...] = (
     flag(
         "--no-create-attention-mask-in-dataloader",
         (),
-        (
-            ("dataset.create_attention_mask", False),
-            ("dataset.skip_getting_attention_mask_from_dataset", True),
-        ),
+        (("dataset.create_attention_mask", False), ("dataset.skip_getting_attention_mask_from_dataset", True)),
         write=lambda job: not job.recipe.data.attention_masks,
         reads={"data.attention_masks": _masks},
         why="fused attention is causal by itself; masks would take sequence x sequence bytes of every sample",
@@ -188,13 +185,7 @@ TOKENIZER_ROWS: tuple[Flag, ...] = (
         added="tokens are numbers already",
         unread="tokens are numbers where no tokenizer of the recipe reads them; model.vocab_size says how many",
     ),
-    flag(
-        "--vocab-size",
-        "model.vocab_size",
-        (("tokenizer.vocab_size", PARSED),),
-        when=_of_numbers,
-        reads={},
-    ),
+    flag("--vocab-size", "model.vocab_size", (("tokenizer.vocab_size", PARSED),), when=_of_numbers, reads={}),
     flag(
         "--tokenizer-model",
         "data.tokenizer",
@@ -301,13 +292,7 @@ CHECKPOINT_FLAGS: tuple[Flag, ...] = (
         read=_read_format,
         added="the format that any other layout can load",
     ),
-    flag(
-        "--save",
-        PATH,
-        CHECKPOINT,
-        when=_saves,
-        read=lambda space: space["save"] if _saved(space) else None,
-    ),
+    flag("--save", PATH, CHECKPOINT, when=_saves, read=lambda space: space["save"] if _saved(space) else None),
     flag(
         "--load",
         PATH,
@@ -365,12 +350,7 @@ CHECKPOINT_FLAGS: tuple[Flag, ...] = (
         when=_reshards,
         added="another layout may have to load the checkpoint",
     ),
-    alias(
-        "--finetune",
-        START,
-        decides=START,
-        unread="training.start_from begins with weights of another training",
-    ),
+    alias("--finetune", START, decides=START, unread="training.start_from begins with weights of another training"),
     Flag(
         "--use-checkpoint-args",
         (),

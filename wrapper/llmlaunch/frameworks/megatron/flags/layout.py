@@ -141,19 +141,8 @@ GROUP_ROWS: tuple[Flag, ...] = (
         decides=True,
     ),
     _expert("--expert-model-parallel-size", "layout.expert"),
-    _expert(
-        "--expert-tensor-parallel-size",
-        "layout.expert_tensor",
-        "its default is the tensor parallel size, not 1",
-    ),
-    flag(
-        "--use-distributed-optimizer",
-        STAGE,
-        OPTIMIZER_FIELDS,
-        write=_distributed,
-        read=_zero_stage,
-        decides=STAGE,
-    ),
+    _expert("--expert-tensor-parallel-size", "layout.expert_tensor", "its default is the tensor parallel size, not 1"),
+    flag("--use-distributed-optimizer", STAGE, OPTIMIZER_FIELDS, write=_distributed, read=_zero_stage, decides=STAGE),
     chosen(
         "--overlap-grad-reduce",
         bridge=((f"{DDP}.overlap_grad_reduce", True),),
@@ -183,15 +172,7 @@ SHARDING_ROWS: tuple[Flag, ...] = (
         reads={},
         decides=STAGE,
     ),
-    flag(
-        "--data-parallel-sharding-strategy",
-        STAGE,
-        DDP,
-        form=STRATEGIES.get,
-        when=_sharded,
-        reads={},
-        decides=STAGE,
-    ),
+    flag("--data-parallel-sharding-strategy", STAGE, DDP, form=STRATEGIES.get, when=_sharded, reads={}, decides=STAGE),
     chosen(
         "--use-distributed-optimizer",
         bridge=OPTIMIZER_FIELDS,

@@ -321,12 +321,7 @@ def _biased_in_one_kernel(job: PlannedJob) -> bool:
 
 
 SHARED_FLAGS: tuple[Flag, ...] = (
-    flag(
-        "--moe-shared-expert-intermediate-size",
-        "model.moe.shared_expert_ffn_hidden_size",
-        MODEL,
-        when=_is_shared,
-    ),
+    flag("--moe-shared-expert-intermediate-size", "model.moe.shared_expert_ffn_hidden_size", MODEL, when=_is_shared),
     flag(
         "--moe-shared-expert-gate",
         "model.moe.shared_expert_gate",
@@ -370,17 +365,9 @@ SHARED_FLAGS: tuple[Flag, ...] = (
 MIXTURE_FLAGS: tuple[Flag, ...] = (
     *within(
         _has_experts,
+        flag("--num-experts", "model.moe.num_experts", (("model.num_moe_experts", PARSED),), decides="model.moe"),
         flag(
-            "--num-experts",
-            "model.moe.num_experts",
-            (("model.num_moe_experts", PARSED),),
-            decides="model.moe",
-        ),
-        flag(
-            "--moe-router-topk",
-            "model.moe.topk",
-            MODEL,
-            read=lambda space: space.get("moe_router_topk") or USUAL_TOPK,
+            "--moe-router-topk", "model.moe.topk", MODEL, read=lambda space: space.get("moe_router_topk") or USUAL_TOPK
         ),
         flag("--moe-ffn-hidden-size", "model.moe.ffn_hidden_size", MODEL),
         *DISPATCH_FLAGS,

@@ -223,13 +223,7 @@ ACTIVATION_FLAGS: tuple[Flag, ...] = (
 
 MIXER_FLAGS: tuple[Flag, ...] = within(
     lambda space: bool(space.get(PATTERN)),
-    chosen(
-        "--spec",
-        SPECIFICATION,
-        (),
-        keys="model.mamba",
-        when=lambda job: job.shape.mamba is not None,
-    ),
+    chosen("--spec", SPECIFICATION, (), keys="model.mamba", when=lambda job: job.shape.mamba is not None),
     flag("--mamba-num-heads", "model.mamba.num_heads", MODEL, read=written),
     flag("--mamba-head-dim", "model.mamba.head_dim", MODEL, read=written),
     flag("--mamba-state-dim", "model.mamba.state_size", MODEL, read=written),

@@ -91,13 +91,7 @@ OF_MANY = "a scale from the largest value of many steps; its default is the last
 SHARED = "gathered in bf16 into the gradients' buffer; one of their own would take 2 bytes a parameter more"
 
 NARROW_ROWS: tuple[Flag, ...] = (
-    chosen(
-        "--fp4-format",
-        "e2m1",
-        ((f"{MODEL}.fp4", PARSED),),
-        keys=FP4,
-        when=_in_fp4,
-    ),
+    chosen("--fp4-format", "e2m1", ((f"{MODEL}.fp4", PARSED),), keys=FP4, when=_in_fp4),
     flag(
         "--fp4-recipe",
         FP4,
@@ -200,10 +194,7 @@ OPTIMIZER_ROWS: tuple[Flag, ...] = (
     flag(
         "--use-precision-aware-optimizer",
         OPTIMIZER,
-        (
-            (f"{ADAM}.use_precision_aware_optimizer", True),
-            (f"{DDP}.megatron_fsdp_use_decoupled_grad", True),
-        ),
+        ((f"{ADAM}.use_precision_aware_optimizer", True), (f"{DDP}.megatron_fsdp_use_decoupled_grad", True)),
         write=_has_formats,
         read=lambda space: {} if _precise(space) else None,
     ),

@@ -405,10 +405,4 @@ GRAPH_ROWS: tuple[Flag, ...] = (
     *(alias(name, GRAPHS, decides=GRAPHS) for name in ("--enable-cuda-graph", "--external-cuda-graph")),
 )
 
-TECHNIQUE_FLAGS: tuple[Flag, ...] = (
-    *RECOMPUTE_ROWS,
-    *OFFLOAD_ROWS,
-    *LOSS_ROWS,
-    *OVERLAP_ROWS,
-    *GRAPH_ROWS,
-)
+TECHNIQUE_FLAGS: tuple[Flag, ...] = (*RECOMPUTE_ROWS, *OFFLOAD_ROWS, *LOSS_ROWS, *OVERLAP_ROWS, *GRAPH_ROWS)

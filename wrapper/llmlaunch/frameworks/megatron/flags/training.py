@@ -124,11 +124,7 @@ OPTIMIZER_ROWS: tuple[Flag, ...] = (
         ),
     ),
     flag(
-        "--min-lr",
-        "training.minimum_learning_rate",
-        ADAM,
-        form=lambda rate: repr(rate) if rate else None,
-        read=_least,
+        "--min-lr", "training.minimum_learning_rate", ADAM, form=lambda rate: repr(rate) if rate else None, read=_least
     ),
     flag(
         "--adam-beta1",
