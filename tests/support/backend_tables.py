@@ -23,7 +23,7 @@ from llmlaunch.frameworks.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.frameworks.deepspeed.facts import ENGINES, Engine, Share
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS, setting_groups
 from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, shipped_groups, trainer_groups
-from llmlaunch.frameworks.flag_classes import EITHER, FlagGroup, flag_table, group_of
+from llmlaunch.frameworks.flag_classes import EITHER, FlagGroup, group_of
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.megatron import (
     checkpoint_rules,
@@ -40,7 +40,7 @@ from llmlaunch.frameworks.megatron import (
 )
 from llmlaunch.frameworks.megatron import rules as megatron_rules
 from llmlaunch.frameworks.megatron import techniques as megatron_techniques
-from llmlaunch.frameworks.megatron.extra_arguments import FLAG_CLASSES
+from llmlaunch.frameworks.megatron.extra_arguments import megatron_groups
 from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.parser import core_parser
 from llmlaunch.layout import Rule
@@ -104,7 +104,7 @@ def tables() -> list[tuple[str, str]]:
             _table(["added", "why"], [[f"`{dest}`", why] for dest, why in column("added").items()]),
         ),
         ("megatron-command-lines.md", flag_key_table()),
-        ("own-arguments.md", _flags_table("flags of Megatron-LM", flag_table(FLAG_CLASSES), _megatron_flag)),
+        ("own-arguments.md", _flags_table("flags of Megatron-LM", megatron_groups(), _megatron_flag)),
         ("own-arguments.md", _flags_table("arguments of Hugging Face", trainer_groups(), "--{}".format)),
         ("own-arguments.md", _flags_table("keys of ds_config.json", setting_groups(), str)),
         (

@@ -14,10 +14,10 @@ import pytest
 
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.trainer_table import shipped_groups, trainer_groups
-from llmlaunch.frameworks.flag_classes import PRICED, FlagGroup, flag_table
+from llmlaunch.frameworks.flag_classes import PRICED, FlagGroup, group_of
 from llmlaunch.frameworks.megatron.arguments import decided_names
 from llmlaunch.frameworks.megatron.backend import MegatronLM
-from llmlaunch.frameworks.megatron.extra_arguments import FLAG_CLASSES, classed_arguments
+from llmlaunch.frameworks.megatron.extra_arguments import classed_arguments, megatron_groups
 from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, core_parser
 from llmlaunch.layout import Layout
@@ -64,7 +64,7 @@ def patterns_for(table: Iterable[FlagGroup], name: str) -> tuple[list[str], list
 @pytest.mark.parametrize(
     ("table", "names"),
     [
-        pytest.param(flag_table(FLAG_CLASSES), names_of_megatron() - set(decided_names(small())), id="megatron"),
+        pytest.param(megatron_groups(), names_of_megatron() - set(decided_names(small())), id="megatron"),
         pytest.param(trainer_groups(), fields_of_training_arguments(), id="hugging-face"),
         pytest.param(shipped_groups(), flags_of_the_shipped_trainer(), id="shipped"),
     ],
@@ -79,8 +79,16 @@ def test_every_flag_that_a_parser_knows_is_of_exactly_one_class(table: tuple[Fla
 
 def test_every_pattern_of_megatron_is_a_flag_that_is_not_refused() -> None:
     names = (names_of_megatron() - set(decided_names(small()))) | column("unsaid").keys() | column("companion").keys()
-    patterns = [pattern for group in flag_table(FLAG_CLASSES) for pattern in group.patterns]
+    patterns = [pattern for group in megatron_groups() for pattern in group.patterns]
     assert [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)] == []
+
+
+def test_a_row_of_the_table_is_of_the_class_of_its_subject() -> None:
+    titles = {group.title for group in megatron_groups()}
+    for dest, subject in column("subject").items():
+        group = group_of(megatron_groups(), dest, ())
+        assert subject in titles
+        assert group is None or dest in column("decides") or group.title == subject, dest
 
 
 def classes(recipe: Recipe, layout: Layout = LAYOUT) -> dict[str, str]:
@@ -152,7 +160,7 @@ def bytes_with(*words: str) -> list[int]:
 
 
 def test_every_flag_that_is_called_priced_changes_the_estimate() -> None:
-    named = {name for group in flag_table(FLAG_CLASSES) if group.flag_class.kind == PRICED for name in group.patterns}
+    named = {name for group in megatron_groups() if group.flag_class.kind == PRICED for name in group.patterns}
     assert named == set(PRICED_WORDS)
     sizes = {name: bytes_with(*words) for name, words in PRICED_WORDS.items()}
     assert all(size != bytes_with() for size in sizes.values()), sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from llmlaunch.frameworks.argument import flag_groups
@@ -14,6 +15,7 @@ from llmlaunch.frameworks.flag_classes import (
     UNKNOWN,
     ClassedArguments,
     FlagClass,
+    FlagGroup,
     class_arguments,
     flag_table,
     group_of,
@@ -21,12 +23,13 @@ from llmlaunch.frameworks.flag_classes import (
 from llmlaunch.frameworks.megatron.arguments import decided_names, planned_arguments
 from llmlaunch.frameworks.megatron.facts import MegatronOptions
 from llmlaunch.frameworks.megatron.flags.earlier import EARLIER_NEUTRAL
+from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, ParserFlag, core_parser, rendered_version
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number
 
-__all__ = ["FLAG_CLASSES", "classed_arguments", "megatron_flag_class", "with_extra_arguments"]
+__all__ = ["classed_arguments", "megatron_flag_class", "megatron_groups", "with_extra_arguments"]
 
 FLAG_CLASSES = Path(__file__).with_name("flag_classes.json")
 DEFAULT = FlagClass(NEUTRAL, "the parser's own default")
@@ -73,8 +76,23 @@ def megatron_flag_class(flag: ParserFlag | None, values: Sequence[str]) -> FlagC
         return NO_FLAG
     if _is_default(flag, values):
         return DEFAULT
-    group = group_of(flag_table(FLAG_CLASSES), flag.dest, values)
+    group = group_of(megatron_groups(), flag.dest, values)
     return NO_FLAG if group is None else group.flag_class
+
+
+@cache
+def megatron_groups() -> tuple[FlagGroup, ...]:
+    """Return the groups of flags with one class, those of the table of arguments among them."""
+    groups = flag_table(FLAG_CLASSES)
+    subjects = {
+        dest: subject
+        for dest, subject in column("subject").items()
+        if dest not in column("decides") and group_of(groups, dest, ()) is None
+    }
+    return tuple(
+        replace(group, patterns={**group.patterns, **{dest: () for dest in subjects if subjects[dest] == group.title}})
+        for group in groups
+    )
 
 
 def _is_default(flag: ParserFlag, values: Sequence[str]) -> bool:

@@ -24,6 +24,7 @@ from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = [
     "ATTENTION_FLAGS",
+    "DELTA_FLAGS",
     "DELTA_NETS",
     "INDEXER_SIZES",
     "SPARSE",
@@ -165,6 +166,7 @@ POSITION_FLAGS: tuple[Flag, ...] = (
         why="its fused kernel is for yarn alone",
         when=lambda job: _rotates(job) and _is_latent(job) and job.shape.rope_scaling is None,
         added="the fused kernel of latent attention is for yarn alone",
+        subject="fusions and kernels",
     ),
     flag(
         "--rotary-percent",
@@ -311,6 +313,7 @@ INDEXER_FLAGS: tuple[Flag, ...] = within(
         keys="model.indexer",
         why="no fused rotation goes before sparse attention",
         when=lambda job: _is_indexed(job) and job.shape.rope_scaling is not None,
+        subject="fusions and kernels",
     ),
 )
 
@@ -406,5 +409,4 @@ ATTENTION_FLAGS: tuple[Flag, ...] = (
         read=lambda space: True if space.get("softmax_type") == "learnable" else None,
     ),
     flag("--attention-output-gate", "model.attention_gate", MODEL),
-    *DELTA_FLAGS,
 )

@@ -85,6 +85,7 @@ DATA_ROWS: tuple[Flag, ...] = (
         reads={"data.attention_masks": _masks},
         why="fused attention is causal by itself; masks would take sequence x sequence bytes of every sample",
         added="fused attention is causal by itself",
+        subject="attention masks",
     ),
     flag(
         "--mock-data",
@@ -184,8 +185,16 @@ TOKENIZER_ROWS: tuple[Flag, ...] = (
         reads={"data.tokenizer_type": _read_tokenizer_type},
         added="tokens are numbers already",
         unread="tokens are numbers where no tokenizer of the recipe reads them; model.vocab_size says how many",
+        subject="tokenizer",
     ),
-    flag("--vocab-size", "model.vocab_size", (("tokenizer.vocab_size", PARSED),), when=_of_numbers, reads={}),
+    flag(
+        "--vocab-size",
+        "model.vocab_size",
+        (("tokenizer.vocab_size", PARSED),),
+        when=_of_numbers,
+        reads={},
+        subject="shape of the model",
+    ),
     flag(
         "--tokenizer-model",
         "data.tokenizer",
@@ -193,6 +202,7 @@ TOKENIZER_ROWS: tuple[Flag, ...] = (
         when=lambda job: not _of_numbers(job),
         read=_read_tokenizer,
         unread="made-up data has no tokenizer; model.vocab_size says how many tokens there are",
+        subject="tokenizer",
     ),
     flag(
         "--padded-vocab-size",
@@ -202,8 +212,9 @@ TOKENIZER_ROWS: tuple[Flag, ...] = (
         when=lambda job: not _of_numbers(job),
         reads={},
         why="the plan's number, whatever the tokenizer counts",
+        subject="shape of the model",
     ),
-    alias("--vocab-file", "model.vocab_size"),
+    alias("--vocab-file", "model.vocab_size", subject="tokenizer"),
 )
 
 
@@ -317,22 +328,38 @@ CHECKPOINT_FLAGS: tuple[Flag, ...] = (
         why="saves and ends when it is told to",
         when=_saves,
         added="saves and ends when it is told to",
+        subject="end of the job and of its waiting",
     ),
-    flag("--non-persistent-save-interval", OFTEN, write=_often, read=_read_often),
+    flag(
+        "--non-persistent-save-interval",
+        OFTEN,
+        write=_often,
+        read=_read_often,
+        subject="checkpoints of which the newest alone stays",
+    ),
     chosen(
         "--non-persistent-ckpt-type",
         "global",
         keys=OFTEN,
         why="in the checkpoint folder, for every node",
         when=lambda job: _often(job) is not None,
+        subject="checkpoints of which the newest alone stays",
     ),
-    flag("--async-save", ASYNC, CHECKPOINT, write=_asynchronous, read=_read_asynchronous),
+    flag(
+        "--async-save",
+        ASYNC,
+        CHECKPOINT,
+        write=_asynchronous,
+        read=_read_asynchronous,
+        subject="checkpoints written beside the training",
+    ),
     chosen(
         "--use-persistent-ckpt-worker",
         bridge=CHECKPOINT,
         keys=ASYNC,
         why="without it --async-save is switched off",
         when=_asynchronous,
+        subject="checkpoints written beside the training",
     ),
     chosen(
         "--async-strategy",
@@ -341,6 +368,7 @@ CHECKPOINT_FLAGS: tuple[Flag, ...] = (
         keys=ASYNC,
         why="the other needs nvidia-resiliency-ext",
         when=lambda job: _asynchronous(job) and "--async-strategy" in core_parser(job.version).flags,
+        subject="checkpoints written beside the training",
     ),
     chosen(
         RESHARDING_FLAG,
@@ -349,12 +377,14 @@ CHECKPOINT_FLAGS: tuple[Flag, ...] = (
         why="another layout may have to load it",
         when=_reshards,
         added="another layout may have to load the checkpoint",
+        subject="names and contents of checkpoints",
     ),
     alias("--finetune", START, decides=START, unread="training.start_from begins with weights of another training"),
     Flag(
         "--use-checkpoint-args",
         (),
         unread="the sizes stand in a checkpoint; write them as arguments, or as keys of the recipe",
+        subject="how checkpoints are written",
     ),
 )
 

@@ -151,6 +151,7 @@ GROUP_ROWS: tuple[Flag, ...] = (
         when=_distributed,
         added=OVERLAPPED,
         only_helps=True,
+        subject="buckets and order of gradients",
     ),
     chosen(
         "--overlap-param-gather",
@@ -160,6 +161,7 @@ GROUP_ROWS: tuple[Flag, ...] = (
         when=_distributed,
         added=OVERLAPPED,
         only_helps=True,
+        subject="buckets and order of gradients",
     ),
 )
 
@@ -180,8 +182,8 @@ SHARDING_ROWS: tuple[Flag, ...] = (
         why="Megatron-FSDP switches it on anyway",
         when=_sharded,
     ),
-    chosen("--overlap-grad-reduce", keys=STAGE, why=HIDES, when=_sharded),
-    chosen("--overlap-param-gather", keys=STAGE, why=HIDES, when=_sharded),
+    chosen("--overlap-grad-reduce", keys=STAGE, why=HIDES, when=_sharded, subject="buckets and order of gradients"),
+    chosen("--overlap-param-gather", keys=STAGE, why=HIDES, when=_sharded, subject="buckets and order of gradients"),
     chosen(
         "--megatron-fsdp-main-grads-dtype",
         lambda job: gradient_format(job.recipe),
@@ -198,6 +200,7 @@ SHARDING_ROWS: tuple[Flag, ...] = (
             "(--megatron-fsdp-main-grads-dtype); pin 0 or 1, or name a newer backend.version",
             STAGE,
         ),
+        subject="Megatron-FSDP",
     ),
     chosen(
         "--no-gradient-accumulation-fusion",
@@ -206,6 +209,7 @@ SHARDING_ROWS: tuple[Flag, ...] = (
         why="fused, it needs Transformer Engine 2.10",
         when=_sharded,
         added="fused, Megatron-FSDP needs Transformer Engine 2.10",
+        subject="fused weight gradients",
     ),
     chosen(
         "--init-model-with-meta-device",
@@ -214,6 +218,7 @@ SHARDING_ROWS: tuple[Flag, ...] = (
         why="no device ever holds the whole model",
         when=lambda job: _sharded(job) and made_in_shards(job.shape),
         added="no device ever holds the whole model",
+        subject="Megatron-FSDP",
     ),
     alias("--use-torch-fsdp2", STAGE, decides=STAGE),
 )

@@ -93,6 +93,7 @@ DISPATCH_FLAGS: tuple[Flag, ...] = (
         when=_is_mixture,
         read=lambda space: space[DISPATCH_LIBRARY] if _hybrid_library(space) else None,
         unsaid=lambda values: not {*values} <= KNOWN_LIBRARIES,
+        subject="library that dispatches tokens",
     ),
     chosen(
         "--moe-router-dtype",
@@ -152,6 +153,7 @@ FIXED_ROW_FLAGS: tuple[Flag, ...] = (
         keys=ROWS,
         why="all experts of a device are one kernel",
         when=_has_rows,
+        subject="fusions and kernels",
     ),
     chosen(
         "--moe-mlp-glu-interleave-size",
@@ -160,6 +162,7 @@ FIXED_ROW_FLAGS: tuple[Flag, ...] = (
         keys=ROWS,
         why="as that kernel wants gate and up",
         when=_has_rows,
+        subject="fusions and kernels",
     ),
     flag("--moe-paged-stash", STASH, MODEL, write=lambda job: True, when=_has_stash, reads={}, decides=True),
     *within(
@@ -276,7 +279,7 @@ ROUTER_FLAGS: tuple[Flag, ...] = (
         form=lambda factor: number(factor) if factor != 1.0 else None,
         read=_scaling,
     ),
-    flag("--moe-apply-probs-on-input", f"{ROUTER}.weighted_inputs", MODEL),
+    flag("--moe-apply-probs-on-input", f"{ROUTER}.weighted_inputs", MODEL, subject="experts that are not priced"),
     flag("--moe-router-enable-expert-bias", f"{ROUTER}.expert_bias", MODEL),
     flag(
         "--moe-router-load-balancing-type",
@@ -335,6 +338,7 @@ SHARED_FLAGS: tuple[Flag, ...] = (
         MODEL,
         when=_is_shared,
         read=lambda space: True if space.get("moe_shared_expert_overlap") else None,
+        subject="dispatch of tokens",
     ),
     flag("--moe-layer-freq", "model.moe.layer_pattern", MODEL, write=_layer_pattern, read=_read_layers),
     flag(
@@ -352,6 +356,7 @@ SHARED_FLAGS: tuple[Flag, ...] = (
         why="one kernel squares and weighs what experts put out",
         when=lambda job: _is_mixture(job) and job.shape.activation == SQUARED,
         added="one kernel squares and weighs what experts put out",
+        subject="fusions and kernels",
     ),
     chosen(
         "--no-bias-dropout-fusion",
@@ -359,6 +364,7 @@ SHARED_FLAGS: tuple[Flag, ...] = (
         keys="model.linear_bias",
         why="experts in one kernel add their biases themselves",
         when=_biased_in_one_kernel,
+        subject="fusions and kernels",
     ),
 )
 
@@ -375,5 +381,5 @@ MIXTURE_FLAGS: tuple[Flag, ...] = (
         *ROUTER_FLAGS,
         *SHARED_FLAGS,
     ),
-    alias("--moe-enable-deepep", "layout.flex_backend"),
+    alias("--moe-enable-deepep", "layout.flex_backend", subject="library that dispatches tokens"),
 )

@@ -86,8 +86,8 @@ SIZE_FLAGS: tuple[Flag, ...] = (
     ),
     flag("--attention-dropout", "model.attention_dropout", MODEL, form=number),
     flag("--hidden-dropout", "model.hidden_dropout", MODEL, form=number),
-    alias("--encoder-num-layers", "model.num_layers"),
-    alias("--encoder-seq-length", "training.sequence_length"),
+    alias("--encoder-num-layers", "model.num_layers", subject="another model than a decoder"),
+    alias("--encoder-seq-length", "training.sequence_length", subject="another model than a decoder"),
 )
 
 MEGATRON_NORM_EPSILON = 1e-5  # --norm-epsilon's default
@@ -218,6 +218,7 @@ ACTIVATION_FLAGS: tuple[Flag, ...] = (
         why="the fused kernel adds a bias",
         when=lambda job: not (_is_clamped(job) or job.shape.gated_mlp or job.shape.linear_bias),
         added="the fused kernel adds a bias",
+        subject="fusions and kernels",
     ),
 )
 

@@ -128,6 +128,7 @@ NARROW_ROWS: tuple[Flag, ...] = (
         why=OF_MANY,
         when=_delayed,
         added="a scale from the largest value of many steps",
+        subject="scales of fp8",
     ),
     chosen(
         "--fp8-amax-compute-algo",
@@ -137,6 +138,7 @@ NARROW_ROWS: tuple[Flag, ...] = (
         why=OF_MANY,
         when=_delayed,
         added="a scale from the largest value of many steps",
+        subject="scales of fp8",
     ),
     flag(
         "--fp8-param-gather",
@@ -180,6 +182,7 @@ def _format_row(name: str, key: str, dest: str) -> Flag:
         write=lambda job: getattr(job.training.numbers.optimizer, key),
         when=_has_formats,
         read=lambda space: space.get(dest) if space.get(dest) not in (None, "fp32") else None,
+        subject="formats of the optimizer",
     )
 
 
@@ -190,6 +193,7 @@ OPTIMIZER_ROWS: tuple[Flag, ...] = (
         ADAM,
         write=lambda job: "muon" if job.training.muon else None,
         read=lambda space: "muon" if _is_muon(space) else None,
+        subject="optimizer",
     ),
     flag(
         "--use-precision-aware-optimizer",
@@ -197,6 +201,7 @@ OPTIMIZER_ROWS: tuple[Flag, ...] = (
         ((f"{ADAM}.use_precision_aware_optimizer", True), (f"{DDP}.megatron_fsdp_use_decoupled_grad", True)),
         write=_has_formats,
         read=lambda space: {} if _precise(space) else None,
+        subject="formats of the optimizer",
     ),
     *within(
         _precise,
@@ -210,6 +215,7 @@ OPTIMIZER_ROWS: tuple[Flag, ...] = (
         ADAM,
         keys="training.gradient_dtype",
         when=lambda job: _has_formats(job) and job.training.gradient_dtype == "bf16",
+        subject="formats of the optimizer",
     ),
 )
 

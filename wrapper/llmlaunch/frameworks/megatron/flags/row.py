@@ -127,7 +127,7 @@ class Flag:
     not keep the value that a command line gives. `only_helps`: without the flag a training is the same, only slower,
     so a version of core that lacks it does without. `unsaid` tells of the values that no key can say, which stay the
     person's own argument, and with it that of `companion`. `since` is what a recipe learns whose version lacks the
-    flag.
+    flag. `subject` is the group of flag_classes.json whose class the flag has where a person passes it on.
     """
 
     name: str
@@ -143,6 +143,7 @@ class Flag:
     unsaid: Callable[[Sequence[str]], bool] | None = None
     companion: str = ""
     since: SinceThen | None = None
+    subject: str = ""
 
     @property
     def key(self) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from llmlaunch.documents.keys import dotted_keys
 from llmlaunch.frameworks.argument import Argument
-from llmlaunch.frameworks.megatron.flags.attention import ATTENTION_FLAGS
+from llmlaunch.frameworks.megatron.flags.attention import ATTENTION_FLAGS, DELTA_FLAGS
 from llmlaunch.frameworks.megatron.flags.files import CHECKPOINT_FLAGS, DATA_FLAGS
 from llmlaunch.frameworks.megatron.flags.layout import LAYOUT_FLAGS
 from llmlaunch.frameworks.megatron.flags.mixture import MIXTURE_FLAGS
@@ -27,21 +28,25 @@ from llmlaunch.recipe.types import recipe_form
 
 __all__ = ["FLAGS", "bridge_fields", "column", "read_section", "written_arguments"]
 
+
+def _on(subject: str, *rows: Flag) -> tuple[Flag, ...]:
+    """Return rows with the subject of those that name none, and whose flags a person may pass on."""
+    return tuple(row if row.subject or row.decides else replace(row, subject=subject) for row in rows)
+
+
 FLAGS: tuple[Flag, ...] = (
-    *SIZE_FLAGS,
-    *ATTENTION_FLAGS,
-    *PREDICTION_FLAGS,
-    *SWITCH_FLAGS,
-    *ACTIVATION_FLAGS,
-    *MIXER_FLAGS,
-    *MIXTURE_FLAGS,
-    *LAYOUT_FLAGS,
+    *_on("shape of the model", *SIZE_FLAGS, *ATTENTION_FLAGS),
+    *_on("parts of the model that are not priced", *DELTA_FLAGS),
+    *_on("shape of the model", *PREDICTION_FLAGS, *SWITCH_FLAGS, *ACTIVATION_FLAGS),
+    *_on("parts of the model that are not priced", *MIXER_FLAGS),
+    *_on("shape of the model", *MIXTURE_FLAGS),
+    *_on("split of the job", *LAYOUT_FLAGS),
     *TECHNIQUE_FLAGS,
-    *TRAINING_FLAGS,
-    *LOG_FLAGS,
-    *NUMBER_FLAGS,
-    *DATA_FLAGS,
-    *CHECKPOINT_FLAGS,
+    *_on("schedule of the learning rate", *TRAINING_FLAGS),
+    *_on("logs and metrics", *LOG_FLAGS),
+    *_on("narrow number formats", *NUMBER_FLAGS),
+    *_on("data", *DATA_FLAGS),
+    *_on("checkpoints of the recipe", *CHECKPOINT_FLAGS),
 )
 """A flag that several choices ask for has a row for each of them."""
 
@@ -81,8 +86,8 @@ def _order(section: str) -> Mapping[str, int]:
 
 @cache
 def column(name: str) -> Mapping[str, Any]:
-    """Return one column by the parser's `dest`: "key", "added", "unread", "decides", "unsaid", "companion" or
-    "only_helps". Rows without a value are left out."""
+    """Return one column by the parser's `dest`: "key", "added", "unread", "decides", "unsaid", "companion",
+    "only_helps" or "subject". Rows without a value are left out."""
     values: dict[str, Any] = {}
     for row in FLAGS:
         for dest in sorted(row.dests):

@@ -97,7 +97,7 @@ RECOMPUTE_ROWS: tuple[Flag, ...] = (
         ),
     ),
     alias("--recompute-activations", "layout.recompute", decides="layout.recompute"),
-    alias("--checkpoint-activations", "layout.recompute"),
+    alias("--checkpoint-activations", "layout.recompute", subject="old names and tests"),
 )
 
 
@@ -199,6 +199,7 @@ OFFLOAD_ROWS: tuple[Flag, ...] = (
         why="--optimizer-cpu-offload needs it",
         when=_moves_optimizer,
         added="the offloaded optimizer needs it",
+        subject="formats of the optimizer",
     ),
     chosen(
         "--overlap-cpu-optimizer-d2h-h2d",
@@ -208,6 +209,7 @@ OFFLOAD_ROWS: tuple[Flag, ...] = (
         when=_moves_optimizer,
         added="hides the copies of the offloaded optimizer",
         only_helps=True,
+        subject="how the optimizer steps",
     ),
 )
 
@@ -312,7 +314,13 @@ OVERLAP_ROWS: tuple[Flag, ...] = (
         read=lambda space: True if space.get("tp_comm_overlap") else None,
         decides=True,
     ),
-    flag("--cp-comm-type", "layout.context_comm", ((f"{MODEL}.cp_comm_type", one_of),), read=_explicit_context),
+    flag(
+        "--cp-comm-type",
+        "layout.context_comm",
+        ((f"{MODEL}.cp_comm_type", one_of),),
+        read=_explicit_context,
+        subject="exchange of context parallelism",
+    ),
     flag(
         "--overlap-moe-expert-parallel-comm",
         EXCHANGE,
@@ -393,6 +401,7 @@ GRAPH_ROWS: tuple[Flag, ...] = (
         why=TRACKED,
         when=lambda job: bool(_graphs(job)),
         added=TRACKED,
+        subject="initial values",
     ),
     chosen(
         "--no-check-for-nan-in-loss-and-grad",
@@ -401,6 +410,7 @@ GRAPH_ROWS: tuple[Flag, ...] = (
         why=BLIND,
         when=_whole_iteration,
         added=BLIND,
+        subject="checks of numbers and nodes",
     ),
     *(alias(name, GRAPHS, decides=GRAPHS) for name in ("--enable-cuda-graph", "--external-cuda-graph")),
 )

@@ -37,17 +37,18 @@ def _truthy(dest: str) -> Any:
 
 
 BATCH_ROWS: tuple[Flag, ...] = (
-    flag("--micro-batch-size", "layout.micro_batch_size", "train", read=_truthy("micro_batch_size")),
+    flag("--micro-batch-size", "layout.micro_batch_size", "train", read=_truthy("micro_batch_size"), subject="batch"),
     flag(
         "--global-batch-size",
         BATCH,
         "train",
         write=lambda job: job.recipe.workload.global_batch_size,
         read=_truthy("global_batch_size"),
+        subject="batch",
     ),
-    flag("--train-iters", STEPS, "train", read=_truthy("train_iters")),
+    flag("--train-iters", STEPS, "train", read=_truthy("train_iters"), subject="length of the training"),
     alias("--train-samples", "training.steps", decides="training.steps"),
-    alias("--batch-size", "layout.micro_batch_size"),
+    alias("--batch-size", "layout.micro_batch_size", subject="batch"),
     alias("--eval-micro-batch-size", "layout.micro_batch_size", decides="layout.micro_batch_size"),
     alias("--eval-global-batch-size", BATCH, decides=BATCH),
 )
@@ -113,7 +114,7 @@ OPTIMIZER_ROWS: tuple[Flag, ...] = (
         read=read_warmup,
         unread="a recipe leaves at least one step after the warm-up",
     ),
-    flag("--clip-grad", "training.gradient_clipping", ADAM),
+    flag("--clip-grad", "training.gradient_clipping", ADAM, subject="numbers of the optimizer"),
     flag(
         "--weight-decay",
         "training.weight_decay",
@@ -132,12 +133,21 @@ OPTIMIZER_ROWS: tuple[Flag, ...] = (
         ADAM,
         form=lambda betas: number(betas[0]) if betas[0] != MEGATRON_FIRST_BETA else None,
         read=_betas,
+        subject="numbers of the optimizer",
     ),
-    flag("--adam-beta2", "training.adam_betas", ADAM, form=lambda betas: number(betas[1]), reads={}),
+    flag(
+        "--adam-beta2",
+        "training.adam_betas",
+        ADAM,
+        form=lambda betas: number(betas[1]),
+        reads={},
+        subject="numbers of the optimizer",
+    ),
     flag(
         "--seed",
         "training.seed",
         (("rng.seed", PARSED), ("dataset.random_seed", PARSED), ("model.inference_sampling_seed", PARSED)),
+        subject="initial values",
     ),
     *(alias(name, "training.warmup_steps") for name in ("--lr-warmup-samples", "--lr-warmup-fraction", "--warmup")),
 )
@@ -184,6 +194,7 @@ LOG_ROWS: tuple[Flag, ...] = (
         reads={f"{EVALUATION}.iterations": lambda space: space["eval_iters"] if evaluates(space) else None},
         added=NOTHING_EVALUATED,
         unread=NOTHING_EVALUATED,
+        subject="validation",
     ),
     flag(
         "--eval-interval",
@@ -193,6 +204,7 @@ LOG_ROWS: tuple[Flag, ...] = (
         reads={f"{EVALUATION}.interval": lambda space: space["eval_interval"] if evaluates(space) else None},
         added="no default, and training.py divides by it",
         unread=NOTHING_EVALUATED,
+        subject="validation",
     ),
     flag("--log-interval", "training.log_interval", LOGGER),
     chosen("--log-throughput", bridge=LOGGER, why="for whoever reads the log", added="more in the log"),
