@@ -1,4 +1,4 @@
-"""What a measured record of DeepSpeed says of the options that decide its bytes, and of the script and the machine."""
+"""The options of a measured DeepSpeed run that decide its bytes, and its script and machine, from its record."""
 
 from __future__ import annotations
 

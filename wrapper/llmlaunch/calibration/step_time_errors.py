@@ -37,7 +37,7 @@ OF_EVEN_TOKENS = ", their tokens forced into equal shares for all experts"
 
 @frozen
 class JobKind:
-    """What decides whether measured step times say something of a job. `backend` is a value of
+    """The properties of a run by which measured step times apply to a job. `backend` is a value of
     `calibration.records.TABLES` or the name of another trainer, `training` what is trained, and `model` the kind of
     model: DENSE or MIXTURE, after what its layers have besides full attention ("Mamba-2 mixture")."""
 

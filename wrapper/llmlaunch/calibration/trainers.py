@@ -1,8 +1,8 @@
-"""What each trainer's measured runs are priced by: its facts and defaults, and the fields of a record that decide bytes
-and that its formula does not read.
+"""The facts and defaults that price each trainer's measured runs, and the fields of a record that decide bytes although
+its formula does not read them.
 
-As long as such a field says what the formula takes for granted, the record is priced. With any other value the
-prediction would be one of another run, so the record is refused, by the field's name.
+A record is priced while such a field has the value that the formula assumes. With any other value the prediction would
+be that of another run, so the record is refused, and the refusal names the field.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from llmlaunch.techniques import Techniques
 __all__ = ["DEEPSPEED", "OFF", "TRAINERS", "UNREAD", "Trainer", "Unread", "expects", "refuse_unread", "unread_of"]
 
 Assumed = dict[str, Any]
-"""What a record does not say and is taken for granted, by field. Those who price a record add to it."""
+"""Values that are assumed because a record does not have them, by field. Pricing a record adds to them."""
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ def checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     WrongSetting for the first key that has another form.
     """
     zero = settings.get("zero_optimization")
-    given = {**settings, "zero_optimization": {"stage": int(zero)}} if isinstance(zero, bool) else settings
-    checked = _copied(given)
+    current_form = {**settings, "zero_optimization": {"stage": int(zero)}} if isinstance(zero, bool) else settings
+    checked = _copied(current_form)
     for key, form in FORMS.items():
         *sections, name = key.split(".")
         within: Any = checked

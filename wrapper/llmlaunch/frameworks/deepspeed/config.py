@@ -92,7 +92,7 @@ def model_config(recipe: Recipe) -> Json:
 
 
 def refuse_what_the_trainer_cannot_build(recipe: Recipe) -> None:
-    """What transformers has no class for, or would train as something else. Raises UserError."""
+    """Raise UserError for a model that transformers has no class for, or would train as another one."""
     shape = recipe.model
     lost = unsaid(replace(shape, mtp_num_layers=0))
     if lost:

@@ -54,7 +54,7 @@ DEFAULTS: Mapping[str, Any] = {
     "finetuning_type": "full",
     "lora_rank": 8,
 }
-"""What stands for the Trainer's own default where the command says nothing, and that of scripts with adapters."""
+"""The Trainer's own defaults, which count where the command sets nothing, and those of scripts with adapters."""
 
 
 @dataclass(frozen=True)

@@ -164,12 +164,12 @@ def read_rows(config: DsConfig, draft: RecipeDraft, rows: Iterable[DsConfigKey])
     """
     for row in rows:
         value = config.value(row.key)
-        said = ABSENT if value is None else row.read(value)
-        if row.planned or (said is not ABSENT and not row.kept):
+        recipe_value = ABSENT if value is None else row.read(value)
+        if row.planned or (recipe_value is not ABSENT and not row.kept):
             config.take(row.key)
-        if said is not ABSENT:
+        if recipe_value is not ABSENT:
             section, _, name = row.reads.partition(".")
-            getattr(draft, section)[name] = said
+            getattr(draft, section)[name] = recipe_value
 
 
 def read_zero(config: DsConfig, draft: RecipeDraft, place: str) -> int:

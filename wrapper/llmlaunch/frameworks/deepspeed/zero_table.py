@@ -75,6 +75,27 @@ def _parameters(value: Callable[[Recipe], Any]) -> Callable[[Recipe, Layout], An
     return lambda recipe, layout: value(recipe) if recipe.techniques.offload_parameters else ABSENT
 
 
+Writer = Callable[[Recipe, Layout], Any]
+
+
+def _offloaded(section: str, of: str, write: Callable[[Callable[[Recipe], Any]], Writer]) -> tuple[DsConfigKey, ...]:
+    """Return the keys that send a part of the model states to the host, which the recipe key `of` decides."""
+    within = f"zero_optimization.{section}"
+    return (
+        DsConfigKey(f"{within}.device", DEVICE, of=of, write=write(lambda recipe: "cpu"), planned=True, since="0.3.15"),
+        DsConfigKey(
+            f"{within}.pin_memory",
+            SWITCH,
+            ORDER,
+            of="cluster",
+            why=_PINNED,
+            write=write(_pinned),
+            unwritten=_PINNED_DEFAULT,
+            since="0.3.15",
+        ),
+    )
+
+
 def _on_nvme(section: str, **forms: Form) -> tuple[DsConfigKey, ...]:
     """Return the rows of a section of offloaded states that belong to NVMe."""
     names = {"nvme_path": ANY, "buffer_count": COUNT, **forms}
@@ -235,43 +256,9 @@ ZERO_SETTINGS = (
         planned=True,
         since="0.3.15",
     ),
-    DsConfigKey(
-        "zero_optimization.offload_optimizer.device",
-        DEVICE,
-        of="layout.offload_optimizer",
-        write=_optimizer(lambda recipe: "cpu"),
-        planned=True,
-        since="0.3.15",
-    ),
-    DsConfigKey(
-        "zero_optimization.offload_optimizer.pin_memory",
-        SWITCH,
-        ORDER,
-        of="cluster",
-        why=_PINNED,
-        write=_optimizer(_pinned),
-        unwritten=_PINNED_DEFAULT,
-        since="0.3.15",
-    ),
+    *_offloaded("offload_optimizer", "layout.offload_optimizer", _optimizer),
     *_on_nvme("offload_optimizer", fast_init=ANY, pipeline_read=ANY),
-    DsConfigKey(
-        "zero_optimization.offload_param.device",
-        DEVICE,
-        of="layout.offload_parameters",
-        write=_parameters(lambda recipe: "cpu"),
-        planned=True,
-        since="0.3.15",
-    ),
-    DsConfigKey(
-        "zero_optimization.offload_param.pin_memory",
-        SWITCH,
-        ORDER,
-        of="cluster",
-        why=_PINNED,
-        write=_parameters(_pinned),
-        unwritten=_PINNED_DEFAULT,
-        since="0.3.15",
-    ),
+    *_offloaded("offload_param", "layout.offload_parameters", _parameters),
     *_on_nvme("offload_param", buffer_size=COUNT, max_in_cpu=COUNT),
     DsConfigKey(
         "zero_optimization.zero_quantized_weights",

@@ -13,7 +13,7 @@ from llmlaunch.frameworks.argument import Argument
 from llmlaunch.frameworks.megatron.flags.row import PlannedJob
 from llmlaunch.frameworks.megatron.flags.table import column, written_arguments
 from llmlaunch.frameworks.megatron.own_choices import own_choices
-from llmlaunch.frameworks.megatron.parser import core_parser, rendered_version
+from llmlaunch.frameworks.megatron.parser import dest_of, rendered_version
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
@@ -32,9 +32,10 @@ def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
             f"{recipe.path}: data.python_source: is for the DeepSpeed trainer; Megatron-LM reads indexed datasets "
             "(data.path, data.blend) or made-up data (data.mock: true)"
         )
-    planned = written_arguments(PlannedJob(recipe, layout, rendered_version(recipe)))
+    version = rendered_version(recipe)
+    planned = written_arguments(PlannedJob(recipe, layout, version))
     own = own_choices(recipe)
-    planned = tuple(each for each in planned if _parsed_name(recipe, each.flag) not in own)
+    planned = tuple(each for each in planned if dest_of(each.flag, version) not in own)
     _refuse_contradictions(recipe, planned)
     return planned
 
@@ -44,9 +45,9 @@ def _refuse_contradictions(recipe: Recipe, planned: Iterable[Argument]) -> None:
     contradicts a planned argument.
 
     The parser keeps one value under each name (`dest`), whichever flag sets it: of two flags with one `dest` the later
-    would win silently. So flags are compared by `dest`, as the parser of the recipe's version has it (versions.py).
+    would win silently. So flags are compared by `dest`, as the parser of the recipe's version has it (parser.py).
     """
-    name, decided = partial(_parsed_name, recipe), decided_names(recipe)
+    name, decided = partial(dest_of, version=rendered_version(recipe)), decided_names(recipe)
     mine = {name(each.flag): each for each in planned}
     extra = [("extra_args", word) for word in recipe.backend.extra_args]
     for key, word in [*extra, *(("script_args", word) for word in recipe.backend.script_args)]:
@@ -66,11 +67,6 @@ def decided_names(recipe: Recipe) -> dict[str, str]:
     """Return the names (`dest`) of flags that no recipe may pass on by itself, each with the recipe key to use."""
     own = own_choices(recipe)
     return {name: key for name, key in column("decides").items() if name not in own}
-
-
-def _parsed_name(recipe: Recipe, option: str) -> str:
-    flags = core_parser(rendered_version(recipe)).flags
-    return flags[option].dest if option in flags else option.lstrip("-").replace("-", "_")
 
 
 def _again(flag: str, each: Argument) -> str:

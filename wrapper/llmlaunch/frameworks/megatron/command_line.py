@@ -15,7 +15,7 @@ from llmlaunch.documents.secrets import known_secret
 from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.frameworks.megatron.differences import OF_TOKENIZER, Differences, compared
 from llmlaunch.frameworks.megatron.flags.attention import DELTA_NETS, SPARSE, SPARSE_KERNELS, VARIANTS, linear_period
-from llmlaunch.frameworks.megatron.flags.names import PATTERN
+from llmlaunch.frameworks.megatron.flags.row import PATTERN
 from llmlaunch.frameworks.megatron.flags.table import column, read_section
 from llmlaunch.frameworks.megatron.namespace import Namespace, namespace_of
 from llmlaunch.frameworks.megatron.parser import NEWEST, known_version

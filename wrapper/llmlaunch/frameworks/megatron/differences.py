@@ -15,7 +15,7 @@ from llmlaunch.documents.secrets import is_secret_variable, known_secret
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.frameworks.argument import Argument, NodeVariable
 from llmlaunch.frameworks.megatron.arguments import planned_arguments
-from llmlaunch.frameworks.megatron.flags.names import HEADS, STAGES
+from llmlaunch.frameworks.megatron.flags.row import HEADS, STAGES
 from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.namespace import Namespace, namespace_of
 from llmlaunch.frameworks.megatron.own_choices import is_own_choice

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.megatron.flags.names import HEADS, STAGES
+from llmlaunch.frameworks.megatron.flags.row import HEADS, STAGES
 from llmlaunch.frameworks.megatron.layer_pattern import MOST_LAYERS, layer_pattern
 from llmlaunch.frameworks.megatron.read_hybrid import one_pattern
 from llmlaunch.frameworks.megatron.words import Value, Values, default_values, typed_value

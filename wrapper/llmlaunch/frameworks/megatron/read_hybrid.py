@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.megatron.flags.names import PATTERN
+from llmlaunch.frameworks.megatron.flags.row import PATTERN
 from llmlaunch.frameworks.megatron.hybrid import SPECIFICATION
 from llmlaunch.models.mamba import PARTS
 

@@ -16,7 +16,6 @@ from llmlaunch.frameworks.megatron.flags.row import (
     chosen,
     flag,
     within,
-    written,
 )
 from llmlaunch.frameworks.megatron.layer_pattern import layer_pattern
 from llmlaunch.models.shape import ModelShape
@@ -296,7 +295,7 @@ INDEXER_SIZES = {
 INDEXER_FLAGS: tuple[Flag, ...] = within(
     lambda space: space.get(VARIANT) == SPARSE,
     chosen("--experimental-attention-variant", SPARSE, MODEL, keys="model.indexer", when=_is_indexed),
-    *(flag(name, key, read=written) for name, key in INDEXER_SIZES.items()),
+    *(flag(name, key, keeps_default=True) for name, key in INDEXER_SIZES.items()),
     flag("--dsa-indexer-rope-interleaved", "model.indexer.interleaved"),
     chosen("--dsa-indexer-k-norm-epsilon", "1e-06", why="its norm has an epsilon of its own", when=_is_indexed),
     chosen(
@@ -389,11 +388,11 @@ DELTA_FLAGS: tuple[Flag, ...] = within(
     flag(
         "--linear-attention-freq", "model.linear_attention.full_every", MODEL, write=_linear_layers, read=linear_period
     ),
-    flag("--linear-num-key-heads", "model.linear_attention.num_key_heads", MODEL, read=written),
-    flag("--linear-num-value-heads", "model.linear_attention.num_value_heads", MODEL, read=written),
-    flag("--linear-key-head-dim", "model.linear_attention.key_head_dim", MODEL, read=written),
-    flag("--linear-value-head-dim", "model.linear_attention.value_head_dim", MODEL, read=written),
-    flag("--linear-conv-kernel-dim", "model.linear_attention.conv_kernel", MODEL, read=written),
+    flag("--linear-num-key-heads", "model.linear_attention.num_key_heads", MODEL, keeps_default=True),
+    flag("--linear-num-value-heads", "model.linear_attention.num_value_heads", MODEL, keeps_default=True),
+    flag("--linear-key-head-dim", "model.linear_attention.key_head_dim", MODEL, keeps_default=True),
+    flag("--linear-value-head-dim", "model.linear_attention.value_head_dim", MODEL, keeps_default=True),
+    flag("--linear-conv-kernel-dim", "model.linear_attention.conv_kernel", MODEL, keeps_default=True),
 )
 
 ATTENTION_FLAGS: tuple[Flag, ...] = (

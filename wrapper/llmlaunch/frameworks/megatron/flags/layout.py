@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from llmlaunch.frameworks.megatron.flags.model import PATTERN_FLAGS
-from llmlaunch.frameworks.megatron.flags.names import HEADS, STAGES
 from llmlaunch.frameworks.megatron.flags.row import (
+    HEADS,
     PARSED,
+    STAGES,
     Explained,
     Flag,
     PlannedJob,
@@ -23,11 +24,12 @@ from llmlaunch.frameworks.megatron.flags.stages import (
     EMBEDDING,
     FIRST,
     LAST,
+    LAYERS_OF_A_CHUNK,
     LOSS,
-    STAGE_FLAGS,
     WRITTEN,
     stage_flags,
 )
+from llmlaunch.frameworks.megatron.parser import dest_of
 from llmlaunch.frameworks.megatron.sharding import (
     FIRST_STAGE,
     STRATEGIES,
@@ -45,7 +47,7 @@ SHARDING_STAGES = {strategy: stage for stage, strategy in STRATEGIES.items()}
 
 
 def _size(name: str, key: str, bridge: str = MODEL) -> Flag:
-    return flag(name, key, bridge, read=lambda space: space.get(name[2:].replace("-", "_")) or 1)
+    return flag(name, key, bridge, read=lambda space: space.get(dest_of(name)) or 1)
 
 
 def _stages(name: str, job: PlannedJob) -> object:
@@ -90,7 +92,7 @@ STAGE_ROWS: tuple[Flag, ...] = (
         read=lambda space: space.get("num_virtual_stages_per_pipeline_rank") or 1,
         decides=SPLIT,
     ),
-    alias(STAGE_FLAGS[-1], "layout.virtual_pipeline", decides=SPLIT),
+    alias(LAYERS_OF_A_CHUNK, "layout.virtual_pipeline", decides=SPLIT),
 )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from llmlaunch.frameworks.argument import number
 from llmlaunch.frameworks.megatron.facts import FP32_ROUTER_EXPERTS
 from llmlaunch.frameworks.megatron.fixed_rows import INTERLEAVED
-from llmlaunch.frameworks.megatron.flags.names import PATTERN
 from llmlaunch.frameworks.megatron.flags.row import (
     PARSED,
+    PATTERN,
     Explained,
     Flag,
     PlannedJob,

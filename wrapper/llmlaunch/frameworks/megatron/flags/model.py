@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from llmlaunch.frameworks.argument import number
-from llmlaunch.frameworks.megatron.flags.names import PATTERN
 from llmlaunch.frameworks.megatron.flags.row import (
     PARSED,
+    PATTERN,
     Explained,
     Flag,
     PlannedJob,
@@ -15,7 +15,6 @@ from llmlaunch.frameworks.megatron.flags.row import (
     chosen,
     flag,
     within,
-    written,
 )
 from llmlaunch.frameworks.megatron.hybrid import SPECIFICATION, hybrid_pattern
 from llmlaunch.models.shape import CLAMP, CLAMPED, SQUARED
@@ -225,10 +224,10 @@ ACTIVATION_FLAGS: tuple[Flag, ...] = (
 MIXER_FLAGS: tuple[Flag, ...] = within(
     lambda space: bool(space.get(PATTERN)),
     chosen("--spec", SPECIFICATION, (), keys="model.mamba", when=lambda job: job.shape.mamba is not None),
-    flag("--mamba-num-heads", "model.mamba.num_heads", MODEL, read=written),
-    flag("--mamba-head-dim", "model.mamba.head_dim", MODEL, read=written),
-    flag("--mamba-state-dim", "model.mamba.state_size", MODEL, read=written),
-    flag("--mamba-num-groups", "model.mamba.groups", MODEL, read=written),
+    flag("--mamba-num-heads", "model.mamba.num_heads", MODEL, keeps_default=True),
+    flag("--mamba-head-dim", "model.mamba.head_dim", MODEL, keeps_default=True),
+    flag("--mamba-state-dim", "model.mamba.state_size", MODEL, keeps_default=True),
+    flag("--mamba-num-groups", "model.mamba.groups", MODEL, keeps_default=True),
 )
 
 

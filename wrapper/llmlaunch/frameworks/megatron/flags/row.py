@@ -17,7 +17,10 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
 __all__ = [
+    "HEADS",
     "PARSED",
+    "PATTERN",
+    "STAGES",
     "Explained",
     "Field",
     "Flag",
@@ -29,11 +32,14 @@ __all__ = [
     "chosen",
     "flag",
     "within",
-    "written",
 ]
 
 Space = Mapping[str, Any]
 """Values by the parser's `dest` (namespace.py)."""
+STAGES, HEADS = "layers_by_stage", "mtp_stage"
+"""Names in a namespace that no flag has: all notations of uneven stages, and where one puts prediction heads."""
+PATTERN = "hybrid_layer_pattern"
+"""All layers of a hybrid, in a namespace without the stages that the flag of this name has."""
 Read = Callable[[Space], object]
 
 
@@ -197,25 +203,21 @@ def flag(
     write: Write | None = None,
     read: Read | None = None,
     reads: Mapping[str, Read] | None = None,
+    keeps_default: bool = False,
     **columns: Any,
 ) -> Flag:
     """Return a row. `bridge` is the section of Bridge whose field has the flag's `dest` as its name, or the fields.
 
     Without `write` the value is that of the first key, in `form`, `when` that holds. Without `read` and `reads` the key
-    is the namespace's value, left out where it is absent, off, or the key's default. `decides=True` names the first
-    key.
+    is the namespace's value, left out where it is absent, off, or the key's default; with `keeps_default` only where it
+    is absent. `decides=True` names the first key.
     """
     names = (keys,) if isinstance(keys, str) else keys
     columns["decides"] = names[0] if columns.get("decides") is True else columns.get("decides")
     if reads is None:
-        reads = {names[0]: _plain(name, names[0]) if read is None else _stated(name) if read is written else read}
+        reads = {names[0]: read or (_stated(name) if keeps_default else _plain(name, names[0]))}
     value = write or _value_in(names[0], form)
     return Flag(name, names, _guarded(value, when), reads, bridge, **columns)
-
-
-def written(_: Space) -> object:
-    """Stand for `read` where the key is written with whatever value the namespace has, its default, too."""
-    raise NotImplementedError
 
 
 def chosen(

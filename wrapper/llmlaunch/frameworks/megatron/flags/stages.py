@@ -9,14 +9,26 @@ from itertools import groupby
 
 from llmlaunch.layout import Layout
 
-__all__ = ["CHUNKS", "EMBEDDING", "FIRST", "LAST", "LOSS", "STAGE_FLAGS", "WRITTEN", "stage_flags", "written_layout"]
+__all__ = [
+    "CHUNKS",
+    "EMBEDDING",
+    "FIRST",
+    "LAST",
+    "LAYERS_OF_A_CHUNK",
+    "LOSS",
+    "STAGE_FLAGS",
+    "WRITTEN",
+    "stage_flags",
+    "written_layout",
+]
 
 Split = tuple[int, ...]
 
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 EMBEDDING, LOSS = "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"
 CHUNKS, WRITTEN = "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout"
-STAGE_FLAGS = (FIRST, LAST, EMBEDDING, LOSS, CHUNKS, WRITTEN, "--num-layers-per-virtual-pipeline-stage")
+LAYERS_OF_A_CHUNK = "--num-layers-per-virtual-pipeline-stage"
+STAGE_FLAGS = (FIRST, LAST, EMBEDDING, LOSS, CHUNKS, WRITTEN, LAYERS_OF_A_CHUNK)
 
 
 def stage_flags(layout: Layout, mtp_layers: int = 0, before_loss: bool = False) -> Mapping[str, object]:

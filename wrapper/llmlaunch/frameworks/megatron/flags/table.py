@@ -67,8 +67,8 @@ def read_section(space: Space, section: str) -> dict[str, Any]:
                 if value is not None:
                     values[key.removeprefix(prefix)] = value
     document: dict[str, Any] = {}
-    order = _order(section)
-    for key in sorted(values, key=lambda name: order.get(name, len(order))):
+    order = _order()
+    for key in sorted(values, key=lambda name: order.get(prefix + name, len(order))):
         *sections, name = key.split(".")
         place = document
         for each in sections:
@@ -78,10 +78,9 @@ def read_section(space: Space, section: str) -> dict[str, Any]:
 
 
 @cache
-def _order(section: str) -> Mapping[str, int]:
-    """Return the place of each key of a section among those of the recipe."""
-    keys = (key for key in dotted_keys(recipe_form()) if key.startswith(f"{section}."))
-    return {key.partition(".")[2]: place for place, key in enumerate(keys)}
+def _order() -> Mapping[str, int]:
+    """Return where each dotted key comes among those of a recipe."""
+    return {key: index for index, key in enumerate(dotted_keys(recipe_form()))}
 
 
 @cache

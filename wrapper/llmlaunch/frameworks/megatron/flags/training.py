@@ -15,7 +15,6 @@ from llmlaunch.frameworks.megatron.flags.row import (
     alias,
     chosen,
     flag,
-    written,
 )
 from llmlaunch.recipe.tracking import NO_TRACKING
 from llmlaunch.recipe.training import default_schedule
@@ -98,7 +97,14 @@ def _betas(space: Space) -> object:
 
 
 OPTIMIZER_ROWS: tuple[Flag, ...] = (
-    flag("--lr", "training.learning_rate", ADAM, form=repr, read=written, added="training.learning_rate has a default"),
+    flag(
+        "--lr",
+        "training.learning_rate",
+        ADAM,
+        form=repr,
+        keeps_default=True,
+        added="training.learning_rate has a default",
+    ),
     flag(
         DECAY,
         "training.learning_rate_decay",
