@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Reading", "TrainerCommand", "Undecided", "UnreadWords", "Unset", "is_unset"]
+__all__ = [
+    "LaunchProblem",
+    "Reading",
+    "ScriptContainer",
+    "TrainerCommand",
+    "Undecided",
+    "UnreadWords",
+    "Unset",
+    "is_unset",
+]
 
 _VARIABLE = re.compile(r"\$\{\w+\}")
 
@@ -23,6 +32,29 @@ class Unset:
 
 
 @dataclass(frozen=True)
+class LaunchProblem:
+    """What is wrong with the way in which a script starts its ranks, and how to fix it.
+
+    `line` is the line of the script, 0 where there is none. `fatal`: the job cannot train this way; otherwise it trains
+    and the problem is a warning.
+    """
+
+    line: int
+    problem: str
+    fix: str
+    fatal: bool = True
+
+
+@dataclass(frozen=True)
+class ScriptContainer:
+    """The container that a script runs its trainer in: `mounts` as its runtime writes them (`/host:/inside`)."""
+
+    image: str
+    mounts: tuple[str, ...] = ()
+    runtime: str | None = None  # pyxis, apptainer, singularity, enroot or docker
+
+
+@dataclass(frozen=True)
 class TrainerCommand:
     """One command that starts a training on every device of a job.
 
@@ -32,8 +64,9 @@ class TrainerCommand:
     launcher's own options by their long names, without dashes in front and with underscores inside (accelerate's
     `config_file`), the last value of each. `slurm` holds options of sbatch by their long names, `environment` the
     variables that the script exports. `files` is the text of files that the script writes itself (`cat > ds.json <<E`),
-    by their paths as written. `folder` is where relative paths are looked for. `place` says where the command stands,
-    such as "job.sbatch:14".
+    by their paths as written. `folder` is where relative paths are looked for. `place` names the line of the command,
+    such as "job.sbatch:14". `setup` holds the commands before it that prepare its environment (`module load cuda`),
+    `python` the interpreter where the script names one by its path.
     """
 
     trainer: str
@@ -48,6 +81,10 @@ class TrainerCommand:
     files: Mapping[str, str] = field(default_factory=dict)
     folder: Path = Path()
     place: str = "the command line"
+    container: ScriptContainer | None = None
+    setup: tuple[str, ...] = ()
+    python: str | None = None
+    launch_problems: tuple[LaunchProblem, ...] = ()
 
 
 @dataclass(frozen=True)
