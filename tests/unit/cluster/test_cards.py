@@ -31,6 +31,13 @@ GIB = 2**30
         ("H100 (HBM2e, Grand Teton)", 95, "h100-94gb-sxm"),
         ("h200-141gb", None, "h200-141gb"),
         ("gb300", 279, "gb300"),
+        ("NVIDIA A100-SXM-64GB", None, "a100-64gb"),
+        ("A100", 64, "a100-64gb"),
+        ("NVIDIA H20", 141, "h20-141gb"),
+        ("NVIDIA H20-3e", None, "h20-141gb"),
+        ("NVIDIA GeForce RTX 4090", 24, "rtx-4090"),
+        ("NVIDIA RTX A6000", None, "rtx-a6000"),
+        ("AMD Instinct MI250X", None, "mi250x-64gb"),
         # of none: other boards, slices of a card, nothing at all
         ("NVIDIA H100 PCIe", 80, None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10, None),
@@ -60,8 +67,11 @@ def test_every_accelerator_has_a_machine_and_a_card_alone_gets_its_own_links() -
 @pytest.mark.parametrize("name", [name for name, row in accelerator_table().items() if row["kind"] == "gpu"])
 def test_a_profile_has_the_nvlink_of_its_cards(name: str) -> None:
     cluster, row = machines()[name], accelerator_table()[name]
-    if name != "h100-94gb":  # bridged in pairs: most pairs talk over PCI Express
-        assert cluster.node_link.bytes_per_second == row.get("nvlink_bytes_per_second", 31.5e9)
+    express = row.get("host_link", {}).get("bytes_per_second", 31.5e9)
+    bridged = {"h100-94gb": 64e9, "rtx-a6000": express}  # in pairs: most pairs talk over PCI Express
+    lanes = {"l4": 15.75e9}  # eight of PCIe 4.0
+    expected = (bridged | lanes).get(name, row.get("nvlink_bytes_per_second", express))
+    assert cluster.node_link.bytes_per_second == expected
 
 
 def test_a_card_of_a_site_is_known_by_the_sites_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,26 +14,35 @@ from llmlaunch.documents.slurm_options import sbatch_value_problem
 from llmlaunch.errors import UserError
 from llmlaunch.units import GIB
 
-# nominal memory of each card; what torch can use is a little less (of an L40S 48 GB less its error correction)
+# nominal memory of each card; what torch can use is a little less (of an L40S, A10 and L4 less its error correction)
 NOMINAL_GIB = {
     "v100-16gb": 16,
     "v100-32gb": 32,
     "a100-40gb": 40,
     "a100-80gb": 80,
+    "a100-64gb": 64,
     "a800-80gb": 80,
     "h100-80gb": 80,
     "h800-80gb": 80,
     "h100-94gb": 94,
     "h100-94gb-sxm": 94,
     "h20-96gb": 96,
+    "h20-141gb": 141,
     "gh200-96gb": 96,
     "h200-141gb": 141,
     "l40s": 45,
+    "rtx-3090": 24,
+    "rtx-4090": 24,
+    "rtx-5090": 32,
+    "rtx-a6000": 48,
+    "a10": 22.5,
+    "l4": 22.5,
     "rtx-pro-6000": 96,
     "b200": 180,
     "gb200": 186,
     "b300": 270,
     "gb300": 279,
+    "mi250x-64gb": 64,
     "mi300x-192gb": 192,
     "mi325x-256gb": 256,
     "mi355x-288gb": 288,
@@ -65,9 +74,9 @@ def test_peaks_are_dense(name: str) -> None:
         return
     assert peaks["bf16"] == peaks["fp16"]
     assert peaks.get("fp8", 2 * peaks["bf16"]) == pytest.approx(2 * peaks["bf16"], rel=0.02)
-    if name != "mi355x-288gb":  # CDNA 4 has no tf32
+    if name not in ("mi250x-64gb", "mi355x-288gb"):  # CDNA 2 and CDNA 4 have no tf32
         assert peaks["tf32"] == pytest.approx(peaks["bf16"] / 2, rel=0.03)
-        assert peaks["fp32"] < peaks["tf32"]
+        assert peaks["fp32"] <= peaks["tf32"]  # GeForce cards have the same of both
 
 
 def test_the_h100_of_the_data_sheet() -> None:
@@ -106,11 +115,24 @@ def test_every_shipped_profile_loads(name: str) -> None:
 def test_the_profiles_are_the_machines_their_names_say() -> None:
     assert set(profile_names()) == {
         "a100-40gb-x8",
+        "a100-64gb-x4",
         "a100-80gb-x8",
+        "gh200-96gb-x4",
         "h100-80gb-x8",
         "h100-94gb-x8",
         "h100-94gb-sxm-x4",
+        "h20-141gb-x8",
         "h200-141gb-x8",
+        "mi250x-x8",
+        "a10-x4",
+        "l4-x8",
+        "rtx-3090-x2",
+        "rtx-4090-x2",
+        "rtx-4090-x8",
+        "rtx-5090-x2",
+        "rtx-5090-x8",
+        "rtx-a6000-x2",
+        "rtx-a6000-x8",
         "b200-x8",
         "b300-x8",
         "gb200-nvl72",
@@ -127,9 +149,23 @@ def test_the_profiles_are_the_machines_their_names_say() -> None:
     for name, link in (("mi300x-x8", 448e9), ("mi325x-x8", 448e9), ("mi355x-x8", 537.6e9)):
         board = load_cluster(name)
         assert (board.accelerator.platform, board.node_mesh, board.node_link.bytes_per_second) == ("rocm", True, link)
+    for name in ("a100-64gb-x4", "gh200-96gb-x4"):  # four to a node, wired pair by pair
+        board = load_cluster(name)
+        assert (board.devices_per_node, board.node_mesh) == (4, True)
+    dies = load_cluster("mi250x-x8")
+    assert (dies.devices_per_node, dies.accelerator.platform, dies.node_mesh) == (8, "rocm", False)
     hopper = load_cluster("h100-80gb-x8")
     assert hopper.fabric_link.bytes_per_second == 50e9  # 400 Gb/s for each GPU
     assert hopper.node_link.bytes_per_second == 450e9
+
+
+def test_cards_of_desktops_have_nvlink_only_over_a_bridge_and_share_their_memory_with_a_screen() -> None:
+    for name in ("rtx-3090-x2", "rtx-a6000-x2"):
+        assert load_cluster(name).node_link.bytes_per_second == 56.25e9
+    for name in ("rtx-4090-x2", "rtx-4090-x8", "rtx-5090-x2", "rtx-5090-x8", "rtx-a6000-x8"):
+        assert load_cluster(name).node_link.bytes_per_second <= 63e9  # PCI Express
+    desktops = {name for name in profile_names() if load_cluster(name).desktop_gib}
+    assert desktops == {"rtx-3090-x2", "rtx-4090-x2", "rtx-5090-x2", "rtx-a6000-x2"}
 
 
 def test_a_site_profile_starts_from_a_shipped_one_and_changes_what_it_must(tmp_path: Path) -> None:

@@ -182,6 +182,12 @@ class Cluster:
     devices_per_uplink: int = key(
         "Devices that share one PCI Express link to the processors; absent = each has its own", default=1, ge=1, le=64
     )
+    desktop_gib: float = key(
+        "Memory of each device that a screen and other people's programs hold, in units of 2**30 bytes",
+        default=0.0,
+        ge=0,
+        le=1024,
+    )
     host_copy_bytes_per_second: float | None = None  # of each device, each way, all at once, as measured; None = nobody
     site: Site = Site()
     network: MeasuredNetwork | None = field(default=None, compare=False)  # of `bandwidth`, between the nodes of one job

@@ -130,8 +130,19 @@ def memory_limit(recipe: Recipe, lessons: Lessons = NO_LESSONS) -> Limit:
     The recipe's share of device memory decides where it names one and no risk. Else measured runs do: those of the
     store where they bound the risk, the shipped ones with them where they do not. A bound of the store on jobs that are
     new to its runs never allows more than the shipped ones do. On a CPU, on a card that nobody measured and at a risk
-    that nothing bounds the share decides, which is Fujii's 80 % where the recipe names none.
+    that nothing bounds the share decides, which is Fujii's 80 % where the recipe names none. What a desktop holds of
+    each device is subtracted.
     """
+    limit, held_bytes = _limit_of_card(recipe, lessons), int(recipe.cluster.desktop_gib * GIB)
+    if not held_bytes:
+        return limit
+    fits_bytes = None if limit.fits_bytes is None else max(limit.fits_bytes - held_bytes, 0)
+    reason = f"a desktop holds {recipe.cluster.desktop_gib:g} GiB of each device (cluster.desktop_gib); {limit.reason}"
+    return replace(limit, limit_bytes=max(limit.limit_bytes - held_bytes, 0), fits_bytes=fits_bytes, reason=reason)
+
+
+def _limit_of_card(recipe: Recipe, lessons: Lessons) -> Limit:
+    """Return the limit of a device that only the job uses."""
     accelerator, policy, margin = recipe.cluster.accelerator, recipe.memory, lessons.margin
     on_gpu = accelerator.kind == "gpu"
     by_share = _limit_by_share(accelerator, policy)

@@ -57,6 +57,7 @@ _LATER: Mapping[str, Any] = {
     "target_modules": (),
     "muon": False,
     "zero_bubble": False,
+    "desktop_gib": 0.0,
     "fixed": ("gradient_dtype",),
     "technique_limit": None,
     "placement": "auto",
