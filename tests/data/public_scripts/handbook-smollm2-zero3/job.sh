@@ -1,0 +1,3 @@
+#!/bin/bash
+# a node of eight, as the recipe's README starts it
+ACCELERATE_LOG_LEVEL=info accelerate launch --config_file zero3.yaml scripts/sft.py --config config.yaml
