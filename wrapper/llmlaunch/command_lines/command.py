@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,13 @@ __all__ = [
     "Undecided",
     "UnreadWords",
     "Unset",
+    "is_optional",
     "is_unset",
+    "option_values",
 ]
 
 _VARIABLE = re.compile(r"\$\{\w+\}")
+_VARIABLES = re.compile(r"(?:\$\{\w+\})+")
 
 
 @dataclass(frozen=True)
@@ -126,3 +129,21 @@ class Reading:
 def is_unset(word: str) -> bool:
     """Return whether a word holds a variable that has no value."""
     return _VARIABLE.search(word) is not None
+
+
+def is_optional(word: str) -> bool:
+    """Return whether a word holds nothing but variables without a value: bash drops it where nobody sets them."""
+    return _VARIABLES.fullmatch(word) is not None
+
+
+def option_values(words: Sequence[str], takes: int | str) -> tuple[list[str], list[str]]:
+    """Return the values of an option and the words after them. `words` follow the option, `takes` is argparse's nargs.
+
+    An optional word (`is_optional`) is a value only where the option has too few without it, or none; otherwise it
+    disappears.
+    """
+    present = [word for word in words if not is_optional(word)]
+    fewest = takes if isinstance(takes, int) else 1
+    values = present if len(present) >= fewest else list(words)
+    most = takes if isinstance(takes, int) else 1 if takes == "?" else len(values)
+    return values[:most], values[most:]

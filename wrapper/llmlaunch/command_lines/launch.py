@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from llmlaunch.command_lines.command import TrainerCommand, Unset
+from llmlaunch.command_lines.command import TrainerCommand, Unset, is_optional
 from llmlaunch.command_lines.other_trainers import starts_other_trainer
 from llmlaunch.command_lines.prefixes import Prefix, without_prefixes
 from llmlaunch.command_lines.sbatch import Options, device_count, node_count, task_count
@@ -203,10 +203,12 @@ def _options(launcher: str, words: Sequence[str]) -> tuple[dict[str, str | bool]
     """Return a launcher's options and the words from the program on that it launches."""
     options: dict[str, str | bool] = {}
     rest = list(words)
-    while rest and rest[0].startswith("-") and len(rest[0]) > 1:
+    while rest and ((rest[0].startswith("-") and len(rest[0]) > 1) or (is_optional(rest[0]) and len(rest) > 1)):
         word = rest.pop(0)
         if word == "--":
             break
+        if is_optional(word):
+            continue
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
         name = _LAUNCHERS[launcher].short.get(name, name)
@@ -310,7 +312,12 @@ def _number(value: object) -> int | None:
 
 def _unset(command: TrainerCommand, lines: Mapping[str, Unset]) -> tuple[Unset, ...]:
     """Return the variables without a value that the training needs: those in its own words and in its size."""
-    words = [command.trainer, *command.arguments]
+    before = (command.trainer, *command.arguments)
+    words = [
+        word
+        for last, word in zip(("", *before), before, strict=False)
+        if last.startswith("-") or last in ("", command.trainer) or not is_optional(word)
+    ]
     if command.nodes is None:
         words += [str(command.launcher_options.get(name, "")) for name in ("nnodes", "num_nodes", "num_machines")]
     if command.devices_per_node is None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llmlaunch.command_lines.command import is_unset
+from llmlaunch.command_lines.command import is_unset, option_values
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import shortened
 
@@ -121,11 +121,16 @@ def _groups(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
     group: list[str] = []
     for word in words:
         if _is_option(word) and group:
-            yield tuple(group)
+            yield _present(group)
             group = []
         group.append(word)
     if group:
-        yield tuple(group)
+        yield _present(group)
+
+
+def _present(group: list[str]) -> tuple[str, ...]:
+    """Return an option's words without variables that nobody sets, where another value is left."""
+    return (group[0], *option_values(group[1:], "+")[0])
 
 
 def _is_option(word: str) -> bool:

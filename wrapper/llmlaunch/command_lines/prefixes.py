@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llmlaunch.command_lines.command import is_optional
 from llmlaunch.command_lines.sbatch import Options, srun_options
 
 __all__ = ["Prefix", "without_prefixes"]
@@ -62,6 +63,8 @@ def _one_less(prefix: Prefix, words: list[str]) -> list[str] | None:
         prefix.environment[assignment[1]] = assignment[2]
         return words[1:]
     name, rest = Path(words[0]).name, words[1:]
+    if rest and is_optional(name) and "PYTHON" not in name.upper():
+        return rest
     if name == "srun":
         options, rest = srun_options(rest)
         prefix.srun, prefix.has_srun = dict(prefix.srun) | options, True

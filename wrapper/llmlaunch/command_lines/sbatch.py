@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from llmlaunch.command_lines.command import is_optional
 from llmlaunch.documents.slurm_options import sbatch_option_takes
 
 __all__ = [
@@ -70,10 +71,12 @@ def srun_options(words: Sequence[str]) -> tuple[dict[str, str | int | bool], lis
 def _read(words: Sequence[str], short: Mapping[str, str]) -> tuple[dict[str, str | int | bool], list[str]]:
     options: dict[str, str | int | bool] = {}
     left = list(words)
-    while left and left[0].startswith("-") and left[0] != "-":
+    while left and ((left[0].startswith("-") and left[0] != "-") or (is_optional(left[0]) and len(left) > 1)):
         word = left.pop(0)
         if word == "--":
             break
+        if is_optional(word):
+            continue
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             takes = _takes(name)

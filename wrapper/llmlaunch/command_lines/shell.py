@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from llmlaunch.command_lines.command import Unset
+from llmlaunch.command_lines.command import Unset, is_optional
 from llmlaunch.command_lines.sbatch import sbatch_environment, sbatch_options
 from llmlaunch.command_lines.shell_builtins import BUILTINS, PRINTERS, Left
 from llmlaunch.command_lines.shell_state import (
@@ -23,6 +23,7 @@ from llmlaunch.command_lines.shell_state import (
     has_unset,
     plain,
     shown,
+    unset_names,
 )
 from llmlaunch.command_lines.shell_syntax import DECLARATIONS, parse_script
 from llmlaunch.command_lines.shell_test import test_outcome
@@ -350,6 +351,10 @@ class _Shell:
         self.print_(None)
         state = self.state
         words = tuple(map(shown, fields))
+        for before, word, field in zip(words, words[1:], fields[1:], strict=False):
+            if is_optional(word) and state.is_null(field) and not before.startswith("-"):
+                names = ", ".join(unset_names(field))
+                state.note(node.line, f"{names} is not set: {word} disappears, as in bash, where no value is needed")
         folder = Path(shown(state.folder))
         texts = {path: shown(text) for path, text in state.files.items()}
         files = {shown(path): texts[place] for path, place in state.written_as.items()}

@@ -38,7 +38,13 @@ Value = str | list[str] | dict[str, str]
 
 @dataclass(frozen=True)
 class ShellCommand:
-    """A program that a script starts, its words expanded; never started here."""
+    """A program that a script starts, its words expanded; never started here.
+
+    A variable without a value stays in its word as `${NAME}`. Bash drops a word that is nothing but such variables;
+    here it stays, because the value of an option (`--num-layers $N`) has to be asked for, and only the reader of that
+    option knows whether it takes one. Readers drop it where no value is missing: `command.is_optional`,
+    `command.option_values`.
+    """
 
     words: tuple[str, ...]
     environment: Mapping[str, str]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
-from llmlaunch.command_lines.command import UnreadWords, is_unset
+from llmlaunch.command_lines.command import UnreadWords, is_optional, is_unset, option_values
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.megatron.flags.earlier import EARLIER
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, NEWEST, ParserFlag, core_parser
@@ -60,16 +60,15 @@ def read_words(arguments: Sequence[str], version: str = NEWEST, place: str = "th
     for flag, words in _groups(arguments, result):
         equals = "=" in flag
         name, _, inside = flag.partition("=")
-        values = [inside] if equals else list(words)
         flag_type = flags.get(name)
         if flag_type is None:
             result.unknown.append((flag, *words))
             continue
         if equals and flag_type.values == 0:
             raise UserError(f"{place}: {name}: takes no value, not {_shown(inside)}; remove it")
-        count = _count(flag_type, len(values), f"{place}: {name}")
-        _take(result, name, flag_type, values[:count], place)
-        beyond = words if equals else words[count:]
+        values, beyond = ([inside], words) if equals else option_values(words, flag_type.values)
+        _check_count(flag_type, len(values), f"{place}: {name}")
+        _take(result, name, flag_type, values, place)
         if beyond:
             result.unread.append(UnreadWords(tuple(beyond), f"stand after {name}, which does not take them"))
     return result
@@ -155,21 +154,18 @@ def _groups(arguments: Sequence[str], result: MegatronWords) -> Iterator[tuple[s
         if word is None or (word.startswith("-") and word != "-" and not _NEGATIVE.fullmatch(word)):
             if flag is not None:
                 yield flag, words
-            elif words:
+            elif words := [each for each in words if not is_optional(each)]:
                 result.unread.append(UnreadWords(tuple(words), "stand before the first flag"))
             flag, words = word, []
         else:
             words.append(word)
 
 
-def _count(flag: ParserFlag, available: int, where: str) -> int:
-    if isinstance(flag.values, int):
-        if available < flag.values:
-            raise UserError(f"{where}: needs {flag.values} value{'s' * (flag.values > 1)}; add it, or remove the flag")
-        return flag.values
+def _check_count(flag: ParserFlag, available: int, where: str) -> None:
+    if isinstance(flag.values, int) and available < flag.values:
+        raise UserError(f"{where}: needs {flag.values} value{'s' * (flag.values > 1)}; add it, or remove the flag")
     if flag.values == "+" and not available:
         raise UserError(f"{where}: needs at least one value; add it, or remove the flag")
-    return min(available, 1) if flag.values == "?" else available
 
 
 def _take(result: MegatronWords, name: str, flag: ParserFlag, words: list[str], place: str) -> None:
