@@ -126,7 +126,7 @@ def _unknown_option(context: click.Context, option: str, words: Sequence[str]) -
 def _key_meant(option: str) -> str | None:
     """Return the dotted key of a recipe that an option stands for; None where it stands for none, or for several."""
     from llmlaunch.documents.keys import dotted_keys
-    from llmlaunch.documents.slurm_options import sbatch_option_takes
+    from llmlaunch.documents.slurm_options import option_forms
     from llmlaunch.recipe.types import VOCABULARY, recipe_form
 
     name = option.lstrip("-").partition("=")[0]
@@ -136,7 +136,7 @@ def _key_meant(option: str) -> str | None:
     meant = read_vocabulary(VOCABULARY).keys_meant(name, known)
     if len(meant) == 1:
         return meant[0]
-    return f"slurm.{name}" if not meant and sbatch_option_takes(name) is not None else None
+    return f"slurm.{name}" if not meant and name in option_forms("sbatch")[0] else None
 
 
 def _value(option: str, words: Sequence[str]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from llmlaunch.command_lines.command import is_optional
-from llmlaunch.documents.slurm_options import sbatch_option_takes
+from llmlaunch.documents.slurm_options import option_forms
+from llmlaunch.rundir.values import shortened
 
 __all__ = [
     "Options",
@@ -21,89 +21,97 @@ __all__ = [
 
 Options = Mapping[str, str | int | bool]
 
-_SHORT = {
-    "A": "account", "a": "array", "B": "extra-node-info", "C": "constraint", "c": "cpus-per-task", "D": "chdir",
-    "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "i": "input", "J": "job-name",
-    "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks",
-    "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos", "S": "core-spec",
-    "s": "oversubscribe", "t": "time", "v": "verbose", "W": "wait", "w": "nodelist", "x": "exclude",
-}  # fmt: skip
-_SRUN_SHORT = _SHORT | {
-    "l": "label", "u": "unbuffered", "K": "kill-on-bad-exit", "T": "threads", "r": "relative", "X": "disable-status",
-    "Z": "no-allocate", "E": "preserve-env", "I": "immediate",
-}  # fmt: skip
-# of srun and its plugins, beside what sbatch knows: those without a value, and those whose value may be left out
-_SRUN_FLAGS = (
-    "label", "unbuffered", "disable-status", "no-allocate", "preserve-env", "exact", "overlap", "multi-prog", "pty",
-    "quit-on-interrupt", "treewidth-off", "container-mount-home", "no-container-mount-home", "container-writable",
-    "container-readonly", "container-remap-root", "no-container-remap-root", "no-container-entrypoint",
-    "container-entrypoint", "whole", "interactive", "send-libs-off",
-)  # fmt: skip
-_SRUN_EITHER = ("kill-on-bad-exit", "immediate", "send-libs", "wait")
 _COUNTS = ("nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "cpus-per-task", "cpus-per-gpu", "ntasks-per-gpu")
+# a word of a directive as get_argument of src/sbatch/opt.c reads it: quotes, backslashes, a comment after any `#`
+_WORD = re.compile(r"""[ \t\v\f\r]*((?:[^\s\\"'#]|\\.|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')+)""")
+_QUOTES = re.compile(r"""\\(.)|"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'""")
 
 
-def sbatch_options(text: str) -> tuple[dict[str, str | int | bool], tuple[str, ...]]:
-    """Return the options of a script's `#SBATCH` lines by long names, and a note for each line that is not read."""
-    options: dict[str, str | int | bool] = {}
+def sbatch_options(text: str, step: Callable[[], None]) -> tuple[dict[str, str | int | bool], tuple[str, ...]]:
+    """Return the options of a script's `#SBATCH` lines by long names, and a note for each line that is not read.
+
+    As in sbatch, the lines end with the first command, nothing is expanded, and all words are one command line
+    (src/sbatch/opt.c, _opt_batch_script). `step` is called for each word.
+    """
+    words: list[str] = []
     notes: list[str] = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.startswith("#SBATCH"):
-            try:
-                words = shlex.split(line[len("#SBATCH") :], comments=True)
-            except ValueError:
+            position = len("#SBATCH")
+            while word := _WORD.match(line, position):
+                step()
+                words.append(_unquoted(word[1]))
+                position = word.end()
+            if line[position:].lstrip()[:1] not in ("", "#"):
                 notes.append(f"{number}: an option of sbatch has an open quote and is not read")
-                continue
-            read, left = _read(words, _SHORT)
-            options.update(read)
-            if left:
-                notes.append(f"{number}: {' '.join(left)} is no option of sbatch and is not read")
-        elif line.strip() and not line.startswith("#"):
-            break  # sbatch looks no further
+        elif line.strip() and not line.lstrip().startswith("#"):
+            break
+    options, left = _read(words, "sbatch")
+    if left:
+        notes.append(f"#SBATCH: {shortened(' '.join(left))} is no option of sbatch; what follows is not read")
     return options, tuple(notes)
+
+
+def _unquoted(word: str) -> str:
+    return _QUOTES.sub(lambda match: match[1] or re.sub(r"\\(.)", r"\1", match[2] or match[3] or ""), word)
 
 
 def srun_options(words: Sequence[str]) -> tuple[dict[str, str | int | bool], list[str]]:
     """Return srun's options at the start of a command by long names, and the words after them."""
-    return _read(words, _SRUN_SHORT)
+    return _read(words, "srun")
 
 
-def _read(words: Sequence[str], short: Mapping[str, str]) -> tuple[dict[str, str | int | bool], list[str]]:
+def _read(words: Sequence[str], command: str) -> tuple[dict[str, str | int | bool], list[str]]:
+    """Read options as getopt_long does: any unambiguous beginning of a name stands for it."""
+    forms, short = option_forms(command)
     options: dict[str, str | int | bool] = {}
-    left = list(words)
-    while left and ((left[0].startswith("-") and left[0] != "-") or (is_optional(left[0]) and len(left) > 1)):
-        word = left.pop(0)
+    position = 0
+
+    def following(takes: str) -> str | None:
+        nonlocal position
+        if takes != "value" or position >= len(words):
+            return None
+        position += 1
+        return words[position - 1]
+
+    while position < len(words):
+        word = words[position]
+        optional = is_optional(word) and position + 1 < len(words)
+        if not optional and (not word.startswith("-") or word == "-"):
+            break
+        position += 1
         if word == "--":
             break
-        if is_optional(word):
-            continue
         if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            takes = _takes(name)
-            if equals:
-                options[name] = _value(name, value)
-            elif takes == "value" and left:
-                options[name] = _value(name, left.pop(0))
-            else:
-                options[name] = True
-            continue
-        name = short.get(word[1], word[1])
-        if _takes(name) == "value":
-            value = word[2:].removeprefix("=") or (left.pop(0) if left else "")
-            options[name] = _value(name, value)
-        elif _takes(name) == "either" and word[2:]:
-            options[name] = _value(name, word[2:].removeprefix("="))
-        else:
-            options.update({short.get(letter, letter): True for letter in word[1:]})
-    return options, left
+            name, equals, text = word[2:].partition("=")
+            name = _full_name(name, forms)
+            value = text if equals else following(forms.get(name, "value"))
+            options[name] = True if value is None else _value(name, value)
+        elif not optional:
+            _read_letters(word[1:], forms, short, following, options)
+    return options, list(words[position:])
 
 
-def _takes(name: str) -> str:
-    if name in _SRUN_FLAGS:
-        return "flag"
-    if name in _SRUN_EITHER:
-        return "either"
-    return sbatch_option_takes(name) or "value"
+def _read_letters(
+    letters: str,
+    forms: Mapping[str, str],
+    short: Mapping[str, str],
+    following: Callable[[str], str | None],
+    options: dict[str, str | int | bool],
+) -> None:
+    """Read `-vN2`: letters of flags, up to one that takes the rest of the word, or the next word, as its value."""
+    for place, letter in enumerate(letters, start=1):
+        name = short.get(letter, letter)
+        takes, rest = forms.get(name, "flag"), letters[place:].removeprefix("=")
+        value = None if takes == "flag" else rest or following(takes)
+        options[name] = True if value is None else _value(name, value)
+        if takes != "flag":
+            break
+
+
+def _full_name(name: str, forms: Mapping[str, str]) -> str:
+    longer = [] if name in forms else [each for each in forms if each.startswith(name)]
+    return longer[0] if len(longer) == 1 else name
 
 
 def _value(name: str, value: str) -> str | int:

@@ -86,7 +86,7 @@ def read_script(
         raise UserError(f"{name}: is larger than {MOST_TEXT >> 20} MiB, which no launch script is")
     if "\0" in text:
         raise UserError(f"{name}: is no text")
-    options, notes = sbatch_options(text)
+    options, notes = sbatch_options(text, lambda: None)
     record = Record(name)
     record.notes.update(dict.fromkeys(f"{name}:{note}" for note in notes))
     start = str(folder.absolute())

@@ -22,12 +22,12 @@ from llmlaunch.units import DAY, HOUR, MINUTE
 __all__ = [
     "GPU_OPTIONS",
     "limit_seconds",
+    "option_forms",
     "other_gres",
     "over_site_options",
     "plugin_option_problem",
     "refused_sbatch_option",
     "sbatch_option_problem",
-    "sbatch_option_takes",
     "sbatch_value_problem",
     "srun_option_problem",
 ]
@@ -132,10 +132,16 @@ def sbatch_option_problem(name: str) -> str | None:
     return f"is no option of sbatch{hint} An option that a plugin of the site adds goes under slurm_plugins:"
 
 
-def sbatch_option_takes(name: str) -> str | None:
-    """Return whether an option takes a "value", is a "flag" or "either"; None for what is no option of sbatch."""
-    option = _options().get(name)
-    return None if option is None else option["takes"]
+@functools.cache
+def option_forms(command: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Return what the options of sbatch or srun take, "value", "flag" or "either", by their long names, and the long
+    names by their letters."""
+    takes = {name: option["takes"] for name, option in _options().items()}
+    if command != "srun":
+        return takes, _data()["short"]
+    srun = _data()["srun"]
+    takes |= {name: kind for kind in ("value", "flag", "either") for name in srun[kind]}
+    return takes, {**_data()["short"], **srun["short"]}
 
 
 def plugin_option_problem(name: str) -> str | None:
