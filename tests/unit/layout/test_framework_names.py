@@ -26,7 +26,7 @@ NAMES = {
 MOST_MODULES = 5
 # Modules outside `frameworks/` that name one, and why they must.
 NAMING = {
-    "command_lines/other_trainers.py": "knows trainers that are not read, Megatron-DeepSpeed among them",
+    "command_lines/trainers.py": "knows trainers that are not read, Megatron-DeepSpeed among them",
     "recipe/frameworks.py": "a recipe is read without the folders of the frameworks",
     "trainers/hook.py": "runs first in every Python of a job, where llmlaunch is not installed",
     "trainers/rank_alone.py": "runs beside the frameworks, where llmlaunch is not installed",

@@ -120,7 +120,7 @@ def job_of_script(
     named = {name: value for name, value in values.items() if not is_whole_number(name)}
     most = max((int(name) for name in values if is_whole_number(name)), default=0)
     arguments = [values.get(str(place), "") for place in range(1, most + 1)]
-    return _planned(read_source(path, arguments, named, number), cluster, overrides, notify)
+    return _planned(read_source(path, arguments, named, number, cluster), cluster, overrides, notify)
 
 
 def _planned(

@@ -14,7 +14,7 @@ import yaml
 from llmlaunch.app.evidence import Notify
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.command_lines.other_trainers import MEGATRON_DEEPSPEED
+from llmlaunch.command_lines.trainers import MEGATRON_DEEPSPEED
 from llmlaunch.command_lines.training_log import TrainingLog
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import ALLOCATOR_SETTINGS

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llmlaunch.command_lines.command import TrainerCommand, Unset, is_optional
-from llmlaunch.command_lines.other_trainers import starts_other_trainer
 from llmlaunch.command_lines.prefixes import Prefix, without_prefixes
 from llmlaunch.command_lines.sbatch import Options, device_count, node_count, task_count
 from llmlaunch.command_lines.shell import Script, ShellCommand, read_script
 from llmlaunch.command_lines.shell_state import file_text
+from llmlaunch.command_lines.trainers import is_tool, trains_by_name
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
 
-__all__ = ["trainer_command", "trainer_commands"]
+__all__ = ["on_devices", "trainer_command", "trainer_commands"]
 
 DEEPEST = 4
 
@@ -49,14 +49,6 @@ class _Launcher:
 
 _TABLE = json.loads(Path(__file__).with_name("launchers.json").read_text("utf-8"))["launchers"]
 _LAUNCHERS = {name: _Launcher(**row) for name, row in _TABLE.items()}
-# commands that start torchrun themselves
-_COMMANDS = (
-    ("llamafactory-cli", "train"),
-    ("llamafactory", "train"),
-    ("axolotl", "train"),
-    ("trl", "sft"),
-    ("trl", "dpo"),
-)
 # what a program that trains is given, and others are not
 _TRAINING = re.compile(
     r"--(micro-batch-size|global-batch-size|train-iters|train-samples|num-layers|deepspeed(_config)?|lr|learning[-_]rate|"
@@ -87,6 +79,17 @@ def trainer_command(
     return replace(training, place=place, unset=_unset(training, {}))
 
 
+def on_devices(command: TrainerCommand, devices: int) -> TrainerCommand:
+    """Return a training with what only the cluster says: how many `devices` a node has, and so how many nodes its
+    ranks need."""
+    nodes, ranks, per_node = command.nodes, command.ranks, command.devices_per_node
+    if per_node is None:
+        per_node = devices if ranks is None else max(ranks // nodes, 1) if nodes else min(ranks, devices)
+    if nodes is None and ranks is not None:
+        nodes = -(-ranks // per_node)
+    return replace(command, nodes=nodes, devices_per_node=per_node)
+
+
 def _of_shell(command: ShellCommand, slurm: Options, depth: int = 0) -> TrainerCommand | None:
     """Return the training of one command of a script; where the command is a shell itself, its last training."""
     prefix = without_prefixes(command.words)
@@ -105,7 +108,7 @@ def _of_shell(command: ShellCommand, slurm: Options, depth: int = 0) -> TrainerC
         trainings = [each for each in commands if each is not None]
         return _with_prefix(trainings[-1], prefix, command) if trainings else None
     launch = _launch(command)
-    if launch is None or not launch.trainer:
+    if launch is None or not launch.trainer or is_tool(launch.trainer):
         return None
     return _with_prefix(_command(launch, command, slurm, prefix), prefix, command)
 
@@ -165,7 +168,7 @@ def _launch(command: ShellCommand) -> _Launch | None:
         return _python(words[1:])
     if program == "ray" and words[1:3] == ["job", "submit"] and "--" in words:
         return _launch(replace(command, words=tuple(words[words.index("--") + 1 :]))) if words[-1] != "--" else None
-    if (program, *words[1:2]) in _COMMANDS or starts_other_trainer(program, words[1:]):
+    if trains_by_name(program, words[1:]):
         return _Launch("torchrun", program, tuple(words[1:]))
     if program.endswith(".py"):
         return _trains(_Launch("python", words[0], tuple(words[1:])))
@@ -188,7 +191,7 @@ def _python(words: list[str]) -> _Launch | None:
 def _trains(launch: _Launch) -> _Launch | None:
     """Leave out what python runs beside the training: tools, conversions."""
     known = any(_TRAINING.match(word) for word in launch.arguments)
-    return launch if known or starts_other_trainer(launch.trainer, launch.arguments) else None
+    return launch if known or trains_by_name(launch.trainer, launch.arguments) else None
 
 
 def _launched(launcher: str, words: Sequence[str]) -> _Launch:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+
 from llmlaunch.command_lines.command import Reading, TrainerCommand
-from llmlaunch.command_lines.other_trainers import refuse_other_trainer, takes_megatron_arguments
+from llmlaunch.command_lines.shell_state import file_text
+from llmlaunch.command_lines.trainers import not_read, trainer_of
 
 __all__ = ["read_command"]
 
 
 def read_command(command: TrainerCommand) -> Reading:
-    """Return the recipe of a command, read by the reader of its kind.
+    """Return the recipe of a command, read by the reader of its trainer.
 
     Raises:
         NoVerdict: the trainer is one that is not read.
         UserError: the command is no training that a recipe describes.
     """
-    refuse_other_trainer(command.trainer, command.arguments, command.place)
-    if takes_megatron_arguments(command.arguments):
-        from llmlaunch.frameworks.megatron.command_line import read_megatron
+    trainer = trainer_of(command.trainer, command.arguments, partial(_source, command))
+    if not trainer.reader:
+        raise not_read(trainer.name, command.place)
+    module, _, function = trainer.reader.partition(":")
+    reader: Callable[[TrainerCommand], Reading] = getattr(import_module(module), function)
+    return reader(replace(command, family=trainer.name))
 
-        return read_megatron(command)
-    from llmlaunch.frameworks.deepspeed.command_line import read_deepspeed
 
-    return read_deepspeed(command)
+def _source(command: TrainerCommand) -> str:
+    """Return the text of the trainer's script, empty where it is not here."""
+    return command.files.get(command.trainer) or file_text(command.folder / command.trainer) or ""

@@ -12,7 +12,7 @@ import yaml
 from llmlaunch.cluster.load import load_cluster, profile_names
 from llmlaunch.cluster.profile_text import profile_of_gpu
 from llmlaunch.command_lines.command import Reading, TrainerCommand, Undecided, Unset
-from llmlaunch.command_lines.launch import trainer_commands
+from llmlaunch.command_lines.launch import on_devices, trainer_commands
 from llmlaunch.command_lines.sbatch import device_type
 from llmlaunch.command_lines.shell import Script, read_script
 from llmlaunch.documents.yaml_strict import parse_document, read_text
@@ -51,10 +51,15 @@ class RecipeSource:
 
 
 def read_source(
-    path: Path, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None, number: int | None = None
+    path: Path,
+    arguments: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    number: int | None = None,
+    cluster: str | None = None,
 ) -> RecipeSource:
     """Read a file by its kind. `arguments` and `variables` are those of a script, `number` chooses one of its
-    trainings, from 1 on; otherwise it is the last.
+    trainings, from 1 on; otherwise it is the last. `cluster` is a profile, which has the devices of a node where the
+    script does not say them.
 
     Raises UserError where nothing of it can be read.
     """
@@ -72,9 +77,18 @@ def read_source(
         raise UserError(
             f"{path}: --command {number}: there are {len(trainings)} trainings; choose 1 to {len(trainings)}"
         )
-    command = trainings[len(trainings) - 1 if number is None else number - 1]
+    command = _on_cluster(trainings[len(trainings) - 1 if number is None else number - 1], cluster)
     starts = tuple(f"{training.place}: {training.launcher} {training.trainer}" for training in trainings)
     return RecipeSource(path, read_command(command), command, starts, script.notes)
+
+
+def _on_cluster(command: TrainerCommand, cluster: str | None) -> TrainerCommand:
+    """Return a training with the devices of a node of the cluster, where its script does not say how many it uses."""
+    device = device_type(command.slurm)
+    name = cluster or (None if device is None else profile_of_gpu(device))
+    if name is None or (command.nodes is not None and command.devices_per_node is not None):
+        return command
+    return on_devices(command, load_cluster(name).devices_per_node)
 
 
 def _refuse_run_directory(path: Path) -> None:

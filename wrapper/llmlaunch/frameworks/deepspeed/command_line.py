@@ -11,8 +11,8 @@ from typing import Any
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand, is_unset
 from llmlaunch.command_lines.options import ScriptOptions, true_or_false, whole_or_none
-from llmlaunch.command_lines.other_trainers import FSDP, not_read
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, full_path, recipe_name
+from llmlaunch.command_lines.trainers import FSDP, not_read
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.deepspeed.hugging_face import (

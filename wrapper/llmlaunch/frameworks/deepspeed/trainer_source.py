@@ -8,8 +8,8 @@ from typing import Any
 
 from llmlaunch.command_lines.command import TrainerCommand, is_unset
 from llmlaunch.command_lines.options import ScriptOptions, true_or_false
-from llmlaunch.command_lines.other_trainers import not_read
 from llmlaunch.command_lines.recipe_draft import RecipeDraft
+from llmlaunch.command_lines.trainers import not_read
 from llmlaunch.frameworks.deepspeed.read_config import DsConfig, ds_config_of, file_text, parse_ds_config, read_mapping
 
 __all__ = ["accelerate_values", "configuration"]

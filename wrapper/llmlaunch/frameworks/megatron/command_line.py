@@ -9,8 +9,8 @@ from pathlib import PurePath
 from typing import Any
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords, Unset, is_unset
-from llmlaunch.command_lines.other_trainers import not_read
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, recipe_name
+from llmlaunch.command_lines.trainers import not_read
 from llmlaunch.documents.secrets import known_secret
 from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.frameworks.megatron.differences import OF_TOKENIZER, Differences, compared
