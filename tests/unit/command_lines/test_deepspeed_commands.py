@@ -122,6 +122,13 @@ def test_a_share_of_steps_becomes_steps_where_their_number_is_known() -> None:
     assert any("--num_train_epochs 2" in sentence for sentence in epochs.missing)
 
 
+def test_epochs_and_a_share_that_warms_up_have_stand_ins() -> None:
+    reading = read("run_clm.py", TRAINER.replace("--max_steps 100", "--num_train_epochs 2 --warmup_ratio 0.03"))
+    values = {key: stand_in.value for key, stand_in in reading.stand_ins.items()}
+    assert values == {"training.steps": 1000, "training.warmup_steps": 30}
+    assert values.keys() == {sentence.partition(":")[0] for sentence in reading.missing}
+
+
 def test_where_file_and_arguments_differ_the_trainer_would_stop_and_the_person_is_told() -> None:
     config = {**AUTO, "gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
     reading = read("run_clm.py", TRAINER + " --deepspeed ds.json", files={"ds.json": config})

@@ -17,7 +17,6 @@ from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.command_line import read_megatron, read_values, with_stand_ins
 from llmlaunch.frameworks.megatron.differences import pinned_layout
 from llmlaunch.frameworks.megatron.extra_arguments import classed_arguments
-from llmlaunch.frameworks.megatron.namespace import Namespace
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, NEWEST, core_parser
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import recipe_from
@@ -62,8 +61,36 @@ def test_a_variable_without_a_value_is_missing() -> None:
     reading = reading_of(LLAMA3_8B.replace("--train-iters 1000", "--train-iters ${STEPS}"))
     assert "steps" not in reading.document["training"]
     assert reading.missing == (
-        "training.steps: --train-iters reads STEPS, which has no value in the script; write training.steps",
+        "training.steps: --train-iters reads STEPS, which has no value in the script; give --set STEPS=VALUE",
     )
+
+
+UNSAID = re.sub(r"--(vocab-size 128256|mock-data|train-iters 1000|tokenizer-type NullTokenizer) ?", "", LLAMA3_8B)
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [
+        (f"{UNSAID} --tokenizer-type HuggingFaceTokenizer --tokenizer-model /tokens", 128256),  # Llama 3's sizes
+        (f"{UNSAID.replace('14336', '11264')} --tokenizer-type Llama2Tokenizer --tokenizer-model /tokens", 32000),
+        (f"{UNSAID.replace('14336', '11264')} --tokenizer-type SentencePieceTokenizer", 128256),
+    ],
+)
+def test_what_memory_does_not_depend_on_has_a_stand_in_and_is_asked_for(words: str, tokens: int) -> None:
+    reading = reading_of(f"{words} --lr-warmup-iters 2000")
+    values = {key: stand_in.value for key, stand_in in reading.stand_ins.items()}
+    assert values == {"training.steps": 4000, "data": {"mock": True}, "model.vocab_size": tokens}
+    asked = {sentence.partition(":")[0] for sentence in reading.missing}
+    assert asked == set(values)
+    assert reading.not_rendered is None
+
+
+def test_what_decides_memory_has_no_stand_in() -> None:
+    reading = reading_of(LLAMA3_8B.replace("--seq-length 8192 ", ""))
+    assert reading.missing == (
+        "training.sequence_length: --seq-length is not given; add it, or --set training.sequence_length=N",
+    )
+    assert reading.stand_ins == {}
 
 
 def test_paths_without_a_value_are_missing_by_their_keys() -> None:
@@ -249,7 +276,7 @@ def test_a_library_or_kind_that_no_key_says_is_kept_as_written(flags: str, kept:
     reading = reading_of(f"{MIXTURE} {flags}")
     assert reading.unread == ()
     assert reading.document["backend"]["extra_args"] == kept
-    recipe = recipe_from(Document("the recipe", "", with_stand_ins(reading.document, Namespace({}), 16), {}, {}))
+    recipe = recipe_from(Document("the recipe", "", with_stand_ins(reading, 16), {}, {}))
     layout = pinned_layout(recipe)
     flag = kept[0].partition("=")[0]
     assert sum(word.partition("=")[0] == flag for word in words_of(recipe, layout)) == 1
@@ -345,8 +372,8 @@ def test_sparse_attention_without_its_sizes_is_no_ordinary_attention() -> None:
     reading = reading_of(f"{LATENT} --dsa-indexer-n-heads 64")
     assert reading.document["model"]["indexer"] == {"heads": 64}
     assert reading.missing == (
-        "model.indexer.head_dim: --dsa-indexer-head-dim is not given; write model.indexer.head_dim",
-        "model.indexer.topk: --dsa-indexer-topk is not given; write model.indexer.topk",
+        "model.indexer.head_dim: --dsa-indexer-head-dim is not given; add it, or --set model.indexer.head_dim=N",
+        "model.indexer.topk: --dsa-indexer-topk is not given; add it, or --set model.indexer.topk=N",
     )
     none = reading_of(LATENT)
     assert none.document["model"]["indexer"] == {}
@@ -358,5 +385,5 @@ def test_a_size_of_sparse_attention_without_a_value_is_named_once() -> None:
     sizes = "--dsa-indexer-n-heads ${HEADS} --dsa-indexer-head-dim 128 --dsa-indexer-topk 2048"
     assert reading_of(f"{LATENT} {sizes}").missing == (
         "model.indexer.heads: --dsa-indexer-n-heads reads HEADS, which has no value in the script; "
-        "write model.indexer.heads",
+        "give --set HEADS=VALUE",
     )

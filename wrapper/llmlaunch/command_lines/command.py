@@ -12,6 +12,7 @@ __all__ = [
     "LaunchProblem",
     "Reading",
     "ScriptContainer",
+    "StandIn",
     "TrainerCommand",
     "Undecided",
     "UnreadWords",
@@ -112,13 +113,23 @@ class Undecided:
 
 
 @dataclass(frozen=True)
+class StandIn:
+    """The value of a recipe key that is assumed for a plan where the command line does not say it; memory does not
+    depend on it, or hardly. `reason` is a sentence for the person, without the key."""
+
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
 class Reading:
     """A recipe that was read of a command line.
 
     `document` is the recipe as a person would write it, keys in the order of the gallery; it lacks what the command
     line does not say, which `missing` names, a sentence each that ends with what to do. `notes` are what a person
     should know of it. `not_rendered` says why the recipe can be checked and not rendered; None where it can be.
-    `undecided` are keys without which there is no verdict; the document does not have them.
+    `undecided` are keys without which there is no verdict; the document does not have them. `stand_ins` are values of
+    keys among those that `missing` names, with which the job can be planned all the same.
     """
 
     kind: str  # megatron-lm, deepspeed or hugging-face
@@ -128,6 +139,7 @@ class Reading:
     notes: tuple[str, ...] = ()
     not_rendered: str | None = None
     undecided: tuple[Undecided, ...] = ()
+    stand_ins: Mapping[str, StandIn] = field(default_factory=dict)
 
 
 def is_unset(word: str) -> bool:

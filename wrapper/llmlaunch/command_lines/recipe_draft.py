@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.command_lines.command import Reading, TrainerCommand, Undecided, UnreadWords, is_unset
+from llmlaunch.command_lines.command import Reading, StandIn, TrainerCommand, Undecided, UnreadWords, is_unset
 from llmlaunch.documents.keys import key_names
 from llmlaunch.documents.secrets import is_secret_variable, known_secret
 from llmlaunch.documents.slurm_options import sbatch_option_problem, sbatch_value_problem
@@ -17,10 +17,12 @@ from llmlaunch.models.presets import preset_names
 from llmlaunch.recipe.training import Training
 from llmlaunch.user_data import with_home
 
-__all__ = ["RecipeDraft", "add_job", "add_model", "full_path", "recipe_name"]
+__all__ = ["NO_DATA", "RecipeDraft", "add_job", "add_model", "assume_steps", "full_path", "recipe_name"]
 
+STAND_IN_STEPS = 1000
+NO_DATA = "the data is not known; made-up tokens are assumed, with which memory is the same"
 ZERO_STAGES = (0, 1, 2, 3)
-_ORDER = ("model", "backend", "nodes", "training", "data", "layout", "slurm", "environment", "secrets")
+_ORDER = ("model", "backend", "nodes", "training", "data", "tracking", "layout", "slurm", "environment", "secrets")
 
 
 @dataclass
@@ -36,6 +38,7 @@ class RecipeDraft:
     notes: list[str] = field(default_factory=list)
     not_rendered: str | None = None
     undecided: list[Undecided] = field(default_factory=list)
+    stand_ins: dict[str, StandIn] = field(default_factory=dict)
 
     def leave_out(self, words: tuple[str, ...], reason: str) -> None:
         """Tell of words that the recipe does not say."""
@@ -45,6 +48,10 @@ class RecipeDraft:
     def lack(self, key: str, sentence: str) -> None:
         """Tell of a key that the command line does not say; the sentence ends with what to do."""
         self.missing.append(f"{key}: {sentence}")
+
+    def stand_in(self, key: str, value: Any, reason: str) -> None:
+        """Assume a value of a key that the command line does not say."""
+        self.stand_ins[key] = StandIn(value, reason)
 
     def leave_stage_open(self, reason: str) -> None:
         """Tell that the ZeRO stage was not read, and why; nothing stands for it."""
@@ -66,6 +73,7 @@ class RecipeDraft:
             tuple(self.notes),
             self.not_rendered,
             tuple(self.undecided),
+            self.stand_ins,
         )
 
 
@@ -130,6 +138,13 @@ def add_model(draft: RecipeDraft, name: str | None, folder: Path) -> None:
         draft.lack("model", f"{name}: {unknown_hub_id(name, preset_names())}")
     else:
         draft.lack("model", f"there is no config.json in {name} here; write a preset or the path of a config.json")
+
+
+def assume_steps(draft: RecipeDraft, *at_least: float | None) -> int:
+    """Assume how many steps are trained where nothing says it, more than each of `at_least`; return their number."""
+    steps = int(max(STAND_IN_STEPS, *(2 * (number or 0) for number in at_least)))
+    draft.stand_in("training.steps", steps, f"how long it trains is not known; {steps} steps are assumed")
+    return steps
 
 
 def _is_file(place: Path) -> bool:

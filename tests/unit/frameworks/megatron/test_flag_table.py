@@ -46,11 +46,9 @@ def round_trips() -> tuple[tuple[PlannedJob, dict[str, Words], dict[str, Words]]
             written = words_of(job)
             parsed = read_words([word for flag, values in written.items() for word in (flag, *values)], version)
             try:
-                space = namespace_of(parsed.values, version, recipe.world_size)
-                document = read_values(parsed.values, version=version, parsed=parsed).document
-                again = recipe_from(
-                    Document("the recipe", "", with_stand_ins(document, space, recipe.world_size), {}, {})
-                )
+                reading = read_values(parsed.values, version=version, parsed=parsed)
+                document = with_stand_ins(reading, recipe.world_size)
+                again = recipe_from(Document("the recipe", "", document, {}, {}))
             except UserError:  # a layout that holds no model, or that no recipe says
                 continue
             trips.append((job, written, words_of(PlannedJob(again, pinned_layout(again), version))))

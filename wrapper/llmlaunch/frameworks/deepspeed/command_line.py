@@ -11,7 +11,15 @@ from typing import Any
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand, is_unset
 from llmlaunch.command_lines.options import ScriptOptions, true_or_false, whole_or_none
-from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, full_path, recipe_name
+from llmlaunch.command_lines.recipe_draft import (
+    NO_DATA,
+    RecipeDraft,
+    add_job,
+    add_model,
+    assume_steps,
+    full_path,
+    recipe_name,
+)
 from llmlaunch.command_lines.trainers import FSDP, not_read
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.errors import UserError
@@ -103,6 +111,7 @@ def read_ds_config(text: str, name: str = "ds_config.json") -> Reading:
     own = config.rest(trainer=False)
     draft.keys["backend"] = {"name": "deepspeed", "ds_config": own} if own else "deepspeed"
     draft.lack("data", "write data.path, or data: {mock: true}; and backend.script for a script of your own")
+    draft.stand_in("data", {"mock": True}, NO_DATA)
     return draft.reading("deepspeed")
 
 
@@ -470,7 +479,8 @@ def _own_length(options: ScriptOptions, draft: RecipeDraft) -> None:
     else:
         draft.training["sequence_length"] = tokens
     if steps is None or steps < 1:
-        draft.lack("training.steps", "the script decides it by itself; write how many steps it trains")
+        draft.lack("training.steps", "the script decides it by itself; --set training.steps=N")
+        assume_steps(draft, options.number("warmup_steps", "num_warmup_steps"), options.number("save_steps"))
     else:
         draft.training["steps"] = steps
 

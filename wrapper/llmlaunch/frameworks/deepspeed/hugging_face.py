@@ -16,7 +16,7 @@ from typing import Any
 
 from llmlaunch.command_lines.command import UnreadWords
 from llmlaunch.command_lines.options import ScriptOptions
-from llmlaunch.command_lines.recipe_draft import RecipeDraft
+from llmlaunch.command_lines.recipe_draft import RecipeDraft, assume_steps
 from llmlaunch.frameworks.deepspeed.setting_row import ABSENT
 from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, DECAYS, LEAST
 from llmlaunch.rundir.files import parse_json
@@ -145,9 +145,10 @@ def read_length(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraf
     epochs = options.number("num_train_epochs", "num_epochs")
     draft.lack(
         "training.steps",
-        f"the data decides how many steps --num_train_epochs {3 if epochs is None else epochs:g} makes; write steps "
-        "(the rendered --max_steps goes before the epochs)",
+        f"the data decides how many steps --num_train_epochs {3 if epochs is None else epochs:g} makes; "
+        "--set training.steps=N (the rendered --max_steps goes before the epochs)",
     )
+    assume_steps(draft, options.number("warmup_steps"), options.number("save_steps"))
 
 
 def read_schedule(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:
@@ -196,7 +197,10 @@ def _decay(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) ->
     elif "steps" in training:
         training["warmup_steps"] = math.ceil(training["steps"] * ratio)
     else:
-        draft.lack("training.warmup_steps", f"{ratio:g} of all steps warm up; write that many with training.steps")
+        key = "training.warmup_steps"
+        draft.lack(key, f"{ratio:g} of all steps warm up; --set {key}=N with training.steps")
+        warmup = math.ceil(draft.stand_ins["training.steps"].value * ratio)
+        draft.stand_in(key, warmup, f"{ratio:g} of the steps that are assumed warm up")
 
 
 def _minimum_rate(options: ScriptOptions) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -21,12 +20,7 @@ from llmlaunch.frameworks.megatron.namespace import Namespace, namespace_of
 from llmlaunch.frameworks.megatron.parser import NEWEST, known_version
 from llmlaunch.frameworks.megatron.read_hybrid import refuse_other_parts
 from llmlaunch.frameworks.megatron.read_model import read_model
-from llmlaunch.frameworks.megatron.read_training import (
-    missing_data,
-    missing_training,
-    read_data,
-    read_training,
-)
+from llmlaunch.frameworks.megatron.read_training import read_data, read_training
 from llmlaunch.frameworks.megatron.words import MegatronWords, Values, read_words
 from llmlaunch.recipe.layout_keys import ASKED_ONLY
 
@@ -49,12 +43,11 @@ NOT_READ = {
     "use_mp_args_from_checkpoint_args": "the split of a checkpoint",
     "use_torch_fsdp2": "FSDP2",
 }
-# Stand-ins for what a command line does not tell, with which the rest is compared.
+# What stands in for sizes that a command line does not say while the rest is compared.
 STAND_IN_CLUSTER = "h100-80gb-x8"
-STAND_IN_LENGTH, STAND_IN_TOKENS = 2048, 32000
+STAND_IN_LENGTH, MOST_DEVICES = 2048, 1024
 EXTRA = "backend.extra_args"
-ALTERNATIVES = {"--train-samples"}  # named in a sentence beside the flag that lacks a value
-NO_WORDS = MegatronWords()
+ALTERNATIVES = {"--train-samples", "--set"}  # named in a sentence with the flag that lacks a value
 
 
 def read_megatron(command: TrainerCommand) -> Reading:
@@ -63,28 +56,11 @@ def read_megatron(command: TrainerCommand) -> Reading:
     Raises UserError for an argument that Megatron's parser refuses, NoVerdict for a model that no recipe describes.
     """
     parsed = read_words(command.arguments, NEWEST, command.place)
-    asked_for = {dest: "${}" for dest in OF_TOKENIZER if dest in parsed.unset}  # which says the type of a tokenizer
-    reading = read_values(
-        parsed.values | asked_for,
-        nodes=command.nodes,
-        devices_per_node=command.devices_per_node,
-        trainer=command.trainer,
-        parsed=parsed,
-        unset=command.unset,
-        place=command.place,
-    )
-    job_name = command.slurm.get("job-name")
-    name = recipe_name(None if job_name is None or is_unset(str(job_name)) else str(job_name), reading.document["name"])
-    draft = RecipeDraft(name, unread=[_without_secrets(each) for each in (*parsed.unread, *reading.unread)])
+    job_name = str(command.slurm.get("job-name") or "")
+    draft = RecipeDraft("" if is_unset(job_name) else recipe_name(job_name, "megatron"), unread=list(parsed.unread))
     add_job(draft, command)
-    document = {**reading.document, "name": name}
-    document |= {key: draft.keys[key] for key in ("slurm", "environment", "secrets") if draft.keys[key]}
-    return replace(
-        reading,
-        document=document,
-        unread=tuple(draft.unread),
-        notes=(*reading.notes, *draft.notes),
-    )
+    asked_for = {dest: "${}" for dest in OF_TOKENIZER if dest in parsed.unset}  # which says the type of a tokenizer
+    return _read(draft, parsed.values | asked_for, parsed, command)
 
 
 def read_values(
@@ -93,42 +69,44 @@ def read_values(
     nodes: int | None = None,
     devices_per_node: int | None = None,
     version: str | None = None,
-    trainer: str | None = None,
-    parsed: MegatronWords = NO_WORDS,
-    unset: tuple[Unset, ...] = (),
+    parsed: MegatronWords | None = None,
     place: str = "the command line",
 ) -> Reading:
-    """Return the recipe of a namespace: values by the `dest` of Megatron's parser, all of them as a log prints them
-    (text or typed), or those that a command line sets.
+    """Return the recipe of a namespace: values by the `dest` of Megatron's parser, all of them as a log prints them,
+    text or typed. `parsed` is how a command line wrote them, where there is one.
 
-    `parsed` is what `read_words` makes of a command line, where there is one: what no key says becomes an extra
-    argument; `unset` are variables in it without a value. Raises UserError for a value of the wrong type, and for a
-    model that no recipe describes.
+    Raises UserError for a value of the wrong type, and for a model that no recipe describes.
     """
-    parser = known_version(version) or NEWEST
-    world = nodes * devices_per_node if nodes and devices_per_node else None
-    space = namespace_of(values, parser, world, place)
-    _refuse_other_models(space, place, trainer)
-    model, (training, notes), (data, data_notes) = read_model(space), read_training(space), read_data(space)
-    document: dict[str, Any] = {"schema": 1, "name": _model_name(model.model)}
-    document |= {"model": model.model} if model.model is not None else {}
-    document["backend"] = _backend(trainer, version)
-    document |= {"nodes": nodes} if nodes else {}
-    document["training"] = training
-    document |= {"data": data} if data is not None else {}
-    tracking = read_section(space, "tracking")
-    document |= {"tracking": tracking} if tracking else {}
-    document["layout"] = {"techniques": ASKED_ONLY} | read_section(space, "layout")
-    differences, not_rendered = _differences(space, parsed, document, world, parser)
-    absent = [*model.missing, *missing_training(space), *missing_data(space)]
-    if nodes is None:
-        absent.append("nodes: neither the launcher nor sbatch tells how many; write nodes")
-    missing = (*_without_unset(absent, parsed), *_unset(parsed, unset, differences))
+    command = TrainerCommand("", (), nodes=nodes, devices_per_node=devices_per_node, place=place)
+    draft = RecipeDraft("")
+    add_job(draft, command)
+    return _read(draft, values, parsed or MegatronWords(), command, version)
+
+
+def _read(
+    draft: RecipeDraft, values: Values, parsed: MegatronWords, command: TrainerCommand, version: str | None = None
+) -> Reading:
+    """Read values by `dest` into a draft. `parsed` is what `read_words` makes of a command line, where there is one:
+    what no key says becomes an extra argument."""
+    world = command.nodes * command.devices_per_node if command.nodes and command.devices_per_node else None
+    space = namespace_of(values, known_version(version) or NEWEST, world, command.place)
+    _refuse_other_models(space, command.place, command.trainer)
+    model = read_model(space, draft)
+    draft.name = draft.name or _model_name(model)
+    draft.keys |= {"model": model, "backend": _backend(command.trainer, version), "tracking": {}}
+    draft.keys["tracking"] = read_section(space, "tracking")
+    draft.training |= read_training(space, draft)
+    draft.keys["data"] = read_data(space, draft)
+    draft.layout |= {"techniques": ASKED_ONLY} | read_section(space, "layout")
+    differences = _differences(space, parsed, draft, world, known_version(version) or NEWEST)
+    draft.missing[:] = [*_without_unset(draft.missing, parsed), *_unset(parsed, command.unset, differences)]
     if differences.extra_args:
-        backend = document["backend"] if isinstance(document["backend"], dict) else {"name": KIND}
-        document["backend"] = backend | {"extra_args": differences.extra_args}
-    all_notes = (*model.notes, *notes, *data_notes, *differences.notes)
-    return Reading(KIND, document, tuple(differences.unread), missing, all_notes, not_rendered)
+        backend = draft.keys["backend"]
+        backend = backend if isinstance(backend, dict) else {"name": KIND}
+        draft.keys["backend"] = backend | {"extra_args": differences.extra_args}
+    draft.notes += differences.notes
+    draft.unread[:] = [_without_secrets(each) for each in (*draft.unread, *differences.unread)]
+    return draft.reading(KIND)
 
 
 def _without_secrets(unread: UnreadWords) -> UnreadWords:
@@ -185,40 +163,39 @@ def _model_name(model: str | Mapping[str, Any] | None) -> str:
 
 
 def _differences(
-    space: Namespace, parsed: MegatronWords, document: Mapping[str, Any], world: int | None, version: str
-) -> tuple[Differences, str | None]:
-    """Compare what the document renders to with the namespace; where no recipe can be made of it, say why."""
+    space: Namespace, parsed: MegatronWords, draft: RecipeDraft, world: int | None, version: str
+) -> Differences:
+    """Compare what the draft renders to with the namespace; where no recipe can be made of it, the draft says why."""
+    reading = draft.reading(KIND)
     try:
-        differences = compared(space, parsed, document, with_stand_ins(document, space, world), version)
+        differences = compared(space, parsed, reading.document, with_stand_ins(reading, world), version)
     except UserError as error:
-        return Differences(), str(error)
-    return differences, "; ".join(differences.refused) or None
+        draft.not_rendered = str(error)
+        return Differences()
+    draft.not_rendered = "; ".join(differences.refused) or None
+    return differences
 
 
-def with_stand_ins(document: Mapping[str, Any], space: Namespace, world: int | None) -> dict[str, Any]:
-    """Return the document with stand-ins for what it lacks: a cluster, a batch of one micro-batch."""
-    layout, whole = document["layout"], dict(document)
+def with_stand_ins(reading: Reading, world: int | None) -> dict[str, Any]:
+    """Return the document of a reading with stand-ins for all that it lacks: a cluster, a batch of one micro-batch."""
+    document = dict(reading.document)
+    for key, assumed in reading.stand_ins.items():
+        section, _, name = key.partition(".")
+        document[section] = {**document.get(section, {}), name: assumed.value} if name else assumed.value
+    layout, nodes = document["layout"], document.get("nodes")
     model = layout["tensor"] * layout["pipeline"] * layout["context"]
     devices = world or model * max(layout.get("expert", 1), 1)
-    per_node = next(size for size in (8, 4, 2, 1) if devices % size == 0)
-    if not (document.get("nodes") and world and world // document["nodes"] <= 1024):
-        whole["nodes"] = max(devices // per_node, 1)
+    if nodes and world and world // nodes <= MOST_DEVICES:
+        per_node = world // nodes
     else:
-        per_node = world // document["nodes"]
-    whole["cluster"] = {"base": STAND_IN_CLUSTER, "devices_per_node": per_node}
-    if isinstance(whole.get("model"), Mapping) and "base" not in whole["model"]:
-        whole["model"] = {"vocab_size": STAND_IN_TOKENS} | whole["model"]
-    whole.setdefault("model", "llama3-8b")
-    if "data" not in whole:
-        whole["data"] = read_data(Namespace(space | {"data_path": ["/data"]}))[0]
-    micro = layout.get("micro_batch_size", 1)
-    lengths = {
-        "sequence_length": STAND_IN_LENGTH,
-        "global_batch_size": micro * max(devices // model, 1),
-        "steps": 10**6,
-    }
-    whole["training"] = lengths | whole["training"]
-    return whole
+        per_node = next(size for size in (8, 4, 2, 1) if devices % size == 0)
+        document["nodes"] = max(devices // per_node, 1)
+    document["cluster"] = {"base": STAND_IN_CLUSTER, "devices_per_node": per_node}
+    document.setdefault("model", "llama3-8b")
+    batch = layout.get("micro_batch_size", 1) * max(devices // model, 1)
+    lengths = {"sequence_length": STAND_IN_LENGTH, "global_batch_size": batch}
+    document["training"] = lengths | document["training"]
+    return document
 
 
 def _without_unset(sentences: Iterable[str], parsed: MegatronWords) -> Iterator[str]:
@@ -237,5 +214,6 @@ def _unset(parsed: MegatronWords, unset: tuple[Unset, ...], differences: Differe
         names = dict.fromkeys(re.findall(r"\$\{(\w+)\}", " ".join(group)))
         where = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in names)
         key = differences.keys.get(dest or "") or column("key").get(dest or "", EXTRA)
-        remedy = "add it there with its value, or leave it out" if key == EXTRA else f"write {key}"
-        yield f"{key}: {group[0]} reads {where}, which has no value in the script; {remedy}"
+        remedy = " ".join(f"--set {name}=VALUE" for name in names)
+        leave = ", or leave it out" if key == EXTRA else ""
+        yield f"{key}: {group[0]} reads {where}, which has no value in the script; give {remedy}{leave}"

@@ -6,10 +6,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from llmlaunch.command_lines.recipe_draft import RecipeDraft
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.megatron.flags.attention import INDEXER_SIZES, SPARSE, VARIANT
 from llmlaunch.frameworks.megatron.flags.model import SIZES
@@ -30,17 +31,7 @@ from llmlaunch.models.shape import (
     SlidingWindow,
 )
 
-__all__ = ["ModelReading", "read_model"]
-
-
-@dataclass
-class ModelReading:
-    """`model` is the recipe's key, a preset or a mapping; None where sizes are missing. `missing` and `notes` are those
-    of a Reading."""
-
-    model: str | dict[str, Any] | None = None
-    missing: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+__all__ = ["read_model"]
 
 
 # Rows of the embedding that a tokenizer asks for, by its type or name: len(tokenizer), as build_tokenizer reads it. The
@@ -53,49 +44,63 @@ TOKENIZERS: tuple[tuple[str, int], ...] = (
     (r"mi[sx]tral-8x7b|mistral-7b(-instruct)?(-v0\.1)?/?$", 32000),
     (r"gpt-neox-20b", 50277),
 )
+# What is assumed by the type of the tokenizer (Llama 2's own model; DEFAULT_TIKTOKEN_MAX_VOCAB of core/tokenizers/text/
+# libraries/tiktoken_tokenizer.py, core 0.19), and of any other.
+USUAL_TOKENS, MOST_USUAL = {"Llama2Tokenizer": 32000, "TikTokenizer": 2**17}, 128256
 FEW_CHANGES = 4
 NOT_COMPLETED = ("rope_scaling", "sliding_window", "indexer", "linear_attention", "mamba")  # by a base
 PARTS = (Indexer, Mamba, MlaShape, MoeShape, RopeScaling, SlidingWindow)
 
 
-def read_model(space: Namespace) -> ModelReading:
-    """Return the model of these values; `missing` names each size that they do not tell."""
-    reading = ModelReading()
+def read_model(space: Namespace, draft: RecipeDraft) -> str | dict[str, Any] | None:
+    """Return the recipe's key `model`, a preset or a mapping; None where sizes are missing. The draft lacks each size
+    that these values do not say, and gets notes."""
     absent = [flag for flag in SIZES if not space.get(dest_of(flag))]
     if absent:
         flags = ", ".join(absent)
-        reading.missing.append(
-            f"model: {flags} {'are' if len(absent) > 1 else 'is'} not given; write the model's sizes"
-        )
-        return reading
+        draft.lack("model", f"{flags} {'are' if len(absent) > 1 else 'is'} not given; add the model's sizes")
+        return None
     shape = read_section(space, "model")
     if space.get(VARIANT) == SPARSE:
         shape.setdefault("indexer", {})  # without its sizes the recipe would be of a model with ordinary attention
-        reading.missing += _missing_of_indexer(space)
+        _lack_of_indexer(space, draft)
     padded = space.get("padded_vocab_size")
     vocabulary, note = _vocabulary(space)
     if vocabulary is not None:
         shape["vocab_size"] = vocabulary
     elif not padded:
-        reading.missing.append(
-            "model.vocab_size: only the tokenizer tells how many tokens there are; write model.vocab_size"
-        )
+        key = "model.vocab_size"
+        draft.lack(key, f"only the tokenizer says how many tokens there are; add --vocab-size, or --set {key}=N")
+        draft.stand_in(key, *_assumed_vocabulary(space, shape))
+    draft.notes += [note] if note else []
     longest = (
         {"max_position_embeddings": space["max_position_embeddings"]} if space.get("max_position_embeddings") else {}
     )
-    reading.model = _named(
-        shape, longest, int(padded) if padded else None, int(space.get("tensor_model_parallel_size") or 1)
-    )
-    reading.notes += [note] if note else []
-    return reading
+    return _named(shape, longest, int(padded) if padded else None, int(space.get("tensor_model_parallel_size") or 1))
 
 
-def _missing_of_indexer(space: Namespace) -> Iterator[str]:
-    """Yield a sentence for each size of sparse attention that these values do not tell: Megatron has no default for
-    any (transformer_config.py, core 0.19)."""
+def _assumed_vocabulary(space: Namespace, shape: Mapping[str, Any]) -> tuple[int, str]:
+    """Return how many tokens are assumed where nothing says their number, and the sentence for the person."""
+    alike = (name for name, preset in _presets().items() if _has_sizes(preset, shape))
+    name, kind = next(alike, None), str(space.get("tokenizer_type"))
+    if name is not None:
+        tokens, why = _presets()[name].vocab_size, f"as {name} has, whose sizes these are"
+    else:
+        tokens = USUAL_TOKENS.get(kind, MOST_USUAL)
+        why = f"usual of {kind}" if kind in USUAL_TOKENS else "as Llama 3 has"
+    return tokens, f"the vocabulary is not known; {tokens:,} tokens are assumed, {why}"
+
+
+def _has_sizes(preset: ModelShape, shape: Mapping[str, Any]) -> bool:
+    return all(getattr(preset, key) == shape[key] for key in map(dest_of, SIZES))
+
+
+def _lack_of_indexer(space: Namespace, draft: RecipeDraft) -> None:
+    """Name each size of sparse attention that these values do not say: Megatron has no default for any
+    (transformer_config.py, core 0.19)."""
     for flag, key in INDEXER_SIZES.items():
         if not space.get(dest_of(flag)):
-            yield f"{key}: {flag} is not given; write {key}"
+            draft.lack(key, f"{flag} is not given; add it, or --set {key}=N")
 
 
 def _vocabulary(space: Namespace) -> tuple[int | None, str | None]:
@@ -125,7 +130,7 @@ def _named(shape: dict[str, Any], longest: dict[str, int], padded: int | None, t
     if "vocab_size" not in shape and padded is None:
         return shape
     for name, preset in _presets().items():
-        if any(getattr(preset, key) != shape[key] for key in map(dest_of, SIZES)):
+        if not _has_sizes(preset, shape):
             continue
         own = shape | longest
         if "vocab_size" not in own:
