@@ -1,0 +1,2 @@
+#!/bin/bash
+llamafactory-cli train cfg.yaml
