@@ -169,8 +169,12 @@ def outcome_of(script: PublicScript, folder: Path) -> Outcome:
     ratio = reply.peak_bytes / written_bytes(script, folder)
     right = abs(ratio - 1) <= TOLERANCE
     launch = script.answer.get("launch")
-    if launch and not (reply.code == CANNOT_WORK and launch.lower() in json.dumps(reply.json.get("launch", "")).lower()):
-        return Outcome(False, f"figure, but no launch problem with {launch!r}", reply.code, ratio if not right else None)
+    if launch and not (
+        reply.code == CANNOT_WORK and launch.lower() in json.dumps(reply.json.get("launch", "")).lower()
+    ):
+        return Outcome(
+            False, f"figure, but no launch problem with {launch!r}", reply.code, ratio if not right else None
+        )
     if not launch and reply.code == CANNOT_WORK:
         return Outcome(False, f"a launch that works is refused: {_first_line(reply)}", reply.code)
     return Outcome(right, "" if right else "another figure", reply.code, ratio)
