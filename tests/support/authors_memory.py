@@ -1,4 +1,5 @@
-"""Memory a GPU that authors of public scripts state (tests/data/authors_memory.yaml), beside what is predicted for the same jobs.
+"""Memory a GPU that authors of public scripts state (tests/data/authors_memory.yaml), beside the
+prediction for their jobs.
 
 `PYTHONPATH=tests python -m support.authors_memory` predicts anew, records the predictions and writes the table of
 docs/accuracy.md.
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from support.public_scripts import PublicScript, public_scripts, written_bytes
 
 DATA = Path(__file__).parents[1] / "data" / "authors_memory.yaml"
@@ -52,9 +54,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         difference = f"{row['predicted_gib'] / row['gib'] - 1:+.0%}".replace("%", " %")
         bound = "" if row["full_sequences"] else " (bound)"
         card = f", {row['gpu']}" if row.get("gpu") else ""
-        lines.append(
-            f"| {row['name']} | `{row['path']}` | {row['stated']}{card} | {row['predicted_gib']:.1f} | {difference}{bound} |"
-        )
+        stated = f"{row['stated']}{card} | {row['predicted_gib']:.1f}"
+        lines.append(f"| {row['name']} | `{row['path']}` | {stated} | {difference}{bound} |")
     return f"{_summary(rows)}\n\n" + "\n".join(lines) + "\n"
 
 

@@ -1,5 +1,5 @@
-"""Scripts that people publish, each with the answer that is right for it (tests/data/public_scripts): what `check` says of a
-script as it is typed, and the same job written by hand as a recipe.
+"""Scripts that people publish, each with the answer that is right for it (tests/data/public_scripts): what `check` says
+of a script as it is typed, and the same job written by hand as a recipe.
 
 `PYTHONPATH=tests python -m support.public_scripts` prints a line for each script, and how many are answered right.
 """
@@ -110,16 +110,14 @@ def reply_to(script: PublicScript) -> Reply:
 def _run(folder: Path, *words: str) -> Reply:
     from llmlaunch.cli.main import main
 
-    stdout, stderr, before = io.StringIO(), io.StringIO(), Path.cwd()
+    stdout, stderr, before, code = io.StringIO(), io.StringIO(), Path.cwd(), 0
     os.chdir(folder)
+    typed = patch.object(sys, "argv", ["llmlaunch", *words])
     try:
-        with patch.object(sys, "argv", ["llmlaunch", *words]), contextlib.redirect_stdout(stdout):
-            with contextlib.redirect_stderr(stderr):
-                try:
-                    main()
-                    code = 0
-                except SystemExit as end:
-                    code = int(end.code or 0)
+        with typed, contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            main()
+    except SystemExit as end:
+        code = int(end.code or 0)
     finally:
         os.chdir(before)
     return Reply(code, stdout.getvalue(), stderr.getvalue())
@@ -168,12 +166,11 @@ def outcome_of(script: PublicScript, folder: Path) -> Outcome:
         return Outcome(False, f"no figure: {_first_line(reply)}", reply.code)
     ratio = reply.peak_bytes / written_bytes(script, folder)
     right = abs(ratio - 1) <= TOLERANCE
-    launch = script.answer.get("launch")
-    if launch and not (
-        reply.code == CANNOT_WORK and launch.lower() in json.dumps(reply.json.get("launch", "")).lower()
-    ):
+    launch = str(script.answer.get("launch", ""))
+    problems = json.dumps(reply.json.get("launch", "")).lower()
+    if launch and (reply.code != CANNOT_WORK or launch.lower() not in problems):
         return Outcome(
-            False, f"figure, but no launch problem with {launch!r}", reply.code, ratio if not right else None
+            False, f"does not say that the launch cannot work: {launch}", reply.code, None if right else ratio
         )
     if not launch and reply.code == CANNOT_WORK:
         return Outcome(False, f"a launch that works is refused: {_first_line(reply)}", reply.code)
@@ -192,8 +189,10 @@ def _refusal(script: PublicScript, reply: Reply) -> Outcome:
 
 
 def _first_line(reply: Reply) -> str:
-    lines = [line for line in reply.stderr.splitlines() if line.startswith("error")] or reply.stderr.splitlines()
-    return " ".join(lines[:3])[:300]
+    """Return the error, with what is missing where it lists that."""
+    lines = reply.stderr.splitlines()
+    first = next((number for number, line in enumerate(lines) if line.startswith("error")), 0)
+    return " ".join(line.strip() for line in lines[first : first + 4])[:500]
 
 
 def main() -> None:

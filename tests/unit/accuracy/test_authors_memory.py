@@ -1,4 +1,4 @@
-"""What authors of public scripts state of memory is recorded beside the prediction, which no change of the estimate moves unseen."""
+"""What authors of public scripts state of memory is recorded beside the prediction, which nothing moves unseen."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.authors_memory import PAGE, authors_rows, predicted_gib, with_table
 
 

@@ -1,10 +1,11 @@
-"""Scripts that people publish, typed as they are, get the figure of the same job written by hand, or one line that refuses."""
+"""Scripts that people publish, typed as they are, get the figure of the same job written by hand, or one line."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
 from support.public_scripts import PublicScript, outcome_of, public_scripts, written_bytes
 
 NOT_YET: dict[str, str] = {}
