@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from llmlaunch.cli.output import say
+from llmlaunch.command_lines.recipe_draft import LEFT_OUT
 from llmlaunch.errors import UserError
 from llmlaunch.imports.recipe_file import RecipeSource, read_source, recipe_text
 from llmlaunch.rundir.values import counted
@@ -76,7 +77,7 @@ def _say_what_was_read(source: RecipeSource, number: int | None, keys: Sequence[
     for unread in reading.unread:
         say(f"not read: {' '.join(unread.words)}: {unread.reason}", err=True)
     for note in (*source.notes, *reading.notes):
-        say(f"note: {note}", err=True)
+        say(f"{'warning' if note.startswith(LEFT_OUT) else 'note'}: {note}", err=True)
     for sentence in (each for each in reading.missing if each.partition(":")[0] not in keys):
         say(f"missing: {sentence}", err=True)
     for unset in source.unset:

@@ -70,9 +70,10 @@ class TrainerCommand:
     variables that the script exports. `files` is the text of files that the script writes itself (`cat > ds.json <<E`),
     by their paths as written. `folder` is where relative paths are looked for. `place` names the line of the command,
     such as "job.sbatch:14". `setup` holds the commands before it that prepare its environment (`module load cuda`),
-    `python` the interpreter where the script names one by its path. `family` is the name of the trainer in the table of
-    trainers, empty where its kind is not known by name. `ranks` is how many ranks there are in all, where nodes or
-    devices are not known and only that is.
+    `python` the interpreter where the script names one by its path, `workdir` the folder in which the trainer starts,
+    None where the script does not decide it. `left_out` names what the script does besides and a recipe cannot keep.
+    `family` is the name of the trainer in the table of trainers, empty where its kind is not known by name. `ranks` is
+    how many ranks there are in all, where nodes or devices are not known and only that is.
     """
 
     trainer: str
@@ -93,6 +94,8 @@ class TrainerCommand:
     launch_problems: tuple[LaunchProblem, ...] = ()
     family: str = ""
     ranks: int | None = None
+    workdir: str | None = None
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llmlaunch.command_lines.command import TrainerCommand, Unset, is_optional
+from llmlaunch.command_lines.preparation import prepared
 from llmlaunch.command_lines.prefixes import Prefix, without_prefixes
 from llmlaunch.command_lines.sbatch import Options, device_count, node_count, task_count
 from llmlaunch.command_lines.shell import Script, ShellCommand, read_script
@@ -105,8 +106,11 @@ def _of_shell(command: ShellCommand, slurm: Options, depth: int = 0) -> TrainerC
             for each in inner.commands
         ]
         commands = [_of_shell(each, {**slurm, **inner.slurm}, depth + 1) for each in inside]
-        trainings = [each for each in commands if each is not None]
-        return _with_prefix(trainings[-1], prefix, command) if trainings else None
+        index = max((number for number, each in enumerate(commands) if each is not None), default=None)
+        training = None if index is None else commands[index]
+        if index is None or training is None:
+            return None
+        return _with_prefix(prepared(training, inside, index), prefix, command)
     launch = _launch(command)
     if launch is None or not launch.trainer or is_tool(launch.trainer):
         return None

@@ -7,22 +7,48 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.command_lines.command import Reading, StandIn, TrainerCommand, Undecided, UnreadWords, is_unset
+from llmlaunch.command_lines.command import (
+    Reading,
+    ScriptContainer,
+    StandIn,
+    TrainerCommand,
+    Undecided,
+    UnreadWords,
+    is_unset,
+)
+from llmlaunch.command_lines.sbatch import of_one_task
 from llmlaunch.documents.keys import key_names
-from llmlaunch.documents.secrets import is_secret_variable, known_secret
-from llmlaunch.documents.slurm_options import sbatch_option_problem, sbatch_value_problem
-from llmlaunch.documents.text import variable_problem
+from llmlaunch.documents.secrets import is_secret_variable, secret_in
+from llmlaunch.documents.slurm_options import follows_from_recipe, sbatch_option_problem, sbatch_value_problem
+from llmlaunch.documents.text import is_set_by_launcher, mount_problem, variable_problem
 from llmlaunch.models.hub_ids import hub_model, is_hub_id, unknown_hub_id
 from llmlaunch.models.presets import preset_names
 from llmlaunch.recipe.training import Training
 from llmlaunch.user_data import with_home
 
-__all__ = ["NO_DATA", "RecipeDraft", "add_job", "add_model", "assume_steps", "full_path", "recipe_name"]
+__all__ = [
+    "JOB_KEYS",
+    "LEFT_OUT",
+    "NO_DATA",
+    "RecipeDraft",
+    "add_job",
+    "add_model",
+    "assume_steps",
+    "full_path",
+    "is_file",
+    "recipe_name",
+]
 
 STAND_IN_STEPS = 1000
 NO_DATA = "the data is not known; made-up tokens are assumed, with which memory is the same"
 ZERO_STAGES = (0, 1, 2, 3)
-_ORDER = ("model", "backend", "nodes", "training", "data", "tracking", "layout", "slurm", "environment", "secrets")
+JOB_KEYS = ("slurm", "setup", "container", "python", "workdir", "environment", "secrets")
+"""Keys that `add_job` adds, beside the nodes."""
+LEFT_OUT = "rendering leaves out "
+"""How a note begins on what the script does and the job of the recipe does not."""
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # names of torch's settings of its allocator
+RUNTIMES = {"pyxis": "pyxis", "enroot": "pyxis", "apptainer": "apptainer", "singularity": "apptainer"}
+_ORDER = ("model", "backend", "nodes", "training", "data", "tracking", "layout", *JOB_KEYS)
 
 
 @dataclass
@@ -78,15 +104,26 @@ class RecipeDraft:
 
 
 def add_job(draft: RecipeDraft, command: TrainerCommand) -> None:
-    """Add what the job's own script says beside the trainer: nodes, options of sbatch, variables."""
+    """Add what the job's own script says beside the trainer: nodes, options of sbatch, variables, setup lines, the
+    container and the folder in which the trainer starts."""
     if command.nodes is not None:
         draft.keys["nodes"] = command.nodes
     else:
         draft.lack("nodes", "neither the launcher nor sbatch says how many; write nodes: N")
+    draft.keys["slurm"] = _sbatch_options(draft, command)
+    _add_environment(draft, command)
+    draft.keys |= {"setup": list(command.setup), "python": command.python, "workdir": command.workdir}
+    if command.container is not None:
+        _add_container(draft, command.container, command.folder)
+    draft.notes += [f"{LEFT_OUT}{sentence}" for sentence in command.left_out]
+
+
+def _sbatch_options(draft: RecipeDraft, command: TrainerCommand) -> dict[str, Any]:
+    """Return the options of sbatch for one task on each node. What the rendered job says as well is left out quietly."""
     options: dict[str, Any] = {}
-    for name, value in command.slurm.items():
-        if name == "job-name" and value == draft.name:  # the recipe's name is that of its jobs
-            continue
+    for name, value in of_one_task(command.slurm).items():
+        if follows_from_recipe(name) or (name == "job-name" and value == draft.name):
+            continue  # the recipe's name is that of its jobs
         problem = sbatch_option_problem(name)
         if problem is None and isinstance(value, str) and is_unset(value):
             problem = "has no value in the script"
@@ -95,28 +132,76 @@ def add_job(draft: RecipeDraft, command: TrainerCommand) -> None:
             problem = None if wrong is None else wrong[1]
         if problem is None:
             options[name] = value
-        elif name not in ("job-name", "nodes"):
-            draft.leave_out((f"--{name}={value}",), problem)
-    draft.keys["slurm"] = options
-    _add_environment(draft, command)
+        elif name != "job-name":
+            draft.leave_out((f"--{name}={value}",), problem.removesuffix("; remove it"))
+    return options
 
 
 def _add_environment(draft: RecipeDraft, command: TrainerCommand) -> None:
     """Add the variables that the script exports. Those that look like secrets are named without their values."""
     variables, secrets = {}, []
     for name, value in command.environment.items():
-        if name.startswith("SLURM_"):  # SLURM's own, which every job has anew
+        if name.startswith("SLURM_") or is_set_by_launcher(name):  # which every job has anew
             continue
         problem = variable_problem(name, value)
-        if problem is not None or is_unset(value):
-            draft.leave_out((name,), problem or "has no value in the script")
-        elif is_secret_variable(name, value) or known_secret(value) is not None:
+        named_secret = is_secret_variable(name, "0123456789abcdef" if is_unset(value) else value)
+        if problem is None and (named_secret or secret_in(value) is not None):
             secrets.append(name)
+        elif problem is not None or is_unset(value):
+            draft.leave_out((name,), problem or "has no value in the script")
         else:
             variables[name] = value
+    if command.trainer and not any(map(command.environment.get, ALLOCATOR)):
+        _add_allocator(draft, command, variables)
     draft.keys |= {"environment": variables, "secrets": secrets}
     if secrets:
         draft.notes.append(f"secrets: {', '.join(secrets)} must be set where you submit; no value is written")
+
+
+def _add_allocator(draft: RecipeDraft, command: TrainerCommand, variables: dict[str, str]) -> None:
+    """Say what the rendered job sets of torch's allocator and the script does not; a process that writes checkpoints
+    reads no tensors in segments that grow."""
+    if "--async-save" in command.arguments:
+        variables[ALLOCATOR[0]] = "expandable_segments:False"
+        return
+    draft.notes.append(
+        f"rendering sets {ALLOCATOR[0]}=expandable_segments:True, which the script does not: memory fragments less, so "
+        "the recipe is safer than the script"
+    )
+
+
+def _add_container(draft: RecipeDraft, container: ScriptContainer, folder: Path) -> None:
+    """Add the container, or say why a recipe cannot have it."""
+    from llmlaunch.recipe.containers import Container, container_problems, is_path
+
+    runtime = RUNTIMES.get(container.runtime or "pyxis")
+    image = full_path(container.image, folder) if is_path(container.image) else container.image
+    if is_unset(image):
+        problem: str | None = "its image has no value in the script"
+    elif runtime is None:
+        problem = f"SLURM's nodes run images with pyxis or Apptainer, and not with {container.runtime}"
+    elif container.runtime == "enroot" and not is_path(image):
+        problem = "it is named, and only enroot knows which image that is"
+    else:
+        problem = next((why for _, why in container_problems(Container(image, (), runtime), "")), None)
+    if problem is not None:
+        draft.notes.append(f"{LEFT_OUT}the container {container.image}: {problem}; write container: {{image: ...}}")
+        return
+    mounts: list[str] = []
+    for mount in container.mounts:
+        whole = _whole_mount(mount, folder)
+        if is_unset(mount) or mount_problem(whole) is not None:
+            draft.notes.append(f"{LEFT_OUT}the mount {mount}: {mount_problem(whole) or 'has no value in the script'}")
+        else:
+            mounts.append(whole)
+    draft.keys["container"] = {"image": image} | ({"mounts": mounts} if mounts else {}) | {"runtime": runtime}
+
+
+def _whole_mount(mount: str, folder: Path) -> str:
+    """Return a mount with its source and destination: a folder alone is mounted at its own place."""
+    source, *rest = mount.split(":")
+    source = full_path(source, folder)
+    return ":".join([source, *(rest if rest and rest[0] else [source, *rest[1:]])])
 
 
 def add_model(draft: RecipeDraft, name: str | None, folder: Path) -> None:
@@ -125,7 +210,7 @@ def add_model(draft: RecipeDraft, name: str | None, folder: Path) -> None:
         draft.lack("model", "the command does not name one; write a preset or the path of a config.json")
         return
     place = folder / name
-    if _is_file(place / "config.json"):
+    if is_file(place / "config.json"):
         draft.keys["model"] = full_path(name, folder)
         return
     published = hub_model(name)
@@ -147,7 +232,8 @@ def assume_steps(draft: RecipeDraft, *at_least: float | None) -> int:
     return steps
 
 
-def _is_file(place: Path) -> bool:
+def is_file(place: Path) -> bool:
+    """Return whether there is such a file here; False where the path is none."""
     try:
         return place.is_file()
     except (OSError, ValueError):

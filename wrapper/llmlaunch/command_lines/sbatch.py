@@ -13,6 +13,7 @@ __all__ = [
     "Options",
     "device_count",
     "node_count",
+    "of_one_task",
     "sbatch_environment",
     "sbatch_options",
     "srun_options",
@@ -168,6 +169,20 @@ def task_count(options: Options) -> int | None:
     if isinstance(tasks, int) and not isinstance(tasks, bool) and nodes and tasks % nodes == 0:
         return tasks // nodes
     return None
+
+
+def of_one_task(options: Options) -> dict[str, str | int | bool]:
+    """Return options with which one task of a node gets what all its tasks have together, by options that count per
+    task. Whether a task sees only some of its node's GPUs is left to the job."""
+    tasks = task_count(options) or 1
+    cpus, gpus = options.get("cpus-per-task"), str(options.get("gpus-per-task", ""))
+    result = {name: value for name, value in options.items() if name not in ("gpus-per-task", "gpu-bind")}
+    if isinstance(cpus, int):
+        result["cpus-per-task"] = cpus * tasks
+    count = re.fullmatch(r"((?:[\w.-]+:)?)(\d{1,6})", gpus, re.ASCII)
+    if count is not None and device_count(result) is None:
+        result["gpus-per-node"] = f"{count[1]}{int(count[2]) * tasks}"
+    return result
 
 
 def sbatch_environment(options: Options) -> dict[str, str]:

@@ -21,6 +21,7 @@ from llmlaunch.units import DAY, HOUR, MINUTE
 
 __all__ = [
     "GPU_OPTIONS",
+    "follows_from_recipe",
     "limit_seconds",
     "option_forms",
     "other_gres",
@@ -118,6 +119,11 @@ def refused_sbatch_option(name: str) -> str | None:
     An option that sbatch does not know is not refused here: a plugin of the site may have added it.
     """
     return _problem(name, _SBATCH, "sbatch")
+
+
+def follows_from_recipe(name: str) -> bool:
+    """Return whether an option of sbatch says what the rendered job says by itself: its nodes and its tasks."""
+    return name == "nodes" or _SBATCH.get(name) == _ONE_TASK
 
 
 def sbatch_option_problem(name: str) -> str | None:

@@ -42,6 +42,8 @@ __all__ = [
     "SrunOption",
     "SrunValue",
     "WrongEntry",
+    "is_set_by_launcher",
+    "mount_problem",
     "variable_problem",
 ]
 
@@ -138,10 +140,15 @@ def _word(pattern: re.Pattern[str], what: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def is_set_by_launcher(name: str) -> bool:
+    """Return whether every rendered job sets an environment variable itself."""
+    return name in _RESERVED or name.startswith("LLMLAUNCH_")
+
+
 def _environment_name(text: str) -> str:
     if not _VARIABLE.fullmatch(text):
         raise ValueError("is not a name of an environment variable; use letters, digits and '_'")
-    if text in _RESERVED or text.startswith("LLMLAUNCH_"):
+    if is_set_by_launcher(text):
         raise ValueError("is set by the launcher itself; remove it")
     return text
 
@@ -150,6 +157,15 @@ def _environment_value(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise ValueError("must be text")
     return _line(str(value))
+
+
+def mount_problem(mount: str) -> str | None:
+    """Say why `container.mounts` may not hold this mount; None if it may."""
+    try:
+        _mount(mount)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def variable_problem(name: str, value: str) -> str | None:

@@ -14,7 +14,7 @@ from llmlaunch.recipe.containers import is_path
 from llmlaunch.recipe.overrides import parse_override
 from llmlaunch.rundir.foreign_values import is_whole_number
 
-__all__ = ["from_working_directory", "in_working_directory"]
+__all__ = ["absolute_paths", "from_working_directory", "in_working_directory"]
 
 # keys that hold a path; * is a place in a list
 PATHS = (
@@ -32,6 +32,7 @@ PATHS = (
     "training.tensorboard",
     "tracking.tensorboard",
     "tracking.wandb.save_dir",
+    "workdir",
 )
 _FILES = (".json", ".yaml", ".yml")
 
@@ -55,7 +56,7 @@ def _absolute_override(word: str) -> str:
         path, parsed = parse_override(word)
     except UserError:  # whoever applies it says so
         return word
-    value = _absolute(tuple(path), parsed.value)
+    value = absolute_paths(parsed.value, "", tuple(path))
     if value == parsed.value:
         return word
     key = word.partition("=")[0]
@@ -71,18 +72,29 @@ def _reads_as(text: str) -> bool:
         return False
 
 
-def _absolute(path: KeyPath, value: Any) -> Any:
-    """Return a value with every relative path in it made absolute; `path` holds the keys above it."""
+def absolute_paths(value: Any, folder: str, path: KeyPath = ()) -> Any:
+    """Return a value with every relative path in it as it is found from anywhere, if it is found from `folder`, which is
+    the working directory where it is empty. `path` holds the keys above the value. Of a folder that is given, names of
+    models, clusters and images are no paths."""
     if isinstance(value, Mapping):
-        return {key: _absolute((*path, key), item) for key, item in value.items()}
+        return {key: absolute_paths(item, folder, (*path, key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_absolute((*path, "*"), item) for item in value]
+        return [absolute_paths(item, folder, (*path, "*")) for item in value]
     names_path = _MAY_BE_PATHS.get(".".join("*" if is_whole_number(str(part)) else str(part) for part in path))
     if not isinstance(value, str) or names_path is None or not value or value.startswith(("/", "~", "-")):
         return value
     if "://" in value:  # an address, which may hold a secret that is looked for in it as it stands
         return value
-    return os.path.abspath(value) if "\0" not in value and names_path(value) else value  # noqa: PTH100 (no `..` left)
+    there = os.path.join(folder, value)  # noqa: PTH118 (pathlib drops a leading ./)
+    if folder and names_path is not _always:
+        named = names_path is _is_tokenizer and (value.startswith(("./", "../")) or in_working_directory(there))
+    else:
+        named = "\0" not in value and names_path(value)
+    return os.path.abspath(there) if named else value  # noqa: PTH100 (no `..` left)
+
+
+def _always(spec: str) -> bool:
+    return True
 
 
 def _is_model(spec: str) -> bool:
@@ -107,7 +119,7 @@ def _is_tokenizer(spec: str) -> bool:
 
 
 _MAY_BE_PATHS: Mapping[str, Callable[[str], bool]] = {
-    **dict.fromkeys(PATHS, lambda _: True),
+    **dict.fromkeys(PATHS, _always),
     "model": _is_model,
     "model.base": _is_model,
     "cluster": _is_cluster,

@@ -139,6 +139,7 @@ _LATER: Mapping[str, Any] = {
     "shared_expert_gate": False,
     "router": Router(),
     "memory_probe": True,
+    "workdir": None,
 }
 # The names by which the schedule stood in the first digests, and the keys of today.
 _SCHEDULE = {

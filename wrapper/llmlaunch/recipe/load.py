@@ -147,6 +147,7 @@ def _with_absolute_paths(recipe: Recipe, base_dir: Path) -> Recipe:
         data=with_absolute_paths(recipe.data, absolute),
         tracking=tracking_with_absolute_paths(recipe.tracking, absolute_or_none),
         code=replace(recipe.code, path=absolute_or_none(recipe.code.path)),
+        workdir=absolute_or_none(recipe.workdir),
     )
 
 

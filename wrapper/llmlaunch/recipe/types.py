@@ -414,6 +414,7 @@ class Recipe:
         le=1024,
     )
     python: PathText | None = key("Python of the training environment on the nodes", default=None)
+    workdir: PathText | None = key("Folder in which the trainers start; absent = the run directory", default=None)
 
     at_least_nodes: int | None = None  # nodes.at_least
     path: str = ""

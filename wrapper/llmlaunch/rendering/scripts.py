@@ -170,6 +170,7 @@ def _train_values(recipe: Recipe, rendered: Rendered, code_root: PurePath | None
         "prepare": [_in_snapshot(word, code_root) for word in rendered.prepare],
         "monitor_interval_seconds": recipe.monitor.interval_seconds,
         "snapshot": code_root is not None,
+        "workdir": "" if recipe.workdir is None else _in_snapshot(recipe.workdir, code_root),
         "wandb": recipe.tracking.wandb,
         "skip_flag": skip_flag(recipe),
         "flight_recorder": _records_flight(recipe),
@@ -260,7 +261,7 @@ def paths_to_mount(recipe: Recipe) -> list[str]:
     training, data, backend = recipe.training, recipe.data, recipe.backend
     # a layout tried after another may keep its checkpoints beside the first one's, and a cache may not be there yet
     written = (_folder(training.checkpoint_path), _folder(data.cache_path), *_tracked_folders(recipe))
-    read = (*data.datasets, _if_a_path(data.tokenizer), training.start_from, backend.path, backend.script)
+    read = (*data.datasets, _if_a_path(data.tokenizer), training.start_from, backend.path, backend.script, recipe.workdir)
     brought = [_unless_brought(recipe, path, written=True) for path in written]
     unmounted = [*brought, *(_unless_brought(recipe, path) for path in read)]
     wanted = [path for path in unmounted if path]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords, Unset, is_unset
-from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, recipe_name
+from llmlaunch.command_lines.recipe_draft import JOB_KEYS, RecipeDraft, add_job, is_file, recipe_name
 from llmlaunch.command_lines.trainers import not_read
 from llmlaunch.documents.secrets import known_secret
 from llmlaunch.errors import NoVerdict, UserError
@@ -22,6 +23,7 @@ from llmlaunch.frameworks.megatron.read_hybrid import refuse_other_parts
 from llmlaunch.frameworks.megatron.read_model import read_model
 from llmlaunch.frameworks.megatron.read_training import read_data, read_training
 from llmlaunch.frameworks.megatron.words import MegatronWords, Values, read_words
+from llmlaunch.recipe.command_line_paths import absolute_paths
 from llmlaunch.recipe.layout_keys import ASKED_ONLY
 
 __all__ = ["read_megatron", "read_values", "with_stand_ins"]
@@ -60,7 +62,17 @@ def read_megatron(command: TrainerCommand) -> Reading:
     draft = RecipeDraft("" if is_unset(job_name) else recipe_name(job_name, "megatron"), unread=list(parsed.unread))
     add_job(draft, command)
     asked_for = {dest: "${}" for dest in OF_TOKENIZER if dest in parsed.unset}  # which says the type of a tokenizer
-    return _read(draft, parsed.values | asked_for, parsed, command)
+    reading = _read(draft, parsed.values | asked_for, parsed, replace(command, trainer=_trainer_path(command)))
+    if is_unset(str(command.folder)):
+        return reading
+    return replace(reading, document=absolute_paths(reading.document, str(command.folder.absolute())))
+
+
+def _trainer_path(command: TrainerCommand) -> str:
+    """Return the trainer's path, absolute where the script enters its folder or it is there."""
+    place = command.folder / command.trainer
+    known = command.workdir is not None or is_file(place)
+    return str(place.absolute()) if known and not is_unset(str(place)) else command.trainer
 
 
 def read_values(

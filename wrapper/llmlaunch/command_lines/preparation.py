@@ -1,0 +1,320 @@
+"""What a script does around its training: what the job needs, too, as setup lines, and what a recipe cannot keep.
+
+A setup line is a program of a short list (modules, environments, limits) with its words quoted again, so that no other
+text of the script becomes shell.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
+
+from llmlaunch.command_lines.command import TrainerCommand
+from llmlaunch.command_lines.prefixes import without_prefixes
+from llmlaunch.command_lines.shell_state import ShellCommand
+from llmlaunch.documents.secrets import is_secret_variable, secret_in
+from llmlaunch.documents.slurm_options import sbatch_option_takes, srun_option_problem
+from llmlaunch.documents.text import is_set_by_launcher
+from llmlaunch.rundir.values import printable, shortened
+
+__all__ = ["prepared", "surrounded"]
+
+MOST_SENTENCES = 30
+MOST_CHARACTERS = 4096  # of a setup line
+# programs of setup lines with the words that must follow (none: any), and with those that only print something
+_SETUP: Mapping[str, tuple[str, ...]] = {
+    "module": (), "ml": (), "source": (), ".": (), "ulimit": (), "umask": (), "unset": (), "mkdir": (),
+    "conda": ("activate", "deactivate"), "mamba": ("activate", "deactivate"),
+    "micromamba": ("activate", "deactivate"), "spack": ("load", "unload", "env"),
+}  # fmt: skip
+_PRINTS = ("avail", "av", "list", "spider", "show", "display", "help", "whatis", "keyword")
+_QUIET = frozenset(
+    "echo printf date hostname nvidia-smi rocm-smi env printenv sleep ls pwd which type free df du lscpu cat grep egrep awk "
+    "sed head tail sort uniq wc uname id whoami squeue sinfo sacct scontrol sstat seq tr cut nproc nvcc ibstat ip ifconfig "
+    "touch tee sync ps pkill kill killall wait true false command hash time getent exec shopt alias set stty clear logger "
+    "basename dirname readlink realpath mktemp xargs find test export declare stat file tree numactl lspci top uptime local "
+    "nl return jobs disown conda mamba micromamba spack module ml".split()
+)
+_REASONS: Mapping[str, tuple[str, ...]] = {
+    "the rendered job starts the ranks of every node itself": ("ssh", "pdsh", "clush", "pssh", "parallel", "mpirun"),
+    "SLURM's nodes run containers with pyxis or Apptainer; write container: {image: ..., mounts: [...]}": (
+        "docker", "podman", "nerdctl", "enroot", "shifter", "charliecloud", "ch-run",
+    ),
+    "the rendered job moves no files; stage them before you submit and after the job has ended": (
+        "rsync", "cp", "scp", "mv", "rm", "ln", "tar", "unzip", "unpigz", "dd", "wget", "curl", "git", "aws", "gsutil",
+        "rclone", "s5cmd", "azcopy", "sbcast", "gcloud", "huggingface-cli", "hf", "install", "squashfuse",
+    ),
+    "it would install at the start of each job; install it once, before you submit": (
+        "pip", "pip3", "uv", "poetry", "apt", "apt-get", "npm", "make", "cmake", "ninja",
+    ),
+    "the rendered job starts and ends no other job; slurm.dependency and restart: of the recipe do": (
+        "sbatch", "scancel", "salloc", "qsub",
+    ),
+    "the rendered job has traps of its own: it saves and comes back as restart: of the recipe says": ("trap",),
+    "llmlaunch's own monitor records the memory of every device": (
+        "nvidia-smi", "dcgmi", "nvtop", "gpustat", "watch", "nvitop", "vmstat", "iostat", "htop", "dstat", "sar",
+    ),
+    "it logs in; do so once where you submit, or export the key there and list its name under secrets:": ("wandb",),
+}  # fmt: skip
+_REASON = {program: reason for reason, programs in _REASONS.items() for program in programs}
+_REFERENCE = re.compile(r"\$\{(\w+)\}")
+_KNOWN_TO_THE_RUN_ALONE = re.compile(r"\d+|output_of_line_\d+|number_of_arguments")
+_ANY_VALUE = "0123456789abcdef"  # of a variable whose name alone says that it is a secret
+_LAUNCHERS = re.compile(r"(?:python[\d.]*|torchrun|deepspeed|accelerate|trl|llamafactory-cli|axolotl|swift|megatron)")
+_HOOKS = {
+    "conda": 'eval "$(conda shell.bash hook)"',
+    "mamba": 'eval "$(mamba shell hook --shell bash)"',
+    "micromamba": 'eval "$(micromamba shell hook --shell bash)"',
+}
+_HOOKED_BY = re.compile(r"(?:conda|mamba)\.sh|\.bashrc|\.bash_profile|\.profile|\.bash_login")
+# of srun, and said by the rendered job or by the container of the recipe
+_COVERED = re.compile(
+    r"no-container-mount-home|container-(?:image|mounts|workdir|name)|exact|overlap|unbuffered|label|disable-status|whole"
+    r"|kill-on-bad-exit|wait|threads|relative|preserve-env|export|treewidth.*"
+)
+
+
+def prepared(
+    training: TrainerCommand,
+    commands: Sequence[ShellCommand],
+    index: int,
+    *,
+    in_container: bool = False,
+    whole: bool = False,
+) -> TrainerCommand:
+    """Return a training with what the script does before and after it: `commands` are those of the script, of which
+    `commands[index]` starts the training. What the training has already was read of a script inside that one.
+
+    `in_container`: all of `commands` run inside the container, where setup lines do not. `whole`: they are those of the
+    script itself, and not of one that it starts.
+    """
+    reader = _Preparation(training, in_container or training.container is not None)
+    for command in commands[:index]:
+        reader.add(command, "before", usable=not in_container)
+    lines = reader.setup_lines(commands[index]) if whole else _with_hooks([line for line, _ in reader.lines])
+    for command in commands[index + 1 :]:
+        reader.add(command, "after", usable=False)
+    if commands[index:]:
+        reader.add_launch(commands[index])
+    environment = {name: value for name, value in training.environment.items() if name not in reader.exported}
+    if "PYTHONPATH" in environment:
+        environment["PYTHONPATH"] = _absolute_entries(environment["PYTHONPATH"], training.folder)
+    return replace(
+        training,
+        setup=(*lines, *training.setup),
+        python=training.python or reader.launch_python or reader.python,
+        left_out=tuple(dict.fromkeys((*reader.sentences, *training.left_out)))[:MOST_SENTENCES],
+        environment=environment,
+    )
+
+
+def surrounded(
+    training: TrainerCommand, commands: Sequence[ShellCommand], trainings: Sequence[TrainerCommand], start: Path
+) -> TrainerCommand:
+    """Return a training of a script with what the script's `commands` do around it, and the folder in which it starts;
+    the script itself starts in `start`. Of the others of its `trainings` nothing is said here.
+    """
+    others = {each.place for each in trainings} - {training.place}
+    commands = [command for command in commands if _place(command) not in others]
+    index = max((number for number, command in enumerate(commands) if _place(command) == training.place), default=None)
+    if index is not None:
+        training = prepared(training, commands, index, whole=True)
+    logs = {
+        option: str(start.absolute() / str(path))
+        for option, path in training.slurm.items()
+        if option in ("output", "error") and "/" in str(path) and _exists(start / PurePath(str(path)).parent)
+    }
+    workdir = training.workdir or _workdir(training, start)
+    return replace(training, workdir=workdir, slurm={**training.slurm, **logs})
+
+
+def _place(command: ShellCommand) -> str:
+    return f"{command.script}:{command.line}"
+
+
+def _workdir(training: TrainerCommand, start: Path) -> str | None:
+    """Return the folder in which a trainer starts, where the script enters it, or where the trainer or a word of its
+    names something in it."""
+    folder = training.folder
+    if _REFERENCE.search(str(folder)):
+        return None
+    if folder.absolute() != start.absolute() or "chdir" in training.slurm:
+        return str(folder.absolute())
+    words = (training.trainer, *training.arguments)
+    values = (word.rpartition("=")[2] if word.startswith("-") else word for word in words)
+    named = (folder / value for value in values if value and not value.startswith(("/", "-", "~")))
+    return str(folder.absolute()) if any(map(_exists, named)) else None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+class _Preparation:
+    """The setup lines of a script, its interpreter, and sentences on what is left out."""
+
+    def __init__(self, training: TrainerCommand, contained: bool) -> None:
+        self.training, self.contained = training, contained
+        self.lines: list[tuple[str, Mapping[str, str]]] = []  # with the environment of their command
+        self.sentences: list[str] = []
+        self.exported: set[str] = set()
+        self.python: str | None = None
+        self.launch_python: str | None = None
+
+    def add(self, command: ShellCommand, when: str, usable: bool) -> None:
+        """Add a command that starts no training: as a setup line, as a sentence, or not at all."""
+        words = without_prefixes(command.words).words
+        if not words or re.fullmatch(r"\$\{\w+\}", words[0]):
+            return
+        name = PurePath(words[0]).name
+        if when == "before" and self._prepares(name, words):
+            self._activate(name, words, command)
+            line = _setup_line(words, command.folder)
+            if usable and line is not None:
+                self.lines.append((line, command.environment))
+            elif usable or name not in ("source", ".", "mkdir"):
+                reason = "setup: runs outside the container" if line is not None else _why_not(words)
+                self._leave_out(command, words, reason)
+        elif not _is_quiet(name, words):
+            reason = _REASON.get(name) or (
+                f"it runs {when} the training, which the rendered job starts alone; "
+                + ("write it under setup: if the training needs it" if when == "before" else "run it when the job is over")
+            )
+            self._leave_out(command, words, reason)
+
+    def _prepares(self, name: str, words: Sequence[str]) -> bool:
+        following = _SETUP.get(name)
+        if following is None or words[1:2] and words[1] in _PRINTS:
+            return False
+        return not following or words[1:2] != () and words[1] in following
+
+    def _activate(self, name: str, words: Sequence[str], command: ShellCommand) -> None:
+        """Note the interpreter of an environment that is named by its path."""
+        operands = [word for word in words[1:] if not word.startswith("-")]
+        path = ""
+        if name in ("source", ".") and operands and operands[0].endswith("/bin/activate"):
+            path = str(command.folder / operands[0].removesuffix("/bin/activate"))
+        elif name in _HOOKS and operands[:1] == ["activate"] and operands[1:] and "/" in operands[1]:
+            path = str(command.folder / operands[1])
+        elif name not in _HOOKS:
+            return
+        # an environment of the batch host is not that of the container
+        outside = self.contained and self.training.container is not None
+        self.python = f"{path}/bin/python" if path and not outside and not _REFERENCE.search(path) else None
+
+    def _leave_out(self, command: ShellCommand, words: Sequence[str], reason: str) -> None:
+        text = printable(shortened(" ".join(words), 60))
+        if secret_in(" ".join(words)) is not None or "login" in words:
+            text = printable(shortened(words[0], 60))
+        self.sentences.append(f"{command.script}:{command.line}, `{text}`: {reason}")
+
+    def setup_lines(self, launch: ShellCommand) -> list[str]:
+        """Return the setup lines in their order: those of commands, and exports that refer to other variables, before
+        the first command that sees them."""
+        lines = [(line, environment) for line, environment in self.lines]
+        for name, value in self.training.environment.items():
+            if not _REFERENCE.search(value) or is_set_by_launcher(name) or is_secret_variable(name, _ANY_VALUE):
+                continue
+            if self.training.container is not None and launch.environment.get(name) != value:
+                continue  # the variables of a container are not those outside
+            line = _export_line(name, value, self.training.folder)
+            if line is not None:
+                place = next((i for i, (_, seen) in enumerate(lines) if seen.get(name) == value), len(lines))
+                lines.insert(place, (line, {}))
+                self.exported.add(name)
+        return _with_hooks([line for line, _ in lines])
+
+    def add_launch(self, command: ShellCommand) -> None:
+        """Read the command that starts the training: its interpreter, and options of srun that only it says."""
+        prefix = without_prefixes(command.words)
+        first = prefix.words[0] if prefix.words else ""
+        path = PurePath(first)
+        if path.is_absolute() and _LAUNCHERS.fullmatch(path.name) and not _REFERENCE.search(first):
+            self.launch_python = first if path.name.startswith("python") else str(path.parent / "python")
+        for option, value in prefix.srun.items():
+            if sbatch_option_takes(option) is not None or _COVERED.fullmatch(option) or value == "none":
+                continue
+            problem = srun_option_problem(option)
+            reason = f"{option}: of the cluster profile says it" if option == "mpi" else "srun: of the cluster profile says it"
+            if problem is None or option == "mpi":
+                self._leave_out(command, ["srun", f"--{option}" if value is True else f"--{option}={value}"], reason)
+            elif option == "container-mount-home":
+                self._leave_out(command, ["srun", f"--{option}"], "no home is mounted; name it under container.mounts")
+
+
+def _is_quiet(name: str, words: Sequence[str]) -> bool:
+    """Whether a command only prints or waits, so that no training misses it."""
+    if name == "nvidia-smi":
+        return not any(re.match(r"dmon|pmon|-l|--loop", word) for word in words)
+    if name in ("conda", "mamba"):
+        return words[1:2] != () and words[1] in ("info", "list", "env")
+    if re.fullmatch(r"python[\d.]*", name):
+        return words[1:2] != () and words[1] in ("-c", "-V", "--version")
+    return name in _QUIET or words[1:] == ("--version",)
+
+
+def _why_not(words: Sequence[str]) -> str:
+    names = [name for name in _REFERENCE.findall(" ".join(words)) if _KNOWN_TO_THE_RUN_ALONE.fullmatch(name)]
+    if names:
+        return "only the run knows its words; write it under setup:"
+    return "it holds a secret or a line break; write it under setup: without"
+
+
+def _setup_line(words: Sequence[str], folder: Path) -> str | None:
+    """Return the words of a command as one line of shell, None where they cannot be."""
+    name = PurePath(words[0]).name
+    if name in ("source", ".", "mkdir", *_HOOKS):  # a word without a slash may be a name
+        words = [_absolute_path(word, folder) if "/" in word or name == "mkdir" else word for word in words[1:]]
+        words = [name, *words]
+    return _usable(" ".join(map(_quoted, words)))
+
+
+def _export_line(name: str, value: str, folder: Path) -> str | None:
+    """Return a line that exports a variable, None where it cannot be."""
+    return _usable(f"export {name}={_quoted(_absolute_entries(value, folder) if name == 'PYTHONPATH' else value)}")
+
+
+def _usable(line: str) -> str | None:
+    """Return a line of shell, None where only the run knows its words, or where no recipe may hold it."""
+    if any(map(_KNOWN_TO_THE_RUN_ALONE.fullmatch, _REFERENCE.findall(line))):
+        return None
+    return None if len(line) > MOST_CHARACTERS or secret_in(line) is not None or not line.isprintable() else line
+
+
+def _absolute_path(word: str, folder: Path) -> str:
+    """Return a path as it is found from anywhere."""
+    if not word or word.startswith(("/", "-", "~", "${")) or _REFERENCE.search(str(folder)):
+        return word
+    return str(folder / word)
+
+
+def _absolute_entries(value: str, folder: Path) -> str:
+    """Return a search path with its relative folders as they are found from anywhere."""
+    return ":".join(_absolute_path(entry, folder) for entry in value.split(":"))
+
+
+def _quoted(word: str) -> str:
+    """Return a word as the shell reads it back; variables without a value are expanded where the line runs."""
+    if not _REFERENCE.search(word):
+        return shlex.quote(word)
+    pieces = re.split(r"(\$\{\w+\})", word)
+    return '"' + "".join(p if _REFERENCE.fullmatch(p) else re.sub(r'(["$`\\])', r"\\\1", p) for p in pieces) + '"'
+
+
+def _with_hooks(lines: Sequence[str]) -> list[str]:
+    """Return setup lines in which an environment manager is made known to the shell before it is used: a batch shell has
+    not read the person's startup files."""
+    result: list[str] = []
+    for line in lines:
+        program = line.partition(" ")[0]
+        hook = _HOOKS.get(program)
+        if hook is not None and hook not in result and not any(map(_HOOKED_BY.search, result)):
+            result.append(hook)
+        result.append(line)
+    return result
