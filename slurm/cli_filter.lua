@@ -1,22 +1,21 @@
 --[[
-llmlaunch at sbatch: says before the queue when a training does not fit the GPUs it asks for.
+llmlaunch at sbatch: warns before the queue of a training that does not fit the GPUs it asks for, or whose launch cannot
+work.
 
-For administrators. Put this file beside slurm.conf on the machines where people submit, as cli_filter.lua, and set in
-slurm.conf:
+For administrators: docs/cli-filter.md says how it is installed, what it says and what it costs. Put this file beside
+slurm.conf on the machines where people submit, as cli_filter.lua, and set in slurm.conf:
 
     CliFilterPlugins=lua
 
-It asks `llmlaunch check` about the batch script, which is read and never executed. Where llmlaunch has no verdict,
-because what decides the memory was not read, it says so and the job is submitted. It fails open: where llmlaunch is
-missing, is slow, cannot read the script or finds no training in it, the job is submitted as if this file were not
-there. Whoever sets LLMLAUNCH_CLI_FILTER=off is not asked. SLURM calls it in the person's own process, so it is help and
-no policy that cannot be passed by.
+It asks `llmlaunch check` about a batch script that may start a training; the script is read and never executed. If
+anything fails, the job is submitted as if this file were not there. SLURM calls it in the person's own process, so it
+helps people and enforces nothing: LLMLAUNCH_CLI_FILTER=off switches it off.
 ]]
 
 -- What a site changes.
 local LLMLAUNCH = "llmlaunch"  -- or its full path
 local SECONDS = 20             -- it is given up after so long
-local REFUSE = false           -- true: what does not fit is not submitted; false: it is said, and submitted
+local REFUSE = false           -- true: what does not fit or cannot start is not submitted; false: a warning
 -- The profile (its name below LLMLAUNCH_CLUSTERS, or its path) of each partition's nodes; "" is where sbatch names no
 -- partition. Jobs of other partitions are not looked at.
 local CLUSTERS = {
@@ -24,8 +23,17 @@ local CLUSTERS = {
 }
 
 -- Exit codes of `llmlaunch check`
+local MISTAKE = 2              -- a launch that cannot work, or a script that it does not understand
 local UNSAFE = 3               -- nothing safe
 local NO_VERDICT = 5           -- what decides the memory was not read
+
+-- A script without any of these words starts no training, nor another program that might: llmlaunch is not asked.
+local WORDS = {
+  "train", "torchrun", "torch.distributed", "deepspeed", "accelerate", "megatron", "swift", "llamafactory",
+  "llama-factory", "axolotl", "trl", "tune", "sft", "nemo", "python", "bash", "sh ", ".sh", "source", "eval",
+  "exec", "run.py", "\n. ",
+}
+local MOST_BYTES = 1024 * 1024 -- no launch script is larger
 
 local function quoted(word)
   return "'" .. tostring(word):gsub("'", "'\\''") .. "'"
@@ -44,28 +52,57 @@ local function arguments_of(options)
   return table.concat(words, " ")
 end
 
-local function check(options)
-  local script = options.argv[1]
-  local cluster = CLUSTERS[options["partition"] or ""]
-  if options.type ~= "sbatch" or not script or not cluster or os.getenv("LLMLAUNCH_CLI_FILTER") == "off" then
-    return slurm.SUCCESS
+-- Whether the commands of a script have one of the words above; comments are left out, and so are the lines of sbatch.
+local function may_train(path)
+  local file = io.open(path, "r")
+  local text = file and file:read(MOST_BYTES)
+  if file then
+    file:close()
   end
+  if not text then
+    return false
+  end
+  text = ("\n" .. text):lower():gsub("\n[ \t]*#[^\n]*", "\n")
+  for _, word in ipairs(WORDS) do
+    if text:find(word, 1, true) then
+      return true
+    end
+  end
+  return false
+end
+
+-- What `llmlaunch check` says of the script: its exit code, and the reason where there is one to be shown.
+local function answer_of(script, cluster, options)
   local command = "timeout -k 1 " .. SECONDS .. " " .. quoted(LLMLAUNCH) .. " check " .. quoted(script) ..
-    " --cluster " .. quoted(cluster) .. " " .. arguments_of(options) .. " 2>&1 >/dev/null </dev/null; echo $?"
+    " --cluster " .. quoted(cluster) .. " " .. arguments_of(options) .. " 2>&1 </dev/null; echo $?"
   local pipe = io.popen(command, "r")
   if not pipe then
-    return slurm.SUCCESS
+    return nil, nil
   end
   local answer = pipe:read("*a") or ""
   pipe:close()
   local code = tonumber(answer:match("(%d+)%s*$"))
-  local reason = answer:match("error: ([^\n]*)")
-  if (code ~= UNSAFE and code ~= NO_VERDICT) or not reason then
+  if code == MISTAKE then -- the lines after the first one are indented
+    local launch = ("\n" .. answer):match("\nlaunch cannot work: (.-)\n[^ ]")
+    return code, launch and ("the launch cannot work: " .. launch:gsub("%s*\n%s*", " "))
+  end
+  return code, (code == UNSAFE or code == NO_VERDICT) and answer:match("error: ([^\n]*)") or nil
+end
+
+local function check(options)
+  local script = options.argv[1]
+  local cluster = CLUSTERS[options["partition"] or ""]
+  if options.type ~= "sbatch" or not script or not cluster or os.getenv("LLMLAUNCH_CLI_FILTER") == "off" or
+    not may_train(script) then
+    return slurm.SUCCESS
+  end
+  local code, reason = answer_of(script, cluster, options)
+  if not reason then
     return slurm.SUCCESS
   end
   reason = reason:gsub("%%", "%%%%") -- the functions below take a format
   if code == NO_VERDICT then
-    slurm.log_info("llmlaunch: " .. reason .. " (submitted)")
+    slurm.log_info("llmlaunch: warning: " .. reason .. " (submitted)")
     return slurm.SUCCESS
   end
   if REFUSE then
