@@ -29,7 +29,7 @@ class RenderedJob:
 def rendered_job(run: Path) -> RenderedJob:
     """Read the rendered job of a run directory."""
     job, train = (run / "job.sbatch").read_text("utf-8"), (run / "train.sh").read_text("utf-8")
-    directives, notes = sbatch_options(job)
+    directives, notes = sbatch_options(job, lambda: None)
     assert notes == ()
     setup = re.search(r"^trap 'say \"setup: .*\n((?:.*\n)*?)trap - ERR$", job, re.MULTILINE)
     program = re.search(r"^program=\((.*)\)$", train, re.MULTILINE)

@@ -52,7 +52,8 @@ def test_what_prepares_a_training_is_a_setup_line(line: str, setup: str, folder:
 @pytest.mark.parametrize("program", ["conda", "mamba", "micromamba"])
 def test_an_environment_manager_is_made_known_to_the_batch_shell_first(program: str, folder: Path) -> None:
     hook, activate = prepared(folder, f"{program} activate llm").setup
-    assert hook.startswith(f'eval "$({program} shell') and "hook" in hook
+    assert hook.startswith(f'eval "$({program} shell')
+    assert "hook" in hook
     assert activate == f"{program} activate llm"
 
 
@@ -104,7 +105,7 @@ def test_what_follows_the_training_is_named_too(line: str, folder: Path) -> None
 
 
 def test_what_only_prints_or_waits_is_no_loss(folder: Path) -> None:
-    lines = "echo a; date; hostname; nvidia-smi; env | sort; sleep 3; module list; python -c 'import torch'; srun hostname"
+    lines = "echo a; date; nvidia-smi; env | sort; sleep 3; module list; python -c 'import torch'; srun hostname"
     command = prepared(folder, lines)
     assert (command.setup, command.left_out) == ((), ())
 
@@ -137,8 +138,16 @@ def test_no_secret_is_in_a_setup_line_or_a_sentence(line: str, folder: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "word", ["$(touch {canary})", "`touch {canary}`", "; touch {canary}", "' ; touch {canary} '", '"; touch {canary}; "', "${{X:-$(touch {canary})}}"]
-)  # fmt: skip
+    "word",
+    [
+        "$(touch {canary})",
+        "`touch {canary}`",
+        "; touch {canary}",
+        "' ; touch {canary} '",
+        '"; touch {canary}; "',
+        "${{X:-$(touch {canary})}}",
+    ],
+)
 def test_no_word_of_a_script_becomes_shell(word: str, folder: Path) -> None:
     canary = folder / "canary"
     quoted = "'" + word.format(canary=canary).replace("'", "'\\''") + "'"

@@ -151,7 +151,8 @@ PREPARATIONS = {
         },
     ),
     "pyxis": Preparation(
-        f"{HEAD}{ADDRESS}srun --container-image=/img/a.sqsh --container-mounts=/data:/data,/code:/code:ro {TORCHRUN} {{}}\n",
+        f"{HEAD}{ADDRESS}srun --container-image=/img/a.sqsh --container-mounts=/data:/data,/code:/code:ro "
+        f"{TORCHRUN} {{}}\n",
         container=ScriptContainer("/img/a.sqsh", ("/data:/data", "/code:/code:ro"), "pyxis"),
     ),
     "apptainer": Preparation(
@@ -218,9 +219,7 @@ def differences(original: Reading, rendered: Reading) -> Iterator[tuple[str, tup
             yield key, (value, after.get(key))
 
 
-def other_words(
-    script: Sequence[str], rendered: Sequence[str], folder: Path
-) -> Iterator[tuple[str, tuple[str, str]]]:
+def other_words(script: Sequence[str], rendered: Sequence[str], folder: Path) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield the flags of a script that the rendered trainer is not given, or with other words, but for those that may
     differ. A path in `folder` may be given whole, and a flag alone as True."""
     after = dict(flags_with_words(rendered))

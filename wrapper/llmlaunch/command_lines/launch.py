@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llmlaunch.command_lines.command import TrainerCommand, Unset, is_optional
-from llmlaunch.command_lines.preparation import prepared
 from llmlaunch.command_lines.prefixes import Prefix, without_prefixes
+from llmlaunch.command_lines.preparation import prepared
 from llmlaunch.command_lines.sbatch import Options, device_count, node_count, task_count
 from llmlaunch.command_lines.shell import Script, ShellCommand, read_script
 from llmlaunch.command_lines.shell_state import file_text

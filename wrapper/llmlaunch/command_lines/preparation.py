@@ -6,6 +6,7 @@ text of the script becomes shell.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from llmlaunch.command_lines.command import TrainerCommand
 from llmlaunch.command_lines.prefixes import without_prefixes
 from llmlaunch.command_lines.shell_state import ShellCommand
 from llmlaunch.documents.secrets import is_secret_variable, secret_in
-from llmlaunch.documents.slurm_options import sbatch_option_takes, srun_option_problem
+from llmlaunch.documents.slurm_options import option_forms, srun_option_problem
 from llmlaunch.documents.text import is_set_by_launcher
 from llmlaunch.rundir.values import printable, shortened
 
@@ -24,51 +25,14 @@ __all__ = ["prepared", "surrounded"]
 
 MOST_SENTENCES = 30
 MOST_CHARACTERS = 4096  # of a setup line
-# programs of setup lines with the words that must follow (none: any), and with those that only print something
-_SETUP: Mapping[str, tuple[str, ...]] = {
-    "module": (), "ml": (), "source": (), ".": (), "ulimit": (), "umask": (), "unset": (), "mkdir": (),
-    "conda": ("activate", "deactivate"), "mamba": ("activate", "deactivate"),
-    "micromamba": ("activate", "deactivate"), "spack": ("load", "unload", "env"),
-}  # fmt: skip
-_PRINTS = ("avail", "av", "list", "spider", "show", "display", "help", "whatis", "keyword")
-_QUIET = frozenset(
-    "echo printf date hostname nvidia-smi rocm-smi env printenv sleep ls pwd which type free df du lscpu cat grep egrep awk "
-    "sed head tail sort uniq wc uname id whoami squeue sinfo sacct scontrol sstat seq tr cut nproc nvcc ibstat ip ifconfig "
-    "touch tee sync ps pkill kill killall wait true false command hash time getent exec shopt alias set stty clear logger "
-    "basename dirname readlink realpath mktemp xargs find test export declare stat file tree numactl lspci top uptime local "
-    "nl return jobs disown conda mamba micromamba spack module ml".split()
-)
-_REASONS: Mapping[str, tuple[str, ...]] = {
-    "the rendered job starts the ranks of every node itself": ("ssh", "pdsh", "clush", "pssh", "parallel", "mpirun"),
-    "SLURM's nodes run containers with pyxis or Apptainer; write container: {image: ..., mounts: [...]}": (
-        "docker", "podman", "nerdctl", "enroot", "shifter", "charliecloud", "ch-run",
-    ),
-    "the rendered job moves no files; stage them before you submit and after the job has ended": (
-        "rsync", "cp", "scp", "mv", "rm", "ln", "tar", "unzip", "unpigz", "dd", "wget", "curl", "git", "aws", "gsutil",
-        "rclone", "s5cmd", "azcopy", "sbcast", "gcloud", "huggingface-cli", "hf", "install", "squashfuse",
-    ),
-    "it would install at the start of each job; install it once, before you submit": (
-        "pip", "pip3", "uv", "poetry", "apt", "apt-get", "npm", "make", "cmake", "ninja",
-    ),
-    "the rendered job starts and ends no other job; slurm.dependency and restart: of the recipe do": (
-        "sbatch", "scancel", "salloc", "qsub",
-    ),
-    "the rendered job has traps of its own: it saves and comes back as restart: of the recipe says": ("trap",),
-    "llmlaunch's own monitor records the memory of every device": (
-        "nvidia-smi", "dcgmi", "nvtop", "gpustat", "watch", "nvitop", "vmstat", "iostat", "htop", "dstat", "sar",
-    ),
-    "it logs in; do so once where you submit, or export the key there and list its name under secrets:": ("wandb",),
-}  # fmt: skip
-_REASON = {program: reason for reason, programs in _REASONS.items() for program in programs}
+_TABLE = json.loads(Path(__file__).with_name("programs.json").read_text("utf-8"))
+_SETUP: Mapping[str, Sequence[str]] = _TABLE["setup"]
+_HOOKS: Mapping[str, str] = _TABLE["hooks"]
+_REASON = {program: reason for reason, programs in _TABLE["reasons"].items() for program in programs}
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 _KNOWN_TO_THE_RUN_ALONE = re.compile(r"\d+|output_of_line_\d+|number_of_arguments")
 _ANY_VALUE = "0123456789abcdef"  # of a variable whose name alone says that it is a secret
 _LAUNCHERS = re.compile(r"(?:python[\d.]*|torchrun|deepspeed|accelerate|trl|llamafactory-cli|axolotl|swift|megatron)")
-_HOOKS = {
-    "conda": 'eval "$(conda shell.bash hook)"',
-    "mamba": 'eval "$(mamba shell hook --shell bash)"',
-    "micromamba": 'eval "$(micromamba shell hook --shell bash)"',
-}
 _HOOKED_BY = re.compile(r"(?:conda|mamba)\.sh|\.bashrc|\.bash_profile|\.profile|\.bash_login")
 # of srun, and said by the rendered job or by the container of the recipe
 _COVERED = re.compile(
@@ -182,17 +146,14 @@ class _Preparation:
                 reason = "setup: runs outside the container" if line is not None else _why_not(words)
                 self._leave_out(command, words, reason)
         elif not _is_quiet(name, words):
-            reason = _REASON.get(name) or (
-                f"it runs {when} the training, which the rendered job starts alone; "
-                + ("write it under setup: if the training needs it" if when == "before" else "run it when the job is over")
-            )
+            advice = "write it under setup: if the training needs it" if when == "before" else "run it after the job"
+            reason = _REASON.get(name, f"it runs {when} the training, which the rendered job starts alone; {advice}")
             self._leave_out(command, words, reason)
 
     def _prepares(self, name: str, words: Sequence[str]) -> bool:
         following = _SETUP.get(name)
-        if following is None or words[1:2] and words[1] in _PRINTS:
-            return False
-        return not following or words[1:2] != () and words[1] in following
+        word = words[1] if len(words) > 1 else ""
+        return following is not None and word not in _TABLE["prints"] and (not following or word in following)
 
     def _activate(self, name: str, words: Sequence[str], command: ShellCommand) -> None:
         """Note the interpreter of an environment that is named by its path."""
@@ -238,11 +199,10 @@ class _Preparation:
         if path.is_absolute() and _LAUNCHERS.fullmatch(path.name) and not _REFERENCE.search(first):
             self.launch_python = first if path.name.startswith("python") else str(path.parent / "python")
         for option, value in prefix.srun.items():
-            if sbatch_option_takes(option) is not None or _COVERED.fullmatch(option) or value == "none":
+            if option in option_forms("sbatch")[0] or _COVERED.fullmatch(option) or value == "none":
                 continue
-            problem = srun_option_problem(option)
-            reason = f"{option}: of the cluster profile says it" if option == "mpi" else "srun: of the cluster profile says it"
-            if problem is None or option == "mpi":
+            reason = f"{'mpi' if option == 'mpi' else 'srun'}: of the cluster profile says it"
+            if srun_option_problem(option) is None or option == "mpi":
                 self._leave_out(command, ["srun", f"--{option}" if value is True else f"--{option}={value}"], reason)
             elif option == "container-mount-home":
                 self._leave_out(command, ["srun", f"--{option}"], "no home is mounted; name it under container.mounts")
@@ -256,7 +216,7 @@ def _is_quiet(name: str, words: Sequence[str]) -> bool:
         return words[1:2] != () and words[1] in ("info", "list", "env")
     if re.fullmatch(r"python[\d.]*", name):
         return words[1:2] != () and words[1] in ("-c", "-V", "--version")
-    return name in _QUIET or words[1:] == ("--version",)
+    return name in _TABLE["quiet"] or words[1:] == ("--version",)
 
 
 def _why_not(words: Sequence[str]) -> str:
@@ -308,8 +268,8 @@ def _quoted(word: str) -> str:
 
 
 def _with_hooks(lines: Sequence[str]) -> list[str]:
-    """Return setup lines in which an environment manager is made known to the shell before it is used: a batch shell has
-    not read the person's startup files."""
+    """Return setup lines in which an environment manager is made known to the shell before it is used: a batch shell
+    has not read the person's startup files."""
     result: list[str] = []
     for line in lines:
         program = line.partition(" ")[0]

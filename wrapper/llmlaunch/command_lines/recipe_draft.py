@@ -119,7 +119,8 @@ def add_job(draft: RecipeDraft, command: TrainerCommand) -> None:
 
 
 def _sbatch_options(draft: RecipeDraft, command: TrainerCommand) -> dict[str, Any]:
-    """Return the options of sbatch for one task on each node. What the rendered job says as well is left out quietly."""
+    """Return the options of sbatch for one task on each node. Those that the rendered job has anyway are left out
+    quietly."""
     options: dict[str, Any] = {}
     for name, value in of_one_task(command.slurm).items():
         if follows_from_recipe(name) or (name == "job-name" and value == draft.name):

@@ -73,9 +73,9 @@ def _reads_as(text: str) -> bool:
 
 
 def absolute_paths(value: Any, folder: str, path: KeyPath = ()) -> Any:
-    """Return a value with every relative path in it as it is found from anywhere, if it is found from `folder`, which is
-    the working directory where it is empty. `path` holds the keys above the value. Of a folder that is given, names of
-    models, clusters and images are no paths."""
+    """Return a value with every relative path in it made absolute, which starts in `folder`: in the working directory
+    where that is empty. `path` holds the keys above the value. Where a folder is given, names of models, clusters and
+    images are no paths."""
     if isinstance(value, Mapping):
         return {key: absolute_paths(item, folder, (*path, key)) for key, item in value.items()}
     if isinstance(value, list):

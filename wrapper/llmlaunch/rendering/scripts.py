@@ -261,7 +261,8 @@ def paths_to_mount(recipe: Recipe) -> list[str]:
     training, data, backend = recipe.training, recipe.data, recipe.backend
     # a layout tried after another may keep its checkpoints beside the first one's, and a cache may not be there yet
     written = (_folder(training.checkpoint_path), _folder(data.cache_path), *_tracked_folders(recipe))
-    read = (*data.datasets, _if_a_path(data.tokenizer), training.start_from, backend.path, backend.script, recipe.workdir)
+    named = (_if_a_path(data.tokenizer), training.start_from, backend.path, backend.script, recipe.workdir)
+    read = (*data.datasets, *named)
     brought = [_unless_brought(recipe, path, written=True) for path in written]
     unmounted = [*brought, *(_unless_brought(recipe, path) for path in read)]
     wanted = [path for path in unmounted if path]

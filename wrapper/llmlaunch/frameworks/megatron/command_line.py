@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords, Unset, is_unset
-from llmlaunch.command_lines.recipe_draft import JOB_KEYS, RecipeDraft, add_job, is_file, recipe_name
+from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, is_file, recipe_name
 from llmlaunch.command_lines.trainers import not_read
 from llmlaunch.documents.secrets import known_secret
 from llmlaunch.errors import NoVerdict, UserError
