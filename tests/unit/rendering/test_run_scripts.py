@@ -249,6 +249,26 @@ def test_arguments_that_look_like_torchruns_reach_the_trainer(tmp_path: Path, ar
     assert str(list(arguments)) in training_log(run)
 
 
+def test_trainers_start_in_the_folder_that_the_recipe_names(tmp_path: Path) -> None:
+    code = tmp_path / "it's code"
+    code.mkdir()
+    body = "if rank == 0: open('seen', 'w').write(os.getcwd())"
+    of, plan, rendered = deepspeed_cpu()
+    files = {"trainer/train.py": TRAINER.format(body=body).encode()}
+    rendered = replace(rendered, program=(NodeVariable("LLMLAUNCH_RUN_DIR", "/trainer/train.py"),), files=files)
+    run = write(tmp_path, replace(of, workdir=str(code)), plan, rendered)
+    assert start(run).returncode == 0
+    assert (code / "seen").read_text() == str(code)
+    assert only_attempt(run)[0].status["state"] == "succeeded"
+
+
+def test_a_folder_that_no_node_can_enter_fails_the_job_and_is_named(tmp_path: Path) -> None:
+    run = render(tmp_path, workdir="/nowhere/code")
+    assert start(run).returncode != 0
+    assert "cannot enter the folder in which the training starts (workdir: in the recipe)" in training_log(run)
+    assert "trains" not in training_log(run).replace("training", "")
+
+
 @pytest.mark.frameworks
 def test_a_setup_line_that_fails_is_named_and_the_job_goes_on(tmp_path: Path) -> None:
     setup = ("cd /", "false", 'echo "$NEVER_SET"', "export FROM_SETUP=yes")
