@@ -64,6 +64,7 @@ benchmark: install  ## ratios for benchmarks/RESULTS.md
 	$(RUN) benchmarks/published_layouts.py
 	$(RUN) benchmarks/placement.py
 	$(RUN) benchmarks/slurm_commands.py
+	$(RUN) benchmarks/cli_filter.py
 	$(RUN) benchmarks/collect_runs.py
 	$(RUN) benchmarks/monitor_cost.py
 	$(RUN) benchmarks/watch_refresh.py

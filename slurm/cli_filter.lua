@@ -27,11 +27,21 @@ local MISTAKE = 2              -- a launch that cannot work, or a script that it
 local UNSAFE = 3               -- nothing safe
 local NO_VERDICT = 5           -- what decides the memory was not read
 
--- A script without any of these words starts no training, nor another program that might: llmlaunch is not asked.
+-- A script without any of these words starts no training that llmlaunch knows, nor another script that might: it is not
+-- asked. The words are parts of trainers' names, of their options, and of what starts other scripts.
 local WORDS = {
-  "train", "torchrun", "torch.distributed", "deepspeed", "accelerate", "megatron", "swift", "llamafactory",
-  "llama-factory", "axolotl", "trl", "tune", "sft", "nemo", "python", "bash", "sh ", ".sh", "source", "eval",
-  "exec", "run.py", "\n. ",
+  "train", "tune", "torchrun", "torch.distributed", "deepspeed", "accelerate", "megatron", "swift", "llama", "axolotl",
+  "trl", "sft", "grpo", "rloo", "_dpo", "dpo_", " dpo", "/dpo", "_ppo", "ppo_", "/ppo", "kto", "orpo", "reward", "rlhf",
+  "nemo", "verl/", "verl.", "slime", "nanotron", "olmo", "xtuner", "composer", "litgpt", "fabric", "lightning",
+  "colossal", "deepy", "neox", "fsdp", "torchtitan", "run_recipe", "run_clm", "run_cpt", "run_script", "open_instruct",
+  "setup_experiment", "/performance/", " ds ",
+  "num-layers", "num_layers", "batch-size", "batch_size", "--lr", "learning-rate", "learning_rate", "epochs",
+  "bash ", "sh -c", ".sh", ".bash", ".sbatch", ".slurm",
+}
+-- Files that many scripts read and that start no program.
+local STARTS_NOTHING = {
+  "%S*conda%.sh", "%S*mamba%.sh", "%S*setvars%.sh", "%S*modules?%.sh", "%S*lmod%S*%.sh", "%S*/etc/profile%S*",
+  "%S*%.bashrc", "%S*%.bash_profile", "%S*/init/bash",
 }
 local MOST_BYTES = 1024 * 1024 -- no launch script is larger
 
@@ -63,6 +73,9 @@ local function may_train(path)
     return false
   end
   text = ("\n" .. text):lower():gsub("\n[ \t]*#[^\n]*", "\n")
+  for _, pattern in ipairs(STARTS_NOTHING) do
+    text = text:gsub(pattern, "")
+  end
   for _, word in ipairs(WORDS) do
     if text:find(word, 1, true) then
       return true

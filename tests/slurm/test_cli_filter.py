@@ -1,5 +1,5 @@
-"""The filter for administrators: real sbatch says that a script's training does not fit, before the queue, and submits
-as ever where llmlaunch cannot tell."""
+"""The filter for administrators: real sbatch warns before the queue of a training that does not fit or cannot start, and
+submits in silence where llmlaunch has nothing to say."""
 
 from __future__ import annotations
 
@@ -37,6 +37,16 @@ ARGS=(
 )
 torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 pretrain_gpt.py "${ARGS[@]}"
 """
+# Two nodes, and only the first of them is told of the training.
+CANNOT_START = TRAINING.replace("--nodes=1", "--nodes=2").replace("MICRO=$1", "MICRO=1")
+# Trains by epochs, of data that is nowhere.
+EPOCHS = """\
+#!/bin/bash
+#SBATCH --partition=train --nodes=1
+deepspeed --num_gpus 8 train.py --model_name_or_path meta-llama/Meta-Llama-3-70B --num_train_epochs 3 \\
+  --per_device_train_batch_size 8 --max_seq_length 8192 --bf16 --deepspeed ds.json --dataset_name mine --output_dir out
+"""
+DS_CONFIG = '{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": "auto"}'
 
 
 @pytest.fixture
@@ -76,6 +86,39 @@ def test_what_does_not_fit_is_said_and_submitted(sbatch: Callable[..., subproces
     assert "llmlaunch: warning: " in answer.stderr
     assert "no layout is safe" in answer.stderr
     assert "(submitted all the same)" in answer.stderr
+
+
+def test_a_launch_that_cannot_work_is_said_and_submitted(
+    sbatch: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    answer = sbatch(CANNOT_START)
+    assert "Submitted batch job" in answer.stdout
+    assert "llmlaunch: warning: the launch cannot work: " in answer.stderr
+    assert "srun" in answer.stderr
+    assert answer.stderr.endswith("(submitted all the same)\n")
+
+
+def test_a_training_by_epochs_is_judged_too(
+    sbatch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "ds.json").write_text(DS_CONFIG)
+    answer = sbatch(EPOCHS)
+    assert "Submitted batch job" in answer.stdout
+    assert "no layout is safe" in answer.stderr
+
+
+def test_a_script_that_starts_no_training_starts_no_process(
+    sbatch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    asked = tmp_path / "asked"
+    program = tmp_path / "counts"
+    program.write_text(f"#!/bin/sh\ntouch {asked}\n")
+    program.chmod(0o755)
+    plain = "#!/bin/bash\n#SBATCH --partition=train --nodes=1 --comment=train\n# torchrun train.py\nsrun ./solver in\n"
+    assert "Submitted batch job" in sbatch(plain, command=str(program)).stdout
+    assert not asked.exists()
+    assert "Submitted batch job" in sbatch(plain + "bash other.sh\n", command=str(program)).stdout
+    assert asked.exists()
 
 
 def test_a_site_may_refuse_it(sbatch: Callable[..., subprocess.CompletedProcess[str]]) -> None:
