@@ -1,5 +1,5 @@
-"""What slurm/cli_filter.lua adds to an sbatch: the same script with and without the filter, in turn, on a real cluster on
-this machine.
+"""What slurm/cli_filter.lua adds to an sbatch: the same script with and without the filter, in turn, on a real cluster
+on this machine.
 
 A script that starts no training: bar at most 1.0 s more. Scripts that it has to ask about: one that starts another
 program, and a training. All jobs wait on hold.
@@ -25,7 +25,7 @@ from test_cli_filter import FILTER, PLAIN, TRAINING  # noqa: E402
 
 SCRIPTS = {
     "no training": PLAIN,
-    "python, no training": PLAIN + "python analyse.py\n",
+    "another script, no training": PLAIN + "bash other.sh\n",
     "a training": TRAINING.replace("$1", "1"),
 }
 

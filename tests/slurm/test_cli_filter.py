@@ -1,5 +1,5 @@
-"""The filter for administrators: real sbatch warns before the queue of a training that does not fit or cannot start, and
-submits in silence where llmlaunch has nothing to say."""
+"""The filter for administrators: real sbatch warns before the queue of a training that does not fit or cannot start,
+and submits in silence where llmlaunch has nothing to say."""
 
 from __future__ import annotations
 
