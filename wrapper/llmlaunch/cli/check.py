@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,41 +12,39 @@ import click
 from llmlaunch.app.planned_run import PlannedRun
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.planning import (
+    ScriptOptions,
     Steps,
+    exit_code_with_launch,
+    is_script,
     mending_steps,
     placement_lines,
     planned,
     replan_option,
+    say_launch,
     say_why_not,
+    script_options,
     steps_to_submit,
     verbose_option,
     warn_of_script_inputs,
     warn_of_what_is_missing,
 )
 from llmlaunch.errors import NoVerdict, UserError
-from llmlaunch.rundir.files import open_regular
 from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.units import gib
 
 if TYPE_CHECKING:
-    from llmlaunch.app.existing_job import ExistingJob, UndecidedJob
+    from llmlaunch.app.existing_job import ExistingJob
     from llmlaunch.planner.hints import Hint
     from llmlaunch.store.history import PastRun
 
-__all__ = ["check_command", "is_script"]
-
-SCRIPT_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".job")
+__all__ = ["check_command"]
 
 
 @click.command("check")
 @click.argument("recipe", metavar="RECIPE|SCRIPT", required=False)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--megatron-args", metavar="TEXT", help="Instead of RECIPE: the arguments of Megatron-LM's trainer.")
-@click.option("--cluster", metavar="NAME", help="Of a script or arguments, which do not tell: profile by name or path.")
-@click.option(
-    "--set", "variables", multiple=True, metavar="NAME=VALUE", help="A variable that SCRIPT is given; 1=... is $1."
-)
-@click.option("--command", "number", type=click.IntRange(min=1), metavar="N", help="The N-th training of SCRIPT.")
+@script_options
 @replan_option
 @verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
@@ -56,9 +52,7 @@ def check_command(
     recipe: str | None,
     overrides: tuple[str, ...],
     megatron_args: str | None,
-    cluster: str | None,
-    variables: tuple[str, ...],
-    number: int | None,
+    script: ScriptOptions,
     replan: bool,
     verbose: bool,
     as_json: bool,
@@ -77,118 +71,45 @@ def check_command(
     within the budget. 5: no verdict, because what decides memory was not read. A locked plan (`llmlaunch plan --lock`)
     may run whatever is known of it today.
     """
-    if megatron_args is None and (recipe is None or not is_script(recipe)):
+    if megatron_args is None and (recipe is None or not is_script(recipe, script)):
         if recipe is None:
             raise UserError("check: name a RECIPE or a SCRIPT, or give --megatron-args")
-        if cluster or variables or number:
-            raise UserError(
-                f"{recipe}: is a recipe, and --cluster, --set and --command are for scripts; write cluster=NAME"
-            )
+        script.refuse_for(recipe)
         run = planned(recipe, overrides, replan)
         run.refuse_unrenderable()
         notes = _readiness_notes(run) if run.plan.good else []
         return _end_check(
             run, notes, lambda: _steps_of_recipe(run, (recipe, *overrides)), warn_of_what_is_missing, verbose, as_json
         )
+    return _check_script(recipe, overrides, megatron_args, script, verbose, as_json)
+
+
+def _check_script(
+    name: str | None,
+    overrides: tuple[str, ...],
+    megatron_args: str | None,
+    script: ScriptOptions,
+    verbose: bool,
+    as_json: bool,
+) -> int:
+    """Check the job of a script or of Megatron-LM's arguments. A launch that cannot work comes first, and the exit code
+    is then that of a person's mistake."""
     from llmlaunch.app.existing_job import ExistingJob
+    from llmlaunch.cli.scripts import end_undecided, end_without_plan, job_of, reading_notes, steps_after_script
 
     try:
-        job = _existing_job(recipe, overrides, megatron_args, cluster, variables, number)
+        job = job_of(name, overrides, script, megatron_args)
     except NoVerdict as failure:
         if not failure.reason:
             raise
-        return _end_without_plan(failure, cluster, as_json)
+        return end_without_plan(failure, script.cluster, as_json)
     if not isinstance(job, ExistingJob):
-        return _end_undecided(job, verbose, as_json)
+        return end_undecided(job, verbose, as_json)
+    notes = reading_notes(job)
+    words = overrides if megatron_args is None or name is None else (name, *overrides)
     return _end_check(
-        job.run, _reading_notes(job), lambda: _steps_of_script(job, cluster), warn_of_script_inputs, verbose, as_json
+        job.run, notes, lambda: steps_after_script(job, script, words), warn_of_script_inputs, verbose, as_json, job
     )
-
-
-def is_script(name: str) -> bool:
-    """Return whether a file is a shell script rather than a recipe, by its ending or its first line."""
-    if name.endswith(SCRIPT_SUFFIXES):
-        return True
-    try:
-        with open_regular(Path(name), follow=True) as file:
-            return file.read(2) == b"#!"
-    except (OSError, ValueError):  # the reader of recipes has the better message
-        return False
-
-
-def _existing_job(
-    recipe: str | None,
-    overrides: tuple[str, ...],
-    megatron_args: str | None,
-    cluster: str | None,
-    variables: tuple[str, ...],
-    number: int | None,
-) -> ExistingJob | UndecidedJob:
-    """Plan the job of a script or of Megatron-LM's arguments."""
-    from llmlaunch.app.existing_job import job_of_arguments, job_of_script
-
-    if megatron_args is not None:
-        words = overrides if recipe is None else (recipe, *overrides)
-        return job_of_arguments(megatron_args, cluster, words, notify)
-    values = dict(_variable(word) for word in variables)
-    return job_of_script(Path(str(recipe)), cluster, overrides, notify, variables=values, number=number)
-
-
-def _variable(word: str) -> tuple[str, str]:
-    name, equals, value = word.partition("=")
-    if not equals or not re.fullmatch(r"[A-Za-z_]\w*|[0-9]+", name):
-        raise UserError(f"--set {word.partition('=')[0]}: is not NAME=VALUE; write for example --set CHECKPOINTS=/ckpt")
-    return name, value
-
-
-def _reading_notes(job: ExistingJob | UndecidedJob) -> list[str]:
-    """Warn of what was not read of a script; return the notes on how it was read."""
-    from llmlaunch.app.existing_job import reading_lines
-
-    lines = reading_lines(job)
-    for line in lines:
-        if line.startswith("warning: "):
-            notify(line)
-    return [line for line in lines if not line.startswith("warning: ")]
-
-
-def _end_without_plan(failure: NoVerdict, cluster: str | None, as_json: bool) -> int:
-    """Show why a job has no verdict and no figure. Raises UserError for a cluster that does not exist, which comes
-    first."""
-    from llmlaunch.app.existing_job import no_verdict_json
-    from llmlaunch.cluster.load import load_cluster
-    from llmlaunch.report.no_verdict_screen import no_verdict_screen
-    from llmlaunch.report.terminal import shown_on
-
-    if cluster is not None:
-        load_cluster(cluster)
-    if as_json:
-        print_json(no_verdict_json(failure.recipe, failure.reason))
-    else:
-        click.echo(no_verdict_screen(failure.recipe, failure.reason, shown_on()))
-    notify(f"error: {failure}")
-    return failure.exit_code
-
-
-def _end_undecided(job: UndecidedJob, verbose: bool, as_json: bool) -> int:
-    """Show why a job has no verdict, and its memory by what was not read."""
-    from llmlaunch.report.no_verdict_screen import no_verdict_screen
-    from llmlaunch.report.terminal import shown_on
-
-    notes = _reading_notes(job)
-    if as_json:
-        print_json(job.as_json())
-    else:
-        assumed = [(f"{each.key}: {each.value}", each.run.plan) for each in job.assumed]
-        click.echo(no_verdict_screen(job.name, job.reason, shown_on(), assumed))
-    for note in notes if verbose or as_json else []:
-        notify(note)
-    failure = job.error
-    notify(f"error: {failure}")
-    if not as_json:
-        decided = job.assumed[-1]
-        say_next((to_type(*sys.argv[1:], f"{decided.key}={decided.value}"), "if that is what it has"))
-    return failure.exit_code
 
 
 def _end_check(
@@ -198,19 +119,26 @@ def _end_check(
     warn: Callable[[PlannedRun], None],
     verbose: bool,
     as_json: bool,
+    job: ExistingJob | None = None,
 ) -> int:
     """Show the plan: the screen on stdout; warnings, and what forbids the plan, on stderr; last what to type next.
-    `warn` writes what a plan that may run still lacks."""
+    `warn` writes what a plan that may run still lacks. `job` is that of a script, whose launch comes first."""
     hints = run.hints()
     if as_json:
-        print_json(run.json | ({"hints": [hint.as_json() for hint in hints]} if hints else {}))
+        print_json(
+            (run.json if job is None else job.as_json())
+            | ({"hints": [hint.as_json() for hint in hints]} if hints else {})
+        )
     else:
+        if job is not None:
+            say_launch(job)
         _show_screen(run, hints, verbose)
     for note in notes if verbose or as_json else []:
         notify(note)
     if run.plan.good:
         warn(run)
     code = say_why_not(run)
+    code = code if job is None else exit_code_with_launch(job, code)
     if not as_json:
         behind = ["memory by term", "evidence", *([counted(len(notes), "note")] if notes else [])]
         behind += [counted(len(hints), "way") + " to be faster"] if hints else []
@@ -250,17 +178,6 @@ def _readiness_notes(run: PlannedRun) -> list[str]:
 def _steps_of_recipe(run: PlannedRun, words: tuple[str, ...]) -> Steps:
     """Return what to type after `check` of a recipe, whose arguments are `words`."""
     return steps_to_submit(run, words) if run.plan.good else mending_steps(run)
-
-
-def _steps_of_script(job: ExistingJob, cluster: str | None) -> Steps:
-    """Return what to type after `check` of a script or of arguments, with the cluster that was named."""
-    if not job.run.plan.good:
-        return mending_steps(job.run)
-    source = job.source
-    if source.reading.not_rendered is not None or not source.path.is_file():
-        return []
-    named = () if cluster is None else ("--cluster", cluster)
-    return [(to_type("init", "--from", source.path, *named), "makes a recipe of it, for llmlaunch submit")]
 
 
 def _qualification_lines(run: PlannedRun) -> list[str]:

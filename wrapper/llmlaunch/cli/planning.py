@@ -6,6 +6,8 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +20,22 @@ from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import NothingSafe, NoVerdict, UserError
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.rundir import file_names
-from llmlaunch.rundir.values import to_type
+from llmlaunch.rundir.files import open_regular
+from llmlaunch.rundir.values import printable, to_type
 from llmlaunch.verdicts import TIGHT
 
 if TYPE_CHECKING:
+    from llmlaunch.app.existing_job import ExistingJob, UndecidedJob
     from llmlaunch.planner.neighbours import Neighbour
     from llmlaunch.readiness.readiness import Readiness
 
 __all__ = [
+    "NO_SCRIPT",
+    "ScriptOptions",
     "Steps",
+    "exit_code_with_launch",
     "explain_args_command",
+    "is_script",
     "mending_steps",
     "note_doubts",
     "placement_lines",
@@ -36,7 +44,9 @@ __all__ = [
     "recipe_arguments",
     "render_command",
     "replan_option",
+    "say_launch",
     "say_why_not",
+    "script_options",
     "steps_to_submit",
     "verbose_option",
     "warn_of_readiness",
@@ -45,6 +55,7 @@ __all__ = [
 ]
 
 
+SCRIPT_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 Steps = list[tuple[str, str]]  # commands to type next, each with its purpose
 
 
@@ -52,6 +63,68 @@ def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add RECIPE and any number of KEY=VALUE overrides."""
     function = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")(function)
     return click.argument("recipe", metavar="RECIPE", type=click.Path())(function)
+
+
+@dataclass(frozen=True)
+class ScriptOptions:
+    """What is said of a script on the command line beside its path."""
+
+    cluster: str | None = None
+    settings: tuple[str, ...] = ()
+    number: int | None = None
+
+    def refuse_for(self, recipe: str) -> None:
+        """Raise UserError where one is given with a recipe."""
+        if self.cluster or self.settings or self.number:
+            raise UserError(
+                f"{recipe}: is a recipe, and --cluster, --set and --command are for scripts; write cluster=NAME"
+            )
+
+
+NO_SCRIPT = ScriptOptions()
+
+
+def script_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --cluster, --set and --command, and hand them on together as `script`."""
+
+    @wraps(function)
+    def together(
+        *arguments: Any, cluster: str | None, settings: tuple[str, ...], number: int | None, **options: Any
+    ) -> Any:
+        return function(*arguments, script=ScriptOptions(cluster, settings, number), **options)
+
+    for option in (
+        click.option(
+            "--command", "number", type=click.IntRange(min=1), metavar="N", help="The N-th training of SCRIPT."
+        ),
+        click.option(
+            "--set", "settings", multiple=True, metavar="NAME=VALUE",
+            help="A variable that SCRIPT reads, its argument (1=... is $1), or a key of the recipe.",
+        ),
+        click.option(
+            "--cluster", metavar="NAME", help="Of a script or arguments, which do not tell: profile by name or path."
+        ),
+    ):  # fmt: skip
+        together = option(together)
+    return together
+
+
+def is_script(name: str, script: ScriptOptions = NO_SCRIPT) -> bool:
+    """Return whether a file is a shell script rather than a recipe, by its ending or its first line; where a cluster
+    is named beside it, also whether it is a file of training arguments, or a ds_config.json."""
+    if name.endswith(SCRIPT_SUFFIXES):
+        return True
+    try:
+        with open_regular(Path(name), follow=True) as file:
+            if file.read(2) == b"#!":
+                return True
+    except (OSError, ValueError):  # the reader of recipes has the better message
+        return False
+    if not (script.cluster or script.settings):
+        return False
+    from llmlaunch.imports.recipe_file import holds_arguments
+
+    return holds_arguments(Path(name))
 
 
 verbose_option = click.option(
@@ -126,6 +199,23 @@ def say_why_not(run: PlannedRun) -> int:
     return 0
 
 
+def say_launch(job: ExistingJob | UndecidedJob) -> None:
+    """Write what makes the launch of a script fail, in front of the screen."""
+    from llmlaunch.report.terminal import filled, shown_on
+
+    surface = shown_on()
+    for line in job.launch_failures:
+        first, *others = filled(printable(f"launch cannot work: {line}"), surface.width, "", "  ")
+        click.echo("\n".join([click.style(first, fg="red") if surface.colours else first, *others]))
+
+
+def exit_code_with_launch(job: ExistingJob | UndecidedJob, code: int) -> int:
+    """Return the exit code of a job whose plan has `code`: 2 where its launch cannot work, after saying so."""
+    for line in job.launch_failures:
+        notify(f"error: {line}")
+    return UserError.exit_code if job.launch_failures else code
+
+
 def steps_to_submit(run: PlannedRun, words: tuple[str, ...]) -> Steps:
     """Return the command that submits a plan that may run; none where no backend runs it. `words` are the recipe and
     its overrides."""
@@ -142,8 +232,9 @@ def _steps_after_plan(run: PlannedRun, words: tuple[str, ...]) -> Steps:
     return steps_to_submit(run, words)
 
 
-def mending_steps(run: PlannedRun) -> Steps:
-    """Return the nearest changes under which the plan may run, as overrides of what was typed."""
+def mending_steps(run: PlannedRun, in_words: str = "") -> Steps:
+    """Return the nearest changes under which the plan may run, as overrides of what was typed. `in_words` is the
+    smallest of them as a script says it."""
     from llmlaunch.planner.smallest_change import yaml_text
 
     plan, words = run.plan, sys.argv[1:]
@@ -151,7 +242,7 @@ def mending_steps(run: PlannedRun) -> Steps:
     if plan.changes:
         kept = [word for word in words if word.partition("=")[0] not in plan.changes]
         changes = [f"{key}={'null' if value is None else yaml_text(value)}" for key, value in plan.changes.items()]
-        steps.append((to_type(*kept, *changes), "the smallest change that is safe"))
+        steps.append((to_type(*kept, *changes), in_words or "the smallest change that is safe"))
     if plan.verdict == TIGHT and not plan.accepts_tight:
         steps.append((to_type(*words, "memory.accept=tight"), "takes the risk"))
     return steps

@@ -100,10 +100,12 @@ class TrainerCommand:
 
 @dataclass(frozen=True)
 class UnreadWords:
-    """Words of a command line that no key of a recipe says, and why."""
+    """Words of a command line that no key of a recipe says, and why. They do not matter to the job as it is where it is
+    rendering alone that has no use for them."""
 
     words: tuple[str, ...]
     reason: str
+    matters: bool = True
 
 
 @dataclass(frozen=True)

@@ -66,10 +66,10 @@ class RecipeDraft:
     undecided: list[Undecided] = field(default_factory=list)
     stand_ins: dict[str, StandIn] = field(default_factory=dict)
 
-    def leave_out(self, words: tuple[str, ...], reason: str) -> None:
-        """Tell of words that the recipe does not say."""
+    def leave_out(self, words: tuple[str, ...], reason: str, matters: bool = True) -> None:
+        """Tell of words that the recipe does not say, and whether they matter to the job as it is."""
         if words:
-            self.unread.append(UnreadWords(words, reason))
+            self.unread.append(UnreadWords(words, reason, matters))
 
     def lack(self, key: str, sentence: str) -> None:
         """Tell of a key that the command line does not say; the sentence ends with what to do."""
@@ -134,7 +134,7 @@ def _sbatch_options(draft: RecipeDraft, command: TrainerCommand) -> dict[str, An
         if problem is None:
             options[name] = value
         elif name != "job-name":
-            draft.leave_out((f"--{name}={value}",), problem.removesuffix("; remove it"))
+            draft.leave_out((f"--{name}={value}",), problem.removesuffix("; remove it"), matters=False)
     return options
 
 
@@ -149,7 +149,7 @@ def _add_environment(draft: RecipeDraft, command: TrainerCommand) -> None:
         if problem is None and (named_secret or secret_in(value) is not None):
             secrets.append(name)
         elif problem is not None or is_unset(value):
-            draft.leave_out((name,), problem or "has no value in the script")
+            draft.leave_out((name,), problem or "has no value in the script", matters=False)
         else:
             variables[name] = value
     if command.trainer and not any(map(command.environment.get, ALLOCATOR)):

@@ -10,6 +10,7 @@ from llmlaunch.recipe.datasets import BlendPart
 from llmlaunch.recipe.types import Recipe
 
 __all__ = [
+    "ALLOCATOR_NAMES",
     "ALLOCATOR_SETTINGS",
     "ENVIRONMENT_REASONS",
     "EXPANDABLE_SEGMENTS",
@@ -132,6 +133,8 @@ def refuse_repeats(recipe: Recipe, planned: Iterable[str | NodeVariable]) -> Non
 
 
 ALLOCATOR_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
+ALLOCATOR_NAMES = (ALLOCATOR_SETTINGS, "PYTORCH_ALLOC_CONF")
+"""The variables that torch's allocator reads, the one that wins first (c10/cuda/CUDAAllocatorConfig.h, torch 2.13)."""
 EXPANDABLE_SEGMENTS, WHOLE_SEGMENTS = "expandable_segments:True", "expandable_segments:False"
 ENVIRONMENT_REASONS: Mapping[str, Reason] = {
     "OMP_NUM_THREADS": Reason(why="one CPU thread per rank, as torchrun would set"),
@@ -148,9 +151,8 @@ def expands_segments(recipe: Recipe) -> bool:
     Not where another process reads them (training.async_save): it would need the system call pidfd_getfd, which
     containers and Ubuntu's default refuse (CUDACachingAllocator.cpp, ExpandableSegment::fromShared, torch 2.13).
     """
-    return not recipe.training.async_save and EXPANDABLE_SEGMENTS in recipe.environment.get(
-        ALLOCATOR_SETTINGS, EXPANDABLE_SEGMENTS
-    )
+    stated = (recipe.environment[name] for name in ALLOCATOR_NAMES if name in recipe.environment)
+    return not recipe.training.async_save and EXPANDABLE_SEGMENTS in next(stated, EXPANDABLE_SEGMENTS)
 
 
 def merged_environment(
@@ -166,4 +168,7 @@ def merged_environment(
             raise UserError(
                 f"{recipe.path}: environment.{name}: is {setting!r}, but {because} needs {value!r}; remove the line"
             )
-    return {**wanted, **required, **{k: v for k, v in recipe.environment.items() if k in wanted}}
+    own = {k: v for k, v in recipe.environment.items() if k in wanted or k in ALLOCATOR_NAMES}
+    if any(name in own for name in ALLOCATOR_NAMES):  # either of the names replaces what is wanted
+        wanted = {name: value for name, value in wanted.items() if name not in ALLOCATOR_NAMES}
+    return {**wanted, **required, **own}

@@ -65,6 +65,16 @@ class Framework:
         """Return the version that a recipe is rendered for which names none; None where that does not matter."""
         return None
 
+    # --- a person's own script
+
+    saves_at_the_end: ClassVar[tuple[str, ...]] = ()
+    """Flags with which the trainer writes a checkpoint when its time is over."""
+
+    def spellings(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the flags of a command line that say each recipe key, and after them the settings of a file, without
+        dashes."""
+        return {}
+
     # --- what a job needs and may lack
 
     def trainer_findings(self, recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Finding]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +18,42 @@ from llmlaunch.command_lines.launch import on_devices, trainer_commands
 from llmlaunch.command_lines.preparation import surrounded
 from llmlaunch.command_lines.sbatch import device_type
 from llmlaunch.command_lines.shell import Script, read_script
-from llmlaunch.documents.yaml_strict import parse_document, read_text
+from llmlaunch.documents.keys import key_names
+from llmlaunch.documents.yaml_strict import Document, parse_document, read_text
 from llmlaunch.errors import UserError
 from llmlaunch.imports.command import read_command
+from llmlaunch.imports.script_words import ScriptWords
 from llmlaunch.recipe.command_line_paths import from_working_directory
 from llmlaunch.recipe.load import recipe_from
 from llmlaunch.recipe.overrides import apply_overrides
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir import file_names
+from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import printable, shortened
 
-__all__ = ["RecipeSource", "read_source", "recipe_text", "undecided_keys"]
+__all__ = [
+    "RecipeSource",
+    "dumped",
+    "holds_arguments",
+    "read_source",
+    "read_with_settings",
+    "recipe_text",
+    "undecided_keys",
+    "with_cluster",
+]
 
 FILES = (".json", ".yaml", ".yml")
 MOST_COMMENTS = 40
+OWN_VARIABLES = ("HOME", "USER")  # of the person's environment, which the job has, too
+SETTING = re.compile(r"[A-Za-z_]\w*|[0-9]{1,3}|[a-z]\w*(\.[\w-]+)+")
 
 
 @dataclass(frozen=True)
 class RecipeSource:
     """What was read of a file: the recipe's keys, and of a script the command that they come from.
 
-    `trainings` says where each training of the script stands and what starts it.
+    `trainings` says where each training of the script is and what starts it, `text` is that of the script. `keys` are
+    the `KEY=VALUE` words for the recipe among the settings that a person gave.
     """
 
     path: Path
@@ -43,6 +61,8 @@ class RecipeSource:
     command: TrainerCommand | None = None
     trainings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    text: str = ""
+    keys: tuple[str, ...] = ()
 
     @property
     def unset(self) -> tuple[Unset, ...]:
@@ -81,7 +101,54 @@ def read_source(
     command = _on_cluster(trainings[len(trainings) - 1 if number is None else number - 1], cluster)
     command = surrounded(command, script.commands, trainings, path.parent)
     starts = tuple(f"{training.place}: {training.launcher} {training.trainer}" for training in trainings)
-    return RecipeSource(path, read_command(command), command, starts, script.notes)
+    return RecipeSource(path, read_command(command), command, starts, script.notes, text)
+
+
+def read_with_settings(
+    path: Path, settings: Sequence[str], arguments: Sequence[str] = (), number: int | None = None
+) -> RecipeSource:
+    """Read a file with the `NAME=VALUE` words that a person gives with it. A NAME is a variable of the script, one of
+    its arguments by its number, or a key of the recipe: one with a dot, or a section of the recipe's that the script
+    does not read as a variable.
+
+    Raises UserError for a word that is none of these, and where nothing of the file can be read.
+    """
+    variables = {name: os.environ[name] for name in OWN_VARIABLES if name in os.environ}
+    keys: list[str] = []
+    words = dict(enumerate(arguments, start=1))
+    sections = key_names(Recipe)
+    text = "" if path.suffix.lower() in FILES or not settings else _text_if_any(path)
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not SETTING.fullmatch(name):
+            raise UserError(f"--set {name!a}: is not NAME=VALUE; write for example --set CHECKPOINTS=/ckpt")
+        if is_whole_number(name):
+            words[int(name)] = value
+        elif "." in name or (name in sections and not re.search(rf"\$\{{?[#!]?{name}\b", text)):
+            keys.append(setting)
+        else:
+            variables[name] = value
+    numbered = [words.get(place, "") for place in range(1, max(words, default=0) + 1)]
+    return replace(read_source(path, numbered, variables, number), keys=tuple(keys))
+
+
+def _text_if_any(path: Path) -> str:
+    try:
+        return read_text(path)
+    except UserError:  # the reader says it
+        return ""
+
+
+def holds_arguments(path: Path) -> bool:
+    """Return whether a JSON or YAML file is one of training arguments or a ds_config.json rather than a recipe: most
+    of its keys are no recipe's."""
+    if path.suffix.lower() not in FILES:
+        return False
+    value = parse_document(read_text(path), str(path)).value
+    if not isinstance(value, Mapping) or "schema" in value:
+        return False
+    sections = key_names(Recipe)
+    return sum(key in sections for key in value) * 2 < len(value)
 
 
 def _on_cluster(command: TrainerCommand, cluster: str | None) -> TrainerCommand:
@@ -117,12 +184,15 @@ def recipe_text(
 
     Raises UserError where no recipe can be made of it: the message says what to add.
     """
-    document, notes = _with_cluster(source, cluster)
+    keys = (*source.keys, *keys)
+    document, notes = with_cluster(source, cluster)
     undecided = undecided_keys(source, keys)
     try:
         if undecided:
             raise UserError(f"{undecided[0].key}: is not known")
-        changed = apply_overrides(parse_document(_dump(document), target.name), from_working_directory(keys))
+        words = ScriptWords(source)
+        written = Document(words.place, "", document, words.places(document), {})
+        changed = apply_overrides(written, from_working_directory(keys))
         recipe_from(changed, target.parent)
     except UserError as error:
         lacking = [sentence for sentence in source.reading.missing if sentence.partition(":")[0] not in _names(keys)]
@@ -133,19 +203,23 @@ def recipe_text(
             f"{source.path}: does not tell all that a recipe needs:{lines}\nadd {option}KEY=VALUE for each, such as "
             f"{option}{lacking[0].partition(':')[0]}=VALUE. As a recipe it says: {error}"
         ) from None
-    return "".join(f"# {line}\n" for line in _comments(source)) + _dump(changed.value), notes
+    return "".join(f"# {line}\n" for line in _comments(source)) + dumped(changed.value), notes
 
 
 def undecided_keys(source: RecipeSource, keys: Sequence[str]) -> tuple[Undecided, ...]:
     """Return the keys that decide memory, were not read, and are not among `keys`, which are `key=value` words."""
-    return tuple(each for each in source.reading.undecided if each.key not in _names(keys))
+    return tuple(each for each in source.reading.undecided if each.key not in _names((*source.keys, *keys)))
 
 
 def _names(keys: Iterable[str]) -> list[str]:
     return [word.partition("=")[0] for word in keys]
 
 
-def _with_cluster(source: RecipeSource, cluster: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+def with_cluster(source: RecipeSource, cluster: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the recipe that was read with its cluster, and notes on that.
+
+    Raises UserError where neither the script nor a person tells the cluster.
+    """
     document, notes = dict(source.reading.document), []
     command = source.command
     if cluster is None and "cluster" not in document:
@@ -165,7 +239,7 @@ def _with_cluster(source: RecipeSource, cluster: str | None) -> tuple[dict[str, 
         notes.append(f"cluster: a node of the script has {devices} devices, other than {cluster}")
     order = ("schema", "name", "model", "backend", "cluster")
     first = {key: document[key] for key in order if key in document}
-    return first | document, tuple(notes)
+    return _plain(first | document), tuple(notes)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -173,7 +247,8 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _dump(document: Mapping[str, Any]) -> str:
+def dumped(document: Mapping[str, Any]) -> str:
+    """Return the text of a recipe file."""
     return yaml.dump(_plain(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 

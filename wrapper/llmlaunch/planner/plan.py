@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.support import NO_TIME_EVIDENCE, Rehearsal, Support, TimeEvidence
@@ -20,6 +20,9 @@ from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
 from llmlaunch.timing.step import evaluation_seconds
 from llmlaunch.units import GIB, HOUR
 from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
+
+if TYPE_CHECKING:
+    from llmlaunch.planner.smallest_change import Change
 
 __all__ = [
     "NO_LAYOUT",
@@ -206,12 +209,11 @@ class Plan:
     """The chosen layout with everything a reader asks of it. `verdict` is one of `verdicts.VERDICTS`, by memory alone;
     TIGHT and UNSAFE only where no layout is safe; UNKNOWN, with its `reason`, where what decides memory was not read:
     the figures are then those without it. An unsafe plan carries the closest layout. A tight or unsafe one has in
-    `advice` the smallest change that would be safe; `changes` maps its keys to what to write there, None to remove the
-    key. `accepts_tight` is what the recipe says of tight plans. `beyond_budget` says by how much a plan that may run
-    exceeds the recipe's budget, and the nearest that would do. `fallbacks` follow where a device runs out of memory;
-    None where neither the recipe asks for one nor the plan is tight. `rehearsed` is the result of ranks of this very
-    layout that ran alone, and decides the verdict. `arguments` are the person's own; what unknown ones do to the
-    verdict is in `planner.doubt`."""
+    `advice` the smallest change that would be safe, which is `change` where one is known. `accepts_tight` is what the
+    recipe says of tight plans. `beyond_budget` says by how much a plan that may run exceeds the recipe's budget, and
+    the nearest that would do. `fallbacks` follow where a device runs out of memory; None where neither the recipe asks
+    for one nor the plan is tight. `rehearsed` is the result of ranks of this very layout that ran alone, and decides
+    the verdict. `arguments` are the person's own; what unknown ones do to the verdict is in `planner.doubt`."""
 
     recipe: str
     verdict: str
@@ -228,7 +230,7 @@ class Plan:
     not_modelled: tuple[str, ...]
     assumptions: tuple[str, ...]
     advice: str | None = None
-    changes: Mapping[str, Any] | None = None
+    change: Change | None = None
     host_limit: Limit | None = None  # None: the nodes' memory is not known
     sizing: Sizing | None = None  # None: the recipe says how many nodes
     budget: Budget = NO_BUDGET
@@ -253,6 +255,11 @@ class Plan:
     @property
     def layout(self) -> Layout:
         return self.chosen.layout
+
+    @property
+    def changes(self) -> Mapping[str, Any] | None:
+        """The recipe keys that `change` sets, None for a key that it removes; None where no change is known."""
+        return None if self.change is None else self.change.settings
 
     @property
     def stated_risk(self) -> float | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import ALLOCATOR_NAMES, EXPANDABLE_SEGMENTS
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.planner.plan import Plan
@@ -179,7 +180,8 @@ def _replayed(rendered: Rendered, trace: Mapping[str, Any]) -> int | None:
     replay = trace.get("allocator")
     if not replay:
         return None
-    expandable = "expandable_segments:True" in rendered.environment.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    settings = (rendered.environment[name] for name in ALLOCATOR_NAMES if name in rendered.environment)
+    expandable = EXPANDABLE_SEGMENTS in next(settings, "")
     reserved: int | None = replay["reserved_bytes"]["expandable" if expandable else "default"]
     return reserved
 

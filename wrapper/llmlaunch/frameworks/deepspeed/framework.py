@@ -38,6 +38,20 @@ class DeepSpeedFramework(Framework):
         f"beside llmlaunch or in a folder that {TRACE_VARIABLE} names"
     )
 
+    saves_at_the_end: ClassVar = ("--enable_jit_checkpoint",)
+
+    def spellings(self) -> Mapping[str, tuple[str, ...]]:
+        from llmlaunch.frameworks.deepspeed.settings import SETTINGS
+        from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS
+
+        rows = [(f"--{row.key}", (row.reads, row.of)) for row in ARGUMENTS]
+        rows += [(row.key, (row.reads, row.of)) for row in SETTINGS]
+        names: dict[str, tuple[str, ...]] = {}
+        for name, (read, of) in rows:
+            for key in dict.fromkeys((read, *((of,) if isinstance(of, str) else of))):
+                names[key] = (*names.get(key, ()), name)
+        return names
+
     def backend(self) -> Backend:
         from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 

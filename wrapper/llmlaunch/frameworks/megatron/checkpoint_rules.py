@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmlaunch.frameworks.argument import ALLOCATOR_SETTINGS, EXPANDABLE_SEGMENTS
+from llmlaunch.frameworks.argument import ALLOCATOR_NAMES, EXPANDABLE_SEGMENTS
 from llmlaunch.frameworks.base import Requirement
 from llmlaunch.frameworks.megatron.sharding import asks_for_sharding, pinned_stages
 
@@ -35,7 +35,8 @@ CHECKPOINT_REQUIREMENTS: tuple[Requirement, ...] = (
         "the process that writes cannot read tensors in expandable segments; remove expandable_segments:True from "
         "environment.PYTORCH_CUDA_ALLOC_CONF, or async_save",
         "c10/cuda/CUDACachingAllocator.cpp ExpandableSegment::fromShared, torch 2.13",
-        lambda r: r.training.async_save and EXPANDABLE_SEGMENTS in r.environment.get(ALLOCATOR_SETTINGS, ""),
+        lambda r: r.training.async_save
+        and any(EXPANDABLE_SEGMENTS in r.environment.get(name, "") for name in ALLOCATOR_NAMES),
     ),
     Requirement(
         "non-persistent-format",

@@ -123,7 +123,7 @@ def _read(
 
 def _without_secrets(unread: UnreadWords) -> UnreadWords:
     """These words end up in files and on screens."""
-    return UnreadWords(tuple("***" if known_secret(word) else word for word in unread.words), unread.reason)
+    return replace(unread, words=tuple("***" if known_secret(word) else word for word in unread.words))
 
 
 def _refuse_other_models(space: Namespace, place: str, trainer: str | None) -> None:

@@ -27,6 +27,7 @@ class OnMegatronCore(Framework):
 
     packages: ClassVar = (CORE, "transformer-engine")
     qualification_recipe: ClassVar = "llama3-8b"
+    saves_at_the_end: ClassVar = ("--exit-signal-handler", "--exit-duration-in-mins")
     tracer: ClassVar = "megatron"
     traced_packages: ClassVar = (CORE,)
 
@@ -34,6 +35,15 @@ class OnMegatronCore(Framework):
         from llmlaunch.frameworks.megatron.trials import TRIALS
 
         return TRIALS
+
+    def spellings(self) -> Mapping[str, tuple[str, ...]]:
+        from llmlaunch.frameworks.megatron.flags.table import FLAGS
+
+        flags: dict[str, tuple[str, ...]] = {}
+        for row in FLAGS:
+            for key in dict.fromkeys((*row.reads, *row.keys)):
+                flags[key] = (*flags.get(key, ()), row.name)
+        return flags
 
     def checkpoint_findings(
         self, recipe: Recipe, layout: Layout, folder: Path, names: Collection[str]

@@ -1,0 +1,121 @@
+"""What `check`, `plan`, `compare`, `diff` and `submit` do with a script in place of a recipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from llmlaunch.app.existing_job import (
+    EXPORT,
+    ExistingJob,
+    UndecidedJob,
+    change_in_words,
+    job_of_arguments,
+    job_of_script,
+    no_verdict_json,
+    reading_lines,
+)
+from llmlaunch.cli.output import notify, print_json, say_next
+from llmlaunch.cli.planning import (
+    NO_SCRIPT,
+    ScriptOptions,
+    Steps,
+    exit_code_with_launch,
+    mending_steps,
+    say_launch,
+)
+from llmlaunch.cluster.load import load_cluster
+from llmlaunch.errors import NoVerdict
+from llmlaunch.report.no_verdict_screen import no_verdict_screen
+from llmlaunch.report.terminal import shown_on
+from llmlaunch.rundir.values import to_type
+
+__all__ = [
+    "end_undecided",
+    "end_without_plan",
+    "job_of",
+    "reading_notes",
+    "script_words",
+    "steps_after_script",
+]
+
+
+def job_of(
+    name: str | None,
+    overrides: Sequence[str],
+    script: ScriptOptions = NO_SCRIPT,
+    megatron_args: str | None = None,
+) -> ExistingJob | UndecidedJob:
+    """Plan the job of a script, or of Megatron-LM's arguments, beside which `name` is an override."""
+    if megatron_args is not None:
+        words = overrides if name is None else (name, *overrides)
+        return job_of_arguments(megatron_args, script.cluster, words, notify, script.settings)
+    path = Path(str(name))
+    return job_of_script(path, script.cluster, overrides, notify, settings=script.settings, number=script.number)
+
+
+def reading_notes(job: ExistingJob | UndecidedJob) -> list[str]:
+    """Warn of what was not read of a script; return the notes on how it was read."""
+    lines = reading_lines(job)
+    for line in lines:
+        if line.startswith("warning: "):
+            notify(line)
+    return [line for line in lines if not line.startswith("warning: ")]
+
+
+def end_without_plan(failure: NoVerdict, cluster: str | None, as_json: bool) -> int:
+    """Show why a job has no verdict and no figure. Raises UserError for a cluster that does not exist, which comes
+    first."""
+    if cluster is not None:
+        load_cluster(cluster)
+    if as_json:
+        print_json(no_verdict_json(failure.recipe, failure.reason))
+    else:
+        click.echo(no_verdict_screen(failure.recipe, failure.reason, shown_on()))
+    notify(f"error: {failure}")
+    return failure.exit_code
+
+
+def end_undecided(job: UndecidedJob, verbose: bool, as_json: bool) -> int:
+    """Show why a job has no verdict, and its memory by what was not read."""
+    notes = reading_notes(job)
+    if as_json:
+        print_json(job.as_json())
+    else:
+        say_launch(job)
+        assumed = [(f"{each.key}: {each.value}", each.run.plan) for each in job.assumed]
+        click.echo(no_verdict_screen(job.name, job.reason, shown_on(), assumed))
+    for note in notes if verbose or as_json else []:
+        notify(note)
+    failure = job.error
+    notify(f"error: {failure}")
+    code = exit_code_with_launch(job, failure.exit_code)
+    if not as_json:
+        decided = job.assumed[-1]
+        say_next((to_type(*sys.argv[1:], f"{decided.key}={decided.value}"), "if that is what it has"))
+    return code
+
+
+def script_words(script: ScriptOptions) -> tuple[str, ...]:
+    """Return the options of a script as they are typed."""
+    words = ["--cluster", script.cluster] if script.cluster else []
+    words += [word for setting in script.settings for word in ("--set", setting)]
+    return (*words, *(("--command", str(script.number)) if script.number else ()))
+
+
+def steps_after_script(job: ExistingJob, script: ScriptOptions, overrides: Sequence[str] = ()) -> Steps:
+    """Return what to type after the plan of a script or of arguments, as it was read with these options."""
+    source = job.source
+    if not job.run.plan.good:
+        steps = mending_steps(job.run, change_in_words(job))
+        if job.with_export is not None:
+            steps.insert(0, (to_type(*sys.argv[1:], f"environment.{EXPORT}"), "with that export in the script"))
+        return steps
+    if source.reading.not_rendered is not None or not source.path.is_file():
+        return []
+    settings = tuple(word for override in overrides for word in ("--set", override))
+    words = (source.path, *script_words(script), *settings)
+    return [(to_type("init", "--from", *words), "makes a recipe of it, for llmlaunch submit")]
