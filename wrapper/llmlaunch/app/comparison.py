@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -22,6 +22,9 @@ from llmlaunch.progress import counting
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.units import DAY
+
+PlanCell = Callable[[str, Sequence[str]], PlannedRun]
+"""Plans a job on a cluster with overrides of its recipe."""
 
 __all__ = ["ComparedCluster", "Comparison", "compare"]
 
@@ -114,14 +117,17 @@ def compare(
     nodes: Sequence[int],
     prices: Mapping[str, float],
     notify: Notify = ignore,
+    script: tuple[Recipe, PlanCell] | None = None,
 ) -> Comparison:
     """Plan the recipe on each cluster with each number of nodes; without any, with its own number. Locks are left
-    aside. `prices` are dollars a device-hour by cluster, over those of the profiles.
+    aside. `prices` are dollars a device-hour by cluster, over those of the profiles. `script` is the recipe that was
+    read of a script, and what plans it.
 
     Raises:
         UserError: the recipe is invalid, a cluster is unknown, or a price is of no cluster that is compared.
     """
-    recipe = load_recipe(path, overrides)
+    recipe = load_recipe(path, overrides) if script is None else script[0]
+    plan_cell = script[1] if script else lambda cluster, words: plan(path, words, notify, replan=True)
     clusters = list(dict.fromkeys(clusters))
     device_prices = dict(_prices(clusters, prices))
     counts: list[int | None] = [*dict.fromkeys(nodes)] or [None]
@@ -130,9 +136,8 @@ def compare(
     for cluster, count in counting("clusters", wanted):
         cell_overrides = [*overrides, f"cluster={json.dumps(cluster)}"]
         cell_overrides += [] if count is None else [f"nodes={count or 'auto'}"]
-        cells.append(
-            replace(_cell(path, cell_overrides, cluster, count, notify), usd_per_device_hour=device_prices[cluster])
-        )
+        cell = _cell(path, cell_overrides, cluster, count, plan_cell, of_script=script is not None)
+        cells.append(replace(cell, usd_per_device_hour=device_prices[cluster]))
     return Comparison(recipe, tuple(sorted(cells, key=_rank)))
 
 
@@ -145,12 +150,15 @@ def _prices(clusters: Sequence[str], prices: Mapping[str, float]) -> Iterator[tu
         yield cluster, prices.get(cluster, load_cluster(cluster).site.usd_per_gpu_hour)
 
 
-def _cell(path: str, overrides: Sequence[str], cluster: str, count: int | None, notify: Notify) -> ComparedCluster:
+def _cell(
+    path: str, overrides: Sequence[str], cluster: str, count: int | None, plan_cell: PlanCell, of_script: bool
+) -> ComparedCluster:
     """Plan one cell. What its plan is refused for is said in it, and ends nothing."""
     try:
-        run = plan(path, overrides, notify, replan=True)
+        run = plan_cell(cluster, overrides)
     except UserError as mistake:
-        return ComparedCluster(cluster, count, None, _why_illegal(path, overrides, mistake), None)
+        why = str(mistake) if of_script else _why_illegal(path, overrides, mistake)
+        return ComparedCluster(cluster, count, None, why, None)
     return ComparedCluster(cluster, run.recipe.nodes, run, _why_refused(run), None)
 
 

@@ -26,6 +26,7 @@ from llmlaunch.rundir.run import RunDirectoryError, read_run
 from llmlaunch.techniques import Techniques
 
 if TYPE_CHECKING:
+    from llmlaunch.app.existing_job import ExistingJob
     from llmlaunch.app.planned_run import PlannedRun
 
 __all__ = ["Described", "describe", "difference"]
@@ -101,12 +102,16 @@ def _shown(name: str, value: Any) -> Any:
     return HIDDEN if secret else value
 
 
-def describe(name: str, notify: Notify = ignore) -> Described:
-    """Read one side: a recipe, a lock, a file of what `check --json` printed, or a run by its directory or id.
+def describe(name: str, notify: Notify = ignore, job: ExistingJob | None = None) -> Described:
+    """Read one side: a recipe, a lock, a file of what `check --json` printed, or a run by its directory or id. `job` is
+    that of a script, which is a recipe here.
 
     Raises:
         UserError: there is no such thing, or it cannot be read.
     """
+    if job is not None:
+        document = written_document(job.run.recipe)
+        return _described_plan(name, dict(_leaves({} if document is None else document.value)), job.run)
     path = Path(name)
     try:
         if not os.path.isfile(path):  # noqa: PTH113 (pathlib raises for names that are too long)
@@ -143,6 +148,11 @@ def _described_recipe(name: str, notify: Notify) -> Described:
         run = plan(name, notify=notify)
     except UserError as mistake:
         return Described(name, "recipe", recipe=keys, unplanned=str(mistake))
+    return _described_plan(name, keys, run)
+
+
+def _described_plan(name: str, keys: Leaves, run: PlannedRun) -> Described:
+    """A recipe with its plan."""
     versions = {"llmlaunch": __version__, run.recipe.backend.name: run.recipe.backend.runs_version}
     return Described(
         name,

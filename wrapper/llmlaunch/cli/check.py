@@ -28,7 +28,7 @@ from llmlaunch.cli.planning import (
     warn_of_script_inputs,
     warn_of_what_is_missing,
 )
-from llmlaunch.errors import NoVerdict, UserError
+from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.units import gib
 
@@ -94,17 +94,11 @@ def _check_script(
 ) -> int:
     """Check the job of a script or of Megatron-LM's arguments. A launch that cannot work comes first, and the exit code
     is then that of a person's mistake."""
-    from llmlaunch.app.existing_job import ExistingJob
-    from llmlaunch.cli.scripts import end_undecided, end_without_plan, job_of, reading_notes, steps_after_script
+    from llmlaunch.cli.scripts import job_with_verdict, reading_notes, steps_after_script
 
-    try:
-        job = job_of(name, overrides, script, megatron_args)
-    except NoVerdict as failure:
-        if not failure.reason:
-            raise
-        return end_without_plan(failure, script.cluster, as_json)
-    if not isinstance(job, ExistingJob):
-        return end_undecided(job, verbose, as_json)
+    job = job_with_verdict(name, overrides, script, verbose, as_json, megatron_args)
+    if isinstance(job, int):
+        return job
     notes = reading_notes(job)
     words = overrides if megatron_args is None or name is None else (name, *overrides)
     return _end_check(

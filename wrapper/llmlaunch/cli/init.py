@@ -22,7 +22,7 @@ from llmlaunch.rundir.values import to_type
 if TYPE_CHECKING:
     from llmlaunch.cluster.profile_text import Draft, SiteOffer
 
-__all__ = ["init_command"]
+__all__ = ["init_command", "write_recipe"]
 
 DEFAULT = "llama3-8b"
 CLUSTER_SCHEMA = "llmlaunch-cluster.schema.json"
@@ -181,15 +181,21 @@ def _from(
     cluster: str | None,
     number: int | None,
 ) -> int:
-    from llmlaunch.app.starter import EDITOR_SCHEMA
     from llmlaunch.cli.init_from import recipe_from_script
 
     name, text = recipe_from_script(source, arguments, settings, cluster, number)
     target = output or Path(f"{name}.yaml")
-    _write(target, f"# yaml-language-server: $schema={EDITOR_SCHEMA}\n{text}".encode())
-    notify(f"wrote {target}{_beside(target, EDITOR_SCHEMA, 'recipe')}")
+    write_recipe(target, text)
     say_next((to_type("check", target), "will it fit?"))
     return 0
+
+
+def write_recipe(target: Path, text: str) -> None:
+    """Write a recipe, and the schema beside it that editors check it by. Raises UserError where the file exists."""
+    from llmlaunch.app.starter import EDITOR_SCHEMA
+
+    _write(target, f"# yaml-language-server: $schema={EDITOR_SCHEMA}\n{text}".encode())
+    notify(f"wrote {target}{_beside(target, EDITOR_SCHEMA, 'recipe')}")
 
 
 def _site(name: str | None, output: Path | None, partition: str | None) -> int:

@@ -42,6 +42,7 @@ __all__ = [
     "plan_command",
     "planned",
     "recipe_arguments",
+    "recipe_or_script",
     "render_command",
     "replan_option",
     "say_launch",
@@ -63,6 +64,12 @@ def recipe_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add RECIPE and any number of KEY=VALUE overrides."""
     function = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")(function)
     return click.argument("recipe", metavar="RECIPE", type=click.Path())(function)
+
+
+def recipe_or_script(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add RECIPE or SCRIPT and any number of KEY=VALUE overrides."""
+    function = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")(function)
+    return click.argument("recipe", metavar="RECIPE|SCRIPT", type=click.Path())(function)
 
 
 @dataclass(frozen=True)
@@ -258,7 +265,8 @@ def placement_lines(run: PlannedRun) -> list[str]:
 
 
 @click.command("plan")
-@recipe_arguments
+@recipe_or_script
+@script_options
 @verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("--pareto", "with_front", is_flag=True, help="Also the Pareto front of step time against head-room.")
@@ -268,6 +276,7 @@ def placement_lines(run: PlannedRun) -> list[str]:
 def plan_command(
     recipe: str,
     overrides: tuple[str, ...],
+    script: ScriptOptions,
     verbose: bool,
     as_json: bool,
     with_front: bool,
@@ -276,7 +285,7 @@ def plan_command(
     locks: bool,
 ) -> int:
     """Show the layouts of RECIPE ranked by step time, what each neighbouring choice would cost, and how many were
-    refused for what. A lock beside RECIPE is left aside.
+    refused for what. A lock beside RECIPE is left aside. The layout of a SCRIPT is its own.
 
     \b
     llmlaunch plan recipe.yaml
@@ -285,7 +294,15 @@ def plan_command(
     Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe. 5:
     no verdict, because what decides memory was not read.
     """
-    run = planned(recipe, overrides, replan=True)
+    job: ExistingJob | None = None
+    if is_script(recipe, script):
+        ended = _script_job(recipe, overrides, script, verbose, as_json, locks)
+        if isinstance(ended, int):
+            return ended
+        job, run = ended, ended.run
+    else:
+        script.refuse_for(recipe)
+        run = planned(recipe, overrides, replan=True)
     neighbours = run.neighbours()
     front = run.pareto_front() if with_front else None
     if plot is not None:
@@ -300,17 +317,53 @@ def plan_command(
         notify(f"wrote {html}: open it in a browser")
     if as_json:
         extra = {} if front is None else {"pareto": [candidate.as_json() for candidate in front]}
-        print_json(run.json | {"neighbours": [neighbour.as_json() for neighbour in neighbours]} | extra)
+        print_json(
+            (run.json if job is None else job.as_json())
+            | {"neighbours": [neighbour.as_json() for neighbour in neighbours]}
+            | extra
+        )
     else:
+        if job is not None:
+            say_launch(job)
         _show_plan(run, neighbours, front, verbose)
     code = say_why_not(run)
+    code = code if job is None else exit_code_with_launch(job, code)
     if code == 0 and locks:
         notify(f"wrote {run.write_lock()}; commit it beside the recipe: check, render and submit keep to it")
     if not as_json:
-        steps = _steps_after_plan(run, (recipe, *overrides)) if code == 0 else mending_steps(run)
-        more = [] if verbose else [(to_type("plan", recipe, *overrides, "-v"), "every layout and reason")]
-        say_next(*steps, *more)
+        more = [] if verbose else [(to_type(*sys.argv[1:], "-v"), "every layout and reason")]
+        say_next(*_after_plan(run, job, (recipe, *overrides), script, code), *more)
     return code
+
+
+def _script_job(
+    name: str, overrides: tuple[str, ...], script: ScriptOptions, verbose: bool, as_json: bool, locks: bool
+) -> ExistingJob | int:
+    """Return the job of a script after what a person should know of its reading, or the exit code of one without a
+    verdict."""
+    from llmlaunch.cli.scripts import job_with_verdict, reading_notes
+
+    if locks:
+        command = to_type("init", "--from", name)
+        raise UserError(f"{name}: --lock: a lock lies beside a recipe, which `{command}` makes of it")
+    job = job_with_verdict(name, overrides, script, verbose, as_json)
+    if isinstance(job, int):
+        return job
+    notes = reading_notes(job)
+    for note in notes if verbose or as_json else []:
+        notify(note)
+    return job
+
+
+def _after_plan(
+    run: PlannedRun, job: ExistingJob | None, words: tuple[str, ...], script: ScriptOptions, code: int
+) -> Steps:
+    """Return what to type after the plan of a recipe or a script, whose path and overrides are `words`."""
+    if job is not None:
+        from llmlaunch.cli.scripts import steps_after_script
+
+        return steps_after_script(job, script, words[1:])
+    return _steps_after_plan(run, words) if code == 0 else mending_steps(run)
 
 
 def _show_plan(

@@ -37,6 +37,7 @@ __all__ = [
     "end_undecided",
     "end_without_plan",
     "job_of",
+    "job_with_verdict",
     "reading_notes",
     "script_words",
     "steps_after_script",
@@ -55,6 +56,26 @@ def job_of(
         return job_of_arguments(megatron_args, script.cluster, words, notify, script.settings)
     path = Path(str(name))
     return job_of_script(path, script.cluster, overrides, notify, settings=script.settings, number=script.number)
+
+
+def job_with_verdict(
+    name: str | None,
+    overrides: Sequence[str],
+    script: ScriptOptions,
+    verbose: bool,
+    as_json: bool,
+    megatron_args: str | None = None,
+) -> ExistingJob | int:
+    """Return the job of a script after its warnings, or the exit code where there is no verdict, which was shown."""
+    try:
+        job = job_of(name, overrides, script, megatron_args)
+    except NoVerdict as failure:
+        if not failure.reason:
+            raise
+        return end_without_plan(failure, script.cluster, as_json)
+    if isinstance(job, ExistingJob):
+        return job
+    return end_undecided(job, verbose, as_json)
 
 
 def reading_notes(job: ExistingJob | UndecidedJob) -> list[str]:

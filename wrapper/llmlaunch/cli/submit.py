@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -15,7 +16,16 @@ from llmlaunch.app.planned_run import PlannedRun
 from llmlaunch.app.variants import SweepOptions, Variant, plan_variants, warn_of_memory
 from llmlaunch.cli.next_steps import Step, run_path, while_going_on
 from llmlaunch.cli.output import notify, print_json, say, say_next
-from llmlaunch.cli.planning import note_doubts, planned, recipe_arguments, replan_option, warn_of_readiness
+from llmlaunch.cli.planning import (
+    ScriptOptions,
+    is_script,
+    note_doubts,
+    planned,
+    recipe_or_script,
+    replan_option,
+    script_options,
+    warn_of_readiness,
+)
 from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.rundir.values import counted, to_type
@@ -38,7 +48,8 @@ class SubmitCommand(click.Command):
 
 
 @click.command("submit", cls=SubmitCommand)
-@recipe_arguments
+@recipe_or_script
+@script_options
 @click.option("--array", is_flag=True, help="Several runs as one job array.")
 @click.option("--array-limit", type=click.IntRange(min=1), metavar="N", help="So many tasks of it run at a time.")
 @click.option(
@@ -60,10 +71,12 @@ class SubmitCommand(click.Command):
 @click.option("--no-exclude", is_flag=True, help="Also on nodes that ended earlier runs (see llmlaunch nodes).")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The run directory; runs/NAME-TIME unless given.")
 @click.option("--json", "as_json", is_flag=True, help="Print the submission as JSON.")
-def submit_command(recipe: str, overrides: tuple[str, ...], **options: Any) -> int:
+def submit_command(recipe: str, overrides: tuple[str, ...], script: ScriptOptions, **options: Any) -> int:
     """Plan RECIPE, write its run directory, submit it to SLURM, or run it here where there is none.
 
-    Several recipes, or several values of a key (training.steps=100,200), are several runs: all of them or none.
+    Several recipes, or several values of a key (training.steps=100,200), are several runs: all of them or none. Of a
+    SCRIPT the recipe is written beside it first (init --from), with what differs from the script's own job, and you are
+    asked.
 
     \b
     llmlaunch submit recipe.yaml --follow
@@ -78,6 +91,12 @@ def submit_command(recipe: str, overrides: tuple[str, ...], **options: Any) -> i
 
     request = _Request(**{field.name: options.pop(field.name) for field in fields(_Request)})
     sweep = SweepOptions(**options)
+    if is_script(recipe, script):
+        if request.dry_run or request.test_only:
+            return _try_script(recipe, overrides, script, request)
+        recipe, overrides = _recipe_of_script(recipe, overrides, script), ()
+    else:
+        script.refuse_for(recipe)
     variants = sweep.variants(recipe, overrides)
     request.refuse_contradictions(several=len(variants) > 1)
     choice = choose(request.local, notify, request.on)
@@ -124,6 +143,43 @@ class _Request:
             raise UserError("--full: shows the scripts of a dry run; write --dry-run --full")
         if several and self.test_only:
             raise UserError("--test-only: asks SLURM about one run; --dry-run shows several")
+
+
+def _try_script(recipe: str, overrides: Sequence[str], script: ScriptOptions, request: _Request) -> int:
+    """Show what would be submitted of a script, or ask SLURM about it; no file is written."""
+    from llmlaunch.app.planned_run import plan
+    from llmlaunch.cli.init_from import recipe_beside
+    from llmlaunch.documents.yaml_strict import parse_document
+    from llmlaunch.launchers.choose import choose
+    from llmlaunch.recipe.load import load_written
+
+    target, text = recipe_beside(Path(recipe), overrides, script)
+    request.refuse_contradictions(several=False)
+    choice = choose(request.local, notify, request.on)
+    run = plan(load_written(parse_document(text, str(target)), (), target.parent), notify=notify)
+    run.refuse_unsafe()
+    return _show(run, choice, request) if request.dry_run else _test(run, choice, request.as_json)
+
+
+def _recipe_of_script(recipe: str, overrides: Sequence[str], script: ScriptOptions) -> str:
+    """Write the recipe of a script beside it and return its path, if the person wants that submitted.
+
+    Raises UserError where nobody can be asked, and for a file that exists already.
+    """
+    from llmlaunch.cli.init import write_recipe
+    from llmlaunch.cli.init_from import recipe_beside
+
+    target, text = recipe_beside(Path(recipe), overrides, script)
+    command = to_type("submit", target)
+    if os.path.lexists(target):
+        raise UserError(f"{target}: exists, and is left as it is; `{command}` submits it, or move it out of the way")
+    write_recipe(target, text)
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UserError(f"{recipe}: nothing is submitted without asking; read {target}, then type `{command}`")
+    if not click.confirm(f"Submit {target}, with the differences above?", err=True):
+        say_next((command, "when it is as you want it"))
+        raise click.Abort
+    return str(target)
 
 
 def _planned_runs(

@@ -75,6 +75,10 @@ class Framework:
         dashes."""
         return {}
 
+    def flags_for_speed(self) -> frozenset[str]:
+        """Return the flags without which a training is the same, only slower."""
+        return frozenset()
+
     # --- what a job needs and may lack
 
     def trainer_findings(self, recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from llmlaunch.rundir.values import shortened
 
 if TYPE_CHECKING:
     from llmlaunch.frameworks.base import Rendered
+    from llmlaunch.frameworks.framework import Framework
     from llmlaunch.imports.recipe_file import RecipeSource
 
 __all__ = ["ScriptWords"]
@@ -47,6 +48,11 @@ class ScriptWords:
             elif name:
                 groups[name] += f" {word}"
         return groups
+
+    @property
+    def framework(self) -> Framework:
+        """The framework that trains."""
+        return framework_named(_backend_name(self.source.reading.document))
 
     def line_of(self, pattern: str) -> int:
         """Return the line of the script that holds what matches `pattern`: in the command that trains, else the last
@@ -84,9 +90,9 @@ class ScriptWords:
         """Return where the script says each key of the recipe that was read of it, with the words it uses. What no
         line says alone is at the command that trains."""
         places: dict[KeyPath, str] = {(): self.place}
-        spellings = framework_named(_backend_name(document)).spellings()
+        spellings = self.framework.spellings()
         for path in _paths(document):
-            place = self._place(path, spellings.get(".".join(path), ()))
+            place = self._place(path, spellings.get(".".join(map(str, path)), ()))
             if place:
                 places[path] = place
         return places
@@ -120,6 +126,8 @@ class ScriptWords:
         in_file = {} if not after.settings_file else _in_file(after)
         in_old_file = {} if not before.settings_file else _in_file(before)
         for flag in dict.fromkeys((*old, *new)):
+            if flag in self.framework.flags_for_speed():
+                continue
             keys = {key for each in (old.get(flag), new.get(flag)) if each for key in each[1]} & settings.keys()
             if old.get(flag, ("",))[0] == new.get(flag, ("",))[0] and (flag in old) == (flag in new):
                 continue

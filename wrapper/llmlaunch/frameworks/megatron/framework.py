@@ -45,6 +45,11 @@ class OnMegatronCore(Framework):
                 flags[key] = (*flags.get(key, ()), row.name)
         return flags
 
+    def flags_for_speed(self) -> frozenset[str]:
+        from llmlaunch.frameworks.megatron.flags.table import FLAGS
+
+        return frozenset(row.name for row in FLAGS if row.only_helps)
+
     def checkpoint_findings(
         self, recipe: Recipe, layout: Layout, folder: Path, names: Collection[str]
     ) -> Iterator[Finding]:
