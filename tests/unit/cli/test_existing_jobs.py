@@ -115,7 +115,7 @@ def test_a_script_is_priced_as_its_arguments_are(
 def test_an_argument_of_the_script_is_set(llmlaunch: CommandLine, tmp_path: Path) -> None:
     script = written(tmp_path)
     llmlaunch("check", script, "--cluster", "h100-80gb-x8", "--set", "1=8", code=3)
-    assert "--set 1: is not NAME=VALUE" in llmlaunch("check", script, "--set", "1", code=2).stderr
+    assert "--set '1': is not NAME=VALUE" in llmlaunch("check", script, "--set", "1", code=2).stderr
 
 
 def test_an_unknown_argument_of_the_script_counts_where_its_cost_could_matter(
@@ -123,8 +123,8 @@ def test_an_unknown_argument_of_the_script_counts_where_its_cost_could_matter(
 ) -> None:
     script = written(tmp_path, more="--my-own-flag 3")
     options = ("check", script, "--cluster")
-    assert "--my-own-flag" in llmlaunch(*options, "h100-80gb-x8", "memory.limit=0.7", code=3).stderr
-    llmlaunch(*options, "h100-80gb-x8", "memory.limit=0.7", "backend.neutral_args=[--my-own-flag]")
+    assert "--my-own-flag" in llmlaunch(*options, "h100-80gb-x8", "memory.limit=0.75", code=3).stderr
+    llmlaunch(*options, "h100-80gb-x8", "memory.limit=0.75", "backend.neutral_args=[--my-own-flag]")
     assert "--my-own-flag 3" in llmlaunch(*options, "h200-141gb-x8", "-v").stdout
 
 

@@ -136,7 +136,7 @@ def test_hostile_text_of_a_script_stays_text_in_the_recipe(llmlaunch: CommandLin
         (["a", "b"], "one NAME"),
         (["--from", "gone.sh"], "gone.sh"),
         (["--from", "empty.sh"], "starts no training"),
-        (["--from", "job.sbatch", "--set", "STEPS"], "is no NAME=VALUE"),
+        (["--from", "job.sbatch", "--set", "STEPS"], "is not NAME=VALUE"),
     ],
 )
 def test_a_mistake_is_one_message(llmlaunch: CommandLine, folder: Path, arguments: list[str], message: str) -> None:

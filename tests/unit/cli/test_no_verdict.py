@@ -83,7 +83,7 @@ def test_a_trainer_that_is_not_read_is_named(llmlaunch: CommandLine, name: str) 
     answer = no_verdict(llmlaunch, script(OTHER[name]), *CLUSTER)
     assert name in answer["reason"]
     assert "is not read; `llmlaunch observe --` measures it" in answer["reason"]
-    assert set(answer) == {"recipe", "verdict", "reason"}
+    assert set(answer) == {"recipe", "verdict", "reason", "launch"}
 
 
 def test_no_recipe_is_made_of_a_trainer_that_is_not_read(llmlaunch: CommandLine) -> None:

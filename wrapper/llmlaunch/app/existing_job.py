@@ -254,16 +254,15 @@ def _lacking(source: RecipeSource, asked: Sequence[str], error: UserError) -> Us
     """Return the error for a job that does not say what its memory depends on, in the words of its script."""
     if not asked:
         return error
-    lines, settings = [], []
+    lines = []
     for sentence in asked:
         key, _, text = sentence.partition(": ")
         unset = [each for each in source.unset if re.search(rf"\b{re.escape(each.name)}\b", text)]
         for each in unset:
             text = re.sub(rf"(?<![$\w]){re.escape(each.name)}\b", f"${each.name}", text)
-        names = [each.name for each in unset] or [key]
-        settings += names
-        asks = ", ".join(f"--set {name}=VALUE" for name in names)
-        lines.append(f"\n  {re.split(r'; (?:write|add) ', text)[0].replace(' in the script', ' here')}; {asks}")
+        asks = ", ".join(f"--set {name}=VALUE" for name in [each.name for each in unset] or [key])
+        text = re.split(r"; (?:write|add) ", text)[0].replace(" in the script", " here")
+        lines.append(f"\n  {'' if unset else f'{key}: '}{text}; {asks}")
     return UserError(f"{source.path}: what its memory depends on is not known:{''.join(lines)}")
 
 

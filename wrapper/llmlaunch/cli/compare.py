@@ -73,7 +73,7 @@ def compare_command(
 
     with waiting_for(f"planning {recipe}"):
         result = compare(recipe, overrides, names, counts, by_cluster, notify)
-    return _end_comparison(result, recipe, overrides, as_json)
+    return _end_comparison(result, recipe, overrides, names, as_json)
 
 
 def _compare_script(
@@ -105,12 +105,22 @@ def _compare_script(
         result = compare(name, overrides, clusters, counts, prices, notify, (job.run.recipe, plan_cell))
     if not as_json:
         say_launch(job)
-    words = script_words(replace(script, cluster=None))
-    return exit_code_with_launch(job, _end_comparison(result, name, (*words, *overrides), as_json, of_script=True))
+    words = (*script_words(replace(script, cluster=None)), *overrides)
+    try:
+        code = _end_comparison(result, name, words, clusters, as_json, of_script=True)
+    except (NothingSafe, NoVerdict) as refused:
+        notify(f"error: {refused}")
+        code = refused.exit_code
+    return exit_code_with_launch(job, code)
 
 
 def _end_comparison(
-    result: Comparison, recipe: str, words: Sequence[str], as_json: bool, of_script: bool = False
+    result: Comparison,
+    recipe: str,
+    words: Sequence[str],
+    clusters: Sequence[str],
+    as_json: bool,
+    of_script: bool = False,
 ) -> int:
     """Show the comparison; what to type next has `words` after the recipe or the script."""
     if as_json:
@@ -124,8 +134,7 @@ def _end_comparison(
             cluster = ("--cluster", best.cluster) if of_script else (f"cluster={best.cluster}",)
             say_next((to_type("check", Path(recipe), *words, *cluster, f"nodes={best.nodes}"), "the first of them"))
     if not result.may_run:
-        names = dict.fromkeys(cell.cluster for cell in result.cells)
-        refused = f"{recipe}: may run on none of {', '.join(names)}; the table says why"
+        refused = f"{recipe}: may run on none of {', '.join(clusters)}; the table says why"
         code = first_exit_code(EXIT_CODES[verdict] for verdict in result.verdicts)
         raise NoVerdict(refused) if code == NoVerdict.exit_code else NothingSafe(refused)
     return 0
