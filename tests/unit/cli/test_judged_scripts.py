@@ -1,0 +1,386 @@
+"""A script is judged as its author's job: by its own environment, save interval and time limit, in its own words."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from llmlaunch.app import existing_job
+from llmlaunch.assets import asset
+from llmlaunch.command_lines.command import LaunchProblem
+from llmlaunch.imports.recipe_file import RecipeSource
+from support.command_line import CommandLine
+
+CLUSTER = ("--cluster", "h100-80gb-x8")
+LLAMA = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+    "--num-query-groups 8 --swiglu --normalization RMSNorm --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --position-embedding-type rope --vocab-size 128256 --seq-length 8192 "
+    "--max-position-embeddings 8192 --global-batch-size 128 --tensor-model-parallel-size 2 --bf16 --lr 1e-4 --mock-data"
+)
+QWEN = """\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=h100:8
+#SBATCH --mem=1000G
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+srun torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py \\
+  --num-layers 48 --hidden-size 2048 --ffn-hidden-size 6144 --num-attention-heads 32 --group-query-attention \\
+  --num-query-groups 4 --kv-channels 128 --qk-layernorm --normalization RMSNorm --swiglu --disable-bias-linear \\
+  --untie-embeddings-and-output-weights --position-embedding-type rope --rotary-base 1000000 --vocab-size 151936 \\
+  --num-experts 128 --moe-router-topk 8 --moe-ffn-hidden-size 768 --moe-grouped-gemm --moe-router-dtype fp32 \\
+  --moe-token-dispatcher-type alltoall --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.001 \\
+  --seq-length 4096 --max-position-embeddings 40960 --micro-batch-size 1 --global-batch-size 4 --train-iters 500 \\
+  --tensor-model-parallel-size 4 --sequence-parallel --expert-model-parallel-size 8 --expert-tensor-parallel-size 1 \\
+  --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --use-distributed-optimizer \\
+  --attention-dropout 0 --hidden-dropout 0 --bf16 --lr 1e-6 --mock-data --transformer-impl transformer_engine
+"""
+SFT = (
+    "sft.py --model_name_or_path meta-llama/Llama-3.1-8B --output_dir out --per_device_train_batch_size 1 "
+    "--gradient_accumulation_steps 8 --max_steps 100 --max_length 4096 --bf16 True --gradient_checkpointing True "
+    "--learning_rate 1e-5 --save_strategy no"
+)
+STAGE_3 = {"bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}}
+STAGE_0 = STAGE_3 | {"zero_optimization": {"stage": 0}}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def script(text: str, name: str = "job.sh") -> str:
+    Path(name).write_text(text)
+    return name
+
+
+def megatron(more: str = "", lines: str = "#SBATCH --time=4:00:00\n") -> str:
+    return script(
+        f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\n{lines}"
+        "srun torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint n1:29500 pretrain_gpt.py \\\n"
+        f"  {LLAMA} \\\n  {more}\n"
+    )
+
+
+def hugging_face(settings: dict[str, Any], more: str = "") -> str:
+    Path("zero.json").write_text(json.dumps(settings))
+    return script(f"#!/bin/bash\ntorchrun --nnodes 1 --nproc_per_node 8 {SFT} --deepspeed zero.json {more}\n")
+
+
+# --- the environment of the script
+
+
+def test_without_an_export_torch_makes_segments_by_its_default(llmlaunch: CommandLine) -> None:
+    shown = llmlaunch("check", script(QWEN), *CLUSTER, code=3)
+    assert "unsafe" in shown.stdout
+    assert (
+        "With `export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the trainer it is safe" in shown.stderr
+    )
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_segments_that_expand_are_those_of_the_script(llmlaunch: CommandLine, name: str) -> None:
+    text = QWEN.replace("export CUDA_DEVICE", f"export {name}=expandable_segments:True\nexport CUDA_DEVICE")
+    assert llmlaunch.json("check", script(text), *CLUSTER)["verdict"] == "safe"
+
+
+def test_the_name_that_torch_reads_first_decides(llmlaunch: CommandLine) -> None:
+    exports = "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512 PYTORCH_ALLOC_CONF=expandable_segments:True\n"
+    text = QWEN.replace("export CUDA_DEVICE", f"{exports}export CUDA_DEVICE")
+    assert llmlaunch.json("check", script(text), *CLUSTER, code=3)["verdict"] == "unsafe"
+
+
+def test_the_export_that_helps_is_a_step_that_works(llmlaunch: CommandLine) -> None:
+    shown = llmlaunch("check", script(QWEN), *CLUSTER, code=3).stdout
+    command = next(line for line in shown.splitlines() if line.startswith("Next: "))
+    assert "with that export in the script" in command
+    llmlaunch(*command.removeprefix("Next: llmlaunch ").partition("  #")[0].split())
+
+
+# --- its lines and flags
+
+
+def test_the_smallest_change_is_a_flag_of_the_script(llmlaunch: CommandLine) -> None:
+    name = megatron("--micro-batch-size 1 --train-iters 10 --context-parallel-size 1", "")
+    shown = llmlaunch("check", name, *CLUSTER, code=3)
+    assert "Smallest change that is safe: add --use-distributed-optimizer (" in shown.stderr
+    assert "layout.zero_stage=1  # add --use-distributed-optimizer" in shown.stdout
+    assert "--overlap-grad-reduce" not in shown.stderr + shown.stdout
+
+
+def test_a_changed_value_is_named_with_its_line(llmlaunch: CommandLine) -> None:
+    name = megatron("--micro-batch-size 8 --train-iters 10 --use-distributed-optimizer", "")
+    advice = llmlaunch.json("check", name, *CLUSTER, code=3)["advice"]
+    assert re.search(r"set --micro-batch-size [124] \(line 6\)", advice)
+
+
+def test_a_setting_is_changed_in_the_file_that_holds_it(llmlaunch: CommandLine) -> None:
+    advice = llmlaunch.json("check", hugging_face(STAGE_0), *CLUSTER, code=3)["advice"]
+    assert "set zero_optimization.stage: 1 in zero.json" in advice
+
+
+def test_a_flag_is_spelled_as_the_script_spells_it(llmlaunch: CommandLine) -> None:
+    name = hugging_face(STAGE_3)
+    text = Path(name).read_text()
+    Path(name).write_text(text.replace("--per_device_train_batch_size 1", "--per_device_train_batch_size=64"))
+    advice = llmlaunch.json("check", name, *CLUSTER, code=3)["advice"]
+    assert re.search(r"set --per_device_train_batch_size \d+ \(line 2\)", advice)
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        ("--micro-batch-size 3", "job.sh:5 (--global-batch-size 128)"),
+        ("--micro-batch-size 1 --num-experts 6 --expert-model-parallel-size 4", "job.sh:6"),
+    ],
+)
+def test_a_contradiction_is_at_the_line_of_the_script(llmlaunch: CommandLine, more: str, place: str) -> None:
+    name = megatron(f"{more} --train-iters 10 --use-distributed-optimizer", "")
+    error = llmlaunch("check", name, *CLUSTER, code=2).stderr
+    assert place in error
+    lines = len(Path(name).read_text().splitlines())
+    assert all(int(number) <= lines for number in re.findall(r"job\.sh:(\d+)", error))
+
+
+def test_what_rendering_would_change_is_no_warning_about_the_script(llmlaunch: CommandLine) -> None:
+    lines = "#SBATCH --ntasks-per-node=1\nexport MASTER_ADDR=$(hostname)\n"
+    name = megatron("--micro-batch-size 1 --train-iters 10 --use-distributed-optimizer", lines)
+    assert "remove it" not in llmlaunch("check", name, *CLUSTER).stderr
+
+
+# --- its save interval and time limit
+
+SAVING = "--micro-batch-size 1 --train-iters 50000 --use-distributed-optimizer --save /scratch/ck --load /scratch/ck"
+
+
+def test_a_job_that_never_reaches_a_checkpoint_is_told_so(llmlaunch: CommandLine) -> None:
+    shown = llmlaunch("check", megatron(f"{SAVING} --save-interval 5000"), *CLUSTER, "-v")
+    assert "warning: job.sh:4: the job ends after 4 h 0 min" in shown.stderr
+    assert "it never reaches a checkpoint, since job.sh:7: --save-interval 5000" in shown.stderr
+    assert "restart" not in shown.stdout + shown.stderr
+
+
+@pytest.mark.parametrize("more", ["--save-interval 500", "--save-interval 5000 --exit-signal-handler"])
+def test_a_job_that_reaches_one_is_not_warned(llmlaunch: CommandLine, more: str) -> None:
+    assert "never reaches" not in llmlaunch("check", megatron(f"{SAVING} {more}"), *CLUSTER).stderr
+
+
+def test_a_job_that_saves_nothing_is_told_so(llmlaunch: CommandLine) -> None:
+    name = megatron("--micro-batch-size 1 --train-iters 50000 --use-distributed-optimizer")
+    assert "it saves nothing to go on from" in llmlaunch("check", name, *CLUSTER).stderr
+
+
+# --- a launch that cannot work
+
+BROKEN = LaunchProblem(4, "two nodes start one torchrun each, without a rendezvous", "add --rdzv-endpoint HOST:PORT")
+IDLE = LaunchProblem(2, "two of four nodes stay idle", "set --nnodes 4", fatal=False)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchProblem]:
+    """The problems that are found with the launch of every script."""
+    problems: list[LaunchProblem] = []
+    read = existing_job.read_with_settings
+
+    def with_problems(*arguments: Any, **options: Any) -> RecipeSource:
+        source = read(*arguments, **options)
+        assert source.command is not None
+        return replace(source, command=replace(source.command, launch_problems=tuple(problems)))
+
+    monkeypatch.setattr(existing_job, "read_with_settings", with_problems)
+    return problems
+
+
+TRAINS = "--micro-batch-size 1 --train-iters 10 --use-distributed-optimizer"
+
+
+@pytest.mark.parametrize(
+    ("make", "verdict"),
+    [
+        (lambda: megatron(TRAINS, ""), "safe"),
+        (lambda: megatron("--micro-batch-size 1 --train-iters 10", ""), "unsafe"),
+        (lambda: hugging_face(STAGE_3, "--optim adamw_8bit"), "unknown"),
+        (lambda: script(f"torchrun --nnodes 1 --nproc_per_node 8 {SFT} --deepspeed not_here.json\n"), "unknown"),
+    ],
+)
+def test_a_launch_that_cannot_work_comes_first_and_the_figure_after_it(
+    llmlaunch: CommandLine, launched: list[LaunchProblem], make: Any, verdict: str
+) -> None:
+    name = make()
+    launched[:] = [BROKEN]
+    shown = llmlaunch("check", name, *CLUSTER, code=2)
+    assert shown.stdout.startswith("launch cannot work: job.sh:4: two nodes start one torchrun each")
+    assert f": {verdict}" in shown.stdout
+    assert "error: job.sh:4: two nodes start one torchrun each" in shown.stderr
+    answer = llmlaunch.json("check", name, *CLUSTER, code=2)
+    jsonschema.validate(answer, json.loads(asset("docs", "schemas", "plan.schema.json").read_text("utf-8")))
+    assert answer["verdict"] == verdict
+    assert answer["launch"] == [{"line": 4, "problem": BROKEN.problem, "fix": BROKEN.fix}]
+    llmlaunch("plan", name, *CLUSTER, code=2)
+
+
+def test_idle_nodes_are_a_warning(llmlaunch: CommandLine, launched: list[LaunchProblem]) -> None:
+    launched[:] = [IDLE]
+    shown = llmlaunch("check", megatron(TRAINS, ""), *CLUSTER)
+    assert "warning: job.sh:2: two of four nodes stay idle; set --nnodes 4" in shown.stderr
+    assert "launch cannot work" not in shown.stdout
+
+
+# --- settings, alike everywhere
+
+OPEN = "#!/bin/bash\nLAYERS=${1:-$DEPTH}\ntorchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py --num-layers $LAYERS "
+SMALL = (
+    "--hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 --micro-batch-size 1 "
+    "--global-batch-size 16 --train-iters 10 --vocab-size 32000 --mock-data --lr 1e-4 --bf16\n"
+)
+
+
+def test_what_memory_depends_on_is_asked_for_by_the_variable_of_the_script(llmlaunch: CommandLine) -> None:
+    error = llmlaunch("check", script(OPEN + SMALL), *CLUSTER, code=2).stderr
+    assert "--num-layers reads $DEPTH (line 2), which has no value here; --set DEPTH=VALUE" in error
+
+
+@pytest.mark.parametrize("setting", ["1=4", "DEPTH=4"])
+def test_a_setting_is_an_argument_or_a_variable_everywhere(llmlaunch: CommandLine, setting: str) -> None:
+    name = script(OPEN + SMALL)
+    options = (*CLUSTER, "--set", setting)
+    figure = llmlaunch.json("check", name, *options)["memory"]
+    assert llmlaunch.json("plan", name, *options)["memory"] == figure
+    assert "--set" in llmlaunch("compare", name, "--clusters", "h100-80gb-x8", "--set", setting).stdout
+    llmlaunch("diff", name, name, *options)
+    llmlaunch("init", "--from", name, *options, "-o", "made.yaml")
+    assert llmlaunch.json("check", "made.yaml")["layout"] == llmlaunch.json("check", name, *options)["layout"]
+    llmlaunch("submit", name, *options, code=2)
+    assert "num_layers: 4" in Path("megatron.yaml").read_text()
+
+
+def test_a_setting_with_a_dot_is_a_key_of_the_recipe(llmlaunch: CommandLine) -> None:
+    name = script(OPEN.replace("$LAYERS", "4") + SMALL)
+    options = (*CLUSTER, "--set", "training.sequence_length=256")
+    assert llmlaunch.json("check", name, *options)["memory"] != llmlaunch.json("check", name, *CLUSTER)["memory"]
+    llmlaunch("init", "--from", name, *options, "-o", "made.yaml")
+    assert "sequence_length: 256" in Path("made.yaml").read_text()
+
+
+def test_a_name_that_the_script_reads_is_its_variable_and_no_section(llmlaunch: CommandLine) -> None:
+    text = OPEN.replace("$DEPTH", "$model") + SMALL
+    assert llmlaunch.json("check", script(text), *CLUSTER, "--set", "model=4")["verdict"] == "safe"
+
+
+def test_a_script_that_ends_without_a_value_is_read_with_it(llmlaunch: CommandLine) -> None:
+    text = f'#!/bin/bash\nif [ -z "$DEPTH" ]; then exit 1; fi\n{OPEN.partition(chr(10))[2]}{SMALL}'
+    llmlaunch("init", "--from", script(text), *CLUSTER, "--set", "DEPTH=4", "-o", "made.yaml")
+    assert "num_layers: 4" in Path("made.yaml").read_text()
+
+
+@pytest.mark.parametrize("setting", ["4", "a b=4", "=4"])
+def test_a_setting_that_is_none_is_one_message(llmlaunch: CommandLine, setting: str) -> None:
+    assert "is not NAME=VALUE" in llmlaunch("check", script(OPEN + SMALL), "--set", setting, code=2).stderr
+
+
+# --- scripts in place of recipes
+
+
+def test_a_script_is_planned_compared_and_told_apart(llmlaunch: CommandLine) -> None:
+    name = megatron(TRAINS, "")
+    plan = llmlaunch.json("plan", name, *CLUSTER)
+    assert plan["memory"] == llmlaunch.json("check", name, *CLUSTER)["memory"]
+    cells = llmlaunch.json("compare", name, "--clusters", "h100-80gb-x8,b200-x8")["cells"]
+    assert {cell["cluster"]: cell["verdict"] for cell in cells} == {"h100-80gb-x8": "safe", "b200-x8": "safe"}
+    assert next(cell for cell in cells if cell["cluster"] == "h100-80gb-x8")["check"]["memory"] == plan["memory"]
+    other = script(Path(name).read_text().replace("--seq-length 8192", "--seq-length 4096"), "other.sh")
+    changed = llmlaunch.json("diff", name, other, *CLUSTER, code=1)
+    assert {"name": "training.sequence_length", "a": 8192, "b": 4096} in changed["recipe"]
+
+
+def test_a_lock_belongs_to_a_recipe(llmlaunch: CommandLine) -> None:
+    assert "init --from job.sh" in llmlaunch("plan", megatron(TRAINS, ""), *CLUSTER, "--lock", code=2).stderr
+
+
+def test_a_script_is_submitted_as_the_recipe_beside_it_after_a_question(llmlaunch: CommandLine) -> None:
+    name = megatron(TRAINS, "#SBATCH --ntasks-per-node=1\n")
+    told = llmlaunch("submit", name, *CLUSTER, code=2).stderr
+    assert "not read: --ntasks-per-node=1" in told
+    assert "nothing is submitted without asking" in told
+    command = re.search(r"`llmlaunch (submit .*)`", told)
+    assert command is not None
+    recipe = command.group(1).split()[-1]
+    llmlaunch("check", recipe)
+    assert f"{recipe}: exists, and is left as it is" in llmlaunch("submit", name, *CLUSTER, code=2).stderr
+
+
+def test_a_dry_run_of_a_script_writes_nothing(llmlaunch: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGATRON_LM_PATH", "/opt/megatron")
+    name = megatron(TRAINS, "")
+    shown = llmlaunch("submit", name, *CLUSTER, "--local", "--dry-run", code=(0, 2)).stdout
+    assert "nothing was written or submitted" in shown
+    assert [path.name for path in Path().iterdir()] == [name]
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_the_next_steps_of_a_script_work_as_typed(llmlaunch: CommandLine, command: str) -> None:
+    name = megatron("--micro-batch-size 1 --train-iters 10", "")
+    shown = llmlaunch(command, name, *CLUSTER, code=3).stdout
+    steps = [line[6:].partition("  #")[0].split()[1:] for line in shown.splitlines() if "llmlaunch " in line[:17]]
+    assert len(steps) > 1
+    for step in steps:
+        llmlaunch(*step, code=(0, 3))
+    assert any("layout.zero_stage=1" in step for step in steps)
+
+
+def test_a_recipe_is_made_as_the_next_step_says_with_the_overrides(llmlaunch: CommandLine) -> None:
+    name = megatron("--micro-batch-size 1 --train-iters 10", "")
+    shown = llmlaunch("check", name, *CLUSTER, "layout.zero_stage=1").stdout
+    step = next(line for line in shown.splitlines() if line.startswith("Next: llmlaunch init --from"))
+    llmlaunch(*step.partition("  #")[0].split()[2:])
+    assert "zero_stage: 1" in next(Path().glob("*.yaml")).read_text()
+
+
+# --- files of arguments
+
+
+def test_a_file_of_arguments_is_known_by_its_keys(llmlaunch: CommandLine) -> None:
+    Path("zero.json").write_text(json.dumps(STAGE_3))
+    error = llmlaunch("check", "zero.json", *CLUSTER, code=2).stderr
+    assert "what its memory depends on is not known" in error
+    assert "model: " in error
+    recipe = asset("recipes", "llama3-8b.yaml")
+    assert "is a recipe" in llmlaunch("check", recipe, *CLUSTER, code=2).stderr
+
+
+# --- what starts with it
+
+COUNT = (
+    "import sys; sys.argv = ['llmlaunch', 'check', *sys.argv[1:]]\n"
+    "from llmlaunch.cli.main import main\n"
+    "try: main()\n"
+    "except SystemExit as end: assert end.code == 0, end.code\n"
+    "print(*sorted(name for name in sys.modules if name.startswith('llmlaunch.')), file=sys.stderr)"
+)
+
+
+def modules_of(*words: str) -> set[str]:
+    """Return our modules that `check` imports, in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", COUNT, *words], capture_output=True, text=True, check=True)
+    return set(done.stderr.splitlines()[-1].split())
+
+
+MOST_MODULES = 40
+
+
+@pytest.mark.parametrize("kind", ["Megatron", "Hugging Face"])
+def test_a_script_imports_few_modules_beyond_those_of_a_recipe(llmlaunch: CommandLine, kind: str) -> None:
+    name = megatron(TRAINS, "") if kind == "Megatron" else hugging_face(STAGE_3)
+    llmlaunch("init", "--from", name, *CLUSTER, "-o", "recipe.yaml")
+    more = modules_of(name, *CLUSTER) - modules_of("recipe.yaml")
+    assert len(more) <= MOST_MODULES, sorted(more)
