@@ -167,7 +167,7 @@ def job_of_script(
         NoVerdict: the trainer is one that is not read.
         UserError: the script cannot be read, starts no training, or does not say all that a plan needs.
     """
-    return job_of_source(read_with_settings(path, settings, number=number), cluster, overrides, notify)
+    return job_of_source(read_with_settings(path, settings, number=number, cluster=cluster), cluster, overrides, notify)
 
 
 def job_of_source(
@@ -261,7 +261,7 @@ def _lacking(source: RecipeSource, asked: Sequence[str], error: UserError) -> Us
         for each in unset:
             text = re.sub(rf"(?<![$\w]){re.escape(each.name)}\b", f"${each.name}", text)
         asks = ", ".join(f"--set {name}=VALUE" for name in [each.name for each in unset] or [key])
-        text = re.split(r"; (?:write|add) ", text)[0].replace(" in the script", " here")
+        text = re.split(r"; (?:write|add|give) ", text)[0].replace(" in the script", " here")
         lines.append(f"\n  {'' if unset else f'{key}: '}{text}; {asks}")
     return UserError(f"{source.path}: what its memory depends on is not known:{''.join(lines)}")
 

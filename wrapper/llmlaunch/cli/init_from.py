@@ -21,10 +21,10 @@ def recipe_from_script(
     path: Path, arguments: Sequence[str], settings: Sequence[str], cluster: str | None, number: int | None
 ) -> tuple[str, str]:
     """Return a recipe's name and text, and say on stderr what was not read of the file."""
-    source = read_with_settings(path, settings, arguments, number)
+    source = read_with_settings(path, settings, arguments, number, cluster)
     if source.unset and sys.stdin.isatty() and sys.stderr.isatty():
         asked = _ask(source)
-        source = read_with_settings(path, (*settings, *asked), arguments, number) if asked else source
+        source = read_with_settings(path, (*settings, *asked), arguments, number, cluster) if asked else source
     names = [key.partition("=")[0] for key in source.keys]
     given = dict(key.split("=", 1) for key in source.keys)
     name = given.get("name") or str(source.reading.document["name"])

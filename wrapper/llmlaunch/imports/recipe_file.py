@@ -105,11 +105,15 @@ def read_source(
 
 
 def read_with_settings(
-    path: Path, settings: Sequence[str], arguments: Sequence[str] = (), number: int | None = None
+    path: Path,
+    settings: Sequence[str],
+    arguments: Sequence[str] = (),
+    number: int | None = None,
+    cluster: str | None = None,
 ) -> RecipeSource:
     """Read a file with the `NAME=VALUE` words that a person gives with it. A NAME is a variable of the script, one of
     its arguments by its number, or a key of the recipe: one with a dot, or a section of the recipe's that the script
-    does not read as a variable.
+    does not read as a variable. The rest is as for `read_source`.
 
     Raises UserError for a word that is none of these, and where nothing of the file can be read.
     """
@@ -129,7 +133,7 @@ def read_with_settings(
         else:
             variables[name] = value
     numbered = [words.get(place, "") for place in range(1, max(words, default=0) + 1)]
-    return replace(read_source(path, numbered, variables, number), keys=tuple(keys))
+    return replace(read_source(path, numbered, variables, number, cluster), keys=tuple(keys))
 
 
 def _text_if_any(path: Path) -> str:

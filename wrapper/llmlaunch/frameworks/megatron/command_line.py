@@ -123,7 +123,8 @@ def _read(
 
 def _without_secrets(unread: UnreadWords) -> UnreadWords:
     """These words end up in files and on screens."""
-    return replace(unread, words=tuple("***" if known_secret(word) else word for word in unread.words))
+    shown = tuple("***" if known_secret(word) else word for word in unread.words)
+    return UnreadWords(shown, unread.reason, unread.matters)
 
 
 def _refuse_other_models(space: Namespace, place: str, trainer: str | None) -> None:
