@@ -84,7 +84,7 @@ class Outcome:
     @property
     def misread(self) -> bool:
         """Whether a wrong figure was given and nothing said that it may be wrong."""
-        return not self.right and self.ratio is not None
+        return not self.right and self.ratio is not None and self.code != NO_VERDICT
 
 
 @cache
