@@ -70,7 +70,7 @@ def test_what_stands_before_a_launcher_is_taken_off(prefix: str) -> None:
     command = read(f"{prefix} torchrun --nproc_per_node 8 {TRAIN}")
     assert (command.launcher, command.trainer, command.arguments) == ("torchrun", "train.py", ("--lr", "1"))
     assert command.devices_per_node == 8
-    assert command.nodes == (2 if "-N 2" in prefix else None)
+    assert command.nodes == 1
 
 
 @pytest.mark.parametrize(
@@ -78,16 +78,16 @@ def test_what_stands_before_a_launcher_is_taken_off(prefix: str) -> None:
     [
         (f"torchrun --nnodes=1:4 --nproc-per-node=8 --standalone {TRAIN}", "torchrun", 1, 8, "train.py"),
         (f"torchrun --nnodes 4 --nproc_per_node gpu {TRAIN}", "torchrun", 4, None, "train.py"),
-        ("torchrun --nproc_per_node 2 -m package.train --lr 1", "torchrun", None, 2, "package.train"),
-        (f"torchrun --no-python --nnodes 2 python -u {TRAIN}", "torchrun", 2, None, "train.py"),
-        (f"python3 -m torch.distributed.launch --use_env --nproc_per_node=4 {TRAIN}", "torchrun", None, 4, "train.py"),
+        ("torchrun --nproc_per_node 2 -m package.train --lr 1", "torchrun", 1, 2, "package.train"),
+        (f"torchrun --no-python --nnodes 2 python -u {TRAIN}", "torchrun", 2, 1, "train.py"),
+        (f"python3 -m torch.distributed.launch --use_env --nproc_per_node=4 {TRAIN}", "torchrun", 1, 4, "train.py"),
         (f"deepspeed --num_nodes 2 --num_gpus=4 --no_ssh --hostfile h {TRAIN}", "deepspeed", 2, 4, "train.py"),
         (f"deepspeed -i a:0,1@b:0,1 {TRAIN}", "deepspeed", 2, 2, "train.py"),
         (f"accelerate launch --multi_gpu --num_processes 16 --num_machines=2 {TRAIN}", "accelerate", 2, 8, "train.py"),
         (f"srun -N 4 --ntasks-per-node=8 python -u {TRAIN}", "srun", 4, 8, "train.py"),
         (f"srun -N4 -n32 bash -c 'cd /x && python {TRAIN}'", "srun", 4, 8, "train.py"),
-        ("python -m package.train --lr 1", "python", None, None, "package.train"),
-        ("llamafactory-cli train sft.yaml", "torchrun", None, None, "llamafactory-cli"),
+        ("python -m package.train --lr 1", "python", 1, 1, "package.train"),
+        ("llamafactory-cli train sft.yaml", "torchrun", 1, None, "llamafactory-cli"),
     ],
 )
 def test_launchers_say_nodes_and_devices(
@@ -109,7 +109,7 @@ def test_what_trains_nothing_is_no_training(line: str, tmp_path: Path) -> None:
 def test_files_beside_the_command_say_sizes(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a slots=4\nb slots=4\n")
     (tmp_path / "accelerate.yaml").write_text("num_machines: 2\nnum_processes: 8\n")
-    (tmp_path / "inner.sh").write_text("torchrun --nproc_per_node 8 train.py --lr $1\n")
+    (tmp_path / "inner.sh").write_text("torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 train.py --lr $1\n")
     hosts = read(f"deepspeed --hostfile hosts {TRAIN}", tmp_path)
     assert (hosts.nodes, hosts.devices_per_node) == (2, 4)
     defaults = read(f"accelerate launch --config_file accelerate.yaml {TRAIN}", tmp_path)

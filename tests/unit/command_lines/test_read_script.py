@@ -153,7 +153,7 @@ def test_options_of_sbatch_and_what_slurm_sets_by_them(tmp_path: Path) -> None:
         "job-name": "pretrain", "nodes": 4, "gres": "gpu:h100:8", "ntasks-per-node": 1, "partition": "gpu",
         "time": "24:00:00", "exclusive": True,
     }  # fmt: skip
-    assert runs(script) == [["4", "8", "4", "${SLURM_PROCID}"]]
+    assert runs(script) == [["4", "8", "4", "0"]]
 
 
 HOSTILE = {

@@ -1,23 +1,24 @@
 """The training in a command: what srun, containers, shells and launchers add is taken off and read.
 
-Launchers, their options and where these were read are in launchers.json.
+Launchers, their options and where these were read are in launchers.json, trainers in trainers.json.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
-from llmlaunch.command_lines.command import TrainerCommand, Unset, is_optional
-from llmlaunch.command_lines.prefixes import Prefix, without_prefixes
+from llmlaunch.command_lines.command import TrainerCommand, Unset, is_optional, is_unset
+from llmlaunch.command_lines.launch_problems import Start, launch_problems
+from llmlaunch.command_lines.prefixes import Prefix, launcher_table, pyxis_container, without_prefixes
 from llmlaunch.command_lines.preparation import prepared
-from llmlaunch.command_lines.sbatch import Options, device_count, node_count, task_count
+from llmlaunch.command_lines.sbatch import Options, device_count, node_count, sbatch_words, task_count
 from llmlaunch.command_lines.shell import Script, ShellCommand, read_script
 from llmlaunch.command_lines.shell_state import file_text
-from llmlaunch.command_lines.trainers import is_tool, trains_by_name
+from llmlaunch.command_lines.trainers import is_tool, trainer_of, trains_by_name
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
@@ -25,6 +26,17 @@ from llmlaunch.frozen import frozen
 __all__ = ["on_devices", "trainer_command", "trainer_commands"]
 
 DEEPEST = 4
+PYTHON = re.compile(r"python[\d.]*|\$\{\w*PYTHON\w*\}", re.IGNORECASE)
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+# what srun sets for each task, and a shell of the task therefore knows (srun(1), OUTPUT ENVIRONMENT VARIABLES)
+OF_A_TASK = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
+_SET_IN_A_TASK = re.compile(r"\$\{(SLURM_(?:LAUNCH_NODE_IPADDR|NODEID|PROCID|LOCALID)):?-[^}]*\}")
+# what a program that trains is given, and others are not
+_TRAINING = re.compile(
+    r"--(micro[-_]batch[-_]size|global[-_]batch[-_]size|train[-_]iters|train-samples|num[-_]layers|deepspeed(_config)?|lr|"
+    r"learning[-_]rate|per_device_train_batch_size|num_train_epochs|max_steps|do_train|model_name_or_path|"
+    r"tensor[-_]model[-_]parallel[-_]size)(=|$)"
+)
 
 
 @frozen
@@ -34,7 +46,7 @@ class _Launcher:
     `commands` and `modules` are the first words of its command lines, the latter after `python -m`. `flags` are its
     options without a value, `short` maps options of one letter to long ones. `nodes`, `devices_per_node` and `devices`
     are the options with these numbers. `node_range`: the number of nodes may be a range. `names_hosts`: other options
-    name hosts.
+    name hosts. `single`: it starts one rank where no option says how many, otherwise one for each device.
     """
 
     commands: Sequence[Sequence[str]] = ()
@@ -46,23 +58,45 @@ class _Launcher:
     devices: Sequence[str] = ()
     node_range: bool = False
     names_hosts: bool = False
+    single: bool = False
 
 
-_TABLE = json.loads(Path(__file__).with_name("launchers.json").read_text("utf-8"))["launchers"]
-_LAUNCHERS = {name: _Launcher(**row) for name, row in _TABLE.items()}
-# what a program that trains is given, and others are not
-_TRAINING = re.compile(
-    r"--(micro-batch-size|global-batch-size|train-iters|train-samples|num-layers|deepspeed(_config)?|lr|learning[-_]rate|"
-    r"per_device_train_batch_size|num_train_epochs|max_steps|do_train|model_name_or_path|tensor-model-parallel-size)(=|$)"
-)
+@dataclass
+class _Launch:
+    """A launcher, its options by their names without dashes, and what it launches. `program` is the path of the
+    launcher, `partly`: words among its options have no value in the script."""
+
+    launcher: str
+    trainer: str
+    arguments: tuple[str, ...]
+    options: dict[str, str | bool] = field(default_factory=dict)
+    program: str = ""
+    partly: bool = False
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A training, and how a script starts it."""
+
+    command: TrainerCommand
+    start: Start
+
+
+@cache
+def _launchers() -> dict[str, _Launcher]:
+    return {name: _Launcher(**row) for name, row in launcher_table()["launchers"].items()}
 
 
 def trainer_commands(script: Script) -> tuple[TrainerCommand, ...]:
     """Return the trainings that a script starts, in its order; empty where it starts none."""
-    commands = (_of_shell(command, script.slurm) for command in script.commands)
-    trainings = [command for command in commands if command is not None]
+    found = (_of_shell(command, script.slurm) for command in script.commands)
+    trainings = [training for training in found if training is not None]
     lines = {name.name: name for name in script.unset}
-    return tuple(replace(command, unset=_unset(command, lines)) for command in trainings)
+    problems = launch_problems([training.start for training in trainings])
+    return tuple(
+        replace(_complete(training.command, lines), launch_problems=of_launch)
+        for training, of_launch in zip(trainings, problems, strict=True)
+    )
 
 
 def trainer_command(
@@ -73,11 +107,10 @@ def trainer_command(
     place: str = "the command line",
 ) -> TrainerCommand | None:
     """Return the training that a command starts, None where it starts none."""
-    command = ShellCommand(tuple(words), environment, folder, 0, "")
-    training = _of_shell(command, slurm or {})
+    training = _of_shell(ShellCommand(tuple(words), environment, folder, 0, ""), slurm or {})
     if training is None:
         return None
-    return replace(training, place=place, unset=_unset(training, {}))
+    return replace(_complete(training.command, {}), place=place)
 
 
 def on_devices(command: TrainerCommand, devices: int) -> TrainerCommand:
@@ -91,13 +124,13 @@ def on_devices(command: TrainerCommand, devices: int) -> TrainerCommand:
     return replace(command, nodes=nodes, devices_per_node=per_node)
 
 
-def _of_shell(command: ShellCommand, slurm: Options, depth: int = 0) -> TrainerCommand | None:
+def _of_shell(command: ShellCommand, slurm: Options, depth: int = 0) -> _Training | None:
     """Return the training of one command of a script; where the command is a shell itself, its last training."""
-    prefix = without_prefixes(command.words)
-    command = replace(command, words=prefix.words, environment=dict(command.environment) | prefix.environment)
+    prefix = without_prefixes(command.words, command.environment)
+    command = replace(command, words=prefix.words, environment={**command.environment, **prefix.environment})
     if not prefix.words or depth > DEEPEST:
         return None
-    inner = _inner_script(command)
+    inner = _inner_script(command, prefix)
     if inner is not None:
         inside = [
             replace(
@@ -105,120 +138,191 @@ def _of_shell(command: ShellCommand, slurm: Options, depth: int = 0) -> TrainerC
             )
             for each in inner.commands
         ]
-        commands = [_of_shell(each, {**slurm, **inner.slurm}, depth + 1) for each in inside]
-        index = max((number for number, each in enumerate(commands) if each is not None), default=None)
-        training = None if index is None else commands[index]
-        if index is None or training is None:
-            return None
-        return _with_prefix(prepared(training, inside, index), prefix, command)
-    launch = _launch(command)
+        trainings = [_of_shell(each, {**slurm, **inner.slurm}, depth + 1) for each in inside]
+        for index, training in reversed(list(enumerate(trainings))):
+            if training is not None:
+                complete = prepared(training.command, inside, index)
+                return _with_prefix(replace(training, command=complete), prefix, command)
+    launch = _launch(list(command.words))
     if launch is None or not launch.trainer or is_tool(launch.trainer):
         return None
-    return _with_prefix(_command(launch, command, slurm, prefix), prefix, command)
+    return _with_prefix(_training(launch, command, slurm, prefix), prefix, command)
 
 
-def _with_prefix(training: TrainerCommand, prefix: Prefix, command: ShellCommand) -> TrainerCommand:
-    """Return a training as srun and its like start it: their nodes, and their tasks where nothing else launches."""
-    place = f"{command.script}:{command.line}" if command.line else training.place
-    nodes = training.nodes or node_count(prefix.srun)
-    devices = training.devices_per_node
-    if training.launcher in ("python", "srun") and prefix.has_srun:
-        devices = task_count(prefix.srun) or task_count(training.slurm) or devices
-        return replace(training, place=place, launcher="srun", nodes=nodes, devices_per_node=devices)
-    return replace(training, place=place, nodes=nodes, devices_per_node=devices or device_count(prefix.srun))
+def _with_prefix(training: _Training, prefix: Prefix, command: ShellCommand) -> _Training:
+    """Return a training as what comes before its launcher starts it."""
+    inside, start = training.command, training.start
+    outer = replace(
+        inside,
+        place=f"{command.script}:{command.line}" if command.line else inside.place,
+        container=inside.container or prefix.container,
+        setup=(*prefix.setup, *inside.setup),
+    )
+    if inside.container is None or (inside.container.runtime == "pyxis" and prefix.container is not None):
+        outer = replace(outer, container=prefix.container or inside.container)
+    start = replace(
+        start,
+        line=command.line or start.line,
+        srun={**prefix.srun, **start.srun},
+        has_srun=start.has_srun or prefix.has_srun,
+        elsewhere=start.elsewhere or prefix.remote or prefix.has_mpi,
+        text=start.text or (_task_text(command) if prefix.has_srun else ""),
+    )
+    if prefix.has_srun:
+        outer = _by_srun(outer, start)
+    elif prefix.has_mpi and inside.launcher in ("python", "mpirun"):
+        per_node = prefix.ranks_per_node or (prefix.ranks // inside.nodes if prefix.ranks and inside.nodes else None)
+        nodes = inside.nodes or (-(-prefix.ranks // per_node) if prefix.ranks and per_node else None)
+        outer = replace(outer, launcher="mpirun", nodes=nodes, devices_per_node=per_node or None, ranks=prefix.ranks)
+    return _Training(outer, replace(start, launcher=outer.launcher, ranks_per_node=outer.devices_per_node))
 
 
-def _inner_script(command: ShellCommand) -> Script | None:
+def _by_srun(inside: TrainerCommand, start: Start) -> TrainerCommand:
+    """Return a training as srun starts it: with its nodes, and its tasks where nothing else starts ranks."""
+    step = {**start.slurm, **start.srun}
+    if inside.launcher in ("python", "srun"):
+        tasks = task_count(start.srun) or task_count(step) or inside.devices_per_node or device_count(step)
+        total = step.get("ntasks")
+        nodes = node_count(step) or inside.nodes
+        ranks = total if isinstance(total, int) and total > 1 and not nodes else None
+        return replace(inside, launcher="srun", nodes=nodes, devices_per_node=None if ranks else tasks, ranks=ranks)
+    tasks, nodes = start.tasks_per_node, start.step_nodes
+    if start.nodes is not None and tasks and nodes and tasks > 1 and start.nodes[1] == tasks * nodes:
+        per_node = inside.devices_per_node  # one agent for each task
+        return replace(inside, nodes=nodes, devices_per_node=per_node and per_node * tasks)
+    devices = inside.devices_per_node or device_count(start.srun)
+    known = inside.nodes if start.nodes is not None else None
+    return replace(inside, nodes=known or node_count(start.srun) or inside.nodes, devices_per_node=devices)
+
+
+def _task_text(command: ShellCommand) -> str:
+    """Return what a shell reads that srun starts for each task, empty where it starts none."""
+    words = command.words[1:]
+    if words and re.fullmatch(r"-[a-z]*c", words[0]):
+        return words[1] if words[1:] else ""
+    return next((text for word in command.words[:2] if (text := _text_of(command, word)) is not None), "")
+
+
+def _inner_script(command: ShellCommand, prefix: Prefix) -> Script | None:
     """Return the script that a command runs in a shell of its own, None where the command is no shell."""
     program, rest = Path(command.words[0]).name, list(command.words[1:])
     environment, place = {**command.given, **command.environment}, f"{command.script}:{command.line}"
+    if prefix.has_srun:
+        environment = {name: value for name, value in environment.items() if name not in OF_A_TASK}
+    if program == "sbatch":
+        options, rest = sbatch_words(rest)
+        if "wrap" in options:
+            return read_script(str(options["wrap"]), place, command.folder, (), environment)
+        text = _text_of(command, rest[0]) if rest else None
+        if text is None:
+            return None
+        script = read_script(text, Path(rest[0]).name, command.folder, rest[1:], environment)
+        return replace(script, slurm={**script.slurm, **options})
     if program in ("bash", "sh", "zsh", "dash", "ksh"):
         while rest and re.fullmatch(r"[-+][a-zA-Z]+|--[a-z]+", rest[0]):
             option = rest.pop(0)
             if "c" in option and not option.startswith("--"):
-                return read_script(rest[0], place, command.folder, rest[2:], environment) if rest else None
+                text = _of_task(rest[0], prefix) if rest else None
+                return None if text is None else read_script(text, place, command.folder, rest[2:], environment)
             if option in ("-o", "+o", "--rcfile"):
                 del rest[:1]
     elif not program.endswith((".sh", ".bash", ".sbatch", ".slurm")):
         return None
     else:
         rest = list(command.words)
-    if not rest:
-        return None
-    text = _text_of(command, rest[0])
+    text = _text_of(command, rest[0]) if rest else None
     if text is None:
         return None
-    return read_script(text, Path(rest[0]).name, command.folder, rest[1:], environment)
+    return read_script(_of_task(text, prefix), Path(rest[0]).name, command.folder, rest[1:], environment)
 
 
-@dataclass
-class _Launch:
-    """A launcher, its options by their names with dashes, and what it launches."""
-
-    launcher: str
-    trainer: str
-    arguments: tuple[str, ...]
-    options: dict[str, str | bool] = field(default_factory=dict)
+def _of_task(text: str, prefix: Prefix) -> str:
+    """Return the text of a shell with the variables that srun sets in it, of which no default is taken."""
+    return _SET_IN_A_TASK.sub(r"${\1}", text) if prefix.has_srun else text
 
 
-def _launch(command: ShellCommand) -> _Launch | None:
-    words = list(command.words)
-    program = Path(words[0]).name
-    for name, launcher in _LAUNCHERS.items():
-        for beginning in launcher.commands:
-            if [program, *words[1 : len(beginning)]] == beginning:
-                return _launched(name, words[len(beginning) :])
-    if re.fullmatch(r"python[\d.]*", program) or re.fullmatch(r"\$\{\w*PYTHON\w*\}", words[0], re.IGNORECASE):
-        return _python(words[1:])
-    if program == "ray" and words[1:3] == ["job", "submit"] and "--" in words:
-        return _launch(replace(command, words=tuple(words[words.index("--") + 1 :]))) if words[-1] != "--" else None
-    if trains_by_name(program, words[1:]):
-        return _Launch("torchrun", program, tuple(words[1:]))
-    if program.endswith(".py"):
-        return _trains(_Launch("python", words[0], tuple(words[1:])))
+def _launch(words: list[str]) -> _Launch | None:
+    """Return the launcher in a command: a known program first, otherwise the first known one that it is given, or the
+    first `*.py` followed by a training's options."""
+    launch = _known(words)
+    if launch is not None:
+        return _without_wrapper(launch)
+    for index in range(1, len(words)):
+        launch = _known(words[index:])
+        if launch is not None and (_trains(launch) or words[index - 1] == "--"):
+            return _without_wrapper(launch)
     return None
 
 
-def _python(words: list[str]) -> _Launch | None:
-    launch = _launched("python", words)
-    module = launch.trainer
-    if "m" not in launch.options:
-        return _trains(launch)
-    started = [module, *launch.arguments]
-    for name, launcher in _LAUNCHERS.items():
-        for beginning in launcher.modules:
-            if started[: len(beginning)] == beginning:
-                return _launched(name, started[len(beginning) :])
-    return _trains(launch)
+def _without_wrapper(launch: _Launch) -> _Launch:
+    """Return what a Python script launches that forwards its arguments: before that it has no option of a training."""
+    if launch.launcher not in ("python", "torchrun", "accelerate") or trains_by_name(launch.trainer, launch.arguments):
+        return launch
+    for index, word in enumerate(launch.arguments):
+        if _TRAINING.match(word):
+            break
+        if index and launch.arguments[index - 1].startswith("-") and launch.arguments[index - 1] != "--":
+            continue
+        inner = _known(list(launch.arguments[index:]))
+        if inner is None or not _trains(inner):
+            continue
+        if launch.launcher == "python":
+            return inner
+        return replace(launch, trainer=inner.trainer, arguments=inner.arguments)
+    return launch
 
 
-def _trains(launch: _Launch) -> _Launch | None:
-    """Leave out what python runs beside the training: tools, conversions."""
-    known = any(_TRAINING.match(word) for word in launch.arguments)
-    return launch if known or trains_by_name(launch.trainer, launch.arguments) else None
+def _known(words: list[str]) -> _Launch | None:
+    """Return the launcher of a command that begins with one, with Python, or with a training script."""
+    program = Path(words[0]).name
+    for name, launcher in _launchers().items():
+        for beginning in launcher.commands:
+            if [program, *words[1 : len(beginning)]] == beginning:
+                return _launched(name, words[len(beginning) :], words[0])
+    if PYTHON.fullmatch(program):
+        launch = _launched("python", words[1:], words[0])
+        started = [launch.trainer, *launch.arguments]
+        for name, launcher in _launchers().items():
+            for beginning in launcher.modules if "m" in launch.options else ():
+                if started[: len(beginning)] == beginning:
+                    return _launched(name, started[len(beginning) :], words[0])
+        return launch if _trains(launch) or _without_wrapper(launch) is not launch else None
+    if trains_by_name(words[0], words[1:]) and not program.endswith(".py"):
+        return _Launch("torchrun", program, tuple(words[1:]), {}, words[0])
+    launch = _Launch("python", words[0], tuple(words[1:]))
+    return launch if program.endswith(".py") and _trains(launch) else None
 
 
-def _launched(launcher: str, words: Sequence[str]) -> _Launch:
-    options, rest = _options(launcher, words)
-    if "no_python" in options and rest and re.fullmatch(r"python[\d.]*", Path(rest[0]).name):
-        inner = _launched("python", rest[1:])
-        return _Launch(launcher, inner.trainer, inner.arguments, options)
-    return _Launch(launcher, rest[0] if rest else "", tuple(rest[1:]), options)
+def _trains(launch: _Launch) -> bool:
+    """Return whether it is a training: not one of the tools and conversions that Python runs, too."""
+    if launch.launcher != "python" and launch.launcher in _launchers() and launch.trainer.endswith(".py"):
+        return True
+    return any(map(_TRAINING.match, launch.arguments)) or trains_by_name(launch.trainer, launch.arguments)
 
 
-def _options(launcher: str, words: Sequence[str]) -> tuple[dict[str, str | bool], list[str]]:
-    """Return a launcher's options and the words from the program on that it launches."""
+def _launched(launcher: str, words: Sequence[str], program: str) -> _Launch:
+    options, rest, partly = _options(launcher, words)
+    if "no_python" in options and rest:
+        inner = _launch(rest)
+        if inner is not None:
+            return _Launch(launcher, inner.trainer, inner.arguments, options, program, partly)
+    return _Launch(launcher, rest[0] if rest else "", tuple(rest[1:]), options, program, partly)
+
+
+def _options(launcher: str, words: Sequence[str]) -> tuple[dict[str, str | bool], list[str], bool]:
+    """Return a launcher's options, the words from the program on that it launches, and whether there may be others."""
     options: dict[str, str | bool] = {}
-    rest = list(words)
+    rest, partly = list(words), False
     while rest and ((rest[0].startswith("-") and len(rest[0]) > 1) or (is_optional(rest[0]) and len(rest) > 1)):
         word = rest.pop(0)
         if word == "--":
             break
-        if is_optional(word):
+        if not word.startswith("-"):
+            partly = True
             continue
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
-        name = _LAUNCHERS[launcher].short.get(name, name)
+        name = _launchers()[launcher].short.get(name, name)
         if launcher == "python" and not word.startswith("--") and not equals:
             options.update(dict.fromkeys(name, True) if name[:1] not in ("W", "X") else {})
             if name in ("W", "X", "c"):
@@ -227,87 +331,151 @@ def _options(launcher: str, words: Sequence[str]) -> tuple[dict[str, str | bool]
                 break
         elif equals:
             options[name] = value
-        elif name in _LAUNCHERS[launcher].flags or not rest:
+        elif name in _launchers()[launcher].flags or not rest:
             options[name] = True
         else:
             options[name] = rest.pop(0)
-    return options, rest
+    return options, rest, partly
 
 
-def _command(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Prefix) -> TrainerCommand:
-    options = launch.options
-    defaults = _accelerate_defaults(command, options) if launch.launcher == "accelerate" else {}
-    launcher = _LAUNCHERS[launch.launcher]
-    nodes, devices = _size(launcher, defaults | options)
-    if launcher.names_hosts and nodes is None:
-        nodes, devices = _hosts(command, options, devices)
-    nodes = nodes or node_count(slurm)
-    if launch.launcher == "python":
-        devices = task_count(slurm) if prefix.has_srun else devices
-        devices = device_count(slurm) if devices in (None, 1) and device_count(slurm) else devices
-    elif options.get("standalone"):
-        nodes = 1
-    return TrainerCommand(
+def _training(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Prefix) -> _Training:
+    source = _text_of(command, launch.trainer)
+    row = trainer_of(launch.trainer, launch.arguments, lambda: source or "")
+    launcher = _launchers()[launch.launcher]
+    options, single, partly = dict(launch.options), launcher.single, launch.partly
+    if Path(launch.program).name == launch.trainer:  # a command that starts torchrun itself
+        options, single = (
+            _of_environment(command, (*row.nodes, *row.devices, "NODE_RANK", "MASTER_ADDR"), ""),
+            row.single,
+        )
+    elif launch.launcher == "torchrun":
+        partly = partly or not options
+        options = (
+            _of_environment(command, tuple(n for n in command.environment if n.startswith("PET_")), "PET_") | options
+        )
+    defaults: dict[str, str | bool] = {}
+    if launch.launcher == "accelerate":
+        known = _accelerate_defaults(command, options)
+        defaults, partly = known or {}, partly or known is None
+    nodes, stated = _nodes(launch.launcher, defaults | options, command, partly)
+    count = nodes[1] if nodes else None if stated else node_count(slurm)
+    count = count or node_count(slurm)
+    devices, ranks = _devices(launch.launcher, defaults | options, command, count)
+    if devices is None and single and not partly and not any(name in options for name in launcher.devices_per_node):
+        devices = 1
+    if devices is None and ranks is None and (launch.launcher != "python" or not prefix.has_srun):
+        devices = _visible(command) or device_count(slurm)
+    place = f"{command.script}:{command.line}"
+    exported = {name: value for name, value in command.environment.items() if " --" not in value}
+    training = TrainerCommand(
         trainer=launch.trainer,
         arguments=launch.arguments,
         launcher=launch.launcher,
-        nodes=nodes,
-        devices_per_node=devices or device_count(slurm),
-        environment={name: value for name, value in command.environment.items() if " --" not in value},
+        nodes=count,
+        devices_per_node=devices,
+        environment=exported,
         slurm=slurm,
         folder=command.folder,
-        place=f"{command.script}:{command.line}",
+        place=place,
         launcher_options={"module": True} if options.get("m") else {} if launch.launcher == "python" else options,
         files=command.files,
+        container=pyxis_container(slurm),
+        family=row.name,
+        ranks=ranks,
     )
+    start = Start(
+        launcher=launch.launcher,
+        training=(launch.trainer, *launch.arguments),
+        family=row.name,
+        line=command.line,
+        nodes=nodes,
+        options=defaults | options,
+        partly=partly,
+        environment=command.environment,
+        slurm=slurm,
+    )
+    return _Training(training, start)
 
 
-def _size(launcher: _Launcher, options: Mapping[str, str | bool]) -> tuple[int | None, int | None]:
-    """Return nodes and devices of each as a launcher's options have them. Of a range of nodes the upper end counts."""
-
-    def written(names: Sequence[str]) -> str:
-        return next((str(options[name]) for name in names if name in options), "")
-
-    nodes_text = written(launcher.nodes)
-    nodes = _number(nodes_text.rpartition(":")[2] if launcher.node_range else nodes_text)
-    devices = _number(written(launcher.devices))
-    if devices is not None:
-        return nodes, devices // (nodes or 1) or None
-    return nodes, _number(written(launcher.devices_per_node))
+def _of_environment(command: ShellCommand, names: Sequence[str], before: str) -> dict[str, str | bool]:
+    """Return options of torchrun that variables of the environment say."""
+    return {
+        name.removeprefix(before).lower(): command.environment[name] for name in names if name in command.environment
+    }
 
 
-def _hosts(
-    command: ShellCommand, options: Mapping[str, str | bool], devices: int | None
+def _nodes(
+    name: str, options: Mapping[str, str | bool], command: ShellCommand, partly: bool
+) -> tuple[tuple[int, int] | None, bool]:
+    """Return the fewest and the most nodes that a launcher waits for, None where that is not known, and whether an
+    option says it. Without one a launcher stays on its own node."""
+    launcher = _launchers()[name]
+    if options.get("standalone"):
+        return (1, 1), True
+    text = next((str(options[each]) for each in launcher.nodes if each in options), None)
+    if text is not None:
+        fewest, colon, most = text.partition(":") if launcher.node_range else (text, "", "")
+        numbers = _number(fewest), _number(most if colon else fewest)
+        return (None if None in numbers else numbers), True  # type: ignore[return-value]
+    if launcher.names_hosts and {"include", "hostfile"} & set(options):
+        hosts = _hosts(command, options)[0]
+        return ((hosts, hosts) if hosts else None), True
+    return (None, False) if partly or name == "python" else ((1, 1), False)
+
+
+def _devices(
+    name: str, options: Mapping[str, str | bool], command: ShellCommand, nodes: int | None
 ) -> tuple[int | None, int | None]:
+    """Return the devices of a node that a launcher's options say; and how many ranks there are in all, where only that
+    is known."""
+    launcher = _launchers()[name]
+    total = next((_number(options[each]) for each in launcher.devices if each in options), None)
+    if total is not None:
+        return (max(total // nodes, 1), None) if nodes else (None, total)
+    number = next((_number(options[each]) for each in launcher.devices_per_node if each in options), None)
+    return (number or _hosts(command, options)[1] if launcher.names_hosts else number), None
+
+
+def _hosts(command: ShellCommand, options: Mapping[str, str | bool]) -> tuple[int | None, int | None]:
     """Return nodes and devices of each that DeepSpeed's `--include` or its file of hosts names."""
     include = str(options.get("include", ""))
     hosts = {host: slots for host, _, slots in (part.partition(":") for part in include.split("@")) if host}
     if hosts:
         slots = {len(slots.split(",")) for slots in hosts.values() if slots}
-        return len(hosts), devices or (slots.pop() if len(slots) == 1 else None)
+        return len(hosts), slots.pop() if len(slots) == 1 else None
     path = options.get("hostfile")
-    if not isinstance(path, str):
-        return None, devices
-    text = _text_of(command, path) or ""
+    text = _text_of(command, path) or "" if isinstance(path, str) else ""
     counts = [int(count) for count in re.findall(r"^[^#\s]\S*\s+slots=(\d{1,6})", text, re.MULTILINE)]
-    return len(counts) or None, devices or (counts[0] if len(set(counts)) == 1 else None)
+    return len(counts) or None, counts[0] if len(set(counts)) == 1 else None
 
 
-def _accelerate_defaults(command: ShellCommand, options: Mapping[str, str | bool]) -> dict[str, str | bool]:
-    """Return how many machines and processes accelerate's file of defaults says; nothing where it is not here."""
+def _visible(command: ShellCommand) -> int | None:
+    """Return how many devices the environment leaves visible, None where it does not say."""
+    texts = (command.environment.get(name, "") for name in VISIBLE)
+    return next((text.count(",") + 1 for text in texts if text and not is_unset(text)), None)
+
+
+def _accelerate_defaults(command: ShellCommand, options: Mapping[str, str | bool]) -> dict[str, str | bool] | None:
+    """Return what accelerate's file of defaults says about machines; None where it is not here."""
     path = options.get("config_file")
-    text = _text_of(command, path) if isinstance(path, str) else None
-    if text is None:
+    if path is None:
         return {}
+    text = _text_of(command, path) if isinstance(path, str) else None
     try:
-        document = parse_document(text, str(path)).value
+        document = {} if text is None else parse_document(text, str(path)).value
     except UserError:
-        return {}  # the reader of the options says so
-    return {name: str(document[name]) for name in ("num_machines", "num_processes") if name in document}
+        document = {}  # the reader of the options says so
+    names = ("num_machines", "num_processes", "machine_rank", "main_process_ip", "rdzv_backend")
+    values: dict[str, str | bool] = {name: str(document[name]) for name in names if document.get(name) is not None}
+    if str(document.get("distributed_type", "")).upper() == "DEEPSPEED":
+        values["use_deepspeed"] = True
+        launcher = (document.get("deepspeed_config") or {}).get("deepspeed_multinode_launcher")
+        values |= {"deepspeed_multinode_launcher": str(launcher)} if launcher else {}
+    return values if document else None
 
 
 def _text_of(command: ShellCommand, path: str) -> str | None:
-    """Return the text of a file, as the script wrote it or as it lies there."""
+    """Return the text of a file, as the script wrote it or as it is there."""
     place = command.folder / path
     return command.files.get(path) or command.files.get(str(place)) or file_text(place)
 
@@ -317,19 +485,20 @@ def _number(value: object) -> int | None:
     return int(text) or None if re.fullmatch(r"\d{1,9}", text, re.ASCII) else None
 
 
-def _unset(command: TrainerCommand, lines: Mapping[str, Unset]) -> tuple[Unset, ...]:
-    """Return the variables without a value that the training needs: those in its own words and in its size."""
+def _complete(command: TrainerCommand, lines: Mapping[str, Unset]) -> TrainerCommand:
+    """Return a training with the variables without a value that it needs, those of its own words and of the number of
+    nodes. Where nothing says how many nodes there are, it is one, and Python alone is one rank."""
     before = (command.trainer, *command.arguments)
     words = [
         word
         for last, word in zip(("", *before), before, strict=False)
         if last.startswith("-") or last in ("", command.trainer) or not is_optional(word)
     ]
-    if command.nodes is None:
-        words += [str(command.launcher_options.get(name, "")) for name in ("nnodes", "num_nodes", "num_machines")]
-    if command.devices_per_node is None:
-        words += [
-            str(command.launcher_options.get(name, "")) for name in ("nproc_per_node", "num_gpus", "num_processes")
-        ]
+    stated = [str(command.launcher_options.get(name, "")) for name in ("nnodes", "num_nodes", "num_machines")]
+    if command.nodes is None and command.ranks is None and not any(map(is_unset, stated)):
+        command = replace(command, nodes=1)
+    if command.launcher == "python" and command.devices_per_node is None:
+        command = replace(command, devices_per_node=1)
+    words += stated if command.nodes is None else []
     names = dict.fromkeys(re.findall(r"\$\{(\w+)\}", " ".join(words)))
-    return tuple(lines.get(name, Unset(name, 0)) for name in names)
+    return replace(command, unset=tuple(lines.get(name, Unset(name, 0)) for name in names))

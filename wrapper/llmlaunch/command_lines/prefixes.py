@@ -1,60 +1,108 @@
-"""What stands before a launcher: srun, containers, and programs that only change how another one runs."""
+"""What comes before a launcher: srun, MPI, remote shells, containers, and programs that only change how another one
+runs. The table of these wrappers is in launchers.json."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from llmlaunch.command_lines.command import is_optional
+from llmlaunch.command_lines.command import ScriptContainer, is_optional
 from llmlaunch.command_lines.sbatch import Options, srun_options
+from llmlaunch.frozen import frozen
 
-__all__ = ["Prefix", "without_prefixes"]
+__all__ = ["Prefix", "launcher_table", "pyxis_container", "without_prefixes"]
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
-# options with a value in the next word; all other options of these programs are one word
-_WITH_VALUE: Mapping[str, tuple[str, ...]] = {
-    "nohup": (), "exec": ("-a",), "command": (), "time": ("-f", "-o"), "setsid": (), "stdbuf": ("-i", "-o", "-e"),
-    "nice": ("-n",), "ionice": ("-c", "-n"), "sudo": ("-u", "-g"), "unbuffer": (), "ddprun": (), "coproc": (),
-    "numactl": ("-N", "-m", "-C", "-i", "-l", "-p"), "catchsegv": (), "strace": ("-o", "-e", "-p"),
-    "nsys": ("-o", "-t", "-c", "-w", "-s", "-b", "-f", "-x", "-y", "-d", "-e", "-n"),
-    "ncu": ("-o", "-k", "-c", "-s", "-f"), "rocprof": ("-o", "-i"), "py-spy": ("-o", "-r", "-d", "-f"),
-    "uv": ("--with", "--extra", "--group", "-p", "--python", "--project", "--directory"), "poetry": (), "pixi": ("-e",),
-    "conda": ("-n", "-p", "--name", "--prefix"), "mamba": ("-n", "-p"), "micromamba": ("-n", "-p"),
-}  # fmt: skip
-_WITH_COMMAND = {
-    "nsys": ("profile", "launch"), "uv": ("run",), "poetry": ("run",), "pixi": ("run",), "conda": ("run",),
-    "mamba": ("run",), "micromamba": ("run",), "py-spy": ("record",),
-}  # fmt: skip
-_CONTAINER_VALUES = (
-    "-B", "--bind", "-H", "--home", "-W", "--workdir", "--pwd", "--env", "--env-file", "-S", "--scratch", "-o",
-    "--overlay", "--network", "--hostname", "--app", "--security", "--mount", "-M", "--fusemount", "--cwd",
-    "--dns", "--network-args", "--pid-file", "--cpus", "--memory",
-)  # fmt: skip
+_BINDS = ("SINGULARITY_BIND", "APPTAINER_BIND", "SINGULARITY_BINDPATH", "APPTAINER_BINDPATH")
+
+
+@frozen
+class _Wrapper:
+    """A program that starts the command in its own words.
+
+    `commands` are those of its first words that do. `values` are its options with a value and `pairs` those with two;
+    where it has `flags`, all but these take a value. `operands` is how many words follow its options before the
+    command. `runtime` is that of a container, whose image is the operand, with the options for `mounts` and for
+    `variables`. `activates` is a line of setup that makes an environment manager known to a shell. `remote`: it runs a text in a shell on other hosts. `mpi`: it starts ranks.
+    """
+
+    commands: Sequence[str] = ()
+    values: Sequence[str] = ()
+    pairs: Sequence[str] = ()
+    flags: Sequence[str] = ()
+    operands: int = 0
+    runtime: str | None = None
+    mounts: Sequence[str] = ()
+    variables: Sequence[str] = ()
+    activates: str = ""
+    remote: bool = False
+    mpi: bool = False
+
+    def values_of(self, option: str) -> int:
+        """Return how many words after an option are its values."""
+        if option in self.pairs:
+            return 2
+        if option in (*self.values, *self.mounts, *self.variables):
+            return 1
+        short = option[0] == "-" != option[1:2]
+        flag = option in self.flags or (short and all(f"-{letter}" in self.flags for letter in option[1:]))
+        return int(bool(self.flags) and not flag)
 
 
 @dataclass
 class Prefix:
-    """The words from a launcher on, and what stood before it."""
+    """The words from a launcher on, and what came before it. `remote` is whether a remote shell starts them, `ranks`
+    and `ranks_per_node` are how many MPI starts, `setup` is what prepares their environment."""
 
     words: tuple[str, ...]
+    exported: Mapping[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     srun: Options = field(default_factory=dict)
     has_srun: bool = False
+    has_mpi: bool = False
+    remote: bool = False
+    ranks: int | None = None
+    ranks_per_node: int | None = None
+    container: ScriptContainer | None = None
+    setup: tuple[str, ...] = ()
 
 
-def without_prefixes(words: Sequence[str]) -> Prefix:
-    """Take off everything that stands before a launcher, a shell or a program."""
-    prefix = Prefix(tuple(words))
+@cache
+def launcher_table() -> dict[str, Any]:
+    """Return launchers.json."""
+    table: dict[str, Any] = json.loads(Path(__file__).with_name("launchers.json").read_text("utf-8"))
+    return table
+
+
+@cache
+def _wrappers() -> dict[str, _Wrapper]:
+    rows: dict[str, dict[str, Any]] = launcher_table()["wrappers"]
+    wholes = {name: {**rows.get(row.get("like", ""), {}), **row} for name, row in rows.items()}
+    return {name: _Wrapper(**{key: row[key] for key in row if key != "like"}) for name, row in wholes.items()}
+
+
+def without_prefixes(words: Sequence[str], exported: Mapping[str, str] = {}) -> Prefix:
+    """Take off everything that comes before a launcher, a shell or a program. `exported` is the environment."""
+    prefix = Prefix(tuple(words), exported=exported)
     for _ in range(20):
-        if not prefix.words:
-            break
-        rest = _one_less(prefix, list(prefix.words))
+        rest = _one_less(prefix, list(prefix.words)) if prefix.words else None
         if rest is None:
             break
         prefix.words = tuple(rest)
     return prefix
+
+
+def pyxis_container(options: Options) -> ScriptContainer | None:
+    """Return the container that options of pyxis, a plugin of srun and sbatch, name; None where they name none."""
+    image = options.get("container-image")
+    mounts = str(options.get("container-mounts", ""))
+    return ScriptContainer(str(image), tuple(filter(None, mounts.split(","))), "pyxis") if image else None
 
 
 def _one_less(prefix: Prefix, words: list[str]) -> list[str] | None:
@@ -66,32 +114,87 @@ def _one_less(prefix: Prefix, words: list[str]) -> list[str] | None:
     if rest and is_optional(name) and "PYTHON" not in name.upper():
         return rest
     if name == "srun":
-        options, rest = srun_options(rest)
-        prefix.srun, prefix.has_srun = dict(prefix.srun) | options, True
+        step, rest = srun_options(rest)
+        prefix.srun, prefix.has_srun = dict(prefix.srun) | step, True
+        prefix.container = pyxis_container(step) or prefix.container
+        prefix.environment |= _assigned(str(step.get("export", "")).split(","))
         return rest
-    if name == "env":
-        return _after_options(rest, ("-u", "--unset", "-C", "--chdir"))
-    if name == "timeout":
-        return _after_options(rest, ("-s", "-k", "--signal", "--kill-after"))[1:]
-    if name == "taskset":
-        return _after_options(rest, ())[1:]
-    if name in ("apptainer", "singularity") and rest[:1] in (["exec"], ["run"]):
-        return _after_options(rest[1:], _CONTAINER_VALUES)[1:]
     if _observes(words):
         return rest[rest.index("--") + 1 :]
-    if name in ("mpirun", "mpiexec", "orterun"):
-        return _after_mpirun(rest)
-    if name not in _WITH_VALUE:
+    wrapper = _wrappers().get(name)
+    if wrapper is None or (wrapper.commands and rest[:1] not in [[command] for command in wrapper.commands]):
         return None
-    if name in _WITH_COMMAND:
-        if rest[:1] not in [[command] for command in _WITH_COMMAND[name]]:
-            return None
-        rest = rest[1:]
-    return _after_options(rest, _WITH_VALUE[name])
+    options, rest = _options(wrapper, rest[1:] if wrapper.commands else rest)
+    operands, rest = rest[: wrapper.operands], rest[wrapper.operands :]
+    prefix.environment |= _assigned([value for option, value in options if option in wrapper.variables])
+    if wrapper.runtime and operands:
+        mounts = [value for option, value in options if option in wrapper.mounts]
+        prefix.container = ScriptContainer(operands[0], _mounts(wrapper, mounts, prefix), wrapper.runtime)
+    if wrapper.activates:
+        chosen = [value for option, value in options if option in ("-n", "-p", "--name", "--prefix")]
+        if chosen:
+            prefix.setup += (wrapper.activates, f"{name} activate {shlex.quote(chosen[-1])}")
+    if wrapper.mpi:
+        _add_ranks(prefix, dict(options))
+    if wrapper.remote:
+        prefix.remote = True
+        return ["bash", "-c", " ".join(rest)]
+    return rest
+
+
+def _options(wrapper: _Wrapper, words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return a wrapper's options with their values, and the words after them."""
+    options: list[tuple[str, str]] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and len(rest[0]) > 1:
+        option = rest.pop(0)
+        if option == "--":
+            break
+        name, equals, value = option.partition("=")
+        if not equals:
+            count = wrapper.values_of(option)
+            value = " ".join(rest[:count])
+            del rest[:count]
+        options.append((name, value))
+    return options, rest
+
+
+def _assigned(words: Sequence[str]) -> dict[str, str]:
+    """Return the variables among `NAME=value` words; a name alone keeps its value."""
+    matches = (_ASSIGNMENT.fullmatch(word) for word in words)
+    return {match[1]: match[2] for match in matches if match is not None}
+
+
+def _mounts(wrapper: _Wrapper, values: Sequence[str], prefix: Prefix) -> tuple[str, ...]:
+    """Return the mounts of a container, `type=bind,source=/a,target=/b` as `/a:/b`."""
+    mounts: list[str] = []
+    if wrapper.runtime in ("apptainer", "singularity"):
+        known = {**prefix.exported, **prefix.environment}
+        values = [*values, *(known[name] for name in _BINDS if name in known)]
+    for value in values:
+        keys = dict(part.partition("=")[::2] for part in value.split(","))
+        source = keys.get("source") or keys.get("src")
+        if source:
+            mounts.append(f"{source}:{keys.get('target') or keys.get('dst') or keys.get('destination')}")
+        else:
+            mounts += [mount for mount in value.split(",") if mount]
+    return tuple(mounts)
+
+
+def _add_ranks(prefix: Prefix, options: Mapping[str, str]) -> None:
+    """Add how many ranks mpirun starts: Open MPI's options, and those of Hydra, which MPICH and Intel MPI have."""
+    mapped = re.search(r"ppr:(\d+):node", options.get("--map-by", options.get("-map-by", "")))
+    per_node = [options.get(name, "") for name in ("-N", "-npernode", "--npernode", "-ppn", "--ppn", "-perhost")]
+    prefix.ranks_per_node = next(
+        (int(text) for text in [mapped[1] if mapped else "", *per_node] if text.isdecimal()), None
+    )
+    totals = [options.get(name, "") for name in ("-np", "-n", "-c", "--np", "--n")]
+    prefix.ranks = next((int(text) for text in totals if text.isdecimal()), None)
+    prefix.has_mpi = True
 
 
 def _observes(words: Sequence[str]) -> bool:
-    """Whether llmlaunch itself is to observe a training."""
+    """Return whether llmlaunch itself is to observe a training."""
     if "--" not in words:
         return False
     before = list(words[: words.index("--")])
@@ -100,26 +203,3 @@ def _observes(words: Sequence[str]) -> bool:
         return True
     names = [Path(word).name for word in before]
     return program.startswith("python") and "node.pyz" in names and "observe" in names
-
-
-def _after_options(words: Sequence[str], with_value: Sequence[str]) -> list[str]:
-    rest = list(words)
-    while rest and rest[0].startswith("-") and len(rest[0]) > 1:
-        option = rest.pop(0)
-        if option == "--":
-            break
-        if option in with_value:
-            del rest[:1]
-    return rest
-
-
-def _after_mpirun(words: Sequence[str]) -> list[str]:
-    """Return the words from the first program on; options of MPI launchers take one value, some two or none."""
-    values = {"-x": 1, "-np": 1, "-n": 1, "-N": 1, "-H": 1, "--host": 1, "-hostfile": 1, "--hostfile": 1, "-mca": 2,
-              "--mca": 2, "--map-by": 1, "--bind-to": 1, "-ppn": 1, "-machinefile": 1, "--output-filename": 1,
-              "--npernode": 1, "-npernode": 1, "-genv": 2, "-wdir": 1, "-f": 1}  # fmt: skip
-    rest = list(words)
-    while rest and rest[0].startswith("-"):
-        option = rest.pop(0)
-        del rest[: values.get(option, 0)]
-    return rest

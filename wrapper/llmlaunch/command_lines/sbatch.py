@@ -16,6 +16,7 @@ __all__ = [
     "of_one_task",
     "sbatch_environment",
     "sbatch_options",
+    "sbatch_words",
     "srun_options",
     "task_count",
 ]
@@ -55,6 +56,11 @@ def sbatch_options(text: str, step: Callable[[], None]) -> tuple[dict[str, str |
 
 def _unquoted(word: str) -> str:
     return _QUOTES.sub(lambda match: match[1] or re.sub(r"\\(.)", r"\1", match[2] or match[3] or ""), word)
+
+
+def sbatch_words(words: Sequence[str]) -> tuple[dict[str, str | int | bool], list[str]]:
+    """Return sbatch's options at the start of a command by long names, and the words after them."""
+    return _read(words, "sbatch")
 
 
 def srun_options(words: Sequence[str]) -> tuple[dict[str, str | int | bool], list[str]]:
@@ -135,7 +141,8 @@ def device_count(options: Options) -> int | None:
             nodes = node_count(options) or 1
             return count // nodes if count % nodes == 0 else None
         if name == "gpus-per-task":
-            return count * (task_count(options) or 1)
+            tasks = task_count(options) or (1 if options.get("ntasks", 1) == 1 else None)
+            return None if tasks is None else count * tasks
         return count
     return None
 
@@ -189,7 +196,11 @@ def sbatch_environment(options: Options) -> dict[str, str]:
     """Return the variables that SLURM sets in a job with these options, as far as they say them."""
     nodes, tasks, devices = node_count(options), task_count(options), device_count(options)
     all_tasks = options.get("ntasks") if tasks is None or nodes is None else nodes * tasks
+    first = 0 if options else None  # the batch script is the first task on the first node
     values = {
+        "SLURM_NODEID": first,
+        "SLURM_PROCID": first,
+        "SLURM_LOCALID": first,
         "SLURM_NNODES": nodes,
         "SLURM_JOB_NUM_NODES": nodes,
         "SLURM_GPUS_ON_NODE": devices,
