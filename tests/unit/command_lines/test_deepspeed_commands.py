@@ -12,10 +12,13 @@ import yaml
 from llmlaunch.command_lines.command import Reading, TrainerCommand, Unset
 from llmlaunch.command_lines.launch import trainer_commands
 from llmlaunch.command_lines.shell import read_script
-from llmlaunch.documents.yaml_strict import parse_document
-from llmlaunch.errors import UserError
+from llmlaunch.command_lines.trainers import trainer_of
+from llmlaunch.documents.yaml_strict import Document, parse_document
+from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.frameworks.deepspeed.command_line import read_deepspeed, read_ds_config, read_training_args
-from llmlaunch.recipe.load import load_recipe
+from llmlaunch.frameworks.deepspeed.extra_arguments import classed_arguments
+from llmlaunch.frameworks.megatron.differences import pinned_layout
+from llmlaunch.recipe.load import load_recipe, recipe_from
 
 ZERO_3 = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 2}
 AUTO = {
@@ -34,7 +37,9 @@ def read(trainer: str, words: str, **about: Any) -> Reading:
     """Read a command on two nodes of eight devices; files are given as values."""
     files = {name: text if isinstance(text, str) else json.dumps(text) for name, text in about.pop("files", {}).items()}
     place: dict[str, Any] = {"nodes": 2, "devices_per_node": 8, "folder": Path("/nowhere")}
-    return read_deepspeed(TrainerCommand(trainer, tuple(words.split()), files=files, **{**place, **about}))
+    arguments = tuple(words.split())
+    family = trainer_of(trainer, arguments).name
+    return read_deepspeed(TrainerCommand(trainer, arguments, files=files, family=family, **{**place, **about}))
 
 
 def training(reading: Reading) -> dict[str, Any]:
@@ -288,3 +293,71 @@ def test_odd_words_make_a_reading_whose_values_are_plain(words: str) -> None:
     reading = read("train.py", words, files={"ds.json": ZERO_3})
     text = yaml.safe_dump(dict(reading.document), sort_keys=False)
     assert parse_document(text, "recipe").value["backend"]["name"] == "deepspeed"
+
+
+SWIFT = "sft --model Qwen/Qwen2.5-7B-Instruct --max_length 2048 --max_steps 10"
+
+
+def test_ms_swift_assumes_adapters_recomputation_and_the_format_of_the_weights() -> None:
+    reading = read("swift", f"{SWIFT} --deepspeed zero3 --model_name my-bot")
+    assert reading.document["model"] == "Qwen/Qwen2.5-7B-Instruct"
+    assert (training(reading)["adapters"], training(reading)["precision"]) == ({"rank": 8}, "bf16")
+    assert (training(reading)["learning_rate"], training(reading)["weight_decay"]) == (1.0e-4, 0.1)
+    assert training(reading)["global_batch_size"] == 16  # as many micro-batches as make 16 sequences
+    assert (layout(reading)["zero_stage"], layout(reading)["recompute"]) == (3, "full")
+    assert "zero3 is not here; it is taken as ms-swift brings it" in reading.notes
+
+
+@pytest.mark.parametrize("name", ["tuner_type", "train_type", "sft_type"])
+def test_each_version_of_ms_swift_names_its_tuning_otherwise(name: str) -> None:
+    reading = read("swift", f"{SWIFT} --{name} full --torch_dtype float16")
+    assert "adapters" not in training(reading)
+    assert (training(reading)["precision"], training(reading)["learning_rate"]) == ("fp16", 1.0e-5)
+
+
+@pytest.mark.parametrize("kind", ["llamapro", "adalora", "longlora"])
+def test_another_tuning_gets_no_verdict(kind: str) -> None:
+    with pytest.raises(NoVerdict, match=f"{kind}: its memory is not known"):
+        read("swift", f"{SWIFT} --tuner_type {kind}")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words", "stage"),
+    [
+        ("trl", "sft --accelerate_config zero2 " + TRAINER, 2),
+        ("llamafactory-cli", "train " + TRAINER + " --stage sft --deepspeed examples/deepspeed/ds_z3_config.json", 3),
+        ("swift", f"{SWIFT} --deepspeed zero2_offload", 2),
+    ],
+)
+def test_a_configuration_that_a_trainer_brings_is_known(trainer: str, words: str, stage: int) -> None:
+    assert layout(read(trainer, words))["zero_stage"] == stage
+
+
+def test_a_configuration_of_a_persons_own_that_is_not_here_is_not_guessed() -> None:
+    for words in (f"{SWIFT} --deepspeed mine.json", f"{SWIFT} --deepspeed zero4"):
+        (open_key,) = read("swift", words).undecided
+        assert open_key.key == "layout.zero_stage"
+
+
+def test_open_instruct_trains_as_its_own_arguments_say() -> None:
+    words = "--model_name_or_path meta-llama/Llama-3.1-8B --max_seq_length 4096 --max_train_steps 50 --with_tracking"
+    reading = read("open_instruct/finetune.py", f"{words} --use_lora True --checkpointing_steps epoch")
+    assert reading.kind == "hugging-face"
+    assert (training(reading)["steps"], training(reading)["sequence_length"]) == (50, 4096)
+    assert (training(reading)["adapters"], training(reading)["warmup_steps"]) == ({"rank": 64}, 2)
+    assert (layout(reading)["micro_batch_size"], layout(reading)["recompute"]) == (8, "none")
+
+
+def test_a_model_goes_before_a_name_that_is_none() -> None:
+    words = "--model Qwen/Qwen2.5-7B-Instruct --model_name my-bot --output_dir out --max_length 512"
+    assert read("train.py", words).document["model"] == "Qwen/Qwen2.5-7B-Instruct"
+
+
+@pytest.mark.parametrize("kind", ["Lion", "OneBitAdam", "Muon", "Adagrad", "SGD"])
+def test_another_optimizer_of_a_ds_config_gets_no_verdict(kind: str) -> None:
+    settings = {**ZERO_3, "optimizer": {"type": kind, "params": {"lr": 1e-4}}}
+    words = "--model meta-llama/Llama-3.1-8B --seq_length 2048 --steps 10 --deepspeed --deepspeed_config ds.json"
+    reading = read("train.py", words, files={"ds.json": settings})
+    recipe = recipe_from(Document("the recipe", "", {**reading.document, "cluster": "h100-80gb-x8"}, {}, {}))
+    deciding = classed_arguments(recipe, pinned_layout(recipe)).deciding
+    assert [each.flag for each in deciding] == ["backend.ds_config.optimizer.type"]

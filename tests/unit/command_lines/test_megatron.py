@@ -284,6 +284,28 @@ def test_a_library_or_kind_that_no_key_says_is_kept_as_written(flags: str, kept:
     assert [argument.flag for argument in unknown] == [word.partition("=")[0] for word in kept if word[:2] == "--"]
 
 
+def test_narrow_main_gradients_are_the_buffer_of_gradients() -> None:
+    words = f"{LLAMA3_8B} --use-precision-aware-optimizer --main-grads-dtype bf16"
+    reading = reading_of(words)
+    assert reading.document["training"]["gradient_dtype"] == "bf16"
+    assert reading.document["backend"] == "megatron-lm"
+    wide = reading_of(f"{words} --accumulate-allreduce-grads-in-fp32").document
+    assert "gradient_dtype" not in wide["training"]
+
+
+def test_a_norm_around_one_and_a_library_of_core_0_19_are_kept() -> None:
+    assert reading_of(f"{LLAMA3_8B} --apply-layernorm-1p").document["model"]["zero_centered_norm"] is True
+    experts = "--num-experts 8 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend ncclep"
+    extra = reading_of(f"{LLAMA3_8B} {experts}").document["backend"]["extra_args"]
+    assert extra == ["--moe-flex-dispatcher-backend", "ncclep"]
+
+
+def test_an_overlap_without_a_shared_expert_changes_nothing() -> None:
+    reading = reading_of(f"{LLAMA3_8B} --num-experts 8 --moe-shared-expert-overlap")
+    assert "overlap_shared_expert" not in reading.document["layout"]
+    assert [each.reason for each in reading.unread] == ["there is no shared expert"]
+
+
 def test_graphs_of_another_implementation_are_kept_as_written() -> None:
     assert reading_of(f"{LLAMA3_8B} --enable-cuda-graph").document["backend"]["extra_args"] == [
         *("--cuda-graph-impl", "local")

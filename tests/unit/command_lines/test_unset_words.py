@@ -68,7 +68,7 @@ def test_the_value_of_a_flag_is_asked_for_in_the_scripts_words(tmp_path: Path) -
     (training,) = trainer_commands(read_script(command, "train.sh", tmp_path))
     assert [unset.name for unset in training.unset] == ["STEPS"]
     assert read_command(training).missing == (
-        "training.steps: --train-iters reads STEPS (line 1), which has no value in the script; write training.steps",
+        "training.steps: --train-iters reads STEPS (line 1), which has no value in the script; give --set STEPS=VALUE",
     )
 
 

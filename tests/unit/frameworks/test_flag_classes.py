@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
-from llmlaunch.frameworks.deepspeed.trainer_table import shipped_groups, trainer_groups
+from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, shipped_groups, trainer_group, trainer_groups
 from llmlaunch.frameworks.flag_classes import PRICED, FlagGroup, group_of
 from llmlaunch.frameworks.megatron.arguments import decided_names
 from llmlaunch.frameworks.megatron.backend import MegatronLM
@@ -28,6 +28,10 @@ from llmlaunch.trainers import TRAINER_MODULES
 from support.recipes import recipe_of, small
 
 LAYOUT = Layout(tensor=2, pipeline=2, data=8, zero_stage=1, sequence_parallel=1)
+
+
+# Arguments that are read into the recipe, and taken from what is handed on.
+READ = {row.key for row in ARGUMENTS if row.reads}
 
 
 def names_of_megatron() -> set[str]:
@@ -53,6 +57,15 @@ def flags_of_the_shipped_trainer() -> set[str]:
     return {flag.replace("-", "_") for flag in re.findall(r'add_argument\(\s*"--([a-z_-]+)"', text)}
 
 
+TRAINERS = json.loads((Path(__file__).parents[2] / "data" / "trainer_arguments.json").read_text("utf-8"))
+
+
+def arguments_of_trainers() -> set[str]:
+    """The arguments of the trainers that are made of the Trainer; Megatron-SWIFT's own alone."""
+    names = {name for trainer in TRAINERS for name in TRAINERS[trainer]["names"] if trainer != "Megatron-SWIFT"}
+    return names | (set(TRAINERS["Megatron-SWIFT"]["names"]) - names_of_megatron())
+
+
 def patterns_for(table: Iterable[FlagGroup], name: str) -> tuple[list[str], list[str]]:
     """The patterns that hold a name with all its values, and the values of those that hold it with some."""
     matches = [
@@ -66,6 +79,7 @@ def patterns_for(table: Iterable[FlagGroup], name: str) -> tuple[list[str], list
     [
         pytest.param(megatron_groups(), names_of_megatron() - set(decided_names(small())), id="megatron"),
         pytest.param(trainer_groups(), fields_of_training_arguments(), id="hugging-face"),
+        pytest.param(trainer_groups(), arguments_of_trainers() - READ, id="trainers"),
         pytest.param(shipped_groups(), flags_of_the_shipped_trainer(), id="shipped"),
     ],
 )
@@ -238,3 +252,30 @@ def test_keys_of_ds_config_are_classed_by_what_the_estimate_counts() -> None:
         f"{zero}zero_quantized_gradients false": "neutral",
         "backend.ds_config.zenflow.topk_ratio 0.1": "neutral",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        ("torch_dtype", ("bfloat16",), "neutral"),
+        ("eval_steps", ("100",), "neutral"),
+        ("report_to", ("wandb",), "neutral"),
+        ("dataloader_num_workers", ("8",), "neutral"),
+        ("packing", ("true",), "neutral"),
+        ("attn_impl", ("flash_attn",), "neutral"),
+        ("use_galore", ("False",), "neutral"),
+        ("lisa_activated_layers", ("0",), "neutral"),
+        ("sequence_parallel_size", ("1",), "neutral"),
+        ("sequence_parallel_size", ("4",), "unknown"),
+        ("freeze_vit", ("false",), "unknown"),
+        ("optim", ("paged_adamw_8bit",), "unknown"),
+        ("quant_bits", ("4",), "unknown"),
+        ("use_dora", ("true",), "unknown"),
+        ("use_badam", (), "unknown"),
+        ("tuner_backend", ("unsloth",), "unknown"),
+    ],
+)
+def test_an_argument_is_of_the_class_that_its_value_has(name: str, values: tuple[str, ...], kind: str) -> None:
+    group = trainer_group(name, values)
+    assert group is not None
+    assert group.flag_class.kind == kind

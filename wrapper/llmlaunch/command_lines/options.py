@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from llmlaunch.command_lines.command import is_unset, option_values
@@ -23,14 +24,21 @@ _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0", "
 class ScriptOptions:
     """Options by name; of several with one name the last counts, as for argparse.
 
-    `beneath` are options that a file says, over which `words` go; only those of `words` are handed on. A value that
-    holds a variable without a value counts as absent.
+    `beneath` are options that a file says, over which `words` go; only those of `words` are handed on. `names` has the
+    name under which an option of another is found. A value that holds a variable without a value counts as absent.
     """
 
-    def __init__(self, words: Sequence[str], place: str, beneath: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        place: str,
+        beneath: Sequence[str] = (),
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.place = place
-        self._own = [(_name(group[0]), group) for group in _groups(words)]
-        self._groups = [(_name(group[0]), group) for group in _groups(beneath)] + self._own
+        own, below = ([(_name(group[0]), group) for group in _groups(each)] for each in (words, beneath))
+        self._own = [(names.get(name, name), group) for name, group in own]
+        self._groups = [*((names.get(name, name), group) for name, group in below), *self._own]
         self._taken: set[str] = set()
 
     def has(self, *names: str) -> bool:

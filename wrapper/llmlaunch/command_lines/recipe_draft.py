@@ -21,6 +21,7 @@ from llmlaunch.documents.keys import key_names
 from llmlaunch.documents.secrets import is_secret_variable, secret_in
 from llmlaunch.documents.slurm_options import follows_from_recipe, sbatch_option_problem, sbatch_value_problem
 from llmlaunch.documents.text import is_set_by_launcher, mount_problem, variable_problem
+from llmlaunch.documents.yaml_strict import read_text
 from llmlaunch.models.hub_ids import hub_model, is_hub_id, unknown_hub_id
 from llmlaunch.models.presets import preset_names
 from llmlaunch.recipe.training import Training
@@ -34,8 +35,10 @@ __all__ = [
     "add_job",
     "add_model",
     "assume_steps",
+    "file_text",
     "full_path",
     "is_file",
+    "job_name",
     "recipe_name",
 ]
 
@@ -56,6 +59,7 @@ class RecipeDraft:
     """Keys of a recipe and of its sections, and the sentences of a `Reading`."""
 
     name: str
+    kind: str = ""
     keys: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     layout: dict[str, Any] = field(default_factory=dict)
@@ -241,9 +245,25 @@ def is_file(place: Path) -> bool:
         return False
 
 
+def file_text(command: TrainerCommand, path: str) -> str | None:
+    """Return the text of a file that a command names: one that its script writes, or one that is there. None where
+    there is none. Raises UserError for a file that cannot be read."""
+    for name in (path, Path(path).name):
+        if name in command.files:
+            return command.files[name]
+    place = command.folder / path
+    return read_text(place) if is_file(place) else None
+
+
 def full_path(path: str, folder: Path) -> str:
     """Return the path of a file that the command names, as it is found from anywhere."""
     return str((folder / with_home(path)).absolute())
+
+
+def job_name(command: TrainerCommand, *otherwise: str | None) -> str:
+    """Return the recipe's name: that of the script's job, else the first of which a name can be made."""
+    name = command.slurm.get("job-name")
+    return recipe_name(name if isinstance(name, str) and not is_unset(name) else None, *otherwise)
 
 
 def recipe_name(*candidates: str | None) -> str:

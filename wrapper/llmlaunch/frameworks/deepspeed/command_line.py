@@ -17,6 +17,7 @@ from llmlaunch.command_lines.recipe_draft import (
     add_job,
     add_model,
     assume_steps,
+    file_text,
     full_path,
     recipe_name,
 )
@@ -27,8 +28,9 @@ from llmlaunch.frameworks.deepspeed.hugging_face import (
     AXOLOTL,
     LENGTHS,
     LLAMA_FACTORY,
-    MODELS,
+    NAMES,
     TRANSFORMERS,
+    UNSAID_LENGTH,
     TrainerFamily,
     add_batch,
     family_of_script,
@@ -40,13 +42,13 @@ from llmlaunch.frameworks.deepspeed.hugging_face import (
     read_numbers,
     read_saving,
     read_schedule,
+    stated_model,
     words_of_file,
 )
 from llmlaunch.frameworks.deepspeed.own_settings import AUTO
 from llmlaunch.frameworks.deepspeed.read_config import (
     DsConfig,
     ds_config_of,
-    file_text,
     keep_precision,
     parse_ds_config,
     read_mapping,
@@ -59,8 +61,8 @@ from llmlaunch.frameworks.deepspeed.read_config import (
 )
 from llmlaunch.frameworks.deepspeed.settings import settings_of
 from llmlaunch.frameworks.deepspeed.trainer_source import accelerate_values, configuration
-from llmlaunch.frameworks.deepspeed.trainer_table import RENDERED_AGAIN, trainer_groups
-from llmlaunch.frameworks.flag_classes import DECIDES, group_of
+from llmlaunch.frameworks.deepspeed.trainer_table import RENDERED_AGAIN, trainer_group
+from llmlaunch.frameworks.flag_classes import UNKNOWN
 from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = ["read_deepspeed", "read_ds_config", "read_training_args"]
@@ -87,7 +89,7 @@ def read_deepspeed(command: TrainerCommand) -> Reading:
     draft = RecipeDraft(recipe_name(_text(command.slurm.get("job-name")), stem))
     options = _options(command, draft)
     add_job(draft, command)
-    kind = _kind_of(options)
+    kind = "hugging-face" if is_trainer(options, command.family) else "deepspeed"
     _READERS[kind](command, options, draft)
     _tell_of_unset(command, options, draft)
     return draft.reading(kind)
@@ -142,10 +144,6 @@ def read_training_args(
     return draft.reading("hugging-face")
 
 
-def _kind_of(options: ScriptOptions) -> str:
-    return "hugging-face" if is_trainer(options) else "deepspeed"
-
-
 def _with_launcher_of_its_own(command: TrainerCommand) -> TrainerCommand:
     """Return a command of LLaMA-Factory, which starts torchrun itself, with the nodes and devices that its variables
     say (src/llamafactory/launcher.py)."""
@@ -178,21 +176,27 @@ def _text(value: object) -> str | None:
 
 
 def _options(command: TrainerCommand, draft: RecipeDraft) -> ScriptOptions:
-    """Return the script's options: those of the command line, and of the file of arguments that it names."""
+    """Return the script's options, by the Trainer's names: those of the command line, and of the file of arguments that
+    it names."""
+    words, beneath = _words(command, draft)
+    family = family_of_script(command.family, ScriptOptions(words, command.place, beneath))
+    return ScriptOptions(words, command.place, beneath, {**NAMES, **family.names})
+
+
+def _words(command: TrainerCommand, draft: RecipeDraft) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the words of the script's options, and those of the file over which they go."""
     words = list(command.arguments)
     if PurePath(command.trainer).name in COMMANDS and words and not words[0].startswith("-"):
         words = words[1:]  # `train` of llamafactory-cli, `sft` of trl
     if words and words[0].lower().endswith((".yaml", ".yml", ".json")) and not is_unset(words[0]):
         inside = words_of_file(_arguments_in(command, words[0]), draft)
         rest = [part for word in words[1:] for part in _as_option(word)]
-        return ScriptOptions((*inside, *rest), command.place)
-    options = ScriptOptions(words, command.place)
-    file = options.text("config") if options.has("config") else None
+        return (*inside, *rest), ()
+    file = ScriptOptions(words, command.place).text("config")
     if file is None or not file.lower().endswith((".yaml", ".yml")):
-        return options
+        return words, ()
     # the file is handed on with all that is in it, so nothing is to be told of what has no form of an argument
-    beneath = words_of_file(_arguments_in(command, file), RecipeDraft(draft.name))
-    return ScriptOptions(words, command.place, beneath)
+    return words, words_of_file(_arguments_in(command, file), RecipeDraft(draft.name))
 
 
 def _arguments_in(command: TrainerCommand, path: str) -> dict[str, Any]:
@@ -212,7 +216,7 @@ def _as_option(word: str) -> tuple[str, ...]:
 
 
 def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft) -> None:
-    family = family_of_script(command.trainer, options)
+    family = family_of_script(command.family, options)
     _refuse_other_losses(command, family, options)
     config, precision, place = configuration(command, options, draft)
     stated = read_precision(config) if config is not None else None
@@ -225,12 +229,12 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
     read_batch(options, family, draft, ranks)
     read_length(options, family, draft)
     read_schedule(options, family, draft)
-    read_adapters(options, family, draft)
+    read_adapters(options, family, draft, command.place)
     read_saving(options, family, draft)
     if "checkpoint_path" in draft.training:
         draft.training["checkpoint_path"] = full_path(draft.training["checkpoint_path"], command.folder)
     if not read_new_model(options, draft):
-        add_model(draft, options.text(*MODELS), command.folder)
+        add_model(draft, stated_model(options), command.folder)
     own: dict[str, Any] = {}
     if config is not None:
         _agree(config, draft, place)
@@ -247,7 +251,7 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
         draft.notes.append("without DeepSpeed it trains by DistributedDataParallel; the recipe is DeepSpeed's ZeRO 0")
     options.take(*RENDERED_AGAIN, "local_rank", *(("num_processes", "num_machines") if _of_trl(command) else ()))
     _add_script(command, (*options.rest(), *_deciding(options)), draft, "hugging-face", own)
-    if family is AXOLOTL:
+    if family.name == AXOLOTL:
         draft.not_rendered = (
             "Axolotl reads its own file alone, and a rendered job gives the script the Trainer's arguments; the recipe "
             "can be checked"
@@ -267,17 +271,16 @@ def _shards_by_torch(command: TrainerCommand, options: ScriptOptions) -> bool:
 def _refuse_other_losses(command: TrainerCommand, family: TrainerFamily, options: ScriptOptions) -> None:
     """Raise NoVerdict for LLaMA-Factory's stages other than pre-training and supervised tuning: they keep a second
     model, or two sequences for one."""
-    stage = options.text("stage") if family is LLAMA_FACTORY else None
+    stage = options.text("stage") if family.name == LLAMA_FACTORY else None
     if stage not in (None, "pt", "sft"):
         raise not_read(f"LLaMA-Factory's stage {stage}", command.place)
 
 
 def _deciding(options: ScriptOptions) -> Iterator[tuple[str, ...]]:
-    """Yield the options of a file of arguments that decide memory and no recipe says, such as another optimizer."""
-    table = trainer_groups()
+    """Yield the options of a file of arguments that change memory and no recipe says, such as another optimizer."""
     for name, *values in options.of_the_file():
-        group = group_of(table, name.lstrip("-"), values)
-        if group is not None and group.flag_class.effect == DECIDES and not group.flag_class.key:
+        group = trainer_group(name.lstrip("-"), values)
+        if group is not None and group.flag_class.kind == UNKNOWN and not group.flag_class.key:
             yield name, *values
 
 
@@ -375,8 +378,8 @@ def _read_own(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraf
         )
     config = config or ds_config_of(_settings_of_script(options), place)
     _own_keys(command, config, options, draft, place, precision)
-    read_adapters(options, TRANSFORMERS, draft)
-    add_model(draft, options.text(*MODELS), command.folder)
+    read_adapters(options, TRANSFORMERS, draft, command.place)
+    add_model(draft, stated_model(options), command.folder)
     options.take("deepspeed", "deepspeed_config", "local_rank")
     kind = "pipeline" if draft.layout.get("pipeline", 1) > 1 else "own"
     _add_script(command, options.rest(), draft, kind, config.rest(trainer=False))
@@ -475,7 +478,7 @@ def _own_batch(
 def _own_length(options: ScriptOptions, draft: RecipeDraft) -> None:
     tokens, steps = options.whole(*LENGTHS), options.whole(*STEPS)
     if tokens is None:
-        draft.lack("training.sequence_length", "the script decides it by itself; write how many tokens a sequence has")
+        draft.lack("training.sequence_length", UNSAID_LENGTH)
     else:
         draft.training["sequence_length"] = tokens
     if steps is None or steps < 1:

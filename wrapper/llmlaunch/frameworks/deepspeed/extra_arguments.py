@@ -12,7 +12,8 @@ from llmlaunch.frameworks.argument import Word, command_words, refuse_repeats
 from llmlaunch.frameworks.deepspeed.own_settings import own_leaves
 from llmlaunch.frameworks.deepspeed.scripts import kind_of
 from llmlaunch.frameworks.deepspeed.settings import setting_groups
-from llmlaunch.frameworks.deepspeed.trainer_table import shipped_groups, trainer_groups
+from llmlaunch.frameworks.deepspeed.trainer_subjects import OF_TRAINERS
+from llmlaunch.frameworks.deepspeed.trainer_table import shipped_groups, trainer_group
 from llmlaunch.frameworks.flag_classes import (
     BY_WORD,
     LESS_OF_STATES,
@@ -84,12 +85,11 @@ def _class_of(recipe: Recipe, layout: Layout, kind: str, flag: str, values: tupl
     """Return the class of a flag. What the recipe says too is priced as it says. A script of one's own may know nothing
     of the recipe: what a recipe key says of the job is said to it in its own words, so there such a flag is the
     script's."""
-    table = shipped_groups() if kind == "shipped" else trainer_groups()
     name = flag.lstrip("-").replace("-", "_")
-    group = group_of(table, name, values)
+    group = group_of(shipped_groups(), name, values) if kind == "shipped" else trainer_group(name, values)
     if group is None:
         return NO_FLAG if kind == "shipped" else OF_THE_SCRIPT
-    if kind in ("own", "pipeline") and group.flag_class.key:
+    if kind in ("own", "pipeline") and (group.flag_class.key or any(group.title == each.title for each in OF_TRAINERS)):
         return OF_THE_SCRIPT
     if kind == "hugging-face" and _is_said(recipe, group.flag_class.key, values):
         return FlagClass(PRICED, "the recipe says it too", group.flag_class.key)
@@ -113,8 +113,7 @@ def _validation_class(recipe: Recipe, flag_class: FlagClass, layout: Layout) -> 
     values_of = {
         flag.lstrip("-").replace("-", "_"): values for flag, values in flags_with_values(recipe.backend.script_args)
     }
-    table = trainer_groups()
-    switches = (group_of(table, name, values_of[name]) for name in EVALUATION_SWITCHES if name in values_of)
+    switches = (trainer_group(name, values_of[name]) for name in EVALUATION_SWITCHES if name in values_of)
     if not any(group is not None and group.flag_class.key == flag_class.key for group in switches):
         return FlagClass(NEUTRAL, "nothing turns validation on")
     size = next(iter(values_of.get(EVALUATION_BATCH, ())), "")

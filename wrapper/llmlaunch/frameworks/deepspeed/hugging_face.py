@@ -1,5 +1,5 @@
 """Arguments of Hugging Face's Trainer, read into keys of a recipe: TrainingArguments of transformers 5.23, and those of
-TRL, of LLaMA-Factory and of scripts in the manner of FastChat.
+TRL, ms-swift, LLaMA-Factory and other trainers that are made of it: a row of FAMILIES each.
 
 What rendering says again is taken out of the script's words (`RENDERED_AGAIN` of trainer_table.py); all others are
 handed on as they were written.
@@ -11,12 +11,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from typing import Any
 
 from llmlaunch.command_lines.command import UnreadWords
 from llmlaunch.command_lines.options import ScriptOptions
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, assume_steps
+from llmlaunch.errors import NoVerdict
 from llmlaunch.frameworks.deepspeed.setting_row import ABSENT
 from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, DECAYS, LEAST
 from llmlaunch.rundir.files import parse_json
@@ -26,10 +26,13 @@ from llmlaunch.techniques import FUSED_MODULES, Adapters
 
 __all__ = [
     "AXOLOTL",
+    "FAMILIES",
     "LENGTHS",
     "LLAMA_FACTORY",
     "MODELS",
+    "NAMES",
     "TRANSFORMERS",
+    "UNSAID_LENGTH",
     "TrainerFamily",
     "add_batch",
     "family_of_script",
@@ -41,76 +44,120 @@ __all__ = [
     "read_numbers",
     "read_saving",
     "read_schedule",
+    "stated_model",
     "words_of_file",
 ]
 
-MODELS = ("model_name_or_path", "model_name", "base_model", "model", "model_id")
+MODELS = ("model_name_or_path", "model", "base_model", "model_id", "model_name")
 LENGTHS = (
     *("block_size", "max_seq_length", "max_length", "model_max_length", "cutoff_len", "max_seq_len"),
-    *("seq_length", "seq_len", "sequence_length", "sequence_len"),
+    *("seq_length", "seq_len", "sequence_length", "sequence_len", "packing_length"),
 )
+UNSAID_LENGTH = "the script decides it by itself; --set training.sequence_length=N, how many tokens a sequence has"
 DEFAULTS: Mapping[str, Any] = {
     **{row.key: row.default for row in ARGUMENTS if row.default is not ABSENT},
-    "finetuning_type": "full",
-    "lora_rank": 8,
+    **{"finetuning_type": "full", "lora_rank": 8, "num_train_epochs": 3, "warmup_ratio": 0.0},
 }
 """The Trainer's own defaults, which count where the command sets nothing, and those of scripts with adapters."""
+NAMES = {"lora_r": "lora_rank", "lora_dim": "lora_rank", "use_lora": "use_peft", "lora_target": "lora_target_modules"}
+"""Options that several families have by another name than the one that is read."""
 
 
 @dataclass(frozen=True)
 class TrainerFamily:
     """Scripts that share their arguments. `defaults` are those that differ from the Trainer's own, `length` is the
-    length of a sequence where none is said."""
+    length of a sequence where none is said, and `names` has the Trainer's name of an option of their own."""
 
     name: str
     length: int | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def default(self, name: str) -> Any:
         return self.defaults.get(name, DEFAULTS[name])
 
 
 TRANSFORMERS = TrainerFamily("transformers")
-FASTCHAT = TrainerFamily("FastChat", 512)
 # trl/trainer/sft_config.py and base_config.py: bf16 unless fp16, gradient checkpointing, 1024 tokens
-TRL = TrainerFamily(
-    "TRL",
-    1024,
-    {"learning_rate": 2.0e-5, "logging_steps": 10, "gradient_checkpointing": True, "bf16": None, "lora_rank": 16},
-)
-# Axolotl's file has names of its own (micro_batch_size, num_epochs, lr_scheduler, adapter), read by its script alone.
-AXOLOTL = TrainerFamily("Axolotl", None, {"per_device_train_batch_size": 1})
-# LLaMA-Factory src/llamafactory/hparams: LoRA of rank 8 unless told otherwise; model_utils/checkpointing.py: on
-LLAMA_FACTORY = TrainerFamily("LLaMA-Factory", 2048, {"gradient_checkpointing": True, "finetuning_type": "lora"})
+_TRL = {"learning_rate": 2.0e-5, "logging_steps": 10, "gradient_checkpointing": True, "bf16": None, "lora_rank": 16}
+AXOLOTL, LLAMA_FACTORY, SWIFT = "Axolotl", "LLaMA-Factory", "ms-swift"
+FAMILIES: Mapping[str, TrainerFamily] = {
+    each.name: each
+    for each in (
+        TRANSFORMERS,
+        TrainerFamily("FastChat", 512),
+        TrainerFamily("TRL", 1024, _TRL),
+        TrainerFamily("alignment-handbook", 1024, _TRL),
+        TrainerFamily(  # its file has names of its own, read by its script alone
+            AXOLOTL,
+            None,
+            {"per_device_train_batch_size": 1, "optim": "adamw_torch_fused"},
+            {
+                **{"micro_batch_size": "per_device_train_batch_size", "num_epochs": "num_train_epochs"},
+                **{"lr_scheduler": "lr_scheduler_type", "adapter": "finetuning_type", "optimizer": "optim"},
+            },
+        ),
+        # src/llamafactory/hparams: LoRA of rank 8 unless told otherwise; model_utils/checkpointing.py: on
+        TrainerFamily(LLAMA_FACTORY, 2048, {"gradient_checkpointing": True, "finetuning_type": "lora"}),
+        TrainerFamily(  # swift/arguments and swift/trainers/arguments.py, 4.5; sft_type and batch_size are of 2.x
+            SWIFT,
+            None,
+            {
+                **{"per_device_train_batch_size": 1, "gradient_checkpointing": True, "bf16": None, "weight_decay": 0.1},
+                **{"adam_beta2": 0.95, "lr_scheduler_type": "cosine", "logging_steps": 5, "finetuning_type": "lora"},
+                "learning_rate": 1.0e-4,
+            },
+            {
+                **dict.fromkeys(("model", "model_id_or_path"), "model_name_or_path"),
+                **dict.fromkeys(("tuner_type", "train_type", "sft_type"), "finetuning_type"),
+                **{"max_epochs": "num_train_epochs", "batch_size": "per_device_train_batch_size"},
+                **{"target_modules": "lora_target_modules", "model_name": "bot_name"},
+            },
+        ),
+        TrainerFamily(  # open_instruct/finetune.py FlatArguments
+            "open-instruct",
+            None,
+            {
+                **{"learning_rate": 2.0e-5, "num_train_epochs": 2, "lora_rank": 64, "warmup_ratio": 0.03, "bf16": None},
+                "max_grad_norm": 0.0,
+            },
+            {
+                **{"max_train_steps": "max_steps", "clip_grad_norm": "max_grad_norm"},
+                "checkpointing_steps": "save_steps",
+            },
+        ),
+    )
+}
 
 
-def is_trainer(options: ScriptOptions) -> bool:
+def is_trainer(options: ScriptOptions, family: str) -> bool:
     """Return whether a script takes the arguments of Hugging Face's Trainer. Scripts without it name some alike."""
     named = options.has("per_device_train_batch_size", "output_dir", "num_train_epochs", "max_steps", "learning_rate")
     without = options.has("num_warmup_steps", "zero_stage", "with_tracking", "deepspeed_config")
-    return named and options.has(*MODELS, "model_type", "config_name") and not without
+    return family in FAMILIES or (named and options.has(*MODELS, "model_type", "config_name") and not without)
 
 
-def family_of_script(trainer: str, options: ScriptOptions) -> TrainerFamily:
-    """Return the family by the script's name and its own arguments."""
-    if "axolotl" in trainer or (options.has("base_model") and options.has("micro_batch_size")):
-        return AXOLOTL
-    if options.has("finetuning_type", "cutoff_len", "stage", "template") or "llamafactory" in trainer.replace("-", ""):
-        return LLAMA_FACTORY
+def family_of_script(named: str, options: ScriptOptions) -> TrainerFamily:
+    """Return the family by its name in the table of trainers, else by the options that only one has."""
+    if named in FAMILIES:
+        return FAMILIES[named]
+    if options.has("base_model") and options.has("micro_batch_size"):
+        return FAMILIES[AXOLOTL]
+    if options.has("finetuning_type", "cutoff_len", "stage", "template"):
+        return FAMILIES[LLAMA_FACTORY]
     if options.has("model_max_length"):
-        return FASTCHAT
+        return FAMILIES["FastChat"]
     own = ("packing", "dataset_text_field", "max_length", "use_peft", "dataset_mixer", "dataset_mixture")
-    if options.has(*own) or PurePath(trainer).stem in ("sft", "run_sft") or trainer in ("trl", "trl.scripts.sft"):
-        return TRL
-    return TRANSFORMERS
+    return FAMILIES["TRL"] if options.has(*own) else TRANSFORMERS
 
 
 def read_batch(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft, ranks: int | None) -> None:
     """Add micro-batch and batch; `ranks` is the number of data parallel ranks, None where it is not known."""
-    names = ("micro_batch_size",) if family is AXOLOTL else ("per_device_train_batch_size", "per_gpu_train_batch_size")
-    micro = options.whole(*names)
+    micro = options.whole("per_device_train_batch_size", "per_gpu_train_batch_size")
     micro = family.default("per_device_train_batch_size") if micro is None else micro
     accumulated = options.whole("gradient_accumulation_steps")
+    if accumulated is None and family.name == SWIFT and ranks is not None:  # swift/trainers/arguments.py, 4.5
+        accumulated = max(math.ceil(16 / (micro * ranks)), 1)
     accumulated = family.default("gradient_accumulation_steps") if accumulated is None else accumulated
     add_batch(draft, micro, accumulated, ranks)
 
@@ -135,18 +182,19 @@ def read_length(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraf
         tokens = family.length
         draft.notes.append(f"{tokens} tokens in a sequence: the default of {family.name}'s scripts")
     if tokens is None:
-        draft.lack("training.sequence_length", "the script decides it by itself; write how many tokens a sequence has")
+        draft.lack("training.sequence_length", UNSAID_LENGTH)
     else:
         draft.training["sequence_length"] = tokens
     steps = options.whole("max_steps")
     if steps is not None and steps > 0:
         draft.training["steps"] = steps
         return
-    epochs = options.number("num_train_epochs", "num_epochs")
+    epochs = options.number("num_train_epochs")
+    epochs = family.default("num_train_epochs") if epochs is None else epochs
     draft.lack(
         "training.steps",
-        f"the data decides how many steps --num_train_epochs {3 if epochs is None else epochs:g} makes; "
-        "--set training.steps=N (the rendered --max_steps goes before the epochs)",
+        f"the data decides how many steps --num_train_epochs {epochs:g} makes; --set training.steps=N (the rendered "
+        "--max_steps goes before the epochs)",
     )
     assume_steps(draft, options.number("warmup_steps"), options.number("save_steps"))
 
@@ -172,7 +220,7 @@ def read_schedule(options: ScriptOptions, family: TrainerFamily, draft: RecipeDr
 
 def _decay(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:
     training = draft.training
-    name = options.text("lr_scheduler_type", "lr_scheduler") or str(family.default("lr_scheduler_type"))
+    name = options.text("lr_scheduler_type") or str(family.default("lr_scheduler_type"))
     if name in DECAYS:
         training["learning_rate_decay"] = DECAYS[name]
     else:
@@ -187,6 +235,8 @@ def _decay(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) ->
     elif options.has("lr_scheduler_kwargs"):
         draft.leave_out(options.written("lr_scheduler_kwargs"), "the recipe knows min_lr of a cosine decay alone")
     warmup, ratio = options.number("warmup_steps"), options.number("warmup_ratio")
+    if warmup is None and ratio is None:
+        ratio = family.default("warmup_ratio")
     if warmup is not None and 0 < warmup < 1:  # a share, since transformers 5
         warmup, ratio = None, warmup
     if name == "constant":
@@ -216,6 +266,9 @@ def read_numbers(options: ScriptOptions, family: TrainerFamily, draft: RecipeDra
     """Add the number format and what is recomputed; `otherwise` is the format that launcher or ds_config.json say."""
     automatic = options.text("bf16") == "auto"  # Axolotl's: wherever the device has it
     fp16, bf16 = options.flag("fp16"), True if automatic else options.flag("bf16")
+    if family.name == SWIFT and fp16 is None and bf16 is None:  # by the format of the weights
+        weights = options.text("torch_dtype", "dtype") or "bfloat16"
+        fp16, bf16 = weights in ("float16", "fp16"), weights in ("bfloat16", "bf16", "AUTO")
     if bf16 is None:
         default = family.default("bf16")
         bf16 = not fp16 if default is None else default
@@ -229,6 +282,11 @@ def read_numbers(options: ScriptOptions, family: TrainerFamily, draft: RecipeDra
     if options.flag("use_liger_kernel", "use_liger", "enable_liger_kernel"):
         draft.layout["loss"] = "fused_linear"
         draft.notes.append("Liger: its fused loss is counted, what its other kernels spare is not")
+
+
+def stated_model(options: ScriptOptions) -> str | None:
+    """Return the model that a script names."""
+    return next((options.text(name) for name in MODELS if options.has(name)), None)
 
 
 def read_new_model(options: ScriptOptions, draft: RecipeDraft) -> bool:
@@ -266,30 +324,30 @@ _GPT2_SIZES = {
 }
 
 
-def read_adapters(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:
-    """Add low-rank adapters, and tell of what changes memory and no recipe says."""
+def read_adapters(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft, place: str) -> None:
+    """Add low-rank adapters, and note what changes memory and no recipe says. Raises NoVerdict for another tuning."""
     kind = options.text("finetuning_type") or family.default("finetuning_type")
-    own = options.has("lora_r", "lora_rank", "lora_dim") and not options.has("finetuning_type")
-    switch = options.flag("use_peft", "use_lora", "only_optimize_lora")
-    own = own and family not in (TRL, AXOLOTL)
-    on = switch if switch is not None else kind == "lora" or own or options.text("adapter") in ("lora", "qlora")
-    rank = options.whole("lora_r", "lora_rank", "lora_dim")
+    own = options.has("lora_rank") and not options.has("finetuning_type")
+    switch = options.flag("use_peft", "only_optimize_lora")
+    own = own and family.name not in ("TRL", "alignment-handbook", "open-instruct", AXOLOTL)
+    on = switch if switch is not None else kind in ("lora", "qlora") or own
+    rank = options.whole("lora_rank")
     rank = family.default("lora_rank") if rank is None else rank
     if on and rank > 0:
         draft.training["adapters"] = {"rank": rank}
-        targets = [
-            name for word in options.values("lora_target_modules", "lora_target") or () for name in word.split(",")
-        ]
+        targets = [name for word in options.values("lora_target_modules") or () for name in word.split(",")]
         known = [_TARGETS[name] for name in targets if name in _TARGETS]
         if len(known) < len(targets) and not any(target in ("all", "all-linear") for target in targets):
             draft.notes.append("adapters are counted beside every linear layer, and these are fewer: no less is needed")
         elif known and Adapters(rank, target_modules=tuple(known)).targets < Adapters(rank).targets:
             draft.training["adapters"]["target_modules"] = known
+    elif family.name == SWIFT and not options.has("learning_rate"):
+        draft.training["learning_rate"] = 1.0e-5
     for names, sentence in _UNCOUNTED:
         if (options.text(*names) or "False").lower() not in ("false", "0", "none", "no"):
             draft.notes.append(sentence)
-    if kind in ("freeze", "oft"):
-        draft.notes.append(f"finetuning_type {kind}: the estimate counts a training of all parameters")
+    if kind not in ("full", "lora", "qlora"):
+        raise NoVerdict.on(place, f"{options.written('finetuning_type')[0]} {kind}: its memory is not known")
 
 
 _TARGETS = {part: part for parts in FUSED_MODULES.values() for part in parts}
@@ -310,7 +368,10 @@ _UNCOUNTED: Sequence[tuple[tuple[str, ...], str]] = (
 def read_saving(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:
     """Add where and how often it saves."""
     folder, when = options.text("output_dir"), options.text("save_strategy") or "steps"
-    interval = options.number("save_steps")
+    if options.text("save_steps") == "epoch":  # of open-instruct
+        when, interval = "epoch", None
+    else:
+        interval = options.number("save_steps")
     interval = family.default("save_steps") if interval is None else interval
     if when == "steps" and folder is not None and interval >= 1:
         draft.training |= {"save_interval": int(interval), "checkpoint_path": folder}

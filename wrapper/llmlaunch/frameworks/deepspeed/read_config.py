@@ -10,14 +10,12 @@ import copy
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from llmlaunch.command_lines.command import TrainerCommand
 from llmlaunch.command_lines.options import true_or_false, whole_or_none
 from llmlaunch.command_lines.recipe_draft import RecipeDraft
 from llmlaunch.documents.json_strict import parse_object
-from llmlaunch.documents.yaml_strict import parse_document, read_text
+from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.deepspeed.checked_settings import WrongSetting, checked_settings
 from llmlaunch.frameworks.deepspeed.own_settings import AUTO, put_setting
@@ -25,26 +23,11 @@ from llmlaunch.frameworks.deepspeed.setting_row import ABSENT, DsConfigKey
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS, settings_of
 from llmlaunch.rundir.values import shortened
 
-__all__ = ["DsConfig", "ds_config_of", "file_text", "keep_precision", "parse_ds_config", "read_mapping"]
+__all__ = ["DsConfig", "ds_config_of", "keep_precision", "parse_ds_config", "read_mapping"]
 
 ZERO = "zero_optimization"
 PRECISION = "training.precision"
 OFFLOADED = {"offload_optimizer": "layout.offload_optimizer", "offload_param": "layout.offload_parameters"}
-
-
-def file_text(command: TrainerCommand, path: str) -> str | None:
-    """Return the text of a file that a command names: one that its script writes, or one that is there. None where
-    there is none. Raises UserError for a file that cannot be read."""
-    for name in (path, Path(path).name):
-        if name in command.files:
-            return command.files[name]
-    place = command.folder / path
-    try:
-        if not place.is_file():
-            return None
-    except (OSError, ValueError):
-        return None
-    return read_text(place)
 
 
 def read_mapping(text: str, name: str, kind: str) -> dict[str, Any]:

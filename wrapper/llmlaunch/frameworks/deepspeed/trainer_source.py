@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from pathlib import Path
+from functools import cache
+from pathlib import Path, PurePath
 from typing import Any
 
 from llmlaunch.command_lines.command import TrainerCommand, is_unset
 from llmlaunch.command_lines.options import ScriptOptions, true_or_false
-from llmlaunch.command_lines.recipe_draft import RecipeDraft
+from llmlaunch.command_lines.recipe_draft import RecipeDraft, file_text
 from llmlaunch.command_lines.trainers import not_read
-from llmlaunch.frameworks.deepspeed.read_config import DsConfig, ds_config_of, file_text, parse_ds_config, read_mapping
+from llmlaunch.frameworks.deepspeed.read_config import DsConfig, ds_config_of, parse_ds_config, read_mapping
 
 __all__ = ["accelerate_values", "configuration"]
 
-# trl/accelerate_configs/NAME.yaml, which `trl sft --accelerate_config NAME` takes (trl/cli)
-_OF_TRL: Mapping[str, Any] = {"num_machines": 1, "num_processes": 8, "mixed_precision": "bf16"}
-_ZERO_OF_TRL = {**_OF_TRL, "distributed_type": "DEEPSPEED"}
-PACKAGED_CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
-    **{f"zero{stage}": {**_ZERO_OF_TRL, "zero_stage": stage} for stage in (1, 2, 3)},
-    **{name: {**_OF_TRL, "distributed_type": "FSDP"} for name in ("fsdp1", "fsdp2", "fsdp_qlora")},
-    "multi_gpu": {**_OF_TRL, "distributed_type": "MULTI_GPU"},
-    "single_gpu": {**_OF_TRL, "distributed_type": "NO", "num_processes": 1},
-}
 NOT_READ = {"FSDP": "FSDP of accelerate", "MEGATRON_LM": "Megatron-LM of accelerate"}
 
 
@@ -44,6 +37,10 @@ def configuration(
         text = file_text(command, path)
         if text is not None:
             return parse_ds_config(text, path), precision, path
+        packaged = None if is_unset(path) else _packaged("deepspeed", command.family, path)
+        if packaged is not None:
+            draft.notes.append(f"{path} is not here; it is taken as {command.family} brings it")
+            return ds_config_of(packaged, path), precision, path
         draft.leave_stage_open(_not_here(path, command))
         return None, precision, str(path)
     if options.has("deepspeed_config", "deepspeed"):
@@ -67,6 +64,18 @@ def _not_here(path: str, command: TrainerCommand) -> str:
     )
 
 
+@cache
+def _packages() -> Mapping[str, Any]:
+    packages: Mapping[str, Any] = json.loads(Path(__file__).with_name("packaged_configs.json").read_text("utf-8"))
+    return packages
+
+
+def _packaged(kind: str, family: str, path: str) -> dict[str, Any] | None:
+    """Return a configuration that a trainer brings with it, by the last part of its path; None for any other."""
+    values = _packages()[kind].get(family, {}).get(PurePath(path).name)
+    return None if values is None else dict(values)
+
+
 def accelerate_values(command: TrainerCommand, options: ScriptOptions) -> dict[str, Any] | None:
     """Return what the file of accelerate says that a command names, one that TRL brings with it included; nothing where
     it names none, None where the file is not here."""
@@ -76,8 +85,7 @@ def accelerate_values(command: TrainerCommand, options: ScriptOptions) -> dict[s
     text = None if is_unset(path) else file_text(command, path)
     if text is not None:
         return read_mapping(text, path, "accelerate's configuration")
-    packaged = PACKAGED_CONFIGURATIONS.get(path) if Path(command.trainer).name == "trl" else None
-    return None if packaged is None else dict(packaged)
+    return None if is_unset(path) else _packaged("accelerate", command.family, path)
 
 
 def _accelerate_path(command: TrainerCommand, options: ScriptOptions) -> str | None:

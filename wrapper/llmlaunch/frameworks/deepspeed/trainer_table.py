@@ -7,7 +7,7 @@ Rendering, reading, defaults, classes, versions and the tables of the documentat
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -31,13 +31,22 @@ from llmlaunch.frameworks.deepspeed.trainer_subjects import (
     VALIDATION,
     VALIDATION_TIMES,
 )
-from llmlaunch.frameworks.flag_classes import FlagGroup
+from llmlaunch.frameworks.flag_classes import UNKNOWN, FlagGroup, group_of
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["ARGUMENTS", "DECAYS", "RENDERED_AGAIN", "TrainerArgument", "shipped_groups", "trainer_groups"]
+__all__ = [
+    "ARGUMENTS",
+    "DECAYS",
+    "RENDERED_AGAIN",
+    "TrainerArgument",
+    "shipped_groups",
+    "trainer_group",
+    "trainer_groups",
+]
 
+OFF_VALUES = ("false", "no", "none", "null", "0", "0.0")
 SCHEDULES = {None: "cosine", "cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
 """The recipe's decay, and transformers' name of the schedule that is rendered for it."""
 LEAST = "cosine_with_min_lr"
@@ -348,6 +357,16 @@ RENDERED_AGAIN = tuple(row.key for row in ARGUMENTS if not row.handed_on)
 def trainer_groups() -> tuple[FlagGroup, ...]:
     """Return the classes of a script's own arguments."""
     return flag_groups(TRAINER_SUBJECTS, ARGUMENTS)
+
+
+def trainer_group(name: str, values: Sequence[str]) -> FlagGroup | None:
+    """Return the group of an argument of a script with these values, None where it is of none. An argument whose memory
+    is not known, and that is switched off, is of the group of those."""
+    group = group_of(trainer_groups(), name, values)
+    off = " ".join(values).lower() in OFF_VALUES and bool(values)
+    if group is None or not off or group.flag_class.kind != UNKNOWN or group.holds(name, values):
+        return group
+    return next(each for each in trainer_groups() if each.title == OFF.title)
 
 
 @cache

@@ -35,8 +35,10 @@ CHECKPOINT_REQUIREMENTS: tuple[Requirement, ...] = (
         "the process that writes cannot read tensors in expandable segments; remove expandable_segments:True from "
         "environment.PYTORCH_CUDA_ALLOC_CONF, or async_save",
         "c10/cuda/CUDACachingAllocator.cpp ExpandableSegment::fromShared, torch 2.13",
-        lambda r: r.training.async_save
-        and any(EXPANDABLE_SEGMENTS in r.environment.get(name, "") for name in ALLOCATOR_NAMES),
+        lambda r: (
+            r.training.async_save
+            and any(EXPANDABLE_SEGMENTS in r.environment.get(name, "") for name in ALLOCATOR_NAMES)
+        ),
     ),
     Requirement(
         "non-persistent-format",

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords, Unset, is_unset
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, is_file, recipe_name
 from llmlaunch.command_lines.trainers import not_read
 from llmlaunch.documents.secrets import known_secret
+from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import NoVerdict, UserError
+from llmlaunch.frameworks.argument import flag_groups
+from llmlaunch.frameworks.base import Requirement
+from llmlaunch.frameworks.megatron.arguments import planned_arguments
 from llmlaunch.frameworks.megatron.differences import OF_TOKENIZER, Differences, compared
 from llmlaunch.frameworks.megatron.flags.attention import DELTA_NETS, SPARSE, SPARSE_KERNELS, VARIANTS, linear_period
 from llmlaunch.frameworks.megatron.flags.row import PATTERN
@@ -22,11 +26,14 @@ from llmlaunch.frameworks.megatron.parser import NEWEST, known_version
 from llmlaunch.frameworks.megatron.read_hybrid import refuse_other_parts
 from llmlaunch.frameworks.megatron.read_model import read_model
 from llmlaunch.frameworks.megatron.read_training import read_data, read_training
+from llmlaunch.frameworks.megatron.rules import ALL_REQUIREMENTS
 from llmlaunch.frameworks.megatron.words import MegatronWords, Values, read_words
+from llmlaunch.layout import Layout
 from llmlaunch.recipe.command_line_paths import absolute_paths
 from llmlaunch.recipe.layout_keys import ASKED_ONLY
+from llmlaunch.recipe.load import recipe_from
 
-__all__ = ["read_megatron", "read_values", "with_stand_ins"]
+__all__ = ["model_values", "read_megatron", "read_namespace", "read_values", "with_stand_ins"]
 
 SCRIPTS = ("pretrain_gpt.py", "pretrain_hybrid.py")
 KIND = "megatron-lm"
@@ -48,6 +55,10 @@ NOT_READ = {
 # What stands in for sizes that a command line does not say while the rest is compared.
 STAND_IN_CLUSTER = "h100-80gb-x8"
 STAND_IN_LENGTH, MOST_DEVICES = 2048, 1024
+STAND_IN_RECIPE = {
+    **{"schema": 1, "name": "model", "backend": KIND, "cluster": STAND_IN_CLUSTER, "nodes": 1},
+    **{"data": {"mock": True}, "training": {"sequence_length": STAND_IN_LENGTH, "global_batch_size": 8, "steps": 1000}},
+}
 EXTRA = "backend.extra_args"
 ALTERNATIVES = {"--train-samples", "--set"}  # named in a sentence with the flag that lacks a value
 
@@ -58,11 +69,13 @@ def read_megatron(command: TrainerCommand) -> Reading:
     Raises UserError for an argument that Megatron's parser refuses, NoVerdict for a model that no recipe describes.
     """
     parsed = read_words(command.arguments, NEWEST, command.place)
-    job_name = str(command.slurm.get("job-name") or "")
-    draft = RecipeDraft("" if is_unset(job_name) else recipe_name(job_name, "megatron"), unread=list(parsed.unread))
+    job = str(command.slurm.get("job-name") or "${NONE}")
+    name = "" if is_unset(job) else recipe_name(job, "megatron")
+    draft = RecipeDraft(name, KIND, unread=list(parsed.unread))
     add_job(draft, command)
     asked_for = {dest: "${}" for dest in OF_TOKENIZER if dest in parsed.unset}  # which says the type of a tokenizer
-    reading = _read(draft, parsed.values | asked_for, parsed, replace(command, trainer=_trainer_path(command)))
+    draft.keys["backend"] = _backend(_trainer_path(command), None)
+    reading = read_namespace(draft, parsed.values | asked_for, parsed, command)
     if is_unset(str(command.folder)):
         return reading
     return replace(reading, document=absolute_paths(reading.document, str(command.folder.absolute())))
@@ -90,35 +103,53 @@ def read_values(
     Raises UserError for a value of the wrong type, and for a model that no recipe describes.
     """
     command = TrainerCommand("", (), nodes=nodes, devices_per_node=devices_per_node, place=place)
-    draft = RecipeDraft("")
+    draft = RecipeDraft("", KIND)
     add_job(draft, command)
-    return _read(draft, values, parsed or MegatronWords(), command, version)
+    draft.keys["backend"] = _backend("", version)
+    return read_namespace(draft, values, parsed or MegatronWords(), command, version)
 
 
-def _read(
-    draft: RecipeDraft, values: Values, parsed: MegatronWords, command: TrainerCommand, version: str | None = None
+def read_namespace(
+    draft: RecipeDraft,
+    values: Values,
+    parsed: MegatronWords,
+    command: TrainerCommand,
+    version: str | None = None,
+    extra_argument: Callable[[tuple[str, ...]], tuple[str, ...]] = tuple,
+    requirements: Sequence[Requirement] = ALL_REQUIREMENTS,
 ) -> Reading:
-    """Read values by `dest` into a draft. `parsed` is what `read_words` makes of a command line, where there is one:
-    what no key says becomes an extra argument."""
+    """Read values by `dest` into a draft that has the backend, and the model where its sizes are no arguments. `parsed`
+    is how a command line wrote them: what no key says becomes an extra argument, in the form that `extra_argument`
+    returns. Keys of the layout that the draft has count. `requirements` are those of the backend."""
     world = command.nodes * command.devices_per_node if command.nodes and command.devices_per_node else None
     space = namespace_of(values, known_version(version) or NEWEST, world, command.place)
     _refuse_other_models(space, command.place, command.trainer)
-    model = read_model(space, draft)
-    draft.name = draft.name or _model_name(model)
-    draft.keys |= {"model": model, "backend": _backend(command.trainer, version), "tracking": {}}
+    draft.keys["model"] = draft.keys.get("model") or read_model(space, draft)
+    draft.name = draft.name or _model_name(draft.keys["model"])
     draft.keys["tracking"] = read_section(space, "tracking")
     draft.training |= read_training(space, draft)
     draft.keys["data"] = read_data(space, draft)
-    draft.layout |= {"techniques": ASKED_ONLY} | read_section(space, "layout")
-    differences = _differences(space, parsed, draft, world, known_version(version) or NEWEST)
+    draft.layout = {"techniques": ASKED_ONLY} | read_section(space, "layout") | draft.layout
+    differences = _differences(space, parsed, draft, world, known_version(version) or NEWEST, requirements)
     draft.missing[:] = [*_without_unset(draft.missing, parsed), *_unset(parsed, command.unset, differences)]
-    if differences.extra_args:
+    extra = [word for group in flag_groups(differences.extra_args) for word in extra_argument(tuple(map(str, group)))]
+    if extra:
         backend = draft.keys["backend"]
-        backend = backend if isinstance(backend, dict) else {"name": KIND}
-        draft.keys["backend"] = backend | {"extra_args": differences.extra_args}
+        backend = backend if isinstance(backend, dict) else {"name": backend}
+        draft.keys["backend"] = backend | {"extra_args": [*backend.get("extra_args", ()), *extra]}
     draft.notes += differences.notes
     draft.unread[:] = [_without_secrets(each) for each in (*draft.unread, *differences.unread)]
-    return draft.reading(KIND)
+    return draft.reading(draft.kind)
+
+
+def model_values(model: str | Mapping[str, Any], folder: Path) -> Values:
+    """Return the values that Megatron's parser has for a recipe's model. Raises UserError for what is no model."""
+    words: list[str] = []
+    recipe = recipe_from(Document("the model", "", {**STAND_IN_RECIPE, "model": model}, {}, {}), folder)
+    for each in planned_arguments(recipe, Layout()):
+        if any(key.startswith("model.") for key in each.reason.keys):
+            words += (each.flag, *(word for word in each.values if isinstance(word, str)))
+    return read_words(words).values
 
 
 def _without_secrets(unread: UnreadWords) -> UnreadWords:
@@ -176,16 +207,23 @@ def _model_name(model: str | Mapping[str, Any] | None) -> str:
 
 
 def _differences(
-    space: Namespace, parsed: MegatronWords, draft: RecipeDraft, world: int | None, version: str
+    space: Namespace,
+    parsed: MegatronWords,
+    draft: RecipeDraft,
+    world: int | None,
+    version: str,
+    requirements: Sequence[Requirement],
 ) -> Differences:
     """Compare what the draft renders to with the namespace; where no recipe can be made of it, the draft says why."""
-    reading = draft.reading(KIND)
+    reading = draft.reading(draft.kind)
     try:
-        differences = compared(space, parsed, reading.document, with_stand_ins(reading, world), version)
+        recipe = recipe_from(Document("the recipe", "", with_stand_ins(reading, world), {}, {}))
+        differences = compared(space, parsed, reading.document, recipe, version)
     except UserError as error:
-        draft.not_rendered = str(error)
+        draft.not_rendered = draft.not_rendered or str(error)
         return Differences()
-    draft.not_rendered = "; ".join(differences.refused) or None
+    refused = "; ".join(f"{each.recipe_key}: {each.sentence}" for each in requirements if each.broken(recipe))
+    draft.not_rendered = draft.not_rendered or refused or None
     return differences
 
 

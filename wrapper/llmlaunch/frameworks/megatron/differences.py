@@ -12,7 +12,6 @@ from typing import Any
 
 from llmlaunch.command_lines.command import UnreadWords, is_unset
 from llmlaunch.documents.secrets import is_secret_variable, known_secret
-from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.frameworks.argument import Argument, NodeVariable
 from llmlaunch.frameworks.megatron.arguments import planned_arguments
 from llmlaunch.frameworks.megatron.flags.row import HEADS, STAGES
@@ -20,10 +19,8 @@ from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.namespace import Namespace, namespace_of
 from llmlaunch.frameworks.megatron.own_choices import is_own_choice
 from llmlaunch.frameworks.megatron.parser import core_parser, dest_of
-from llmlaunch.frameworks.megatron.rules import ALL_REQUIREMENTS
 from llmlaunch.frameworks.megatron.words import MegatronWords, read_words
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
-from llmlaunch.recipe.load import recipe_from
 from llmlaunch.recipe.types import Recipe
 
 __all__ = [
@@ -49,26 +46,22 @@ DIVISOR = 128
 @dataclass
 class Differences:
     """`extra_args` say what no key says; `unread` and `notes` are those of a Reading. `keys` has the key that each
-    rendered argument follows from, by `dest`. `refused` says what Megatron-LM cannot run of the recipe, whatever the
-    layout."""
+    rendered argument follows from, by `dest`."""
 
     extra_args: list[str] = field(default_factory=list)
     keys: dict[str, str] = field(default_factory=dict)
-    refused: list[str] = field(default_factory=list)
     unread: list[UnreadWords] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def compared(
-    original: Namespace, parsed: MegatronWords, document: Mapping[str, Any], whole: Mapping[str, Any], version: str
+    original: Namespace, parsed: MegatronWords, document: Mapping[str, Any], recipe: Recipe, version: str
 ) -> Differences:
-    """Return what rendering a recipe makes different from `original`. `whole` is the `document` with stand-ins for what
-    it lacks, which are not compared. Raises UserError where that is no recipe that loads."""
-    recipe = recipe_from(Document("the recipe", "", whole, {}, {}))
+    """Return what rendering a recipe makes different from `original`. The recipe is the `document` with stand-ins for
+    what it lacks, which are not compared. Raises UserError for a recipe that contradicts itself."""
     arguments, rendered = rendered_namespace(recipe, version)
-    refused = [f"{each.recipe_key}: {each.sentence}" for each in ALL_REQUIREMENTS if each.broken(recipe)]
     keys = {dest: each.reason.keys[0] for dest, each in arguments.items() if each.reason.keys}
-    result = Differences(refused=refused, keys=keys)
+    result = Differences(keys=keys)
     _vocabulary(original, rendered, parsed, recipe.model.vocab_size, result)
     added: list[str] = []
     if "data" not in document:

@@ -111,6 +111,8 @@ def _idle(space: Namespace) -> Iterator[tuple[str, str]]:
         yield "rotary_seq_len_interpolation_factor", "1 stretches nothing"
     if space.get("moe_router_pre_softmax") and space.get("moe_router_score_function") in ("sigmoid", "sqrtsoftplus"):
         yield "moe_router_pre_softmax", "other scores have no softmax"
+    if space.get("moe_shared_expert_overlap") and not space.get("moe_shared_expert_intermediate_size"):
+        yield "moe_shared_expert_overlap", "there is no shared expert"
     if (space.get("moe_expert_capacity_factor") or 0) < 0:
         yield "moe_expert_capacity_factor", "Megatron takes a negative factor for none"
     if space.get("multi_latent_attention"):
@@ -210,6 +212,9 @@ def _names(value: Value) -> list[str]:
 
 
 def _numbers(space: Namespace) -> None:
+    narrow = space.get("bf16") and not space.get("accumulate_allreduce_grads_in_fp32")
+    if narrow and _dtype(space.get("main_grads_dtype")) == "bf16":
+        space["grad_reduce_in_bf16"] = True  # the buffer of gradients is then in the format of the parameters
     if space.get("grad_reduce_in_bf16"):
         space["accumulate_allreduce_grads_in_fp32"] = False
     elif space.get("bf16") and _dtype(space.get("main_grads_dtype")) in (None, "fp32"):

@@ -56,6 +56,8 @@ def read_model(space: Namespace, draft: RecipeDraft) -> str | dict[str, Any] | N
     """Return the recipe's key `model`, a preset or a mapping; None where sizes are missing. The draft lacks each size
     that these values do not say, and gets notes."""
     absent = [flag for flag in SIZES if not space.get(dest_of(flag))]
+    if absent and any(sentence.startswith("model: ") for sentence in draft.missing):
+        return None
     if absent:
         flags = ", ".join(absent)
         draft.lack("model", f"{flags} {'are' if len(absent) > 1 else 'is'} not given; add the model's sizes")

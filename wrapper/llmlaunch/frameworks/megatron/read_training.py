@@ -18,7 +18,7 @@ def read_training(space: Namespace, draft: RecipeDraft) -> dict[str, Any]:
     """Return the mapping `training:`; the draft lacks each length and size of the batch that these values do not say,
     and gets notes."""
     for dest, key in (("seq_length", "sequence_length"), ("global_batch_size", "global_batch_size")):
-        if not space.get(dest):
+        if not space.get(dest) and not any(each.startswith(f"training.{key}: ") for each in draft.missing):
             flag = f"--{dest.replace('_', '-')}"
             draft.lack(f"training.{key}", f"{flag} is not given; add it, or --set training.{key}=N")
     if not space.get("train_iters"):

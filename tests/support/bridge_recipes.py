@@ -1,0 +1,119 @@
+"""The table of Megatron-Bridge's recipes that `llmlaunch` reads commands with, made of Bridge's own source.
+
+`PYTHONPATH=tests .venv/bin/python -m support.bridge_recipes` writes it anew from `.venv-frameworks`; nothing of Bridge
+is imported. tests/frameworks/test_bridge_recipes.py holds it up to date.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from llmlaunch.frameworks.bridge.recipe_fields import RECIPES, plain_fields
+from llmlaunch.frameworks.bridge.recipe_source import UNREAD, Fields, PythonModule, flat, recipe_function
+from llmlaunch.models.hub_ids import hub_model
+
+PACKAGES = Path(__file__).resolve().parents[2] / ".venv-frameworks/lib/python3.11/site-packages"
+PLACES = ("megatron/bridge/recipes", "megatron/bridge/perf_recipes")
+# scripts/training/recipe_metadata.py BENCHMARK_RECIPE_PRECEDENCE_COLLISIONS, Megatron-Bridge 0.6: the performance
+# recipe is taken where both have one of a name
+KINDS = ("pretrain", "tune", "perf")
+MODELS = {  # of providers that name no model on the hub
+    "nemotron_3_nano_4b": None,
+    "nemotron_3_nano": "nemotron-3-nano",
+    "nemotron_3_5_lightning": "nemotron-3.5-lightning",
+    "gpt3_175b": "gpt3-175b",
+    "qwen35_text_35b_a3b": "qwen3.5-35b-a3b",
+}
+
+
+def kind_of(fields: Mapping[str, Any]) -> str:
+    """Return the kind of a recipe, whose recipes have most fields in common."""
+    tunes = "peft.class" in fields or fields.get("dataset.class") != "GPTDatasetConfig"
+    return "perf" if "perf" in fields else "tune" if tunes else "pretrain"
+
+
+@cache
+def module(name: str) -> PythonModule | None:
+    """Return a module of Bridge's, None for one of another package."""
+    path = PACKAGES / Path(*name.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return PythonModule.of(path.read_text("utf-8")) if name.startswith("megatron.bridge") and path.is_file() else None
+
+
+def recipes() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name of each recipe whose model is known, with its fields; performance recipes last."""
+    for place in PLACES:
+        for path in sorted((PACKAGES / place).rglob("*.py")):
+            source = module(".".join(path.relative_to(PACKAGES).with_suffix("").parts).removesuffix(".__init__"))
+            assert source is not None
+            for name in (*source.functions, *source.imports):
+                if not name.endswith("_config") or name.startswith(("_", "default_", "get_")):
+                    continue
+                fields = recipe_function(source, name, module)
+                if isinstance(fields, Fields):
+                    yield name, flat(fields) | ({"perf": True} if place == PLACES[1] and "gpu_" in name else {})
+
+
+def table() -> dict[str, Any]:
+    """Return what the file holds: the fields that most recipes have, and of each recipe its model and other fields."""
+    read: dict[str, dict[str, Any]] = {}
+    for name, fields in recipes():
+        model = fields.get("model.hub_model") or next((MODELS[key] for key in MODELS if name.startswith(key)), None)
+        if model in (None, UNREAD) or (name in read and not fields.get("perf")):
+            continue
+        if "/" in str(model) and hub_model(model) is None:
+            read[name] = {"model": model}
+        else:
+            read[name] = {"model": model, **plain_fields(fields)}
+    whole = [fields for fields in read.values() if len(fields) > 1]
+    usual = {kind: _usual([fields for fields in whole if kind_of(fields) == kind]) for kind in KINDS}
+    shown: dict[str, Any] = {}
+    for name, fields in sorted(read.items(), key=lambda item: (len(item[0]), item[0])):
+        same = next((other for other in shown if read[other] == fields), None)
+        shown[name] = same if same is not None else _beside(fields, usual[kind_of(fields)])
+    return {
+        "source": "megatron/bridge/recipes and perf_recipes, Megatron-Bridge 0.6",
+        "precisions": precisions(),
+        "usual": usual,
+        "recipes": dict(sorted(shown.items())),
+    }
+
+
+def _usual(recipes: list[dict[str, Any]]) -> dict[str, Any]:
+    counts = Counter((name, json.dumps(value)) for fields in recipes for name, value in fields.items())
+    return {name: json.loads(value) for (name, value), count in counts.items() if count > len(recipes) / 2}
+
+
+def _beside(fields: dict[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    if len(fields) == 1:
+        return fields
+    absent = {name: None for name in usual if name not in fields}
+    kind = {"kind": kind_of(fields)}
+    return kind | {name: value for name, value in fields.items() if usual.get(name, UNREAD) != value} | absent
+
+
+def precisions() -> dict[str, Any]:
+    """Return the fields of each mixed precision that a recipe names."""
+    source = module("megatron.bridge.training.mixed_precision")
+    assert source is not None
+    functions = {name: recipe_function(source, name, module) for name in source.functions if name.endswith("_mixed")}
+    return {name: plain_fields({"mixed_precision": fields}) for name, fields in functions.items()}
+
+
+def text() -> str:
+    """Return the file's text, a recipe a line."""
+    held = table()
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(fields, separators=(',', ':'))}" for name, fields in held["recipes"].items()
+    ]
+    heads = [f"{json.dumps(name)}: {json.dumps(held[name])}" for name in ("source", "precisions", "usual")]
+    return "{\n" + ",\n".join(heads) + ',\n"recipes": {\n' + ",\n".join(lines) + "\n}\n}\n"
+
+
+if __name__ == "__main__":
+    RECIPES.write_text(text(), "utf-8")
