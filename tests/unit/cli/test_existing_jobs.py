@@ -45,7 +45,6 @@ def test_overrides_are_those_of_a_recipe(llmlaunch: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (LLAMA, ("--cluster", "h100-80gb-x8"), "nodes: neither the launcher nor sbatch tells how many"),
         (LLAMA, ("nodes=1",), "does not tell the cluster; add --cluster NAME"),
         (LLAMA, ("--cluster", "h101", "nodes=1"), "unknown cluster 'h101'"),
         (f"{LLAMA} --hidden-size nan", CLUSTER, "--hidden-size: 'nan' is no whole number"),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmlaunch.app.evidence import Notify, ignore
 from llmlaunch.app.planned_run import PlannedRun, plan
-from llmlaunch.command_lines.command import LaunchProblem, TrainerCommand, Undecided
+from llmlaunch.cluster.load import load_cluster
+from llmlaunch.command_lines.command import LaunchProblem, StandIn, TrainerCommand, Undecided
 from llmlaunch.documents.slurm_options import limit_seconds
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import NoVerdict, UserError
@@ -21,11 +24,17 @@ from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.imports.command import read_command
 from llmlaunch.imports.recipe_file import RecipeSource, dumped, read_with_settings, undecided_keys, with_cluster
 from llmlaunch.imports.script_words import ScriptWords
+from llmlaunch.layout import RECOMPUTE_NAMES
 from llmlaunch.recipe.command_line_paths import from_working_directory
-from llmlaunch.recipe.load import load_written
+from llmlaunch.recipe.load import load_written, recipe_from
+from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.values import counted
 from llmlaunch.units import duration
 from llmlaunch.verdicts import UNKNOWN
+
+if TYPE_CHECKING:
+    from llmlaunch.planner.hints import Hint
 
 __all__ = [
     "EXPORT",
@@ -33,6 +42,7 @@ __all__ = [
     "ExistingJob",
     "UndecidedJob",
     "change_in_words",
+    "hint_in_words",
     "job_of_arguments",
     "job_of_script",
     "job_of_source",
@@ -225,6 +235,9 @@ def _judged_recipe(
     document |= {"slurm": {k: v for k, v in document.get("slurm", {}).items() if not OF_LAUNCH.fullmatch(k)}}
     given = {word.partition("=")[0] for word in keys}
     stand_ins = {key: each for key, each in source.reading.stand_ins.items() if key not in given}
+    if "nodes" not in document.keys() | given:
+        nodes = _fewest_nodes(document)
+        stand_ins["nodes"] = StandIn(nodes, f"nothing says how many there are; {counted(nodes, 'node')} is assumed")
     for key, each in stand_ins.items():
         document = _with_value(document, key.split("."), each.value)
     folder = source.path.parent if source.command is None else source.command.folder
@@ -238,8 +251,17 @@ def _judged_recipe(
             if sentence.partition(":")[0] not in given | stand_ins.keys()
         ]
         raise _lacking(source, asked, error) from None
-    stood = (f"{key}: planned with {each.value}: {each.reason}" for key, each in stand_ins.items())
+    stood = (f"{key}: {each.reason}" for key, each in stand_ins.items())
     return _with_its_allocator(recipe), (*notes, *stood)
+
+
+def _fewest_nodes(document: Mapping[str, Any]) -> int:
+    """Return how many nodes one replica of the model takes, as the job is split."""
+    cluster = document["cluster"]
+    devices = cluster["devices_per_node"] if isinstance(cluster, Mapping) else load_cluster(cluster).devices_per_node
+    layout = document.get("layout", {})
+    sizes = (layout.get(name, 1) for name in ("tensor", "pipeline", "context"))
+    return max(-(-prod(size for size in sizes if isinstance(size, int)) // devices), 1)
 
 
 def _with_value(document: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
@@ -314,6 +336,22 @@ def _clause(run: PlannedRun, words: ScriptWords) -> str:
 def change_in_words(job: ExistingJob) -> str:
     """Return the smallest change that makes the job safe, as a person makes it in the script; "" without one."""
     return _clause(job.run, job.words)
+
+
+def hint_in_words(job: ExistingJob, hint: Hint) -> str:
+    """Return what makes a job faster, as a person makes it in the script; in recipe keys where that cannot be said."""
+    run, field, document = job.run, hint.key.partition(".")[2], job.run.recipe.document
+    value = RECOMPUTE_NAMES.index(hint.value) if field == "recompute" else hint.value
+    layout = replace(run.layout, **{field: value}) if hasattr(run.layout, field) else run.layout
+    if document is None:
+        return hint.sentence()
+    try:
+        changed = recipe_from(apply_overrides(document, [f"{hint.key}={json.dumps(hint.value)}"]))
+        after = run.backend.render(changed, layout)
+        words = job.words.change({hint.key: hint.value}, run.backend.render(run.recipe, run.layout), after)
+    except UserError:
+        return hint.sentence()
+    return f"{words}: {hint.sentence().partition('): ')[2]}"
 
 
 def reading_lines(job: ExistingJob | UndecidedJob) -> list[str]:

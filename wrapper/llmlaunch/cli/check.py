@@ -126,7 +126,7 @@ def _end_check(
     else:
         if job is not None:
             say_launch(job)
-        _show_screen(run, hints, verbose)
+        _show_screen(run, hints, verbose, job)
     for note in notes if verbose or as_json else []:
         notify(note)
     if run.plan.good:
@@ -141,7 +141,7 @@ def _end_check(
     return code
 
 
-def _show_screen(run: PlannedRun, hints: Sequence[Hint], verbose: bool) -> None:
+def _show_screen(run: PlannedRun, hints: Sequence[Hint], verbose: bool, job: ExistingJob | None) -> None:
     """Write the screen and, with `verbose`, what stands behind it."""
     from llmlaunch.app.evidence import last_true_peaks
     from llmlaunch.report.check_screen import check_screen
@@ -158,10 +158,19 @@ def _show_screen(run: PlannedRun, hints: Sequence[Hint], verbose: bool) -> None:
 
     lines = ["", check_text(run.recipe, run.plan), *placement_lines(run), *_qualification_lines(run)]
     lines += [] if past is None else _past_lines(past, run)
-    lines += ["", "Faster, by one line of the recipe:", *(f"  {hint.sentence()}" for hint in hints)] if hints else []
+    lines += ["", *_faster(hints, job)] if hints else []
     lines += ["", made_up] if made_up else []
     for line in lines:
         say(line)
+
+
+def _faster(hints: Sequence[Hint], job: ExistingJob | None) -> list[str]:
+    """Return what makes a job faster, in the words of a recipe or of its script."""
+    if job is None:
+        return ["Faster, by one line of the recipe:", *(f"  {hint.sentence()}" for hint in hints)]
+    from llmlaunch.app.existing_job import hint_in_words
+
+    return ["Faster, by one change of the script:", *(f"  {hint_in_words(job, hint)}" for hint in hints)]
 
 
 def _readiness_notes(run: PlannedRun) -> list[str]:

@@ -77,10 +77,11 @@ def read_source(
     variables: Mapping[str, str] | None = None,
     number: int | None = None,
     cluster: str | None = None,
+    nodes: int | None = None,
 ) -> RecipeSource:
     """Read a file by its kind. `arguments` and `variables` are those of a script, `number` chooses one of its
     trainings, from 1 on; otherwise it is the last. `cluster` is a profile, which has the devices of a node where the
-    script does not say them.
+    script does not say them; `nodes` is how many a file of arguments is for.
 
     Raises UserError where nothing of it can be read.
     """
@@ -89,7 +90,9 @@ def read_source(
     if path.suffix.lower() in FILES:
         from llmlaunch.frameworks.deepspeed.command_line import read_training_args
 
-        return RecipeSource(path, read_training_args(text, path.name, path.parent))
+        devices = None if cluster is None else load_cluster(cluster).devices_per_node
+        reading = read_training_args(text, path.name, path.parent, nodes=nodes, devices_per_node=devices)
+        return RecipeSource(path, reading)
     script = read_script(text, path.name, path.parent, arguments, variables or {})
     trainings = trainer_commands(script)
     if not trainings:
@@ -132,8 +135,10 @@ def read_with_settings(
             keys.append(setting)
         else:
             variables[name] = value
+    stated = next((key.partition("=")[2] for key in keys if key.startswith("nodes=")), "1")
+    nodes = int(stated) if is_whole_number(stated) else None
     numbered = [words.get(place, "") for place in range(1, max(words, default=0) + 1)]
-    return replace(read_source(path, numbered, variables, number, cluster), keys=tuple(keys))
+    return replace(read_source(path, numbered, variables, number, cluster, nodes), keys=tuple(keys))
 
 
 def _text_if_any(path: Path) -> str:

@@ -118,10 +118,16 @@ def read_ds_config(text: str, name: str = "ds_config.json") -> Reading:
 
 
 def read_training_args(
-    text: str, name: str, folder: Path = Path(), files: Mapping[str, str] = MappingProxyType({})
+    text: str,
+    name: str,
+    folder: Path = Path(),
+    files: Mapping[str, str] = MappingProxyType({}),
+    nodes: int | None = None,
+    devices_per_node: int | None = None,
 ) -> Reading:
     """Return the recipe of a file of arguments alone, YAML or JSON: TrainingArguments, TRL's or LLaMA-Factory's, or
-    the configuration of `accelerate launch`. Raises UserError."""
+    the configuration of `accelerate launch`. `nodes` and `devices_per_node` are what somebody says of them beside it.
+    Raises UserError."""
     values = read_mapping(text, name, "a file of TrainingArguments")
     if "zero_optimization" in values or "train_micro_batch_size_per_gpu" in values:
         return read_ds_config(text, name)
@@ -130,6 +136,8 @@ def read_training_args(
         "train.py",
         () if of_launcher else (name,),
         launcher="accelerate" if of_launcher else "torchrun",
+        nodes=nodes,
+        devices_per_node=devices_per_node,
         launcher_options={"config_file": name} if of_launcher else {},
         files={**files, name: text},
         folder=folder,
