@@ -95,9 +95,9 @@ def test_no_recipe_is_made_of_a_trainer_that_is_not_read(llmlaunch: CommandLine)
 def test_a_mistake_comes_before_no_verdict(llmlaunch: CommandLine) -> None:
     error = llmlaunch("check", script(OTHER["torchtitan"]), "--cluster", "no-such", code=2).stderr
     assert "unknown cluster 'no-such'" in error
-    lacking = script(TORCHRUN.replace("--max_steps 100", "") + " --deepspeed nothere.json")
+    lacking = script(TORCHRUN.replace("--model_name_or_path meta-llama/Llama-3.1-8B", "") + " --deepspeed nothere.json")
     error = llmlaunch("check", lacking, *CLUSTER, code=2).stderr
-    assert "training.steps: " in error
+    assert "model: " in error
     assert "nothere.json" in error
 
 
