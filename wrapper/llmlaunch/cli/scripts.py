@@ -32,6 +32,7 @@ from llmlaunch.errors import NoVerdict
 from llmlaunch.report.no_verdict_screen import no_verdict_screen
 from llmlaunch.report.terminal import shown_on
 from llmlaunch.rundir.values import to_type
+from llmlaunch.verdicts import UNKNOWN
 
 __all__ = [
     "end_undecided",
@@ -132,6 +133,10 @@ def steps_after_script(job: ExistingJob, script: ScriptOptions, overrides: Seque
     source = job.source
     if not job.run.plan.good:
         steps = mending_steps(job.run, change_in_words(job))
+        unknown = job.run.plan.arguments.deciding or job.run.plan.arguments.unknown
+        if unknown and (job.run.verdict == UNKNOWN or job.run.plan.tight_by_arguments):
+            names = ",".join(dict.fromkeys(argument.flag.removeprefix("backend.ds_config.") for argument in unknown))
+            steps.insert(0, (to_type(*sys.argv[1:], f"backend.neutral_args=[{names}]"), "if none of them changes memory"))
         if job.with_export is not None:
             steps.insert(0, (to_type(*sys.argv[1:], f"environment.{EXPORT}"), "with that export in the script"))
         return steps

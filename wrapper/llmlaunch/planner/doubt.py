@@ -19,7 +19,7 @@ from llmlaunch.planner.plan import Limit
 from llmlaunch.units import gib
 from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 
-__all__ = ["argument_notes", "verdict_with_arguments"]
+__all__ = ["argument_notes", "most_more_bytes", "verdict_with_arguments"]
 
 SPARED_SHARE = 0.5  # of what a step adds
 
@@ -57,11 +57,16 @@ def argument_notes(verdict: str, arguments: ClassedArguments, estimate: Estimate
     """Return the note on unknown arguments that change nothing about a safe plan."""
     if verdict != SAFE or not arguments.costing:
         return ()
-    more = max(_most_bytes(estimate, arguments) - estimate.worst.device_bytes, 0)
+    more = gib(most_more_bytes(estimate, arguments))
     return (
-        f"{_named(arguments.costing)}: needs at most {gib(more)} GiB more, which fits: as much again as a step adds to "
+        f"{_named(arguments.costing)}: needs at most {more} GiB more, which fits: as much again as a step adds to "
         "the model states",
     )
+
+
+def most_more_bytes(estimate: Estimate, arguments: ClassedArguments) -> int:
+    """Return the most that unknown arguments may need beyond what the fullest rank was priced with."""
+    return max(_most_bytes(estimate, arguments) - estimate.worst.device_bytes, 0)
 
 
 def _most_bytes(estimate: Estimate, arguments: ClassedArguments) -> int:

@@ -14,6 +14,7 @@ from llmlaunch.frameworks.flag_classes import ClassedArgument
 from llmlaunch.layout import Layout, LayoutColumns, Rule
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.peak import RESIDUAL
+from llmlaunch.planner.doubt import most_more_bytes
 from llmlaunch.planner.evidence import evidence_of, rehearsal_on
 from llmlaunch.planner.legality import situation
 from llmlaunch.planner.plan import Plan, risk_words
@@ -188,7 +189,12 @@ def explain_tight(plan: Plan) -> NothingSafe:
 def unknown_arguments_text(plan: Plan) -> str:
     """Return the sentence on arguments of the person's own that may need more memory than there is room for."""
     named = ", ".join(f"{argument.flag} ({argument.flag_class.why})" for argument in plan.arguments.costing)
-    return f"what these arguments do to GPU memory is not known: {named}"
+    more = most_more_bytes(plan.estimate, plan.arguments) / GIB
+    left = max(plan.limit.limit_bytes - plan.device_bytes, 0) / GIB
+    return (
+        f"what these arguments do to GPU memory is not known: {named}; together they may need up to {more:.1f} GiB, as "
+        f"much again as a step adds, and {left:.1f} GiB are left"
+    )
 
 
 def _remedy_text(plan: Plan, flags: Sequence[str]) -> str:

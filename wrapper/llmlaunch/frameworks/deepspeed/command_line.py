@@ -109,7 +109,9 @@ def read_ds_config(text: str, name: str = "ds_config.json") -> Reading:
     add_model(draft, None, command.folder)
     for section in ("optimizer", "scheduler"):
         if config.settings.pop(section, None) is not None:
-            draft.leave_out((section,), "the shipped script brings AdamW and its schedule, with the same settings")
+            draft.leave_out(
+                (section,), "the shipped script brings AdamW and its schedule, with the same settings", matters=False
+            )
     own = config.rest(trainer=False)
     draft.keys["backend"] = {"name": "deepspeed", "ds_config": own} if own else "deepspeed"
     draft.lack("data", "write data.path, or data: {mock: true}; and backend.script for a script of your own")
@@ -349,7 +351,7 @@ def _add_script(
         name = group[0].lstrip("-").partition("=")[0]
         value = " ".join((group[0].partition("=")[2], *group[1:])).strip()
         if is_secret_variable(name, value):
-            draft.leave_out((group[0].partition("=")[0],), "looks like a secret, which is never written")
+            draft.leave_out((group[0].partition("=")[0],), "looks like a secret, which is never written", matters=False)
         elif not any(map(is_unset, group)):
             words += group
     if words:

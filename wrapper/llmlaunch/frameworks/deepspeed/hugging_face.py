@@ -212,7 +212,9 @@ def read_schedule(options: ScriptOptions, family: TrainerFamily, draft: RecipeDr
     ]
     interval = options.number("logging_steps")
     if interval is not None and interval < 1:
-        draft.leave_out(options.written("logging_steps"), "is a share of all steps; write training.log_interval")
+        draft.leave_out(
+            options.written("logging_steps"), "is a share of all steps; write training.log_interval", matters=False
+        )
         interval = None
     training["log_interval"] = int(family.default("logging_steps") if interval is None else interval)
     _decay(options, family, draft)
@@ -228,12 +230,15 @@ def _decay(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) ->
             options.written("lr_scheduler_type"),
             "the recipe knows cosine, linear and constant; memory and time are the same: write "
             "training.learning_rate_decay",
+            matters=False,
         )
     least = _minimum_rate(options)
     if least is not None and name == LEAST:
         training["minimum_learning_rate"] = least
     elif options.has("lr_scheduler_kwargs"):
-        draft.leave_out(options.written("lr_scheduler_kwargs"), "the recipe knows min_lr of a cosine decay alone")
+        draft.leave_out(
+            options.written("lr_scheduler_kwargs"), "the recipe knows min_lr of a cosine decay alone", matters=False
+        )
     warmup, ratio = options.number("warmup_steps"), options.number("warmup_ratio")
     if warmup is None and ratio is None:
         ratio = family.default("warmup_ratio")
@@ -377,9 +382,15 @@ def read_saving(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraf
         draft.training |= {"save_interval": int(interval), "checkpoint_path": folder}
         return
     if folder is not None:
-        draft.leave_out(options.written("output_dir"), "nothing is saved by steps; the run directory has such a folder")
+        draft.leave_out(
+            options.written("output_dir"),
+            "nothing is saved by steps; the run directory has such a folder",
+            matters=False,
+        )
     if when not in ("steps", "no") or interval < 1:
-        draft.leave_out(options.written("save_strategy", "save_steps"), "a recipe saves every so many steps")
+        draft.leave_out(
+            options.written("save_strategy", "save_steps"), "a recipe saves every so many steps", matters=False
+        )
         draft.lack(
             "training.save_interval",
             f"it saves every {when.removesuffix('s')}, a recipe every so many steps; write save_interval and "

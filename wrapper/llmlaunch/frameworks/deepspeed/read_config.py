@@ -179,7 +179,7 @@ def read_zero(config: DsConfig, draft: RecipeDraft, place: str) -> int:
             config.put(row.key, row.unwritten[stage])
     section = config.section(ZERO)
     for name in [name for name in section if name.startswith("stage3_") and stage < 3]:
-        draft.leave_out((f"{ZERO}.{name}",), f"belongs to stage 3, and the stage is {stage}")
+        draft.leave_out((f"{ZERO}.{name}",), f"belongs to stage 3, and the stage is {stage}", matters=False)
         del section[name]
     return stage
 
@@ -206,7 +206,7 @@ def _offload(config: DsConfig, draft: RecipeDraft, stage: int) -> None:
             draft.notes.append(f"{ZERO}.{name}: states on NVMe are priced and rendered as in host memory")
             for row in SETTINGS:
                 if row.left_out and row.key.startswith(f"{ZERO}.{name}.") and config.take(row.key) is not None:
-                    draft.leave_out((row.key,), row.left_out)
+                    draft.leave_out((row.key,), row.left_out, matters=False)
     ratio = config.take(f"{ZERO}.offload_optimizer.ratio")
     moved = devices.get("offload_optimizer", "none") != "none"
     draft.layout["offload_optimizer"] = float(ratio if ratio is not None else 1.0) if moved and stage else 0.0
@@ -251,7 +251,7 @@ def read_rest(config: DsConfig, draft: RecipeDraft) -> None:
         if draft.layout.get("recompute") == "full":
             draft.layout["offload_checkpoints"] = True
         else:
-            draft.leave_out(("activation_checkpointing.cpu_checkpointing",), "nothing is recomputed")
+            draft.leave_out(("activation_checkpointing.cpu_checkpointing",), "nothing is recomputed", matters=False)
     uncounted = [row.key for row in SETTINGS if row.uncounted and row.key in config.settings]
     if uncounted:
         draft.notes.append(f"{', '.join(uncounted)} of ds_config.json: handed on, and not counted in the estimate")
