@@ -342,7 +342,8 @@ def hint_in_words(job: ExistingJob, hint: Hint) -> str:
     """Return what makes a job faster, as a person makes it in the script; in recipe keys where that cannot be said."""
     run, field, document = job.run, hint.key.partition(".")[2], job.run.recipe.document
     value = RECOMPUTE_NAMES.index(hint.value) if field == "recompute" else hint.value
-    layout = replace(run.layout, **{field: value}) if hasattr(run.layout, field) else run.layout
+    sizes: dict[str, Any] = {field: value} if hasattr(run.layout, field) else {}
+    layout = replace(run.layout, **sizes)
     if document is None:
         return hint.sentence()
     try:

@@ -136,7 +136,8 @@ def steps_after_script(job: ExistingJob, script: ScriptOptions, overrides: Seque
         unknown = job.run.plan.arguments.deciding or job.run.plan.arguments.unknown
         if unknown and (job.run.verdict == UNKNOWN or job.run.plan.tight_by_arguments):
             names = ",".join(dict.fromkeys(argument.flag.removeprefix("backend.ds_config.") for argument in unknown))
-            steps.insert(0, (to_type(*sys.argv[1:], f"backend.neutral_args=[{names}]"), "if none of them changes memory"))
+            command = to_type(*sys.argv[1:], f"backend.neutral_args=[{names}]")
+            steps.insert(0, (command, "if none of them changes memory"))
         if job.with_export is not None:
             steps.insert(0, (to_type(*sys.argv[1:], f"environment.{EXPORT}"), "with that export in the script"))
         return steps
