@@ -81,11 +81,11 @@ def surrounded(
     """Return a training of a script with what the script's `commands` do around it, and the folder in which it starts;
     the script itself starts in `start`. Of the others of its `trainings` nothing is said here.
     """
-    others = {each.place for each in trainings} - {training.place}
-    commands = [command for command in commands if _place(command) not in others]
-    index = max((number for number, command in enumerate(commands) if _place(command) == training.place), default=None)
-    if index is not None:
-        training = prepared(training, commands, index, whole=True)
+    launch = next((command for command in reversed(commands) if _place(command) == training.place), None)
+    if launch is not None:
+        places = {each.place for each in trainings}
+        commands = [command for command in commands if command is launch or _place(command) not in places]
+        training = prepared(training, commands, commands.index(launch), whole=True)
     logs = {
         option: str(start.absolute() / str(path))
         for option, path in training.slurm.items()

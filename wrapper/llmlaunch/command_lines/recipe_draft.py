@@ -164,9 +164,9 @@ def _add_environment(draft: RecipeDraft, command: TrainerCommand) -> None:
 
 
 def _add_allocator(draft: RecipeDraft, command: TrainerCommand, variables: dict[str, str]) -> None:
-    """Say what the rendered job sets of torch's allocator and the script does not; a process that writes checkpoints
-    reads no tensors in segments that grow."""
-    if "--async-save" in command.arguments:
+    """Say what the rendered job sets of torch's allocator and the script does not. A process beside the trainer that
+    writes its checkpoints cannot read tensors in segments that grow (`async-whole-segments` of checkpoint_rules.py)."""
+    if {"--async-save", "--use-persistent-ckpt-worker"} <= set(command.arguments):
         variables[ALLOCATOR[0]] = "expandable_segments:False"
         return
     draft.notes.append(
