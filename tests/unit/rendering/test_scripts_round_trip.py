@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +155,21 @@ PREPARATIONS = {
         f"{TORCHRUN} {{}}\n",
         container=ScriptContainer("/img/a.sqsh", ("/data:/data", "/code:/code:ro"), "pyxis"),
     ),
+    "pyxis in a folder": Preparation(
+        f"{HEAD}source host.sh\n{ADDRESS}srun --container-image=nvcr.io#nvidia/pytorch:25.08-py3 "
+        f"--container-mounts=$PWD:/w --container-workdir=/w --no-container-mount-home {TORCHRUN} {{}}\n",
+        setup=("source host.sh",),
+        folder="/w",
+        container=ScriptContainer("nvcr.io#nvidia/pytorch:25.08-py3", ("HERE:/w",), "pyxis"),
+    ),
+    "a shell in a container": Preparation(
+        f"{HEAD}{ADDRESS}srun --container-image=/img/a.sqsh --container-mounts=/data:/data bash -c "
+        f"'source /venv/bin/activate; cd code; export INSIDE=1; {TORCHRUN} {{}}'\n",
+        environment={"INSIDE": "1"},
+        folder="code",
+        python="/venv/bin/python",
+        container=ScriptContainer("/img/a.sqsh", ("/data:/data",), "pyxis"),
+    ),
     "apptainer": Preparation(
         f"{HEAD}{ADDRESS}srun apptainer exec --nv -B /data -B /a:/b:ro /img/a.sif {TORCHRUN} {{}}\n",
         container=ScriptContainer("/img/a.sif", ("/data:/data", "/a:/b:ro"), "apptainer"),
@@ -200,10 +215,17 @@ def test_the_job_of_the_recipe_starts_the_trainer_as_the_script_does(
 def assert_started_alike(job: RenderedJob, expected: Preparation, folder: Path) -> None:
     """The trainers of a rendered job start where, in what and after what those of the script do."""
     assert (job.command.nodes, job.command.devices_per_node) == (2, 8)
-    assert job.workdir == str((folder / expected.folder).resolve())
+    in_image = expected.container is not None and expected.container.runtime == "pyxis" and expected.folder == "."
+    assert job.workdir == (None if in_image else str((folder / expected.folder).resolve()))
     assert job.python == expected.python
     assert job.setup == tuple(line.replace("HERE", str(folder)) for line in expected.setup)
-    assert job.container == expected.container
+    assert job.container == (
+        expected.container
+        and replace(
+            expected.container,
+            mounts=tuple(mount.replace("HERE", str(folder)) for mount in expected.container.mounts),
+        )
+    )
     assert {name: job.command.environment.get(name) for name in expected.environment} == expected.environment
     assert {name: str(job.directives.get(name)) for name in expected.slurm} == {
         name: str(value) for name, value in expected.slurm.items()

@@ -141,7 +141,7 @@ def _of_shell(command: ShellCommand, slurm: Options, depth: int = 0) -> _Trainin
         trainings = [_of_shell(each, {**slurm, **inner.slurm}, depth + 1) for each in inside]
         for index, training in reversed(list(enumerate(trainings))):
             if training is not None:
-                complete = prepared(training.command, inside, index)
+                complete = prepared(training.command, inside, index, in_container=prefix.container is not None)
                 return _with_prefix(replace(training, command=complete), prefix, command)
     launch = _launch(list(command.words))
     if launch is None or not launch.trainer or is_tool(launch.trainer):

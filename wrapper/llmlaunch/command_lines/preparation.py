@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from llmlaunch.command_lines.command import TrainerCommand
+from llmlaunch.command_lines.command import ScriptContainer, TrainerCommand
 from llmlaunch.command_lines.prefixes import without_prefixes
 from llmlaunch.command_lines.shell_state import ShellCommand
 from llmlaunch.documents.secrets import is_secret_variable, secret_in
@@ -91,8 +91,36 @@ def surrounded(
         for option, path in training.slurm.items()
         if option in ("output", "error") and "/" in str(path) and _exists(start / PurePath(str(path)).parent)
     }
-    workdir = training.workdir or _workdir(training, start)
-    return replace(training, workdir=workdir, slurm={**training.slurm, **logs})
+    training = replace(training, slurm={**training.slurm, **logs})
+    if training.container is None or launch is None:
+        return replace(training, workdir=_workdir(training, start))
+    inside = launch.folder != training.folder  # a shell in the container enters it
+    folder = _container_folder(launch.words)
+    if folder is None and not inside and training.container.runtime == "pyxis":
+        return training  # it starts in the image's own folder
+    workdir = _workdir(training, start) if inside or folder is None else folder
+    place = training.folder if workdir is None else _on_the_host(workdir, training.container)
+    return replace(training, folder=place, workdir=workdir)
+
+
+def _on_the_host(folder: str, container: ScriptContainer) -> Path:
+    """Return the folder of the host that a container has at this place, or the place itself."""
+    for mount in container.mounts:
+        source, _, rest = mount.partition(":")
+        path, destination = PurePath(folder), rest.partition(":")[0] or source
+        if source.startswith("/") and path.is_relative_to(destination):
+            return Path(source) / path.relative_to(destination)
+    return Path(folder)
+
+
+def _container_folder(words: Sequence[str]) -> str | None:
+    """Return the folder in which a container starts its command, where an option of pyxis or Apptainer says it."""
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        option, equals, value = word.partition("=")
+        if option in ("--container-workdir", "--pwd", "--cwd"):
+            folder = value if equals else following
+            return folder if folder.startswith("/") else None
+    return None
 
 
 def _place(command: ShellCommand) -> str:
@@ -133,7 +161,9 @@ class _Preparation:
 
     def add(self, command: ShellCommand, when: str, usable: bool) -> None:
         """Add a command that starts no training: as a setup line, as a sentence, or not at all."""
-        words = without_prefixes(command.words).words
+        words: Sequence[str] = [word for word in command.words if not re.match(r"\w+=", word)]
+        if words and PurePath(words[0]).name not in _REASON:
+            words = without_prefixes(words).words
         if not words or re.fullmatch(r"\$\{\w+\}", words[0]):
             return
         name = PurePath(words[0]).name

@@ -129,6 +129,8 @@ def _sbatch_options(draft: RecipeDraft, command: TrainerCommand) -> dict[str, An
     for name, value in of_one_task(command.slurm).items():
         if follows_from_recipe(name) or (name == "job-name" and value == draft.name):
             continue  # the recipe's name is that of its jobs
+        if command.container is not None and name.startswith("container-"):
+            continue
         problem = sbatch_option_problem(name)
         if problem is None and isinstance(value, str) and is_unset(value):
             problem = "has no value in the script"
