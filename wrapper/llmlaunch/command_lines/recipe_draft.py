@@ -118,7 +118,7 @@ def add_job(draft: RecipeDraft, command: TrainerCommand) -> None:
     _add_environment(draft, command)
     draft.keys |= {"setup": list(command.setup), "python": command.python, "workdir": command.workdir}
     if command.container is not None:
-        _add_container(draft, command.container, command.folder)
+        _add_container(draft, command, command.container)
     draft.notes += [f"{LEFT_OUT}{sentence}" for sentence in command.left_out]
 
 
@@ -177,12 +177,12 @@ def _add_allocator(draft: RecipeDraft, command: TrainerCommand, variables: dict[
     )
 
 
-def _add_container(draft: RecipeDraft, container: ScriptContainer, folder: Path) -> None:
+def _add_container(draft: RecipeDraft, command: TrainerCommand, container: ScriptContainer) -> None:
     """Add the container, or say why a recipe cannot have it."""
     from llmlaunch.recipe.containers import Container, container_problems, is_path
 
     runtime = RUNTIMES.get(container.runtime or "pyxis")
-    image = full_path(container.image, folder) if is_path(container.image) else container.image
+    image = full_path(container.image, command.folder) if is_path(container.image) else container.image
     if is_unset(image):
         problem: str | None = "its image has no value in the script"
     elif runtime is None:
@@ -192,13 +192,16 @@ def _add_container(draft: RecipeDraft, container: ScriptContainer, folder: Path)
     else:
         problem = next((why for _, why in container_problems(Container(image, (), runtime), "")), None)
     if problem is not None:
-        draft.notes.append(f"{LEFT_OUT}the container {container.image}: {problem}; write container: {{image: ...}}")
+        draft.notes.append(
+            f"{LEFT_OUT}{command.place}, the container {container.image}: {problem}; write container: {{image: ...}}"
+        )
         return
     mounts: list[str] = []
     for mount in container.mounts:
-        whole = _whole_mount(mount, folder)
+        whole = _whole_mount(mount, command.folder)
         if is_unset(mount) or mount_problem(whole) is not None:
-            draft.notes.append(f"{LEFT_OUT}the mount {mount}: {mount_problem(whole) or 'has no value in the script'}")
+            problem = mount_problem(whole) or "has no value in the script"
+            draft.notes.append(f"{LEFT_OUT}{command.place}, the mount {mount}: {problem}")
         else:
             mounts.append(whole)
     draft.keys["container"] = {"image": image} | ({"mounts": mounts} if mounts else {}) | {"runtime": runtime}
