@@ -104,6 +104,17 @@ def test_what_follows_the_training_is_named_too(line: str, folder: Path) -> None
     assert sentence.startswith(f"job.sbatch:5, `{line.split()[0]}")
 
 
+@pytest.mark.parametrize("line", ["export HF_TOKEN_PATH", "export A=$A", "export MASTER_ADDR=$(hostname)"])
+def test_what_the_rendered_job_has_anyway_is_in_no_line(line: str, folder: Path) -> None:
+    command = prepared(folder, line)
+    assert (command.setup, command.left_out) == ((), ())
+
+
+def test_a_variable_that_each_task_has_for_itself_is_in_no_line(folder: Path) -> None:
+    command = prepared(folder, "", f"srun bash -c 'export NODE_RANK=$SLURM_NODEID; {TRAINING}'")
+    assert (command.setup, dict(command.environment)) == ((), {})
+
+
 def test_what_only_prints_or_waits_is_no_loss(folder: Path) -> None:
     lines = "echo a; date; nvidia-smi; env | sort; sleep 3; module list; python -c 'import torch'; srun hostname"
     command = prepared(folder, lines)

@@ -31,6 +31,7 @@ _HOOKS: Mapping[str, str] = _TABLE["hooks"]
 _REASON = {program: reason for reason, programs in _TABLE["reasons"].items() for program in programs}
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 _KNOWN_TO_THE_RUN_ALONE = re.compile(r"\d+|output_of_line_\d+|number_of_arguments")
+_OF_A_TASK = frozenset({"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"})
 _ANY_VALUE = "0123456789abcdef"  # of a variable whose name alone says that it is a secret
 _LAUNCHERS = re.compile(r"(?:python[\d.]*|torchrun|deepspeed|accelerate|trl|llamafactory-cli|axolotl|swift|megatron)")
 _HOOKED_BY = re.compile(r"(?:conda|mamba)\.sh|\.bashrc|\.bash_profile|\.profile|\.bash_login")
@@ -172,7 +173,7 @@ class _Preparation:
             line = _setup_line(words, command.folder)
             if usable and line is not None:
                 self.lines.append((line, command.environment))
-            elif usable or name not in ("source", ".", "mkdir"):
+            elif name != "mkdir" and (usable or name not in ("source", ".")):
                 reason = "setup: runs outside the container" if line is not None else _why_not(words)
                 self._leave_out(command, words, reason)
         elif not _is_quiet(name, words):
@@ -211,6 +212,9 @@ class _Preparation:
         lines = [(line, environment) for line, environment in self.lines]
         for name, value in self.training.environment.items():
             if not _REFERENCE.search(value) or is_set_by_launcher(name) or is_secret_variable(name, _ANY_VALUE):
+                continue
+            if value == f"${{{name}}}" or _OF_A_TASK.intersection(_REFERENCE.findall(value)):
+                self.exported.add(name)  # sbatch carries the one along, and each rank of the rendered job has the other
                 continue
             if self.training.container is not None and launch.environment.get(name) != value:
                 continue  # the variables of a container are not those outside
