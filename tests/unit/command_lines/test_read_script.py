@@ -110,7 +110,7 @@ def test_a_place_that_an_author_left_open_is_unset(tmp_path: Path) -> None:
     ("text", "expected", "note"),
     [
         ("if nvidia-smi; then run 1; else run 2; fi", ["1"], "train.sh:1: if"),
-        ('if [ "$#" -ne 2 ]; then echo usage; exit 1; fi\nrun $1', ["${1}"], "ends the script"),
+        ('if [ "$#" -ne 2 ]; then echo usage; exit 1; fi\nrun $1', ["${1}"], "would end the script, because"),
         ('case "$1" in\n 7b) run a;;\n 13b) run b;;\n *) exit 1;;\nesac', ["a"], "lines 2, 3, 4"),
         ('if [ "$DEBUG" = 1 ]; then run slow; else run fast; fi', ["fast"], "DEBUG is taken as not set"),
         ("if [ ! -f /nowhere/x ]; then exit 1; fi; run 1", ["1"], "ends the script"),

@@ -222,8 +222,10 @@ def _inner_script(command: ShellCommand, prefix: Prefix) -> Script | None:
         while rest and re.fullmatch(r"[-+][a-zA-Z]+|--[a-z]+", rest[0]):
             option = rest.pop(0)
             if "c" in option and not option.startswith("--"):
-                text = _of_task(rest[0], prefix) if rest else None
-                return None if text is None else read_script(text, place, command.folder, rest[2:], environment)
+                if not rest:
+                    return None
+                text = _of_task(rest[0], prefix)
+                return read_script(text, place, command.folder, rest[2:], environment, command.budget)
             if option in ("-o", "+o", "--rcfile"):
                 del rest[:1]
     elif not program.endswith((".sh", ".bash", ".sbatch", ".slurm")):
@@ -233,7 +235,8 @@ def _inner_script(command: ShellCommand, prefix: Prefix) -> Script | None:
     text = _text_of(command, rest[0]) if rest else None
     if text is None:
         return None
-    return read_script(_of_task(text, prefix), Path(rest[0]).name, command.folder, rest[1:], environment)
+    name = Path(rest[0]).name
+    return read_script(_of_task(text, prefix), name, command.folder, rest[1:], environment, command.budget)
 
 
 def _of_task(text: str, prefix: Prefix) -> str:
@@ -477,7 +480,8 @@ def _accelerate_defaults(command: ShellCommand, options: Mapping[str, str | bool
 def _text_of(command: ShellCommand, path: str) -> str | None:
     """Return the text of a file, as the script wrote it or as it is there."""
     place = command.folder / path
-    return command.files.get(path) or command.files.get(str(place)) or file_text(place)
+    written = command.files.get(path) or command.files.get(str(place))
+    return written or file_text(place, command.budget) or file_text(Path.cwd() / path, command.budget)
 
 
 def _number(value: object) -> int | None:

@@ -7,55 +7,41 @@ taken, and a note says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from llmlaunch.command_lines import shell_tree as tree
 from llmlaunch.command_lines.command import Unset, is_optional
 from llmlaunch.command_lines.sbatch import sbatch_environment, sbatch_options
 from llmlaunch.command_lines.shell_builtins import BUILTINS, PRINTERS, Left
 from llmlaunch.command_lines.shell_state import (
     MOST_TEXT,
+    Array,
+    Budget,
+    Input,
     Record,
     ShellCommand,
     State,
     has_unset,
     plain,
+    reason,
     shown,
     unset_names,
 )
 from llmlaunch.command_lines.shell_syntax import DECLARATIONS, parse_script
-from llmlaunch.command_lines.shell_test import test_outcome
-from llmlaunch.command_lines.shell_tree import (
-    AndOr,
-    ArithmeticCommand,
-    Assignment,
-    Block,
-    CaseCommand,
-    Conditional,
-    CountingFor,
-    For,
-    Function,
-    If,
-    Node,
-    Pipeline,
-    Redirect,
-    Simple,
-    Subshell,
-    Substitution,
-    While,
-    Word,
-)
+from llmlaunch.command_lines.shell_test import Pattern, test_outcome
 from llmlaunch.command_lines.shell_word_syntax import ShellSyntaxError
-from llmlaunch.command_lines.shell_words import Expander, matches
+from llmlaunch.command_lines.shell_words import Expander
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = ["Script", "ShellCommand", "read_script"]
 
-DEEPEST = 24
-MOST_ROUNDS = 1000
+DEEPEST = 192
+_TOO_DEEP = "its commands are nested too deeply to be read"
 
 Outcome = bool | None
 
@@ -63,7 +49,8 @@ Outcome = bool | None
 @dataclass(frozen=True)
 class Script:
     """What a script would start. `slurm` holds its sbatch options by long names, `environment` what it exports;
-    `unset` are the variables that have no value, `notes` what was decided without knowing it."""
+    `unset` are the variables that have no value, `notes` what was decided without knowing it. `ended` says where
+    reading ended before the last line, and why; None where it did not."""
 
     name: str
     commands: tuple[ShellCommand, ...]
@@ -71,6 +58,7 @@ class Script:
     environment: Mapping[str, str]
     unset: tuple[Unset, ...]
     notes: tuple[str, ...]
+    ended: str | None = None
 
 
 def read_script(
@@ -79,28 +67,33 @@ def read_script(
     folder: Path,
     arguments: Sequence[str] = (),
     variables: Mapping[str, str] = {},
+    budget: Budget | None = None,
 ) -> Script:
-    """Return the commands that a script starts. `variables` are the environment it runs in, `folder` where it lies and
-    where it starts. Raises UserError where the text is no script or asks for too much."""
+    """Return the commands that a script starts.
+
+    `variables` are the environment it runs in, `folder` where it is and where it starts, `budget` what is left of the
+    work that a script which starts this one may be. Raises UserError where the text is no script or asks for too much.
+    """
     if len(text) > MOST_TEXT:
         raise UserError(f"{name}: is larger than {MOST_TEXT >> 20} MiB, which no launch script is")
     if "\0" in text:
         raise UserError(f"{name}: is no text")
-    options, notes = sbatch_options(text, lambda: None)
-    record = Record(name)
-    record.notes.update(dict.fromkeys(f"{name}:{note}" for note in notes))
-    start = str(folder.absolute())
-    given = {key: plain(value) for key, value in (sbatch_environment(options) | dict(variables)).items()}
-    state = State(record, name, f"{start}/{name}", start, given, [plain(word) for word in arguments], bool(arguments))
-    shell = _Shell(state)
+    record = Record(name, budget or Budget())
     try:
-        shell.read(plain(text))
-    except Left:
-        pass
-    except RecursionError:
-        raise UserError(f"{name}: its commands are nested too deeply to be read") from None
+        options, notes = sbatch_options(text, lambda: record.budget.spend("words"))
+        record.notes.update(dict.fromkeys(f"{name}:{note}" for note in notes))
+        given = {key: plain(value) for key, value in (sbatch_environment(options) | dict(variables)).items()}
+        numbered = [given[str(place)] for place in range(1, 10) if str(place) in given]
+        words = [plain(word) for word in arguments] or numbered
+        start = str(folder.absolute())
+        state = State(record, name, f"{start}/{name}", start, start, given, words, bool(words), {**given})
+        with suppress(Left):
+            _Shell(state).read(plain(text))
+        environment = state.environment()
+    except (UserError, RecursionError) as error:
+        raise UserError(f"{name}: {_TOO_DEEP if isinstance(error, RecursionError) else error}") from None
     unset = tuple(record.unset.values())
-    return Script(name, tuple(record.commands), options, state.environment(), unset, tuple(record.notes))
+    return Script(name, tuple(record.commands), options, environment, unset, tuple(record.notes), record.ended)
 
 
 class _Shell:
@@ -110,6 +103,7 @@ class _Shell:
 
     def read(self, text: str, first_line: int = 1) -> None:
         """Run all that a text holds; what follows an error of syntax is noted and left."""
+        self.state.record.budget.spend("parsed_characters", len(text))
         try:
             block = parse_script(text, first_line)
         except ShellSyntaxError as error:
@@ -117,86 +111,115 @@ class _Shell:
             block = error.before
         self.run(block)
 
-    def run(self, node: Node) -> Outcome:
+    def run(self, node: tree.Node) -> Outcome:
         """Run a command and return whether it succeeds, None where that is unknown."""
         state = self.state
-        state.record.step()
+        state.record.budget.spend("commands")
         state.depth += 1
-        if state.depth > 8 * DEEPEST:
-            raise UserError(f"{state.record.name}: its commands are nested too deeply to be read")
+        if state.depth > DEEPEST:
+            raise UserError(_TOO_DEEP)
         try:
             return self._RUNNERS[type(node)](self, node)
         finally:
             state.depth -= 1
 
-    def block(self, node: Block) -> Outcome:
-        with_redirects = _Redirected(self, node.redirects)
-        outcome: Outcome = True
-        with with_redirects:
+    def block(self, node: tree.Block) -> Outcome:
+        if node.subshell:
+            shell = _Shell(self.state.subshell())
+            outcome = shell.in_subshell(replace(node, subshell=False))
+            self.state.output = shell.state.output
+            return outcome
+        outcome = True
+        with _Redirected(self, node.redirects):
             for statement in node.statements:
                 outcome = self.run(statement)
         return outcome
 
-    def and_or(self, node: AndOr) -> Outcome:
-        first = self.run(node.left)
-        # a program is taken to succeed
-        if (first is False) == (node.operator == "&&"):
-            return first
-        second = self.run(node.right)
-        return None if first is None and second is True else second
-
-    def pipeline(self, node: Pipeline) -> Outcome:
-        if len(node.commands) == 1:
-            outcome = self.run(node.commands[0])
-        else:
-            outcome, text = None, self.state.input
-            for place, command in enumerate(node.commands):
-                shell = _Shell(self.state.subshell())
-                shell.state.input = text
-                last = place == len(node.commands) - 1
-                if not last:
-                    shell.state.output = []
-                outcome = shell.in_subshell(command)
-                text = None if shell.state.output is None or last else "".join(shell.state.output)
-                if last and shell.state.output is None:
-                    self.state.output = None
-        return outcome if outcome is None or not node.negated else not outcome
-
-    def subshell(self, node: Subshell) -> Outcome:
-        shell = _Shell(self.state.subshell())
-        outcome = shell.in_subshell(node.body)
-        self.state.output = shell.state.output
-        return outcome
-
-    def in_subshell(self, node: Node) -> Outcome:
+    def in_subshell(self, node: tree.Node) -> Outcome:
         try:
             return self.run(node)
         except Left:
             return None
 
+    def and_or(self, node: tree.AndOr) -> Outcome:
+        first, assumed = self.condition(node.left)
+        # a program is taken to succeed
+        if (first is False) == (node.operator == "&&"):
+            return first
+        if self.ending(node.right) is not None and (first is None or (assumed and self.refuses(node.right))):
+            return self.undecided(node.line, [node.right], node.operator, assumed)
+        second = self.because(assumed, node.right)
+        return None if first is None and second is True else second
+
+    def pipeline(self, node: tree.Pipeline) -> Outcome:
+        if len(node.commands) == 1:
+            outcome = self.run(node.commands[0])
+        else:
+            outcome, given = None, self.state.input
+            for command in node.commands[:-1]:
+                shell = _Shell(self.state.subshell())
+                shell.state.input, shell.state.output = given, []
+                shell.in_subshell(command)
+                given = None if shell.state.output is None else Input("".join(shell.state.output))
+            shell = _Shell(self.state.subshell())
+            shell.state.input = given
+            outcome = shell.in_subshell(node.commands[-1])
+            self.state.output = shell.state.output
+        return outcome if outcome is None or not node.negated else not outcome
+
     # conditions and loops
 
-    def if_(self, node: If) -> Outcome:
-        bodies = [(line_of(condition, node.line), body) for condition, body in node.branches]
-        for place, (condition, body) in enumerate(node.branches):
-            outcome = self.run(condition)
-            if outcome:
-                return self.run(body)
-            if outcome is None:
-                open_bodies = [body for _, body in bodies[place:]] + ([node.otherwise] if node.otherwise else [])
-                return self.undecided(node.line, open_bodies, "if")
-        return self.run(node.otherwise) if node.otherwise is not None else True
+    def condition(self, node: tree.Node) -> tuple[Outcome, list[str]]:
+        """Run a condition and return with its outcome which variables it counted as empty."""
+        record = self.state.record
+        before, record.assumed = record.assumed, {}
+        try:
+            return self.run(node), list(record.assumed)
+        finally:
+            record.assumed = before | record.assumed
 
-    def undecided(self, line: int, bodies: Sequence[Block], kind: str) -> Outcome:
+    def because(self, assumed: Iterable[str], node: tree.Node) -> Outcome:
+        """Run a branch that is taken because these variables are empty."""
+        reasons = self.state.record.reasons
+        reasons.append(assumed)
+        try:
+            return self.run(node)
+        finally:
+            reasons.pop()
+
+    def if_(self, node: tree.If) -> Outcome:
+        bodies = [body for _, body in node.branches] + ([node.otherwise] if node.otherwise else [])
+        assumed: list[str] = []
+        for place, (condition, body) in enumerate(node.branches):
+            outcome, names = self.condition(condition)
+            assumed += names
+            if outcome is None:
+                return self.undecided(node.line, bodies[place:], "if")
+            if outcome:
+                return self.taken(body, bodies, node.line, "if", assumed)
+        return self.taken(node.otherwise, bodies, node.line, "if", assumed) if node.otherwise is not None else True
+
+    def taken(
+        self, body: tree.Block, bodies: Sequence[tree.Block], line: int, kind: str, assumed: Sequence[str]
+    ) -> Outcome:
+        """Run a branch. One that only complains of a missing value and ends the script is left for another one."""
+        if assumed and self.refuses(body):
+            return self.undecided(line, bodies, kind, assumed)
+        return self.because(assumed, body)
+
+    def undecided(self, line: int, bodies: Sequence[tree.Node], kind: str, assumed: Sequence[str] = ()) -> Outcome:
         """Run the first body that does not end the script, and note which one that is."""
-        body = next((body for body in bodies if not _ends(body)), None)
+        last = next((end for body in bodies if (end := self.ending(body)) is not None), None)
+        if assumed and last is not None:
+            self.state.ends(_written(last), last.line, reason(assumed), goes_on=True)
+        body = next((body for body in bodies if self.ending(body) is None), None)
         places = ", ".join(str(line_of(body, line)) for body in bodies)
         if body is None:
-            if len(bodies) != 1 or bodies[0].statements:
+            if not assumed and (len(bodies) != 1 or not isinstance(bodies[0], tree.Block) or bodies[0].statements):
                 self.state.note(line, f"{kind}: only the run shows whether it ends the script; taken as if it does not")
             return None
+        place = line_of(body, line)
         if len(bodies) > 1:
-            place = line_of(body, line)
             self.state.note(
                 line, f"{kind}: only the run shows which branch it takes (lines {places}); read: line {place}"
             )
@@ -204,165 +227,212 @@ class _Shell:
             self.state.note(line, f"{kind}: only the run shows whether line {places} is taken; read as if it is")
         return self.run(body)
 
-    def case(self, node: CaseCommand) -> Outcome:
-        text = self.words.text(node.word)
-        if has_unset(text):
-            return self.undecided(node.line, [body for _, body in node.items], "case")
-        for patterns, body in node.items:
-            if any(matches(self.words.text(pattern), text) for pattern in patterns):
-                return self.run(body)
-        return True
+    def ending(self, node: tree.Node) -> tree.Simple | None:
+        """Return the command with which a branch leaves the script or a function; None where it goes on."""
+        if isinstance(node, tree.Block):
+            return self.ending(node.statements[-1]) if node.statements and not node.subshell else None
+        if not isinstance(node, tree.Simple):
+            return None
+        name = _name(node)
+        if name in self.state.functions:
+            body = self.state.functions[name]
+            return self.ending(body) if isinstance(body, tree.Block) and body.statements[-1:] != (node,) else None
+        return node if name in ("exit", "return") else None
 
-    def for_(self, node: For) -> Outcome:
+    def refuses(self, node: tree.Node) -> bool:
+        """Return whether a branch ends the script and starts no program before."""
+        statements = node.statements if isinstance(node, tree.Block) else (node,)
+        harmless = {"", *BUILTINS, *PRINTERS, *self.state.functions}
+        return self.ending(node) is not None and all(
+            isinstance(each, tree.Simple) and _name(each) in harmless for each in statements
+        )
+
+    def case(self, node: tree.CaseCommand) -> Outcome:
+        before, self.state.record.assumed = self.state.record.assumed, {}
+        text = self.state.known(self.words.text(node.word), node.line)
+        assumed = list(self.state.record.assumed)
+        self.state.record.assumed = before | self.state.record.assumed
+        bodies = [item.body for item in node.items]
+        if text is None:
+            return self.undecided(node.line, bodies, "case")
+        outcome: Outcome = True
+        falls = False
+        for item in node.items:
+            if falls or any(
+                Pattern(self.words.pattern(pattern), self.state.spend).matches(text) for pattern in item.patterns
+            ):
+                outcome = self.taken(item.body, bodies, node.line, "case", assumed)
+                falls = item.ending == ";&"
+                if item.ending == ";;":
+                    break
+        return outcome
+
+    def for_(self, node: tree.For) -> Outcome:
         words = self.words.fields(node.words) if node.words is not None else list(self.state.arguments)
-        for word in words:
+        for word in words[:1] if node.once else words:
             self.state.assign(node.name, word)
             if not self.round(node.body):
                 break
         return None
 
-    def round(self, body: Block) -> bool:
+    def round(self, body: tree.Block) -> bool:
         """Run the body of a loop once and return whether the loop goes on."""
+        self.state.loops += 1
         try:
             self.run(body)
         except Left as left:
             if left.command not in ("break", "continue"):
                 raise
-            if left.levels > 1:
+            if left.levels > 1 and self.state.loops > 1:
                 raise Left(left.command, left.levels - 1) from None
             return left.command == "continue"
+        finally:
+            self.state.loops -= 1
         return True
 
-    def counting_for(self, node: CountingFor) -> Outcome:
+    def counting_for(self, node: tree.CountingFor) -> Outcome:
         first, condition, following = node.expressions
         self.words.arithmetic(first, node.line)
-        for _ in range(MOST_ROUNDS):
-            outcome = self.words.arithmetic(condition, node.line) if condition else "1"
+        while True:
+            outcome = self.words.arithmetic(condition, node.line, True) if condition else "1"
             if outcome == "0" or not self.round(node.body) or has_unset(outcome):
-                break
+                return None
             self.words.arithmetic(following, node.line)
-        return None
 
-    def while_(self, node: While) -> Outcome:
-        for _ in range(MOST_ROUNDS):
-            before = dict(self.state.variables), list(self.state.arguments)
+    def while_(self, node: tree.While) -> Outcome:
+        while True:
+            state = self.state
+            before = state.changes, len(state.arguments), state.input and state.input.position
             outcome = self.run(node.condition)
-            asks = any(
-                whole_number_in(name) is not None or name == "number_of_arguments" for name in self.state.record.unset
-            )
-            if outcome is None and asks and not self.state.has_arguments:
-                break  # it would read the arguments of the script, and there are none
-            if outcome is not None and outcome == node.until:
-                break
-            if not self.round(node.body) or outcome is None:
-                break
-            if before == (self.state.variables, self.state.arguments):
-                break  # it would go on for ever, or until a program says otherwise
-        return None
+            if (outcome is not None and outcome == node.until) or not self.round(node.body) or outcome is None:
+                return None
+            if before == (state.changes, len(state.arguments), state.input and state.input.position):
+                return None  # it would go on for ever, or until a program says otherwise
 
-    def arithmetic_command(self, node: ArithmeticCommand) -> Outcome:
-        number = self.words.arithmetic(node.expression, node.line)
+    def arithmetic_command(self, node: tree.ArithmeticCommand) -> Outcome:
+        number = self.words.arithmetic(node.expression, node.line, True)
         return None if has_unset(number) else number != "0"
 
-    def conditional(self, node: Conditional) -> Outcome:
-        return test_outcome(self.state, [self.words.text(word) for word in node.words], node.line)
+    def conditional(self, node: tree.Conditional) -> Outcome:
+        words: list[str] = []
+        for place, word in enumerate(node.words):
+            before = node.words[place - 1] if place > 1 else ()
+            is_pattern = before in [(tree.LiteralText(sign),) for sign in ("=", "==", "!=", "=~")]
+            words.append(self.words.pattern(word) if is_pattern else self.words.text(word))
+        return test_outcome(self.state, words, node.line, patterns=True)
 
-    def function(self, node: Function) -> Outcome:
+    def function(self, node: tree.Function) -> Outcome:
         self.state.functions[node.name] = node.body
         return True
 
     # simple commands
 
-    def simple(self, node: Simple) -> Outcome:
-        words = [word for word in node.words if not isinstance(word, Assignment)]
+    def simple(self, node: tree.Simple) -> Outcome:
+        words = [word for word in node.words if not isinstance(word, tree.Assignment)]
         fields = self.words.fields(words)
+        state = self.state
         if not fields:
             for assignment in node.assignments:
                 self.assign(assignment, node.line)
             with _Redirected(self, node.redirects):
                 return True
-        before = dict(self.state.variables), set(self.state.exported)
+        names = {state.target(assignment.name) for assignment in node.assignments}
+        before = {name: state.variables.get(name) for name in names}
+        temporary = names - state.exported
         for assignment in node.assignments:
             self.assign(assignment, node.line)
-            self.state.exported.add(assignment.name)
-        with _Redirected(self, node.redirects):
-            outcome = self.command(node, fields)
-        if node.assignments:
-            for assignment in node.assignments:
-                name = assignment.name
-                self.state.variables.pop(name, None)
-                self.state.variables.update({name: before[0][name]} if name in before[0] else {})
-            temporary = {assignment.name for assignment in node.assignments} - before[1]
-            self.state.exported -= temporary
-        return outcome
+        for name in names:
+            state.export(name)
+        try:
+            with _Redirected(self, node.redirects):
+                return self.command(node, fields)
+        finally:
+            for name, value in before.items():
+                state.restore(name, value)
+            for name in temporary:
+                state.unexport(name)
 
-    def assign(self, assignment: Assignment, line: int) -> None:
+    def assign(
+        self, assignment: tree.Assignment, line: int, keyed: bool = False, local: Callable[[str], None] | None = None
+    ) -> None:
         name, state = assignment.name, self.state
-        current = state.variables.get(name, state.given.get(name, ""))
+        current = state.variables.get(state.target(name))
         if assignment.array:
-            entries = self.array(assignment)
-            if assignment.append and not isinstance(entries, dict):
-                entries = [*(current if isinstance(current, list) else [current] if current else []), *entries]
-            return state.assign(name, entries)
-        word: Word = assignment.value  # type: ignore[assignment]
-        if len(word) == 1 and isinstance(word[0], Substitution):
-            value = self.words.substitution(word[0], name)
+            old = current if isinstance(current, Array) else Array([current] if current else [])
+            keyed = keyed or old.keyed
+            array = old.copy() if assignment.append else Array(keyed=keyed)
+            array.keyed = keyed
+            self.fill(array, name, assignment.value)  # type: ignore[arg-type]
+            if local is not None:
+                local(name)
+            return state.assign(name, array)
+        word: tree.Word = assignment.value  # type: ignore[assignment]
+        if len(word) == 1 and isinstance(word[0], tree.Substitution) and not word[0].file:
+            value = self.words.substitution(word[0], name).rstrip("\n")
         else:
             value = self.words.text(word)
-        if assignment.index is not None:
-            return self.assign_entry(name, current, self.words.text(assignment.index), value)
-        if assignment.append and isinstance(current, list):
-            return state.assign(name, [current[0] + value if current else value, *current[1:]])
-        if assignment.append and isinstance(current, str):
-            value = current + value
+        if local is not None:
+            local(name)
+        index = None if assignment.index is None else self.words.index(name, assignment.index)
+        if index is None and isinstance(current, Array) and local is None:
+            index = "0"
+        if assignment.append:
+            value = (current.get(index or "0", "") if isinstance(current, Array) else current or "") + value
+        if index is not None:
+            return state.assign_entry(name, index, value)
         return state.assign(name, value)
 
-    def array(self, assignment: Assignment) -> list[str] | dict[str, str]:
-        entries = self.words.fields(assignment.value)  # type: ignore[arg-type]
-        keyed = [entry[1:].partition("]=") for entry in entries]
-        if entries and all(
-            entry.startswith("[") and separator for entry, (_, separator, _) in zip(entries, keyed, strict=True)
-        ):
-            return {key: value for key, _, value in keyed}
-        return entries
+    def fill(self, array: Array, name: str, words: Sequence[tree.Word]) -> None:
+        following = 0 if array.keyed else array.following()
+        for entry in self.words.fields(words):
+            match = re.match(r"\[([^\]]+)\]=", entry)
+            if match is None and array.keyed:
+                continue
+            index = str(following) if match is None else match[1]
+            if match is not None and not array.keyed:
+                number = self.words.arithmetic((tree.LiteralText(match[1]),), 0)
+                if not number.isdecimal():
+                    array.keyed = True
+                index = number if number.isdecimal() else match[1]
+            array[index] = entry if match is None else entry[match.end() :]
+            following = 0 if array.keyed else int(index) + 1
 
-    def assign_entry(self, name: str, current: Any, index: str, value: str) -> None:
-        position = whole_number_in(index)
-        if isinstance(current, dict) or position is None:
-            entries = dict(current) if isinstance(current, dict) else {}
-            return self.state.assign(name, entries | {index: value})
-        array = list(current) if isinstance(current, list) else [current] if current else []
-        place = min(position, MOST_ROUNDS)
-        array.extend([""] * (place + 1 - len(array)))
-        array[place] = value
-        return self.state.assign(name, array)
-
-    def command(self, node: Simple, fields: list[str]) -> Outcome:
-        name, arguments = fields[0], fields[1:]
+    def command(self, node: tree.Simple, fields: list[str]) -> Outcome:
+        name, arguments, state = fields[0], fields[1:], self.state
+        if name in ("command", "builtin") and arguments and arguments[0] in (*BUILTINS, *PRINTERS):
+            name, arguments = arguments[0], arguments[1:]
+        elif name in ("type", "hash", "which") or (name == "command" and arguments[:1] in (["-v"], ["-V"])):
+            self.print_(None)
+            return True if arguments[-1:] and arguments[-1] in state.functions else None
         if name in DECLARATIONS:
             return self.declare(node, name, arguments)
-        if name in self.state.functions:
-            return self.call(self.state.functions[name], arguments)
+        if name in state.functions:
+            return self.call(state.functions[name], arguments)
         if name in BUILTINS:
             return BUILTINS[name](self, arguments, node.line)
         if name in PRINTERS:
-            text = PRINTERS[name](self.state, arguments)
-            return self.print_(text)
+            return self.print_(PRINTERS[name](state, arguments))
+        self.start(fields, node.line)
+        if name == "exec" and arguments and not state.is_subshell:
+            state.ends(f"exec {shown(arguments[0])}", node.line, "")
+            raise Left("exit")
+        return None
+
+    def start(self, fields: Sequence[str], line: int) -> None:
+        """Write down a program that bash would start."""
         self.print_(None)
         state = self.state
         words = tuple(map(shown, fields))
         for before, word, field in zip(words, words[1:], fields[1:], strict=False):
             if is_optional(word) and state.is_null(field) and not before.startswith("-"):
                 names = ", ".join(unset_names(field))
-                state.note(node.line, f"{names} is not set: {word} disappears, as in bash, where no value is needed")
-        folder = Path(shown(state.folder))
-        texts = {path: shown(text) for path, text in state.files.items()}
-        files = {shown(path): texts[place] for path, place in state.written_as.items()}
-        files |= {shown(path): text for path, text in texts.items()}
+                state.note(line, f"{names} is not set: {word} disappears, as in bash, where no value is needed")
         state.record.commands.append(
-            ShellCommand(words, state.environment(), folder, node.line, state.script, files, state.given)
-        )
-        return None
+            ShellCommand(
+                words, state.environment(), Path(shown(state.folder)), line, state.script, state.written_files(),
+                state.given, state.record.budget,
+            )
+        )  # fmt: skip
 
     def print_(self, text: str | None) -> Outcome:
         output = self.state.output
@@ -370,90 +440,104 @@ class _Shell:
             self.state.output = None
             return None
         if output is not None:
-            output.append(self.state.record.produce(text))
+            self.state.spend(len(text))
+            output.append(text)
         return True
 
-    def declare(self, node: Simple, name: str, arguments: list[str]) -> Outcome:
-        for assignment in node.words:
-            if isinstance(assignment, Assignment):
-                self.assign(assignment, node.line)
-        names = [word for word in arguments if not word.startswith("-")]
-        names += [word.name for word in node.words if isinstance(word, Assignment)]
-        if "-A" in arguments:
-            for word in names:
-                if not isinstance(self.state.variables.get(word), dict):
-                    self.state.assign(word, {})
-        if name == "export" or any(word.startswith("-") and "x" in word for word in arguments):
-            for word in names:
-                key, separator, value = word.partition("=")
-                if separator:
-                    self.state.assign(key, value)
-                self.state.exported.add(key)
-        return True
-
-    def call(self, body: Node, arguments: list[str]) -> Outcome:
+    def declare(self, node: tree.Simple, name: str, arguments: list[str]) -> Outcome:
         state = self.state
-        before = state.arguments, state.has_arguments
-        state.arguments, state.has_arguments = arguments, True
+        flags = "".join(word[1:] for word in arguments if word.startswith("-"))
+        plain_words = [word for word in arguments if not word.startswith(("-", "+"))]
+        if any(flag in flags for flag in "fFp"):
+            return True
+        local = state.hide if state.calls and name in ("local", "declare", "typeset") and "g" not in flags else None
+        names = [word.partition("=")[0] for word in plain_words]
+        for word in node.words:
+            if not isinstance(word, tree.Assignment):
+                continue
+            names.append(word.name)
+            if "n" in flags and name != "export":
+                text = self.words.text(word.value)  # type: ignore[arg-type]
+                if local is not None:
+                    local(word.name)
+                state.references[word.name] = text
+            else:
+                self.assign(word, node.line, "A" in flags, local)
+            if "i" in flags:
+                number = tree.LiteralText(str(state.variables.get(word.name, "")))
+                state.assign(word.name, self.words.arithmetic((number,), node.line))
+        for text in plain_words:
+            key, equals, value = text.partition("=")
+            if local is not None:
+                local(key)
+            if equals or (local is not None and not (set(flags) & set("aA"))):
+                state.assign(key, value)
+            elif set(flags) & set("aA") and not isinstance(state.variables.get(key), Array):
+                state.assign(key, Array(keyed="A" in flags))
+        if name == "export" or "x" in flags:
+            for key in names:
+                (state.unexport if "n" in flags else state.export)(key)
+        return True
+
+    def call(self, body: tree.Node, arguments: list[str]) -> Outcome:
+        state = self.state
+        before = state.arguments, state.has_arguments, state.loops
+        state.arguments, state.has_arguments, state.loops = arguments, True, 0
+        state.calls.append({})
         try:
             return self.run(body)
         except Left as left:
             if left.command != "return":
                 raise
-            return None
+            return None if left.levels < 0 else left.levels == 0
         finally:
-            state.arguments, state.has_arguments = before
-
-    def write(self, path: str, text: str, append: bool) -> None:
-        place = self.state.resolved(path)
-        before = self.state.files.get(place, "") if append else ""
-        if not place.startswith("/dev/"):
-            self.state.files[place] = self.state.record.produce(before + text)
-            self.state.written_as[path] = place
+            for name, value in state.calls.pop().items():
+                state.references.pop(name, None)
+                state.restore(name, value)
+            state.arguments, state.has_arguments, state.loops = before
 
     _RUNNERS: ClassVar[dict[type, Callable[[Any, Any], Outcome]]] = {
-        Simple: simple, Pipeline: pipeline, AndOr: and_or, Block: block, Subshell: subshell, If: if_, For: for_,
-        CountingFor: counting_for, While: while_, CaseCommand: case, Function: function,
-        ArithmeticCommand: arithmetic_command, Conditional: conditional,
+        tree.Simple: simple, tree.Pipeline: pipeline, tree.AndOr: and_or, tree.Block: block, tree.If: if_,
+        tree.For: for_, tree.CountingFor: counting_for, tree.While: while_, tree.CaseCommand: case,
+        tree.Function: function, tree.ArithmeticCommand: arithmetic_command, tree.Conditional: conditional,
     }  # fmt: skip
 
 
-class _Redirected:
+@contextmanager
+def _Redirected(shell: _Shell, redirects: Sequence[tree.Redirect]) -> Any:
     """The redirections of a command: here-documents as its input, files that it writes."""
-
-    def __init__(self, shell: _Shell, redirects: Sequence[Redirect]) -> None:
-        self.shell, self.redirects = shell, redirects
-
-    def __enter__(self) -> None:
-        state = self.shell.state
-        self.before = state.input, state.output
-        self.target: tuple[str, bool] | None = None
-        for redirect in self.redirects:
-            if redirect.operator == "<<":
-                state.input = self.shell.words.text(redirect.target)
-            elif redirect.operator == "<<<":
-                state.input = self.shell.words.text(redirect.target) + "\n"
-            elif redirect.operator == "<":
-                state.input = state.text_of(self.shell.words.text(redirect.target))
-            elif redirect.operator in (">", ">>", ">|", "&>", "&>>"):
-                path = self.shell.words.text(redirect.target)
-                self.target = path, redirect.operator in (">>", "&>>")
-        if self.target is not None:
-            state.output = []
-
-    def __exit__(self, *_: object) -> None:
-        state = self.shell.state
-        output = state.output
-        state.input = self.before[0]
-        if self.target is not None:
-            state.output = self.before[1]
+    state = shell.state
+    before = state.input, state.output
+    target: tuple[str, bool] | None = None
+    for redirect in redirects:
+        operator, text = redirect.operator, shell.words.text(redirect.target)
+        if operator in ("<<", "<<<"):
+            state.input = Input(text + ("\n" if operator == "<<<" else ""))
+        elif operator == "<":
+            content = state.text_of(text)
+            state.input = None if content is None else Input(content)
+        elif operator in (">", ">>", ">|", "&>", "&>>") or (operator == ">&" and not text.isdecimal()):
+            target = text, operator in (">>", "&>>")
+        elif operator == ">&" and text == "2":
+            target = "/dev/stderr", True
+    if target is not None:
+        state.output = []
+    try:
+        yield
+    finally:
+        output, state.input = state.output, before[0]
+        if target is not None:
+            state.output = before[1]
             if output is not None:
-                self.shell.write(self.target[0], "".join(output), self.target[1])
+                state.write(target[0], "".join(output), target[1])
 
 
-def _output(state: State, body: Block) -> str | None:
+def _output(state: State, body: tree.Block) -> str | None:
     """Return what commands print, None where a program would print it."""
+    only = body.statements[0] if len(body.statements) == 1 else None
     shell = _Shell(state.subshell())
+    if isinstance(only, tree.Simple) and not only.words and [each.operator for each in only.redirects] == ["<"]:
+        return state.text_of(shell.words.text(only.redirects[0].target))
     shell.state.output = []
     before = len(state.record.commands)
     shell.in_subshell(body)
@@ -461,19 +545,18 @@ def _output(state: State, body: Block) -> str | None:
     return None if shell.state.output is None else "".join(shell.state.output)
 
 
-def _ends(body: Block) -> bool:
-    last = body.statements[-1] if body.statements else None
-    if isinstance(last, Block):
-        return _ends(last)
-    if not isinstance(last, Simple) or not last.words:
-        return False
-    return [getattr(part, "text", "") for part in last.words[0]] in (["exit"], ["return"])  # type: ignore[union-attr]
+def _name(node: tree.Simple) -> str:
+    """Return the name of a command as it is written, "" for assignments alone."""
+    return _written(node).partition(" ")[0]
 
 
-def line_of(node: Node, otherwise: int) -> int:
+def _written(node: tree.Simple) -> str:
+    words = [word for word in node.words if isinstance(word, tuple)]
+    return " ".join("".join(getattr(part, "text", "…") for part in word) for word in words)
+
+
+def line_of(node: tree.Node, otherwise: int) -> int:
     """Return the line where a command starts."""
-    if isinstance(node, Block):
+    if isinstance(node, tree.Block):
         return line_of(node.statements[0], otherwise) if node.statements else otherwise
-    if isinstance(node, AndOr):
-        return line_of(node.left, otherwise)
     return getattr(node, "line", otherwise)

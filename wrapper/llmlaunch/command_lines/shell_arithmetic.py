@@ -9,7 +9,7 @@ from collections.abc import Callable
 __all__ = ["NotComputable", "compute"]
 
 _TOKEN = re.compile(
-    r"\s*(0[xX][0-9a-fA-F]+|\d+#\w+|\d+|[A-Za-z_]\w*(?:\[\w+\])?|\*\*|\+\+|--|<<|>>|[-+*/%&|^]=|[<>=!]=|&&|\|\||\S)",
+    r"\s*(0[xX][0-9a-fA-F]+|\d+#\w+|\d+|[A-Za-z_]\w*(?:\[[^\[\]]+\])?|\*\*|\+\+|--|<<=|>>=|<<|>>|[-+*/%&|^]=|[<>=!]=|&&|\|\||\S)",
     re.ASCII,
 )
 _LEVELS = (
@@ -34,17 +34,20 @@ class NotComputable(Exception):
 
 def compute(expression: str, value: Callable[[str], str], assign: Callable[[str, str], None]) -> int:
     """Return the value of an expression. `value` returns a variable's text. Raises NotComputable."""
-    if len(expression) > 2000:
-        raise NotComputable
     try:
-        return _Expression(_TOKEN.findall(expression), value, assign).whole()
+        return _Expression(expression, value, assign).whole()
     except (ZeroDivisionError, ValueError, IndexError, RecursionError):
         raise NotComputable from None
 
 
 class _Expression:
-    def __init__(self, tokens: list[str], value: Callable[[str], str], assign: Callable[[str, str], None]) -> None:
-        self.tokens, self.value, self.assign = tokens, value, assign
+    def __init__(
+        self, text: str, value: Callable[[str], str], assign: Callable[[str, str], None], depth: int = 0
+    ) -> None:
+        self.tokens, self.value, self.set, self.depth = _TOKEN.findall(text), value, assign, depth
+        self.skipped = 0  # inside what `&&`, `||` and `?` do not reach
+        if len(text) > 2000 or depth > 8:
+            raise NotComputable
 
     def whole(self) -> int:
         if not self.tokens:
@@ -60,13 +63,15 @@ class _Expression:
         return self.tokens.pop(0) if self.tokens and self.tokens[0] in tokens else ""
 
     def assignment(self) -> int:
-        if len(self.tokens) > 1 and re.fullmatch(r"[A-Za-z_]\w*", self.tokens[0], re.ASCII):
+        if len(self.tokens) > 1 and re.match(r"[A-Za-z_]", self.tokens[0]):
             name, sign = self.tokens[:2]
-            if sign == "=" or (sign.endswith("=") and sign[0] in "+-*/%&|^"):
+            if sign == "=" or (
+                sign.endswith("=") and sign[:-1] in ("+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>")
+            ):
                 del self.tokens[:2]
                 value = self.assignment()
                 if sign != "=":
-                    value = _applied(sign[0], self.number(name), value)
+                    value = self.applied(sign[:-1], self.number(name), value)
                 self.assign(name, str(value))
                 return value
         return self.choice()
@@ -75,23 +80,38 @@ class _Expression:
         condition = self.binary(0)
         if not self.accept("?"):
             return condition
-        first = self.assignment()
+        first = self.aside(not condition, self.assignment)
         if not self.accept(":"):
             raise NotComputable
-        second = self.assignment()
+        second = self.aside(bool(condition), self.choice)
         return first if condition else second
+
+    def aside(self, skipped: bool, part: Callable[[], int]) -> int:
+        """Read a part, and compute it only where it is not skipped."""
+        self.skipped += skipped
+        value = part()
+        self.skipped -= skipped
+        return value
+
+    def assign(self, name: str, value: str) -> None:
+        if not self.skipped:
+            self.set(name, value)
+
+    def applied(self, sign: str, left: int, right: int) -> int:
+        return 0 if self.skipped else _applied(sign, left, right)
 
     def binary(self, level: int) -> int:
         if level == len(_LEVELS):
             return self.power()
         left = self.binary(level + 1)
         while sign := self.accept(*_LEVELS[level]):
-            left = _applied(sign, left, self.binary(level + 1))
+            decided = (sign == "&&" and not left) or (sign == "||" and bool(left))
+            left = self.applied(sign, left, self.aside(decided, lambda: self.binary(level + 1)))
         return left
 
     def power(self) -> int:
         base = self.unary()
-        return _applied("**", base, self.power()) if self.accept("**") else base
+        return self.applied("**", base, self.power()) if self.accept("**") else base
 
     def unary(self) -> int:
         sign = self.accept("-", "+", "!", "~", "++", "--")
@@ -108,6 +128,8 @@ class _Expression:
     def operand(self) -> int:
         if self.accept("("):
             value = self.assignment()
+            while self.accept(","):
+                value = self.assignment()
             if not self.accept(")"):
                 raise NotComputable
             return value
@@ -118,18 +140,18 @@ class _Expression:
             self.assign(token, str(value + (1 if step == "++" else -1)))
         return value
 
-    def number(self, token: str, depth: int = 0) -> int:
+    def number(self, token: str) -> int:
         if re.fullmatch(r"\d+#\w+", token):
             base, digits = token.split("#")
             return int(digits, int(base))
         if token[:1] in tuple("0123456789"):
             return int(token, 0 if token[:2] in ("0x", "0X") else 8 if token.startswith("0") and token != "0" else 10)
-        text = self.value(token).strip()
-        if not text:
-            return 0
-        if depth > 8 or not re.fullmatch(r"-?\w+", text, re.ASCII):
+        if not re.match("[A-Za-z_]", token):
             raise NotComputable
-        return -self.number(text[1:], depth + 1) if text[0] == "-" else self.number(text, depth + 1)
+        if self.skipped:
+            return 0
+        text = self.value(token).strip()
+        return _Expression(text, self.value, self.set, self.depth + 1).whole()
 
 
 def _applied(sign: str, left: int, right: int) -> int:

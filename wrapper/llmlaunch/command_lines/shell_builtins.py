@@ -6,15 +6,17 @@ import posixpath
 import re
 import string
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
+from llmlaunch.command_lines import shell_tree as tree
 from llmlaunch.command_lines.shell_arithmetic import NotComputable, compute
-from llmlaunch.command_lines.shell_state import State, has_unset, shown
+from llmlaunch.command_lines.shell_state import LONGEST_PATH, Array, State, has_unset, reason, shown
 from llmlaunch.command_lines.shell_test import test_outcome
-from llmlaunch.command_lines.shell_tree import LiteralText
+from llmlaunch.command_lines.shell_word_syntax import escaped
 from llmlaunch.command_lines.shell_words import Expander
-from llmlaunch.rundir.foreign_values import whole_number_in
+from llmlaunch.rundir.foreign_values import number_in, whole_number_in
 
 __all__ = ["BUILTINS", "PRINTERS", "Left"]
 
@@ -37,30 +39,55 @@ class Shell(Protocol):
 
     def print_(self, text: str | None) -> bool | None: ...
 
-    def write(self, path: str, text: str, append: bool) -> None: ...
+    def start(self, fields: Sequence[str], line: int) -> None: ...
+
+
+Builtin = Callable[[Shell, list[str], int], bool | None]
 
 
 def _cd(shell: Shell, arguments: list[str], line: int) -> bool | None:
-    places = [argument for argument in arguments if argument != "--"]
-    if places and places[0] != "-":
-        shell.state.folder = shell.state.resolved(places[0])
+    state = shell.state
+    places = [argument for argument in arguments if argument == "-" or not argument.startswith("-")]
+    place = places[0] if places else str(state.variables.get("HOME") or state.unset("HOME", line))
+    folder = str(state.variables.get("OLDPWD", state.folder)) if place == "-" else state.resolved(place)
+    if len(folder) > LONGEST_PATH:
+        return False
+    state.assign("OLDPWD", state.folder)
+    state.folder = folder
+    return True
+
+
+def _pushd(shell: Shell, arguments: list[str], line: int) -> bool | None:
+    shell.state.folders.append(shell.state.folder)
+    return _cd(shell, arguments or ["-"], line)
+
+
+def _popd(shell: Shell, arguments: list[str], line: int) -> bool | None:
+    if shell.state.folders:
+        shell.state.folder = shell.state.folders.pop()
     return True
 
 
 def _source(shell: Shell, arguments: list[str], line: int) -> bool | None:
-    text = shell.state.text_of(arguments[0]) if arguments else None
+    state = shell.state
+    text = state.text_of(arguments[0]) if arguments else None
     if text is None:
-        shell.state.note(line, f"{shown(' '.join(arguments[:1]))} is not here and was not read")
+        state.note(line, f"{shown(' '.join(arguments[:1]))} is not here and was not read")
+        shell.start(["source", *arguments], line)
         return None
-    before = shell.state.script, shell.state.path
-    shell.state.script, shell.state.path = Path(arguments[0]).name, shell.state.resolved(arguments[0])
+    before = state.script, state.path, state.arguments, state.has_arguments, state.is_sourced
+    state.script, state.path, state.is_sourced = Path(arguments[0]).name, state.resolved(arguments[0]), True
+    if arguments[1:]:
+        state.arguments, state.has_arguments = arguments[1:], True
     try:
         shell.read(text)
     except Left as left:
         if left.command != "return":
             raise
     finally:
-        shell.state.script, shell.state.path = before
+        state.script, state.path, _, _, state.is_sourced = before
+        if arguments[1:]:
+            state.arguments, state.has_arguments = before[2:4]
     return True
 
 
@@ -70,73 +97,179 @@ def _eval(shell: Shell, arguments: list[str], line: int) -> bool | None:
 
 
 def _set(shell: Shell, arguments: list[str], line: int) -> bool | None:
-    if "--" in arguments:
-        shell.state.arguments = arguments[arguments.index("--") + 1 :]
-        shell.state.has_arguments = True
+    words = list(arguments)
+    while words and re.match("[-+].", words[0]):
+        word = words.pop(0)
+        if word == "--":
+            shell.state.arguments, shell.state.has_arguments = words, True
+            return True
+        option = words.pop(0) if "o" in word and words else ""
+        if "u" in word or option == "nounset":
+            shell.state.stops_at_unset = word[0] == "-"
+    if words:
+        shell.state.arguments, shell.state.has_arguments = words, True
     return True
 
 
 def _shift(shell: Shell, arguments: list[str], line: int) -> bool | None:
     count = whole_number_in(arguments[0]) if arguments else 1
-    if count is not None and count <= len(shell.state.arguments):  # otherwise bash shifts nothing
-        del shell.state.arguments[:count]
+    if count is None or count > len(shell.state.arguments):  # bash shifts nothing
+        return False
+    del shell.state.arguments[:count]
     return True
 
 
 def _unset(shell: Shell, arguments: list[str], line: int) -> bool | None:
-    for name in arguments:
-        shell.state.variables.pop(name, None)
-        shell.state.exported.discard(name)
+    state = shell.state
+    for word in arguments:
+        name, bracket, index = word.partition("[")
+        array = state.variables.get(state.target(name))
+        if "-f" in arguments:
+            state.functions.pop(word, None)
+        elif bracket and isinstance(array, Array):
+            array.pop(shell.words.index(name, (tree.LiteralText(index.removesuffix("]")),)), None)
+        else:
+            state.remove(name)
+            state.unexport(name)
     return True
 
 
 def _let(shell: Shell, arguments: list[str], line: int) -> bool | None:
-    numbers = [shell.words.arithmetic((LiteralText(argument),), line) for argument in arguments]
+    numbers = [shell.words.arithmetic((tree.LiteralText(argument),), line, True) for argument in arguments]
     return None if not numbers or has_unset(numbers[-1]) else numbers[-1] != "0"
 
 
+def _options(arguments: Sequence[str], with_value: str) -> tuple[dict[str, str], list[str]]:
+    """Return options of one letter and the operands, as getopt reads them."""
+    options: dict[str, str] = {}
+    operands = list(arguments)
+    while operands and operands[0].startswith("-") and len(operands[0]) > 1:
+        word = operands.pop(0)
+        if word == "--":
+            break
+        for place, letter in enumerate(word[1:], start=2):
+            options[letter] = ""
+            if letter in with_value:
+                options[letter] = word[place:] or (operands.pop(0) if operands else "")
+                break
+    return options, operands
+
+
 def _read_variables(shell: Shell, arguments: list[str], line: int) -> bool | None:
-    flags = "".join(argument for argument in arguments if argument.startswith("-"))
-    names = [argument for argument in arguments if argument.isidentifier()]
-    if shell.state.input is not None and "a" not in flags and names:
-        values = shell.state.input.strip("\n").split(None, len(names) - 1)
-        for name, value in zip(names, [*values, *[""] * len(names)], strict=False):
-            shell.state.assign(name, value)
+    state = shell.state
+    options, names = _options(arguments, "adinNptu")
+    names = [name for name in names if name.isidentifier()] or ([] if "a" in options else ["REPLY"])
+    if state.input is None or "u" in options:
+        for name in names or [options["a"]]:
+            state.assign(name, state.unset(name, line, computed=True))
         return None
-    for name in names:
+    text, is_complete = state.input.line(options["d"][:1] if "d" in options else "\n")
+    if "r" not in options:
+        text = re.sub(r"\\(.)", r"\1", text)
+    if "a" in options:
+        state.assign(options["a"], Array(shell.words.separated(text)))
+        return is_complete
+    values = shell.words.separated(text, len(names)) if text else []
+    for name, value in zip(names, [*values, *[""] * len(names)], strict=False):
+        state.assign(name, value)
+    return is_complete
+
+
+def _mapfile(shell: Shell, arguments: list[str], line: int) -> bool | None:
+    options, names = _options(arguments, "dnOsuCc")
+    name, end = (names or ["MAPFILE"])[0], options.get("d", "\n")[:1] or "\n"
+    if shell.state.input is None:
         shell.state.assign(name, shell.state.unset(name, line, computed=True))
-    return None
+        return None
+    lines = shell.state.input.rest().split(end)
+    lines = lines if lines[-1] else lines[:-1]
+    shell.state.assign(name, Array(text if "t" in options else text + end for text in lines))
+    return True
+
+
+def _getopts(shell: Shell, arguments: list[str], line: int) -> bool | None:
+    """Read one option of the arguments; where in them is in OPTIND, where in a word in the shell's own state."""
+    state = shell.state
+    forms, name = (*arguments, "", "")[:2]
+    words = arguments[2:] or state.arguments
+    index = whole_number_in(str(state.variables.get("OPTIND", "1"))) or 1
+    word = words[index - 1] if index <= len(words) else ""
+    if not word.startswith("-") or word in ("-", "--"):
+        if not words and not state.has_arguments:
+            state.assume("#", line)
+        state.assign(name, "?")
+        return False
+    letter, rest = word[1 + state.letters_read], word[2 + state.letters_read :]
+    state.letters_read = state.letters_read + 1 if rest else 0
+    index += not rest
+    takes = forms.partition(letter)[2][:1] == ":" and letter != ":"
+    if takes:
+        value = rest or (words[index - 1] if index <= len(words) else "")
+        index, state.letters_read = index + 1, 0
+        state.assign("OPTARG", value)
+    state.assign("OPTIND", str(index))
+    state.assign(name, letter if letter in forms else "?")
+    return True
 
 
 def _test(shell: Shell, arguments: list[str], line: int) -> bool | None:
     words = arguments[:-1] if arguments[-1:] == ["]"] else arguments
-    return test_outcome(shell.state, words, line)
+    return test_outcome(shell.state, words, line, patterns=False)
 
 
 def _tee(shell: Shell, arguments: list[str], line: int) -> bool | None:
-    if shell.state.input is not None:
-        for argument in arguments:
-            if not argument.startswith("-"):
-                shell.write(argument, shell.state.input, "-a" in arguments)
-    return shell.print_(shell.state.input)
+    text = None if shell.state.input is None else shell.state.input.rest()
+    for argument in arguments if text is not None else ():
+        if not argument.startswith("-"):
+            shell.state.write(argument, text or "", "-a" in arguments)
+    return shell.print_(text)
 
 
-def _leaves(command: str) -> Callable[[Shell, list[str], int], bool | None]:
-    """Return the builtin that leaves a script, a function or a loop."""
+def _printf_into(shell: Shell, arguments: list[str], line: int) -> bool | None:
+    if arguments[:1] != ["-v"] or len(arguments) < 3:
+        return shell.print_(_printf(shell.state, arguments))
+    text = _printf(shell.state, arguments[2:])
+    name = arguments[1]
+    shell.state.assign(name, shell.state.unset(name, line, computed=True) if text is None else text)
+    return True
+
+
+def _exit(shell: Shell, arguments: list[str], line: int) -> bool | None:
+    state = shell.state
+    if not state.is_subshell:
+        state.ends(shown(" ".join(["exit", *arguments[:1]])), line, reason(chain(*state.record.reasons)))
+    raise Left("exit")
+
+
+def _return(shell: Shell, arguments: list[str], line: int) -> bool | None:
+    if not shell.state.calls and not shell.state.is_sourced:
+        return False  # bash complains and goes on
+    status = whole_number_in(arguments[0]) if arguments else None
+    raise Left("return", -1 if status is None else status)
+
+
+def _leaves_loop(command: str) -> Builtin:
+    """Return the builtin that leaves a loop or a round of it."""
 
     def leave(shell: Shell, arguments: list[str], line: int) -> bool | None:
-        levels = int(arguments[0]) if arguments and re.fullmatch(r"\d{1,3}", arguments[0], re.ASCII) else 1
-        raise Left(command, levels)
+        if shell.state.loops:
+            raise Left(command, whole_number_in(arguments[0]) or 1 if arguments else 1)
+        return True
 
     return leave
 
 
-BUILTINS: dict[str, Callable[[Shell, list[str], int], bool | None]] = {
-    "cd": _cd, "pushd": _cd, "source": _source, ".": _source, "eval": _eval, "set": _set, "shift": _shift,
-    "unset": _unset, "let": _let, "read": _read_variables, "test": _test, "[": _test, "tee": _tee,
-    ":": lambda shell, arguments, line: True, "true": lambda shell, arguments, line: True,
-    "wait": lambda shell, arguments, line: True, "false": lambda shell, arguments, line: False,
-    "exit": _leaves("exit"), "return": _leaves("return"), "break": _leaves("break"), "continue": _leaves("continue"),
+def _succeeds(shell: Shell, arguments: list[str], line: int) -> bool | None:
+    return True
+
+
+BUILTINS: dict[str, Builtin] = {
+    "cd": _cd, "pushd": _pushd, "popd": _popd, "source": _source, ".": _source, "eval": _eval, "set": _set,
+    "shift": _shift, "unset": _unset, "let": _let, "read": _read_variables, "mapfile": _mapfile,
+    "readarray": _mapfile, "getopts": _getopts, "test": _test, "[": _test, "tee": _tee, "printf": _printf_into,
+    "false": lambda shell, arguments, line: False, "exit": _exit, "return": _return, "break": _leaves_loop("break"),
+    "continue": _leaves_loop("continue"),
+    **dict.fromkeys((":", "true", "wait", "trap", "shopt", "alias", "unalias", "disown", "jobs"), _succeeds),
 }  # fmt: skip
 
 
@@ -154,37 +287,46 @@ def _operands(arguments: Sequence[str], flags: str = "") -> list[str] | None:
 
 def _echo(state: State, arguments: Sequence[str]) -> str | None:
     operands = list(arguments)
-    end = "\n"
+    flags = ""
     while operands and re.fullmatch("-[neE]+", operands[0]):
-        end = "" if "n" in operands.pop(0) else end
-    return " ".join(operands) + end
+        flags += operands.pop(0)
+    text = " ".join(operands)
+    return (escaped(text) if "e" in flags else text) + ("" if "n" in flags else "\n")
+
+
+_FORMAT = re.compile(r"%(?:%|([-0+ #]{0,4})(\d{0,3})(?:\.(\d{0,3}))?([sbcdiuxXofeg]))")
 
 
 def _printf(state: State, arguments: Sequence[str]) -> str | None:
     operands = _operands(arguments)
-    if not operands:
+    template = escaped(operands[0]) if operands else ""
+    if not operands or _FORMAT.sub("", template).count("%"):
         return None
     values = operands[1:]
-    template = operands[0].replace("\\n", "\n").replace("\\t", "\t")
-    pattern = re.compile(r"%(?:%|([-0]?\d{0,3})([sd]))")
-    if "\\" in template or pattern.sub("", template).count("%"):
-        return None
-    printed = ""
+    printed: list[str] = []
 
     def value(match: re.Match[str]) -> str:
-        if match[0] == "%%":
+        flags, width, precision, kind = match.groups()
+        if kind is None:
             return "%"
-        text = values.pop(0) if values else ("" if match[2] == "s" else "0")
-        width = match[1].lstrip("-")
-        if match[1].startswith("0"):
-            return text.rjust(int(width or 0), "0")
-        return text.ljust(int(width or 0)) if match[1].startswith("-") else text.rjust(int(width or 0))
+        text = values.pop(0) if values else "" if kind in "sbc" else "0"
+        if kind in "sbc" or has_unset(text):
+            text = escaped(text) if kind == "b" else text[:1] if kind == "c" else text
+            text = text[: int(precision)] if precision else text
+            return text.ljust(int(width or 0)) if "-" in flags else text.rjust(int(width or 0))
+        point = "" if precision is None else f".{precision or 0}"
+        number = number_in(text) or 0 if kind in "feg" else compute(text, lambda name: "", lambda name, value: None)
+        return f"%{flags}{width}{point}{kind}" % number
 
     while True:
         before = len(values)
-        printed += pattern.sub(value, template)
+        state.spend(len(template))
+        try:
+            printed.append(_FORMAT.sub(value, template))
+        except NotComputable:
+            return None
         if not values or len(values) == before:
-            return printed
+            return "".join(printed)
 
 
 def _dirname(state: State, arguments: Sequence[str]) -> str | None:
@@ -233,11 +375,19 @@ def _seq(state: State, arguments: Sequence[str]) -> str | None:
     return "".join(f"{number}\n" for number in range(first, last + (1 if step > 0 else -1), step))
 
 
+def _stdin(state: State) -> str | None:
+    return None if state.input is None else state.input.rest()
+
+
 def _cat(state: State, arguments: Sequence[str]) -> str | None:
-    if not arguments or list(arguments) == ["-"]:
-        return state.input
-    texts = [state.files.get(state.resolved(argument)) for argument in arguments]
-    return None if None in texts else "".join(filter(None, texts))
+    texts = []
+    for argument in [word for word in arguments if word == "-" or not word.startswith("-")] or ["-"]:
+        text = _stdin(state) if argument == "-" else state.text_of(argument)
+        if text is None:
+            return None
+        state.spend(len(text))
+        texts.append(text)
+    return "".join(texts)
 
 
 def _expr(state: State, arguments: Sequence[str]) -> str | None:
@@ -250,20 +400,20 @@ def _expr(state: State, arguments: Sequence[str]) -> str | None:
 
 
 def _bc(state: State, arguments: Sequence[str]) -> str | None:
-    return None if state.input is None or arguments else _expr(state, state.input.split())
+    text = _stdin(state)
+    return None if text is None or arguments else _expr(state, text.split())
 
 
 def _tr(state: State, arguments: Sequence[str]) -> str | None:
-    if state.input is None or has_unset(state.input):
+    text = _stdin(state)
+    if text is None or has_unset(text):
         return None
     deletes = list(arguments[:1]) == ["-d"]
     sets = [_set_of_tr(argument) for argument in arguments[deletes:]]
     if deletes and len(sets) == 1 and sets[0] is not None:
-        return state.input.translate(dict.fromkeys(map(ord, sets[0])))
+        return text.translate(dict.fromkeys(map(ord, sets[0])))
     if not deletes and len(sets) == 2 and sets[0] and sets[1]:
-        return state.input.translate(
-            dict(zip(map(ord, sets[0]), sets[1].ljust(len(sets[0]), sets[1][-1]), strict=False))
-        )
+        return text.translate(dict(zip(map(ord, sets[0]), sets[1].ljust(len(sets[0]), sets[1][-1]), strict=False)))
     return None
 
 
@@ -302,31 +452,59 @@ def _set_of_tr(text: str) -> str | None:
 
 
 def _cut(state: State, arguments: Sequence[str]) -> str | None:
-    match = re.fullmatch(r"-d ?(.) -f ?([0-9]+)", " ".join(arguments), re.DOTALL)
-    if state.input is None or match is None or has_unset(state.input):
+    options, operands = _options(arguments, "dfc")
+    text = _stdin(state) if not operands else state.text_of(operands[0])
+    ranges = [
+        re.fullmatch(r"(\d{0,6})(-?)(\d{0,6})", part) for part in options.get("f", options.get("c", "")).split(",")
+    ]
+    if (
+        text is None
+        or has_unset(text)
+        or not ranges
+        or any(each is None or each[1] == "0" or not each[0] for each in ranges)
+    ):
         return None
-    field = whole_number_in(match[2])
-    if not field:  # cut counts fields from 1, and fails
-        return None
-    lines = [line.split(match[1]) for line in state.input.splitlines()]
-    # a line without the delimiter is printed as it is
-    return "".join(f"{parts[0] if len(parts) == 1 else ''.join(parts[field - 1 : field])}\n" for parts in lines)
+    delimiter = options.get("d", "\t")[:1]
+
+    def chosen(place: int) -> bool:
+        return any(
+            int(each[1] or 1) <= place <= (int(each[3] or place) if each[2] else int(each[1] or 0))
+            for each in ranges
+            if each is not None
+        )
+
+    lines = []
+    for line in text.splitlines():
+        parts = list(line) if "c" in options else line.split(delimiter)
+        kept = [part for place, part in enumerate(parts, start=1) if chosen(place)]
+        # a line without the delimiter is printed as it is
+        lines.append(line if "f" in options and len(parts) == 1 else ("" if "c" in options else delimiter).join(kept))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _lines(state: State, arguments: Sequence[str], first: bool) -> str | None:
-    match = re.fullmatch(r"-(?:n ?)?([0-9]+)|", " ".join(arguments))
-    count = None if match is None else whole_number_in(match[1] or "10")
-    if state.input is None or count is None:
+    options, operands = _options([re.sub(r"^-(\d+)$", r"-n\1", word) for word in arguments], "nc")
+    count = whole_number_in(options.get("n", options.get("c", "10")))
+    text = state.text_of(operands[0]) if operands else _stdin(state)
+    if text is None or count is None:
         return None
-    lines = state.input.splitlines(keepends=True)
-    return "".join(lines[:count] if first else lines[max(0, len(lines) - count) :])
+    pieces = list(text) if "c" in options else text.splitlines(keepends=True)
+    return "".join(pieces[:count] if first else pieces[max(0, len(pieces) - count) :])
+
+
+def _wc(state: State, arguments: Sequence[str]) -> str | None:
+    text = _stdin(state) if len(arguments) == 1 else None
+    if text is None or has_unset(text) or arguments[0] not in ("-l", "-w", "-c"):
+        return None
+    counts = {"-l": text.count("\n"), "-w": len(text.split()), "-c": len(text.encode())}
+    return f"{counts[arguments[0]]}\n"
 
 
 def _sed(state: State, arguments: Sequence[str]) -> str | None:
     """Only `s/text/text/`, in which no character of the pattern means another one."""
     scripts = [argument for argument in arguments if re.match(r"s([/|,#@]).*\1.*\1g?$", argument, re.DOTALL)]
     others = [argument for argument in arguments if argument not in scripts and argument != "-e"]
-    text = state.input if not others else state.text_of(others[0]) if len(others) == 1 else None
+    text = _stdin(state) if not others else state.text_of(others[0]) if len(others) == 1 else None
     if text is None or not scripts or any(other.startswith("-") for other in others):
         return None
     for script in scripts:
@@ -339,19 +517,26 @@ def _sed(state: State, arguments: Sequence[str]) -> str | None:
         ):
             return None
         count = -1 if parts[2] == "g" else 1
+        state.spend(len(text) + text.count(parts[0]) * len(parts[1]))
         text = "".join(line.replace(parts[0], parts[1], count) for line in text.splitlines(keepends=True))
     return text
 
 
 def _joined(state: State) -> str | None:
-    return None if state.input is None else " ".join(state.input.split()) + "\n"
+    text = _stdin(state)
+    return None if text is None else " ".join(text.split()) + "\n"
+
+
+def _substituted(state: State, arguments: Sequence[str]) -> str | None:
+    text = _stdin(state)
+    return None if text is None else shown(text)
 
 
 PRINTERS: dict[str, Callable[[State, Sequence[str]], str | None]] = {
-    "echo": _echo, "printf": _printf, "dirname": _dirname, "basename": _basename, "pwd": _pwd, "realpath": _realpath,
+    "echo": _echo, "dirname": _dirname, "basename": _basename, "pwd": _pwd, "realpath": _realpath,
     "readlink": _realpath, "seq": _seq, "cat": _cat, "expr": _expr, "bc": _bc, "tr": _tr, "cut": _cut, "sed": _sed,
     "head": lambda state, arguments: _lines(state, arguments, True),
     "tail": lambda state, arguments: _lines(state, arguments, False),
     "xargs": lambda state, arguments: None if arguments else _joined(state),
-    "envsubst": lambda state, arguments: None if state.input is None else shown(state.input),
+    "envsubst": _substituted, "wc": _wc,
 }  # fmt: skip

@@ -1,58 +1,39 @@
 """The syntax of bash: a script's text as a tree. Nothing is looked up, expanded or executed here.
 
-Bash's own grammar (its manual, "Shell Grammar" and "Shell Expansions"), without select, coproc, process substitution.
+Bash's own grammar (its manual, "Shell Grammar" and "Shell Expansions").
 """
 
 from __future__ import annotations
 
 import re
 
-from llmlaunch.command_lines.shell_tree import (
-    AndOr,
-    ArithmeticCommand,
-    Assignment,
-    Block,
-    CaseCommand,
-    Conditional,
-    CountingFor,
-    For,
-    Function,
-    If,
-    LiteralText,
-    Node,
-    Pipeline,
-    Redirect,
-    Simple,
-    Subshell,
-    While,
-    Word,
-)
+from llmlaunch.command_lines import shell_tree as tree
 from llmlaunch.command_lines.shell_word_syntax import METACHARACTERS, ShellSyntaxError, WordParser
 
 __all__ = ["parse_script"]
 
 DECLARATIONS = ("export", "declare", "typeset", "local", "readonly")
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]\n]*\])?(\+?)=", re.ASCII)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[(?:[^\[\]\n]|\[[^\]\n]*\])*\])?(\+?)=", re.ASCII)
 _REDIRECT = re.compile(r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|>>|>&|<&|>\||>|<)|(&>>|&>)", re.ASCII)
 _CLOSING = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
 
 
-def parse_script(text: str, first_line: int = 1) -> Block:
+def parse_script(text: str, first_line: int = 1) -> tree.Block:
     """Return the tree of a script. Raises ShellSyntaxError, which holds what stands before the error."""
     parser = _Parser(text.replace("\r\n", "\n"), first_line)
-    statements: list[Node] = []
+    statements: list[tree.Node] = []
     try:
         parser.gather(statements, ())
         if parser.position < len(parser.text):
             parser.fail(f"unexpected {parser.text[parser.position]!r}")
     except ShellSyntaxError as error:
-        raise ShellSyntaxError(str(error), error.line, Block(tuple(statements))) from None
-    return Block(tuple(statements))
+        raise ShellSyntaxError(str(error), error.line, tree.Block(tuple(statements))) from None
+    return tree.Block(tuple(statements))
 
 
 class _Parser(WordParser):
-    def gather(self, statements: list[Node], closing: tuple[str, ...]) -> None:
+    def gather(self, statements: list[tree.Node], closing: tuple[str, ...]) -> None:
         """Append statements up to a closing word or bracket, which is left to be read."""
         self.deeper()
         self.separators()
@@ -72,10 +53,10 @@ class _Parser(WordParser):
             self.separators()
         self.depth -= 1
 
-    def block(self, *closing: str) -> Block:
-        statements: list[Node] = []
+    def block(self, *closing: str) -> tree.Block:
+        statements: list[tree.Node] = []
         self.gather(statements, closing)
-        return Block(tuple(statements))
+        return tree.Block(tuple(statements))
 
     def reserved(self) -> str:
         """Return the reserved word that stands here, or nothing."""
@@ -93,7 +74,9 @@ class _Parser(WordParser):
         self.position += len(reserved)
         return reserved
 
-    def and_or(self) -> Node:
+    def and_or(self) -> tree.Node:
+        self.blanks()
+        line = self.line
         node = self.pipeline()
         while True:
             self.blanks()
@@ -102,15 +85,17 @@ class _Parser(WordParser):
                 return node
             self.position += 2
             self.separators()
-            node = AndOr(node, operator, self.pipeline())
+            node = tree.AndOr(node, operator, self.pipeline(), line)
 
-    def pipeline(self) -> Node:
+    def pipeline(self) -> tree.Node:
         self.blanks()
         line, negated = self.line, False
-        while (word := self.reserved()) in ("!", "time"):
+        while (word := self.reserved()) in ("!", "time", "coproc"):
             negated ^= word == "!"
             self.position += len(word)
             self.blanks()
+            if word == "time" and self.at("-p "):
+                self.position += 3
         commands = [self.command()]
         self.blanks()
         while self.at("|") and not self.at("||"):
@@ -118,29 +103,29 @@ class _Parser(WordParser):
             self.separators()
             commands.append(self.command())
             self.blanks()
-        return commands[0] if len(commands) == 1 and not negated else Pipeline(tuple(commands), negated, line)
+        return commands[0] if len(commands) == 1 and not negated else tree.Pipeline(tuple(commands), negated, line)
 
-    def command(self) -> Node:
+    def command(self) -> tree.Node:
         self.deeper()
         try:
             node = self.compound()
             if node is None:
                 return self.simple()
             redirects = self.redirects()
-            return Block((node,), redirects) if redirects else node
+            return tree.Block((node,), redirects) if redirects else node
         finally:
             self.depth -= 1
 
-    def compound(self) -> Node | None:
+    def compound(self) -> tree.Node | None:
         line, reserved = self.line, self.reserved()
         if self.at("((") and self.closes_arithmetic(self.position + 2) is not None:
-            return ArithmeticCommand(self.arithmetic(2), line)
+            return tree.ArithmeticCommand(self.arithmetic(2), line)
         if self.accept("("):
             body = self.block()
             self.expect(")")
-            return Subshell(body)
+            return tree.Block(body.statements, subshell=True)
         reader = {
-            "{": self.group, "[[": self.test, "if": self.if_, "for": self.for_, "case": self.case,
+            "{": self.group, "[[": self.test, "if": self.if_, "for": self.for_, "select": self.for_, "case": self.case,
             "while": self.while_, "until": self.while_, "function": self.function,
         }.get(reserved)  # fmt: skip
         if reader is not None:
@@ -150,15 +135,15 @@ class _Parser(WordParser):
             return None
         self.position = match.end()
         self.separators()
-        return Function(match[1], self.command())
+        return tree.Function(match[1], self.command())
 
-    def group(self) -> Node:
+    def group(self) -> tree.Node:
         self.keyword("{")
         body = self.block("}")
         self.keyword("}")
         return body
 
-    def function(self) -> Node:
+    def function(self) -> tree.Node:
         self.keyword("function")
         self.blanks()
         name = self.plain_text()
@@ -167,9 +152,9 @@ class _Parser(WordParser):
             self.blanks()
             self.expect(")")
         self.separators()
-        return Function(name, self.command())
+        return tree.Function(name, self.command())
 
-    def if_(self) -> Node:
+    def if_(self) -> tree.Node:
         line, branches, otherwise = self.line, [], None
         word = self.keyword("if")
         while word in ("if", "elif"):
@@ -180,34 +165,34 @@ class _Parser(WordParser):
         if word == "else":
             otherwise = self.block("fi")
             self.keyword("fi")
-        return If(tuple(branches), otherwise, line)
+        return tree.If(tuple(branches), otherwise, line)
 
-    def while_(self) -> Node:
+    def while_(self) -> tree.Node:
         line, until = self.line, self.keyword("while", "until") == "until"
         condition = self.block("do")
-        return While(condition, self.loop_body(), until, line)
+        return tree.While(condition, self.loop_body(), until, line)
 
-    def loop_body(self) -> Block:
+    def loop_body(self) -> tree.Block:
         self.blanks()
         self.accept(";")
-        self.keyword("do")
-        body = self.block("done")
-        self.keyword("done")
+        closing = {"do": "done", "{": "}"}[self.keyword("do", "{")]
+        body = self.block(closing)
+        self.keyword(closing)
         return body
 
-    def for_(self) -> Node:
+    def for_(self) -> tree.Node:
         line = self.line
-        self.keyword("for")
+        once = self.keyword("for", "select") == "select"
         self.blanks()
         if self.at("(("):
             parts = self.arithmetic_text(2).split(";")
             if len(parts) != 3:
                 self.fail("for (( )) needs three expressions")
             first, condition, after = (self.nested(part, line).quoted_parts(None) for part in parts)
-            return CountingFor((first, condition, after), self.loop_body(), line)
+            return tree.CountingFor((first, condition, after), self.loop_body(), line)
         name = self.plain_text()
         self.separators()
-        words: list[Word] | None = None
+        words: list[tree.Word] | None = None
         if self.reserved() == "in":
             self.position += 2
             words = []
@@ -215,9 +200,9 @@ class _Parser(WordParser):
             while self.position < len(self.text) and self.text[self.position] not in ";\n":
                 words.append(self.word())
                 self.blanks()
-        return For(name, None if words is None else tuple(words), self.loop_body(), line)
+        return tree.For(name, None if words is None else tuple(words), self.loop_body(), line, once)
 
-    def case(self) -> Node:
+    def case(self) -> tree.Node:
         line, items = self.line, []
         self.keyword("case")
         self.blanks()
@@ -234,43 +219,45 @@ class _Parser(WordParser):
                 if not self.accept("|"):
                     break
             self.expect(")")
-            items.append((tuple(patterns), self.block("esac")))
+            body = self.block("esac")
             self.separators()
-            if not (self.accept(";;&") or self.accept(";;") or self.accept(";&")) and self.reserved() != "esac":
+            ending = next((each for each in (";;&", ";;", ";&") if self.accept(each)), "")
+            if not ending and self.reserved() != "esac":
                 self.fail("';;' is missing")
+            items.append(tree.CaseItem(tuple(patterns), body, ending))
             self.separators()
         self.keyword("esac")
-        return CaseCommand(word, tuple(items), line)
+        return tree.CaseCommand(word, tuple(items), line)
 
-    def test(self) -> Node:
+    def test(self) -> tree.Node:
         line = self.line
-        words: list[Word] = []
+        words: list[tree.Word] = []
         self.keyword("[[")
         self.separators()
         while self.reserved() != "]]" and not self.at("]]"):
             match = re.compile(r"&&|\|\||[()<>]").match(self.text, self.position)
-            after_match = bool(words) and words[-1] == (LiteralText("=~"),)
+            after_match = bool(words) and words[-1] == (tree.LiteralText("=~"),)
             if match is not None and not after_match:
                 self.position = match.end()
-                words.append((LiteralText(match[0]),))
+                words.append((tree.LiteralText(match[0]),))
             else:
                 words.append(self.word(" \t\n" if after_match else METACHARACTERS))
             self.separators()
         self.expect("]]")
-        return Conditional(tuple(words), line)
+        return tree.Conditional(tuple(words), line)
 
-    def simple(self) -> Node:
+    def simple(self) -> tree.Node:
         line = self.line
-        assignments: list[Assignment] = []
-        words: list[Word | Assignment] = []
-        redirects: list[Redirect] = []
+        assignments: list[tree.Assignment] = []
+        words: list[tree.Word | tree.Assignment] = []
+        redirects: list[tree.Redirect] = []
         while True:
             self.blanks()
             if self.redirect(redirects):
                 continue
             if self.position >= len(self.text) or self.text[self.position] in METACHARACTERS:
                 break
-            declares = bool(words) and words[0] in [(LiteralText(name),) for name in DECLARATIONS]
+            declares = bool(words) and words[0] in [(tree.LiteralText(name),) for name in DECLARATIONS]
             assignment = self.assignment() if not words or declares else None
             if assignment is None:
                 words.append(self.word())
@@ -280,9 +267,9 @@ class _Parser(WordParser):
                 assignments.append(assignment)
         if not words and not assignments and not redirects:
             self.fail("a command is missing")
-        return Simple(tuple(assignments), tuple(words), line, redirects)
+        return tree.Simple(tuple(assignments), tuple(words), line, redirects)
 
-    def assignment(self) -> Assignment | None:
+    def assignment(self) -> tree.Assignment | None:
         match = _ASSIGNMENT.match(self.text, self.position)
         if match is None:
             return None
@@ -290,7 +277,7 @@ class _Parser(WordParser):
         index = self.nested(match[2][1:-1], line).word_parts() if match[2] else None
         self.position = match.end()
         if not self.accept("("):
-            return Assignment(match[1], self.word(may_be_empty=True), append=append, index=index)
+            return tree.Assignment(match[1], self.word(may_be_empty=True), append=append, index=index)
         words = []
         self.separators()
         while not self.at(")"):
@@ -299,16 +286,16 @@ class _Parser(WordParser):
             words.append(self.word())
             self.separators()
         self.position += 1
-        return Assignment(match[1], tuple(words), array=True, append=append)
+        return tree.Assignment(match[1], tuple(words), array=True, append=append)
 
-    def redirects(self) -> list[Redirect]:
-        redirects: list[Redirect] = []
+    def redirects(self) -> list[tree.Redirect]:
+        redirects: list[tree.Redirect] = []
         self.blanks()
         while self.redirect(redirects):
             self.blanks()
         return redirects
 
-    def redirect(self, redirects: list[Redirect]) -> bool:
+    def redirect(self, redirects: list[tree.Redirect]) -> bool:
         match = _REDIRECT.match(self.text, self.position)
         if match is None or self.angle_starts(match.end() - 1):
             return False
@@ -317,11 +304,12 @@ class _Parser(WordParser):
         operator = match[1] or match[2]
         if operator in ("<<", "<<-"):
             word = self.word()
-            delimiter = "".join(part.text for part in word if isinstance(part, LiteralText))
-            literal = any(isinstance(part, LiteralText) and part.quoted for part in word)
+            delimiter = "".join(part.text for part in word if isinstance(part, tree.LiteralText))
+            literal = any(isinstance(part, tree.LiteralText) and part.quoted for part in word)
             self.documents.append((delimiter, literal, operator == "<<-", redirects, len(redirects)))
-            redirects.append(Redirect("<<", ()))
+            redirects.append(tree.Redirect("<<", ()))
         else:
             descriptor = match[0][: -len(operator)]
-            redirects.append(Redirect(f"2{operator}" if descriptor == "2" else operator, self.word()))
+            other = descriptor if descriptor not in ("0", "1") else ""
+            redirects.append(tree.Redirect(other + operator, self.word()))
         return True

@@ -1,33 +1,158 @@
-"""Conditions of a script: `test`, `[ … ]` and `[[ … ]]`, as far as the script's text decides them."""
+"""Conditions of a script, `test`, `[ … ]` and `[[ … ]]`, as far as its text decides them, and patterns of bash."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import string
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from llmlaunch.command_lines.shell_state import State, has_unset, unset_names
-from llmlaunch.command_lines.shell_words import matches
+from llmlaunch.command_lines.shell_state import Array, State, has_unset
 from llmlaunch.rundir.foreign_values import whole_number_in
 
-__all__ = ["test_outcome"]
+__all__ = ["Pattern", "test_outcome"]
 
 _BINARY = ("=", "==", "!=", "<", ">", "=~", "-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-ef", "-nt", "-ot")
+_CLASSES = {
+    "alpha": "A-Za-z", "digit": "0-9", "alnum": "A-Za-z0-9", "space": r"\s", "blank": r" \t", "upper": "A-Z",
+    "lower": "a-z", "xdigit": "0-9A-Fa-f", "word": r"\w", "punct": re.escape(string.punctuation),
+}  # fmt: skip
+_BRACKET = re.compile(r"\[([!^]?)((?:\]|)(?:\[:\w+:\]|\\.|[^\]\\])*)\]", re.DOTALL)
+LONGEST_SEARCHED = 300
+
+Token = str | re.Pattern[str] | tuple[str, list[list["Token"]]]
+_STAR: Token = ("*", [["any"]])
 
 
-def test_outcome(state: State, words: Sequence[str], line: int) -> bool | None:
-    """Return whether a test holds; None where only the run would show it.
+class Pattern:
+    """A pattern with `*`, `?`, `[…]` and `@(a|b)`; a backslash quotes a character. Matched place by place, so that the
+    work is bounded by the lengths of pattern and text; `spend` counts it before it is done."""
 
-    A variable that nobody sets counts as empty, as in a fresh shell; a missing argument of the script does not.
+    def __init__(self, text: str, spend: Callable[[int], None]) -> None:
+        self.spend, self.text, self.position, self.groups = spend, text, 0, 0
+        self.tokens = self._sequence("")
+
+    def matches(self, text: str) -> bool:
+        return len(text) in self.ends(text, 0)
+
+    def ends(self, text: str, start: int) -> set[int]:
+        """Return all places where a match that starts at `start` may end."""
+        return self._ends(self.tokens, text, {start})
+
+    def starts(self, text: str) -> set[int]:
+        """Return all places where a match may start that ends with the text."""
+        return {len(text) - end for end in self._ends(_backwards(self.tokens), text[::-1], {0})}
+
+    def replaced(self, text: str, new: str, once: bool) -> str:
+        """Return a text with its longest matches replaced, from the left."""
+        parts, position = [], 0
+        while position <= len(text):
+            end = max(self.ends(text, position), default=position)
+            if end > position:
+                self.spend(len(new))
+                parts.append(new)
+                position = end
+                if once:
+                    break
+            else:
+                parts.append(text[position : position + 1])
+                position += 1
+        return "".join(parts) + text[position:]
+
+    def _sequence(self, stops: str) -> list[Token]:
+        tokens: list[Token] = []
+        while self.position < len(self.text) and self.text[self.position] not in stops:
+            character = self.text[self.position]
+            bracket = _BRACKET.match(self.text, self.position) if character == "[" else None
+            self.position += 1
+            if character in "?*+@!" and self.text.startswith("(", self.position) and self.groups < 20:
+                tokens.append(self._group(character))
+            elif character in "*?":
+                tokens.append(_STAR if character == "*" else re.compile(".", re.DOTALL))
+            elif bracket is not None:
+                inside = re.sub(r"\[:(\w+):\]", lambda match: _CLASSES.get(match[1], ""), bracket[2])
+                tokens.append(_compiled(f"[{'^' if bracket[1] else ''}{inside.replace('[', chr(92) + '[')}]"))
+                self.position = bracket.end()
+            else:
+                tokens.append(
+                    (self.text[self.position : self.position + 1] or character) if character == "\\" else character
+                )
+                self.position += character == "\\"
+        return tokens
+
+    def _group(self, operator: str) -> Token:
+        self.groups += 1
+        start = self.position
+        alternatives: list[list[Token]] = []
+        while not alternatives or self.text.startswith("|", self.position):
+            self.position += 1
+            alternatives.append(self._sequence("|)"))
+        if not self.text.startswith(")", self.position):
+            self.position = start
+            return operator
+        self.position += 1
+        return operator, alternatives
+
+    def _ends(self, tokens: Sequence[Token], text: str, places: set[int]) -> set[int]:
+        for token in tokens:
+            self.spend(1 + len(places))
+            if not places:
+                break
+            if token is _STAR:
+                self.spend(len(text))
+                places = set(range(min(places), len(text) + 1))
+            elif isinstance(token, str):
+                places = {place + 1 for place in places if text.startswith(token, place)}
+            elif isinstance(token, re.Pattern):
+                places = {place + 1 for place in places if token.match(text, place)}
+            else:
+                places = self._repeated(token[0], token[1], text, places)
+        return places
+
+    def _repeated(self, operator: str, alternatives: list[list[Token]], text: str, places: set[int]) -> set[int]:
+        def once(starts: set[int]) -> set[int]:
+            return {end for tokens in alternatives for end in self._ends(tokens, text, starts)}
+
+        if operator == "!":
+            self.spend(len(places) * len(text))
+            return {end for place in places for end in {*range(place, len(text) + 1)} - once({place})}
+        reached = once(places)
+        if operator in "*+":
+            new = reached
+            while new:
+                new = once(new) - reached
+                reached |= new
+        return reached | places if operator in "*?" else reached
+
+
+def _backwards(tokens: Sequence[Token]) -> list[Token]:
+    groups = [token is not _STAR and isinstance(token, tuple) for token in tokens]
+    return [
+        (token[0], [_backwards(each) for each in token[1]]) if is_group and isinstance(token, tuple) else token
+        for token, is_group in zip(reversed(tokens), reversed(groups), strict=True)
+    ]
+
+
+def _compiled(expression: str) -> re.Pattern[str]:
+    try:
+        return re.compile(expression, re.DOTALL)
+    except re.error:
+        return re.compile("(?!)")
+
+
+def test_outcome(state: State, words: Sequence[str], line: int, patterns: bool) -> bool | None:
+    """Return whether a test holds; None where only the run would show it. `patterns`: of `[[ … ]]`.
+
+    A variable that nobody sets counts as empty, as in a fresh shell.
     """
-    test = _Test(state, list(words), line)
+    test = _Test(state, list(words), line, patterns)
     outcome = test.either()
     return outcome if not test.words else None
 
 
 class _Test:
-    def __init__(self, state: State, words: list[str], line: int) -> None:
-        self.state, self.words, self.line = state, words, line
+    def __init__(self, state: State, words: list[str], line: int, patterns: bool) -> None:
+        self.state, self.words, self.line, self.patterns = state, words, line, patterns
 
     def either(self) -> bool | None:
         outcome = self.both()
@@ -69,50 +194,67 @@ class _Test:
             return self.examined(operator, operand)
         return self.examined("-n", words.pop(0))
 
-    def known(self, text: str) -> str | None:
-        """Return a text with variables that nobody sets as empty; None where more than the environment is missing."""
-        names = unset_names(text)
-        sbatch = [name for name in names if name.startswith(("SLURM_", "PMI", "OMPI_"))]
-        if sbatch or any(whole_number_in(name) is not None or name in self.state.record.computed for name in names):
-            return None
-        for name in names:
-            if name == "number_of_arguments":
-                return None
-            self.state.note(self.line, f"{name} is taken as not set")
-            text = text.replace(f"\ue000{name}\ue001", "")
-        return text
-
     def examined(self, operator: str, operand: str) -> bool | None:
-        if operator in "-f-d-e-r-w-x-s-L-h":
-            if has_unset(operand):
-                return None
-            place = self.state.resolved(operand)
-            return True if place in self.state.files or _exists(place) else None
-        text = self.known(operand)
+        text = self.state.known(operand, self.line)
         if operator == "-v":
-            return True if operand in self.state.variables else None
-        if text is None or operator not in ("-n", "-z"):
+            return self.is_set(operand)
+        if text is None:
             return None
-        return (text == "") == (operator == "-z")
+        if operator in ("-n", "-z"):
+            return (text == "") == (operator == "-z")
+        if operator not in ("-f", "-d", "-e", "-r", "-w", "-x", "-s", "-L", "-h"):
+            return None
+        if text == "":
+            return False
+        if has_unset(operand):
+            return None
+        place = self.state.resolved(operand)
+        return True if place in self.state.files or _exists(place) else None
+
+    def is_set(self, name: str) -> bool:
+        name, bracket, index = name.partition("[")
+        value = self.state.variables.get(self.state.target(name))
+        if value is None:
+            self.state.assume(name, self.line)
+        return index.removesuffix("]") in value if bracket and isinstance(value, Array) else value is not None
 
     def compared(self, left: str, operator: str, right: str) -> bool | None:
-        first, second = self.known(left), self.known(right)
+        first, second = self.state.known(left, self.line), self.state.known(right, self.line)
         if first is None or second is None:
             return None
         if operator in ("=", "==", "!="):
-            return matches(second, first) == (operator != "!=")
+            same = Pattern(second, self.state.spend).matches(first) if self.patterns else first == second
+            return same == (operator != "!=")
+        if operator == "=~":
+            return self.searched(second, first)
         if operator in ("<", ">"):
             return first < second if operator == "<" else first > second
-        if operator not in ("-eq", "-ne", "-lt", "-le", "-gt", "-ge"):
+        numbers = [0 if not text.strip() else _integer(text) for text in (first, second)]
+        if operator not in ("-eq", "-ne", "-lt", "-le", "-gt", "-ge") or numbers[0] is None or numbers[1] is None:
             return None
-        numbers = [int(text) if re.fullmatch(r"\s*[-+]?\d{1,18}\s*", text) else None for text in (first, second)]
-        if None in numbers:
-            return None
-        one, other = int(numbers[0] or 0), int(numbers[1] or 0)
+        low, high = numbers[0], numbers[1]
         return {
-            "-eq": one == other, "-ne": one != other, "-lt": one < other,
-            "-le": one <= other, "-gt": one > other, "-ge": one >= other,
+            "-eq": low == high, "-ne": low != high, "-lt": low < high,
+            "-le": low <= high, "-gt": low > high, "-ge": low >= high,
         }[operator]  # fmt: skip
+
+    def searched(self, expression: str, text: str) -> bool | None:
+        """Return whether a regular expression of POSIX fits; None for one that might take long."""
+        expression = re.sub(r"\[:(\w+):\]", lambda match: _CLASSES.get(match[1], ""), expression)
+        repeated = re.search(r"\)[*+{]", expression)
+        nested = repeated is not None and re.search(r"[*+?|{]", expression[: repeated.start()])
+        if nested or len(re.findall(r"[*+]|\{\d*,", expression)) > 3 or len(text) + len(expression) > LONGEST_SEARCHED:
+            return None
+        match = _compiled(expression).search(text)
+        if match is not None:
+            self.state.assign("BASH_REMATCH", Array([match[0], *(group or "" for group in match.groups())]))
+        return match is not None
+
+
+def _integer(text: str) -> int | None:
+    digits = text.strip()
+    number = whole_number_in(digits.lstrip("+-"))
+    return None if number is None else -number if digits.startswith("-") else number
 
 
 def _exists(place: str) -> bool:

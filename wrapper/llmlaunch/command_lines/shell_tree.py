@@ -6,35 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = [
-    "AndOr",
-    "Arithmetic",
-    "ArithmeticCommand",
-    "Assignment",
-    "Block",
-    "CaseCommand",
-    "Conditional",
-    "CountingFor",
-    "For",
-    "Function",
-    "If",
-    "LiteralText",
-    "Node",
-    "Parameter",
-    "Part",
-    "Pipeline",
-    "Redirect",
-    "Simple",
-    "Subshell",
-    "Substitution",
-    "While",
-    "Word",
-]
+    "AndOr", "Arithmetic", "ArithmeticCommand", "Assignment", "Block", "CaseCommand", "CaseItem", "Conditional",
+    "CountingFor", "For", "Function", "If", "LiteralText", "Node", "Parameter", "Part", "Pipeline", "Redirect",
+    "Simple", "Substitution", "While", "Word",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class LiteralText:
     text: str
     quoted: bool = False
+    splits: bool = False  # of `${X:-…}`, which is split into words
 
 
 @dataclass(frozen=True)
@@ -52,11 +34,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Substitution:
-    """`$(…)` or backquotes."""
+    """`$(…)`, backquotes, or `<(…)`, which is a file with the output."""
 
     body: Block
     line: int
     quoted: bool = False
+    file: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,17 +90,14 @@ class AndOr:
     left: Node
     operator: str
     right: Node
+    line: int
 
 
 @dataclass(frozen=True)
 class Block:
     statements: tuple[Node, ...]
     redirects: Sequence[Redirect] = ()
-
-
-@dataclass(frozen=True)
-class Subshell:
-    body: Block
+    subshell: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,6 +113,7 @@ class For:
     words: tuple[Word, ...] | None
     body: Block
     line: int
+    once: bool = False  # select, which asks
 
 
 @dataclass(frozen=True)
@@ -153,9 +134,16 @@ class While:
 
 
 @dataclass(frozen=True)
+class CaseItem:
+    patterns: tuple[Word, ...]
+    body: Block
+    ending: str  # ;; or ;& or ;;&
+
+
+@dataclass(frozen=True)
 class CaseCommand:
     word: Word
-    items: tuple[tuple[tuple[Word, ...], Block], ...]
+    items: tuple[CaseItem, ...]
     line: int
 
 
@@ -180,17 +168,6 @@ class Conditional:
 
 
 Node = (
-    Simple
-    | Pipeline
-    | AndOr
-    | Block
-    | Subshell
-    | If
-    | For
-    | CountingFor
-    | While
-    | CaseCommand
-    | Function
-    | ArithmeticCommand
+    Simple | Pipeline | AndOr | Block | If | For | CountingFor | While | CaseCommand | Function | ArithmeticCommand
     | Conditional
-)
+)  # fmt: skip

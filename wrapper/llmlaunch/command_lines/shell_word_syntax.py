@@ -6,18 +6,10 @@ import bisect
 import re
 from dataclasses import dataclass, field
 
-from llmlaunch.command_lines.shell_tree import (
-    Arithmetic,
-    Block,
-    LiteralText,
-    Parameter,
-    Part,
-    Redirect,
-    Substitution,
-    Word,
-)
+from llmlaunch.command_lines import shell_tree as tree
+from llmlaunch.command_lines.shell_state import plain
 
-__all__ = ["METACHARACTERS", "ShellSyntaxError", "WordParser"]
+__all__ = ["METACHARACTERS", "ShellSyntaxError", "WordParser", "escaped"]
 
 DEEPEST = 40
 METACHARACTERS = " \t\n;&|<>()"
@@ -32,9 +24,9 @@ _SPECIAL = "@*#?$!-"
 class ShellSyntaxError(Exception):
     """Text that is no bash, or that is nested too deeply. `before` holds the tree of what stands before it."""
 
-    def __init__(self, message: str, line: int, before: Block | None = None) -> None:
+    def __init__(self, message: str, line: int, before: tree.Block | None = None) -> None:
         super().__init__(message)
-        self.line, self.before = line, before or Block(())
+        self.line, self.before = line, before or tree.Block(())
 
 
 @dataclass
@@ -43,7 +35,7 @@ class WordParser:
     first_line: int
     depth: int = 0
     position: int = 0
-    documents: list[tuple[str, bool, bool, list[Redirect], int]] = field(default_factory=list)
+    documents: list[tuple[str, bool, bool, list[tree.Redirect], int]] = field(default_factory=list)
     newlines: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -92,7 +84,7 @@ class WordParser:
         self.position += 1
         documents, self.documents = self.documents, []
         for delimiter, literal, tabs, redirects, place in documents:
-            redirects[place] = Redirect("<<", self.document(delimiter, literal, tabs))
+            redirects[place] = tree.Redirect("<<", self.document(delimiter, literal, tabs))
 
     def separators(self) -> None:
         """Pass over blanks and empty lines."""
@@ -101,7 +93,7 @@ class WordParser:
             self.newline()
             self.blanks()
 
-    def document(self, delimiter: str, literal: bool, tabs: bool) -> Word:
+    def document(self, delimiter: str, literal: bool, tabs: bool) -> tree.Word:
         first, lines = self.line, []
         while self.position < len(self.text):
             end = self.text.find("\n", self.position)
@@ -113,7 +105,7 @@ class WordParser:
                 break
             lines.append(line + "\n")
         text = "".join(lines)
-        return (LiteralText(text, True),) if literal else self.nested(text, first).quoted_parts(None)
+        return (tree.LiteralText(text, True),) if literal else self.nested(text, first).quoted_parts(None)
 
     def nested(self, text: str, line: int) -> WordParser:
         self.deeper()
@@ -121,7 +113,7 @@ class WordParser:
         self.depth -= 1
         return parser
 
-    def block(self, *closing: str) -> Block:
+    def block(self, *closing: str) -> tree.Block:
         """Read commands up to a word that ends them."""
         raise NotImplementedError
 
@@ -132,70 +124,75 @@ class WordParser:
         self.position = match.end()
         return match[0]
 
-    def word(self, stops: str = METACHARACTERS, may_be_empty: bool = False) -> Word:
+    def word(self, stops: str = METACHARACTERS, may_be_empty: bool = False) -> tree.Word:
         """Read a word up to one of the characters that end it."""
         parts = self.unquoted_parts(stops)
         if not parts and not may_be_empty:
             self.fail("a word is missing")
         return parts
 
-    def word_parts(self) -> Word:
+    def word_parts(self) -> tree.Word:
         """Read all that is left as one word."""
         return self.unquoted_parts("")
 
-    def unquoted_parts(self, stops: str) -> Word:
-        parts: list[Part] = []
+    def unquoted_parts(self, stops: str) -> tree.Word:
+        parts: list[tree.Part] = []
         while self.position < len(self.text):
             character = self.text[self.position]
-            if character in stops:
+            if character in "?*+@!" and ")" in stops and self.text.startswith("(", self.position + 1):
+                self.position += 2
+                parts += [tree.LiteralText(f"{character}("), *self.unquoted_parts(")"), tree.LiteralText(")")]
+                self.expect(")")
+            elif character in stops:
                 part = self.angle() if character in "<>" else None
                 if part is None:
                     break
                 parts.append(part)
             elif character == "'":
-                parts.append(LiteralText(self.until("'", 1), True))
+                parts.append(tree.LiteralText(self.until("'", 1), True))
             elif character == '"':
                 self.position += 1
-                parts.extend(self.quoted_parts('"') or (LiteralText("", True),))
+                parts.extend(self.quoted_parts('"') or (tree.LiteralText("", True),))
                 self.expect('"')
             elif self.at("$'"):
-                parts.append(LiteralText(_ansi_c(self.until("'", 2, escapes=True)), True))
+                parts.append(tree.LiteralText(escaped(self.until("'", 2, escapes=True)), True))
             elif self.at('$"'):
                 self.position += 1
             elif self.at("\\\n"):
                 self.position += 2
             elif character == "\\":
-                parts.append(LiteralText(self.text[self.position + 1 : self.position + 2], True))
+                parts.append(tree.LiteralText(self.text[self.position + 1 : self.position + 2], True))
                 self.position += 2
             elif character in "$`":
                 parts.append(self.expansion(False))
             else:
-                match = re.compile(f"[^$`'\"\\\\{re.escape(stops)}]+").match(self.text, self.position)
-                parts.append(LiteralText(match[0] if match else character))
+                match = re.compile(f"[^$`'\"\\\\?*+@!{re.escape(stops)}]+").match(self.text, self.position)
+                parts.append(tree.LiteralText(match[0] if match else character))
                 self.position += len(match[0]) if match else 1
         return _joined(parts)
 
-    def angle(self) -> Part | None:
+    def angle(self) -> tree.Part | None:
         """Read `<(…)`, or a place that the author of a script left open, such as `<Specify path>`."""
         line = self.line
-        if self.accept("<(") or self.accept(">("):
-            self.block()
+        if self.at("<(") or self.at(">("):
+            self.position += 2
+            body = self.block()
             self.expect(")")
-            return LiteralText("/dev/fd/63", True)
+            return tree.Substitution(body, line, quoted=True, file=True)
         after_equals = self.text[self.position - 1 : self.position] == "="
         match = (_OPEN_PLACE if after_equals else _OPEN_NAME).match(self.text, self.position)
         if match is None:
             return None
         self.position = match.end()
-        return Parameter(re.sub(r"\W+", "_", match[1], flags=re.ASCII).strip("_") or "value", line, quoted=True)
+        return tree.Parameter(re.sub(r"\W+", "_", match[1], flags=re.ASCII).strip("_") or "value", line, quoted=True)
 
     def angle_starts(self, position: int) -> bool:
         """Return whether `angle` reads what stands here, instead of a redirection."""
         return self.text.startswith(("<(", ">("), position) or _OPEN_NAME.match(self.text, position) is not None
 
-    def quoted_parts(self, closing: str | None) -> Word:
+    def quoted_parts(self, closing: str | None) -> tree.Word:
         """Read the inside of double quotes, or what a here-document holds where nothing closes it."""
-        parts: list[Part] = []
+        parts: list[tree.Part] = []
         escaped = '$`\\"' if closing else "$`\\"
         while self.position < len(self.text) and self.text[self.position] != closing:
             character = self.text[self.position]
@@ -203,7 +200,9 @@ class WordParser:
                 following = self.text[self.position + 1 : self.position + 2]
                 if following != "\n":
                     parts.append(
-                        LiteralText(following if following and following in escaped else character + following, True)
+                        tree.LiteralText(
+                            following if following and following in escaped else character + following, True
+                        )
                     )
                 self.position += 2
             elif character in "$`":
@@ -212,7 +211,7 @@ class WordParser:
                 stop = re.compile('[$`\\\\"]' if closing else "[$`\\\\]")
                 match = stop.search(self.text, self.position + 1)
                 end = match.start() if match else len(self.text)
-                parts.append(LiteralText(self.text[self.position : end], True))
+                parts.append(tree.LiteralText(self.text[self.position : end], True))
                 self.position = end
         return _joined(parts)
 
@@ -227,37 +226,40 @@ class WordParser:
         self.position = end + 1
         return self.text[start:end]
 
-    def expansion(self, quoted: bool) -> Part:
+    def expansion(self, quoted: bool) -> tree.Part:
         line = self.line
         if self.at("`"):
             text = re.sub(r"\\([$`\\])", r"\1", self.until("`", 1, escapes=True))
-            return Substitution(self.nested(text, line).whole(), line, quoted)
+            return tree.Substitution(self.nested(text, line).whole(), line, quoted)
         if self.at("$((") and self.closes_arithmetic(self.position + 3) is not None:
-            return Arithmetic(self.arithmetic(3), line, quoted)
+            return tree.Arithmetic(self.arithmetic(3), line, quoted)
+        if self.accept("$["):
+            text = self.until("]", 0)
+            return tree.Arithmetic(self.nested(text, line).quoted_parts(None), line, quoted)
         if self.accept("$("):
             body = self.block()
             self.expect(")")
-            return Substitution(body, line, quoted)
+            return tree.Substitution(body, line, quoted)
         if self.accept("${"):
             return self.braced(line, quoted)
         name = _NAME.match(self.text, self.position + 1)
         if name is not None:
             self.position = name.end()
-            return Parameter(name[0], line, quoted)
+            return tree.Parameter(name[0], line, quoted)
         following = self.text[self.position + 1 : self.position + 2]
         if following and (following in _SPECIAL or following in "0123456789"):
             self.position += 2
-            return Parameter(following, line, quoted)
+            return tree.Parameter(following, line, quoted)
         self.position += 1
-        return LiteralText("$", quoted)
+        return tree.LiteralText("$", quoted)
 
-    def whole(self) -> Block:
+    def whole(self) -> tree.Block:
         body = self.block()
         if self.position < len(self.text):
             self.fail(f"unexpected {self.text[self.position]!r}")
         return body
 
-    def braced(self, line: int, quoted: bool) -> Part:
+    def braced(self, line: int, quoted: bool) -> tree.Part:
         self.deeper()
         prefix = ""
         if self.text[self.position : self.position + 1] in ("#", "!") and not self.text.startswith(
@@ -274,18 +276,22 @@ class WordParser:
             index = self.unquoted_parts("]")
             self.expect("]")
         operator = _OPERATOR.match(self.text, self.position)
-        argument: Word = ()
+        argument: tree.Word = ()
+        if prefix == "!" and self.text.startswith(("*}", "@}"), self.position):
+            self.position += 2
+            self.depth -= 1
+            return tree.Parameter(match[0], line, quoted, "!", operator="names")
         if operator is not None:
             self.position = operator.end()
             argument = self.argument(quoted and operator[0].lstrip(":") in ("-", "=", "+", "?"))
         self.expect("}")
         self.depth -= 1
-        return Parameter(match[0], line, quoted, prefix, index, operator[0] if operator else "", argument)
+        return tree.Parameter(match[0], line, quoted, prefix, index, operator[0] if operator else "", argument)
 
-    def argument(self, quoted: bool) -> Word:
+    def argument(self, quoted: bool) -> tree.Word:
         if not quoted:
             return self.unquoted_parts("}")
-        parts: list[Part] = []
+        parts: list[tree.Part] = []
         while self.position < len(self.text) and not self.at("}"):
             if self.accept('"'):
                 parts.extend(self.quoted_parts('"'))
@@ -295,11 +301,11 @@ class WordParser:
                 inner = re.compile(r"[^}\"$`\\]+").match(self.text, self.position)
                 if inner is not None:
                     self.position = inner.end()
-                    parts.append(LiteralText(inner[0], True))
+                    parts.append(tree.LiteralText(inner[0], True))
                 elif self.text[start] in "$`":
                     parts.append(self.expansion(True))
                 else:
-                    parts.append(LiteralText(self.text[start + 1 : start + 2], True))
+                    parts.append(tree.LiteralText(self.text[start + 1 : start + 2], True))
                     self.position += 2
         return _joined(parts)
 
@@ -320,27 +326,34 @@ class WordParser:
         self.position = end + 2
         return self.text[start:end]
 
-    def arithmetic(self, skipped: int) -> Word:
+    def arithmetic(self, skipped: int) -> tree.Word:
         line = self.line
         text = self.arithmetic_text(skipped)
         return self.nested(text.replace('"', ""), line).quoted_parts(None)
 
 
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b"}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b", "E": "\x1b"}
+_ESCAPE = re.compile(r"\\(?:([ntrabfveE\\'\"?])|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|([0-7]{1,3}))")
 
 
-def _ansi_c(text: str) -> str:
-    """Return the text of `$'…'`: its escapes of one character; those of numbers stay as written."""
-    return re.sub(r"\\([ntrabfve\\'\"?])", lambda match: _ESCAPES.get(match[1], match[1]), text)
+def escaped(text: str) -> str:
+    """Return text with the escapes of `$'…'`, printf and `echo -e` in it."""
+
+    def character(match: re.Match[str]) -> str:
+        letter, hexadecimal, code, octal = match.groups()
+        number = int(hexadecimal or code or octal or "0", 8 if octal else 16)
+        return _ESCAPES.get(letter, letter) if letter else plain(chr(number)).replace("\0", "")
+
+    return _ESCAPE.sub(character, text)
 
 
-def _joined(parts: list[Part]) -> Word:
+def _joined(parts: list[tree.Part]) -> tree.Word:
     """Join neighbouring texts of one kind."""
-    joined: list[Part] = []
+    joined: list[tree.Part] = []
     for part in parts:
         last = joined[-1] if joined else None
-        if isinstance(part, LiteralText) and isinstance(last, LiteralText) and part.quoted == last.quoted:
-            joined[-1] = LiteralText(last.text + part.text, part.quoted)
+        if isinstance(part, tree.LiteralText) and isinstance(last, tree.LiteralText) and part.quoted == last.quoted:
+            joined[-1] = tree.LiteralText(last.text + part.text, part.quoted)
         else:
             joined.append(part)
     return tuple(joined)
