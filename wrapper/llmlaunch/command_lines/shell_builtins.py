@@ -202,11 +202,11 @@ def _getopts(shell: Shell, arguments: list[str], line: int) -> bool | None:
     letter, rest = word[1 + state.letters_read], word[2 + state.letters_read :]
     state.letters_read = state.letters_read + 1 if rest else 0
     index += not rest
-    takes = forms.partition(letter)[2][:1] == ":" and letter != ":"
-    if takes:
+    value = ""
+    if forms.partition(letter)[2][:1] == ":" and letter != ":":
         value = rest or (words[index - 1] if index <= len(words) else "")
         index, state.letters_read = index + 1, 0
-        state.assign("OPTARG", value)
+    state.assign("OPTARG", value)
     state.assign("OPTIND", str(index))
     state.assign(name, letter if letter in forms else "?")
     return True

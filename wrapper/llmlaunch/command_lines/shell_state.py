@@ -28,6 +28,7 @@ _OPEN, _CLOSE = "\ue000", "\ue001"
 _MARKED = re.compile(f"{_OPEN}(\\w+){_CLOSE}")
 # set by SLURM and by MPI for a job or a rank, and so never empty where the script runs
 _OF_THE_JOB = ("SLURM_", "PMI", "OMPI_")
+_OF_BASH = ("HOSTNAME", "RANDOM", "SECONDS", "UID", "EUID", "PPID", "BASHPID", "LINENO", "process_id", "shell_options")
 
 
 class Array(dict[str, str]):
@@ -290,13 +291,17 @@ class State:
 
     def is_null(self, text: str) -> bool:
         """Return whether a shell that nobody gave an environment or arguments would find nothing here."""
-        return all(name not in self.record.computed for name in unset_names(text)) and not _MARKED.sub("", text)
+        return not any(map(self.is_of_the_run, unset_names(text))) and not _MARKED.sub("", text)
+
+    def is_of_the_run(self, name: str) -> bool:
+        """Return whether a program, SLURM or bash itself gives a variable its value."""
+        return name in self.record.computed or name in _OF_BASH or name.startswith(_OF_THE_JOB)
 
     def known(self, text: str, line: int) -> str | None:
         """Return a text with what nobody sets or gives as empty, as in a fresh shell; None where a program or SLURM
         sets a part of it."""
         names = unset_names(text)
-        if any(name in self.record.computed or name.startswith(_OF_THE_JOB) for name in names):
+        if any(map(self.is_of_the_run, names)):
             return None
         for name in names:
             self.assume(name, line)

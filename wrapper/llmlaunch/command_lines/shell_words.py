@@ -111,7 +111,7 @@ class Expander:
                 chosen = self._chosen(part)
                 for each in self._plain_parts(chosen):
                     yield replace(each, splits=not each.quoted) if isinstance(each, tree.LiteralText) else each
-                if part.quoted and not chosen:
+                if part.quoted and not chosen and part.index not in _EVERY:
                     yield tree.LiteralText("", True)
             elif not place and isinstance(part, tree.LiteralText) and not part.quoted and re.match("~(/|$)", part.text):
                 yield tree.LiteralText(str(self.state.variables.get("HOME", "~")), True)
@@ -210,8 +210,8 @@ class Expander:
             known = []
         if part.prefix == "#":
             entries = known if known is not None else [] if every else [self._missing(part.name, part.line)]
-            text = entries[0] if entries else ""
-            return [str(len(entries) if every else len(text))] if every or not has_unset(text) else [text]
+            text = state.known(entries[0], part.line) if entries and not every else ""
+            return [entries[0] if text is None else str(len(entries) if every else len(text))]
         entries = [self._missing(part.name, part.line)] if known is None else known
         if part.operator:
             entries = self._operated(part, entries, every)
@@ -313,7 +313,7 @@ class Expander:
         longest = max if operator in ("##", "%", "/#") else min
         if operator in ("#", "##", "/#"):
             end = longest(pattern.ends(text, 0), default=None)
-            return text if end is None or (new and not argument) else new + text[end:]
+            return text if end is None else new + text[end:]
         if operator in ("%", "%%", "/%"):
             start = longest(pattern.starts(text), default=None)
             return text if start is None else text[:start] + new
