@@ -1,9 +1,10 @@
 """Small scripts start the same programs, with the same words and variables, in bash and where llmlaunch reads them."""
 
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -187,4 +188,4 @@ def test_a_script_starts_what_bash_starts(text: str, tmp_path: Path) -> None:
     expected = started_by_bash(text, tmp_path)
     assert expected
     assert started_by_llmlaunch(text, tmp_path) == expected
-    assert os.listdir(tmp_path / "read") == []
+    assert list((tmp_path / "read").iterdir()) == []

@@ -181,7 +181,7 @@ def _commands(script: Script) -> str:
     commands = [f"line {command.line}: {shortened(' '.join(command.words), 40)}" for command in script.commands[-3:]]
     starts = f"; it starts {', '.join(commands)}" if commands else ""
     unread = [note for note in script.notes if "not read" in note]
-    rest = "".join(f"; {note}" for note in unread[:3])
+    rest = "".join(f"; {note}" for note in (*filter(None, [script.ended]), *unread[:3]))
     return f"{starts}{rest}; name the script that starts torchrun, deepspeed or accelerate"
 
 
