@@ -109,11 +109,12 @@ def _read_letters(
     """Read `-vN2`: letters of flags, up to one that takes the rest of the word, or the next word, as its value."""
     for place, letter in enumerate(letters, start=1):
         name = short.get(letter, letter)
-        takes, rest = forms.get(name, "flag"), letters[place:].removeprefix("=")
-        value = None if takes == "flag" else rest or following(takes)
-        options[name] = True if value is None else _value(name, value)
+        takes = forms.get(name, "flag")
         if takes != "flag":
+            value = letters[place:].removeprefix("=") or following(takes)
+            options[name] = True if value is None else _value(name, value)
             break
+        options[name] = True
 
 
 def _full_name(name: str, forms: Mapping[str, str]) -> str:

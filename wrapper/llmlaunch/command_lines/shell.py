@@ -105,7 +105,7 @@ class _Shell:
         """Run all that a text holds; what follows an error of syntax is noted and left."""
         self.state.record.budget.spend("parsed_characters", len(text))
         try:
-            block = parse_script(text, first_line)
+            block = parse_script(text, first_line, lambda: self.state.record.budget.spend("words"))
         except ShellSyntaxError as error:
             self.state.note(error.line, f"what follows is not read: {error}")
             block = error.before
@@ -360,11 +360,12 @@ class _Shell:
         if assignment.array:
             old = current if isinstance(current, Array) else Array([current] if current else [])
             keyed = keyed or old.keyed
-            array = old.copy() if assignment.append else Array(keyed=keyed)
+            array = old if assignment.append else Array(keyed=keyed)
             array.keyed = keyed
             self.fill(array, name, assignment.value)  # type: ignore[arg-type]
             if local is not None:
                 local(name)
+            state.changed(name)
             return state.assign(name, array)
         word: tree.Word = assignment.value  # type: ignore[assignment]
         if len(word) == 1 and isinstance(word[0], tree.Substitution) and not word[0].file:

@@ -5,11 +5,12 @@ A variable without a value stays in a text between two marks that no script may 
 
 from __future__ import annotations
 
+import posixpath
 import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from llmlaunch.command_lines.command import Unset
 from llmlaunch.command_lines.shell_tree import Node
@@ -62,9 +63,9 @@ class Budget:
     """The work that is left for a script and all that it sources and starts; counted before it is done."""
 
     commands: int = 20_000
-    words: int = 50_000
+    words: int = 100_000
     characters: int = 32 * MOST_TEXT
-    parsed_characters: int = 4 * MOST_TEXT
+    parsed_characters: int = 2 * MOST_TEXT
     files: int = 200
     file_bytes: int = 8 * MOST_TEXT
 
@@ -267,7 +268,7 @@ class State:
                 for name, value in values.items()
                 if isinstance(value, str) and (name in self.exported or value != self.given[name])
             }
-            self.spend(sum(len(name) + len(value) for name, value in own.items()))
+            self.spend(sum(len(name) + len(value) + 64 for name, value in own.items()))
             self.shared_environment = {name: shown(value) for name, value in own.items()}
         return self.shared_environment
 
@@ -318,7 +319,7 @@ class State:
     def resolved(self, path: str) -> str:
         """Return a path of the script as an absolute one, where no variable without a value begins it."""
         self.spend(len(self.folder) + len(path))
-        return path if path.startswith(_OPEN) else _normal(PurePosixPath(self.folder) / path)
+        return path if path.startswith(_OPEN) else posixpath.normpath(posixpath.join(self.folder, path))
 
     def text_of(self, path: str) -> str | None:
         """Return what the script wrote to a file, or what the file holds that is here: below the script's current
@@ -348,17 +349,6 @@ def file_text(path: Path, budget: Budget | None = None) -> str | None:
             return file.read(status.st_size).decode("utf-8", "replace").replace("\r\n", "\n")
     except (OSError, ValueError):
         return None
-
-
-def _normal(path: PurePosixPath) -> str:
-    """Return a path without `.` and `..`, as `cd` and `pwd` have it."""
-    parts: list[str] = []
-    for part in path.parts:
-        if part == "..":
-            del parts[1 if parts[:1] == ["/"] and len(parts) == 1 else -1 :]
-        else:
-            parts.append(part)
-    return str(PurePosixPath(*parts))
 
 
 def reason(names: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ Bash's own grammar (its manual, "Shell Grammar" and "Shell Expansions").
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from llmlaunch.command_lines import shell_tree as tree
 from llmlaunch.command_lines.shell_word_syntax import METACHARACTERS, ShellSyntaxError, WordParser
@@ -19,9 +20,9 @@ _REDIRECT = re.compile(r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|>>|>&|<&|>\||>|<)|(&>>|&
 _CLOSING = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
 
 
-def parse_script(text: str, first_line: int = 1) -> tree.Block:
-    """Return the tree of a script. Raises ShellSyntaxError, which holds what stands before the error."""
-    parser = _Parser(text.replace("\r\n", "\n"), first_line)
+def parse_script(text: str, first_line: int, step: Callable[[], None]) -> tree.Block:
+    """Return the tree of a script; `step` is called for each word. Raises ShellSyntaxError, which holds what stands before the error."""
+    parser = _Parser(text.replace("\r\n", "\n"), first_line, step)
     statements: list[tree.Node] = []
     try:
         parser.gather(statements, ())

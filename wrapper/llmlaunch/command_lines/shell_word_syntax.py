@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from llmlaunch.command_lines import shell_tree as tree
 from llmlaunch.command_lines.shell_state import plain
@@ -33,6 +35,7 @@ class ShellSyntaxError(Exception):
 class WordParser:
     text: str
     first_line: int
+    step: Callable[[], None]  # called for each word
     depth: int = 0
     position: int = 0
     documents: list[tuple[str, bool, bool, list[tree.Redirect], int]] = field(default_factory=list)
@@ -109,7 +112,7 @@ class WordParser:
 
     def nested(self, text: str, line: int) -> WordParser:
         self.deeper()
-        parser = type(self)(text, line, self.depth)
+        parser = type(self)(text, line, self.step, self.depth)
         self.depth -= 1
         return parser
 
@@ -126,6 +129,7 @@ class WordParser:
 
     def word(self, stops: str = METACHARACTERS, may_be_empty: bool = False) -> tree.Word:
         """Read a word up to one of the characters that end it."""
+        self.step()
         parts = self.unquoted_parts(stops)
         if not parts and not may_be_empty:
             self.fail("a word is missing")
@@ -227,6 +231,7 @@ class WordParser:
         return self.text[start:end]
 
     def expansion(self, quoted: bool) -> tree.Part:
+        self.step()
         line = self.line
         if self.at("`"):
             text = re.sub(r"\\([$`\\])", r"\1", self.until("`", 1, escapes=True))
@@ -350,10 +355,9 @@ def escaped(text: str) -> str:
 def _joined(parts: list[tree.Part]) -> tree.Word:
     """Join neighbouring texts of one kind."""
     joined: list[tree.Part] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        if isinstance(part, tree.LiteralText) and isinstance(last, tree.LiteralText) and part.quoted == last.quoted:
-            joined[-1] = tree.LiteralText(last.text + part.text, part.quoted)
+    for kind, group in groupby(parts, lambda part: part.quoted if isinstance(part, tree.LiteralText) else None):
+        if kind is None:
+            joined.extend(group)
         else:
-            joined.append(part)
+            joined.append(tree.LiteralText("".join(part.text for part in group), kind))  # type: ignore[union-attr]
     return tuple(joined)
