@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -171,6 +172,12 @@ HOSTILE = {
     "patterns": "A=" + "a" * 3000 + '\nrun "${A##*a*a*a*a*a*a*a*b}"',
     "marks": "run \ue000X\ue001",
     "eval of itself": 'E=\'eval "$E"\'; eval "$E"',
+    "a regular expression": "[[ " + "a" * 150 + "b =~ (a+)+$ ]] && run",
+    "patterns of patterns": "case " + "a" * 5000 + " in " + "+(" * 15 + "a" + ")" * 15 + "b) run;; esac",
+    "a width": "X=$(printf '%999999999d' 1)",
+    "a reference to itself": "declare -n A=B; declare -n B=A; A=1; run $A",
+    "arithmetic of arithmetic": "A=B+B; B=C+C; C=D+D; D=E+E; E=A+A; run $((A))",
+    "odd indexes": "A=(1); A[-5]=3; A[99999999999999999999]=1; run ${A[-9]} ${A[99999999999]}",
 }
 
 
@@ -189,6 +196,57 @@ def test_a_hostile_script_ends_in_one_message_or_is_read(text: str, tmp_path: Pa
     (tmp_path / "train.sh").write_text(text)
     message = message_of(text, tmp_path)
     assert message is None or (message.startswith("train.sh") and "\n" not in message)
+
+
+LARGE = "x" * 300_000
+# what asks for more than the budget of a reader: what it is refused for
+TOO_MUCH = {
+    "folders in a loop": ("for i in {1..9999}; do cd " + "a/" * 30 + "; done", "characters"),
+    "a large file in a loop": ("for i in {1..9999}; do source large.sh; done", "parsed characters"),
+    "a large file read in a loop": ("for i in {1..9999}; do A=$(cat large.sh); done", "file bytes"),
+    "a file in a loop": ("for i in {1..9999}; do source small.sh; done", "files"),
+    "braces before much text": ("echo {1..9999}" + LARGE, "characters"),
+    "braces before a variable": (f"A={LARGE}\necho {{1..9999}}$A", "characters"),
+    "braces of braces": ("run " + "{1..9}" * 9, "words"),
+    "a long series": ("for i in {1..999999999}; do run; done", "words"),
+    "exports between programs": ("".join(f"export A{i}=xxxxxxxx\np{i}\n" for i in range(9000)), "characters"),
+    "directives": ("#SBATCH -v -v\n" * 70_000, "words"),
+    "a directive": ("#SBATCH " + "-v " * 330_000, "words"),
+    "letters": ("#SBATCH -" + "v" * 300_000 + "\nwhile :; do X+=xx; done", "commands"),
+    "doubling": ("X=x\nwhile :; do X=$X$X; done", "characters"),
+    "doubling arrays": ('A=(x x)\nwhile :; do A=("${A[@]}" "${A[@]}"); done', "words"),
+    "replacing": (f"B={LARGE}\nX={LARGE}\nX=${{X//x/$B}}", "characters"),
+    "sed": (f'B={LARGE}\nX={LARGE}\necho $X | sed "s/x/$B/g"', "characters"),
+    "cat": (f"X={LARGE}\necho $X > f; cat " + "f " * 9000, "characters"),
+    "widths": ("X=$(printf '%999d' {1..9999})\n" * 50, "characters"),
+    "variables copied for subshells": (
+        "".join(f"A{i}=x\n" for i in range(9000)) + "for i in {1..9999}; do X=$(echo a); done", "characters"
+    ),
+    "loops": ("for i in {1..900}; do for j in {1..900}; do :; done; done", "commands"),
+    "inner scripts": ("for i in {1..9999}; do bash inner.sh; done", "commands"),
+    "inner commands": ("for i in {1..9999}; do bash -c 'for j in {1..900}; do :; done'; done", "commands"),
+    "redirections": ("=<a" * 300_000, "words"),
+    "dollars": ("run " + "$" * 900_000, "words"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "kind"), TOO_MUCH.values(), ids=TOO_MUCH)
+def test_one_budget_ends_what_asks_for_too_much(text: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "large.sh").write_text("A=1 # " + "x" * 900_000)
+    (tmp_path / "small.sh").write_text("A=1")
+    (tmp_path / "inner.sh").write_text("for j in {1..900}; do :; done")
+    message = message_of(text, tmp_path)
+    assert message is not None
+    assert re.search(rf"takes more than [0-9,]+ {kind} to read; write the command out that it starts$", message)
+
+
+@pytest.mark.parametrize("path", ["pipe", "/dev/zero", "/dev/stdin", "folder", "gone", "link"])
+@pytest.mark.parametrize("text", ["source {}", "X=$(cat {}); run $X", "X=$(< {}); run $X", "read X < {}", "bash {}"])
+def test_nothing_but_a_regular_file_is_opened(text: str, path: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("link")
+    assert message_of(text.format(path) + "\nrun on", tmp_path) is None
 
 
 TOKENS = r"""touch canary@$(touch canary)@`touch canary`@;@(@)@{@}@if @then @fi@do @done@
