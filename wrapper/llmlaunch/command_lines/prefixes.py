@@ -29,7 +29,8 @@ class _Wrapper:
     `commands` are those of its first words that do. `values` are its options with a value and `pairs` those with two;
     where it has `flags`, all but these take a value. `operands` is how many words follow its options before the
     command. `runtime` is that of a container, whose image is the operand, with the options for `mounts` and for
-    `variables`. `activates` is a line of setup that makes an environment manager known to a shell. `remote`: it runs a text in a shell on other hosts. `mpi`: it starts ranks.
+    `variables`. `activates` is a line of setup that makes an environment manager known to a shell. `remote`: it runs a
+    text in a shell on other hosts. `mpi`: it starts ranks.
     """
 
     commands: Sequence[str] = ()

@@ -21,7 +21,10 @@ _CLOSING = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
 
 
 def parse_script(text: str, first_line: int, step: Callable[[], None]) -> tree.Block:
-    """Return the tree of a script; `step` is called for each word. Raises ShellSyntaxError, which holds what stands before the error."""
+    """Return the tree of a script; `step` is called for each word.
+
+    Raises ShellSyntaxError, which holds the tree of what precedes the error.
+    """
     parser = _Parser(text.replace("\r\n", "\n"), first_line, step)
     statements: list[tree.Node] = []
     try:
