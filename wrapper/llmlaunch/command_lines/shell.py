@@ -7,7 +7,6 @@ taken, and a note says so.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,7 +16,8 @@ from typing import Any, ClassVar
 from llmlaunch.command_lines import shell_tree as tree
 from llmlaunch.command_lines.command import Unset, is_optional
 from llmlaunch.command_lines.sbatch import sbatch_environment, sbatch_options
-from llmlaunch.command_lines.shell_builtins import BUILTINS, PRINTERS, Left
+from llmlaunch.command_lines.shell_builtins import BUILTINS, Left
+from llmlaunch.command_lines.shell_printers import PRINTERS
 from llmlaunch.command_lines.shell_state import (
     MOST_TEXT,
     Array,
@@ -333,14 +333,14 @@ class _Shell:
         state = self.state
         if not fields:
             for assignment in node.assignments:
-                self.assign(assignment, node.line)
+                self.words.assign(assignment, node.line)
             with _Redirected(self, node.redirects):
                 return True
         names = {state.target(assignment.name) for assignment in node.assignments}
         before = {name: state.variables.get(name) for name in names}
         temporary = names - state.exported
         for assignment in node.assignments:
-            self.assign(assignment, node.line)
+            self.words.assign(assignment, node.line)
         for name in names:
             state.export(name)
         try:
@@ -351,52 +351,6 @@ class _Shell:
                 state.restore(name, value)
             for name in temporary:
                 state.unexport(name)
-
-    def assign(
-        self, assignment: tree.Assignment, line: int, keyed: bool = False, local: Callable[[str], None] | None = None
-    ) -> None:
-        name, state = assignment.name, self.state
-        current = state.variables.get(state.target(name))
-        if assignment.array:
-            old = current if isinstance(current, Array) else Array([current] if current else [])
-            keyed = keyed or old.keyed
-            array = old if assignment.append else Array(keyed=keyed)
-            array.keyed = keyed
-            self.fill(array, name, assignment.value)  # type: ignore[arg-type]
-            if local is not None:
-                local(name)
-            state.changed(name)
-            return state.assign(name, array)
-        word: tree.Word = assignment.value  # type: ignore[assignment]
-        if len(word) == 1 and isinstance(word[0], tree.Substitution) and not word[0].file:
-            value = self.words.substitution(word[0], name).rstrip("\n")
-        else:
-            value = self.words.text(word)
-        if local is not None:
-            local(name)
-        index = None if assignment.index is None else self.words.index(name, assignment.index)
-        if index is None and isinstance(current, Array) and local is None:
-            index = "0"
-        if assignment.append:
-            value = (current.get(index or "0", "") if isinstance(current, Array) else current or "") + value
-        if index is not None:
-            return state.assign_entry(name, index, value)
-        return state.assign(name, value)
-
-    def fill(self, array: Array, name: str, words: Sequence[tree.Word]) -> None:
-        following = 0 if array.keyed else array.following()
-        for entry in self.words.fields(words):
-            match = re.match(r"\[([^\]]+)\]=", entry)
-            if match is None and array.keyed:
-                continue
-            index = str(following) if match is None else match[1]
-            if match is not None and not array.keyed:
-                number = self.words.arithmetic((tree.LiteralText(match[1]),), 0)
-                if not number.isdecimal():
-                    array.keyed = True
-                index = number if number.isdecimal() else match[1]
-            array[index] = entry if match is None else entry[match.end() :]
-            following = 0 if array.keyed else int(index) + 1
 
     def command(self, node: tree.Simple, fields: list[str]) -> Outcome:
         name, arguments, state = fields[0], fields[1:], self.state
@@ -465,7 +419,7 @@ class _Shell:
                     local(word.name)
                 state.references[word.name] = text
             else:
-                self.assign(word, node.line, "A" in flags, local)
+                self.words.assign(word, node.line, "A" in flags, local)
             if "i" in flags:
                 number = tree.LiteralText(str(state.variables.get(word.name, "")))
                 state.assign(word.name, self.words.arithmetic((number,), node.line))

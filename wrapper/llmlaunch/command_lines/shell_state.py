@@ -9,7 +9,7 @@ import posixpath
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llmlaunch.command_lines.command import Unset
@@ -167,12 +167,10 @@ class State:
         """A shell that starts with all that this one knows and whose changes are lost."""
         self.spend(4 * len(self.variables))
         copies = {name: value if isinstance(value, str) else value.copy() for name, value in self.variables.items()}
-        return State(
-            self.record, self.script, self.path, self.folder, self.start, self.given, list(self.arguments),
-            self.has_arguments, copies, set(self.exported), dict(self.references), dict(self.functions),
-            [dict(hidden) for hidden in self.calls], self.loops, True, self.stops_at_unset,
-            self.is_sourced, self.letters_read, list(self.folders), self.files, self.written_as, self.output,
-            self.input, self.depth, self.changes, self.shared_environment,
+        return replace(
+            self, variables=copies, arguments=list(self.arguments), exported=set(self.exported),
+            references=dict(self.references), functions=dict(self.functions), folders=list(self.folders),
+            calls=[dict(hidden) for hidden in self.calls], is_subshell=True,
         )  # fmt: skip
 
     def spend(self, characters: int) -> None:

@@ -42,7 +42,7 @@ class Pattern:
 
     def starts(self, text: str) -> set[int]:
         """Return all places where a match may start that ends with the text."""
-        return {len(text) - end for end in self._ends(_backwards(self.tokens), text[::-1], {0})}
+        return {start for start in range(len(text) + 1) if len(text) in self.ends(text, start)}
 
     def replaced(self, text: str, new: str, once: bool) -> str:
         """Return a text with its longest matches replaced, from the left."""
@@ -124,14 +124,6 @@ class Pattern:
                 new = once(new) - reached
                 reached |= new
         return reached | places if operator in "*?" else reached
-
-
-def _backwards(tokens: Sequence[Token]) -> list[Token]:
-    groups = [token is not _STAR and isinstance(token, tuple) for token in tokens]
-    return [
-        (token[0], [_backwards(each) for each in token[1]]) if is_group and isinstance(token, tuple) else token
-        for token, is_group in zip(reversed(tokens), reversed(groups), strict=True)
-    ]
 
 
 def _compiled(expression: str) -> re.Pattern[str]:

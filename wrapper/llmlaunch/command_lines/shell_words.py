@@ -196,6 +196,54 @@ class Expander:
             names = [name for text in unknown for name in unset_names(text)] or [f"number_of_line_{line}"]
             return self.state.unset(names[0], line, computed=not unknown)
 
+    # assignments
+
+    def assign(
+        self, assignment: tree.Assignment, line: int, keyed: bool = False, local: Callable[[str], None] | None = None
+    ) -> None:
+        name, state = assignment.name, self.state
+        current = state.variables.get(state.target(name))
+        if assignment.array:
+            old = current if isinstance(current, Array) else Array([current] if current else [])
+            keyed = keyed or old.keyed
+            array = old if assignment.append else Array(keyed=keyed)
+            array.keyed = keyed
+            self.fill(array, name, assignment.value)  # type: ignore[arg-type]
+            if local is not None:
+                local(name)
+            state.changed(name)
+            return state.assign(name, array)
+        word: tree.Word = assignment.value  # type: ignore[assignment]
+        if len(word) == 1 and isinstance(word[0], tree.Substitution) and not word[0].file:
+            value = self.substitution(word[0], name).rstrip("\n")
+        else:
+            value = self.text(word)
+        if local is not None:
+            local(name)
+        index = None if assignment.index is None else self.index(name, assignment.index)
+        if index is None and isinstance(current, Array) and local is None:
+            index = "0"
+        if assignment.append:
+            value = (current.get(index or "0", "") if isinstance(current, Array) else current or "") + value
+        if index is not None:
+            return state.assign_entry(name, index, value)
+        return state.assign(name, value)
+
+    def fill(self, array: Array, name: str, words: Sequence[tree.Word]) -> None:
+        following = 0 if array.keyed else array.following()
+        for entry in self.fields(words):
+            match = re.match(r"\[([^\]]+)\]=", entry)
+            if match is None and array.keyed:
+                continue
+            index = str(following) if match is None else match[1]
+            if match is not None and not array.keyed:
+                number = self.arithmetic((tree.LiteralText(match[1]),), 0)
+                if not number.isdecimal():
+                    array.keyed = True
+                index = number if number.isdecimal() else match[1]
+            array[index] = entry if match is None else entry[match.end() :]
+            following = 0 if array.keyed else int(index) + 1
+
     # parameters
 
     def _parameter(self, part: tree.Parameter) -> list[str]:
