@@ -309,11 +309,10 @@ class _Shell:
             if before == (state.changes, len(state.arguments), state.input and state.input.position):
                 return None  # it would go on for ever, or until a program says otherwise
 
-    def arithmetic_command(self, node: tree.ArithmeticCommand) -> Outcome:
-        number = self.words.arithmetic(node.expression, node.line, True)
-        return None if has_unset(number) else number != "0"
-
     def conditional(self, node: tree.Conditional) -> Outcome:
+        if node.arithmetic:
+            number = self.words.arithmetic(node.words[0], node.line, True)
+            return None if has_unset(number) else number != "0"
         words: list[str] = []
         for place, word in enumerate(node.words):
             before = node.words[place - 1] if place > 1 else ()
@@ -456,7 +455,7 @@ class _Shell:
     _RUNNERS: ClassVar[dict[type, Callable[[Any, Any], Outcome]]] = {
         tree.Simple: simple, tree.Pipeline: pipeline, tree.AndOr: and_or, tree.Block: block, tree.If: if_,
         tree.For: for_, tree.CountingFor: counting_for, tree.While: while_, tree.CaseCommand: case,
-        tree.Function: function, tree.ArithmeticCommand: arithmetic_command, tree.Conditional: conditional,
+        tree.Function: function, tree.Conditional: conditional,
     }  # fmt: skip
 
 

@@ -183,9 +183,8 @@ def _set_of_tr(text: str) -> str | None:
         if part["first"]:
             characters += "".join(map(chr, range(ord(part["first"]), ord(part["last"]) + 1)))
         else:
-            piece = (
-                _CLASSES_OF_TR.get(part["kind"]) if part["kind"] else part["plain"] or _ESCAPES_OF_TR[part["escape"]]
-            )
+            written = part["plain"] or _ESCAPES_OF_TR.get(part["escape"], "")
+            piece = _CLASSES_OF_TR.get(part["kind"]) if part["kind"] else written
             if piece is None:
                 return None
             characters += piece
@@ -233,12 +232,8 @@ def _sed(state: State, text: str, arguments: Sequence[str]) -> str | None:
             if script == "-e" or not script.startswith("-"):
                 continue  # the file
             return None
-        if (
-            len(parts) != 3
-            or not parts[0]
-            or re.search(r"[.*\[\]^$\\+?(){}]", parts[0])
-            or re.search(r"[\\&]", parts[1])
-        ):
+        plain = len(parts) == 3 and re.fullmatch(r"[^.*\[\]^$\\+?(){}]+", parts[0])
+        if not plain or re.search(r"[\\&]", parts[1]):
             return None
         state.spend(len(text) + text.count(parts[0]) * len(parts[1]))
         count = -1 if parts[2] == "g" else 1

@@ -23,7 +23,7 @@ _CLOSING = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
 def parse_script(text: str, first_line: int, step: Callable[[], None]) -> tree.Block:
     """Return the tree of a script; `step` is called for each word.
 
-    Raises ShellSyntaxError, which holds the tree of what precedes the error.
+    Raises ShellSyntaxError, which holds what is before the error.
     """
     parser = _Parser(text.replace("\r\n", "\n"), first_line, step)
     statements: list[tree.Node] = []
@@ -123,7 +123,7 @@ class _Parser(WordParser):
     def compound(self) -> tree.Node | None:
         line, reserved = self.line, self.reserved()
         if self.at("((") and self.closes_arithmetic(self.position + 2) is not None:
-            return tree.ArithmeticCommand(self.arithmetic(2), line)
+            return tree.Conditional((self.arithmetic(2),), line, arithmetic=True)
         if self.accept("("):
             body = self.block()
             self.expect(")")

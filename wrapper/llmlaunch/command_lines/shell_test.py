@@ -30,8 +30,11 @@ class Pattern:
 
     def __init__(self, text: str, spend: Callable[[int], None]) -> None:
         self.text, self.position, self.groups = text, 0, 0
-        self.spend = lambda steps: spend(8 * steps)  # a step takes longer than a character
+        self._spend = spend
         self.tokens = self._sequence("")
+
+    def spend(self, steps: int) -> None:
+        self._spend(8 * steps)  # a step takes longer than a character
 
     def matches(self, text: str) -> bool:
         return len(text) in self.ends(text, 0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = [
-    "AndOr", "Arithmetic", "ArithmeticCommand", "Assignment", "Block", "CaseCommand", "CaseItem", "Conditional",
+    "AndOr", "Arithmetic", "Assignment", "Block", "CaseCommand", "CaseItem", "Conditional",
     "CountingFor", "For", "Function", "If", "LiteralText", "Node", "Parameter", "Part", "Pipeline", "Redirect",
     "Simple", "Substitution", "While", "Word",
 ]  # fmt: skip
@@ -154,20 +154,14 @@ class Function:
 
 
 @dataclass(frozen=True)
-class ArithmeticCommand:
-    expression: Word
-    line: int
-
-
-@dataclass(frozen=True)
 class Conditional:
-    """`[[ … ]]`; operators and brackets are words, too."""
+    """`[[ … ]]`, of which operators and brackets are words, too, or `(( … ))` of one expression."""
 
     words: tuple[Word, ...]
     line: int
+    arithmetic: bool = False
 
 
 Node = (
-    Simple | Pipeline | AndOr | Block | If | For | CountingFor | While | CaseCommand | Function | ArithmeticCommand
-    | Conditional
+    Simple | Pipeline | AndOr | Block | If | For | CountingFor | While | CaseCommand | Function | Conditional
 )  # fmt: skip
