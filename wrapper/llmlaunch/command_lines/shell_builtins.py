@@ -218,7 +218,9 @@ def _printf_into(shell: Shell, arguments: list[str], line: int) -> bool | None:
 def _exit(shell: Shell, arguments: list[str], line: int) -> bool | None:
     state = shell.state
     if not state.is_subshell:
-        state.ends(shown(" ".join(["exit", *arguments[:1]])), line, reason(chain(*state.record.reasons)))
+        # a script that read no arguments may complain of what they would have set
+        why = reason(chain(*state.record.reasons)) or reason({"#"} & state.record.assumed.keys())
+        state.ends(shown(" ".join(["exit", *arguments[:1]])), line, why)
     raise Left("exit")
 
 
