@@ -306,6 +306,11 @@ def test_an_overlap_without_a_shared_expert_changes_nothing() -> None:
     assert [each.reason for each in reading.unread] == ["there is no shared expert"]
 
 
+def test_a_number_is_written_as_python_takes_it() -> None:
+    words = LLAMA3_8B.replace("--train-iters 1000", "--train-samples 732_421_875")
+    assert reading_of(words).document["training"]["steps"] == 732421875 // 128
+
+
 def test_graphs_of_another_implementation_are_kept_as_written() -> None:
     assert reading_of(f"{LLAMA3_8B} --enable-cuda-graph").document["backend"]["extra_args"] == [
         *("--cuda-graph-impl", "local")

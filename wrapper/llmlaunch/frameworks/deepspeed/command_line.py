@@ -72,6 +72,7 @@ COMMANDS = {
     "axolotl": "src/axolotl/cli/train.py",
     "llamafactory-cli": "src/train.py",
     "llamafactory": "src/train.py",
+    "swift": "swift/cli/sft.py",
     "trl": "trl/scripts/sft.py",
 }
 STEPS = ("max_steps", "max_train_steps", "train_iters", "steps", "num_steps", "total_steps", "train_steps")
@@ -197,7 +198,7 @@ def _words(command: TrainerCommand, draft: RecipeDraft) -> tuple[Sequence[str], 
     """Return the words of the script's options, and those of the file over which they go."""
     words = list(command.arguments)
     if PurePath(command.trainer).name in COMMANDS and words and not words[0].startswith("-"):
-        words = words[1:]  # `train` of llamafactory-cli, `sft` of trl
+        words = words[1:]  # `train` of llamafactory-cli, `sft` of trl and swift
     if words and words[0].lower().endswith((".yaml", ".yml", ".json")) and not is_unset(words[0]):
         inside = words_of_file(_arguments_in(command, words[0]), draft)
         rest = [part for word in words[1:] for part in _as_option(word)]
@@ -279,8 +280,10 @@ def _shards_by_torch(command: TrainerCommand, options: ScriptOptions) -> bool:
 
 
 def _refuse_other_losses(command: TrainerCommand, family: TrainerFamily, options: ScriptOptions) -> None:
-    """Raise NoVerdict for LLaMA-Factory's stages other than pre-training and supervised tuning: they keep a second
-    model, or two sequences for one."""
+    """Raise NoVerdict for LLaMA-Factory's stages other than pre-training and supervised tuning, which keep a second
+    model, or two sequences for one, and for its engine of Megatron's kind (src/llamafactory/extras/env.py)."""
+    if family.name == LLAMA_FACTORY and true_or_false(command.environment.get("USE_MCA", "")):
+        raise not_read("LLaMA-Factory's training by Megatron (USE_MCA)", command.place)
     stage = options.text("stage") if family.name == LLAMA_FACTORY else None
     if stage not in (None, "pt", "sft"):
         raise not_read(f"LLaMA-Factory's stage {stage}", command.place)

@@ -16,7 +16,7 @@ from llmlaunch.frameworks.deepspeed.trainer_subjects import OF_TRAINERS
 from llmlaunch.frameworks.deepspeed.trainer_table import shipped_groups, trainer_group
 from llmlaunch.frameworks.flag_classes import (
     BY_WORD,
-    LESS_OF_STATES,
+    DECIDES,
     NEUTRAL,
     NO_FLAG,
     OF_THE_SCRIPT,
@@ -40,7 +40,7 @@ OPTIMIZER_OF_THE_FILE = FlagClass(NEUTRAL, "the Trainer takes the optimizer that
 WEIGHT_FORMATS, NARROW = ("torch_dtype", "dtype"), (("bfloat16",), ("bf16",), ("float16",), ("fp16",))
 # transformers/trainer.py, 5.23: without DeepSpeed nothing casts, and torch's AdamW has states in the weights' format
 NARROW_STATES = FlagClass(
-    UNKNOWN, "without DeepSpeed gradients and optimizer states have this format, too", effect=LESS_OF_STATES
+    UNKNOWN, "without DeepSpeed gradients and optimizer states have this format, too", effect=DECIDES
 )
 # transformers/training_args.py, 5.23: nothing is evaluated unless one of these is set
 EVALUATION_SWITCHES = ("do_eval", "do_predict", "eval_on_start", "eval_strategy", "evaluation_strategy")
@@ -104,7 +104,7 @@ def _class_of(recipe: Recipe, layout: Layout, kind: str, flag: str, values: tupl
 
 def _may_replicate(recipe: Recipe, layout: Layout) -> bool:
     """Return whether the recipe may have been read of a script that trains by torch's own data parallelism."""
-    return layout.zero_stage == 0 and not recipe.backend.ds_config
+    return layout.zero_stage == 0 and not recipe.backend.ds_config and recipe.techniques.adapters is None
 
 
 def _validation_class(recipe: Recipe, flag_class: FlagClass, layout: Layout) -> FlagClass:

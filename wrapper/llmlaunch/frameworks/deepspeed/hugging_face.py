@@ -196,7 +196,7 @@ def read_length(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraf
         f"the data decides how many steps --num_train_epochs {epochs:g} makes; --set training.steps=N (the rendered "
         "--max_steps goes before the epochs)",
     )
-    assume_steps(draft, options.number("warmup_steps"), options.number("save_steps"))
+    assume_steps(draft, options.number("warmup_steps"), _interval(options))
 
 
 def read_schedule(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:
@@ -370,13 +370,16 @@ _UNCOUNTED: Sequence[tuple[tuple[str, ...], str]] = (
 )
 
 
+def _interval(options: ScriptOptions) -> float | None:
+    """Return after how many steps it saves; None where it does not say, or after an epoch, as open-instruct says it."""
+    return None if options.text("save_steps") == "epoch" else options.number("save_steps")
+
+
 def read_saving(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft) -> None:
     """Add where and how often it saves."""
     folder, when = options.text("output_dir"), options.text("save_strategy") or "steps"
-    if options.text("save_steps") == "epoch":  # of open-instruct
-        when, interval = "epoch", None
-    else:
-        interval = options.number("save_steps")
+    interval = _interval(options)
+    when = "epoch" if options.text("save_steps") == "epoch" else when
     interval = family.default("save_steps") if interval is None else interval
     if when == "steps" and folder is not None and interval >= 1:
         draft.training |= {"save_interval": int(interval), "checkpoint_path": folder}

@@ -324,7 +324,7 @@ QUANTIZED = Subject(
     "weights in few bits",
     UNKNOWN,
     "quantized weights are not in the formula",
-    effect=LESS_OF_STATES,
+    effect=DECIDES,
     patterns=(
         "load_in_4bit load_in_8bit bnb_4bit_* quantization_* q_lora qlora use_qlora quant_* hqq_axis "
         "double_quantization use_bnb_nested_quant"

@@ -30,7 +30,7 @@ MOST_DIGITS = 18
 MOST_LENGTH = 4096
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _NEGATIVE = re.compile(r"-\d+(\.\d*)?([eE][-+]?\d+)?|-\.\d+")
-_WHOLE = re.compile(rf"[-+]?\d{{1,{MOST_DIGITS}}}")
+_WHOLE = re.compile(rf"[-+]?\d(_?\d){{0,{MOST_DIGITS - 1}}}")  # as int() takes it
 _LIST = re.compile(r"\s*[\[(].*[\])]\s*", re.DOTALL)
 
 
