@@ -339,6 +339,23 @@ def test_a_configuration_of_a_persons_own_that_is_not_here_is_not_guessed() -> N
         assert open_key.key == "layout.zero_stage"
 
 
+def test_a_file_of_arguments_that_is_not_here_gets_no_verdict() -> None:
+    with pytest.raises(NoVerdict, match="holds the trainer's arguments"):
+        read("axolotl", "train mine.yml")
+
+
+def test_axolotls_preference_tuning_and_splits_are_not_priced() -> None:
+    values = {"base_model": "meta-llama/Llama-3.1-8B", "micro_batch_size": 1, "sequence_len": 512, "max_steps": 5}
+    values |= {"gradient_checkpointing": "offload", "rl": "dpo", "sequence_parallel_degree": 4}
+    reading = read("axolotl", "train mine.yml", files={"mine.yml": values})
+    assert layout(reading)["recompute"] == "full"
+    recipe = recipe_from(Document("the recipe", "", {**reading.document, "cluster": "h100-80gb-x8"}, {}, {}))
+    assert {each.flag for each in classed_arguments(recipe, pinned_layout(recipe)).deciding} == {
+        "--rl",
+        "--sequence_parallel_degree",
+    }
+
+
 def test_open_instruct_trains_as_its_own_arguments_say() -> None:
     words = "--model_name_or_path meta-llama/Llama-3.1-8B --max_seq_length 4096 --max_train_steps 50 --with_tracking"
     reading = read("open_instruct/finetune.py", f"{words} --use_lora True --checkpointing_steps epoch")

@@ -23,7 +23,7 @@ from llmlaunch.command_lines.recipe_draft import (
 )
 from llmlaunch.command_lines.trainers import FSDP, not_read
 from llmlaunch.documents.secrets import is_secret_variable
-from llmlaunch.errors import UserError
+from llmlaunch.errors import NoVerdict
 from llmlaunch.frameworks.deepspeed.hugging_face import (
     AXOLOTL,
     LENGTHS,
@@ -213,9 +213,10 @@ def _words(command: TrainerCommand, draft: RecipeDraft) -> tuple[Sequence[str], 
 def _arguments_in(command: TrainerCommand, path: str) -> dict[str, Any]:
     text = file_text(command, path)
     if text is None:
-        raise UserError(
-            f"{command.place}: {path}: there is no such file below {command.folder.absolute()}, and it holds the "
-            "trainer's arguments; give them, or read the script where the file is"
+        raise NoVerdict.on(
+            command.place,
+            f"{path}: there is no such file below {command.folder.absolute()}, and it holds the trainer's arguments; "
+            "read the script where the file is",
         )
     return read_mapping(text, path, "a file of TrainingArguments")
 

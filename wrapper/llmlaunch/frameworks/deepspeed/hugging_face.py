@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmlaunch.command_lines.command import UnreadWords
-from llmlaunch.command_lines.options import ScriptOptions
+from llmlaunch.command_lines.options import ScriptOptions, true_or_false
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, assume_steps
 from llmlaunch.errors import NoVerdict
 from llmlaunch.frameworks.deepspeed.setting_row import ABSENT
@@ -279,7 +279,11 @@ def read_numbers(options: ScriptOptions, family: TrainerFamily, draft: RecipeDra
         bf16 = not fp16 if default is None else default
     precision = "fp16" if fp16 else "bf16" if bf16 or options.flag("pure_bf16") else otherwise or "fp32"
     draft.training["precision"] = precision
-    recomputed = options.flag("gradient_checkpointing")
+    kind = options.text("gradient_checkpointing")
+    recomputed = None if kind is None else true_or_false(kind)
+    if kind is not None and recomputed is None:  # Axolotl's "offload" and "unsloth"
+        recomputed = True
+        draft.notes.append(f"gradient_checkpointing {ascii(kind)[1:-1]}: what leaves the device is counted on it")
     if options.flag("disable_gradient_checkpointing"):
         recomputed = False
     recomputed = family.default("gradient_checkpointing") if recomputed is None else recomputed

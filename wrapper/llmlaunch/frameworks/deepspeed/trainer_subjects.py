@@ -106,7 +106,7 @@ PACKED = Subject(
     "rows that are packed fill whole sequences, which were priced",
     patterns=(
         "packing packing_length padding_free eval_packing neat_packing use_packed_sequences block_diag_attn "
-        "mlp_padding_free"
+        "mlp_padding_free sample_packing pad_to_sequence_len"
     ),
 )
 BALANCE = Subject(
@@ -157,8 +157,9 @@ SPARING_KERNELS = Subject(
     "such kernels keep less for the backward pass than the modules that they replace",
     effect=LESS,
     patterns=(
-        "use_liger_kernel=True,true enable_liger_kernel use_liger use_unsloth use_unsloth_gc tuner_backend=unsloth "
-        "activation_offloading use_logits_to_keep use_v1_kernels"
+        "use_liger_kernel=True,true enable_liger_kernel use_liger use_unsloth use_unsloth_gc unsloth_* liger_rope "
+        "liger_rms_norm liger_glu_activation liger_swiglu liger_fused_* liger_cross_entropy cut_cross_entropy "
+        "chunked_cross_entropy tuner_backend=unsloth activation_offloading use_logits_to_keep use_v1_kernels"
     ),
 )
 FROZEN = Subject(
@@ -166,7 +167,7 @@ FROZEN = Subject(
     UNKNOWN,
     "training of all parameters was priced",
     effect=LESS_OF_STATES,
-    patterns="freeze_* trainable_* language_model_only",
+    patterns="freeze_* trainable_* unfrozen_parameters language_model_only",
 )
 VISION = Subject(
     "images, sound and the towers that read them",
@@ -186,7 +187,7 @@ OTHER_TUNING = Subject(
     effect=DECIDES,
     patterns=(
         "tuner_type use_dora use_llama_pro mixture_of_depths lisa_* llamapro_* vera_* boft_* oft_* adalora_* "
-        "fourier_* reft_* adapter_act adapter_length use_swift_lora module_dropout"
+        "fourier_* reft_* adapter_act adapter_length use_swift_lora rl relora* peft_use_dora module_dropout"
     ),
 )
 OTHER_ENGINES = Subject(
@@ -199,7 +200,8 @@ OTHER_ENGINES = Subject(
         "megatron_bridge_args use_hyper_parallel hyper_parallel_* fp8 fp8_* mixed_precision megatron_extra_kwargs "
         "task_type experts_impl fp4_format apply_dsa_kernel_fusion csa_dense_mode use_fused_mhc "
         "tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size expert_model_parallel_size "
-        "virtual_pipeline_model_parallel_size sequence_parallel sequence_packing_scheduler"
+        "virtual_pipeline_model_parallel_size sequence_parallel sequence_packing_scheduler sequence_parallel_degree "
+        "dp_shard_size dp_replicate_size tensor_parallel_size"
     ),
 )
 OF_MEGATRON = Subject(
