@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand
 from llmlaunch.errors import NoVerdict
+from llmlaunch.frameworks.deepspeed.command_line import read_deepspeed
 from llmlaunch.frameworks.megatron.swift import read_megatron_swift
 
 DENSE = (
@@ -97,3 +99,19 @@ def test_epochs_have_a_stand_in_and_the_length_is_asked_for() -> None:
     reading = read(words)
     assert set(reading.stand_ins) == {"training.steps", "data"}
     assert any(sentence.startswith("training.sequence_length: without --max_length") for sentence in reading.missing)
+
+
+def test_llama_factory_trains_by_megatron_where_its_environment_says_so() -> None:
+    words = (
+        "train --model_name_or_path Qwen/Qwen3-30B-A3B --finetuning_type full --cutoff_len 4096 --max_steps 10 "
+        "--per_device_train_batch_size 1 --gradient_accumulation_steps 8 --pipeline_model_parallel_size 4 "
+        "--expert_model_parallel_size 2 --recompute_granularity full --bf16 --learning_rate 1e-5"
+    )
+    command = TrainerCommand("llamafactory-cli", tuple(words.split()), nodes=1, devices_per_node=8)
+    by_megatron = replace(command, family="LLaMA-Factory", environment={"USE_MCA": "1"})
+    document = read_deepspeed(by_megatron).document
+    assert (document["backend"], document["model"]) == ("megatron-lm", "qwen3-30b-a3b")
+    training, layout = document["training"], document["layout"]
+    assert (training["sequence_length"], training["global_batch_size"], training["steps"]) == (4096, 16, 10)
+    assert (layout["pipeline"], layout["expert"], layout["recompute"]) == (4, 2, "full")
+    assert read_deepspeed(replace(by_megatron, environment={})).kind == "hugging-face"

@@ -89,6 +89,10 @@ def read_deepspeed(command: TrainerCommand) -> Reading:
     stem = PurePath(next((w for w in command.arguments if w.endswith((".yaml", ".yml"))), command.trainer)).stem
     draft = RecipeDraft(recipe_name(_text(command.slurm.get("job-name")), stem))
     options = _options(command, draft)
+    if command.family == LLAMA_FACTORY and true_or_false(command.environment.get("USE_MCA", "")):
+        from llmlaunch.frameworks.megatron.swift import read_llama_factory  # what no other command needs
+
+        return read_llama_factory(command, options)
     add_job(draft, command)
     kind = "hugging-face" if is_trainer(options, command.family) else "deepspeed"
     _READERS[kind](command, options, draft)
@@ -282,9 +286,7 @@ def _shards_by_torch(command: TrainerCommand, options: ScriptOptions) -> bool:
 
 def _refuse_other_losses(command: TrainerCommand, family: TrainerFamily, options: ScriptOptions) -> None:
     """Raise NoVerdict for LLaMA-Factory's stages other than pre-training and supervised tuning, which keep a second
-    model, or two sequences for one, and for its engine of Megatron's kind (src/llamafactory/extras/env.py)."""
-    if family.name == LLAMA_FACTORY and true_or_false(command.environment.get("USE_MCA", "")):
-        raise not_read("LLaMA-Factory's training by Megatron (USE_MCA)", command.place)
+    model, or two sequences for one."""
     stage = options.text("stage") if family.name == LLAMA_FACTORY else None
     if stage not in (None, "pt", "sft"):
         raise not_read(f"LLaMA-Factory's stage {stage}", command.place)
