@@ -63,7 +63,6 @@ from llmlaunch.frameworks.deepspeed.settings import settings_of
 from llmlaunch.frameworks.deepspeed.trainer_source import accelerate_values, configuration
 from llmlaunch.frameworks.deepspeed.trainer_table import RENDERED_AGAIN, trainer_group
 from llmlaunch.frameworks.flag_classes import UNKNOWN
-from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = ["read_deepspeed", "read_ds_config", "read_training_args"]
 
@@ -85,7 +84,7 @@ def read_deepspeed(command: TrainerCommand) -> Reading:
 
     Raises UserError for a value that no parser would take, and for a file that cannot be read.
     """
-    command = _with_launcher_of_its_own(command)
+    command = _as_trl_launches(command) if _of_trl(command) and command.nodes is None else command
     stem = PurePath(next((w for w in command.arguments if w.endswith((".yaml", ".yml"))), command.trainer)).stem
     draft = RecipeDraft(recipe_name(_text(command.slurm.get("job-name")), stem))
     options = _options(command, draft)
@@ -157,18 +156,6 @@ def read_training_args(
     draft.lack("backend.script", f"{name} does not name the script that reads it; write its path")
     _tell_of_unset(command, options, draft)
     return draft.reading("hugging-face")
-
-
-def _with_launcher_of_its_own(command: TrainerCommand) -> TrainerCommand:
-    """Return a command of LLaMA-Factory, which starts torchrun itself, with the nodes and devices that its variables
-    say (src/llamafactory/launcher.py)."""
-    if PurePath(command.trainer).name not in COMMANDS or command.nodes is not None:
-        return command
-    if _of_trl(command):
-        return _as_trl_launches(command)
-    texts = [command.environment.get(name, otherwise) for name, otherwise in (("NNODES", "1"), ("NPROC_PER_NODE", ""))]
-    nodes, devices = (whole_number_in(text) for text in texts)
-    return replace(command, nodes=nodes, devices_per_node=command.devices_per_node or devices)
 
 
 def _of_trl(command: TrainerCommand) -> bool:

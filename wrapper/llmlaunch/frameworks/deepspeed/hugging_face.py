@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from llmlaunch.command_lines.command import UnreadWords
@@ -77,57 +78,14 @@ class TrainerFamily:
         return self.defaults.get(name, DEFAULTS[name])
 
 
-TRANSFORMERS = TrainerFamily("transformers")
-# trl/trainer/sft_config.py and base_config.py: bf16 unless fp16, gradient checkpointing, 1024 tokens
-_TRL = {"learning_rate": 2.0e-5, "logging_steps": 10, "gradient_checkpointing": True, "bf16": None, "lora_rank": 16}
 AXOLOTL, LLAMA_FACTORY, SWIFT = "Axolotl", "LLaMA-Factory", "ms-swift"
 FAMILIES: Mapping[str, TrainerFamily] = {
-    each.name: each
-    for each in (
-        TRANSFORMERS,
-        TrainerFamily("FastChat", 512),
-        TrainerFamily("TRL", 1024, _TRL),
-        TrainerFamily("alignment-handbook", 1024, _TRL),
-        TrainerFamily(  # its file has names of its own, read by its script alone
-            AXOLOTL,
-            None,
-            {"per_device_train_batch_size": 1, "optim": "adamw_torch_fused"},
-            {
-                **{"micro_batch_size": "per_device_train_batch_size", "num_epochs": "num_train_epochs"},
-                **{"lr_scheduler": "lr_scheduler_type", "adapter": "finetuning_type", "optimizer": "optim"},
-            },
-        ),
-        # src/llamafactory/hparams: LoRA of rank 8 unless told otherwise; model_utils/checkpointing.py: on
-        TrainerFamily(LLAMA_FACTORY, 2048, {"gradient_checkpointing": True, "finetuning_type": "lora"}),
-        TrainerFamily(  # swift/arguments and swift/trainers/arguments.py, 4.5; sft_type and batch_size are of 2.x
-            SWIFT,
-            None,
-            {
-                **{"per_device_train_batch_size": 1, "gradient_checkpointing": True, "bf16": None, "weight_decay": 0.1},
-                **{"adam_beta2": 0.95, "lr_scheduler_type": "cosine", "logging_steps": 5, "finetuning_type": "lora"},
-                "learning_rate": 1.0e-4,
-            },
-            {
-                **dict.fromkeys(("model", "model_id_or_path"), "model_name_or_path"),
-                **dict.fromkeys(("tuner_type", "train_type", "sft_type"), "finetuning_type"),
-                **{"max_epochs": "num_train_epochs", "batch_size": "per_device_train_batch_size"},
-                **{"target_modules": "lora_target_modules", "model_name": "bot_name"},
-            },
-        ),
-        TrainerFamily(  # open_instruct/finetune.py FlatArguments
-            "open-instruct",
-            None,
-            {
-                **{"learning_rate": 2.0e-5, "num_train_epochs": 2, "lora_rank": 64, "warmup_ratio": 0.03, "bf16": None},
-                "max_grad_norm": 0.0,
-            },
-            {
-                **{"max_train_steps": "max_steps", "clip_grad_norm": "max_grad_norm"},
-                "checkpointing_steps": "save_steps",
-            },
-        ),
-    )
+    name: TrainerFamily(name, **row)
+    for name, row in json.loads(Path(__file__).with_name("trainer_families.json").read_text("utf-8"))[
+        "families"
+    ].items()
 }
+TRANSFORMERS = FAMILIES["transformers"]
 
 
 def is_trainer(options: ScriptOptions, family: str) -> bool:
@@ -352,26 +310,12 @@ def read_adapters(options: ScriptOptions, family: TrainerFamily, draft: RecipeDr
             draft.training["adapters"]["target_modules"] = known
     elif family.name == SWIFT and not options.has("learning_rate"):
         draft.training["learning_rate"] = 1.0e-5
-    for names, sentence in _UNCOUNTED:
-        if (options.text(*names) or "False").lower() not in ("false", "0", "none", "no"):
-            draft.notes.append(sentence)
     if kind not in ("full", "lora", "qlora"):
         raise NoVerdict.on(place, f"{options.written('finetuning_type')[0]} {kind}: its memory is not known")
 
 
 _TARGETS = {part: part for parts in FUSED_MODULES.values() for part in parts}
 _TARGETS |= {"qkv_proj": "linear_qkv", "gate_up_proj": "linear_fc1"}
-
-_UNCOUNTED: Sequence[tuple[tuple[str, ...], str]] = (
-    (
-        ("load_in_4bit", "load_in_8bit", "q_lora", "quantization_bit", "use_qlora"),
-        "quantised weights are counted in the computation's format: less is needed than said",
-    ),
-    (
-        ("ref_model", "pref_beta", "reward_model"),
-        "a second model (reference or reward) is not counted: more is needed than said",
-    ),
-)
 
 
 def _interval(options: ScriptOptions) -> float | None:
