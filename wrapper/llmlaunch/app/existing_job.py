@@ -274,10 +274,13 @@ def _with_value(document: dict[str, Any], path: Sequence[str], value: Any) -> di
 
 def _lacking(source: RecipeSource, asked: Sequence[str], error: UserError) -> UserError:
     """Return the error for a job that does not say what its memory depends on, in the words of its script."""
-    if not asked:
+    keys = {sentence.partition(":")[0] for sentence in asked}
+    needed = {key for key in keys if f" {key}: is missing" in str(error)}
+    needed |= {each.key for each in source.reading.undecided} & keys
+    if not needed:
         return error
     lines = []
-    for sentence in asked:
+    for sentence in (each for each in asked if each.partition(":")[0] in needed):
         key, _, text = sentence.partition(": ")
         unset = [each for each in source.unset if re.search(rf"\b{re.escape(each.name)}\b", text)]
         for each in unset:
